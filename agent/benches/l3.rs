@@ -83,7 +83,7 @@ fn merge(criterion: &mut Criterion) {
                 list.clear();
                 for range in &ranges {
                     let packet = Packet { slot: 0, range: range.clone(), partial, owner: 1 };
-                    if alike && merger.push_alike(&mut list, &batch, &packet) {
+                    if alike && merger.try_join(&mut list, &batch, &packet) {
                         continue;
                     }
                     let view = IpView::parse(&batch.buffer(0)[range.clone()]).expect("a packet");

@@ -187,7 +187,7 @@ impl Admin {
     fn readyz(&self) -> Answer {
         match self.health.readiness() {
             Ok(()) => text(StatusCode::OK, "ready\n"),
-            Err(not_ready) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", not_ready.words())),
+            Err(not_ready) => text(StatusCode::SERVICE_UNAVAILABLE, format!("{}\n", not_ready.label())),
         }
     }
 }

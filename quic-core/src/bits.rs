@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// A set of packet numbers of which any two are less than `64 * words` apart.
 ///
-/// Number `n` is bit `n mod (64 * words)`, so it takes the place of `n - 64 * words`; the owner clears that one first.
+/// Number `n` is bit `n mod (64 * words)`, so it replaces `n - 64 * words`; the owner clears that one first.
 /// The words are an array or a box, as many as a power of two.
 #[derive(Debug, Clone)]
 pub(crate) struct BitRing<W> {
@@ -12,9 +12,9 @@ pub(crate) struct BitRing<W> {
 }
 
 impl<const WORDS: usize> BitRing<[u64; WORDS]> {
-    /// How many numbers fit side by side.
+    /// The number of numbers that fit side by side.
     pub(crate) const BITS: u64 = {
-        assert!(WORDS.is_power_of_two(), "so that the place of a number is a mask and a shift");
+        assert!(WORDS.is_power_of_two(), "so that the index of a number is a mask and a shift");
         WORDS as u64 * 64
     };
 
@@ -24,10 +24,10 @@ impl<const WORDS: usize> BitRing<[u64; WORDS]> {
 }
 
 impl BitRing<Box<[u64]>> {
-    /// An empty set of so many numbers side by side: 64 times a power of two.
+    /// An empty set with room for this many numbers side by side: 64 times a power of two.
     pub(crate) fn with_bits(bits: u64) -> Self {
         let words = (bits / 64) as usize;
-        debug_assert!(words.is_power_of_two(), "so that the place of a number is a mask and a shift");
+        debug_assert!(words.is_power_of_two(), "so that the index of a number is a mask and a shift");
         Self { words: vec![0; words].into_boxed_slice() }
     }
 }
@@ -57,8 +57,8 @@ impl<W: AsRef<[u64]> + AsMut<[u64]>> BitRing<W> {
     pub(crate) fn drain(&mut self, range: Range<u64>, mut removed: impl FnMut(u64)) {
         let mut from = range.start;
         while from < range.end {
-            let place = self.word(from);
-            let word = &mut self.words.as_mut()[place];
+            let index = self.word(from);
+            let word = &mut self.words.as_mut()[index];
             let mask = Self::mask(from, range.end);
             let mut hits = *word & mask;
             *word &= !mask;

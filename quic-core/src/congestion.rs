@@ -1,4 +1,4 @@
-//! The place of a congestion controller.
+//! The interface to a congestion controller.
 
 use std::time::Instant;
 
@@ -15,30 +15,30 @@ use crate::ack::{Rtt, Volume};
 /// Every call tells what changed, and the path as it is after the change. The window binds the caller of
 /// [`Lane::seal`](crate::Lane::seal); the lane's own ACKs and probes go out regardless (RFC 9002 §7).
 pub trait Congestion {
-    /// A packet was sent.
+    /// Called when a packet of `bytes` was sent.
     fn on_sent(&mut self, bytes: u64, path: &PathState<'_>, now: Instant);
 
-    /// Packets were acknowledged.
+    /// Called when packets were acknowledged by an ACK frame.
     fn on_acked(&mut self, acked: Volume, path: &PathState<'_>, now: Instant);
 
-    /// Packets were declared lost.
+    /// Called when packets were declared lost (RFC 9002 §6.1).
     fn on_lost(&mut self, lost: Volume, path: &PathState<'_>, now: Instant);
 
-    /// Of the packets in the [`on_acked`](Self::on_acked) before, so many had been declared lost: they were late.
+    /// Called when `packets` of the last [`on_acked`](Self::on_acked) had been declared lost before: they were late.
     fn on_spuriously_lost(&mut self, packets: u64, path: &PathState<'_>, now: Instant);
 
     /// Bytes that may be in flight.
     fn window(&self) -> u64;
 }
 
-/// What a lane knows of its path.
+/// The state of a lane's path, for its congestion controller.
 #[derive(Debug, Clone, Copy)]
 pub struct PathState<'a> {
-    /// The round-trip time.
+    /// The round-trip time, as measured on this path.
     pub rtt: &'a Rtt,
     /// Ack-eliciting packets that are neither acknowledged nor lost.
     pub in_flight: Volume,
-    /// [`Lane::delivery_rate`](crate::Lane::delivery_rate).
+    /// The bytes per second of [`Lane::delivery_rate`](crate::Lane::delivery_rate).
     pub delivery_rate: Option<u64>,
 }
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a lane's packets.
+//! The errors of making a lane, and of sealing and opening its packets.
 
 use thiserror::Error;
 
@@ -8,9 +8,9 @@ pub enum LaneError {
     /// A secret has not the length of the suite's hash.
     #[error("a secret of {got} bytes where the suite needs {want}")]
     SecretLength {
-        /// [`Suite::secret_len`](crate::Suite::secret_len).
+        /// The bytes that the suite needs: [`Suite::secret_len`](crate::Suite::secret_len).
         want: usize,
-        /// What was given.
+        /// The bytes of the secret that was given.
         got: usize,
     },
 }
@@ -21,7 +21,7 @@ pub enum SealError {
     /// The slice is too short for a packet with at least one byte of frames, or longer than a UDP datagram.
     #[error("no room for a packet in {len} bytes")]
     Size {
-        /// Length of the caller's slice.
+        /// The length of the caller's slice.
         len: usize,
     },
     /// The key has sealed as many packets as RFC 9001 §6.6 allows; the lane must be reopened.
@@ -78,7 +78,7 @@ pub enum HeaderError {
     WrongDestination,
 }
 
-/// How the other end broke the protocol, in a packet that it authenticated.
+/// The way in which the other end broke the protocol, in a packet that it authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum Violation {
     /// Reserved header bits are set (RFC 9000 §17.3.1).

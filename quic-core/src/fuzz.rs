@@ -1,4 +1,4 @@
-//! What the targets in `fuzz/` run, and what the tests replay their corpora through: properties of any input.
+//! Properties of any input: the targets in `fuzz/` check them, and the tests replay the corpora through them.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -17,7 +17,7 @@ const SECRETS: [[u8; 32]; 2] = [[0xaa; 32], [0xbb; 32]];
 
 /// Takes `input` as the frames of an authenticated payload, after one byte that says how many packets were sent.
 ///
-/// Whatever is found valid is read alike the second time, acknowledges only what was sent, and can be written again.
+/// A valid frame is read the same way a second time, acknowledges only what was sent, and can be written again.
 pub fn frames(input: &[u8]) {
     let Some((&sent, payload)) = input.split_first() else { return };
     let sent = u64::from(sent) << 8;
@@ -49,8 +49,8 @@ pub fn frames(input: &[u8]) {
     assert_eq!(contents.datagrams, datagrams);
 }
 
-/// Takes `input` as a script of what reaches a lane: datagrams of strangers, packets of an authenticated end that sends what
-/// it likes, duplicates, key updates, and time.
+/// Takes `input` as a script of what reaches a lane: datagrams of unauthenticated senders, packets of an authenticated
+/// end that sends what it likes, duplicates, key updates, and time.
 ///
 /// No packet that is refused counts as opened, datagrams lie where they are said to lie, and every packet that the lane sent is
 /// acknowledged, lost, forgotten or in flight.
@@ -81,7 +81,7 @@ pub fn packet_open(input: &[u8]) {
                     continue;
                 }
             }
-            // Once more: the packet before, or something that an earlier open left in its place.
+            // Once more: the packet before, or the bytes that an earlier open left there.
             3 => {}
             4 => {
                 other.update_keys();

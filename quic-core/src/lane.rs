@@ -15,10 +15,10 @@ use crate::{
     seal::{MAX_PACKET_LEN, Sealer},
 };
 
-/// What a lane is made of. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
+/// The configuration of a lane. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
 #[derive(Clone, Copy)]
 pub struct LaneConfig<'a> {
-    /// The suite that TLS negotiated.
+    /// The cipher suite that TLS negotiated on the control connection.
     pub suite: Suite,
     /// Secret of the packets that this end seals; [`Suite::secret_len`] bytes.
     pub send_secret: &'a [u8],
@@ -28,7 +28,7 @@ pub struct LaneConfig<'a> {
     pub remote_cid: ConnectionId,
     /// The connection ID that received packets must carry.
     pub local_cid: ConnectionId,
-    /// When to acknowledge.
+    /// The delay after which received packets are acknowledged.
     pub ack: AckProfile,
     /// Packets that one key seals at most; keys are updated after half of it. `None` = the suite's confidentiality limit
     /// (RFC 9001 §6.6), above which no value goes; below 2 counts as 2. For tests, and for operators who want more frequent
@@ -41,7 +41,7 @@ pub struct LaneConfig<'a> {
 /// Why [`Lane::poll_timeout`] wants to be called back.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Timer {
-    /// A delayed ACK is due.
+    /// An ACK that was delayed is now due.
     AckDelay,
     /// A packet sent before an acknowledged one is lost by time (RFC 9002 §6.1.2).
     LossDetection,
@@ -73,7 +73,7 @@ pub struct Lane<C = Unlimited> {
     last_heard: Option<Instant>,
     /// When the current wait for a sign of life began; means nothing while nothing is in flight.
     silent_since: Option<Instant>,
-    /// What happens is written down there, while somebody looks at this lane.
+    /// The recorder, while somebody observes this lane.
     recorder: Option<Box<Recorder>>,
 }
 
@@ -126,7 +126,7 @@ impl<C: Congestion> Lane<C> {
     /// # Errors
     /// [`SealError::Size`] if `packet` has no room for a frame or is longer than a UDP datagram;
     /// [`SealError::KeyExhausted`] and [`SealError::NumbersExhausted`] at the end of the lane, long after
-    /// [`is_worn`](Self::is_worn).
+    /// [`is_near_key_limit`](Self::is_near_key_limit).
     #[inline]
     pub fn seal(
         &mut self,
@@ -336,8 +336,8 @@ impl<C: Congestion> Lane<C> {
     /// Whether the lane should be replaced while it still works, because one of its limits is near (RFC 9001 §6.6): the other
     /// end does not confirm a key update, too many packets failed authentication, or the packet numbers end.
     #[inline]
-    pub fn is_worn(&self) -> bool {
-        self.sealer.is_worn() || self.opener.is_worn()
+    pub fn is_near_key_limit(&self) -> bool {
+        self.sealer.is_near_key_limit() || self.opener.is_near_key_limit()
     }
 
     /// Lowers the packets that may fail authentication from now on to `most`, where the suite's integrity limit (RFC 9001
@@ -363,7 +363,7 @@ impl<C: Congestion> Lane<C> {
         self.sent.probes()
     }
 
-    /// The round-trip time.
+    /// The round-trip time as measured from acknowledgements.
     pub fn rtt(&self) -> &Rtt {
         &self.rtt
     }
@@ -385,12 +385,12 @@ impl<C: Congestion> Lane<C> {
         &self.congestion
     }
 
-    /// The counters.
+    /// The counters of this lane since it was made.
     pub fn stats(&self) -> &LaneStats {
         &self.stats
     }
 
-    /// What an operator may want to know of the lane beside its counters.
+    /// The state of the lane, for an operator, beside its counters.
     pub fn view(&self) -> LaneView {
         let keys = self.sealer.keys();
         LaneView {
@@ -405,12 +405,12 @@ impl<C: Congestion> Lane<C> {
         }
     }
 
-    /// From now on what happens is written down in `recorder`, or nowhere; returns the one before.
+    /// Sets the recorder of this lane, or none, and returns the one before.
     pub fn record(&mut self, recorder: Option<Box<Recorder>>) -> Option<Box<Recorder>> {
         std::mem::replace(&mut self.recorder, recorder)
     }
 
-    /// What happens is written down there.
+    /// The recorder that observes this lane, if there is one.
     #[inline]
     pub fn recorder_mut(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_deref_mut()
@@ -462,7 +462,7 @@ impl<C: Congestion> Lane<C> {
         self.record_metrics(now);
     }
 
-    /// What acknowledgements and losses say of the path's MTU.
+    /// Takes the outcome of MTU probes and losses into account.
     #[inline]
     fn judge_mtu(&mut self, acked: Volume, now: Instant) {
         self.mtu.on_packets_lost(self.sent.take_largest_lost());
@@ -570,13 +570,13 @@ impl<C: Congestion> Lane<C> {
     }
 }
 
-/// What a congestion controller is shown.
+/// The path as the congestion controller is shown it.
 #[inline]
 fn path<'a>(sent: &SentWindow, rtt: &'a Rtt) -> PathState<'a> {
     PathState { rtt, in_flight: sent.in_flight(), delivery_rate: sent.delivery_rate() }
 }
 
-/// What the frames of a packet ask of us.
+/// The acknowledgement that the frames of a packet ask for.
 #[inline]
 fn asks(contents: &Contents) -> Asks {
     if contents.ping {

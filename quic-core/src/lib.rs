@@ -44,7 +44,7 @@
 //! * No handshake: secrets and connection IDs come from the control connection.
 //! * No retransmission and no streams: a lost datagram stays lost.
 //! * No allocation per packet: the only memory beyond the lane itself is the sent window, made with the first packet.
-//! * No congestion control: the traffic inside controls itself. A controller's place is the trait [`Congestion`].
+//! * No congestion control: the traffic inside controls itself. A controller implements the trait [`Congestion`].
 //!
 //! # The contract
 //!

@@ -37,9 +37,9 @@ use std::time::{Duration, Instant};
 
 use crate::ack::Volume;
 
-/// What every path carries (RFC 9000 §14).
+/// The packet size that every path carries (RFC 9000 §14).
 const BASE: u16 = 1200;
-/// So many probes of one size are lost before it is too large (RFC 8899 §5.1.2, MAX_PROBES).
+/// The number of probes of one size that must be lost before it counts as too large (RFC 8899 §5.1.2, MAX_PROBES).
 const MAX_PROBES: u8 = 3;
 /// A search ends when it is so near: finer than the difference between common kinds of links.
 const STEP: u16 = 8;
@@ -59,11 +59,11 @@ const TRUST: Duration = Duration::from_millis(200);
 pub(crate) struct MtuSearch {
     /// The largest packet to send; in [`Phase::Off`] the base.
     current: u16,
-    /// What no probe goes above.
+    /// The largest size that is probed.
     max: u16,
     phase: Phase,
     in_flight: Option<Probe>,
-    /// No probe is sent before.
+    /// The time before which no probe is sent.
     not_before: Option<Instant>,
     /// The largest packet that was lost since the current size was last confirmed; 0 for none.
     suspect: u16,
@@ -88,16 +88,16 @@ enum Phase {
     },
 }
 
-/// What a probe asks.
+/// The question that a probe of the path MTU answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {
-    /// Is this larger size possible?
+    /// Does the path carry this larger size?
     Search,
-    /// Is the current size still?
+    /// Does the path still carry the current size?
     Confirm,
 }
 
-/// What became of a probe.
+/// The outcome of a probe of the path MTU.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Fate {
     Acked,
@@ -131,7 +131,7 @@ impl MtuSearch {
         *self = Self { current, max, phase, ..Self::new() };
     }
 
-    /// The largest packet to send.
+    /// The size of the largest packet that may be sent.
     pub(crate) fn current(&self) -> u16 {
         self.current
     }
@@ -224,7 +224,7 @@ impl MtuSearch {
         false
     }
 
-    /// Packets were lost, of which the largest has so many bytes; probes are none of them.
+    /// Notes that packets were lost, other than probes, of which the largest has `largest` bytes.
     #[inline]
     pub(crate) fn on_packets_lost(&mut self, largest: u16) {
         // What is above the current size was sent before that fell.

@@ -16,7 +16,7 @@ fn start() -> Instant {
 struct Sim {
     search: MtuSearch,
     now: Instant,
-    /// What the path carries.
+    /// The largest packet that the simulated path carries.
     mtu: u16,
     lost_percent: u64,
     random: u64,

@@ -15,7 +15,7 @@ use crate::{
 /// A packet that was opened: its frames, decrypted in place.
 #[derive(Debug)]
 pub struct Opened<'a> {
-    /// Its number.
+    /// The number of the packet, decoded in full.
     pub packet_number: PacketNumber,
     /// The data of a PATH_CHALLENGE, which the caller answers with [`Lane::seal_path_response`](crate::Lane::seal_path_response)
     /// to the address it came from.
@@ -38,20 +38,20 @@ impl<'a> Opened<'a> {
     }
 }
 
-/// Iterator over the DATAGRAM frames of an [`Opened`] packet.
+/// An iterator over the DATAGRAM frames of an [`Opened`] packet.
 #[derive(Debug, Clone)]
 pub struct Datagrams<'a> {
     frames: Frames<'a>,
-    /// Where the frames end in the packet's slice.
+    /// The end of the frames within the packet's slice.
     end: usize,
 }
 
 /// The payload of one DATAGRAM frame.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// The bytes.
+    /// The bytes of the payload, decrypted.
     pub payload: &'a [u8],
-    /// Where they lie in the slice that [`Lane::open`](crate::Lane::open) was given.
+    /// The position of the payload in the slice that [`Lane::open`](crate::Lane::open) was given.
     pub range: Range<usize>,
 }
 
@@ -69,7 +69,7 @@ impl<'a> Iterator for Datagrams<'a> {
     }
 }
 
-/// What one direction opens with.
+/// The receiving half of a lane: keys, replay window and connection ID.
 #[derive(Debug)]
 pub(crate) struct Opener {
     local_cid: ConnectionId,
@@ -77,7 +77,7 @@ pub(crate) struct Opener {
     replay: ReplayWindow,
     /// Packets that may fail authentication, under all keys together.
     integrity_limit: u64,
-    /// How many of those are left.
+    /// The number of those packets that are left.
     failure_budget: u64,
 }
 
@@ -94,7 +94,7 @@ impl Opener {
     }
 
     /// Whether an eighth of the integrity limit is left.
-    pub(crate) fn is_worn(&self) -> bool {
+    pub(crate) fn is_near_key_limit(&self) -> bool {
         self.failure_budget <= self.integrity_limit / 8
     }
 
@@ -153,7 +153,7 @@ impl Opener {
 }
 
 impl KeyChoice {
-    /// What a packet is that this key does not open.
+    /// The error for a packet that this key does not open.
     fn failure(self) -> OpenError {
         match self {
             Self::Current => OpenError::Authentication,

@@ -1,4 +1,4 @@
-//! What happens on a lane, packet by packet, for whoever wants to look at it: records of one size in memory that is bounded.
+//! Records the events on a lane, packet by packet, for an observer: records of one size, in bounded memory.
 
 use std::time::{Duration, Instant};
 
@@ -13,73 +13,73 @@ use crate::{
 pub struct Record {
     /// When, in microseconds after the recorder's origin; an hour and more reads as the last moment that 32 bits hold.
     pub micros: u32,
-    /// What.
+    /// The event that happened at that time.
     pub event: Event,
 }
 
 const _: () = assert!(size_of::<Record>() <= 40, "a recorder holds tens of thousands");
 
-/// What happened. A packet is followed by a [`Event::Frame`] for each of its frames.
+/// An event on a lane. A packet is followed by an [`Event::Frame`] for each of its frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Event {
-    /// A packet was sealed.
+    /// A packet was sealed by this end.
     Sent {
-        /// Its number.
+        /// The number of the packet that was sealed.
         number: u64,
-        /// Its length, header and tag included.
+        /// The length of the packet, header and tag included.
         bytes: u16,
-        /// What for.
+        /// The reason why the packet was sealed.
         purpose: Purpose,
     },
-    /// A packet was opened.
+    /// A packet was opened by this end.
     Received {
-        /// Its number.
+        /// The number of the packet that was opened.
         number: u64,
-        /// Its length, header and tag included.
+        /// The length of the packet, header and tag included.
         bytes: u16,
         /// The ECN bits of its datagram, as told with [`Recorder::note_ecn`].
         ecn: u8,
     },
     /// A frame of the packet before.
     Frame(SeenFrame),
-    /// A packet was declared lost.
+    /// A packet of this end was declared lost.
     Lost {
-        /// Its number.
+        /// The number of the lost packet.
         number: u64,
-        /// Its length.
+        /// The length of the lost packet, header and tag included.
         bytes: u16,
-        /// By which rule.
+        /// The rule by which it was declared lost.
         rule: LossRule,
-        /// It probed the path's MTU, and was most likely lost for its size.
+        /// Whether it probed the path's MTU, and so was most likely lost for its size.
         mtu_probe: bool,
     },
     /// A packet that had been declared lost was acknowledged: it was late.
     Late {
-        /// Its number.
+        /// The number of the late packet.
         number: u64,
     },
-    /// What an acknowledgement or a loss left behind.
+    /// The state of loss recovery after an acknowledgement or a loss.
     Metrics(Metrics),
     /// This end seals with new keys.
     KeyUpdate {
-        /// How often keys were updated on this lane.
+        /// The number of key updates on this lane so far.
         generation: u32,
-        /// Because the other end did.
+        /// Whether this end followed an update of the other end.
         followed: bool,
     },
     /// The largest packet that the path carries, as far as is known, is another one.
     Mtu {
-        /// Bytes of UDP payload before.
+        /// The bytes of UDP payload that were possible before.
         old: u16,
-        /// And from now on.
+        /// The bytes of UDP payload that are possible from now on.
         new: u16,
     },
 }
 
-/// What a packet was sealed for.
+/// The reason why a packet was sealed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// For what its frames say.
+    /// To send the frames that the caller wrote.
     Frames,
     /// To draw an acknowledgement, because the tail stays unacknowledged (RFC 9002 §6.2).
     Probe,
@@ -90,59 +90,59 @@ pub enum Purpose {
 /// A frame, without what it carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SeenFrame {
-    /// A run of PADDING.
+    /// A run of PADDING frames, recorded as one.
     Padding {
-        /// How long.
+        /// The number of PADDING frames in the run.
         bytes: u16,
     },
-    /// PING.
+    /// A PING frame, which asks for an ACK.
     Ping,
-    /// ACK, whose ranges follow.
+    /// An ACK frame; its ranges follow as [`SeenFrame::AckRange`].
     Ack {
-        /// How long the largest packet was held back.
+        /// The time for which the largest packet was held back.
         delay_micros: u32,
     },
     /// The next range of the ACK before, from the highest down.
     AckRange {
-        /// Its lowest number.
+        /// The lowest packet number of the range.
         first: u64,
-        /// Its highest.
+        /// The highest packet number of the range.
         last: u64,
     },
-    /// PATH_CHALLENGE.
+    /// A PATH_CHALLENGE frame, without its data.
     PathChallenge,
-    /// PATH_RESPONSE.
+    /// A PATH_RESPONSE frame, without its data.
     PathResponse,
-    /// DATAGRAM.
+    /// A DATAGRAM frame, without its payload.
     Datagram {
-        /// Bytes of its data.
+        /// The bytes of the frame's payload.
         bytes: u16,
     },
 }
 
-/// How a packet was found to be lost (RFC 9002 §6.1).
+/// The rule by which a packet was found to be lost (RFC 9002 §6.1).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LossRule {
-    /// Three later ones were acknowledged.
+    /// Three packets that were sent later were acknowledged.
     Count,
     /// A later one was acknowledged, and it has been long.
     Time,
 }
 
-/// The state of loss recovery.
+/// The state of loss recovery after an acknowledgement or a loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Metrics {
     /// The least RTT, in microseconds; `None` before the first sample.
     pub min_rtt: Option<u32>,
     /// The newest sample, in microseconds; 0 before the first.
     pub latest_rtt: u32,
-    /// The smoothed RTT, in microseconds.
+    /// The smoothed RTT, in microseconds (RFC 9002 §5.3).
     pub smoothed_rtt: u32,
-    /// Its mean deviation, in microseconds.
+    /// The mean deviation of the RTT, in microseconds.
     pub rtt_variation: u32,
     /// Ack-eliciting packets that are neither acknowledged nor lost.
     pub packets_in_flight: u32,
-    /// Their bytes.
+    /// The bytes of the packets in flight.
     pub bytes_in_flight: u32,
     /// Probes since an acknowledgement last told something new, at most 255.
     pub probes: u8,
@@ -162,7 +162,7 @@ pub struct Recorder {
     origin: Instant,
     records: Vec<Record>,
     capacity: usize,
-    /// Where the last record is that is no frame.
+    /// The index of the last record that is no frame.
     head: usize,
     /// Whether that found room, so that its frames belong to it.
     open: bool,
@@ -170,7 +170,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// A recorder for so many records, whose times are counted from `origin`.
+    /// Makes a recorder with room for this many records, whose times count from `origin`.
     pub fn new(capacity: usize, origin: Instant) -> Self {
         Self { origin, records: Vec::with_capacity(capacity), capacity, head: 0, open: false, lost: 0 }
     }
@@ -180,12 +180,12 @@ impl Recorder {
         &self.records
     }
 
-    /// How many events found no room since the last [`clear`](Self::clear); a packet is one, whatever its frames.
+    /// The events that found no room since the last [`clear`](Self::clear); a packet is one, whatever its frames.
     pub fn lost(&self) -> u64 {
         self.lost
     }
 
-    /// Makes room.
+    /// Forgets all events, which makes room for new ones.
     pub fn clear(&mut self) {
         self.records.clear();
         self.open = false;
@@ -212,7 +212,7 @@ impl Recorder {
         self.frames(Frames::new(packet.get(HEADER_LEN..end).unwrap_or_default()), now);
     }
 
-    /// It was not sealed after all.
+    /// Drops the record of a packet that was not sealed after all.
     #[cold]
     pub(crate) fn not_sealed(&mut self) {
         if self.open {
@@ -233,7 +233,7 @@ impl Recorder {
         }
     }
 
-    /// A packet was opened.
+    /// Records that a packet was opened, with its frames.
     #[cold]
     pub(crate) fn opened(&mut self, number: u64, bytes: u16, frames: Frames<'_>, now: Instant) {
         self.push(Event::Received { number, bytes, ecn: 0 }, now);
@@ -310,7 +310,7 @@ impl Recorder {
         }
     }
 
-    /// The last packet.
+    /// The record of the packet that is being recorded.
     fn packet(&mut self) -> Option<&mut Record> {
         self.records.get_mut(self.head)
     }
@@ -359,7 +359,7 @@ mod tests {
         let sent = Event::Sent { number: 0, bytes, purpose: Purpose::Frames };
         let frame = |bytes| Event::Frame(SeenFrame::Datagram { bytes });
         assert_eq!(events, [sent, frame(5), frame(9)]);
-        assert_eq!(recorder.lost(), 2, "the second began in the last two places");
+        assert_eq!(recorder.lost(), 2, "the second began in the last two slots");
 
         // What has no frames finds the room that a packet did not.
         recorder.note(Event::Late { number: 7 }, now);
@@ -403,13 +403,13 @@ mod tests {
     fn a_full_recorder_allocates_nothing_and_counts() {
         let (now, packet) = (start(), packet());
         let mut recorder = Recorder::new(4, now);
-        let place = recorder.records().as_ptr();
+        let address = recorder.records().as_ptr();
         for number in 0..100 {
             recorder.sealing(number, &packet, now);
             recorder.not_sealed();
             recorder.opened(number, 60, Frames::new(&[1]), now);
         }
         assert_eq!((recorder.records().len(), recorder.lost()), (4, 98));
-        assert_eq!(recorder.records().as_ptr(), place);
+        assert_eq!(recorder.records().as_ptr(), address);
     }
 }

@@ -1,4 +1,4 @@
-//! Which packet numbers were opened before.
+//! A window of the packet numbers that were opened before.
 
 use crate::bits::BitRing;
 
@@ -58,7 +58,7 @@ impl ReplayWindow {
     #[inline]
     pub(crate) fn advance(&mut self, number: u64) {
         if number >= self.next {
-            // Only the places of the newest WIDTH skipped numbers exist; each still shows a number one WIDTH older.
+            // Only the newest WIDTH skipped numbers have bits; each bit still shows a number one WIDTH older.
             let skipped = self.next.max((number + 1).saturating_sub(WIDTH))..number;
             self.seen.drain(skipped, |_| {});
             self.next = number + 1;

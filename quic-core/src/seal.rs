@@ -12,7 +12,7 @@ pub(crate) const MAX_PACKET_LEN: usize = 65_527;
 /// Packet numbers that are left when a lane should be replaced: an hour at a million packets per second.
 const SPARE_NUMBERS: u64 = 1 << 32;
 
-/// What one direction seals with.
+/// The sending half of a lane: keys, packet numbers and connection ID.
 #[derive(Debug)]
 pub(crate) struct Sealer {
     remote_cid: ConnectionId,
@@ -65,8 +65,8 @@ impl Sealer {
     }
 
     /// Whether keys or packet numbers are nearly used up.
-    pub(crate) fn is_worn(&self) -> bool {
-        self.keys.worn(self.next_number) || self.next_number > PacketNumber::MAX.0 - SPARE_NUMBERS
+    pub(crate) fn is_near_key_limit(&self) -> bool {
+        self.keys.is_near_limit(self.next_number) || self.next_number > PacketNumber::MAX.0 - SPARE_NUMBERS
     }
 
     /// Seals the next packet with new keys.
@@ -132,13 +132,13 @@ mod tests {
     }
 
     #[test]
-    fn a_sealer_is_worn_before_its_packet_numbers_end() {
+    fn a_sealer_is_near_its_limit_before_its_packet_numbers_end() {
         let mut sealer = sealer(Suite::ChaCha20Poly1305);
         let good = PacketNumber::MAX.0 - SPARE_NUMBERS;
-        for (number, worn) in [(good, false), (good + 1, true), (PacketNumber::MAX.0, true)] {
+        for (number, near_limit) in [(good, false), (good + 1, true), (PacketNumber::MAX.0, true)] {
             sealer.next_number = number;
             sealer.keys.update(number);
-            assert_eq!(sealer.is_worn(), worn, "{number}");
+            assert_eq!(sealer.is_near_key_limit(), near_limit, "{number}");
         }
     }
 }

@@ -1,4 +1,4 @@
-//! What a lane counts.
+//! The counters of a lane, and how they grow.
 
 use std::time::Duration;
 
@@ -10,7 +10,7 @@ use crate::{
 /// Monotonic counters of one lane, from its construction.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LaneStats {
-    /// Packets sealed, of all kinds.
+    /// Packets sealed, those without payloads included.
     pub sealed_packets: u64,
     /// Bytes of sealed packets, headers and tags included.
     pub sealed_bytes: u64,
@@ -20,37 +20,37 @@ pub struct LaneStats {
     pub opened_bytes: u64,
     /// DATAGRAM frames in sealed packets, as reported with [`Lane::count_datagrams_sent`](crate::Lane::count_datagrams_sent).
     pub datagrams_sent: u64,
-    /// DATAGRAM frames in opened packets.
+    /// DATAGRAM frames found in opened packets.
     pub datagrams_received: u64,
-    /// ACK-only packets sealed.
+    /// Packets sealed that hold an ACK frame only.
     pub ack_packets_sent: u64,
     /// Opened packets that held an ACK frame and nothing that asks for one.
     pub ack_packets_received: u64,
-    /// ACK frames sent.
+    /// ACK frames sent, alone or with other frames.
     pub ack_frames_sent: u64,
-    /// ACK frames received.
+    /// ACK frames received, alone or with other frames.
     pub ack_frames_received: u64,
     /// Probes (PING packets) sent because the tail stayed unacknowledged.
     pub probes_sent: u64,
     /// Ack-eliciting packets acknowledged; a spuriously lost one counts here as well as in `lost_packets`.
     pub acked_packets: u64,
-    /// Bytes of acknowledged packets.
+    /// Bytes of ack-eliciting packets that were acknowledged.
     pub acked_bytes: u64,
     /// Packets declared lost (RFC 9002 §6.1), probes of the path's MTU aside.
     pub lost_packets: u64,
-    /// Bytes of packets declared lost.
+    /// Bytes of packets declared lost, headers and tags included.
     pub lost_bytes: u64,
     /// Packets declared lost and acknowledged afterwards: they were late, not lost.
     pub spuriously_lost_packets: u64,
     /// Probes of the path's MTU sent (RFC 8899).
     pub mtu_probes_sent: u64,
-    /// Those of [`mtu_probes_sent`](Self::mtu_probes_sent) that were declared lost, most of them for their size.
+    /// Probes of [`mtu_probes_sent`](Self::mtu_probes_sent) that were declared lost, most of them for their size.
     pub mtu_probes_lost: u64,
     /// Times that the path no longer carried packets of the size in use.
     pub black_holes: u64,
     /// Packets that left the sent window unacknowledged because it was full; their fate is unknown.
     pub window_overflows: u64,
-    /// Packets refused as already opened.
+    /// Packets refused because their number was opened before.
     pub duplicates: u64,
     /// Packets refused as below the replay window.
     pub too_old: u64,
@@ -58,7 +58,7 @@ pub struct LaneStats {
     pub header_errors: u64,
     /// Packets whose tag did not match, both key phases counted.
     pub authentication_failures: u64,
-    /// Those of [`authentication_failures`](Self::authentication_failures) whose key-phase bit was flipped.
+    /// Packets of [`authentication_failures`](Self::authentication_failures) whose key-phase bit was flipped.
     pub other_phase_failures: u64,
     /// Key updates that this end began.
     pub key_updates_initiated: u64,
@@ -70,7 +70,7 @@ pub struct LaneStats {
     pub violations: u64,
 }
 
-/// What a lane is at, as [`Lane::view`](crate::Lane::view) shows it.
+/// The present state of a lane, as [`Lane::view`](crate::Lane::view) returns it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LaneView {
     /// The number of the next packet to be sealed.
@@ -114,7 +114,7 @@ impl LaneStats {
         }
     }
 
-    /// Counts what an ACK told.
+    /// Counts the packets that an ACK frame acknowledged.
     pub(crate) fn count_acked(&mut self, outcome: &AckOutcome) {
         self.acked_packets += outcome.acked.packets;
         self.acked_bytes += outcome.acked.bytes;
@@ -122,7 +122,7 @@ impl LaneStats {
         self.count_lost(outcome.lost);
     }
 
-    /// Counts packets declared lost.
+    /// Counts packets that were declared lost.
     pub(crate) fn count_lost(&mut self, lost: Volume) {
         self.lost_packets += lost.packets;
         self.lost_bytes += lost.bytes;

@@ -45,7 +45,7 @@ impl<'a> Reader<'a> {
         Self { rest: bytes }
     }
 
-    /// What was not taken yet.
+    /// The bytes that were not read yet.
     #[inline]
     pub(crate) fn rest(&self) -> &'a [u8] {
         self.rest
@@ -105,7 +105,7 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// RFC 9000 §A.1.
+    /// The examples of RFC 9000 §A.1.
     #[test]
     fn decodes_the_examples_of_the_rfc() {
         let examples: [(&[u8], u64); 5] = [

@@ -10,7 +10,7 @@ use engine::{
     roster::Roster,
     worker::{Exchange, Publisher, Setup, Snapshots, Worker},
 };
-use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
+use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use net::{Ready, UdpRole, batch::Meta, steering};
 use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
@@ -38,7 +38,7 @@ impl Agent {
         let config = Arc::new(Config::parse(&toml, Path::new(".")).unwrap());
         let (snapshots, now) = (Arc::<Snapshots>::default(), clock.now());
         let health = Arc::new(Health::new(usize::from(workers), now));
-        let (ready, journal) = (Ready::new(), Box::new(MemoryJournal::default()));
+        let (ready, journal) = (Ready::new(), Box::new(MemoryReplayLog::default()));
         let script = Script::new(&ready);
         let setup = Setup {
             identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),

@@ -4,9 +4,7 @@ use std::{io::IsTerminal, net::SocketAddr, time::Duration};
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand, ValueEnum, value_parser};
-use lab::bench::{
-    self, Direction, GateOptions, MAX_FLOWS, MAX_SIZE, MIN_SIZE, Mode, Options, SinkOptions, StrangersOptions,
-};
+use lab::bench::{self, Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE, Mode, Options, SinkOptions};
 
 use super::{Failure, demo::bits_per_second};
 
@@ -36,8 +34,6 @@ pub(super) struct Bench {
 enum Part {
     Send(Send),
     Sink(Sink),
-    Strangers(Strangers),
-    Gate(Gate),
 }
 
 /// Count and answer what senders in other processes send
@@ -65,43 +61,6 @@ struct Send {
     to: SocketAddr,
     #[command(flatten)]
     load: Load,
-}
-
-/// Send bogus QUIC Initials to the port of an agent, each with a random token as long as a knock
-#[derive(Debug, Args)]
-struct Strangers {
-    /// The QUIC port; one of your own
-    #[arg(long, value_name = "ADDR")]
-    to: SocketAddr,
-    /// Datagrams of 1200 bytes per second, or max
-    #[arg(long, value_name = "N", default_value = "100000", value_parser = datagram_rate)]
-    rate: Rate,
-    /// How long to send
-    #[arg(long, value_name = "S", default_value_t = 10.0)]
-    seconds: f64,
-    /// Source ports; bursts rotate over them
-    #[arg(long, value_name = "N", default_value_t = 1, value_parser = value_parser!(u16).range(1..=10_000))]
-    ports: u16,
-    /// Let the kernel cut bursts into datagrams
-    #[arg(long, value_enum, default_value_t = Switch::On)]
-    gso: Switch,
-    /// What tokens and connection IDs are made from [default: a random one]
-    #[arg(long, value_name = "N")]
-    seed: Option<u64>,
-    /// Print JSON instead of words
-    #[arg(long)]
-    json: bool,
-}
-
-/// What the gate's checks cost without a network: strangers refused, knocks admitted, Retry packets made
-#[derive(Debug, Args)]
-struct Gate {
-    /// How long each kind runs
-    #[arg(long, value_name = "S", default_value_t = 3.0)]
-    seconds: f64,
-    /// Print JSON instead of a table
-    #[arg(long)]
-    json: bool,
 }
 
 #[derive(Debug, Args)]
@@ -164,25 +123,12 @@ enum Switch {
     Off,
 }
 
-/// Bits or datagrams per second, or none for as fast as it goes.
+/// Bits per second, or none for as fast as it goes.
 #[derive(Clone, Copy, Debug)]
 struct Rate(Option<u64>);
 
 fn rate(text: &str) -> Result<Rate, super::demo::NotARate> {
     if text == "max" { Ok(Rate(None)) } else { bits_per_second(text).map(|rate| Rate(Some(rate))) }
-}
-
-/// Why a text is no rate of datagrams.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write datagrams per second, 1 to 100000000, or max")]
-struct NotADatagramRate;
-
-fn datagram_rate(text: &str) -> Result<Rate, NotADatagramRate> {
-    if text == "max" {
-        return Ok(Rate(None));
-    }
-    let rate = text.parse().ok().filter(|rate| (1..=100_000_000).contains(rate));
-    rate.map(|rate| Rate(Some(rate))).ok_or(NotADatagramRate)
 }
 
 /// The rate if the operator names none: what the smallest machine carries.
@@ -198,13 +144,6 @@ impl Bench {
                 return Ok(bench::run(&send.load.options(Mode::Send { to: send.to })?)?);
             }
             (Some(Part::Sink(sink)), _, _) => return Ok(bench::run_sink(&sink.options()?)?),
-            (Some(Part::Strangers(strangers)), _, _) => {
-                return Ok(bench::run_strangers(strangers.options()?)?);
-            }
-            (Some(Part::Gate(gate)), _, _) => {
-                let duration = seconds(gate.seconds)?;
-                return Ok(bench::run_gate(GateOptions { duration, json: gate.json })?);
-            }
             (None, _, _) if self.in_memory => return Ok(self.load.in_memory()?),
             (None, Some(to), Some(sink)) => Mode::Through { to, sink },
             (None, _, _) if self.direct => Mode::Direct,
@@ -276,20 +215,6 @@ impl Sink {
             duration: self.seconds.map(seconds).transpose()?,
             gso: self.gso == Switch::On,
             progress: std::io::stderr().is_terminal(),
-            json: self.json,
-        })
-    }
-}
-
-impl Strangers {
-    fn options(&self) -> anyhow::Result<StrangersOptions> {
-        Ok(StrangersOptions {
-            to: self.to,
-            rate: self.rate.0,
-            duration: seconds(self.seconds)?,
-            ports: self.ports,
-            gso: self.gso == Switch::On,
-            seed: self.seed.unwrap_or_else(rand::random),
             json: self.json,
         })
     }

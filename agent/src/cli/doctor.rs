@@ -117,7 +117,7 @@ impl Doctor {
         if verdict == expected {
             return Ok(());
         }
-        Err(anyhow!("expected {}, found {} (seed {seed})", expected.name(), verdict.name()).into())
+        Err(anyhow!("expected {}, found {} (seed {seed})", expected.label(), verdict.label()).into())
     }
 }
 

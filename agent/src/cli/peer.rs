@@ -147,7 +147,7 @@ fn row(peer: &ListedPeer) -> [String; 7] {
 impl Add {
     fn execute(self) -> Result<(), Failure> {
         let new = self.new_peer()?;
-        match self.reach.ask(&Request::PeerAdd(new.clone().into()))? {
+        match self.reach.ask(&Request::PeerAdd(new.clone()))? {
             Reached::Answer(Answer::Done { note }) => {
                 said("added", &new.name, None, note.as_deref(), self.json)
             }

@@ -11,9 +11,9 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{Args, value_parser};
-use engine::capture::MOST_TIME;
+use engine::capture::{MOST_TIME, Order, Subject, Taken};
 use lab::out::{self, Reader};
-use ops::control_socket::protocol::{Answer, QlogStart, QlogText, Request};
+use ops::control_socket::protocol::{Answer, Request};
 use wire::messages::MAX_LANES;
 
 use super::{
@@ -55,10 +55,11 @@ pub(super) struct Qlog {
 impl Qlog {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let mut sink = Sink::new(self.out.clone().unwrap_or_else(|| self.default_out()))?;
-        let start = QlogStart {
+        let seconds = self.time.as_secs() + u64::from(self.time.subsec_nanos() > 0);
+        let start = Order {
             peer: self.peer.clone(),
-            lane: (!self.control).then_some(self.lane),
-            seconds: self.time.as_secs() + u64::from(self.time.subsec_nanos() > 0),
+            subject: if self.control { Subject::Control } else { Subject::Lane(self.lane) },
+            time: Duration::from_secs(seconds),
             reconnect: self.reconnect,
         };
         let Answer::QlogStarted { id } = self.ask(&Request::QlogStart(start))? else {
@@ -86,7 +87,7 @@ impl Qlog {
     }
 
     /// Takes all that a capture has, until it ends; the last answer, or `None` if nobody reads it any more.
-    fn take(&self, id: u64, sink: &mut Sink) -> Result<Option<QlogText>, Failure> {
+    fn take(&self, id: u64, sink: &mut Sink) -> Result<Option<Taken>, Failure> {
         let mut attempts = 0;
         loop {
             let Answer::Qlog(taken) = self.ask(&Request::QlogTake { id })? else { return Err(unexpected()) };
@@ -114,7 +115,7 @@ impl Qlog {
         ))
     }
 
-    fn report(&self, sink: &Sink, last: &QlogText) -> Result<(), Failure> {
+    fn report(&self, sink: &Sink, last: &Taken) -> Result<(), Failure> {
         if last.begun == 0 {
             let remedy = if self.control {
                 "a longer --for, or --reconnect, which ends the connection that there is"

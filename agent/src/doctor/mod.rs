@@ -37,61 +37,37 @@ pub use report::Report;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use unit::host_text;
 
-/// How much a finding matters.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Severity {
-    /// As it should be.
-    Ok,
-    /// Worth knowing; nothing needs to be done.
-    Note,
-    /// The agent works, but slower or less reliably than it could.
-    Warning,
-    /// The agent does not start, or something that its configuration asks for does not work.
-    Error,
-}
-
-impl Severity {
-    /// In a report.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Ok => "ok",
-            Self::Note => "note",
-            Self::Warning => "warning",
-            Self::Error => "error",
-        }
+wire::labelled! {
+    /// How much a finding matters.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum Severity {
+        /// As it should be.
+        Ok => "ok",
+        /// Worth knowing; nothing needs to be done.
+        Note => "note",
+        /// The agent works, but slower or less reliably than it could.
+        Warning => "warning",
+        /// The agent does not start, or something that its configuration asks for does not work.
+        Error => "error",
     }
 }
 
-/// Where a check stands in a report.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Group {
-    /// The configuration and the files that it names.
-    Configuration,
-    /// What this kernel and this CPU can do.
-    Kernel,
-    /// How much of it this host gives to the agent.
-    Limits,
-    /// Ports, forwarding, filters.
-    Network,
-    /// The TUN device.
-    Tunnel,
-    /// The other agents, and the ways to them.
-    Peers,
-}
-
-impl Group {
-    /// In a report.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Configuration => "configuration",
-            Self::Kernel => "kernel",
-            Self::Limits => "limits",
-            Self::Network => "network",
-            Self::Tunnel => "tunnel",
-            Self::Peers => "peers",
-        }
+wire::labelled! {
+    /// Where a check stands in a report.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Group {
+        /// The configuration and the files that it names.
+        Configuration => "configuration",
+        /// What this kernel and this CPU can do.
+        Kernel => "kernel",
+        /// How much of it this host gives to the agent.
+        Limits => "limits",
+        /// Ports, forwarding, filters.
+        Network => "network",
+        /// The TUN device.
+        Tunnel => "tunnel",
+        /// The other agents, and the ways to them.
+        Peers => "peers",
     }
 }
 

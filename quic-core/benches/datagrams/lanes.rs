@@ -1,4 +1,4 @@
-//! Two lanes, one sending.
+//! A pair of lanes of which one sends.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

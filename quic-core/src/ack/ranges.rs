@@ -22,7 +22,7 @@ struct Span {
     end: u64,
 }
 
-/// How a number stands to those before it.
+/// The relation of a number to those before it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Arrival {
     /// One above the highest so far, or the first of all.

@@ -1,4 +1,4 @@
-//! How fast packets get through.
+//! Estimates the delivery rate of a lane from acknowledgements.
 
 use std::time::Instant;
 
@@ -25,7 +25,7 @@ struct Round {
     /// The number of the packet whose acknowledgement ends the round.
     ends_with: u64,
     began: Instant,
-    /// `DeliveryRate::delivered` at that time.
+    /// The value of `DeliveryRate::delivered` when the round began.
     delivered: u64,
 }
 
@@ -34,7 +34,7 @@ impl DeliveryRate {
         Self { delivered: 0, round: None, bytes_per_second: None }
     }
 
-    /// Of the last complete round.
+    /// The delivery rate of the last complete round.
     pub(super) fn bytes_per_second(&self) -> Option<u64> {
         self.bytes_per_second
     }

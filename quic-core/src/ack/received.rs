@@ -1,4 +1,4 @@
-//! When an ACK is due.
+//! Remembers the packets that were opened and decides when an ACK is due.
 
 use std::time::{Duration, Instant};
 
@@ -59,14 +59,14 @@ enum State {
     Due,
 }
 
-/// What an opened packet asks of its receiver.
+/// The kind of acknowledgement that an opened packet asks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Asks {
     /// Nothing: it held ACK and PADDING only.
     Nothing,
-    /// An ACK in time.
+    /// An ACK within the acknowledgement delay.
     Ack,
-    /// An ACK at once: it held a PING, and whoever probes waits for the answer.
+    /// An ACK at once: the packet held a PING, and the sender of a probe waits for the answer.
     AckNow,
 }
 
@@ -75,7 +75,7 @@ impl ReceivedPackets {
         Self { ranges: Ranges::new(), profile, largest_at: None, waiting: 0, state: State::Nothing }
     }
 
-    /// Takes an opened packet.
+    /// Records an opened packet and schedules the ACK that it asks for.
     #[inline]
     pub(crate) fn record(&mut self, number: u64, asks: Asks, now: Instant, rtt: &Rtt) {
         let arrival = self.ranges.insert(number);

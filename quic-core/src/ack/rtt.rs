@@ -39,7 +39,7 @@ impl Rtt {
         self.smoothed
     }
 
-    /// The mean deviation.
+    /// The mean deviation of the RTT samples.
     pub fn variation(&self) -> Duration {
         self.variation
     }
@@ -54,7 +54,7 @@ impl Rtt {
         Self::pto_of(self.smoothed, self.variation)
     }
 
-    /// The same of these two.
+    /// The probe timeout for a given smoothed RTT and variation.
     pub(crate) fn pto_of(smoothed: Duration, variation: Duration) -> Duration {
         smoothed + (4 * variation).max(GRANULARITY) + MAX_ACK_DELAY
     }
@@ -75,7 +75,7 @@ impl Rtt {
         self.smoothed = (7 * self.smoothed + adjusted) / 8;
     }
 
-    /// How much older than an acknowledged packet one may be before it is lost (RFC 9002 §6.1.2).
+    /// The time by which a packet may be older than an acknowledged one before it is lost (RFC 9002 §6.1.2).
     pub(super) fn loss_delay(&self) -> Duration {
         let rtt = self.latest().map_or(self.smoothed, |latest| latest.max(self.smoothed));
         (9 * rtt / 8).max(GRANULARITY)

@@ -16,14 +16,14 @@ use crate::{
 pub(super) const CAPACITY: u64 = 16_384;
 /// Packets that it remembers at least: what an idle lane needs, in 528 bytes.
 const SMALLEST: u64 = 64;
-/// By how much it grows.
+/// The factor by which a full window grows.
 const GROWTH: u64 = 4;
 /// A lost packet is waited for no longer than this when the window would have to grow for it.
 const LATEST: Duration = Duration::from_secs(3);
 /// A window that has sent nothing for so long is made small again.
 const REST: Duration = Duration::from_secs(1);
 
-/// How far below an acknowledged packet one must be to be lost by count (RFC 9002 §6.1.1, kPacketThreshold).
+/// The distance below an acknowledged packet from which one is lost by count (RFC 9002 §6.1.1, kPacketThreshold).
 const PACKET_THRESHOLD: u64 = 3;
 /// The back-off of probes stops at 2^6 times the PTO, so that a lane that works again is noticed soon.
 const MAX_BACKOFF: u32 = 6;
@@ -31,9 +31,9 @@ const MAX_BACKOFF: u32 = 6;
 /// A number of packets and their bytes, headers and tags included.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Volume {
-    /// Packets.
+    /// The number of packets.
     pub packets: u64,
-    /// Bytes.
+    /// The bytes of these packets, headers and tags included.
     pub bytes: u64,
 }
 
@@ -87,9 +87,9 @@ pub(crate) struct SentWindow {
     loss_time: Option<Instant>,
     /// Probes sent since an ACK last acknowledged something new.
     probes: u32,
-    /// The MTU probe in flight.
+    /// The packet number of the MTU probe in flight.
     mtu_probe: Option<u64>,
-    /// What became of the last one, until it is taken.
+    /// The outcome of the last MTU probe, until it is taken.
     mtu_fate: Option<Fate>,
     /// Bytes of the largest packet lost since that was last taken, MTU probes aside.
     largest_lost: u16,
@@ -98,7 +98,7 @@ pub(crate) struct SentWindow {
 
 #[derive(Debug)]
 struct Ring {
-    /// What the records' times are relative to.
+    /// The origin of the times in the records.
     origin: Instant,
     records: Records,
     in_flight: BitRing<Box<[u64]>>,
@@ -123,12 +123,12 @@ pub(crate) enum Evicted {
     InFlight,
 }
 
-/// What one ACK frame told.
+/// The effect of one ACK frame on the sent window.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct AckOutcome {
     pub(crate) acked: Volume,
     pub(crate) lost: Volume,
-    /// Of `acked`: packets that had been declared lost.
+    /// The packets of `acked` that had been declared lost.
     pub(crate) spuriously_lost: u64,
 }
 
@@ -165,7 +165,7 @@ impl SentWindow {
         let Some(ring) = self.ring.as_deref_mut() else { return Evicted::None };
         self.next = number + 1;
 
-        // Its place is free: what had it before is below `oldest`.
+        // Its slot is free: the packet that had it before is below `oldest`.
         *ring.records.at_mut(number) = Record { sent_us: micros(ring.origin, now), bytes };
         if ack_eliciting {
             if self.in_flight.packets == 0 {
@@ -267,7 +267,7 @@ impl SentWindow {
         self.mtu_probe = self.next.checked_sub(1);
     }
 
-    /// What became of the MTU probe, once.
+    /// Takes the outcome of the last MTU probe.
     #[inline]
     pub(crate) fn take_mtu_fate(&mut self) -> Option<Fate> {
         self.mtu_fate.take()
@@ -470,7 +470,7 @@ impl Records {
         self.0.len() as u64
     }
 
-    /// The record of a packet.
+    /// The window's record of the packet with this number.
     #[inline]
     fn at(&self, number: u64) -> Record {
         self.0[number as usize & (self.0.len() - 1)]
@@ -478,8 +478,8 @@ impl Records {
 
     #[inline]
     fn at_mut(&mut self, number: u64) -> &mut Record {
-        let place = number as usize & (self.0.len() - 1);
-        &mut self.0[place]
+        let slot = number as usize & (self.0.len() - 1);
+        &mut self.0[slot]
     }
 }
 

@@ -244,7 +244,7 @@ fn memory_of_a_burst_is_given_back_after_a_rest_and_not_before() {
 }
 
 #[test]
-fn a_place_keeps_nothing_of_the_packet_before() {
+fn a_slot_keeps_nothing_of_the_packet_before() {
     let mut sender = Sender::new();
     sender.send(100);
     sender.now += ms(1000);

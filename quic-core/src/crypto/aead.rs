@@ -1,4 +1,4 @@
-//! Payload protection (RFC 9001 §5.3).
+//! Seals and opens packet payloads with an AEAD (RFC 9001 §5.3).
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use ring::aead::{Aad, LessSafeKey, Nonce, Tag};
 
 use crate::PacketNumber;
 
-/// Length of the IV and of the nonce, alike for all suites.
+/// Length of the IV and of the nonce, the same for all suites.
 pub(super) const IV_LEN: usize = 12;
 
 /// The key and IV of one direction in one generation.

@@ -17,11 +17,11 @@ pub(crate) use update::{KeyChoice, KeyUpdateError, ReceiveKeys, SendKeys};
 /// The cipher suite of a lane: the one that TLS negotiated on the control connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Suite {
-    /// TLS_AES_128_GCM_SHA256, 0x1301.
+    /// TLS_AES_128_GCM_SHA256, the TLS cipher suite 0x1301.
     Aes128Gcm,
-    /// TLS_AES_256_GCM_SHA384, 0x1302.
+    /// TLS_AES_256_GCM_SHA384, the TLS cipher suite 0x1302.
     Aes256Gcm,
-    /// TLS_CHACHA20_POLY1305_SHA256, 0x1303.
+    /// TLS_CHACHA20_POLY1305_SHA256, the TLS cipher suite 0x1303.
     ChaCha20Poly1305,
 }
 
@@ -36,7 +36,7 @@ impl Suite {
         }
     }
 
-    /// Its TLS code point (RFC 8446 §B.4).
+    /// The TLS code point of the suite (RFC 8446 §B.4).
     pub const fn code_point(self) -> u16 {
         match self {
             Self::Aes128Gcm => 0x1301,

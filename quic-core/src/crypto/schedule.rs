@@ -70,7 +70,7 @@ impl fmt::Debug for Secret {
     }
 }
 
-/// What `ring` calls the parts of a suite.
+/// The algorithms of a suite, as `ring` names them.
 struct Algorithms {
     aead: &'static aead::Algorithm,
     header: &'static quic::Algorithm,

@@ -11,7 +11,7 @@ fn hex<const N: usize>(text: &str) -> [u8; N] {
     std::array::from_fn(|at| u8::from_str_radix(&text[2 * at..2 * at + 2], 16).unwrap())
 }
 
-/// HKDF-Expand-Label of a SHA-256 secret.
+/// HKDF-Expand-Label of a SHA-256 secret (RFC 8446 §7.1).
 fn expand<const N: usize>(secret: &[u8], label: &str) -> [u8; N] {
     let mut out = [0; N];
     expand_label(&hkdf::Prk::new_less_safe(hkdf::HKDF_SHA256, secret), label.as_bytes(), &mut out);

@@ -1,4 +1,4 @@
-//! Key updates (RFC 9001 §6): which generation of keys seals, and which opens.
+//! Key updates (RFC 9001 §6): the generation of keys that seals, and those that open.
 //!
 //! ```text
 //!  SendKeys      current ─────────────────────────▶ (next is derived when it is needed)
@@ -29,14 +29,14 @@ use crate::{
 /// For how many PTOs a replaced receive key is kept (RFC 9001 §6.5).
 const KEEP_PTOS: u32 = 3;
 
-/// How many key updates led to a key.
+/// The number of key updates that led to a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Generation(u64);
 
 impl Generation {
     const FIRST: Self = Self(0);
 
-    /// What a packet shows of it.
+    /// The key phase bit that packets of this generation show.
     #[inline]
     pub(crate) const fn phase(self) -> KeyPhase {
         if self.0.is_multiple_of(2) { KeyPhase::Zero } else { KeyPhase::One }
@@ -51,10 +51,10 @@ impl Generation {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct KeyUpdateError;
 
-/// What a lane seals with.
+/// The keys that one end of a lane seals with.
 #[derive(Debug)]
 pub(crate) struct SendKeys {
-    /// Of the current generation.
+    /// The secret from which the current generation of keys was derived.
     secret: Secret,
     current: PacketKey,
     header: HeaderKey,
@@ -118,7 +118,7 @@ impl SendKeys {
     }
 
     /// Whether an eighth of the limit is left: the other end does not confirm, and no update will come in time.
-    pub(crate) fn worn(&self, number: u64) -> bool {
+    pub(crate) fn is_near_limit(&self, number: u64) -> bool {
         number - self.first >= self.limit - self.limit / 8
     }
 
@@ -144,16 +144,16 @@ impl SendKeys {
     }
 }
 
-/// What a lane opens with.
+/// The keys that one end of a lane opens with.
 #[derive(Debug)]
 pub(crate) struct ReceiveKeys {
     header: HeaderKey,
     previous: Option<Kept>,
     current: PacketKey,
     next: PacketKey,
-    /// Of the next generation.
+    /// The secret from which the next generation of keys is derived.
     next_secret: Secret,
-    /// Of the current keys.
+    /// The generation of the current keys.
     generation: Generation,
     /// One above the highest number opened under any earlier generation.
     earlier_end: u64,
@@ -168,7 +168,7 @@ struct Kept {
     until: Instant,
 }
 
-/// Which key a packet is tried with.
+/// The key that a packet is tried with.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyChoice {
     Previous,

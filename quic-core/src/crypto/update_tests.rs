@@ -139,11 +139,11 @@ fn limits_count_the_packets_of_one_key() {
     let mut keys = SendKeys::new(SUITE, &SECRET, Some(100)).unwrap();
     assert!(!keys.update_due(49) && keys.update_due(50));
     assert!(!keys.update_overdue(74) && keys.update_overdue(75));
-    assert!(!keys.worn(87) && keys.worn(88));
+    assert!(!keys.is_near_limit(87) && keys.is_near_limit(88));
     assert!(!keys.exhausted(99) && keys.exhausted(100));
     keys.update(60);
     assert!(!keys.update_due(109) && keys.update_due(110));
-    assert!(!keys.worn(147) && keys.worn(148));
+    assert!(!keys.is_near_limit(147) && keys.is_near_limit(148));
     assert!(!keys.exhausted(159) && keys.exhausted(160));
 }
 
@@ -158,7 +158,7 @@ fn the_limits_of_each_suite_are_those_of_rfc_9001() {
         assert_eq!((suite.confidentiality_limit(), suite.integrity_limit()), (confidentiality, integrity));
         let keys = SendKeys::new(suite, &vec![7; suite.secret_len()], None).unwrap();
         assert!(!keys.exhausted(confidentiality - 1) && keys.exhausted(confidentiality));
-        assert!(keys.update_due(confidentiality / 2) && keys.worn(confidentiality / 8 * 7 + 7));
+        assert!(keys.update_due(confidentiality / 2) && keys.is_near_limit(confidentiality / 8 * 7 + 7));
     }
 }
 

@@ -26,9 +26,9 @@ const DELAY_EXPONENT: u32 = 3;
 /// A received ACK frame, its ranges valid.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct AckFrame<'a> {
-    /// The largest number acknowledged.
+    /// The largest packet number that the frame acknowledges.
     pub(crate) largest: u64,
-    /// How long the other end held the ACK back after it received `largest`.
+    /// The time for which the other end held the ACK back after it received `largest`.
     pub(crate) delay: Duration,
     first_range: u64,
     /// Gaps and lengths after the first range.

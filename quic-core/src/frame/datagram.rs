@@ -1,4 +1,4 @@
-//! DATAGRAM frames (RFC 9221 §4).
+//! Encodes and decodes DATAGRAM frames (RFC 9221 §4).
 
 use crate::varint::{self, Reader};
 
@@ -7,19 +7,19 @@ pub const DATAGRAM: u8 = 0x30;
 /// A DATAGRAM frame with a length field.
 pub const DATAGRAM_WITH_LEN: u8 = 0x31;
 
-/// What a frame with a length field (0x31) adds before a payload of this length: its type and the length field.
+/// The bytes that a frame with a length field (0x31) adds before a payload of this length: its type and the length field.
 #[inline]
 pub const fn header_len(payload_len: usize) -> usize {
     1 + varint::len(payload_len as u64)
 }
 
-/// Length of a whole frame with a length field (0x31).
+/// Length of a complete frame with a length field (0x31).
 #[inline]
 pub const fn encoded_len(payload_len: usize) -> usize {
     header_len(payload_len) + payload_len
 }
 
-/// Length of a whole frame without a length field (0x30).
+/// Length of a complete frame without a length field (0x30).
 #[inline]
 pub const fn encoded_len_to_end(payload_len: usize) -> usize {
     1 + payload_len

@@ -48,7 +48,7 @@ impl<'a> FrameWriter<'a> {
         Self { frames, len: 0 }
     }
 
-    /// Appends a DATAGRAM frame with a length field (0x31) and returns the place of its payload.
+    /// Appends a DATAGRAM frame with a length field (0x31) and returns the room for its payload.
     ///
     /// `None` if it does not fit; nothing counts as written then.
     #[inline]
@@ -60,7 +60,7 @@ impl<'a> FrameWriter<'a> {
         Some(payload)
     }
 
-    /// Appends a DATAGRAM frame that extends to the end of the packet (0x30) and returns the place of its payload.
+    /// Appends a DATAGRAM frame that extends to the end of the packet (0x30) and returns the room for its payload.
     ///
     /// The packet must end after it: seal exactly [`len`](Self::len) bytes of frames, and append no other frame.
     /// `None` if it does not fit; nothing counts as written then.
@@ -73,7 +73,7 @@ impl<'a> FrameWriter<'a> {
         Some(payload)
     }
 
-    /// Bytes of frames written.
+    /// The bytes of frames that were written so far.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -83,7 +83,7 @@ impl<'a> FrameWriter<'a> {
         self.len == 0
     }
 
-    /// Bytes left for frames.
+    /// The bytes that are left for further frames.
     pub fn remaining(&self) -> usize {
         self.frames.len() - self.len
     }
@@ -96,7 +96,7 @@ pub(crate) const PATH_RESPONSE: u8 = 0x1b;
 /// One frame, borrowed from the packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Frame<'a> {
-    /// A run of PADDING frames.
+    /// A run of PADDING frames, skipped as one.
     Padding,
     Ping,
     Ack(AckFrame<'a>),
@@ -163,7 +163,7 @@ impl<'a> Iterator for Frames<'a> {
     }
 }
 
-/// What a payload holds, once all its frames were found valid.
+/// The content of a payload whose frames were all found valid.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Contents {
     pub(crate) datagrams: u32,

@@ -86,14 +86,14 @@ fn a_frame_type_must_be_minimal() {
 
 #[test]
 fn a_frame_cut_short_is_a_violation() {
-    let whole: [&[u8]; 5] = [
+    let complete: [&[u8]; 5] = [
         &[0x02, 9, 0, 1, 2, 1, 2],
         &[0x03, 9, 0, 0, 2, 1, 1, 1],
         &[0x1a, 1, 2, 3, 4, 5, 6, 7, 8],
         &[0x1b, 1, 2, 3, 4, 5, 6, 7, 8],
         &[0x31, 4, 1, 2, 3, 4],
     ];
-    for frame in whole {
+    for frame in complete {
         assert_eq!(frames(frame).unwrap().len(), 1);
         for len in 1..frame.len() {
             assert_eq!(

@@ -14,9 +14,9 @@ use crate::HeaderError;
 
 /// Length of the header that [`Lane::seal`](crate::Lane::seal) writes: flags 1, connection ID 8, packet number 4.
 pub const HEADER_LEN: usize = NUMBER_OFFSET + NUMBER_LEN;
-/// Length of the AEAD tag that ends each packet, alike for all suites.
+/// Length of the AEAD tag that ends each packet, the same for all suites.
 pub const TAG_LEN: usize = 16;
-/// What a packet adds to its frames.
+/// The bytes that a packet adds to its frames.
 pub const OVERHEAD: usize = HEADER_LEN + TAG_LEN;
 
 /// A connection ID of a lane: always 8 bytes.
@@ -42,11 +42,11 @@ pub(super) const KEY_PHASE: u8 = 0x04;
 pub(super) const NUMBER_LEN_BITS: u8 = 0x03;
 /// The bits of a short header's first byte that header protection covers (RFC 9001 §5.4.1).
 pub(super) const PROTECTED_BITS: u8 = RESERVED_BITS | KEY_PHASE | NUMBER_LEN_BITS;
-/// Where the packet number starts.
+/// The index of the packet number in a packet.
 pub(super) const NUMBER_OFFSET: usize = 9;
-/// Where the sample for header protection starts: as if the number had 4 bytes (RFC 9001 §5.4.2).
+/// The start of the sample for header protection, as if the packet number had 4 bytes (RFC 9001 §5.4.2).
 pub(super) const SAMPLE_OFFSET: usize = NUMBER_OFFSET + 4;
-/// Length of that sample.
+/// The length of the sample for header protection.
 pub(super) const SAMPLE_LEN: usize = 16;
 
 /// The low bit of the generation of keys that protects a packet: it flips with each key update (RFC 9001 §6).
@@ -88,7 +88,7 @@ pub(super) fn check(bytes: &[u8], local_cid: ConnectionId) -> Result<(), HeaderE
     Ok(())
 }
 
-/// Writes an unprotected header.
+/// Writes a short header that is not protected yet.
 #[inline]
 pub(super) fn write(header: &mut [u8; HEADER_LEN], cid: ConnectionId, number: PacketNumber, phase: KeyPhase) {
     header[0] = FIXED_BIT | phase.bit() | (NUMBER_LEN as u8 - 1);

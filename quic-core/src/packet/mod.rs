@@ -35,7 +35,7 @@ pub(crate) struct Encrypted<'a> {
     payload_offset: usize,
 }
 
-/// A packet whose header and payload are readable; the tag's place follows the payload.
+/// A packet whose header and payload are readable; the room for the tag follows the payload.
 #[derive(Debug)]
 pub(crate) struct Plain<'a> {
     bytes: &'a mut [u8],

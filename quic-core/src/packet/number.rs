@@ -46,7 +46,7 @@ mod tests {
         assert_eq!(PacketNumber(0xac5c02).truncate(), [0x00, 0xac, 0x5c, 0x02]);
     }
 
-    /// RFC 9000 §A.3.
+    /// The examples of RFC 9000 §A.3.
     #[test]
     fn expands_the_example_of_the_decoder() {
         assert_eq!(PacketNumber::expand(0x9b32, 16, 0xa82f30ea + 1), PacketNumber(0xa82f9b32));
@@ -73,12 +73,12 @@ mod tests {
         #[test]
         fn a_number_near_the_expected_one_survives(
             expected in 0_u64..1 << 62,
-            place in any::<prop::sample::Index>(),
+            position in any::<prop::sample::Index>(),
             len in 1_u32..=4,
         ) {
             let bits = 8 * len;
             // The window is open below and closed above.
-            let offset = place.index(1 << bits) as i64 - (1 << (bits - 1)) + 1;
+            let offset = position.index(1 << bits) as i64 - (1 << (bits - 1)) + 1;
             let number = expected.saturating_add_signed(offset).min(PacketNumber::MAX.0);
             let truncated = (number & ((1 << bits) - 1)) as u32;
             prop_assert_eq!(PacketNumber::expand(truncated, bits, expected), PacketNumber(number));

@@ -1,4 +1,4 @@
-//! Packets from strangers, and from an authenticated end that breaks the protocol.
+//! Packets from unauthenticated senders, and from an authenticated end that breaks the protocol.
 
 use proptest::prelude::*;
 use quic_core::{AckProfile, HeaderError, OVERHEAD, OpenError, Suite, Violation};
@@ -82,7 +82,7 @@ fn a_violation_takes_no_effect() {
 
 proptest! {
     #[test]
-    fn strangers_get_nowhere(mut datagram in prop::collection::vec(any::<u8>(), 0..200), shaped in any::<bool>()) {
+    fn unauthenticated_packets_get_nowhere(mut datagram in prop::collection::vec(any::<u8>(), 0..200), shaped in any::<bool>()) {
         let [mut lane, _] = pair(Suite::Aes128Gcm, AckProfile::Throughput);
         if shaped && datagram.len() >= 9 {
             datagram[0] = datagram[0] & 0x3f | 0x40;

@@ -10,7 +10,7 @@ use crate::support::{CIDS, SUITES, packet_with, start};
 
 /// The DCID from which rustls derives its keys, as if for Initial packets; with the hash of any suite.
 const SEED: [u8; 8] = [0x83, 0x94, 0xc8, 0xf0, 0x3e, 0x51, 0x57, 0x08];
-/// RFC 9001 §5.2.
+/// The salt for Initial secrets (RFC 9001 §5.2).
 const SALT: [u8; 20] = [
     0x38, 0x76, 0x2c, 0xf7, 0xf5, 0x59, 0x34, 0xb3, 0x4d, 0x17, 0x9a, 0xe6, 0xa4, 0xc8, 0x0c, 0xad, 0xcc,
     0xbb, 0x7f, 0x0a,
@@ -41,7 +41,7 @@ fn secret(suite: Suite, label: &[u8; 9]) -> Vec<u8> {
     secret
 }
 
-/// A lane in the place of the client, and the keys of its server.
+/// A lane that acts as the client, and the keys of its server.
 fn lane_and_server(suite: Suite) -> (Lane, Keys) {
     let lane = Lane::new(&LaneConfig {
         suite,

@@ -23,7 +23,10 @@ fn updates_in_a_row_lose_nothing_although_packets_overtake_each_other_across_the
             net.send(0, id);
             net.send(1, id);
             net.run(ms(1));
-            assert!(!net.lanes.iter().any(Lane::is_worn), "seed {seed}: updates are confirmed in time");
+            assert!(
+                !net.lanes.iter().any(Lane::is_near_key_limit),
+                "seed {seed}: updates are confirmed in time"
+            );
         }
         net.path = Path { delay: ms(10), jitter: Duration::ZERO, lost_percent: 0, duplicated_percent: 0 };
         net.run(ms(20_000));
@@ -75,7 +78,7 @@ fn a_key_whose_update_is_not_confirmed_wears_out_before_it_ends() {
     let now = start();
     let [mut here, _] = pair_with_key_limits(Suite::ChaCha20Poly1305, AckProfile::Latency, [Some(80), None]);
     for number in 0..80 {
-        assert_eq!(here.is_worn(), number >= 70, "{number}");
+        assert_eq!(here.is_near_key_limit(), number >= 70, "{number}");
         here.seal(&mut packet_with(b"unanswered"), true, now).unwrap();
     }
     assert_eq!(here.seal(&mut packet_with(b""), true, now), Err(SealError::KeyExhausted));
@@ -92,7 +95,7 @@ fn forged_packets_wear_a_lane_out_and_then_end_it_whatever_their_key_phase() {
         let mut random = Random::new(7);
         let mut failed = 0;
         while failed < 16 {
-            assert_eq!(there.is_worn(), failed >= 14, "{failed}");
+            assert_eq!(there.is_near_key_limit(), failed >= 14, "{failed}");
             // What is on the path is opened all the same.
             let mut packet = packet_with(b"real");
             here.seal(&mut packet, true, now).unwrap();

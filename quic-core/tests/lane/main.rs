@@ -1,4 +1,4 @@
-//! Lanes from outside: against each other, against another implementation, against strangers.
+//! Lanes from outside: against each other, against another implementation, against unauthenticated senders.
 
 #[cfg(test)]
 mod congestion;

@@ -33,7 +33,7 @@ impl Random {
     }
 }
 
-/// What the network does to packets, in both directions.
+/// The treatment of packets by the network, in both directions.
 #[derive(Clone, Copy)]
 pub(crate) struct Path {
     pub(crate) delay: Duration,
@@ -66,7 +66,7 @@ pub(crate) struct Net {
     /// Every timer that fired, with the end it fired at.
     pub(crate) timers: Vec<(usize, Timer)>,
     pub(crate) refused: Vec<OpenError>,
-    /// Larger packets do not arrive.
+    /// The largest packet that the network delivers.
     pub(crate) mtu: usize,
 }
 

@@ -15,7 +15,7 @@ use engine::{
     roster::Roster,
     worker::{Exchange, Publisher, Setup, Snapshots, TunSetup, Worker},
 };
-use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
+use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use ip::{
     checksum,
     view::{TCP, UDP},

@@ -14,6 +14,7 @@ use std::{
 
 use gate::identity::PublicKey;
 use net::folder;
+use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::{
@@ -36,20 +37,25 @@ const PATIENCE: Duration = Duration::from_secs(2);
 const HEADER: &str =
     "# Written by culvert peer; comments are not kept. docs/configuration.md says what each key does.\n";
 
-/// A peer as an operator describes it, not checked yet.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// A peer as an operator describes it, not checked yet. On the control socket it is the JSON of `peer_add`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct NewPeer {
     /// What to call it.
     pub name: String,
     /// Its key, as `culvert pubkey` prints it.
     pub public_key: String,
     /// Where to dial it, as "host:port"; none: it dials us.
+    #[serde(default)]
     pub endpoints: Vec<String>,
     /// How many lanes to open; `None`: the default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lanes: Option<u8>,
     /// The names of our services that it may use.
+    #[serde(default)]
     pub services: Vec<String>,
-    /// Its inner addresses, as prefixes.
+    /// Its inner addresses, as prefixes. Left out of the JSON if there are none: an older daemon refuses the member.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_ips: Vec<String>,
 }
 

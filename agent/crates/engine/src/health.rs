@@ -14,22 +14,14 @@ pub struct Health {
     beats: Vec<AtomicU64>,
 }
 
-/// Why the daemon is not ready.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum NotReady {
-    /// Nobody has said yet that it is, or somebody has said that it is not.
-    NotYet,
-    /// It is going away; this is final.
-    Draining,
-}
-
-impl NotReady {
-    /// The body of `/readyz`.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::NotYet => "not ready",
-            Self::Draining => "draining",
-        }
+wire::labelled! {
+    /// Why the daemon is not ready.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum NotReady {
+        /// Nobody has said yet that it is, or somebody has said that it is not.
+        NotYet => "not ready",
+        /// It is going away; this is final.
+        Draining => "draining",
     }
 }
 

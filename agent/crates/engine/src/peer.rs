@@ -19,8 +19,8 @@ use wire::{
     context::{Context, INNER_OVERHEAD},
     ids::{PeerId, SessionId},
     messages::{self, Hello},
-    meter::Meter,
     rate::{Allowance, Pace},
+    sampler::Sampler,
     throttle::Throttle,
 };
 
@@ -101,27 +101,15 @@ pub struct Link {
     pub connections: u8,
 }
 
-/// What may speak against a session. While anything does, the peer is dialled anew beside it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Doubt {
-    /// Nothing was heard of the peer on any lane while something was outstanding: payloads wait.
-    Silent,
-    /// The lanes work, the control connection does not answer: the far end's address is another one, and the end that dialled
-    /// cannot follow it (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
-    Deaf,
-}
-
-impl Doubt {
-    /// The values of the metric label `reason`.
-    pub const LABELS: [&'static str; 2] = ["silent", "deaf"];
-
-    /// The place of this one in [`Doubt::LABELS`].
-    #[must_use]
-    pub const fn label_index(self) -> usize {
-        match self {
-            Self::Silent => 0,
-            Self::Deaf => 1,
-        }
+wire::labelled! {
+    /// What may speak against a session. While anything does, the peer is dialled anew beside it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Doubt {
+        /// Nothing was heard of the peer on any lane while something was outstanding: payloads wait.
+        Silent => "silent",
+        /// The lanes work, the control connection does not answer: the far end's address is another one, and the end that dialled
+        /// cannot follow it (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
+        Deaf => "deaf",
     }
 }
 
@@ -214,7 +202,7 @@ pub struct Peer {
     /// Why the last attempt or connection ended.
     pub failure: Option<(Instant, Arc<Failure>)>,
     /// Datagrams and bytes delivered uplink, the same downlink, lane packets sent, of those lost.
-    pub meter: Meter<6>,
+    pub meter: Sampler<6>,
     /// The brake on what is logged about its attempts.
     pub attempts_log: Throttle,
     /// The brake on what is logged about its connections.

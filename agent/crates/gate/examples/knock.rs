@@ -16,8 +16,8 @@ use culvert_gate::{
     budget::Budget,
     client::{Knock, arm},
     identity::{Identity, PublicKey},
-    journal::MemoryJournal,
     knock::ServerKey,
+    replay_log::MemoryReplayLog,
     table::SingleUse,
     tls::{SERVER_NAME, TlsIdentity, client_crypto, initial_crypto},
 };
@@ -66,7 +66,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         let admitted = matches!(verdict, Verdict::Admit(_));
         let step = ended_at(&before, &gate.stats).ok_or("every datagram is counted")?;
         println!("{who}: {} (step \"{step}\")", if admitted { "goes on to QUIC" } else { "no answer" });
-        assert!(admitted || verdict == Verdict::Stranger);
+        assert!(admitted || verdict == Verdict::Unauthenticated);
         assert_eq!((step, admitted), (expected, expected == "admitted"));
     }
     Ok(())
@@ -90,7 +90,7 @@ fn gate_of(server: &Identity, friend: [u8; 32]) -> Result<Gate, Box<dyn Error>> 
         window: Duration::from_secs(90),
         // The server is new: nobody has knocked before this process started.
         table: SingleUse::restore(
-            Box::<MemoryJournal>::default(),
+            Box::<MemoryReplayLog>::default(),
             1,
             Vec::new(),
             0,

@@ -1,21 +1,21 @@
-//! Whom a gate lets in, and what it says of them.
+//! The keys that a gate admits, and the handshakes that it let through.
 
 use wire::ids::PeerId;
 
-/// Whom a key lets in.
+/// Whom the holder of a key is admitted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admits {
-    /// A peer that is known.
+    /// The holder is a known peer.
     Peer(PeerId),
-    /// Somebody unknown, in open mode.
+    /// The holder is unknown and admitted, because the agent is in open mode.
     Anyone,
-    /// It is not known.
+    /// The holder is unknown and not admitted.
     Nobody,
 }
 
 /// The keys that a gate admits.
 pub trait Allowlist: Send + Sync {
-    /// Whom the holder of this X25519 key is let in as. Takes no lock and no memory.
+    /// Says whom the holder of this X25519 key is admitted as. Takes no lock and allocates nothing.
     fn admits(&self, agreement: &[u8; 32]) -> Admits;
 }
 
@@ -30,13 +30,13 @@ pub struct Admission {
     pub agreement: [u8; 32],
 }
 
-/// How much room there is for handshakes.
+/// The room that there is for further handshakes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Room {
-    /// Enough.
+    /// A handshake may begin at once.
     Free,
-    /// Half of them are under way: whoever begins one proves its address first.
+    /// Half of the handshakes are under way: a client must prove its address before it begins one.
     Busy,
-    /// None.
+    /// The limit on handshakes under way is reached.
     Full,
 }

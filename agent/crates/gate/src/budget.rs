@@ -25,48 +25,48 @@ pub const OPENS_PER_SECOND_AND_CORE: u32 = 12_000;
 /// All workers together spend at most a quarter of a core.
 pub const MOST_OPENS_PER_SECOND: u32 = OPENS_PER_SECOND_AND_CORE / 4;
 
-/// However many workers there are, each opens so many knocks a second: 0.4 % of its core.
+/// The least number of knocks that each worker opens per second, however many workers there are: 0.4 % of its core.
 pub const LEAST_OPENS_PER_SECOND: u32 = 50;
 
 /// The part of a class that one source prefix may have. Thirty-two prefixes can then use up a class: few enough for
 /// an office behind one address, whose hundred agents come back within seconds, and more than one machine has.
 const PREFIX_PART: u32 = 32;
 
-/// However small the part, a prefix may have so many a second.
+/// The least number of knocks per second that a prefix may have, however small its part.
 const LEAST_PREFIX_OPENS_PER_SECOND: u32 = 10;
 
-/// What a class that was idle may spend at once: an eighth of a second's worth, so that the packets of a worker never
+/// The time that a class that was idle may spend at once: an eighth of a second's worth, so that the packets of a worker never
 /// wait for more than 16 ms of one class's knocks (1,500 a second, one worker).
 const BURST: Duration = Duration::from_millis(125);
 
-/// What a prefix that was idle may spend at once, in time of its own rate; it is also the time after which a prefix
-/// that was not heard of is as good as new and can be forgotten.
+/// The time that a prefix that was idle may spend at once, at its own rate. A prefix that was silent for as long is as good as
+/// new and can be forgotten.
 const PREFIX_BURST: Duration = Duration::from_secs(2);
 
 /// Prefixes of a class in each of the two generations that are remembered.
 const MOST_PREFIXES: usize = 4096;
 
-/// What a knock may cost.
+/// The decision whether a knock may be opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Take {
-    /// It may be opened; the operation is paid for.
+    /// The knock may be opened; the operation has been charged.
     Granted,
-    /// Its class or its prefix has used up what addresses get that are not validated: answer with a Retry.
+    /// The class or prefix has used up the budget for addresses that are not validated. Answer with a Retry.
     Retry,
     /// The same for validated addresses: it is dropped, and the client's next attempt tries again.
     Refused,
 }
 
-/// How often a peer that proved its key is not charged to its source: as often as one dials that misses us.
+/// The interval at which a peer that proved its key is not charged to its source: as often as a peer dials that misses us.
 const FREE_EVERY: Duration = Duration::from_secs(1);
 
-/// The budget of one worker.
+/// The budget of one worker for opening knocks.
 pub struct Budget {
-    /// What the buckets' nanoseconds count from.
+    /// The origin of the buckets' nanoseconds.
     epoch: Instant,
     unvalidated: Class,
     validated: Class,
-    /// When a peer last came in for nothing. As many as there are places in the roster.
+    /// When each peer was last admitted without charge; one entry for each slot of the roster.
     free: IssuedMap<PeerId, Instant>,
 }
 
@@ -104,7 +104,8 @@ impl Budget {
         }
     }
 
-    /// The knock from `source` that was granted last was not opened, for want of a place: its source is not charged for it.
+    /// The knock from `source` that was granted last was not opened because no handshake could begin: its source is not
+    /// charged for it.
     pub fn give_back(&mut self, source: IpAddr, validated: bool) {
         let class = if validated { &mut self.validated } else { &mut self.unvalidated };
         class.give_back(Prefix::of(source));
@@ -259,7 +260,7 @@ mod tests {
         let clock = ManualClock::default();
         let mut budget = Budget::new(1, clock.now());
         let mut waiting: Vec<PeerId> = (0..1000).map(PeerId).collect();
-        // A stranger that knows our public key is behind the same address, and others are elsewhere.
+        // An unauthenticated sender that knows our public key is behind the same address, and others are elsewhere.
         for millisecond in 0..3000 {
             waiting.retain(|peer| {
                 // As the gate asks: without a token first, and if that is not granted with one.
@@ -285,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peer_is_let_off_once_a_second_and_strangers_never() {
+    fn a_peer_is_let_off_once_a_second_and_unauthenticated_senders_never() {
         let clock = ManualClock::default();
         let mut budget = Budget::new(1, clock.now());
         let rate = 1500 / PREFIX_PART;

@@ -1,4 +1,4 @@
-//! What a datagram is, by the bits that nothing protects: form, type, version and lengths (RFC 8999 §5, RFC 9000 §17).
+//! Classifies a datagram by the bits that nothing protects: form, type, version and lengths (RFC 8999 §5, RFC 9000 §17).
 //!
 //! ```text
 //!  long   1?TT????  version 32  len│DCID  len│SCID   Initial: varint│token  varint│number and payload
@@ -8,29 +8,29 @@
 //! The fixed bit is not looked at: who clears it (RFC 9287) must not thereby become something else to us than to
 //! quinn-proto. Everything is by reference and by length; nothing is allocated, and no key is needed.
 
-/// What a datagram begins with.
+/// The kind of packet that a datagram begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class<'a> {
     /// A short header: the first eight bytes of its destination, which is all of it if we issued it.
     Short {
-        /// The destination connection ID.
+        /// The first eight bytes of the destination connection ID.
         cid: &'a [u8; 8],
     },
-    /// An Initial packet.
+    /// An Initial packet, with its readable part.
     Initial(Initial<'a>),
     /// A 0-RTT packet, which no agent sends.
     ZeroRtt {
-        /// The destination connection ID.
+        /// The destination connection ID of the packet.
         dcid: &'a [u8],
     },
-    /// A Handshake packet.
+    /// A Handshake packet of version 1.
     Handshake {
-        /// The destination connection ID.
+        /// The destination connection ID of the packet.
         dcid: &'a [u8],
     },
-    /// A Retry packet.
+    /// A Retry packet, which only servers send.
     Retry {
-        /// The destination connection ID.
+        /// The destination connection ID of the packet.
         dcid: &'a [u8],
     },
     /// Anything else: another version, version negotiation, connection IDs longer than 20 bytes, fields that reach past
@@ -45,12 +45,12 @@ pub struct Initial<'a> {
     pub dcid: &'a [u8],
     /// The source connection ID, at most 20 bytes.
     pub scid: &'a [u8],
-    /// The token, often empty.
+    /// The token of the packet, which is often empty.
     pub token: &'a [u8],
-    /// Where the protected packet number begins, counted from the start of the datagram.
+    /// The index of the protected packet number, counted from the start of the datagram.
     pub packet_number_at: usize,
-    /// Where the packet ends; what follows are other packets. At least [`PROTECTED_BYTES`] after `packet_number_at`,
-    /// at most the length of the datagram.
+    /// The end of the packet; other packets follow. At least [`PROTECTED_BYTES`] after `packet_number_at`, at most the length
+    /// of the datagram.
     pub end: usize,
 }
 
@@ -61,7 +61,7 @@ pub const PROTECTED_BYTES: usize = 20;
 /// The longest connection ID of QUIC version 1 (RFC 9000 §17.2).
 pub const MAX_CID_BYTES: usize = 20;
 
-/// Says what `datagram` begins with.
+/// Classifies `datagram` by the header that it begins with.
 #[must_use]
 pub fn classify(datagram: &[u8]) -> Class<'_> {
     const LONG_FORM: u8 = 0x80;

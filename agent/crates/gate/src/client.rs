@@ -4,43 +4,41 @@
 //!
 //! ```text
 //!  Endpoint::connect ─▶ initial_dst_cid_provider    chooses the DCID                 → slot
-//!                    ─▶ ClientConfig::start_session takes the whole ClientHello from
+//!                    ─▶ ClientConfig::start_session takes the complete ClientHello from
 //!                       │                           rustls, seals the knock          → slot
 //!                       └ Session::write_handshake  gives the same bytes back, once
 //!                    ─▶ TokenStore::take            the knock                        ← slot
 //! ```
 //!
-//! quinn-proto repeats the token in every Initial packet of the attempt, or what a Retry put in its place.
+//! quinn-proto repeats the token in every Initial packet of the attempt, or the token of a Retry instead.
 
 use std::{
-    any::Any,
     fmt,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use bytes::Bytes;
 use quinn_proto::{
-    ConnectError, ConnectionId, Side, TokenStore, TransportError,
-    crypto::{
-        self, ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session, UnsupportedVersion,
-    },
+    ConnectError, ConnectionId, TokenStore,
+    crypto::{self, Keys, Session, UnsupportedVersion},
     transport_parameters::TransportParameters,
 };
 use zeroize::Zeroizing;
 
 use crate::{
     identity::AgreementKey,
-    initial::whole_client_hello,
+    initial::complete_client_hello,
     knock::{KNOCK_BYTES, ServerKey, seal},
+    session::{Hook, Hooked},
 };
 
-/// What the knock of one connection attempt is made of.
+/// The material of the knock for one connection attempt.
 pub struct Knock {
-    /// Our key.
+    /// The X25519 key of the client.
     pub own: Arc<AgreementKey>,
-    /// Whom to knock at.
+    /// The public key of the server to knock at.
     pub server: Arc<ServerKey>,
-    /// Our clock.
+    /// The time of the client's wall clock.
     pub unix_seconds: u64,
     /// 32 random bytes, for this attempt only.
     pub ephemeral: Zeroizing<[u8; 32]>,
@@ -56,7 +54,7 @@ impl fmt::Debug for Knock {
 ///
 /// `config` is the TLS to dial with, `dcid_provider` makes the destination of the first packet. The transport parameters
 /// are the default; set them on the result. A second `connect` with it fails with `ConnectError::EndpointStopping`, as
-/// does one whose TLS does not give its whole ClientHello at once: its knock would open nothing.
+/// does one whose TLS does not give its complete ClientHello at once: its knock would open nothing.
 pub fn arm(
     config: Arc<dyn crypto::ClientConfig>,
     knock: Knock,
@@ -75,7 +73,7 @@ pub fn arm(
     armed
 }
 
-/// What the hooks of one attempt hand to each other.
+/// The state that the hooks of one attempt share.
 struct Slot(Mutex<State>);
 
 struct State {
@@ -130,83 +128,31 @@ impl crypto::ClientConfig for KnockClientConfig {
         let mut inner = Arc::clone(&self.inner).start_session(version, server_name, params)?;
         let mut client_hello = Vec::new();
         let keys = inner.write_handshake(&mut client_hello);
-        if !is_whole_client_hello(&client_hello) {
+        if !is_complete_client_hello(&client_hello) {
             return Err(ConnectError::EndpointStopping);
         }
         self.slot.seal(&client_hello)?;
-        Ok(Box::new(KnockSession { inner, written: Some((client_hello, keys)) }))
+        Ok(Box::new(Hooked { inner, hook: WrittenHello(Some((client_hello, keys))) }))
     }
 }
 
 /// Whether `bytes` are what the gate at the other end will look for.
-fn is_whole_client_hello(bytes: &[u8]) -> bool {
-    whole_client_hello(bytes).is_ok()
+fn is_complete_client_hello(bytes: &[u8]) -> bool {
+    complete_client_hello(bytes).is_ok()
 }
 
-/// A session that gives what was already written once more; all else is the inner one's.
-struct KnockSession {
-    inner: Box<dyn Session>,
-    written: Option<(Vec<u8>, Option<Keys>)>,
-}
+/// Gives the handshake bytes that were already written, once.
+struct WrittenHello(Option<(Vec<u8>, Option<Keys>)>);
 
-impl Session for KnockSession {
-    fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
-        match self.written.take() {
+impl Hook for WrittenHello {
+    fn write_handshake(&mut self, inner: &mut dyn Session, buf: &mut Vec<u8>) -> Option<Keys> {
+        match self.0.take() {
             Some((client_hello, keys)) => {
                 buf.extend_from_slice(&client_hello);
                 keys
             }
-            None => self.inner.write_handshake(buf),
+            None => inner.write_handshake(buf),
         }
-    }
-
-    fn read_handshake(&mut self, buf: &[u8]) -> Result<bool, TransportError> {
-        self.inner.read_handshake(buf)
-    }
-
-    fn handshake_data(&self) -> Option<Box<dyn Any>> {
-        self.inner.handshake_data()
-    }
-
-    fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {
-        self.inner.initial_keys(dst_cid, side)
-    }
-
-    fn peer_identity(&self) -> Option<Box<dyn Any>> {
-        self.inner.peer_identity()
-    }
-
-    fn early_crypto(&self) -> Option<(Box<dyn HeaderKey>, Box<dyn PacketKey>)> {
-        self.inner.early_crypto()
-    }
-
-    fn early_data_accepted(&self) -> Option<bool> {
-        self.inner.early_data_accepted()
-    }
-
-    fn is_handshaking(&self) -> bool {
-        self.inner.is_handshaking()
-    }
-
-    fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
-        self.inner.transport_parameters()
-    }
-
-    fn next_1rtt_keys(&mut self) -> Option<KeyPair<Box<dyn PacketKey>>> {
-        self.inner.next_1rtt_keys()
-    }
-
-    fn is_valid_retry(&self, orig_dst_cid: &ConnectionId, header: &[u8], payload: &[u8]) -> bool {
-        self.inner.is_valid_retry(orig_dst_cid, header, payload)
-    }
-
-    fn export_keying_material(
-        &self,
-        output: &mut [u8],
-        label: &[u8],
-        context: &[u8],
-    ) -> Result<(), ExportKeyingMaterialError> {
-        self.inner.export_keying_material(output, label, context)
     }
 }
 

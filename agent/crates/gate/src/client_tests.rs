@@ -45,10 +45,10 @@ fn every_initial_carries_the_knock() {
     let mut link = Link::new(knocking(), no_tokens(), false);
     assert!(link.run(LONG, |_, _| Fate::Pass));
     assert!(knocks(&link) >= 2, "a first and a second flight");
-    assert_eq!(link.begun.len(), 1);
+    assert_eq!(link.connections.len(), 1);
     // A token that the server's key does not open is no token: nothing is validated, nobody is answered.
-    assert!(!link.begun[0].validated && link.begun[0].may_retry && link.responses == 0);
-    assert_eq!(link.begun[0].original_dcid, DCID);
+    assert!(!link.connections[0].validated && link.connections[0].may_retry && link.responses == 0);
+    assert_eq!(link.connections[0].original_dcid, DCID);
 }
 
 #[test]
@@ -132,12 +132,12 @@ fn hooks_are_called_in_their_order() {
         ) -> Result<Box<dyn Session>, ConnectError> {
             self.1.lock().unwrap_or_else(PoisonError::into_inner).push("start_session");
             let mut session = Arc::clone(&self.0).start_session(version, server_name, params)?;
-            // rustls has the whole ClientHello at once, and nothing after it.
+            // rustls has the complete ClientHello at once, and nothing after it.
             let (mut hello, mut more) = (Vec::new(), Vec::new());
             assert!(session.write_handshake(&mut hello).is_none());
-            assert!(is_whole_client_hello(&hello));
+            assert!(is_complete_client_hello(&hello));
             assert!(session.write_handshake(&mut more).is_none() && more.is_empty());
-            Ok(Box::new(KnockSession { inner: session, written: Some((hello, None)) }))
+            Ok(Box::new(Hooked { inner: session, hook: WrittenHello(Some((hello, None))) }))
         }
     }
     struct WatchedTokens(Arc<Slot>, Arc<Mutex<Vec<&'static str>>>);
@@ -180,9 +180,9 @@ fn an_armed_config_serves_one_attempt() {
 
 #[test]
 fn half_a_hello_is_no_hello() {
-    assert!(is_whole_client_hello(&[1, 0, 0, 2, 7, 7]));
+    assert!(is_complete_client_hello(&[1, 0, 0, 2, 7, 7]));
     for bytes in [&[][..], &[1], &[1, 0, 0, 2, 7], &[1, 0, 0, 2, 7, 7, 7], &[2, 0, 0, 2, 7, 7], &[1, 0, 0]] {
-        assert!(!is_whole_client_hello(bytes), "{bytes:?}");
+        assert!(!is_complete_client_hello(bytes), "{bytes:?}");
     }
     assert_ne!(hello_hash(&[1, 0, 0, 0]), hello_hash(&[1, 0, 0, 1]));
 }

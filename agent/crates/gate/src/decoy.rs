@@ -1,4 +1,4 @@
-//! Strangers whose datagrams go to the decoy: which have a flow, how many may, and how much goes back to each (pure).
+//! The flows of unauthenticated senders to the decoy: their number, their rates, and how much goes back to each (pure).
 //!
 //! ```text
 //!             first datagram                 the decoy's connection ID
@@ -8,9 +8,9 @@
 //!                                   table is full: unanswered ones first
 //! ```
 //!
-//! A stranger has *answered* when it sends to a connection ID that the decoy chose: whoever forged its address has not seen
-//! that (RFC 9000 §8.1). Another port of the same address is then no longer limited either, because a client that moves to
-//! another port may use a connection ID that only the two of them know.
+//! A sender has *answered* when it sends to a connection ID that the decoy chose, which a forger of its address cannot
+//! have seen (RFC 9000 §8.1). From then on other ports of the same address are not limited either, because a client
+//! that moves to another port may use a connection ID that only the two of them know.
 
 use std::{
     collections::{
@@ -27,91 +27,91 @@ use wire::rate::{Allowance, Pace};
 
 pub use crate::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
 
-/// How long a stranger may be silent: a QUIC server's usual idle time-out is 30 s, browsers keep alive for longer.
+/// The time for which a flow may be silent: a QUIC server's usual idle time-out is 30 s, browsers keep alive for longer.
 pub const IDLE: Duration = Duration::from_secs(60);
 
-/// Bytes that go back to a stranger for each byte that came, until it has answered (RFC 9000 §8.1).
+/// Bytes that may go back to a sender for each byte that came, until it has answered (RFC 9000 §8.1).
 const AMPLIFICATION: u64 = 3;
 
 /// New flows of one source prefix: each costs a socket, about 20 µs of system calls.
 const SOURCE_RATE: Pace = Pace { per_second: 20, at_once: 50 };
 
-/// New flows of all strangers together: under a flood of forged sources an unanswered one lives for 10 s in a table of 4,096.
+/// New flows of all senders together: under a flood of forged sources an unanswered one lives for 10 s in a table of 4,096.
 const TOTAL_RATE: Pace = Pace { per_second: 400, at_once: 1_000 };
 
-/// Prefixes are counted in this many places, by a hash that an outsider cannot foresee; some share one.
-const PLACES: usize = 4_096;
+/// The number of rate limiters for prefixes. A hash that an outsider cannot foresee picks one, so some prefixes share one.
+const LIMITERS: usize = 4_096;
 
-/// The part of all flows that one source prefix may have at a time: eight prefixes fill the table, not one.
+/// One source prefix may have an eighth of all flows at a time, so that it takes eight prefixes to fill the table.
 const PREFIX_PART: usize = 8;
 
-/// However small the table, a prefix may have so many: the visitors behind one address.
+/// The flows that a prefix may have however small the table is: the visitors behind one address.
 const LEAST_PREFIX_FLOWS: usize = 16;
 
-/// A connection ID that is shorter proves nothing, as it could be guessed. Servers on quic-go choose four bytes.
+/// The shortest connection ID that proves anything; a shorter one could be guessed. Servers on quic-go choose four bytes.
 const LEAST_CID: usize = 4;
 
 /// The longest connection ID of QUIC version 1 (RFC 9000 §17.2).
 const MOST_CID: usize = 20;
 
-/// The bit of the first byte that tells a long header (RFC 8999 §5.1).
+/// The bit of the first byte that marks a long header (RFC 8999 §5.1).
 const LONG_HEADER: u8 = 0x80;
 
-/// A stranger: from where it sends, and which of our sockets and addresses it sends to.
+/// An unauthenticated sender, by its address and by the socket and address of ours that it sends to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Stranger {
-    /// Its address.
+pub struct Sender {
+    /// The address and port that it sends from.
     pub source: SocketAddr,
-    /// Which listening port it uses: a place in `transport.listen`.
+    /// The listening port that it sends to, as an index into `transport.listen`.
     pub port: usize,
-    /// Which of this host's addresses it uses, where the socket tells.
+    /// The address of this host that it sends to, if the socket tells.
     pub local: Option<IpAddr>,
 }
 
-/// A flow's place in the table.
+/// Names a flow to the decoy, by its index in the table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct DecoyId(pub u32);
 
-/// Where a stranger's datagram belongs.
+/// The flow to the decoy that a datagram belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admitted {
-    /// Its flow.
+    /// The identifier of the flow in the table.
     pub id: DecoyId,
-    /// The flow has just begun: it has no socket yet. [`DecoyFlows::remove`] if it cannot have one.
+    /// Whether the flow is new and has no socket yet. If it cannot have one, call [`DecoyFlows::remove`].
     pub new: bool,
-    /// A flow that made room for it and is gone: its socket is to be closed, before the new one is opened in its place.
+    /// A flow that was evicted to make room. The caller closes its socket before it opens the new one in its slot.
     pub evicted: Option<DecoyId>,
 }
 
-/// The strangers that have a flow.
+/// The table of flows to the decoy.
 pub struct DecoyFlows {
     flows: Slab<Flow>,
-    // Hashed with a random key: strangers choose what is in it.
-    by_stranger: HashMap<Stranger, DecoyId>,
-    /// How many answered flows each address has.
+    // Hashed with a random key, because senders choose what is in it.
+    by_sender: HashMap<Sender, DecoyId>,
+    /// The number of answered flows of each address.
     answered_hosts: HashMap<IpAddr, u32>,
-    /// How many flows each source prefix has; none is 0.
+    /// The number of flows of each source prefix that has any.
     by_prefix: HashMap<[u8; 8], usize>,
-    /// Unanswered flows and answered ones, the one that was silent longest first.
+    /// The unanswered and the answered flows, each list with the one that was silent longest first.
     lists: [List; 2],
     limit: usize,
-    /// And of one prefix.
+    /// The most flows of one source prefix.
     prefix_limit: usize,
     sources: Box<[Allowance]>,
     total: Allowance,
     hasher: RandomState,
 }
 
-/// One stranger's flow.
+/// The flow of one unauthenticated sender to the decoy.
 struct Flow {
-    stranger: Stranger,
+    sender: Sender,
     last_active: Instant,
-    /// Bytes that came from it, and that went back to it.
+    /// Bytes that came from the sender.
     received: u64,
     returned: u64,
-    /// It sent to a connection ID of the decoy's.
+    /// Whether the sender used a connection ID of the decoy's.
     answered: bool,
-    /// Its address had answered on another port when this flow began.
+    /// Whether the address had answered on another port when this flow began.
     trusted: bool,
     /// The newest connection IDs that the decoy chose, the last one first.
     cids: [Cid; 2],
@@ -120,64 +120,59 @@ struct Flow {
 }
 
 impl DecoyFlows {
-    /// No flows yet, and never more than `limit` (at least 1), of one source prefix an eighth of that (at least 16).
+    /// Makes an empty table of at most `limit` flows (at least 1), of which one source prefix may have an eighth (at least 16).
     #[must_use]
     pub fn new(limit: usize, now: Instant) -> Self {
         Self {
             flows: Slab::new(),
-            by_stranger: HashMap::new(),
+            by_sender: HashMap::new(),
             answered_hosts: HashMap::new(),
             by_prefix: HashMap::new(),
             lists: [List::default(); 2],
             limit: limit.max(1),
             prefix_limit: (limit / PREFIX_PART).max(LEAST_PREFIX_FLOWS),
-            sources: vec![Allowance::new(SOURCE_RATE, now); PLACES].into_boxed_slice(),
+            sources: vec![Allowance::new(SOURCE_RATE, now); LIMITERS].into_boxed_slice(),
             total: Allowance::new(TOTAL_RATE, now),
             hasher: RandomState::new(),
         }
     }
 
-    /// How many there are.
+    /// The number of flows in the table.
     #[must_use]
     pub fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Whether there are none.
+    /// Whether the table holds no flow.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
 
-    /// Takes a datagram of `stranger`: says to which flow it belongs, which may be a new one.
+    /// Assigns a datagram of `sender` to its flow, which may be a new one.
     ///
     /// # Errors
-    /// [`DecoyDrop::SourceFlows`], [`DecoyDrop::SourceRate`] or [`DecoyDrop::TotalRate`], for a stranger without a flow.
-    pub fn admit(
-        &mut self,
-        stranger: Stranger,
-        datagram: &[u8],
-        now: Instant,
-    ) -> Result<Admitted, DecoyDrop> {
-        let (id, new, evicted) = match self.by_stranger.get(&stranger) {
+    /// [`DecoyDrop::SourceFlows`], [`DecoyDrop::SourceRate`] or [`DecoyDrop::TotalRate`], for a sender without a flow.
+    pub fn admit(&mut self, sender: Sender, datagram: &[u8], now: Instant) -> Result<Admitted, DecoyDrop> {
+        let (id, new, evicted) = match self.by_sender.get(&sender) {
             Some(id) => (*id, false, None),
             None => {
-                self.charge(stranger.source.ip(), now)?;
+                self.charge(sender.source.ip(), now)?;
                 let evicted = if self.flows.len() >= self.limit { self.evict() } else { None };
-                (self.insert(stranger, now), true, evicted)
+                (self.insert(sender, now), true, evicted)
             }
         };
         self.heard(id, datagram, now);
         Ok(Admitted { id, new, evicted })
     }
 
-    /// Takes a datagram of the decoy for the flow `id`: says to whom it goes.
+    /// Accounts for a datagram of the decoy in the flow `id`, and returns the sender that it goes to.
     ///
     /// # Errors
     /// [`DecoyDrop::Amplification`] if it is more than may go back now.
-    pub fn answer(&mut self, id: DecoyId, datagram: &[u8]) -> Result<Stranger, DecoyDrop> {
+    pub fn answer(&mut self, id: DecoyId, datagram: &[u8]) -> Result<Sender, DecoyDrop> {
         // A flow and its socket end together, so there is one.
-        let flow = self.flows.get_mut(id.0 as usize).ok_or(DecoyDrop::ToStranger)?;
+        let flow = self.flows.get_mut(id.0 as usize).ok_or(DecoyDrop::ToSender)?;
         let returned = flow.returned.saturating_add(datagram.len() as u64);
         if !flow.answered && !flow.trusted && returned > flow.received.saturating_mul(AMPLIFICATION) {
             return Err(DecoyDrop::Amplification);
@@ -189,18 +184,18 @@ impl DecoyFlows {
         {
             flow.cids = [cid, flow.cids[0]];
         }
-        Ok(flow.stranger)
+        Ok(flow.sender)
     }
 
-    /// Ends a flow.
+    /// Ends a flow and removes it from the table.
     pub fn remove(&mut self, id: DecoyId) {
         if !self.flows.contains(id.0 as usize) {
             return;
         }
         self.unlink(id);
         let flow = self.flows.remove(id.0 as usize);
-        self.by_stranger.remove(&flow.stranger);
-        let host = flow.stranger.source.ip();
+        self.by_sender.remove(&flow.sender);
+        let host = flow.sender.source.ip();
         if let Entry::Occupied(mut count) = self.by_prefix.entry(prefix(host)) {
             *count.get_mut() -= 1;
             if *count.get() == 0 {
@@ -217,20 +212,20 @@ impl DecoyFlows {
         }
     }
 
-    /// Ends one flow that has been silent for [`IDLE`]; call again until there is none.
+    /// Ends one flow that has been silent for [`IDLE`]. Call it again until it returns none.
     pub fn expire(&mut self, now: Instant) -> Option<DecoyId> {
         let id = self.oldest().filter(|(_, active)| *active + IDLE <= now)?.0;
         self.remove(id);
         Some(id)
     }
 
-    /// When [`DecoyFlows::expire`] has something to do.
+    /// The time at which [`DecoyFlows::expire`] next has a flow to end.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.oldest().map(|(_, active)| active + IDLE)
     }
 
-    /// The flow that was silent longest, and since when.
+    /// The flow that was silent longest, and the time of its last datagram.
     fn oldest(&self) -> Option<(DecoyId, Instant)> {
         let heads = self.lists.iter().filter_map(|list| list.first);
         heads
@@ -238,15 +233,15 @@ impl DecoyFlows {
             .min_by_key(|(_, at)| *at)
     }
 
-    /// Pays for a new flow of a source.
+    /// Charges a new flow to the rates of its source and of all sources.
     fn charge(&mut self, source: IpAddr, now: Instant) -> Result<(), DecoyDrop> {
         let prefix = prefix(source);
         if self.by_prefix.get(&prefix).is_some_and(|flows| *flows >= self.prefix_limit) {
             return Err(DecoyDrop::SourceFlows);
         }
-        // The remainder is below the number of places.
-        let place = self.hasher.hash_one(prefix) as usize % PLACES;
-        let of_source = &mut self.sources[place];
+        // The remainder is below the number of limiters.
+        let limiter = self.hasher.hash_one(prefix) as usize % LIMITERS;
+        let of_source = &mut self.sources[limiter];
         if of_source.is_spent(now) {
             return Err(DecoyDrop::SourceRate);
         }
@@ -257,34 +252,34 @@ impl DecoyFlows {
         Ok(())
     }
 
-    /// Ends the flow that is missed least: of the unanswered ones, else of all, the one that was silent longest.
+    /// Evicts the flow that was silent longest: an unanswered one if there is any.
     fn evict(&mut self) -> Option<DecoyId> {
         let id = self.lists.iter().find_map(|list| list.first)?;
         self.remove(id);
         Some(id)
     }
 
-    fn insert(&mut self, stranger: Stranger, now: Instant) -> DecoyId {
+    fn insert(&mut self, sender: Sender, now: Instant) -> DecoyId {
         let flow = Flow {
-            stranger,
+            sender,
             last_active: now,
             received: 0,
             returned: 0,
             answered: false,
-            trusted: self.answered_hosts.contains_key(&stranger.source.ip()),
+            trusted: self.answered_hosts.contains_key(&sender.source.ip()),
             cids: [Cid::default(); 2],
             before: None,
             after: None,
         };
         // The limit is far below 2^32.
         let id = DecoyId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
-        self.by_stranger.insert(stranger, id);
-        *self.by_prefix.entry(prefix(stranger.source.ip())).or_default() += 1;
+        self.by_sender.insert(sender, id);
+        *self.by_prefix.entry(prefix(sender.source.ip())).or_default() += 1;
         self.link(id);
         id
     }
 
-    /// Notes that a datagram came from a stranger.
+    /// Records a datagram that came from the sender of a flow.
     fn heard(&mut self, id: DecoyId, datagram: &[u8], now: Instant) {
         self.unlink(id);
         let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
@@ -292,12 +287,12 @@ impl DecoyFlows {
         flow.received = flow.received.saturating_add(datagram.len() as u64);
         if !flow.answered && flow.cids.iter().any(|cid| cid.is_destination_of(datagram)) {
             flow.answered = true;
-            *self.answered_hosts.entry(flow.stranger.source.ip()).or_default() += 1;
+            *self.answered_hosts.entry(flow.sender.source.ip()).or_default() += 1;
         }
         self.link(id);
     }
 
-    /// Puts a flow at the end of its list.
+    /// Appends a flow to the list that it belongs to.
     fn link(&mut self, id: DecoyId) {
         let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
         let list = &mut self.lists[usize::from(flow.answered)];
@@ -313,7 +308,7 @@ impl DecoyFlows {
         }
     }
 
-    /// Takes a flow out of its list.
+    /// Removes a flow from the list that it is in.
     fn unlink(&mut self, id: DecoyId) {
         let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
         let (list, before, after) = (usize::from(flow.answered), flow.before.take(), flow.after.take());
@@ -335,7 +330,7 @@ struct List {
     last: Option<DecoyId>,
 }
 
-/// A connection ID of the decoy's; empty for none.
+/// A connection ID that the decoy chose; empty if there is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 struct Cid {
     bytes: [u8; MOST_CID],
@@ -357,7 +352,7 @@ impl Cid {
 
 /// The connection ID that the sender of `datagram` chose for itself: the source of a long header (RFC 8999 §5.1).
 ///
-/// A Version Negotiation packet has none: it repeats what the client sent, which is known to whoever forged that.
+/// A Version Negotiation packet has none: it repeats the IDs of the client, which a forger of the address knows.
 fn chosen_cid(datagram: &[u8]) -> Option<Cid> {
     let version = datagram.get(1..5)?;
     if datagram[0] & LONG_HEADER == 0 || version == [0; 4] {
@@ -371,7 +366,7 @@ fn chosen_cid(datagram: &[u8]) -> Option<Cid> {
     Some(Cid { bytes, len: *len })
 }
 
-/// What one site's addresses have in common: an IPv4 /24, an IPv6 /56 (RFC 6177 §2).
+/// The prefix that the addresses of one site share: an IPv4 /24 or an IPv6 /56 (RFC 6177 §2).
 fn prefix(address: IpAddr) -> [u8; 8] {
     match address {
         IpAddr::V4(v4) => {

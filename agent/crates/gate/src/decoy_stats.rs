@@ -1,105 +1,69 @@
-//! What became of datagrams between strangers and the decoy, and why some were dropped (pure).
+//! Counts of datagrams between unauthenticated senders and the decoy, with the reasons for drops (pure).
 
-/// Why a datagram of a stranger, or one of the decoy's, was dropped.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum DecoyDrop {
-    /// There is no decoy: strangers meet silence.
-    NoDecoy,
-    /// Its source prefix has as many flows as one may have.
-    SourceFlows,
-    /// Its source prefix opened too many flows of late.
-    SourceRate,
-    /// All strangers together did.
-    TotalRate,
-    /// No socket could be opened for it.
-    NoSocket,
-    /// More came in one turn than is kept, or than worker 0 takes from the others.
-    Overload,
-    /// The agent is stopping.
-    Stopping,
-    /// The kernel did not take it for the decoy.
-    ToDecoy,
-    /// The decoy's host refused it, or one before it: nobody listens there.
-    Refused,
-    /// An answer beyond what may go to a stranger that has not answered.
-    Amplification,
-    /// An answer larger than the path takes.
-    TooLarge,
-    /// The kernel did not take an answer for the stranger.
-    ToStranger,
-}
-
-impl DecoyDrop {
-    /// How many reasons there are.
-    pub const COUNT: usize = 12;
-
-    /// How many of them, the first ones, are about strangers' datagrams; the others are about the decoy's.
-    pub const TO_DECOY: usize = 9;
-
-    /// All reasons, in the order of their places.
-    pub const ALL: [Self; Self::COUNT] = [
-        Self::NoDecoy,
-        Self::SourceFlows,
-        Self::SourceRate,
-        Self::TotalRate,
-        Self::NoSocket,
-        Self::Overload,
-        Self::Stopping,
-        Self::ToDecoy,
-        Self::Refused,
-        Self::Amplification,
-        Self::TooLarge,
-        Self::ToStranger,
-    ];
-
-    /// The value of the metric label `reason`.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::NoDecoy => "no_decoy",
-            Self::SourceFlows => "source_flows",
-            Self::SourceRate => "source_rate",
-            Self::TotalRate => "total_rate",
-            Self::NoSocket => "no_socket",
-            Self::Overload => "overload",
-            Self::Stopping => "stopping",
-            Self::ToDecoy => "to_decoy",
-            Self::Refused => "refused",
-            Self::Amplification => "amplification",
-            Self::TooLarge => "too_large",
-            Self::ToStranger => "to_stranger",
-        }
+wire::labelled! {
+    /// The reason why a datagram to or from the decoy was dropped.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DecoyDrop {
+        /// There is no decoy: unauthenticated senders get no answer.
+        NoDecoy => "no_decoy",
+        /// The source prefix has as many flows as one prefix may have.
+        SourceFlows => "source_flows",
+        /// The source prefix opened too many flows lately.
+        SourceRate => "source_rate",
+        /// All sources together opened too many flows lately.
+        TotalRate => "total_rate",
+        /// No socket could be opened for it.
+        NoSocket => "no_socket",
+        /// More arrived in one turn than is kept, or than worker 0 takes from the other workers.
+        Overload => "overload",
+        /// The agent is stopping and drops what waits.
+        Stopping => "stopping",
+        /// The kernel did not take a datagram for the decoy.
+        ToDecoy => "to_decoy",
+        /// The decoy's host refused it, or one before it: nobody listens there.
+        Refused => "refused",
+        /// An answer beyond what may go to an unauthenticated sender that has not answered.
+        Amplification => "amplification",
+        /// An answer larger than the path takes.
+        TooLarge => "too_large",
+        /// The kernel did not take an answer for an unauthenticated sender.
+        ToSender => "to_stranger",
     }
 }
 
-/// What became of datagrams between strangers and the decoy; monotonic.
+impl DecoyDrop {
+    /// The number of reasons about datagrams to the decoy, which come first; the others are about its answers.
+    pub const TO_DECOY: usize = 9;
+}
+
+/// Monotonic counts of datagrams between unauthenticated senders and the decoy.
 ///
-/// What came and was not dropped went on: to the decoy, or to the stranger.
+/// A datagram that arrived and was not dropped was delivered, to the decoy or to the sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecoyStats {
-    /// Datagrams that came from strangers, and bytes.
-    pub from_strangers: Traffic,
+    /// Datagrams that came from unauthenticated senders, and bytes.
+    pub from_senders: Traffic,
     /// Datagrams that came from the decoy, and bytes.
     pub from_decoy: Traffic,
-    /// Flows that began.
+    /// Flows that were opened to the decoy.
     pub opened: u64,
-    /// Flows that gave way to others, because the ceiling was reached.
+    /// Flows that were evicted because the ceiling was reached.
     pub gave_way: u64,
-    /// Datagrams dropped, by reason.
+    /// Datagrams that were dropped, by reason.
     pub dropped: [u64; DecoyDrop::COUNT],
 }
 
-/// Datagrams and their bytes.
+/// A count of datagrams and of their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// How many.
+    /// The number of datagrams that were counted.
     pub datagrams: u64,
-    /// Bytes of UDP payload.
+    /// The bytes of their UDP payload.
     pub bytes: u64,
 }
 
 impl DecoyStats {
-    /// Counts `datagrams` that were dropped.
+    /// Counts `datagrams` that were dropped for `reason`.
     pub fn drop(&mut self, reason: DecoyDrop, datagrams: u64) {
         self.dropped[reason as usize] += datagrams;
     }
@@ -118,10 +82,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_index_their_own_place_and_have_distinct_labels() {
+    fn reasons_count_from_zero_and_have_distinct_labels() {
         let mut labels = std::collections::BTreeSet::new();
-        for (place, reason) in DecoyDrop::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, place);
+        for (index, reason) in DecoyDrop::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, index);
             assert!(labels.insert(reason.label()));
         }
         assert_eq!(

@@ -13,10 +13,10 @@ fn start() -> Instant {
     ManualClock::default().now()
 }
 
-/// A stranger of network 10.x.y.0/24.
-fn stranger(network: u16, host: u8, port: u16) -> Stranger {
+/// An unauthenticated sender in the network 10.x.y.0/24.
+fn sender(network: u16, host: u8, port: u16) -> Sender {
     let [x, y] = network.to_be_bytes();
-    Stranger { source: SocketAddr::new(Ipv4Addr::new(10, x, y, host).into(), port), port: 0, local: None }
+    Sender { source: SocketAddr::new(Ipv4Addr::new(10, x, y, host).into(), port), port: 0, local: None }
 }
 
 /// A packet with a long header.
@@ -43,11 +43,11 @@ fn answers(flows: &mut DecoyFlows, id: DecoyId, len: usize) -> bool {
 }
 
 #[test]
-fn a_stranger_is_its_address_and_ours() {
+fn a_sender_is_its_address_and_ours() {
     let (now, mut flows) = (start(), DecoyFlows::new(PLENTY, start()));
-    let one = stranger(1, 1, 1000);
+    let one = sender(1, 1, 1000);
     let local = Some(Ipv4Addr::new(192, 0, 2, 1).into());
-    let others = [stranger(1, 1, 1001), Stranger { port: 1, ..one }, Stranger { local, ..one }];
+    let others = [sender(1, 1, 1001), Sender { port: 1, ..one }, Sender { local, ..one }];
     let first = flows.admit(one, b"x", now).unwrap();
     assert!(first.new && first.evicted.is_none());
     for other in others {
@@ -59,9 +59,9 @@ fn a_stranger_is_its_address_and_ours() {
 }
 
 #[test]
-fn three_times_what_came_goes_back_until_the_stranger_has_answered() {
+fn three_times_what_came_goes_back_until_the_sender_has_answered() {
     let (now, mut flows) = (start(), DecoyFlows::new(PLENTY, start()));
-    let one = stranger(1, 1, 1000);
+    let one = sender(1, 1, 1000);
     let id = flows.admit(one, &long(1, b"original", b"client", 1200), now).unwrap().id;
     assert_eq!(flows.answer(id, &long(1, b"client", b"the-decoys", 1200)), Ok(one));
     assert!(answers(&mut flows, id, 1200) && answers(&mut flows, id, 1199));
@@ -88,7 +88,7 @@ fn three_times_what_came_goes_back_until_the_stranger_has_answered() {
 fn a_long_header_to_the_decoys_connection_id_is_an_answer_too() {
     for (retry, initial) in [(&b"retry-id"[..], &b"initial!"[..]), (b"four", b"initial!")] {
         let (now, mut flows) = (start(), DecoyFlows::new(PLENTY, start()));
-        let one = stranger(1, 1, 1000);
+        let one = sender(1, 1, 1000);
         let id = flows.admit(one, &long(1, b"original", b"", 1200), now).unwrap().id;
         for source in [retry, initial, initial] {
             assert!(flows.answer(id, &long(1, b"", source, 100)).is_ok());
@@ -103,7 +103,7 @@ fn a_long_header_to_the_decoys_connection_id_is_an_answer_too() {
 fn what_a_forger_could_know_is_no_answer() {
     for (version, chosen) in [(0, &b"original"[..]), (1, b""), (1, b"abc"), (1, &[7; 21])] {
         let (now, mut flows) = (start(), DecoyFlows::new(PLENTY, start()));
-        let one = stranger(1, 1, 1000);
+        let one = sender(1, 1, 1000);
         let id = flows.admit(one, &long(1, b"original", b"client", 1200), now).unwrap().id;
         assert!(flows.answer(id, &long(version, b"client", chosen, 100)).is_ok());
         flows.admit(one, &long(1, chosen, b"client", 0), now).unwrap();
@@ -111,27 +111,27 @@ fn what_a_forger_could_know_is_no_answer() {
         assert!(!answers(&mut flows, id, 60_000), "{chosen:?}");
     }
     // What is cut off says nothing.
-    let whole = long(1, b"client", b"the-decoys", 0);
-    for len in 0..whole.len() {
-        assert_eq!(chosen_cid(&whole[..len]), None);
+    let complete = long(1, b"client", b"the-decoys", 0);
+    for len in 0..complete.len() {
+        assert_eq!(chosen_cid(&complete[..len]), None);
     }
 }
 
 #[test]
 fn another_port_of_an_address_that_answered_is_not_limited() {
     let (now, mut flows) = (start(), DecoyFlows::new(PLENTY, start()));
-    let one = stranger(1, 1, 1000);
+    let one = sender(1, 1, 1000);
     let id = flows.admit(one, &[0; 1200], now).unwrap().id;
     assert!(flows.answer(id, &long(1, b"", b"the-decoys", 100)).is_ok());
-    let before = flows.admit(stranger(1, 1, 1001), &[0; 10], now).unwrap().id;
+    let before = flows.admit(sender(1, 1, 1001), &[0; 10], now).unwrap().id;
     flows.admit(one, &short(b"the-decoys", 20), now).unwrap();
-    let moved = flows.admit(stranger(1, 1, 1002), &short(b"another", 10), now).unwrap().id;
-    let neighbour = flows.admit(stranger(1, 2, 1000), &[0; 10], now).unwrap().id;
+    let moved = flows.admit(sender(1, 1, 1002), &short(b"another", 10), now).unwrap().id;
+    let neighbour = flows.admit(sender(1, 2, 1000), &[0; 10], now).unwrap().id;
     assert!(!answers(&mut flows, before, 1000), "it came before");
     assert!(answers(&mut flows, moved, 1000));
     assert!(!answers(&mut flows, neighbour, 1000), "another address");
     flows.remove(id);
-    let late = flows.admit(stranger(1, 1, 1003), &[0; 10], now).unwrap().id;
+    let late = flows.admit(sender(1, 1, 1003), &[0; 10], now).unwrap().id;
     assert!(!answers(&mut flows, late, 1000), "nothing is remembered of a flow that has ended");
 }
 
@@ -139,17 +139,17 @@ fn another_port_of_an_address_that_answered_is_not_limited() {
 fn a_full_table_forgets_who_never_answered_and_then_who_was_silent_longest() {
     let (now, mut flows) = (start(), DecoyFlows::new(4, start()));
     let at = |millis| now + Duration::from_millis(millis);
-    let strangers: Vec<Stranger> = (0..4).map(|network| stranger(network, 1, 1000)).collect();
+    let senders: Vec<Sender> = (0..4).map(|network| sender(network, 1, 1000)).collect();
     let ids: Vec<DecoyId> =
-        strangers.iter().zip(0..).map(|(one, time)| flows.admit(*one, b"x", at(time)).unwrap().id).collect();
+        senders.iter().zip(0..).map(|(one, time)| flows.admit(*one, b"x", at(time)).unwrap().id).collect();
     // 0 answers; 1 is heard again, so 2 was silent longest.
     assert!(flows.answer(ids[0], &long(1, b"", b"cid!", 0)).is_err(), "one byte came");
-    flows.admit(strangers[0], &[0; 100], at(5)).unwrap();
+    flows.admit(senders[0], &[0; 100], at(5)).unwrap();
     assert!(flows.answer(ids[0], &long(1, b"", b"cid!", 0)).is_ok());
-    flows.admit(strangers[0], &short(b"cid!", 0), at(6)).unwrap();
-    flows.admit(strangers[1], b"x", at(7)).unwrap();
+    flows.admit(senders[0], &short(b"cid!", 0), at(6)).unwrap();
+    flows.admit(senders[1], b"x", at(7)).unwrap();
     let evicted = |flows: &mut DecoyFlows, network, time| {
-        let admitted = flows.admit(stranger(network, 1, 1000), b"x", at(time)).unwrap();
+        let admitted = flows.admit(sender(network, 1, 1000), b"x", at(time)).unwrap();
         assert!(admitted.new);
         admitted.evicted
     };
@@ -157,11 +157,11 @@ fn a_full_table_forgets_who_never_answered_and_then_who_was_silent_longest() {
     assert_eq!(evicted(&mut flows, 11, 21), Some(ids[3]));
     assert_eq!(evicted(&mut flows, 12, 22), Some(ids[1]));
     assert_eq!(flows.len(), 4);
-    assert_eq!(flows.by_stranger.get(&strangers[0]), Some(&ids[0]), "it answered");
+    assert_eq!(flows.by_sender.get(&senders[0]), Some(&ids[0]), "it answered");
     // With answered ones alone, the one that was silent longest goes.
     let mut flows = DecoyFlows::new(2, now);
     for (network, time) in [(0, 0), (1, 1), (0, 2)] {
-        let one = stranger(network, 1, 1000);
+        let one = sender(network, 1, 1000);
         let id = flows.admit(one, &[0; 100], at(time)).unwrap().id;
         assert!(flows.answer(id, &long(1, b"", b"cid!", 0)).is_ok());
         flows.admit(one, &short(b"cid!", 0), at(time)).unwrap();
@@ -180,7 +180,7 @@ fn new_flows_of_a_prefix_are_limited_and_others_are_not_affected() {
         assert_eq!(prefix(first), prefix(neighbour));
         assert_ne!(prefix(first), prefix(other));
         let mut flows = DecoyFlows::new(PLENTY, now);
-        let at = |ip, port| Stranger { source: SocketAddr::new(ip, port), port: 0, local: None };
+        let at = |ip, port| Sender { source: SocketAddr::new(ip, port), port: 0, local: None };
         for port in 0..50 {
             assert!(flows.admit(at(first, port), b"x", now).unwrap().new);
         }
@@ -188,8 +188,8 @@ fn new_flows_of_a_prefix_are_limited_and_others_are_not_affected() {
         assert_eq!(flows.admit(at(neighbour, 1), b"x", now), Err(DecoyDrop::SourceRate));
         assert!(!flows.admit(at(first, 7), b"x", now).unwrap().new, "known ones cost nothing");
         let unlike = flows.admit(at(other, 1), b"x", now);
-        let place = |ip| flows.hasher.hash_one(prefix(ip)) as usize % PLACES;
-        assert_eq!(unlike.is_ok(), place(first) != place(other));
+        let limiter = |ip| flows.hasher.hash_one(prefix(ip)) as usize % LIMITERS;
+        assert_eq!(unlike.is_ok(), limiter(first) != limiter(other));
         let later = now + Duration::from_millis(105);
         for port in 60..62 {
             assert!(flows.admit(at(first, port), b"x", later).is_ok(), "20 per second");
@@ -206,7 +206,7 @@ fn one_prefix_has_an_eighth_of_all_flows_and_others_find_room() {
         for port in 0..3 * u16::try_from(most).unwrap() {
             // Slow enough for the rates, too fast for the idle time-out.
             now += Duration::from_millis(100);
-            let admitted = flows.admit(stranger(1, 1, port), b"x", now);
+            let admitted = flows.admit(sender(1, 1, port), b"x", now);
             let refused = usize::from(port) >= most && limit > most;
             assert_eq!(admitted.err(), refused.then_some(DecoyDrop::SourceFlows), "{limit}: {port}");
         }
@@ -214,29 +214,29 @@ fn one_prefix_has_an_eighth_of_all_flows_and_others_find_room() {
         if limit == most {
             continue;
         }
-        assert!(!flows.admit(stranger(1, 1, 0), b"x", now).unwrap().new, "known ones go on");
-        assert_eq!(flows.admit(stranger(1, 200, 0), b"x", now), Err(DecoyDrop::SourceFlows), "a neighbour");
-        // A place in the table of rates may be shared by chance, so more than one other is tried.
-        assert!((2..5).any(|network| flows.admit(stranger(network, 1, 0), b"x", now).is_ok()));
+        assert!(!flows.admit(sender(1, 1, 0), b"x", now).unwrap().new, "known ones go on");
+        assert_eq!(flows.admit(sender(1, 200, 0), b"x", now), Err(DecoyDrop::SourceFlows), "a neighbour");
+        // Two prefixes may share a limiter by chance, so more than one other is tried.
+        assert!((2..5).any(|network| flows.admit(sender(network, 1, 0), b"x", now).is_ok()));
         flows.remove(DecoyId(1));
         now += Duration::from_secs(1);
-        assert!(flows.admit(stranger(1, 1, 9000), b"x", now).unwrap().new, "one that ended makes room");
+        assert!(flows.admit(sender(1, 1, 9000), b"x", now).unwrap().new, "one that ended makes room");
     }
 }
 
 #[test]
-fn new_flows_of_all_strangers_together_are_limited() {
+fn new_flows_of_all_senders_together_are_limited() {
     let now = start();
     let mut flows = DecoyFlows::new(PLENTY, now);
     let mut refused = [0; DecoyDrop::COUNT];
     for network in 0..3000 {
-        if let Err(reason) = flows.admit(stranger(network, 1, 1), b"x", now) {
+        if let Err(reason) = flows.admit(sender(network, 1, 1), b"x", now) {
             refused[reason as usize] += 1;
         }
     }
     assert_eq!((flows.len(), refused[DecoyDrop::TotalRate as usize]), (1000, 2000));
     let later = now + Duration::from_secs(1);
-    let opened = (3000..6000).filter(|network| flows.admit(stranger(*network, 1, 1), b"x", later).is_ok());
+    let opened = (3000..6000).filter(|network| flows.admit(sender(*network, 1, 1), b"x", later).is_ok());
     assert_eq!(opened.count(), 400);
 }
 
@@ -245,11 +245,11 @@ fn who_is_silent_for_a_minute_is_forgotten() {
     let (now, mut flows) = (start(), DecoyFlows::new(PLENTY, start()));
     let at = |secs| now + Duration::from_secs(secs);
     assert_eq!((flows.deadline(), flows.expire(at(1000))), (None, None));
-    let one = flows.admit(stranger(1, 1, 1), &[0; 100], at(0)).unwrap().id;
-    let two = flows.admit(stranger(2, 1, 1), b"x", at(10)).unwrap().id;
+    let one = flows.admit(sender(1, 1, 1), &[0; 100], at(0)).unwrap().id;
+    let two = flows.admit(sender(2, 1, 1), b"x", at(10)).unwrap().id;
     // One is heard again and answers, which the other list must not hide.
     assert!(flows.answer(one, &long(1, b"", b"cid!", 0)).is_ok());
-    flows.admit(stranger(1, 1, 1), &short(b"cid!", 0), at(5)).unwrap();
+    flows.admit(sender(1, 1, 1), &short(b"cid!", 0), at(5)).unwrap();
     assert_eq!(flows.deadline(), Some(at(65)));
     assert_eq!(flows.expire(at(64)), None);
     // What the decoy sends keeps nobody alive.
@@ -258,7 +258,7 @@ fn who_is_silent_for_a_minute_is_forgotten() {
     assert_eq!((flows.expire(at(65)), flows.deadline()), (None, Some(at(70))));
     assert_eq!((flows.expire(at(70)), flows.len()), (Some(two), 0));
     assert!(flows.is_empty());
-    assert_eq!(flows.answer(two, b"x"), Err(DecoyDrop::ToStranger));
+    assert_eq!(flows.answer(two, b"x"), Err(DecoyDrop::ToSender));
     flows.remove(two);
 }
 
@@ -271,13 +271,13 @@ fn lists_and_indices_agree_whatever_happens() {
         let (mut now, mut flows) = (start(), DecoyFlows::new(16, start()));
         for _ in 0..2000 {
             now += Duration::from_millis(rng.random_range(0..3000));
-            let one = stranger(rng.random_range(0..40), 1, rng.random_range(0..2));
+            let one = sender(rng.random_range(0..40), 1, rng.random_range(0..2));
             let datagram = if rng.random() { short(b"cid!", 40) } else { long(1, b"dest", b"src!", 40) };
             if let Ok(admitted) = flows.admit(one, &datagram, now)
                 && rng.random()
             {
                 let (id, packet) = (admitted.id, long(1, b"", b"cid!", 0));
-                assert!(flows.answer(id, &packet).is_ok_and(|stranger| stranger == one));
+                assert!(flows.answer(id, &packet).is_ok_and(|sender| sender == one));
             }
             if rng.random_range(0..10) == 0 {
                 flows.remove(DecoyId(rng.random_range(0..16)));
@@ -290,20 +290,20 @@ fn lists_and_indices_agree_whatever_happens() {
 
 fn check(flows: &DecoyFlows) {
     let mut seen = 0;
-    for (place, list) in flows.lists.iter().enumerate() {
+    for (index, list) in flows.lists.iter().enumerate() {
         let (mut next, mut before) = (list.first, None);
         let mut last_active = None;
         while let Some(id) = next {
             let flow = &flows.flows[id.0 as usize];
-            assert_eq!((flow.before, usize::from(flow.answered)), (before, place));
+            assert_eq!((flow.before, usize::from(flow.answered)), (before, index));
             assert!(last_active <= Some(flow.last_active), "the one that was silent longest is first");
-            assert_eq!(flows.by_stranger.get(&flow.stranger), Some(&id));
+            assert_eq!(flows.by_sender.get(&flow.sender), Some(&id));
             (before, next, last_active) = (Some(id), flow.after, Some(flow.last_active));
             seen += 1;
         }
         assert_eq!(list.last, before);
     }
-    assert_eq!((seen, flows.by_stranger.len()), (flows.len(), flows.len()));
+    assert_eq!((seen, flows.by_sender.len()), (flows.len(), flows.len()));
     assert!(flows.len() <= flows.limit);
     let answered = flows.flows.iter().filter(|(_, flow)| flow.answered).count();
     assert_eq!(flows.answered_hosts.values().sum::<u32>() as usize, answered);

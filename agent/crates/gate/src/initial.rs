@@ -1,4 +1,4 @@
-//! Which ClientHello an Initial packet carries: decrypted on a copy, because quinn-proto and the decoy need the original.
+//! Finds the ClientHello in an Initial packet. It is decrypted on a copy, because quinn-proto and the decoy need the original.
 //!
 //! Initial packets are sealed under keys that anyone can derive from their destination (RFC 9001 §5.2), so this opens
 //! nothing that an observer could not; it is the last check of a knock because it costs 3 µs.
@@ -17,7 +17,7 @@ pub enum HelloError {
     /// The packet does not open under the keys of its destination.
     #[error("the packet does not open")]
     Sealed,
-    /// The ClientHello is not whole in this packet.
+    /// The ClientHello is not complete in this packet.
     #[error("the ClientHello is not whole in its first packet")]
     Incomplete,
     /// Not the first packet of a handshake: other frames, CRYPTO frames that contradict each other, another message, or
@@ -40,11 +40,11 @@ pub fn client_hello_hash(
 ) -> Result<[u8; HELLO_HASH_BYTES], HelloError> {
     let payload = decrypt(crypto, datagram, initial)?;
     let hello = assemble(crypto_frames(&payload)?)?;
-    whole_client_hello(&hello)?;
+    complete_client_hello(&hello)?;
     Ok(hello_hash(&hello))
 }
 
-/// The frames of the packet.
+/// Removes the packet's protection and returns its frames.
 fn decrypt(
     crypto: &dyn crypto::ServerConfig,
     datagram: &[u8],
@@ -74,7 +74,7 @@ fn crypto_frames(mut payload: &[u8]) -> Result<Vec<(usize, &[u8])>, HelloError> 
     const PING: u8 = 1;
     const CRYPTO: u8 = 6;
     const CONNECTION_CLOSE: u8 = 0x1c;
-    let whole = payload.len();
+    let payload_len = payload.len();
     let mut frames = Vec::new();
     while let Some((kind, rest)) = payload.split_first() {
         payload = rest;
@@ -86,7 +86,7 @@ fn crypto_frames(mut payload: &[u8]) -> Result<Vec<(usize, &[u8])>, HelloError> 
                 let length = usize::try_from(length).map_err(|_| HelloError::Malformed)?;
                 let (data, rest) = rest.split_at_checked(length).ok_or(HelloError::Malformed)?;
                 // What lies past this many bytes is part of a message that no single packet holds.
-                let offset = usize::try_from(offset).ok().filter(|offset| *offset <= whole);
+                let offset = usize::try_from(offset).ok().filter(|offset| *offset <= payload_len);
                 frames.push((offset.ok_or(HelloError::Incomplete)?, data));
                 payload = rest;
             }
@@ -112,8 +112,8 @@ fn assemble(mut frames: Vec<(usize, &[u8])>) -> Result<Vec<u8>, HelloError> {
     Ok(stream)
 }
 
-/// Accepts one whole handshake message of type 1 (RFC 8446 §4): `01 │ length 24 │ …`.
-pub(crate) fn whole_client_hello(stream: &[u8]) -> Result<(), HelloError> {
+/// Accepts one complete handshake message of type 1 (RFC 8446 §4): `01 │ length 24 │ …`.
+pub(crate) fn complete_client_hello(stream: &[u8]) -> Result<(), HelloError> {
     const CLIENT_HELLO: u8 = 1;
     if stream.first().is_some_and(|kind| *kind != CLIENT_HELLO) {
         return Err(HelloError::Malformed);

@@ -15,7 +15,7 @@
 //!   know the key can make or recognise a knock. To anyone else all 136 bytes are random: without the mask the
 //!   ephemeral key would not be (it is a point of the curve, and its top bit is 0).
 //! * The epoch is the unix seconds by [`EPOCH_SECONDS`]. It makes mac1 expire, so that somebody who recorded a knock can have us
-//!   spend no more on it, minutes later, than on any stranger's datagram.
+//!   spend no more on it, minutes later, than on any unauthenticated datagram.
 //! * It is bound to the destination connection ID and to the ClientHello: seen on the wire, it opens nothing for others.
 //! * The server's private key alone makes knocks in anyone's name: their sender has to prove its key in TLS, and again
 //!   after the handshake.
@@ -42,14 +42,14 @@ use crate::{
     identity::{AgreementKey, PublicKey},
 };
 
-/// The length of a knock.
+/// The length of a knock, in bytes.
 pub const KNOCK_BYTES: usize = 136;
 
 /// The length of mac1, which closes every token that the gate looks at.
 pub const MAC_BYTES: usize = 16;
 
-/// How long an epoch of mac1 lasts. Shorter ones would let mac1 expire sooner, and cost a stranger's datagram more of them:
-/// each that the window touches is one block of BLAKE2s.
+/// The duration of an epoch of mac1. Shorter epochs would let mac1 expire sooner, and cost an unauthenticated datagram more of
+/// them: each that the window touches is one block of BLAKE2s.
 pub const EPOCH_SECONDS: u64 = 256;
 
 /// The epochs that clocks show which differ from ours, at `unix_seconds`, by at most `window` (whole seconds).
@@ -65,9 +65,9 @@ pub fn epoch(unix_seconds: u64) -> u64 {
     unix_seconds / EPOCH_SECONDS
 }
 
-/// The longest `access.clock_window`. A stranger's datagram costs one block of a hash more for each epoch of mac1 that the
-/// window touches ([`EPOCH_SECONDS`]), and a used knock is remembered for as long as the longest window
-/// could make it good again.
+/// The longest `access.clock_window`. An unauthenticated datagram costs one block of a hash more for each epoch of mac1
+/// that the window touches ([`EPOCH_SECONDS`]), and a used knock is remembered for as long as the longest window could
+/// make it good again.
 pub const MAX_CLOCK_WINDOW: Duration = Duration::from_secs(10 * 60);
 
 /// The length of a hash of a ClientHello: the first half of SHA-256.
@@ -76,7 +76,7 @@ pub const HELLO_HASH_BYTES: usize = 16;
 /// Why a token is no knock for us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KnockError {
-    /// It has not the length of a knock, or the connection ID is longer than QUIC allows.
+    /// The token has another length than a knock, or the connection ID is longer than QUIC allows.
     #[error("the token is not a knock")]
     Length,
     /// Sealed to another key, or damaged.
@@ -85,18 +85,18 @@ pub enum KnockError {
     /// A key in it is of small order: it stands for nobody, because anyone can compute what it shares.
     #[error("the knock has a key of small order")]
     SmallOrder,
-    /// A payload of another version.
+    /// The payload is of another version than 1.
     #[error("the knock has version {0}, not 1")]
     Version(u8),
 }
 
-/// What follows from a server's public key: all that a stranger's datagram is measured with.
+/// The values derived from a server's public key; every unauthenticated datagram is checked against them.
 #[derive(Clone)]
 pub struct ServerKey {
     public_key: PublicKey,
     agreement: [u8; 32],
     /// Both are keyed and have taken in the QUIC version: with that the block of the key is behind them, which would else
-    /// be a quarter of a stranger's mac1.
+    /// be a quarter of an unauthenticated sender's mac1.
     mac: Blake2sMac<U16>,
     mask: Blake2sMac<U32>,
     noise: NoiseParams,
@@ -124,7 +124,7 @@ impl ServerKey {
         })
     }
 
-    /// Whose key it is.
+    /// The Ed25519 public key of the server.
     #[must_use]
     pub fn public_key(&self) -> &PublicKey {
         &self.public_key
@@ -149,7 +149,7 @@ impl ServerKey {
         epochs.any(|epoch| state.clone().chain_update(epoch.to_be_bytes()).verify(mac1.into()).is_ok())
     }
 
-    /// mac1 but for its epoch.
+    /// The state of mac1 before its epoch is added.
     fn mac1_state(&self, dcid: &[u8], body: &[u8]) -> Blake2sMac<U16> {
         let mut head = [0; 1 + MAX_CID_BYTES];
         let mut mac = self.mac.clone();
@@ -184,7 +184,7 @@ fn head_of<'a>(dcid: &[u8], head: &'a mut [u8; 1 + MAX_CID_BYTES]) -> &'a [u8] {
     &head[..1 + dcid.len()]
 }
 
-/// The first half of SHA-256 of a whole ClientHello, its four-byte handshake header included.
+/// The first half of SHA-256 of a complete ClientHello, its four-byte handshake header included.
 #[must_use]
 pub fn hello_hash(client_hello: &[u8]) -> [u8; HELLO_HASH_BYTES] {
     let digest = digest::digest(&digest::SHA256, client_hello);
@@ -195,7 +195,7 @@ const NOISE_BYTES: usize = KNOCK_BYTES - MAC_BYTES;
 const PAYLOAD_BYTES: usize = 24;
 const _: () = assert!(NOISE_BYTES == 32 + 48 + PAYLOAD_BYTES + 16);
 
-/// The version of the payload.
+/// The version of the payload that this code writes and reads.
 const VERSION: u8 = 1;
 
 /// Makes the knock of a connection attempt to `dcid` that begins with `client_hello`.
@@ -238,7 +238,7 @@ pub fn seal(
     Ok(knock)
 }
 
-/// What a knock says.
+/// The content of a knock that was opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Opened {
     /// The client's X25519 public key, [`PublicKey::agreement`] of its identity.

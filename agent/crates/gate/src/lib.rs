@@ -10,10 +10,10 @@
 //! | how much is spent on whose proofs | `budget.rs` |
 //! | is the proof about this very ClientHello | `initial.rs` |
 //! | what is asked of clients under load | `retry.rs` |
-//! | where strangers go | `decoy.rs`, what is counted of them: `decoy_stats.rs` |
+//! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
 //!
-//! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets alike:
+//! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets:
 //!
 //! ```text
 //!   short header, Handshake, Retry ── to a connection ID of ours? ───────────────────────► QUIC
@@ -21,15 +21,15 @@
 //!            └─ with one, on a listening port:
 //!                 1  ≥ 1200 bytes, a token of the right length
 //!                 2  used before? by the same source, still shaking hands ───────────────► QUIC
-//!                 3  mac1: knows our public key, lately  0.4 µs; strangers end here
+//!                 3  mac1: knows our public key, lately  0.4 µs; most datagrams end here
 //!                 4  room and budget; half full, or over it, a Retry first
 //!                 5  X25519 and AEAD: who it is         83 µs
 //!                 6  clock, allowlist
 //!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
-//!   anything else: a stranger's
+//!   anything else: unauthenticated
 //! ```
 //!
-//! For strangers nothing is allocated and nothing is locked.
+//! An unauthenticated datagram causes no allocation and takes no lock.
 
 #![warn(clippy::missing_errors_doc)]
 
@@ -55,14 +55,15 @@ pub mod decoy;
 pub mod decoy_stats;
 pub mod identity;
 pub mod initial;
-pub mod journal;
 pub mod knock;
 mod own;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
 pub mod refusals;
+pub mod replay_log;
 pub mod retry;
+mod session;
 pub mod suite;
 pub mod table;
 #[cfg(test)]
@@ -84,96 +85,73 @@ use self::{
 };
 use crate::{knock::MAX_CLOCK_WINDOW, tls::MIN_PACKET};
 
-/// What is to be done with a datagram.
+/// The decision about a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It belongs to a connection, or may: quinn-proto decides.
+    /// The datagram belongs to a connection, or may belong to one: quinn-proto decides.
     Pass,
-    /// It is the first of a handshake that may begin.
+    /// The datagram is the first of a handshake that may begin.
     Admit(Admission),
-    /// Its client is to prove its address first: [`Gate::retry_packet`] has the answer.
+    /// The client must prove its address first: [`Gate::retry_packet`] has the answer.
     Retry,
-    /// It comes from a stranger, or from someone who is treated as one: silence, or the decoy. Who is refused although a proof
-    /// holds may be a stranger who repeats what a peer once sent, and must not be able to tell.
-    Stranger,
+    /// The sender is not authenticated, or is treated as if it were not: it gets no answer, or the decoy's. A sender
+    /// whose proof holds and that is refused may be repeating what a peer once sent, and must not be able to tell.
+    Unauthenticated,
 }
 
-/// Where datagrams ended; monotonic counts.
+/// Counts of datagrams by the step at which they ended; monotonic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateStats {
-    /// By [`Step`].
-    pub ended: [u64; Step::LABELS.len()],
+    /// One count for each [`Step`], at the index of its discriminant.
+    pub ended: [u64; Step::COUNT],
 }
 
-/// The step of the gate at which a datagram ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Passed on to a connection.
-    Passed,
-    /// Admitted as the first datagram of a handshake.
-    Admitted,
-    /// Answered with a Retry.
-    Retry,
-    /// Of a kind that strangers send: another version, 0-RTT, a connection ID that is not ours, too short …
-    Class,
-    /// A token of another length than ours, or none.
-    Token,
-    /// A token that was used.
-    Used,
-    /// A token that was not made with our public key.
-    Mac,
-    /// A Retry token that is not ours, too old, or of another address.
-    RetryToken,
-    /// More than is spent on such a source.
-    Budget,
-    /// A knock that does not open.
-    Knock,
-    /// A knock of another time.
-    Clock,
-    /// A key that may not connect.
-    Key,
-    /// A knock about another ClientHello, or none that can be read.
-    Hello,
-    /// The table of used tokens is full.
-    Full,
-    /// The end of an attempt that had not begun here.
-    Abandoned,
-}
-
-impl Step {
-    /// The values of the metric label `step`.
-    pub const LABELS: [&'static str; 15] = [
-        "passed",
-        "admitted",
-        "retry",
-        "class",
-        "token",
-        "used",
-        "mac",
-        "retry_token",
-        "budget",
-        "knock",
-        "clock",
-        "key",
-        "hello",
-        "full",
-        "abandoned",
-    ];
-
-    fn index(self) -> usize {
-        self as usize
+wire::labelled! {
+    /// The step of the gate at which a datagram ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Step {
+        /// The datagram was passed on to a connection.
+        Passed => "passed",
+        /// Admitted as the first datagram of a handshake.
+        Admitted => "admitted",
+        /// The datagram was answered with a Retry.
+        Retry => "retry",
+        /// Of a kind that no agent sends: another version, 0-RTT, a connection ID that is not ours, too short …
+        Class => "class",
+        /// A token of another length than ours, or none.
+        Token => "token",
+        /// The token was used for another handshake before.
+        Used => "used",
+        /// A token that was not made with our public key.
+        Mac => "mac",
+        /// A Retry token that is not ours, too old, or of another address.
+        RetryToken => "retry_token",
+        /// More than is spent on such a source.
+        Budget => "budget",
+        /// A knock that does not open.
+        Knock => "knock",
+        /// The time of the knock is outside the window.
+        Clock => "clock",
+        /// A key that may not connect.
+        Key => "key",
+        /// A knock about another ClientHello, or none that can be read.
+        Hello => "hello",
+        /// The table of used tokens is full.
+        Full => "full",
+        /// The end of an attempt that did not start here.
+        Abandoned => "abandoned",
     }
 }
 
-/// The gate of one worker.
+/// The gate of one worker: checks each datagram that no lane wants.
 pub struct Gate {
     own: Arc<Own>,
     ids: ConnectionIds,
     allowlist: Arc<dyn Allowlist>,
     refusals: Arc<Refusals>,
-    /// Whether clients must knock.
+    /// Whether a client must knock before its handshake.
     required: bool,
-    /// How far a knock's time may be from ours; whole seconds.
+    /// The difference that is allowed between a knock's time and ours; whole seconds.
     window: Duration,
     table: SingleUse,
     budget: Budget,
@@ -185,29 +163,29 @@ pub struct Gate {
     rng: StdRng,
     retry_packet: [u8; MAX_RETRY_BYTES],
     retry_len: usize,
-    /// What it counted.
+    /// The counts of this gate so far.
     pub stats: GateStats,
 }
 
-/// What a gate is made of.
+/// The parts that a gate is made of.
 pub struct GateSetup {
-    /// Our keys.
+    /// The keys of this agent's identity.
     pub own: Arc<Own>,
-    /// How our connection IDs are told.
+    /// The check and the maker of our connection IDs.
     pub ids: ConnectionIds,
-    /// Who may connect.
+    /// The list of keys that may connect.
     pub allowlist: Arc<dyn Allowlist>,
-    /// Where refusals are noted.
+    /// The list that refusals are added to.
     pub refusals: Arc<Refusals>,
-    /// Whether clients must knock.
+    /// Whether a client must knock before its handshake.
     pub required: bool,
-    /// How far a knock's time may be from ours; whole seconds.
+    /// The difference that is allowed between a knock's time and ours; whole seconds.
     pub window: Duration,
     /// The knocks that were used, those of earlier processes included.
     pub table: SingleUse,
-    /// What may be spent.
+    /// The budget for opening knocks, by source.
     pub budget: Budget,
-    /// Wall-clock time.
+    /// The wall clock, against which knocks are checked.
     pub clock: Arc<dyn Clock + Send + Sync>,
     /// Any server configuration: for the keys of Initial packets, which follow from the connection ID.
     pub crypto: Arc<dyn CryptoConfig>,
@@ -215,10 +193,10 @@ pub struct GateSetup {
     pub rng: StdRng,
 }
 
-/// Where a datagram came from.
+/// The circumstances in which a datagram arrived.
 #[derive(Clone, Copy, Debug)]
 pub struct Arrival {
-    /// Who sent it.
+    /// The address that the datagram came from.
     pub source: SocketAddr,
     /// Whether it came to a port on which we listen.
     pub listening: bool,
@@ -227,7 +205,7 @@ pub struct Arrival {
 }
 
 impl Gate {
-    /// The gate of one worker.
+    /// Makes the gate of one worker from its parts.
     #[must_use]
     pub fn new(setup: GateSetup) -> Self {
         let GateSetup { own, ids, allowlist, refusals, required, window, table, budget, clock, crypto, rng } =
@@ -254,12 +232,12 @@ impl Gate {
     /// Decides about a datagram that no lane wants.
     pub fn check(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> Verdict {
         let (verdict, step) = self.decide(datagram, arrival, now);
-        self.stats.ended[step.index()] += 1;
+        self.stats.ended[step as usize] += 1;
         verdict
     }
 
-    /// Whether a datagram that another worker is to check may be anyone's but a stranger's. It takes no state, so any worker
-    /// may ask.
+    /// Whether a datagram that another worker is to check may be authenticated. Needs no state of that worker, so any worker may
+    /// ask.
     pub fn screen(&mut self, datagram: &[u8], now: Instant) -> bool {
         let (ours, step) = match classify(datagram) {
             Class::Short { cid } => (self.ids.issued().is_ours(cid), Step::Class),
@@ -271,7 +249,7 @@ impl Gate {
             Class::ZeroRtt { .. } | Class::Other => (false, Step::Class),
         };
         if !ours {
-            self.stats.ended[step.index()] += 1;
+            self.stats.ended[step as usize] += 1;
         }
         ours
     }
@@ -305,9 +283,9 @@ impl Gate {
         self.table.expire(now, self.clock.unix_seconds());
     }
 
-    /// Why the table could not be written to its journal, once.
-    pub fn take_journal_error(&mut self) -> Option<io::Error> {
-        self.table.take_journal_error()
+    /// Why the table could not be written to its replay log, once.
+    pub fn take_replay_log_error(&mut self) -> Option<io::Error> {
+        self.table.take_replay_log_error()
     }
 
     /// Spends what may be spent on clients that have not proved their address.
@@ -319,7 +297,7 @@ impl Gate {
         }
     }
 
-    /// How many used tokens it remembers.
+    /// The number of used tokens that it remembers.
     #[must_use]
     pub fn remembered(&self) -> usize {
         self.table.len()
@@ -336,7 +314,7 @@ impl Gate {
             | Class::Handshake { .. }
             | Class::Retry { .. }
             | Class::ZeroRtt { .. }
-            | Class::Other => (Verdict::Stranger, Step::Class),
+            | Class::Other => (Verdict::Unauthenticated, Step::Class),
         }
     }
 
@@ -359,21 +337,21 @@ impl Gate {
             return (Verdict::Pass, Step::Passed);
         }
         let Some(tag) = initial.token.last_chunk::<16>().copied().filter(|_| arrival.listening) else {
-            return (Verdict::Stranger, if arrival.listening { Step::Token } else { Step::Class });
+            return (Verdict::Unauthenticated, if arrival.listening { Step::Token } else { Step::Class });
         };
         let retried = initial.token.len() == RETRY_TOKEN_BYTES;
         if datagram.len() < usize::from(MIN_PACKET) || !(retried || initial.token.len() == KNOCK_BYTES) {
-            return (Verdict::Stranger, Step::Token);
+            return (Verdict::Unauthenticated, Step::Token);
         }
-        if let Some(used) = self.table.look(&tag) {
+        if let Some(used) = self.table.get(&tag) {
             return if used.passes(arrival.source) {
                 (Verdict::Pass, Step::Passed)
             } else {
-                (Verdict::Stranger, Step::Used)
+                (Verdict::Unauthenticated, Step::Used)
             };
         }
         if !self.is_proof(initial, now) {
-            return (Verdict::Stranger, Step::Mac);
+            return (Verdict::Unauthenticated, Step::Mac);
         }
         match self.knock(datagram, initial, arrival, retried, tag, now) {
             Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
@@ -384,7 +362,7 @@ impl Gate {
                     let refusal = Refusal { at: self.clock.unix_seconds(), source: arrival.source, why };
                     self.refusals.note(refusal, now);
                 }
-                (Verdict::Stranger, why.step())
+                (Verdict::Unauthenticated, why.step())
             }
         }
     }
@@ -445,7 +423,7 @@ impl Gate {
         }
         // The knock within a Retry token has a name of its own in the table.
         let inner = tag_of(&knock);
-        if retried && self.table.look(&inner).is_some() {
+        if retried && self.table.get(&inner).is_some() {
             return Err(Why::Repeated);
         }
         let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
@@ -453,7 +431,7 @@ impl Gate {
         let peer = match self.allowlist.admits(&opened.client) {
             Admits::Peer(id) => Some(id),
             Admits::Anyone if room == Room::Free => None,
-            // Keys of guests cost nothing to make: half of the places are for those that are known.
+            // Keys of open-mode peers cost nothing to make, so half of the handshakes are reserved for known peers.
             Admits::Anyone => return Err(Why::Busy),
             Admits::Nobody => return Err(Why::Key(opened.key())),
         };
@@ -517,7 +495,7 @@ fn tag_of(knock: &[u8; KNOCK_BYTES]) -> Tag {
     *knock.last_chunk().expect("a knock is longer than its mac1")
 }
 
-/// What became of a knock.
+/// The outcome of checking a knock that was not refused.
 enum Knocked {
     Admitted(Admission),
     Retry,

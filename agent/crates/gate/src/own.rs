@@ -1,4 +1,4 @@
-//! What an identity brings to the gate: all of it follows from the identity key, so it is the same after a restart.
+//! The keys that the gate needs. All of them follow from the identity key, so they are the same after a restart.
 
 use std::sync::Arc;
 
@@ -36,13 +36,13 @@ impl Own {
         })
     }
 
-    /// Our X25519 key.
+    /// The X25519 key of this identity.
     #[must_use]
     pub fn agreement(&self) -> &Arc<AgreementKey> {
         &self.agreement
     }
 
-    /// What others derive from our public key.
+    /// The values that clients derive from our public key.
     #[must_use]
     pub fn server(&self) -> &ServerKey {
         &self.server
@@ -54,7 +54,7 @@ impl Own {
         &self.retry
     }
 
-    /// Which connection IDs are ours.
+    /// The check for connection IDs that this identity issued.
     #[must_use]
     pub fn issued(&self) -> &IssuedIds {
         &self.issued

@@ -19,7 +19,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     classify::{Class, Initial, MAX_CID_BYTES},
-    decoy::{DecoyDrop, DecoyFlows, DecoyId, Stranger},
+    decoy::{DecoyDrop, DecoyFlows, DecoyId, Sender},
     identity::{Endpoint, Identity, PublicKey, ShareLink},
     initial::client_hello_hash,
     knock::{
@@ -33,7 +33,7 @@ use crate::{
 
 /// Takes `input` as a share link, and its parts as an endpoint and a public key.
 ///
-/// What is accepted is written so that it is read alike.
+/// An accepted input is written as text that is read as the same value.
 pub fn share_link(input: &[u8]) {
     let Ok(text) = std::str::from_utf8(input) else { return };
     if let Ok(link) = text.parse::<ShareLink>() {
@@ -138,7 +138,7 @@ pub fn identity(seed: u8) -> Identity {
 
 /// Takes `input` as a datagram, and as the frames of an Initial packet.
 ///
-/// What opens is a ClientHello, and stays the same one behind PADDING and PING.
+/// An input that opens is a ClientHello, and stays the same one behind PADDING and PING.
 pub fn gate_initial(input: &[u8]) {
     static CRYPTO: LazyLock<Arc<dyn crypto::ServerConfig>> = LazyLock::new(|| {
         let identity = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");
@@ -232,8 +232,8 @@ pub fn retry_token(input: &[u8]) {
     assert_eq!(&shown[cid_at + 1..][..original.len()], original);
 
     let mut changed = token;
-    let place = usize::from(at) % (RETRY_TOKEN_BYTES - MAC_BYTES);
-    changed[place] ^= change;
+    let index = usize::from(at) % (RETRY_TOKEN_BYTES - MAC_BYTES);
+    changed[index] ^= change;
     if change != 0 {
         assert_eq!(key.open(client, &new_dcid, &changed, now), Err(RetryError::Sealed));
         assert!(AeadKey::open(&key, &mut changed[..RETRY_TOKEN_BYTES - MAC_BYTES], &[]).is_err());
@@ -243,9 +243,9 @@ pub fn retry_token(input: &[u8]) {
     assert!(matches!(opened, Err(RetryError::Length | RetryError::Sealed)));
 }
 
-/// Takes `input` as a script of what strangers and the decoy send, and of time.
+/// Takes `input` as a script of what unauthenticated senders and the decoy send, and of time.
 ///
-/// There are never more flows than may be; a stranger has one at most; no more than three times what came goes back to whoever
+/// There are never more flows than may be; a sender has one at most; no more than three times what came goes back to whoever
 /// has not shown that it receives; and in the end every flow is silent and goes.
 pub fn decoy_flows(input: &[u8]) {
     let Some((&limit, script)) = input.split_first() else { return };
@@ -253,32 +253,32 @@ pub fn decoy_flows(input: &[u8]) {
     let mut now = ManualClock::default().now();
     let mut flows = DecoyFlows::new(limit, now);
     let mut script = Bytes(script);
-    // By place in the table: who has the flow, bytes that came, and bytes that went back.
-    let mut known: Vec<Option<(Stranger, u64, u64)>> = vec![None; limit];
+    // By index in the table: the sender of the flow, bytes that came, and bytes that went back.
+    let mut known: Vec<Option<(Sender, u64, u64)>> = vec![None; limit];
     while let Some((step, who, datagram)) = script.step() {
-        let stranger = Stranger {
+        let sender = Sender {
             source: SocketAddr::new(Ipv4Addr::new(192, 0, 2 + (who >> 6), 1 + (who >> 3 & 7)).into(), 1000),
             port: usize::from(who & 1),
             local: (who & 2 != 0).then_some(Ipv4Addr::LOCALHOST.into()),
         };
         match step % 4 {
-            0 | 1 => match flows.admit(stranger, datagram, now) {
+            0 | 1 => match flows.admit(sender, datagram, now) {
                 Ok(admitted) => {
                     if let Some(DecoyId(id)) = admitted.evicted {
                         assert!(known[id as usize].take().is_some());
                     }
-                    let place = &mut known[admitted.id.0 as usize];
-                    assert_eq!(place.is_none(), admitted.new);
-                    let (of, came, _) = place.get_or_insert((stranger, 0, 0));
+                    let slot = &mut known[admitted.id.0 as usize];
+                    assert_eq!(slot.is_none(), admitted.new);
+                    let (of, came, _) = slot.get_or_insert((sender, 0, 0));
                     *came += datagram.len() as u64;
-                    assert_eq!(*of, stranger);
+                    assert_eq!(*of, sender);
                 }
                 Err(drop) => {
                     assert!(matches!(
                         drop,
                         DecoyDrop::SourceFlows | DecoyDrop::SourceRate | DecoyDrop::TotalRate
                     ));
-                    assert!(known.iter().flatten().all(|(of, ..)| *of != stranger));
+                    assert!(known.iter().flatten().all(|(of, ..)| *of != sender));
                 }
             },
             2 => {
@@ -289,7 +289,7 @@ pub fn decoy_flows(input: &[u8]) {
                         *back += datagram.len() as u64;
                         assert_eq!(to, *of);
                     }
-                    Err(DecoyDrop::ToStranger) => assert!(known[id].is_none()),
+                    Err(DecoyDrop::ToSender) => assert!(known[id].is_none()),
                     Err(drop) => {
                         assert_eq!(drop, DecoyDrop::Amplification);
                         let (_, came, back) = known[id].expect("it has a flow");
@@ -319,9 +319,9 @@ pub fn server_hello(input: &[u8]) {
     let Some((&length, stream)) = input.split_first() else { return };
     // The watch gives up at the first piece that goes beyond 1,024 bytes: it is the same for streams within that.
     let stream = &stream[..stream.len().min(1024)];
-    let whole = suite_in(std::iter::once(stream));
-    assert_eq!(suite_in(stream.chunks(usize::from(length).max(1))), whole);
-    assert_eq!(suite_in(stream.chunks(1)), whole);
+    let at_once = suite_in(std::iter::once(stream));
+    assert_eq!(suite_in(stream.chunks(usize::from(length).max(1))), at_once);
+    assert_eq!(suite_in(stream.chunks(1)), at_once);
 }
 
 /// Takes `input` as the certificate of whoever connects.

@@ -17,13 +17,13 @@ use wire::{
 
 use crate::{Step, identity::PublicKey, initial::HelloError, knock::KnockError, retry::RetryError};
 
-/// Refusals that are remembered.
+/// The number of refusals that are remembered.
 const REMEMBERED: usize = 16;
 
 /// Between two lines about refusals in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Why a handshake was refused.
+/// The reason why a handshake was refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// A Retry token that does not hold.
@@ -34,35 +34,35 @@ pub enum Why {
     Repeated,
     /// More is not spent on such a source.
     Budget,
-    /// The knock does not open.
+    /// The knock does not open: it is damaged, or meant for another key.
     Knock(KnockError),
-    /// The client's clock and ours differ: by so many seconds it is ahead.
+    /// The client's clock is ahead of ours by this much.
     Clock {
         /// Seconds; negative if it is behind.
         ahead: i64,
     },
-    /// It was made before this process started, and what was used then is not known.
+    /// The knock is older than this process, which does not know the knocks that were used before it started.
     BeforeStart,
-    /// This key may not connect.
+    /// The client's key is not on the allowlist; `None` if the whole key is not known.
     Key(Option<PublicKey>),
-    /// The ClientHello cannot be read.
+    /// The ClientHello of the packet cannot be read.
     Hello(HelloError),
     /// The knock is about another ClientHello.
     OtherHello,
     /// No further token can be remembered.
     Full,
-    /// As many handshakes are under way as there may be.
+    /// As many handshakes are under way as the limit allows.
     Busy,
     /// TLS: a certificate of another key than the one that knocked, or of none.
     Certificate,
     /// The client did not prove that it holds its key.
     Possession,
-    /// As many guests are connected as there may be.
-    Guests,
+    /// As many peers of open mode are connected as the limit allows.
+    OpenPeers,
 }
 
 impl Why {
-    /// Where in the gate it ended.
+    /// The step of the gate that refused the handshake.
     #[must_use]
     pub fn step(&self) -> Step {
         match self {
@@ -71,7 +71,7 @@ impl Why {
             Self::Repeated => Step::Used,
             Self::Budget => Step::Budget,
             Self::Clock { .. } | Self::BeforeStart => Step::Clock,
-            Self::Key(_) | Self::Certificate | Self::Possession | Self::Guests => Step::Key,
+            Self::Key(_) | Self::Certificate | Self::Possession | Self::OpenPeers => Step::Key,
             Self::Busy => Step::Budget,
             Self::Hello(HelloError::Abandoned) => Step::Abandoned,
             Self::Hello(_) | Self::OtherHello => Step::Hello,
@@ -80,7 +80,7 @@ impl Why {
     }
 
     /// Whether it is the same condition, as an operator sees it.
-    fn is_alike(&self, other: &Self) -> bool {
+    fn is_same_condition(&self, other: &Self) -> bool {
         match (self, other) {
             // The distance wanders by a second.
             (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= 1,
@@ -103,7 +103,7 @@ impl Why {
             | Self::Busy
             | Self::Certificate
             | Self::Possession
-            | Self::Guests => true,
+            | Self::OpenPeers => true,
         }
     }
 
@@ -113,7 +113,7 @@ impl Why {
         if let Self::Key(key) = self { *key } else { None }
     }
 
-    /// What the operator can do.
+    /// The steps that an operator can take.
     #[must_use]
     pub fn remedy(&self) -> &'static str {
         match self {
@@ -133,7 +133,7 @@ impl Why {
             Self::Certificate => {
                 "the client presents a certificate of another key than it knocked with; is it damaged, or hostile?"
             }
-            Self::Guests => "raise limits.open_peers, if they are welcome",
+            Self::OpenPeers => "raise limits.open_peers, if they are welcome",
             Self::Full => "more handshakes within a quarter of an hour than can be remembered",
             Self::Possession => "the client does not prove that it holds its key; is it of another version?",
         }
@@ -160,7 +160,7 @@ impl fmt::Display for Why {
             Self::Full => f.write_str("no more knocks can be remembered"),
             Self::Busy => f.write_str("too many handshakes are under way"),
             Self::Certificate => f.write_str("its certificate is not of the key that knocked"),
-            Self::Guests => f.write_str("there are as many peers of open mode as there may be"),
+            Self::OpenPeers => f.write_str("there are as many peers of open mode as there may be"),
             Self::Possession => f.write_str("it did not prove that it holds its key"),
         }
     }
@@ -173,7 +173,7 @@ pub struct Refusal {
     pub at: u64,
     /// From where; the address need not be true.
     pub source: SocketAddr,
-    /// Why.
+    /// The reason why it was refused.
     pub why: Why,
 }
 
@@ -183,20 +183,52 @@ pub struct Refusals {
     inside: Mutex<Inside>,
 }
 
+/// Packets that were refused at a ceiling, by ceiling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct AtCeilings {
+    /// Too many handshakes were under way.
+    pub handshakes: u64,
+    /// Too many peers of open mode were connected.
+    pub open_peers: u64,
+    /// Too many used knocks were remembered.
+    pub used_tokens: u64,
+}
+
+impl AtCeilings {
+    fn count(&mut self, why: Why) {
+        match why {
+            Why::Busy => self.handshakes += 1,
+            Why::OpenPeers => self.open_peers += 1,
+            Why::Full => self.used_tokens += 1,
+            Why::RetryToken(_)
+            | Why::ConnectionId
+            | Why::Repeated
+            | Why::Budget
+            | Why::Knock(_)
+            | Why::Clock { .. }
+            | Why::BeforeStart
+            | Why::Key(_)
+            | Why::Hello(_)
+            | Why::OtherHello
+            | Why::Certificate
+            | Why::Possession => {}
+        }
+    }
+}
+
 #[derive(Debug)]
 struct Inside {
-    /// With how many packets were refused so. A client repeats its first one, and dials anew every second.
+    /// Each with the packets refused for the same reason. A client repeats its first one, and dials anew every second.
     latest: VecDeque<(Refusal, u64)>,
-    /// A brake for each kind of reason, so that none hides another.
+    /// A throttle for each kind of reason, so that none hides another.
     logs: Vec<(Discriminant<Why>, Throttle)>,
-    /// Packets refused at a ceiling: on handshakes, on peers of open mode, on used knocks.
-    at_ceilings: [u64; 3],
+    at_ceilings: AtCeilings,
 }
 
 impl Default for Refusals {
     fn default() -> Self {
         let latest = VecDeque::with_capacity(REMEMBERED);
-        Self { inside: Mutex::new(Inside { latest, logs: Vec::new(), at_ceilings: [0; 3] }) }
+        Self { inside: Mutex::new(Inside { latest, logs: Vec::new(), at_ceilings: AtCeilings::default() }) }
     }
 }
 
@@ -204,25 +236,22 @@ impl Refusals {
     /// Notes a refusal, and says so in the log unless that was just done.
     pub fn note(&self, refusal: Refusal, now: Instant) {
         let mut inside = self.lock();
-        let alike = |(known, _): &(Refusal, u64)| {
-            known.source.ip() == refusal.source.ip() && known.why.is_alike(&refusal.why)
+        let same = |(known, _): &(Refusal, u64)| {
+            known.source.ip() == refusal.source.ip() && known.why.is_same_condition(&refusal.why)
         };
-        let before = inside.latest.iter().position(alike);
-        let before = before.and_then(|place| inside.latest.remove(place)).map_or(0, |(_, count)| count);
+        let before = inside.latest.iter().position(same);
+        let before = before.and_then(|index| inside.latest.remove(index)).map_or(0, |(_, count)| count);
         if inside.latest.len() == REMEMBERED {
             inside.latest.pop_front();
         }
         inside.latest.push_back((refusal, before + 1));
-        if let Some(ceiling) = [Why::Busy, Why::Guests, Why::Full].iter().position(|why| *why == refusal.why)
-        {
-            inside.at_ceilings[ceiling] += 1;
-        }
+        inside.at_ceilings.count(refusal.why);
         let kind = discriminant(&refusal.why);
-        let place = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
+        let index = inside.logs.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
             inside.logs.push((kind, Throttle::new(LOG_INTERVAL)));
             inside.logs.len() - 1
         });
-        let suppressed = inside.logs[place].1.allow(now);
+        let suppressed = inside.logs[index].1.allow(now);
         drop(inside);
         if let Some(suppressed) = suppressed {
             let Refusal { source, why, .. } = refusal;
@@ -236,9 +265,9 @@ impl Refusals {
         self.lock().latest.iter().copied().collect()
     }
 
-    /// Packets refused at the ceilings on handshakes, on peers of open mode and on used knocks.
+    /// Packets refused at ceilings so far.
     #[must_use]
-    pub fn at_ceilings(&self) -> [u64; 3] {
+    pub fn at_ceilings(&self) -> AtCeilings {
         self.lock().at_ceilings
     }
 

@@ -1,7 +1,7 @@
-//! Retry packets (RFC 9000 §8.1.2) that the gate makes when knocks cost more than it may spend: whoever answers one can
+//! Retry packets (RFC 9000 §8.1.2), which the gate makes when knocks cost more than it may spend: a client that answers one can
 //! receive at the address that it claims.
 //!
-//! quinn-proto's own Retry would put its token in the place of the knock. Here the knock travels inside:
+//! quinn-proto's own Retry would replace the knock by its token. Here the knock travels inside:
 //!
 //! ```text
 //!  token   nonce 12 │ sealed 192 + 16 │ mac1 16          AES-256-GCM under a key of ours
@@ -49,7 +49,7 @@ const _: () = assert!(RETRY_TOKEN_BYTES == 236, "the length that docs/wire-forma
 /// Why a token is no proof of its sender's address.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RetryError {
-    /// It has not the length of one.
+    /// The token has another length than one of ours.
     #[error("the token is not one of a Retry")]
     Length,
     /// Not sealed by us, or damaged.
@@ -58,7 +58,7 @@ pub enum RetryError {
     /// In a packet to another connection ID than the one that it was made for.
     #[error("the token of a Retry was made for another connection ID")]
     Destination,
-    /// From another address or port.
+    /// The packet comes from another address or port than the one it was made for.
     #[error("the token of a Retry was made for another address")]
     Address,
     /// Older than [`RETRY_SECONDS`], or from the future after our clock was set back by more than that.
@@ -66,7 +66,7 @@ pub enum RetryError {
     Age,
 }
 
-/// What a token of ours carries.
+/// The content of a Retry token of ours.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Carried {
     /// The knock of the client's first packet; it is bound to the original destination.

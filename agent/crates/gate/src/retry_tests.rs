@@ -7,7 +7,7 @@ use crate::{
     classify::{Class, Initial, classify},
     initial::client_hello_hash,
     knock::{EPOCH_SECONDS, epochs, open},
-    testing::{Begun, DCID, Fate, Link, SECONDS, knocking, server_identity, server_key, server_tls},
+    testing::{DCID, Fate, Link, NewConnection, SECONDS, knocking, server_identity, server_key, server_tls},
 };
 
 const NEW_DCID: [u8; 8] = [0xaa, 7, 6, 5, 4, 3, 2, 1];
@@ -80,8 +80,8 @@ fn dial(ipv6: bool, lost: &[usize]) {
     });
     assert!(connected, "ipv6 {ipv6}, lost {lost:?}");
     assert!(gate.retries >= 1 && !gate.passed.is_empty());
-    let begun = Begun { original_dcid: DCID.to_vec(), validated: true, may_retry: false };
-    assert_eq!((link.begun, link.responses), (vec![begun], 0));
+    let connection = NewConnection { original_dcid: DCID.to_vec(), validated: true, may_retry: false };
+    assert_eq!((link.connections, link.responses), (vec![connection], 0));
     for (returned, hello) in gate.passed.iter().zip(&gate.hellos) {
         assert_eq!(returned.original_dcid(), DCID);
         let own = server_identity().agreement_key();
@@ -109,8 +109,8 @@ fn loss_around_a_retry_is_repaired() {
 fn a_bare_knock_is_no_token_to_quinn() {
     let mut link = Link::new(knocking(), Arc::new(key()), false);
     assert!(link.run(LONG, |_, _| Fate::Pass));
-    let begun = Begun { original_dcid: DCID.to_vec(), validated: false, may_retry: true };
-    assert_eq!((link.begun, link.responses), (vec![begun], 0));
+    let connection = NewConnection { original_dcid: DCID.to_vec(), validated: false, may_retry: true };
+    assert_eq!((link.connections, link.responses), (vec![connection], 0));
 }
 
 #[test]

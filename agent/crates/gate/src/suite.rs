@@ -11,22 +11,21 @@ use std::{any::Any, sync::Arc};
 
 use quinn_proto::{
     ConnectError, ConnectionId, Side, TransportError,
-    crypto::{
-        self, ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session, UnsupportedVersion,
-        rustls::HandshakeData as RustlsHandshakeData,
-    },
+    crypto::{self, Keys, Session, UnsupportedVersion, rustls::HandshakeData as RustlsHandshakeData},
     transport_parameters::TransportParameters,
 };
+
+use crate::session::{Hook, Hooked};
 
 /// A TLS 1.3 cipher suite that we offer: those that lanes know.
 pub use quic_core::Suite;
 
-/// What `Session::handshake_data` of a session of this module downcasts to.
+/// The type that `Session::handshake_data` downcasts to for sessions of this module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandshakeData {
     /// The negotiated suite. The server knows it a step later than the rest; both know it at `Event::Connected`.
     pub suite: Option<Suite>,
-    /// The negotiated application protocol (ALPN).
+    /// The application protocol that was negotiated (ALPN).
     pub protocol: Option<Vec<u8>>,
 }
 
@@ -53,7 +52,7 @@ impl crypto::ClientConfig for SuiteClientConfig {
         params: &TransportParameters,
     ) -> Result<Box<dyn Session>, ConnectError> {
         let inner = Arc::clone(&self.0).start_session(version, server_name, params)?;
-        Ok(Box::new(SuiteSession { inner, side: Side::Client, watch: HelloWatch::default() }))
+        Ok(SuiteHook::watch(Side::Client, inner))
     }
 }
 
@@ -78,77 +77,42 @@ impl crypto::ServerConfig for SuiteServerConfig {
 
     fn start_session(self: Arc<Self>, version: u32, params: &TransportParameters) -> Box<dyn Session> {
         let inner = Arc::clone(&self.0).start_session(version, params);
-        Box::new(SuiteSession { inner, side: Side::Server, watch: HelloWatch::default() })
+        SuiteHook::watch(Side::Server, inner)
     }
 }
 
-struct SuiteSession {
-    inner: Box<dyn Session>,
+/// Watches one end's handshake for the ServerHello.
+struct SuiteHook {
     side: Side,
     watch: HelloWatch,
 }
 
-impl Session for SuiteSession {
-    fn read_handshake(&mut self, buf: &[u8]) -> Result<bool, TransportError> {
+impl SuiteHook {
+    fn watch(side: Side, inner: Box<dyn Session>) -> Box<dyn Session> {
+        Box::new(Hooked { inner, hook: Self { side, watch: HelloWatch::default() } })
+    }
+}
+
+impl Hook for SuiteHook {
+    fn read_handshake(&mut self, inner: &mut dyn Session, buf: &[u8]) -> Result<bool, TransportError> {
         if self.side.is_client() {
             self.watch.observe(buf);
         }
-        self.inner.read_handshake(buf)
+        inner.read_handshake(buf)
     }
 
-    fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
+    fn write_handshake(&mut self, inner: &mut dyn Session, buf: &mut Vec<u8>) -> Option<Keys> {
         let start = buf.len();
-        let keys = self.inner.write_handshake(buf);
+        let keys = inner.write_handshake(buf);
         if self.side.is_server() {
             self.watch.observe(&buf[start..]);
         }
         keys
     }
 
-    fn handshake_data(&self) -> Option<Box<dyn Any>> {
-        let inner = self.inner.handshake_data()?.downcast::<RustlsHandshakeData>().ok()?;
+    fn handshake_data(&self, inner: &dyn Session) -> Option<Box<dyn Any>> {
+        let inner = inner.handshake_data()?.downcast::<RustlsHandshakeData>().ok()?;
         Some(Box::new(HandshakeData { suite: self.watch.suite(), protocol: inner.protocol }))
-    }
-
-    fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {
-        self.inner.initial_keys(dst_cid, side)
-    }
-
-    fn peer_identity(&self) -> Option<Box<dyn Any>> {
-        self.inner.peer_identity()
-    }
-
-    fn early_crypto(&self) -> Option<(Box<dyn HeaderKey>, Box<dyn PacketKey>)> {
-        self.inner.early_crypto()
-    }
-
-    fn early_data_accepted(&self) -> Option<bool> {
-        self.inner.early_data_accepted()
-    }
-
-    fn is_handshaking(&self) -> bool {
-        self.inner.is_handshaking()
-    }
-
-    fn transport_parameters(&self) -> Result<Option<TransportParameters>, TransportError> {
-        self.inner.transport_parameters()
-    }
-
-    fn next_1rtt_keys(&mut self) -> Option<KeyPair<Box<dyn PacketKey>>> {
-        self.inner.next_1rtt_keys()
-    }
-
-    fn is_valid_retry(&self, orig_dst_cid: &ConnectionId, header: &[u8], payload: &[u8]) -> bool {
-        self.inner.is_valid_retry(orig_dst_cid, header, payload)
-    }
-
-    fn export_keying_material(
-        &self,
-        output: &mut [u8],
-        label: &[u8],
-        context: &[u8],
-    ) -> Result<(), ExportKeyingMaterialError> {
-        self.inner.export_keying_material(output, label, context)
     }
 }
 
@@ -184,12 +148,12 @@ impl Default for HelloWatch {
     }
 }
 
-/// What the bytes so far hold.
+/// The message that the bytes so far hold.
 enum Hello {
     Incomplete,
-    /// The suite's code point.
+    /// A ServerHello, with the code point of its suite.
     Real(u16),
-    /// A HelloRetryRequest of so many bytes.
+    /// A HelloRetryRequest of this many bytes.
     Retry(usize),
     Foreign,
 }

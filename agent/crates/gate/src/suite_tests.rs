@@ -26,7 +26,7 @@ fn both_ends_know_the_suite_that_was_negotiated() {
 }
 
 #[test]
-fn a_session_that_has_not_begun_has_no_suite() {
+fn a_session_that_has_not_started_has_no_suite() {
     let crypto = client_crypto(&identity(1), &[*identity(2).public_key()]).unwrap();
     let pair = friends(FirstSuite::Aes128);
     let params = pair.client.session().transport_parameters().unwrap().unwrap();

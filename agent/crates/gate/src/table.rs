@@ -11,27 +11,27 @@ use std::{
 };
 
 use crate::{
-    journal::{Journal, RECORD_BYTES, Record},
     knock::{EPOCH_SECONDS, MAX_CLOCK_WINDOW},
+    replay_log::{RECORD_BYTES, Record, ReplayLog},
 };
 
 /// Entries of all workers together, at most: 21 MB. They live for a quarter of an hour. At 3,000 valid knocks a second, which
 /// is what the budget lets through, it is full after a minute; 200 a second go on for ever, and allowed peers make a few.
 pub const MOST_ENTRIES: usize = 200_000;
 
-/// What a table's entries are known by: the last 16 bytes of the token, which are mac1 of the rest.
+/// The key of an entry: the last 16 bytes of the token, which are mac1 of the rest.
 pub type Tag = [u8; 16];
 
-/// What is known of a used knock.
+/// An entry of the table: a used knock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
     /// The last unix second in which mac1 of the token may hold, under any window that can be configured.
     pub expiry: u64,
-    /// How far its handshake is.
+    /// The progress of the knock's handshake.
     pub state: State,
 }
 
-/// How far the handshake of a used knock is.
+/// The progress of the handshake of a used knock.
 ///
 /// ```text
 ///  insert ──► Handshaking ──done──► Done ──expire──► (forgotten)
@@ -40,12 +40,13 @@ pub struct Used {
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
-    /// Its client still sends Initials with this token.
+    /// The client may still send Initials with this token.
     Handshaking {
-        /// Where the knock came from.
+        /// The address that the knock came from.
         source: SocketAddr,
     },
-    /// The handshake has ended, well or not, or an earlier process saw the knock: whoever sends it is a stranger.
+    /// The handshake has succeeded or failed, or an earlier process saw the knock. Its sender is not authenticated by
+    /// it any more.
     Done,
 }
 
@@ -56,7 +57,7 @@ impl Used {
         Self { expiry, state: State::Handshaking { source } }
     }
 
-    /// Whether a datagram with this token that comes from `source` goes on to QUIC; else its sender is a stranger.
+    /// Whether a datagram with this token from `source` goes on to QUIC; otherwise its sender counts as unauthenticated.
     #[must_use]
     pub fn passes(&self, source: SocketAddr) -> bool {
         match self.state {
@@ -97,13 +98,13 @@ pub struct SingleUse {
     /// In the order of insertion, which is that of expiry unless the wall clock jumps back. An entry waits for those before it.
     queue: VecDeque<Queued>,
     capacity: usize,
-    /// How many at the front of the queue come from an earlier process; they take no room from the knocks of this
-    /// one, or a restart with fewer workers could begin with full tables.
+    /// The entries at the front of the queue that come from an earlier process. They take no room from the knocks of this one;
+    /// otherwise a restart with fewer workers could begin with full tables.
     restored: usize,
-    journal: Box<dyn Journal>,
-    /// Records in the journal, those of forgotten knocks included.
+    replay_log: Box<dyn ReplayLog>,
+    /// Records in the replay log, those of forgotten knocks included.
     written: usize,
-    /// A record could not be written: the journal lacks it until it is rewritten.
+    /// A record could not be written: the replay log lacks it until it is rewritten.
     incomplete: bool,
     /// Not to be rewritten before, because the last attempt failed.
     rewrite_at: Instant,
@@ -131,13 +132,13 @@ const LONGEST_LIFE_SECONDS: u64 = 2 * MAX_CLOCK_WINDOW.as_secs() + EPOCH_SECONDS
 impl SingleUse {
     /// The empty table of one of `workers` workers, for a process that knows nothing of earlier ones.
     #[must_use]
-    pub fn new(journal: Box<dyn Journal>, workers: u8, now: Instant, unix_seconds: u64) -> Self {
+    pub fn new(replay_log: Box<dyn ReplayLog>, workers: u8, now: Instant, unix_seconds: u64) -> Self {
         Self {
             entries: HashMap::new(),
             queue: VecDeque::new(),
             capacity: (MOST_ENTRIES / usize::from(workers.max(1))).max(1),
             restored: 0,
-            journal,
+            replay_log,
             written: 0,
             incomplete: false,
             rewrite_at: now,
@@ -148,18 +149,18 @@ impl SingleUse {
     }
 
     /// The table as an earlier process left it: `records` that are not over by `unix_seconds` are Done, for after a
-    /// restart nobody holds the keys of their handshakes. The journal is rewritten, without those that are over.
-    /// `blind_until` is [`crate::journal::Opened::blind_until`]; 0 if no knock can have been used before.
+    /// restart nobody holds the keys of their handshakes. The replay log is rewritten, without those that are over.
+    /// `blind_until` is [`crate::replay_log::Opened::blind_until`]; 0 if no knock can have been used before.
     #[must_use]
     pub fn restore(
-        journal: Box<dyn Journal>,
+        replay_log: Box<dyn ReplayLog>,
         workers: u8,
         mut records: Vec<Record>,
         blind_until: u64,
         now: Instant,
         unix_seconds: u64,
     ) -> Self {
-        let mut table = Self::new(journal, workers, now, blind_until);
+        let mut table = Self::new(replay_log, workers, now, blind_until);
         records.retain(|record| record.expiry >= unix_seconds);
         records.sort_unstable_by_key(|record| record.expiry);
         for Record { tag, expiry } in records {
@@ -172,13 +173,13 @@ impl SingleUse {
         table
     }
 
-    /// What is known of the knock with this tag.
+    /// The entry of the knock with this tag, if it was used.
     #[must_use]
-    pub fn look(&self, tag: &Tag) -> Option<&Used> {
+    pub fn get(&self, tag: &Tag) -> Option<&Used> {
         self.entries.get(tag)
     }
 
-    /// Whether a knock with this timestamp (unix seconds) would be here if it had been used; else it must be refused.
+    /// Whether a knock with this timestamp (unix seconds) would be here if it had been used; otherwise it must be refused.
     ///
     /// Two windows after the start a knock from before it is refused for its age; that the question ends then keeps a
     /// wall clock that was ahead at the start from locking everybody out until it is there again.
@@ -187,9 +188,9 @@ impl SingleUse {
         timestamp > self.blind_until || now.saturating_duration_since(self.epoch) > 2 * window
     }
 
-    /// Takes in a knock that has passed every check, and writes it to the journal before it returns.
+    /// Takes in a knock that has passed every check, and writes it to the replay log before it returns.
     ///
-    /// A journal that fails is no reason to refuse peers: see [`SingleUse::take_journal_error`].
+    /// A replay log that fails is no reason to refuse peers: see [`SingleUse::take_replay_log_error`].
     ///
     /// # Errors
     /// [`InsertError::Used`] if the knock is there already, [`InsertError::Full`] if there is no room.
@@ -212,14 +213,14 @@ impl SingleUse {
         Ok(())
     }
 
-    /// The handshake has ended: whoever sends this token from now on is a stranger.
+    /// Notes that the handshake has ended: from now on a sender of this token is unauthenticated.
     pub fn done(&mut self, tag: &Tag) {
         if let Some(used) = self.entries.get_mut(tag) {
             used.state = State::Done;
         }
     }
 
-    /// Forgets knocks whose time is over, at most [`EXPIRED_PER_CALL`], and tends the journal. Cheap enough to be
+    /// Forgets knocks whose time is over, at most [`EXPIRED_PER_CALL`], and tends the replay log. Cheap enough to be
     /// called every turn; [`SingleUse::insert`] calls it too, so that a table drains faster than it fills.
     pub fn expire(&mut self, now: Instant, unix_seconds: u64) {
         let seconds = self.seconds(now);
@@ -241,7 +242,7 @@ impl SingleUse {
         }
     }
 
-    /// Knocks in the table.
+    /// The number of knocks in the table.
     #[must_use]
     pub fn len(&self) -> usize {
         self.entries.len()
@@ -253,9 +254,9 @@ impl SingleUse {
         self.entries.is_empty()
     }
 
-    /// The last error of the journal, once, for a warning: until a later attempt succeeds, a restart may answer
+    /// The last error of the replay log, once, for a warning: until a later attempt succeeds, a restart may answer
     /// knocks that were used before it.
-    pub fn take_journal_error(&mut self) -> Option<io::Error> {
+    pub fn take_replay_log_error(&mut self) -> Option<io::Error> {
         self.failure.take()
     }
 
@@ -271,7 +272,7 @@ impl SingleUse {
             // The next rewrite has it.
             return;
         }
-        match self.journal.append(record) {
+        match self.replay_log.append(record) {
             Ok(()) => self.written += 1,
             Err(error) => {
                 self.incomplete = true;
@@ -285,7 +286,7 @@ impl SingleUse {
         let mut records = self.queue.iter().filter_map(|queued| {
             entries.get(&queued.tag).map(|used| Record { tag: queued.tag, expiry: used.expiry })
         });
-        match self.journal.rewrite(&mut records) {
+        match self.replay_log.rewrite(&mut records) {
             Ok(()) => {
                 self.written = self.queue.len();
                 self.incomplete = false;
@@ -307,7 +308,7 @@ impl SingleUse {
 /// Entries that leave in one call: about 6 µs.
 pub const EXPIRED_PER_CALL: usize = 64;
 
-/// A journal shorter than this is not worth replacing.
+/// A replay log shorter than this is not worth replacing.
 const LEAST_REWRITTEN_BYTES: usize = 64 * 1024;
 
 /// A full disk is not asked more often.

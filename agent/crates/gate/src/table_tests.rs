@@ -4,25 +4,25 @@ use proptest::prelude::*;
 use wire::clock::{Clock, ManualClock};
 
 use super::*;
-use crate::journal::MemoryJournal;
+use crate::replay_log::MemoryReplayLog;
 
 const WINDOW: u64 = 90;
 const START: u64 = 1_700_000_000;
 
-/// A table, its journal, and a wall clock that can be set apart from the monotonic one.
+/// A table, its replay log, and a wall clock that can be set apart from the monotonic one.
 struct Bench {
     clock: ManualClock,
     wall_offset: i64,
-    journal: MemoryJournal,
+    replay_log: MemoryReplayLog,
     table: SingleUse,
 }
 
 impl Bench {
     fn new(workers: u8) -> Self {
         let clock = ManualClock::new(Duration::from_secs(START));
-        let journal = MemoryJournal::default();
-        let table = SingleUse::new(Box::new(journal.clone()), workers, clock.now(), START);
-        Self { clock, wall_offset: 0, journal, table }
+        let replay_log = MemoryReplayLog::default();
+        let table = SingleUse::new(Box::new(replay_log.clone()), workers, clock.now(), START);
+        Self { clock, wall_offset: 0, replay_log, table }
     }
 
     fn unix(&self) -> u64 {
@@ -45,15 +45,15 @@ impl Bench {
     }
 
     fn restart(&mut self, workers: u8) {
-        self.journal = {
-            let mut copy = MemoryJournal::default();
-            copy.rewrite(&mut self.journal.records().into_iter()).unwrap();
+        self.replay_log = {
+            let mut copy = MemoryReplayLog::default();
+            copy.rewrite(&mut self.replay_log.records().into_iter()).unwrap();
             copy
         };
         self.table = SingleUse::restore(
-            Box::new(self.journal.clone()),
+            Box::new(self.replay_log.clone()),
             workers,
-            self.journal.records(),
+            self.replay_log.records(),
             0,
             self.clock.now(),
             self.unix(),
@@ -61,7 +61,7 @@ impl Bench {
     }
 
     fn knows(&self, number: u64) -> bool {
-        self.table.look(&tag(number)).is_some()
+        self.table.get(&tag(number)).is_some()
     }
 }
 
@@ -78,15 +78,15 @@ fn source(port: u16) -> SocketAddr {
 #[test]
 fn a_knock_passes_from_its_source_until_its_handshake_is_done() {
     let mut bench = Bench::new(1);
-    assert!(bench.table.look(&tag(1)).is_none());
+    assert!(bench.table.get(&tag(1)).is_none());
     bench.insert(1, START + WINDOW).unwrap();
-    let used = *bench.table.look(&tag(1)).unwrap();
+    let used = *bench.table.get(&tag(1)).unwrap();
     assert!(used.passes(source(1)) && !used.passes(source(2)));
     assert_eq!(bench.insert(1, START + WINDOW), Err(InsertError::Used));
 
     bench.table.done(&tag(1));
     bench.table.done(&tag(2));
-    let used = *bench.table.look(&tag(1)).unwrap();
+    let used = *bench.table.get(&tag(1)).unwrap();
     assert!(!used.passes(source(1)));
     assert_eq!(bench.insert(1, START + WINDOW), Err(InsertError::Used));
     assert_eq!((bench.table.len(), bench.table.is_empty()), (1, false));
@@ -122,7 +122,7 @@ fn a_full_table_refuses_and_has_room_again_when_windows_are_over() {
     }
     assert_eq!(bench.insert(1000, START + WINDOW), Err(InsertError::Full));
     assert_eq!(bench.insert(999, START + WINDOW), Err(InsertError::Used));
-    assert_eq!(bench.journal.records().len(), 1000);
+    assert_eq!(bench.replay_log.records().len(), 1000);
     bench.pass(WINDOW + 1);
     bench.insert(1000, bench.unix() + WINDOW).unwrap();
 }
@@ -174,13 +174,13 @@ fn after_a_restart_a_used_knock_is_done_whoever_sends_it() {
     bench.pass(20);
     bench.restart(1);
     for number in [1, 2] {
-        assert_eq!(bench.table.look(&tag(number)).unwrap().state, State::Done);
+        assert_eq!(bench.table.get(&tag(number)).unwrap().state, State::Done);
         assert_eq!(bench.insert(number, START + WINDOW), Err(InsertError::Used));
     }
     bench.pass(2);
     assert!(!bench.knows(1) && bench.knows(2));
     bench.restart(1);
-    assert_eq!(bench.journal.records(), [Record { tag: tag(2), expiry: START + WINDOW }]);
+    assert_eq!(bench.replay_log.records(), [Record { tag: tag(2), expiry: START + WINDOW }]);
 }
 
 #[test]
@@ -194,7 +194,7 @@ fn a_process_that_knows_nothing_of_earlier_ones_trusts_only_knocks_made_after_it
     bench.pass(1);
     assert!(remembers(&bench, START), "the window refuses it");
     bench.restart(1);
-    assert!(remembers(&bench, 1), "a trusted journal has all of them");
+    assert!(remembers(&bench, 1), "a trusted replay_log has all of them");
 }
 
 #[test]
@@ -220,7 +220,7 @@ fn records_of_several_files_may_repeat_themselves() {
     let bench = Bench::new(1);
     let record = Record { tag: tag(1), expiry: START + WINDOW };
     let table = SingleUse::restore(
-        Box::new(bench.journal.clone()),
+        Box::new(bench.replay_log.clone()),
         1,
         vec![record, record],
         0,
@@ -228,11 +228,11 @@ fn records_of_several_files_may_repeat_themselves() {
         bench.unix(),
     );
     assert_eq!((table.len(), table.queue.len()), (1, 1));
-    assert_eq!(bench.journal.records(), [record]);
+    assert_eq!(bench.replay_log.records(), [record]);
 }
 
 #[test]
-fn the_journal_stays_within_twice_what_is_alive() {
+fn the_replay_log_stays_within_twice_what_is_alive() {
     let mut bench = Bench::new(1);
     let mut longest = 0;
     for number in 0..50_000 {
@@ -240,7 +240,7 @@ fn the_journal_stays_within_twice_what_is_alive() {
         if number % 50 == 0 {
             bench.pass(1);
         }
-        longest = longest.max(bench.journal.records().len());
+        longest = longest.max(bench.replay_log.records().len());
     }
     // 50 a second for 92 s are alive.
     assert!(longest <= 2 * 50 * 92 + 1, "{longest}");
@@ -248,19 +248,19 @@ fn the_journal_stays_within_twice_what_is_alive() {
 }
 
 #[test]
-fn a_small_journal_is_left_alone() {
+fn a_small_replay_log_is_left_alone() {
     let mut bench = Bench::new(1);
     for number in 0..2000 {
         bench.insert(number, bench.unix() + 1).unwrap();
         bench.pass(3);
     }
-    assert_eq!(bench.journal.records().len(), 2000);
+    assert_eq!(bench.replay_log.records().len(), 2000);
 }
 
-/// A journal on a disk that is full for as long as the test says.
+/// A replay log on a disk that is full for as long as the test says.
 struct FullDisk {
     full: std::sync::Arc<std::sync::atomic::AtomicBool>,
-    journal: MemoryJournal,
+    replay_log: MemoryReplayLog,
 }
 
 impl FullDisk {
@@ -270,42 +270,42 @@ impl FullDisk {
     }
 }
 
-impl Journal for FullDisk {
+impl ReplayLog for FullDisk {
     fn append(&mut self, record: Record) -> io::Result<()> {
         self.check()?;
-        self.journal.append(record)
+        self.replay_log.append(record)
     }
 
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()> {
         self.check()?;
-        self.journal.rewrite(records)
+        self.replay_log.rewrite(records)
     }
 
     fn distrust(&mut self) {
-        self.journal.distrust();
+        self.replay_log.distrust();
     }
 }
 
 #[test]
-fn a_journal_that_fails_costs_no_peer_and_is_whole_again_when_it_can_be() {
+fn a_replay_log_that_fails_costs_no_peer_and_is_whole_again_when_it_can_be() {
     let mut bench = Bench::new(1);
     let full = std::sync::Arc::new(std::sync::atomic::AtomicBool::new(true));
-    let journal = FullDisk { full: std::sync::Arc::clone(&full), journal: bench.journal.clone() };
-    bench.table = SingleUse::new(Box::new(journal), 1, bench.clock.now(), START);
+    let replay_log = FullDisk { full: std::sync::Arc::clone(&full), replay_log: bench.replay_log.clone() };
+    bench.table = SingleUse::new(Box::new(replay_log), 1, bench.clock.now(), START);
     bench.insert(1, START + WINDOW).unwrap();
-    assert_eq!(bench.table.take_journal_error().unwrap().kind(), io::ErrorKind::StorageFull);
+    assert_eq!(bench.table.take_replay_log_error().unwrap().kind(), io::ErrorKind::StorageFull);
     bench.insert(2, START + WINDOW).unwrap();
-    assert!(bench.table.take_journal_error().is_none(), "asked once a second");
+    assert!(bench.table.take_replay_log_error().is_none(), "asked once a second");
     bench.pass(1);
-    assert!(bench.table.take_journal_error().is_some(), "asked again");
+    assert!(bench.table.take_replay_log_error().is_some(), "asked again");
 
     full.store(false, std::sync::atomic::Ordering::Relaxed);
     bench.expire();
-    assert_eq!(bench.journal.records().len(), 0, "not before its time");
+    assert_eq!(bench.replay_log.records().len(), 0, "not before its time");
     bench.pass(1);
-    assert_eq!(bench.journal.records().len(), 2);
+    assert_eq!(bench.replay_log.records().len(), 2);
     bench.insert(3, START + WINDOW).unwrap();
-    assert_eq!(bench.journal.records().len(), 3);
+    assert_eq!(bench.replay_log.records().len(), 3);
 }
 
 #[test]

@@ -26,7 +26,7 @@ use crate::{
 /// The connection ID to which the client sends its first packet.
 pub(crate) const DCID: [u8; 8] = [0xd0, 1, 2, 3, 4, 5, 6, 7];
 
-/// The clock of the knock.
+/// The unix time at which the knock is made.
 pub(crate) const SECONDS: u64 = 1_700_000_000;
 
 pub(crate) fn client_identity() -> Identity {
@@ -69,7 +69,7 @@ pub(crate) fn knock() -> Knock {
     }
 }
 
-/// A client that knocks.
+/// The configuration of a client that knocks.
 pub(crate) fn knocking() -> ClientConfig {
     arm(client_tls(), knock(), Arc::new(|| ConnectionId::new(&DCID)))
 }
@@ -79,17 +79,17 @@ pub(crate) fn no_tokens() -> Arc<dyn crypto::HandshakeTokenKey> {
     Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&[3; 32]))
 }
 
-/// What becomes of a datagram of the client.
+/// The fate of a datagram that the client sent.
 pub(crate) enum Fate {
     Pass,
     Lose,
-    /// It is lost, and the client gets this.
+    /// The datagram is lost, and the client gets this one.
     Answer(Vec<u8>),
 }
 
-/// What the server said of a connection that began.
+/// A connection that began at the server.
 #[derive(Debug, PartialEq)]
-pub(crate) struct Begun {
+pub(crate) struct NewConnection {
     pub(crate) original_dcid: Vec<u8>,
     pub(crate) validated: bool,
     pub(crate) may_retry: bool,
@@ -147,8 +147,8 @@ pub(crate) struct Link {
     pub(crate) now: Instant,
     /// Every datagram of the client, and when it was sent.
     pub(crate) up: Vec<(Instant, Vec<u8>)>,
-    pub(crate) begun: Vec<Begun>,
-    /// Answers of the server's endpoint to strangers.
+    pub(crate) connections: Vec<NewConnection>,
+    /// Answers of the server's endpoint to unauthenticated senders.
     pub(crate) responses: usize,
 }
 
@@ -171,7 +171,7 @@ impl Link {
             server: Side::new(address(2, 4433), Some(Arc::new(server))),
             now,
             up: Vec::new(),
-            begun: Vec::new(),
+            connections: Vec::new(),
             responses: 0,
         };
         link.dial(config);
@@ -252,7 +252,7 @@ impl Link {
         let (bytes, from, mut response) = (BytesMut::from(datagram), self.client.address, Vec::new());
         match self.server.endpoint.handle(self.now, from, None, None, bytes, &mut response) {
             Some(DatagramEvent::NewConnection(incoming)) => {
-                self.begun.push(Begun {
+                self.connections.push(NewConnection {
                     original_dcid: incoming.orig_dst_cid().to_vec(),
                     validated: incoming.remote_address_validated(),
                     may_retry: incoming.may_retry(),

@@ -62,12 +62,12 @@ pub struct TlsIdentity {
     randomness: Option<Randomness>,
 }
 
-/// Where TLS draws from in place of the system's generator.
+/// The sources of randomness that TLS uses instead of the system's generator.
 #[derive(Clone, Copy, Debug)]
 pub struct Randomness {
     /// Everything but the keys of key exchanges.
     pub random: &'static dyn SecureRandom,
-    /// Those.
+    /// The private keys of key exchanges.
     pub group: &'static dyn SupportedKxGroup,
 }
 
@@ -98,7 +98,7 @@ impl TlsIdentity {
         Self { randomness: Some(randomness), ..self }
     }
 
-    /// The raw Ed25519 public key.
+    /// The raw bytes of the Ed25519 public key.
     pub fn public_key(&self) -> &[u8; 32] {
         &self.public_key
     }
@@ -130,7 +130,7 @@ fn self_signed(pair: &rcgen::KeyPair) -> Result<CertificateDer<'static>, rcgen::
     Ok(params.self_signed(pair)?.der().clone())
 }
 
-/// Which clients a server lets in. It is asked on every handshake, so it may change at run time.
+/// The client keys that a server admits. It is asked on every handshake, so the answer may change at run time.
 pub trait ClientKeys: Send + Sync {
     /// Whether the holder of `key` may connect.
     fn is_allowed(&self, key: &[u8; 32]) -> bool;
@@ -141,7 +141,7 @@ pub trait ClientKeys: Send + Sync {
 
 /// Why a client's certificate was refused.
 ///
-/// It is decided before the client proves that it holds the key: anyone may *name* any key here.
+/// The decision comes before the client proves that it holds the key: anyone may *name* any key here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// The key is not on the list.
@@ -182,12 +182,12 @@ pub fn client_crypto(
     client_crypto_with(FirstSuite::for_this_cpu(), identity, expected)
 }
 
-/// Which suite heads the list that is offered and chosen from.
+/// The suite that heads the list that is offered and chosen from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum FirstSuite {
     /// The CPU has AES and carry-less multiplication instructions.
     Aes128,
-    /// It has not, and AES-GCM would be several times slower.
+    /// The CPU lacks AES instructions, and AES-GCM would be several times slower.
     ChaCha20,
     /// No CPU asks for it; it makes the third suite reachable in tests.
     #[cfg(test)]
@@ -434,8 +434,8 @@ pub fn server_config(
 /// The smallest QUIC packet that every path must carry, bytes (RFC 9000 §14).
 pub const MIN_PACKET: u16 = 1200;
 
-/// How large packets grow by path MTU discovery when nothing else is configured, bytes: Ethernet's 1500 minus
-/// an IPv6 and a UDP header.
+/// The size up to which path MTU discovery raises packets when nothing else is configured, in bytes: Ethernet's 1500 minus an
+/// IPv6 and a UDP header.
 pub const DEFAULT_MAX_PACKET: u16 = 1452;
 
 /// The QUIC parameters that all connections of one endpoint share: version 1 only, no greasing.

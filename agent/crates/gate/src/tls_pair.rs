@@ -35,19 +35,19 @@ pub(super) fn identity(seed: u8) -> TlsIdentity {
 
 /// An allowlist that remembers what it was asked.
 #[derive(Default)]
-pub(super) struct Guests {
+pub(super) struct Clients {
     pub(super) allowed: Mutex<Vec<[u8; 32]>>,
     pub(super) asked: AtomicUsize,
     pub(super) refused: Mutex<Vec<Refusal>>,
 }
 
-impl Guests {
+impl Clients {
     pub(super) fn with(key: &[u8; 32]) -> Arc<Self> {
         Arc::new(Self { allowed: Mutex::new(vec![*key]), ..Self::default() })
     }
 }
 
-impl ClientKeys for Guests {
+impl ClientKeys for Clients {
     fn is_allowed(&self, key: &[u8; 32]) -> bool {
         self.asked.fetch_add(1, Ordering::Relaxed);
         self.allowed.lock().unwrap().contains(key)
@@ -58,7 +58,7 @@ impl ClientKeys for Guests {
     }
 }
 
-/// One end of a [`Pair`].
+/// The client or the server of a [`Pair`].
 pub(super) struct End {
     endpoint: Endpoint,
     address: SocketAddr,
@@ -106,7 +106,7 @@ impl End {
         }
     }
 
-    /// Hands over one datagram.
+    /// Gives one datagram to this end.
     fn receive(&mut self, now: Instant, from: SocketAddr, datagram: &[u8]) {
         let mut response = Vec::new();
         match self.endpoint.handle(now, from, None, None, BytesMut::from(datagram), &mut response) {
@@ -222,7 +222,7 @@ impl Pair {
 pub(super) fn friends(first: tls::FirstSuite) -> Pair {
     let (dialler, listener) = (identity(1), identity(2));
     let client = tls::client_crypto_with(first, &dialler, &[*listener.public_key()]).unwrap();
-    let guests = Guests::with(dialler.public_key());
-    let server = tls::server_crypto_with(tls::FirstSuite::Aes128, &listener, guests).unwrap();
+    let clients = Clients::with(dialler.public_key());
+    let server = tls::server_crypto_with(tls::FirstSuite::Aes128, &listener, clients).unwrap();
     Pair::connect(client, server)
 }

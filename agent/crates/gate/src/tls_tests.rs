@@ -9,7 +9,7 @@ use quinn_proto::ConnectionError;
 use wire::cid::CONNECTION_ID_BYTES;
 
 use super::*;
-use crate::tls_pair::{End, Guests, Pair, friends, identity};
+use crate::tls_pair::{Clients, End, Pair, friends, identity};
 
 /// The TLS alert with which `end` lost its connection, from either side (RFC 9001 §4.8).
 fn alert(end: &End) -> Option<u8> {
@@ -58,40 +58,40 @@ fn the_protocol_is_named_as_in_the_document() {
 fn one_of_several_expected_keys_suffices() {
     let (dialler, listener) = (identity(1), identity(2));
     let client = client_crypto(&dialler, &[[7; 32], *listener.public_key()]).unwrap();
-    let server = server_crypto(&listener, Guests::with(dialler.public_key())).unwrap();
+    let server = server_crypto(&listener, Clients::with(dialler.public_key())).unwrap();
     assert!(Pair::connect(client, server).is_up());
 }
 
 #[test]
 fn a_wrong_server_key_fails_the_handshake() {
     let (dialler, listener, other) = (identity(1), identity(2), identity(3));
-    let guests = Guests::with(dialler.public_key());
+    let clients = Clients::with(dialler.public_key());
     let client = client_crypto(&dialler, &[*other.public_key()]).unwrap();
-    let server = server_crypto(&listener, Arc::clone(&guests) as Arc<dyn ClientKeys>).unwrap();
+    let server = server_crypto(&listener, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     let pair = Pair::connect(client, server);
     assert!(!pair.client.connected && !pair.server.connected);
     assert_eq!(alert(&pair.client), ACCESS_DENIED);
-    assert_eq!(guests.asked.load(Ordering::Relaxed), 0, "the client must not show its certificate");
+    assert_eq!(clients.asked.load(Ordering::Relaxed), 0, "the client must not show its certificate");
 }
 
 #[test]
 fn no_expected_key_admits_no_server() {
     let (dialler, listener) = (identity(1), identity(2));
     let client = client_crypto(&dialler, &[]).unwrap();
-    let server = server_crypto(&listener, Guests::with(dialler.public_key())).unwrap();
+    let server = server_crypto(&listener, Clients::with(dialler.public_key())).unwrap();
     assert_eq!(alert(&Pair::connect(client, server).client), ACCESS_DENIED);
 }
 
 #[test]
 fn an_unknown_client_key_is_refused_and_reported() {
     let (dialler, listener) = (identity(1), identity(2));
-    let guests = Guests::with(identity(3).public_key());
+    let clients = Clients::with(identity(3).public_key());
     let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
-    let server = server_crypto(&listener, Arc::clone(&guests) as Arc<dyn ClientKeys>).unwrap();
+    let server = server_crypto(&listener, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     let pair = Pair::connect(client, server);
     assert!(!pair.server.connected);
     assert_eq!(alert(&pair.client), ACCESS_DENIED);
-    assert_eq!(*guests.refused.lock().unwrap(), [Refusal::UnknownKey(*dialler.public_key())]);
+    assert_eq!(*clients.refused.lock().unwrap(), [Refusal::UnknownKey(*dialler.public_key())]);
     let words = Refusal::UnknownKey(*dialler.public_key()).to_string();
     assert_eq!(words, "unknown key iojj3XQJ8ZX9UtstPLpdcspnCb8dlBIb83SIAbQPb1w");
 }
@@ -99,19 +99,19 @@ fn an_unknown_client_key_is_refused_and_reported() {
 #[test]
 fn the_second_connect_asks_the_allowlist_again() {
     let (dialler, listener) = (identity(1), identity(2));
-    let guests = Guests::with(dialler.public_key());
+    let clients = Clients::with(dialler.public_key());
     let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
-    let server = server_crypto(&listener, Arc::clone(&guests) as Arc<dyn ClientKeys>).unwrap();
+    let server = server_crypto(&listener, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     for connects in 1..=2 {
         let pair = Pair::connect(Arc::clone(&client), Arc::clone(&server));
         assert!(pair.is_up());
-        assert_eq!(guests.asked.load(Ordering::Relaxed), connects);
+        assert_eq!(clients.asked.load(Ordering::Relaxed), connects);
         // A session ticket would be a CRYPTO frame after the handshake.
         let frames = pair.client.connection().stats().frame_rx.crypto;
         assert_eq!(frames, pair.client.crypto_frames_at_connected);
         assert_eq!(pair.client.connection().stats().frame_rx.new_token, 0);
     }
-    *guests.allowed.lock().unwrap() = Vec::new();
+    *clients.allowed.lock().unwrap() = Vec::new();
     let pair = Pair::connect(client, server);
     assert!(!pair.server.connected, "a key that was removed at run time came in");
 }
@@ -123,7 +123,7 @@ fn a_copied_certificate_without_its_key_fails() {
     let impostor =
         TlsIdentity { key: Arc::new(stolen), public_key: *listener.public_key(), randomness: None };
     let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
-    let server = server_crypto(&impostor, Guests::with(dialler.public_key())).unwrap();
+    let server = server_crypto(&impostor, Clients::with(dialler.public_key())).unwrap();
     let pair = Pair::connect(client, server);
     assert!(!pair.client.connected && pair.client.lost.is_some());
 }
@@ -133,15 +133,15 @@ fn a_certificate_of_another_kind_of_key_has_no_pin() {
     let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
     assert_eq!(spki_key(&self_signed(&pair).unwrap()), None);
     assert_eq!(spki_key(&CertificateDer::from(vec![0x30, 0x00])), None);
-    let guests = Arc::new(Guests { allowed: Mutex::default(), ..Guests::default() });
+    let clients = Arc::new(Clients { allowed: Mutex::default(), ..Clients::default() });
     let verifier = ClientVerifier {
-        allowed: Arc::clone(&guests) as Arc<dyn ClientKeys>,
+        allowed: Arc::clone(&clients) as Arc<dyn ClientKeys>,
         algorithms: FirstSuite::Aes128.provider(None).signature_verification_algorithms,
     };
     let certificate = self_signed(&pair).unwrap();
     let now = UnixTime::since_unix_epoch(Duration::from_secs(1));
     assert!(verifier.verify_client_cert(&certificate, &[], now).is_err());
-    assert_eq!(*guests.refused.lock().unwrap(), [Refusal::NotEd25519]);
+    assert_eq!(*clients.refused.lock().unwrap(), [Refusal::NotEd25519]);
 }
 
 #[test]

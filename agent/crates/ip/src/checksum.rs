@@ -91,7 +91,7 @@ mod tests {
 
     use super::*;
 
-    /// As the definition has it.
+    /// The checksum as RFC 1071 defines it, word by word.
     fn by_words(bytes: &[u8]) -> u16 {
         let mut total = 0u32;
         for word in bytes.chunks(2) {

@@ -1,4 +1,4 @@
-//! What is read from the TUN device, as the packets that it becomes: a super-packet is cut as the kernel would cut it.
+//! Turns what is read from the TUN device into packets: a super-packet is cut as the kernel would cut it.
 //!
 //! ```text
 //!   super-packet   | header |  payload ···········································  |
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::{
     checksum,
-    view::{Fragment, IPV6_HEADER, IpView, Malformed, TCP, UDP},
+    view::{ChecksumAt, Fragment, IPV6_HEADER, IpView, Malformed, TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
 
@@ -38,10 +38,10 @@ pub struct Cut<'a> {
     kind: Kind,
 }
 
-/// What is different from packet to packet, and the sums of what is not.
+/// The header fields that differ from packet to packet, and the checksums of the others.
 #[derive(Debug)]
 enum Kind {
-    Whole,
+    Uncut,
     Cut { ip: Ip, l4: L4, transport_at: usize },
 }
 
@@ -57,9 +57,9 @@ enum Ip {
 
 #[derive(Debug)]
 struct L4 {
-    /// Of the pseudo-header but for the length; without partial checksums also of the L4 header but for what differs.
+    /// The sum of the pseudo-header without its length; with complete checksums also of the L4 header's constant fields.
     sum: u16,
-    /// `None` of UDP.
+    /// The TCP header's fields that differ between packets; `None` for UDP.
     tcp: Option<Tcp>,
 }
 
@@ -86,7 +86,7 @@ impl<'a> Cut<'a> {
     ) -> Result<Self, Malformed> {
         let packet = packet.get_mut(..view.len).ok_or(Malformed::Truncated)?;
         match vnet.gso {
-            Gso::None => Self::whole(vnet, packet, view, peer_completes),
+            Gso::None => Self::uncut(vnet, packet, view, peer_completes),
             Gso::Tcp4 if view.protocol == TCP && !view.is_ipv6() => {
                 Self::many(vnet, packet, view, peer_completes)
             }
@@ -98,23 +98,24 @@ impl<'a> Cut<'a> {
         }
     }
 
-    fn whole(
+    fn uncut(
         vnet: &VnetHeader,
         packet: &'a mut [u8],
         view: &IpView,
         peer_completes: bool,
     ) -> Result<Self, Malformed> {
-        let (start, offset) = (usize::from(vnet.checksum_start), usize::from(vnet.checksum_offset));
-        let partial = vnet.needs_checksum && peer_completes && view.checksum_place() == Some((start, offset));
+        let start = usize::from(vnet.checksum_start);
+        let at = ChecksumAt { start, offset: usize::from(vnet.checksum_offset) };
+        let partial = vnet.needs_checksum && peer_completes && view.checksum() == Some(at);
         if vnet.needs_checksum && !partial {
             // Within the IP headers it would make another packet of it than `view` says.
             let is_behind = start >= view.transport_at;
-            if !is_behind || !checksum::complete(packet, start, offset) {
+            if !is_behind || !checksum::complete(packet, start, at.offset) {
                 return Err(Malformed::Checksum);
             }
         }
         let segment = packet.len();
-        Ok(Self { packet, header: 0, segment, count: 1, partial, kind: Kind::Whole })
+        Ok(Self { packet, header: 0, segment, count: 1, partial, kind: Kind::Uncut })
     }
 
     fn many(vnet: &VnetHeader, packet: &'a [u8], view: &IpView, partial: bool) -> Result<Self, Malformed> {
@@ -171,14 +172,14 @@ impl<'a> Cut<'a> {
         })
     }
 
-    /// How many packets it becomes, at least one.
+    /// The number of packets that result, at least one.
     #[inline]
     #[must_use]
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Bytes of the largest packet.
+    /// The bytes of the largest packet that results.
     #[inline]
     #[must_use]
     pub fn largest(&self) -> usize {
@@ -199,7 +200,7 @@ impl<'a> Cut<'a> {
         self.partial
     }
 
-    /// What each packet begins with, before [`Cut::complete_header`]; empty of a packet that is not cut.
+    /// The bytes that each packet begins with, before [`Cut::complete_header`]; empty for a packet that is not cut.
     #[inline]
     #[must_use]
     pub fn header(&self) -> &[u8] {
@@ -220,7 +221,7 @@ impl<'a> Cut<'a> {
         self.segment
     }
 
-    /// Where the payload of packet `index` lies in [`Cut::payload`].
+    /// The range of the payload of packet `index` in [`Cut::payload`].
     #[inline]
     #[must_use]
     pub fn range(&self, index: usize) -> Range<usize> {
@@ -286,7 +287,7 @@ impl<'a> Cut<'a> {
         transport[field..field + 2].copy_from_slice(&right.to_be_bytes());
     }
 
-    /// Appends packet `index` to `out`.
+    /// Appends the packet with this index to `out`.
     pub fn append(&self, index: usize, out: &mut Vec<u8>) {
         let (start, header) = (out.len(), self.header());
         let payload = self.payload().get(self.range(index)).unwrap_or_default();

@@ -96,8 +96,8 @@ proptest! {
         };
         let gso_size = if payload > 3000 { gso_size.max(500) } else { gso_size };
         let (vnet, mut packet) = recipe.super_packet(gso_size);
-        if let Some((at, byte)) = change && let Some(place) = packet.get_mut(at) {
-            *place = byte;
+        if let Some((at, byte)) = change && let Some(target) = packet.get_mut(at) {
+            *target = byte;
         } else {
             let view = IpView::super_packet(&packet).unwrap();
             prop_assert!(Cut::new(&vnet, &mut packet.clone(), &view, true).is_ok());

@@ -16,14 +16,14 @@ const ECT_1: u8 = 1;
 const ECT_0: u8 = 2;
 const CE: u8 = 3;
 
-/// What becomes of an inner packet.
+/// The fate of an inner packet whose outer packet was marked or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Decapsulated {
-    /// It stays as it is.
+    /// The inner packet stays as it is.
     Keep,
-    /// Its ECN bits become these.
+    /// The ECN bits of the inner packet become these.
     Mark(u8),
-    /// It was to be marked and cannot be: a loss tells its sender.
+    /// The packet was to be marked and cannot be: it is dropped, and the loss tells its sender.
     Drop,
 }
 
@@ -34,7 +34,7 @@ pub fn encapsulate(traffic_class: u8) -> u8 {
     traffic_class & 3
 }
 
-/// What the outer ECN bits make of an inner packet with this TOS or traffic class byte (Figure 4).
+/// The effect of the outer ECN bits on an inner packet with this TOS or traffic class byte (RFC 6040, Figure 4).
 #[inline]
 #[must_use]
 pub fn decapsulate(inner: u8, outer: u8) -> Decapsulated {

@@ -5,10 +5,10 @@ use crate::{
     view::{IPV4_HEADER, IpView},
 };
 
-/// A fragment's data, but for the last one's, is a multiple of so many bytes.
+/// The unit of fragment offsets in bytes: the data of every fragment but the last is a multiple of it.
 const UNIT: usize = 8;
 
-/// More fragments follow.
+/// The flag that says that more fragments follow.
 const MORE: u16 = 0x2000;
 
 /// The offset of a fragment's data, in units.
@@ -25,12 +25,12 @@ pub struct Fragments<'a> {
     /// Bytes of data in each but the last.
     each: usize,
     /// Flags and offset of the packet, which may be a fragment itself.
-    place: u16,
+    flags_and_offset: u16,
 }
 
 impl<'a> Fragments<'a> {
-    /// Of `packet`, whose headers are `view` and whose checksums are complete, in pieces of at most `mtu` bytes; `None` where it
-    /// must not be cut, need not be, or cannot be because its header leaves no room.
+    /// Cuts `packet`, whose headers are `view` and whose checksums are complete, into fragments of at most `mtu` bytes. `None`
+    /// if it must not be cut, need not be, or cannot be because its header leaves no room.
     #[must_use]
     pub fn new(packet: &'a [u8], view: &IpView, mtu: u16) -> Option<Self> {
         let packet = packet.get(..view.len)?;
@@ -40,11 +40,11 @@ impl<'a> Fragments<'a> {
         let header = usize::from(packet.first()? & 0x0f) * 4;
         let (header, data) = packet.split_at_checked(header).filter(|(head, _)| head.len() >= IPV4_HEADER)?;
         let each = usize::from(mtu).checked_sub(header.len())? / UNIT * UNIT;
-        let place = u16::from_be_bytes([header[6], header[7]]);
-        (each > 0).then_some(Self { header, data, each, place })
+        let flags_and_offset = u16::from_be_bytes([header[6], header[7]]);
+        (each > 0).then_some(Self { header, data, each, flags_and_offset })
     }
 
-    /// How many there are.
+    /// The number of fragments that result.
     #[must_use]
     pub fn count(&self) -> usize {
         self.data.len().div_ceil(self.each)
@@ -57,16 +57,17 @@ impl<'a> Fragments<'a> {
         out.clear();
         out.extend_from_slice(self.header);
         out.extend_from_slice(&self.data[start..end]);
-        let (length, more) = (out.len() as u16, self.place & MORE != 0 || end < self.data.len());
+        let (length, more) = (out.len() as u16, self.flags_and_offset & MORE != 0 || end < self.data.len());
         let header = &mut out[..self.header.len()];
         if index > 0 {
             blank_options(&mut header[IPV4_HEADER..]);
         }
         // A packet has at most 65,535 bytes, so its offsets are below 2^13 units.
-        let offset = (self.place & OFFSET).wrapping_add((start / UNIT) as u16) & OFFSET;
-        let place = self.place & !(MORE | OFFSET) | if more { MORE } else { 0 } | offset;
+        let offset = (self.flags_and_offset & OFFSET).wrapping_add((start / UNIT) as u16) & OFFSET;
+        let flags_and_offset =
+            self.flags_and_offset & !(MORE | OFFSET) | if more { MORE } else { 0 } | offset;
         header[2..4].copy_from_slice(&length.to_be_bytes());
-        header[6..8].copy_from_slice(&place.to_be_bytes());
+        header[6..8].copy_from_slice(&flags_and_offset.to_be_bytes());
         header[10..12].fill(0);
         let sum = !checksum::sum(header);
         header[10..12].copy_from_slice(&sum.to_be_bytes());
@@ -98,13 +99,13 @@ mod tests {
     use super::*;
 
     /// A packet with these options, and data that says where it belongs.
-    fn packet(options: &[u8], data: usize, place: u16) -> Vec<u8> {
+    fn packet(options: &[u8], data: usize, flags_and_offset: u16) -> Vec<u8> {
         let header = IPV4_HEADER + options.len();
         let mut packet = vec![0; header];
         packet[0] = 0x40 | (header / 4) as u8;
         packet[2..4].copy_from_slice(&((header + data) as u16).to_be_bytes());
         packet[4..6].copy_from_slice(&[0x12, 0x34]);
-        packet[6..8].copy_from_slice(&place.to_be_bytes());
+        packet[6..8].copy_from_slice(&flags_and_offset.to_be_bytes());
         packet[8..10].copy_from_slice(&[64, 17]);
         packet[12..20].copy_from_slice(&[10, 9, 0, 1, 10, 9, 0, 2]);
         packet[20..header].copy_from_slice(options);
@@ -123,10 +124,10 @@ mod tests {
             more in any::<bool>(),
             options in prop::sample::select(vec![vec![], vec![7, 7, 4, 0, 0, 0, 0, 0], vec![0x94, 4, 0, 0]]),
         ) {
-            let whole = packet(&options, data, first | if more { MORE } else { 0 });
-            let view = IpView::parse(&whole).unwrap();
-            let Some(fragments) = Fragments::new(&whole, &view, mtu) else {
-                prop_assert!(whole.len() <= usize::from(mtu));
+            let unfragmented = packet(&options, data, first | if more { MORE } else { 0 });
+            let view = IpView::parse(&unfragmented).unwrap();
+            let Some(fragments) = Fragments::new(&unfragmented, &view, mtu) else {
+                prop_assert!(unfragmented.len() <= usize::from(mtu));
                 return Ok(());
             };
             prop_assert!(fragments.count() > 1);
@@ -139,25 +140,25 @@ mod tests {
                 prop_assert_eq!(checksum::sum(&out[..header]), 0xffff, "the header's checksum");
                 let view = IpView::parse(&out).unwrap();
                 prop_assert_eq!(view.len, out.len());
-                let place = u16::from_be_bytes([out[6], out[7]]);
-                prop_assert_eq!(usize::from((place & OFFSET) - first) * UNIT, again.len());
+                let flags_and_offset = u16::from_be_bytes([out[6], out[7]]);
+                prop_assert_eq!(usize::from((flags_and_offset & OFFSET) - first) * UNIT, again.len());
                 let last = index + 1 == fragments.count();
-                prop_assert_eq!(place & MORE != 0, more || !last);
+                prop_assert_eq!(flags_and_offset & MORE != 0, more || !last);
                 let kept = index == 0 || options.first() != Some(&7);
                 prop_assert_eq!(out[20..header] == options[..], kept || options.is_empty());
                 again.extend_from_slice(&out[header..]);
             }
-            prop_assert_eq!(again, &whole[IPV4_HEADER + options.len()..]);
+            prop_assert_eq!(again, &unfragmented[IPV4_HEADER + options.len()..]);
         }
     }
 
     #[test]
     fn what_must_not_or_need_not_be_cut_is_not() {
         let view = |packet: &[u8]| IpView::parse(packet).unwrap();
-        let whole = packet(&[], 1_000, 0);
-        assert!(Fragments::new(&whole, &view(&whole), 1_020).is_none());
-        assert!(Fragments::new(&whole, &view(&whole), 1_019).is_some());
-        assert!(Fragments::new(&whole, &view(&whole), 27).is_none(), "no room for 8 bytes");
+        let unfragmented = packet(&[], 1_000, 0);
+        assert!(Fragments::new(&unfragmented, &view(&unfragmented), 1_020).is_none());
+        assert!(Fragments::new(&unfragmented, &view(&unfragmented), 1_019).is_some());
+        assert!(Fragments::new(&unfragmented, &view(&unfragmented), 27).is_none(), "no room for 8 bytes");
         let fixed = packet(&[], 1_000, 0x4000);
         assert!(Fragments::new(&fixed, &view(&fixed), 576).is_none());
     }

@@ -1,4 +1,4 @@
-//! What came from a peer, as the super-packets that are written to the TUN device: one write for many packets of a flow.
+//! Joins packets that came from a peer into super-packets for the TUN device: one write for many packets of a flow.
 //!
 //! ```text
 //!   a flow's packets    | header | payload |   | header | payload |   | header | payload |
@@ -15,7 +15,7 @@
 use crate::{
     checksum,
     packets::{Buffers, MOST_PIECES, Packet, PacketDelivery, TunOffload},
-    view::{Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
+    view::{ChecksumAt, Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
 
@@ -42,8 +42,9 @@ const PSH: u8 = 0x08;
 #[derive(Debug)]
 pub struct Merger {
     flows: [Flow; FLOWS],
-    /// Whose packet came last, and which flow gives way next.
+    /// The index of the flow whose packet came last.
     last: usize,
+    /// The index of the flow that is replaced next.
     next: usize,
 }
 
@@ -77,9 +78,9 @@ impl Merger {
     ) {
         let Packet { slot, range, partial, owner } = packet;
         let range = range.start..range.end.min(range.start + view.len);
-        let place = view.checksum_place();
+        let checksum = view.checksum();
         let mut vnet = VnetHeader::default();
-        if let Some((start, offset)) = place.filter(|_| partial) {
+        if let Some(ChecksumAt { start, offset }) = checksum.filter(|_| partial) {
             if !offload.tcp {
                 checksum::complete(&mut batch.bytes_mut(slot)[range.clone()], start, offset);
             } else {
@@ -88,7 +89,7 @@ impl Merger {
                 (vnet.checksum_start, vnet.checksum_offset) = (start as u16, offset as u16);
             }
         }
-        let mergeable = place.is_some() && offload.tcp && (view.protocol == TCP || offload.udp);
+        let mergeable = checksum.is_some() && offload.tcp && (view.protocol == TCP || offload.udp);
         let packet = Packet { slot, range, partial, owner };
         let known = self.flows.iter().position(|flow| flow.open && flow.is_of(view));
         if let Some(known) = known {
@@ -114,13 +115,13 @@ impl Merger {
         }
     }
 
-    /// Tries to join `packet`, which lies in `batch`, without a view: true if it continues one of the open flows of the same owner,
-    /// whose addresses it then has. Otherwise nothing has changed, and it is to be pushed.
+    /// Tries to join `packet`, which lies in `batch`, to an open flow of the same owner, without a view. Returns true if it continues
+    /// one, and then it has that flow's addresses. Otherwise nothing has changed, and the caller pushes it.
     ///
     /// # Panics
     /// When there is no such buffer or range.
     #[inline]
-    pub fn push_alike(&mut self, list: &mut PacketDelivery, batch: &impl Buffers, packet: &Packet) -> bool {
+    pub fn try_join(&mut self, list: &mut PacketDelivery, batch: &impl Buffers, packet: &Packet) -> bool {
         if self.flows[self.last].join(list, batch, packet) {
             return true;
         }
@@ -133,7 +134,7 @@ impl Merger {
         false
     }
 
-    /// The place of a new flow.
+    /// The index that a new flow gets: that of `known`, of a closed flow, or the next one in turn.
     fn room(&mut self, known: Option<usize>) -> usize {
         let free = known.or_else(|| self.flows.iter().position(|flow| !flow.open));
         free.unwrap_or_else(|| {
@@ -151,9 +152,9 @@ struct Flow {
     owner: u32,
     partial: bool,
     view: Option<IpView>,
-    /// The first packet's headers, and which of their bits every other packet has alike.
+    /// The headers of the first packet. Every other packet has the same bits where `same_bits` is 1.
     template: [u8; MOST_HEADER],
-    alike: &'static [u8; MOST_HEADER],
+    same_bits: &'static [u8; MOST_HEADER],
     /// The ports, as they stand in the packet.
     ports: [u8; 4],
     /// Bytes of the IP header and of both headers.
@@ -181,7 +182,7 @@ impl Flow {
         partial: false,
         view: None,
         template: [0; MOST_HEADER],
-        alike: &UDP4,
+        same_bits: &UDP4,
         ports: [0; 4],
         ip: 0,
         header: 0,
@@ -199,7 +200,7 @@ impl Flow {
     /// A flow that begins with `bytes`, if others can be joined to them. They are listed as message `message`.
     fn begin(bytes: &[u8], view: &IpView, packet: Packet, message: usize) -> Option<Self> {
         let (ip, tcp) = (view.transport_at, view.protocol == TCP);
-        let (plain, alike) = match (view.is_ipv6(), tcp) {
+        let (plain, same_bits) = match (view.is_ipv6(), tcp) {
             (false, true) => (IPV4_HEADER, &TCP4),
             (false, false) => (IPV4_HEADER, &UDP4),
             (true, true) => (IPV6_HEADER, &TCP6),
@@ -223,7 +224,7 @@ impl Flow {
             owner: packet.owner,
             partial: packet.partial,
             view: Some(*view),
-            alike,
+            same_bits,
             ports: *transport.first_chunk()?,
             ip,
             header,
@@ -268,7 +269,7 @@ impl Flow {
             || bytes[ip..ip + 4] != self.ports
             || packet.owner != self.owner
             || packet.partial != self.partial
-            || !self.is_alike(bytes)
+            || !self.has_same_header(bytes)
         {
             return false;
         }
@@ -301,18 +302,18 @@ impl Flow {
 
     /// Whether all that must not differ from the first packet's headers does not.
     #[inline]
-    fn is_alike(&self, bytes: &[u8]) -> bool {
+    fn has_same_header(&self, bytes: &[u8]) -> bool {
         let (own, own_end) = self.template[..self.header].as_chunks::<8>();
         let (theirs, their_end) = bytes[..self.header].as_chunks::<8>();
-        let (alike, alike_end) = self.alike[..self.header].as_chunks::<8>();
+        let (same_bits, same_bits_end) = self.same_bits[..self.header].as_chunks::<8>();
         let mut differs = 0;
-        for ((own, theirs), alike) in own.iter().zip(theirs).zip(alike) {
+        for ((own, theirs), same_bits) in own.iter().zip(theirs).zip(same_bits) {
             let other = u64::from_ne_bytes(*own) ^ u64::from_ne_bytes(*theirs);
-            differs |= other & u64::from_ne_bytes(*alike);
+            differs |= other & u64::from_ne_bytes(*same_bits);
         }
         // Headers are whole words of 4 bytes: there is one more, or none.
-        for ((own, theirs), alike) in own_end.iter().zip(their_end).zip(alike_end) {
-            differs |= u64::from((own ^ theirs) & alike);
+        for ((own, theirs), same_bits) in own_end.iter().zip(their_end).zip(same_bits_end) {
+            differs |= u64::from((own ^ theirs) & same_bits);
         }
         differs == 0
     }
@@ -418,35 +419,35 @@ fn sequence(bytes: &[u8], ip: usize) -> u32 {
     u32::from(word(bytes, ip + 4)) << 16 | u32::from(word(bytes, ip + 6))
 }
 
-const TCP4: [u8; MOST_HEADER] = alike(IPV4_HEADER, TCP);
-const UDP4: [u8; MOST_HEADER] = alike(IPV4_HEADER, UDP);
-const TCP6: [u8; MOST_HEADER] = alike(IPV6_HEADER, TCP);
-const UDP6: [u8; MOST_HEADER] = alike(IPV6_HEADER, UDP);
+const TCP4: [u8; MOST_HEADER] = same_bits(IPV4_HEADER, TCP);
+const UDP4: [u8; MOST_HEADER] = same_bits(IPV4_HEADER, UDP);
+const TCP6: [u8; MOST_HEADER] = same_bits(IPV6_HEADER, TCP);
+const UDP6: [u8; MOST_HEADER] = same_bits(IPV6_HEADER, UDP);
 
-/// Which bits of their headers the packets of a message have alike.
-const fn alike(ip: usize, protocol: u8) -> [u8; MOST_HEADER] {
-    let alike = [0xff; MOST_HEADER];
-    let alike = if ip == IPV4_HEADER {
+/// A mask of the header bits that all packets of a message have in common.
+const fn same_bits(ip: usize, protocol: u8) -> [u8; MOST_HEADER] {
+    let same_bits = [0xff; MOST_HEADER];
+    let same_bits = if ip == IPV4_HEADER {
         // The total length, the identification and the checksum may differ.
-        without(without(alike, 2, 6), 10, 12)
+        without(without(same_bits, 2, 6), 10, 12)
     } else {
-        without(alike, 4, 6)
+        without(same_bits, 4, 6)
     };
     if protocol == UDP {
-        return without(alike, ip + 4, ip + 8);
+        return without(same_bits, ip + 4, ip + 8);
     }
     // The sequence number, the checksum, and PSH.
-    let mut alike = without(without(alike, ip + 4, ip + 8), ip + 16, ip + 18);
-    alike[ip + 13] = !PSH;
-    alike
+    let mut same_bits = without(without(same_bits, ip + 4, ip + 8), ip + 16, ip + 18);
+    same_bits[ip + 13] = !PSH;
+    same_bits
 }
 
-const fn without(mut alike: [u8; MOST_HEADER], mut from: usize, to: usize) -> [u8; MOST_HEADER] {
+const fn without(mut same_bits: [u8; MOST_HEADER], mut from: usize, to: usize) -> [u8; MOST_HEADER] {
     while from < to {
-        alike[from] = 0;
+        same_bits[from] = 0;
         from += 1;
     }
-    alike
+    same_bits
 }
 
 #[cfg(test)]

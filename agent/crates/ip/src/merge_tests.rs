@@ -22,11 +22,11 @@ impl Fixture {
     }
 
     /// Lists every packet, with a view or, where it is possible, without; returns how many each message has.
-    fn push_all(&mut self, partial: bool, offload: TunOffload, alike: bool) -> Vec<u16> {
+    fn push_all(&mut self, partial: bool, offload: TunOffload, same_flow: bool) -> Vec<u16> {
         for slot in 0..self.batch.len() {
             let range = 0..self.batch.bytes(slot).len();
             let packet = Packet { slot, range, partial, owner: 1 };
-            if alike && self.merger.push_alike(&mut self.list, &self.batch, &packet) {
+            if same_flow && self.merger.try_join(&mut self.list, &self.batch, &packet) {
                 continue;
             }
             let view = IpView::parse(self.batch.bytes(slot)).unwrap();
@@ -52,13 +52,13 @@ fn stream(recipe: Recipe, count: usize, last: usize) -> Vec<Recipe> {
 
 fn counts(recipes: &[Recipe]) -> Vec<u16> {
     let [with_views, without, complete] =
-        [(true, false), (true, true), (false, true)].map(|(partial, alike)| {
+        [(true, false), (true, true), (false, true)].map(|(partial, same_flow)| {
             let packets: Vec<Vec<u8>> = recipes
                 .iter()
                 .map(|recipe| if partial { recipe.partial() } else { recipe.complete() })
                 .collect();
             let mut fixture = Fixture::new(&packets);
-            let counts = fixture.push_all(partial, ALL, alike);
+            let counts = fixture.push_all(partial, ALL, same_flow);
             let sorted = |mut packets: Vec<Vec<u8>>| {
                 packets.sort();
                 packets
@@ -158,7 +158,7 @@ fn other_owners_checksums_and_kinds_are_not_mixed() {
         let packet = Packet { slot, range: 0..packets[slot].len(), partial: false, owner };
         let view = IpView::parse(&packets[slot]).unwrap();
         let Fixture { batch, list, merger } = &mut fixture;
-        if slot > 0 && merger.push_alike(list, batch, &packet) {
+        if slot > 0 && merger.try_join(list, batch, &packet) {
             continue;
         }
         merger.push(list, batch, packet, &view, ALL);
@@ -211,7 +211,7 @@ fn a_cleared_merger_joins_nothing_that_was() {
     let packet = |slot: usize| Packet { slot, range: 0..packets[slot].len(), partial: true, owner: 1 };
     merger.push(&mut list, &mut batch, packet(0), &view, ALL);
     merger.clear();
-    assert!(!merger.push_alike(&mut list, &batch, &packet(1)));
+    assert!(!merger.try_join(&mut list, &batch, &packet(1)));
     assert_eq!(list.messages().len(), 1);
 }
 
@@ -233,8 +233,8 @@ proptest! {
         for (flow, size, flags, fill) in recipes {
             input.extend([(flow % flows) | 0x20, size, 0, flags, 0, 100, 0, fill]);
         }
-        if let Some(place) = input.get_mut(1 + at * 8..).and_then(|rest| rest.first_chunk_mut()) {
-            *place = special;
+        if let Some(target) = input.get_mut(1 + at * 8..).and_then(|rest| rest.first_chunk_mut()) {
+            *target = special;
         }
         properties::ip_merge(&input);
     }
@@ -289,6 +289,6 @@ fn a_tcp_header_that_says_less_than_its_least_length_is_joined_by_nothing() {
         let view = IpView::parse(batch.bytes(0)).unwrap();
         let packet = |slot: usize, len: usize| Packet { slot, range: 0..len, partial: true, owner: 1 };
         merger.push(list, batch, packet(0, first.len()), &view, ALL);
-        assert!(!merger.push_alike(list, batch, &packet(1, 21)), "offset {offset}");
+        assert!(!merger.try_join(list, batch, &packet(1, 21)), "offset {offset}");
     }
 }

@@ -1,4 +1,4 @@
-//! What the kernel does with a super-packet, told simply, and packets to try it with: for the tests and the fuzz targets.
+//! A simple model of what the kernel does with a super-packet, and packets to try it with: for the tests and the fuzz targets.
 
 use crate::{
     view::{TCP, UDP},
@@ -95,7 +95,7 @@ pub fn packets(vnet: &VnetHeader, bytes: &[u8], start: usize) -> Vec<Vec<u8>> {
     chunks.iter().enumerate().map(packet).collect()
 }
 
-/// What one packet of a stream is like.
+/// The fields of one packet of a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Recipe {
     pub ipv6: bool,
@@ -117,7 +117,7 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// TCP segments with nothing special.
+    /// TCP segments over IPv4 without any peculiarity.
     pub const TCP: Self = Self {
         ipv6: false,
         protocol: TCP,
@@ -134,10 +134,10 @@ impl Recipe {
         fill: 1,
     };
 
-    /// UDP datagrams with nothing special.
+    /// UDP datagrams over IPv4 without any peculiarity.
     pub const UDP: Self = Self { protocol: UDP, ..Self::TCP };
 
-    /// Where its L4 header begins.
+    /// The index at which the L4 header begins.
     pub fn transport_at(&self) -> usize {
         self.ip_options + if self.ipv6 { 40 } else { 20 }
     }

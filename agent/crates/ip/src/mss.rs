@@ -25,23 +25,23 @@ pub fn clamp(packet: &mut [u8], view: &IpView, mtu: u16, partial: bool) -> bool 
         return false;
     };
     let Some(segment) = packet.get_mut(view.transport_at..view.len) else { return false };
-    let Some(place) = mss_place(segment) else { return false };
-    let old = u16::from_be_bytes([segment[place], segment[place + 1]]);
+    let Some(at) = mss_at(segment) else { return false };
+    let old = u16::from_be_bytes([segment[at], segment[at + 1]]);
     if old <= most {
         return false;
     }
-    segment[place..place + 2].copy_from_slice(&most.to_be_bytes());
+    segment[at..at + 2].copy_from_slice(&most.to_be_bytes());
     if !partial {
-        // At an odd place the two bytes belong to two words, in which they add up as if they were swapped.
-        let (old, new) = if place % 2 == 0 { (old, most) } else { (old.swap_bytes(), most.swap_bytes()) };
+        // At an odd index the two bytes belong to two words, in which they add up as if they were swapped.
+        let (old, new) = if at % 2 == 0 { (old, most) } else { (old.swap_bytes(), most.swap_bytes()) };
         let right = checksum::update(u16::from_be_bytes([segment[16], segment[17]]), old, new);
         segment[16..18].copy_from_slice(&right.to_be_bytes());
     }
     true
 }
 
-/// Where the value of the MSS option of a SYN stands in it; the whole fixed header is before it.
-fn mss_place(segment: &[u8]) -> Option<usize> {
+/// The index of the value of the MSS option in a SYN; the fixed header is complete before it.
+fn mss_at(segment: &[u8]) -> Option<usize> {
     let fixed: &[u8; TCP_HEADER] = segment.first_chunk()?;
     let header = segment.get(..usize::from(fixed[12] >> 4) * 4)?;
     if fixed[13] & SYN == 0 {

@@ -1,5 +1,5 @@
-//! Which packets of a received batch are written to a TUN device, and as which super-packets, without system calls: their
-//! bytes stay in the buffers in which they were decrypted.
+//! Lists the packets of a received batch that are written to a TUN device, joined or single, without system calls: their bytes
+//! stay in the buffers in which they were decrypted.
 //!
 //! ```text
 //!   written as   | virtio header | own header | piece → piece → … |
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use crate::vnet::VnetHeader;
 
-/// What a TUN device does for us.
+/// The offloads that a TUN device supports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TunOffload {
     /// Partial checksums and TCP super-packets, both ways (`TUN_F_CSUM`, `TUN_F_TSO4`, `TUN_F_TSO6`).
@@ -20,7 +20,7 @@ pub struct TunOffload {
     pub udp: bool,
 }
 
-/// Received buffers, by number.
+/// The received buffers of a batch, by number.
 pub trait Buffers {
     /// Bytes of a buffer.
     ///
@@ -48,7 +48,7 @@ impl Buffers for Vec<Vec<u8>> {
 /// A packet in a received buffer, to be written to a TUN device.
 #[derive(Clone, Debug)]
 pub struct Packet {
-    /// The number of the buffer.
+    /// The number of the buffer that holds the packet.
     pub slot: usize,
     /// The packet's bytes within the buffer.
     pub range: Range<usize>,
@@ -72,17 +72,17 @@ struct Piece {
 /// A packet to be written, or several in one.
 #[derive(Clone, Debug)]
 pub struct PacketMessage {
-    /// What the kernel is told of it.
+    /// The virtio header that the kernel is given.
     pub vnet: VnetHeader,
-    /// Whose packets they are; the caller's number.
+    /// The owner of the packets; the caller's number.
     pub owner: u32,
-    /// How many packets it is.
+    /// The number of packets that are joined in the message.
     pub packets: u16,
-    /// How many pieces it has.
+    /// The number of pieces that make up the message.
     pub pieces: usize,
-    /// Bytes, own header included.
+    /// The bytes of the message, its own header included.
     pub bytes: usize,
-    /// Its own header within the list's.
+    /// The range of its own header within the list's headers.
     header: Range<usize>,
     first: Option<usize>,
     last: Option<usize>,
@@ -97,7 +97,7 @@ pub struct PacketDelivery {
 }
 
 impl PacketDelivery {
-    /// Appends a message with the bytes of `header` before its pieces, of which it has none yet; returns its place.
+    /// Appends a message that has the bytes of `header` and no pieces yet, and returns its index.
     pub fn begin(&mut self, vnet: VnetHeader, owner: u32, header: &[u8]) -> usize {
         let start = self.headers.len();
         self.headers.extend_from_slice(header);
@@ -114,12 +114,12 @@ impl PacketDelivery {
         self.messages.len() - 1
     }
 
-    /// Adds one packet's bytes, those at `range` of buffer `slot`, to message `place`.
+    /// Adds the bytes at `range` of buffer `slot` to the message with this index, as one more packet.
     ///
     /// # Panics
     /// When there is no such message.
-    pub fn add(&mut self, place: usize, slot: usize, range: Range<usize>) {
-        let (message, next) = (&mut self.messages[place], self.pieces.len());
+    pub fn add(&mut self, index: usize, slot: usize, range: Range<usize>) {
+        let (message, next) = (&mut self.messages[index], self.pieces.len());
         message.packets += 1;
         message.bytes += range.len();
         match message.last.and_then(|last| self.pieces.get_mut(last)) {
@@ -135,13 +135,13 @@ impl PacketDelivery {
         self.pieces.push(Piece { slot, range, next: None });
     }
 
-    /// Makes `header` the own header of message `place`, in the stead of as many bytes that its first piece begins with: it is
+    /// Makes `header` the own header of the message with this index, instead of as many bytes of its first piece: it is
     /// one packet, listed whole.
     ///
     /// # Panics
     /// When there is no such message, or its first piece is shorter.
-    pub fn set_header(&mut self, place: usize, header: &[u8]) {
-        let (message, start) = (&mut self.messages[place], self.headers.len());
+    pub fn set_header(&mut self, index: usize, header: &[u8]) {
+        let (message, start) = (&mut self.messages[index], self.headers.len());
         let Some(first) = message.first.and_then(|first| self.pieces.get_mut(first)) else { return };
         assert!(header.len() <= first.range.len() && message.header.is_empty());
         first.range.start += header.len();
@@ -153,13 +153,13 @@ impl PacketDelivery {
     ///
     /// # Panics
     /// When there is no such message.
-    pub fn parts_mut(&mut self, place: usize) -> (&mut PacketMessage, &mut [u8]) {
-        let message = &mut self.messages[place];
+    pub fn parts_mut(&mut self, index: usize) -> (&mut PacketMessage, &mut [u8]) {
+        let message = &mut self.messages[index];
         let header = &mut self.headers[message.header.clone()];
         (message, header)
     }
 
-    /// The messages, in order.
+    /// The messages of the list, in order.
     #[must_use]
     pub fn messages(&self) -> &[PacketMessage] {
         &self.messages
@@ -188,7 +188,7 @@ impl PacketDelivery {
         })
     }
 
-    /// Whether nothing is listed.
+    /// Whether the list holds no message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
@@ -232,11 +232,11 @@ mod tests {
     fn a_packet_that_others_join_gets_a_header_of_its_own() {
         let batch = vec![b"hhaahhbb".to_vec()];
         let mut list = PacketDelivery::default();
-        let place = list.begin(VnetHeader::default(), 1, &[]);
-        list.add(place, 0, 0..4);
-        list.set_header(place, b"HH");
-        list.add(place, 0, 6..8);
-        let message = &list.messages()[place];
+        let index = list.begin(VnetHeader::default(), 1, &[]);
+        list.add(index, 0, 0..4);
+        list.set_header(index, b"HH");
+        list.add(index, 0, 6..8);
+        let message = &list.messages()[index];
         assert_eq!((message.packets, message.pieces, message.bytes), (2, 2, 6));
         assert_eq!(list.header(message), b"HH");
         assert_eq!(list.pieces(message, &batch).collect::<Vec<_>>(), [b"aa", b"bb"]);

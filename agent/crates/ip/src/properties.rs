@@ -12,7 +12,7 @@ use crate::{
     model::{self, Recipe},
     mss,
     packets::{MOST_PIECES, Packet, PacketDelivery, TunOffload},
-    view::{IpView, TCP, UDP},
+    view::{ChecksumAt, IpView, TCP, UDP},
     vnet::{Gso, VNET_HEADER_BYTES, VnetHeader},
 };
 
@@ -21,8 +21,8 @@ use crate::{
 /// What its view says lies within it; both directions and the packet alone have the same flow; what is changed in it leaves
 /// its checksums as right as they were; and what is answered can be read, and gets no answer.
 pub fn ip_view(input: &[u8]) {
-    let whole = IpView::super_packet(input);
-    assert!(whole.is_err() || whole.is_ok_and(|view| view.len == input.len()));
+    let super_packet = IpView::super_packet(input);
+    assert!(super_packet.is_err() || super_packet.is_ok_and(|view| view.len == input.len()));
     let Ok(view) = IpView::parse(input) else { return };
     assert!(view.transport_at <= view.len && view.len <= input.len());
     let packet = &input[..view.len];
@@ -69,7 +69,7 @@ pub fn ip_fragments(input: &[u8]) {
     let mtu = u16::from_be_bytes(*mtu);
     let Ok(view) = IpView::parse(packet) else { return };
     let Some(fragments) = Fragments::new(packet, &view, mtu) else { return };
-    let place = |bytes: &[u8]| u16::from_be_bytes([bytes[6], bytes[7]]);
+    let flags_and_offset = |bytes: &[u8]| u16::from_be_bytes([bytes[6], bytes[7]]);
     let header = usize::from(packet[0] & 0x0f) * 4;
     let (mut data, mut fragment) = (Vec::new(), Vec::new());
     let count = fragments.count();
@@ -84,10 +84,14 @@ pub fn ip_fragments(input: &[u8]) {
             (read.len, read.source, read.destination),
             (fragment.len(), view.source, view.destination)
         );
-        let offset = usize::from(place(&fragment).wrapping_sub(place(packet)) & 0x1fff) * 8;
+        let offset =
+            usize::from(flags_and_offset(&fragment).wrapping_sub(flags_and_offset(packet)) & 0x1fff) * 8;
         assert_eq!(offset, data.len());
-        assert_eq!(place(&fragment) & 0x2000 != 0, place(packet) & 0x2000 != 0 || index + 1 < count);
-        assert_eq!(place(&fragment) & 0xc000, place(packet) & 0xc000);
+        assert_eq!(
+            flags_and_offset(&fragment) & 0x2000 != 0,
+            flags_and_offset(packet) & 0x2000 != 0 || index + 1 < count
+        );
+        assert_eq!(flags_and_offset(&fragment) & 0xc000, flags_and_offset(packet) & 0xc000);
         data.extend_from_slice(&fragment[header..]);
     }
     assert_eq!(data, &packet[header..view.len]);
@@ -125,7 +129,7 @@ fn same_as_model(cut: &Cut<'_>, vnet: &VnetHeader, original: &[u8], view: &IpVie
                 assert_eq!(read.flow_hash(), view.flow_hash());
             }
             if cut.is_partial() {
-                let (start, offset) = view.checksum_place().expect("only such stay partial");
+                let ChecksumAt { start, offset } = view.checksum().expect("only such stay partial");
                 model::complete(&mut packet, start, offset);
             }
             packet
@@ -150,7 +154,7 @@ pub fn ip_merge(input: &[u8]) {
     let (mut batch, packets) = fill(&arrivals, 1 + usize::from(how >> 4));
     let (mut list, mut merger) = (PacketDelivery::default(), Merger::default());
     for (arrival, packet) in arrivals.iter().zip(packets) {
-        if arrival.tries_alike && merger.push_alike(&mut list, &batch, &packet) {
+        if arrival.tries_join && merger.try_join(&mut list, &batch, &packet) {
             continue;
         }
         let view = arrival.view();
@@ -167,7 +171,7 @@ struct Arrival {
     packet: Vec<u8>,
     partial: bool,
     owner: u32,
-    tries_alike: bool,
+    tries_join: bool,
 }
 
 impl Arrival {
@@ -177,7 +181,7 @@ impl Arrival {
 
     fn completed(&self) -> Vec<u8> {
         let mut packet = self.packet.clone();
-        if let Some((start, offset)) = self.view().checksum_place().filter(|_| self.partial) {
+        if let Some(ChecksumAt { start, offset }) = self.view().checksum().filter(|_| self.partial) {
             model::complete(&mut packet, start, offset);
         }
         packet
@@ -244,7 +248,7 @@ impl Stream {
             _ => {}
         }
         let owner = u32::from(how >> 6 == 3);
-        Arrival { packet, partial, owner, tries_alike: how & 0x10 == 0 }
+        Arrival { packet, partial, owner, tries_join: how & 0x10 == 0 }
     }
 }
 
@@ -267,7 +271,7 @@ fn fill(arrivals: &[Arrival], slots: usize) -> (Vec<Vec<u8>>, Vec<Packet>) {
     (buffers, packets)
 }
 
-/// What the kernel makes of `list`: whose each packet is, and its bytes.
+/// The packets that the kernel makes of `list`, each with its owner.
 pub fn written(list: &PacketDelivery, batch: &Vec<Vec<u8>>, offload: TunOffload) -> Vec<(u32, Vec<u8>)> {
     let mut packets = Vec::new();
     for message in list.messages() {

@@ -1,4 +1,4 @@
-//! Which peer has an inner address: the longest prefix of all peers' `allowed_ips` decides.
+//! Finds the peer that has an inner address: the longest prefix of all peers' `allowed_ips` decides.
 //!
 //! ```text
 //!   10.9.0.0/24 → a       0.0.0.0   10.9.0.0   10.9.0.2   10.9.0.3   10.9.1.0
@@ -92,7 +92,7 @@ impl<P: Copy + Eq> Routes<P> {
     }
 }
 
-/// All addresses of a family.
+/// All addresses of one family, as adjacent ranges.
 #[derive(Debug)]
 struct Line<A, P> {
     /// In rising order, the first one at address 0.
@@ -109,13 +109,13 @@ struct Piece<A, P> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Owner<P> {
     peer: P,
-    /// Of the prefix by which it is the owner, in bits.
+    /// The length of the prefix by which the peer is the owner, in bits.
     length: u8,
 }
 
-/// An address as a number.
+/// An IP address that can be treated as a number.
 trait Address: Copy + Ord {
-    /// The same as `<=`.
+    /// Compares as `<=` does, without a branch.
     fn is_at_most(self, other: Self) -> bool;
 }
 

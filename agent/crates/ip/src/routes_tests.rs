@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A peer's number.
+/// The number of a peer in these tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Peer(u32);
 
@@ -75,7 +75,7 @@ fn peers_that_come_and_go_leave_nothing_behind() {
     assert_eq!((routes.v4.pieces.len(), routes.v6.pieces.len(), routes.prefixes.len()), (3, 1, 1));
 }
 
-/// What a change does.
+/// One change, made to the model and to the table.
 #[derive(Clone, Debug)]
 enum Change {
     Insert(IpNet, u32),
@@ -97,9 +97,9 @@ fn addresses() -> impl Strategy<Value = IpAddr> {
 
 fn prefixes() -> impl Strategy<Value = IpNet> {
     (addresses(), prop_oneof![0..=5_u8, Just(16)]).prop_map(|(address, host_bits)| {
-        let whole = IpNet::from(address).prefix_len();
+        let full = IpNet::from(address).prefix_len();
         // 5 host bits stand for "all of them": a default route.
-        let length = if host_bits == 5 { 0 } else { whole - host_bits };
+        let length = if host_bits == 5 { 0 } else { full - host_bits };
         IpNet::new(address, length).unwrap().trunc()
     })
 }

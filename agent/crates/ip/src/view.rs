@@ -1,10 +1,10 @@
-//! What the headers of an IP packet say, checked once: whose it is, of which flow, where its upper layer begins.
+//! Reads and checks the headers of an IP packet once: its owner, its flow, and where its upper layer begins.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-/// IANA protocol number of TCP.
+/// The protocol number of TCP (assigned by IANA).
 pub const TCP: u8 = 6;
-/// IANA protocol number of UDP.
+/// The protocol number of UDP (assigned by IANA).
 pub const UDP: u8 = 17;
 /// IANA protocol number of ICMP for IPv4.
 pub const ICMP: u8 = 1;
@@ -32,11 +32,11 @@ const MOST_EXTENSIONS: usize = 8;
 /// Whether a packet is a fragment of a datagram, and which.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fragment {
-    /// It is a whole datagram; also one with an IPv6 fragment header that is no fragment (RFC 6946).
+    /// The packet is a complete datagram. An IPv6 packet whose fragment header covers all of it counts as one (RFC 6946).
     No,
-    /// It has the beginning of the datagram's upper layer.
+    /// The packet is the first fragment, with the header of the upper layer.
     First,
-    /// It has none.
+    /// The packet is a later fragment, without a header of the upper layer.
     Later,
 }
 
@@ -46,7 +46,7 @@ pub enum Malformed {
     /// There are fewer bytes than its header says.
     #[error("the packet is shorter than its header says")]
     Truncated,
-    /// It is neither IPv4 nor IPv6.
+    /// The packet is neither IPv4 nor IPv6.
     #[error("the packet is neither IPv4 nor IPv6")]
     Version,
     /// An IPv4 or TCP header says that it is shorter than it can be, or longer than its packet.
@@ -58,7 +58,7 @@ pub enum Malformed {
     /// The IPv6 extension headers do not end within the packet, or are more than 8.
     #[error("the IPv6 extension headers do not end")]
     Extension,
-    /// It is said to be a super-packet and cannot be one of that kind.
+    /// The packet is announced as a super-packet of a kind that it cannot be.
     #[error("the packet is not the super-packet that it is said to be")]
     Offload,
     /// The checksum that is to be completed lies outside of the packet.
@@ -66,20 +66,20 @@ pub enum Malformed {
     Checksum,
 }
 
-/// What the headers of an IP packet say, checked once.
+/// The headers of an IP packet, checked once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IpView {
-    /// Its source address.
+    /// The source address of the packet.
     pub source: IpAddr,
-    /// Its destination address.
+    /// The destination address of the packet.
     pub destination: IpAddr,
     /// IANA number of the upper layer, after IPv6 extension headers; of a later fragment that of the fragmented payload.
     pub protocol: u8,
-    /// Where the upper layer's header begins; of a later fragment its data.
+    /// The index of the upper layer's header; in a later fragment that of its data.
     pub transport_at: usize,
     /// Bytes of the packet, as its header says.
     pub len: usize,
-    /// Whether it is a fragment.
+    /// Whether the packet is a fragment, and which.
     pub fragment: Fragment,
     /// Source and destination port of TCP, UDP, UDP-Lite, SCTP and DCCP, where the packet is no fragment.
     pub ports: Option<(u16, u16)>,
@@ -87,6 +87,15 @@ pub struct IpView {
     pub traffic_class: u8,
     /// No router may fragment it: DF of IPv4, always of IPv6.
     pub dont_fragment: bool,
+}
+
+/// The position of a TCP or UDP checksum within an IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ChecksumAt {
+    /// The index of the first byte that the checksum covers.
+    pub start: usize,
+    /// The distance of the checksum from `start`.
+    pub offset: usize,
 }
 
 impl IpView {
@@ -196,26 +205,26 @@ impl IpView {
         (hash ^ hash >> 32) as u32
     }
 
-    /// Whether it is IPv6.
+    /// Whether the packet is IPv6 rather than IPv4.
     #[inline]
     #[must_use]
     pub fn is_ipv6(&self) -> bool {
         self.destination.is_ipv6()
     }
 
-    /// Where the bytes begin that the TCP or UDP checksum covers, and where from there it stands: what may be left partial.
+    /// The TCP or UDP checksum of the packet, which may be left partial.
     ///
-    /// `None` of other protocols, of fragments, and where the packet ends before its checksum.
+    /// `None` for other protocols, for fragments, and if the packet ends before its checksum.
     #[inline]
     #[must_use]
-    pub fn checksum_place(&self) -> Option<(usize, usize)> {
+    pub fn checksum(&self) -> Option<ChecksumAt> {
         let (offset, header) = match self.protocol {
             TCP => (16, 20),
             UDP => (6, 8),
             _ => return None,
         };
-        let whole = self.fragment == Fragment::No && self.transport_at + header <= self.len;
-        whole.then_some((self.transport_at, offset))
+        let complete = self.fragment == Fragment::No && self.transport_at + header <= self.len;
+        complete.then_some(ChecksumAt { start: self.transport_at, offset })
     }
 }
 

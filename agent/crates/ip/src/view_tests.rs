@@ -33,7 +33,7 @@ fn the_headers_of_both_versions_are_read() {
     };
     assert_eq!(view(&packet), expected);
     assert_eq!(view(&[&packet[..], b"trailer"].concat()), expected);
-    assert_eq!(expected.checksum_place(), Some((28, 16)));
+    assert_eq!(expected.checksum(), Some(ChecksumAt { start: 28, offset: 16 }));
 
     let packet = Recipe { ipv6: true, traffic_class: 0xb9, ip_options: 16, ..Recipe::UDP }.complete();
     let expected = IpView {
@@ -45,7 +45,7 @@ fn the_headers_of_both_versions_are_read() {
         ..expected
     };
     assert_eq!(view(&packet), expected);
-    assert_eq!(expected.checksum_place(), Some((56, 6)));
+    assert_eq!(expected.checksum(), Some(ChecksumAt { start: 56, offset: 6 }));
 }
 
 #[test]
@@ -82,15 +82,15 @@ fn every_kind_of_extension_header_is_walked_within_a_bound() {
 #[test]
 fn all_fragments_of_a_datagram_are_one_flow() {
     let fragments = |mut packet: Vec<u8>| {
-        [0x2000u16, 0x2001, 0x0002].map(|place| {
-            packet[6..8].copy_from_slice(&place.to_be_bytes());
+        [0x2000u16, 0x2001, 0x0002].map(|flags_and_offset| {
+            packet[6..8].copy_from_slice(&flags_and_offset.to_be_bytes());
             view(&packet)
         })
     };
     let ipv4 = fragments(Recipe::UDP.complete());
     // Behind the fragment header stand more, which only the first fragment shows.
-    let ipv6 = [1u16, 9, 16].map(|place| {
-        let [high, low] = place.to_be_bytes();
+    let ipv6 = [1u16, 9, 16].map(|flags_and_offset| {
+        let [high, low] = flags_and_offset.to_be_bytes();
         let rest =
             [&[DESTINATION, 0, high, low, 0, 0, 0, 1][..], &[UDP, 0, 1, 4, 0, 0, 0, 0], &[9; 8]].concat();
         view(&behind_ipv6(FRAGMENT, &rest))
@@ -100,7 +100,7 @@ fn all_fragments_of_a_datagram_are_one_flow() {
         assert_eq!((middle.fragment, last.fragment), (Fragment::Later, Fragment::Later));
         assert_eq!((first.ports, middle.ports), (None, None));
         assert_eq!((first.flow_hash(), first.flow_hash()), (middle.flow_hash(), last.flow_hash()));
-        assert_eq!(first.checksum_place(), None);
+        assert_eq!(first.checksum(), None);
     }
     assert_eq!((ipv6[0].protocol, ipv6[0].transport_at), (UDP, 56));
     assert_eq!((ipv6[1].protocol, ipv6[1].transport_at), (DESTINATION, 48));
@@ -159,8 +159,8 @@ proptest! {
             packet[at..at + 4].copy_from_slice(&[2, 4, 0x5, 0xb4]);
         }
         for (at, byte) in changes {
-            if let Some(place) = packet.get_mut(at) {
-                *place = byte;
+            if let Some(target) = packet.get_mut(at) {
+                *target = byte;
             }
         }
         packet.truncate(cut.max(1));
@@ -177,7 +177,7 @@ proptest! {
         properties::ip_view(&bytes);
     }
 
-    /// What another parser makes of the same packets.
+    /// The same packets, as another parser reads them.
     #[test]
     fn etherparse_reads_the_same(
         ipv6: bool, tcp: bool, options in 0usize..3, payload in 0usize..300, flow: u8, traffic_class: u8,
@@ -239,7 +239,7 @@ fn the_hash_and_the_checksum_on_the_wire_are_those_of_the_document() {
     assert_eq!(IpView { source, destination, protocol: TCP, ..udp }.flow_hash(), 0x462a_65ce);
     assert_eq!(IpView { protocol: ICMP, ports: None, ..udp }.flow_hash(), 0x5f15_baa8);
     assert_eq!(IpView { fragment: Fragment::Later, ports: None, ..udp }.flow_hash(), 0x0638_ee1b);
-    let mut whole = packet;
-    assert!(crate::checksum::complete(&mut whole, 20, 6));
-    assert_eq!(whole[26..28], [0x95, 0x84]);
+    let mut completed = packet;
+    assert!(crate::checksum::complete(&mut completed, 20, 6));
+    assert_eq!(completed[26..28], [0x95, 0x84]);
 }

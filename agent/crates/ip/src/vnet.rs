@@ -2,7 +2,7 @@
 //!
 //! Layout: virtio 1.2 §5.1.6, `struct virtio_net_hdr` in its 10-byte legacy form and this machine's byte order.
 
-/// Bytes of the header.
+/// The bytes of a virtio network header.
 pub const VNET_HEADER_BYTES: usize = 10;
 
 const NEEDS_CHECKSUM: u8 = 1;
@@ -12,21 +12,21 @@ const GSO_TCP6: u8 = 4;
 const GSO_UDP_SEGMENTS: u8 = 5;
 const GSO_ECN: u8 = 0x80;
 
-/// What kind of packets a super-packet is made of.
+/// The kind of packets that a super-packet is made of.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Gso {
-    /// It is one packet.
+    /// The packet is a single one.
     #[default]
     None,
-    /// TCP over IPv4 (TSO).
+    /// TCP segments over IPv4, cut by the device (TSO).
     Tcp4,
-    /// TCP over IPv6 (TSO).
+    /// TCP segments over IPv6, cut by the device (TSO).
     Tcp6,
     /// UDP over either, each datagram with its own header (USO).
     Udp,
 }
 
-/// What the kernel says of a packet, or is told of it.
+/// The description of a packet that the kernel gives or is given.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct VnetHeader {
     /// The L4 checksum field holds the sum over the pseudo-header only; the rest is to be added.
@@ -39,9 +39,9 @@ pub struct VnetHeader {
     pub header_len: u16,
     /// Bytes of L4 payload of each packet but the last.
     pub gso_size: u16,
-    /// Where the bytes that the checksum covers begin, from the start of the IP header.
+    /// The index of the first byte that the checksum covers, from the start of the IP header.
     pub checksum_start: u16,
-    /// Where the checksum stands, from there.
+    /// The distance of the checksum from there.
     pub checksum_offset: u16,
 }
 
@@ -68,7 +68,7 @@ impl VnetHeader {
         })
     }
 
-    /// Writes the header.
+    /// Writes the header in the machine's byte order.
     #[must_use]
     pub fn encode(&self) -> [u8; VNET_HEADER_BYTES] {
         let mut bytes = [0; VNET_HEADER_BYTES];
@@ -80,8 +80,8 @@ impl VnetHeader {
             Gso::Udp => GSO_UDP_SEGMENTS,
         } | if self.gso_ecn { GSO_ECN } else { 0 };
         let fields = [self.header_len, self.gso_size, self.checksum_start, self.checksum_offset];
-        for (place, field) in bytes[2..].chunks_exact_mut(2).zip(fields) {
-            place.copy_from_slice(&field.to_ne_bytes());
+        for (target, field) in bytes[2..].chunks_exact_mut(2).zip(fields) {
+            target.copy_from_slice(&field.to_ne_bytes());
         }
         bytes
     }

@@ -8,9 +8,9 @@ use std::{
 /// Whether somebody still reads standard output.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
-    /// As far as is known.
+    /// Standard output is read, as far as is known.
     There,
-    /// It closed the pipe (`culvert status --watch | head -3`): whoever prints for it alone is done.
+    /// The reader closed the pipe (`culvert status --watch | head -3`): a command that prints for it alone is done.
     Gone,
 }
 

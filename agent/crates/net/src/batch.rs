@@ -26,25 +26,25 @@ pub const MOST_SEGMENTS: u16 = 128;
 /// Bytes that one message may have: the largest UDP payload over IPv4.
 pub const MAX_MESSAGE_BYTES: usize = 65_507;
 
-/// What came with one received buffer.
+/// The metadata of one received buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Meta {
-    /// Bytes in the buffer.
+    /// The bytes that the buffer holds.
     pub len: usize,
     /// Bytes of each datagram in it, of which the last may be shorter; never 0.
     pub segment: usize,
-    /// Who sent it.
+    /// The address that the datagrams came from.
     pub source: SocketAddr,
     /// The local address that it was sent to, on sockets that ask for it (listening and ingress ones).
     pub local: Option<IpAddr>,
     /// The ECN bits, 0 to 3; 0 on sockets that do not ask for them (ingress and upstream ones).
     pub ecn: u8,
-    /// How long it waited in the kernel, at most 10 s; an estimate in calls without timestamps, zero when not known.
+    /// The time it waited in the kernel, at most 10 s; an estimate in calls without timestamps, zero if not known.
     pub age: Duration,
 }
 
 impl Meta {
-    /// Of a buffer that no socket received.
+    /// The metadata of a buffer that no socket received.
     pub const EMPTY: Self = Self {
         len: 0,
         segment: 1,
@@ -54,20 +54,20 @@ impl Meta {
         age: Duration::ZERO,
     };
 
-    /// How many datagrams the buffer holds. An empty buffer is one datagram without payload.
+    /// The number of datagrams in the buffer. An empty buffer is one datagram without payload.
     #[must_use]
     pub fn datagrams(&self) -> usize {
         self.len.div_ceil(self.segment.max(1)).max(1)
     }
 
-    /// Where each datagram of the buffer lies in it.
+    /// The range of each datagram within the buffer.
     pub fn segments(&self) -> impl Iterator<Item = Range<usize>> + use<> {
         let Self { len, segment, .. } = *self;
         (0..self.datagrams()).map(move |index| index * segment..((index + 1) * segment).min(len))
     }
 }
 
-/// What so many datagrams of so many bytes together cost a worker: each is one unit, or 1,500 bytes are, if that is more.
+/// The cost of datagrams to a worker: each is one unit, or every 1,500 bytes are one, whichever is more.
 #[must_use]
 pub fn units(datagrams: usize, bytes: usize) -> u32 {
     const UNIT_BYTES: usize = 1_500;
@@ -80,7 +80,7 @@ pub struct ReceiveBatch {
     bytes: Box<[u8]>,
     slot_bytes: usize,
     slots: usize,
-    /// Which slot each accepted buffer lies in: a refused one leaves a hole.
+    /// The slot of each accepted buffer: a refused one leaves a hole.
     accepted: Vec<(usize, Meta)>,
 }
 
@@ -110,19 +110,19 @@ impl ReceiveBatch {
         Self { bytes, slot_bytes: len, slots: 1, accepted: vec![(0, meta)] }
     }
 
-    /// How many buffers it holds.
+    /// The number of buffers that were received.
     #[must_use]
     pub fn len(&self) -> usize {
         self.accepted.len()
     }
 
-    /// Whether it holds nothing.
+    /// Whether the batch holds no buffer.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.accepted.is_empty()
     }
 
-    /// How many buffers it can hold.
+    /// The number of buffers that it can hold.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.slots
@@ -134,18 +134,18 @@ impl ReceiveBatch {
         self.accepted.len() >= self.slots
     }
 
-    /// Forgets all buffers.
+    /// Drops all buffers, so that the batch is empty.
     pub fn clear(&mut self) {
         self.accepted.clear();
     }
 
-    /// What it is to a worker, in [`units`]: the sum over its buffers.
+    /// The cost of the batch to a worker, in [`units`]: the sum over its buffers.
     #[must_use]
     pub fn units(&self) -> u32 {
         self.accepted.iter().map(|(_, meta)| units(meta.datagrams(), meta.len)).sum()
     }
 
-    /// What came with buffer `index`.
+    /// The metadata of buffer `index`.
     ///
     /// # Panics
     /// When `index` is not below [`ReceiveBatch::len`].
@@ -250,7 +250,7 @@ impl Default for ReceiveBatch {
 /// The way of an outgoing datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Path {
-    /// Where to.
+    /// The address that the datagram goes to.
     pub destination: SocketAddr,
     /// The local address to send from; none lets the kernel choose.
     pub source: Option<IpAddr>,
@@ -258,12 +258,12 @@ pub struct Path {
     pub tos: u8,
 }
 
-/// How far a message has come; it lasts over a `WouldBlock` in the midst of one that is sent in single datagrams.
+/// The progress of a message. It lasts over a `WouldBlock` in the middle of a message that is sent in single datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
     /// Segments that need no more work, failed ones included.
     pub(super) done: u16,
-    /// Segments not sent.
+    /// Segments that the kernel did not send.
     pub(super) failed: u16,
     /// Why, for the last of them.
     pub(super) why: Option<SendFailure>,
@@ -272,7 +272,7 @@ pub(super) struct Progress {
 }
 
 impl Progress {
-    /// What became of a message of `segments` segments.
+    /// The outcome of a message of `segments` segments.
     pub(super) fn outcome(&self, segments: u16) -> SendOutcome {
         match self.why {
             None => SendOutcome::Sent,
@@ -285,17 +285,17 @@ impl Progress {
 /// Datagrams of one path and owner that the kernel takes in one piece and cuts by `UDP_SEGMENT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Message {
-    /// Where they go.
+    /// The path that the datagrams take.
     pub path: Path,
-    /// Whose they are; the caller's number.
+    /// The owner of the datagrams; the caller's number.
     pub owner: u32,
     /// Bytes of each datagram; the last may be shorter.
     pub segment: usize,
-    /// Where they lie in the batch.
+    /// The range of the datagrams in the batch.
     pub range: Range<usize>,
-    /// How many datagrams.
+    /// The number of datagrams in the message.
     pub segments: u16,
-    /// How many payloads they carry together.
+    /// The number of payloads that the datagrams carry together.
     pub payloads: u32,
     /// A shorter datagram ended it: no other may follow.
     closed: bool,
@@ -303,13 +303,13 @@ pub struct Message {
 }
 
 impl Message {
-    /// How many of its datagrams the kernel took, where it did not take the whole message at once.
+    /// The number of its datagrams that the kernel took, if it did not take the whole message at once.
     #[must_use]
     pub fn taken(&self) -> u16 {
         self.progress.done.saturating_sub(self.progress.failed)
     }
 
-    /// Where datagram `index` lies in the batch.
+    /// The range of datagram `index` in the batch.
     pub(super) fn segment_range(&self, index: u16) -> Range<usize> {
         let start = self.range.start + usize::from(index) * self.segment;
         start..(start + self.segment).min(self.range.end)
@@ -343,7 +343,7 @@ pub struct SendBatch {
 }
 
 impl SendBatch {
-    /// Four full GSO messages.
+    /// The bytes of a batch by default: four full GSO messages.
     pub const DEFAULT_BYTES: usize = 256 * 1024;
 
     /// Messages that a batch may have: each datagram may go its own way, and an empty one takes no bytes.
@@ -370,7 +370,7 @@ impl SendBatch {
         self.buffer.get_mut(self.tail..self.tail + max_len)
     }
 
-    /// Whether datagrams of so many bytes together fit, each in a message of its own.
+    /// Whether datagrams of `bytes` bytes together fit, each in a message of its own.
     #[inline]
     #[must_use]
     pub fn has_room(&self, datagrams: usize, bytes: usize) -> bool {
@@ -408,25 +408,25 @@ impl SendBatch {
         self.tail = end;
     }
 
-    /// Whether nothing is committed.
+    /// Whether no datagram has been committed.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// How many datagrams are committed.
+    /// The number of datagrams that have been committed.
     #[must_use]
     pub fn datagrams(&self) -> usize {
         self.messages.iter().map(|message| usize::from(message.segments)).sum()
     }
 
-    /// How many bytes are committed.
+    /// The bytes of the datagrams that have been committed.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.messages.iter().map(|message| message.range.len()).sum()
     }
 
-    /// The committed messages, in order.
+    /// The committed messages, in the order of sending.
     #[must_use]
     pub fn messages(&self) -> &[Message] {
         &self.messages
@@ -437,7 +437,7 @@ impl SendBatch {
         (0..message.segments).map(|index| &self.buffer[message.segment_range(index)])
     }
 
-    /// Forgets everything.
+    /// Drops all messages, so that the batch is empty.
     pub fn clear(&mut self) {
         self.messages.clear();
         self.tail = 0;

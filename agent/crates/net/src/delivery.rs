@@ -1,4 +1,4 @@
-//! Which payloads of a received batch go where, without system calls: a payload stays in the buffer it was decrypted in.
+//! Lists which payloads of a received batch go where, without system calls: a payload stays in the buffer it was decrypted in.
 //!
 //! ```text
 //!   buffer    | header payload tag | header payload tag | …    as opened
@@ -29,7 +29,7 @@ impl Piece {
     }
 }
 
-/// Where a payload goes, and whose it is.
+/// The destination and the owner of a payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recipient {
     /// The address that the payload is sent to; none on a connected socket.
@@ -43,17 +43,17 @@ pub struct Recipient {
 /// Payloads of one destination and owner that the kernel gathers and cuts by `UDP_SEGMENT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryMessage {
-    /// Where to; none on a connected socket.
+    /// The destination; none on a connected socket.
     pub destination: Option<SocketAddr>,
     /// The local address to send from; none lets the kernel choose.
     pub source: Option<IpAddr>,
-    /// Whose they are; the caller's number.
+    /// The owner of the payloads; the caller's number.
     pub owner: u32,
     /// Bytes of each payload; the last may be shorter.
     pub segment: usize,
-    /// How many payloads, each a datagram.
+    /// The number of payloads, each of which is a datagram.
     pub payloads: u16,
-    /// Their bytes together.
+    /// The bytes of all payloads together.
     pub bytes: usize,
     pub(super) pieces: Range<usize>,
     /// A shorter payload ended it: no other may follow.
@@ -77,7 +77,7 @@ impl DeliveryMessage {
     }
 }
 
-/// Which payloads of a [`ReceiveBatch`] go where.
+/// A list of the payloads of a [`ReceiveBatch`] and where they go.
 #[derive(Debug, Default)]
 pub struct Delivery {
     messages: Vec<DeliveryMessage>,
@@ -85,7 +85,7 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// An empty list.
+    /// Makes a list that holds no message.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -171,13 +171,13 @@ impl Delivery {
         }
     }
 
-    /// Whether nothing is listed.
+    /// Whether the list holds no message.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.messages.is_empty()
     }
 
-    /// The messages, in order.
+    /// The messages of the list, in the order of sending.
     #[must_use]
     pub fn messages(&self) -> &[DeliveryMessage] {
         &self.messages
@@ -195,7 +195,7 @@ impl Delivery {
         (0..message.payloads).map(|index| message.payload(index, &self.pieces, received))
     }
 
-    /// Forgets everything.
+    /// Drops all messages, so that the list is empty.
     pub fn clear(&mut self) {
         self.messages.clear();
         self.pieces.clear();

@@ -1,4 +1,4 @@
-//! What this host can do for an agent, found out without changing it: on sockets of our own that live for a moment, on loopback.
+//! Finds out what this host can do for an agent without changing it: on short-lived sockets of our own, on loopback.
 //!
 //! For `culvert doctor`. Nothing here is on the packet path.
 
@@ -26,7 +26,7 @@ pub struct ClockState {
     pub most_error: Duration,
 }
 
-/// How the system's clock is kept.
+/// The state of the system's clock.
 ///
 /// # Errors
 /// The kernel's, e.g. `PermissionDenied` where a sandbox forbids to ask.
@@ -101,7 +101,7 @@ fn known<T>(tried: io::Result<T>) -> io::Result<Option<T>> {
     }
 }
 
-/// What the kernel gives to who asks for socket buffers.
+/// The socket buffers that the kernel grants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffers {
     /// Bytes of the receive buffer, before the kernel doubles it.
@@ -159,7 +159,7 @@ pub struct Way {
     pub mtu: u32,
 }
 
-/// Which way packets with the mark `mark` (0: none) take to `address`; nothing is sent.
+/// The way that packets with the mark `mark` (0: none) take to `address`. Nothing is sent.
 ///
 /// # Errors
 /// The kernel's, e.g. `NetworkUnreachable`.
@@ -176,7 +176,7 @@ pub fn way(address: SocketAddr, mark: u32) -> io::Result<Way> {
     Ok(Way { source: local.ip(), mtu: sys::path_mtu(socket.as_fd(), address.is_ipv6())? })
 }
 
-/// What devices of the kernel's TUN driver may have.
+/// The features that devices of the kernel's TUN driver may have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TunFeatures {
     /// A header that describes super-packets and partial checksums (`IFF_VNET_HDR`).
@@ -201,7 +201,7 @@ pub fn tun_features() -> io::Result<TunFeatures> {
 /// # Errors
 /// The kernel's: there is no such interface, or its driver does not say.
 pub fn interface_joins(interface: &str) -> io::Result<bool> {
-    /// `ETHTOOL_GGRO` of linux/ethtool.h.
+    /// The command `ETHTOOL_GGRO` of linux/ethtool.h.
     const GET_GRO: u32 = 0x2b;
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     sys::ethtool_value(socket.as_fd(), interface, GET_GRO).map(|value| value != 0)

@@ -254,7 +254,7 @@ impl TcpListener for KernelListener {
 }
 
 struct KernelStream {
-    /// None after an abort.
+    /// The kernel's connection; none after an abort.
     stream: Option<tokio::net::TcpStream>,
     waker: Waker,
 }
@@ -264,7 +264,7 @@ impl KernelStream {
         self.stream.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// What `poll` of the connection says; its token is marked when that may have changed.
+    /// The result of polling the connection; its token is marked when that may have changed.
     fn polled<T>(
         &mut self,
         poll: impl FnOnce(Pin<&mut tokio::net::TcpStream>, &mut Context<'_>) -> Poll<io::Result<T>>,

@@ -63,7 +63,7 @@ pub use batch::{Delivery, Path, ReceiveBatch, Recipient, SendBatch};
 pub use ready::{Ready, Token};
 pub use stats::UdpStats;
 
-/// What a worker asks of the outside world: sockets and names. The kernel implements it, and `memory` for tests.
+/// The sockets and names of the outside world, as a worker uses them. The kernel implements it, and `memory` for tests.
 pub trait Net {
     /// Opens a UDP socket whose readiness is reported under `token`.
     ///
@@ -112,14 +112,14 @@ pub trait Net {
     }
 }
 
-/// How a UDP socket is to be opened.
+/// The options with which a UDP socket is opened.
 #[derive(Clone, Debug)]
 pub struct UdpOptions {
-    /// Where to bind; port 0 lets the kernel choose.
+    /// The address to bind; port 0 lets the kernel choose.
     pub bind: SocketAddr,
     /// Connect to this address, so that only its datagrams arrive and its refusals are reported.
     pub connect: Option<SocketAddr>,
-    /// What the socket is for; it decides the path-MTU and steering options, and labels its metrics.
+    /// The role of the socket. It decides the path-MTU and steering options, and labels the socket's metrics.
     pub role: UdpRole,
     /// `SO_RCVBUF` and `SO_SNDBUF` to ask for, in bytes.
     pub buffer_bytes: usize,
@@ -129,7 +129,7 @@ pub struct UdpOptions {
     pub gso: bool,
 }
 
-/// What a UDP socket is for.
+/// The role of a UDP socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum UdpRole {
     /// The underlay: carries QUIC, listens for peers. `IP_MTU_DISCOVER = PROBE`, PKTINFO, a probe bind before.
@@ -140,13 +140,14 @@ pub enum UdpRole {
     Ingress,
     /// One flow's connected socket to a service.
     Upstream,
-    /// One stranger's connected socket to the decoy. `IP_MTU_DISCOVER = PROBE`, so that nothing is fragmented on the way.
+    /// A connected socket to the decoy, for one unauthenticated sender. `IP_MTU_DISCOVER = PROBE`, so that nothing is
+    /// fragmented on the way.
     Decoy,
 }
 
 /// A non-blocking UDP socket that moves batches.
 pub trait UdpSocket {
-    /// The bound address.
+    /// The address that the socket is bound to.
     fn local_addr(&self) -> SocketAddr;
 
     /// Fills `batch` (cleared first) with what is waiting, up to its capacity.
@@ -171,7 +172,7 @@ pub trait UdpSocket {
         outcome: &mut dyn FnMut(&batch::DeliveryMessage, SendOutcome),
     );
 
-    /// What the socket did so far; monotonic counts.
+    /// The monotonic counts of the socket so far.
     fn stats(&self) -> UdpStats;
 
     /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
@@ -182,7 +183,7 @@ pub trait UdpSocket {
         KernelQueue { drops: self.kernel_drops(), bytes: 0 }
     }
 
-    /// How the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
+    /// The way in which the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
     fn offload(&self, destination: SocketAddr) -> UdpOffload {
         let _ = destination;
         UdpOffload::default()
@@ -194,11 +195,11 @@ pub trait UdpSocket {
 pub struct KernelQueue {
     /// Buffers dropped because it was full, since the socket was opened.
     pub drops: u64,
-    /// What waits in it, in bytes of the kernel's memory: payloads and some hundred bytes of bookkeeping for each buffer.
+    /// The bytes of the kernel's memory that wait in the buffer: payloads, and some hundred bytes of bookkeeping for each.
     pub bytes: u64,
 }
 
-/// How the kernel moves the datagrams of a UDP socket.
+/// The way in which the kernel moves the datagrams of a UDP socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpOffload {
     /// Many datagrams in one message out (`UDP_SEGMENT`).
@@ -210,7 +211,7 @@ pub struct UdpOffload {
 /// Whether a socket sends with `UDP_SEGMENT`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Gso {
-    /// It does.
+    /// The socket sends with `UDP_SEGMENT` to every destination.
     On,
     /// The kernel has none, or `transport.gso` is off.
     #[default]
@@ -246,10 +247,10 @@ pub trait TunQueue {
     /// Writes one packet of our own making, with complete checksums.
     fn send(&mut self, packet: &[u8]) -> SendOutcome;
 
-    /// What the device may be handed, and hands us.
+    /// The offloads that the device supports in both directions.
     fn offload(&self) -> TunOffload;
 
-    /// What the queue did so far; monotonic counts.
+    /// The monotonic counts of the queue so far.
     fn stats(&self) -> TunStats;
 }
 
@@ -258,35 +259,35 @@ pub trait TunQueue {
 pub struct TunStats {
     /// `read` calls that returned a packet or super-packet.
     pub reads: u64,
-    /// Their bytes, without virtio headers.
+    /// Bytes that were read, virtio headers excluded.
     pub read_bytes: u64,
-    /// Of those, super-packets.
+    /// Reads that returned a super-packet, counted in `reads` as well.
     pub read_super: u64,
     /// Reads whose virtio header was of a kind that was not asked for; their packets are lost.
     pub read_errors: u64,
     /// `writev` calls that the kernel took.
     pub writes: u64,
-    /// Their bytes, without virtio headers.
+    /// Bytes that were written, virtio headers excluded.
     pub write_bytes: u64,
-    /// Of those, super-packets.
+    /// Writes that carried a super-packet, counted in `writes` as well.
     pub write_super: u64,
-    /// Writes that the kernel refused.
+    /// Writes that the kernel refused to take.
     pub write_errors: u64,
 }
 
-/// What became of one message.
+/// The outcome of sending one message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SendOutcome {
-    /// Handed to the kernel whole.
+    /// The kernel took the whole message.
     Sent,
-    /// Of a message that was cut into single datagrams after a failed GSO send, this many segments were not sent.
+    /// The message was cut into single datagrams after a failed GSO send, and some of them were not sent.
     Partly {
-        /// Segments not sent.
+        /// The number of segments that were not sent.
         failed: u16,
         /// Why, for the last of them.
         why: SendFailure,
     },
-    /// Nothing of it was sent.
+    /// The kernel took no part of the message.
     Failed(SendFailure),
 }
 
@@ -305,13 +306,13 @@ pub enum SendFailure {
     NoBuffers,
     /// EPERM, EACCES: a firewall refused it.
     Forbidden,
-    /// Anything else.
+    /// The kernel gave any other error.
     Other,
 }
 
-/// A listening TCP socket.
+/// A listening TCP socket that does not block.
 pub trait TcpListener {
-    /// The bound address.
+    /// The address that the socket is bound to.
     fn local_addr(&self) -> SocketAddr;
     /// Takes the next connection; its readiness is reported under `token` from then on.
     ///
@@ -323,9 +324,9 @@ pub trait TcpListener {
     fn has_waiting(&self) -> bool;
 }
 
-/// A non-blocking TCP connection.
+/// A TCP connection that does not block.
 pub trait TcpStream {
-    /// Whether a started connect has ended: `WouldBlock` while it goes on, else its result.
+    /// Whether a connect that was started has ended: `WouldBlock` while it goes on, then its result.
     ///
     /// # Errors
     /// `WouldBlock`, or why the connection failed.

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! A group's sockets live as long as their workers and are never closed singly: the kernel fills the gap with the last
-//! socket, so a socket that is opened anew would stand in another worker's place.
+//! socket, so a socket that is opened anew would take another worker's position.
 
 use std::{
     fmt, io,
@@ -28,7 +28,7 @@ use crate::{UdpOptions, UdpRole, kernel, steering, sys, udp, wildcard_for};
 pub struct PortPlan {
     /// UDP, of the roles [`UdpRole::QuicListen`] and [`UdpRole::Ingress`].
     pub udp: Vec<UdpOptions>,
-    /// TCP.
+    /// The addresses that TCP listeners are bound to.
     pub tcp: Vec<SocketAddr>,
 }
 
@@ -39,12 +39,12 @@ pub struct Ports {
     tcp: Vec<(SocketAddr, Socket)>,
 }
 
-/// Which entry of a [`PortPlan`], by its index.
+/// An entry of a [`PortPlan`], by its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PortKind {
-    /// Of [`PortPlan::udp`].
+    /// The index of an entry of [`PortPlan::udp`].
     Udp(usize),
-    /// Of [`PortPlan::tcp`].
+    /// The index of an entry of [`PortPlan::tcp`].
     Tcp(usize),
 }
 
@@ -61,11 +61,11 @@ impl fmt::Display for PortKind {
 #[derive(Debug, Error)]
 #[error("cannot listen on {address} ({what})")]
 pub struct PortError {
-    /// Which one.
+    /// The entry of the plan that failed.
     pub what: PortKind,
-    /// Where it was to be bound.
+    /// The address at which it was to be bound.
     pub address: SocketAddr,
-    /// Why not.
+    /// The error of the kernel that says why.
     #[source]
     pub error: io::Error,
 }
@@ -137,7 +137,7 @@ impl Ports {
         Some(self.udp.remove(index).2)
     }
 
-    /// Where the socket `index` is bound.
+    /// The address at which the socket `index` is bound.
     #[cfg(test)]
     pub(super) fn udp_address(&self, index: usize) -> SocketAddr {
         let local = self.udp[index].2.local_addr().ok().and_then(|address| address.as_socket());

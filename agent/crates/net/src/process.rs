@@ -42,8 +42,8 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
 /// Descriptors that are left to lanes, lookups, files and the operator's requests when all others are in use.
 const KEPT_DESCRIPTORS: u64 = 64;
 
-/// Whether so new a descriptor may be a flow's, a TCP forward's or a stranger's: the kernel gives the lowest free number, so a
-/// high one says that nearly all are in use.
+/// Whether so new a descriptor may be a flow's, a TCP forward's or an unauthenticated sender's: the kernel gives the
+/// lowest free number, so a high one says that nearly all are in use.
 ///
 /// # Errors
 /// `EMFILE` if it may not; the kernel's.
@@ -60,7 +60,7 @@ pub fn out_of_descriptors() -> io::Error {
     io::Error::from_raw_os_error(libc::EMFILE)
 }
 
-/// How many ports the kernel has for sockets that ask for none, all programs of the host together.
+/// The number of ports that the kernel has for sockets that ask for none, all programs of the host together.
 #[must_use]
 pub fn ephemeral_ports() -> Option<usize> {
     let text = std::fs::read_to_string("/proc/sys/net/ipv4/ip_local_port_range").ok()?;
@@ -105,18 +105,27 @@ pub fn logs_to_journal(announced: &str) -> bool {
     announced == format!("{}:{}", metadata.dev(), metadata.ino())
 }
 
-/// Files that this process has open, and how many it may have.
+/// The open files of this process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Descriptors {
+    /// The number of files that are open.
+    pub open: u64,
+    /// The number of files that may be open.
+    pub limit: u64,
+}
+
+/// Counts the open files of this process.
 ///
 /// # Errors
 /// `NotFound` where `/proc` is not mounted.
-pub fn descriptors() -> io::Result<(u64, u64)> {
+pub fn descriptors() -> io::Result<Descriptors> {
     // The listing holds a descriptor of its own while it counts.
     let open = std::fs::read_dir("/proc/self/fd")?.count().saturating_sub(1);
     let (limit, _) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    Ok((open as u64, limit))
+    Ok(Descriptors { open: open as u64, limit })
 }
 
-/// What the kernel calls this boot of the machine: 36 characters and a line feed.
+/// The kernel's identifier of this boot of the machine: 36 characters and a line feed.
 ///
 /// # Errors
 /// `NotFound` where `/proc` is not mounted.
@@ -130,17 +139,17 @@ pub fn available_cpus() -> usize {
     thread::available_parallelism().map_or(1, NonZeroUsize::get)
 }
 
-/// Keeps the calling thread on one CPU: number `place` of those that it may use now, counted from 0 and round again.
+/// Keeps the calling thread on one of the CPUs that it may use now: the one with this index, modulo their number.
 ///
 /// # Errors
 /// `Unsupported` if the kernel names no CPU that it may use; else the kernel's, e.g. `PermissionDenied` where a
 /// sandbox forbids it.
-pub fn pin_to_cpu(place: usize) -> io::Result<()> {
+pub fn pin_to_cpu(index: usize) -> io::Result<()> {
     let current = Pid::from_raw(0);
     let allowed = sched_getaffinity(current)?;
     let cpus: Vec<usize> =
         (0..CpuSet::count()).filter(|cpu| allowed.is_set(*cpu).is_ok_and(|set| set)).collect();
-    let cpu = place.checked_rem(cpus.len()).and_then(|index| cpus.get(index));
+    let cpu = index.checked_rem(cpus.len()).and_then(|index| cpus.get(index));
     let mut only = CpuSet::new();
     only.set(*cpu.ok_or(io::ErrorKind::Unsupported)?)?;
     sched_setaffinity(current, &only)?;
@@ -188,12 +197,12 @@ mod tests {
         };
         let allowed = cpus(&sched_getaffinity(Pid::from_raw(0)).unwrap());
         assert!(available_cpus() <= allowed.len());
-        for place in 0..=allowed.len() {
+        for index in 0..=allowed.len() {
             let pinned = thread::spawn(move || {
-                pin_to_cpu(place).unwrap();
+                pin_to_cpu(index).unwrap();
                 sched_getaffinity(Pid::from_raw(0)).unwrap()
             });
-            assert_eq!(cpus(&pinned.join().unwrap()), [allowed[place % allowed.len()]]);
+            assert_eq!(cpus(&pinned.join().unwrap()), [allowed[index % allowed.len()]]);
         }
     }
 

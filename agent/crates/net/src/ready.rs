@@ -1,4 +1,4 @@
-//! Which sources may make progress: a queue of tokens that wakers fill and the worker drains.
+//! The sources that may make progress: a queue of tokens that wakers fill and the worker drains.
 
 use std::{
     fmt,
@@ -63,7 +63,7 @@ impl Ready {
         state.queued.clear();
     }
 
-    /// Whether nothing is queued.
+    /// Whether no token is in the queue.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.lock().queue.is_empty()

@@ -1,4 +1,4 @@
-//! What a UDP socket counts (pure).
+//! The counts of a UDP socket (pure).
 
 use crate::ReceiveBatch;
 
@@ -15,23 +15,23 @@ const AGES: usize = AGE_BOUNDS_NANOS.len() + 1;
 /// Monotonic counts of one UDP socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct UdpStats {
-    /// `recvmmsg` calls that returned something.
+    /// `recvmmsg` calls that returned at least one buffer.
     pub receive_calls: u64,
     /// Buffers received; with GRO one holds many datagrams.
     pub received_buffers: u64,
-    /// Datagrams received, GRO buffers split.
+    /// Datagrams received, each of a GRO buffer counted.
     pub received_datagrams: u64,
-    /// Payload bytes received.
+    /// Bytes of payload that were received.
     pub received_bytes: u64,
-    /// `sendmmsg` calls.
+    /// Calls of `sendmmsg` that the socket made.
     pub send_calls: u64,
-    /// Datagrams sent, GSO messages split.
+    /// Datagrams sent, each of a GSO message counted.
     pub sent_datagrams: u64,
-    /// Payload bytes sent.
+    /// Bytes of payload that were sent.
     pub sent_bytes: u64,
-    /// Messages sent with `UDP_SEGMENT`.
+    /// Messages that were sent with `UDP_SEGMENT`.
     pub gso_messages: u64,
-    /// Segments in those.
+    /// Segments in the messages that were sent with `UDP_SEGMENT`.
     pub gso_segments: u64,
     /// Messages cut into single datagrams because GSO failed or was off for the destination.
     pub gso_fallbacks: u64,
@@ -123,14 +123,14 @@ fn bucket(bounds: &[u64], value: u64) -> usize {
     bounds.partition_point(|bound| *bound < value)
 }
 
-/// What has been booked of one socket.
+/// The counts of a socket, or of all sockets of a role, that have been added to the totals.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Booked {
-    /// What it counted.
+    /// The counts of the socket so far.
     pub stats: UdpStats,
     /// Buffers that the kernel dropped at it.
     pub kernel_drops: u64,
-    /// Of a role: what waited in the receive buffers of those that were looked at last, in bytes of the kernel's memory.
+    /// For a role: the bytes of the kernel's memory that waited in the receive buffers when they were last sampled.
     pub kernel_queue: u64,
 }
 
@@ -140,11 +140,11 @@ mod tests {
 
     #[test]
     fn a_bound_belongs_to_its_bucket() {
-        let places = [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 4_096].map(|size| bucket(&SIZE_BOUNDS, size));
-        assert_eq!(places, [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]);
-        let places = [0, 100_000, 100_001, 99_999_999, 100_000_001, 10_000_000_000]
+        let buckets = [0, 1, 2, 3, 4, 5, 8, 9, 16, 17, 32, 33, 4_096].map(|size| bucket(&SIZE_BOUNDS, size));
+        assert_eq!(buckets, [0, 0, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6]);
+        let buckets = [0, 100_000, 100_001, 99_999_999, 100_000_001, 10_000_000_000]
             .map(|nanos| bucket(&AGE_BOUNDS_NANOS, nanos));
-        assert_eq!(places, [0, 0, 1, 6, 7, 7]);
+        assert_eq!(buckets, [0, 0, 1, 6, 7, 7]);
     }
 
     #[test]

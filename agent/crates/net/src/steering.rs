@@ -1,4 +1,4 @@
-//! Which worker a datagram on a listening port belongs to, as a rule and as the kernel's program (pure).
+//! Assigns datagrams on a listening port to workers, as a rule and as the kernel's program (pure).
 //!
 //! ```text
 //!  byte        0           1 … 4      5              6
@@ -15,10 +15,10 @@ use libc::sock_filter;
 /// The bit of the first byte that tells a long header (RFC 8999 §5.1).
 const LONG_HEADER: u8 = 0x80;
 
-/// Where the destination connection ID begins in a packet with a long header.
+/// The index of the destination connection ID in a packet with a long header.
 const LONG_DCID: usize = 6;
 
-/// Where the destination connection ID begins in a packet with a short header.
+/// The index of the destination connection ID in a packet with a short header.
 const SHORT_DCID: usize = 1;
 
 /// The worker of `datagram`, 0 to `workers - 1`; a datagram that ends before its connection ID is worker 0's.
@@ -29,7 +29,7 @@ pub fn owner(datagram: &[u8], workers: u8) -> u8 {
     datagram.get(offset).map_or(0, |byte| byte % workers.max(1))
 }
 
-/// [`owner`] as classic BPF for `SO_ATTACH_REUSEPORT_CBPF`: it sees the UDP payload and returns a place in the group.
+/// [`owner`] as classic BPF for `SO_ATTACH_REUSEPORT_CBPF`: it sees the UDP payload and returns an index into the group.
 /// A load beyond the end ends the program with 0.
 pub(super) fn steering_program(workers: u8) -> [sock_filter; 7] {
     let load = |offset: usize| statement(libc::BPF_LD | libc::BPF_B | libc::BPF_ABS, offset as u32);

@@ -143,12 +143,12 @@ impl Scratch {
     }
 }
 
-/// What `recvmmsg` did.
+/// The result of one `recvmmsg` call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Received {
     /// Buffers that the kernel filled; fewer than the slots means that nothing was left.
     pub(super) buffers: usize,
-    /// Of those, refused: truncated, or from no Internet address.
+    /// Buffers that were refused: truncated, or from no Internet address.
     pub(super) refused: usize,
 }
 
@@ -215,8 +215,8 @@ pub(super) fn receive(
     Ok(Received { buffers: count, refused })
 }
 
-/// What came with the buffer of `header`; none when it, or what came with it, was truncated. Its age is `held`, or if it
-/// is stamped and `now` is known, the one at that time.
+/// The metadata of the buffer of `header`; none if the buffer or its metadata was truncated. Its age is `held`, or if it is
+/// stamped and `now` is known, the one at that time.
 fn meta(header: &mmsghdr, name: &Name, held: Duration, now: Option<libc::timespec>) -> Option<Meta> {
     let len = header.msg_len as usize;
     let header = &header.msg_hdr;
@@ -228,7 +228,7 @@ fn meta(header: &mmsghdr, name: &Name, held: Duration, now: Option<libc::timespe
     // SAFETY: `msg_control` and `msg_controllen` are those of the scratch array as the kernel left them.
     let mut message = unsafe { libc::CMSG_FIRSTHDR(header) };
     while !message.is_null() {
-        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a whole header within the control buffer.
+        // SAFETY: CMSG_FIRSTHDR and CMSG_NXTHDR give null or a complete header within the control buffer.
         let (level, kind) = unsafe { ((*message).cmsg_level, (*message).cmsg_type) };
         // SAFETY: as above; the types are those of udp(7), ip(7) and ipv6(7).
         unsafe {
@@ -287,15 +287,15 @@ fn age(now: libc::timespec, then: libc::timespec) -> Duration {
 unsafe fn data<T: Copy>(message: *const cmsghdr) -> Option<T> {
     // SAFETY: the caller vouches for the header; its length covers what the kernel wrote behind it.
     unsafe {
-        let whole = (*message).cmsg_len >= libc::CMSG_LEN(size_of::<T>() as c_uint) as usize;
-        whole.then(|| ptr::read_unaligned(libc::CMSG_DATA(message).cast::<T>()))
+        let complete = (*message).cmsg_len >= libc::CMSG_LEN(size_of::<T>() as c_uint) as usize;
+        complete.then(|| ptr::read_unaligned(libc::CMSG_DATA(message).cast::<T>()))
     }
 }
 
-/// What goes with an outgoing buffer.
+/// The metadata of an outgoing buffer.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Envelope {
-    /// Where to; none on a connected socket.
+    /// The destination; none on a connected socket.
     pub(super) destination: Option<SocketAddr>,
     /// The local address to send from.
     pub(super) source: Option<IpAddr>,
@@ -354,7 +354,7 @@ impl<'b> Outgoing<'_, 'b> {
         (slot.segments, slot.bytes)
     }
 
-    /// How many headers were added.
+    /// The number of headers that were added.
     #[cfg(test)]
     pub(super) fn len(&self) -> usize {
         self.scratch.slots.len()
@@ -592,10 +592,10 @@ pub(super) fn force_send_buffer(socket: BorrowedFd<'_>, bytes: c_int) -> io::Res
     set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
 }
 
-/// What waits in this socket's receive buffer, in bytes of the kernel's memory, and how many buffers the kernel dropped at it
-/// since it was opened, which wraps at 2^32.
+/// The bytes of the kernel's memory that wait in this socket's receive buffer, and the buffers that the kernel dropped at it
+/// since it was opened, a count that wraps at 2^32.
 pub(super) fn receive_queue(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
-    /// `SK_MEMINFO_VARS` of linux/sock_diag.h.
+    /// The words of a `SK_MEMINFO_VARS` reply (linux/sock_diag.h).
     const WORDS: usize = libc::SK_MEMINFO_DROPS as usize + 1;
     let mut words = [0_u32; WORDS];
     let mut len = size_of_val(&words) as socklen_t;
@@ -661,7 +661,7 @@ pub(super) fn clock_state() -> io::Result<(bool, Duration)> {
     Ok((state.status & libc::STA_UNSYNC == 0, most))
 }
 
-/// What devices of the TUN driver `driver` may have, as `IFF_` flags.
+/// The features that devices of the TUN driver `driver` may have, as `IFF_` flags.
 pub(super) fn tun_features(driver: BorrowedFd<'_>) -> io::Result<c_int> {
     let mut flags: c_uint = 0;
     // SAFETY: the kernel writes one unsigned int, to which the pointer leads.
@@ -669,15 +669,15 @@ pub(super) fn tun_features(driver: BorrowedFd<'_>) -> io::Result<c_int> {
     if result == 0 { Ok(flags.cast_signed()) } else { Err(io::Error::last_os_error()) }
 }
 
-/// What ethtool says of an interface: the value of one of its commands that ask for a single number.
+/// The answer of ethtool about an interface, for one of its commands that ask for a single number.
 pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u32) -> io::Result<u32> {
-    /// `struct ethtool_value` of linux/ethtool.h.
+    /// The `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
     struct Value {
         command: u32,
         data: u32,
     }
-    /// Of linux/sockios.h.
+    /// The ioctl number, as in linux/sockios.h.
     const SIOCETHTOOL: libc::Ioctl = 0x8946;
     let mut value = Value { command, data: 0 };
     // SAFETY: the structure holds integers and pointers, for which zero is a value.

@@ -25,7 +25,7 @@ use crate::{
     sys::{Envelope, Outgoing, Scratch},
 };
 
-/// How long GSO stays off for a destination after EIO; routes and devices change on this scale (our choice).
+/// The time for which GSO stays off for a destination after EIO; routes and devices change on this scale (our choice).
 pub(super) const GSO_RETRY: Duration = Duration::from_secs(60);
 
 /// Destinations whose GSO may be off at once; past this one more is tried with GSO each time, which costs a system call.
@@ -34,7 +34,7 @@ const GSO_OFF_DESTINATIONS: usize = 1_024;
 /// The kernel's part of a send; a test replaces it to inject failures.
 pub(super) type RawSend = for<'s, 'b> fn(&mut Outgoing<'s, 'b>, BorrowedFd<'_>) -> io::Result<usize>;
 
-/// What the send loop must know of a message.
+/// The outline of a message that the send loop needs.
 #[derive(Clone, Copy)]
 pub(super) struct Outline {
     envelope: Envelope,
@@ -44,15 +44,15 @@ pub(super) struct Outline {
 
 /// Messages of one kind of batch, and where their bytes are.
 pub(super) trait Cargo<'b> {
-    /// The kind of message.
+    /// The kind of message that a batch holds.
     type Message;
-    /// What the send loop must know of it.
+    /// The outline of the message that the send loop needs.
     fn outline(&self, message: &Self::Message) -> Outline;
-    /// How far it has come.
+    /// How much of the message has been handed to the kernel.
     fn progress<'m>(&self, message: &'m mut Self::Message) -> &'m mut Progress;
     /// Adds it to `call` as one GSO message, or as the one datagram that it is.
-    fn push_whole(&self, message: &Self::Message, outline: &Outline, call: &mut Outgoing<'_, 'b>);
-    /// One of its datagrams.
+    fn push_message(&self, message: &Self::Message, outline: &Outline, call: &mut Outgoing<'_, 'b>);
+    /// The datagram of the message with this index.
     fn segment(&self, message: &Self::Message, index: u16) -> &'b [u8];
 }
 
@@ -72,7 +72,7 @@ impl<'b> Cargo<'b> for Contiguous<'b> {
         &mut message.progress
     }
 
-    fn push_whole(&self, message: &Message, outline: &Outline, call: &mut Outgoing<'_, 'b>) {
+    fn push_message(&self, message: &Message, outline: &Outline, call: &mut Outgoing<'_, 'b>) {
         let bytes = &self.0[message.range.clone()];
         call.push(&outline.envelope, outline.segment, outline.segments, std::iter::once(bytes));
     }
@@ -100,7 +100,7 @@ impl<'b> Cargo<'b> for Scattered<'b> {
         &mut message.progress
     }
 
-    fn push_whole(&self, message: &DeliveryMessage, outline: &Outline, call: &mut Outgoing<'_, 'b>) {
+    fn push_message(&self, message: &DeliveryMessage, outline: &Outline, call: &mut Outgoing<'_, 'b>) {
         let pieces = self.pieces[message.pieces.clone()].iter().map(|piece| piece.bytes(self.received));
         call.push(&outline.envelope, outline.segment, outline.segments, pieces);
     }
@@ -110,7 +110,7 @@ impl<'b> Cargo<'b> for Scattered<'b> {
     }
 }
 
-/// What a socket remembers for sending.
+/// The state that a socket keeps for sending.
 pub(super) struct Transmitter {
     connected: Option<SocketAddr>,
     gso: bool,
@@ -214,7 +214,7 @@ impl Transmitter {
                 if !call.has_room() {
                     return;
                 }
-                cargo.push_whole(message, &outline, call);
+                cargo.push_message(message, &outline, call);
                 continue;
             }
             for index in progress.done..outline.segments {

@@ -30,14 +30,14 @@ use crate::{
     udp::Shared,
 };
 
-/// The kernel's TUN driver.
+/// The device file of the kernel's TUN driver.
 pub const DRIVER: &str = "/dev/net/tun";
 
 /// A device that was opened: its name, and a share for each worker.
 pub struct TunDevice {
-    /// Its interface index.
+    /// The index of the network interface.
     pub index: u32,
-    /// What it does for us.
+    /// The offloads that the device supports.
     pub offload: TunOffload,
     /// One for each worker, in worker order.
     pub ports: Vec<TunPort>,
@@ -45,7 +45,7 @@ pub struct TunDevice {
     pub hold: TunHold,
 }
 
-/// Keeps a device alive.
+/// Keeps a device open until it is dropped.
 pub struct TunHold(#[expect(dead_code, reason = "held, not used")] Arc<SyncDevice>);
 
 /// One worker's share of a device, to be registered with that worker's runtime.
@@ -254,7 +254,7 @@ fn read(queue: &SyncDevice, vnet: bool, room: &mut [u8]) -> io::Result<(Option<V
     Ok((known, read.saturating_sub(VNET_HEADER_BYTES)))
 }
 
-/// What a failed write means.
+/// The reason for a drop that an error of `writev` stands for.
 fn failure(error: &io::Error) -> SendFailure {
     match error.raw_os_error() {
         Some(libc::EAGAIN) => SendFailure::WouldBlock,

@@ -31,7 +31,7 @@ use crate::{
     transmit::{Contiguous, Means, Scattered, Transmitter, abandon},
 };
 
-/// What the sockets of one worker share.
+/// The state that the sockets of one worker share.
 #[derive(Clone)]
 pub(super) struct Shared {
     pub(super) ready: Ready,
@@ -44,7 +44,7 @@ pub(super) struct KernelUdp {
     fd: AsyncFd<Socket>,
     /// A duplicate of the socket, while the send buffer is full.
     writable: Option<AsyncFd<Socket>>,
-    /// What registers that duplicate; tests have it fail.
+    /// The function that registers that duplicate; tests have it fail.
     pub(super) watch: fn(Socket) -> io::Result<AsyncFd<Socket>>,
     /// Wakes the worker later, while there is no descriptor for the duplicate.
     again: Option<JoinHandle<()>>,
@@ -60,7 +60,7 @@ pub(super) struct KernelUdp {
     drops: Cell<(u32, u64)>,
 }
 
-/// What a socket knows of the ages of its buffers, from asking for timestamps in one call of [`STAMPED_CALLS`].
+/// The knowledge of a socket about the ages of its buffers, from asking for timestamps in one call of [`STAMPED_CALLS`].
 #[derive(Default)]
 struct Ages {
     calls: u32,
@@ -70,7 +70,8 @@ struct Ages {
     seen: Option<Seen>,
 }
 
-/// How long a buffer had waited at most, at some time of the monotonic clock. What is read later came later.
+/// An upper bound of the time that a buffer had waited, at some time of the monotonic clock. Buffers that are read later came
+/// later.
 #[derive(Clone, Copy, Debug)]
 struct Seen {
     age: Duration,
@@ -78,7 +79,7 @@ struct Seen {
 }
 
 impl Seen {
-    /// How long the next buffers have waited at most.
+    /// An upper bound of the time that the next buffers have waited.
     fn oldest(self, now: Instant) -> Duration {
         self.age + now.saturating_duration_since(self.at)
     }
@@ -123,7 +124,7 @@ impl Ages {
     }
 }
 
-/// How long a socket without room waits that cannot be watched. A buffer of 4 MiB takes 34 ms to empty at 1 Gbit/s.
+/// The time that a socket without room waits if it cannot be watched. A buffer of 4 MiB takes 34 ms to empty at 1 Gbit/s.
 const UNWATCHED_RETRY: Duration = Duration::from_millis(5);
 
 impl KernelUdp {
@@ -271,7 +272,7 @@ impl UdpSocket for KernelUdp {
         }
         let (messages, bytes) = batch.parts();
         let all = messages.len();
-        // Out of its place, because `outcome` may use another socket of the worker.
+        // Taken out of `self`, because `outcome` may use another socket of the worker.
         let mut scratch = self.shared.scratch.take();
         let mut means = Means {
             socket: self.fd.get_ref().as_fd(),
@@ -351,7 +352,7 @@ fn watch_readable(socket: Socket, connected: bool, waker: &Waker) -> io::Result<
     Ok(fd)
 }
 
-/// How many segments this kernel takes in one message, found out by sending one over loopback.
+/// The number of segments that this kernel takes in one message, found out by sending one over loopback.
 ///
 /// # Errors
 /// The kernel's, when that cannot be tried.

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! Whoever holds the identity key recognises them without a table, also those of an earlier process: packets that a
-//! peer sends to an agent that was restarted are not taken for a stranger's. A stranger's random ID passes for ours
+//! peer sends to an agent that was restarted are not taken for unauthenticated ones. A random ID passes for ours
 //! once in 2^24; then quinn-proto or the lanes do not know it, and it is dropped in silence.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -79,7 +79,7 @@ impl ConnectionIds {
         Self { rng: Arc::new(Mutex::new(rng)), issued, seed, worker, workers: workers.max(1) }
     }
 
-    /// How many workers the agent has.
+    /// The number of workers of the agent.
     #[must_use]
     pub fn workers(&self) -> u8 {
         self.workers

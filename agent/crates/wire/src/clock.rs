@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
-/// Where a worker reads the time, once per batch.
+/// The clock that a worker reads once per batch.
 pub trait Clock {
-    /// Monotonic time.
+    /// The present moment of the monotonic clock.
     fn now(&self) -> Instant;
 
     /// Wall-clock time since the Unix epoch; it may jump.
@@ -22,7 +22,7 @@ pub trait Clock {
     }
 }
 
-/// The machine's clocks.
+/// The clocks of the machine, monotonic and wall.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemClock;
 

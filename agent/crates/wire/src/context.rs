@@ -45,10 +45,10 @@ pub struct FlowNumber(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ServiceNumber(pub u32);
 
-/// Why a flow was refused.
+/// The reason why the receiver of an opening refused its flow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Refusal {
-    /// No such service.
+    /// The receiver offers no service with this number.
     UnknownService,
     /// The peer may not use it.
     NotAllowed,
@@ -61,7 +61,7 @@ pub enum Refusal {
 }
 
 impl Refusal {
-    /// Its number on the wire.
+    /// The number of this reason on the wire.
     #[must_use]
     pub const fn code(self) -> u64 {
         match self {
@@ -95,10 +95,10 @@ impl Refusal {
     }
 }
 
-/// What one DATAGRAM frame says. The payload, where there is one, starts at `payload_at` within the frame.
+/// The content of one DATAGRAM frame. A payload starts at `payload_at` within the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
-    /// An IP packet.
+    /// An IP packet, with its headers.
     Packet {
         /// Whether its L4 checksum is partial: the field holds the sum over the pseudo-header, as virtio has it.
         partial: bool,
@@ -107,25 +107,25 @@ pub enum Context {
     },
     /// A datagram of a flow that both ends know.
     Flow {
-        /// Which flow.
+        /// The flow that the datagram belongs to.
         number: FlowNumber,
         /// Offset of the payload, in bytes from the start of the frame's data.
         payload_at: usize,
     },
     /// A datagram that opens its flow; the opener repeats this form until the flow is confirmed.
     Open {
-        /// Which flow.
+        /// The flow that the datagram opens.
         number: FlowNumber,
-        /// Which service of the receiver.
+        /// The receiver's service that the flow leads to.
         service: ServiceNumber,
         /// Offset of the payload, in bytes from the start of the frame's data.
         payload_at: usize,
     },
     /// Opens a flow without a datagram, because the datagram that waits fits only the shorter form.
     OpenEmpty {
-        /// Which flow.
+        /// The flow that is to be opened.
         number: FlowNumber,
-        /// Which service of the receiver.
+        /// The receiver's service that the flow leads to.
         service: ServiceNumber,
     },
     /// The receiver of an opening knows the flow now.
@@ -138,15 +138,15 @@ pub enum Context {
     Closed(FlowNumber),
     /// A piece of a datagram that fits into no packet, of a flow that both ends know.
     Piece {
-        /// Which flow.
+        /// The flow that the datagram belongs to.
         number: FlowNumber,
-        /// Which datagram of the flow, below [`DATAGRAM_NUMBERS`].
+        /// The number of the datagram within the flow, below [`DATAGRAM_NUMBERS`].
         datagram: u32,
         /// Bytes of the whole datagram, 1 to [`MOST_DATAGRAM`].
         total: u16,
-        /// Where the piece begins in the datagram; below `total`.
+        /// The offset of the piece within the datagram; below `total`.
         offset: u16,
-        /// Offset of its bytes, in bytes from the start of the frame's data.
+        /// Offset of the piece's bytes, in bytes from the start of the frame's data.
         payload_at: usize,
     },
     /// A context that is reserved or not known; its number.
@@ -190,8 +190,8 @@ impl Context {
         }
     }
 
-    /// Where its datagram starts, if it starts here: of one in pieces, in that which begins it. A context that this version
-    /// does not know counts as a whole.
+    /// The offset at which its datagram starts, if the frame holds the start: of a datagram in pieces, that is the piece with
+    /// offset 0. A context that this version does not know counts as a complete datagram.
     #[must_use]
     pub const fn payload_at(&self) -> Option<usize> {
         match *self {
@@ -209,7 +209,7 @@ impl Context {
         }
     }
 
-    /// The place of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
+    /// The index of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
     #[must_use]
     pub const fn message_kind(&self) -> Option<usize> {
         match self {
@@ -227,7 +227,7 @@ impl Context {
     }
 
     /// Reads a frame's data; `None` if a varint is cut off, a field is out of its range, or the fields are followed by bytes
-    /// that have no place.
+    /// that belong to no field.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {
         let mut reader = Reader { data, at: 0 };

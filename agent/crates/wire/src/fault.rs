@@ -1,29 +1,31 @@
 //! Panics on demand, for the tests of what a panic ends. Only a build with the feature `fault-injection` has them; it is never
 //! shipped.
 //!
-//! `GET /fault/NAME` of the admin server arms a [`Fault`]; the next time that its place is reached, it panics there.
+//! `GET /fault/NAME` of the admin server arms a [`Fault`]; the code that reaches it next panics there.
 
-/// A place that can be made to panic.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// An answer of the admin server is made.
-    Admin,
-    /// The metrics are rendered.
-    Render,
-    /// A request of the control socket is answered.
-    Control,
-    /// The list of peers is read, under its lock.
-    Roster,
-    /// A name is looked up.
-    Resolver,
-    /// A reload has read the file.
-    Reload,
-    /// A reload has begun to change what runs.
-    Follow,
-    /// The tunnel's thread looks at the device and its routes.
-    Tunnel,
-    /// A worker takes a turn.
-    Worker,
+crate::labelled! {
+    /// A point of the code that can be made to panic.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Fault {
+        /// An answer of the admin server is made.
+        Admin => "admin",
+        /// The metrics are rendered as text.
+        Render => "render",
+        /// A request of the control socket is answered.
+        Control => "control",
+        /// The list of peers is read, under its lock.
+        Roster => "roster",
+        /// A name is looked up on a resolver thread.
+        Resolver => "resolver",
+        /// A reload has read the file.
+        Reload => "reload",
+        /// A reload starts to change what runs.
+        Follow => "follow",
+        /// The tunnel's thread looks at the device and its routes.
+        Tunnel => "tunnel",
+        /// A worker begins to take a turn.
+        Worker => "worker",
+    }
 }
 
 /// Panics here if `fault` is armed.
@@ -40,25 +42,13 @@ mod injected {
 
     use super::Fault;
 
-    const ALL: [(&str, Fault); 9] = [
-        ("admin", Fault::Admin),
-        ("render", Fault::Render),
-        ("control", Fault::Control),
-        ("roster", Fault::Roster),
-        ("resolver", Fault::Resolver),
-        ("reload", Fault::Reload),
-        ("follow", Fault::Follow),
-        ("tunnel", Fault::Tunnel),
-        ("worker", Fault::Worker),
-    ];
-
-    static ARMED: [AtomicBool; ALL.len()] = [const { AtomicBool::new(false) }; ALL.len()];
+    static ARMED: [AtomicBool; Fault::COUNT] = [const { AtomicBool::new(false) }; Fault::COUNT];
 
     /// Arms the fault of this name; false if there is none.
     pub fn arm(name: &str) -> bool {
-        let fault = ALL.iter().find(|(known, _)| *known == name);
-        if let Some((_, fault)) = fault {
-            ARMED[*fault as usize].store(true, Ordering::SeqCst);
+        let fault = Fault::LABELS.iter().position(|label| *label == name);
+        if let Some(fault) = fault {
+            ARMED[fault].store(true, Ordering::SeqCst);
         }
         fault.is_some()
     }

@@ -13,9 +13,9 @@ pub const MAX_STREAM_HEADER_BYTES: usize = 1024;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a message of {bytes} bytes was announced, {limit} are allowed")]
 pub struct FrameTooLong {
-    /// The announced length.
+    /// The length that the peer announced.
     pub bytes: u64,
-    /// The longest allowed.
+    /// The greatest length that is allowed.
     pub limit: usize,
 }
 
@@ -74,7 +74,7 @@ impl Framer {
     }
 }
 
-/// Appends `message` with its length.
+/// Appends `message` to `out`, with its length in front.
 pub fn frame(message: &impl prost::Message, out: &mut Vec<u8>) {
     let length = message.encoded_len();
     debug_assert!(length <= MAX_MESSAGE_BYTES, "we never build a message that the other end refuses");

@@ -2,7 +2,7 @@
 //!
 //! | the key is | map | hash of a number |
 //! |---|---|---|
-//! | issued here: a place in a table, a token | [`IssuedMap`], for keys that are [`Issued`] | one multiplication, without a secret |
+//! | issued here: an index into a table, a token | [`IssuedMap`], for keys that are [`Issued`] | one multiplication, without a secret |
 //! | a number that a peer chooses, looked up for each datagram | [`PeerMap`] | one multiplication to 128 bits, with two secrets |
 //! | anything else that comes from outside | the standard `HashMap` | SipHash |
 //!
@@ -118,19 +118,19 @@ mod tests {
         assert_ne!(one.hash_one(7_u64), other.hash_one(7_u64));
     }
 
-    /// Numbers that differ in few bits, or in the high ones alone, spread over the bits that choose a place and those that tell
+    /// Numbers that differ in few bits, or in the high ones alone, spread over the bits that choose a slot and those that tell
     /// entries apart there.
     #[test]
     fn regular_numbers_spread() {
         for shift in [0, 1, 8, 16, 24, 32, 40, 46] {
             let state = PeerState::default();
-            let mut places = vec![0_u32; 1 << 15];
+            let mut slots = vec![0_u32; 1 << 15];
             for number in 0..1_u64 << 15 {
                 let hash = state.hash_one(number << shift);
-                places[(hash & 0x7f | hash >> 57 << 7 | (hash >> 7 & 1) << 14) as usize] += 1;
+                slots[(hash & 0x7f | hash >> 57 << 7 | (hash >> 7 & 1) << 14) as usize] += 1;
             }
-            let most = places.into_iter().max();
-            assert!(most < Some(40), "{most:?} of 32,768 numbers shifted by {shift} share a place and a tag");
+            let most = slots.into_iter().max();
+            assert!(most < Some(40), "{most:?} of 32,768 numbers shifted by {shift} share a slot and a tag");
         }
     }
 }

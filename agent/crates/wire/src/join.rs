@@ -1,4 +1,4 @@
-//! What a stream connection says first: which session it joins, under which number.
+//! The first message on a stream connection: the session that it joins, and its number.
 
 use crate::{
     messages::{MessageError, SIGNATURE_BYTES, id, narrow},
@@ -16,14 +16,14 @@ pub struct Join {
     pub instance: [u8; 16],
     /// The session: 16 bytes that TLS exports at both ends of its control connection.
     pub session: [u8; 16],
-    /// From 1 to below [`MAX_STREAM_CONNECTIONS`].
+    /// The number of the stream connection: 1 or more, and below [`MAX_STREAM_CONNECTIONS`].
     pub number: u8,
     /// The dialler's Ed25519 signature over what [`possession`](crate::messages::possession) gives for this connection.
     pub possession: Option<[u8; SIGNATURE_BYTES]>,
 }
 
-/// How many connections carry the TCP forwards of a peer, the control connection included: one for each worker of the end
-/// that has more.
+/// The number of connections that carry the TCP forwards of a peer, the control connection included: one for each worker of the
+/// end that has more.
 #[must_use]
 pub fn connections_for(own_workers: u8, peer_workers: u16) -> u8 {
     let most = u16::from(own_workers).max(peer_workers).clamp(1, u16::from(MAX_STREAM_CONNECTIONS));

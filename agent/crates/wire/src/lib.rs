@@ -1,4 +1,4 @@
-//! What two Culvert agents say to each other, and the few things that every layer of an agent names.
+//! The messages of two Culvert agents, and the few things that every layer of an agent names.
 //!
 //! | what | module |
 //! |---|---|
@@ -8,8 +8,9 @@
 //! | connection IDs, which name a worker and a lane | [`cid`] |
 //! | numbers for peers, sessions and local sockets | [`ids`] |
 //! | time, deadlines | [`clock`], [`timers`] |
-//! | how often something may happen, how often it is logged, how fast it grows | [`rate`], [`throttle`], [`meter`] |
+//! | how often something may happen, how often it is logged, how fast it grows | [`rate`], [`throttle`], [`sampler`] |
 //! | maps, by who chooses their keys | [`hash`] |
+//! | enums with labels for operators | [`labelled!`] |
 //! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
 
 pub mod cid;
@@ -20,13 +21,15 @@ pub mod framing;
 pub mod hash;
 pub mod ids;
 pub mod join;
+mod labels;
 pub mod messages;
-pub mod meter;
+
 pub mod panics;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
 mod protobuf;
 pub mod rate;
+pub mod sampler;
 pub mod throttle;
 pub mod timers;

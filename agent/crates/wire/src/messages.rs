@@ -1,4 +1,4 @@
-//! What two agents say to each other on the control stream, and at the head of a TCP forward's stream.
+//! The messages of two agents on the control stream, and at the head of a TCP forward's stream.
 //!
 //! `docs/culvert.proto` is the same for other languages. A message is decoded in three steps, each bounded: cut from
 //! the stream (`framing.rs`), parsed as protobuf (`protobuf.rs`), checked here. Unknown fields are ignored; so is an
@@ -16,7 +16,7 @@ pub use crate::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEA
 /// The version of these messages that we speak.
 pub const PROTOCOL_VERSION: u32 = 1;
 
-/// Lane indices are below this.
+/// The most lanes of a session: every lane index is below this.
 pub const MAX_LANES: u8 = 64;
 
 /// The most services that one agent names.
@@ -41,7 +41,7 @@ pub enum MessageError {
     /// The bytes are not protobuf, or a field has another type.
     #[error("not a protobuf message")]
     Malformed(#[from] prost::DecodeError),
-    /// It says nothing, not even of a kind that a later version added: that has a field.
+    /// The message has no field at all; even a kind that a later version added would have one.
     #[error("an empty message")]
     Empty,
     /// A kind of message that a later version added.
@@ -50,35 +50,35 @@ pub enum MessageError {
     /// The other end speaks another version.
     #[error("protocol version {theirs}, this agent speaks {PROTOCOL_VERSION}")]
     VersionMismatch {
-        /// The version in its hello.
+        /// The protocol version in the other end's hello.
         theirs: u32,
     },
     /// An identifier or a name has a length that it must not have.
     #[error("{field} has {bytes} bytes")]
     Length {
-        /// The field's name in `docs/culvert.proto`.
+        /// The name of the field in `docs/culvert.proto`.
         field: &'static str,
-        /// The length received.
+        /// The length of the field that was received.
         bytes: usize,
     },
     /// A number is outside the range that makes sense.
     #[error("{field} is {value}")]
     Range {
-        /// The field's name in `docs/culvert.proto`.
+        /// The name of the field in `docs/culvert.proto`.
         field: &'static str,
-        /// The value received.
+        /// The value of the field that was received.
         value: u32,
     },
     /// A name contains control characters, which would end up in logs and terminals.
     #[error("{field} contains control characters")]
     ControlCharacter {
-        /// The field's name in `docs/culvert.proto`.
+        /// The name of the field in `docs/culvert.proto`.
         field: &'static str,
     },
-    /// More than [`MAX_SERVICES`].
+    /// A hello names more services than [`MAX_SERVICES`].
     #[error("{count} services")]
     TooManyServices {
-        /// The number received.
+        /// The number of services that the message names.
         count: usize,
     },
     /// Two services have the same number or the same name.
@@ -90,7 +90,7 @@ pub enum MessageError {
 }
 
 impl MessageError {
-    /// All values of [`label`](Self::label).
+    /// The labels of all errors, for the metric that counts them.
     pub const LABELS: [&'static str; 10] = [
         "too_long",
         "malformed",
@@ -165,10 +165,10 @@ pub enum Message {
     Release,
 }
 
-/// Bytes of padding in [`Message::Here`].
+/// The bytes of padding in [`Message::Here`].
 const HERE_BYTES: usize = 1000;
 
-/// What an agent says of itself.
+/// The first message of each end: a description of the agent that sends it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hello {
     /// Random, made at process start; flow numbers are unique within it.
@@ -181,9 +181,9 @@ pub struct Hello {
     pub max_lanes: u8,
     /// The largest QUIC packet that it accepts on a lane, bytes.
     pub max_datagram_packet: u16,
-    /// What it offers to this peer.
+    /// The services that the sender offers to this peer.
     pub services: Vec<Service>,
-    /// What it can do beyond the version.
+    /// The optional abilities of the sender.
     pub features: Features,
     /// The dialler's Ed25519 signature over what [`possession`] gives: that it holds its identity key now.
     pub possession: Option<[u8; SIGNATURE_BYTES]>,
@@ -195,7 +195,7 @@ pub const SIGNATURE_BYTES: usize = 64;
 /// The label under which TLS exports the bytes that a dialler signs (RFC 8446 §7.5).
 pub const POSSESSION_LABEL: &[u8] = b"EXPORTER-culvert-possession";
 
-/// What a dialler signs to prove that it holds its identity key: a fixed text, so that the signature is of no use
+/// The bytes that a dialler signs to prove that it holds its identity key: a fixed text, so that the signature is of no use
 /// elsewhere, and 32 bytes that only the two ends of this connection have.
 #[must_use]
 pub fn possession(exported: &[u8; 32]) -> [u8; 52] {
@@ -215,16 +215,16 @@ impl Features {
     pub const PACKETS: Self = Self(2);
     /// Puts datagrams together that come in pieces.
     pub const PIECES: Self = Self(4);
-    /// Knows stream connections.
+    /// Understands stream connections, which carry TCP forwards beside the control connection.
     pub const STREAM_CONNECTIONS: Self = Self(8);
 
-    /// Both sets together.
+    /// The abilities of both sets together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self(self.0 | other.0)
     }
 
-    /// The set without `other`.
+    /// The abilities of this set that are not in `other`.
     #[must_use]
     pub fn without(self, other: Self) -> Self {
         Self(self.0 & !other.0)
@@ -239,26 +239,26 @@ impl Features {
 /// A named upstream that the sender offers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Service {
-    /// How flows and streams refer to it.
+    /// The number by which flows and streams refer to the service.
     pub number: u32,
-    /// How the configuration refers to it.
+    /// The name by which the configuration refers to the service.
     pub name: String,
-    /// It serves UDP flows.
+    /// Whether the service takes UDP flows.
     pub udp: bool,
-    /// It serves TCP forwards.
+    /// Whether the service takes TCP forwards.
     pub tcp: bool,
-    /// How long a UDP flow to it may be silent; whole milliseconds.
+    /// The time for which a UDP flow to it may be silent; whole milliseconds.
     pub idle: Duration,
-    /// Whether a datagram to it that fits into no packet travels in pieces; else it is dropped.
+    /// Whether a datagram to it that fits into no packet travels in pieces; otherwise it is dropped.
     pub fragment: bool,
 }
 
 /// The opening of a lane, or its acceptance.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneOffer {
-    /// Below [`MAX_LANES`].
+    /// The index of the lane, below [`MAX_LANES`].
     pub lane: u8,
-    /// Which opening of this lane it is.
+    /// The number of this opening of the lane.
     pub epoch: u64,
     /// The connection ID under which the sender of the message receives.
     pub connection_id: [u8; CONNECTION_ID_BYTES],
@@ -267,11 +267,11 @@ pub struct LaneOffer {
 /// The end of a lane, or of the attempt to open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LaneEnd<R> {
-    /// Below [`MAX_LANES`].
+    /// The index of the lane, below [`MAX_LANES`].
     pub lane: u8,
-    /// Which opening of this lane it is.
+    /// The number of the opening that ends.
     pub epoch: u64,
-    /// Why.
+    /// The reason for the end of the lane.
     pub reason: R,
 }
 
@@ -285,11 +285,11 @@ pub enum LaneRefusal {
     EpochReused = 1,
     /// More lanes than the hello allowed, or than the agent can carry now.
     TooMany = 2,
-    /// The agent is going away.
+    /// The agent is shutting down and opens nothing more.
     ShuttingDown = 3,
 }
 
-/// Why a lane is closed.
+/// The reason why an end closes a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum LaneCloseCause {
@@ -299,11 +299,11 @@ pub enum LaneCloseCause {
     Dead = 1,
     /// A packet on it broke the protocol.
     ProtocolViolation = 2,
-    /// It was replaced by another epoch.
+    /// The lane was replaced by another epoch.
     Replaced = 3,
-    /// It is not needed, or its end is going away.
+    /// The lane is not needed, or its end is going away.
     Done = 4,
-    /// It still works, but its keys are nearly used up: it is to be replaced.
+    /// The lane still works, but its keys are nearly used up: it is to be replaced.
     WornOut = 5,
 }
 
@@ -501,7 +501,7 @@ impl StreamOpen {
 pub enum StreamAnswer {
     /// A refusal that this version does not know.
     Unspecified = 0,
-    /// The upstream is connected.
+    /// The upstream is connected, and its bytes follow.
     Ok = 1,
     /// No service has this number, or it does not serve TCP.
     UnknownService = 2,
@@ -511,7 +511,7 @@ pub enum StreamAnswer {
     UpstreamRefused = 4,
     /// The upstream did not answer in time.
     UpstreamTimeout = 5,
-    /// Too many streams are open.
+    /// As many streams are open as the limit allows.
     LimitReached = 6,
 }
 
@@ -527,52 +527,40 @@ impl StreamAnswer {
     }
 }
 
-/// Why an agent closes a control connection: QUIC's application error code (RFC 9000 §20.2).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum CloseReason {
-    /// The agent is going away.
-    Shutdown = 0,
-    /// The other end broke the protocol.
-    ProtocolViolation = 1,
-    /// The ends speak different versions.
-    VersionMismatch = 2,
-    /// A newer connection of the same peer took over.
-    Replaced = 3,
-    /// The peer's key is no longer allowed.
-    KeyRemoved = 4,
-    /// A defect of the closing end.
-    Internal = 5,
-    /// Nobody used the connection.
-    Idle = 6,
-    /// The closing end carries as much as it may.
-    LimitReached = 7,
-    /// An agent reached itself.
-    SelfConnect = 8,
-    /// A stream connection names a session that the closing end does not have.
-    NoSession = 9,
+crate::labelled! {
+    /// Why an agent closes a control connection: QUIC's application error code (RFC 9000 §20.2).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum CloseReason {
+        /// The closing agent is shutting down.
+        Shutdown = 0 => "shutting down",
+        /// The other end broke the protocol.
+        ProtocolViolation = 1 => "protocol violation",
+        /// The two ends speak different versions of the protocol.
+        VersionMismatch = 2 => "version mismatch",
+        /// A newer connection of the same peer took over.
+        Replaced = 3 => "replaced by a newer connection",
+        /// The peer's key is no longer allowed.
+        KeyRemoved = 4 => "key removed",
+        /// A defect of the closing end.
+        Internal = 5 => "internal error",
+        /// Neither end used the connection for a while.
+        Idle = 6 => "idle",
+        /// The closing end carries as much as it may.
+        LimitReached = 7 => "limit reached",
+        /// An agent dialled an address of its own.
+        SelfConnect = 8 => "connected to itself",
+        /// A stream connection names a session that the closing end does not have.
+        NoSession = 9 => "no such session",
+    }
 }
 
 impl CloseReason {
-    /// Every reason, by code.
-    pub const ALL: [Self; 10] = [
-        Self::Shutdown,
-        Self::ProtocolViolation,
-        Self::VersionMismatch,
-        Self::Replaced,
-        Self::KeyRemoved,
-        Self::Internal,
-        Self::Idle,
-        Self::LimitReached,
-        Self::SelfConnect,
-        Self::NoSession,
-    ];
-
     /// The reason with this code; `None` for one that a later version added.
     pub fn from_code(code: VarInt) -> Option<Self> {
         Self::ALL.into_iter().find(|reason| reason.code() == code)
     }
 
-    /// The code on the wire.
+    /// The error code of this reason on the wire.
     pub fn code(self) -> VarInt {
         VarInt::from_u32(self as u32)
     }
@@ -603,22 +591,6 @@ impl CloseReason {
             | Self::LimitReached
             | Self::SelfConnect
             | Self::NoSession => false,
-        }
-    }
-
-    /// The reason in words, for logs and for the reason phrase of CONNECTION_CLOSE.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Shutdown => "shutting down",
-            Self::ProtocolViolation => "protocol violation",
-            Self::VersionMismatch => "version mismatch",
-            Self::Replaced => "replaced by a newer connection",
-            Self::KeyRemoved => "key removed",
-            Self::Internal => "internal error",
-            Self::Idle => "idle",
-            Self::LimitReached => "limit reached",
-            Self::SelfConnect => "connected to itself",
-            Self::NoSession => "no such session",
         }
     }
 }

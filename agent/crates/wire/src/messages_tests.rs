@@ -370,7 +370,7 @@ fn close_codes_are_their_positions() {
         assert_eq!(CloseReason::from_code(VarInt::from_u32(code)), Some(reason));
         assert!(PROTO.contains(&format!("  {code} ")), "close code {code} is not documented");
     }
-    let words = CloseReason::ALL.map(CloseReason::words);
+    let words = CloseReason::LABELS;
     let documented = [
         "shutting down",
         "protocol violation",
@@ -465,7 +465,7 @@ fn any_message() -> impl Strategy<Value = Message> {
     ]
 }
 
-/// Any 64 bytes would do.
+/// A signature for the test; any 64 bytes will do.
 fn possession_of(half: [u8; 32]) -> [u8; SIGNATURE_BYTES] {
     let mut signature = [0; SIGNATURE_BYTES];
     signature[..32].copy_from_slice(&half);

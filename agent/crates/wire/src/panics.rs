@@ -1,4 +1,4 @@
-//! What a panic ends: the daemon, unless it happens in an isolated part of it.
+//! The consequences of a panic: it ends the daemon, unless it happens in an isolated part of it.
 //!
 //! | where | what happens |
 //! |---|---|
@@ -29,32 +29,18 @@ use std::{
     time::Duration,
 };
 
-/// Code beside the packet path that shares nothing half done with it, so that a panic of it ends one answer only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Part {
-    /// The admin HTTP server, rendering included.
-    Admin,
-    /// The control socket and its requests.
-    Control,
-    /// A reload that a signal asked for, until it begins to change something.
-    Reload,
-    /// The lookup of a name.
-    Resolver,
-}
-
-impl Part {
-    /// Every part, in the order of [`counts`].
-    pub const ALL: [Self; 4] = [Self::Admin, Self::Control, Self::Reload, Self::Resolver];
-
-    /// The value of the label `part`.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Admin => "admin",
-            Self::Control => "control",
-            Self::Reload => "reload",
-            Self::Resolver => "resolver",
-        }
+crate::labelled! {
+    /// Code beside the packet path that shares nothing half done with it, so that a panic of it ends one answer only.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Part {
+        /// The admin HTTP server, rendering included.
+        Admin => "admin",
+        /// The control socket and its requests.
+        Control => "control",
+        /// A reload that a signal asked for, until it begins to change something.
+        Reload => "reload",
+        /// The lookup of a host name.
+        Resolver => "resolver",
     }
 }
 
@@ -66,15 +52,15 @@ pub struct Panicked;
 thread_local! {
     /// The part that this thread runs.
     static PART: Cell<Option<Part>> = const { Cell::new(None) };
-    /// How many locks and changes forbid this thread to survive a panic.
+    /// The number of locks and changes that forbid this thread to survive a panic.
     static CRITICAL: Cell<u32> = const { Cell::new(0) };
 }
 
-static COUNTS: [AtomicU64; Part::ALL.len()] = [const { AtomicU64::new(0) }; Part::ALL.len()];
+static COUNTS: [AtomicU64; Part::COUNT] = [const { AtomicU64::new(0) }; Part::COUNT];
 
 /// Panics that each part has survived, in the order of [`Part::ALL`].
 #[must_use]
-pub fn counts() -> [u64; Part::ALL.len()] {
+pub fn counts() -> [u64; Part::COUNT] {
     COUNTS.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
@@ -89,7 +75,7 @@ pub fn install() {
     }));
 }
 
-/// Logs a panic with its place and the part that it happened in.
+/// Logs a panic with its location and the part that it happened in.
 fn log_panic(panic: &PanicHookInfo<'_>, fate: &'static str) {
     log(panic, PART.get().map(Part::label), fate);
 }
@@ -144,7 +130,7 @@ pub async fn isolate_future<T>(part: Part, future: impl Future<Output = T>) -> R
     .await
 }
 
-/// What a panic says.
+/// The text that a panic was raised with.
 pub fn text(panic: &(dyn Any + Send)) -> &str {
     panic
         .downcast_ref::<&str>()
@@ -156,12 +142,12 @@ pub fn text(panic: &(dyn Any + Send)) -> &str {
 /// A change that must be made as a whole: a panic before this is dropped ends the process.
 #[derive(Debug)]
 pub struct Critical {
-    /// The mark is the thread's.
+    /// Keeps the value on its thread, whose mark it is.
     _not_send: PhantomData<*const ()>,
 }
 
 impl Critical {
-    /// Begins such a change.
+    /// Begins a change that must be completed.
     #[must_use]
     pub fn begin() -> Self {
         CRITICAL.set(CRITICAL.get() + 1);
@@ -281,9 +267,9 @@ mod tests {
     }
 
     #[test]
-    fn a_part_is_counted_at_its_place() {
-        for (place, part) in Part::ALL.into_iter().enumerate() {
-            assert_eq!(part as usize, place);
+    fn a_part_is_counted_at_its_index() {
+        for (index, part) in Part::ALL.into_iter().enumerate() {
+            assert_eq!(part as usize, index);
         }
     }
 

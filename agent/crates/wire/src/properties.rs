@@ -12,13 +12,13 @@ use crate::{
 pub fn control_messages(input: &[u8]) {
     let Some((&count, rest)) = input.split_first() else { return };
     let (lengths, stream) = rest.split_at(rest.len().min(count.into()));
-    let whole = frames(stream, &mut std::iter::repeat(stream.len().max(1)));
+    let at_once = frames(stream, &mut std::iter::repeat(stream.len().max(1)));
     let mut chunks = lengths.iter().cycle().map(|length| usize::from(*length).max(1));
     let mut one_by_one = std::iter::repeat(1);
     let chunked: &mut dyn Iterator<Item = usize> =
         if lengths.is_empty() { &mut one_by_one } else { &mut chunks };
-    assert_eq!(frames(stream, chunked), whole);
-    for frame in &whole.complete {
+    assert_eq!(frames(stream, chunked), at_once);
+    for frame in &at_once.complete {
         message(frame);
         stream_header(frame);
     }
@@ -92,7 +92,7 @@ fn only(encoded: &[u8]) -> Vec<u8> {
 
 /// Takes `input` as the data of a DATAGRAM frame.
 ///
-/// The payload lies inside, and writing what was read, before the same payload, is read alike and written alike.
+/// The payload lies inside. A context that was read is written, before the same payload, as bytes that are read as the same context.
 pub fn payload_context(input: &[u8]) {
     let Some(context) = Context::decode(input) else { return };
     let header = context.encode();

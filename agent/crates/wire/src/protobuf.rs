@@ -44,7 +44,7 @@ pub(crate) struct Join {
     pub possession: Vec<u8>,
 }
 
-/// A message without fields.
+/// A message that has no fields.
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Nothing {}
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-/// How fast a bucket fills, and how much it holds.
+/// The rate at which a bucket fills, and the tokens that it holds.
 #[derive(Clone, Copy, Debug)]
 pub struct Rate {
     /// Nanoseconds in which it gains one token.
@@ -19,7 +19,7 @@ impl Rate {
         Self { each, burst: (burst.as_nanos() as u64).max(each) }
     }
 
-    /// The rate of `pace`.
+    /// The rate and burst that `pace` describes.
     fn of(pace: Pace) -> Self {
         let each = 1_000_000_000 / u64::from(pace.per_second.max(1));
         Self { each, burst: each * u64::from(pace.at_once.max(1)) }
@@ -58,10 +58,10 @@ impl Bucket {
     }
 }
 
-/// How often something may happen.
+/// The rate at which something may happen, and its burst.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Pace {
-    /// Tokens a second.
+    /// The tokens that a bucket gains per second.
     pub per_second: u32,
     /// Tokens at once, after a while without any taken.
     pub at_once: u32,
@@ -80,7 +80,7 @@ impl Pace {
 pub struct Allowance {
     rate: Rate,
     bucket: Bucket,
-    /// What the bucket's nanoseconds count from.
+    /// The origin of the bucket's nanoseconds.
     epoch: Instant,
 }
 
@@ -134,7 +134,7 @@ impl Lines {
     /// Lines a second, and at once: enough to see a hundred lanes open.
     const PACE: Pace = Pace { per_second: 10, at_once: 200 };
 
-    /// None has been written.
+    /// An allowance of which no line has been used.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { allowance: Allowance::new(Self::PACE, now), suppressed: 0 }

@@ -1,4 +1,4 @@
-//! Log lines: a brake for those that repeat, and how a list is a field.
+//! Log lines: a throttle for those that repeat, and how a list becomes a field.
 
 use std::{
     fmt,

@@ -1,4 +1,4 @@
-//! Deadlines of many things, of which few fire.
+//! Deadlines of many things, few of which ever fire.
 //!
 //! A thing that is busy moves its deadline with every packet. So arming is lazy: an entry is only added when the
 //! new deadline is earlier than the armed one, and whoever is woken asks the thing itself whether it is due.
@@ -7,7 +7,7 @@ use std::{cmp::Reverse, collections::BinaryHeap, hash::Hash, time::Instant};
 
 use crate::hash::{Issued, IssuedMap};
 
-/// Deadlines by key, earliest first.
+/// A queue of deadlines by key, earliest first.
 #[derive(Debug)]
 pub struct Timers<K> {
     heap: BinaryHeap<Reverse<(Instant, K)>>,

@@ -14,8 +14,8 @@ use ipnet::IpNet;
 use net::{ReceiveBatch, SendOutcome, Token, TunQueue};
 use wire::{
     ids::PeerId,
-    meter::Meter,
     rate::{Allowance, Pace},
+    sampler::Sampler,
 };
 
 use crate::{
@@ -28,19 +28,15 @@ use crate::{
 /// (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
 const ANSWERS: Pace = Pace { per_second: 200, at_once: 100 };
 
-/// Why an IP packet of the device went to no peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum TunDrop {
-    /// No peer has its destination among its `allowed_ips`.
-    NoRoute,
-    /// Its headers cannot be read.
-    Malformed,
-}
-
-impl TunDrop {
-    /// The values of the metric label `reason`, by discriminant.
-    pub const LABELS: [&'static str; 2] = ["no_route", "malformed"];
+wire::labelled! {
+    /// Why an IP packet of the device went to no peer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum TunDrop {
+        /// No peer has its destination among its `allowed_ips`.
+        NoRoute => "no_route",
+        /// Its headers cannot be read.
+        Malformed => "malformed",
+    }
 }
 
 /// What a packet of the device is answered with.
@@ -70,7 +66,7 @@ pub struct TunTotals {
     /// Packets read, super-packets cut.
     pub received: u64,
     /// Of those, packets that went to no peer.
-    pub dropped: [u64; TunDrop::LABELS.len()],
+    pub dropped: [u64; TunDrop::COUNT],
     /// Packets written, super-packets cut.
     pub delivered: u64,
     /// ICMP messages written in answer, by kind.
@@ -98,7 +94,7 @@ pub struct TunSide {
     /// Counts.
     pub totals: TunTotals,
     /// Packets and bytes read, packets and bytes written.
-    pub meter: Meter<4>,
+    pub meter: Sampler<4>,
     /// Where fragments are made.
     pub fragment: Vec<u8>,
     /// Where packets are made that are to be cut into fragments.
@@ -122,7 +118,7 @@ impl TunSide {
             headers: Vec::new(),
             most_mtu,
             totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
-            meter: Meter::new(now),
+            meter: Sampler::new(now),
             fragment: Vec::new(),
             whole: Vec::new(),
             merger: Merger::default(),
@@ -151,7 +147,7 @@ impl TunSide {
     /// Lists `packet`, whose owner is its peer's number, for writing if it continues the flow of the packet before.
     #[inline]
     pub fn push_alike(&mut self, batch: &ReceiveBatch, packet: &Packet) -> bool {
-        self.merger.push_alike(&mut self.list, batch, packet)
+        self.merger.try_join(&mut self.list, batch, packet)
     }
 
     /// Lists `packet`, whose owner is its peer's number, for writing.

@@ -30,7 +30,7 @@ use slab::Slab;
 use wire::{
     hash::{Issued, IssuedMap},
     ids::{PeerId, SessionId, SessionRef},
-    meter::Meter,
+    sampler::Sampler,
 };
 
 use self::paths::{Paths, Turn};
@@ -44,7 +44,7 @@ pub mod pool;
 
 pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
-pub use outbox::{Expiry, PushError, STRANGERS, UnderlayId, Underlays};
+pub use outbox::{Expiry, PushError, STRANGERS, UnderlayId, Underlays, Waiting};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
 
@@ -132,7 +132,7 @@ pub struct LaneSlot {
     /// When its owner was last told that it is to be replaced, because its limits are near.
     worn_since: Option<Instant>,
     /// Packets and bytes sent, packets and bytes received, packets lost.
-    pub meter: Meter<5>,
+    pub meter: Sampler<5>,
     touched: bool,
     /// The largest packet that its own search last told; `None` before it began.
     path_packet: Option<usize>,
@@ -166,7 +166,7 @@ impl LaneSlot {
             challenged: (None, None),
             exhausted: false,
             worn_since: None,
-            meter: Meter::new(opened),
+            meter: Sampler::new(opened),
             touched: false,
             path_packet: None,
         }
@@ -263,7 +263,7 @@ impl LaneSlot {
     #[inline]
     pub fn note_worn(&mut self, now: Instant) -> bool {
         let told = |since| now.saturating_duration_since(since) < VALIDATION_TIMEOUT;
-        if !self.is_up() || !self.core.is_worn() || self.worn_since.is_some_and(told) {
+        if !self.is_up() || !self.core.is_near_key_limit() || self.worn_since.is_some_and(told) {
             return false;
         }
         self.worn_since = Some(now);

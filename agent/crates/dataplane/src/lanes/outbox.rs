@@ -54,6 +54,15 @@ const MOST_SPARE: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnderlayId(pub u32);
 
+/// Datagrams that wait in an outbox.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    /// Their number.
+    pub datagrams: usize,
+    /// Their bytes.
+    pub bytes: usize,
+}
+
 /// Why a payload was not put into a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
@@ -487,11 +496,14 @@ impl Underlays {
         (self.held + self.spare.len()) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
     }
 
-    /// What waits in a socket's outbox for the kernel: datagrams, their bytes.
+    /// What waits in a socket's outbox for the kernel.
     #[must_use]
-    pub fn waiting(&self, id: UnderlayId) -> (usize, usize) {
+    pub fn waiting(&self, id: UnderlayId) -> Waiting {
         let outbox = self.get(id).and_then(|underlay| underlay.outbox.as_ref());
-        outbox.map_or((0, 0), |batch| (batch.datagrams(), batch.bytes()))
+        outbox.map_or_else(Waiting::default, |batch| Waiting {
+            datagrams: batch.datagrams(),
+            bytes: batch.bytes(),
+        })
     }
 
     /// Whether the kernel has no room for what the socket is to send.

@@ -227,7 +227,7 @@ fn only_the_payloads_expire_whose_peer_cannot_wait() {
     let limit = |peer| Duration::from_millis(if peer == PeerId(3) { 20 } else { 100 });
     let expiry = underlays.expire(UnderlayId(0), clock.now(), limit);
     assert!(!expiry.emptied && expiry.next.is_some());
-    assert_eq!(underlays.waiting(UnderlayId(0)), (1, 1_200));
+    assert_eq!(underlays.waiting(UnderlayId(0)), Waiting { datagrams: 1, bytes: 1_200 });
 }
 
 #[test]

@@ -6,172 +6,83 @@ use net::{SendFailure, SendOutcome};
 use serde::{Deserialize, Serialize};
 use wire::ids::PeerId;
 
-/// Which way a datagram travels, seen from this agent.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Direction {
-    /// From a local socket to the peer.
-    Uplink,
-    /// From the peer to a local socket.
-    Downlink,
-}
-
-impl Direction {
-    /// Both, uplink first.
-    pub const ALL: [Self; 2] = [Self::Uplink, Self::Downlink];
-
-    /// The value of the metric label `direction`.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Uplink => "uplink",
-            Self::Downlink => "downlink",
-        }
+wire::labelled! {
+    /// Which way a datagram travels, seen from this agent.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Direction {
+        /// From a local socket to the peer.
+        Uplink => "uplink",
+        /// From the peer to a local socket.
+        Downlink => "downlink",
     }
 }
 
-/// Why a datagram was dropped. Every drop in the agent has one of these and is counted under it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-#[repr(usize)]
-pub enum DropReason {
-    /// The relay's queue was full and the policy keeps what came first.
-    QueueFull,
-    /// The relay's queue was full and the policy keeps what came last.
-    QueueEvicted,
-    /// The queues of all peers together held as many bytes as they may.
-    QueueMemory,
-    /// The flow held its whole share of the queue.
-    FlowQuota,
-    /// It waited longer than the queue's time limit.
-    Expired,
-    /// It does not fit into one packet to this peer.
-    TooLarge,
-    /// The ceiling on flows is reached.
-    FlowLimit,
-    /// The peer opens flows faster than it may.
-    FlowRate,
-    /// The peer, or this agent, offers no service of that name or number.
-    UnknownService,
-    /// The peer may not use this service.
-    NotAllowed,
-    /// The far end refused the flow.
-    FlowRefused,
-    /// It belongs to a flow that this end does not know.
-    UnknownFlow,
-    /// Its payload context is not one that this version knows.
-    UnknownContext,
-    /// Its payload header cannot be read, or its pieces contradict each other.
-    Malformed,
-    /// No socket to the service could be opened.
-    SocketOpen,
-    /// The socket's send buffer was full.
-    SendBlocked,
-    /// Nobody listens at the far end of the socket.
-    SendRefused,
-    /// The kernel found it too large for the interface or the path.
-    SendTooLarge,
-    /// No route to the destination.
-    SendUnreachable,
-    /// The kernel had no memory for it.
-    SendNoBuffers,
-    /// A firewall on this host refused it.
-    SendForbidden,
-    /// The kernel refused it for another reason.
-    SendOther,
-    /// The lane ended, or its keys were used up, before the packet was sealed.
-    LaneClosed,
-    /// The agent stopped, or the flow was closed, while it waited.
-    Shutdown,
-    /// It was at another worker than its flow or its lane, and the hand-over between them was full.
-    HandOverFull,
-    /// The peer was removed.
-    PeerRemoved,
-    /// An IP packet came from a peer whose `allowed_ips` do not hold its source address.
-    Spoofed,
-    /// This agent, or the peer, has no TUN device for an IP packet.
-    NoTun,
-    /// A router marked the outer packet as having met congestion, and the packet inside cannot say so (RFC 6040 §4.2).
-    NotEcnCapable,
-    /// It travelled in pieces, and not all of them came in time, or before others needed the room, or before its flow ended.
-    Incomplete,
-    /// A frame of a peer without lanes (standard mode) came while more of them waited than are held for one turn.
-    PlainOverflow,
-}
-
-impl DropReason {
-    /// How many there are.
-    pub const COUNT: usize = Self::ALL.len();
-
-    /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 31] = [
-        Self::QueueFull,
-        Self::QueueEvicted,
-        Self::QueueMemory,
-        Self::FlowQuota,
-        Self::Expired,
-        Self::TooLarge,
-        Self::FlowLimit,
-        Self::FlowRate,
-        Self::UnknownService,
-        Self::NotAllowed,
-        Self::FlowRefused,
-        Self::UnknownFlow,
-        Self::UnknownContext,
-        Self::Malformed,
-        Self::SocketOpen,
-        Self::SendBlocked,
-        Self::SendRefused,
-        Self::SendTooLarge,
-        Self::SendUnreachable,
-        Self::SendNoBuffers,
-        Self::SendForbidden,
-        Self::SendOther,
-        Self::LaneClosed,
-        Self::Shutdown,
-        Self::HandOverFull,
-        Self::PeerRemoved,
-        Self::Spoofed,
-        Self::NoTun,
-        Self::NotEcnCapable,
-        Self::Incomplete,
-        Self::PlainOverflow,
-    ];
-
-    /// The value of the metric label `reason`.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::QueueFull => "queue_full",
-            Self::QueueEvicted => "queue_evicted",
-            Self::QueueMemory => "queue_memory",
-            Self::FlowQuota => "flow_quota",
-            Self::Expired => "expired",
-            Self::TooLarge => "too_large",
-            Self::FlowLimit => "flow_limit",
-            Self::FlowRate => "flow_rate",
-            Self::UnknownService => "unknown_service",
-            Self::NotAllowed => "not_allowed",
-            Self::FlowRefused => "flow_refused",
-            Self::UnknownFlow => "unknown_flow",
-            Self::UnknownContext => "unknown_context",
-            Self::Malformed => "malformed",
-            Self::SocketOpen => "socket_open",
-            Self::SendBlocked => "send_blocked",
-            Self::SendRefused => "send_refused",
-            Self::SendTooLarge => "send_too_large",
-            Self::SendUnreachable => "send_unreachable",
-            Self::SendNoBuffers => "send_no_buffers",
-            Self::SendForbidden => "send_forbidden",
-            Self::SendOther => "send_other",
-            Self::LaneClosed => "lane_closed",
-            Self::Shutdown => "shutdown",
-            Self::HandOverFull => "hand_over_full",
-            Self::PeerRemoved => "peer_removed",
-            Self::Spoofed => "spoofed",
-            Self::NoTun => "no_tun",
-            Self::NotEcnCapable => "not_ecn_capable",
-            Self::Incomplete => "incomplete",
-            Self::PlainOverflow => "plain_overflow",
-        }
+wire::labelled! {
+    /// Why a datagram was dropped. Every drop in the agent has one of these and is counted under it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum DropReason {
+        /// The relay's queue was full and the policy keeps what came first.
+        QueueFull => "queue_full",
+        /// The relay's queue was full and the policy keeps what came last.
+        QueueEvicted => "queue_evicted",
+        /// The queues of all peers together held as many bytes as they may.
+        QueueMemory => "queue_memory",
+        /// The flow held its whole share of the queue.
+        FlowQuota => "flow_quota",
+        /// It waited longer than the queue's time limit.
+        Expired => "expired",
+        /// It does not fit into one packet to this peer.
+        TooLarge => "too_large",
+        /// The ceiling on flows is reached.
+        FlowLimit => "flow_limit",
+        /// The peer opens flows faster than it may.
+        FlowRate => "flow_rate",
+        /// The peer, or this agent, offers no service of that name or number.
+        UnknownService => "unknown_service",
+        /// The peer may not use this service.
+        NotAllowed => "not_allowed",
+        /// The far end refused the flow.
+        FlowRefused => "flow_refused",
+        /// It belongs to a flow that this end does not know.
+        UnknownFlow => "unknown_flow",
+        /// Its payload context is not one that this version knows.
+        UnknownContext => "unknown_context",
+        /// Its payload header cannot be read, or its pieces contradict each other.
+        Malformed => "malformed",
+        /// No socket to the service could be opened.
+        SocketOpen => "socket_open",
+        /// The socket's send buffer was full.
+        SendBlocked => "send_blocked",
+        /// Nobody listens at the far end of the socket.
+        SendRefused => "send_refused",
+        /// The kernel found it too large for the interface or the path.
+        SendTooLarge => "send_too_large",
+        /// No route to the destination.
+        SendUnreachable => "send_unreachable",
+        /// The kernel had no memory for it.
+        SendNoBuffers => "send_no_buffers",
+        /// A firewall on this host refused it.
+        SendForbidden => "send_forbidden",
+        /// The kernel refused it for another reason.
+        SendOther => "send_other",
+        /// The lane ended, or its keys were used up, before the packet was sealed.
+        LaneClosed => "lane_closed",
+        /// The agent stopped, or the flow was closed, while it waited.
+        Shutdown => "shutdown",
+        /// It was at another worker than its flow or its lane, and the hand-over between them was full.
+        HandOverFull => "hand_over_full",
+        /// The peer was removed.
+        PeerRemoved => "peer_removed",
+        /// An IP packet came from a peer whose `allowed_ips` do not hold its source address.
+        Spoofed => "spoofed",
+        /// This agent, or the peer, has no TUN device for an IP packet.
+        NoTun => "no_tun",
+        /// A router marked the outer packet as having met congestion, and the packet inside cannot say so (RFC 6040 §4.2).
+        NotEcnCapable => "not_ecn_capable",
+        /// It travelled in pieces, and not all of them came in time, or before others needed the room, or before its flow ended.
+        Incomplete => "incomplete",
+        /// A frame of a peer without lanes (standard mode) came while more of them waited than are held for one turn.
+        PlainOverflow => "plain_overflow",
     }
 }
 

@@ -69,6 +69,15 @@ impl RemoteService {
     }
 }
 
+/// Flows refused at a ceiling.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct FlowsRefused {
+    /// At the ceiling on the flows of all peers.
+    pub in_total: u64,
+    /// At the ceiling on the flows of this peer.
+    pub of_peer: u64,
+}
+
 /// Counts of one relay besides its accounts; monotonic.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayStats {
@@ -86,8 +95,8 @@ pub struct RelayStats {
     pub flows_removed: u64,
     /// Flows ended because the configuration has changed: the port or the service is no more, or leads elsewhere.
     pub flows_reconfigured: u64,
-    /// Flows refused at the ceiling on all flows, and at that on flows of this peer; of clients here, buffers that opened none.
-    pub flows_refused: [u64; 2],
+    /// Flows refused, or for clients here the buffers that opened none, by ceiling.
+    pub flows_refused: FlowsRefused,
     /// Flows of the peer refused because no socket to the service could be opened.
     pub sockets_refused: u64,
     /// Openings of flows that came faster than the peer may open them.
@@ -280,16 +289,20 @@ impl DatagramRelay {
         self.services.get(ingress.0 as usize).and_then(|(_, known)| *known)
     }
 
-    /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached; whoever asks refuses a flow then,
-    /// which is counted.
+    /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached. The caller refuses a flow if it is, so
+    /// this counts the refusal.
     pub fn is_full(&mut self, in_total: usize) -> bool {
         let registry = self.flows.registry();
-        let full = [registry.is_full(in_total), registry.count() >= self.max_flows];
-        let reached = full.iter().position(|full| *full);
-        if let Some(ceiling) = reached {
-            self.stats.flows_refused[ceiling] += 1;
-        }
-        reached.is_some()
+        let refused = &mut self.stats.flows_refused;
+        let count = if registry.is_full(in_total) {
+            &mut refused.in_total
+        } else if registry.count() >= self.max_flows {
+            &mut refused.of_peer
+        } else {
+            return false;
+        };
+        *count += 1;
+        true
     }
 
     /// Datagrams that wait in the agent, in one direction. The downlink has no queue: what is received is

@@ -6,6 +6,7 @@ use std::{
 };
 
 use config::{Config, Knock};
+use serde::{Deserialize, Serialize};
 use wire::{
     clock::Clock,
     messages::{CloseReason, MAX_LANES},
@@ -30,17 +31,35 @@ const CHUNK_BYTES: usize = 1 << 20;
 /// How long after its end a worker may take to hand over the last of it: an idle one looks once a second.
 const GRACE: Duration = Duration::from_secs(2);
 
-/// What an operator wants to look at.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A capture that an operator asks for. On the control socket it is the JSON of `qlog-start`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Order {
     /// The peer's name.
     pub peer: String,
-    /// What of it.
+    /// The lane, or the control connections if the JSON has no lane.
+    #[serde(rename = "lane", default, skip_serializing_if = "Subject::is_control")]
     pub subject: Subject,
-    /// For how long.
+    /// How long it runs; whole seconds in the JSON.
+    #[serde(rename = "seconds", with = "whole_seconds")]
     pub time: Duration,
-    /// End the control connection that there is, so that another begins; means nothing for a lane.
+    /// Whether the present control connection is closed, so that another begins; without effect on a lane.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reconnect: bool,
+}
+
+mod whole_seconds {
+    use std::time::Duration;
+
+    use serde::{Deserialize, Deserializer, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_u64(time.as_secs())
+    }
+
+    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
+        u64::deserialize(deserializer).map(Duration::from_secs)
+    }
 }
 
 /// Why there is no capture.
@@ -94,16 +113,16 @@ impl Refusal {
     }
 }
 
-/// Some of what a capture has.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+/// The next part of a capture's file.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
-    /// More of the file.
+    /// Whole records of the file.
     pub text: String,
-    /// That was all.
+    /// Whether the capture has ended and this is the last part.
     pub done: bool,
-    /// There is more at once.
+    /// Whether the next part is ready now.
     pub more: bool,
-    /// Events that found no room so far.
+    /// Events missing so far, because they came faster than they were taken.
     pub lost: u64,
     /// Lanes or connections that were recorded so far.
     pub begun: u32,

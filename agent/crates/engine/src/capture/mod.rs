@@ -24,6 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use serde::{Deserialize, Serialize};
 use wire::ids::PeerId;
 
 mod captures;
@@ -42,13 +43,36 @@ pub const PATIENCE: Duration = Duration::from_secs(10);
 /// The longest capture. Its memory is bounded in any case; the times in the file lose their microseconds above that.
 pub const MOST_TIME: Duration = Duration::from_secs(600);
 
-/// What is looked at.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The subject of a capture; in JSON the index of a lane, or nothing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Option<u8>", into = "Option<u8>")]
 pub enum Subject {
     /// The lane with this index, each time that it is opened.
     Lane(u8),
     /// Control connections, from the first packet of each that begins from now on.
+    #[default]
     Control,
+}
+
+impl Subject {
+    fn is_control(&self) -> bool {
+        *self == Self::Control
+    }
+}
+
+impl From<Option<u8>> for Subject {
+    fn from(lane: Option<u8>) -> Self {
+        lane.map_or(Self::Control, Self::Lane)
+    }
+}
+
+impl From<Subject> for Option<u8> {
+    fn from(subject: Subject) -> Self {
+        match subject {
+            Subject::Lane(lane) => Some(lane),
+            Subject::Control => None,
+        }
+    }
 }
 
 /// One capture, as workers and the control thread share it.

@@ -27,29 +27,18 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// For how long a peer's wish for stream connections holds.
 const WISH_LASTS: Duration = Duration::from_secs(5);
 
-/// How far a stream connection has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Stage {
-    /// Dialled: the handshake is under way.
-    Handshake,
-    /// Dialled: the join is not answered.
-    Joining,
-    /// It carries forwards.
-    Up,
-    /// Dialled: the far end was asked to close it, because it is idle.
-    Releasing,
-}
-
-impl Stage {
-    /// What an operator reads.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::Handshake => "handshake",
-            Self::Joining => "joining",
-            Self::Up => "up",
-            Self::Releasing => "releasing",
-        }
+wire::labelled! {
+    /// How far a stream connection has come.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Stage {
+        /// Dialled: the handshake is under way.
+        Handshake => "handshake",
+        /// Dialled: the join is not answered.
+        Joining => "joining",
+        /// It carries forwards.
+        Up => "up",
+        /// Dialled: the far end was asked to close it, because it is idle.
+        Releasing => "releasing",
     }
 }
 

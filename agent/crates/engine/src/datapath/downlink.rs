@@ -294,7 +294,7 @@ impl Downlink<'_> {
                     });
                 return;
             }
-            Verdict::Stranger => {
+            Verdict::Unauthenticated => {
                 if let Some(port) = port {
                     self.strangers.push(port, meta, datagram);
                 }

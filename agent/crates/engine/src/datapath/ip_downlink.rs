@@ -51,7 +51,7 @@ impl Downlink<'_> {
             return;
         };
         // A checksum that cannot be completed would be delivered wrong.
-        if partial && view.checksum_place().is_none() {
+        if partial && view.checksum().is_none() {
             state.relay.downlink.drop(DropReason::Malformed, 1);
             return;
         }

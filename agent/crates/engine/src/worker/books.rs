@@ -20,6 +20,7 @@ use wire::{
     ids::{LaneRef, PeerId},
     messages::MessageError,
     panics::lock,
+    sampler::Sampler,
 };
 
 use crate::{

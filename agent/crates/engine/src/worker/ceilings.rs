@@ -74,8 +74,8 @@ pub(crate) type Refused = [u64; 5];
 pub(super) fn refused(relay: &DatagramRelay) -> Refused {
     let stats = &relay.stats;
     [
-        stats.flows_refused[0],
-        stats.flows_refused[1],
+        stats.flows_refused.in_total,
+        stats.flows_refused.of_peer,
         relay.uplink.dropped[DropReason::QueueMemory as usize],
         stats.sockets_refused,
         stats.openings_refused,

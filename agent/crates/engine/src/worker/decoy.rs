@@ -22,7 +22,7 @@ use std::{
 };
 
 use config::Config;
-use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Stranger};
+use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Sender};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 use wire::throttle::Throttle;
 
@@ -116,7 +116,7 @@ impl Decoys {
     /// Adds a stranger's datagram to what its socket is to send.
     fn forward(
         &mut self,
-        stranger: Stranger,
+        stranger: Sender,
         ecn: u8,
         datagram: &[u8],
         doors: &mut Doors,
@@ -351,7 +351,7 @@ impl Decoy {
             for range in meta.segments() {
                 let answer = &data.batch.buffer(slot)[range];
                 stats.from_decoy.count(answer.len());
-                let Stranger { source, port, local } = match decoys.flows.answer(id, answer) {
+                let Sender { source, port, local } = match decoys.flows.answer(id, answer) {
                     Ok(stranger) => stranger,
                     Err(reason) => {
                         stats.drop(reason, 1);
@@ -363,7 +363,7 @@ impl Decoy {
                     sockets.underlays.answer(&mut host.lanes, *underlay, &path, answer, now)
                 });
                 if !sent {
-                    stats.drop(DecoyDrop::ToStranger, 1);
+                    stats.drop(DecoyDrop::ToSender, 1);
                 }
             }
         }

@@ -328,7 +328,7 @@ const MOST_PHRASE: usize = 100;
 fn in_words(reason: &ConnectionError) -> String {
     match reason {
         ConnectionError::ApplicationClosed(close) => match CloseReason::from_code(close.error_code) {
-            Some(known) => format!("closed by the peer: {}", known.words()),
+            Some(known) => format!("closed by the peer: {}", known.label()),
             None => format!("closed by the peer with code {}", close.error_code),
         },
         ConnectionError::TimedOut => "no answer".to_owned(),

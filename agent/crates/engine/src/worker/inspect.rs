@@ -124,7 +124,7 @@ impl Worker {
             }
             let LaneStats { sealed_packets, sealed_bytes, opened_packets, opened_bytes, .. } = *stats;
             let counts = [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.lost_packets];
-            slot.meter.look(counts, now);
+            slot.meter.sample(counts, now);
         }
         for (peer, lanes) in self.cx.peers.iter_mut().zip(&sums) {
             let (relay, stats) = (&peer.relay, &peer.relay.stats);
@@ -132,12 +132,12 @@ impl Worker {
             let downlink = [relay.downlink.delivered, stats.downlink_bytes];
             let [[up, up_bytes], [down, down_bytes]] = [uplink, downlink];
             let counts = [up, up_bytes, down, down_bytes, lanes.sealed_packets, lanes.lost_packets];
-            peer.meter.look(counts, now);
+            peer.meter.sample(counts, now);
         }
         if let Some(Tun { side: tun, .. }) = &mut self.tunnel.device {
             let stats = tun.queue.stats();
             let (read, written) = (tun.totals.received, tun.totals.delivered);
-            tun.meter.look([read, stats.read_bytes, written, stats.write_bytes], now);
+            tun.meter.sample([read, stats.read_bytes, written, stats.write_bytes], now);
         }
     }
 

@@ -4,7 +4,7 @@ use std::{io, path::Path};
 
 use config::{Config, Knock};
 use gate::{
-    journal::{self, Beside, BootId, JournalError, MemoryJournal, Opened, Record},
+    replay_log::{self, Beside, BootId, MemoryReplayLog, Opened, Record, ReplayLogError},
     table::SingleUse,
 };
 use net::{folder, process};
@@ -37,11 +37,11 @@ pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Singl
                 tracing::warn!(
                     "used knocks are not kept over a restart, after which none of before is trusted: {error}"
                 );
-                journal::forget(&config.state_dir);
+                replay_log::forget(&config.state_dir);
             }
         }
     }
-    let table = |_| SingleUse::new(Box::<MemoryJournal>::default(), workers, now, before(unix_seconds));
+    let table = |_| SingleUse::new(Box::<MemoryReplayLog>::default(), workers, now, before(unix_seconds));
     (0..workers).map(table).collect()
 }
 
@@ -64,8 +64,8 @@ struct Kept {
     records: Vec<Record>,
 }
 
-fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<AllKept, JournalError> {
-    let denied = |error: io::Error| JournalError::Failed { path: directory.to_owned(), error };
+fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<AllKept, ReplayLogError> {
+    let denied = |error: io::Error| ReplayLogError::Failed { path: directory.to_owned(), error };
     match folder::make(directory) {
         Ok(true) => tracing::info!(state_dir = %directory.display(), "made the state directory"),
         Ok(false) => {}
@@ -74,7 +74,7 @@ fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<AllKept, Jou
     }
     let boot = process::boot_id().ok().and_then(|content| BootId::parse(&content));
     let boot = boot.ok_or(io::ErrorKind::InvalidData).map_err(io::Error::from).map_err(denied)?;
-    let Opened { workers, blind_until, trusted } = journal::open(directory, workers, boot, unix_seconds)?;
+    let Opened { workers, blind_until, trusted } = replay_log::open(directory, workers, boot, unix_seconds)?;
     let kept = |(journal, records)| Ok(Kept { journal: Beside::new(journal)?, records });
     let workers = workers.into_iter().map(kept).collect::<io::Result<_>>().map_err(denied)?;
     Ok(AllKept { workers, blind_until, trusted })

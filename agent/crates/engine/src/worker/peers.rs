@@ -17,7 +17,7 @@ use dataplane::{
 use wire::{
     ids::{PeerId, WorkerId},
     messages::CloseReason,
-    meter::Meter,
+    sampler::Sampler,
     throttle::Throttle,
 };
 
@@ -77,7 +77,7 @@ impl PeerMaker<'_> {
             route_asked: None,
             dialled: None,
             failure: None,
-            meter: Meter::new(now),
+            meter: Sampler::new(now),
             attempts_log: Throttle::new(LOG_INTERVAL),
             connections_log: Throttle::new(LOG_INTERVAL),
             brakes: crate::peer::Brakes::new(LOG_INTERVAL),
@@ -107,7 +107,7 @@ impl Worker {
         if dials {
             match peer.origin {
                 Origin::Config | Origin::State => {
-                    tracing::info!(peer = &*peer.name, origin = peer.origin.words(), "peer removed");
+                    tracing::info!(peer = &*peer.name, origin = peer.origin.label(), "peer removed");
                 }
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
             }

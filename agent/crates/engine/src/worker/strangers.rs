@@ -42,7 +42,7 @@ impl Strangers {
 
     /// Takes one datagram that came to listening port `port` and is a stranger's; `meta` may be that of its whole buffer.
     pub fn push(&mut self, port: usize, meta: Meta, datagram: &[u8]) {
-        self.stats.from_strangers.count(datagram.len());
+        self.stats.from_senders.count(datagram.len());
         if !self.has_decoy {
             self.stats.drop(DecoyDrop::NoDecoy, 1);
             return;
@@ -62,7 +62,7 @@ impl Strangers {
         match settled.dropped {
             None => {}
             Some(DropReason::SendTooLarge) => self.stats.drop(DecoyDrop::TooLarge, settled.payloads),
-            Some(_) => self.stats.drop(DecoyDrop::ToStranger, settled.payloads),
+            Some(_) => self.stats.drop(DecoyDrop::ToSender, settled.payloads),
         }
     }
 
@@ -118,10 +118,7 @@ mod tests {
                 strangers.waiting.iter().filter(|(_, meta, data)| meta.len == data.len()).count(),
                 kept
             );
-            assert_eq!(
-                (stats.from_strangers.datagrams, stats.from_strangers.bytes),
-                (5_000, 5_000 * len as u64)
-            );
+            assert_eq!((stats.from_senders.datagrams, stats.from_senders.bytes), (5_000, 5_000 * len as u64));
             assert_eq!(stats.dropped[DecoyDrop::Overload as usize], 5_000 - kept as u64);
             // The buffers keep what they have grown to.
             let capacity = strangers.waiting.bytes.capacity();
@@ -141,7 +138,7 @@ mod tests {
         }
         let mut expected = DecoyStats::default();
         expected.drop(DecoyDrop::TooLarge, 2);
-        expected.drop(DecoyDrop::ToStranger, 3);
+        expected.drop(DecoyDrop::ToSender, 3);
         assert_eq!(strangers.stats, expected);
     }
 }

@@ -1,4 +1,4 @@
-//! What else the identity key is good for: X25519 key agreement, signatures, and secrets derived from it.
+//! Further uses of the identity key: X25519 key agreement, signatures, and secrets derived from it.
 //!
 //! The X25519 key is the Ed25519 key in Montgomery form, so that whoever has the 32 bytes of a public key or a share
 //! link can seal a knock to it without another key to hand out. The sign of the Ed25519 key is lost on the way: two
@@ -34,7 +34,7 @@ impl AgreementKey {
         Self { secret, public, sign: false }
     }
 
-    /// What [`PublicKey::from_agreement`] needs beside the public half: the bit of the Ed25519 key that X25519 has not.
+    /// The bit of the Ed25519 key that X25519 lacks; [`PublicKey::from_agreement`] needs it beside the public half.
     #[must_use]
     pub fn sign(&self) -> bool {
         self.sign
@@ -44,7 +44,7 @@ impl AgreementKey {
         &self.secret
     }
 
-    /// What the other end computes with.
+    /// The public half, with which the other end computes.
     #[must_use]
     pub fn public(&self) -> &[u8; 32] {
         &self.public

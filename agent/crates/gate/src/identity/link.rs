@@ -1,4 +1,4 @@
-//! Where an agent is, and the link that names it whole.
+//! The endpoint of an agent, and the share link that holds all that a dialler needs.
 
 use std::{fmt, net::Ipv6Addr, str::FromStr};
 
@@ -9,7 +9,7 @@ use crate::identity::{PublicKey, PublicKeyError};
 pub struct Endpoint {
     /// A DNS name, an IPv4 address, or an IPv6 address without brackets.
     pub host: String,
-    /// The UDP port, never 0.
+    /// The UDP port of the agent, never 0.
     pub port: u16,
 }
 
@@ -26,21 +26,21 @@ impl fmt::Display for Endpoint {
 /// Why a text is not an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum EndpointError {
-    /// Nothing after the host.
+    /// No colon and port follow the host.
     #[error("the port is missing: write host:port")]
     NoPort,
     /// Not a number from 1 to 65535.
     #[error("the port {0:?} is not a number from 1 to 65535")]
     Port(String),
-    /// Nothing before the port.
+    /// No host stands before the port.
     #[error("the host is missing: write host:port")]
     NoHost,
     /// A character that no host name has.
     #[error("the host {host:?} has the character {character:?}, which no host name has")]
     HostCharacter {
-        /// The host as written.
+        /// The host as it was written.
         host: String,
-        /// What does not belong there.
+        /// The first character that no host name has.
         character: char,
     },
     /// Longer than DNS allows, or with an empty or too long label.
@@ -49,7 +49,7 @@ pub enum EndpointError {
     /// Brackets without an IPv6 address, or not closed.
     #[error("{0:?} is not an IPv6 address in brackets")]
     Brackets(String),
-    /// An IPv6 address without brackets.
+    /// An IPv6 address stands without its brackets.
     #[error("an IPv6 address stands in brackets: [{0}]:port")]
     NoBrackets(String),
 }
@@ -101,9 +101,9 @@ fn check_host(host: &str) -> Result<(), EndpointError> {
 /// All that a dialler needs: `culvert://host:port/<public key>`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ShareLink {
-    /// Where to dial.
+    /// The address at which the agent is dialled.
     pub endpoint: Endpoint,
-    /// Whom to expect there.
+    /// The public key that the agent has.
     pub key: PublicKey,
 }
 
@@ -115,19 +115,19 @@ impl fmt::Display for ShareLink {
     }
 }
 
-/// Which part of a share link is wrong.
+/// The part of a share link that is wrong.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ShareLinkError {
-    /// Another scheme, or none.
+    /// The text begins with another scheme, or with none.
     #[error("the scheme: a link begins with culvert://")]
     Scheme,
     /// The part between the scheme and the slash.
     #[error("the address: {0}")]
     Endpoint(EndpointError),
-    /// No slash after the address.
+    /// No slash and key follow the address.
     #[error("the public key is missing: write culvert://host:port/<public key>")]
     NoKey,
-    /// The part after the slash.
+    /// The part after the slash is no public key.
     #[error("the public key: {0}")]
     Key(PublicKeyError),
 }

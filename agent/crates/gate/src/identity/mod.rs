@@ -53,15 +53,15 @@ impl fmt::Debug for PublicKey {
 /// Why a text is not a public key.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PublicKeyError {
-    /// Too long or too short.
+    /// The text has another length than 43 characters.
     #[error("a public key has 43 characters, this has {0}")]
     Length(usize),
-    /// A character outside base64url.
+    /// A character of the text is not base64url.
     #[error("character {position} is {character:?}; a public key has only A-Z, a-z, 0-9, '-' and '_'")]
     Character {
-        /// Which character, counted from 1.
+        /// The position of the character, counted from 1.
         position: usize,
-        /// What stands there.
+        /// The character that stands at that position.
         character: char,
     },
     /// The last character carries bits that no 32-byte key has, so it was mistyped.
@@ -105,51 +105,51 @@ impl fmt::Debug for Identity {
 /// Why an identity could not be loaded or written; [`IdentityError::remedy`] says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// Nothing at that path.
+    /// No file exists at that path.
     #[error("{} does not exist", .0.display())]
     Missing(PathBuf),
     /// The kernel refused to read it.
     #[error("{} cannot be read: {cause}", path.display())]
     Read {
-        /// The file.
+        /// The path of the file that cannot be read.
         path: PathBuf,
-        /// Why, in the kernel's words.
+        /// The error of the kernel that says why.
         cause: io::Error,
     },
     /// Everybody on the machine can read, change or replace the private key.
     #[error("{} is accessible to every user (mode {mode:04o})", path.display())]
     Exposed {
-        /// The file.
+        /// The path of the file that is exposed.
         path: PathBuf,
-        /// Its permission bits.
+        /// The permission bits of the file.
         mode: u32,
     },
-    /// What it holds is not an identity.
+    /// The file's content is not an identity.
     #[error("{} {cause}", path.display())]
     Key {
-        /// The file.
+        /// The path of the file that holds no identity.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The defect of the file's content.
         cause: KeyError,
     },
-    /// `write_new` never overwrites.
+    /// A file exists already, and it is never overwritten.
     #[error("{} exists, and an identity is never overwritten", .0.display())]
     Exists(PathBuf),
     /// The kernel refused to write it.
     #[error("{} cannot be written: {cause}", path.display())]
     Write {
-        /// The file.
+        /// The path of the file that cannot be written.
         path: PathBuf,
-        /// Why, in the kernel's words.
+        /// The error of the kernel that says why.
         cause: io::Error,
     },
-    /// The system's random generator failed.
+    /// The random number generator of the system failed.
     #[error("the system gives no random numbers")]
     Random,
 }
 
 impl IdentityError {
-    /// What the operator can do.
+    /// The steps that an operator can take.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
@@ -173,10 +173,10 @@ pub enum KeyError {
     /// A public key or a certificate where the private key belongs.
     #[error("holds no private key, only a public key or certificate")]
     NotPrivate,
-    /// More than one key.
+    /// The file holds more than one key.
     #[error("holds more than one private key")]
     Several,
-    /// RSA, ECDSA, X25519 …
+    /// The key is of another type, such as RSA, ECDSA or X25519.
     #[error("holds a private key of another type than Ed25519")]
     WrongType,
     /// DER that is cut or not PKCS#8.
@@ -355,7 +355,7 @@ impl Identity {
         der
     }
 
-    /// What others know us by.
+    /// The public key of this identity.
     #[must_use]
     pub fn public_key(&self) -> PublicKey {
         self.public_key

@@ -159,7 +159,7 @@ fn mistyped_public_keys_say_what_is_wrong() {
 }
 
 #[test]
-fn endpoints_are_read_and_written_alike() {
+fn endpoints_are_read_as_they_are_written() {
     for text in
         ["gw.example.net:4433", "192.0.2.1:1", "[2001:db8::1]:65535", "localhost:53", "a_b.example.:7"]
     {

@@ -16,18 +16,18 @@ use crate::{
     out,
 };
 
-/// How a sink of its own is to be run.
+/// The options of a sink in a process of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct SinkOptions {
-    /// Where it listens.
+    /// The address at which the sink listens.
     pub listen: SocketAddr,
-    /// How long; none is until it is killed.
+    /// The time for which it runs; none is until it is killed.
     pub duration: Option<Duration>,
     /// Whether it uses GSO for what it sends.
     pub gso: bool,
     /// Whether to tell on standard error what happens.
     pub progress: bool,
-    /// Print JSON instead of words.
+    /// Whether to print JSON instead of words.
     pub json: bool,
 }
 

@@ -23,16 +23,16 @@ use crate::bench::{
     tally::{Counts, FlowTally, Received},
 };
 
-/// How often a datagram that needs an answer is repeated: far above any round trip worth a measurement.
+/// The interval at which a datagram that needs an answer is repeated: far above any round trip worth a measurement.
 const REPEAT: Duration = Duration::from_millis(50);
 
-/// How long stragglers are waited for.
+/// The time for which stragglers are waited for.
 const STRAGGLERS: Duration = Duration::from_secs(1);
 
 /// Batches that one socket gives in one turn at most.
 const BATCHES_PER_TURN: usize = 4;
 
-/// What the threads of a run share. Nothing in it is touched per datagram.
+/// The state that the threads of a run share. None of it is touched per datagram.
 #[derive(Debug, Default)]
 pub(super) struct Shared {
     /// Flows that the sink has welcomed.
@@ -48,26 +48,26 @@ pub(super) struct Shared {
     pub(super) refused: AtomicBool,
 }
 
-/// What one thread of clients is given.
+/// The parameters of one thread of clients.
 pub(super) struct Setup {
     pub(super) clock: Rc<dyn Clock>,
     pub(super) epoch: Instant,
     pub(super) run: u32,
     /// The rate in it is this thread's share.
     pub(super) plan: Plan,
-    /// What the sink is told.
-    pub(super) whole_plan: Plan,
+    /// The plan that the sink is told, for all threads together.
+    pub(super) total_plan: Plan,
     /// Whether the sink's times are of this process.
     pub(super) one_clock: bool,
     pub(super) shared: Arc<Shared>,
 }
 
-/// What one thread of clients found.
+/// The results of one thread of clients.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) sent: Sent,
     pub(super) received: Received,
-    /// What the sink said of each flow; none where it did not answer.
+    /// The report of the sink on each flow; none where it did not answer.
     pub(super) reports: Vec<Option<Report>>,
 }
 
@@ -88,11 +88,11 @@ enum State {
     Ended,
 }
 
-/// One thread of clients.
+/// The clients of one thread, and what they counted.
 pub(super) struct Client {
     setup: Setup,
     sockets: Vec<Box<dyn UdpSocket>>,
-    /// Which sockets may have something to read, each once.
+    /// The sockets that may have something to read, each once.
     readable: Vec<usize>,
     is_readable: Vec<bool>,
     flows: Vec<Flow>,
@@ -101,12 +101,14 @@ pub(super) struct Client {
     received: Received,
     /// Counted datagrams that arrived, each once.
     arrived: u64,
-    /// Whether the sink sends.
-    begun: bool,
+    /// Whether the sink has started to send.
+    sink_sends: bool,
     batch: ReceiveBatch,
     control: SendBatch,
-    /// What of `shared` is ours: sent, received.
-    told: (u64, u64),
+    /// Datagrams sent that were added to `shared`.
+    published_sent: u64,
+    /// Datagrams received that were added to `shared`.
+    published_received: u64,
 }
 
 impl Client {
@@ -131,14 +133,15 @@ impl Client {
             sender: None,
             received: Received::new(),
             arrived: 0,
-            begun: false,
+            sink_sends: false,
             batch: ReceiveBatch::default(),
             control: SendBatch::new(CONTROL_LEN),
-            told: (0, 0),
+            published_sent: 0,
+            published_received: 0,
         }
     }
 
-    /// What it found, after [`Turn::Ended`].
+    /// The outcome of the clients, after [`Turn::Ended`].
     pub(super) fn finish(mut self) -> Outcome {
         for (flow, socket) in self.flows.iter().zip(&self.sockets) {
             self.received.counts.add(&flow.tally.counts);
@@ -166,10 +169,10 @@ impl Client {
         // The start is set by another thread: looked for more often than a flow is opened again.
         let look = now + Duration::from_millis(2);
         if now >= again {
-            for place in 0..self.flows.len() {
-                if !self.flows[place].welcomed {
-                    let plan = self.setup.whole_plan;
-                    self.tell(place, Kind::Open, now, &|body| plan.write(body));
+            for index in 0..self.flows.len() {
+                if !self.flows[index].welcomed {
+                    let plan = self.setup.total_plan;
+                    self.tell(index, Kind::Open, now, &|body| plan.write(body));
                 }
             }
             self.state = State::Opening { again: now + REPEAT };
@@ -182,7 +185,7 @@ impl Client {
         let length = Duration::from_millis(u64::from(plan.warmup_ms) + u64::from(plan.measured_ms));
         if plan.direction.up() {
             let targets = self.flows.iter().enumerate();
-            let targets = targets.map(|(place, flow)| Target::new(flow.number, place, flow.path)).collect();
+            let targets = targets.map(|(index, flow)| Target::new(flow.number, index, flow.path)).collect();
             let sender = Sender::new(Rc::clone(clock), *epoch, start, *run, false, *plan, targets);
             self.sender = Some(sender);
         }
@@ -192,7 +195,7 @@ impl Client {
     fn run(&mut self, again: Option<Instant>, until: Instant, now: Instant) -> Turn {
         // The sink begins when the first flow says so; the other threads' word would be the same.
         let again = match again {
-            Some(_) if self.begun => None,
+            Some(_) if self.sink_sends => None,
             Some(at) if now >= at => {
                 self.tell(0, Kind::Start, now, &|_| {});
                 Some(now + REPEAT)
@@ -216,7 +219,7 @@ impl Client {
     }
 
     fn drain(&mut self, again: Instant, until: Instant, now: Instant) -> Turn {
-        let complete = (0..self.flows.len()).all(|place| self.is_complete(place));
+        let complete = (0..self.flows.len()).all(|index| self.is_complete(index));
         if complete || now >= until {
             self.state = State::Ended;
             return Turn::Ended;
@@ -224,9 +227,9 @@ impl Client {
         if now < again {
             return Turn::At(again.min(until));
         }
-        for place in 0..self.flows.len() {
-            if !self.is_complete(place) {
-                self.tell(place, Kind::End, now, &|_| {});
+        for index in 0..self.flows.len() {
+            if !self.is_complete(index) {
+                self.tell(index, Kind::End, now, &|_| {});
             }
         }
         self.state = State::Draining { again: now + REPEAT, until };
@@ -234,31 +237,31 @@ impl Client {
     }
 
     /// Whether all that was sent on a flow has arrived, in both directions.
-    fn is_complete(&self, place: usize) -> bool {
-        let flow = &self.flows[place];
-        let sent = self.sender.as_ref().map_or(0, |sender| sender.targets[place].sent);
+    fn is_complete(&self, index: usize) -> bool {
+        let flow = &self.flows[index];
+        let sent = self.sender.as_ref().map_or(0, |sender| sender.targets[index].sent);
         flow.report.is_some_and(|report| {
             report.distinct >= sent && !report.sending && flow.tally.counts.distinct >= report.sent
         })
     }
 
     /// Sends a control datagram; what the kernel refuses is repeated like what is lost.
-    fn tell(&mut self, place: usize, kind: Kind, now: Instant, body: &dyn Fn(&mut [u8])) {
-        let flow = &self.flows[place];
+    fn tell(&mut self, index: usize, kind: Kind, now: Instant, body: &dyn Fn(&mut [u8])) {
+        let flow = &self.flows[index];
         let (run, sent_ns) = (self.setup.run, nanoseconds(self.setup.epoch, now));
         let Some(room) = self.control.tail(CONTROL_LEN) else { return };
         Header { kind, down: false, run, flow: flow.number, sequence: 0, sent_ns }.write(room);
         body(&mut room[HEADER_LEN..]);
         self.control.commit(&flow.path, 0, CONTROL_LEN, 1);
-        self.sockets[place].send(&mut self.control, &mut |_, _| {});
+        self.sockets[index].send(&mut self.control, &mut |_, _| {});
         self.control.clear();
     }
 
     /// Reads what is there; whether there may be more.
     fn receive(&mut self) -> bool {
-        let mut place = 0;
-        while place < self.readable.len() {
-            let socket = self.readable[place];
+        let mut index = 0;
+        while index < self.readable.len() {
+            let socket = self.readable[index];
             let mut more = true;
             for _ in 0..BATCHES_PER_TURN {
                 match self.sockets[socket].receive(&mut self.batch) {
@@ -275,17 +278,17 @@ impl Client {
                 }
             }
             if more {
-                place += 1;
+                index += 1;
             } else {
                 self.is_readable[socket] = false;
-                self.readable.swap_remove(place);
+                self.readable.swap_remove(index);
             }
         }
         !self.readable.is_empty()
     }
 
     fn take_batch(&mut self, socket: usize) {
-        let Self { setup, sockets, flows, received, batch, begun, arrived, .. } = self;
+        let Self { setup, sockets, flows, received, batch, sink_sends, arrived, .. } = self;
         let now = setup.clock.now();
         let now_ns = nanoseconds(setup.epoch, now);
         let flow = &mut flows[socket];
@@ -302,7 +305,7 @@ impl Client {
                 }
                 match header.kind {
                     Kind::Data => {
-                        *begun = true;
+                        *sink_sends = true;
                         if flow.tally.counts == Counts::default() {
                             // What was dropped in the warm-up is not counted.
                             flow.drops_before = sockets[socket].kernel_drops();
@@ -315,7 +318,7 @@ impl Client {
                             }
                         }
                     }
-                    Kind::Warmup => *begun = true,
+                    Kind::Warmup => *sink_sends = true,
                     Kind::Welcome if !flow.welcomed => {
                         flow.welcomed = true;
                         setup.shared.welcomed.fetch_add(1, Ordering::AcqRel);
@@ -332,9 +335,9 @@ impl Client {
         let sent = self.sender.as_ref().map_or(0, |sender| sender.sent.datagrams);
         let received = self.arrived;
         let shared = &self.setup.shared;
-        shared.sent.fetch_add(sent - self.told.0, Ordering::Relaxed);
-        shared.received.fetch_add(received - self.told.1, Ordering::Relaxed);
-        self.told = (sent, received);
+        shared.sent.fetch_add(sent - self.published_sent, Ordering::Relaxed);
+        shared.received.fetch_add(received - self.published_received, Ordering::Relaxed);
+        (self.published_sent, self.published_received) = (sent, received);
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the datagrams of a run look like.
+//! The format of the datagrams of a run.
 //!
 //! ```text
 //!  0      4      5           6      8     12     16         24        32            size
@@ -7,7 +7,7 @@
 //!
 //! All numbers are big-endian. `sent ns` counts from the sender's own start, so only one process can subtract it.
 
-/// Bytes before the body.
+/// The bytes of the header that precedes the body.
 pub(super) const HEADER_LEN: usize = 32;
 
 /// The smallest payload of a run: the header, and the longest body of a control datagram that an agent must carry.
@@ -16,7 +16,7 @@ pub const MIN_SIZE: usize = 64;
 /// The largest payload of a UDP datagram over IPv4.
 pub const MAX_SIZE: usize = 65_507;
 
-/// The longest control datagram.
+/// The bytes of the longest control datagram.
 pub(super) const CONTROL_LEN: usize = 128;
 
 /// Flows of a run: what one source address has of dynamic ports.
@@ -27,7 +27,7 @@ pub(super) const PROBE_FLOW: u32 = u32::MAX;
 
 const MAGIC: [u8; 4] = *b"CvB1";
 
-/// What a datagram is for.
+/// The purpose that a datagram of the bench has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Client to sink: makes the flow known; the body is the [`Plan`].
@@ -36,9 +36,9 @@ pub(super) enum Kind {
     Welcome,
     /// Client to sink: begin to send, if the plan says so.
     Start,
-    /// Load that is not counted.
+    /// Load of the warm-up, which is not counted.
     Warmup,
-    /// Load that is counted.
+    /// Load of the measurement, which is counted.
     Data,
     /// Client to sink: send it back at once.
     Probe,
@@ -68,7 +68,7 @@ impl Kind {
     }
 }
 
-/// What every datagram begins with.
+/// The header that every datagram begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
     pub(super) kind: Kind,
@@ -105,7 +105,7 @@ impl Header {
         }
     }
 
-    /// Reads the header of a whole datagram; of load it checks the length and both ends of the pattern.
+    /// Reads the header of a complete datagram; of load it checks the length and both ends of the pattern.
     pub(super) fn read(datagram: &[u8]) -> Result<Self, Corrupt> {
         let (header, rest) = datagram.split_first_chunk::<HEADER_LEN>().ok_or(Corrupt)?;
         let kind = Kind::ALL.get(usize::from(header[4])).copied().ok_or(Corrupt)?;
@@ -119,12 +119,12 @@ impl Header {
             sequence: u64::from_be_bytes(fields.take()),
             sent_ns: u64::from_be_bytes(fields.take()),
         };
-        let whole = header[..4] == MAGIC && usize::from(size) == datagram.len() && header[5] <= 1;
+        let complete = header[..4] == MAGIC && usize::from(size) == datagram.len() && header[5] <= 1;
         let pattern = read.pattern();
         let intact = !kind.is_load()
             || rest.first().is_none_or(|byte| *byte == pattern)
                 && rest.last().is_none_or(|byte| *byte == pattern);
-        if whole && intact { Ok(read) } else { Err(Corrupt) }
+        if complete && intact { Ok(read) } else { Err(Corrupt) }
     }
 
     /// Makes `datagram`, which holds a probe, its echo.
@@ -151,47 +151,39 @@ impl Fields<'_> {
     }
 }
 
-/// Which way the load goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Direction {
-    /// From the clients to the sink.
-    Up,
-    /// From the sink to the clients.
-    Down,
-    /// Both at once, each at the whole rate.
-    Both,
+wire::labelled! {
+    /// The direction in which the load goes.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Direction {
+        /// From the clients to the sink.
+        Up => "up",
+        /// From the sink to the clients.
+        Down => "down",
+        /// Both at once, each at the whole rate.
+        Both => "both",
+    }
 }
 
 impl Direction {
-    /// Whether clients send.
+    /// Whether the clients send to the sink.
     pub(super) fn up(self) -> bool {
         self != Self::Down
     }
 
-    /// Whether the sink sends.
+    /// Whether the sink sends to the clients.
     pub(super) fn down(self) -> bool {
         self != Self::Up
     }
-
-    /// Its name at the command line and in the results.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Up => "up",
-            Self::Down => "down",
-            Self::Both => "both",
-        }
-    }
 }
 
-/// What both ends of a run must know.
+/// The parameters that both ends of a run must know.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Plan {
     pub(super) direction: Direction,
     pub(super) flows: u32,
-    /// Payload bytes of a datagram.
+    /// The payload of each datagram, in bytes.
     pub(super) size: u16,
-    /// Datagrams of a burst.
+    /// The number of datagrams in a burst.
     pub(super) burst: u16,
     /// Payload bits per second of all flows and each direction; none is as fast as it goes.
     pub(super) bits_per_second: Option<u64>,
@@ -248,16 +240,16 @@ impl Plan {
     }
 }
 
-/// What the sink knows of one flow, and of itself.
+/// The counts of one flow at the sink, and those of the sink itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
-    /// The counts of the flow.
+    /// Datagrams of the flow that arrived, each counted once.
     pub(super) distinct: u64,
     pub(super) duplicates: u64,
     pub(super) reordered: u64,
-    /// What the sink sent on the flow.
+    /// The datagrams that the sink sent on the flow.
     pub(super) sent: u64,
-    /// Whether it will send more.
+    /// Whether the sink will send more.
     pub(super) sending: bool,
     /// The counts of the sink, all flows together.
     pub(super) corrupt: u64,
@@ -285,7 +277,7 @@ impl Report {
         );
     }
 
-    /// Reads the body.
+    /// Reads the body of [`Kind::Report`] behind the header.
     pub(super) fn read(body: &[u8]) -> Self {
         let mut fields = Fields(body);
         let mut number = || u64::from_be_bytes(fields.take());
@@ -317,7 +309,7 @@ fn put(body: &mut [u8], fields: &[&[u8]]) {
 
 /// Takes `input` as a datagram of a run.
 ///
-/// What is read of it, written over the same number of bytes, is read alike; load is refused if it was changed at either end.
+/// A header that is read, written over the same number of bytes, is read as the same one. Load is refused if either end of it changed.
 #[cfg(any(test, feature = "fuzzing"))]
 pub fn bench_datagram(input: &[u8]) {
     let Ok(header) = Header::read(input) else { return };
@@ -417,10 +409,10 @@ mod tests {
         let mut datagram = vec![0; 100];
         header(Kind::Data).write(&mut datagram);
         // Both ends of the pattern, the length, the magic, the kind, and what the pattern is derived from.
-        for place in [HEADER_LEN, 99, 7, 0, 4, 5, 20] {
+        for at in [HEADER_LEN, 99, 7, 0, 4, 5, 20] {
             let mut changed = datagram.clone();
-            changed[place] ^= 0x80;
-            assert_eq!(Header::read(&changed), Err(Corrupt), "byte {place}");
+            changed[at] ^= 0x80;
+            assert_eq!(Header::read(&changed), Err(Corrupt), "byte {at}");
         }
         assert_eq!(Header::read(&datagram[..99]), Err(Corrupt));
         assert_eq!(Header::read(&datagram[..HEADER_LEN - 1]), Err(Corrupt));

@@ -32,22 +32,22 @@ use crate::{
     out,
 };
 
-/// How long the flows may take to be welcomed: an agent that dials does so every second.
+/// The time that the flows may take to be welcomed: an agent that dials does so every second.
 const WELCOME: Duration = Duration::from_secs(5);
 
-/// How often this thread looks at what the others do.
+/// The interval at which this thread looks at the progress of the others.
 const LOOK: Duration = Duration::from_millis(2);
 
 type Handle<T> = JoinHandle<anyhow::Result<T>>;
 
-/// The threads of a run.
+/// The threads that take part in a run.
 struct Threads {
     sink: Option<Handle<Option<sink::Outcome>>>,
     clients: Vec<Handle<client::Outcome>>,
     probe: Option<Handle<probe::Outcome>>,
 }
 
-/// What they found.
+/// The outcomes of all threads of a run.
 struct Collected {
     sink: Option<sink::Outcome>,
     clients: Vec<client::Outcome>,
@@ -120,7 +120,7 @@ fn start(
                 .collect::<anyhow::Result<Vec<_>>>()?;
             let flows: Vec<(u32, Path)> = flows.map(|flow| (flow, path)).collect();
             let plan_here = Plan { bits_per_second: rate, ..plan };
-            let setup = Setup { clock, epoch, run, plan: plan_here, whole_plan: plan, one_clock, shared };
+            let setup = Setup { clock, epoch, run, plan: plan_here, total_plan: plan, one_clock, shared };
             Ok(Client::new(setup, sockets, &flows))
         };
         threads.clients.push(shell::spawn(format!("bench-client-{thread}"), make, Client::finish)?);
@@ -138,7 +138,7 @@ fn start(
     Ok(())
 }
 
-/// Which flows thread `thread` of `threads` has.
+/// The flows that thread `thread` of `threads` has.
 fn share(flows: u32, threads: u32, thread: u32) -> Range<u32> {
     let bound = |thread: u32| {
         // At most `flows`, which has 32 bits.
@@ -312,7 +312,7 @@ fn way(sent: Sent, mut received: Received, one_clock: bool, seconds: f64) -> Way
     }
 }
 
-/// What a sink in another process said.
+/// The results that a sink in another process reported.
 struct Reported {
     sent: Sent,
     received: Received,

@@ -13,8 +13,6 @@
 //! | the sink in a process of its own | `alone.rs` |
 //! | what is printed | `results.rs` |
 //! | the next rate of a search | `search.rs` (pure) |
-//! | Initials of strangers, for the gate | `strangers.rs` |
-//! | what the gate's checks cost, without a network | `gate.rs` |
 //! | two lanes, and two quinn-proto endpoints, without a network | `memory/` |
 //!
 //! Client, sink and probe do their work in turns over the traits of [`net`], with a clock that is given: what is
@@ -33,7 +31,6 @@ use crate::out;
 mod alone;
 mod client;
 mod datagram;
-mod gate;
 mod measure;
 pub mod memory;
 mod pace;
@@ -43,7 +40,6 @@ mod search;
 mod sender;
 pub(crate) mod shell;
 mod sink;
-mod strangers;
 mod tally;
 #[cfg(test)]
 mod tests;
@@ -52,23 +48,21 @@ pub use alone::{SinkOptions, run_sink};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use datagram::bench_datagram;
 pub use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
-pub use gate::{GateOptions, run_gate};
-pub use strangers::{StrangersOptions, run_strangers};
 
 use results::Results;
 use search::Search;
 
-/// Where the load goes.
+/// The path that the load of a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// To an agent's port; the sink is what its service leads to.
     Through {
-        /// The agent's port.
+        /// The address of the agent's port.
         to: SocketAddr,
-        /// The upstream of its service.
+        /// The address that the agent's service leads to.
         sink: SocketAddr,
     },
-    /// Over loopback, without agents.
+    /// Over loopback, to a sink in this process, without agents.
     Direct,
     /// To a sink in another process.
     Send {
@@ -87,12 +81,12 @@ impl Mode {
     }
 }
 
-/// What is to be measured.
+/// The options of a run of `culvert bench`.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// Where the load goes.
+    /// The path that the load takes.
     pub mode: Mode,
-    /// Which way it goes.
+    /// The direction in which the load goes.
     pub direction: Direction,
     /// UDP flows, each from a port of its own.
     pub flows: u32,
@@ -100,17 +94,17 @@ pub struct Options {
     pub sizes: Vec<u16>,
     /// Payload bits per second over all flows, for each direction; none is as fast as it goes.
     pub bits_per_second: Option<u64>,
-    /// How long is counted, at least a millisecond.
+    /// The time that is counted, at least a millisecond.
     pub measured: Duration,
-    /// How long is sent before.
+    /// The duration of the warm-up, which is not counted.
     pub warmup: Duration,
-    /// Whether senders use GSO.
+    /// Whether the senders use GSO for bursts.
     pub gso: bool,
     /// Datagrams of a burst; none is what fits.
     pub burst: Option<u16>,
     /// Look for the highest rate of which less than this share is lost.
     pub search: Option<f64>,
-    /// Threads of clients.
+    /// The number of threads that clients run on.
     pub threads: u32,
     /// Whether a probe runs beside the load.
     pub probe: bool,
@@ -126,14 +120,14 @@ pub(crate) trait Party {
     fn turn(&mut self, ready: &[Token]) -> Turn;
 }
 
-/// What a [`Party`] waits for.
+/// The event that a [`Party`] waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// Nothing.
+    /// Nothing: it is called again at once.
     Now,
     /// A socket, at most until then.
     At(Instant),
-    /// Nothing more to do.
+    /// Nothing: the party has done all its work.
     Ended,
 }
 
@@ -195,7 +189,7 @@ fn look_for_the_highest_rate(options: &Options, size: u16, limit: f64) -> anyhow
     Ok(Found { best, steps })
 }
 
-/// One object: the run itself if there is one, else a list of them.
+/// One object: the run itself if there is one, otherwise a list of runs.
 fn json(runs: &[Found]) -> serde_json::Value {
     let one = |found: &Found| {
         if found.steps.is_empty() {

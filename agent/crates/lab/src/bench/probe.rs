@@ -21,7 +21,7 @@ use crate::bench::{
 /// 200 probes a second: enough for a 99th percentile within seconds, and no load of their own.
 const INTERVAL: Duration = Duration::from_millis(5);
 
-/// When probe `number` is due after the one before it: at its place in an even row, or up to half an interval later.
+/// The time from probe `number` to the next one: [`INTERVAL`], half of it more or less at most.
 ///
 /// Loads have periods too (iperf3 sends every millisecond): probes at a fixed one would always meet the same moment of it.
 /// Multiples of the golden ratio fill an interval evenly.
@@ -32,17 +32,17 @@ fn interval(number: u64) -> Duration {
     INTERVAL.mul_f64(1.0 + (shift(number + 1) - shift(number)) / 2.0)
 }
 
-/// What the probe found.
+/// The counts and times of the probe.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) round_trip: Latency,
     /// Probes sent while the load was counted.
     pub(super) sent: u64,
-    /// How many of them came back.
+    /// The number of those probes that came back.
     pub(super) returned: u64,
 }
 
-/// The probe of a run.
+/// The probe that runs beside the load.
 pub(super) struct Probe {
     clock: Rc<dyn Clock>,
     epoch: Instant,
@@ -53,7 +53,7 @@ pub(super) struct Probe {
     socket: Box<dyn UdpSocket>,
     path: Path,
     due: Instant,
-    /// Probes so far.
+    /// The number of probes sent so far.
     number: u64,
     seen: FlowTally,
     outcome: Outcome,
@@ -90,7 +90,7 @@ impl Probe {
         }
     }
 
-    /// What it found, after [`Turn::Ended`].
+    /// The outcome of the probe, after [`Turn::Ended`].
     pub(super) fn finish(self) -> Outcome {
         self.outcome
     }

@@ -1,4 +1,4 @@
-//! What a run found, as a table and as JSON.
+//! The results of a run, as a table and as JSON.
 
 use std::fmt::Write as _;
 
@@ -12,7 +12,7 @@ use crate::bench::{
     tally::Counts,
 };
 
-/// One direction of a run.
+/// The results of one direction of a run.
 #[derive(Clone, Debug)]
 pub(super) struct Way {
     pub(super) sent: Sent,
@@ -21,11 +21,11 @@ pub(super) struct Way {
     pub(super) kernel_drops: u64,
     /// From the sender's call to the receiver's; none where they have no clock in common.
     pub(super) one_way: Option<Histogram<u64>>,
-    /// How long the receiver took for what it counted, not less than the sender sent.
+    /// The time that the receiver took for what it counted, not less than the sender sent.
     pub(super) seconds: f64,
 }
 
-/// The probe's part.
+/// The results of the probe of a run.
 #[derive(Clone, Debug)]
 pub(super) struct RoundTrip {
     pub(super) times: Histogram<u64>,
@@ -33,7 +33,7 @@ pub(super) struct RoundTrip {
     pub(super) returned: u64,
 }
 
-/// What a run found.
+/// The results of a whole run.
 #[derive(Clone, Debug)]
 pub(super) struct Results {
     pub(super) mode: &'static str,
@@ -47,7 +47,7 @@ pub(super) struct Results {
     pub(super) round_trip: Option<RoundTrip>,
     /// CPU time of this process while it counted.
     pub(super) cpu_seconds: f64,
-    /// How long the senders counted.
+    /// The time for which the senders counted.
     pub(super) seconds: f64,
 }
 
@@ -75,7 +75,7 @@ impl Results {
         self.bits(way.counts.distinct) / way.seconds
     }
 
-    /// Both directions as one.
+    /// The sums of both directions, as one.
     fn total(&self) -> Way {
         let mut ways = self.ways().map(|(_, way)| way.clone());
         let mut total = ways.next().unwrap_or_else(|| Way {
@@ -101,7 +101,7 @@ impl Results {
         total
     }
 
-    /// What a search learns from it.
+    /// The step that a search learns from.
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "rates far below 2^63")]
     pub(super) fn outcome(&self) -> Step {
         let total = self.total();
@@ -127,7 +127,7 @@ impl Results {
         )
     }
 
-    /// The table.
+    /// The results as a table for people.
     pub(super) fn text(&self) -> String {
         let mut text = String::from(
             "direction  size  flows       offered          sent      received  datagrams/s      lost  \
@@ -179,7 +179,7 @@ impl Results {
 
     /// One object with the keys that `docs/bench.md` describes.
     pub(super) fn json(&self) -> Value {
-        let mut object = self.way_json(self.direction.name(), &self.total());
+        let mut object = self.way_json(self.direction.label(), &self.total());
         if self.direction == Direction::Both {
             for (name, way) in self.ways() {
                 object[name] = self.way_json(name, way);
@@ -269,7 +269,7 @@ fn times_text(times: &Histogram<u64>) -> String {
     format!("{text}   max {:.1} µs", microseconds(times.max()))
 }
 
-/// A rate with its unit.
+/// A rate in bits per second, with its unit.
 pub(super) fn rate_text(bits_per_second: f64) -> String {
     match bits_per_second {
         rate if rate >= 1e9 => format!("{:.3} Gbit/s", rate / 1e9),

@@ -1,13 +1,13 @@
 //! The highest rate of which less than a limit is lost: which rate to try next.
 
-/// What a step of the search showed.
+/// The result of one step of the search.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(super) struct Step {
-    /// What was asked for; none is as fast as it goes.
+    /// The rate that was asked for; none is as fast as it goes.
     pub(super) offered_bps: Option<u64>,
     pub(super) sent_bps: u64,
     pub(super) received_bps: u64,
-    /// The share that was lost.
+    /// The share of the datagrams that was lost.
     pub(super) loss: f64,
 }
 
@@ -38,7 +38,7 @@ impl Search {
         Self { limit, ceiling, steps: 0, kept: 0, failed: None, guess: None, done: false }
     }
 
-    /// How many steps were taken.
+    /// The number of steps that were taken.
     pub(super) fn steps(&self) -> u32 {
         self.steps
     }
@@ -53,7 +53,7 @@ impl Search {
         Some(Some(self.guess.unwrap_or(between).max(1_000)))
     }
 
-    /// Takes what the step showed.
+    /// Learns from the result of a step.
     pub(super) fn learn(&mut self, step: Step) {
         self.steps += 1;
         self.guess = None;

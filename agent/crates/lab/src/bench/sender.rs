@@ -16,11 +16,11 @@ use crate::bench::{
 /// Bursts that one turn sends at most, so that what arrives meanwhile is not left waiting.
 const BURSTS_PER_TURN: usize = 16;
 
-/// One flow of the load.
+/// A flow of the load, as its sender sees it.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Target {
     pub(super) flow: u32,
-    /// Which of the thread's sockets it leaves by.
+    /// The index of the thread's socket that the flow leaves by.
     pub(super) socket: usize,
     pub(super) path: Path,
     sequence: u64,
@@ -34,16 +34,16 @@ impl Target {
     }
 }
 
-/// What became of the counted datagrams of a sender.
+/// The outcome of the counted datagrams of a sender.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Sent {
-    /// Taken by the kernel.
+    /// Counted datagrams that the kernel took.
     pub(super) datagrams: u64,
     /// Times the socket had no room.
     pub(super) blocked: u64,
-    /// Refused by the kernel.
+    /// Counted datagrams that the kernel refused.
     pub(super) errors: u64,
-    /// Why, for the last one.
+    /// The reason of the last refusal.
     pub(super) failure: Option<SendFailure>,
 }
 
@@ -56,7 +56,7 @@ impl Sent {
     }
 }
 
-/// What the sender waits for.
+/// The event that the sender waits for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Next {
     /// Nothing: there is more to send.
@@ -65,7 +65,7 @@ pub(super) enum Next {
     At(Instant),
     /// Room in the socket, or the end.
     Room(Instant),
-    /// Nothing: all is sent.
+    /// Nothing: the sender has sent everything.
     Ended,
 }
 
@@ -80,7 +80,7 @@ pub(super) struct Sender {
     down: bool,
     plan: Plan,
     pub(super) targets: Vec<Target>,
-    place: usize,
+    next_target: usize,
     counted: Phase,
     end: Instant,
     pacer: Pacer,
@@ -119,7 +119,7 @@ impl Sender {
             down,
             plan,
             targets,
-            place: 0,
+            next_target: 0,
             counted: Phase::Warmup { until: counted_from },
             end: counted_from + Duration::from_millis(plan.measured_ms.into()),
             pacer: Pacer::new(start, plan.size, plan.bits_per_second),
@@ -133,7 +133,7 @@ impl Sender {
         }
     }
 
-    /// Sends what is due.
+    /// Sends the bursts that are due.
     pub(super) fn turn(&mut self, sockets: &mut [Box<dyn UdpSocket>]) -> Next {
         if self.targets.is_empty() {
             return Next::Ended;
@@ -173,7 +173,7 @@ impl Sender {
         Next::Now
     }
 
-    /// Begins anew, and counts.
+    /// Starts the schedule and the counts anew at `start`.
     fn count_from(&mut self, start: Instant) {
         self.counted = Phase::Counted;
         self.pacer = Pacer::new(start, self.plan.size, self.plan.bits_per_second);
@@ -185,7 +185,7 @@ impl Sender {
     /// Writes the next burst; returns the socket that it leaves by.
     fn fill(&mut self, now: Instant) -> usize {
         let owner = self.owner();
-        let target = &mut self.targets[self.place];
+        let target = &mut self.targets[self.next_target];
         let size = usize::from(self.plan.size);
         let mut header = Header {
             kind: if self.counted == Phase::Counted { Kind::Data } else { Kind::Warmup },
@@ -205,7 +205,7 @@ impl Sender {
         self.pacer.sent(u16::try_from(count).unwrap_or(u16::MAX));
         target.sequence = header.sequence;
         let socket = target.socket;
-        self.place = (self.place + 1) % self.targets.len();
+        self.next_target = (self.next_target + 1) % self.targets.len();
         self.bursts = self.bursts.wrapping_add(1);
         socket
     }
@@ -213,7 +213,7 @@ impl Sender {
     /// Names the burst's target, and whether it is counted. Neighbours differ, so that no message joins two bursts.
     fn owner(&self) -> u32 {
         // There are fewer flows than 2^15.
-        (self.place as u32) << 2 | (self.bursts & 1) << 1 | u32::from(self.counted == Phase::Counted)
+        (self.next_target as u32) << 2 | (self.bursts & 1) << 1 | u32::from(self.counted == Phase::Counted)
     }
 
     /// Gives the batch to the kernel; false if it has no room for all of it.

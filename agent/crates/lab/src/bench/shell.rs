@@ -46,7 +46,7 @@ pub(crate) fn spawn<P: Party, T: Send + 'static>(
     thread.spawn(work).with_context(|| format!("cannot start the thread {name}"))
 }
 
-/// A client's socket.
+/// Opens the socket of a client, connected to `to`.
 pub(super) fn client_socket(
     net: &mut dyn Net,
     to: SocketAddr,
@@ -64,7 +64,7 @@ pub(super) fn client_socket(
     net.udp(&options, token).with_context(|| format!("cannot open a socket to {to}"))
 }
 
-/// The sink's socket.
+/// Opens the socket of the sink at `listen`.
 pub(super) fn sink_socket(
     net: &mut dyn Net,
     listen: SocketAddr,

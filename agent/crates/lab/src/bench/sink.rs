@@ -17,13 +17,13 @@ use crate::bench::{
     tally::{FlowTally, Received},
 };
 
-/// How often it looks whether it shall end.
+/// The interval at which the sink checks whether it is to end.
 const LOOK: Duration = Duration::from_millis(20);
 
 /// Batches that one turn reads at most.
 const BATCHES_PER_TURN: usize = 4;
 
-/// What the sink found in the run that it served last.
+/// The results of the run that the sink served last.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) sent: Sent,
@@ -45,7 +45,7 @@ struct Run {
 struct Flow {
     path: Path,
     tally: FlowTally,
-    /// Where the flow stands among the sender's targets.
+    /// The index of the flow among the sender's targets.
     target: Option<usize>,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Sink {
     replies: SendBatch,
     readable: bool,
     arrived: u64,
-    /// What of `shared` is ours: received.
+    /// Datagrams received that were added to `shared`.
     told: u64,
 }
 
@@ -90,7 +90,7 @@ impl Sink {
         }
     }
 
-    /// What it found, after [`Turn::Ended`]; none if nobody opened a flow.
+    /// The results, after [`Turn::Ended`]; none if nobody opened a flow.
     pub(super) fn finish(self) -> Option<Outcome> {
         let drops = self.sockets[0].kernel_drops();
         let mut run = self.run?;
@@ -123,7 +123,7 @@ impl Sink {
     fn take_batch(&mut self) {
         let now = self.clock.now();
         let now_ns = nanoseconds(self.epoch, now);
-        // Out of its place, because answers change other parts of the sink.
+        // Taken out of the sink, because answers change other parts of it.
         let mut batch = std::mem::replace(&mut self.batch, ReceiveBatch::new(0, 0));
         for index in 0..batch.len() {
             let (meta, buffer) = batch.buffer_mut(index);
@@ -210,7 +210,7 @@ impl Sink {
         true
     }
 
-    /// Begins to send, once.
+    /// Begins to send in the run with this number, once.
     fn start(&mut self, number: u32, now: Instant) {
         let Some(run) = self.run.as_mut().filter(|run| run.number == number) else { return };
         if run.sender.is_some() || !run.plan.direction.down() {

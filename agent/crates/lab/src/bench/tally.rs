@@ -1,10 +1,10 @@
-//! What arrived: once, twice, late, broken, and after how long.
+//! Counts of arrivals: in order, late, duplicate or corrupt, and their times.
 
 use std::time::Instant;
 
 use hdrhistogram::Histogram;
 
-/// Which sequence numbers of a flow have arrived: one bit each, for the last [`Window::BITS`] of them.
+/// The sequence numbers of a flow that have arrived: one bit each, for the last [`Window::BITS`] of them.
 ///
 /// ```text
 ///            next - BITS                next
@@ -17,21 +17,21 @@ pub(super) struct Window {
     words: Vec<u64>,
 }
 
-/// What a sequence number means.
+/// The relation of a sequence number to those seen before.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Arrival {
-    /// Higher than all before.
+    /// It is higher than all before.
     InOrder,
     /// Lower than the highest, and not seen before.
     Late,
-    /// Seen before.
+    /// It was seen once or more before.
     Duplicate,
     /// Too far behind to tell late from twice.
     TooOld,
 }
 
 impl Window {
-    /// How far behind a datagram may be: 8 KiB a flow, and 60 ms of 64-byte datagrams at a million a second.
+    /// The distance that a datagram may be behind: 8 KiB a flow, and 60 ms of 64-byte datagrams at a million a second.
     const BITS: u64 = 65_536;
 
     pub(super) fn new() -> Self {
@@ -39,7 +39,7 @@ impl Window {
         Self { next: 0, words: Vec::new() }
     }
 
-    /// Notes that `sequence` arrived.
+    /// Records `sequence` and says how it relates to those before.
     pub(super) fn see(&mut self, sequence: u64) -> Arrival {
         if sequence >= self.next {
             self.advance(sequence);
@@ -63,21 +63,21 @@ impl Window {
         let last = sequence / 64;
         let fresh = (last + 1).saturating_sub(first).min(Self::WORDS as u64);
         for word in last + 1 - fresh..=last {
-            self.words[Self::place(word)] = 0;
+            self.words[Self::slot(word)] = 0;
         }
         self.next = sequence + 1;
     }
 
     /// Whether the bit was not set before.
     fn set(&mut self, sequence: u64) -> bool {
-        let word = &mut self.words[Self::place(sequence / 64)];
+        let word = &mut self.words[Self::slot(sequence / 64)];
         let bit = 1 << (sequence % 64);
         let fresh = *word & bit == 0;
         *word |= bit;
         fresh
     }
 
-    fn place(word: u64) -> usize {
+    fn slot(word: u64) -> usize {
         (word % Self::WORDS as u64) as usize
     }
 
@@ -95,9 +95,9 @@ pub(super) struct FlowTally {
 /// Datagrams by what became of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
-    /// Arrived, each counted once.
+    /// Datagrams that arrived, each counted once.
     pub(super) distinct: u64,
-    /// Arrived again.
+    /// Datagrams that arrived a second time or more often.
     pub(super) duplicates: u64,
     /// Arrived once, but after one that was sent later.
     pub(super) reordered: u64,
@@ -138,27 +138,34 @@ impl FlowTally {
 #[derive(Clone, Debug)]
 pub(super) struct Latency {
     histogram: Histogram<u64>,
-    /// The datagrams of a burst that arrive together took equally long: they are recorded in one step.
-    run: (u64, u64),
+    /// The datagrams of a burst that arrive together took equally long and are recorded in one step.
+    pending: Pending,
+}
+
+/// Equal times that are not recorded yet.
+#[derive(Clone, Copy, Debug, Default)]
+struct Pending {
+    nanoseconds: u64,
+    count: u64,
 }
 
 impl Latency {
     pub(super) fn new() -> Self {
         let histogram =
             Histogram::new_with_max(60_000_000_000, 3).expect("the bounds are more than a factor of 2 apart");
-        Self { histogram, run: (0, 0) }
+        Self { histogram, pending: Pending::default() }
     }
 
     pub(super) fn record(&mut self, nanoseconds: u64) {
-        if self.run.0 == nanoseconds {
-            self.run.1 += 1;
+        if self.pending.nanoseconds == nanoseconds {
+            self.pending.count += 1;
             return;
         }
         self.settle();
-        self.run = (nanoseconds, 1);
+        self.pending = Pending { nanoseconds, count: 1 };
     }
 
-    /// Everything that was recorded.
+    /// The histogram of all times that were recorded.
     pub(super) fn histogram(&mut self) -> &Histogram<u64> {
         self.settle();
         &self.histogram
@@ -171,19 +178,19 @@ impl Latency {
     }
 
     fn settle(&mut self) {
-        let (nanoseconds, count) = std::mem::take(&mut self.run);
+        let Pending { nanoseconds, count } = std::mem::take(&mut self.pending);
         if count > 0 {
             self.histogram.saturating_record_n(nanoseconds, count);
         }
     }
 }
 
-/// What one thread received of one direction.
+/// The datagrams that one thread received in one direction.
 #[derive(Clone, Debug)]
 pub(super) struct Received {
     pub(super) counts: Counts,
     pub(super) corrupt: u64,
-    /// Buffers, not datagrams.
+    /// Receive buffers (not datagrams) that the kernel dropped.
     pub(super) kernel_drops: u64,
     pub(super) one_way: Latency,
     /// When the first and the last counted datagram came.

@@ -70,7 +70,7 @@ fn run(plan: Plan, fabric: &MemoryFabric) -> (Outcome, sink::Outcome) {
         epoch,
         run: 9,
         plan,
-        whole_plan: plan,
+        total_plan: plan,
         one_clock: true,
         shared: Arc::clone(&shared),
     };

@@ -1,4 +1,4 @@
-//! Which packets each class has.
+//! The packets that each class of probes consists of.
 
 use gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES};
 use rand::{RngExt, rngs::SmallRng};
@@ -13,7 +13,7 @@ use crate::probe::{
     protocols, random,
 };
 
-/// The application protocols of the whole Initials: what browsers want, and what Culvert's own clients say.
+/// The application protocols of the complete Initials: what browsers want, and what Culvert's own clients say.
 const PROTOCOLS: [&[u8]; 2] = [b"h3", b"culvert/1"];
 
 /// Bytes of tokens: those of knocks, of Retry tokens, and others.
@@ -26,7 +26,7 @@ const MAX_BYTES: usize = 1_500;
 /// Lengths of connection IDs that clients commonly choose.
 const CID_BYTES: usize = 8;
 
-/// All packets, class by class.
+/// Makes all packets, class by class.
 pub(super) fn all(rng: &mut SmallRng) -> Vec<Probe> {
     let mut list = List { probes: Vec::new() };
     unknown_versions(&mut list, rng);
@@ -51,7 +51,7 @@ pub(super) fn all(rng: &mut SmallRng) -> Vec<Probe> {
     list.probes
 }
 
-/// The packets so far.
+/// The packets that were made so far.
 struct List {
     probes: Vec<Probe>,
 }
@@ -104,17 +104,17 @@ fn unknown_versions(list: &mut List, rng: &mut SmallRng) {
     for (name, first, version) in [("draft 29", INITIAL, DRAFT_29), ("version 2", INITIAL_V2, V2)] {
         let (dcid, scid) = (random(rng, CID_BYTES), random(rng, CID_BYTES));
         let frames = crypto(0, &client_hello(rng, b"h3", &scid));
-        let initial = Initial { first, version, ..whole(&dcid, &scid, &frames) };
+        let initial = Initial { first, version, ..complete(&dcid, &scid, &frames) };
         list.twice(CLASS, format!("a whole Initial of {name}"), initial.seal());
     }
 }
 
 /// An Initial of version 1 as a client sends it first, in a datagram of 1200 bytes.
-fn whole<'a>(dcid: &'a [u8], scid: &'a [u8], frames: &'a [u8]) -> Initial<'a> {
+fn complete<'a>(dcid: &'a [u8], scid: &'a [u8], frames: &'a [u8]) -> Initial<'a> {
     Initial { first: INITIAL, version: V1, dcid, scid, token: &[], number: 0, frames, bytes: MIN_DATAGRAM }
 }
 
-/// What an Initial says about itself.
+/// The fields of an Initial's header.
 struct Parts {
     dcid: Vec<u8>,
     scid: Vec<u8>,
@@ -129,7 +129,7 @@ impl Parts {
     }
 
     fn initial(&self) -> Initial<'_> {
-        whole(&self.dcid, &self.scid, &self.frames)
+        complete(&self.dcid, &self.scid, &self.frames)
     }
 }
 
@@ -178,10 +178,10 @@ fn malformed_initials(list: &mut List, rng: &mut SmallRng) {
         list.twice(Class::BrokenTag, format!("token of {} bytes", token.len()), datagram);
     }
     // The tag covers the header: any of its bytes breaks it.
-    for place in [6, 16, 30] {
+    for at in [6, 16, 30] {
         let mut datagram = Parts::new(rng, CID_BYTES, b"h3").initial().seal();
-        datagram[place] ^= 0x80;
-        list.twice(Class::BrokenTag, format!("byte {place} flipped"), datagram);
+        datagram[at] ^= 0x80;
+        list.twice(Class::BrokenTag, format!("byte {at} flipped"), datagram);
     }
     // With what fits of the ClientHello.
     for bytes in [60, 300, 600, MIN_DATAGRAM - 1] {
@@ -208,7 +208,7 @@ fn malformed_initials(list: &mut List, rng: &mut SmallRng) {
     }
 }
 
-/// What a QUIC server closes the connection for.
+/// The frames for which a QUIC server closes the connection.
 fn illegal_frames(list: &mut List, rng: &mut SmallRng) {
     let hello = client_hello(rng, b"h3", &[0; CID_BYTES]);
     let (random_hello, half) = (random(rng, 300), hello.len() / 2);
@@ -236,7 +236,7 @@ fn illegal_frames(list: &mut List, rng: &mut SmallRng) {
             frames.splice(0..0, vec![0; 1_050]);
         }
         let (dcid, scid) = (random(rng, CID_BYTES), random(rng, CID_BYTES));
-        list.twice(Class::IllegalFrames, name, whole(&dcid, &scid, &frames).seal());
+        list.twice(Class::IllegalFrames, name, complete(&dcid, &scid, &frames).seal());
     }
     let parts = Parts::new(rng, CID_BYTES, b"h3");
     // Bits that must be zero once unmasked (RFC 9000 §17.2).
@@ -282,9 +282,9 @@ fn broken_lengths(list: &mut List, rng: &mut SmallRng) {
         datagram.push(cid_bytes);
         list.twice(CLASS, format!("a header cut before an ID of {cid_bytes} bytes"), datagram);
     }
-    let whole = Parts::new(rng, CID_BYTES, b"h3").initial().seal();
+    let complete = Parts::new(rng, CID_BYTES, b"h3").initial().seal();
     for bytes in (1..header.len() + 24).step_by(3) {
-        list.twice(CLASS, format!("an Initial cut to {bytes} bytes"), whole[..bytes].to_vec());
+        list.twice(CLASS, format!("an Initial cut to {bytes} bytes"), complete[..bytes].to_vec());
     }
 }
 
@@ -293,20 +293,20 @@ fn coalesced(list: &mut List, rng: &mut SmallRng) {
     let (dcid, scid) = (random(rng, CID_BYTES), random(rng, CID_BYTES));
     let hello = client_hello(rng, b"h3", &scid);
     let (start, end) = hello.split_at(hello.len() / 2);
-    let first = Initial { bytes: 600, ..whole(&dcid, &scid, &crypto(0, start)) }.seal();
+    let first = Initial { bytes: 600, ..complete(&dcid, &scid, &crypto(0, start)) }.seal();
     let second =
-        Initial { number: 1, bytes: 600, ..whole(&dcid, &scid, &crypto(start.len() as u64, end)) }.seal();
+        Initial { number: 1, bytes: 600, ..complete(&dcid, &scid, &crypto(start.len() as u64, end)) }.seal();
     list.twice(CLASS, "two Initials with half a ClientHello each", [first, second].concat());
 
     let hello = crypto(0, &hello);
-    let initial = Initial { bytes: 700, ..whole(&dcid, &scid, &hello) }.seal();
+    let initial = Initial { bytes: 700, ..complete(&dcid, &scid, &hello) }.seal();
     for (name, kind) in [("0-RTT", ZERO_RTT), ("Handshake", HANDSHAKE), ("Retry", RETRY)] {
         let other = filled_long(rng, kind, &dcid, &scid, 500);
         list.twice(CLASS, format!("Initial, {name}"), [initial.clone(), other.clone()].concat());
         list.twice(CLASS, format!("{name}, Initial"), [other, initial.clone()].concat());
     }
-    let (stranger, other) = (random(rng, CID_BYTES), crypto(0, &client_hello(rng, b"h3", &scid)));
-    let other = Initial { bytes: 600, ..whole(&stranger, &scid, &other) }.seal();
+    let (unknown, other) = (random(rng, CID_BYTES), crypto(0, &client_hello(rng, b"h3", &scid)));
+    let other = Initial { bytes: 600, ..complete(&unknown, &scid, &other) }.seal();
     list.twice(CLASS, "Initials of two connections", [initial.clone(), other].concat());
     list.twice(CLASS, "Initial, random bytes", [initial.clone(), random(rng, 500)].concat());
     list.twice(CLASS, "Initial, zeros", [initial, vec![0; 500]].concat());
@@ -353,13 +353,13 @@ fn other_long_headers(list: &mut List, rng: &mut SmallRng) {
     }
 }
 
-/// What has 1200 bytes, again, from one port: a sender's burst, which the kernel may hand over as one buffer.
+/// Repeats the probes of 1200 bytes from one port: a sender's burst, which the kernel may hand over as one buffer.
 fn mixture(list: &mut List) {
     let equal = list.probes.iter().filter(|probe| probe.bytes.len() == MIN_DATAGRAM);
     let mixed: Vec<Probe> = equal
         .map(|probe| Probe {
             class: Class::Mixture,
-            detail: format!("{}: {}", probe.class.name(), probe.detail),
+            detail: format!("{}: {}", probe.class.label(), probe.detail),
             bytes: probe.bytes.clone(),
             rounds: 1,
         })

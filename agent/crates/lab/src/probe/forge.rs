@@ -6,9 +6,9 @@ use rustls::{
     quic::{Keys, Version},
 };
 
-/// QUIC version 1.
+/// The version number of QUIC version 1 (RFC 9000).
 pub(super) const V1: u32 = 1;
-/// QUIC version 2 (RFC 9369).
+/// The version number of QUIC version 2 (RFC 9369).
 pub(super) const V2: u32 = 0x6b33_43cf;
 /// The last draft but five; some servers still speak it.
 pub(super) const DRAFT_29: u32 = 0xff00_001d;
@@ -27,7 +27,7 @@ pub(super) const FIXED_BIT: u8 = 0x40;
 /// The smallest datagram that may carry a client's Initial (RFC 9000 §14.1).
 pub(super) const MIN_DATAGRAM: usize = 1_200;
 
-/// An AEAD tag's bytes.
+/// The bytes of an AEAD tag.
 const TAG_BYTES: usize = 16;
 
 /// The bytes of the packet numbers here.
@@ -43,7 +43,7 @@ pub(super) struct Initial<'a> {
     pub(super) token: &'a [u8],
     pub(super) number: u32,
     pub(super) frames: &'a [u8],
-    /// What the packet is padded to, at least the header and 20 bytes.
+    /// The length that the packet is padded to, at least the header and 20 bytes.
     pub(super) bytes: usize,
 }
 
@@ -79,7 +79,7 @@ impl Initial<'_> {
     }
 }
 
-/// What both ends derive from a connection ID alone; for versions that nobody knows, version 1's.
+/// The keys that both ends derive from a connection ID alone; for unknown versions, those of version 1.
 fn client_keys(version: u32, dcid: &[u8]) -> Keys {
     let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256;
     let version = match version {

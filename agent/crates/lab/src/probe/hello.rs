@@ -6,7 +6,7 @@ use rand::{RngExt, rngs::SmallRng};
 
 use crate::probe::forge::put_varint;
 
-/// The whole handshake message of a client that wants `protocol` (ALPN) and calls itself `scid`.
+/// The complete handshake message of a client that wants `protocol` (ALPN) and calls itself `scid`.
 ///
 /// Any 32 bytes are an X25519 share (RFC 7748 §5), so that a server takes the handshake up; nobody knows the secret, so
 /// that nobody can finish it.
@@ -43,7 +43,7 @@ fn extensions(protocol: &[u8], share: &[u8; 32], scid: &[u8]) -> Vec<u8> {
     .concat()
 }
 
-/// What clients commonly offer (RFC 9000 §18.2).
+/// The transport parameters that clients commonly offer (RFC 9000 §18.2).
 fn transport_parameters(scid: &[u8]) -> Vec<u8> {
     const PARAMETERS: [(u64, u64); 9] = [
         // max_idle_timeout in ms, max_udp_payload_size

@@ -1,4 +1,4 @@
-//! What a scanner could send to a UDP port to learn what listens there, and what comes back.
+//! Sends what a scanner could send to a UDP port to learn what listens there, and reports what comes back.
 //!
 //! | question | file |
 //! |---|---|
@@ -30,115 +30,68 @@ mod tests;
 
 pub use report::{Answer, Report, Row, Verdict};
 
-/// Why a scanner sends a packet.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Class {
-    /// A version that asks for Version Negotiation (RFC 9000 §6).
-    UnknownVersion,
-    /// A whole client's Initial.
-    Initial,
-    /// The same with a token.
-    InitialWithToken,
-    /// A ClientHello in two datagrams, as clients with large key shares send it.
-    SplitInitial,
-    /// An Initial with the fixed bit cleared (RFC 9287).
-    FixedBit,
-    /// An Initial in a datagram below 1200 bytes (RFC 9000 §14.1).
-    SmallInitial,
-    /// An Initial with a destination connection ID of each length.
-    ConnectionId,
-    /// An Initial whose tag is broken.
-    BrokenTag,
-    /// An Initial, well sealed, with frames that break the protocol.
-    IllegalFrames,
-    /// An Initial whose lengths lie.
-    BrokenLength,
-    /// Several packets in one datagram.
-    Coalesced,
-    /// 0-RTT before any Initial.
-    ZeroRtt,
-    /// A Handshake packet of no connection.
-    Handshake,
-    /// A Retry, which only servers send.
-    Retry,
-    /// Version 0: a Version Negotiation packet.
-    VersionZero,
-    /// Short headers of no connection, 1 to 1500 bytes.
-    ShortHeader,
-    /// Openings of other protocols.
-    OtherProtocol,
-    /// Random bytes, 0 to 1500 of them.
-    Random,
-    /// Datagrams of several classes, of one length, in one burst from one port.
-    Mixture,
+wire::labelled! {
+    /// Why a scanner sends a packet.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Class {
+        /// A version that asks for Version Negotiation (RFC 9000 §6).
+        UnknownVersion => "unknown version",
+        /// The complete Initial of a client.
+        Initial => "initial",
+        /// The complete Initial of a client, with a token.
+        InitialWithToken => "initial with token",
+        /// A ClientHello in two datagrams, as clients with large key shares send it.
+        SplitInitial => "split initial",
+        /// An Initial with the fixed bit cleared (RFC 9287).
+        FixedBit => "fixed bit cleared",
+        /// An Initial in a datagram below 1200 bytes (RFC 9000 §14.1).
+        SmallInitial => "small initial",
+        /// An Initial with a destination connection ID of each length.
+        ConnectionId => "connection id",
+        /// An Initial whose tag is broken.
+        BrokenTag => "broken tag",
+        /// An Initial, well sealed, with frames that break the protocol.
+        IllegalFrames => "illegal frames",
+        /// An Initial with a length field that is wrong.
+        BrokenLength => "broken length",
+        /// Several packets coalesced into one datagram.
+        Coalesced => "coalesced",
+        /// A 0-RTT packet without an Initial before it.
+        ZeroRtt => "0-rtt",
+        /// A Handshake packet of no connection.
+        Handshake => "handshake",
+        /// A Retry, which only servers send.
+        Retry => "retry",
+        /// Version 0: a Version Negotiation packet.
+        VersionZero => "version 0",
+        /// Short headers of no connection, 1 to 1500 bytes.
+        ShortHeader => "short header",
+        /// The first datagram of a client of another protocol.
+        OtherProtocol => "other protocol",
+        /// Random bytes, 0 to 1500 of them.
+        Random => "random bytes",
+        /// Datagrams of several classes, of one length, in one burst from one port.
+        Mixture => "mixture",
+    }
 }
 
 impl Class {
-    /// All of them, in the order of the report.
-    pub const ALL: [Self; 19] = [
-        Self::UnknownVersion,
-        Self::Initial,
-        Self::InitialWithToken,
-        Self::SplitInitial,
-        Self::FixedBit,
-        Self::SmallInitial,
-        Self::ConnectionId,
-        Self::BrokenTag,
-        Self::IllegalFrames,
-        Self::BrokenLength,
-        Self::Coalesced,
-        Self::ZeroRtt,
-        Self::Handshake,
-        Self::Retry,
-        Self::VersionZero,
-        Self::ShortHeader,
-        Self::OtherProtocol,
-        Self::Random,
-        Self::Mixture,
-    ];
-
-    /// Its name in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::UnknownVersion => "unknown version",
-            Self::Initial => "initial",
-            Self::InitialWithToken => "initial with token",
-            Self::SplitInitial => "split initial",
-            Self::FixedBit => "fixed bit cleared",
-            Self::SmallInitial => "small initial",
-            Self::ConnectionId => "connection id",
-            Self::BrokenTag => "broken tag",
-            Self::IllegalFrames => "illegal frames",
-            Self::BrokenLength => "broken length",
-            Self::Coalesced => "coalesced",
-            Self::ZeroRtt => "0-rtt",
-            Self::Handshake => "handshake",
-            Self::Retry => "retry",
-            Self::VersionZero => "version 0",
-            Self::ShortHeader => "short header",
-            Self::OtherProtocol => "other protocol",
-            Self::Random => "random bytes",
-            Self::Mixture => "mixture",
-        }
-    }
-
     /// Whether its packets share a port: they belong together, or there are too many for a port each.
     fn shares_a_port(self) -> bool {
         matches!(self, Self::SplitInitial | Self::ShortHeader | Self::Random | Self::Mixture)
     }
 }
 
-/// A datagram to send.
+/// A datagram that a scanner could send.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Probe {
-    /// Why.
+    /// The class that the packet belongs to.
     pub class: Class,
-    /// Which one of its class, in words.
+    /// The variant within the class, in words.
     pub detail: String,
     /// The UDP payload, 0 to 1500 bytes.
     pub bytes: Vec<u8>,
-    /// How often it is sent, as a client does that gets no answer.
+    /// The number of times it is sent, as by a client that gets no answer.
     pub rounds: u8,
 }
 
@@ -148,14 +101,14 @@ pub fn packets(seed: u64) -> Vec<Probe> {
     catalogue::all(&mut SmallRng::seed_from_u64(seed))
 }
 
-/// What is to be probed, and how.
+/// The target of a probe, and how it is probed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Where to.
+    /// The address and port that are probed.
     pub target: SocketAddr,
-    /// What the packets are made from.
+    /// The seed that the packets are made from.
     pub seed: u64,
-    /// How long an answer to the last datagram of a round may take.
+    /// The time that an answer to the last datagram of a round may take.
     pub wait: Duration,
 }
 
@@ -174,7 +127,6 @@ pub fn run(options: Options) -> anyhow::Result<Report> {
     thread.join().map_err(|_panic| anyhow::anyhow!("the probing thread panicked"))?
 }
 
-/// `length` random bytes.
 fn random(rng: &mut SmallRng, length: usize) -> Vec<u8> {
     let mut bytes = vec![0; length];
     rng.fill(bytes.as_mut_slice());

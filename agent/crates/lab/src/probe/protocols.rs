@@ -1,10 +1,10 @@
-//! What clients of other protocols over UDP send first. Scanners try these on every port.
+//! The first datagrams of clients of other protocols over UDP. Scanners try these on every port.
 
 use rand::{RngExt, rngs::SmallRng};
 
 use crate::probe::random;
 
-/// Name and datagram.
+/// The openings, each as the protocol's name and the datagram.
 pub(super) fn openings(rng: &mut SmallRng) -> Vec<(&'static str, Vec<u8>)> {
     vec![
         ("DNS query", dns(rng)),

@@ -1,4 +1,4 @@
-//! What came back, class by class, as a table or as JSON.
+//! The answers to all probes, class by class, as a table or as JSON.
 
 use std::{fmt, net::SocketAddr, time::Duration};
 
@@ -6,78 +6,66 @@ use serde_json::{Value, json};
 
 use crate::probe::Class;
 
-/// How much of an answer is shown.
+/// The bytes of an answer that are shown.
 const SHOWN_BYTES: usize = 16;
 
-/// What the whole amounts to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// Nothing came back.
-    Silence,
-    /// Datagrams came back.
-    Answers,
-    /// Only ICMP errors came back: a closed port, or a path that ends.
-    Refused,
-    /// Nothing came back, and a class or more than a tenth of all datagrams could not be sent.
-    Incomplete,
-    /// Nothing could be sent.
-    NothingSent,
-}
-
-impl Verdict {
-    /// One word for programs.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Silence => "silence",
-            Self::Answers => "answers",
-            Self::Refused => "refused",
-            Self::Incomplete => "incomplete",
-            Self::NothingSent => "nothing sent",
-        }
+wire::labelled! {
+    /// The summary of what all probes drew.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Verdict {
+        /// No datagram and no ICMP error came back.
+        Silence => "silence",
+        /// At least one datagram came back.
+        Answers => "answers",
+        /// Only ICMP errors came back: a closed port, or a path that ends.
+        Refused => "refused",
+        /// Nothing came back, and a class or more than a tenth of all datagrams could not be sent.
+        Incomplete => "incomplete",
+        /// The kernel took none of the datagrams.
+        NothingSent => "nothing sent",
     }
 }
 
-/// What a target did.
+/// The behaviour of a target towards all probes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Report {
-    /// What was probed.
+    /// The address and port that were probed.
     pub target: SocketAddr,
-    /// What the packets were made from.
+    /// The seed that the packets were made from.
     pub seed: u64,
-    /// How long answers were waited for.
+    /// The time for which answers were waited for.
     pub wait: Duration,
     /// One for each class, in the order of [`Class::ALL`].
     pub rows: Vec<Row>,
 }
 
-/// What came back to the packets of one class.
+/// The answers to the packets of one class.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Row {
-    /// The class.
+    /// The class that the row is about.
     pub class: Class,
-    /// Datagrams that the kernel took.
+    /// Datagrams that the kernel took for sending.
     pub sent: u64,
     /// Datagrams that it did not take.
     pub unsent: u64,
-    /// Datagrams that came back.
+    /// Datagrams that came back from the target.
     pub answers: u64,
-    /// Their bytes.
+    /// The bytes of the datagrams that came back.
     pub answer_bytes: u64,
-    /// ICMP errors.
+    /// ICMP errors that came back from the path or the target.
     pub refused: u64,
-    /// The first one.
+    /// The first datagram that came back.
     pub first: Option<Answer>,
 }
 
-/// A datagram that came back.
+/// A datagram that came back from the target.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Answer {
     /// The probe it came for, in words.
     pub to: String,
-    /// Its bytes.
+    /// The length of the datagram, in bytes.
     pub bytes: usize,
-    /// Its first bytes.
+    /// The first bytes of the datagram.
     pub start: Vec<u8>,
 }
 
@@ -106,7 +94,7 @@ impl Row {
 }
 
 impl Report {
-    /// What it amounts to.
+    /// The verdict that follows from all rows.
     #[must_use]
     pub fn verdict(&self) -> Verdict {
         let sum = |what: fn(&Row) -> u64| self.rows.iter().map(what).sum::<u64>();
@@ -124,12 +112,12 @@ impl Report {
         }
     }
 
-    /// One object.
+    /// The report as one JSON object.
     #[must_use]
     pub fn json(&self) -> Value {
         let rows = self.rows.iter().map(|row| {
             json!({
-                "class": row.class.name(),
+                "class": row.class.label(),
                 "sent": row.sent,
                 "unsent": row.unsent,
                 "answers": row.answers,
@@ -144,7 +132,7 @@ impl Report {
             "target": self.target,
             "seed": self.seed,
             "wait_ms": u64::try_from(self.wait.as_millis()).unwrap_or(u64::MAX),
-            "verdict": self.verdict().name(),
+            "verdict": self.verdict().label(),
             "classes": rows.collect::<Vec<_>>(),
         })
     }
@@ -157,7 +145,7 @@ impl fmt::Display for Report {
         writeln!(f, "{:<20} {:>6} {:>8} {:>8}  first answer", "class", "sent", "answers", "refused")?;
         for row in &self.rows {
             let Row { class, sent, answers, refused, .. } = row;
-            write!(f, "{:<20} {sent:>6} {answers:>8} {refused:>8}", class.name())?;
+            write!(f, "{:<20} {sent:>6} {answers:>8} {refused:>8}", class.label())?;
             if let Some(answer) = &row.first {
                 write!(f, "  {} bytes to \"{}\": {}", answer.bytes, answer.to, answer.hex())?;
             }

@@ -58,15 +58,15 @@ struct Port {
     probe: usize,
 }
 
-/// What happens next.
+/// The phase that the runner is in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Phase {
-    /// The probe at this place of the list is sent at that time.
+    /// The probe with this index in the list is sent at that time.
     Sending {
         next: usize,
         due: Instant,
     },
-    /// Answers are waited for.
+    /// All probes of the round are sent, and answers are waited for.
     Waiting {
         until: Instant,
     },
@@ -80,7 +80,7 @@ pub(super) struct Runner {
     clock: Rc<dyn Clock>,
     options: Options,
     probes: Vec<Probe>,
-    /// The port of each probe.
+    /// The index of the port that each probe is sent from.
     port_of: Vec<usize>,
     ports: Vec<Port>,
     round: u8,
@@ -93,7 +93,7 @@ pub(super) struct Runner {
 }
 
 impl Runner {
-    /// Opens the sockets.
+    /// Opens the sockets that the probes need.
     pub(super) fn new(
         net: &mut dyn Net,
         clock: Rc<dyn Clock>,
@@ -125,13 +125,13 @@ impl Runner {
         })
     }
 
-    /// What was found.
+    /// The report on what came back so far.
     pub(super) fn finish(self) -> Report {
         let Options { target, seed, wait } = self.options;
         Report { target, seed, wait, rows: self.rows.into_values().collect() }
     }
 
-    /// Sends probes of this round from place `next` on, as many as one burst has; returns the place after them.
+    /// Sends one burst of probes of this round, from index `next` on, and returns the index after them.
     fn burst(&mut self, mut next: usize) -> usize {
         let mut count = 0;
         while let Some(probe) = self.probes.get(next)

@@ -59,15 +59,15 @@ fn server() -> Endpoint {
     Endpoint::new(Arc::new(EndpointConfig::default()), Some(Arc::new(config)), true, None)
 }
 
-/// What the server does with a probe.
+/// The reaction of the server to a probe.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reaction {
     Nothing,
     /// A packet without any connection: Version Negotiation, a close, a reset.
     Response,
-    /// It goes on with the handshake.
+    /// The server goes on with the handshake.
     Handshake,
-    /// It begins a connection and closes it.
+    /// The server begins a connection and closes it.
     Refusal,
 }
 

@@ -11,7 +11,7 @@ use rustc_hash::FxHasher;
 
 use crate::{UdpRole, memory::Datagram, steering};
 
-/// What is bound; workers share an address for the same kind only.
+/// The kind of socket that is bound; workers share an address for the same kind only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Kind {
     Udp(UdpRole),
@@ -30,7 +30,7 @@ impl Kind {
 
 /// The worker, of `workers`, whose socket of this role hears `datagram`, as the kernel chooses within a group.
 #[expect(clippy::disallowed_types, reason = "stands for the kernel's hash, the same in each run")]
-pub(super) fn place_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, workers: u8) -> u8 {
+pub(super) fn worker_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, workers: u8) -> u8 {
     match role {
         UdpRole::QuicListen if steered => steering::owner(datagram.payload, workers),
         UdpRole::QuicListen | UdpRole::Ingress | UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy => {

@@ -39,30 +39,30 @@ pub use tun::{MemoryTun, Written};
 /// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
 
-/// How far apart hosts begin in it.
+/// The distance between the first dynamic ports of two hosts.
 const PORTS_BETWEEN_HOSTS: u16 = 1_009;
 
 /// A datagram between two sockets of a fabric.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Datagram<'a> {
-    /// Who sent it.
+    /// The address of the sending socket.
     pub from: SocketAddr,
-    /// Where to.
+    /// The address of the receiving socket.
     pub to: SocketAddr,
     /// The TOS or traffic class byte: DSCP and, in the low two bits, ECN.
     pub tos: u8,
-    /// What it carries.
+    /// The payload of the datagram.
     pub payload: &'a [u8],
 }
 
-/// What the network does with a datagram.
+/// The decision of the network about a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// It arrives.
+    /// The network delivers the datagram once.
     Deliver,
-    /// It does not arrive, and its sender does not learn of it.
+    /// The network drops the datagram, and its sender does not learn of it.
     Drop,
-    /// It arrives twice.
+    /// The network delivers the datagram twice.
     Duplicate,
 }
 
@@ -97,7 +97,7 @@ impl MemoryFabric {
     #[must_use]
     pub fn worker_hosts(&self, addresses: &[IpAddr], readies: &[Ready]) -> Vec<MemoryNet> {
         let id = self.add_host(addresses, u8::try_from(readies.len()).unwrap_or(u8::MAX));
-        (0..u8::MAX).zip(readies).map(|(place, ready)| self.net(id, place, ready.clone())).collect()
+        (0..u8::MAX).zip(readies).map(|(index, ready)| self.net(id, index, ready.clone())).collect()
     }
 
     fn add_host(&self, addresses: &[IpAddr], workers: u8) -> HostId {
@@ -115,10 +115,10 @@ impl MemoryFabric {
         HostId(state.hosts.len() - 1)
     }
 
-    fn net(&self, host: HostId, place: u8, ready: Ready) -> MemoryNet {
+    fn net(&self, host: HostId, index: u8, ready: Ready) -> MemoryNet {
         MemoryNet {
             fabric: self.clone(),
-            worker: WorkerId { host, place },
+            worker: WorkerId { host, index },
             ready,
             answers: HashMap::new(),
             binds: HashMap::new(),
@@ -126,7 +126,7 @@ impl MemoryFabric {
         }
     }
 
-    /// Lets every host resolve `name`.
+    /// Lets every host resolve `name` to `addresses`.
     pub fn add_name(&self, name: &str, addresses: &[IpAddr]) {
         self.state.borrow_mut().names.insert(name.to_owned(), addresses.to_vec());
     }
@@ -158,7 +158,7 @@ impl MemoryFabric {
         self.state.borrow_mut().no_gro = !gro;
     }
 
-    /// Whether a listening port's group is steered by connection ID. It is at first; else it is hashed, as by a kernel that
+    /// Whether a listening port's group is steered by connection ID, as at first. Otherwise it is hashed, as by a kernel that
     /// takes no program.
     pub fn set_steering(&self, steering: bool) {
         self.state.borrow_mut().no_steering = !steering;
@@ -211,7 +211,7 @@ impl MemoryFabric {
         Ok(())
     }
 
-    /// The hook is out of its place while it runs, so that it may use the fabric.
+    /// The hook is taken out of the fabric while it runs, so that it may use the fabric.
     fn ask_hook(&self, datagram: &Datagram<'_>) -> Verdict {
         let Some(mut hook) = self.state.borrow_mut().hook.take() else { return Verdict::Deliver };
         let verdict = hook(datagram);
@@ -233,14 +233,14 @@ pub struct MemoryNet {
     worker: WorkerId,
     ready: Ready,
     answers: HashMap<Token, io::Result<Vec<SocketAddr>>>,
-    /// How often port 0 of an address was asked for.
+    /// The number of times that port 0 of an address was asked for.
     binds: HashMap<(Kind, IpAddr), usize>,
     /// Until the worker asks for its queue.
     tun: Option<MemoryTun>,
 }
 
 impl MemoryNet {
-    /// Gives the host a TUN device, of which this worker has the queue of its place.
+    /// Gives the host a TUN device, of which this worker has the queue with its own index.
     pub fn set_tun(&mut self, tun: &MemoryTun) {
         self.tun = Some(tun.clone());
     }
@@ -273,14 +273,14 @@ impl Net for MemoryNet {
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
         let kind = Kind::Udp(options.role);
         let wanted = self.wanted(kind, options.bind);
-        let WorkerId { host, place } = self.worker;
+        let WorkerId { host, index } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
         let mut local = state.bindable(host, wanted, |state, local| {
             state.ports.get(&(host, local.port())).is_some_and(|sockets| {
                 sockets.iter().map(|id| &state.udp[*id]).any(|other| {
                     let beside = kind.is_shared()
                         && (other.role, other.local) == (options.role, local)
-                        && other.worker.place != place;
+                        && other.worker.index != index;
                     !beside && overlap(other.local.ip(), local.ip())
                 })
             })
@@ -301,11 +301,11 @@ impl Net for MemoryNet {
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
         let wanted = self.wanted(Kind::Tcp, address);
-        let WorkerId { host, place } = self.worker;
+        let WorkerId { host, index } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
         let local = state.bindable(host, wanted, |state, local| {
             state.listeners.iter().any(|((other_host, other), backlog)| {
-                let beside = *other == local && !backlog.borrow().has_listener(place);
+                let beside = *other == local && !backlog.borrow().has_listener(index);
                 *other_host == host
                     && other.port() == local.port()
                     && !beside
@@ -366,18 +366,18 @@ impl Net for MemoryNet {
     }
 
     fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
-        Ok(self.tun.take().and_then(|tun| tun.open(self.worker.place, &self.ready, token)))
+        Ok(self.tun.take().and_then(|tun| tun.open(self.worker.index, &self.ready, token)))
     }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct HostId(usize);
 
-/// A worker of a host, by its place among them.
+/// A worker of a host, by its index among the workers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct WorkerId {
     host: HostId,
-    place: u8,
+    index: u8,
 }
 
 struct Host {
@@ -399,7 +399,7 @@ impl Host {
     }
 }
 
-/// Where a socket sends a datagram.
+/// The destination of a socket's datagram.
 struct Route {
     to: SocketAddr,
     source: Option<IpAddr>,
@@ -476,8 +476,8 @@ impl State {
             let scored = sockets.iter().filter_map(|id| {
                 let socket = &self.udp[*id];
                 let score = socket.hears(datagram)?;
-                let place = group::place_for(socket.role, steered, datagram, workers);
-                let chosen = place == socket.worker.place;
+                let index = group::worker_for(socket.role, steered, datagram, workers);
+                let chosen = index == socket.worker.index;
                 Some((score, chosen, *id))
             });
             scored.max()

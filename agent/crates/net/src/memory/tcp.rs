@@ -19,7 +19,7 @@ const PIPE_BYTES: usize = 64 * 1024;
 /// Connections that wait to be accepted; a further one is refused.
 const BACKLOG: usize = 128;
 
-/// Who waits for something, if anybody does.
+/// The party that waits for something, if there is one.
 #[derive(Default)]
 struct Waiter {
     owner: Option<(Ready, Token)>,
@@ -40,13 +40,13 @@ impl Waiter {
     }
 }
 
-/// One direction of a connection.
+/// The bytes in one direction of a connection.
 #[derive(Default)]
 struct Pipe {
     bytes: VecDeque<u8>,
-    /// Nothing more will be written.
+    /// Whether the writing end has finished.
     finished: bool,
-    /// Nothing more will be read.
+    /// Whether the reading end has stopped.
     unread: bool,
     reset: bool,
     reader: Waiter,
@@ -62,18 +62,18 @@ impl Pipe {
     }
 }
 
-/// What the connections of an address wait in, for one of its listeners.
+/// The queue of connections to an address, for one of its listeners.
 #[derive(Default)]
 pub(super) struct Backlog {
     waiting: VecDeque<(Stream, SocketAddr)>,
-    /// The listeners, by their workers' places.
+    /// The listeners, by the index of their worker.
     waiters: BTreeMap<u8, Waiter>,
 }
 
 impl Backlog {
-    /// Whether the worker in this place listens.
-    pub(super) fn has_listener(&self, place: u8) -> bool {
-        self.waiters.contains_key(&place)
+    /// Whether the worker with this index listens.
+    pub(super) fn has_listener(&self, index: u8) -> bool {
+        self.waiters.contains_key(&index)
     }
 }
 
@@ -98,7 +98,7 @@ impl Listener {
         if !backlog.borrow().waiting.is_empty() {
             waiter.wake();
         }
-        backlog.borrow_mut().waiters.insert(worker.place, waiter);
+        backlog.borrow_mut().waiters.insert(worker.index, waiter);
         Self { fabric, worker, local, backlog, ready: ready.clone() }
     }
 }
@@ -111,7 +111,7 @@ impl TcpListener for Listener {
     fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)> {
         let mut backlog = self.backlog.borrow_mut();
         let Some((stream, remote)) = backlog.waiting.pop_front() else {
-            if let Some(waiter) = backlog.waiters.get_mut(&self.worker.place) {
+            if let Some(waiter) = backlog.waiters.get_mut(&self.worker.index) {
                 waiter.armed = true;
             }
             return Err(io::ErrorKind::WouldBlock.into());
@@ -128,7 +128,7 @@ impl TcpListener for Listener {
 impl Drop for Listener {
     fn drop(&mut self) {
         let mut backlog = self.backlog.borrow_mut();
-        backlog.waiters.remove(&self.worker.place);
+        backlog.waiters.remove(&self.worker.index);
         if !backlog.waiters.is_empty() {
             return;
         }
@@ -139,7 +139,7 @@ impl Drop for Listener {
     }
 }
 
-/// One end of a connection.
+/// One end of a connection in memory.
 pub(super) struct Stream {
     /// None when the connection was refused or aborted.
     pipes: Option<Pipes>,
@@ -172,7 +172,7 @@ impl Stream {
         Some(near)
     }
 
-    /// What a connect to a port without a listener gives.
+    /// The error of a connect to a port without a listener.
     pub(super) fn refused() -> Self {
         Self { pipes: None, refused: true }
     }

@@ -48,14 +48,14 @@ impl Queue {
     }
 }
 
-/// What a worker wrote.
+/// A packet that a worker wrote to the device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Written {
-    /// On which queue.
+    /// The index of the queue it was written to.
     pub queue: u8,
-    /// What the kernel was told of it.
+    /// The virtio header that came with it.
     pub vnet: VnetHeader,
-    /// The packet, or super-packet.
+    /// The bytes of the packet or super-packet.
     pub packet: Vec<u8>,
 }
 
@@ -91,13 +91,13 @@ impl MemoryTun {
         true
     }
 
-    /// What was written since the last call, in order, whatever the queue.
+    /// The packets written since the last call, in order, whatever the queue.
     #[must_use]
     pub fn take_written(&self) -> Vec<Written> {
         self.device.written.take()
     }
 
-    /// How many packets wait in `queue` to be read.
+    /// The number of packets that wait in `queue` to be read.
     ///
     /// # Panics
     /// When there is no such queue.
@@ -121,23 +121,23 @@ impl MemoryTun {
         }
     }
 
-    /// Queue `place`, if there is one; its readiness is reported under `token`.
-    pub(super) fn open(&self, place: u8, ready: &Ready, token: Token) -> Option<Box<dyn TunQueue>> {
+    /// Opens the queue with this index, if there is one. Its readiness is reported under `token`.
+    pub(super) fn open(&self, index: u8, ready: &Ready, token: Token) -> Option<Box<dyn TunQueue>> {
         let mut queues = self.device.queues.borrow_mut();
-        let queue = queues.get_mut(usize::from(place))?;
+        let queue = queues.get_mut(usize::from(index))?;
         queue.reader = Some((ready.clone(), token));
         queue.armed = queue.packets.is_empty();
         if !queue.armed {
             ready.mark(token);
         }
-        Some(Box::new(OpenQueue { device: Rc::clone(&self.device), place, stats: TunStats::default() }))
+        Some(Box::new(OpenQueue { device: Rc::clone(&self.device), index, stats: TunStats::default() }))
     }
 }
 
-/// A worker's queue.
+/// A queue that a worker has opened.
 struct OpenQueue {
     device: Rc<Device>,
-    place: u8,
+    index: u8,
     stats: TunStats,
 }
 
@@ -150,7 +150,7 @@ impl OpenQueue {
         self.stats.writes += 1;
         self.stats.write_bytes += packet.len() as u64;
         self.stats.write_super += u64::from(vnet.gso != Gso::None);
-        self.device.written.borrow_mut().push(Written { queue: self.place, vnet, packet });
+        self.device.written.borrow_mut().push(Written { queue: self.index, vnet, packet });
         SendOutcome::Sent
     }
 }
@@ -167,7 +167,7 @@ impl TunQueue for OpenQueue {
         if self.device.gone.get() {
             return Err(io::ErrorKind::NotConnected.into());
         }
-        let queue = &mut self.device.queues.borrow_mut()[usize::from(self.place)];
+        let queue = &mut self.device.queues.borrow_mut()[usize::from(self.index)];
         let mut bytes = 0;
         while batch.len() < batch.slots() && (bytes < most_bytes || batch.is_empty()) {
             let Some((vnet, packet)) = queue.packets.pop_front() else { break };
@@ -263,9 +263,9 @@ mod tests {
         assert_eq!(tun.waiting(1), 1);
 
         let mut list = PacketDelivery::default();
-        let place = list.begin(VNET, 3, b"header ");
+        let index = list.begin(VNET, 3, b"header ");
         assert!(batch.push(Meta::EMPTY, b"second"));
-        list.add(place, 0, 0..6);
+        list.add(index, 0, 0..6);
         queues[0].deliver(&batch, &mut list, &mut |_, outcome| assert_eq!(outcome, SendOutcome::Sent));
         assert_eq!(queues[1].send(b"own"), SendOutcome::Sent);
         tun.set_failure(Some(SendFailure::NoBuffers));

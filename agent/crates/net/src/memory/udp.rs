@@ -14,7 +14,7 @@ use crate::{
     memory::{Arrival, Datagram, MemoryFabric, Route, WorkerId},
 };
 
-/// What a queued datagram costs beside its payload, so that empty ones are bounded too; about an `sk_buff`.
+/// The cost of a queued datagram beside its payload, so that empty ones are bounded too; about an `sk_buff`.
 const OVERHEAD_BYTES: usize = 256;
 
 /// The largest buffer that GRO makes.
@@ -78,7 +78,7 @@ impl Endpoint {
         }
     }
 
-    /// How well the socket matches a datagram's addresses; none when it does not hear it.
+    /// The quality of the match between the socket and a datagram's addresses; none if it does not receive the datagram.
     pub(super) fn hears(&self, datagram: &Datagram<'_>) -> Option<u8> {
         let ip = self.local.ip();
         if ip.is_ipv4() != datagram.to.is_ipv4() || !(ip.is_unspecified() || ip == datagram.to.ip()) {

@@ -31,7 +31,8 @@ const ANSWER_BYTES: usize = 64 << 10;
 /// The routing table that is looked at without any rule of ours.
 pub const TABLE_MAIN: u32 = 254;
 
-/// By which `ip route` and `ip rule` tell what is ours (`proto 199`): a number that iproute2's `rt_protos` gives to nobody.
+/// The number that marks routes and rules as ours in `ip route` and `ip rule` (`proto 199`). iproute2's `rt_protos` gives it to
+/// nobody.
 pub const PROTOCOL: u8 = 199;
 
 /// A connection to the kernel's tables.
@@ -230,20 +231,20 @@ impl Netlink {
 /// An interface, to be asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Which<'a> {
-    /// By its number.
+    /// The interface that has this number.
     Index(u32),
-    /// By its name.
+    /// The interface that has this name.
     Name(&'a str),
 }
 
-/// An interface.
+/// An interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// Its name.
+    /// The name of the interface.
     pub name: String,
-    /// Whether it is up.
+    /// Whether the interface is administratively up.
     pub up: bool,
-    /// Its MTU, in bytes.
+    /// The MTU of the interface, in bytes.
     pub mtu: u32,
     /// Packets that may wait in it.
     pub queue_packets: u32,
@@ -279,14 +280,14 @@ impl Link {
     }
 }
 
-/// A route of ours.
+/// A route that the agent sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
-    /// Where to.
+    /// The prefix that the route leads to.
     pub prefix: IpNet,
-    /// In which table.
+    /// The number of its routing table.
     pub table: u32,
-    /// Through which interface.
+    /// The number of the interface it uses.
     pub index: u32,
     /// The largest packet, in bytes; none: as the interface has it.
     pub mtu: Option<u16>,
@@ -316,12 +317,12 @@ impl Route {
     }
 }
 
-/// A route of anybody's.
+/// A route in the kernel, whoever set it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Entry {
-    /// Where to.
+    /// The prefix that the route leads to.
     pub prefix: IpNet,
-    /// In which table.
+    /// The number of its routing table.
     pub table: u32,
     /// Through which interface; 0 if it names none, or several.
     pub index: u32,
@@ -368,21 +369,21 @@ impl Entry {
     }
 }
 
-/// What is to be changed of an interface.
+/// A change to be made to an interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LinkChange {
-    /// Bring it up.
+    /// Whether the interface is to be brought up.
     pub up: bool,
-    /// Its MTU, in bytes.
+    /// The new MTU of the interface, in bytes.
     pub mtu: Option<u16>,
     /// Packets that wait in it, at most.
     pub queue_packets: Option<u32>,
 }
 
-/// An address of an interface.
+/// An address that an interface has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Address {
-    /// Whose it is.
+    /// The number of the interface that has it.
     pub index: u32,
     /// The address, with its on-link prefix.
     pub address: IpNet,
@@ -412,7 +413,7 @@ fn read_answer(
 ) -> Option<io::Result<()>> {
     /// Messages begin at multiples of this.
     const ALIGN: usize = 4;
-    /// Bytes of the header.
+    /// The bytes of a netlink message header.
     const HEADER: usize = 16;
     while let Some(length) = bytes.first_chunk().map(|length| u32::from_ne_bytes(*length) as usize) {
         if length < HEADER || length > bytes.len() {

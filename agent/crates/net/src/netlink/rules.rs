@@ -1,4 +1,4 @@
-//! Routing rules of ours.
+//! The routing rules that the agent sets.
 
 use std::{io, net::IpAddr};
 
@@ -11,25 +11,25 @@ use netlink_packet_route::{
 
 use crate::netlink::{Netlink, PROTOCOL, TABLE_MAIN, family};
 
-/// A rule of ours.
+/// A routing rule that the agent sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// An address of its family.
+    /// Any address of the family that the rule applies to.
     pub family_of: IpAddr,
     /// When it is looked at: the lowest first. It tells our rules from one another.
     pub priority: u32,
-    /// What it does.
+    /// The selection that the rule makes.
     pub what: RuleKind,
 }
 
-/// What a rule of ours does.
+/// The selection that a rule of ours makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RuleKind {
     /// Packets without `mark` look into `table`.
     Unmarked {
-        /// That of the underlay's sockets.
+        /// The firewall mark of the underlay's sockets.
         mark: u32,
-        /// Ours.
+        /// The routing table of the agent.
         table: u32,
     },
     /// All packets look into the main table, except at its default route.

@@ -150,9 +150,9 @@ async fn a_refusal_reaches_a_connected_socket_and_no_route_every_one() {
     assert_eq!(client.receive(&mut received).unwrap_err().kind(), ErrorKind::ConnectionRefused);
     assert_eq!(client.receive(&mut received).unwrap_err().kind(), ErrorKind::WouldBlock);
 
-    let mut stranger = two.udp(&options([0, 0, 0, 0].into(), UdpRole::QuicDial), A).unwrap();
+    let mut sender = two.udp(&options([0, 0, 0, 0].into(), UdpRole::QuicDial), A).unwrap();
     let nowhere = path(SocketAddr::new(ip(99), 9));
-    assert_eq!(burst(&mut *stranger, &nowhere, 2, 10), [SendOutcome::Failed(SendFailure::Unreachable)]);
+    assert_eq!(burst(&mut *sender, &nowhere, 2, 10), [SendOutcome::Failed(SendFailure::Unreachable)]);
     let error = one.udp(&connected(nowhere.destination), A).err().map(|error| error.kind());
     assert_eq!(error, Some(ErrorKind::NetworkUnreachable));
 }
@@ -183,7 +183,7 @@ fn three_workers() -> (Vec<MemoryNet>, Vec<Ready>, MemoryNet) {
     (workers, readies, fabric.host(&[ip(1)], Ready::new()))
 }
 
-/// What a socket has received.
+/// Receives all datagrams that wait at a socket.
 fn drain(socket: &mut dyn UdpSocket) -> Vec<crate::tests::Got> {
     let mut batch = ReceiveBatch::default();
     let mut got = Vec::new();
@@ -208,11 +208,11 @@ async fn workers_hear_the_connection_ids_that_are_theirs() {
             assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
         }
     }
-    for (place, (socket, ready)) in (0..).zip(group.iter_mut().zip(&readies)) {
+    for (worker, (socket, ready)) in (0..).zip(group.iter_mut().zip(&readies)) {
         wait(ready, B).await;
         let got = drain(&mut **socket);
-        assert_eq!(got.len(), 2 * (0..=u8::MAX).filter(|byte| byte % 3 == place).count());
-        assert!(got.iter().all(|datagram| owner(&datagram.bytes, 3) == place));
+        assert_eq!(got.len(), 2 * (0..=u8::MAX).filter(|byte| byte % 3 == worker).count());
+        assert!(got.iter().all(|datagram| owner(&datagram.bytes, 3) == worker));
     }
 
     drop(group.remove(1));
@@ -234,8 +234,8 @@ fn an_ingress_group_keeps_a_client_on_one_worker_in_memory() {
         let mut client = far.udp(&connected(to), A).unwrap();
         assert_eq!(burst(&mut *client, &path(to), 4, 9), [SendOutcome::Sent]);
         let counts: Vec<_> = group.iter_mut().map(|socket| drain(&mut **socket).len()).collect();
-        let place = counts.iter().position(|count| *count == 4).expect("all four go to one worker");
-        clients[place] += 1;
+        let worker = counts.iter().position(|count| *count == 4).expect("all four go to one worker");
+        clients[worker] += 1;
     }
     assert!(clients.iter().all(|count| *count > 50), "{clients:?} of 300");
 }

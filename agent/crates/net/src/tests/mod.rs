@@ -74,7 +74,7 @@ fn send(socket: &mut dyn UdpSocket, batch: &mut SendBatch) -> Vec<SendOutcome> {
     outcomes
 }
 
-/// Waits until `token` is reported.
+/// Waits until `token` is reported as ready.
 async fn wait(ready: &Ready, token: Token) {
     let tokens = RefCell::new(Vec::new());
     let reported = poll_fn(|context| {
@@ -85,7 +85,7 @@ async fn wait(ready: &Ready, token: Token) {
     tokio::time::timeout(PATIENCE, reported).await.expect("the token is reported in time");
 }
 
-/// A datagram as it arrived.
+/// A datagram as the receiving socket saw it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Got {
     bytes: Vec<u8>,

@@ -50,19 +50,19 @@ async fn a_decoys_socket_keeps_ecn_bits_both_ways() {
         let (mut net, ready, _) = kernel();
         let mut decoy = net.udp(&options(ip, UdpRole::QuicListen), A).unwrap();
         let to_decoy = UdpOptions { role: UdpRole::Decoy, ..connected(decoy.local_addr()) };
-        let mut stranger = net.udp(&to_decoy, B).unwrap();
+        let mut sender = net.udp(&to_decoy, B).unwrap();
         let mut batch = SendBatch::default();
         for ecn in 0..4 {
             put(&mut batch, &Path { tos: ecn, ..path(decoy.local_addr()) }, &payload(1, 1_200));
         }
-        assert_eq!(send(&mut *stranger, &mut batch), [SendOutcome::Sent; 4]);
+        assert_eq!(send(&mut *sender, &mut batch), [SendOutcome::Sent; 4]);
         let got = receive(&mut *decoy, &ready, A, 4).await;
         assert_eq!(got.iter().map(|datagram| datagram.ecn).collect::<Vec<_>>(), [0, 1, 2, 3]);
         for datagram in &got {
             put(&mut batch, &Path { tos: 3 - datagram.ecn, ..path(datagram.source) }, &datagram.bytes);
         }
         assert_eq!(send(&mut *decoy, &mut batch), [SendOutcome::Sent; 4]);
-        let got = receive(&mut *stranger, &ready, B, 4).await;
+        let got = receive(&mut *sender, &ready, B, 4).await;
         assert_eq!(got.iter().map(|datagram| datagram.ecn).collect::<Vec<_>>(), [3, 2, 1, 0]);
         assert!(got.iter().all(|datagram| datagram.bytes == payload(1, 1_200)));
     }

@@ -110,7 +110,7 @@ impl Desk {
             Ok(Request::PeerList {}) => self.list(),
             Ok(Request::PeerAdd(new)) => {
                 let _one_at_a_time = self.one_at_a_time();
-                self.add(&new.into())
+                self.add(&new)
             }
             Ok(Request::PeerRemove { name }) => {
                 let _one_at_a_time = self.one_at_a_time();
@@ -118,13 +118,13 @@ impl Desk {
             }
             Ok(Request::Reload { dry_run }) => self.reload(dry_run),
             Ok(Request::Status(scope)) => self.status(&scope),
-            Ok(Request::QlogStart(start)) => {
-                let started = self.peers.captures().start(&start.into(), &self.peers.config());
+            Ok(Request::QlogStart(order)) => {
+                let started = self.peers.captures().start(&order, &self.peers.config());
                 started.map_or_else(|refusal| no_capture(&refusal), |id| Answer::QlogStarted { id })
             }
             Ok(Request::QlogTake { id }) => {
                 let taken = self.peers.captures().take(id);
-                taken.map_or_else(|refusal| no_capture(&refusal), |taken| Answer::Qlog(taken.into()))
+                taken.map_or_else(|refusal| no_capture(&refusal), Answer::Qlog)
             }
             Ok(Request::QlogStop { id }) => {
                 let stopped = self.peers.captures().stop(id);

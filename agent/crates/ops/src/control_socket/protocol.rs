@@ -3,15 +3,13 @@
 //! A reader ignores members of an answer that it does not know; a request with a member that is not known is refused,
 //! because ignoring it would do something else than what was asked for.
 
-use std::time::Duration;
-
 use config::{
     self, Config,
     reload::{Change, Kind},
     state::NewPeer,
 };
 use engine::{
-    capture::{self, Subject, Taken},
+    capture::{Order, Taken},
     roster::Origin,
 };
 use serde::{Deserialize, Serialize};
@@ -32,7 +30,7 @@ pub enum Request {
     /// The peers of both files, and those of open mode.
     PeerList {},
     /// Let a peer in, and keep it in the state file.
-    PeerAdd(AddPeer),
+    PeerAdd(NewPeer),
     /// Shut a peer out, and take it out of the state file.
     PeerRemove {
         /// Its name.
@@ -47,7 +45,7 @@ pub enum Request {
     /// What the agent is doing.
     Status(Scope),
     /// Look at a lane or at the control connections of a peer.
-    QlogStart(QlogStart),
+    QlogStart(Order),
     /// Give some of what a capture has.
     QlogTake {
         /// Which capture.
@@ -58,55 +56,6 @@ pub enum Request {
         /// Which capture.
         id: u64,
     },
-}
-
-/// What [`Request::QlogStart`] is to look at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct QlogStart {
-    /// The peer's name.
-    pub peer: String,
-    /// Which lane; left out: its control connections.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lane: Option<u8>,
-    /// For how long, in seconds.
-    pub seconds: u64,
-    /// End the control connection that there is.
-    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
-    pub reconnect: bool,
-}
-
-impl From<QlogStart> for capture::Order {
-    fn from(start: QlogStart) -> Self {
-        Self {
-            peer: start.peer,
-            subject: start.lane.map_or(Subject::Control, Subject::Lane),
-            time: Duration::from_secs(start.seconds),
-            reconnect: start.reconnect,
-        }
-    }
-}
-
-/// The peer of [`Request::PeerAdd`].
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AddPeer {
-    /// What to call it.
-    pub name: String,
-    /// Its key, as `culvert pubkey` prints it.
-    pub public_key: String,
-    /// Where to dial it, as "host:port".
-    #[serde(default)]
-    pub endpoints: Vec<String>,
-    /// How many lanes to open; left out: the default.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub lanes: Option<u8>,
-    /// The names of our services that it may use.
-    #[serde(default)]
-    pub services: Vec<String>,
-    /// Its inner addresses, as prefixes. Left out if there are none: an older daemon refuses the member.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub allowed_ips: Vec<String>,
 }
 
 /// Why a line is no request.
@@ -175,7 +124,7 @@ pub enum Answer {
         id: u64,
     },
     /// Some of what a capture has.
-    Qlog(QlogText),
+    Qlog(Taken),
     /// It was not done, or not all of it.
     Refused {
         /// Whether the request was wrong, and not the daemon's surroundings.
@@ -183,28 +132,6 @@ pub enum Answer {
         /// What is wrong, with a remedy.
         error: String,
     },
-}
-
-/// Some of a file, in the order in which it is asked for.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct QlogText {
-    /// Whole records.
-    pub text: String,
-    /// There is no more: the capture has ended.
-    pub done: bool,
-    /// There is more at once.
-    pub more: bool,
-    /// Events that are missing in it so far, because they came faster than they were taken.
-    pub lost: u64,
-    /// Lanes or connections that were recorded so far.
-    pub begun: u32,
-}
-
-impl From<Taken> for QlogText {
-    fn from(taken: Taken) -> Self {
-        let Taken { text, done, more, lost, begun } = taken;
-        Self { text, done, more, lost, begun }
-    }
 }
 
 impl Answer {

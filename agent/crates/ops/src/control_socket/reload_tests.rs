@@ -9,7 +9,7 @@ use config::{
 use serde_json::{Value, json};
 
 use super::*;
-use crate::control_socket::protocol::AddPeer;
+use config::state::NewPeer;
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 
@@ -147,7 +147,7 @@ fn a_peer_whose_table_was_taken_out_can_be_added_after_the_reload() {
     let daemon =
         Reloading::new(&file(&format!("[[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\n")), false);
     let desk = desk(&daemon);
-    let add = AddPeer { name: "exit".to_owned(), public_key: KEY.to_owned(), ..AddPeer::default() };
+    let add = NewPeer { name: "exit".to_owned(), public_key: KEY.to_owned(), ..NewPeer::default() };
     let add = || desk.answer(Request::PeerAdd(add.clone()).to_line().as_bytes());
     let Answer::Refused { bad_input: true, error } = add() else { panic!("it was added") };
     assert!(error.contains("take its [[peer]] out of the configuration, reload"), "{error}");

@@ -9,7 +9,12 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
-use engine::{roster::Roster, worker::Exchange};
+use config::state::NewPeer;
+use engine::{
+    capture::{Order, Subject},
+    roster::Roster,
+    worker::Exchange,
+};
 use serde_json::Value;
 use tempfile::TempDir;
 use wire::{
@@ -20,7 +25,7 @@ use wire::{
 use super::*;
 use crate::control_socket::{
     client::{AskError, ask},
-    protocol::{AddPeer, MAX_REQUEST_BYTES, QlogStart, RequestError},
+    protocol::{MAX_REQUEST_BYTES, RequestError},
 };
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
@@ -131,7 +136,7 @@ impl Case {
 }
 
 fn add(name: &str, key: &str) -> Request {
-    Request::PeerAdd(AddPeer { name: name.to_owned(), public_key: key.to_owned(), ..AddPeer::default() })
+    Request::PeerAdd(NewPeer { name: name.to_owned(), public_key: key.to_owned(), ..NewPeer::default() })
 }
 
 fn remove(name: &str) -> Request {
@@ -149,7 +154,7 @@ fn a_peer_is_added_listed_and_removed() {
     let case = Case::new(false);
     let desk = case.desk();
     let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
-    let new = AddPeer {
+    let new = NewPeer {
         endpoints: vec!["b.example:1".to_owned()],
         lanes: Some(2),
         services: vec!["dns".to_owned()],
@@ -205,7 +210,7 @@ fn prefixes_of_other_peers_and_prefixes_without_a_tunnel_are_refused() {
     let routed = |case: &Case, name: &str, prefix: &str| {
         let allowed_ips = vec![prefix.to_owned()];
         let (name, public_key) = (name.to_owned(), KEY_2.to_owned());
-        let new = AddPeer { name, public_key, allowed_ips, ..AddPeer::default() };
+        let new = NewPeer { name, public_key, allowed_ips, ..NewPeer::default() };
         case.desk().answer(Request::PeerAdd(new).to_line().as_bytes())
     };
     let exit = "allowed_ips[0]: 10.9.0.7/32 belongs to \"exit\" of the configuration already";
@@ -339,7 +344,7 @@ fn what_is_no_request_is_refused() {
 /// The command and the daemon may be of two versions, as between an update and the restart.
 #[test]
 fn requests_have_the_same_words_in_every_version() {
-    let peer = AddPeer {
+    let peer = NewPeer {
         name: "b".to_owned(),
         public_key: "x".to_owned(),
         endpoints: vec!["b.example:1".to_owned()],
@@ -347,8 +352,10 @@ fn requests_have_the_same_words_in_every_version() {
         services: vec!["dns".to_owned()],
         allowed_ips: vec!["10.9.0.2/32".to_owned()],
     };
-    let qlog =
-        |lane, reconnect| Request::QlogStart(QlogStart { peer: "b".to_owned(), lane, seconds: 9, reconnect });
+    let qlog = |subject, reconnect| {
+        let time = std::time::Duration::from_secs(9);
+        Request::QlogStart(Order { peer: "b".to_owned(), subject, time, reconnect })
+    };
     for (request, members) in [
         (Request::PeerList {}, r#""request": "peer-list""#),
         (
@@ -363,8 +370,11 @@ fn requests_have_the_same_words_in_every_version() {
             Request::Status(Scope { peer: Some("b".to_owned()), lane: Some(1) }),
             r#""request": "status", "peer": "b", "lane": 1"#,
         ),
-        (qlog(Some(1), false), r#""request": "qlog-start", "peer": "b", "lane": 1, "seconds": 9"#),
-        (qlog(None, true), r#""request": "qlog-start", "peer": "b", "seconds": 9, "reconnect": true"#),
+        (qlog(Subject::Lane(1), false), r#""request": "qlog-start", "peer": "b", "lane": 1, "seconds": 9"#),
+        (
+            qlog(Subject::Control, true),
+            r#""request": "qlog-start", "peer": "b", "seconds": 9, "reconnect": true"#,
+        ),
         (Request::QlogTake { id: 7 }, r#""request": "qlog-take", "id": 7"#),
         (Request::QlogStop { id: 7 }, r#""request": "qlog-stop", "id": 7"#),
     ] {

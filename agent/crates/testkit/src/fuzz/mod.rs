@@ -16,10 +16,10 @@ pub use self::operator::{host_text, key_file, socket_answer, socket_request};
 pub use config::{properties::config_text, reload_rules::reload_files, state::properties::state_text};
 pub use dataplane::relay::properties::reassembly;
 pub use gate::{
-    journal::properties::knock_journal,
     properties::{
         certificate, classify, decoy_flows, gate_initial, knock_open, retry_token, server_hello, share_link,
     },
+    replay_log::properties::knock_journal,
 };
 pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
 pub use wire::properties::{control_messages, payload_context};

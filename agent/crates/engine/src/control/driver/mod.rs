@@ -594,7 +594,7 @@ impl Control {
             connection.lost = true;
             connection.pace.closing();
             connection.end_ahead(&mut self.settlements);
-            connection.quinn.close(now, reason.code(), Bytes::from_static(reason.words().as_bytes()));
+            connection.quinn.close(now, reason.code(), Bytes::from_static(reason.label().as_bytes()));
             self.touch(handle);
         }
     }

@@ -32,7 +32,7 @@ use config::{
     Config,
     reload::{Change, plan},
 };
-use gate::{Own, identity::Identity, journal::MemoryJournal, table::SingleUse, tls::TlsIdentity};
+use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 pub use host::{Host, Udp};
 use ip::packets::TunOffload;
 use net::{
@@ -72,7 +72,7 @@ pub struct World {
     /// How many seconds the clock of the next agent is ahead.
     skew: i64,
     /// Each agent's state directory: the knocks that its workers let in. `None` where there is none to be trusted.
-    journals: Vec<Option<Vec<MemoryJournal>>>,
+    journals: Vec<Option<Vec<MemoryReplayLog>>>,
     /// What is done to the configuration of the next agents.
     tune: fn(&mut Config),
     /// What the TUN devices of the next agents can do.
@@ -348,8 +348,8 @@ impl World {
         let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
         let before = self.journals[place].take();
         let blind_until = if before.is_some() { 0 } else { unix_seconds - 1 };
-        let records: Vec<_> = before.iter().flatten().flat_map(MemoryJournal::records).collect();
-        let journals: Vec<MemoryJournal> = (0..self.workers).map(|_| MemoryJournal::default()).collect();
+        let records: Vec<_> = before.iter().flatten().flat_map(MemoryReplayLog::records).collect();
+        let journals: Vec<MemoryReplayLog> = (0..self.workers).map(|_| MemoryReplayLog::default()).collect();
         self.journals[place] = Some(journals.clone());
         let table = |journal| {
             let (workers, records) = (self.workers, records.clone());

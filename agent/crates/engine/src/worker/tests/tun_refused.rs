@@ -186,7 +186,7 @@ fn a_peer_gets_checksums_as_it_takes_them_and_none_before_its_hello_says_so() {
             let mut packet = data[1..].to_vec();
             let view = IpView::parse(&packet).unwrap();
             if data[0] == 1 {
-                let (start, offset) = view.checksum_place().unwrap();
+                let ip::view::ChecksumAt { start, offset } = view.checksum().unwrap();
                 model::complete(&mut packet, start, offset);
             }
             assert_eq!(&packet, expected, "standard mode {standard}");

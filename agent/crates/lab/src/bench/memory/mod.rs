@@ -1,4 +1,4 @@
-//! What the packet path costs without a network: two lanes beside two quinn-proto endpoints, and on two threads.
+//! The cost of the packet path without a network: two lanes beside two quinn-proto endpoints, and on two threads.
 //!
 //! | question | file |
 //! |---|---|
@@ -32,15 +32,15 @@ const BATCH: usize = 64;
 /// The largest payload: a packet of it fits the 1,472 bytes that quinn-proto takes at most without being told.
 pub const MAX_SIZE: u16 = 1_400;
 
-/// Each kind runs so many times, in turn with the others, so that what disturbs the machine disturbs all.
+/// The number of rounds: the kinds take turns, so that a disturbance of the machine affects all of them.
 const ROUNDS: u32 = 5;
 
-/// What is to be measured.
+/// The options of an in-memory comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Payload of a datagram in bytes.
     pub size: u16,
-    /// How long each kind runs, all its rounds together.
+    /// The time that each kind runs, over all its rounds.
     pub duration: Duration,
     /// Print JSON instead of a table.
     pub json: bool,
@@ -52,7 +52,7 @@ trait Carrier {
     fn carry(&mut self, now: Instant) -> anyhow::Result<usize>;
 }
 
-/// How many datagrams were carried, and how long that took.
+/// A number of datagrams that were carried, and the time that took.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sum {
     datagrams: u64,

@@ -29,13 +29,13 @@ use rustls_pki_types::PrivatePkcs8KeyDer;
 
 use crate::bench::memory::{BATCH, Carrier};
 
-/// The name in the certificate.
+/// The host name in the certificate of the server.
 const NAME: &str = "bench.invalid";
 
 /// A handshake takes two round trips; each is a millisecond of the clock that the endpoints are given.
 const MOST_ROUND_TRIPS: u32 = 50;
 
-/// What a short-header packet adds to a payload, and to spare.
+/// The bytes that a short-header packet adds to a payload, and some to spare.
 const PACKET_OVERHEAD: u16 = 64;
 
 /// A connected client, which sends, and server, which receives.

@@ -1,4 +1,4 @@
-//! What a file of used knocks looks like (pure).
+//! The format of a file of used knocks (pure).
 //!
 //! ```text
 //!  0    magic and version, 8 bytes      "culvknk" 1
@@ -10,13 +10,13 @@
 //! 80    record …
 //! ```
 //!
-//! Only whole records count. The last one is torn when the process was killed while it was written, and then no
+//! Only complete records count. The last one is torn when the process was killed while it was written, and then no
 //! answer to its knock was sent either. A power failure may leave anything behind, but comes with another boot ID.
 
 /// Bytes of a [`Record`] in a file.
 pub const RECORD_BYTES: usize = TAG_BYTES + 8;
 
-/// Bytes of a [`Header`].
+/// The bytes of a [`Header`] in a file.
 pub(super) const HEADER_BYTES: usize = 56;
 
 const TAG_BYTES: usize = 16;
@@ -25,7 +25,7 @@ const BOOT_AT: usize = MAGIC.len();
 const WORKERS_AT: usize = BOOT_AT + BootId::BYTES;
 const BLIND_AT: usize = WORKERS_AT + 4;
 
-/// One used knock.
+/// The record of one used knock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Record {
     /// The last 16 bytes of its token.
@@ -52,8 +52,8 @@ impl Record {
     }
 }
 
-/// Which boot of the machine this is: records of the same one are complete, because what was written stays in the
-/// kernel's cache however the process ended.
+/// The boot of the machine. Records of the present boot are complete, because what was written stays in the kernel's cache
+/// however the process ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootId([u8; Self::BYTES]);
 
@@ -67,12 +67,12 @@ impl BootId {
     }
 }
 
-/// What stands before the records.
+/// The header of a file, which stands before the records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Header {
-    /// The boot in which the file was begun.
+    /// The boot of the machine in which the file was created.
     pub(super) boot: BootId,
-    /// How many workers the agent had, and so how many files belong together.
+    /// The number of workers that the agent had, and so the number of files that belong together.
     pub(super) workers: u8,
     /// Knocks with a timestamp up to this unix second may have been used and yet be in no file.
     pub(super) blind_until: u64,
@@ -89,7 +89,7 @@ impl Header {
     }
 }
 
-/// Reads a whole file; `None` if it does not begin with a header of this version.
+/// Reads a complete file; `None` if it does not begin with a header of this version.
 pub(super) fn parse(file: &[u8]) -> Option<(Header, Vec<Record>)> {
     let (header, rest) = file.split_first_chunk::<HEADER_BYTES>()?;
     let boot = header[BOOT_AT..WORKERS_AT].try_into().ok().map(BootId)?;

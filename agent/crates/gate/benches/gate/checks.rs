@@ -1,5 +1,5 @@
-//! What the gate's checks cost without a network: strangers, clients that knock, clients that are asked to prove their
-//! address. One thread.
+//! The cost of the gate's checks without a network, in one thread: bogus Initials, clients that knock, and clients that must prove
+//! their address first.
 
 use std::{
     fmt,
@@ -9,14 +9,14 @@ use std::{
 };
 
 use anyhow::{anyhow, ensure};
-use gate::{
+use culvert_gate::{
     Arrival, Gate, GateSetup, Own, Verdict,
     admission::{Admits, Allowlist, Room},
     budget::Budget,
     client::{Knock, arm},
     identity::Identity,
-    journal::MemoryJournal,
     knock::ServerKey,
+    replay_log::MemoryReplayLog,
     table::SingleUse,
     tls::{self, TlsIdentity},
 };
@@ -30,49 +30,37 @@ use wire::{
 };
 use zeroize::Zeroizing;
 
-use crate::{
-    bench::strangers::{BYTES, bogus},
-    out,
-};
+use crate::initial::{BYTES, bogus};
 
-/// Bogus Initials of one pass: so many that neither they nor their tokens stay in the nearest cache.
-const STRANGERS: usize = 1_024;
+/// Bogus Initials of one pass: too many for them or their tokens to stay in the nearest cache.
+const INITIALS: usize = 1_024;
 
-/// Knocks of one pass: well above what an idle budget grants at once, so that most of them are asked for their address.
+/// Knocks of one pass: well above what an idle budget grants at once, so that most of them are asked to prove their address.
 const KNOCKS: u16 = 512;
 
-/// The kinds take turns, so that what disturbs the machine disturbs all.
+/// The kinds of check take turns this often, so that a disturbance of the machine affects all of them.
 const ROUNDS: u32 = 5;
 
 /// The wall clock of the gate: knocks must not become too old between their making and the last pass.
 const UNIX_TIME: Duration = Duration::from_secs(1_700_000_000);
 
-/// What is to be measured.
-#[derive(Clone, Copy, Debug)]
-pub struct GateOptions {
-    /// How long each kind runs, all its rounds together.
-    pub duration: Duration,
-    /// Print JSON instead of words.
-    pub json: bool,
-}
-
-/// Measures and prints.
+/// Measures each kind for `duration`, over all rounds.
 ///
 /// # Errors
 /// A datagram that ended elsewhere in the gate, which would be a defect.
-pub fn run_gate(options: GateOptions) -> anyhow::Result<()> {
+pub(crate) fn run(duration: Duration) -> anyhow::Result<Found> {
     let bench = Bench::new()?;
-    let slice = options.duration / ROUNDS;
+    let slice = duration / ROUNDS;
     let mut found = Found::default();
     for _ in 0..ROUNDS {
-        found.bogus.add(repeat(slice, bench.strangers())?);
+        found.bogus.add(repeat(slice, bench.bogus())?);
         found.knocks.add(repeat(slice, || bench.knocks())?);
         found.retries.add(repeat(slice, bench.retries()?)?);
     }
-    if options.json { out::say(&found.json()) } else { out::say(&found) }
+    Ok(found)
 }
 
-/// Repeats a pass until those of it that counted have taken `duration`; the first one warms up.
+/// Repeats `pass` until the counted passes have taken `duration`; the first one is a warm-up and does not count.
 fn repeat(duration: Duration, mut pass: impl FnMut() -> anyhow::Result<Sum>) -> anyhow::Result<Sum> {
     pass()?;
     let mut sum = Sum::default();
@@ -104,15 +92,16 @@ impl Sum {
     }
 }
 
+/// The results of a run, by kind of check.
 #[derive(Default)]
-struct Found {
+pub(crate) struct Found {
     bogus: Sum,
     knocks: Sum,
     retries: Sum,
 }
 
 impl Found {
-    fn json(&self) -> Value {
+    pub(crate) fn json(&self) -> Value {
         json!({
             "mode": "gate",
             "bogus_per_second": self.bogus.per_second(),
@@ -141,18 +130,18 @@ impl fmt::Display for Found {
     }
 }
 
-/// A server, and what comes to its gate.
+/// A server, and the datagrams that arrive at its gate.
 struct Bench {
     own: Arc<Own>,
     ids: ConnectionIds,
     crypto: Arc<dyn crypto::ServerConfig>,
     clock: ManualClock,
-    bogus: Vec<[u8; BYTES as usize]>,
-    /// First flights of clients that know the server's key, and whom they come from.
+    initials: Vec<[u8; BYTES as usize]>,
+    /// First flights of clients that know the server's key, each with its source address.
     knocks: Vec<(SocketAddr, Vec<u8>)>,
 }
 
-/// Open mode without peers.
+/// An allowlist in open mode, without any peer.
 struct Open;
 
 impl Allowlist for Open {
@@ -168,19 +157,19 @@ impl Bench {
         let own = Own::new(&server);
         let ids = ConnectionIds::new(own.issued().clone(), [3; 32], 0, 1);
         let mut rng = SmallRng::seed_from_u64(1);
-        let mut datagrams = vec![[0; BYTES as usize]; STRANGERS];
+        let mut datagrams = vec![[0; BYTES as usize]; INITIALS];
         datagrams.iter_mut().for_each(|datagram| bogus(datagram, &mut rng));
         Ok(Self {
             ids,
             crypto: tls::initial_crypto(&TlsIdentity::from_pkcs8(&server.pkcs8_der())?)?,
-            bogus: datagrams,
+            initials: datagrams,
             knocks: knocks(&server, &clock)?,
             own,
             clock,
         })
     }
 
-    /// A gate that has seen nothing yet.
+    /// A gate that has not checked anything yet.
     fn gate(&self) -> Gate {
         let now = self.clock.now();
         let unix_seconds = self.clock.unix_seconds();
@@ -191,8 +180,7 @@ impl Bench {
             refusals: Arc::default(),
             required: true,
             window: Duration::from_secs(90),
-            // No knock was used before.
-            table: SingleUse::restore(Box::<MemoryJournal>::default(), 1, Vec::new(), 0, now, unix_seconds),
+            table: SingleUse::restore(Box::<MemoryReplayLog>::default(), 1, Vec::new(), 0, now, unix_seconds),
             budget: Budget::new(1, now),
             clock: Arc::new(self.clock.clone()),
             crypto: Arc::clone(&self.crypto),
@@ -200,23 +188,23 @@ impl Bench {
         })
     }
 
-    /// Passes over the strangers' datagrams, at one gate.
-    fn strangers(&self) -> impl FnMut() -> anyhow::Result<Sum> + use<'_> {
+    /// Passes over the bogus Initials, at one gate.
+    fn bogus(&self) -> impl FnMut() -> anyhow::Result<Sum> + use<'_> {
         let (mut gate, now) = (self.gate(), self.clock.now());
         let source = SocketAddr::from((Ipv4Addr::new(198, 51, 100, 1), 4_433));
         move || {
-            timed(self.bogus.len(), || {
+            timed(self.initials.len(), || {
                 let refused = |datagram: &&[u8; BYTES as usize]| {
-                    gate.check(*datagram, arrival(source), now) == Verdict::Stranger
+                    gate.check(*datagram, arrival(source), now) == Verdict::Unauthenticated
                 };
-                self.bogus.iter().filter(refused).count()
+                self.initials.iter().filter(refused).count()
             })
         }
     }
 
-    /// A pass over the knocks, at a gate that has seen none of them.
+    /// A pass over the knocks, at a fresh gate.
     fn knocks(&self) -> anyhow::Result<Sum> {
-        /// The monotonic clock runs ahead so far from knock to knock, so that the budget refuses none.
+        /// The monotonic clock advances by this much from knock to knock, so that the budget refuses none.
         const STEP: Duration = Duration::from_millis(100);
         let (mut gate, mut now) = (self.gate(), self.clock.now());
         timed(self.knocks.len(), || {
@@ -292,18 +280,20 @@ fn knocks(server: &Identity, clock: &ManualClock) -> anyhow::Result<Vec<(SocketA
     Ok(first_flights)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn every_kind_ends_where_it_should() {
-        let bench = Bench::new().unwrap();
-        let (mut strangers, mut retries) = (bench.strangers(), bench.retries().unwrap());
-        for _ in 0..2 {
-            assert_eq!(strangers().unwrap().datagrams, STRANGERS as u64);
-            assert_eq!(bench.knocks().unwrap().datagrams, u64::from(KNOCKS));
-            assert!(retries().unwrap().datagrams > u64::from(KNOCKS) / 2);
-        }
+/// Every datagram ends where it should, and the figures of a run fit together.
+pub(crate) fn self_test() -> anyhow::Result<()> {
+    let bench = Bench::new()?;
+    let (mut bogus, mut retries) = (bench.bogus(), bench.retries()?);
+    for _ in 0..2 {
+        assert_eq!(bogus()?.datagrams, INITIALS as u64);
+        assert_eq!(bench.knocks()?.datagrams, u64::from(KNOCKS));
+        assert!(retries()?.datagrams > u64::from(KNOCKS) / 2);
     }
+    let found = run(Duration::from_millis(50))?.json();
+    for kind in ["bogus", "knocks", "retries"] {
+        let figure = |unit| found[format!("{kind}_{unit}")].as_f64();
+        let nanoseconds = figure("ns").zip(figure("per_second")).map(|(each, rate)| each * rate);
+        assert!(nanoseconds.is_some_and(|all| (all / 1e9 - 1.0).abs() < 1e-9), "{found:#}");
+    }
+    Ok(())
 }

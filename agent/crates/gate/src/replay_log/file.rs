@@ -8,23 +8,23 @@ use std::{
     sync::Arc,
 };
 
-use crate::journal::{
-    BootId, Journal, RECORD_BYTES, Record,
+use crate::replay_log::{
+    BootId, RECORD_BYTES, Record, ReplayLog,
     format::{self, HEADER_BYTES, Header},
 };
 
 /// Why used knocks cannot be kept in the state directory. The daemon can do without: a restart then trusts no knock
 /// that was made before it.
 #[derive(Debug, thiserror::Error)]
-pub enum JournalError {
-    /// The directory is not there.
+pub enum ReplayLogError {
+    /// The state directory does not exist.
     #[error(
         "the state directory {} does not exist (remedy: create it with mode 0700 for the user that culvert runs as, \
          or set identity.state_dir)",
         .directory.display()
     )]
     Missing {
-        /// The directory.
+        /// The path of the state directory.
         directory: PathBuf,
     },
     /// The process may not use the directory, or a file in it.
@@ -34,7 +34,7 @@ pub enum JournalError {
         .path.display()
     )]
     Denied {
-        /// The directory or the file.
+        /// The path of the directory or file.
         path: PathBuf,
     },
     /// Another process keeps its used knocks there.
@@ -43,20 +43,20 @@ pub enum JournalError {
         .directory.display()
     )]
     InUse {
-        /// The directory.
+        /// The path of the state directory.
         directory: PathBuf,
     },
     /// Anything else, e.g. a full disk.
     #[error("cannot use {}: {error} (remedy: free space or repair the file system, or set identity.state_dir)", .path.display())]
     Failed {
-        /// The directory or the file.
+        /// The path of the directory or file.
         path: PathBuf,
-        /// The kernel's reason.
+        /// The error of the kernel that says why.
         error: io::Error,
     },
 }
 
-impl JournalError {
+impl ReplayLogError {
     fn of_directory(directory: &Path, error: io::Error) -> Self {
         if error.kind() == io::ErrorKind::NotFound {
             return Self::Missing { directory: directory.to_owned() };
@@ -72,10 +72,10 @@ impl JournalError {
     }
 }
 
-/// The journals of all workers, and what an earlier process left in them.
+/// The replay logs of all workers, and what an earlier process left in them.
 pub struct Opened {
-    /// For each worker its journal and the records that its table begins with.
-    pub workers: Vec<(FileJournal, Vec<Record>)>,
+    /// For each worker its replay log and the records that its table begins with.
+    pub workers: Vec<(FileReplayLog, Vec<Record>)>,
     /// Knocks with a timestamp up to this unix second may have been used and yet be in no file.
     pub blind_until: u64,
     /// Whether what earlier processes left was complete, so that `blind_until` is not the second of this start.
@@ -89,8 +89,13 @@ pub struct Opened {
 /// that begins with untrusted files writes into its own until when it is blind, for the process after it.
 ///
 /// # Errors
-/// The directory cannot be used: run with [`crate::journal::MemoryJournal`], blind until `unix_seconds`.
-pub fn open(directory: &Path, workers: u8, boot: BootId, unix_seconds: u64) -> Result<Opened, JournalError> {
+/// The directory cannot be used: run with [`crate::replay_log::MemoryReplayLog`], blind until `unix_seconds`.
+pub fn open(
+    directory: &Path,
+    workers: u8,
+    boot: BootId,
+    unix_seconds: u64,
+) -> Result<Opened, ReplayLogError> {
     let lock = Arc::new(lock(directory)?);
     let Loaded { records, trusted_after } = load(directory, workers, boot)?;
     // A wall clock that has gone back since must not make us refuse everybody until it comes there again.
@@ -98,20 +103,20 @@ pub fn open(directory: &Path, workers: u8, boot: BootId, unix_seconds: u64) -> R
     let header = Header { boot, workers: workers.max(1), blind_until };
     let mut opened = Vec::with_capacity(records.len());
     for (worker, records) in (0u8..).zip(records) {
-        let mut journal = FileJournal {
+        let mut replay_log = FileReplayLog {
             path: directory.join(file_name(worker)),
             header,
             file: None,
             _lock: Arc::clone(&lock),
         };
-        journal
+        replay_log
             .rewrite(&mut records.iter().copied())
-            .map_err(|error| JournalError::of_file(&journal.path, error))?;
-        opened.push((journal, records));
+            .map_err(|error| ReplayLogError::of_file(&replay_log.path, error))?;
+        opened.push((replay_log, records));
     }
     for (worker, path) in files(directory)? {
         if worker >= header.workers {
-            fs::remove_file(&path).map_err(|error| JournalError::of_file(&path, error))?;
+            fs::remove_file(&path).map_err(|error| ReplayLogError::of_file(&path, error))?;
         }
     }
     Ok(Opened { workers: opened, blind_until, trusted: trusted_after.is_some() })
@@ -128,13 +133,13 @@ pub fn forget(directory: &Path) {
     }
 }
 
-/// What an earlier process left.
+/// The records that an earlier process left on disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Loaded {
     /// The records of each worker, in the order of the workers.
     pub records: Vec<Vec<Record>>,
     /// Every used knock with a timestamp after this unix second is among the records: the files of all workers are
-    /// there, whole and of this boot. `None`: any may be missing.
+    /// there, complete and of this boot. `None`: any may be missing.
     pub trusted_after: Option<u64>,
 }
 
@@ -145,15 +150,15 @@ pub struct Loaded {
 ///
 /// # Errors
 /// The directory or a file in it cannot be read.
-pub fn load(directory: &Path, workers: u8, boot: BootId) -> Result<Loaded, JournalError> {
+pub fn load(directory: &Path, workers: u8, boot: BootId) -> Result<Loaded, ReplayLogError> {
     let workers = workers.max(1);
     let mut found = Vec::new();
-    let mut whole = true;
+    let mut readable = true;
     for (worker, path) in files(directory)? {
-        let bytes = fs::read(&path).map_err(|error| JournalError::of_file(&path, error))?;
+        let bytes = fs::read(&path).map_err(|error| ReplayLogError::of_file(&path, error))?;
         match format::parse(&bytes) {
             Some((header, records)) => found.push((worker, header, records)),
-            None => whole = false,
+            None => readable = false,
         }
     }
     // Files of two numbers of workers stand side by side if a process was killed in `open`; those that it had written
@@ -161,7 +166,7 @@ pub fn load(directory: &Path, workers: u8, boot: BootId) -> Result<Loaded, Journ
     let before = found.iter().map(|(_, header, _)| header.workers).max();
     let complete = before
         .is_some_and(|count| (0..count).all(|worker| found.iter().any(|(present, ..)| *present == worker)));
-    let trusted = whole && complete && found.iter().all(|(_, header, _)| header.boot == boot);
+    let trusted = readable && complete && found.iter().all(|(_, header, _)| header.boot == boot);
     let trusted_after = found.iter().map(|(_, header, _)| header.blind_until).max().filter(|_| trusted);
     let same = found.iter().all(|(_, header, _)| header.workers == workers);
 
@@ -177,16 +182,16 @@ pub fn load(directory: &Path, workers: u8, boot: BootId) -> Result<Loaded, Journ
 
 /// The file of one worker's used knocks: one `write(2)` per record, replaced by `rename(2)`.
 #[derive(Debug)]
-pub struct FileJournal {
+pub struct FileReplayLog {
     path: PathBuf,
     header: Header,
     /// `None` after a failed write, until the file is made anew.
     file: Option<File>,
-    /// The directory, locked while any journal of it is open.
+    /// The directory, locked while any replay log of it is open.
     _lock: Arc<File>,
 }
 
-impl Journal for FileJournal {
+impl ReplayLog for FileReplayLog {
     fn append(&mut self, record: Record) -> io::Result<()> {
         let Some(file) = &mut self.file else { return Err(io::ErrorKind::NotFound.into()) };
         let result = match file.write(&record.to_bytes()) {
@@ -204,7 +209,7 @@ impl Journal for FileJournal {
 
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()> {
         let fresh = self.path.with_extension("new");
-        let result = write_whole(&fresh, self.header, records)
+        let result = write_file(&fresh, self.header, records)
             .and_then(|file| fs::rename(&fresh, &self.path).map(|()| file));
         match result {
             Ok(file) => {
@@ -228,7 +233,7 @@ impl Journal for FileJournal {
 }
 
 /// Writes a new file, readable for its owner alone: tags are not secret, but who knocked when is nobody's business.
-fn write_whole(path: &Path, header: Header, records: &mut dyn Iterator<Item = Record>) -> io::Result<File> {
+fn write_file(path: &Path, header: Header, records: &mut dyn Iterator<Item = Record>) -> io::Result<File> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + RECORD_BYTES * records.size_hint().0);
     bytes.extend_from_slice(&header.to_bytes());
     for record in records {
@@ -244,19 +249,19 @@ fn write_whole(path: &Path, header: Header, records: &mut dyn Iterator<Item = Re
 }
 
 /// Keeps a second agent out of the directory, until the process ends or closes it.
-fn lock(directory: &Path) -> Result<File, JournalError> {
-    let opened = File::open(directory).map_err(|error| JournalError::of_directory(directory, error))?;
+fn lock(directory: &Path) -> Result<File, ReplayLogError> {
+    let opened = File::open(directory).map_err(|error| ReplayLogError::of_directory(directory, error))?;
     match opened.try_lock() {
         Ok(()) => Ok(opened),
-        Err(TryLockError::WouldBlock) => Err(JournalError::InUse { directory: directory.to_owned() }),
-        Err(TryLockError::Error(error)) => Err(JournalError::of_directory(directory, error)),
+        Err(TryLockError::WouldBlock) => Err(ReplayLogError::InUse { directory: directory.to_owned() }),
+        Err(TryLockError::Error(error)) => Err(ReplayLogError::of_directory(directory, error)),
     }
 }
 
 /// The files of used knocks in `directory` with the workers that they are of, the last worker first: a process that is
 /// killed while it removes those of the last workers leaves a gap that shows.
-fn files(directory: &Path) -> Result<Vec<(u8, PathBuf)>, JournalError> {
-    let failed = |error| JournalError::of_directory(directory, error);
+fn files(directory: &Path) -> Result<Vec<(u8, PathBuf)>, ReplayLogError> {
+    let failed = |error| ReplayLogError::of_directory(directory, error);
     let mut files = Vec::new();
     for entry in fs::read_dir(directory).map_err(failed)? {
         let path = entry.map_err(failed)?.path();

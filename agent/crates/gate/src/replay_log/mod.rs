@@ -1,8 +1,8 @@
-//! The used knocks of a worker, kept across a restart: else whoever recorded a knock could have it answered again.
+//! The used knocks of a worker, kept across a restart so that a recorded knock is not answered again.
 //!
 //! | question | file |
 //! |---|---|
-//! | what a table of used knocks asks of a journal, and one in memory | this one |
+//! | what a table of used knocks asks of a replay log, and one in memory | this one |
 //! | what a file looks like | `format.rs` (pure) |
 //! | the files: written through, replaced, loaded | `file.rs` |
 //! | what a disk that hangs holds up: a thread beside the worker | `beside.rs` |
@@ -23,16 +23,16 @@ mod format;
 pub mod properties;
 
 pub use beside::Beside;
-pub use file::{FileJournal, JournalError, Loaded, Opened, forget, load, open};
+pub use file::{FileReplayLog, Loaded, Opened, ReplayLogError, forget, load, open};
 pub use format::{BootId, RECORD_BYTES, Record};
 
-/// Where the table of used knocks writes them.
-pub trait Journal: Send {
+/// The store to which the table of used knocks writes them.
+pub trait ReplayLog: Send {
     /// Adds one record; once it returns, the record outlives the process.
     ///
     /// # Errors
-    /// The kernel's, e.g. `StorageFull`. The journal may be incomplete from then on and must not be trusted by the
-    /// next process; [`Journal::rewrite`] mends it.
+    /// The kernel's, e.g. `StorageFull`. The replay log may be incomplete from then on and must not be trusted by the
+    /// next process; [`ReplayLog::rewrite`] mends it.
     fn append(&mut self, record: Record) -> io::Result<()>;
 
     /// Replaces all that was written by `records`, as a whole or not at all.
@@ -41,29 +41,29 @@ pub trait Journal: Send {
     /// The kernel's; what was there before is still there.
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()>;
 
-    /// Sees to it that the next process does not trust what was written so far, until a [`Journal::rewrite`].
+    /// Sees to it that the next process does not trust what was written so far, until a [`ReplayLog::rewrite`].
     fn distrust(&mut self);
 }
 
-/// A journal that ends with the process, for agents without a state directory and for tests. Clones share what was
+/// A replay log that ends with the process, for agents without a state directory and for tests. Clones share what was
 /// written, so that a test restarts a table with it.
 #[derive(Clone, Debug, Default)]
-pub struct MemoryJournal(Arc<Mutex<Vec<u8>>>);
+pub struct MemoryReplayLog(Arc<Mutex<Vec<u8>>>);
 
-impl MemoryJournal {
-    /// What is in it.
+impl MemoryReplayLog {
+    /// The records that were written and not replaced.
     #[must_use]
     pub fn records(&self) -> Vec<Record> {
         format::parse_records(&self.bytes())
     }
 
     fn bytes(&self) -> MutexGuard<'_, Vec<u8>> {
-        // A panic between two writes leaves whole records behind.
+        // A panic between two writes leaves complete records behind.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Journal for MemoryJournal {
+impl ReplayLog for MemoryReplayLog {
     fn append(&mut self, record: Record) -> io::Result<()> {
         self.bytes().extend_from_slice(&record.to_bytes());
         Ok(())

@@ -1,10 +1,10 @@
 //! Properties of any file of used knocks: what its fuzz target checks.
 
-use crate::journal::format::{HEADER_BYTES, RECORD_BYTES, parse};
+use crate::replay_log::format::{HEADER_BYTES, RECORD_BYTES, parse};
 
 /// Takes `input` as a file of used knocks.
 ///
-/// What is read of it is, written again, what it begins with: only a torn last record is missing.
+/// The records that are read, written again, are a prefix of the file: only a torn last record is missing.
 pub fn knock_journal(input: &[u8]) {
     let Some((header, records)) = parse(input) else { return };
     let mut again = header.to_bytes().to_vec();

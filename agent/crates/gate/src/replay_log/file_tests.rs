@@ -1,4 +1,4 @@
-//! Tests of the files of used knocks. A journal that is dropped is one whose process was killed: nothing is flushed
+//! Tests of the files of used knocks. A replay log that is dropped is one whose process was killed: nothing is flushed
 //! on the way out.
 
 use std::os::unix::fs::PermissionsExt;
@@ -24,10 +24,11 @@ fn record(number: u8) -> Record {
 
 /// Opens, lets worker `w` of `workers` append the records `10 w` and `10 w + 1`, and ends.
 fn run(folder: &TempDir, workers: u8) {
-    for (worker, (mut journal, _)) in (0..).zip(open(folder.path(), workers, boot(), START).unwrap().workers)
+    for (worker, (mut replay_log, _)) in
+        (0..).zip(open(folder.path(), workers, boot(), START).unwrap().workers)
     {
-        journal.append(record(10 * worker)).unwrap();
-        journal.append(record(10 * worker + 1)).unwrap();
+        replay_log.append(record(10 * worker)).unwrap();
+        replay_log.append(record(10 * worker + 1)).unwrap();
     }
 }
 
@@ -82,10 +83,10 @@ fn a_file_cut_at_any_byte_gives_the_whole_records_before_the_cut() {
     let folder = tempfile::tempdir().unwrap();
     run(&folder, 1);
     let path = folder.path().join("knocks-0.log");
-    let whole = fs::read(&path).unwrap();
-    assert_eq!(whole.len(), HEADER_BYTES + 2 * RECORD_BYTES);
-    for length in 0..=whole.len() {
-        fs::write(&path, &whole[..length]).unwrap();
+    let complete = fs::read(&path).unwrap();
+    assert_eq!(complete.len(), HEADER_BYTES + 2 * RECORD_BYTES);
+    for length in 0..=complete.len() {
+        fs::write(&path, &complete[..length]).unwrap();
         let Loaded { records, trusted_after } = load(folder.path(), 1, boot()).unwrap();
         let expected = length.saturating_sub(HEADER_BYTES) / RECORD_BYTES;
         assert_eq!(records, [[record(0), record(1)][..expected].to_vec()], "cut at {length}");
@@ -98,8 +99,8 @@ fn a_torn_record_is_gone_before_the_next_is_appended() {
     let folder = tempfile::tempdir().unwrap();
     run(&folder, 1);
     let path = folder.path().join("knocks-0.log");
-    let whole = fs::read(&path).unwrap();
-    fs::write(&path, &whole[..whole.len() - 5]).unwrap();
+    let complete = fs::read(&path).unwrap();
+    fs::write(&path, &complete[..complete.len() - 5]).unwrap();
     let mut opened = open(folder.path(), 1, boot(), START).unwrap();
     opened.workers[0].0.append(record(7)).unwrap();
     drop(opened);
@@ -114,14 +115,14 @@ fn files_of_another_boot_or_version_are_not_trusted() {
     assert_eq!((records, trusted_after), (vec![vec![record(0), record(1)]], None));
 
     let path = folder.path().join("knocks-0.log");
-    let whole = fs::read(&path).unwrap();
+    let complete = fs::read(&path).unwrap();
     for at in (0..8).chain(44..48) {
-        let mut changed = whole.clone();
+        let mut changed = complete.clone();
         changed[at] ^= 0x80;
         fs::write(&path, &changed).unwrap();
         assert!(load(folder.path(), 1, boot()).unwrap().trusted_after.is_none(), "byte {at}");
     }
-    fs::write(&path, [&whole[..44], &[0], &whole[45..]].concat()).unwrap();
+    fs::write(&path, [&complete[..44], &[0], &complete[45..]].concat()).unwrap();
     assert!(load(folder.path(), 1, boot()).unwrap().trusted_after.is_none(), "no workers");
 }
 
@@ -210,12 +211,12 @@ fn a_missing_file_of_one_worker_is_not_trusted() {
 fn a_rewrite_replaces_the_file_and_appending_goes_on() {
     let folder = tempfile::tempdir().unwrap();
     let mut opened = open(folder.path(), 1, boot(), START).unwrap();
-    let journal = &mut opened.workers[0].0;
+    let replay_log = &mut opened.workers[0].0;
     for number in 0..100 {
-        journal.append(record(number)).unwrap();
+        replay_log.append(record(number)).unwrap();
     }
-    journal.rewrite(&mut [record(98), record(99)].into_iter()).unwrap();
-    journal.append(record(100)).unwrap();
+    replay_log.rewrite(&mut [record(98), record(99)].into_iter()).unwrap();
+    replay_log.append(record(100)).unwrap();
     let loaded = load(folder.path(), 1, boot()).unwrap();
     assert_eq!(loaded.records, [[record(98), record(99), record(100)]]);
     assert!(loaded.trusted_after.is_some());
@@ -238,14 +239,14 @@ fn what_a_killed_rewrite_left_behind_is_in_nobodys_way() {
 fn after_a_write_that_failed_the_file_is_gone_until_it_is_whole_again() {
     let folder = tempfile::tempdir().unwrap();
     let mut opened = open(folder.path(), 1, boot(), START).unwrap();
-    let journal = &mut opened.workers[0].0;
+    let replay_log = &mut opened.workers[0].0;
     // A file that is open for reading refuses to be written.
-    journal.file = Some(File::open(&journal.path).unwrap());
-    assert!(journal.append(record(1)).is_err());
+    replay_log.file = Some(File::open(&replay_log.path).unwrap());
+    assert!(replay_log.append(record(1)).is_err());
     assert!(load(folder.path(), 1, boot()).unwrap().trusted_after.is_none());
-    assert!(journal.append(record(2)).is_err(), "until it is made anew");
-    journal.rewrite(&mut [record(1), record(2)].into_iter()).unwrap();
-    journal.append(record(3)).unwrap();
+    assert!(replay_log.append(record(2)).is_err(), "until it is made anew");
+    replay_log.rewrite(&mut [record(1), record(2)].into_iter()).unwrap();
+    replay_log.append(record(3)).unwrap();
     let loaded = load(folder.path(), 1, boot()).unwrap();
     assert_eq!(
         (loaded.records, loaded.trusted_after),
@@ -257,11 +258,11 @@ fn after_a_write_that_failed_the_file_is_gone_until_it_is_whole_again() {
 fn a_rewrite_that_fails_leaves_the_file_as_it_was() {
     let folder = tempfile::tempdir().unwrap();
     let mut opened = open(folder.path(), 1, boot(), START).unwrap();
-    let journal = &mut opened.workers[0].0;
-    journal.append(record(1)).unwrap();
+    let replay_log = &mut opened.workers[0].0;
+    replay_log.append(record(1)).unwrap();
     fs::create_dir(folder.path().join("knocks-0.new")).unwrap();
-    assert!(journal.rewrite(&mut [record(2)].into_iter()).is_err());
-    journal.append(record(3)).unwrap();
+    assert!(replay_log.rewrite(&mut [record(2)].into_iter()).is_err());
+    replay_log.append(record(3)).unwrap();
     let loaded = load(folder.path(), 1, boot()).unwrap();
     assert_eq!((loaded.records, loaded.trusted_after), (vec![vec![record(1), record(3)]], Some(START)));
 }
@@ -271,7 +272,7 @@ fn a_directory_is_for_one_agent_at_a_time() {
     let folder = tempfile::tempdir().unwrap();
     let first = open(folder.path(), 2, boot(), START).unwrap();
     let second = open(folder.path(), 2, boot(), START).err().unwrap();
-    assert!(matches!(second, JournalError::InUse { .. }), "{second}");
+    assert!(matches!(second, ReplayLogError::InUse { .. }), "{second}");
     let mut workers = first.workers;
     let last = workers.pop();
     drop(workers);
@@ -285,17 +286,17 @@ fn problems_name_the_directory_and_a_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let missing = folder.path().join("missing");
     let problem = open(&missing, 1, boot(), START).err().unwrap();
-    assert!(matches!(&problem, JournalError::Missing { directory } if *directory == missing));
+    assert!(matches!(&problem, ReplayLogError::Missing { directory } if *directory == missing));
     assert!(problem.to_string().contains("remedy") && problem.to_string().contains("identity.state_dir"));
 
     let file = folder.path().join("file");
     fs::write(&file, b"").unwrap();
     let problem = open(&file, 1, boot(), START).err().unwrap();
-    assert!(matches!(problem, JournalError::Failed { .. }), "{problem}");
+    assert!(matches!(problem, ReplayLogError::Failed { .. }), "{problem}");
 
     // As root there is no file that cannot be read.
-    let denied = JournalError::of_directory(&file, io::ErrorKind::PermissionDenied.into());
-    assert!(matches!(&denied, JournalError::Denied { path } if *path == file));
+    let denied = ReplayLogError::of_directory(&file, io::ErrorKind::PermissionDenied.into());
+    assert!(matches!(&denied, ReplayLogError::Denied { path } if *path == file));
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! A journal on a thread of its own, so that a disk that hangs does not hold up a worker.
+//! A replay log on a thread of its own, so that a disk that hangs does not hold up a worker.
 
 use std::{
     io,
@@ -12,13 +12,13 @@ use std::{
 
 use wire::panics::lock;
 
-use crate::journal::{Journal, Record};
+use crate::replay_log::{Record, ReplayLog};
 
-/// How long a worker waits for a write: far longer than one into the kernel's cache takes, and far less than the 500 ms after which peers
-/// hold a silent lane for dead.
+/// The time that a worker waits for a write: far longer than one into the kernel's cache takes, and far less than the 500 ms
+/// after which peers take a silent lane for dead.
 const PATIENCE: Duration = Duration::from_millis(100);
 
-/// A journal whose owner waits for each write, up to a limit. A write that takes longer counts as failed, and nothing is waited for until
+/// A replay log whose owner waits for each write, up to a limit. A write that takes longer counts as failed, and nothing is waited for until
 /// it has returned; then what was written is no longer trusted, and a rewrite mends it.
 #[derive(Debug)]
 pub struct Beside {
@@ -40,15 +40,15 @@ impl Beside {
     ///
     /// # Errors
     /// The kernel's, if there can be no thread.
-    pub fn new(journal: impl Journal + 'static) -> io::Result<Self> {
-        Self::with_patience(journal, PATIENCE)
+    pub fn new(replay_log: impl ReplayLog + 'static) -> io::Result<Self> {
+        Self::with_patience(replay_log, PATIENCE)
     }
 
-    fn with_patience(journal: impl Journal + 'static, patience: Duration) -> io::Result<Self> {
+    fn with_patience(replay_log: impl ReplayLog + 'static, patience: Duration) -> io::Result<Self> {
         let (jobs, to_do) = mpsc::sync_channel(1);
         let (done, answers) = mpsc::sync_channel(1);
         let given_up = Arc::default();
-        let writer = Writer { journal, given_up: Arc::clone(&given_up) };
+        let writer = Writer { replay_log, given_up: Arc::clone(&given_up) };
         // Not joined: it may be in a write that never returns.
         drop(thread::Builder::new().name("knocks".to_owned()).spawn(move || writer.run(&to_do, &done))?);
         Ok(Self { jobs: Some(jobs), answers, given_up, patience })
@@ -81,7 +81,7 @@ impl Beside {
     }
 }
 
-impl Journal for Beside {
+impl ReplayLog for Beside {
     fn append(&mut self, record: Record) -> io::Result<()> {
         self.ask(Job::Append(record))
     }
@@ -104,16 +104,16 @@ impl Drop for Beside {
 }
 
 struct Writer<J> {
-    journal: J,
+    replay_log: J,
     given_up: Arc<Mutex<bool>>,
 }
 
-impl<J: Journal> Writer<J> {
+impl<J: ReplayLog> Writer<J> {
     fn run(mut self, to_do: &Receiver<Job>, done: &SyncSender<io::Result<()>>) {
         while let Ok(job) = to_do.recv() {
             let result = match job {
-                Job::Append(record) => self.journal.append(record),
-                Job::Rewrite(records) => self.journal.rewrite(&mut records.into_iter()),
+                Job::Append(record) => self.replay_log.append(record),
+                Job::Rewrite(records) => self.replay_log.rewrite(&mut records.into_iter()),
             };
             let given_up = lock(&self.given_up);
             if !*given_up {
@@ -124,13 +124,13 @@ impl<J: Journal> Writer<J> {
             }
             drop(given_up);
             // Knocks were let in meanwhile that are not in it.
-            self.journal.distrust();
+            self.replay_log.distrust();
             if done.send(Ok(())).is_err() {
                 return;
             }
         }
         // Before `done`, which tells the owner that it is closed.
-        drop(self.journal);
+        drop(self.replay_log);
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
         }
     }
 
-    impl Journal for Disk {
+    impl ReplayLog for Disk {
         fn append(&mut self, record: Record) -> io::Result<()> {
             self.did(format!("append {}", record.expiry))
         }
@@ -183,15 +183,15 @@ mod tests {
     fn a_write_that_hangs_is_given_up_and_what_it_left_is_not_trusted_until_it_is_rewritten() {
         let (disk, lets, was_done) = Disk::new();
         // An hour for what is answered, which then never takes so long; a moment for what hangs.
-        let mut journal = Beside::with_patience(disk, Duration::from_secs(3600)).unwrap();
+        let mut replay_log = Beside::with_patience(disk, Duration::from_secs(3600)).unwrap();
         lets.send(()).unwrap();
-        assert_eq!(kind(journal.append(record(1))), None);
-        journal.patience = Duration::from_millis(1);
-        assert_eq!(kind(journal.append(record(2))), Some(io::ErrorKind::TimedOut));
+        assert_eq!(kind(replay_log.append(record(1))), None);
+        replay_log.patience = Duration::from_millis(1);
+        assert_eq!(kind(replay_log.append(record(2))), Some(io::ErrorKind::TimedOut));
         // Nobody waits for what cannot be: this would take an hour.
-        journal.patience = Duration::from_secs(3600);
-        assert_eq!(kind(journal.append(record(3))), Some(io::ErrorKind::TimedOut));
-        assert_eq!(kind(journal.rewrite(&mut [].into_iter())), Some(io::ErrorKind::TimedOut));
+        replay_log.patience = Duration::from_secs(3600);
+        assert_eq!(kind(replay_log.append(record(3))), Some(io::ErrorKind::TimedOut));
+        assert_eq!(kind(replay_log.rewrite(&mut [].into_iter())), Some(io::ErrorKind::TimedOut));
         lets.send(()).unwrap();
         let was_done: Vec<_> = was_done.iter().take(3).collect();
         assert_eq!(was_done, ["append 1", "append 2", "distrust"]);
@@ -200,15 +200,15 @@ mod tests {
     #[test]
     fn a_disk_that_works_again_is_rewritten() {
         let (disk, lets, was_done) = Disk::new();
-        let mut journal = Beside::with_patience(disk, Duration::from_millis(1)).unwrap();
-        assert_eq!(kind(journal.append(record(1))), Some(io::ErrorKind::TimedOut));
+        let mut replay_log = Beside::with_patience(disk, Duration::from_millis(1)).unwrap();
+        assert_eq!(kind(replay_log.append(record(1))), Some(io::ErrorKind::TimedOut));
         lets.send(()).unwrap();
         assert_eq!(was_done.iter().take(2).collect::<Vec<_>>(), ["append 1", "distrust"]);
-        journal.patience = Duration::from_secs(3600);
+        replay_log.patience = Duration::from_secs(3600);
         lets.send(()).unwrap();
         let all = [record(1), record(2)];
         // The thread may not have said yet that it is ready.
-        while journal.rewrite(&mut all.into_iter()).is_err() {
+        while replay_log.rewrite(&mut all.into_iter()).is_err() {
             thread::yield_now();
         }
         assert_eq!(was_done.recv().unwrap(), "rewrite [1, 2]");
