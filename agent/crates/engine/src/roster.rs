@@ -37,31 +37,18 @@ use crate::worker::Exchange;
 /// Characters of the key in such a name.
 const OPEN_NAME_CHARS: usize = 8;
 
-/// How a peer came to be known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Origin {
-    /// The configuration names it.
-    #[default]
-    Config,
-    /// It was added while an agent ran, and is in the state file.
-    State,
-    /// It came by itself, in open mode.
-    Open,
-}
-
-impl Origin {
-    /// All, in the order of their discriminants.
-    pub const ALL: [Self; 3] = [Self::Config, Self::State, Self::Open];
-
-    /// In one word, as JSON and logs have it.
-    #[must_use]
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Config => "config",
-            Self::State => "state",
-            Self::Open => "open",
-        }
+wire::labelled! {
+    /// How a peer came to be known.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
+    #[serde(rename_all = "lowercase")]
+    pub enum Origin {
+        /// The configuration names it.
+        #[default]
+        Config => "config",
+        /// It was added while an agent ran, and is in the state file.
+        State => "state",
+        /// It came by itself, in open mode.
+        Open => "open",
     }
 }
 

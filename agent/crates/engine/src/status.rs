@@ -7,7 +7,7 @@ use std::{borrow::Cow, collections::BTreeMap, net::SocketAddr, sync::Arc, time::
 use dataplane::relay::{Account, DropReason, PacketCount, PieceCount};
 use quic_core::LaneStats;
 use serde::{Deserialize, Serialize};
-use wire::meter::Meter;
+use wire::sampler::Sampler;
 
 use crate::{peer::Failure, roster::Origin};
 
@@ -576,7 +576,7 @@ impl PeerRates {
         self.uplink_bytes_per_second + self.downlink_bytes_per_second
     }
 
-    pub(crate) fn of(meter: &Meter<6>) -> Option<Self> {
+    pub(crate) fn of(meter: &Sampler<6>) -> Option<Self> {
         let [up, up_bytes, down, down_bytes, sent, lost] = meter.last()?.per_second();
         Some(Self {
             uplink_bytes_per_second: up_bytes,

@@ -20,7 +20,6 @@ use wire::{
     ids::{LaneRef, PeerId},
     messages::MessageError,
     panics::lock,
-    sampler::Sampler,
 };
 
 use crate::{

@@ -286,7 +286,7 @@ impl Decoy {
         } else if let Some(decoys) = &mut self.flows {
             let stats = &mut data.strangers.stats;
             for (port, meta, datagram) in waiting.iter() {
-                let stranger = Stranger { source: meta.source, port, local: meta.local };
+                let stranger = Sender { source: meta.source, port, local: meta.local };
                 decoys.forward(stranger, meta.ecn, datagram, &mut sockets.doors, stats, now);
             }
             decoys.flush(stats);

@@ -115,7 +115,7 @@ impl Sessions {
         now: Instant,
     ) {
         self.control.close(handle, reason, now);
-        self.lose(cx, handle, reason.words(), now);
+        self.lose(cx, handle, reason.label(), now);
     }
 
     /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.

@@ -245,10 +245,10 @@ static FAMILIES: &[Family] = &[
     counter("culvert_stream_connections_failed_total", &["reason"], "Stream connections that could not be made or were lost, by reason: no socket for one (local), no answer to the handshake (handshake), not let in by the far end (refused), ended while it was in use (lost).", |it, out| out.each(&StreamFailure::LABELS, &it.totals.streams.failed)),
     // Strangers and the decoy.
     counter("culvert_decoy_datagrams_total", &["direction"], "Datagrams that came from strangers (to_decoy) or from the decoy (to_stranger); those that were not dropped went on.", |it, out| {
-        out.each(&DECOY_WAYS, &[it.decoy.from_strangers.datagrams, it.decoy.from_decoy.datagrams]);
+        out.each(&DECOY_WAYS, &[it.decoy.from_senders.datagrams, it.decoy.from_decoy.datagrams]);
     }),
     counter("culvert_decoy_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| {
-        out.each(&DECOY_WAYS, &[it.decoy.from_strangers.bytes, it.decoy.from_decoy.bytes]);
+        out.each(&DECOY_WAYS, &[it.decoy.from_senders.bytes, it.decoy.from_decoy.bytes]);
     }),
     counter("culvert_decoy_drops_total", &["direction", "reason"], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.", |it, out| {
         for (place, reason) in DecoyDrop::ALL.into_iter().enumerate() {
@@ -276,7 +276,7 @@ static FAMILIES: &[Family] = &[
     // The workers and what they share.
     counter("culvert_worker_beats_total", &["worker"], "Times that a worker showed that it is alive: at least once a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
     counter("culvert_turns_full_total", &[], "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),
-    gauge("culvert_peers", &["origin"], "Peers that are known, by how: of the configuration (config), added at run time (state), let in by open mode (open).", |it, out| out.each(&Origin::ALL.map(Origin::words), &it.known)),
+    gauge("culvert_peers", &["origin"], "Peers that are known, by how: of the configuration (config), added at run time (state), let in by open mode (open).", |it, out| out.each(&Origin::ALL.map(Origin::label), &it.known)),
     counter("culvert_limit_reached_total", &["limit"], "Times that something was refused, dropped or gave way because a ceiling was reached, by its key in the section limits; sockets, used_tokens, flow_rate and control_messages have none there.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
 ];
 

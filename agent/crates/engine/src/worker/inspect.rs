@@ -238,7 +238,7 @@ impl Worker {
     fn lane_details(&self, slot: &LaneSlot, now: Instant) -> LaneDetails {
         let seconds = |duration: Duration| duration.as_secs_f64();
         let (stats, view, rtt) = (slot.core.stats(), slot.core.view(), slot.core.rtt());
-        let (waiting_datagrams, waiting_bytes) = self.sockets.underlays.waiting(slot.underlay);
+        let waiting = self.sockets.underlays.waiting(slot.underlay);
         LaneDetails {
             connection_id: data_encoding::HEXLOWER.encode(&slot.local_cid.0),
             next_packet: view.next_packet,
@@ -265,8 +265,8 @@ impl Worker {
             mtu_probes_lost: stats.mtu_probes_lost,
             black_holes: stats.black_holes,
             key_updates_begun: stats.key_updates_initiated,
-            waiting_datagrams,
-            waiting_bytes,
+            waiting_datagrams: waiting.datagrams,
+            waiting_bytes: waiting.bytes,
             blocked: self.sockets.underlays.is_blocked(slot.underlay),
         }
     }

@@ -63,7 +63,7 @@ impl Worker {
         self.cx.report_stream_memory(now);
         self.sessions.gate.expire(now);
         self.cx.exchange.taps().expire(now);
-        if let Some(error) = self.sessions.gate.take_journal_error() {
+        if let Some(error) = self.sessions.gate.take_replay_log_error() {
             self.cx.stats.totals.journal_errors += 1;
             self.cx.warn_of_journal(&error, now);
         }

@@ -490,7 +490,7 @@ impl Context {
             return;
         }
         if holds {
-            self.stats.totals.sessions_doubted[doubt.label_index()] += 1;
+            self.stats.totals.sessions_doubted[doubt as usize] += 1;
         }
         self.tell_all(|| Order::Doubt { peer, session, doubt, holds });
     }

@@ -179,7 +179,7 @@ impl Worker {
         if self.cx.dialler_of(id) == self.cx.id.index {
             match origin {
                 Origin::Config | Origin::State => {
-                    tracing::info!(peer = &*peer.name, origin = origin.words(), "peer added")
+                    tracing::info!(peer = &*peer.name, origin = origin.label(), "peer added")
                 }
                 // As often as guests come and go.
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),

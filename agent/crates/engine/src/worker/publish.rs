@@ -12,7 +12,7 @@ use dataplane::{
     lanes::{LaneState, Lanes},
     relay::Direction,
 };
-use gate::Step;
+use gate::{Step, refusals::AtCeilings};
 use quic_core::LaneStats;
 use wire::ids::PeerId;
 
@@ -221,9 +221,9 @@ impl Worker {
         // All workers share them: one publishes.
         let (shared, stream_bytes) = match self.cx.id.index {
             0 => (self.sessions.refusals.at_ceilings(), self.cx.exchange.streams().refused()),
-            _ => ([0; 3], 0),
+            _ => Default::default(),
         };
-        let [handshakes, open_peers, used_tokens] = shared;
+        let AtCeilings { handshakes, open_peers, used_tokens } = shared;
         let (tcp, strangers) = (self.cx.stats.ceilings.tcp, self.data.strangers.stats.gave_way);
         let messages = self.cx.stats.ceilings.messages;
         [

@@ -172,7 +172,7 @@ impl Worker {
             Ok(peer) => peer,
             Err(reason) => {
                 if reason == CloseReason::LimitReached {
-                    self.sessions.note_refusal(handle, Why::Guests, now);
+                    self.sessions.note_refusal(handle, Why::OpenPeers, now);
                 }
                 self.sessions.close_connection(&mut self.cx, handle, reason, now);
                 return;

@@ -157,7 +157,7 @@ impl Sources {
 
     /// With another budget, so that a test has a slow worker.
     #[cfg(test)]
-    pub(super) fn set_budget(&self, units: i64) {
+    pub(super) fn set_budget(&mut self, units: i64) {
         self.budget = units;
     }
 }

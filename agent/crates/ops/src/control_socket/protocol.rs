@@ -207,27 +207,13 @@ impl ListedPeer {
         let service = |place: &usize| Some(config.services.get(*place)?.name.to_string());
         Self {
             name: peer.name.to_string(),
-            origin: origin.words().to_owned(),
+            origin: origin.label().to_owned(),
             public_keys: peer.public_keys.iter().map(ToString::to_string).collect(),
             endpoints: peer.endpoints.iter().map(ToString::to_string).collect(),
             lanes: peer.lanes,
             services: peer.services.iter().filter_map(service).collect(),
             allowed_ips: peer.allowed_ips.iter().map(ToString::to_string).collect(),
         }
-    }
-}
-
-impl From<AddPeer> for NewPeer {
-    fn from(peer: AddPeer) -> Self {
-        let AddPeer { name, public_key, endpoints, lanes, services, allowed_ips } = peer;
-        Self { name, public_key, endpoints, lanes, services, allowed_ips }
-    }
-}
-
-impl From<NewPeer> for AddPeer {
-    fn from(peer: NewPeer) -> Self {
-        let NewPeer { name, public_key, endpoints, lanes, services, allowed_ips } = peer;
-        Self { name, public_key, endpoints, lanes, services, allowed_ips }
     }
 }
 

@@ -170,7 +170,7 @@ fn limits(config: &Config, listed: &[Listed], snapshot: &Snapshot) -> LimitsStat
     let guests = listed.iter().filter(|listed| listed.origin == Origin::Open).count();
     let flows = snapshot.peers.iter().map(|peer| peer.flows).sum();
     let (limits, in_use) = (&config.limits, &snapshot.in_use);
-    let (open, most_open) = process::descriptors().unwrap_or_default();
+    let process::Descriptors { open, limit: most_open } = process::descriptors().unwrap_or_default();
     LimitsStatus {
         peers: used(listed.len() - guests, limits.peers),
         open_peers: used(guests, limits.open_peers),

@@ -54,7 +54,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     let lost = |share_of: Option<f64>| or_dash(share_of.map(share));
     let packets = &peer.lane_packets;
     page.facts(&[
-        ("  from", peer.origin.words().to_owned()),
+        ("  from", peer.origin.label().to_owned()),
         ("  address", or_dash(peer.address.map(|address| address.to_string()))),
         ("  since", or_dash(peer.since_seconds.map(age))),
         ("  software", or_dash(peer.software.as_deref().map(str::to_owned))),
