@@ -52,7 +52,7 @@ fn agent(
         own: Own::new(identity),
         roster: Roster::new(&config, identity.public_key()),
         refusals: Arc::default(),
-        knocks: SingleUse::restore(journal, 1, Vec::new(), 0, now, clock.unix_seconds()),
+        knocks: SingleUse::restore(log, 1, Vec::new(), 0, now, clock.unix_seconds()),
         clock: Arc::new(clock.clone()),
         net: Box::new(WireNet::new(wire, host, &ready, tun)),
         ready,
