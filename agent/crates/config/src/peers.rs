@@ -198,7 +198,7 @@ impl Checks {
                 let problem = "missing, and nobody can dial us either: this peer can never be connected";
                 self.report.add(&table.place("endpoints"), problem, remedy);
             }
-            if !around.tunnel && !peer.allowed_ips.is_empty() {
+            if !around.tunnel && table.length("allowed_ips") > Some(0) {
                 let remedy = "add [tun] with an address to the configuration, or leave this out";
                 let problem = "there is no [tun]: no IP packets are carried";
                 self.report.add(&table.place("allowed_ips"), problem, remedy);

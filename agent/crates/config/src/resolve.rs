@@ -55,7 +55,7 @@ impl Draft {
         let state_dir = if no_state { PathBuf::new() } else { base.join(&identity.state_dir) };
         let mut table = root.table("transport", &mut checks.report);
         let transport: Transport = table.fill(&mut checks);
-        let listens = table.has("listen") && !table.is_empty("listen");
+        let listens = table.has("listen") && table.length("listen") != Some(0);
         let services = checks.read_services(&mut root);
         let mut tun_table = root.table("tun", &mut checks.report);
         let tun = tun_table.is_there().then(|| tun_table.fill::<Tun>(&mut checks));

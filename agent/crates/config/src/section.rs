@@ -70,9 +70,9 @@ impl<'t> Table<'t> {
         self.get(key).is_some()
     }
 
-    /// Whether `key` is a list without elements.
-    pub(super) fn is_empty(&self, key: &str) -> bool {
-        self.get(key).and_then(|value| value.get_ref().as_array()).is_some_and(|list| list.is_empty())
+    /// How many elements the list `key` has; `None`: it is no list.
+    pub(super) fn length(&self, key: &str) -> Option<usize> {
+        self.get(key).and_then(|value| value.get_ref().as_array()).map(|list| list.len())
     }
 
     /// The text of `key`; empty if it is none.

@@ -125,6 +125,8 @@ fn the_prefixes_of_peers_are_checked() {
     let words = "10.9.0.0/28 belongs to \"b\" (peer[1].allowed_ips[0]) already";
     refused(other, 19, "peer[2].allowed_ips[1]", words);
     expect("allowed_ips = [\"10.9.0.2\"]\n", 9, "peer[0].allowed_ips", "there is no [tun]");
+    let both = parse(&format!("{BASE}allowed_ips = [\"x\"]\n")).unwrap_err().to_string();
+    assert!(both.contains("there is no [tun]") && both.contains("is not a prefix"), "{both}");
     assert!(parse(&format!("{BASE}allowed_ips = []\n")).is_ok());
     for dscp in ["64", "-1", "\"46\"", "\"EF\""] {
         refused(
