@@ -381,3 +381,96 @@ impl Snapshots {
         Some(value.clone())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use quic_core::LaneStats;
+    use wire::ids::PeerId;
+
+    use super::*;
+    use crate::status::{PeerFigures, PeerState};
+
+    fn peer(name: &str, origin: Origin, sent: u64, flows: usize) -> PeerStatus {
+        let lanes = LaneStats { sealed_packets: sent, ..LaneStats::default() };
+        let more = PeerFigures { endpoints: 2, lanes, ..PeerFigures::default() };
+        PeerStatus {
+            name: name.into(),
+            origin,
+            state: PeerState::Connected,
+            flows,
+            more,
+            ..PeerStatus::default()
+        }
+    }
+
+    fn set(snapshots: &Snapshots, worker: u8, peers: &[PeerStatus]) {
+        snapshots.set(WorkerSnapshot { worker, peers: peers.to_vec(), ..WorkerSnapshot::default() });
+    }
+
+    /// The packets sent, flows, connections and endpoints of a label.
+    fn shown(snapshots: &Snapshots, label: &str) -> [Option<u64>; 4] {
+        let families = [
+            "culvert_lane_packets_sent_total",
+            "culvert_flows",
+            "culvert_peer_connected",
+            "culvert_peer_endpoints",
+        ];
+        families.map(|family| match snapshots.value(&format!("{family}{{peer=\"{label}\"}}"))? {
+            Value::Count(count) => Some(count),
+            other @ (Value::Number(_) | Value::Buckets(_)) => panic!("{other:?}"),
+        })
+    }
+
+    #[test]
+    fn a_counter_never_goes_backwards_while_anybody_bears_its_label() {
+        let snapshots = Snapshots::default();
+        let mut old = peer("a", Origin::State, 10, 1);
+        old.more.removed = true;
+        for worker in [0, 1] {
+            set(&snapshots, worker, std::slice::from_ref(&old));
+        }
+        assert_eq!(shown(&snapshots, "a"), [Some(20), Some(2), Some(2), Some(0)], "it was removed");
+        snapshots.retire(0, PeerId(0));
+        assert_eq!(shown(&snapshots, "a"), [Some(20), Some(1), Some(1), Some(0)]);
+        // Another one of its name, at another place, while one worker has something left of the first.
+        old.more.vacant = true;
+        set(&snapshots, 0, &[old.clone(), peer("a", Origin::State, 3, 5)]);
+        assert_eq!(shown(&snapshots, "a"), [Some(23), Some(6), Some(2), Some(2)]);
+        snapshots.retire(1, PeerId(0));
+        assert_eq!(shown(&snapshots, "a"), [Some(23), Some(5), Some(1), Some(2)]);
+        // Nobody is left.
+        snapshots.retire(0, PeerId(1));
+        snapshots.forget("a");
+        assert_eq!(shown(&snapshots, "a"), [None; 4]);
+        set(&snapshots, 0, &[old.clone(), old, peer("a", Origin::State, 1, 0)]);
+        assert_eq!(shown(&snapshots, "a"), [Some(1), Some(0), Some(1), Some(2)], "from the beginning");
+    }
+
+    #[test]
+    fn peers_of_open_mode_share_a_label_that_stays() {
+        let snapshots = Snapshots::default();
+        assert_eq!(shown(&snapshots, OPEN_LABEL), [None; 4]);
+        set(&snapshots, 0, &[peer("open-1", Origin::Open, 4, 1), peer("open-2", Origin::Open, 5, 1)]);
+        assert_eq!(shown(&snapshots, OPEN_LABEL), [Some(9), Some(2), Some(2), Some(0)]);
+        snapshots.retire(0, PeerId(0));
+        snapshots.retire(0, PeerId(1));
+        assert_eq!(shown(&snapshots, OPEN_LABEL), [Some(9), Some(0), Some(0), Some(0)]);
+    }
+
+    #[test]
+    fn counts_and_histograms_of_workers_add_up_and_begin_at_zero() {
+        let snapshots = Snapshots::default();
+        assert_eq!(snapshots.value("culvert_flows_moved_total"), Some(Value::Count(0)));
+        for worker in [0, 1] {
+            let mut snapshot = WorkerSnapshot { worker, beats: 3, ..WorkerSnapshot::default() };
+            snapshot.relays.moved = 4;
+            snapshot.sockets.0[2].stats.receive_sizes = [1, 0, 2, 0, 0, 0, 1];
+            snapshot.sockets.0[2].stats.received_datagrams = 45;
+            snapshots.set(snapshot);
+        }
+        assert_eq!(snapshots.value("culvert_flows_moved_total"), Some(Value::Count(8)));
+        assert_eq!(snapshots.value("culvert_worker_beats_total{worker=\"1\"}"), Some(Value::Count(3)));
+        let sizes = snapshots.value("culvert_socket_receive_batch_datagrams{socket=\"ingress\"}");
+        assert_eq!(sizes, Some(Buckets::sizes(&[2, 0, 4, 0, 0, 0, 2], 90).into()));
+    }
+}
