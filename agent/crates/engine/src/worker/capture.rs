@@ -5,8 +5,10 @@ use std::{sync::Arc, time::Instant};
 use dataplane::lanes::{LaneId, LaneSlot, LaneState};
 use quic_core::record::Recorder;
 
-use crate::capture::{Began, Capture, Note, Phase, RECORDER_RECORDS, Subject};
-use crate::worker::{Context, LaneHost, Sockets};
+use crate::{
+    capture::{Began, Capture, Note, Phase, RECORDER_RECORDS, Subject},
+    worker::{Context, LaneHost, Sockets},
+};
 
 /// A capture, and the lane of this worker that it records, if it is one of them.
 pub(super) struct Armed {

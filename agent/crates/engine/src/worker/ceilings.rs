@@ -10,8 +10,7 @@ use net::process::is_out_of_descriptors;
 use quinn_proto::ConnectionHandle;
 use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
 
-use crate::worker::LOG_INTERVAL;
-use crate::worker::{Context, Sessions};
+use crate::worker::{Context, LOG_INTERVAL, Sessions};
 
 /// A ceiling at which something is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -26,8 +26,9 @@ use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Sender};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 use wire::throttle::Throttle;
 
-use crate::worker::{Context, DataPlane, Decoy, LaneHost, Sockets};
-use crate::worker::{Doors, LOG_INTERVAL, SocketBooks, Timer, books::role_place};
+use crate::worker::{
+    Context, DataPlane, Decoy, Doors, LOG_INTERVAL, LaneHost, SocketBooks, Sockets, Timer, books::role_place,
+};
 
 /// The worker that has all flows.
 const OWNER: u8 = 0;

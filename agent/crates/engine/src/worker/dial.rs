@@ -15,7 +15,6 @@ use rand::{RngExt, seq::IndexedRandom};
 use wire::{ids::PeerId, messages::CloseReason};
 use zeroize::Zeroizing;
 
-use crate::worker::{Context, Sessions, Sockets, Tunnel};
 use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},
@@ -24,7 +23,8 @@ use crate::{
     },
     peer::Failure,
     worker::{
-        Source, Timer, endpoint::max_packet, exchange::StreamOrder, keeper::LEAST_SILENCE, vigil::IN_USE,
+        Context, Sessions, Sockets, Source, Timer, Tunnel, endpoint::max_packet, exchange::StreamOrder,
+        keeper::LEAST_SILENCE, vigil::IN_USE,
     },
 };
 

@@ -6,10 +6,11 @@ use dataplane::relay::{DropReason, FlowId};
 use quinn_proto::ConnectionHandle;
 use wire::{context, ids::PeerId, messages::CloseReason};
 
-use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets};
 use crate::{
     peer::Failure,
-    worker::{Timer, Worker, context::Effect, exchange::Order},
+    worker::{
+        Context, DataPlane, LaneHost, Sessions, Sockets, Timer, Worker, context::Effect, exchange::Order,
+    },
 };
 
 impl Worker {

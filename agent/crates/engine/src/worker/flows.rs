@@ -11,8 +11,7 @@ use dataplane::{
 };
 use wire::{context, ids::PeerId};
 
-use crate::worker::{Context, DataPlane, LaneHost, Sockets};
-use crate::worker::{Timer, books};
+use crate::worker::{Context, DataPlane, LaneHost, Sockets, Timer, books};
 
 impl Context {
     /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.

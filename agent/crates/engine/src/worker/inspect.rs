@@ -31,7 +31,7 @@ use crate::{
         TunStatus, add_lane, not_zero,
     },
     worker::{
-        Command, Tun, Worker,
+        Command, Context, Decoy, LaneHost, Sockets, Tun, Tunnel, Worker,
         books::{self, SocketBooks},
         decoy::Decoys,
         shell,
@@ -112,35 +112,6 @@ impl Inspection {
 }
 
 impl Worker {
-    /// Once a second: what passed since the last time. Here, and not where somebody asks, because whoever asks once would have to
-    /// wait for a second look, and two who ask would disturb each other.
-    pub(super) fn look_at_meters(&mut self, now: Instant) {
-        let mut sums: Vec<LaneStats> =
-            self.cx.peers.iter().map(|peer| self.cx.stats.retired.of(peer.id)).collect();
-        for slot in self.host.lanes.iter_mut() {
-            let stats = slot.core.stats();
-            if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
-                add_lane(sum, stats);
-            }
-            let LaneStats { sealed_packets, sealed_bytes, opened_packets, opened_bytes, .. } = *stats;
-            let counts = [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.lost_packets];
-            slot.meter.sample(counts, now);
-        }
-        for (peer, lanes) in self.cx.peers.iter_mut().zip(&sums) {
-            let (relay, stats) = (&peer.relay, &peer.relay.stats);
-            let uplink = [relay.uplink.delivered, stats.uplink_bytes];
-            let downlink = [relay.downlink.delivered, stats.downlink_bytes];
-            let [[up, up_bytes], [down, down_bytes]] = [uplink, downlink];
-            let counts = [up, up_bytes, down, down_bytes, lanes.sealed_packets, lanes.lost_packets];
-            peer.meter.sample(counts, now);
-        }
-        if let Some(Tun { side: tun, .. }) = &mut self.tunnel.device {
-            let stats = tun.queue.stats();
-            let (read, written) = (tun.totals.received, tun.totals.delivered);
-            tun.meter.sample([read, stats.read_bytes, written, stats.write_bytes], now);
-        }
-    }
-
     /// Answers an operator, and publishes, so that what is published is not older.
     pub(super) fn inspect(&mut self, inspection: &Inspection, now: Instant) {
         self.publish(now);
@@ -149,26 +120,93 @@ impl Worker {
             let named = |peer: &&Peer| peer.is_live() && peer.name == *name;
             self.cx.peers.iter().find(named).map(|peer| peer.id)
         });
-        let (lanes, lanes_left_out) = self.lane_rows(chosen, asks.lane, now);
+        let (lanes, lanes_left_out) = self.host.lane_rows(&self.cx, &self.sockets, chosen, asks.lane, now);
         let flows = match (chosen.flatten(), asks.lane) {
-            (Some(peer), None) => self.flow_rows(peer, now),
+            (Some(peer), None) => self.cx.flow_rows(peer, now),
             (Some(_) | None, _) => Vec::new(),
         };
         let view = WorkerView {
             lanes,
             lanes_left_out,
-            lane_flows: self.flows_by_lane(chosen),
-            stream_connections: self.stream_connection_rows(chosen),
+            lane_flows: self.cx.flows_by_lane(chosen),
+            stream_connections: self.cx.stream_connection_rows(chosen),
             flows,
-            sockets: self.socket_rows(),
-            tun: self.tun_row(),
+            sockets: self.decoy.socket_rows(&mut self.cx, &mut self.sockets),
+            tun: self.tunnel.tun_row(),
         };
         inspection.answer(self.cx.id.index, view);
     }
+}
 
+impl Tunnel {
+    /// Once a second: what passed since the last time. Here, and not where somebody asks, because whoever asks once would have to
+    /// wait for a second look, and two who ask would disturb each other.
+    pub(super) fn look_at_meters(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
+        let mut sums: Vec<LaneStats> = cx.peers.iter().map(|peer| cx.stats.retired.of(peer.id)).collect();
+        for slot in host.lanes.iter_mut() {
+            let stats = slot.core.stats();
+            if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
+                add_lane(sum, stats);
+            }
+            let LaneStats { sealed_packets, sealed_bytes, opened_packets, opened_bytes, .. } = *stats;
+            let counts = [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.lost_packets];
+            slot.meter.sample(counts, now);
+        }
+        for (peer, lanes) in cx.peers.iter_mut().zip(&sums) {
+            let (relay, stats) = (&peer.relay, &peer.relay.stats);
+            let uplink = [relay.uplink.delivered, stats.uplink_bytes];
+            let downlink = [relay.downlink.delivered, stats.downlink_bytes];
+            let [[up, up_bytes], [down, down_bytes]] = [uplink, downlink];
+            let counts = [up, up_bytes, down, down_bytes, lanes.sealed_packets, lanes.lost_packets];
+            peer.meter.sample(counts, now);
+        }
+        if let Some(Tun { side: tun, .. }) = &mut self.device {
+            let stats = tun.queue.stats();
+            let (read, written) = (tun.totals.received, tun.totals.delivered);
+            tun.meter.sample([read, stats.read_bytes, written, stats.write_bytes], now);
+        }
+    }
+
+    fn tun_row(&self) -> Option<TunStatus> {
+        let Tun { side: tun, .. } = self.device.as_ref()?;
+        let (offload, stats, totals) = (tun.queue.offload(), tun.queue.stats(), &tun.totals);
+        let rates = tun.meter.last().map(|growth| growth.per_second());
+        let [read, read_bytes, written, written_bytes] =
+            std::array::from_fn(|place| rates.map(|rates| rates[place]));
+        Some(TunStatus {
+            tcp_offload: offload.tcp,
+            udp_offload: offload.udp,
+            uplink: TunDirection {
+                packets: totals.received,
+                bytes: stats.read_bytes,
+                super_packets: stats.read_super,
+                errors: stats.read_errors,
+                packets_per_second: read,
+                bytes_per_second: read_bytes,
+                kernel_drops: None,
+            },
+            downlink: TunDirection {
+                packets: totals.delivered,
+                bytes: stats.write_bytes,
+                super_packets: stats.write_super,
+                errors: stats.write_errors,
+                packets_per_second: written,
+                bytes_per_second: written_bytes,
+                kernel_drops: None,
+            },
+            dropped: not_zero(&TunDrop::LABELS, &totals.dropped),
+            answers: not_zero(&Answer::LABELS, &totals.answers),
+            ..TunStatus::default()
+        })
+    }
+}
+
+impl LaneHost {
     /// The lanes of one peer or of all, and how many of them there was no room for.
     fn lane_rows(
         &self,
+        cx: &Context,
+        sockets: &Sockets,
         chosen: Option<Option<PeerId>>,
         index: Option<u8>,
         now: Instant,
@@ -176,15 +214,17 @@ impl Worker {
         let wanted = |slot: &LaneSlot| {
             chosen.is_none_or(|peer| peer == Some(slot.peer)) && index.is_none_or(|index| index == slot.index)
         };
-        let mut wanted = self.host.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
-        let row = |slot: &LaneSlot| (slot.peer, self.lane_row(slot, index.is_some(), now));
+        let mut wanted = self.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
+        let row = |slot: &LaneSlot| (slot.peer, sockets.lane_row(cx, slot, index.is_some(), now));
         let rows = wanted.by_ref().take(MOST_LANES).map(row).collect();
         (rows, wanted.count())
     }
+}
 
-    fn lane_row(&self, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneStatus {
+impl Sockets {
+    fn lane_row(&self, cx: &Context, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneStatus {
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
-        let socket = self.sockets.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
+        let socket = self.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
         let remote = slot.path().map(|path| path.destination);
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
         let (stats, view, rtt, in_flight) =
@@ -194,7 +234,7 @@ impl Worker {
         LaneStatus {
             index: slot.index,
             epoch: slot.epoch,
-            worker: self.cx.id.index,
+            worker: cx.id.index,
             state: LaneState::LABELS[slot.state.label_index()].into(),
             age_seconds: since(slot.opened),
             heard_seconds: slot.core.last_heard().map(since),
@@ -238,7 +278,7 @@ impl Worker {
     fn lane_details(&self, slot: &LaneSlot, now: Instant) -> LaneDetails {
         let seconds = |duration: Duration| duration.as_secs_f64();
         let (stats, view, rtt) = (slot.core.stats(), slot.core.view(), slot.core.rtt());
-        let waiting = self.sockets.underlays.waiting(slot.underlay);
+        let waiting = self.underlays.waiting(slot.underlay);
         LaneDetails {
             connection_id: data_encoding::HEXLOWER.encode(&slot.local_cid.0),
             next_packet: view.next_packet,
@@ -267,13 +307,15 @@ impl Worker {
             key_updates_begun: stats.key_updates_initiated,
             waiting_datagrams: waiting.datagrams,
             waiting_bytes: waiting.bytes,
-            blocked: self.sockets.underlays.is_blocked(slot.underlay),
+            blocked: self.underlays.is_blocked(slot.underlay),
         }
     }
+}
 
+impl Context {
     fn flows_by_lane(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, Vec<u64>)> {
         let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
-        let peers = self.cx.peers.iter().filter(wanted).filter(|peer| !peer.relay.flows.is_empty());
+        let peers = self.peers.iter().filter(wanted).filter(|peer| !peer.relay.flows.is_empty());
         let counted = |peer: &Peer| {
             let mut sums = Vec::new();
             peer.relay.flows.count_lanes(&mut sums);
@@ -288,7 +330,7 @@ impl Worker {
     ) -> Vec<(PeerId, StreamConnectionStatus)> {
         let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
         let of_peer = |peer: &Peer| {
-            let (id, worker) = (peer.id, self.cx.id.index);
+            let (id, worker) = (peer.id, self.id.index);
             let row = move |stream: &StreamConnection| StreamConnectionStatus {
                 number: stream.number,
                 worker,
@@ -298,12 +340,12 @@ impl Worker {
             };
             peer.streams.all.iter().map(move |stream| (id, row(stream))).collect::<Vec<_>>()
         };
-        self.cx.peers.iter().filter(wanted).flat_map(of_peer).take(MOST_LANES).collect()
+        self.peers.iter().filter(wanted).flat_map(of_peer).take(MOST_LANES).collect()
     }
 
     /// The flows of a peer with the latest datagrams.
     fn flow_rows(&self, peer: PeerId, now: Instant) -> Vec<FlowStatus> {
-        let Some(state) = self.cx.peers.get(peer) else { return Vec::new() };
+        let Some(state) = self.peers.get(peer) else { return Vec::new() };
         // The oldest of those that are kept is on top.
         let mut latest = BinaryHeap::with_capacity(MOST_FLOWS + 1);
         for (id, _, flow) in state.relay.flows.iter() {
@@ -320,11 +362,11 @@ impl Worker {
     fn flow_row(&self, flow: &Flow, now: Instant) -> FlowStatus {
         let (opened_by, local_address, service) = match flow.origin {
             Origin::Ingress { client, ingress } => {
-                let forward = self.cx.config.udp.get(ingress.0 as usize);
+                let forward = self.config.udp.get(ingress.0 as usize);
                 ("here", Some(client.address), forward.map(|forward| &forward.service))
             }
             Origin::Upstream { service, .. } => {
-                let service = self.cx.config.services.get(service);
+                let service = self.config.services.get(service);
                 let upstream = service.map(|service| service.upstream);
                 ("peer", upstream, service.map(|service| &service.name))
             }
@@ -343,20 +385,22 @@ impl Worker {
             .into(),
             lane,
             on_lane,
-            worker: self.cx.id.index,
+            worker: self.id.index,
             silent_seconds: now.saturating_duration_since(flow.last_active).as_secs_f64(),
             idle_seconds: flow.idle.as_secs_f64(),
         }
     }
+}
 
-    fn socket_rows(&mut self) -> Vec<SocketStatus> {
+impl Decoy {
+    fn socket_rows(&mut self, cx: &mut Context, sockets: &mut Sockets) -> Vec<SocketStatus> {
         let mut open = [0; SocketBooks::ROLES.len()];
-        let locals = self.sockets.locals.iter().map(|socket| books::role(&socket.local));
-        for role in self.sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
+        let locals = sockets.locals.iter().map(|socket| books::role(&socket.local));
+        for role in sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
             open[books::role_place(role)] += 1;
         }
-        open[books::role_place(UdpRole::Decoy)] = self.decoy.flows.as_ref().map_or(0, Decoys::count);
-        let books = *self.sockets.doors.books();
+        open[books::role_place(UdpRole::Decoy)] = self.flows.as_ref().map_or(0, Decoys::count);
+        let books = *sockets.doors.books();
         let row = |(place, label): (usize, &&'static str)| {
             let Booked { stats, kernel_drops, .. } = books.0[place];
             SocketStatus {
@@ -369,43 +413,10 @@ impl Worker {
                 would_block: stats.would_block,
                 send_failures: stats.send_failures,
                 gso_fallbacks: stats.gso_fallbacks,
-                refusals: self.cx.stats.totals.refusals[place],
+                refusals: cx.stats.totals.refusals[place],
                 kernel_drops,
             }
         };
         SocketBooks::LABELS.iter().enumerate().map(row).collect()
-    }
-
-    fn tun_row(&self) -> Option<TunStatus> {
-        let Tun { side: tun, .. } = self.tunnel.device.as_ref()?;
-        let (offload, stats, totals) = (tun.queue.offload(), tun.queue.stats(), &tun.totals);
-        let rates = tun.meter.last().map(|growth| growth.per_second());
-        let [read, read_bytes, written, written_bytes] =
-            std::array::from_fn(|place| rates.map(|rates| rates[place]));
-        Some(TunStatus {
-            tcp_offload: offload.tcp,
-            udp_offload: offload.udp,
-            uplink: TunDirection {
-                packets: totals.received,
-                bytes: stats.read_bytes,
-                super_packets: stats.read_super,
-                errors: stats.read_errors,
-                packets_per_second: read,
-                bytes_per_second: read_bytes,
-                kernel_drops: None,
-            },
-            downlink: TunDirection {
-                packets: totals.delivered,
-                bytes: stats.write_bytes,
-                super_packets: stats.write_super,
-                errors: stats.write_errors,
-                packets_per_second: written,
-                bytes_per_second: written_bytes,
-                kernel_drops: None,
-            },
-            dropped: not_zero(&TunDrop::LABELS, &totals.dropped),
-            answers: not_zero(&Answer::LABELS, &totals.answers),
-            ..TunStatus::default()
-        })
     }
 }

@@ -8,14 +8,13 @@ use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
 use wire::ids::{LaneRef, PeerId, SessionRef};
 
-use crate::datapath::downlink;
-use crate::worker::context::Effect;
-use crate::worker::{Context, LaneHost, Sessions, Sockets};
 use crate::{
     capture::Phase,
+    datapath::downlink,
     peer::RESETTLE_TIME,
     worker::{
-        Timer, Worker,
+        Context, LaneHost, Sessions, Sockets, Timer, Worker,
+        context::Effect,
         exchange::{LaneLoss, LaneName, LaneOrder, LanePort, Order},
         number,
     },
@@ -57,8 +56,8 @@ impl Worker {
             self.metrics.vacate(&mut self.cx, id);
         }
         self.tunnel.see_to_tun(&mut self.cx, &mut self.sessions, now);
-        self.take_stock(now);
-        self.look_at_meters(now);
+        self.sessions.take_stock(&mut self.cx, &mut self.sockets, &mut self.decoy, now);
+        self.tunnel.look_at_meters(&mut self.cx, &mut self.host, now);
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);
         self.sessions.gate.expire(now);

@@ -17,11 +17,10 @@ use wire::{
 };
 use zeroize::Zeroizing;
 
-use crate::worker::{Context, Sessions, Sockets, Tunnel};
 use crate::{
     peer::Doubt,
     worker::{
-        LOG_INTERVAL, Timer,
+        Context, LOG_INTERVAL, Sessions, Sockets, Timer, Tunnel,
         endpoint::largest_packet,
         exchange::{LaneLoss, LaneName, LaneOrder, LanePort, LaneSecrets, Order},
         keeper::LEAST_SILENCE,

@@ -59,7 +59,6 @@ use wire::{
     fault::{self, Fault},
     hash::Issued,
     ids::{LocalId, PeerId},
-    messages::Features,
 };
 use {
     net as sockets,
@@ -218,18 +217,6 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Lowers the limits of lanes that are opened from now on, so that a test can reach them.
-    #[doc(hidden)]
-    pub fn set_lane_limits(&mut self, limits: LaneLimits) {
-        self.host.limits = limits;
-    }
-
-    /// Says to peers that it cannot do `features`, as an older version does, so that a test can tell.
-    #[doc(hidden)]
-    pub fn withhold(&mut self, features: Features) {
-        self.sessions.withheld = features;
-    }
-
     /// Where commands are put.
     #[must_use]
     pub fn inbox(&self) -> Arc<shell::Inbox> {
@@ -258,7 +245,13 @@ impl Worker {
         self.data.rests.forget(|id| self.sockets.underlays.get(id).is_none());
         let all_stopped = self.cx.exchange.all_stopped();
         fault::point(Fault::Worker);
-        self.commands(now);
+        while let Some(command) = self.inbox.take() {
+            match command {
+                Command::Shutdown { within } => self.shut_down(within, now),
+                Command::Inspect(inspection) => self.inspect(&inspection, now),
+            }
+            self.settle_effects(now);
+        }
         self.read_orders(now);
         self.take_parcels(now);
         // All that are due now, and not what they arm: a deadline that is set to the past comes again in the next turn.
@@ -374,7 +367,11 @@ impl Worker {
         let before = (self.data.notes.work.done(), self.data.notes.shares.dropped());
         let more = match self.data.rests.take_of(id) {
             Some(rest) => {
-                self.resume(rest, now);
+                let fresh = std::mem::replace(&mut self.data.batch, rest.batch);
+                self.data.rests.keep(fresh);
+                self.take_batch(rest.received, rest.from, now);
+                // What it counts for in datagrams it counted for when it came.
+                self.data.batch.clear();
                 true
             }
             // Where nothing more can be laid aside nothing is taken that may have to be.
@@ -386,15 +383,6 @@ impl Worker {
         let units = u64::from(self.data.batch.units())
             .saturating_sub(shares::saved(self.data.notes.shares.dropped() - before.1));
         Served { more, units: u32::try_from(units.max(work / FRAMES_PER_UNIT)).unwrap_or(u32::MAX) }
-    }
-
-    /// Goes on with what an earlier turn left of a batch.
-    fn resume(&mut self, rest: Rest, now: Instant) {
-        let fresh = std::mem::replace(&mut self.data.batch, rest.batch);
-        self.data.rests.keep(fresh);
-        self.take_batch(rest.received, rest.from, now);
-        // What it counts for in datagrams it counted for when it came.
-        self.data.batch.clear();
     }
 
     /// Takes the received batch as far as the turn's share of work goes, and lays the rest aside.
@@ -581,16 +569,6 @@ impl Worker {
             if let Some(at) = self.host.lanes.get(id).and_then(|slot| slot.poll_timeout()) {
                 self.cx.timers.arm(Timer::Lane(id), at);
             }
-        }
-    }
-
-    fn commands(&mut self, now: Instant) {
-        while let Some(command) = self.inbox.take() {
-            match command {
-                Command::Shutdown { within } => self.shut_down(within, now),
-                Command::Inspect(inspection) => self.inspect(&inspection, now),
-            }
-            self.settle_effects(now);
         }
     }
 }

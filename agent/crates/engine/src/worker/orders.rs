@@ -17,9 +17,6 @@ use wire::{
     messages::{CloseReason, Features},
 };
 
-use crate::worker::context::Effect;
-use crate::worker::sources::{Class, Party};
-use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards};
 use crate::{
     datapath::{
         downlink::Received,
@@ -27,11 +24,13 @@ use crate::{
     },
     peer::{Doubt, Doubts, Link, Peer, SETTLE_TIME},
     worker::{
-        Timer, Worker,
+        Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards, Timer, Worker,
+        context::Effect,
         exchange::{Connected, Order},
         handover::{Kind, Parcel},
         keeper::LEAST_SILENCE,
         session,
+        sources::{Class, Party},
     },
 };
 
@@ -178,8 +177,19 @@ impl Worker {
                 self.sessions.stream_ended(&mut self.cx, peer, number, outcome, now)
             }
             Order::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, place),
-            Order::PeerAdded { id, peer, origin } => self.peer_added(id, &peer, origin, now),
-            Order::PeerRemoved { id } => self.peer_removed(id, now),
+            Order::PeerAdded { id, peer, origin } => {
+                self.cx.peer_added(id, &peer, origin, now);
+                self.tunnel.route_peer(&self.cx, id);
+                self.tcp.point_forwards(&mut self.cx, &mut self.sockets, &peer.name, id);
+            }
+            Order::PeerRemoved { id } => self.tunnel.peer_removed(
+                &mut self.cx,
+                &mut self.sockets,
+                &mut self.sessions,
+                &mut self.host,
+                id,
+                now,
+            ),
             Order::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
             Order::Configured(new) => self.configured(*new, now),
             Order::Capture(capture) => self.host.capture(&self.cx, &self.sockets, capture, now),
@@ -200,7 +210,13 @@ impl Worker {
             }
             let waited = parcel.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
             match parcel.kind {
-                Kind::Packets { port } => self.take_packets(&parcel, waited, port, now),
+                Kind::Packets { port } => {
+                    let Some(underlay) = self.sockets.ports.get(port).copied() else { continue };
+                    let received = Received { underlay, port: Some(port) };
+                    self.take_batches(&parcel, waited, |worker| {
+                        worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
+                    });
+                }
                 Kind::Strangers { port } => self.data.strangers.take_over(&parcel, port),
                 Kind::Frames { peer, lane } => {
                     self.take_batches(&parcel, waited, |worker| {
@@ -234,14 +250,6 @@ impl Worker {
                 }
             }
         }
-    }
-
-    fn take_packets(&mut self, parcel: &Parcel, waited: Duration, port: usize, now: Instant) {
-        let Some(underlay) = self.sockets.ports.get(port).copied() else { return };
-        let received = Received { underlay, port: Some(port) };
-        self.take_batches(parcel, waited, |worker| {
-            worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
-        });
     }
 
     /// Puts the pieces of a parcel, which has `waited`, where received buffers lie, and lets `pass` take each batch.

@@ -21,12 +21,14 @@ use wire::{
     throttle::Throttle,
 };
 
-use crate::worker::{Context, DataPlane, LaneHost, Publisher, Sessions, Sockets, TcpForwards};
 use crate::{
     control::dial::Dialler,
     peer::{Allowances, Peer, Standing},
     roster::Origin,
-    worker::{Exchange, LOG_INTERVAL, Refused, Timer, Worker, number, session, start::dials},
+    worker::{
+        Context, DataPlane, Exchange, LOG_INTERVAL, LaneHost, Publisher, Refused, Sessions, Sockets,
+        TcpForwards, Timer, Tunnel, Worker, number, session, start::dials,
+    },
 };
 
 /// The place of a peer that was removed is not given to another before this: longer than anything that names it is under
@@ -97,10 +99,36 @@ impl PeerMaker<'_> {
 }
 
 impl Worker {
+    /// The peer that proved `key` to us; in open mode a new one, if nobody is known by it.
+    pub(super) fn peer_behind(&mut self, key: &[u8; 32], now: Instant) -> Result<PeerId, CloseReason> {
+        let id = match self.cx.roster.peer_of(key) {
+            Some(id) => id,
+            None if self.cx.roster.is_open() => {
+                self.cx.roster.admit(*key).map_err(|_| CloseReason::LimitReached)?
+            }
+            None => return Err(CloseReason::KeyRemoved),
+        };
+        if !self.cx.knows(id, key) {
+            // The order that says who it is has been given and not been read.
+            self.read_orders(now);
+        }
+        if self.cx.knows(id, key) { Ok(id) } else { Err(CloseReason::KeyRemoved) }
+    }
+}
+
+impl Tunnel {
     /// The roster knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
-    pub(super) fn peer_removed(&mut self, id: PeerId, now: Instant) {
-        let dials = self.cx.dialler_of(id) == self.cx.id.index;
-        let Some(peer) = self.cx.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
+    pub(super) fn peer_removed(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        host: &mut LaneHost,
+        id: PeerId,
+        now: Instant,
+    ) {
+        let dials = cx.dialler_of(id) == cx.id.index;
+        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
         peer.standing = Standing::Leaving { since: now };
         // Packets that are under way on its lanes open nothing any more.
         Arc::make_mut(&mut peer.config).services.clear();
@@ -117,66 +145,50 @@ impl Worker {
         drop(peer.dialler.stop());
         peer.dialler.forget_lookups();
         for token in peer.dialler.take_abandoned() {
-            self.sockets.doors.release(token);
+            sockets.doors.release(token);
         }
-        self.sessions.end_session(&mut self.cx, id, Some(CloseReason::KeyRemoved), now);
+        sessions.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = link {
             // Wherever its control connection is.
-            self.sessions.link_down(&mut self.cx, &mut self.host, id, session, now);
+            sessions.link_down(cx, host, id, session, now);
         }
-        self.sessions.end_stream_connections(&mut self.cx, id, CloseReason::KeyRemoved, now);
-        for handle in self.sessions.control.handles() {
-            if self.sessions.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
-                self.sessions.close_connection(&mut self.cx, handle, CloseReason::KeyRemoved, now);
+        sessions.end_stream_connections(cx, id, CloseReason::KeyRemoved, now);
+        for handle in sessions.control.handles() {
+            if sessions.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
+                sessions.close_connection(cx, handle, CloseReason::KeyRemoved, now);
             }
         }
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         for flow in peer.relay.flows.all() {
             if let Some(flow) = peer.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
                 peer.relay.stats.flows_removed += 1;
-                self.sockets.doors.close_flow_later(flow.origin);
+                sockets.doors.close_flow_later(flow.origin);
             }
         }
         // What still waits are IP packets.
         peer.relay.queue.clear(DropReason::PeerRemoved, &mut peer.relay.uplink);
-        self.sockets.doors.close_now(&mut self.sockets.locals);
-        self.tunnel.unroute_peer(id);
-        self.cx.stats.unpublished = true;
+        sockets.doors.close_now(&mut sockets.locals);
+        self.unroute_peer(id);
+        cx.stats.unpublished = true;
     }
+}
 
-    /// The peer that proved `key` to us; in open mode a new one, if nobody is known by it.
-    pub(super) fn peer_behind(&mut self, key: &[u8; 32], now: Instant) -> Result<PeerId, CloseReason> {
-        let id = match self.cx.roster.peer_of(key) {
-            Some(id) => id,
-            None if self.cx.roster.is_open() => {
-                self.cx.roster.admit(*key).map_err(|_| CloseReason::LimitReached)?
-            }
-            None => return Err(CloseReason::KeyRemoved),
-        };
-        if !self.cx.knows(id, key) {
-            // The order that says who it is has been given and not been read.
-            self.read_orders(now);
-        }
-        if self.cx.knows(id, key) { Ok(id) } else { Err(CloseReason::KeyRemoved) }
-    }
-
-    /// The roster has a peer more. Ports of the configuration that name it are its from now on.
+impl Context {
+    /// The registry has another peer.
     pub(super) fn peer_added(&mut self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin, now: Instant) {
-        let own_key = *self.cx.identity.public_key();
-        let (config, exchange) = (&*self.cx.config, &*self.cx.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.cx.id };
+        let own_key = *self.identity.public_key();
+        let (config, exchange) = (&*self.config, &*self.exchange);
+        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.id };
         let mut made = maker.make(id, Arc::clone(peer), origin, now);
         let deadline = made.dialler.deadline();
-        made.generation = self.cx.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
-        if let Some(old) = self.cx.peers.insert(made) {
-            self.cx.stats.totals.retire(&old.relay);
+        made.generation = self.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
+        if let Some(old) = self.peers.insert(made) {
+            self.stats.totals.retire(&old.relay);
         }
-        self.tunnel.route_peer(&self.cx, id);
-        self.tcp.point_forwards(&mut self.cx, &mut self.sockets, &peer.name, id);
         if let Some(at) = deadline {
-            self.cx.timers.arm(Timer::Dial(id), at);
+            self.timers.arm(Timer::Dial(id), at);
         }
-        if self.cx.dialler_of(id) == self.cx.id.index {
+        if self.dialler_of(id) == self.id.index {
             match origin {
                 Origin::Config | Origin::State => {
                     tracing::info!(peer = &*peer.name, origin = origin.label(), "peer added")
@@ -185,7 +197,7 @@ impl Worker {
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
             }
         }
-        self.cx.stats.unpublished = true;
+        self.stats.unpublished = true;
     }
 }
 
@@ -209,7 +221,7 @@ impl Publisher {
 
 impl TcpForwards {
     /// The local ports whose peer bears `name` lead to `id`.
-    fn point_forwards(&mut self, cx: &mut Context, sockets: &mut Sockets, name: &str, id: PeerId) {
+    pub(super) fn point_forwards(&mut self, cx: &mut Context, sockets: &mut Sockets, name: &str, id: PeerId) {
         for (named, current) in cx.config.peers.iter().zip(&mut self.peers) {
             if *named.name == *name {
                 *current = id;

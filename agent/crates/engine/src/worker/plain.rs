@@ -7,8 +7,10 @@ use net::batch::Meta;
 use quinn_proto::{ConnectionHandle, SendDatagramError};
 use wire::ids::{LaneRef, PeerId};
 
-use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets};
-use crate::{control::transport::DATAGRAM_BUFFER_BYTES, worker::Worker};
+use crate::{
+    control::transport::DATAGRAM_BUFFER_BYTES,
+    worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Worker},
+};
 
 /// What quinn-proto may hold of a peer's datagrams that its congestion window does not let out yet, in bytes: 50 ms at 10 Mbit/s.
 /// There they do not expire, so the rest waits where they do.

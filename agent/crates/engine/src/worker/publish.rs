@@ -25,7 +25,7 @@ use crate::{
         StreamsStatus, add_lane,
     },
     worker::{
-        Worker,
+        Context, DataPlane, Decoy, LaneHost, Sessions, Sockets, Tunnel, Worker,
         books::{InUse, IndexCounts, LaneBytes, RelaySums, Snapshots, WorkerSnapshot, role},
         ceilings::{Ceiling, refused},
         decoy::Decoys,
@@ -61,72 +61,9 @@ impl Publisher {
 }
 
 impl Worker {
-    /// Takes stock of what is not counted as it happens: which flow belongs on which lane, what the kernel dropped at the
-    /// sockets that many share and at those that had traffic, and what waits there.
-    pub(super) fn take_stock(&mut self, now: Instant) {
-        let mut lane_flows = Vec::new();
-        for peer in &self.cx.peers {
-            peer.relay.flows.count_lanes(&mut lane_flows);
-        }
-        self.cx.stats.totals.lane_flows = lane_flows;
-        self.cx.stats.totals.control = self.sessions.control.traffic();
-        let before = self.sockets.doors.books().kernel_drops();
-        self.book_sockets(true);
-        let dropped = self.sockets.doors.books().kernel_drops() - before;
-        if dropped > 0
-            && let Some(suppressed) = self.cx.logs.drops.allow(now)
-        {
-            tracing::warn!(
-                buffers = dropped,
-                suppressed,
-                "the kernel dropped what this agent did not read in time (remedy: more CPU for it, or a larger \
-                 limits.receive_buffer); culvert_socket_kernel_drops_total says at which sockets"
-            );
-        }
-    }
-
-    fn book_sockets(&mut self, drops: bool) {
-        let books = self.sockets.doors.books();
-        if drops {
-            books.forget_kernel_queues();
-        }
-        for underlay in self.sockets.underlays.iter_mut() {
-            books.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
-        }
-        self.sockets.locals.each_touched(drops, |socket| {
-            books.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
-        });
-        if let Some(decoys) = &mut self.decoy.flows {
-            decoys.book(books, drops);
-        }
-    }
-
-    /// The congestion control of this worker's connections, by peer.
-    fn stream_snapshots(&self) -> Vec<OfPeer> {
-        let mut of_peers = vec![OfPeer::default(); self.cx.peers.len()];
-        for connection in self.sessions.control.iter().filter(|connection| !connection.is_over()) {
-            let Some(id) = connection.peer.filter(|_| connection.key.is_some()) else { continue };
-            let (congestion, quinn) = (connection.congestion(), connection.quinn());
-            if let Some(sum) = of_peers.get_mut(id.0 as usize) {
-                let one = StreamsStatus {
-                    congestion: congestion.control().label().into(),
-                    connections: 1,
-                    window_bytes: quinn.congestion_state().window(),
-                    pacing_bytes_per_second: congestion.pacing_rate().unwrap_or(0),
-                    delivery_bytes_per_second: congestion.delivery_rate().unwrap_or(0),
-                };
-                match &mut sum.streams {
-                    Some(sum) => sum.add(&one),
-                    none => *none = Some(one),
-                }
-            }
-        }
-        of_peers
-    }
-
     /// Publishes everything, with what the kernel dropped until now.
     pub fn publish_last(&mut self, now: Instant) {
-        self.take_stock(now);
+        self.sessions.take_stock(&mut self.cx, &mut self.sockets, &mut self.decoy, now);
         self.publish(now);
     }
 
@@ -135,7 +72,7 @@ impl Worker {
         self.cx.stats.unpublished = false;
         // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
         self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
-        self.book_sockets(false);
+        self.decoy.book_sockets(&mut self.sockets, false);
         let reached = |peer: &&Peer| refused(&peer.relay) != peer.refused;
         let reached: Vec<PeerId> = self.cx.peers.iter().filter(reached).map(|peer| peer.id).collect();
         for peer in reached {
@@ -151,7 +88,7 @@ impl Worker {
     fn snapshot(&mut self, now: Instant) -> WorkerSnapshot {
         let retired = &self.cx.stats.retired;
         let mut lane_states = [0; LaneState::LABELS.len()];
-        let mut of_peers: Vec<OfPeer> = self.stream_snapshots();
+        let mut of_peers: Vec<OfPeer> = self.sessions.stream_snapshots(&self.cx);
         for (sum, peer) in of_peers.iter_mut().zip(&self.cx.peers) {
             sum.lanes = retired.of(peer.id);
         }
@@ -167,7 +104,7 @@ impl Worker {
         for (peer, of_peer) in self.cx.peers.iter().zip(&of_peers) {
             add_lane(&mut lanes, &of_peer.lanes);
             relays.add(&peer.relay);
-            peers.push(self.peer_status(peer, of_peer, now));
+            peers.push(self.tunnel.peer_status(&self.sessions, &self.host, peer, of_peer, now));
         }
         let mut gate = self.sessions.gate.stats.ended;
         // Where no knock is required, quinn-proto makes them.
@@ -192,11 +129,11 @@ impl Worker {
             worker: self.cx.id.index,
             beats: self.metrics.beats,
             peers,
-            known: if speaks { self.by_origin() } else { Default::default() },
+            known: if speaks { self.cx.by_origin() } else { Default::default() },
             lane_states,
             lanes,
-            lane_indices: self.lane_indices(),
-            limit_reached: self.limit_reached(&relays),
+            lane_indices: self.tunnel.lane_indices(&self.cx, &self.host),
+            limit_reached: self.sessions.limit_reached(&self.cx, &self.data, &relays),
             relays,
             sockets: *self.sockets.doors.books(),
             totals: self.cx.stats.totals.clone(),
@@ -214,18 +151,73 @@ impl Worker {
             decoy: self.data.strangers.stats,
         }
     }
+}
+
+impl Sessions {
+    /// Takes stock of what is not counted as it happens: which flow belongs on which lane, what the kernel dropped at the
+    /// sockets that many share and at those that had traffic, and what waits there.
+    pub(super) fn take_stock(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        decoy: &mut Decoy,
+        now: Instant,
+    ) {
+        let mut lane_flows = Vec::new();
+        for peer in &cx.peers {
+            peer.relay.flows.count_lanes(&mut lane_flows);
+        }
+        cx.stats.totals.lane_flows = lane_flows;
+        cx.stats.totals.control = self.control.traffic();
+        let before = sockets.doors.books().kernel_drops();
+        decoy.book_sockets(sockets, true);
+        let dropped = sockets.doors.books().kernel_drops() - before;
+        if dropped > 0
+            && let Some(suppressed) = cx.logs.drops.allow(now)
+        {
+            tracing::warn!(
+                buffers = dropped,
+                suppressed,
+                "the kernel dropped what this agent did not read in time (remedy: more CPU for it, or a larger \
+                 limits.receive_buffer); culvert_socket_kernel_drops_total says at which sockets"
+            );
+        }
+    }
+
+    /// The congestion control of this worker's connections, by peer.
+    fn stream_snapshots(&self, cx: &Context) -> Vec<OfPeer> {
+        let mut of_peers = vec![OfPeer::default(); cx.peers.len()];
+        for connection in self.control.iter().filter(|connection| !connection.is_over()) {
+            let Some(id) = connection.peer.filter(|_| connection.key.is_some()) else { continue };
+            let (congestion, quinn) = (connection.congestion(), connection.quinn());
+            if let Some(sum) = of_peers.get_mut(id.0 as usize) {
+                let one = StreamsStatus {
+                    congestion: congestion.control().label().into(),
+                    connections: 1,
+                    window_bytes: quinn.congestion_state().window(),
+                    pacing_bytes_per_second: congestion.pacing_rate().unwrap_or(0),
+                    delivery_bytes_per_second: congestion.delivery_rate().unwrap_or(0),
+                };
+                match &mut sum.streams {
+                    Some(sum) => sum.add(&one),
+                    none => *none = Some(one),
+                }
+            }
+        }
+        of_peers
+    }
 
     /// What was refused at each ceiling.
-    fn limit_reached(&self, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
+    fn limit_reached(&self, cx: &Context, data: &DataPlane, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
         let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
         // All workers share them: one publishes.
-        let (shared, stream_bytes) = match self.cx.id.index {
-            0 => (self.sessions.refusals.at_ceilings(), self.cx.exchange.streams().refused()),
+        let (shared, stream_bytes) = match cx.id.index {
+            0 => (self.refusals.at_ceilings(), cx.exchange.streams().refused()),
             _ => Default::default(),
         };
         let AtCeilings { handshakes, open_peers, used_tokens } = shared;
-        let (tcp, strangers) = (self.cx.stats.ceilings.tcp, self.data.strangers.stats.gave_way);
-        let messages = self.cx.stats.ceilings.messages;
+        let (tcp, strangers) = (cx.stats.ceilings.tcp, data.strangers.stats.gave_way);
+        let messages = cx.stats.ceilings.messages;
         [
             flows,
             flows_per_peer,
@@ -242,46 +234,73 @@ impl Worker {
             messages,
         ]
     }
+}
 
+impl Decoy {
+    fn book_sockets(&mut self, sockets: &mut Sockets, drops: bool) {
+        let books = sockets.doors.books();
+        if drops {
+            books.forget_kernel_queues();
+        }
+        for underlay in sockets.underlays.iter_mut() {
+            books.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
+        }
+        sockets.locals.each_touched(drops, |socket| {
+            books.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
+        });
+        if let Some(decoys) = &mut self.flows {
+            decoys.book(books, drops);
+        }
+    }
+}
+
+impl Context {
     /// Peers that are known, by [`Origin`].
     fn by_origin(&self) -> [u64; Origin::ALL.len()] {
         let mut known = [0; Origin::ALL.len()];
-        for peer in self.cx.peers.iter().filter(|peer| peer.is_live()) {
+        for peer in self.peers.iter().filter(|peer| peer.is_live()) {
             known[peer.origin as usize] += 1;
         }
         known
     }
+}
 
+impl Tunnel {
     /// What the lanes of each index have in common.
-    fn lane_indices(&self) -> Vec<IndexCounts> {
+    fn lane_indices(&self, cx: &Context, host: &LaneHost) -> Vec<IndexCounts> {
         let mut indices = Vec::new();
-        for (index, bytes) in self.cx.stats.retired.by_index().iter().enumerate() {
+        for (index, bytes) in cx.stats.retired.by_index().iter().enumerate() {
             of_index(&mut indices, index).bytes.add(*bytes);
         }
-        for (_, slot) in self.host.lanes.iter() {
+        for (_, slot) in host.lanes.iter() {
             of_index(&mut indices, slot.index.into()).bytes.add(LaneBytes::of(slot.core.stats()));
         }
-        let packets = self.tunnel.device.iter().flat_map(|tun| tun.side.totals.by_lane.iter().enumerate());
+        let packets = self.device.iter().flat_map(|tun| tun.side.totals.by_lane.iter().enumerate());
         for (index, packets) in packets.filter(|(_, packets)| **packets > 0) {
             of_index(&mut indices, index).packets = *packets;
         }
-        for (index, flows) in
-            self.cx.stats.totals.lane_flows.iter().enumerate().filter(|(_, flows)| **flows > 0)
-        {
+        for (index, flows) in cx.stats.totals.lane_flows.iter().enumerate().filter(|(_, flows)| **flows > 0) {
             of_index(&mut indices, index).flows = *flows;
         }
         indices
     }
 
-    fn peer_status(&self, peer: &Peer, of_peer: &OfPeer, now: Instant) -> PeerStatus {
+    fn peer_status(
+        &self,
+        sessions: &Sessions,
+        host: &LaneHost,
+        peer: &Peer,
+        of_peer: &OfPeer,
+        now: Instant,
+    ) -> PeerStatus {
         let relay = &peer.relay;
         let link = peer.link.as_ref();
         let session = peer.session.as_ref().filter(|_| peer.is_reachable());
-        let control = peer.session.as_ref().and_then(|session| self.sessions.control.get(session.handle));
+        let control = peer.session.as_ref().and_then(|session| sessions.control.get(session.handle));
         let standard = link.is_some_and(|link| link.standard);
         let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
-        let rtt = rtt(peer, &self.host.lanes).or_else(plain_rtt);
-        let most_mtu = self.tunnel.device.as_ref().map(|tun| tun.side.most_mtu);
+        let rtt = rtt(peer, &host.lanes).or_else(plain_rtt);
+        let most_mtu = self.device.as_ref().map(|tun| tun.side.most_mtu);
         let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.takes_packets));
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
         let remote = session.and(control).map(|control| control.path().destination);
@@ -330,17 +349,19 @@ impl Worker {
                 .failure
                 .as_ref()
                 .map(|(at, failure)| LastError { age_seconds: since(*at), failure: Arc::clone(failure) }),
-            more: self.peer_figures(peer, of_peer),
+            more: host.peer_figures(peer, of_peer),
             ..PeerStatus::default()
         }
     }
+}
 
+impl LaneHost {
     fn peer_figures(&self, peer: &Peer, of_peer: &OfPeer) -> PeerFigures {
         let (relay, queue) = (&peer.relay, &peer.config.queue);
         let owned = peer.link.as_ref().filter(|_| peer.session.is_some()).map(|link| OwnedLanes {
             up: link.pool.up.count_ones(),
             wanted: link.pool.wanted.into(),
-            packet_bytes: packet_bytes(peer, &self.host.lanes),
+            packet_bytes: packet_bytes(peer, &self.lanes),
         });
         // One that was removed may hold nothing any more.
         let (queue_packets, queue_bytes) = if peer.is_live() { (queue.packets, queue.bytes) } else { (0, 0) };

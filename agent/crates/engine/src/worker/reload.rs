@@ -21,8 +21,10 @@ use wire::{
     throttle::Throttle,
 };
 
-use crate::worker::{Context, DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards};
-use crate::worker::{LOG_INTERVAL, Local, PeerId, Timer, Worker, decoy::Decoys, exchange::NewConfig, number};
+use crate::worker::{
+    Context, DataPlane, Decoy, LOG_INTERVAL, LaneHost, Local, PeerId, Sessions, Sockets, TcpForwards, Timer,
+    Worker, decoy::Decoys, exchange::NewConfig, number,
+};
 
 impl Worker {
     /// Runs another configuration from now on.
@@ -49,7 +51,7 @@ impl Worker {
                 peer.brakes.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
-        self.follow_udp(&old, &config, now);
+        self.tcp.follow_udp(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.host, &old, now);
         self.tcp.follow_tcp(&mut self.cx, &mut self.sockets, &old, &config, now);
         self.cx.exchange.streams().set_most(config.limits.stream_bytes);
         self.sessions.gate.set_window(config.access.clock_window);
@@ -146,9 +148,20 @@ impl Worker {
         }
         self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |_, place| fate(place).1);
     }
+}
 
+impl TcpForwards {
     /// Opens and closes the ports of `[[udp]]`; one that leads elsewhere now keeps its socket.
-    fn follow_udp(&mut self, old: &Config, new: &Config, now: Instant) {
+    fn follow_udp(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        data: &mut DataPlane,
+        host: &mut LaneHost,
+        old: &Config,
+        now: Instant,
+    ) {
+        let new = Arc::clone(&cx.config);
         for (place, forward) in new.udp.iter().enumerate() {
             let ingress = IngressId(number(place));
             let before = old.udp.get(place).filter(|before| before.open);
@@ -158,37 +171,30 @@ impl Worker {
                 && before.is_some_and(|before| before.service == forward.service)
                 && led_to == leads_to;
             if before.is_some() && !same {
-                for id in self.cx.peers.ids() {
-                    self.host.end_flows_where(
-                        &mut self.cx,
-                        &mut self.sockets,
-                        &mut self.data,
-                        id,
-                        now,
-                        |origin| match origin {
-                            Origin::Ingress { ingress: of, .. } => *of == ingress,
-                            Origin::Upstream { .. } => false,
-                        },
-                    );
+                for id in cx.peers.ids() {
+                    host.end_flows_where(cx, sockets, data, id, now, |origin| match origin {
+                        Origin::Ingress { ingress: of, .. } => *of == ingress,
+                        Origin::Upstream { .. } => false,
+                    });
                 }
             }
-            let peer = self.tcp.forward_peer(forward);
+            let peer = self.forward_peer(forward);
             match (before, forward.open) {
-                (None, true) => self.sockets.open_ingress(forward, Local::Ingress { ingress, peer }),
+                (None, true) => sockets.open_ingress(forward, Local::Ingress { ingress, peer }),
                 (Some(_), false) => {
                     let is_it = |local: &Local| match local {
                         Local::Ingress { ingress: of, .. } => *of == ingress,
                         Local::Upstream { .. } => false,
                     };
-                    for id in self.sockets.locals.find(is_it) {
-                        self.sockets.doors.close_later(id);
+                    for id in sockets.locals.find(is_it) {
+                        sockets.doors.close_later(id);
                     }
-                    self.sockets.doors.close_now(&mut self.sockets.locals);
+                    sockets.doors.close_now(&mut sockets.locals);
                 }
                 (Some(_), true) | (None, false) => {}
             }
         }
-        self.tcp.point_ingresses(&self.cx, &mut self.sockets);
+        self.point_ingresses(cx, sockets);
     }
 }
 

@@ -12,8 +12,10 @@ use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
 use quinn_proto::ConnectionHandle;
 use wire::ids::PeerId;
 
-use crate::peer::Failure;
-use crate::worker::{Context, LaneHost, Sessions, Sockets};
+use crate::{
+    peer::Failure,
+    worker::{Context, LaneHost, Sessions, Sockets},
+};
 
 /// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.
 const ROUTE_INTERVAL: Duration = Duration::from_millis(250);

@@ -31,13 +31,12 @@ use wire::{
     messages::{self, CloseReason, Features, Hello, Message, MessageError},
 };
 
-use crate::worker::{Context, Sessions, Sockets, TcpForwards, Tunnel};
 use crate::{
     control::{driver::Event, session_name::session_name, vigil::Vigil},
     peer::Session,
     roster,
     worker::{
-        Timer, Worker,
+        Context, Sessions, Sockets, TcpForwards, Timer, Tunnel, Worker,
         endpoint::largest_packet,
         exchange::{Connected, Order, Record},
         vigil,

@@ -2,10 +2,9 @@
 
 use std::{collections::VecDeque, future::poll_fn, sync::Mutex, task::Poll};
 
+use crate::worker::{Command, Worker};
 use net::{Ready, Token};
 use wire::{clock::Clock, panics::lock};
-
-use crate::worker::{Command, Worker};
 
 /// Commands that may wait at once; they are few, and looked at in every turn.
 const MAX_COMMANDS: usize = 64;

@@ -276,49 +276,9 @@ impl Worker {
             stopped: false,
             ended: false,
         };
-        made.open_ports()?;
-        made.arm_timers(now);
+        made.tcp.open_ports(&mut made.cx, &mut made.sockets)?;
+        made.cx.arm_timers(now);
         Ok(made)
-    }
-
-    fn arm_timers(&mut self, now: Instant) {
-        for peer in &self.cx.peers {
-            if let Some(at) = peer.dialler.deadline() {
-                self.cx.timers.arm(Timer::Dial(peer.id), at);
-            }
-        }
-        self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
-        self.cx.timers.arm(Timer::Publish, now);
-    }
-
-    fn open_ports(&mut self) -> Result<(), StartError> {
-        let config = Arc::clone(&self.cx.config);
-        let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
-        for address in &config.transport.listen {
-            let port = self
-                .sockets
-                .doors
-                .listen(&mut self.sockets.underlays, *address)
-                .map_err(failed(*address, "transport.listen"))?;
-            self.sockets.ports.push(port);
-        }
-        for (place, forward) in config.udp.iter().enumerate() {
-            let local =
-                Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
-            self.sockets
-                .doors
-                .ingress(&mut self.sockets.locals, forward.listen, local)
-                .map_err(failed(forward.listen, "udp.listen"))?;
-        }
-        for (place, forward) in config.tcp.iter().enumerate() {
-            let listener = self
-                .sockets
-                .doors
-                .tcp_listen(forward.listen, place)
-                .map_err(failed(forward.listen, "tcp.listen"))?;
-            self.tcp.listeners.push(Some(listener));
-        }
-        Ok(())
     }
 
     /// The bound addresses: underlay, `[[udp]]`, `[[tcp]]`, each in the configuration's order.
@@ -333,6 +293,48 @@ impl Worker {
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
             tcp: self.tcp.listeners.iter().flatten().map(|(listener, _)| listener.local_addr()).collect(),
         }
+    }
+}
+
+impl Context {
+    fn arm_timers(&mut self, now: Instant) {
+        for peer in &self.peers {
+            if let Some(at) = peer.dialler.deadline() {
+                self.timers.arm(Timer::Dial(peer.id), at);
+            }
+        }
+        self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
+        self.timers.arm(Timer::Publish, now);
+    }
+}
+
+impl TcpForwards {
+    fn open_ports(&mut self, cx: &mut Context, sockets: &mut Sockets) -> Result<(), StartError> {
+        let config = Arc::clone(&cx.config);
+        let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
+        for address in &config.transport.listen {
+            let port = sockets
+                .doors
+                .listen(&mut sockets.underlays, *address)
+                .map_err(failed(*address, "transport.listen"))?;
+            sockets.ports.push(port);
+        }
+        for (place, forward) in config.udp.iter().enumerate() {
+            let local =
+                Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
+            sockets
+                .doors
+                .ingress(&mut sockets.locals, forward.listen, local)
+                .map_err(failed(forward.listen, "udp.listen"))?;
+        }
+        for (place, forward) in config.tcp.iter().enumerate() {
+            let listener = sockets
+                .doors
+                .tcp_listen(forward.listen, place)
+                .map_err(failed(forward.listen, "tcp.listen"))?;
+            self.listeners.push(Some(listener));
+        }
+        Ok(())
     }
 }
 

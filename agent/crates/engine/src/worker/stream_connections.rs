@@ -25,15 +25,14 @@ use wire::{
     messages::{self, CloseReason, Message},
 };
 
-use crate::worker::context::Effect;
-use crate::worker::{Context, Sessions, Sockets};
 use crate::{
     control::{
         connections::{EarlyJoin, Outcome, Stage, StreamConnection},
         vigil::{Finding, FrameCounts, Look, Vigil},
     },
     worker::{
-        Timer, Worker,
+        Context, Sessions, Sockets, Timer, Worker,
+        context::Effect,
         exchange::{Order, StreamOrder},
         vigil::{LEAST_DEAFNESS, TELL_INTERVAL, counts},
     },

@@ -13,9 +13,10 @@ use wire::{
     messages::{StreamAnswer, StreamOpen},
 };
 
-use crate::worker::parts::OpenForward;
-use crate::worker::{Context, Sessions, Sockets, TcpForwards};
-use crate::worker::{Source, StreamKey, Timer, ceilings::socket_remedy};
+use crate::worker::{
+    Context, Sessions, Sockets, Source, StreamKey, TcpForwards, Timer, ceilings::socket_remedy,
+    parts::OpenForward,
+};
 
 /// After an error that may last, such as a full table of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

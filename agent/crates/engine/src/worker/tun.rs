@@ -10,12 +10,11 @@ use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes
 use quinn_proto::Side;
 use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
-use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Tunnel};
 use crate::{
     control::driver::ControlConnection,
     datapath::ip_uplink::IpUplink,
     peer::Peer,
-    worker::{Tun, endpoint, number},
+    worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Tun, Tunnel, endpoint, number},
 };
 
 /// Bytes that are read from the device in one turn: a send batch takes as many, and more would leave the processor's cache.

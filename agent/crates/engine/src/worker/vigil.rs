@@ -9,11 +9,10 @@ use wire::{
     messages::Message,
 };
 
-use crate::worker::{Context, LaneHost, Sessions};
 use crate::{
     control::vigil::{Finding, FrameCounts, Look},
     peer::Doubt,
-    worker::{HOUSEKEEPING_INTERVAL, exchange::Order, keeper::LEAST_SILENCE},
+    worker::{Context, HOUSEKEEPING_INTERVAL, LaneHost, Sessions, exchange::Order, keeper::LEAST_SILENCE},
 };
 
 /// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.

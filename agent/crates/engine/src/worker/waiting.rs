@@ -15,11 +15,10 @@ use config::defaults;
 use dataplane::lanes::{LaneId, UnderlayId};
 use wire::ids::PeerId;
 
-use crate::worker::{Context, DataPlane, LaneHost, Sessions, Sockets};
 use crate::{
     datapath::uplink::Drained,
     peer::Peers,
-    worker::{Timer, number},
+    worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Timer, number},
 };
 
 /// Datagrams that a peer's queue may send before the next peer's: two full packets of the offloads.

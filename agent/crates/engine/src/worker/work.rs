@@ -1,19 +1,24 @@
 //! What a turn does, counted, and what is left of batches that hold more work than a turn takes.
 //!
 //! In virtual time a turn takes none, however much it does. So it counts what it does, and the tests bound that:
-//! [`Worker::excess_of_turn`].
+//! `Worker::excess_of_turn`, in `simulation/`.
 
 use dataplane::lanes::UnderlayId;
 use net::ReceiveBatch;
 use quinn_proto::ConnectionHandle;
 
 use crate::{
-    control::driver::{Event, UNITS_PER_TURN},
+    control::driver::Event,
     datapath::{
         downlink::{Place, Received},
-        work::{MOST_PER_TURN, Work},
+        work::Work,
     },
-    worker::Worker,
+};
+#[cfg(any(test, feature = "simulation"))]
+use crate::{
+    control::driver::UNITS_PER_TURN,
+    datapath::work::MOST_PER_TURN,
+    worker::{Context, Sessions},
 };
 
 /// Batches that may be laid aside at a time, each of one socket, 2 MiB each.
@@ -94,18 +99,13 @@ pub struct TurnWork {
     pub opened: u64,
 }
 
-impl Worker {
-    /// What the last turn did.
-    #[must_use]
-    pub fn turn_work(&self) -> TurnWork {
-        self.cx.stats.work
-    }
-
+#[cfg(any(test, feature = "simulation"))]
+impl Sessions {
     /// What the last turn did beyond what any turn may, in words.
     #[must_use]
-    pub fn excess_of_turn(&self) -> Option<String> {
-        let flows: usize = self.cx.peers.iter().map(|peer| peer.relay.flows.len()).sum();
-        self.cx.stats.work.excess(self.sessions.control.len() as u64, flows as u64)
+    pub(super) fn excess_of_turn(&self, cx: &Context) -> Option<String> {
+        let flows: usize = cx.peers.iter().map(|peer| peer.relay.flows.len()).sum();
+        cx.stats.work.excess(self.control.len() as u64, flows as u64)
     }
 }
 
@@ -160,11 +160,12 @@ impl TurnWork {
     ///
     /// | count | bound | why |
     /// |---|---|---|
-    /// | work, frames | [`MOST_PER_TURN`] | `engine/src/datapath/work.rs` |
-    /// | message units | of each connection [`UNITS_PER_TURN`], and 272 more | a last message of 64 KiB |
+    /// | work, frames | `MOST_PER_TURN` | `engine/src/datapath/work.rs` |
+    /// | message units | of each connection `UNITS_PER_TURN`, and 272 more | a last message of 64 KiB |
     /// | events | as many as message units, and 1,100 more of each connection | its streams, and each kind of event twice |
     /// | walked | sixteen times the flows | a session that is replaced and all of its lanes come up |
-    /// | opened | 1,200, and 80 more of each connection | [`MOST_PER_TURN`] in openings of flows; streams, dialled lanes |
+    /// | opened | 1,200, and 80 more of each connection | `MOST_PER_TURN` in openings of flows; streams, dialled lanes |
+    #[cfg(any(test, feature = "simulation"))]
     fn excess(&self, connections: u64, flows: u64) -> Option<String> {
         let connections = connections.max(1);
         let units = connections * (u64::from(UNITS_PER_TURN) + 272);

@@ -24,7 +24,7 @@ use crate::{
     metrics::Value,
     roster::{Roster, RosterError},
     status::PeerStatus,
-    worker::{Command, Exchange, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
+    worker::{Command, Exchange, LaneLimits, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
@@ -42,7 +42,10 @@ use net::{
 use network::Network;
 pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
 use trace::{Trace, WorkerOf};
-use wire::clock::{Clock, ManualClock};
+use wire::{
+    clock::{Clock, ManualClock},
+    messages::Features,
+};
 
 /// A machine's clock: the world's, and how many seconds it is ahead.
 struct Skewed(ManualClock, i64);
@@ -120,6 +123,30 @@ impl Agent {
 
     fn has_ended(&self) -> bool {
         self.deadlines.iter().all(Option::is_none)
+    }
+}
+
+impl Worker {
+    /// Lowers the limits of lanes that are opened from now on, so that a test reaches them.
+    pub fn set_lane_limits(&mut self, limits: LaneLimits) {
+        self.host.limits = limits;
+    }
+
+    /// Leaves `features` out of the hello, as an older version does.
+    pub fn withhold(&mut self, features: Features) {
+        self.sessions.withheld = features;
+    }
+
+    /// The work of the last turn.
+    #[must_use]
+    pub fn turn_work(&self) -> TurnWork {
+        self.cx.stats.work
+    }
+
+    /// The first count of the last turn that exceeds what any turn may do, in words.
+    #[must_use]
+    pub fn excess_of_turn(&self) -> Option<String> {
+        self.sessions.excess_of_turn(&self.cx)
     }
 }
 
