@@ -15,10 +15,10 @@ use config::{Config, defaults};
 use engine::{
     capture::Captures,
     health::Health,
-    roster::Roster,
+    registry::PeerRegistry,
     tunnel::Tunnel,
     worker::{
-        Addresses, Command, Exchange, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup,
+        Addresses, Command, Hub, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup,
         Worker, port_plan, shell, used_knocks,
     },
 };
@@ -64,7 +64,7 @@ pub struct Daemon {
     addresses: Addresses,
     health: Arc<Health>,
     snapshots: Arc<Snapshots>,
-    roster: Arc<Roster>,
+    registry: Arc<PeerRegistry>,
     /// What it changed in the kernel is undone when the daemon ends.
     tunnel: Option<Tunnel>,
 }
@@ -90,10 +90,10 @@ impl Daemon {
         let metrics = Arc::new(metrics);
         let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
-        let exchange = Exchange::new(workers, config.peers.len(), now);
-        exchange.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
-        let roster = Roster::new(&config, identity.public_key());
-        roster.attach(&exchange);
+        let hub = Hub::new(workers, config.peers.len(), now);
+        hub.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
+        let registry = PeerRegistry::new(&config, identity.public_key());
+        registry.attach(&hub);
         let certificate =
             Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?);
         let instance = rand::random();
@@ -102,7 +102,7 @@ impl Daemon {
         let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();
         let ended = Arc::new(Mutex::new(Some(ended)));
-        let (tunnel, mut queues) = open_tunnel(&config, &roster, &snapshots, &health, workers)?;
+        let (tunnel, mut queues) = open_tunnel(&config, &registry, &snapshots, &health, workers)?;
         let mut threads = Vec::new();
         let mut addresses = None;
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
@@ -111,7 +111,7 @@ impl Daemon {
             let start = WorkerStart {
                 identity: Arc::clone(&certificate),
                 own: Arc::clone(&own),
-                roster: Arc::clone(&roster),
+                registry: Arc::clone(&registry),
                 refusals: Arc::clone(&refusals),
                 knocks,
                 publisher: Publisher::new(place, health, snapshots),
@@ -119,7 +119,7 @@ impl Daemon {
                 instance,
                 seed: rand::random(),
                 worker,
-                exchange: Arc::clone(&exchange),
+                hub: Arc::clone(&hub),
                 ports,
                 queue: queues.next(),
                 tun: tunnel.as_ref().map(|tunnel| TunSetup { board: tunnel.board() }),
@@ -135,11 +135,11 @@ impl Daemon {
             snapshots: Arc::clone(&snapshots),
             inboxes: threads.iter().map(|worker| Arc::clone(&worker.inbox)).collect(),
             metrics: Arc::clone(&metrics),
-            roster: Arc::clone(&roster),
-            exchange: Arc::clone(&exchange),
+            registry: Arc::clone(&registry),
+            hub: Arc::clone(&hub),
             reloading: Mutex::default(),
             refusals: Arc::clone(&refusals),
-            captures: Captures::new(Arc::clone(&roster), Arc::clone(&exchange), Arc::new(SystemClock)),
+            captures: Captures::new(Arc::clone(&registry), Arc::clone(&hub), Arc::new(SystemClock)),
             since: now,
             clock: Arc::new(SystemClock),
         });
@@ -171,7 +171,7 @@ impl Daemon {
             addresses,
             health,
             snapshots,
-            roster,
+            registry,
             tunnel,
         })
     }
@@ -196,8 +196,8 @@ impl Daemon {
 
     /// Who the peers are, and how that is changed.
     #[must_use]
-    pub fn roster(&self) -> Arc<Roster> {
-        Arc::clone(&self.roster)
+    pub fn registry(&self) -> Arc<PeerRegistry> {
+        Arc::clone(&self.registry)
     }
 
     /// The daemon, as an operator changes it.
@@ -215,7 +215,7 @@ impl Daemon {
     /// What the workers last published, in a line.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        Summary { peers: self.roster.list().len(), ..self.snapshots.summary() }
+        Summary { peers: self.registry.list().len(), ..self.snapshots.summary() }
     }
 
     /// Says that a worker has ended by itself, whichever; there is one to be had.
@@ -255,7 +255,7 @@ impl Daemon {
 struct WorkerStart {
     identity: Arc<TlsIdentity>,
     own: Arc<Own>,
-    roster: Arc<Roster>,
+    registry: Arc<PeerRegistry>,
     refusals: Arc<Refusals>,
     knocks: SingleUse,
     publisher: Publisher,
@@ -263,7 +263,7 @@ struct WorkerStart {
     instance: [u8; 16],
     seed: [u8; 32],
     worker: u8,
-    exchange: Arc<Exchange>,
+    hub: Arc<Hub>,
     ports: Ports,
     queue: Option<TunPort>,
     tun: Option<TunSetup>,
@@ -272,13 +272,13 @@ struct WorkerStart {
 /// Makes the TUN device, if there is to be one, and a share of it for each worker.
 fn open_tunnel(
     config: &Config,
-    roster: &Arc<Roster>,
+    registry: &Arc<PeerRegistry>,
     snapshots: &Arc<Snapshots>,
     health: &Arc<Health>,
     workers: u8,
 ) -> anyhow::Result<(Option<Tunnel>, std::vec::IntoIter<TunPort>)> {
     let Some(tun) = &config.tun else { return Ok((None, Vec::new().into_iter())) };
-    let (tunnel, queues) = Tunnel::open(config, tun, roster, snapshots, health, workers)?;
+    let (tunnel, queues) = Tunnel::open(config, tun, registry, snapshots, health, workers)?;
     Ok((Some(tunnel), queues.into_iter()))
 }
 
@@ -349,7 +349,7 @@ impl WorkerStart {
                 config: self.config,
                 identity: self.identity,
                 own: self.own,
-                roster: self.roster,
+                registry: self.registry,
                 refusals: self.refusals,
                 knocks: self.knocks,
                 clock: Arc::new(SystemClock),
@@ -358,7 +358,7 @@ impl WorkerStart {
                 instance: self.instance,
                 seed: self.seed,
                 worker: self.worker,
-                exchange: self.exchange,
+                hub: self.hub,
                 metrics: self.publisher,
                 tun: self.tun,
             };

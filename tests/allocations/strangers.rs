@@ -7,8 +7,8 @@ use culvert_tests::random::Random;
 use engine::{
     health::Health,
     metrics::Value,
-    roster::Roster,
-    worker::{Exchange, Publisher, Setup, Snapshots, Worker},
+    registry::PeerRegistry,
+    worker::{Hub, Publisher, Setup, Snapshots, Worker},
 };
 use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use net::{Ready, UdpRole, batch::Meta, steering};
@@ -43,7 +43,7 @@ impl Agent {
         let setup = Setup {
             identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),
             own: Own::new(identity),
-            roster: Roster::new(&config, identity.public_key()),
+            registry: PeerRegistry::new(&config, identity.public_key()),
             refusals: Arc::default(),
             knocks: SingleUse::restore(journal, workers, Vec::new(), 0, now, clock.unix_seconds()),
             clock: Arc::new(clock.clone()),
@@ -52,7 +52,7 @@ impl Agent {
             instance: [1; 16],
             seed: [2; 32],
             worker: 0,
-            exchange: Exchange::new(workers, config.peers.len(), now),
+            hub: Hub::new(workers, config.peers.len(), now),
             metrics: Publisher::new(0, health, Arc::clone(&snapshots)),
             config: Arc::clone(&config),
             tun: None,

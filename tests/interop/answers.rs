@@ -63,7 +63,7 @@ fn an_application_has_its_large_datagrams_in_pieces_where_the_peers_service_want
     let site = Site::new();
     let case = Case::dialled(&site.key());
     let mut session = site.dial(case.underlay, case.agent.key());
-    session.greet(&[Service { fragment: true, ..answers() }]);
+    session.send_deferred_hello(&[Service { fragment: true, ..answers() }]);
     let client = case.client();
     let whole: Vec<u8> = (0..8000).map(|at| (at / 11) as u8).collect();
     client.socket().send(&whole).unwrap();
@@ -218,7 +218,7 @@ fn a_datagram_that_does_not_fit_into_the_opening_form_waits() {
     let case = Case::dialled_with(&site.key(), "max_packet = 1200\n");
     let mut session = site.dial(case.underlay, case.agent.key());
     // The longest number there is: the opening form has 7 bytes more than the other.
-    session.greet(&[Service { number: u32::MAX.into(), ..answers() }]);
+    session.send_deferred_hello(&[Service { number: u32::MAX.into(), ..answers() }]);
     // The largest datagram that is not dropped; which size that is depends on the connection.
     let (client, flow, size) = (1100..1200)
         .rev()
@@ -253,7 +253,7 @@ fn services_may_be_offered_later() {
     let site = Site::new();
     let case = Case::dialled(&site.key());
     let mut session = site.dial(case.underlay, case.agent.key());
-    session.greet(&[]);
+    session.send_deferred_hello(&[]);
     let mut client = case.client();
     clock::until("the agent knows no such service", PATIENCE, || {
         client.send();

@@ -83,7 +83,7 @@ impl Case {
     #[track_caller]
     pub(crate) fn connect<'a>(&self, site: &'a Site) -> Session<'a> {
         let mut session = site.dial(self.underlay, self.agent.key());
-        session.greet(&[answers()]);
+        session.send_deferred_hello(&[answers()]);
         session
     }
 

@@ -243,7 +243,7 @@ fn datagrams_may_overtake_the_hello() {
         session.send(&Payload::Known { flow, bytes: b"early".to_vec() });
     }
     assert_eq!(session.receive_within(Duration::from_millis(200)), None, "nobody has said hello");
-    session.greet(&[]);
+    session.send_deferred_hello(&[]);
     let service = session.service("echo");
     let opening = Payload::Opening { flow, service, bytes: b"first".to_vec() };
     // The early ones may be answered too, or not: they are datagrams.

@@ -162,7 +162,7 @@ fn public_key(text: &str) -> [u8; 32] {
 impl Session<'_> {
     /// Says hello with `services`, and takes the agent's.
     #[track_caller]
-    pub(crate) fn greet(&mut self, services: &[Service]) {
+    pub(crate) fn send_deferred_hello(&mut self, services: &[Service]) {
         let hello = self.site.hello(services).encode();
         self.send_message(&hello);
         self.take_hello();

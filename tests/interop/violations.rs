@@ -92,7 +92,7 @@ fn a_later_message_that_is_out_of_order_closes_the_connection() {
     ];
     for (what, message) in bad {
         closes(what, VIOLATION, &site, &case, |session| {
-            session.greet(&[]);
+            session.send_deferred_hello(&[]);
             session.send_message(&message);
         });
     }

@@ -51,20 +51,20 @@ const MUTANTS: [Mutant; 9] = [
     },
     Mutant {
         name: "woken_before_the_parcel_is_there",
-        from: r"        self.ring.put(parcel, bytes, party)?;
+        from: r"        self.ring.put(hand_off, bytes, party)?;
         self.wake();",
         to: r"        self.wake();
-        self.ring.put(parcel, bytes, party)?;",
+        self.ring.put(hand_off, bytes, party)?;",
     },
     Mutant {
         name: "orders_before_parcels",
-        from: r"        if parcels.is_empty() {
-            *parcels = self.ring.take_all();
+        from: r"        if hand_offs.is_empty() {
+            *hand_offs = self.ring.take_all();
         }
         self.orders()",
         to: r"        let orders = self.orders();
-        if parcels.is_empty() {
-            *parcels = self.ring.take_all();
+        if hand_offs.is_empty() {
+            *hand_offs = self.ring.take_all();
         }
         orders",
     },
@@ -80,7 +80,7 @@ const MUTANTS: [Mutant; 9] = [
     },
     Mutant {
         name: "joined_without_a_look",
-        from: r"        if !lock(&self.orders).is_empty() || !lock(&self.ring.inside).parcels.is_empty() {
+        from: r"        if !lock(&self.orders).is_empty() || !lock(&self.ring.inside).hand_offs.is_empty() {
             self.wake();
         }",
         to: "",

@@ -23,23 +23,23 @@ type Shared = Mailbox<u32, u32>;
 struct Worker<'a> {
     mailbox: &'a Shared,
     ready: Ready,
-    parcels: VecDeque<u32>,
+    hand_offs: VecDeque<u32>,
 }
 
 impl<'a> Worker<'a> {
     fn join(mailbox: &'a Shared) -> Self {
         let ready = Ready::new();
         mailbox.join(ready.clone(), Token(0));
-        Self { mailbox, ready, parcels: VecDeque::new() }
+        Self { mailbox, ready, hand_offs: VecDeque::new() }
     }
 
-    /// Takes turns, and sleeps while there is nothing, until it has `count` orders and parcels, in the order in which it acts.
+    /// Takes turns, and sleeps while there is nothing, until it has `count` orders and hand_offs, in the order in which it acts.
     fn run(&mut self, count: usize) -> Vec<u32> {
         let (mut seen, mut tokens) = (Vec::new(), Vec::new());
         loop {
             self.ready.drain(&mut tokens);
-            seen.extend(self.mailbox.take(&mut self.parcels));
-            seen.extend(self.parcels.drain(..));
+            seen.extend(self.mailbox.take(&mut self.hand_offs));
+            seen.extend(self.hand_offs.drain(..));
             if seen.len() >= count {
                 return seen;
             }
@@ -85,7 +85,7 @@ fn order_then_parcel() {
     assert_eq!(worker.run(2), [1, 2], "a parcel is never looked at before an order that was given first");
 }
 
-/// Each parcel is as large as a peer may have in all, so that an account that is not given back refuses the last ones.
+/// Each hand_off is as large as a peer may have in all, so that an account that is not given back refuses the last ones.
 fn parcels_of_two() {
     let mailbox = Arc::new(Shared::default());
     let mut worker = Worker::join(&mailbox);

@@ -56,7 +56,7 @@ fn converse(place: &Place, target: SocketAddr, decoy: &Decoy) {
         .map(|probe| probe.bytes.clone())
         .collect();
     for (stranger, burst) in strangers.iter().zip(mixture.chunks_exact(BURST)) {
-        let answers = exchange(stranger, target, burst);
+        let answers = hub(stranger, target, burst);
         let expected: Vec<Vec<u8>> = burst.iter().map(|datagram| answer_to(datagram)).collect();
         assert!(sorted(answers) == sorted(expected), "the burst was answered otherwise; seed {SEED}");
         assert!(sorted(decoy.take_heard()) == sorted(burst.to_vec()), "the decoy heard another burst");
@@ -74,7 +74,7 @@ fn sorted(mut datagrams: Vec<Vec<u8>>) -> Vec<Vec<u8>> {
 
 /// Sends datagrams of one length as one message, which the kernel cuts, and takes as many answers as they are.
 #[track_caller]
-fn exchange(socket: &UdpSocket, destination: SocketAddr, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
+fn hub(socket: &UdpSocket, destination: SocketAddr, datagrams: &[Vec<u8>]) -> Vec<Vec<u8>> {
     // From here on the socket does not block, and the kernel may hand several answers over as one buffer.
     let state = UdpSocketState::new(UdpSockRef::from(socket)).unwrap();
     let contents = datagrams.concat();

@@ -35,7 +35,7 @@ impl Browser {
     pub(crate) fn visit(&self, server: SocketAddr, bytes: usize) {
         self.run(async |endpoint| {
             let connection = self.connect(&endpoint, server).await.unwrap();
-            greet(&connection).await;
+            send_deferred_hello(&connection).await;
             let mut answer = Answer::to(&connection, bytes).await;
             answer.read_to(WINDOW as usize / 2).await;
             assert!(answer.body.len() < bytes);
@@ -96,7 +96,7 @@ impl Browser {
 }
 
 /// Opens the client's control stream: its type, and SETTINGS without any.
-async fn greet(connection: &Connection) {
+async fn send_deferred_hello(connection: &Connection) {
     let mut control = connection.open_uni().await.unwrap();
     control.write_all(&[0, 4, 0]).await.unwrap();
     // It must stay open as long as the connection is (RFC 9114 §6.2.1).

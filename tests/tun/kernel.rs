@@ -5,14 +5,14 @@ use std::{net::UdpSocket, sync::Arc};
 use config::Config;
 use engine::{
     metrics::Value,
-    roster::{Origin, Roster},
+    registry::{Origin, PeerRegistry},
     tunnel::Tunnel,
 };
 use gate::identity::Endpoint;
 use net::tun::TunPort;
 use wire::ids::PeerId;
 
-use crate::{Space, config, gone, health, open, roster, snapshots, tun, until};
+use crate::{Space, config, gone, health, open, registry, snapshots, tun, until};
 
 const KEYS: [&str; 2] =
     ["bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA", "n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0"];
@@ -39,11 +39,11 @@ pub(crate) fn start(space: &Space, config: &Config, name: &str, addresses: &str)
 pub(crate) fn start_with(
     space: &Space,
     config: &Config,
-    roster: &Arc<Roster>,
+    registry: &Arc<PeerRegistry>,
     addresses: &str,
 ) -> (Tunnel, Vec<TunPort>) {
     let tun = tun("culvert7", addresses);
-    space.place().enter(|| Tunnel::open(config, &tun, roster, &snapshots(), &health(), 1).unwrap())
+    space.place().enter(|| Tunnel::open(config, &tun, registry, &snapshots(), &health(), 1).unwrap())
 }
 
 /// What `ip` says, without its runs of spaces and empty lines.
@@ -142,14 +142,14 @@ fn routes_and_mtus_follow_the_peers() {
 fn peers_come_and_go_while_it_runs() {
     let Some(space) = Space::new("routes of peers that come and go") else { return };
     let config = with_peers(0, &["192.0.2.0/24", "198.51.100.0/24"]);
-    let roster = roster(&config);
-    let _open = start_with(&space, &config, &roster, "10.9.0.1/24 fd09::1/64");
+    let registry = registry(&config);
+    let _open = start_with(&space, &config, &registry, "10.9.0.1/24 fd09::1/64");
     let ours = "route show proto 199";
     let (first, second) = ("192.0.2.0/24 dev culvert7 scope link", "198.51.100.0/24 dev culvert7 scope link");
     assert_eq!(lines(&space, ours), [first, second]);
-    roster.remove("a").unwrap();
+    registry.remove("a").unwrap();
     becomes(&space, ours, &[second]);
-    roster.add(config.peers[0].clone(), Origin::State).unwrap();
+    registry.add(config.peers[0].clone(), Origin::State).unwrap();
     becomes(&space, ours, &[first, second]);
     // The kernel removes the routes of a device that goes down.
     space.ip("link set culvert7 down");
@@ -237,8 +237,8 @@ fn a_wide_prefix_leaves_a_network_beside_it_alone() {
     let before = lines(&space, "rule show");
     let mut config = with_peers(77, &["10.0.0.0/8", "203.0.113.0/24"]);
     config.peers[0].endpoints = endpoint("203.0.113.7");
-    let roster = roster(&config);
-    let (tunnel, ports) = start_with(&space, &config, &roster, "10.9.0.1/24");
+    let registry = registry(&config);
+    let (tunnel, ports) = start_with(&space, &config, &registry, "10.9.0.1/24");
     let (in_main, in_own) = ("route show proto 199", "route show table 51900");
     let (wide, holding) = ("10.0.0.0/8 dev culvert7", "203.0.113.0/24 dev culvert7");
     assert_eq!(lines(&space, in_main), [format!("{wide} scope link")]);
@@ -259,19 +259,19 @@ fn a_wide_prefix_leaves_a_network_beside_it_alone() {
 
     // A peer comes whose endpoint lies in the wide one, which moves, and back when the peer goes.
     let mut guest = config.peers[1].clone();
-    roster.remove("b").unwrap();
+    registry.remove("b").unwrap();
     becomes(&space, in_own, &[]);
     assert_eq!(lines(&space, "rule show"), before, "without routes there, there are no rules");
     takes(&space, "203.0.113.7", "veth0");
     guest.endpoints = endpoint("10.200.0.5");
-    roster.add(guest, Origin::State).unwrap();
+    registry.add(guest, Origin::State).unwrap();
     let [wide_there, holding_there] = [wide, holding].map(|route| format!("{route} proto 199 scope link"));
     becomes(&space, in_own, &[&wide_there, &holding_there]);
     becomes(&space, in_main, &[]);
     everywhere(&space);
     takes(&space, "10.200.0.5", "culvert7");
     takes(&space, "10.200.0.5 mark 77", "veth0");
-    roster.remove("b").unwrap();
+    registry.remove("b").unwrap();
     becomes(&space, in_own, &[]);
     assert_eq!(lines(&space, in_main), [format!("{wide} scope link")]);
 
@@ -287,7 +287,7 @@ fn what_the_kernel_drops_is_counted() {
     let tun = tun("culvert7", "10.9.0.1/24");
     let _unread = space
         .place()
-        .enter(|| Tunnel::open(&config, &tun, &roster(&config), &snapshots, &health(), 2).unwrap());
+        .enter(|| Tunnel::open(&config, &tun, &registry(&config), &snapshots, &health(), 2).unwrap());
     let dropped = |direction: &str| {
         let series = format!("culvert_tun_kernel_dropped_packets_total{{direction=\"{direction}\"}}");
         match snapshots.value(&series) {

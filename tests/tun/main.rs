@@ -30,7 +30,7 @@ use culvert_tests::{
 };
 use engine::{
     health::Health,
-    roster::Roster,
+    registry::PeerRegistry,
     tunnel::{Tunnel, TunnelError},
     worker::Snapshots,
 };
@@ -103,7 +103,7 @@ fn config(more: &str) -> Config {
 
 /// Opens a tunnel with the peers of the configuration, in the namespace of this thread.
 fn open(config: &Config, tun: &Tun, workers: u8) -> Result<(Tunnel, Vec<TunPort>), TunnelError> {
-    Tunnel::open(config, tun, &roster(config), &snapshots(), &health(), workers)
+    Tunnel::open(config, tun, &registry(config), &snapshots(), &health(), workers)
 }
 
 /// That of an agent that has begun to work.
@@ -117,8 +117,8 @@ fn snapshots() -> Arc<Snapshots> {
     Arc::default()
 }
 
-fn roster(config: &Config) -> Arc<Roster> {
-    Roster::new(config, Identity::generate().unwrap().public_key())
+fn registry(config: &Config) -> Arc<PeerRegistry> {
+    PeerRegistry::new(config, Identity::generate().unwrap().public_key())
 }
 
 /// Waits until a device is gone. It goes with the last of its descriptors, and a process that another test starts has them for a

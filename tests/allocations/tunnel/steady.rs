@@ -12,8 +12,8 @@ use config::Config;
 use engine::{
     health::Health,
     metrics::Value,
-    roster::Roster,
-    worker::{Exchange, Publisher, Setup, Snapshots, TunSetup, Worker},
+    registry::PeerRegistry,
+    worker::{Hub, Publisher, Setup, Snapshots, TunSetup, Worker},
 };
 use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use ip::{
@@ -50,7 +50,7 @@ fn agent(
     let setup = Setup {
         identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),
         own: Own::new(identity),
-        roster: Roster::new(&config, identity.public_key()),
+        registry: PeerRegistry::new(&config, identity.public_key()),
         refusals: Arc::default(),
         knocks: SingleUse::restore(log, 1, Vec::new(), 0, now, clock.unix_seconds()),
         clock: Arc::new(clock.clone()),
@@ -59,7 +59,7 @@ fn agent(
         instance: [seed; 16],
         seed: [seed; 32],
         worker: 0,
-        exchange: Exchange::new(1, config.peers.len(), now),
+        hub: Hub::new(1, config.peers.len(), now),
         metrics: Publisher::new(0, Arc::new(Health::new(1, now)), Arc::clone(&snapshots)),
         config: Arc::clone(&config),
         tun: Some(TunSetup { board: Arc::default() }),

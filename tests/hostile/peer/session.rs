@@ -80,10 +80,12 @@ impl Dialler {
 
     /// Connects and says hello.
     pub(crate) async fn dial(&self) -> Result<Session> {
-        timeout(DIAL_LIMIT, self.greet()).await.map_err(|_| anyhow!("no session within {DIAL_LIMIT:?}"))?
+        timeout(DIAL_LIMIT, self.send_deferred_hello())
+            .await
+            .map_err(|_| anyhow!("no session within {DIAL_LIMIT:?}"))?
     }
 
-    async fn greet(&self) -> Result<Session> {
+    async fn send_deferred_hello(&self) -> Result<Session> {
         let socket = Leaky::new(&self.sent)?;
         let inner: Arc<dyn AsyncUdpSocket> = Arc::clone(&socket) as _;
         let runtime = Arc::new(TokioRuntime);

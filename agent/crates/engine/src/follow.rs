@@ -7,8 +7,8 @@ use net::ports::Ports;
 use wire::fault::{self, Fault};
 
 use crate::{
-    roster::{Revision, Roster, RosterError},
-    worker::Exchange,
+    registry::{PeerRegistry, RegistryError, Revision},
+    worker::Hub,
 };
 
 /// Makes the workers follow a plan, whose configuration is `config`; `shares` are the ports that open with it, one share for
@@ -19,14 +19,14 @@ use crate::{
 pub fn follow(
     config: Config,
     plan: &Plan,
-    roster: &Roster,
-    exchange: &Exchange,
+    registry: &PeerRegistry,
+    hub: &Hub,
     shares: Vec<Ports>,
-) -> Result<Arc<Config>, RosterError> {
-    roster.revise(revision(&config, plan))?;
+) -> Result<Arc<Config>, RegistryError> {
+    registry.revise(revision(&config, plan))?;
     fault::point(Fault::Follow);
     let config = Arc::new(config);
-    exchange.configure(&config, shares);
+    hub.configure(&config, shares);
     Ok(config)
 }
 

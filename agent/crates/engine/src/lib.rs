@@ -6,7 +6,7 @@
 //! | the way of a datagram through a worker | [`datapath`] |
 //! | control connections: quinn-proto, dialling, congestion control, windows | [`control`] |
 //! | one peer, as a worker sees it | [`peer`] |
-//! | all peers, and who may connect | [`roster`] |
+//! | all peers, and who may connect | [`registry`] |
 //! | how a reload reaches the workers | [`follow`] |
 //! | the TUN device, its addresses and routes | [`tunnel`] |
 //! | what an operator is told of all these | [`status`] |
@@ -19,7 +19,7 @@ pub mod follow;
 pub mod health;
 pub mod metrics;
 pub mod peer;
-pub mod roster;
+pub mod registry;
 pub mod status;
 pub mod tunnel;
 pub mod worker;

@@ -28,10 +28,10 @@ use crate::{
     control::{
         connections::{PeerForwards, StreamConnections},
         dial::Dialler,
-        vigil::Vigil,
+        liveness::Liveness,
     },
     datapath::uplink::{TooLarge, Uplink},
-    roster::Origin,
+    registry::Origin,
     worker::{Outgoing, Refused},
 };
 
@@ -59,7 +59,7 @@ pub struct Session {
     /// When the peer was last told, on every path, where we are, because it heard a lane from another address.
     pub told: Option<Instant>,
     /// Whether the control connection answers.
-    pub vigil: Vigil,
+    pub liveness: Liveness,
     /// Since when it was seen without a lane.
     pub laneless_since: Option<Instant>,
     /// TCP forwards on the control connection.
@@ -109,7 +109,7 @@ wire::labelled! {
         Silent => "silent",
         /// The lanes work, the control connection does not answer: the far end's address is another one, and the end that dialled
         /// cannot follow it (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
-        Deaf => "deaf",
+        ControlDead => "deaf",
     }
 }
 
@@ -118,22 +118,22 @@ wire::labelled! {
 pub struct Doubts {
     /// [`Doubt::Silent`].
     pub silent: bool,
-    /// [`Doubt::Deaf`].
-    pub deaf: bool,
+    /// [`Doubt::ControlDead`].
+    pub control_dead: bool,
 }
 
 impl Doubts {
     /// Whether anything does.
     #[must_use]
     pub fn any(self) -> bool {
-        self.silent || self.deaf
+        self.silent || self.control_dead
     }
 
     /// One of them.
     pub fn of(&mut self, doubt: Doubt) -> &mut bool {
         match doubt {
             Doubt::Silent => &mut self.silent,
-            Doubt::Deaf => &mut self.deaf,
+            Doubt::ControlDead => &mut self.control_dead,
         }
     }
 }
@@ -192,7 +192,7 @@ pub struct Peer {
     /// What it offered when missing services were last looked for.
     pub known_services: Option<Vec<messages::Service>>,
     /// When the worker that dials it was last told that datagrams wait here.
-    pub hurried: Option<Instant>,
+    pub asked_to_dial: Option<Instant>,
     /// Until when datagrams wait for it at another worker, as far as that has said.
     pub awaited_until: Option<Instant>,
     /// When it was last looked at whether packets to it leave from the addresses of its sockets.
@@ -208,7 +208,7 @@ pub struct Peer {
     /// The brake on what is logged about its connections.
     pub connections_log: Throttle,
     /// Those on what else is logged about it.
-    pub brakes: Brakes,
+    pub throttles: Throttles,
     /// How much work it may ask this worker for.
     pub allowances: Allowances,
 }
@@ -288,9 +288,9 @@ impl Peer {
     }
 }
 
-/// The brakes on what is logged of one peer, whose path or whose twin with the same key may have it come and go all day.
+/// The throttles on what is logged of one peer, whose path or whose twin with the same key may have it come and go all day.
 #[derive(Debug)]
-pub struct Brakes {
+pub struct Throttles {
     /// It connected: once a second, for that is news each time.
     pub connected: Throttle,
     /// It fell silent.
@@ -307,7 +307,7 @@ pub struct Brakes {
     pub no_way: Throttle,
 }
 
-impl Brakes {
+impl Throttles {
     /// With so long between two lines of a kind.
     #[must_use]
     pub fn new(interval: Duration) -> Self {

@@ -9,7 +9,7 @@ use quic_core::LaneStats;
 use serde::{Deserialize, Serialize};
 use wire::sampler::Sampler;
 
-use crate::{peer::Failure, roster::Origin};
+use crate::{peer::Failure, registry::Origin};
 
 /// One of a closed set of words.
 pub type Word = Cow<'static, str>;
@@ -359,7 +359,7 @@ pub struct LaneDetails {
     pub black_holes: u64,
     /// Key updates that this end began.
     pub key_updates_begun: u64,
-    /// Datagrams that wait in the outbox of its socket.
+    /// Datagrams that wait in the send_buffer of its socket.
     pub waiting_datagrams: usize,
     /// Their bytes.
     pub waiting_bytes: usize,

@@ -1,7 +1,7 @@
 //! A reload of the running daemon: the configuration is read again, and what can change while it runs does.
 //!
 //! ```text
-//!   read and check ─► plan ─► ports opened ─► roster revised ─► workers told ─► shown to everybody who asks
+//!   read and check ─► plan ─► ports opened ─► registry revised ─► workers told ─► shown to everybody who asks
 //!   └──────── an error up to here changes nothing ────────┘
 //! ```
 
@@ -18,7 +18,7 @@ use config::{
 };
 use engine::{
     follow::{follow, revision},
-    roster::RosterError,
+    registry::RegistryError,
     tunnel::{self, TunnelError},
     worker::{more_ports, remedy},
 };
@@ -57,7 +57,7 @@ pub enum ReloadError {
     },
     /// A peer that was added while the agent ran is in the way.
     #[error("a peer that was added with culvert peer is in the way, see culvert peer list: {0}")]
-    Roster(#[from] RosterError),
+    PeerRegistry(#[from] RegistryError),
 }
 
 impl ReloadError {
@@ -65,7 +65,7 @@ impl ReloadError {
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Self::NoRegularFile(_) | Self::Config(_) | Self::Roster(_) => true,
+            Self::NoRegularFile(_) | Self::Config(_) | Self::PeerRegistry(_) => true,
             Self::NoFile | Self::Route(_) | Self::Port { .. } => false,
         }
     }
@@ -110,7 +110,7 @@ impl Running {
             ));
         }
         let configured = fresh.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
-        let kept_out = self.roster.kept_out(configured);
+        let kept_out = self.registry.kept_out(configured);
         let mut plan = plan(&running, fresh);
         // What is said of a peer that is kept out has no effect.
         plan.changes.retain(|change| {
@@ -131,15 +131,15 @@ impl Running {
         }
         let shares = self.open(&config, &plan)?;
         if dry_run {
-            self.roster.would_take(&revision(&config, &plan))?;
+            self.registry.would_take(&revision(&config, &plan))?;
             return Ok(Reloaded { changes: plan.changes, notes });
         }
         let changes = std::mem::take(&mut plan.changes);
         let _whole = Critical::begin();
-        let config = follow(config, &plan, &self.roster, &self.exchange, shares)?;
+        let config = follow(config, &plan, &self.registry, &self.hub, shares)?;
         if config.descriptors() > running.descriptors() {
             let granted = descriptors::raise_descriptor_limit(&config);
-            self.exchange
+            self.hub
                 .set_sockets(granted.map_or(0, |granted| descriptors::sockets_for_flows(&config, granted)));
         }
         log::set_level(config.log.level);
@@ -150,7 +150,7 @@ impl Running {
     /// Opens the ports that are new: a share for each worker.
     fn open(&self, config: &Config, plan: &Plan) -> Result<Vec<Ports>, ReloadError> {
         let wanted = more_ports(config, &plan.udp_opened, &plan.tcp_opened);
-        ports::open(&wanted, self.exchange.workers()).map_err(|failed: PortError| {
+        ports::open(&wanted, self.hub.workers()).map_err(|failed: PortError| {
             let what = match failed.what {
                 ports::PortKind::Udp(_) => "udp.listen",
                 ports::PortKind::Tcp(_) => "tcp.listen",

@@ -132,7 +132,7 @@ impl TunSide {
     /// Gives prefixes to a peer.
     pub fn add_peer(&mut self, peer: PeerId, prefixes: &[IpNet]) {
         for prefix in prefixes {
-            // Nobody else has it: the configuration and the roster have made sure.
+            // Nobody else has it: the configuration and the registry have made sure.
             self.routes.insert(*prefix, peer);
         }
     }

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | which lane has this connection ID; is it validated; where do its packets go | this one |
 //! | what is put into packets | `frame.rs` |
-//! | how payloads become packets in a socket's send batch, and how those are sent | `outbox.rs` |
+//! | how payloads become packets in a socket's send batch, and how those are sent | `send_buffer.rs` |
 //! | how a peer without lanes is sent to | `plain.rs` |
 //! | which lanes a peer has, and where each is kept | `pool.rs` |
 //! | how they are opened, and opened again | `openings.rs` |
@@ -37,16 +37,16 @@ use self::paths::{Paths, Turn};
 
 pub mod frame;
 pub mod openings;
-pub mod outbox;
 mod paths;
 pub mod plain;
 pub mod pool;
+pub mod send_buffer;
 
 pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
-pub use outbox::{Expiry, PushError, STRANGERS, UnderlayId, Underlays, Waiting};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
+pub use send_buffer::{Expiry, PushError, STRANGERS, UnderlayId, Underlays, Waiting};
 
 /// A lane that is not validated after this long is opened again (design: "within 3 s").
 pub const VALIDATION_TIMEOUT: Duration = Duration::from_secs(3);
@@ -261,7 +261,7 @@ impl LaneSlot {
 
     /// Whether its owner is to be told that its limits are near: once, and again if nothing came of it.
     #[inline]
-    pub fn note_worn(&mut self, now: Instant) -> bool {
+    pub fn note_near_limit(&mut self, now: Instant) -> bool {
         let told = |since| now.saturating_duration_since(since) < VALIDATION_TIMEOUT;
         if !self.is_up() || !self.core.is_near_key_limit() || self.worn_since.is_some_and(told) {
             return false;

@@ -1,8 +1,8 @@
 //! The openings of a session's lanes, as the worker of the control connection keeps them.
 //!
 //! ```text
-//!   dialler   missing ── ask ──► asked ── placed ──► at its keeper ── lost ──► missing
-//!   listener                     admit ── placed ──► at its keeper ── lost ──► until the dialler asks again
+//!   dialler   missing ── ask ──► asked ── placed ──► at its lane host ── lost ──► missing
+//!   listener                     admit ── placed ──► at its lane host ── lost ──► until the dialler asks again
 //! ```
 
 use std::time::Instant;
@@ -32,13 +32,13 @@ impl Opening {
     }
 }
 
-/// A lane that its keeper was told to keep.
+/// A lane that its lane host was told to keep.
 #[derive(Clone, Copy, Debug)]
 struct Placed {
     epoch: u64,
     since: Instant,
     up: bool,
-    /// The largest packet that its path carries, once its keeper has said so.
+    /// The largest packet that its path carries, once its lane host has said so.
     largest: Option<usize>,
 }
 
@@ -56,7 +56,7 @@ pub struct Openings {
     pub wanted: u8,
     asked: Vec<Opening>,
     placed: Vec<Option<Placed>>,
-    /// By index, until its keeper says that it is gone.
+    /// By index, until its lane host says that it is gone.
     former: Vec<Option<Former>>,
     /// When replaced lanes have drained.
     draining: Vec<Instant>,
@@ -141,7 +141,7 @@ impl Openings {
         self.placed.iter().flatten().count() + self.draining.len()
     }
 
-    /// A keeper was told to keep this lane; one that had its index carries payloads until this one does, if it works.
+    /// A lane host was told to keep this lane; one that had its index carries payloads until this one does, if it works.
     pub fn placed(&mut self, index: u8, epoch: u64, now: Instant) {
         let place = usize::from(index);
         if let (Some(placed), Some(former)) = (self.placed.get_mut(place), self.former.get_mut(place))
@@ -192,7 +192,7 @@ impl Openings {
     }
 
     /// A lane that was replaced carries payloads no more; false if none did.
-    pub fn former_gone(&mut self, index: u8, epoch: u64) -> bool {
+    pub fn replaced_gone(&mut self, index: u8, epoch: u64) -> bool {
         let former = self.former.get_mut(usize::from(index));
         former.and_then(|former| former.take_if(|former| former.epoch == epoch)).is_some()
     }
@@ -265,16 +265,16 @@ mod tests {
             (1, Some(1300), vec![0])
         );
         openings.placed(0, 3, clock.now());
-        assert!(!openings.former_gone(0, 2), "never was one");
+        assert!(!openings.replaced_gone(0, 2), "never was one");
         openings.up(0, 3);
-        assert!(!openings.former_gone(0, 1));
+        assert!(!openings.replaced_gone(0, 1));
         assert_eq!(
             (openings.mask(), openings.largest_packet()),
             (1, None),
             "nothing is known of the new one"
         );
         openings.placed(0, 4, clock.now());
-        assert!(openings.former_gone(0, 3));
+        assert!(openings.replaced_gone(0, 3));
         assert_eq!(openings.mask(), 0);
     }
 

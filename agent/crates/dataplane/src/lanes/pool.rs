@@ -88,8 +88,8 @@ impl Pool {
     /// The worker that keeps lane `index`.
     #[inline]
     #[must_use]
-    pub fn keeper(&self, index: u8) -> u8 {
-        keeper(self.owner, index, self.workers)
+    pub fn lane_host(&self, index: u8) -> u8 {
+        lane_host(self.owner, index, self.workers)
     }
 
     /// Makes `lane` the one with this index; returns the one that it replaces.
@@ -98,26 +98,26 @@ impl Pool {
         std::mem::replace(place, lane)
     }
 
-    /// Lets `lane`, which was replaced under this index, carry payloads until [`Pool::take_former`].
-    pub fn keep_former(&mut self, index: u8, lane: LaneId) {
+    /// Lets `lane`, which was replaced under this index, carry payloads until [`Pool::take_replaced`].
+    pub fn keep_replaced(&mut self, index: u8, lane: LaneId) {
         self.former.push((index, lane));
     }
 
     /// The lane of this index that carried payloads until now, if one did.
-    pub fn take_former(&mut self, index: u8) -> Option<LaneId> {
+    pub fn take_replaced(&mut self, index: u8) -> Option<LaneId> {
         let place = self.former.iter().position(|former| former.0 == index)?;
         Some(self.former.swap_remove(place).1)
     }
 
     /// Forgets a lane that is gone; false if it was not a former one.
-    pub fn forget_former(&mut self, lane: LaneId) -> bool {
+    pub fn forget_replaced(&mut self, lane: LaneId) -> bool {
         let before = self.former.len();
         self.former.retain(|former| former.1 != lane);
         self.former.len() < before
     }
 
     /// The lanes that carry payloads until those that replace them do.
-    pub fn former(&self) -> impl Iterator<Item = LaneId> {
+    pub fn replaced(&self) -> impl Iterator<Item = LaneId> {
         self.former.iter().map(|former| former.1)
     }
 
@@ -136,7 +136,7 @@ impl Pool {
     /// Whether flows that begin here belong on lane `index`: it is wanted, and this worker's if any is.
     #[must_use]
     pub fn suits(&self, index: u8) -> bool {
-        index < self.wanted && (self.keeper(index) == self.own || self.own_lanes() == 0)
+        index < self.wanted && (self.lane_host(index) == self.own || self.own_lanes() == 0)
     }
 
     /// The lane for the `turn`-th flow that begins at this worker: its own lanes in turn, or all if it keeps none.
@@ -188,7 +188,7 @@ impl Pool {
         if let Some(former) = self.former.iter().find(|former| former.0 == index && is_up(lanes, former.1)) {
             return Some(Place::Here(former.1));
         }
-        let there = self.keeper(index);
+        let there = self.lane_host(index);
         let up = index < MAX_LANES && self.up & 1 << index != 0;
         (up && there != self.own).then_some(Place::There(there, index))
     }
@@ -202,9 +202,9 @@ fn is_up(lanes: &Lanes, id: LaneId) -> bool {
 /// The worker that keeps lane `index` if the control connection is at worker `owner`.
 #[inline]
 #[must_use]
-pub fn keeper(owner: u8, index: u8, workers: u8) -> u8 {
-    let keeper = (u16::from(owner) + u16::from(index)) % u16::from(workers.max(1));
-    u8::try_from(keeper).unwrap_or(0)
+pub fn lane_host(owner: u8, index: u8, workers: u8) -> u8 {
+    let lane_host = (u16::from(owner) + u16::from(index)) % u16::from(workers.max(1));
+    u8::try_from(lane_host).unwrap_or(0)
 }
 
 #[cfg(test)]
@@ -228,7 +228,7 @@ mod tests {
                     for own in 0..workers {
                         let pool = Pool::new(owner, WorkerId { index: own, count: workers }, lanes);
                         let kept: Vec<u8> =
-                            (0..lanes).filter(|index| keeper(owner, *index, workers) == own).collect();
+                            (0..lanes).filter(|index| lane_host(owner, *index, workers) == own).collect();
                         assert_eq!(pool.own_lanes(), kept.len() as u64);
                         let expected = if kept.is_empty() { (0..lanes).collect() } else { kept };
                         let given: Vec<u8> =

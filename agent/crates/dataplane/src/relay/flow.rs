@@ -178,12 +178,12 @@ impl Flows {
         if workers == 1 {
             return None;
         }
-        let keeper = if self.is_ours(number) {
+        let lane_host = if self.is_ours(number) {
             u8::try_from((number.0 >> 1) % u64::from(workers)).ok()
         } else {
-            self.registry.keeper(number)
+            self.registry.lane_host(number)
         };
-        keeper.filter(|keeper| *keeper != own)
+        lane_host.filter(|lane_host| *lane_host != own)
     }
 
     /// The next number of a flow opened here.
@@ -501,7 +501,7 @@ mod tests {
                 assert!(numbers.insert(number), "{number:?} was given twice");
                 assert_eq!(flows.elsewhere(number), None);
                 assert_eq!(flows.turn_of(number), u64::from(round));
-                assert_eq!(registry.keeper(number), None, "the number itself says it: worker {worker}");
+                assert_eq!(registry.lane_host(number), None, "the number itself says it: worker {worker}");
             }
         }
         for number in numbers {

@@ -169,7 +169,7 @@ pub struct DatagramRelay {
     /// Datagrams that wait for their flow's confirmation, because they do not fit beside the opening form.
     pub awaiting: Queue,
     /// Datagrams in packets that the kernel has not taken yet.
-    pub in_outbox: u64,
+    pub in_send_buffer: u64,
     /// Datagrams from the peer of which some pieces have come.
     pub reassembly: Reassembler,
     /// What those may take, in bytes.
@@ -212,7 +212,7 @@ impl DatagramRelay {
             queue: Queue::new(queue).within(memory),
             awaiting: Queue::new(awaiting).within(memory),
             flows: Flows::new(numbering, registry),
-            in_outbox: 0,
+            in_send_buffer: 0,
             reassembly: Reassembler::default(),
             reassembly_bytes: limits.reassembly_bytes,
             next_datagram: 0,
@@ -310,7 +310,9 @@ impl DatagramRelay {
     #[must_use]
     pub fn queued(&self, direction: Direction) -> u64 {
         match direction {
-            Direction::Uplink => (self.queue.datagrams() + self.awaiting.datagrams()) as u64 + self.in_outbox,
+            Direction::Uplink => {
+                (self.queue.datagrams() + self.awaiting.datagrams()) as u64 + self.in_send_buffer
+            }
             Direction::Downlink => self.reassembly.len() as u64,
         }
     }
@@ -337,9 +339,9 @@ impl DatagramRelay {
         self.reassembly.expire(now, &mut self.downlink);
     }
 
-    /// Payloads that were in an outbox are with the kernel, or were dropped.
+    /// Payloads that were in an send_buffer are with the kernel, or were dropped.
     pub fn settle_uplink(&mut self, settled: Settlement) {
-        self.in_outbox = self.in_outbox.saturating_sub(settled.payloads);
+        self.in_send_buffer = self.in_send_buffer.saturating_sub(settled.payloads);
         match settled.dropped {
             None => self.uplink.delivered += settled.payloads,
             Some(reason) => self.uplink.drop(reason, settled.payloads),

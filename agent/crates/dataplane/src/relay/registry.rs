@@ -128,7 +128,7 @@ impl FlowRegistry {
         }
     }
 
-    /// Makes `worker` the keeper of a flow that the peer opens, unless another worker is; returns the keeper.
+    /// Makes `worker` the lane host of a flow that the peer opens, unless another worker is; returns the lane host.
     pub fn claim(&self, number: FlowNumber, worker: u8) -> u8 {
         *self.keepers().entry(number).or_insert(worker)
     }
@@ -140,7 +140,7 @@ impl FlowRegistry {
 
     /// The worker that keeps a flow that the peer opened.
     #[must_use]
-    pub fn keeper(&self, number: FlowNumber) -> Option<u8> {
+    pub fn lane_host(&self, number: FlowNumber) -> Option<u8> {
         self.keepers().get(&number).copied()
     }
 
@@ -168,9 +168,9 @@ mod tests {
         assert_eq!(registry.claim(number, 1), 1);
         assert_eq!(registry.claim(number, 0), 1);
         registry.enter(true);
-        assert_eq!(registry.keeper(number), Some(1));
+        assert_eq!(registry.lane_host(number), Some(1));
         registry.leave(Some(number));
-        assert_eq!((registry.keeper(number), registry.count(), registry.total()), (None, 0, 0));
+        assert_eq!((registry.lane_host(number), registry.count(), registry.total()), (None, 0, 0));
         assert_eq!(registry.claim(number, 0), 0);
     }
 

@@ -18,8 +18,8 @@ use crate::{
         feed::Entry,
         text::{self, About},
     },
-    roster::{Listed, Roster},
-    worker::Exchange,
+    registry::{Listed, PeerRegistry},
+    worker::Hub,
 };
 
 /// Captures that may run at once; each costs at most 4 MiB.
@@ -130,8 +130,8 @@ pub struct Taken {
 
 /// The captures that run.
 pub struct Captures {
-    roster: Arc<Roster>,
-    exchange: Arc<Exchange>,
+    registry: Arc<PeerRegistry>,
+    hub: Arc<Hub>,
     clock: Arc<dyn Clock + Send + Sync>,
     running: Mutex<Running>,
 }
@@ -158,8 +158,8 @@ struct One {
 impl Captures {
     /// No capture yet, of an agent with these peers and workers.
     #[must_use]
-    pub fn new(roster: Arc<Roster>, exchange: Arc<Exchange>, clock: Arc<dyn Clock + Send + Sync>) -> Self {
-        Self { roster, exchange, clock, running: Mutex::default() }
+    pub fn new(registry: Arc<PeerRegistry>, hub: Arc<Hub>, clock: Arc<dyn Clock + Send + Sync>) -> Self {
+        Self { registry, hub, clock, running: Mutex::default() }
     }
 
     /// Starts a capture; its name.
@@ -168,9 +168,9 @@ impl Captures {
     /// See [`Refusal`].
     pub fn start(&self, order: &Order, config: &Config) -> Result<u64, Refusal> {
         let now = self.clock.now();
-        let named = self.roster.list().into_iter().find(|listed| *listed.peer.name == *order.peer);
+        let named = self.registry.list().into_iter().find(|listed| *listed.peer.name == *order.peer);
         let listed = named.ok_or_else(|| Refusal::UnknownPeer(order.peer.clone()))?;
-        let dialled = check(order, &listed, self.exchange.dialled(listed.id), config)?;
+        let dialled = check(order, &listed, self.hub.dialled(listed.id), config)?;
         let running = &mut *self.running();
         self.forget_abandoned(running, now);
         let same = |one: &One| one.capture.peer == listed.id && one.capture.subject == order.subject;
@@ -182,11 +182,11 @@ impl Captures {
         }
         let capture = Arc::new(Capture::new(listed.id, order.subject, now, order.time));
         match order.subject {
-            Subject::Lane(_) => self.exchange.capture(&capture),
+            Subject::Lane(_) => self.hub.capture(&capture),
             Subject::Control => {
-                self.exchange.taps().add(&capture);
+                self.hub.taps().add(&capture);
                 if order.reconnect {
-                    self.exchange.end_session(listed.id, CloseReason::Replaced);
+                    self.hub.end_session(listed.id, CloseReason::Replaced);
                 }
             }
         }
@@ -218,7 +218,7 @@ impl Captures {
         let one = running.captures.iter_mut().find(|one| one.id == id).ok_or(Refusal::Unknown(id))?;
         one.capture.asked(now);
         let removed = !self
-            .roster
+            .registry
             .list()
             .iter()
             .any(|listed| listed.id == one.capture.peer && listed.peer.name == one.peer);
@@ -273,8 +273,8 @@ impl Captures {
         capture.close();
         match capture.subject {
             // Idle workers would look a second later.
-            Subject::Lane(_) => self.exchange.capture(capture),
-            Subject::Control => self.exchange.taps().expire(now),
+            Subject::Lane(_) => self.hub.capture(capture),
+            Subject::Control => self.hub.taps().expire(now),
         }
     }
 }

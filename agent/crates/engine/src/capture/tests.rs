@@ -20,8 +20,8 @@ use wire::clock::{Clock, ManualClock};
 use super::*;
 use crate::{
     capture::{feed::Entry, text::About},
-    roster::Roster,
-    worker::Exchange,
+    registry::PeerRegistry,
+    worker::Hub,
 };
 
 /// What a file has, every record of which must be what it should.
@@ -259,9 +259,9 @@ fn captures(clock: &ManualClock, access: &str) -> (Captures, Config) {
         key(7)
     );
     let config = Config::parse(&toml, Path::new("")).unwrap();
-    let exchange = Exchange::new(1, config.peers.len(), clock.now());
-    let roster = Roster::new(&config, PublicKey([9; 32]));
-    (Captures::new(roster, exchange, Arc::new(clock.clone())), config)
+    let hub = Hub::new(1, config.peers.len(), clock.now());
+    let registry = PeerRegistry::new(&config, PublicKey([9; 32]));
+    (Captures::new(registry, hub, Arc::new(clock.clone())), config)
 }
 
 fn control(peer: &str) -> Order {

@@ -13,7 +13,7 @@ use std::{
 use quinn_proto::ConnectionHandle;
 use wire::join::{Join, MAX_STREAM_CONNECTIONS};
 
-use crate::control::vigil::Vigil;
+use crate::control::liveness::Liveness;
 
 /// The handshakes of stream connections that a dialler has under way with one peer: a listener ends a key's oldest of four.
 const MOST_UNDER_WAY: usize = 3;
@@ -62,7 +62,7 @@ pub struct StreamConnection {
     /// Since when it was seen without a forward.
     pub idle_since: Option<Instant>,
     /// Whether it answers.
-    pub vigil: Vigil,
+    pub liveness: Liveness,
     /// When the far end was last told where we are.
     pub told: Option<Instant>,
     /// The ACK frames that had come when it was asked whether it outlived the session that was replaced. It takes no new forwards until

@@ -295,7 +295,7 @@ impl Dialler {
     }
 
     /// Traffic waits: the next round is at most a second behind the last one.
-    pub fn hurry(&mut self, now: Instant) {
+    pub fn dial_soon(&mut self, now: Instant) {
         let soon = self.last.map_or(now, |last| (last + BUSY_INTERVAL).max(now));
         if let Some(next) = self.next.as_mut().filter(|next| **next > soon) {
             *next = soon;

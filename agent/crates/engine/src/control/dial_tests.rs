@@ -151,11 +151,11 @@ fn intervals_grow_without_traffic_and_shrink_at_once_with_it() {
     bench.dialled(false, SECOND);
     bench.dialler.last = Some(bench.clock.now() - 2 * SECOND);
     bench.dialler.next = Some(bench.clock.now() + 14 * SECOND);
-    bench.dialler.hurry(bench.clock.now());
+    bench.dialler.dial_soon(bench.clock.now());
     assert_eq!(addresses(&bench.dialled(true, SECOND / 4)), [v4(1)]);
     // And when it was a moment ago, within a second of it.
     bench.dialler.next = Some(bench.clock.now() + 14 * SECOND);
-    bench.dialler.hurry(bench.clock.now());
+    bench.dialler.dial_soon(bench.clock.now());
     assert_eq!(bench.dialler.deadline().unwrap() - bench.clock.now(), SECOND - SECOND / 4);
 }
 

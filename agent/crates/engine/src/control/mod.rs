@@ -12,7 +12,7 @@
 //! | which cipher suite did TLS negotiate? | `suite.rs` |
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
 //! | which session does a stream connection join? | `join.rs` |
-//! | does the far end still answer? | `vigil.rs` |
+//! | does the far end still answer? | `liveness.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do control connections count? | `driver/`, `traffic.rs` |
 //! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
@@ -26,10 +26,10 @@ pub mod connections;
 pub mod dial;
 pub mod driver;
 mod inward;
+pub mod liveness;
 pub mod session_name;
 mod traffic;
 pub mod transport;
-pub mod vigil;
 pub mod windows;
 
 pub use inward::MOST_WAITING_BYTES;

@@ -29,14 +29,14 @@ use wire::{
 use crate::{
     control::driver::Control,
     datapath::{
-        flows::keeper,
+        flows::lane_host,
         pieces::Cutting,
         shares::Shares,
         uplink::Uplink,
         work::{self, Work},
     },
     peer::Peers,
-    worker::{Doors, Outgoing, Strangers},
+    worker::{Outgoing, SocketFactory, Strangers},
 };
 
 /// Random data of a PATH_CHALLENGE frame, which an off-path attacker cannot guess (RFC 9000 §8.2.1).
@@ -63,7 +63,7 @@ pub struct Downlink<'a> {
     /// The device that IP packets are delivered to.
     pub tun: Option<&'a mut TunSide>,
     /// Opens the sockets of new flows.
-    pub doors: &'a mut Doors,
+    pub factory: &'a mut SocketFactory,
     /// Data of PATH_CHALLENGE frames.
     pub rng: &'a mut StdRng,
     /// The services that peers may use.
@@ -471,7 +471,7 @@ impl Downlink<'_> {
         }
         if known.is_none()
             && let Some(context) = &context
-            && let Some(worker) = keeper(&state.relay, context, self.worker)
+            && let Some(worker) = lane_host(&state.relay, context, self.worker)
         {
             let payload = context.payload_at().map(|at| data.len() - at);
             self.outgoing.frame(worker, lane, payload, *batch.meta(slot), data);

@@ -78,7 +78,7 @@ impl Downlink<'_> {
             state.relay.socket_error = Some(net::process::out_of_descriptors());
             return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
         }
-        let socket = self.doors.open_upstream(self.locals, peer, offered.upstream).map_err(|error| {
+        let socket = self.factory.open_upstream(self.locals, peer, offered.upstream).map_err(|error| {
             state.relay.stats.sockets_refused += 1;
             state.relay.socket_error = Some(error);
             Unopened::Refused(Refusal::Upstream, DropReason::SocketOpen)
@@ -147,7 +147,7 @@ impl Downlink<'_> {
             self.notes.work.charge(work::CLOSING);
             state.relay.stats.flows_closed += 1;
             match flow.origin {
-                Origin::Upstream { socket, .. } => self.doors.close_later(socket),
+                Origin::Upstream { socket, .. } => self.factory.close_later(socket),
                 Origin::Ingress { .. } => {}
             }
         }
@@ -164,14 +164,14 @@ enum Unopened {
 }
 
 /// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
-pub(super) fn keeper(relay: &DatagramRelay, context: &Context, worker: WorkerId) -> Option<u8> {
+pub(super) fn lane_host(relay: &DatagramRelay, context: &Context, worker: WorkerId) -> Option<u8> {
     let WorkerId { index: own, count: workers } = worker;
     if workers == 1 {
         return None;
     }
     let number = context.flow()?;
     if context.opens() && !relay.flows.is_ours(number) {
-        return Some(relay.flows.registry().claim(number, own)).filter(|keeper| *keeper != own);
+        return Some(relay.flows.registry().claim(number, own)).filter(|lane_host| *lane_host != own);
     }
     relay.flows.elsewhere(number)
 }

@@ -8,7 +8,7 @@
 //!      │              queue or send                          │              connection ID → lane, or control
 //!  relay/flow.rs      client → flow → header             quic-core: open.rs unprotect, check, decrypt in place
 //!      │                                                     │              → ranges of the receive buffer
-//!  lanes/outbox.rs    frames into the tail of            wire: context.rs   context → flow
+//!  lanes/send_buffer.rs    frames into the tail of            wire: context.rs   context → flow
 //!      │              the socket's send batch            relay/flow.rs      flow → socket, client address
 //!  quic-core: seal.rs encrypt in place                   forward/mod.rs     listed by socket, end to end
 //!  net: udp.rs        sendmmsg, GSO                      net: udp.rs        sendmmsg, gather, GSO
@@ -23,7 +23,7 @@
 //!  ip_uplink.rs                                          ip_downlink.rs
 //!      │              destination → peer, hash → lane        │              source checked, ECN
 //!  ip: view, cut      headers; one becomes many          ip: merge.rs       many become one
-//!  lanes/outbox.rs    as above                           net: tun.rs        writev: headers, pieces
+//!  lanes/send_buffer.rs    as above                           net: tun.rs        writev: headers, pieces
 //! ```
 //!
 //! `uplink.rs` to `ip_downlink.rs` are here, `relay/`, `lanes/` and `forward/` in the crate `dataplane`, the rest in the crate that is named.

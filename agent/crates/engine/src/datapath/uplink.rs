@@ -394,7 +394,7 @@ impl Uplink<'_> {
                     let rest = data.get(place * segment..).unwrap_or_default();
                     let size = rest.len().min(segment);
                     if let Some(Context::Open { number, .. }) = context
-                        && let Some(keeper) = self.relay.flows.elsewhere(number)
+                        && let Some(lane_host) = self.relay.flows.elsewhere(number)
                         && size + short_header(number).as_slice().len() <= most + header.as_slice().len()
                     {
                         // It fits only without the opening form: it and what follows wait where the flow lives.
@@ -403,7 +403,7 @@ impl Uplink<'_> {
                         let age = self.age();
                         let header = CountedHeader { header, counted };
                         let segments = Segments { data: rest, segment };
-                        self.outgoing.returned(keeper, self.peer, header, segments, age);
+                        self.outgoing.returned(lane_host, self.peer, header, segments, age);
                         return;
                     }
                     self.drop_too_large(size, most, false);
@@ -468,7 +468,7 @@ impl Uplink<'_> {
 
     /// Counts datagrams that were put into packets.
     pub(super) fn note_sent(&mut self, datagrams: usize, bytes: usize) {
-        self.relay.in_outbox += datagrams as u64;
+        self.relay.in_send_buffer += datagrams as u64;
         self.relay.stats.uplink_bytes += bytes as u64;
     }
 

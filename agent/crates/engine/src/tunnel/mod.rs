@@ -12,7 +12,7 @@
 //! ```text
 //!   workers ── set_mtu ──► Board ──┐                       ┌──► device: MTU
 //!                                  ├──► Plan ──► Kernel ───┼──► routes, each with its peer's MTU
-//!   Roster ── once a second ───────┘                       └──► rules, with transport.mark
+//!   PeerRegistry ── once a second ───────┘                       └──► rules, with transport.mark
 //!
 //!   device: what the kernel dropped ── once a second ──► snapshots
 //! ```
@@ -44,7 +44,7 @@ use self::{
 };
 use crate::{
     health::Health,
-    roster::{Origin, Roster},
+    registry::{Origin, PeerRegistry},
     worker::{self, DeviceSnapshot, Snapshots},
 };
 
@@ -133,7 +133,7 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Makes the device of the configuration with the routes of `roster`'s peers, and brings it up; also gives each worker its
+    /// Makes the device of the configuration with the routes of `registry`'s peers, and brings it up; also gives each worker its
     /// share. What the kernel drops there is told to `snapshots` from then on; should somebody remove the device, `health`
     /// is not ready any more.
     ///
@@ -142,7 +142,7 @@ impl Tunnel {
     pub fn open(
         config: &Config,
         tun: &config::Tun,
-        roster: &Arc<Roster>,
+        registry: &Arc<PeerRegistry>,
         snapshots: &Arc<Snapshots>,
         health: &Arc<Health>,
         workers: u8,
@@ -160,13 +160,13 @@ impl Tunnel {
             let added = netlink.add_address(device.index, *address);
             added.map_err(|error| TunnelError::of_address(&tun.name, *address, error))?;
         }
-        let mut keeper = Keeper {
+        let mut lane_host = Keeper {
             kernel: Kernel::new(netlink, device.index, start, config.transport.mark)?,
             tun: tun.clone(),
             start,
             underlay: Underlay::new(&config.transport),
             index: device.index,
-            roster: Arc::clone(roster),
+            registry: Arc::clone(registry),
             seen: DeviceSnapshot { present: Some(true), ..DeviceSnapshot::default() },
             snapshots: Arc::clone(snapshots),
             health: Arc::clone(health),
@@ -174,13 +174,13 @@ impl Tunnel {
             device: Device::Up,
             said: Said::default(),
         };
-        keeper.begin()?;
-        snapshots.set_device(keeper.seen);
+        lane_host.begin()?;
+        snapshots.set_device(lane_host.seen);
         let board = Arc::<Board>::default();
         let watched = Arc::clone(&board);
         let thread = std::thread::Builder::new()
             .name("culvert-tunnel".to_owned())
-            .spawn(move || keeper.run(&watched, &SystemClock))
+            .spawn(move || lane_host.run(&watched, &SystemClock))
             .map_err(|error| TunnelError::Kernel { what: "the thread", error })?;
         tracing::info!(
             name = &*tun.name,
@@ -218,7 +218,7 @@ struct Keeper {
     start: u16,
     underlay: Underlay,
     index: u32,
-    roster: Arc<Roster>,
+    registry: Arc<PeerRegistry>,
     seen: DeviceSnapshot,
     snapshots: Arc<Snapshots>,
     health: Arc<Health>,
@@ -240,7 +240,7 @@ impl Keeper {
     /// The first plan. A route of a peer that was added while an agent ran may be refused: the host has changed since, and that
     /// peer does without.
     fn begin(&mut self) -> Result<(), TunnelError> {
-        let peers = self.roster.list();
+        let peers = self.registry.list();
         for error in self.plan(&Mtus::new()) {
             let of = |prefix| {
                 peers.iter().find(|peer| peer.peer.allowed_ips.iter().any(|net| net.trunc() == prefix))
@@ -365,7 +365,7 @@ impl Keeper {
     }
 
     fn say_widths(&mut self, mtus: &Mtus) {
-        let peers = self.roster.list();
+        let peers = self.registry.list();
         for (place, width) in self.narrow.look(&peers, mtus) {
             let name = &*peers[place].peer.name;
             match width {
@@ -382,7 +382,7 @@ impl Keeper {
 
     /// Makes the kernel's state follow the peers and their paths; says what failed.
     fn plan(&mut self, mtus: &Mtus) -> Vec<TunnelError> {
-        let peers = self.roster.list();
+        let peers = self.registry.list();
         let plan = Plan::new(&self.tun, self.start, &self.underlay, &peers, mtus);
         self.kernel.apply(&plan)
     }

@@ -10,7 +10,7 @@ use ip::routes::is_default_like;
 use ipnet::IpNet;
 use wire::ids::PeerId;
 
-use crate::roster::Listed;
+use crate::registry::Listed;
 
 /// The least MTU that the device is given: below it the kernel takes the device's IPv6 addresses away (RFC 8200 §5).
 pub const LEAST_MTU: u16 = 1_280;

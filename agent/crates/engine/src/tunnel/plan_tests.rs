@@ -4,7 +4,7 @@ use config::{Config, InnerMtu, Tun};
 use gate::identity::Endpoint;
 
 use super::*;
-use crate::roster::Origin;
+use crate::registry::Origin;
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 

@@ -14,7 +14,7 @@ use std::{
 
 use wire::panics::lock;
 
-use super::{Context, Sessions, TcpForwards, Timer, exchange::Order, orders::HURRY_LASTS};
+use super::{Context, Sessions, TcpForwards, Timer, hub::WorkerMessage, messages::DIAL_SOON_LASTS};
 
 /// How long connections wait in the listen backlog for what is missing; then they are reset, so that clients learn it.
 const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
@@ -89,7 +89,7 @@ impl TcpForwards {
         };
         if let Some(other) = other {
             // It may have looked when it was not the one.
-            cx.exchange.post(other, Order::AcceptTcp { place });
+            cx.hub.post(other, WorkerMessage::AcceptTcp { place });
             return false;
         }
         carries || owner == cx.id.index
@@ -115,7 +115,7 @@ impl TcpForwards {
         if !listener.is_some_and(|(listener, _)| listener.has_waiting()) {
             return false;
         }
-        let (since, begins) = cx.exchange.crowds().wait(place, now);
+        let (since, begins) = cx.hub.crowds().wait(place, now);
         cx.stats.totals.tcp.accept_pauses += u64::from(begins);
         let until = since + BACKLOG_PATIENCE;
         if until <= now {
@@ -125,7 +125,7 @@ impl TcpForwards {
             Obstacle::Room => until,
             Obstacle::Doubt => {
                 self.await_peer(cx, place, now);
-                until.min(now + HURRY_LASTS)
+                until.min(now + DIAL_SOON_LASTS)
             }
         };
         cx.timers.arm(Timer::Listener(place), next_look);
@@ -134,7 +134,7 @@ impl TcpForwards {
 
     /// There may be room for what waits in the listen backlogs.
     pub(super) fn retry_listeners(&mut self, cx: &mut Context) {
-        for place in cx.exchange.crowds().places() {
+        for place in cx.hub.crowds().places() {
             self.wake_listener(cx, place);
         }
     }
@@ -145,16 +145,16 @@ impl TcpForwards {
             return;
         };
         if let Some(peer) = cx.peers.get_mut(id) {
-            peer.awaited_until = Some(now + HURRY_LASTS);
+            peer.awaited_until = Some(now + DIAL_SOON_LASTS);
         }
-        cx.hurry(id, now);
+        cx.dial_soon(id, now);
     }
 }
 
 impl Context {
     /// Whether all peers together may have no more forwards.
     pub(super) fn is_full(&self) -> bool {
-        self.exchange.streams().forwards() >= self.config.limits.tcp_streams
+        self.hub.streams().forwards() >= self.config.limits.tcp_streams
     }
 }
 

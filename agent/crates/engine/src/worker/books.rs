@@ -24,11 +24,11 @@ use wire::{
 
 use crate::{
     control::{Traffic, driver::ControlStats},
-    roster::Origin,
+    registry::Origin,
     status::{PeerStatus, add_lane},
     worker::{
         ceilings::{Ceiling, Refused, refused},
-        handover::Kind,
+        hand_off::Kind,
         stream_connections::StreamTotals,
         streams::TcpRefusal,
     },
@@ -212,7 +212,7 @@ pub(super) struct Totals {
     pub(super) path_moves: PathMoves,
     /// Sessions that fell silent, and whose control connection alone did.
     pub(super) sessions_doubted: [u64; 2],
-    pub(super) lanes_worn: u64,
+    pub(super) lanes_near_limit: u64,
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketBooks::ROLES.len()],
@@ -442,7 +442,7 @@ impl Snapshots {
         sum
     }
 
-    /// How many peers are connected, and flows of all peers; how many peers there are the roster knows.
+    /// How many peers are connected, and flows of all peers; how many peers there are the registry knows.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let peers = self.get().peers;

@@ -81,7 +81,7 @@ pub(super) fn refused(relay: &DatagramRelay) -> Refused {
     ]
 }
 
-/// The brakes on what is logged, one for each ceiling, and what is counted here alone.
+/// The throttles on what is logged, one for each ceiling, and what is counted here alone.
 #[derive(Debug)]
 pub(super) struct Ceilings {
     logs: [Throttle; Ceiling::COUNT],
@@ -121,7 +121,7 @@ impl Ceilings {
 impl Context {
     /// A TCP forward of a peer was refused: all peers together have too many, or this one.
     pub(super) fn tcp_ceiling_reached(&mut self, peer: PeerId, now: Instant) {
-        let open = self.exchange.streams().forwards();
+        let open = self.hub.streams().forwards();
         if open >= self.config.limits.tcp_streams {
             self.stats.ceilings.tcp.all += 1;
             if let Some(suppressed) = self.stats.ceilings.allow(Ceiling::TcpStreams, now) {
@@ -149,14 +149,14 @@ impl Context {
 
     /// Says that windows of TCP forwards did not grow for want of memory, if that is new. One worker says so for all.
     pub(super) fn report_stream_memory(&mut self, now: Instant) {
-        let refused = self.exchange.streams().refused();
+        let refused = self.hub.streams().refused();
         if self.id.index == 0
             && refused > std::mem::replace(&mut self.stats.ceilings.stream_memory, refused)
             && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::StreamBytes, now)
         {
             tracing::warn!(
                 limit = self.config.limits.stream_bytes,
-                taken = self.exchange.streams().taken(),
+                taken = self.hub.streams().taken(),
                 suppressed,
                 "limits.stream_bytes is reached: TCP connections are slower than they could be (remedy: a higher one if there is \
                  memory, or see which services do not read)"

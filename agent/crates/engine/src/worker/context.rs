@@ -17,12 +17,12 @@ use wire::{
 
 use crate::{
     peer::Peers,
-    roster::Roster,
+    registry::PeerRegistry,
     worker::{
-        Exchange, LOG_INTERVAL, Timer,
+        Hub, LOG_INTERVAL, Timer,
         books::{RetiredLanes, Totals},
         ceilings::Ceilings,
-        exchange::{LaneName, Order},
+        hub::{LaneName, WorkerMessage},
         lanes::LaneLogs,
         sources::Sources,
         work::TurnWork,
@@ -34,8 +34,8 @@ pub(super) struct Context {
     pub(super) config: Arc<Config>,
     pub(super) identity: Arc<TlsIdentity>,
     pub(super) id: WorkerId,
-    pub(super) exchange: Arc<Exchange>,
-    pub(super) roster: Arc<Roster>,
+    pub(super) hub: Arc<Hub>,
+    pub(super) registry: Arc<PeerRegistry>,
     pub(super) peers: Peers,
     pub(super) rng: StdRng,
     pub(super) timers: Timers<Timer>,
@@ -54,7 +54,7 @@ pub(super) struct Context {
 #[derive(Debug)]
 pub(super) enum Effect {
     /// Handle a message of this worker to itself.
-    Order(Order),
+    Message(WorkerMessage),
     /// Lane `id` carries payloads, and the owner of its session has heard of it: payloads move to it.
     LaneCarries { lane: LaneName, id: LaneId },
     /// A peer fell silent: look for another way to it.
@@ -75,22 +75,22 @@ pub(super) enum Effect {
 
 impl Context {
     /// Tells one worker.
-    pub(super) fn tell(&mut self, worker: u8, order: Order) {
+    pub(super) fn tell(&mut self, worker: u8, order: WorkerMessage) {
         if worker == self.id.index {
-            self.effects.push_back(Effect::Order(order));
+            self.effects.push_back(Effect::Message(order));
         } else {
-            self.exchange.post(worker, order);
+            self.hub.post(worker, order);
         }
     }
 
     /// Tells every worker.
-    pub(super) fn tell_all(&mut self, order: impl Fn() -> Order) {
-        self.exchange.post_others(self.id.index, &order);
-        self.effects.push_back(Effect::Order(order()));
+    pub(super) fn tell_all(&mut self, order: impl Fn() -> WorkerMessage) {
+        self.hub.post_others(self.id.index, &order);
+        self.effects.push_back(Effect::Message(order()));
     }
 
     /// Tells the worker that owns a lane's session.
-    pub(super) fn tell_owner(&mut self, lane: LaneName, order: Order) {
+    pub(super) fn tell_owner(&mut self, lane: LaneName, order: WorkerMessage) {
         if let Some(link) = self.peers.link(lane.peer, lane.session) {
             self.tell(link.pool.owner(), order);
         }

@@ -27,7 +27,8 @@ use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, 
 use wire::throttle::Throttle;
 
 use crate::worker::{
-    Context, DataPlane, Decoy, Doors, LOG_INTERVAL, LaneHost, SocketBooks, Sockets, Timer, books::role_place,
+    Context, DataPlane, Decoy, LOG_INTERVAL, LaneHost, SocketBooks, SocketFactory, Sockets, Timer,
+    books::role_place,
 };
 
 /// The worker that has all flows.
@@ -45,7 +46,7 @@ pub(super) struct Decoys {
     /// By the flows' places.
     sockets: Vec<Option<DecoySocket>>,
     /// Datagrams for the socket of the flow `sending`.
-    outbox: SendBatch,
+    send_buffer: SendBatch,
     sending: Option<DecoyId>,
     /// Sockets that have, or may have, answers, each once: the one that was served longest ago first.
     ready: VecDeque<DecoyId>,
@@ -79,7 +80,7 @@ impl Decoys {
             limit: config.limits.decoy_flows,
             flows: DecoyFlows::new(config.limits.decoy_flows, now),
             sockets: Vec::new(),
-            outbox: SendBatch::default(),
+            send_buffer: SendBatch::default(),
             sending: None,
             ready: VecDeque::new(),
             touched: Vec::new(),
@@ -94,10 +95,10 @@ impl Decoys {
     }
 
     /// Forgets every stranger.
-    pub(super) fn close_all(&mut self, doors: &mut Doors, stats: &mut DecoyStats) {
+    pub(super) fn close_all(&mut self, factory: &mut SocketFactory, stats: &mut DecoyStats) {
         self.flush(stats);
         for place in 0..self.sockets.len() {
-            self.close(DecoyId(crate::worker::number(place)), doors);
+            self.close(DecoyId(crate::worker::number(place)), factory);
         }
     }
 
@@ -120,7 +121,7 @@ impl Decoys {
         stranger: Sender,
         ecn: u8,
         datagram: &[u8],
-        doors: &mut Doors,
+        factory: &mut SocketFactory,
         stats: &mut DecoyStats,
         now: Instant,
     ) {
@@ -134,24 +135,24 @@ impl Decoys {
         if let Some(evicted) = admitted.evicted {
             stats.gave_way += 1;
             self.flush(stats);
-            self.close(evicted, doors);
+            self.close(evicted, factory);
         }
-        if admitted.new && !self.open(admitted.id, doors, now) {
+        if admitted.new && !self.open(admitted.id, factory, now) {
             stats.drop(DecoyDrop::NoSocket, 1);
             return;
         }
         stats.opened += u64::from(admitted.new);
-        if self.sending != Some(admitted.id) || self.outbox.tail(datagram.len()).is_none() {
+        if self.sending != Some(admitted.id) || self.send_buffer.tail(datagram.len()).is_none() {
             self.flush(stats);
         }
-        let Some(tail) = self.outbox.tail(datagram.len()) else {
-            // No datagram is larger than an empty outbox takes.
+        let Some(tail) = self.send_buffer.tail(datagram.len()) else {
+            // No datagram is larger than an empty send_buffer takes.
             stats.drop(DecoyDrop::ToDecoy, 1);
             return;
         };
         tail.copy_from_slice(datagram);
         let path = Path { destination: self.decoy, source: None, tos: ecn };
-        self.outbox.commit(&path, 0, datagram.len(), 1);
+        self.send_buffer.commit(&path, 0, datagram.len(), 1);
         self.sending = Some(admitted.id);
     }
 
@@ -160,7 +161,7 @@ impl Decoys {
         let Some(id) = self.sending.take() else { return };
         self.touch(id);
         if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
-            socket.socket.send(&mut self.outbox, &mut |message, outcome| {
+            socket.socket.send(&mut self.send_buffer, &mut |message, outcome| {
                 let (lost, why) = match outcome {
                     SendOutcome::Sent => return,
                     SendOutcome::Partly { failed, why } => (failed, why),
@@ -171,14 +172,14 @@ impl Decoys {
             });
         }
         // What the kernel has no room for is lost, as it would be on the way.
-        stats.drop(DecoyDrop::ToDecoy, self.outbox.datagrams() as u64);
-        self.outbox.clear();
+        stats.drop(DecoyDrop::ToDecoy, self.send_buffer.datagrams() as u64);
+        self.send_buffer.clear();
     }
 
     /// Opens the socket of a new flow; ends the flow if there is none to be had.
-    fn open(&mut self, id: DecoyId, doors: &mut Doors, now: Instant) -> bool {
+    fn open(&mut self, id: DecoyId, factory: &mut SocketFactory, now: Instant) -> bool {
         let place = id.0 as usize;
-        match doors.open_decoy(self.decoy, id) {
+        match factory.open_decoy(self.decoy, id) {
             Ok((socket, token)) => {
                 if self.sockets.len() <= place {
                     self.sockets.resize_with(place + 1, || None);
@@ -205,10 +206,10 @@ impl Decoys {
     }
 
     /// Closes the socket of a flow that has ended.
-    fn close(&mut self, id: DecoyId, doors: &mut Doors) {
+    fn close(&mut self, id: DecoyId, factory: &mut SocketFactory) {
         if let Some(mut socket) = self.sockets.get_mut(id.0 as usize).and_then(Option::take) {
-            doors.books().book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
-            doors.release(socket.token);
+            factory.books().book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
+            factory.release(socket.token);
             // Its place is the next one's, who must be in neither list, and later not twice.
             if socket.ready {
                 self.ready.retain(|ready| *ready != id);
@@ -288,7 +289,7 @@ impl Decoy {
             let stats = &mut data.strangers.stats;
             for (port, meta, datagram) in waiting.iter() {
                 let stranger = Sender { source: meta.source, port, local: meta.local };
-                decoys.forward(stranger, meta.ecn, datagram, &mut sockets.doors, stats, now);
+                decoys.forward(stranger, meta.ecn, datagram, &mut sockets.factory, stats, now);
             }
             decoys.flush(stats);
             if let Some(at) = decoys.flows.deadline() {
@@ -375,7 +376,7 @@ impl Decoy {
     pub(super) fn end_silent_strangers(&mut self, cx: &mut Context, sockets: &mut Sockets, now: Instant) {
         let Some(decoys) = &mut self.flows else { return };
         while let Some(id) = decoys.flows.expire(now) {
-            decoys.close(id, &mut sockets.doors);
+            decoys.close(id, &mut sockets.factory);
             cx.stats.unpublished = true;
         }
         if let Some(at) = decoys.flows.deadline() {

@@ -23,8 +23,8 @@ use crate::{
     },
     peer::Failure,
     worker::{
-        Context, Sessions, Sockets, Source, Timer, Tunnel, endpoint::max_packet, exchange::StreamOrder,
-        keeper::LEAST_SILENCE, vigil::IN_USE,
+        Context, Sessions, Sockets, Source, Timer, Tunnel, endpoint::max_packet, hub::StreamRequest,
+        lane_host::LEAST_SILENCE, liveness::IN_USE,
     },
 };
 
@@ -67,8 +67,8 @@ impl Sessions {
         token: Token,
         now: Instant,
     ) {
-        let Some(answer) = sockets.doors.resolved(token) else { return };
-        sockets.doors.release(token);
+        let Some(answer) = sockets.factory.resolved(token) else { return };
+        sockets.factory.release(token);
         if let Err(error) = &answer {
             cx.report_failed_lookup(id, token, error, now);
         }
@@ -100,7 +100,7 @@ impl Sessions {
         let Some(client) = self.client_config(cx, id, None, now) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let name = Arc::clone(&peer.name);
-        let underlay = match sockets.doors.dial(&mut sockets.underlays, remote) {
+        let underlay = match sockets.factory.dial(&mut sockets.underlays, remote) {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
@@ -115,10 +115,10 @@ impl Sessions {
         };
         peer.dialled = Some(remote);
         let Some(handle) = self.control.dial(id, remote, underlay, client, now) else {
-            sockets.doors.close_underlay(&mut sockets.underlays, underlay);
+            sockets.factory.close_underlay(&mut sockets.underlays, underlay);
             return;
         };
-        self.control.set_congestion(handle, peer.config.congestion, cx.exchange.rate(id));
+        self.control.set_congestion(handle, peer.config.congestion, cx.hub.rate(id));
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {
@@ -145,7 +145,7 @@ impl Sessions {
         &self,
         cx: &mut Context,
         id: PeerId,
-        stream: Option<&StreamOrder>,
+        stream: Option<&StreamRequest>,
         now: Instant,
     ) -> Option<Dial> {
         let peer = cx.peers.get_mut(id)?;
@@ -174,7 +174,7 @@ impl Sessions {
             limits.stream_bytes,
         );
         if stream.is_none() {
-            transport.qlog_stream(cx.exchange.taps().stream(id, now));
+            transport.qlog_stream(cx.hub.taps().stream(id, now));
         }
         // During a rotation the peer holds one of its keys, and the next attempt may choose another.
         let choice = keys.choose(&mut cx.rng);
@@ -253,8 +253,8 @@ impl Sessions {
 impl Sockets {
     fn look_up(&mut self, cx: &mut Context, id: PeerId, endpoint: &Endpoint, now: Instant) {
         tracing::debug!(peer = cx.peers.name(id), %endpoint, "looking up");
-        let token = self.doors.token(Source::Resolve(id));
-        self.doors.resolve(&endpoint.host, endpoint.port, token);
+        let token = self.factory.token(Source::Resolve(id));
+        self.factory.resolve(&endpoint.host, endpoint.port, token);
         if let Some(peer) = cx.peers.get_mut(id) {
             peer.dialler.looks_up(token, now);
         }
@@ -267,7 +267,7 @@ impl Sockets {
             cx.timers.arm(Timer::Dial(id), at);
         }
         for token in peer.dialler.take_abandoned() {
-            self.doors.release(token);
+            self.factory.release(token);
         }
     }
 }
@@ -275,9 +275,9 @@ impl Sockets {
 impl Context {
     fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
         let peer = self.peers.get_mut(id)?;
-        let is_deaf = peer.link.as_ref().is_some_and(|link| link.doubts.deaf);
+        let is_control_dead = peer.link.as_ref().is_some_and(|link| link.doubts.control_dead);
         let awaited = peer.awaited_until.is_some_and(|until| until > now);
-        let waiting = is_deaf || awaited || peer.relay.oldest().is_some();
+        let waiting = is_control_dead || awaited || peer.relay.oldest().is_some();
         // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
         let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
         peer.dialler.step(waiting, slowest, now, &mut self.rng)

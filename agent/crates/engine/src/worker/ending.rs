@@ -9,7 +9,7 @@ use wire::{context, ids::PeerId, messages::CloseReason};
 use crate::{
     peer::Failure,
     worker::{
-        Context, DataPlane, LaneHost, Sessions, Sockets, Timer, Worker, context::Effect, exchange::Order,
+        Context, DataPlane, LaneHost, Sessions, Sockets, Timer, Worker, context::Effect, hub::WorkerMessage,
     },
 };
 
@@ -100,8 +100,8 @@ impl Sessions {
             return;
         };
         cx.effects.push_back(Effect::AbortForwards(session.handle));
-        cx.exchange.end(id, session.id, cx.id.index);
-        cx.effects.push_back(Effect::Order(Order::Disconnected { peer: id, session: session.id }));
+        cx.hub.end(id, session.id, cx.id.index);
+        cx.effects.push_back(Effect::Message(WorkerMessage::Disconnected { peer: id, session: session.id }));
         if let Some(reason) = close {
             self.control.close(session.handle, reason, now);
         }

@@ -27,13 +27,13 @@ use crate::{
         driver::Control,
         transport,
     },
-    roster::Roster,
-    worker::{StartError, exchange::Exchange, publish},
+    registry::PeerRegistry,
+    worker::{StartError, hub::Hub, publish},
 };
 
 /// The client that presents its certificate in one handshake.
 struct Guest {
-    roster: Arc<Roster>,
+    registry: Arc<PeerRegistry>,
     /// The X25519 key that knocked; without one, any allowed key.
     agreement: Option<[u8; 32]>,
     source: SocketAddr,
@@ -51,7 +51,7 @@ impl Guest {
 impl tls::ClientKeys for Guest {
     fn is_allowed(&self, key: &[u8; 32]) -> bool {
         // Asked in the midst of the handshake: the key may have been removed since it knocked.
-        self.knocked_with(key) && self.roster.allows(key)
+        self.knocked_with(key) && self.registry.allows(key)
     }
 
     fn refused(&self, refusal: &tls::Refusal) {
@@ -74,11 +74,11 @@ pub(super) struct EndpointParts<'a> {
     /// The source of the worker's connection IDs.
     pub(super) ids: &'a ConnectionIds,
     /// The peers that may connect.
-    pub(super) roster: &'a Arc<Roster>,
+    pub(super) registry: &'a Arc<PeerRegistry>,
     /// The list that refused clients are added to.
     pub(super) refusals: &'a Arc<Refusals>,
     /// What all workers of the agent share.
-    pub(super) exchange: &'a Arc<Exchange>,
+    pub(super) hub: &'a Arc<Hub>,
     /// The metrics of the worker.
     pub(super) metrics: &'a publish::Publisher,
     /// The clock of the agent.
@@ -89,7 +89,7 @@ pub(super) struct EndpointParts<'a> {
 
 /// The endpoint of a worker.
 pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Control, StartError> {
-    let &EndpointParts { identity, own, ids, roster, refusals, exchange, metrics, clock, seed } = parts;
+    let &EndpointParts { identity, own, ids, registry, refusals, hub, metrics, clock, seed } = parts;
     let generator = ids.clone();
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
     let endpoint =
@@ -110,13 +110,13 @@ pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Cont
         };
         let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport()), token_key);
         server.time_source(Arc::new(WallClock(Arc::clone(clock))));
-        let transport = captured(transport, roster, exchange, clock);
-        let (identity, roster, refusals, clock) =
-            (Arc::clone(identity), Arc::clone(roster), Arc::clone(refusals), Arc::clone(clock));
+        let transport = captured(transport, registry, hub, clock);
+        let (identity, registry, refusals, clock) =
+            (Arc::clone(identity), Arc::clone(registry), Arc::clone(refusals), Arc::clone(clock));
         let refused = metrics.refused_keys();
         let tls = move |admission: Option<&Admission>, source| {
             let guest = Guest {
-                roster: Arc::clone(&roster),
+                registry: Arc::clone(&registry),
                 agreement: admission.map(|admission| admission.agreement),
                 source,
                 refused: Arc::clone(&refused),
@@ -129,23 +129,23 @@ pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Cont
     };
     // All workers together may have as many as the operator says.
     let handshakes = config.limits.handshakes.div_ceil(usize::from(ids.workers()));
-    Ok(Control::new(endpoint, acceptance, handshakes, Arc::clone(exchange.streams())))
+    Ok(Control::new(endpoint, acceptance, handshakes, Arc::clone(hub.streams())))
 }
 
 /// Makes the transport of each connection; that of a peer that an operator looks at is recorded.
 fn captured(
     transport: impl Fn() -> TransportConfig + 'static,
-    roster: &Arc<Roster>,
-    exchange: &Arc<Exchange>,
+    registry: &Arc<PeerRegistry>,
+    hub: &Arc<Hub>,
     clock: &Arc<dyn Clock + Send + Sync>,
 ) -> OwnTransport {
-    let (roster, exchange, clock) = (Arc::clone(roster), Arc::clone(exchange), Arc::clone(clock));
+    let (registry, hub, clock) = (Arc::clone(registry), Arc::clone(hub), Arc::clone(clock));
     Box::new(move |admission: Option<&Admission>| {
         let mut transport = transport();
         if let Some(admission) = admission
-            && let Admits::Peer(peer) = roster.admits(&admission.agreement)
+            && let Admits::Peer(peer) = registry.admits(&admission.agreement)
         {
-            transport.qlog_stream(exchange.taps().stream(peer, clock.now()));
+            transport.qlog_stream(hub.taps().stream(peer, clock.now()));
         }
         transport
     })

@@ -18,12 +18,12 @@ use wire::{context::Context, messages::MessageError};
 use crate::{
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     peer::Doubt,
-    roster::Origin,
+    registry::Origin,
     status::{Accounting, PeerStatus, StreamsStatus},
     worker::{
         Ceiling, DeviceSnapshot, Snapshots, SocketBooks, TcpRefusal,
         books::{Handshakes, IndexCounts, Published, Totals, WorkerSnapshot, label},
-        handover::Kind,
+        hand_off::Kind,
         stream_connections::StreamFailure,
     },
 };
@@ -164,9 +164,9 @@ static FAMILIES: &[Family] = &[
     counter("culvert_lane_received_bytes_total", &["lane"], "Bytes of UDP payload received and authenticated on the lanes of this index, of all peers.", |it, out| by_index(it, out, |index| index.bytes.received)),
     gauge("culvert_lanes", &["state"], "Lanes by state.", |it, out| out.each(&LaneState::LABELS, &it.lane_states)),
     counter("culvert_lanes_reopened_total", &["reason"], "Lanes that were opened again or refused, by reason.", |it, out| {
-        let Totals { lanes_unvalidated, lanes_silent, lanes_refused, lanes_worn, lanes_ended, .. } = it.totals;
+        let Totals { lanes_unvalidated, lanes_silent, lanes_refused, lanes_near_limit, lanes_ended, .. } = it.totals;
         let labels = ["unvalidated", "silent", "refused", "worn", "ended"];
-        out.each(&labels, &[lanes_unvalidated, lanes_silent, lanes_refused, lanes_worn, lanes_ended]);
+        out.each(&labels, &[lanes_unvalidated, lanes_silent, lanes_refused, lanes_near_limit, lanes_ended]);
     }),
     counter("culvert_lane_refused_packets_total", &["reason"], "Packets to a lane's connection ID that were not accepted, by reason.", |it, out| {
         out.add(&["duplicate"], it.lanes.duplicates);

@@ -22,7 +22,7 @@ impl Context {
         }
         let Some(oldest) = peer.relay.oldest() else { return };
         self.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
-        self.hurry(id, now);
+        self.dial_soon(id, now);
     }
 
     pub(super) fn watch_flow(&mut self, peer: PeerId, id: FlowId, now: Instant) {
@@ -104,8 +104,8 @@ impl Sockets {
     pub(super) fn close_flow_socket(&mut self, origin: Origin) {
         match origin {
             Origin::Upstream { socket, .. } => {
-                self.doors.close_later(socket);
-                self.doors.close_now(&mut self.locals);
+                self.factory.close_later(socket);
+                self.factory.close_now(&mut self.locals);
             }
             Origin::Ingress { .. } => {}
         }

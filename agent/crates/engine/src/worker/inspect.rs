@@ -400,7 +400,7 @@ impl Decoy {
             open[books::role_place(role)] += 1;
         }
         open[books::role_place(UdpRole::Decoy)] = self.flows.as_ref().map_or(0, Decoys::count);
-        let books = *sockets.doors.books();
+        let books = *sockets.factory.books();
         let row = |(place, label): (usize, &&'static str)| {
             let Booked { stats, kernel_drops, .. } = books.0[place];
             SocketStatus {

@@ -1,5 +1,5 @@
 //! The lanes of a session, at the worker that owns its control connection: asked for, accepted, lost, asked for again.
-//! Who keeps them is in `keeper.rs`.
+//! Who keeps them is in `lane host.rs`.
 
 use std::time::{Duration, Instant};
 
@@ -22,15 +22,15 @@ use crate::{
     worker::{
         Context, LOG_INTERVAL, Sessions, Sockets, Timer, Tunnel,
         endpoint::largest_packet,
-        exchange::{LaneLoss, LaneName, LaneOrder, LanePort, LaneSecrets, Order},
-        keeper::LEAST_SILENCE,
+        hub::{LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, WorkerMessage},
+        lane_host::LEAST_SILENCE,
     },
 };
 
 /// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
 const LEAST_LANE_AGE: Duration = Duration::from_millis(250);
 
-/// The brakes on what is logged about lanes.
+/// The throttles on what is logged about lanes.
 #[derive(Debug)]
 pub(super) struct LaneLogs {
     refused: Throttle,
@@ -62,8 +62,8 @@ struct LaneCids {
 impl Sessions {
     /// Asks the peer for lane `index`.
     pub(super) fn ask_for_lane(&mut self, cx: &mut Context, id: PeerId, index: u8, now: Instant) {
-        let keeper = pool::keeper(cx.id.index, index, cx.id.count);
-        let cid = self.ids.next_for(keeper);
+        let lane_host = pool::lane_host(cx.id.index, index, cx.id.count);
+        let cid = self.ids.next_for(lane_host);
         let Some(session) = cx.peers.session_mut(id) else { return };
         let handle = session.handle;
         let opening = session.openings.ask(index, cid, now);
@@ -83,7 +83,7 @@ impl Sessions {
         offer: &LaneOffer,
         now: Instant,
     ) {
-        let kept = cx.exchange.lanes(id);
+        let kept = cx.hub.lanes(id);
         let Some(session) = cx.peers.session_mut(id) else { return };
         let openings = &mut session.openings;
         let refusal = if !openings.admit(offer.lane, offer.epoch) {
@@ -103,12 +103,12 @@ impl Sessions {
                 .send(handle, &Message::LaneRefuse(LaneEnd { lane: offer.lane, epoch: offer.epoch, reason }));
             return;
         }
-        let keeper = pool::keeper(cx.id.index, offer.lane, cx.id.count);
-        let local = self.ids.next_for(keeper);
+        let lane_host = pool::lane_host(cx.id.index, offer.lane, cx.id.count);
+        let local = self.ids.next_for(lane_host);
         let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else {
             return;
         };
-        let port = if keeper == cx.id.index {
+        let port = if lane_host == cx.id.index {
             LanePort::Shared(underlay, None)
         } else {
             match sockets.ports.iter().position(|port| *port == underlay) {
@@ -118,7 +118,7 @@ impl Sessions {
         };
         let cids = LaneCids { local, remote: ConnectionId(offer.connection_id) };
         if self.place_lane(cx, id, OpeningId { index: offer.lane, epoch: offer.epoch }, cids, port, now) {
-            // Its keeper has heard of it before its first packet can come.
+            // Its lane host has heard of it before its first packet can come.
             let answer = LaneOffer { connection_id: local.0, ..*offer };
             self.control.send(handle, &Message::LaneAccept(answer));
         }
@@ -137,7 +137,7 @@ impl Sessions {
         let Some(opening) = session.openings.answered(offer.lane, offer.epoch) else { return };
         let name = session.id;
         // Whoever answers is there.
-        cx.exchange.note_heard(id, now);
+        cx.hub.note_heard(id, now);
         cx.heard(id, name);
         let Some(connection) = self.control.get(handle) else { return };
         let remote = connection.path().destination;
@@ -149,7 +149,7 @@ impl Sessions {
         self.place_lane(cx, id, OpeningId { index: opening.index, epoch: opening.epoch }, cids, port, now);
     }
 
-    /// Tells its keeper to keep a lane, with the keys that both ends derive from the control connection.
+    /// Tells its lane host to keep a lane, with the keys that both ends derive from the control connection.
     fn place_lane(
         &mut self,
         cx: &mut Context,
@@ -174,7 +174,7 @@ impl Sessions {
                 return false;
             }
         }
-        let order = LaneOrder {
+        let order = LaneRequest {
             name: LaneName { peer: id, session, index, epoch },
             local_cid: cids.local,
             remote_cid: cids.remote,
@@ -189,8 +189,8 @@ impl Sessions {
             session.openings.placed(index, epoch, now);
         }
         self.tell_lanes(cx, id);
-        let keeper = pool::keeper(cx.id.index, index, cx.id.count);
-        cx.tell(keeper, Order::OpenLane(Box::new(order)));
+        let lane_host = pool::lane_host(cx.id.index, index, cx.id.count);
+        cx.tell(lane_host, WorkerMessage::OpenLane(Box::new(order)));
         true
     }
 
@@ -211,7 +211,7 @@ impl Sessions {
                 return;
             }
             let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
-            return self.lane_is_worn(cx, lane, now);
+            return self.lane_nears_limit(cx, lane, now);
         }
         let since = session.openings.since(end.lane);
         if !session.openings.lost(end.lane, end.epoch, now) {
@@ -244,9 +244,9 @@ impl Sessions {
     }
 
     /// A lane that was replaced carries payloads no more.
-    pub(super) fn former_gone(&mut self, cx: &mut Context, lane: LaneName) {
+    pub(super) fn replaced_gone(&mut self, cx: &mut Context, lane: LaneName) {
         if let Some(session) = cx.peers.session_named(lane.peer, lane.session)
-            && session.openings.former_gone(lane.index, lane.epoch)
+            && session.openings.replaced_gone(lane.index, lane.epoch)
         {
             self.tell_lanes(cx, lane.peer);
         }
@@ -266,8 +266,8 @@ impl Sessions {
         let (handle, dialled) = (session.handle, session.dialled);
         let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
-            // It ended before its keeper heard that it is replaced.
-            return self.former_gone(cx, lane);
+            // It ended before its lane host heard that it is replaced.
+            return self.replaced_gone(cx, lane);
         }
         let (index, peer) = (lane.index, lane.peer);
         let mut again = dialled;
@@ -315,13 +315,13 @@ impl Sessions {
     }
 
     /// The limits of a lane are near. The dialler opens it again, the listener asks it to; until then it goes on.
-    pub(super) fn lane_is_worn(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
+    pub(super) fn lane_nears_limit(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         if !session.openings.is_placed(lane.index, lane.epoch) || session.openings.is_asked(lane.index) {
             return;
         }
-        cx.stats.totals.lanes_worn += u64::from(dialled);
+        cx.stats.totals.lanes_near_limit += u64::from(dialled);
         if let Some(suppressed) = cx.logs.lane.ended.allow(now) {
             tracing::info!(
                 peer = cx.peers.name(lane.peer),
@@ -363,7 +363,7 @@ impl Sessions {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         if !session.openings.is_placed(lane.index, lane.epoch) {
             // One that was to be replaced, but there was no socket for another.
-            if silence >= limit && session.openings.former_gone(lane.index, lane.epoch) {
+            if silence >= limit && session.openings.replaced_gone(lane.index, lane.epoch) {
                 cx.drain_at_keeper(lane);
                 self.tell_lanes(cx, lane.peer);
             }
@@ -371,11 +371,11 @@ impl Sessions {
         }
         let is_up = session.openings.is_up(lane.index, lane.epoch);
         let peer = lane.peer;
-        let others = cx.exchange.silence(peer, now);
+        let others = cx.hub.silence(peer, now);
         if silence < limit {
             if others.is_none_or(|others| others >= limit / 2) {
                 let session = lane.session;
-                cx.tell_all(|| Order::AskForLife { peer, session });
+                cx.tell_all(|| WorkerMessage::AskForLife { peer, session });
             }
             return;
         }
@@ -440,7 +440,7 @@ impl Sessions {
         // The request and its answer are repeated after twice the round-trip time if they are lost (RFC 9002 §6.2.2).
         let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
         let silence = now.saturating_duration_since(since);
-        if silence >= limit && cx.exchange.silence(id, now).is_none_or(|silence| silence >= limit) {
+        if silence >= limit && cx.hub.silence(id, now).is_none_or(|silence| silence >= limit) {
             cx.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
         }
     }
@@ -449,7 +449,7 @@ impl Sessions {
     fn tell_lanes(&mut self, cx: &mut Context, id: PeerId) {
         let Some(session) = cx.peers.session(id) else { return };
         let (session, up, wanted) = (session.id, session.openings.mask(), session.openings.wanted);
-        cx.tell_all(|| Order::LanesUp { peer: id, session, up, wanted });
+        cx.tell_all(|| WorkerMessage::LanesUp { peer: id, session, up, wanted });
         self.settle_budget(cx, id);
     }
 
@@ -486,7 +486,7 @@ impl Sessions {
         let Some(session) = cx.peers.session(peer).map(|session| session.id) else { return false };
         let changed = cx.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
         if changed {
-            cx.tell_all(|| Order::Budget { peer, session, bytes });
+            cx.tell_all(|| WorkerMessage::Budget { peer, session, bytes });
         }
         changed
     }
@@ -527,8 +527,8 @@ impl Context {
     }
 
     fn drain_at_keeper(&mut self, lane: LaneName) {
-        let keeper = pool::keeper(self.id.index, lane.index, self.id.count);
-        self.tell(keeper, Order::DrainLane { lane });
+        let lane_host = pool::lane_host(self.id.index, lane.index, self.id.count);
+        self.tell(lane_host, WorkerMessage::DrainLane { lane });
     }
 
     /// The largest packet to `peer` that both ends agree to, in bytes of UDP payload.

@@ -1,4 +1,4 @@
-//! What waits for one worker: orders, which are never lost, and parcels in a ring of bounded size.
+//! What waits for one worker: orders, which are never lost, and hand_offs in a ring of bounded size.
 //!
 //! ```text
 //!   sender   put, set the flag ─► mark the token ─► wake
@@ -23,14 +23,14 @@ use wire::{hash::IssuedMap, ids::PeerId, panics::lock};
 /// The most bytes in a ring, and twice the most of one peer: as much as a socket's receive buffer has by default.
 pub(super) const RING_BYTES: usize = 4 << 20;
 
-/// The most parcels in a ring, so that empty datagrams are bounded too.
+/// The most hand_offs in a ring, so that empty datagrams are bounded too.
 pub(super) const RING_PARCELS: usize = 1024;
 
-/// Strangers' part of a ring, in bytes and in parcels: however many there are, peers' packets find room.
+/// Strangers' part of a ring, in bytes and in hand_offs: however many there are, peers' packets find room.
 pub(super) const STRANGERS_BYTES: usize = RING_BYTES / 4;
 pub(super) const STRANGERS_PARCELS: usize = RING_PARCELS / 4;
 
-/// The mailbox of one worker, for orders `O` and parcels `P`.
+/// The mailbox of one worker, for orders `O` and hand_offs `P`.
 pub(super) struct Mailbox<O, P> {
     orders: Mutex<VecDeque<O>>,
     has_orders: AtomicBool,
@@ -56,7 +56,7 @@ impl<O, P> Mailbox<O, P> {
         // A worker joins once, when it is made.
         let _first = self.wake.set((ready, token)).is_ok();
         // Locked: whoever put something before this has set its flag, and whoever does so later knows whom to wake.
-        if !lock(&self.orders).is_empty() || !lock(&self.ring.inside).parcels.is_empty() {
+        if !lock(&self.orders).is_empty() || !lock(&self.ring.inside).hand_offs.is_empty() {
             self.wake();
         }
     }
@@ -83,19 +83,19 @@ impl<O, P> Mailbox<O, P> {
         }
     }
 
-    /// Hands its worker a parcel of `bytes`; gives it back if there is no room.
-    pub(super) fn hand(&self, parcel: P, bytes: usize, party: Party) -> Result<(), P> {
-        self.ring.put(parcel, bytes, party)?;
+    /// Hands its worker a hand_off of `bytes`; gives it back if there is no room.
+    pub(super) fn hand(&self, hand_off: P, bytes: usize, party: Party) -> Result<(), P> {
+        self.ring.put(hand_off, bytes, party)?;
         self.wake();
         Ok(())
     }
 
-    /// Takes the parcels out, oldest first, unless `parcels` still holds some, and the orders, oldest first.
-    pub(super) fn take(&self, parcels: &mut VecDeque<P>) -> VecDeque<O> {
+    /// Takes the hand_offs out, oldest first, unless `hand_offs` still holds some, and the orders, oldest first.
+    pub(super) fn take(&self, hand_offs: &mut VecDeque<P>) -> VecDeque<O> {
         // First: what was handed over was so after the orders that it depends on. Only when all before it has been taken in, so
         // that the ring's bound is the bound of what waits.
-        if parcels.is_empty() {
-            *parcels = self.ring.take_all();
+        if hand_offs.is_empty() {
+            *hand_offs = self.ring.take_all();
         }
         self.orders()
     }
@@ -116,7 +116,7 @@ impl<O, P> Mailbox<O, P> {
     }
 }
 
-/// Whose part of a ring a parcel takes.
+/// Whose part of a ring a hand_off takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Party {
     /// A peer has no more than half of a ring.
@@ -137,7 +137,7 @@ struct Ring<P> {
 impl<P> Default for Ring<P> {
     fn default() -> Self {
         let inside = Inside {
-            parcels: VecDeque::new(),
+            hand_offs: VecDeque::new(),
             bytes: 0,
             by_peer: IssuedMap::default(),
             stranger_bytes: 0,
@@ -148,7 +148,7 @@ impl<P> Default for Ring<P> {
 }
 
 struct Inside<P> {
-    parcels: VecDeque<P>,
+    hand_offs: VecDeque<P>,
     bytes: usize,
     /// Bytes of each peer.
     by_peer: IssuedMap<PeerId, usize>,
@@ -157,24 +157,24 @@ struct Inside<P> {
 }
 
 impl<P> Ring<P> {
-    /// Adds a parcel of `bytes`, or gives it back if there is no room.
-    fn put(&self, parcel: P, bytes: usize, party: Party) -> Result<(), P> {
+    /// Adds a hand_off of `bytes`, or gives it back if there is no room.
+    fn put(&self, hand_off: P, bytes: usize, party: Party) -> Result<(), P> {
         let mut inside = lock(&self.inside);
-        if inside.parcels.len() >= RING_PARCELS || inside.bytes + bytes > RING_BYTES {
-            return Err(parcel);
+        if inside.hand_offs.len() >= RING_PARCELS || inside.bytes + bytes > RING_BYTES {
+            return Err(hand_off);
         }
         match party {
             Party::Peer(peer) => {
                 let held = inside.by_peer.entry(peer).or_default();
                 if *held + bytes > RING_BYTES / 2 {
-                    return Err(parcel);
+                    return Err(hand_off);
                 }
                 *held += bytes;
             }
             Party::Strangers => {
                 let full = inside.stranger_parcels >= STRANGERS_PARCELS;
                 if full || inside.stranger_bytes + bytes > STRANGERS_BYTES {
-                    return Err(parcel);
+                    return Err(hand_off);
                 }
                 inside.stranger_bytes += bytes;
                 inside.stranger_parcels += 1;
@@ -182,12 +182,12 @@ impl<P> Ring<P> {
             Party::Unknown => {}
         }
         inside.bytes += bytes;
-        inside.parcels.push_back(parcel);
+        inside.hand_offs.push_back(hand_off);
         self.filled.store(true, Ordering::Release);
         Ok(())
     }
 
-    /// Takes all parcels out, oldest first.
+    /// Takes all hand_offs out, oldest first.
     fn take_all(&self) -> VecDeque<P> {
         // As in [`Mailbox::orders`].
         if !self.filled.load(Ordering::Relaxed) || !self.filled.swap(false, Ordering::Acquire) {
@@ -197,7 +197,7 @@ impl<P> Ring<P> {
         inside.bytes = 0;
         inside.by_peer.clear();
         (inside.stranger_bytes, inside.stranger_parcels) = (0, 0);
-        std::mem::take(&mut inside.parcels)
+        std::mem::take(&mut inside.hand_offs)
     }
 }
 
@@ -235,14 +235,14 @@ mod tests {
     #[test]
     fn parcels_wait_in_the_ring_until_those_before_them_are_taken_in() {
         let mailbox = Mailbox::<(), _>::default();
-        let mut parcels = VecDeque::new();
+        let mut hand_offs = VecDeque::new();
         for (number, taken) in [(1, vec![1]), (2, vec![1])] {
             mailbox.hand(number, SIZE, Party::Unknown).unwrap();
-            assert!(mailbox.take(&mut parcels).is_empty());
-            assert_eq!(parcels, taken);
+            assert!(mailbox.take(&mut hand_offs).is_empty());
+            assert_eq!(hand_offs, taken);
         }
-        parcels.clear();
-        mailbox.take(&mut parcels);
-        assert_eq!(parcels, [2]);
+        hand_offs.clear();
+        mailbox.take(&mut hand_offs);
+        assert_eq!(hand_offs, [2]);
     }
 }

@@ -12,21 +12,21 @@
 //! | how connections, sessions and flows end | `ending.rs` |
 //! | when flows and what waits for them have been silent for too long; what is said of datagrams that nobody takes | `flows.rs` |
 //! | the QUIC endpoint, and who may connect | `endpoint.rs` |
-//! | whether a session still answers, and what keeps it alive | `vigil.rs` |
+//! | whether a session still answers, and what keeps it alive | `liveness.rs` |
 //! | the lanes of a session that this worker owns: asked for, lost, asked for again | `lanes.rs` |
-//! | the lanes that this worker keeps: opened, found silent, drained | `keeper.rs` |
+//! | the lanes that this worker keeps: opened, found silent, drained | `lane host.rs` |
 //! | what a change of addresses leads to | `routes.rs` |
-//! | what workers tell each other, and how | `orders.rs`, `exchange.rs`; how nothing of it is lost or waits for ever: `mailbox.rs` |
+//! | what workers tell each other, and how | `messages.rs`, `hub.rs`; how nothing of it is lost or waits for ever: `mailbox.rs` |
 //! | peers that are added and removed meanwhile | `peers.rs` |
 //! | another configuration meanwhile | `reload.rs` |
-//! | what came to the wrong worker | `handover.rs` |
+//! | what came to the wrong worker | `hand_off.rs` |
 //! | the lanes that an operator looks at | `capture.rs` |
 //! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs`; what waits to become one | `backlog.rs` |
 //! | the connections that carry TCP forwards beside the control connection | `stream_connections.rs` |
 //! | the TUN device | `tun.rs` |
-//! | sockets, names, tokens | `doors.rs` |
+//! | sockets, names, tokens | `factory.rs` |
 //! | the knocks that were used, over a restart | `knocks.rs` |
 //! | the thread and the runtime around it | `shell.rs` |
 //! | what it counts itself, and how others see it | `books.rs` |
@@ -79,19 +79,20 @@ mod ceilings;
 mod context;
 mod decoy;
 mod dial;
-mod doors;
 mod ending;
 mod endpoint;
-mod exchange;
+mod factory;
 mod families;
 mod flows;
-mod handover;
+mod hand_off;
+mod hub;
 mod inspect;
-mod keeper;
 mod knocks;
+mod lane_host;
 mod lanes;
+mod liveness;
 mod mailbox;
-mod orders;
+mod messages;
 mod parts;
 mod peers;
 mod plain;
@@ -111,7 +112,6 @@ mod streams;
 #[cfg(test)]
 mod tests;
 mod tun;
-mod vigil;
 mod waiting;
 mod work;
 
@@ -119,13 +119,13 @@ pub use books::{DeviceSnapshot, InUse, Snapshot, Snapshots, SocketBooks, Summary
 pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;
 use context::Context;
-pub use doors::{Doors, Source, StreamKey, more_ports, port_plan};
-pub use exchange::Exchange;
-use exchange::{LaneLoss, Order};
-pub use handover::Outgoing;
+pub use factory::{SocketFactory, Source, StreamKey, more_ports, port_plan};
+pub use hand_off::Outgoing;
+pub use hub::Hub;
+use hub::{LaneLoss, WorkerMessage};
 pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
-pub use keeper::LaneLimits;
 pub use knocks::used_knocks;
+pub use lane_host::LaneLimits;
 use parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel};
 pub use publish::Publisher;
 use sources::{Class, Party, Served};
@@ -181,7 +181,7 @@ enum Timer {
     Pool(PeerId),
     Flow(PeerId, FlowId),
     Queue(PeerId),
-    Outbox(UnderlayId),
+    SendBuffer(UnderlayId),
     Dial(PeerId),
     Hello(ConnectionHandle),
     Join(ConnectionHandle),
@@ -240,10 +240,10 @@ impl Worker {
         self.fresh = fresh;
         self.data.notes.work = Work::default();
         self.data.notes.shares.begin_turn(now);
-        self.cx.stats.work.begin(self.sockets.doors.opened());
+        self.cx.stats.work.begin(self.sockets.factory.opened());
         self.sessions.control.begin_turn();
         self.data.rests.forget(|id| self.sockets.underlays.get(id).is_none());
-        let all_stopped = self.cx.exchange.all_stopped();
+        let all_stopped = self.cx.hub.all_stopped();
         fault::point(Fault::Worker);
         while let Some(command) = self.inbox.take() {
             match command {
@@ -252,8 +252,8 @@ impl Worker {
             }
             self.settle_effects(now);
         }
-        self.read_orders(now);
-        self.take_parcels(now);
+        self.read_messages(now);
+        self.accept_hand_offs(now);
         // All that are due now, and not what they arm: a deadline that is set to the past comes again in the next turn.
         while let Some(timer) = self.cx.timers.pop(now) {
             self.due.push(timer);
@@ -276,7 +276,13 @@ impl Worker {
         self.see_to_lanes(now);
         self.sockets.underlays.flush(&mut self.host.lanes, now);
         self.sessions.see_to_unreachable(&mut self.cx, &mut self.sockets, &mut self.host, now);
-        self.data.watch_outboxes(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.host, now);
+        self.data.watch_send_buffers(
+            &mut self.cx,
+            &mut self.sockets,
+            &mut self.sessions,
+            &mut self.host,
+            now,
+        );
         self.host.see_to_captures(now);
         self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
         self.data.hand_over(&mut self.cx, now);
@@ -287,12 +293,12 @@ impl Worker {
             self.cx.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
         }
         let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoy::Decoys::is_busy);
-        self.cx.stats.work.end(&self.data.notes.work, self.sockets.doors.opened());
+        self.cx.stats.work.end(&self.data.notes.work, self.sockets.factory.opened());
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
         let busy = decoys_busy
             || waits
             || !self.cx.sources.is_empty()
-            || !self.data.parcels.is_empty()
+            || !self.data.hand_offs.is_empty()
             || !self.cx.ready.is_empty();
         Turn { busy, deadline: self.cx.timers.next(), ended: self.ended }
     }
@@ -324,7 +330,7 @@ impl Worker {
     fn service(&mut self, token: Token, now: Instant) -> Served {
         self.cx.stats.unpublished = true;
         self.data.batch.clear();
-        let more = match self.sockets.doors.source(token) {
+        let more = match self.sockets.factory.source(token) {
             Some(Source::Underlay(id)) => {
                 let served = self.service_underlay(id, now);
                 self.take_plain(now);
@@ -433,7 +439,7 @@ impl Worker {
             underlays: &mut self.sockets.underlays,
             locals: &mut self.sockets.locals,
             tun: self.tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun),
-            doors: &mut self.sockets.doors,
+            factory: &mut self.sockets.factory,
             rng: &mut self.cx.rng,
             config: &self.cx.config,
             notes: &mut self.data.notes,
@@ -447,7 +453,7 @@ impl Worker {
         if let Some(Tun { side: tun, .. }) = &mut self.tunnel.device {
             tun.flush(&self.data.batch);
         }
-        self.sockets.doors.close_now(&mut self.sockets.locals);
+        self.sockets.factory.close_now(&mut self.sockets.locals);
         self.sockets.renew_upstreams(&self.cx, now);
         self.take_notes(now);
     }
@@ -484,7 +490,7 @@ impl Worker {
             Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
             Timer::Lane(id) => self.host.lane_timeout(&mut self.cx, &self.sockets, &self.data, id, now),
             Timer::Pool(peer) => self.sessions.pool_timeout(&mut self.cx, peer, now),
-            Timer::Hello(handle) => self.greet(handle, now),
+            Timer::Hello(handle) => self.send_deferred_hello(handle, now),
             Timer::Flow(peer, flow) => {
                 self.data.flow_timeout(&mut self.cx, &mut self.sockets, &mut self.host, peer, flow, now)
             }
@@ -496,7 +502,7 @@ impl Worker {
             }
             Timer::Listener(place) => self.tcp.wake_listener(&mut self.cx, place),
             Timer::Join(handle) => self.sessions.early_join_timeout(&mut self.cx, handle, now),
-            Timer::Outbox(id) => self.data.outbox_timeout(
+            Timer::SendBuffer(id) => self.data.send_buffer_timeout(
                 &mut self.cx,
                 &mut self.sockets,
                 &mut self.sessions,
@@ -537,9 +543,9 @@ impl Worker {
                 self.settle_effects(now);
                 continue;
             }
-            if slot.note_worn(now) {
-                let lane = keeper::name_of_lane(slot);
-                self.cx.tell_owner(lane, Order::LaneWorn { lane });
+            if slot.note_near_limit(now) {
+                let lane = lane_host::name_of_lane(slot);
+                self.cx.tell_owner(lane, WorkerMessage::LaneNearLimit { lane });
                 self.settle_effects(now);
             }
             while let Some((data, path, most)) =
@@ -577,7 +583,7 @@ impl TcpForwards {
     /// Notes that a source has, or may have, something.
     fn add_source(&self, cx: &mut Context, sockets: &Sockets, token: Token) {
         let peers = |peer| (Class::Local, Party::Peer(peer));
-        let (class, party) = match sockets.doors.source(token) {
+        let (class, party) = match sockets.factory.source(token) {
             Some(Source::Underlay(_)) => (Class::Underlay, Party::Source(token)),
             Some(Source::Local(id)) => match sockets.locals.get(id).map(|socket| socket.local) {
                 Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => peers(peer),
@@ -684,7 +690,7 @@ impl LaneHost {
 }
 
 impl Tunnel {
-    /// Books what became of payloads in outboxes and deliveries.
+    /// Books what became of payloads in send_buffers and deliveries.
     fn settle(
         &mut self,
         cx: &mut Context,

@@ -21,14 +21,14 @@ use crate::{
     datapath::downlink::Notes,
     tunnel::Board,
     worker::{
-        Doors, Outgoing, Strangers, StreamKey, capture::Armed, decoy::Decoys, handover::Parcel,
-        keeper::LaneLimits, work::Rests,
+        Outgoing, SocketFactory, Strangers, StreamKey, capture::Armed, decoy::Decoys, hand_off::HandOff,
+        lane_host::LaneLimits, work::Rests,
     },
 };
 
 /// Sockets of the worker, and what opens and closes them.
 pub(super) struct Sockets {
-    pub(super) doors: Doors,
+    pub(super) factory: SocketFactory,
     pub(super) underlays: Underlays,
     /// Local UDP sockets.
     pub(super) locals: Locals,
@@ -45,7 +45,7 @@ pub(super) struct DataPlane {
     /// Batches for other workers, sent at the end of the turn.
     pub(super) outgoing: Outgoing,
     /// Batches from other workers that have not been handled.
-    pub(super) parcels: VecDeque<Parcel>,
+    pub(super) hand_offs: VecDeque<HandOff>,
     /// Datagrams of unauthenticated senders that came in this turn.
     pub(super) strangers: Strangers,
     /// Peers that packets of the TUN device were for, in the current batch.

@@ -1,4 +1,4 @@
-//! Peers come and go while the worker runs: what the roster orders, and what is left of a peer that was removed.
+//! Peers come and go while the worker runs: what the registry orders, and what is left of a peer that was removed.
 //!
 //! ```text
 //!   Live ── PeerRemoved ──► Leaving ── nothing left, after a while ──► Vacant ── PeerAdded ──► Live, as another
@@ -24,10 +24,10 @@ use wire::{
 use crate::{
     control::dial::Dialler,
     peer::{Allowances, Peer, Standing},
-    roster::Origin,
+    registry::Origin,
     worker::{
-        Context, DataPlane, Exchange, LOG_INTERVAL, LaneHost, Publisher, Refused, Sessions, Sockets,
-        TcpForwards, Timer, Tunnel, Worker, number, session, start::dials,
+        Context, DataPlane, Hub, LOG_INTERVAL, LaneHost, Publisher, Refused, Sessions, Sockets, TcpForwards,
+        Timer, Tunnel, Worker, number, session, start::dials,
     },
 };
 
@@ -41,7 +41,7 @@ const OPEN_IDLE: Duration = Duration::from_secs(60);
 /// What peers are made with.
 pub(super) struct PeerMaker<'a> {
     pub(super) config: &'a Config,
-    pub(super) exchange: &'a Exchange,
+    pub(super) hub: &'a Hub,
     pub(super) own_key: &'a [u8; 32],
     /// Which worker this is, and of how many.
     pub(super) worker: WorkerId,
@@ -54,7 +54,7 @@ impl PeerMaker<'_> {
         let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
         // One worker dials.
         let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
-        self.exchange.rate(id).set_rate(peer.rate.map(|bits| bits / 8));
+        self.hub.rate(id).set_rate(peer.rate.map(|bits| bits / 8));
         Peer {
             id,
             name: Arc::clone(&peer.name),
@@ -67,11 +67,11 @@ impl PeerMaker<'_> {
             config: peer,
             session: None,
             link: None,
-            hurried: None,
+            asked_to_dial: None,
             awaited_until: None,
             instance: None,
             tcp_streams: 0,
-            forwards: self.exchange.forwards(id),
+            forwards: self.hub.forwards(id),
             streams: crate::control::connections::StreamConnections::default(),
             too_large: None,
             refused: Refused::default(),
@@ -82,7 +82,7 @@ impl PeerMaker<'_> {
             meter: Sampler::new(now),
             attempts_log: Throttle::new(LOG_INTERVAL),
             connections_log: Throttle::new(LOG_INTERVAL),
-            brakes: crate::peer::Brakes::new(LOG_INTERVAL),
+            throttles: crate::peer::Throttles::new(LOG_INTERVAL),
             allowances: Allowances::new(&self.config.limits, now),
         }
     }
@@ -91,8 +91,7 @@ impl PeerMaker<'_> {
         let names: Vec<Arc<str>> =
             self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         let numbering = Numbering { parity, worker: self.worker };
-        let mut relay =
-            DatagramRelay::new(peer, &self.config.limits, numbering, self.exchange.flows(id), &names);
+        let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, self.hub.flows(id), &names);
         relay.set_oversize(&self.config.services);
         relay
     }
@@ -101,23 +100,23 @@ impl PeerMaker<'_> {
 impl Worker {
     /// The peer that proved `key` to us; in open mode a new one, if nobody is known by it.
     pub(super) fn peer_behind(&mut self, key: &[u8; 32], now: Instant) -> Result<PeerId, CloseReason> {
-        let id = match self.cx.roster.peer_of(key) {
+        let id = match self.cx.registry.peer_of(key) {
             Some(id) => id,
-            None if self.cx.roster.is_open() => {
-                self.cx.roster.admit(*key).map_err(|_| CloseReason::LimitReached)?
+            None if self.cx.registry.is_open() => {
+                self.cx.registry.admit(*key).map_err(|_| CloseReason::LimitReached)?
             }
             None => return Err(CloseReason::KeyRemoved),
         };
         if !self.cx.knows(id, key) {
             // The order that says who it is has been given and not been read.
-            self.read_orders(now);
+            self.read_messages(now);
         }
         if self.cx.knows(id, key) { Ok(id) } else { Err(CloseReason::KeyRemoved) }
     }
 }
 
 impl Tunnel {
-    /// The roster knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
+    /// The registry knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
     pub(super) fn peer_removed(
         &mut self,
         cx: &mut Context,
@@ -145,7 +144,7 @@ impl Tunnel {
         drop(peer.dialler.stop());
         peer.dialler.forget_lookups();
         for token in peer.dialler.take_abandoned() {
-            sockets.doors.release(token);
+            sockets.factory.release(token);
         }
         sessions.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = link {
@@ -162,12 +161,12 @@ impl Tunnel {
         for flow in peer.relay.flows.all() {
             if let Some(flow) = peer.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
                 peer.relay.stats.flows_removed += 1;
-                sockets.doors.close_flow_later(flow.origin);
+                sockets.factory.close_flow_later(flow.origin);
             }
         }
         // What still waits are IP packets.
         peer.relay.queue.clear(DropReason::PeerRemoved, &mut peer.relay.uplink);
-        sockets.doors.close_now(&mut sockets.locals);
+        sockets.factory.close_now(&mut sockets.locals);
         self.unroute_peer(id);
         cx.stats.unpublished = true;
     }
@@ -177,8 +176,8 @@ impl Context {
     /// The registry has another peer.
     pub(super) fn peer_added(&mut self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin, now: Instant) {
         let own_key = *self.identity.public_key();
-        let (config, exchange) = (&*self.config, &*self.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: self.id };
+        let (config, hub) = (&*self.config, &*self.hub);
+        let maker = PeerMaker { config, hub, own_key: &own_key, worker: self.id };
         let mut made = maker.make(id, Arc::clone(peer), origin, now);
         let deadline = made.dialler.deadline();
         made.generation = self.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
@@ -205,8 +204,8 @@ impl Publisher {
     /// Nothing is left of a peer: what it counted stays in the sums, its series end.
     pub(super) fn vacate(&self, cx: &mut Context, id: PeerId) {
         let own_key = *cx.identity.public_key();
-        let (config, exchange) = (&*cx.config, &*cx.exchange);
-        let maker = PeerMaker { config, exchange, own_key: &own_key, worker: cx.id };
+        let (config, hub) = (&*cx.config, &*cx.hub);
+        let maker = PeerMaker { config, hub, own_key: &own_key, worker: cx.id };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.standing = Standing::Vacant;
         let empty = maker.relay(id, &peer.config, 0);
@@ -214,7 +213,7 @@ impl Publisher {
         cx.stats.retired.merge(id);
         let snapshots = self.snapshots();
         snapshots.retire(cx.id.index, id);
-        cx.roster.left(id, cx.id.index, |name| snapshots.forget(name));
+        cx.registry.left(id, cx.id.index, |name| snapshots.forget(name));
         cx.stats.unpublished = true;
     }
 }
@@ -249,7 +248,7 @@ impl TcpForwards {
 
     /// Once a second: idle peers of open mode go. Returns the removed peers of which nothing is left.
     #[must_use]
-    pub(super) fn see_to_roster(
+    pub(super) fn see_to_registry(
         &self,
         cx: &mut Context,
         sessions: &Sessions,
@@ -309,7 +308,7 @@ impl Context {
         }
         let since = *peer.idle_since.get_or_insert(now);
         if now.saturating_duration_since(since) >= OPEN_IDLE {
-            self.roster.expire(id);
+            self.registry.expire(id);
         }
     }
 }
@@ -317,7 +316,7 @@ impl Context {
 impl LaneHost {
     /// Whether nothing at this worker names a peer that was removed.
     fn is_gone(&self, cx: &Context, sessions: &Sessions, tcp: &TcpForwards, peer: &Peer) -> bool {
-        peer.relay.in_outbox == 0
+        peer.relay.in_send_buffer == 0
             && peer.tcp_streams == 0
             && !peer.dialler.is_resolving()
             // What comes to ports that name it is counted under it, until a peer of its name is added.

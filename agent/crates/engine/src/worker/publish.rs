@@ -19,7 +19,7 @@ use wire::ids::PeerId;
 use crate::{
     health::Health,
     peer::{Peer, Standing},
-    roster::Origin,
+    registry::Origin,
     status::{
         Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
         StreamsStatus, add_lane,
@@ -112,7 +112,7 @@ impl Worker {
         let carriers = self.cx.peers.iter().map(|peer| peer.streams.carriers().count());
         // Every worker knows them all, and all share the memory: one publishes.
         let speaks = self.cx.id.index == 0;
-        let stream_bytes = if speaks { self.cx.exchange.streams().taken() } else { 0 };
+        let stream_bytes = if speaks { self.cx.hub.streams().taken() } else { 0 };
         let in_use = InUse {
             handshakes: self.sessions.control.handshakes_pending(),
             used_tokens: self.sessions.gate.remembered(),
@@ -135,13 +135,13 @@ impl Worker {
             lane_indices: self.tunnel.lane_indices(&self.cx, &self.host),
             limit_reached: self.sessions.limit_reached(&self.cx, &self.data, &relays),
             relays,
-            sockets: *self.sockets.doors.books(),
+            sockets: *self.sockets.factory.books(),
             totals: self.cx.stats.totals.clone(),
             control: self.sessions.control.stats,
             refused_keys: self.metrics.refused_keys.load(Ordering::Relaxed),
             gate,
             in_use,
-            send_buffer_bytes: self.sockets.underlays.outbox_bytes(),
+            send_buffer_bytes: self.sockets.underlays.send_buffer_bytes(),
             connections: self.sessions.control.len(),
             tcp_streams: self.tcp.open.len(),
             stream_connections: carriers.sum(),
@@ -169,9 +169,9 @@ impl Sessions {
         }
         cx.stats.totals.lane_flows = lane_flows;
         cx.stats.totals.control = self.control.traffic();
-        let before = sockets.doors.books().kernel_drops();
+        let before = sockets.factory.books().kernel_drops();
         decoy.book_sockets(sockets, true);
-        let dropped = sockets.doors.books().kernel_drops() - before;
+        let dropped = sockets.factory.books().kernel_drops() - before;
         if dropped > 0
             && let Some(suppressed) = cx.logs.drops.allow(now)
         {
@@ -212,7 +212,7 @@ impl Sessions {
         let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
         // All workers share them: one publishes.
         let (shared, stream_bytes) = match cx.id.index {
-            0 => (self.refusals.at_ceilings(), cx.exchange.streams().refused()),
+            0 => (self.refusals.at_ceilings(), cx.hub.streams().refused()),
             _ => Default::default(),
         };
         let AtCeilings { handshakes, open_peers, used_tokens } = shared;
@@ -238,7 +238,7 @@ impl Sessions {
 
 impl Decoy {
     fn book_sockets(&mut self, sockets: &mut Sockets, drops: bool) {
-        let books = sockets.doors.books();
+        let books = sockets.factory.books();
         if drops {
             books.forget_kernel_queues();
         }

@@ -1,7 +1,7 @@
 //! A reload, as a worker follows it: what has not changed goes on, datagram for datagram.
 //!
 //! ```text
-//!   reload: ports opened → roster revised ──► PeerRemoved, PeerChanged, PeerAdded ──► Configured, with this worker's ports
+//!   reload: ports opened → registry revised ──► PeerRemoved, PeerChanged, PeerAdded ──► Configured, with this worker's ports
 //! ```
 //!
 //! The orders come in this sequence, in one mailbox. The new configuration names services and forwards by the places that they
@@ -23,7 +23,7 @@ use wire::{
 
 use crate::worker::{
     Context, DataPlane, Decoy, LOG_INTERVAL, LaneHost, Local, PeerId, Sessions, Sockets, TcpForwards, Timer,
-    Worker, decoy::Decoys, exchange::NewConfig, number,
+    Worker, decoy::Decoys, hub::NewConfig, number,
 };
 
 impl Worker {
@@ -33,7 +33,7 @@ impl Worker {
             return;
         }
         let NewConfig { config, ports } = new;
-        self.sockets.doors.adopt(ports);
+        self.sockets.factory.adopt(ports);
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
         self.tcp.name_forward_peers(&self.cx);
         self.follow_services(&old.services, &config.services, now);
@@ -48,12 +48,12 @@ impl Worker {
             if forwards_differ {
                 // Whether a new forward's service is offered is said anew.
                 peer.known_services = None;
-                peer.brakes.no_service = Throttle::new(LOG_INTERVAL);
+                peer.throttles.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
         self.tcp.follow_udp(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.host, &old, now);
         self.tcp.follow_tcp(&mut self.cx, &mut self.sockets, &old, &config, now);
-        self.cx.exchange.streams().set_most(config.limits.stream_bytes);
+        self.cx.hub.streams().set_most(config.limits.stream_bytes);
         self.sessions.gate.set_window(config.access.clock_window);
         self.sessions
             .control
@@ -109,7 +109,7 @@ impl Worker {
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
         if old.rate != wanted.rate {
-            self.cx.exchange.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
+            self.cx.hub.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
             self.sessions.control.rate_changed(id);
         }
         if old.allowed_ips != wanted.allowed_ips {
@@ -187,9 +187,9 @@ impl TcpForwards {
                         Local::Upstream { .. } => false,
                     };
                     for id in sockets.locals.find(is_it) {
-                        sockets.doors.close_later(id);
+                        sockets.factory.close_later(id);
                     }
-                    sockets.doors.close_now(&mut sockets.locals);
+                    sockets.factory.close_now(&mut sockets.locals);
                 }
                 (Some(_), true) | (None, false) => {}
             }
@@ -283,7 +283,7 @@ impl TcpForwards {
     fn name_forward_peers(&mut self, cx: &Context) {
         let id_of = |named: &config::Peer| {
             let bears = |peer: &&crate::peer::Peer| {
-                *peer.name == *named.name && peer.origin != crate::roster::Origin::Open
+                *peer.name == *named.name && peer.origin != crate::registry::Origin::Open
             };
             let alike = || cx.peers.iter().filter(bears);
             let live = alike().find(|peer| peer.is_live());
@@ -306,7 +306,7 @@ impl TcpForwards {
         for (place, forward) in new.tcp.iter().enumerate() {
             let was_open = old.tcp.get(place).is_some_and(|before| before.open);
             match (was_open, forward.open) {
-                (false, true) => match sockets.doors.tcp_listen(forward.listen, place) {
+                (false, true) => match sockets.factory.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
                         self.listeners[place] = Some((listener, token));
                         self.add_source(cx, sockets, token);
@@ -318,8 +318,8 @@ impl TcpForwards {
                 (true, false) => {
                     if let Some((listener, token)) = self.listeners[place].take() {
                         drop(listener);
-                        sockets.doors.release(token);
-                        cx.exchange.crowds().end(place);
+                        sockets.factory.release(token);
+                        cx.hub.crowds().end(place);
                     }
                 }
                 // Whose turn it is to accept may have changed.
@@ -332,7 +332,7 @@ impl TcpForwards {
 
 impl Sockets {
     fn open_ingress(&mut self, forward: &Forward, local: Local) {
-        if let Err(error) = self.doors.ingress(&mut self.locals, forward.listen, local) {
+        if let Err(error) = self.factory.ingress(&mut self.locals, forward.listen, local) {
             // The port itself is bound already.
             tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
         }
@@ -348,7 +348,7 @@ impl Decoy {
         };
         if !same {
             if let Some(mut decoys) = self.flows.take() {
-                decoys.close_all(&mut sockets.doors, &mut data.strangers.stats);
+                decoys.close_all(&mut sockets.factory, &mut data.strangers.stats);
             }
             self.flows = Decoys::of_worker(cx.id.index, &cx.config, now);
         }

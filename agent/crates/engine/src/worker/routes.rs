@@ -60,7 +60,7 @@ impl Sessions {
         peer.route_asked = Some(now);
         let (mut moves, mut moved) = (0, None);
         for (underlay, remote) in self.sockets_towards(cx, host, id) {
-            match sockets.doors.redial(&mut sockets.underlays, underlay, remote) {
+            match sockets.factory.redial(&mut sockets.underlays, underlay, remote) {
                 Ok(None) => {}
                 Ok(Some(addresses)) => {
                     (moves, moved) = (moves + 1, Some(addresses));
@@ -72,7 +72,7 @@ impl Sessions {
         cx.stats.totals.path_moves.sockets += moves;
         let Some((from, to)) = moved else { return false };
         if let Some(peer) = cx.peers.get_mut(id)
-            && let Some(suppressed) = peer.brakes.moved.allow(now)
+            && let Some(suppressed) = peer.throttles.moved.allow(now)
         {
             let (from, to) = (from.ip(), to.ip());
             tracing::info!(
@@ -135,7 +135,7 @@ impl Sessions {
             return;
         };
         if let Some(peer) = cx.peers.get_mut(id)
-            && let Some(suppressed) = peer.brakes.moved.allow(now)
+            && let Some(suppressed) = peer.throttles.moved.allow(now)
         {
             tracing::info!(peer = &*peer.name, %from, %to, suppressed, "the peer's address changed");
         }
@@ -159,7 +159,7 @@ impl Sockets {
                 continue;
             };
             // Most likely it is so for the others, too.
-            if !self.doors.renew_upstream(&mut self.locals, socket, upstream).unwrap_or(false) {
+            if !self.factory.renew_upstream(&mut self.locals, socket, upstream).unwrap_or(false) {
                 self.locals.renewed = Some(now);
             }
         }
@@ -171,7 +171,7 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");
         peer.failure = Some(Failure::at(now, reason, &[]));
-        if let Some(suppressed) = peer.brakes.no_way.allow(now) {
+        if let Some(suppressed) = peer.throttles.no_way.allow(now) {
             tracing::warn!(
                 peer = &*peer.name,
                 %remote,

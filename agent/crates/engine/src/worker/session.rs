@@ -8,7 +8,7 @@
 //!   LaneOpen 0 … n ─────────────────────────────► slots (see lanes/)
 //! ```
 //!
-//! One session per peer, at whichever worker its connection is; the others are told (`orders.rs`). If both ends dialled, the connection dialled by the end with the smaller key stays; of two
+//! One session per peer, at whichever worker its connection is; the others are told (`messages.rs`). If both ends dialled, the connection dialled by the end with the smaller key stays; of two
 //! dialled by the same end, the one begun later. A session whose process has been replaced (another instance) never stays.
 
 use std::{
@@ -32,14 +32,14 @@ use wire::{
 };
 
 use crate::{
-    control::{driver::Event, session_name::session_name, vigil::Vigil},
+    control::{driver::Event, liveness::Liveness, session_name::session_name},
     peer::Session,
-    roster,
+    registry,
     worker::{
         Context, Sessions, Sockets, TcpForwards, Timer, Tunnel, Worker,
         endpoint::largest_packet,
-        exchange::{Connected, Order, Record},
-        vigil,
+        hub::{Connected, Record, WorkerMessage},
+        liveness,
     },
 };
 
@@ -105,10 +105,10 @@ impl Worker {
         }
         if !self.stopped {
             self.stopped = true;
-            self.cx.exchange.stopped();
+            self.cx.hub.stopped();
         }
         let telling = self.sessions.control.iter().any(|connection| connection.key.is_some());
-        self.ended |= all_stopped && !telling && self.data.parcels.is_empty();
+        self.ended |= all_stopped && !telling && self.data.hand_offs.is_empty();
     }
 
     fn control_event(&mut self, handle: ConnectionHandle, event: Event, now: Instant) {
@@ -188,7 +188,7 @@ impl Worker {
         }
         if side == Side::Client
             && self.cx.is_doubted(peer, now)
-            && self.sessions.hold_hello(&mut self.cx, handle, peer, key, now)
+            && self.sessions.defer_hello(&mut self.cx, handle, peer, key, now)
         {
             return;
         }
@@ -197,11 +197,7 @@ impl Worker {
             connection.key = Some(*key);
         }
         if let Some(state) = self.cx.peers.get(peer) {
-            self.sessions.control.set_congestion(
-                handle,
-                state.config.congestion,
-                self.cx.exchange.rate(peer),
-            );
+            self.sessions.control.set_congestion(handle, state.config.congestion, self.cx.hub.rate(peer));
         }
         if side == Side::Client {
             let possession = self
@@ -216,7 +212,7 @@ impl Worker {
     }
 
     /// The session that there is has had its time to be heard.
-    pub(super) fn greet(&mut self, handle: ConnectionHandle, now: Instant) {
+    pub(super) fn send_deferred_hello(&mut self, handle: ConnectionHandle, now: Instant) {
         let Some(connection) = self.sessions.control.get(handle) else { return };
         let peer = connection.peer;
         if let Some(key) = connection.held.filter(|_| connection.key.is_none() && !connection.is_over()) {
@@ -291,7 +287,7 @@ impl Worker {
                 }
                 session.hello.services.clone_from(&services);
                 let session = session.id;
-                self.cx.tell_all(|| Order::Services { peer, session, services: services.clone() });
+                self.cx.tell_all(|| WorkerMessage::Services { peer, session, services: services.clone() });
             }
         }
     }
@@ -319,7 +315,7 @@ impl Worker {
             // The dialler decides; its openings will tell.
             u8::from(hello.max_lanes > 0)
         };
-        let session = self.cx.exchange.name_session();
+        let session = self.cx.hub.name_session();
         // One that has none is closing: nobody can join it.
         let name = self.sessions.control.get(handle).and_then(session_name);
         let name = name.unwrap_or_else(|| self.cx.rng.random());
@@ -336,10 +332,8 @@ impl Worker {
             since: now,
         });
         let doubted = self.cx.is_doubted(id, now);
-        let Ok(replaced) = self
-            .cx
-            .exchange
-            .establish(&connected, |old| !doubted && self.cx.old_session_stays(&connected, old))
+        let Ok(replaced) =
+            self.cx.hub.establish(&connected, |old| !doubted && self.cx.old_session_stays(&connected, old))
         else {
             if let Some(suppressed) = self.cx.logs.details.allow(now) {
                 tracing::debug!(
@@ -362,13 +356,13 @@ impl Worker {
         let (peer_name, remote) = (&*peer.name, remote.map(tracing::field::display));
         let software = &*hello.software;
         match peer.origin {
-            roster::Origin::Open => {
+            registry::Origin::Open => {
                 if let Some(suppressed) = self.cx.logs.details.allow(now) {
                     tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
                 }
             }
-            roster::Origin::Config | roster::Origin::State => {
-                if let Some(suppressed) = peer.brakes.connected.allow(now) {
+            registry::Origin::Config | registry::Origin::State => {
+                if let Some(suppressed) = peer.throttles.connected.allow(now) {
                     tracing::info!(
                         peer = peer_name,
                         remote,
@@ -384,7 +378,7 @@ impl Worker {
         }
         let openings = Openings::new(wanted);
         let stats = self.sessions.control.quinn(handle).map(|quinn| quinn.stats());
-        let frames = stats.map(|stats| vigil::counts(&stats)).unwrap_or_default();
+        let frames = stats.map(|stats| liveness::counts(&stats)).unwrap_or_default();
         peer.session = Some(Session {
             id: session,
             handle,
@@ -396,7 +390,7 @@ impl Worker {
             keeps_alive: dialled && peer.config.keepalive.is_some(),
             pinged: now,
             told: None,
-            vigil: Vigil::new(frames, now),
+            liveness: Liveness::new(frames, now),
             laneless_since: Some(now),
             forwards: 0,
         });
@@ -441,7 +435,7 @@ impl Sessions {
 
     /// Holds back the hello that would replace a session that something speaks against: now that there is a way, the session may be
     /// heard again, and with it TCP forwards live on. False if that was done already.
-    fn hold_hello(
+    fn defer_hello(
         &mut self,
         cx: &mut Context,
         handle: ConnectionHandle,
@@ -619,7 +613,7 @@ impl Sockets {
             if let Some(flow) = peer.relay.remove_flow(flow) {
                 peer.relay.stats.flows_orphaned += 1;
                 match flow.origin {
-                    Origin::Upstream { socket, .. } => self.doors.close_later(socket),
+                    Origin::Upstream { socket, .. } => self.factory.close_later(socket),
                     Origin::Ingress { .. } => {}
                 }
             }
@@ -628,7 +622,7 @@ impl Sockets {
         peer.relay.reassembly.clear(&mut peer.relay.downlink);
         // Then: a number that the peer's flows have left may be given again.
         peer.relay.flows.reopen_all(parity);
-        self.doors.close_now(&mut self.locals);
+        self.factory.close_now(&mut self.locals);
     }
 }
 
@@ -653,7 +647,7 @@ impl TcpForwards {
         let suppressed = match missing.is_empty() {
             true => 0,
             // What is not said now is said when the peer connects again.
-            false => match peer.brakes.no_service.allow(now) {
+            false => match peer.throttles.no_service.allow(now) {
                 Some(suppressed) => suppressed,
                 None => return,
             },

@@ -29,11 +29,11 @@ use wire::{
 use crate::{
     datapath::downlink::Notes,
     peer::{Peer, Peers},
-    roster::Roster,
+    registry::PeerRegistry,
     tunnel::Board,
     worker::{
-        Context, DataPlane, Decoy, Doors, Exchange, HOUSEKEEPING_INTERVAL, LaneHost, Outgoing, Publisher,
-        Sessions, Sockets, Source, Strangers, TcpForwards, Timer, Tun, Tunnel, Worker, books,
+        Context, DataPlane, Decoy, HOUSEKEEPING_INTERVAL, Hub, LaneHost, Outgoing, Publisher, Sessions,
+        SocketFactory, Sockets, Source, Strangers, TcpForwards, Timer, Tun, Tunnel, Worker, books,
         ceilings::Ceilings,
         context::{Logs, Stats},
         decoy,
@@ -72,9 +72,9 @@ pub struct Setup {
     /// Which worker this is.
     pub worker: u8,
     /// What it shares with the others.
-    pub exchange: Arc<Exchange>,
+    pub hub: Arc<Hub>,
     /// Who the peers are; those of the configuration have its first places.
-    pub roster: Arc<Roster>,
+    pub registry: Arc<PeerRegistry>,
     /// Where its counts go.
     pub metrics: Publisher,
     /// What it shares with the tunnel's thread; none without a `[tun]`.
@@ -138,12 +138,12 @@ pub struct Addresses {
 /// The device as the worker has it, if there is one.
 fn tun_side(
     setup: Option<TunSetup>,
-    doors: &mut Doors,
+    factory: &mut SocketFactory,
     config: &Config,
     peers: &[Peer],
     now: Instant,
 ) -> Result<Option<Tun>, StartError> {
-    let Some((setup, (queue, token))) = setup.zip(doors.tun().map_err(StartError::Tun)?) else {
+    let Some((setup, (queue, token))) = setup.zip(factory.tun().map_err(StartError::Tun)?) else {
         return Ok(None);
     };
     let mut side = TunSide::new(queue, token, tun::most_mtu(config), now);
@@ -159,11 +159,11 @@ impl Worker {
     /// # Errors
     /// See [`StartError`].
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
-        let Setup { config, identity, own, roster, refusals, knocks, clock, net, ready, instance, .. } =
+        let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
-        let Setup { seed, worker, exchange, metrics, tun, .. } = setup;
-        let id = WorkerId { index: worker, count: exchange.workers() };
-        exchange.streams().set_most(config.limits.stream_bytes);
+        let Setup { seed, worker, hub, metrics, tun, .. } = setup;
+        let id = WorkerId { index: worker, count: hub.workers() };
+        hub.streams().set_most(config.limits.stream_bytes);
         let mut rng = StdRng::from_seed(seed);
         let ids = ConnectionIds::new(own.issued().clone(), rng.random(), id.index, id.count);
         let control = endpoint::control(
@@ -172,9 +172,9 @@ impl Worker {
                 identity: &identity,
                 own: &own,
                 ids: &ids,
-                roster: &roster,
+                registry: &registry,
                 refusals: &refusals,
-                exchange: &exchange,
+                hub: &hub,
                 metrics: &metrics,
                 clock: &clock,
                 seed: rng.random(),
@@ -183,7 +183,7 @@ impl Worker {
         let gate = Gate::new(GateSetup {
             own: Arc::clone(&own),
             ids: ids.clone(),
-            allowlist: Arc::<Roster>::clone(&roster),
+            allowlist: Arc::<PeerRegistry>::clone(&registry),
             refusals: Arc::clone(&refusals),
             required: config.access.knock == config::Knock::Required,
             window: config.access.clock_window,
@@ -194,24 +194,24 @@ impl Worker {
             rng: StdRng::from_seed(rng.random()),
         });
         let most_segments = net.most_segments();
-        let mut doors = Doors::new(net, &config);
-        let inbox_token = doors.token(Source::Inbox);
+        let mut factory = SocketFactory::new(net, &config);
+        let inbox_token = factory.token(Source::Inbox);
         let inbox = shell::Inbox::new(ready.clone(), inbox_token);
-        exchange.join(worker, ready.clone(), inbox_token);
+        hub.join(worker, ready.clone(), inbox_token);
         let own_key = *identity.public_key();
-        let maker = PeerMaker { config: &config, exchange: &exchange, own_key: &own_key, worker: id };
+        let maker = PeerMaker { config: &config, hub: &hub, own_key: &own_key, worker: id };
         let peers = (0..)
             .map(PeerId)
             .zip(&config.peers)
             .map(|(id, peer)| maker.make(id, Arc::new(peer.clone()), peer.origin.into(), now));
         let peers: Vec<Peer> = peers.collect();
-        let tun = tun_side(tun, &mut doors, &config, &peers, now)?;
+        let tun = tun_side(tun, &mut factory, &config, &peers, now)?;
         let mut made = Self {
             cx: Context {
                 id,
                 identity,
-                exchange,
-                roster,
+                hub,
+                registry,
                 peers: Peers::new(peers),
                 rng,
                 timers: Timers::default(),
@@ -230,7 +230,7 @@ impl Worker {
                 config: Arc::clone(&config),
             },
             sockets: Sockets {
-                doors,
+                factory,
                 underlays: Underlays::default(),
                 locals: Locals::new(most_segments),
                 ports: Vec::new(),
@@ -240,7 +240,7 @@ impl Worker {
                 notes: Notes::default(),
                 rests: Rests::default(),
                 outgoing: Outgoing::default(),
-                parcels: VecDeque::new(),
+                hand_offs: VecDeque::new(),
                 strangers: Strangers::new(config.access.decoy),
                 served: Vec::new(),
                 first_to_drain: 0,
@@ -314,7 +314,7 @@ impl TcpForwards {
         let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
         for address in &config.transport.listen {
             let port = sockets
-                .doors
+                .factory
                 .listen(&mut sockets.underlays, *address)
                 .map_err(failed(*address, "transport.listen"))?;
             sockets.ports.push(port);
@@ -323,13 +323,13 @@ impl TcpForwards {
             let local =
                 Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
             sockets
-                .doors
+                .factory
                 .ingress(&mut sockets.locals, forward.listen, local)
                 .map_err(failed(forward.listen, "udp.listen"))?;
         }
         for (place, forward) in config.tcp.iter().enumerate() {
             let listener = sockets
-                .doors
+                .factory
                 .tcp_listen(forward.listen, place)
                 .map_err(failed(forward.listen, "tcp.listen"))?;
             self.listeners.push(Some(listener));

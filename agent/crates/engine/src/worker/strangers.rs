@@ -6,7 +6,7 @@ use dataplane::relay::{DropReason, Settlement};
 use gate::decoy::{DecoyDrop, DecoyStats};
 use net::batch::Meta;
 
-use crate::worker::handover::Parcel;
+use crate::worker::hand_off::HandOff;
 
 /// Bytes of strangers' datagrams that are kept in one turn: a full receive batch.
 const MOST_BYTES: usize = 2 << 20;
@@ -51,8 +51,8 @@ impl Strangers {
     }
 
     /// Takes what another worker handed over and has counted.
-    pub(super) fn take_over(&mut self, parcel: &Parcel, port: usize) {
-        for (piece, datagram) in parcel.pieces() {
+    pub(super) fn take_over(&mut self, hand_off: &HandOff, port: usize) {
+        for (piece, datagram) in hand_off.pieces() {
             self.keep(port, piece.meta, datagram);
         }
     }

@@ -28,13 +28,13 @@ use wire::{
 use crate::{
     control::{
         connections::{EarlyJoin, Outcome, Stage, StreamConnection},
-        vigil::{Finding, FrameCounts, Look, Vigil},
+        liveness::{Finding, FrameCounts, Liveness, Look},
     },
     worker::{
         Context, Sessions, Sockets, Timer, Worker,
         context::Effect,
-        exchange::{Order, StreamOrder},
-        vigil::{LEAST_DEAFNESS, TELL_INTERVAL, counts},
+        hub::{StreamRequest, WorkerMessage},
+        liveness::{LEAST_CONTROL_SILENCE, TELL_INTERVAL, counts},
     },
 };
 
@@ -115,7 +115,7 @@ impl Worker {
             return;
         }
         // Among them may be the one that tells of the session.
-        self.read_orders(now);
+        self.read_messages(now);
         let Some(peer) = self.cx.peers.get_mut(id) else { return };
         if peer.streams.early.iter().any(|early| early.handle == handle) {
             return self.sessions.out_of_order(&mut self.cx, handle, now);
@@ -205,11 +205,11 @@ impl Sessions {
         let Some(number) = cx.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now)) else {
             return;
         };
-        let keeper = pool::keeper(cx.id.index, number, cx.id.count);
+        let lane_host = pool::lane_host(cx.id.index, number, cx.id.count);
         let choice = cx.rng.random();
         let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
-        let order = StreamOrder { peer: id, session: name, number, remote, key, first };
-        cx.tell(keeper, Order::DialStream(Box::new(order)));
+        let order = StreamRequest { peer: id, session: name, number, remote, key, first };
+        cx.tell(lane_host, WorkerMessage::DialStream(Box::new(order)));
         // The next one after this one has been dialled.
         cx.effects.push_back(Effect::OpenStreams(id));
     }
@@ -219,7 +219,7 @@ impl Sessions {
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        order: &StreamOrder,
+        order: &StreamRequest,
         now: Instant,
     ) {
         let (id, number) = (order.peer, order.number);
@@ -237,12 +237,12 @@ impl Sessions {
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        order: &StreamOrder,
+        order: &StreamRequest,
         now: Instant,
     ) -> Option<()> {
         let (id, number) = (order.peer, order.number);
         let client = self.client_config(cx, id, Some(order), now)?;
-        let underlay = match sockets.doors.dial(&mut sockets.underlays, order.remote) {
+        let underlay = match sockets.factory.dial(&mut sockets.underlays, order.remote) {
             Ok(underlay) => underlay,
             Err(error) => {
                 if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
@@ -258,14 +258,14 @@ impl Sessions {
             }
         };
         let Some(handle) = self.control.dial(id, order.remote, underlay, client, now) else {
-            sockets.doors.close_underlay(&mut sockets.underlays, underlay);
+            sockets.factory.close_underlay(&mut sockets.underlays, underlay);
             return None;
         };
         if let Some(connection) = self.control.get_mut(handle) {
             connection.stream_number = Some(number);
         }
         let peer = cx.peers.get_mut(id)?;
-        self.control.set_congestion(handle, peer.config.congestion, cx.exchange.rate(id));
+        self.control.set_congestion(handle, peer.config.congestion, cx.hub.rate(id));
         let instance = peer.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
         tracing::debug!(peer = &*peer.name, number, remote = %order.remote, "dialling a stream connection");
@@ -546,7 +546,7 @@ impl Sessions {
     fn care_for(&self, cx: &mut Context, id: PeerId, handle: ConnectionHandle, now: Instant) -> Option<Care> {
         let quinn = self.control.get(handle)?.quinn();
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let seen = Look { frames: counts(&stats), lanes: cx.exchange.silence(id, now), rtt };
+        let seen = Look { frames: counts(&stats), lanes: cx.hub.silence(id, now), rtt };
         let stream = cx.peers.get_mut(id)?.streams.find_mut(handle)?;
         if !stream.dialled {
             return None;
@@ -568,13 +568,13 @@ impl Sessions {
                 return Some(Care::Release);
             }
         }
-        let waited = stream.vigil.waits();
-        match stream.vigil.look(seen, LEAST_DEAFNESS.max(rtt * 6), now) {
+        let waited = stream.liveness.waits();
+        match stream.liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now) {
             Finding::Answers => None,
             // If a NAT gave us another address, pings are too short for an answer.
             Finding::Waits if !waited => Some(Care::Tell),
             Finding::Waits => Some(Care::Ping),
-            Finding::Deaf => Some(Care::Dead),
+            Finding::ControlDead => Some(Care::Dead),
         }
     }
 
@@ -630,19 +630,19 @@ impl Context {
         }
         peer.streams.asked = Some(now);
         let (session, owner) = (link.session, link.pool.owner());
-        self.tell(owner, Order::StreamsWanted { peer: id, session });
+        self.tell(owner, WorkerMessage::StreamsWanted { peer: id, session });
     }
 
     /// Tells the worker that dials a peer what became of a stream connection.
     fn report_stream(&mut self, id: PeerId, number: u8, outcome: Outcome) {
-        self.tell(self.dialler_of(id), Order::StreamEnded { peer: id, number, outcome });
+        self.tell(self.dialler_of(id), WorkerMessage::StreamEnded { peer: id, number, outcome });
     }
 
     /// Asks whether the peer is there: what does not answer while its lanes do is dead.
     fn ask_lanes(&mut self, id: PeerId) {
         let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
         if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
-            self.tell_all(|| Order::AskForLife { peer: id, session });
+            self.tell_all(|| WorkerMessage::AskForLife { peer: id, session });
         }
     }
 }
@@ -664,7 +664,7 @@ fn stream_connection(
         since: now,
         forwards: 0,
         idle_since: None,
-        vigil: Vigil::new(FrameCounts::default(), now),
+        liveness: Liveness::new(FrameCounts::default(), now),
         told: None,
         asked: None,
     }

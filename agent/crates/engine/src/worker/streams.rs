@@ -45,12 +45,12 @@ impl TcpForwards {
                 Some(obstacle) if self.lets_wait(cx, place, obstacle, now) => return false,
                 // Who has waited for long enough is refused below.
                 Some(_) => {}
-                None => cx.exchange.crowds().end(place),
+                None => cx.hub.crowds().end(place),
             }
             let id = self.vacant_tcp();
-            let token = sockets.doors.token(Source::Tcp(id));
+            let token = sockets.factory.token(Source::Tcp(id));
             let Some(Some((listener, _))) = self.listeners.get_mut(place) else {
-                sockets.doors.release(token);
+                sockets.factory.release(token);
                 return false;
             };
             match listener.accept(token) {
@@ -77,7 +77,7 @@ impl TcpForwards {
                         }
                         // A reset, not an orderly end: the client must not take it for an empty answer.
                         stream.abort();
-                        sockets.doors.release(token);
+                        sockets.factory.release(token);
                         cx.stats.totals.tcp.refuse(reason);
                         if reason == TcpRefusal::Limit
                             && let Some(peer) = cx.config.tcp.get(place).map(|to| self.forward_peer(to))
@@ -88,10 +88,10 @@ impl TcpForwards {
                     }
                 },
                 Err(error) => {
-                    sockets.doors.release(token);
+                    sockets.factory.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
                         // Who comes next has all of its time.
-                        cx.exchange.crowds().end(place);
+                        cx.hub.crowds().end(place);
                     } else {
                         cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
                         if let Some(suppressed) = cx.logs.accept.allow(now) {
@@ -258,11 +258,11 @@ impl TcpForwards {
         self.passes += 1;
         forward.served = self.passes;
         let (before, held) = (forward.bytes(), forward.held());
-        self.scratch.piece = cx.exchange.streams().piece();
+        self.scratch.piece = cx.hub.streams().piece();
         let pumped = forward.pump(quinn, &mut self.scratch);
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
-        cx.exchange.streams().hold(held, forward.held());
+        cx.hub.streams().hold(held, forward.held());
         sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
         cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
         cx.stats.totals.tcp.bytes_inward += delivered;
@@ -309,7 +309,7 @@ impl TcpForwards {
             None => Err(StreamAnswer::UnknownService),
             Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
             Some(service) => {
-                sockets.doors.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
+                sockets.factory.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
             }
         };
         let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
@@ -424,7 +424,7 @@ impl TcpForwards {
         let (key, peer, held) = (opened.key, opened.peer, opened.forward.held());
         let id = TcpId(crate::worker::number(self.open.insert(opened)));
         self.by_stream.insert(key, id);
-        cx.exchange.streams().enter(held);
+        cx.hub.streams().enter(held);
         cx.stats.totals.tcp.opened += 1;
         if let Some(state) = cx.peers.get_mut(peer) {
             state.tcp_streams += 1;
@@ -440,9 +440,9 @@ impl TcpForwards {
         let Some(OpenForward { key, peer, forward }) = self.open.try_remove(id.0 as usize) else { return };
         self.by_stream.remove(&key);
         if let Some(token) = forward.token() {
-            sockets.doors.release(token);
+            sockets.factory.release(token);
         }
-        cx.exchange.streams().leave(forward.held());
+        cx.hub.streams().leave(forward.held());
         if forward.is_stalled() {
             sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
         }

@@ -128,7 +128,7 @@ impl Tunnel {
         let takes = |features: Features| features.contains(Features::PACKETS);
         if !peer.config.allowed_ips.is_empty()
             && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
-            && let Some(suppressed) = peer.brakes.no_tunnel.allow(now)
+            && let Some(suppressed) = peer.throttles.no_tunnel.allow(now)
         {
             tracing::warn!(
                 peer = &*peer.name,

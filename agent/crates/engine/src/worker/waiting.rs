@@ -1,8 +1,8 @@
-//! What waits for room in a socket of the underlay: outboxes that the kernel does not take, queues behind them.
+//! What waits for room in a socket of the underlay: send_buffers that the kernel does not take, queues behind them.
 //!
 //! ```text
 //!   queue of peer A ─┐ a share each, in turn,
-//!   queue of peer B ─┼─► outbox ──► socket      no room: an outbox keeps what it has until its peer's time is over,
+//!   queue of peer B ─┼─► send_buffer ──► socket      no room: an send_buffer keeps what it has until its peer's time is over,
 //!   queue of peer C ─┘                          and a reserve for what the agent itself says
 //! ```
 
@@ -99,8 +99,8 @@ impl DataPlane {
         self.drain_queues(cx, sockets, host, now);
     }
 
-    /// Makes sure that what sockets without room keep in their outboxes is dropped in time.
-    pub(super) fn watch_outboxes(
+    /// Makes sure that what sockets without room keep in their send_buffers is dropped in time.
+    pub(super) fn watch_send_buffers(
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
@@ -112,12 +112,12 @@ impl DataPlane {
             self.unblocked(cx, sockets, sessions, host, id, now);
         }
         while let Some(id) = sockets.underlays.next_blocked() {
-            self.outbox_timeout(cx, sockets, sessions, host, id, now);
+            self.send_buffer_timeout(cx, sockets, sessions, host, id, now);
         }
     }
 
     /// Drops what has waited for room in a socket for longer than its peer's queue allows.
-    pub(super) fn outbox_timeout(
+    pub(super) fn send_buffer_timeout(
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
@@ -129,7 +129,7 @@ impl DataPlane {
         let peers = &cx.peers;
         let expiry = sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
         if let Some(at) = expiry.next {
-            cx.timers.arm(Timer::Outbox(id), at);
+            cx.timers.arm(Timer::SendBuffer(id), at);
         }
         if expiry.emptied {
             // What is younger takes the place, and goes out as soon as there is room.

@@ -34,7 +34,7 @@ use config::{
 };
 use engine::{
     capture::{self, Captures},
-    roster::{Listed, Origin},
+    registry::{Listed, Origin},
 };
 use gate::identity::PublicKey;
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
@@ -135,7 +135,7 @@ impl Desk {
     }
 
     fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
-        // It guards no state: the roster and the file are each whole after a panic of a request.
+        // It guards no state: the registry and the file are each whole after a panic of a request.
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -10,7 +10,7 @@ use config::{
 };
 use engine::{
     capture::{Order, Taken},
-    roster::Origin,
+    registry::Origin,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};

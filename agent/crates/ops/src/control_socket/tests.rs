@@ -12,8 +12,8 @@ use std::{
 use config::state::NewPeer;
 use engine::{
     capture::{Order, Subject},
-    roster::Roster,
-    worker::Exchange,
+    registry::PeerRegistry,
+    worker::Hub,
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -87,8 +87,8 @@ impl Peers for Fake {
 /// Captures of an agent that has one worker, which does nothing.
 pub(super) fn no_captures(config: &Config) -> Captures {
     let clock = ManualClock::default();
-    let exchange = Exchange::new(1, config.peers.len(), clock.now());
-    Captures::new(Roster::new(config, PublicKey([9; 32])), exchange, Arc::new(clock))
+    let hub = Hub::new(1, config.peers.len(), clock.now());
+    Captures::new(PeerRegistry::new(config, PublicKey([9; 32])), hub, Arc::new(clock))
 }
 
 /// A desk over fake peers, with its state in a folder.

@@ -15,9 +15,9 @@ use arc_swap::ArcSwap;
 use config::{self, Config};
 use engine::{
     capture::Captures,
-    roster::{Listed, Origin, Roster},
+    registry::{Listed, Origin, PeerRegistry},
     tunnel,
-    worker::{Exchange, Snapshots, shell::Inbox},
+    worker::{Hub, Snapshots, shell::Inbox},
 };
 use gate::{identity::PublicKey, refusals::Refusals};
 use wire::clock::Clock;
@@ -43,7 +43,7 @@ pub struct Running {
     /// Where its workers take commands, in their order.
     pub inboxes: Vec<Arc<Inbox>>,
     /// Who its peers are.
-    pub roster: Arc<Roster>,
+    pub registry: Arc<PeerRegistry>,
     /// Who was refused.
     pub refusals: Arc<Refusals>,
     /// What they counted.
@@ -51,7 +51,7 @@ pub struct Running {
     /// What operators look at.
     pub captures: Captures,
     /// How its workers are told.
-    pub exchange: Arc<Exchange>,
+    pub hub: Arc<Hub>,
     /// One reload at a time.
     pub reloading: Mutex<()>,
     /// When it was started.
@@ -62,19 +62,19 @@ pub struct Running {
 
 impl Peers for Running {
     fn list(&self) -> Vec<Listed> {
-        self.roster.list()
+        self.registry.list()
     }
 
     fn add(&self, peer: config::Peer) -> Result<(), Refused> {
         if let Some(tun) = &self.config.load().tun {
             tunnel::routes_are_free(tun, &peer.allowed_ips)?;
         }
-        self.roster.add(peer, Origin::State)?;
+        self.registry.add(peer, Origin::State)?;
         Ok(())
     }
 
     fn remove(&self, name: &str) -> Result<(), Refused> {
-        self.roster.remove(name)?;
+        self.registry.remove(name)?;
         Ok(())
     }
 

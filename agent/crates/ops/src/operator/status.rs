@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use config::{Config, Tun};
 use engine::{
     metrics::Value,
-    roster::{Listed, Origin},
+    registry::{Listed, Origin},
     status::Counts,
     worker::{Asks, Inspection, Snapshot, Snapshots, SocketBooks, WorkerView},
 };
@@ -40,7 +40,7 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
     let (now, unix_seconds) = (running.clock.now(), running.clock.unix_seconds());
     // Only now: the workers published when they were asked.
     let snapshot = running.snapshots.get();
-    let (config, listed) = (running.config.load(), running.roster.list());
+    let (config, listed) = (running.config.load(), running.registry.list());
     let chosen = |listed: &&Listed| scope.peer.as_ref().is_none_or(|name| *listed.peer.name == **name);
     let mut room = Room { left: MOST_LANES, left_out: views.iter().map(|view| view.lanes_left_out).sum() };
     let peers = listed.iter().filter(chosen).map(|listed| {

@@ -22,9 +22,9 @@ use crate::{
     follow::follow,
     health::Health,
     metrics::Value,
-    roster::{Roster, RosterError},
+    registry::{PeerRegistry, RegistryError},
     status::PeerStatus,
-    worker::{Command, Exchange, LaneLimits, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
+    worker::{Command, Hub, LaneLimits, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};
@@ -87,9 +87,9 @@ pub struct World {
 /// One agent of a world.
 pub struct Agent {
     pub workers: Vec<Worker>,
-    pub roster: Arc<Roster>,
+    pub registry: Arc<PeerRegistry>,
     config: Arc<Config>,
-    exchange: Arc<Exchange>,
+    hub: Arc<Hub>,
     tun: Option<MemoryTun>,
     pub snapshots: Arc<Snapshots>,
     /// Of each worker, when it wants its next turn; `None` once it has ended.
@@ -300,13 +300,13 @@ impl World {
         let now = self.clock.now();
         let health = Arc::new(Health::new(usize::from(self.workers), now));
         let snapshots = Arc::<Snapshots>::default();
-        let exchange = Exchange::new(self.workers, config.peers.len(), now);
+        let hub = Hub::new(self.workers, config.peers.len(), now);
         let clock: Arc<dyn Clock + Send + Sync> = Arc::new(Skewed(self.clock.clone(), self.skew));
         let knocks = self.knocks(place, &*clock);
         let tls = TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
         let tls = Arc::new(tls.with_randomness(seeded::RANDOMNESS));
-        let (own, roster) = (Own::new(identity), Roster::new(&config, identity.public_key()));
-        roster.attach(&exchange);
+        let (own, registry) = (Own::new(identity), PeerRegistry::new(&config, identity.public_key()));
+        registry.attach(&hub);
         let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
         let mut nets = self.fabric.worker_hosts(addresses, &readies);
         let tun = config.tun.as_ref().map(|_| MemoryTun::new(self.workers, self.offload));
@@ -319,7 +319,7 @@ impl World {
             let setup = Setup {
                 identity: Arc::clone(&tls),
                 own: Arc::clone(&own),
-                roster: Arc::clone(&roster),
+                registry: Arc::clone(&registry),
                 refusals: Arc::default(),
                 knocks,
                 clock: Arc::clone(&clock),
@@ -328,7 +328,7 @@ impl World {
                 instance: [seed; 16],
                 seed: [seed.wrapping_add(worker.wrapping_mul(101)); 32],
                 worker,
-                exchange: Arc::clone(&exchange),
+                hub: Arc::clone(&hub),
                 metrics: Publisher::new(place, Arc::clone(&health), Arc::clone(&snapshots)),
                 config: Arc::clone(&config),
                 tun: tun.as_ref().map(|_| TunSetup { board: Arc::default() }),
@@ -340,9 +340,9 @@ impl World {
         let excess = vec![None; workers.len()];
         self.agents[place] = Some(Agent {
             workers,
-            roster,
+            registry,
             config,
-            exchange,
+            hub,
             tun,
             snapshots,
             deadlines,
@@ -358,13 +358,13 @@ impl World {
     }
 
     /// Has an agent follow another configuration; returns what changed. Its workers do so with their next turns.
-    pub fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RosterError> {
+    pub fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RegistryError> {
         let config = self.read(toml);
         let agent = self.agent(place);
         let mut plan = plan(&agent.config, config);
         let changes = std::mem::take(&mut plan.changes);
         if let Some(config) = plan.config.take() {
-            let config = follow(config, &plan, &agent.roster, &agent.exchange, Vec::new())?;
+            let config = follow(config, &plan, &agent.registry, &agent.hub, Vec::new())?;
             agent.config = config;
         }
         Ok(changes)

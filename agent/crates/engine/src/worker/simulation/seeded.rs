@@ -44,7 +44,7 @@ impl SupportedKxGroup for Generator {
         let mut secret = [0; 32];
         self.fill(&mut secret)?;
         let public = MontgomeryPoint::mul_base_clamped(secret).to_bytes();
-        Ok(Box::new(Exchange { secret, public }))
+        Ok(Box::new(Hub { secret, public }))
     }
 
     fn name(&self) -> NamedGroup {
@@ -53,12 +53,12 @@ impl SupportedKxGroup for Generator {
 }
 
 /// One X25519 exchange (RFC 7748 §6.1).
-struct Exchange {
+struct Hub {
     secret: [u8; 32],
     public: [u8; 32],
 }
 
-impl ActiveKeyExchange for Exchange {
+impl ActiveKeyExchange for Hub {
     fn complete(self: Box<Self>, theirs: &[u8]) -> Result<SharedSecret, rustls::Error> {
         let theirs: [u8; 32] = theirs.try_into().map_err(|_| PeerMisbehaved::InvalidKeyShare)?;
         let shared = MontgomeryPoint(theirs).mul_clamped(self.secret);

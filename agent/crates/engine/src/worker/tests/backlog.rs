@@ -3,7 +3,7 @@
 use std::{io::ErrorKind, time::Duration};
 
 use super::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, numbered};
-use crate::{peer::Doubt, roster::Origin, worker::exchange::Order};
+use crate::{peer::Doubt, registry::Origin, worker::hub::WorkerMessage};
 use ::gate::identity::Identity;
 use net::{TcpListener, TcpStream};
 
@@ -170,9 +170,9 @@ fn while_the_control_connection_does_not_answer_stream_connections_take_who_come
     queue.open(3);
     let worker = &queue.pair.world.agent(queue.pair.entry).workers[0];
     let (peer, link) = (worker.cx.peers[0].id, worker.cx.peers[0].link.as_ref().unwrap());
-    let (session, doubt) = (link.session, Doubt::Deaf);
+    let (session, doubt) = (link.session, Doubt::ControlDead);
     for place in 0..2 {
-        worker.cx.exchange.post(place, Order::Doubt { peer, session, doubt, holds: true });
+        worker.cx.hub.post(place, WorkerMessage::Doubt { peer, session, doubt, holds: true });
     }
     let before = queue.served.len();
     for _ in 0..3 {
@@ -200,11 +200,11 @@ fn no_connection_is_refused_while_configurations_are_read_again_and_other_peers_
             for (place, toml) in [(entry, &tomls[0]), (exit, &tomls[1])] {
                 let toml = format!("{toml}[limits]\nflows = {}\n", 20_000 + round % 2);
                 queue.pair.world.reload(place, &toml).unwrap();
-                let roster = &queue.pair.world.agent(place).roster;
+                let registry = &queue.pair.world.agent(place).registry;
                 if round % 2 == 0 {
-                    roster.add(guest.clone(), Origin::State).unwrap();
+                    registry.add(guest.clone(), Origin::State).unwrap();
                 } else {
-                    roster.remove("guest").unwrap();
+                    registry.remove("guest").unwrap();
                 }
             }
             queue.clients.push(queue.pair.clients.tcp(INGRESS));

@@ -9,23 +9,24 @@ use wire::{
 };
 
 use crate::worker::tests::{
-    EXIT, INGRESS, Pair, numbered,
-    rogue::Rogue,
-    siege::{ECHO, Log, ROGUE, Siege},
+    EXIT, INGRESS, Pair,
+    flood::{ECHO, GateFlood, Log, ROGUE},
+    malicious::MaliciousPeer,
+    numbered,
 };
 
 #[test]
 fn lanes_that_are_opened_and_closed_are_bounded() {
-    let mut siege = Siege::with_lane(301, "");
-    siege.run(300);
+    let mut flood = GateFlood::with_lane(301, "");
+    flood.run(300);
     let mut most = 0;
     for epoch in 2..3000 {
-        siege.rogue.ask_for_lane(0, epoch);
+        flood.malicious.ask_for_lane(0, epoch);
         let end = LaneEnd { lane: 0, epoch, reason: LaneCloseCause::Done };
-        siege.rogue.say(&Message::LaneClose(end));
+        flood.malicious.say(&Message::LaneClose(end));
         if epoch % 20 == 0 {
-            siege.run(1);
-            most = most.max(siege.pair.world.agent(siege.pair.exit).lanes());
+            flood.run(1);
+            most = most.max(flood.pair.world.agent(flood.pair.exit).lanes());
         }
     }
     assert!(most <= 1 + 2 * 64, "{most} lanes at once");
@@ -33,35 +34,35 @@ fn lanes_that_are_opened_and_closed_are_bounded() {
 
 #[test]
 fn lanes_that_are_replaced_as_soon_as_allowed_are_bounded() {
-    let mut siege = Siege::with_lane(308, "");
+    let mut flood = GateFlood::with_lane(308, "");
     let mut most = 0;
     for round in 0..20 {
         for lane in 0..64 {
-            siege.rogue.ask_for_lane(lane, 2 + round);
+            flood.malicious.ask_for_lane(lane, 2 + round);
         }
-        siege.run(260);
-        most = most.max(siege.pair.world.agent(siege.pair.exit).lanes());
+        flood.run(260);
+        most = most.max(flood.pair.world.agent(flood.pair.exit).lanes());
     }
     assert!(most <= 1 + 2 * 64, "{most} lanes at once");
 }
 
 #[test]
 fn answers_that_the_peer_does_not_read_are_bounded() {
-    let mut siege = Siege::with_window(302, "", Some(10));
-    siege.rogue.say(&Rogue::hello());
+    let mut flood = GateFlood::with_window(302, "", Some(10));
+    flood.malicious.say(&MaliciousPeer::hello());
     let refused = [16, 0x12, 14, 0x08, 63, 0x1a, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0x10, 0];
     let mut waiting = 0;
     // Within what a peer may say, so that its silence alone is what ends it.
     for _ in 0..40 {
-        siege.rogue.write(&refused.repeat(450));
-        siege.run(500);
-        let exit = siege.pair.exit;
-        let sent = siege.pair.world.agent(exit).workers[0].sessions.control.stats.messages_sent;
-        waiting = sent - 1 - siege.rogue.messages.len() as u64;
+        flood.malicious.write(&refused.repeat(450));
+        flood.run(500);
+        let exit = flood.pair.exit;
+        let sent = flood.pair.world.agent(exit).workers[0].sessions.control.stats.messages_sent;
+        waiting = sent - 1 - flood.malicious.messages.len() as u64;
     }
-    assert_eq!(siege.rogue.closed(), Some(CloseReason::LimitReached));
+    assert_eq!(flood.malicious.closed(), Some(CloseReason::LimitReached));
     assert!(waiting < 10_000, "{waiting} messages wait");
-    assert_eq!(siege.metric("culvert_limit_reached_total{limit=\"control_messages\"}"), 0);
+    assert_eq!(flood.metric("culvert_limit_reached_total{limit=\"control_messages\"}"), 0);
 }
 
 #[test]
@@ -80,9 +81,9 @@ fn a_peer_that_fell_silent_is_dialled_every_second_while_there_is_traffic() {
 
 #[test]
 fn an_address_that_is_not_validated_gets_three_times_what_it_sent() {
-    let mut siege = Siege::with_lane(304, "");
-    let opening = [&[0x30], &siege.open(0, ECHO)[..], b"opens"].concat();
-    let unknown = [&[0x30], Context::Unknown(siege.rogue.flow(9)).encode().as_slice()].concat();
+    let mut flood = GateFlood::with_lane(304, "");
+    let opening = [&[0x30], &flood.open(0, ECHO)[..], b"opens"].concat();
+    let unknown = [&[0x30], Context::Unknown(flood.malicious.flow(9)).encode().as_slice()].concat();
     let frames: [(&str, &[u8]); 10] = [
         ("PADDING", &[0; 40]),
         ("PING", &[0x01]),
@@ -97,20 +98,20 @@ fn an_address_that_is_not_validated_gets_three_times_what_it_sent() {
     ];
     for (place, (what, frames)) in frames.into_iter().enumerate() {
         let victim = SocketAddr::new(ROGUE, 40_000 + u16::try_from(place).unwrap());
-        let mut spoofed = siege.host.udp(victim, None);
+        let mut spoofed = flood.host.udp(victim, None);
         let (mut sent, mut got, mut packets) = (0, 0, 0);
         // Once, and then again and again: what is left of an allowance is not given twice.
         for wait in [1_000, 100, 100, 1_000] {
-            let packet = siege.rogue.seal(frames, siege.pair.world.clock.now());
+            let packet = flood.malicious.seal(frames, flood.pair.world.clock.now());
             sent += packet.len();
             spoofed.send(SocketAddr::new(EXIT, 4433), &packet);
-            siege.run(wait);
+            flood.run(wait);
             let came = spoofed.receive();
             packets += came.len();
             got += came.iter().map(|(_, payload)| payload.len()).sum::<usize>();
             assert!(got <= 3 * sent, "{what}: {got} bytes for {sent}");
         }
-        assert_eq!(siege.rogue.lost, None, "{what}");
+        assert_eq!(flood.malicious.lost, None, "{what}");
         let answered = what.contains("CHALLENGE");
         assert!(packets >= if answered { 4 } else { 0 }, "{what}: {packets} packets");
     }
@@ -118,29 +119,29 @@ fn an_address_that_is_not_validated_gets_three_times_what_it_sent() {
 
 #[test]
 fn a_lane_that_drains_answers_no_challenge() {
-    let mut siege = Siege::with_lane(311, "");
-    let now = siege.pair.world.clock.now();
-    let challenge = siege.rogue.seal(&[0x1a, 1, 2, 3, 4, 5, 6, 7, 8], now);
-    siege.run(300);
-    siege.rogue.ask_for_lane(0, 2);
-    siege.run(100);
-    assert_eq!(siege.rogue.lanes(), 2, "the lane was replaced");
-    let mut spoofed = siege.host.udp(SocketAddr::new(ROGUE, 40_100), None);
+    let mut flood = GateFlood::with_lane(311, "");
+    let now = flood.pair.world.clock.now();
+    let challenge = flood.malicious.seal(&[0x1a, 1, 2, 3, 4, 5, 6, 7, 8], now);
+    flood.run(300);
+    flood.malicious.ask_for_lane(0, 2);
+    flood.run(100);
+    assert_eq!(flood.malicious.lanes(), 2, "the lane was replaced");
+    let mut spoofed = flood.host.udp(SocketAddr::new(ROGUE, 40_100), None);
     spoofed.send(SocketAddr::new(EXIT, 4433), &challenge);
-    siege.run(100);
+    flood.run(100);
     assert_eq!(spoofed.receive().len(), 0);
 }
 
 #[test]
 fn warnings_that_a_peer_can_repeat_are_limited() {
-    let mut siege = Siege::with_lane(305, "");
+    let mut flood = GateFlood::with_lane(305, "");
     let log = Log::default();
     log.record(|| {
         for epoch in 2..300 {
-            let now = siege.pair.world.clock.now();
-            siege.rogue.send_frame(&[0x02, 0x40], now);
-            siege.rogue.ask_for_lane(0, epoch);
-            siege.run(15);
+            let now = flood.pair.world.clock.now();
+            flood.malicious.send_frame(&[0x02, 0x40], now);
+            flood.malicious.ask_for_lane(0, epoch);
+            flood.run(15);
         }
     });
     let warnings = log.text().lines().filter(|line| line.contains("WARN")).count();

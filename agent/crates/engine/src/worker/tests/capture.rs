@@ -22,8 +22,8 @@ impl Pair {
     fn captures(&mut self, place: usize) -> Captures {
         let clock = Arc::new(self.world.clock.clone());
         let agent = self.world.agent(place);
-        let exchange = Arc::clone(&agent.workers[0].cx.exchange);
-        Captures::new(Arc::clone(&agent.roster), exchange, clock)
+        let hub = Arc::clone(&agent.workers[0].cx.hub);
+        Captures::new(Arc::clone(&agent.registry), hub, clock)
     }
 
     fn start(&mut self, captures: &Captures, place: usize, order: &Order) -> Result<u64, Refusal> {

@@ -12,9 +12,9 @@ use wire::clock::Clock;
 use crate::worker::tests::{
     CLIENT, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,
     decoy::{PORT, Site},
+    flood::Log,
     harness::{Udp, World},
     numbered,
-    siege::Log,
 };
 
 /// A round of one datagram from each client.
@@ -120,7 +120,7 @@ fn held(crowd: &mut Crowd) -> BTreeMap<&'static str, usize> {
     let hub = crowd.hub;
     let worker = &crowd.world.agent(hub).workers[0];
     BTreeMap::from([
-        ("sources", worker.sockets.doors.sources()),
+        ("sources", worker.sockets.factory.sources()),
         ("local sockets", worker.sockets.locals.iter().count()),
         ("underlay sockets", worker.sockets.underlays.iter().count()),
         ("lanes", worker.host.lanes.iter().count()),

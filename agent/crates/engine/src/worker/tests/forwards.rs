@@ -9,7 +9,7 @@ use std::{
 use gate::identity::Identity;
 use net::{TcpListener, TcpStream};
 
-use crate::worker::tests::{ENTRY, INGRESS, Pair, UPSTREAM, rogue::Rogue, siege::Siege};
+use crate::worker::tests::{ENTRY, INGRESS, Pair, UPSTREAM, flood::GateFlood, malicious::MaliciousPeer};
 
 /// A service that accepts whoever connects.
 struct Service {
@@ -199,16 +199,16 @@ fn six_peers_whose_service_reads_nothing_stay_within_the_memory_of_streams_and_g
 
 #[test]
 fn a_stream_without_its_header_is_given_up() {
-    let mut siege = Siege::new(1805, "");
-    siege.rogue.say(&Rogue::hello());
-    siege.run(50);
-    siege.rogue.open_stream(&[]);
-    siege.rogue.open_stream(&[4]);
-    siege.run(9_000);
-    assert_eq!(siege.metric("culvert_tcp_streams"), 2);
-    siege.run(2_000);
-    assert_eq!(siege.metric("culvert_tcp_streams"), 0);
-    assert_eq!(siege.metric("culvert_tcp_refused_total{reason=\"no_header\"}"), 2);
-    assert_eq!(siege.rogue.closed(), None);
-    siege.assert_innocent_is_unharmed();
+    let mut flood = GateFlood::new(1805, "");
+    flood.malicious.say(&MaliciousPeer::hello());
+    flood.run(50);
+    flood.malicious.open_stream(&[]);
+    flood.malicious.open_stream(&[4]);
+    flood.run(9_000);
+    assert_eq!(flood.metric("culvert_tcp_streams"), 2);
+    flood.run(2_000);
+    assert_eq!(flood.metric("culvert_tcp_streams"), 0);
+    assert_eq!(flood.metric("culvert_tcp_refused_total{reason=\"no_header\"}"), 2);
+    assert_eq!(flood.malicious.closed(), None);
+    flood.assert_innocent_is_unharmed();
 }

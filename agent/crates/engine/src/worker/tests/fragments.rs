@@ -12,9 +12,9 @@ use wire::{
 
 use crate::worker::tests::{
     ENTRY, EXIT, INGRESS, Pair,
+    flood::{ECHO, GateFlood},
     harness::Udp,
-    rogue::Rogue,
-    siege::{ECHO, Siege},
+    malicious::MaliciousPeer,
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -283,20 +283,20 @@ fn nothing_is_left_of_datagrams_whose_sender_or_receiver_restarts_midway() {
 
 #[test]
 fn a_flow_that_ends_takes_its_incomplete_datagrams_with_it() {
-    let mut siege = pieces_siege(1360, 1, false, Features::PIECES);
-    let opening = [&siege.open(0, ECHO)[..], b"hello"].concat();
-    siege.say_data(false, &opening);
-    siege.run(30);
+    let mut flood = pieces_siege(1360, 1, false, Features::PIECES);
+    let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
+    flood.say_data(false, &opening);
+    flood.run(30);
     for datagram in 0..5 {
-        siege.say_data(false, &piece(siege.rogue.flow(0), datagram, 4000, 0, &[1; 1100]));
+        flood.say_data(false, &piece(flood.malicious.flow(0), datagram, 4000, 0, &[1; 1100]));
     }
-    siege.run(5);
-    assert_eq!(siege.held(), 5 * (4000 + OVERHEAD_BYTES as u64));
-    let closed = Context::Closed(siege.rogue.flow(0)).encode();
-    siege.say_data(false, closed.as_slice());
-    siege.run(5);
-    assert_eq!((siege.held(), siege.dropped("incomplete")), (0, 5));
-    siege.assert_innocent_is_unharmed();
+    flood.run(5);
+    assert_eq!(flood.held(), 5 * (4000 + OVERHEAD_BYTES as u64));
+    let closed = Context::Closed(flood.malicious.flow(0)).encode();
+    flood.say_data(false, closed.as_slice());
+    flood.run(5);
+    assert_eq!((flood.held(), flood.dropped("incomplete")), (0, 5));
+    flood.assert_innocent_is_unharmed();
 }
 
 /// The data of a frame that carries a piece.
@@ -305,41 +305,41 @@ fn piece(number: FlowNumber, datagram: u32, total: u16, offset: u16, bytes: &[u8
     [header.as_slice(), bytes].concat()
 }
 
-/// A rogue with these features beside an innocent pair whose service wants pieces, at an exit with so many workers.
-fn pieces_siege(seed: u64, workers: u8, standard: bool, features: Features) -> Siege {
-    let mut siege = Siege::with_workers(seed, workers, "", None);
-    let exit = siege.pair.exit;
-    siege.pair.exit_toml = fragmenting(&siege.pair.exit_toml);
-    siege.pair.world.reload(exit, &siege.pair.exit_toml.clone()).unwrap();
-    if let Message::Hello(hello) = Rogue::hello_with_lanes(if standard { 0 } else { 64 }) {
-        siege.rogue.say(&Message::Hello(Hello { features, max_datagram_packet: 1452, ..hello }));
+/// A malicious with these features beside an innocent pair whose service wants pieces, at an exit with so many workers.
+fn pieces_siege(seed: u64, workers: u8, standard: bool, features: Features) -> GateFlood {
+    let mut flood = GateFlood::with_workers(seed, workers, "", None);
+    let exit = flood.pair.exit;
+    flood.pair.exit_toml = fragmenting(&flood.pair.exit_toml);
+    flood.pair.world.reload(exit, &flood.pair.exit_toml.clone()).unwrap();
+    if let Message::Hello(hello) = MaliciousPeer::hello_with_lanes(if standard { 0 } else { 64 }) {
+        flood.malicious.say(&Message::Hello(Hello { features, max_datagram_packet: 1452, ..hello }));
     }
     if !standard {
-        siege.rogue.ask_for_lane(0, 1);
+        flood.malicious.ask_for_lane(0, 1);
     }
-    siege.run(100);
-    assert_eq!(siege.rogue.lanes(), usize::from(!standard));
-    siege
+    flood.run(100);
+    assert_eq!(flood.malicious.lanes(), usize::from(!standard));
+    flood
 }
 
 type Parts = Vec<(u16, Vec<u8>)>;
 
-impl Siege {
+impl GateFlood {
     fn say_data(&mut self, standard: bool, data: &[u8]) {
-        if standard { self.rogue.send_plain(data) } else { self.send(data) }
+        if standard { self.malicious.send_plain(data) } else { self.send(data) }
     }
 
     fn held(&mut self) -> u64 {
         self.metric("culvert_reassembly_bytes{peer=\"rogue\"}")
     }
 
-    /// The datagrams of `flow` that came for the rogue in whole, those in pieces put together by their offsets; nothing of them
+    /// The datagrams of `flow` that came for the malicious in whole, those in pieces put together by their offsets; nothing of them
     /// came twice.
     fn answers(&mut self, flow: FlowNumber) -> Vec<Vec<u8>> {
         let mut whole = Vec::new();
         // By number: the length, and the bytes by their offsets.
         let mut parts = BTreeMap::<u32, (usize, Parts)>::new();
-        for data in std::mem::take(&mut self.rogue.data) {
+        for data in std::mem::take(&mut self.malicious.data) {
             match Context::decode(&data) {
                 Some(Context::Flow { number, payload_at }) if number == flow => {
                     whole.push(data[payload_at..].to_vec())
@@ -366,12 +366,12 @@ impl Siege {
 #[test]
 fn pieces_in_any_order_on_any_lane_twice_and_in_standard_mode_make_one_datagram() {
     for (seed, workers, standard) in [(1370, 1, false), (1371, 3, false), (1372, 1, true), (1373, 2, true)] {
-        let mut siege = pieces_siege(seed, workers, standard, Features::PIECES);
-        let flow = siege.rogue.flow(0);
-        let opening = [&siege.open(0, ECHO)[..], b"hello"].concat();
-        siege.say_data(standard, &opening);
-        siege.run(40);
-        assert_eq!(siege.answers(flow), [b"hello"]);
+        let mut flood = pieces_siege(seed, workers, standard, Features::PIECES);
+        let flow = flood.malicious.flow(0);
+        let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
+        flood.say_data(standard, &opening);
+        flood.run(40);
+        assert_eq!(flood.answers(flow), [b"hello"]);
         let whole = pattern(5000, 5);
         let cut: Vec<Vec<u8>> = (0..5_u16)
             .map(|at| {
@@ -381,65 +381,65 @@ fn pieces_in_any_order_on_any_lane_twice_and_in_standard_mode_make_one_datagram(
             })
             .collect();
         for (place, at) in [4, 2, 2, 0, 3, 0].into_iter().enumerate() {
-            siege.say_data(standard, &cut[at]);
-            siege.run(3);
+            flood.say_data(standard, &cut[at]);
+            flood.run(3);
             if place == 2 && !standard {
                 // The flow's other lane is another worker's.
-                siege.rogue.ask_for_lane(1, 2);
-                siege.run(60);
-                assert_eq!(siege.rogue.lanes(), 2);
+                flood.malicious.ask_for_lane(1, 2);
+                flood.run(60);
+                assert_eq!(flood.malicious.lanes(), 2);
             }
         }
-        siege.run(40);
-        assert!(siege.answers(flow).is_empty(), "one is missing");
-        siege.say_data(standard, &cut[1]);
-        siege.say_data(standard, &cut[1]);
-        siege.run(60);
-        assert!(siege.answers(flow) == [whole], "{workers} workers, standard mode {standard}");
-        assert_eq!((siege.held(), siege.dropped("incomplete"), siege.dropped("malformed")), (0, 0, 0));
-        siege.assert_innocent_is_unharmed();
+        flood.run(40);
+        assert!(flood.answers(flow).is_empty(), "one is missing");
+        flood.say_data(standard, &cut[1]);
+        flood.say_data(standard, &cut[1]);
+        flood.run(60);
+        assert!(flood.answers(flow) == [whole], "{workers} workers, standard mode {standard}");
+        assert_eq!((flood.held(), flood.dropped("incomplete"), flood.dropped("malformed")), (0, 0, 0));
+        flood.assert_innocent_is_unharmed();
     }
 }
 
 #[test]
 fn a_peer_that_cannot_put_pieces_together_gets_none() {
     for standard in [false, true] {
-        let mut siege = pieces_siege(1380, 1, standard, Features::default());
-        let flow = siege.rogue.flow(0);
-        let opening = [&siege.open(0, ECHO)[..], b"hello"].concat();
-        siege.say_data(standard, &opening);
-        siege.run(40);
-        assert_eq!(siege.answers(flow), [b"hello"]);
+        let mut flood = pieces_siege(1380, 1, standard, Features::default());
+        let flow = flood.malicious.flow(0);
+        let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
+        flood.say_data(standard, &opening);
+        flood.run(40);
+        assert_eq!(flood.answers(flow), [b"hello"]);
         // What it sends is taken all the same; the answer fits into no packet.
         let whole = pattern(2000, 6);
-        siege.say_data(standard, &piece(flow, 0, 2000, 0, &whole[..1100]));
-        siege.say_data(standard, &piece(flow, 0, 2000, 1100, &whole[1100..]));
-        siege.run(60);
-        assert!(siege.answers(flow).is_empty());
+        flood.say_data(standard, &piece(flow, 0, 2000, 0, &whole[..1100]));
+        flood.say_data(standard, &piece(flow, 0, 2000, 1100, &whole[1100..]));
+        flood.run(60);
+        assert!(flood.answers(flow).is_empty());
         let dropped = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"too_large\"}";
-        assert_eq!(siege.metric(dropped), 1);
-        siege.assert_innocent_is_unharmed();
+        assert_eq!(flood.metric(dropped), 1);
+        flood.assert_innocent_is_unharmed();
     }
 }
 
 #[test]
 fn a_rogue_holds_no_more_with_pieces_than_it_may_and_harms_nobody() {
     for (seed, workers) in [(1390, 1), (1391, 3)] {
-        let mut siege = pieces_siege(seed, workers, false, Features::PIECES);
-        let flow = siege.rogue.flow(0);
-        let opening = [&siege.open(0, ECHO)[..], b"hello"].concat();
-        siege.say_data(false, &opening);
-        siege.run(40);
+        let mut flood = pieces_siege(seed, workers, false, Features::PIECES);
+        let flow = flood.malicious.flow(0);
+        let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
+        flood.say_data(false, &opening);
+        flood.run(40);
         let most = 1 << 20;
         for datagram in 0..2000 {
-            siege.say_data(false, &piece(flow, datagram, MOST_DATAGRAM as u16, 0, &[1; 1024]));
+            flood.say_data(false, &piece(flow, datagram, MOST_DATAGRAM as u16, 0, &[1; 1024]));
             if datagram % 100 == 99 {
-                siege.run(1);
-                assert!(siege.held() <= most);
+                flood.run(1);
+                assert!(flood.held() <= most);
             }
         }
-        siege.run(10);
-        assert!(siege.held() > most / 2);
+        flood.run(10);
+        assert!(flood.held() > most / 2);
         // Contradictions, pieces of flows that are not known, and of the exit's half.
         for data in [
             piece(flow, 3000, 5000, 0, &[1; 1024]),
@@ -448,19 +448,19 @@ fn a_rogue_holds_no_more_with_pieces_than_it_may_and_harms_nobody() {
             piece(flow, 3001, 5000, 1000, &[1; 1024]),
             piece(flow, 3002, 5000, 0, &[1; 1023]),
             piece(flow, 3003, 1500, 1000, &[1; 1024]),
-            piece(siege.rogue.flow(50), 0, 5000, 0, &[1; 1024]),
-            piece(siege.rogue.flow(50), 0, 5000, 1024, &[1; 1024]),
+            piece(flood.malicious.flow(50), 0, 5000, 0, &[1; 1024]),
+            piece(flood.malicious.flow(50), 0, 5000, 1024, &[1; 1024]),
             piece(FlowNumber(flow.0 ^ 1), 0, 5000, 0, &[1; 1024]),
             vec![10, 0],
         ] {
-            siege.say_data(false, &data);
+            flood.say_data(false, &data);
         }
-        siege.run(30);
-        assert_eq!((siege.dropped("malformed"), siege.dropped("unknown_flow")), (5, 2));
-        siege.run(1100);
-        assert_eq!((siege.held(), siege.dropped("incomplete")), (0, 2000));
-        siege.assert_innocent_is_unharmed();
-        let peers = siege.pair.world.peers(siege.pair.exit);
+        flood.run(30);
+        assert_eq!((flood.dropped("malformed"), flood.dropped("unknown_flow")), (5, 2));
+        flood.run(1100);
+        assert_eq!((flood.held(), flood.dropped("incomplete")), (0, 2000));
+        flood.assert_innocent_is_unharmed();
+        let peers = flood.pair.world.peers(flood.pair.exit);
         assert!(peers.iter().all(|peer| peer.uplink.balances && peer.downlink.balances), "{peers:?}");
     }
 }
@@ -468,29 +468,29 @@ fn a_rogue_holds_no_more_with_pieces_than_it_may_and_harms_nobody() {
 #[test]
 fn a_datagram_that_finds_no_room_midway_goes_on_where_it_stopped() {
     const UPLINK: &str = "{direction=\"uplink\",peer=\"rogue\"}";
-    let mut siege = pieces_siege(1395, 1, true, Features::PIECES);
-    let flow = siege.rogue.flow(0);
-    let opening = [&siege.open(0, ECHO)[..], b"hello"].concat();
-    siege.say_data(true, &opening);
+    let mut flood = pieces_siege(1395, 1, true, Features::PIECES);
+    let flow = flood.malicious.flow(0);
+    let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
+    flood.say_data(true, &opening);
     for _ in 0..20 {
-        siege.rogue.poll(siege.pair.world.clock.now());
-        siege.pair.world.run(MILLISECOND);
+        flood.malicious.poll(flood.pair.world.clock.now());
+        flood.pair.world.run(MILLISECOND);
     }
-    let (upstream, _) = siege.pair.echo.receive().remove(0);
-    siege.run(20);
+    let (upstream, _) = flood.pair.echo.receive().remove(0);
+    flood.run(20);
     // A mebibyte waits for the connection at most: sixteen of them, and a part of the next.
     for number in 0..30 {
-        siege.pair.echo.send(upstream, &pattern(65_000, number));
+        flood.pair.echo.send(upstream, &pattern(65_000, number));
     }
-    siege.run(2000);
-    let answers = siege.answers(flow);
+    flood.run(2000);
+    let answers = flood.answers(flow);
     let of = |number: usize| pattern(65_000, number);
     assert!((0..answers.len()).all(|place| answers[place] == of(place)), "whole and in order");
-    let sent = siege.metric(&format!("culvert_peer_fragmented_datagrams_total{UPLINK}"));
-    let pieces = siege.metric(&format!("culvert_peer_pieces_total{UPLINK}"));
+    let sent = flood.metric(&format!("culvert_peer_fragmented_datagrams_total{UPLINK}"));
+    let pieces = flood.metric(&format!("culvert_peer_pieces_total{UPLINK}"));
     assert_eq!((sent, answers.len()), (30, 30));
     // None of it twice: all of them in the same number of pieces, those included that were begun and had to wait.
     assert!(pieces.is_multiple_of(30) && (46..=60).contains(&(pieces / 30)), "{pieces} pieces");
-    let peers = siege.pair.world.peers(siege.pair.exit);
+    let peers = flood.pair.world.peers(flood.pair.exit);
     assert!(peers.iter().all(|peer| peer.uplink.balances && peer.downlink.balances), "{peers:?}");
 }

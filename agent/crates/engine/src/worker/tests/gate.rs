@@ -22,9 +22,9 @@ use wire::{
 
 use crate::worker::tests::{
     ENTRY, EXIT, INGRESS, Pair,
+    flood::{GateFlood, Log, peer_table},
     harness::Tapped,
     numbered,
-    siege::{Log, Siege, peer_table},
 };
 
 pub(super) const STRANGER: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 66));
@@ -474,11 +474,11 @@ fn a_peer_behind_a_nat_that_rebinds_stays_connected() {
 #[test]
 fn a_dialler_must_prove_again_that_it_holds_the_key_that_knocked() {
     for signature in [None, Some([0; 64]), Some([7; 64])] {
-        let mut siege = Siege::new(390, "");
-        siege.rogue.say_unproven(signature);
-        siege.run(100);
-        siege.assert_closed(wire::messages::CloseReason::ProtocolViolation);
-        siege.assert_innocent_is_unharmed();
+        let mut flood = GateFlood::new(390, "");
+        flood.malicious.say_unproven(signature);
+        flood.run(100);
+        flood.assert_closed(wire::messages::CloseReason::ProtocolViolation);
+        flood.assert_innocent_is_unharmed();
     }
 }
 
@@ -523,7 +523,7 @@ fn one_key_has_four_handshakes_under_way_and_another_client_comes_through() {
     // They knock, and never go on: nobody polls them again.
     for place in 0..40 {
         let _abandoned =
-            crate::worker::tests::siege::dial_from(&pair, &mut host, &identity, (STRANGER, place));
+            crate::worker::tests::flood::dial_from(&pair, &mut host, &identity, (STRANGER, place));
         pair.world.run(Duration::from_millis(20));
     }
     assert!(pair.world.metric(pair.exit, "culvert_connections") <= 8);

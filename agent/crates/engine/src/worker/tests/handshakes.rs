@@ -11,11 +11,11 @@ use wire::{clock::Clock, messages::CloseReason};
 
 use crate::worker::tests::{
     EXIT, INGRESS, Pair,
+    flood::{GateFlood, ROGUE, dial},
     gate::{LISTEN, STRANGER, ended, foreign_initial, knocking, long, sent_by, stranger},
     harness::{Tapped, World},
+    malicious::{MaliciousPeer, address},
     numbered,
-    rogue::{Rogue, address},
-    siege::{ROGUE, Siege, dial},
 };
 
 /// The exit lets any QUIC client begin a handshake.
@@ -51,92 +51,92 @@ fn accepted(pair: &mut Pair) -> u64 {
     pair.world.metric(pair.exit, "culvert_handshakes_total{outcome=\"accepted\"}")
 }
 
-/// A client that does not knock, and has the siege's allowed key.
-fn unannounced(siege: &mut Siege, place: u16) -> Rogue {
-    let keys = (&siege.identity, siege.pair.exit_key.public_key().0);
+/// A client that does not knock, and has the flood's allowed key.
+fn unannounced(flood: &mut GateFlood, place: u16) -> MaliciousPeer {
+    let keys = (&flood.identity, flood.pair.exit_key.public_key().0);
     let addresses = (address(ROGUE, place), LISTEN);
-    Rogue::dial_unannounced(&mut siege.host, addresses, keys, &siege.pair.world.clock)
+    MaliciousPeer::dial_unannounced(&mut flood.host, addresses, keys, &flood.pair.world.clock)
 }
 
-/// Lets a rogue take part beside the siege's own.
-fn play(siege: &mut Siege, rogue: &mut Rogue, milliseconds: u64) {
+/// Lets a malicious take part beside the flood's own.
+fn play(flood: &mut GateFlood, malicious: &mut MaliciousPeer, milliseconds: u64) {
     for _ in 0..milliseconds {
-        rogue.poll(siege.pair.world.clock.now());
-        siege.run(1);
+        malicious.poll(flood.pair.world.clock.now());
+        flood.run(1);
     }
-    rogue.poll(siege.pair.world.clock.now());
+    malicious.poll(flood.pair.world.clock.now());
 }
 
 #[test]
 fn a_client_without_a_knock_connects_where_none_is_required() {
-    // Those that knock connect too: the siege's rogue and its innocent.
-    let mut siege = Siege::new(700, OFF);
-    let mut plain = unannounced(&mut siege, 1);
-    play(&mut siege, &mut plain, 30);
+    // Those that knock connect too: the flood's malicious and its innocent.
+    let mut flood = GateFlood::new(700, OFF);
+    let mut plain = unannounced(&mut flood, 1);
+    play(&mut flood, &mut plain, 30);
     assert!(plain.connected && plain.lost.is_none());
     plain.say_unproven(None);
-    play(&mut siege, &mut plain, 30);
+    play(&mut flood, &mut plain, 30);
     assert!(!plain.messages.is_empty(), "the exit's hello");
-    assert!(siege.pair.world.peers(siege.pair.exit)[1].connected());
-    siege.assert_innocent_is_unharmed();
+    assert!(flood.pair.world.peers(flood.pair.exit)[1].connected());
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn a_client_without_a_knock_is_refused_where_one_is_required() {
-    let mut siege = Siege::new(701, "");
-    let mut plain = unannounced(&mut siege, 1);
-    siege.pair.world.tapped();
-    play(&mut siege, &mut plain, 3000);
+    let mut flood = GateFlood::new(701, "");
+    let mut plain = unannounced(&mut flood, 1);
+    flood.pair.world.tapped();
+    play(&mut flood, &mut plain, 3000);
     let local = address(ROGUE, 1);
-    assert!(siege.pair.world.tapped().iter().all(|sent| sent.to != local));
+    assert!(flood.pair.world.tapped().iter().all(|sent| sent.to != local));
     assert!(!plain.connected);
-    siege.assert_innocent_is_unharmed();
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn a_key_that_is_not_allowed_is_refused_without_knocks_too() {
-    let mut siege = Siege::new(702, OFF);
-    siege.identity = Identity::generate().unwrap();
-    let mut plain = unannounced(&mut siege, 1);
-    play(&mut siege, &mut plain, 100);
+    let mut flood = GateFlood::new(702, OFF);
+    flood.identity = Identity::generate().unwrap();
+    let mut plain = unannounced(&mut flood, 1);
+    play(&mut flood, &mut plain, 100);
     plain.say_unproven(None);
-    play(&mut siege, &mut plain, 100);
+    play(&mut flood, &mut plain, 100);
     assert!(plain.lost.is_some() && plain.messages.is_empty());
-    assert_eq!(siege.metric("culvert_handshakes_total{outcome=\"refused_key\"}"), 1);
-    siege.assert_innocent_is_unharmed();
+    assert_eq!(flood.metric("culvert_handshakes_total{outcome=\"refused_key\"}"), 1);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn under_load_clients_without_a_knock_prove_their_address_first() {
-    let mut siege = Siege::new(710, OFF);
-    // The siege's own has not said hello: it is under way still.
-    let answers = begin(&mut siege.pair, 1..LOADED);
+    let mut flood = GateFlood::new(710, OFF);
+    // The flood's own has not said hello: it is under way still.
+    let answers = begin(&mut flood.pair, 1..LOADED);
     for number in 1..LOADED {
         assert!(answers.iter().any(|sent| sent.to == stranger(number)), "stranger {number} is answered");
     }
     assert!(!answers.iter().any(is_retry), "below the load nobody is asked");
-    let before = accepted(&mut siege.pair);
+    let before = accepted(&mut flood.pair);
 
     // One that leaves it there gets the Retry and nothing else, and costs no handshake.
-    let asked = begin(&mut siege.pair, LOADED..LOADED + 1);
+    let asked = begin(&mut flood.pair, LOADED..LOADED + 1);
     assert!(asked.len() == 1 && is_retry(&asked[0]), "{asked:?}");
     assert!(asked[0].payload.len() < 400, "less than what it answers");
-    assert_eq!(accepted(&mut siege.pair), before);
+    assert_eq!(accepted(&mut flood.pair), before);
 
     // Those that answer it come through, with a knock and without.
-    let mut plain = unannounced(&mut siege, 1);
-    siege.pair.world.tapped();
-    play(&mut siege, &mut plain, 50);
+    let mut plain = unannounced(&mut flood, 1);
+    flood.pair.world.tapped();
+    play(&mut flood, &mut plain, 50);
     assert!(plain.connected && plain.lost.is_none());
-    let mut knocking = dial(&siege.pair, &mut siege.host, &siege.identity, 2, None);
-    play(&mut siege, &mut knocking, 50);
+    let mut knocking = dial(&flood.pair, &mut flood.host, &flood.identity, 2, None);
+    play(&mut flood, &mut knocking, 50);
     assert!(knocking.connected && knocking.lost.is_none());
-    let tapped = siege.pair.world.tapped();
+    let tapped = flood.pair.world.tapped();
     for place in [1, 2] {
         let first = sent_by(&tapped, EXIT).into_iter().find(|sent| sent.to == address(ROGUE, place));
         assert!(is_retry(first.unwrap()));
     }
-    siege.assert_innocent_is_unharmed();
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
@@ -180,80 +180,80 @@ fn without_knocks_and_under_load_nothing_but_initials_is_answered() {
 
 #[test]
 fn the_ceiling_of_unfinished_handshakes_holds_and_gives_way_again() {
-    let mut siege = Siege::with_lane(720, &format!("{OFF}\n[limits]\nhandshakes = 5"));
+    let mut flood = GateFlood::with_lane(720, &format!("{OFF}\n[limits]\nhandshakes = 5"));
     for round in 0..3 {
-        let before = accepted(&mut siege.pair);
+        let before = accepted(&mut flood.pair);
         // Half of them for whoever comes, the others for those that have proved their address.
         let first = 1 + 20 * round;
-        let answers = begin(&mut siege.pair, first..first + 15);
-        assert_eq!(accepted(&mut siege.pair) - before, 3, "round {round}");
+        let answers = begin(&mut flood.pair, first..first + 15);
+        assert_eq!(accepted(&mut flood.pair) - before, 3, "round {round}");
         let asked = answers.iter().filter(|sent| is_retry(sent)).count();
         assert_eq!(asked, 12, "round {round}");
-        let mut rogues = [1, 2, 3].map(|place| unannounced(&mut siege, 5 * round + place));
-        for rogue in &mut rogues {
-            play(&mut siege, rogue, 50);
+        let mut rogues = [1, 2, 3].map(|place| unannounced(&mut flood, 5 * round + place));
+        for malicious in &mut rogues {
+            play(&mut flood, malicious, 50);
         }
         // They are under way until they say hello, and the third finds no room.
-        assert_eq!(rogues.map(|rogue| rogue.connected), [true, true, false], "round {round}");
-        assert_eq!(accepted(&mut siege.pair) - before, 5, "round {round}");
+        assert_eq!(rogues.map(|malicious| malicious.connected), [true, true, false], "round {round}");
+        assert_eq!(accepted(&mut flood.pair) - before, 5, "round {round}");
         // Longer than that may take.
-        siege.run(11_000);
+        flood.run(11_000);
     }
     assert_eq!(
-        siege.metric("culvert_connections"),
+        flood.metric("culvert_connections"),
         1,
         "the innocent's; the siege's own was idle for too long"
     );
-    siege.assert_innocent_is_unharmed();
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn knocks_whose_handshakes_are_never_finished_keep_nobody_out() {
-    let mut siege = Siege::new(721, "[limits]\nhandshakes = 20");
+    let mut flood = GateFlood::new(721, "[limits]\nhandshakes = 20");
     for round in 0..3 {
         // The exit's answers are lost, so that these stay halfway.
-        siege.pair.world.weather.borrow_mut().block = Box::new(|_, to| to.ip() == ROGUE);
+        flood.pair.world.weather.borrow_mut().block = Box::new(|_, to| to.ip() == ROGUE);
         for number in 0..5 {
             let mut halfway =
-                dial(&siege.pair, &mut siege.host, &siege.identity, 10 * round + number + 1, None);
-            play(&mut siege, &mut halfway, 10);
+                dial(&flood.pair, &mut flood.host, &flood.identity, 10 * round + number + 1, None);
+            play(&mut flood, &mut halfway, 10);
         }
         let begun = 1 + 1 + 6 * u64::from(round) + 5;
         assert_eq!(
-            accepted(&mut siege.pair),
+            accepted(&mut flood.pair),
             begun,
             "the pair's, the siege's, those that came through, five"
         );
-        assert!(siege.metric("culvert_connections") <= 1 + 4 + 1, "four of one key, and one that drains");
-        siege.run(11_000);
-        siege.pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
-        let mut late = dial(&siege.pair, &mut siege.host, &siege.identity, 10 * round + 9, None);
-        play(&mut siege, &mut late, 50);
+        assert!(flood.metric("culvert_connections") <= 1 + 4 + 1, "four of one key, and one that drains");
+        flood.run(11_000);
+        flood.pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
+        let mut late = dial(&flood.pair, &mut flood.host, &flood.identity, 10 * round + 9, None);
+        play(&mut flood, &mut late, 50);
         assert!(late.connected, "round {round}");
     }
-    siege.assert_innocent_is_unharmed();
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn a_client_whose_key_is_removed_between_its_knock_and_its_certificate_is_refused() {
     for mode in ["", OFF] {
-        let mut siege = Siege::new(730, mode);
-        let exit = siege.pair.exit;
-        let established = siege.metric(ESTABLISHED);
-        let mut halfway = dial(&siege.pair, &mut siege.host, &siege.identity, 1, None);
+        let mut flood = GateFlood::new(730, mode);
+        let exit = flood.pair.exit;
+        let established = flood.metric(ESTABLISHED);
+        let mut halfway = dial(&flood.pair, &mut flood.host, &flood.identity, 1, None);
         // Its Initial has arrived, its certificate has not left.
-        play(&mut siege, &mut halfway, 7);
+        play(&mut flood, &mut halfway, 7);
         assert!(!halfway.connected);
-        assert_eq!(accepted(&mut siege.pair), 3);
-        siege.pair.world.agent(exit).roster.remove("rogue").unwrap();
-        halfway.say(&Rogue::hello());
-        play(&mut siege, &mut halfway, 200);
+        assert_eq!(accepted(&mut flood.pair), 3);
+        flood.pair.world.agent(exit).registry.remove("rogue").unwrap();
+        halfway.say(&MaliciousPeer::hello());
+        play(&mut flood, &mut halfway, 200);
         assert!(halfway.lost.is_some() && halfway.messages.is_empty());
-        assert_eq!(siege.metric(ESTABLISHED), established);
-        assert!(!siege.pair.world.peers(exit)[1].connected());
-        assert_eq!(siege.metric("culvert_handshakes_total{outcome=\"refused_key\"}"), 1);
-        assert_eq!(siege.rogue.closed(), Some(CloseReason::KeyRemoved));
-        siege.assert_innocent_is_unharmed();
+        assert_eq!(flood.metric(ESTABLISHED), established);
+        assert!(!flood.pair.world.peers(exit)[1].connected());
+        assert_eq!(flood.metric("culvert_handshakes_total{outcome=\"refused_key\"}"), 1);
+        assert_eq!(flood.malicious.closed(), Some(CloseReason::KeyRemoved));
+        flood.assert_innocent_is_unharmed();
     }
 }
 

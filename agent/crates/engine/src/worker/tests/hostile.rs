@@ -11,23 +11,24 @@ use wire::{
 };
 
 use crate::worker::tests::{
-    EXIT, INGRESS, Pair, numbered,
-    rogue::Rogue,
-    siege::{ECHO, Log, ROGUE, Siege, dial, peer_table},
+    EXIT, INGRESS, Pair,
+    flood::{ECHO, GateFlood, Log, ROGUE, dial, peer_table},
+    malicious::MaliciousPeer,
+    numbered,
 };
 
 #[test]
 fn another_protocol_version_is_refused_by_name() {
-    let mut siege = Siege::new(100, "");
+    let mut flood = GateFlood::new(100, "");
     let mut hello = Vec::new();
-    Rogue::hello().encode(&mut hello);
+    MaliciousPeer::hello().encode(&mut hello);
     // The first field of the hello: its number and type, then the version.
     let version = hello.windows(2).position(|pair| pair == [0x08, 0x01]).unwrap() + 1;
     hello[version] = 2;
-    siege.rogue.write(&hello);
-    siege.assert_closed(CloseReason::VersionMismatch);
-    assert_eq!(siege.message_errors("version_mismatch"), 1);
-    siege.assert_innocent_is_unharmed();
+    flood.malicious.write(&hello);
+    flood.assert_closed(CloseReason::VersionMismatch);
+    assert_eq!(flood.message_errors("version_mismatch"), 1);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
@@ -37,25 +38,25 @@ fn control_messages_that_cannot_be_read_close_the_connection() {
     let cases: [(&str, &[u8]); 3] =
         [("too_long", &[0x80, 1, 0, 1]), ("malformed", &[3, 0xff, 0xff, 0xff]), ("length", &lane_64)];
     for ((reason, bytes), seed) in cases.into_iter().zip(110..) {
-        let mut siege = Siege::new(seed, "");
-        siege.rogue.say(&Rogue::hello());
-        siege.run(50);
-        siege.rogue.write(bytes);
-        siege.assert_closed(CloseReason::ProtocolViolation);
-        assert_eq!(siege.message_errors(reason), 1, "{reason}");
-        siege.assert_innocent_is_unharmed();
+        let mut flood = GateFlood::new(seed, "");
+        flood.malicious.say(&MaliciousPeer::hello());
+        flood.run(50);
+        flood.malicious.write(bytes);
+        flood.assert_closed(CloseReason::ProtocolViolation);
+        assert_eq!(flood.message_errors(reason), 1, "{reason}");
+        flood.assert_innocent_is_unharmed();
     }
 }
 
 #[test]
 fn what_follows_a_broken_message_is_not_acted_upon() {
-    let mut siege = Siege::new(115, "");
-    siege.rogue.say(&Rogue::hello());
-    siege.rogue.write(&[3, 0xff, 0xff, 0xff]);
-    siege.rogue.ask_for_lane(0, 1);
-    siege.assert_closed(CloseReason::ProtocolViolation);
-    assert_eq!(siege.rogue.lanes(), 0);
-    siege.assert_innocent_is_unharmed();
+    let mut flood = GateFlood::new(115, "");
+    flood.malicious.say(&MaliciousPeer::hello());
+    flood.malicious.write(&[3, 0xff, 0xff, 0xff]);
+    flood.malicious.ask_for_lane(0, 1);
+    flood.assert_closed(CloseReason::ProtocolViolation);
+    assert_eq!(flood.malicious.lanes(), 0);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
@@ -67,44 +68,44 @@ fn control_messages_out_of_order_close_the_connection() {
         &[Message::LaneOpen(offer)],
         &[Message::ServicesChanged(Vec::new())],
         &[Message::LaneClose(close)],
-        &[Rogue::hello(), Rogue::hello()],
-        &[Rogue::hello(), Message::LaneAccept(offer)],
-        &[Rogue::hello(), Message::LaneRefuse(end)],
+        &[MaliciousPeer::hello(), MaliciousPeer::hello()],
+        &[MaliciousPeer::hello(), Message::LaneAccept(offer)],
+        &[MaliciousPeer::hello(), Message::LaneRefuse(end)],
         &[Message::Joined],
-        &[Rogue::hello(), Message::Joined],
-        &[Rogue::hello(), Message::Release],
+        &[MaliciousPeer::hello(), Message::Joined],
+        &[MaliciousPeer::hello(), Message::Release],
     ];
     for (messages, seed) in cases.into_iter().zip(120..) {
-        let mut siege = Siege::new(seed, "");
+        let mut flood = GateFlood::new(seed, "");
         for message in messages {
-            siege.rogue.say(message);
+            flood.malicious.say(message);
         }
-        siege.assert_closed(CloseReason::ProtocolViolation);
-        assert_eq!(siege.message_errors("out_of_order"), 1, "{messages:?}");
-        siege.assert_innocent_is_unharmed();
+        flood.assert_closed(CloseReason::ProtocolViolation);
+        assert_eq!(flood.message_errors("out_of_order"), 1, "{messages:?}");
+        flood.assert_innocent_is_unharmed();
     }
 }
 
 #[test]
 fn an_unknown_kind_of_message_is_counted_and_nothing_else() {
-    let mut siege = Siege::with_lane(130, "");
+    let mut flood = GateFlood::with_lane(130, "");
     for _ in 0..100 {
         // Field 15 of the envelope, empty.
-        siege.rogue.write(&[2, 0x7a, 0]);
+        flood.malicious.write(&[2, 0x7a, 0]);
     }
-    siege.run(50);
-    assert_eq!(siege.message_errors("unknown_kind"), 100);
-    assert_eq!(siege.rogue.closed(), None);
-    siege.assert_innocent_is_unharmed();
+    flood.run(50);
+    assert_eq!(flood.message_errors("unknown_kind"), 100);
+    assert_eq!(flood.malicious.closed(), None);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
-    let mut siege = Siege::with_lane(140, "");
+    let mut flood = GateFlood::with_lane(140, "");
     for epoch in [1, 1, 0] {
-        siege.rogue.ask_for_lane(0, epoch);
+        flood.malicious.ask_for_lane(0, epoch);
     }
-    siege.run(50);
+    flood.run(50);
     let refused = |message: &Message| match message {
         Message::LaneRefuse(end) => Some((end.epoch, end.reason)),
         Message::Hello(_)
@@ -118,91 +119,91 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::StreamsWanted
         | Message::Release => None,
     };
-    let refusals: Vec<_> = siege.rogue.messages.iter().filter_map(refused).collect();
+    let refusals: Vec<_> = flood.malicious.messages.iter().filter_map(refused).collect();
     assert_eq!(refusals, [1, 1, 0].map(|epoch| (epoch, LaneRefusal::EpochReused)));
-    assert_eq!(siege.metric("culvert_lanes_reopened_total{reason=\"refused\"}"), 3);
-    let open = siege.open(0, ECHO);
-    siege.send(&[&open[..], b"still here"].concat());
-    siege.run(50);
-    assert!(siege.rogue.data.iter().any(|data| data.ends_with(b"still here")), "the first one lives");
-    siege.assert_innocent_is_unharmed();
+    assert_eq!(flood.metric("culvert_lanes_reopened_total{reason=\"refused\"}"), 3);
+    let open = flood.open(0, ECHO);
+    flood.send(&[&open[..], b"still here"].concat());
+    flood.run(50);
+    assert!(flood.malicious.data.iter().any(|data| data.ends_with(b"still here")), "the first one lives");
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn lane_openings_by_the_thousand_are_refused_beyond_64() {
-    let mut siege = Siege::with_lane(150, "");
+    let mut flood = GateFlood::with_lane(150, "");
     for epoch in 2..1500 {
-        siege.rogue.ask_for_lane((epoch % 64) as u8, epoch);
+        flood.malicious.ask_for_lane((epoch % 64) as u8, epoch);
     }
     for _ in 0..40 {
-        siege.run(5);
-        let lanes = siege.pair.world.agent(siege.pair.exit).lanes();
+        flood.run(5);
+        let lanes = flood.pair.world.agent(flood.pair.exit).lanes();
         assert!(lanes <= 1 + 64, "{lanes} lanes");
     }
-    assert_eq!(siege.rogue.lanes(), 64, "and every opening was answered");
-    assert_eq!(siege.metric("culvert_lanes_reopened_total{reason=\"refused\"}"), 1498 - 63);
-    siege.assert_innocent_is_unharmed();
-    siege.rogue.say(&Rogue::hello());
-    siege.assert_closed(CloseReason::ProtocolViolation);
-    siege.assert_innocent_is_unharmed();
+    assert_eq!(flood.malicious.lanes(), 64, "and every opening was answered");
+    assert_eq!(flood.metric("culvert_lanes_reopened_total{reason=\"refused\"}"), 1498 - 63);
+    flood.assert_innocent_is_unharmed();
+    flood.malicious.say(&MaliciousPeer::hello());
+    flood.assert_closed(CloseReason::ProtocolViolation);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn connections_that_never_say_hello_end() {
-    let mut siege = Siege::new(152, "");
-    let mut others: Vec<Rogue> =
-        (1..100).map(|place| dial(&siege.pair, &mut siege.host, &siege.identity, place, None)).collect();
+    let mut flood = GateFlood::new(152, "");
+    let mut others: Vec<MaliciousPeer> =
+        (1..100).map(|place| dial(&flood.pair, &mut flood.host, &flood.identity, place, None)).collect();
     for step in 0..300 {
-        siege.run(50);
-        let now = siege.pair.world.clock.now();
-        for rogue in &mut others {
+        flood.run(50);
+        let now = flood.pair.world.clock.now();
+        for malicious in &mut others {
             if step % 60 == 59 {
                 // A message of an unknown kind keeps the connection busy.
-                rogue.write(&[2, 0x4a, 0]);
+                malicious.write(&[2, 0x4a, 0]);
             }
-            rogue.poll(now);
+            malicious.poll(now);
         }
     }
     // Four of one key may be under way; the others have given way to newer ones.
-    assert!(others.iter().all(|rogue| rogue.lost.is_some()));
-    assert_eq!(siege.metric("culvert_handshakes_total{outcome=\"accepted\"}"), 101);
-    assert_eq!(siege.metric("culvert_connections"), 1, "the innocent's");
-    siege.assert_innocent_is_unharmed();
+    assert!(others.iter().all(|malicious| malicious.lost.is_some()));
+    assert_eq!(flood.metric("culvert_handshakes_total{outcome=\"accepted\"}"), 101);
+    assert_eq!(flood.metric("culvert_connections"), 1, "the innocent's");
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn closing_lanes_that_do_not_exist_does_nothing() {
-    let mut siege = Siege::with_lane(155, "");
+    let mut flood = GateFlood::with_lane(155, "");
     for place in 0..1000 {
         let end =
             LaneEnd { lane: place as u8 % 64, epoch: 2 + place, reason: LaneCloseCause::ProtocolViolation };
-        siege.rogue.say(&Message::LaneClose(end));
+        flood.malicious.say(&Message::LaneClose(end));
     }
-    siege.run(100);
-    assert_eq!(siege.rogue.closed(), None);
-    assert_eq!(siege.metric("culvert_lanes{state=\"up\"}"), 2);
-    siege.assert_innocent_is_unharmed();
+    flood.run(100);
+    assert_eq!(flood.malicious.closed(), None);
+    assert_eq!(flood.metric("culvert_lanes{state=\"up\"}"), 2);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn a_violation_on_a_lane_ends_that_lane_only() {
-    let mut siege = Siege::with_lane(160, "");
+    let mut flood = GateFlood::with_lane(160, "");
     // A frame type that no lane knows, then a frame that is cut short.
-    let now = siege.pair.world.clock.now();
-    siege.rogue.send_frame(&[0x02, 0x40], now);
-    siege.run(50);
-    assert_eq!(siege.metric("culvert_lane_refused_packets_total{reason=\"violation\"}"), 1);
+    let now = flood.pair.world.clock.now();
+    flood.malicious.send_frame(&[0x02, 0x40], now);
+    flood.run(50);
+    assert_eq!(flood.metric("culvert_lane_refused_packets_total{reason=\"violation\"}"), 1);
     let closed = |message: &Message| matches!(message, Message::LaneClose(end) if end.epoch == 1);
-    assert!(siege.rogue.messages.iter().any(closed), "{:?}", siege.rogue.messages);
-    assert_eq!(siege.rogue.closed(), None, "the connection stays");
-    assert_eq!(siege.metric("culvert_lanes{state=\"up\"}"), 1);
-    siege.assert_innocent_is_unharmed();
+    assert!(flood.malicious.messages.iter().any(closed), "{:?}", flood.malicious.messages);
+    assert_eq!(flood.malicious.closed(), None, "the connection stays");
+    assert_eq!(flood.metric("culvert_lanes{state=\"up\"}"), 1);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn contexts_that_are_unknown_or_do_not_parse_are_dropped_and_counted() {
-    let mut siege = Siege::with_lane(170, "");
-    let ours = siege.rogue.flow(0);
+    let mut flood = GateFlood::with_lane(170, "");
+    let ours = flood.malicious.flow(0);
     let theirs = FlowNumber(ours.0 ^ 1);
     let open = |number| Context::Open { number, service: ECHO, payload_at: 0 }.encode().as_slice().to_vec();
     // IP packets, for which there is no device; reserved and unknown; nothing, cut short, bytes that have no place, a flow number of the other end.
@@ -212,49 +213,49 @@ fn contexts_that_are_unknown_or_do_not_parse_are_dropped_and_counted() {
     let malformed: [&[u8]; 5] = [&[], &[3, 0xc0], &[5, 2, 0], &[4, 2], &wrong_half];
     for _ in 0..50 {
         for data in packets.into_iter().chain(unknown).chain(malformed) {
-            siege.send(data);
+            flood.send(data);
         }
-        siege.send(&[2, 0x41, 0x00, 1]);
-        siege.send(&[&siege.open(1, ServiceNumber(77))[..], b"no such service"].concat());
-        siege.run(1);
+        flood.send(&[2, 0x41, 0x00, 1]);
+        flood.send(&[&flood.open(1, ServiceNumber(77))[..], b"no such service"].concat());
+        flood.run(1);
     }
-    siege.run(50);
-    assert_eq!(siege.dropped("no_tun"), 100);
-    assert_eq!(siege.dropped("unknown_context"), 150);
-    assert_eq!(siege.dropped("malformed"), 250);
-    assert_eq!(siege.dropped("unknown_flow"), 50);
-    assert_eq!(siege.dropped("unknown_service"), 50);
-    assert_eq!(siege.pair.world.peers(siege.pair.exit)[1].flows, 0);
-    assert_eq!(siege.rogue.closed(), None);
-    siege.assert_innocent_is_unharmed();
+    flood.run(50);
+    assert_eq!(flood.dropped("no_tun"), 100);
+    assert_eq!(flood.dropped("unknown_context"), 150);
+    assert_eq!(flood.dropped("malformed"), 250);
+    assert_eq!(flood.dropped("unknown_flow"), 50);
+    assert_eq!(flood.dropped("unknown_service"), 50);
+    assert_eq!(flood.pair.world.peers(flood.pair.exit)[1].flows, 0);
+    assert_eq!(flood.malicious.closed(), None);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn in_standard_mode_the_same_holds() {
-    let mut siege = Siege::new(172, "[limits]\nflows_per_peer = 100");
-    siege.rogue.say(&Rogue::hello_with_lanes(0));
-    siege.run(50);
+    let mut flood = GateFlood::new(172, "[limits]\nflows_per_peer = 100");
+    flood.malicious.say(&MaliciousPeer::hello_with_lanes(0));
+    flood.run(50);
     for flow in 0..1000 {
-        let open = siege.open(flow, ECHO);
-        siege.rogue.send_plain(&[&open[..], b"never used again"].concat());
+        let open = flood.open(flow, ECHO);
+        flood.malicious.send_plain(&[&open[..], b"never used again"].concat());
         for data in [&[9, 1, 2, 3][..], &[63], &[], &[3, 0xc0], &[2, 0x7f, 0xff, 1]] {
-            siege.rogue.send_plain(data);
+            flood.malicious.send_plain(data);
         }
-        siege.run(1);
+        flood.run(1);
     }
-    siege.run(50);
-    assert_eq!(siege.dropped("unknown_context"), 2000);
-    assert_eq!(siege.dropped("malformed"), 2000);
-    assert_eq!(siege.dropped("unknown_flow"), 1000);
-    assert_eq!(siege.dropped("flow_limit"), 900);
-    assert_eq!(siege.pair.world.peers(siege.pair.exit)[1].flows, 100);
-    assert_eq!(siege.rogue.closed(), None);
-    siege.assert_innocent_is_unharmed();
+    flood.run(50);
+    assert_eq!(flood.dropped("unknown_context"), 2000);
+    assert_eq!(flood.dropped("malformed"), 2000);
+    assert_eq!(flood.dropped("unknown_flow"), 1000);
+    assert_eq!(flood.dropped("flow_limit"), 900);
+    assert_eq!(flood.pair.world.peers(flood.pair.exit)[1].flows, 100);
+    assert_eq!(flood.malicious.closed(), None);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn messages_about_flows_that_do_not_exist_do_nothing() {
-    let mut siege = Siege::with_lane(175, "");
+    let mut flood = GateFlood::with_lane(175, "");
     for place in 0..500 {
         let number = FlowNumber(place);
         let messages = [
@@ -264,104 +265,104 @@ fn messages_about_flows_that_do_not_exist_do_nothing() {
             Context::Closed(number),
         ];
         for message in messages {
-            siege.send(message.encode().as_slice());
+            flood.send(message.encode().as_slice());
         }
-        siege.run(1);
+        flood.run(1);
     }
-    siege.assert_innocent_is_unharmed();
-    assert_eq!(siege.rogue.data, Vec::<Vec<u8>>::new(), "none of them is answered");
+    flood.assert_innocent_is_unharmed();
+    assert_eq!(flood.malicious.data, Vec::<Vec<u8>>::new(), "none of them is answered");
 }
 
 #[test]
 fn flows_beyond_the_limit_are_refused_and_idle_ones_give_their_sockets_back() {
-    let mut siege = Siege::with_lane(180, "[limits]\nflows_per_peer = 100");
-    let sockets = |siege: &mut Siege| siege.pair.world.agent(siege.pair.exit).local_sockets();
+    let mut flood = GateFlood::with_lane(180, "[limits]\nflows_per_peer = 100");
+    let sockets = |flood: &mut GateFlood| flood.pair.world.agent(flood.pair.exit).local_sockets();
     for flow in 0..3000 {
-        let open = siege.open(flow, ECHO);
-        siege.send(&[&open[..], b"never used again"].concat());
+        let open = flood.open(flow, ECHO);
+        flood.send(&[&open[..], b"never used again"].concat());
         if flow % 50 == 49 {
-            siege.run(1);
+            flood.run(1);
         }
     }
-    siege.run(50);
-    assert_eq!(siege.pair.world.peers(siege.pair.exit)[1].flows, 100);
-    assert_eq!(siege.dropped("flow_limit"), 2900);
+    flood.run(50);
+    assert_eq!(flood.pair.world.peers(flood.pair.exit)[1].flows, 100);
+    assert_eq!(flood.dropped("flow_limit"), 2900);
     let refused = "culvert_flow_messages_total{direction=\"uplink\",kind=\"refused\"}";
-    assert_eq!(siege.metric(refused), 2900);
-    assert_eq!(sockets(&mut siege), 100);
-    siege.assert_innocent_is_unharmed();
+    assert_eq!(flood.metric(refused), 2900);
+    assert_eq!(sockets(&mut flood), 100);
+    flood.assert_innocent_is_unharmed();
     // The service forgets a flow after 5 s.
-    siege.run(6000);
-    assert_eq!(siege.metric("culvert_flows_evicted_total{reason=\"idle\"}"), 101);
-    assert_eq!(sockets(&mut siege), 0, "the innocent's was idle too");
-    siege.assert_innocent_is_unharmed();
-    let open = siege.open(3000, ECHO);
-    siege.send(&[&open[..], b"room again"].concat());
-    siege.run(50);
-    assert_eq!(siege.pair.world.peers(siege.pair.exit)[1].flows, 1);
+    flood.run(6000);
+    assert_eq!(flood.metric("culvert_flows_evicted_total{reason=\"idle\"}"), 101);
+    assert_eq!(sockets(&mut flood), 0, "the innocent's was idle too");
+    flood.assert_innocent_is_unharmed();
+    let open = flood.open(3000, ECHO);
+    flood.send(&[&open[..], b"room again"].concat());
+    flood.run(50);
+    assert_eq!(flood.pair.world.peers(flood.pair.exit)[1].flows, 1);
 }
 
 #[test]
 fn opening_and_closing_flows_for_ever_leaves_nothing_behind() {
-    let mut siege = Siege::with_lane(185, "");
+    let mut flood = GateFlood::with_lane(185, "");
     for flow in 0..5000 {
-        let open = siege.open(flow, ECHO);
-        siege.send(&[&open[..], b"hit"].concat());
-        siege.send(Context::Closed(siege.rogue.flow(flow)).encode().as_slice());
+        let open = flood.open(flow, ECHO);
+        flood.send(&[&open[..], b"hit"].concat());
+        flood.send(Context::Closed(flood.malicious.flow(flow)).encode().as_slice());
         if flow % 50 == 49 {
-            siege.run(1);
+            flood.run(1);
         }
     }
-    siege.run(50);
-    let exit = siege.pair.exit;
-    assert_eq!(siege.pair.world.peers(exit)[1].flows, 0);
-    assert_eq!(siege.pair.world.agent(exit).local_sockets(), 0);
-    assert_eq!(siege.metric("culvert_flows_evicted_total{reason=\"closed\"}"), 5000);
-    siege.assert_innocent_is_unharmed();
+    flood.run(50);
+    let exit = flood.pair.exit;
+    assert_eq!(flood.pair.world.peers(exit)[1].flows, 0);
+    assert_eq!(flood.pair.world.agent(exit).local_sockets(), 0);
+    assert_eq!(flood.metric("culvert_flows_evicted_total{reason=\"closed\"}"), 5000);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn a_service_that_floods_one_flow_costs_what_its_socket_holds() {
-    let mut siege = Siege::with_lane(190, "");
-    let open = siege.open(0, ECHO);
-    siege.send(&[&open[..], b"one question"].concat());
+    let mut flood = GateFlood::with_lane(190, "");
+    let open = flood.open(0, ECHO);
+    flood.send(&[&open[..], b"one question"].concat());
     // The service must not answer by itself: only the world runs.
-    siege.pair.world.run(Duration::from_millis(20));
-    let question = siege.pair.echo.receive();
+    flood.pair.world.run(Duration::from_millis(20));
+    let question = flood.pair.echo.receive();
     let [(asker, _)] = &question[..] else { panic!("{question:?}") };
     // 856 B each in the receive buffer of 4 MiB, of which no more than 4,900 find room at once.
     for _ in 0..10_000 {
-        siege.pair.echo.send(*asker, &[7; 600]);
+        flood.pair.echo.send(*asker, &[7; 600]);
     }
-    siege.assert_innocent_is_unharmed();
-    let kernel = siege.metric("culvert_socket_kernel_drops_total{socket=\"upstream\"}");
-    let uplink = siege.pair.world.peers(siege.pair.exit)[1].uplink;
+    flood.assert_innocent_is_unharmed();
+    let kernel = flood.metric("culvert_socket_kernel_drops_total{socket=\"upstream\"}");
+    let uplink = flood.pair.world.peers(flood.pair.exit)[1].uplink;
     assert_eq!(uplink.account.received + kernel, 10_000);
     assert!((4000..5000).contains(&uplink.account.received), "{uplink:?}");
     assert_eq!(uplink.queued, 0);
-    let arrived = siege.rogue.data.len() as u64 + siege.rogue.drops();
+    let arrived = flood.malicious.data.len() as u64 + flood.malicious.drops();
     assert_eq!(arrived, uplink.account.delivered + 1, "and the confirmation");
 }
 
 #[test]
 fn one_key_on_many_connections_keeps_one_session() {
-    let mut siege = Siege::with_lane(200, "");
-    let mut others: Vec<Rogue> =
-        (1..60).map(|place| dial(&siege.pair, &mut siege.host, &siege.identity, place, None)).collect();
-    for rogue in &mut others {
-        rogue.say(&Rogue::hello());
+    let mut flood = GateFlood::with_lane(200, "");
+    let mut others: Vec<MaliciousPeer> =
+        (1..60).map(|place| dial(&flood.pair, &mut flood.host, &flood.identity, place, None)).collect();
+    for malicious in &mut others {
+        malicious.say(&MaliciousPeer::hello());
     }
     for _ in 0..300 {
-        siege.run(1);
-        let now = siege.pair.world.clock.now();
-        others.iter_mut().for_each(|rogue| rogue.poll(now));
+        flood.run(1);
+        let now = flood.pair.world.clock.now();
+        others.iter_mut().for_each(|malicious| malicious.poll(now));
     }
-    let left = others.iter().filter(|rogue| rogue.lost.is_none()).count();
+    let left = others.iter().filter(|malicious| malicious.lost.is_none()).count();
     assert_eq!(left, 1, "the newest took over from the others");
-    assert_eq!(siege.rogue.closed(), Some(CloseReason::Replaced));
-    siege.run(3000);
-    assert_eq!(siege.metric("culvert_connections"), 2);
-    siege.assert_innocent_is_unharmed();
+    assert_eq!(flood.malicious.closed(), Some(CloseReason::Replaced));
+    flood.run(3000);
+    assert_eq!(flood.metric("culvert_connections"), 2);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
@@ -408,7 +409,7 @@ fn a_key_that_was_removed_is_refused_and_counted() {
     pair.world.restart(exit, &toml, &key, &[EXIT], 77);
     let mut host = pair.world.host(&[ROGUE]);
     let mut other = dial(&pair, &mut host, &identity, 0, None);
-    other.say(&Rogue::hello());
+    other.say(&MaliciousPeer::hello());
     other.ask_for_lane(0, 1);
     let mut client = pair.client(9000);
     for number in 0..200 {
@@ -452,10 +453,10 @@ fn a_clock_that_jumps_an_hour_costs_a_reconnect() {
 #[test]
 fn a_flows_datagrams_do_not_land_on_ip_packets_of_the_same_buffer() {
     let tun = "allowed_ips = [\"10.9.0.2/32\"]\n[tun]\naddress = [\"10.9.0.1/24\"]";
-    let mut siege = Siege::with_lane(901, tun);
-    siege.send(&[&siege.open(0, ECHO)[..], b"hello"].concat());
-    siege.run(50);
-    let number = siege.rogue.flow(0);
+    let mut flood = GateFlood::with_lane(901, tun);
+    flood.send(&[&flood.open(0, ECHO)[..], b"hello"].concat());
+    flood.run(50);
+    let number = flood.malicious.flow(0);
     let flow = Context::Flow { number, payload_at: 0 }.encode().as_slice().to_vec();
     let good = Recipe { flow: 2, payload: 8, tcp_options: 0, ..Recipe::UDP }.complete();
     let spoofed = Recipe { flow: 77, payload: 8, fill: 9, tcp_options: 0, ..Recipe::UDP }.complete();
@@ -465,11 +466,11 @@ fn a_flows_datagrams_do_not_land_on_ip_packets_of_the_same_buffer() {
         frame(&[&[0][..], &good].concat()),
         frame(&[&flow[..], b"zzz", &spoofed].concat()),
     ];
-    let now = siege.pair.world.clock.now();
-    siege.rogue.send_frame(&frames.concat(), now);
-    siege.run(20);
-    let written = siege.pair.world.agent(siege.pair.exit).tun().take_written();
+    let now = flood.pair.world.clock.now();
+    flood.malicious.send_frame(&frames.concat(), now);
+    flood.run(20);
+    let written = flood.pair.world.agent(flood.pair.exit).tun().take_written();
     let written: Vec<_> = written.iter().map(|written| &written.packet).collect();
     assert_eq!(written, [&good]);
-    siege.assert_innocent_is_unharmed();
+    flood.assert_innocent_is_unharmed();
 }

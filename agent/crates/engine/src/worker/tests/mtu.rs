@@ -21,7 +21,7 @@ impl Pair {
     }
 
     /// Sends a datagram of the given size every 5 ms, so long; how many answers came.
-    fn exchange(&mut self, client: &mut Udp, payload: &[u8], time: Duration) -> usize {
+    fn hub(&mut self, client: &mut Udp, payload: &[u8], time: Duration) -> usize {
         let mut answers = 0;
         for _ in 0..time.as_millis() / 5 {
             client.send(INGRESS, payload);
@@ -41,7 +41,7 @@ fn every_lane_searches_and_the_least_holds_for_all() {
         pair.world.set_mtu(ENTRY, EXIT, 1400);
         pair.wait_for_lanes(3);
         let mut client = pair.client(1000);
-        pair.exchange(&mut client, &numbered(1), 4 * SECOND);
+        pair.hub(&mut client, &numbered(1), 4 * SECOND);
         let found = pair.packet();
         assert!((1392..=1400).contains(&found), "{found}");
         for worker in &pair.world.agent(pair.entry).workers {
@@ -51,7 +51,7 @@ fn every_lane_searches_and_the_least_holds_for_all() {
         }
         assert_eq!(pair.world.metric(pair.entry, BLACK_HOLES), 0);
         let probes = pair.world.metric(pair.entry, PROBES);
-        pair.exchange(&mut client, &numbered(1), 10 * SECOND);
+        pair.hub(&mut client, &numbered(1), 10 * SECOND);
         assert_eq!(pair.world.metric(pair.entry, PROBES), probes, "it has found what it searched");
     }
 }
@@ -62,37 +62,33 @@ fn a_path_that_shrinks_under_traffic_is_followed_within_two_seconds_and_grows_ag
         let mut pair = Pair::with_workers(seed, (workers, workers), "lanes = 2", "");
         pair.wait_for_lanes(2);
         let mut client = pair.client(1000);
-        pair.exchange(&mut client, &numbered(1), SECOND / 2);
+        pair.hub(&mut client, &numbered(1), SECOND / 2);
         assert_eq!(pair.packet(), 1452);
-        let answers = pair.exchange(&mut client, &filling(1452), SECOND / 2);
+        let answers = pair.hub(&mut client, &filling(1452), SECOND / 2);
         assert!(answers >= 95, "{answers} of 100");
 
         pair.world.set_mtu(ENTRY, EXIT, 1300);
-        pair.exchange(&mut client, &filling(1452), 2 * SECOND);
+        pair.hub(&mut client, &filling(1452), 2 * SECOND);
         assert!(pair.world.metric(pair.entry, BLACK_HOLES) >= 1);
-        assert_eq!(
-            pair.exchange(&mut client, &filling(1452), SECOND / 5),
-            0,
-            "dropped with a reason, not lost"
-        );
+        assert_eq!(pair.hub(&mut client, &filling(1452), SECOND / 5), 0, "dropped with a reason, not lost");
         let found = pair.packet();
         assert!((1200..=1300).contains(&found), "{found}");
         // What fits goes on, at both ends.
-        let answers = pair.exchange(&mut client, &filling(1200), SECOND);
+        let answers = pair.hub(&mut client, &filling(1200), SECOND);
         assert!(answers >= 190, "{answers} of 200");
-        pair.exchange(&mut client, &numbered(1), 4 * SECOND);
+        pair.hub(&mut client, &numbered(1), 4 * SECOND);
         let found = pair.packet();
         assert!((1292..=1300).contains(&found), "{found}");
         pair.assert_balanced();
 
         // It grows: found when it is searched for again, and only then.
         pair.world.set_mtu(ENTRY, EXIT, 1500);
-        pair.exchange(&mut client, &numbered(1), 10 * SECOND);
+        pair.hub(&mut client, &numbered(1), 10 * SECOND);
         assert!(pair.packet() <= 1300);
         pair.world.run(600 * SECOND);
-        pair.exchange(&mut client, &numbered(1), 2 * SECOND);
+        pair.hub(&mut client, &numbered(1), 2 * SECOND);
         assert_eq!(pair.packet(), 1452);
-        assert!(pair.exchange(&mut client, &filling(1452), SECOND / 2) >= 90);
+        assert!(pair.hub(&mut client, &filling(1452), SECOND / 2) >= 90);
         pair.assert_balanced();
     }
 }
@@ -101,15 +97,15 @@ fn a_path_that_shrinks_under_traffic_is_followed_within_two_seconds_and_grows_ag
 fn a_device_that_shrinks_refuses_packets_and_is_followed_as_well() {
     let mut pair = Pair::connected(93, "", "");
     let mut client = pair.client(1000);
-    pair.exchange(&mut client, &filling(1452), SECOND / 2);
+    pair.hub(&mut client, &filling(1452), SECOND / 2);
     pair.world.set_device_mtu(ENTRY, 1300);
-    pair.exchange(&mut client, &filling(1452), 2 * SECOND);
+    pair.hub(&mut client, &filling(1452), 2 * SECOND);
     assert!(pair.world.metric(pair.entry, BLACK_HOLES) >= 1);
     let refused = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"send_too_large\"}";
     assert!(pair.world.metric(pair.entry, refused) > 0);
-    let answers = pair.exchange(&mut client, &filling(1200), SECOND);
+    let answers = pair.hub(&mut client, &filling(1200), SECOND);
     assert!(answers >= 190, "{answers} of 200");
-    pair.exchange(&mut client, &numbered(1), 4 * SECOND);
+    pair.hub(&mut client, &numbered(1), 4 * SECOND);
     let found = pair.packet();
     assert!((1292..=1300).contains(&found), "{found}");
     assert!(pair.world.metric(pair.entry, PROBES_LOST) >= 3);
@@ -122,7 +118,7 @@ fn the_ceiling_of_either_end_holds() {
     pair.world.set_mtu(ENTRY, EXIT, 9000);
     pair.wait_for_lanes(1);
     let mut client = pair.client(1000);
-    pair.exchange(&mut client, &numbered(1), SECOND);
+    pair.hub(&mut client, &numbered(1), SECOND);
     assert_eq!(pair.packet(), 1452);
     let lanes = pair.world.agent(pair.entry).workers[0].host.lanes.iter();
     assert_eq!(lanes.map(|(_, slot)| slot.largest_packet).collect::<Vec<_>>(), [1452]);

@@ -221,7 +221,7 @@ impl Trial {
 
     fn run_until(&mut self, until: Instant) {
         loop {
-            while self.exchange() {
+            while self.hub() {
                 self.pair.world.settle();
             }
             let timeout = self.foreign.as_ref().and_then(|foreign| foreign.sender.timeout());
@@ -233,7 +233,7 @@ impl Trial {
     }
 
     /// Writes and reads what there is to; false if nothing.
-    fn exchange(&mut self) -> bool {
+    fn hub(&mut self) -> bool {
         let Pair { clients, services, world, .. } = &mut self.pair;
         let (writing, reading) =
             if self.trial.is_download { (services, clients) } else { (clients, services) };
@@ -247,7 +247,7 @@ impl Trial {
             *self.outcome.per_second.last_mut().unwrap() += bytes;
         }
         if let Some(foreign) = &mut self.foreign {
-            *self.outcome.foreign.last_mut().unwrap() += foreign.exchange(world.now());
+            *self.outcome.foreign.last_mut().unwrap() += foreign.hub(world.now());
         }
         is_busy
     }
@@ -343,7 +343,7 @@ impl Foreign {
     }
 
     /// Sends, acknowledges and hears acknowledgements; returns how many bytes came, as a TCP stream's.
-    fn exchange(&mut self, now: Instant) -> u64 {
+    fn hub(&mut self, now: Instant) -> u64 {
         let [(near_host, near), (far_host, far)] = &mut self.sockets;
         let [sent_bytes, acknowledged_bytes] = FOREIGN_BYTES;
         let mut payload = [0; 1472];

@@ -7,12 +7,12 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{context::Context, messages::CloseReason};
 
 use crate::{
-    roster::{Origin, RosterError},
+    registry::{Origin, RegistryError},
     worker::tests::{
         ENTRY, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,
+        flood::{ECHO, GateFlood},
         harness::Udp,
         number_of, numbered,
-        siege::{ECHO, Siege},
     },
 };
 
@@ -239,7 +239,7 @@ fn a_key_that_is_taken_out_ends_its_connection_and_one_beside_it_does_not() {
 fn a_peer_that_was_shut_out_stays_out_until_the_configuration_forgets_its_key() {
     let mut pair = Pair::connected(4050, "", "");
     let exit = pair.exit;
-    pair.world.agent(exit).roster.remove("entry").unwrap();
+    pair.world.agent(exit).registry.remove("entry").unwrap();
     let limits = "limits = { flows = 77 }\n";
     let text = Exit::new().toml(&pair.entry_key);
     pair.world.reload(exit, &format!("{limits}{text}")).unwrap();
@@ -247,7 +247,7 @@ fn a_peer_that_was_shut_out_stays_out_until_the_configuration_forgets_its_key() 
     pair.world.reload(exit, &text.replace("name = \"entry\"", "name = \"other\"")).unwrap();
     pair.world.reload(exit, &text.replace("name = \"entry\"", "name = \"other\"\nlanes = 3")).unwrap();
     pair.world.run(Duration::from_secs(2));
-    assert!(pair.world.agent(exit).roster.list().is_empty());
+    assert!(pair.world.agent(exit).registry.list().is_empty());
     assert!(!pair.world.peer(pair.entry).connected());
     let nobody = text.split("[[peer]]").next().unwrap().to_owned();
     pair.world.reload(exit, &nobody).unwrap();
@@ -292,7 +292,7 @@ fn open_mode_begins_and_ends_with_a_reload() {
     pair.world.run(Duration::from_secs(20));
     assert!(pair.world.peer(guest).connected());
     let origins = |pair: &mut Pair| {
-        let listed = pair.world.agent(pair.exit).roster.list();
+        let listed = pair.world.agent(pair.exit).registry.list();
         listed.iter().map(|listed| listed.origin).collect::<Vec<_>>()
     };
     assert_eq!(origins(&mut pair), [Origin::Config, Origin::Open]);
@@ -332,19 +332,19 @@ fn a_peer_of_the_state_file_is_left_alone_or_says_why_nothing_changed() {
     let mut pair = Pair::connected(4090, "", "");
     let (exit, text) = (pair.exit, Exit::new().toml(&pair.entry_key));
     let late = Identity::generate().unwrap();
-    let mut peer = (*pair.world.agent(exit).roster.list()[0].peer).clone();
+    let mut peer = (*pair.world.agent(exit).registry.list()[0].peer).clone();
     peer.name = "late".into();
     peer.public_keys = vec![late.public_key()];
-    pair.world.agent(exit).roster.add(peer, Origin::State).unwrap();
+    pair.world.agent(exit).registry.add(peer, Origin::State).unwrap();
     let before = Arc::clone(&pair.world.agent(exit).workers[0].cx.config);
     let taken = format!("{text}\n[[peer]]\nname = \"new\"\npublic_key = \"{}\"\n", late.public_key());
     let error = pair.world.reload(exit, &taken).unwrap_err();
-    assert_eq!(error, RosterError::KeyTaken("late".into()));
+    assert_eq!(error, RegistryError::KeyTaken("late".into()));
     pair.world.run(Duration::from_millis(10));
     assert_eq!(pair.world.agent(exit).workers[0].cx.config, before, "nothing has changed");
     pair.world.reload(exit, &format!("limits = {{ flows = 77 }}\n{text}")).unwrap();
     pair.world.run(Duration::from_millis(10));
-    let listed = pair.world.agent(exit).roster.list();
+    let listed = pair.world.agent(exit).registry.list();
     assert_eq!(listed.iter().map(|listed| &*listed.peer.name).collect::<Vec<_>>(), ["entry", "late"]);
     assert_eq!(pair.world.agent(exit).workers[0].cx.config.limits.flows, 77);
 }
@@ -414,23 +414,23 @@ fn a_keepalive_that_comes_with_a_reload_keeps_the_connection_that_is_there() {
 
 #[test]
 fn the_lanes_of_a_key_that_was_taken_away_deliver_nothing_more() {
-    let mut siege = Siege::with_lane(4120, "");
-    let opening = [&siege.open(0, ECHO)[..], b"opens"].concat();
-    siege.send(&opening);
-    siege.run(50);
-    let exit = siege.pair.exit;
-    let received = |siege: &mut Siege| siege.pair.world.peers(exit)[1].downlink.account.received;
-    assert_eq!(received(&mut siege), 1);
+    let mut flood = GateFlood::with_lane(4120, "");
+    let opening = [&flood.open(0, ECHO)[..], b"opens"].concat();
+    flood.send(&opening);
+    flood.run(50);
+    let exit = flood.pair.exit;
+    let received = |flood: &mut GateFlood| flood.pair.world.peers(exit)[1].downlink.account.received;
+    assert_eq!(received(&mut flood), 1);
     let other = Identity::generate().unwrap().public_key().to_string();
-    let toml = siege.pair.exit_toml.replace(&siege.identity.public_key().to_string(), &other);
-    siege.pair.world.reload(exit, &toml).unwrap();
-    siege.pair.world.run(Duration::from_millis(1));
+    let toml = flood.pair.exit_toml.replace(&flood.identity.public_key().to_string(), &other);
+    flood.pair.world.reload(exit, &toml).unwrap();
+    flood.pair.world.run(Duration::from_millis(1));
     // What was under way when the key was taken away.
-    let header = Context::Flow { number: siege.rogue.flow(0), payload_at: 0 }.encode();
-    siege.send(&[header.as_slice(), b"late"].concat());
-    siege.run(100);
-    assert_eq!(received(&mut siege), 1);
-    assert_eq!(siege.metric("culvert_lanes{state=\"draining\"}"), 0);
-    siege.assert_closed(CloseReason::KeyRemoved);
-    siege.assert_innocent_is_unharmed();
+    let header = Context::Flow { number: flood.malicious.flow(0), payload_at: 0 }.encode();
+    flood.send(&[header.as_slice(), b"late"].concat());
+    flood.run(100);
+    assert_eq!(received(&mut flood), 1);
+    assert_eq!(flood.metric("culvert_lanes{state=\"draining\"}"), 0);
+    flood.assert_closed(CloseReason::KeyRemoved);
+    flood.assert_innocent_is_unharmed();
 }

@@ -112,7 +112,7 @@ impl Crowd {
 
 /// Who goes away, and how they come back.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Order {
+enum WorkerMessage {
     Exit,
     Entry,
     ExitThenEntry,
@@ -170,22 +170,22 @@ impl Restarts {
     }
 
     /// Plays `order` while the crowd sends; ends with the return of the last that was away.
-    fn play(&mut self, order: Order, crowd: &mut Crowd) {
+    fn play(&mut self, order: WorkerMessage, crowd: &mut Crowd) {
         let (entry, exit) = (self.pair.entry, self.pair.exit);
         let away = Duration::from_millis(self.rng.random_range(0..4000));
         let moment = Duration::from_millis(self.rng.random_range(1..120));
         match order {
-            Order::Exit => {
+            WorkerMessage::Exit => {
                 self.kill(exit);
                 crowd.run(&mut self.pair, away);
                 self.start_exit();
             }
-            Order::Entry => {
+            WorkerMessage::Entry => {
                 self.kill(entry);
                 crowd.run(&mut self.pair, away);
                 self.start_entry();
             }
-            Order::ExitThenEntry => {
+            WorkerMessage::ExitThenEntry => {
                 self.kill(exit);
                 crowd.run(&mut self.pair, moment);
                 self.kill(entry);
@@ -194,7 +194,7 @@ impl Restarts {
                 crowd.run(&mut self.pair, moment);
                 self.start_entry();
             }
-            Order::EntryThenExit => {
+            WorkerMessage::EntryThenExit => {
                 self.kill(entry);
                 crowd.run(&mut self.pair, moment);
                 self.kill(exit);
@@ -203,7 +203,7 @@ impl Restarts {
                 crowd.run(&mut self.pair, moment);
                 self.start_exit();
             }
-            Order::ExitTwice => {
+            WorkerMessage::ExitTwice => {
                 self.kill(exit);
                 crowd.run(&mut self.pair, away);
                 self.start_exit();
@@ -212,7 +212,7 @@ impl Restarts {
                 crowd.run(&mut self.pair, moment);
                 self.start_exit();
             }
-            Order::ExitDuringHandshake => {
+            WorkerMessage::ExitDuringHandshake => {
                 self.kill(entry);
                 crowd.run(&mut self.pair, away);
                 self.start_entry();
@@ -221,7 +221,7 @@ impl Restarts {
                 crowd.run(&mut self.pair, moment);
                 self.start_exit();
             }
-            Order::EntryDuringHandshake => {
+            WorkerMessage::EntryDuringHandshake => {
                 self.kill(entry);
                 crowd.run(&mut self.pair, away);
                 self.start_entry();
@@ -247,7 +247,7 @@ pub(super) fn report(what: &str, mut times: Vec<Duration>) -> Duration {
 
 const SEEDS: u64 = 20;
 
-fn with_traffic(order: Order) {
+fn with_traffic(order: WorkerMessage) {
     let mut times = Vec::new();
     for seed in 0..SEEDS {
         let extra = if seed % 2 == 0 { "keepalive = \"0s\"" } else { "" };
@@ -269,29 +269,29 @@ fn with_traffic(order: Order) {
 
 #[test]
 fn traffic_flows_again_within_two_seconds_of_the_exits_return() {
-    with_traffic(Order::Exit);
+    with_traffic(WorkerMessage::Exit);
 }
 
 #[test]
 fn traffic_flows_again_within_two_seconds_of_the_entrys_return() {
-    with_traffic(Order::Entry);
+    with_traffic(WorkerMessage::Entry);
 }
 
 #[test]
 fn traffic_flows_again_when_both_return_in_either_order() {
-    with_traffic(Order::ExitThenEntry);
-    with_traffic(Order::EntryThenExit);
+    with_traffic(WorkerMessage::ExitThenEntry);
+    with_traffic(WorkerMessage::EntryThenExit);
 }
 
 #[test]
 fn traffic_flows_again_after_an_exit_that_died_twice() {
-    with_traffic(Order::ExitTwice);
+    with_traffic(WorkerMessage::ExitTwice);
 }
 
 #[test]
 fn traffic_flows_again_after_a_death_in_the_midst_of_a_handshake() {
-    with_traffic(Order::ExitDuringHandshake);
-    with_traffic(Order::EntryDuringHandshake);
+    with_traffic(WorkerMessage::ExitDuringHandshake);
+    with_traffic(WorkerMessage::EntryDuringHandshake);
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn sessions_are_counted_and_do_not_flap_after_a_restart() {
     for seed in 8500..8510 {
         let mut restarts = Restarts::new(seed, "");
         let mut crowd = Crowd::new(&mut restarts.pair, 3, seed);
-        restarts.play(Order::Exit, &mut crowd);
+        restarts.play(WorkerMessage::Exit, &mut crowd);
         crowd.run(&mut restarts.pair, Duration::from_secs(8));
         let exit = restarts.pair.exit;
         let sessions = restarts.pair.world.metric(exit, ESTABLISHED);

@@ -5,9 +5,10 @@ use std::{net::SocketAddr, time::Duration};
 use wire::{clock::Clock, context::Context};
 
 use crate::worker::tests::{
-    EXIT, INGRESS, number_of, numbered,
-    rogue::Rogue,
-    siege::{ECHO, ROGUE, Siege},
+    EXIT, INGRESS,
+    flood::{ECHO, GateFlood, ROGUE},
+    malicious::MaliciousPeer,
+    number_of, numbered,
 };
 
 /// Between two turns of an exit that is slow.
@@ -15,8 +16,8 @@ const TURN: Duration = Duration::from_millis(4);
 
 const PATH_CHALLENGE: u8 = 0x1a;
 
-impl Siege {
-    /// Milliseconds in which the rogue sends what `send` sends, and the innocent a datagram each: how many of the innocent's are echoed.
+impl GateFlood {
+    /// Milliseconds in which the malicious sends what `send` sends, and the innocent a datagram each: how many of the innocent's are echoed.
     fn beside(&mut self, milliseconds: u32, mut send: impl FnMut(&mut Self, u32)) -> usize {
         let mut client = self.pair.client(9_300);
         client.send(INGRESS, &numbered(0));
@@ -39,12 +40,12 @@ impl Siege {
         self.pair.world.slow_down(exit, TURN);
     }
 
-    /// The rogue is in standard mode.
+    /// The malicious is in standard mode.
     fn plain(seed: u64) -> Self {
-        let mut siege = Self::new(seed, "");
-        siege.rogue.say(&Rogue::hello_with_lanes(0));
-        siege.run(100);
-        siege
+        let mut flood = Self::new(seed, "");
+        flood.malicious.say(&MaliciousPeer::hello_with_lanes(0));
+        flood.run(100);
+        flood
     }
 
     fn assert_no_turn_was_too_long(&mut self) {
@@ -55,88 +56,88 @@ impl Siege {
 
 #[test]
 fn openings_without_end_on_lanes_leave_the_datagrams_of_another_without_loss() {
-    let mut siege = Siege::with_lane(2_401, "");
-    siege.slow_exit();
+    let mut flood = GateFlood::with_lane(2_401, "");
+    flood.slow_exit();
     let mut flow = 0;
-    let flood = |siege: &mut Siege, _| {
+    let flooding = |flood: &mut GateFlood, _| {
         for _ in 0..16 {
             let mut frames = Vec::new();
             for _ in 0..120 {
-                let number = siege.rogue.flow(flow);
+                let number = flood.malicious.flow(flow);
                 flow += 1;
                 let opening = Context::OpenEmpty { number, service: ECHO }.encode();
                 frames.extend([0x31, opening.as_slice().len() as u8]);
                 frames.extend(opening.as_slice());
             }
-            siege.rogue.send_frame(&frames, siege.pair.world.clock.now());
+            flood.malicious.send_frame(&frames, flood.pair.world.clock.now());
         }
     };
-    assert_eq!(siege.beside(500, flood), 500);
-    assert!(siege.metric("culvert_limit_reached_total{limit=\"flow_rate\"}") > 100_000);
-    siege.assert_no_turn_was_too_long();
-    siege.assert_innocent_is_unharmed();
+    assert_eq!(flood.beside(500, flooding), 500);
+    assert!(flood.metric("culvert_limit_reached_total{limit=\"flow_rate\"}") > 100_000);
+    flood.assert_no_turn_was_too_long();
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn openings_and_ends_without_end_in_standard_mode_harm_nobody_else() {
-    let mut siege = Siege::plain(2_402);
+    let mut flood = GateFlood::plain(2_402);
     let mut flow = 0;
-    let flood = |siege: &mut Siege, _| {
+    let flooding = |flood: &mut GateFlood, _| {
         for _ in 0..100 {
-            let number = siege.rogue.flow(flow);
+            let number = flood.malicious.flow(flow);
             flow += 1;
             for context in [Context::OpenEmpty { number, service: ECHO }, Context::Closed(number)] {
                 let content = context.encode().as_slice().to_vec();
-                siege.rogue.send_plain(&content);
+                flood.malicious.send_plain(&content);
             }
         }
     };
-    assert_eq!(siege.beside(500, flood), 500);
-    assert_eq!(siege.rogue.closed(), None);
-    siege.run(200);
-    assert!(siege.pair.world.peers(siege.pair.exit)[1].flows < 100, "its flows are closed");
-    siege.assert_no_turn_was_too_long();
-    siege.assert_innocent_is_unharmed();
+    assert_eq!(flood.beside(500, flooding), 500);
+    assert_eq!(flood.malicious.closed(), None);
+    flood.run(200);
+    assert!(flood.pair.world.peers(flood.pair.exit)[1].flows < 100, "its flows are closed");
+    flood.assert_no_turn_was_too_long();
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn first_pieces_without_end_in_standard_mode_are_bounded_and_harm_nobody_else() {
-    let mut siege = Siege::plain(2_403);
-    let opening = siege.open(0, ECHO);
-    siege.rogue.send_plain(&opening);
-    siege.run(50);
-    let number = siege.rogue.flow(0);
-    let flood = |siege: &mut Siege, datagram: u32| {
+    let mut flood = GateFlood::plain(2_403);
+    let opening = flood.open(0, ECHO);
+    flood.malicious.send_plain(&opening);
+    flood.run(50);
+    let number = flood.malicious.flow(0);
+    let flooding = |flood: &mut GateFlood, datagram: u32| {
         let piece = Context::Piece { number, datagram, total: 60_000, offset: 0, payload_at: 0 };
         let content = [piece.encode().as_slice(), &[0; 1_024]].concat();
-        siege.rogue.send_plain(&content);
+        flood.malicious.send_plain(&content);
     };
-    assert_eq!(siege.beside(500, flood), 500);
-    siege.assert_no_turn_was_too_long();
-    siege.assert_innocent_is_unharmed();
+    assert_eq!(flood.beside(500, flooding), 500);
+    flood.assert_no_turn_was_too_long();
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
 fn challenges_from_many_ports_move_no_lane_and_are_answered_within_limits() {
-    let mut siege = Siege::with_lane(2_404, "");
+    let mut flood = GateFlood::with_lane(2_404, "");
     let exit = SocketAddr::new(EXIT, 4433);
     let mut ports =
-        Vec::from_iter((0..64).map(|port| siege.host.udp(SocketAddr::new(ROGUE, 41_000 + port), None)));
+        Vec::from_iter((0..64).map(|port| flood.host.udp(SocketAddr::new(ROGUE, 41_000 + port), None)));
     let mut sent = vec![0; ports.len()];
-    let flood = |siege: &mut Siege, round: u32| {
+    let flooding = |flood: &mut GateFlood, round: u32| {
         for (place, port) in ports.iter_mut().enumerate() {
             let mut challenge = vec![PATH_CHALLENGE];
             challenge.extend(u64::from(round).to_be_bytes());
-            let packet = siege.rogue.seal(&challenge, siege.pair.world.clock.now());
+            let packet = flood.malicious.seal(&challenge, flood.pair.world.clock.now());
             sent[place] += packet.len();
             port.send(exit, &packet);
         }
     };
-    assert_eq!(siege.beside(300, flood), 300);
+    assert_eq!(flood.beside(300, flooding), 300);
     for (port, sent) in ports.iter_mut().zip(sent) {
         let got: usize = port.receive().iter().map(|(_, packet)| packet.len()).sum();
         assert!(got <= 3 * sent, "{got} bytes for {sent}");
     }
-    siege.assert_no_turn_was_too_long();
-    siege.assert_innocent_is_unharmed();
+    flood.assert_no_turn_was_too_long();
+    flood.assert_innocent_is_unharmed();
 }

@@ -13,9 +13,9 @@ use crate::{
     datapath::segments::{CountedHeader, Marks, Segments},
     status::PeerStatus,
     worker::tests::{
+        flood::{ECHO, GateFlood, ROGUE},
+        malicious::MaliciousPeer,
         number_of, numbered,
-        rogue::Rogue,
-        siege::{ECHO, ROGUE, Siege},
     },
 };
 
@@ -23,56 +23,56 @@ const MS: Duration = Duration::from_millis(1);
 
 /// A peer without lanes that nothing reaches any more.
 struct Stalled {
-    siege: Siege,
+    flood: GateFlood,
     /// The service sends there what is for it.
     flow: SocketAddr,
 }
 
 impl Stalled {
     fn new(seed: u64) -> Self {
-        let mut siege = Siege::new(seed, "");
-        siege.rogue.say(&Rogue::hello_with_lanes(0));
-        siege.run(50);
-        let opening = [&siege.open(0, ECHO)[..], b"opens"].concat();
-        siege.rogue.send_plain(&opening);
-        let mut stalled = Self { siege, flow: SocketAddr::new(ROGUE, 0) };
+        let mut flood = GateFlood::new(seed, "");
+        flood.malicious.say(&MaliciousPeer::hello_with_lanes(0));
+        flood.run(50);
+        let opening = [&flood.open(0, ECHO)[..], b"opens"].concat();
+        flood.malicious.send_plain(&opening);
+        let mut stalled = Self { flood, flow: SocketAddr::new(ROGUE, 0) };
         stalled.run(30);
-        stalled.flow = stalled.siege.pair.echo.receive()[0].0;
+        stalled.flow = stalled.flood.pair.echo.receive()[0].0;
         stalled.set_blocked(true);
         stalled
     }
 
     fn set_blocked(&mut self, blocked: bool) {
-        let mut weather = self.siege.pair.world.weather.borrow_mut();
+        let mut weather = self.flood.pair.world.weather.borrow_mut();
         weather.block = Box::new(move |_, to| blocked && to.ip() == ROGUE);
     }
 
     /// Lets time pass in which the service says nothing by itself.
     fn run(&mut self, milliseconds: u32) {
         for _ in 0..milliseconds {
-            self.siege.pair.world.run(MS);
-            self.siege.rogue.poll(self.siege.pair.world.clock.now());
+            self.flood.pair.world.run(MS);
+            self.flood.malicious.poll(self.flood.pair.world.clock.now());
         }
     }
 
     /// The service sends datagrams with these numbers.
     fn answer(&mut self, numbers: std::ops::Range<u32>) {
         for number in numbers {
-            self.siege.pair.echo.send(self.flow, &numbered(number));
+            self.flood.pair.echo.send(self.flow, &numbered(number));
         }
     }
 
     /// The numbers of those that the peer got since this was last asked.
     fn came(&mut self) -> Vec<u32> {
-        let data = std::mem::take(&mut self.siege.rogue.data);
+        let data = std::mem::take(&mut self.flood.malicious.data);
         let payloads = data.iter().filter_map(|data| Some(&data[Context::decode(data)?.payload_at()?..]));
         payloads.map(number_of).collect()
     }
 
     /// The peer as the exit sees it, and how many of its datagrams expired.
     fn peer(&mut self) -> (PeerStatus, u64) {
-        let exit = self.siege.pair.exit;
-        let peer = self.siege.pair.world.peers(exit).swap_remove(1);
+        let exit = self.flood.pair.exit;
+        let peer = self.flood.pair.world.peers(exit).swap_remove(1);
         assert!(peer.uplink.balances, "{peer:?}");
         let expired = peer.uplink.account.dropped[DropReason::Expired as usize];
         assert_eq!(peer.uplink.account.dropped_total(), expired, "for no other reason");
@@ -81,7 +81,7 @@ impl Stalled {
 
     /// Datagrams that wait for room before quinn-proto, in the relay's queue.
     fn in_queue(&self) -> usize {
-        self.siege.pair.world.books(self.siege.pair.exit)[0].peers[1].waiting[0].0
+        self.flood.pair.world.books(self.flood.pair.exit)[0].peers[1].waiting[0].0
     }
 }
 
@@ -146,13 +146,13 @@ fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
     // quinn-proto has no room.
     let held = before.uplink.queued;
 
-    let number = stalled.siege.rogue.flow(0);
+    let number = stalled.flood.malicious.flow(0);
     let cutting = Context::Piece { number, datagram: 0, total: 3000, offset: 0, payload_at: 0 };
-    let exit = stalled.siege.pair.exit;
-    let account = &mut stalled.siege.pair.world.agent(exit).workers[0].cx.peers[1].relay.uplink;
+    let exit = stalled.flood.pair.exit;
+    let account = &mut stalled.flood.pair.world.agent(exit).workers[0].cx.peers[1].relay.uplink;
     account.receive(1, 3000);
     account.handed_over += 1;
-    stalled.siege.pair.hand_over(exit, 30 * MS, |outgoing| {
+    stalled.flood.pair.hand_over(exit, 30 * MS, |outgoing| {
         let lane = LaneRef { peer: PeerId(1), lane: 0 };
         let header = CountedHeader { header: cutting.encode(), counted: 1 };
         let datagram = Segments { data: &[1; 3000], segment: 3000 };
@@ -167,31 +167,31 @@ fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
 }
 
 /// A peer without lanes that sends what it likes.
-fn standard(seed: u64) -> Siege {
-    let mut siege = Siege::new(seed, "");
-    siege.rogue.say(&Rogue::hello_with_lanes(0));
-    siege.run(50);
-    let opening = [&siege.open(0, ECHO)[..], b"opens"].concat();
-    siege.rogue.send_plain(&opening);
-    siege.run(50);
-    siege
+fn standard(seed: u64) -> GateFlood {
+    let mut flood = GateFlood::new(seed, "");
+    flood.malicious.say(&MaliciousPeer::hello_with_lanes(0));
+    flood.run(50);
+    let opening = [&flood.open(0, ECHO)[..], b"opens"].concat();
+    flood.malicious.send_plain(&opening);
+    flood.run(50);
+    flood
 }
 
 /// Sends so many datagrams of the first flow, as fast as the connection lets them go.
-fn flood(siege: &mut Siege, datagrams: usize) {
-    let number = siege.rogue.flow(0);
+fn flooding(flood: &mut GateFlood, datagrams: usize) {
+    let number = flood.malicious.flow(0);
     let header = Context::Flow { number, payload_at: 0 }.encode();
     let data = [header.as_slice(), &[7; 1000]].concat();
     for _ in 0..datagrams.div_ceil(200) {
         for _ in 0..200 {
-            siege.rogue.send_plain(&data);
+            flood.malicious.send_plain(&data);
         }
-        siege.pair.world.run(MS);
-        siege.rogue.poll(siege.pair.world.clock.now());
+        flood.pair.world.run(MS);
+        flood.malicious.poll(flood.pair.world.clock.now());
     }
     for _ in 0..3000 {
-        siege.pair.world.run(MS);
-        siege.rogue.poll(siege.pair.world.clock.now());
+        flood.pair.world.run(MS);
+        flood.malicious.poll(flood.pair.world.clock.now());
     }
 }
 
@@ -200,12 +200,12 @@ const FRAMES_SENT: &str = "culvert_control_datagram_frames_total{direction=\"upl
 
 #[test]
 fn every_frame_that_comes_to_a_slow_agent_is_received_or_dropped() {
-    let mut siege = standard(1413);
-    let exit = siege.pair.exit;
-    siege.pair.world.slow_down(exit, 40 * MS);
-    flood(&mut siege, 8000);
-    let came = siege.metric(FRAMES_CAME);
-    let downlink = siege.pair.world.peers(exit).swap_remove(1).downlink;
+    let mut flood = standard(1413);
+    let exit = flood.pair.exit;
+    flood.pair.world.slow_down(exit, 40 * MS);
+    flooding(&mut flood, 8000);
+    let came = flood.metric(FRAMES_CAME);
+    let downlink = flood.pair.world.peers(exit).swap_remove(1).downlink;
     assert!(came > 900, "{came} frames came");
     assert_eq!(downlink.account.received, came, "{downlink:?}");
     assert!(downlink.balances && downlink.queued == 0, "{downlink:?}");
@@ -213,19 +213,19 @@ fn every_frame_that_comes_to_a_slow_agent_is_received_or_dropped() {
 
 #[test]
 fn frames_for_which_quinn_has_no_room_are_counted() {
-    let mut siege = Siege::new(1414, "");
+    let mut flood = GateFlood::new(1414, "");
     // Nobody takes them before the hello.
-    flood(&mut siege, 2000);
-    siege.rogue.say(&Rogue::hello_with_lanes(0));
-    siege.run(100);
-    let came = siege.metric(FRAMES_CAME);
-    let exit = siege.pair.exit;
-    let downlink = siege.pair.world.peers(exit).swap_remove(1).downlink;
+    flooding(&mut flood, 2000);
+    flood.malicious.say(&MaliciousPeer::hello_with_lanes(0));
+    flood.run(100);
+    let came = flood.metric(FRAMES_CAME);
+    let exit = flood.pair.exit;
+    let downlink = flood.pair.world.peers(exit).swap_remove(1).downlink;
     assert_eq!(downlink.account.received, came, "{downlink:?}");
     let overflow = downlink.account.dropped[DropReason::PlainOverflow as usize];
     let unknown = downlink.account.dropped[DropReason::UnknownFlow as usize];
     assert_eq!((overflow + unknown, overflow > 0, unknown > 900), (came, true, true), "{downlink:?}");
-    assert_eq!(siege.dropped("plain_overflow"), overflow);
+    assert_eq!(flood.dropped("plain_overflow"), overflow);
 }
 
 #[test]
@@ -238,13 +238,13 @@ fn frames_that_quinn_holds_when_the_connection_ends_are_dropped() {
     assert_eq!(taken + expired, 300);
     // Until both ends have given it up for idle.
     stalled.run(65_000);
-    let exit = stalled.siege.pair.exit;
-    let peer = stalled.siege.pair.world.peers(exit).swap_remove(1);
+    let exit = stalled.flood.pair.exit;
+    let peer = stalled.flood.pair.world.peers(exit).swap_remove(1);
     assert!(!peer.connected() && peer.uplink.balances, "{peer:?}");
     let account = peer.uplink.account;
     let closed = account.dropped[DropReason::LaneClosed as usize];
     assert_eq!((account.delivered + closed, peer.uplink.queued), (taken, 0), "{account:?}");
     assert!(closed > 50, "{closed} were never sent");
     // One more said that the flow was opened.
-    assert_eq!(stalled.siege.metric(FRAMES_SENT), account.delivered + 1);
+    assert_eq!(stalled.flood.metric(FRAMES_SENT), account.delivered + 1);
 }

@@ -221,7 +221,7 @@ fn forwards_outlive_a_control_connection_that_is_replaced() {
         .collect();
     let on_control = control.iter().sum::<usize>();
     assert!((1..9).contains(&on_control));
-    pair.world.agent(pair.entry).workers[0].cx.exchange.end_session(PeerId(0), CloseReason::Replaced);
+    pair.world.agent(pair.entry).workers[0].cx.hub.end_session(PeerId(0), CloseReason::Replaced);
     pair.world.run(2 * SECOND);
     assert!(pair.world.peer(pair.entry).connected());
     assert_eq!(pair.world.metric(pair.entry, OPEN), 2);
@@ -359,8 +359,8 @@ fn they_end_with_the_peer_and_with_the_agent() {
         forwarding.open(5);
         let pair = &mut forwarding.pair;
         match side {
-            0 => pair.world.agent(pair.entry).roster.remove("exit").map(drop).unwrap(),
-            1 => pair.world.agent(pair.exit).roster.remove("entry").map(drop).unwrap(),
+            0 => pair.world.agent(pair.entry).registry.remove("exit").map(drop).unwrap(),
+            1 => pair.world.agent(pair.exit).registry.remove("entry").map(drop).unwrap(),
             2 => pair.world.stop(pair.entry),
             _ => pair.world.stop(pair.exit),
         }

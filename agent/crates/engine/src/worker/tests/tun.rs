@@ -85,7 +85,7 @@ fn packets_of_many_flows_arrive_once_in_order_and_unchanged_on_whatever_queue_th
                         let lane = packet.bucket() % wanted;
                         read[end] += packets.len() as u64;
                         by_lane[end][usize::from(lane)] += packets.len() as u64;
-                        if pool::keeper(owners[end].0, lane, owners[end].1) != queue {
+                        if pool::lane_host(owners[end].0, lane, owners[end].1) != queue {
                             handed_over[end] += packets.len() as u64;
                         }
                         tunnel.push(ends[end], queue, &packet);

@@ -12,11 +12,11 @@ use ip::{
 use wire::messages::{Features, Hello, Message};
 
 use crate::{
-    roster::Origin,
+    registry::Origin,
     worker::tests::{
         ENTRY, EXIT, Pair,
-        rogue::Rogue,
-        siege::{ROGUE, Siege},
+        flood::{GateFlood, ROGUE},
+        malicious::MaliciousPeer,
         tunnel::{
             BEHIND_ENTRY, BEHIND_EXIT, ENTRY_TUN, EXIT_TUN, Given, How, MOST_MTU, Tunnel, altered,
             assert_books, cut, icmp_errors,
@@ -173,16 +173,16 @@ fn a_peer_gets_checksums_as_it_takes_them_and_none_before_its_hello_says_so() {
         [(false, Features::PACKETS), (false, partial), (true, Features::PACKETS), (true, partial)]
     {
         let completes = features.contains(Features::PARTIAL_CHECKSUM);
-        let mut siege = besieged(1240, 1, standard, features);
-        let exit = siege.pair.exit;
+        let mut flood = besieged(1240, 1, standard, features);
+        let exit = flood.pair.exit;
         for given in &given {
-            assert!(siege.pair.world.agent(exit).tun().push(0, given.vnet, &given.bytes));
+            assert!(flood.pair.world.agent(exit).tun().push(0, given.vnet, &given.bytes));
         }
-        siege.run(40);
-        let contexts: Vec<u8> = siege.rogue.data.iter().map(|data| data[0]).collect();
+        flood.run(40);
+        let contexts: Vec<u8> = flood.malicious.data.iter().map(|data| data[0]).collect();
         let expected_contexts = if completes { [1, 1, 1, 1, 0] } else { [0; 5] };
         assert_eq!(contexts, expected_contexts, "standard mode {standard}");
-        for (data, expected) in siege.rogue.data.iter().zip(&expected) {
+        for (data, expected) in flood.malicious.data.iter().zip(&expected) {
             let mut packet = data[1..].to_vec();
             let view = IpView::parse(&packet).unwrap();
             if data[0] == 1 {
@@ -196,62 +196,62 @@ fn a_peer_gets_checksums_as_it_takes_them_and_none_before_its_hello_says_so() {
         let back: Vec<Given> = expected.iter().map(whole).collect();
         for packet in &back {
             let data = [&[0], &packet.bytes[..]].concat();
-            if standard { siege.rogue.send_plain(&data) } else { siege.send(&data) }
+            if standard { flood.malicious.send_plain(&data) } else { flood.send(&data) }
         }
-        siege.run(40);
-        let written = siege.pair.world.agent(exit).tun().take_written();
+        flood.run(40);
+        let written = flood.pair.world.agent(exit).tun().take_written();
         let written: Vec<Vec<u8>> = written.iter().flat_map(|one| cut(&one.vnet, &one.packet)).collect();
         assert_eq!(written, back.iter().map(|given| given.bytes.clone()).collect::<Vec<_>>());
-        assert_books(&mut siege.pair.world, exit, 5);
+        assert_books(&mut flood.pair.world, exit, 5);
     }
 }
 
-/// An agent with a device, the inner network behind which a rogue is that has these features.
-fn besieged(seed: u64, workers: u8, standard: bool, features: Features) -> Siege {
+/// An agent with a device, the inner network behind which a malicious is that has these features.
+fn besieged(seed: u64, workers: u8, standard: bool, features: Features) -> GateFlood {
     let tun = format!("{BEHIND_EXIT}\n{ENTRY_TUN}");
-    let mut siege = Siege::with_workers(seed, workers, &tun, None);
-    if let Message::Hello(hello) = Rogue::hello_with_lanes(if standard { 0 } else { 64 }) {
-        siege.rogue.say(&Message::Hello(Hello { features, max_datagram_packet: 1452, ..hello }));
+    let mut flood = GateFlood::with_workers(seed, workers, &tun, None);
+    if let Message::Hello(hello) = MaliciousPeer::hello_with_lanes(if standard { 0 } else { 64 }) {
+        flood.malicious.say(&Message::Hello(Hello { features, max_datagram_packet: 1452, ..hello }));
     }
     if !standard {
-        siege.rogue.ask_for_lane(0, 1);
+        flood.malicious.ask_for_lane(0, 1);
     }
-    siege.run(100);
-    assert_eq!(siege.rogue.lanes(), usize::from(!standard));
-    siege
+    flood.run(100);
+    assert_eq!(flood.malicious.lanes(), usize::from(!standard));
+    flood
 }
 
 #[test]
 fn a_packet_that_a_peer_without_features_is_given_goes_nowhere() {
     for standard in [false, true] {
-        let mut siege = besieged(1250, 1, standard, Features::default());
-        let exit = siege.pair.exit;
+        let mut flood = besieged(1250, 1, standard, Features::default());
+        let exit = flood.pair.exit;
         let given = Given::new(&udp(false, 1), How::Partial);
-        assert!(siege.pair.world.agent(exit).tun().push(0, given.vnet, &given.bytes));
-        siege.run(40);
-        assert_eq!(siege.rogue.data, Vec::<Vec<u8>>::new());
+        assert!(flood.pair.world.agent(exit).tun().push(0, given.vnet, &given.bytes));
+        flood.run(40);
+        assert_eq!(flood.malicious.data, Vec::<Vec<u8>>::new());
         let dropped = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"no_tun\"}";
-        assert_eq!(siege.metric(dropped), 1);
-        assert_books(&mut siege.pair.world, exit, 1);
+        assert_eq!(flood.metric(dropped), 1);
+        assert_books(&mut flood.pair.world, exit, 1);
     }
 }
 
 #[test]
 fn what_fits_in_standard_mode_is_sent_and_what_does_not_is_answered() {
     for workers in [1, 2, 3] {
-        let mut siege = besieged(1255, workers, true, Features::PACKETS);
-        let exit = siege.pair.exit;
-        siege.run(4000);
-        let most = siege.pair.world.peers(exit)[1].inner_mtu.unwrap();
+        let mut flood = besieged(1255, workers, true, Features::PACKETS);
+        let exit = flood.pair.exit;
+        flood.run(4000);
+        let most = flood.pair.world.peers(exit)[1].inner_mtu.unwrap();
         // Of the 1452 bytes: header and tag 29, a DATAGRAM frame's type and length at most 9, the context.
         assert_eq!(most, 1452 - 29 - 9 - 1);
         for queue in 0..workers {
             for bytes in [most, most + 1] {
                 let given = Given::new(&sized(queue % 2 == 1, UDP, bytes), How::Partial);
-                assert!(siege.pair.world.agent(exit).tun().push(queue, given.vnet, &given.bytes));
-                siege.run(20);
-                let arrived = std::mem::take(&mut siege.rogue.data);
-                let written = siege.pair.world.agent(exit).tun().take_written();
+                assert!(flood.pair.world.agent(exit).tun().push(queue, given.vnet, &given.bytes));
+                flood.run(20);
+                let arrived = std::mem::take(&mut flood.malicious.data);
+                let written = flood.pair.world.agent(exit).tun().take_written();
                 let written: Vec<Vec<u8>> = written.into_iter().map(|written| written.packet).collect();
                 let told: Vec<u32> = icmp_errors(&written).iter().map(|error| error.3).collect();
                 if bytes == most {
@@ -262,30 +262,30 @@ fn what_fits_in_standard_mode_is_sent_and_what_does_not_is_answered() {
                 }
             }
         }
-        assert_books(&mut siege.pair.world, exit, 2 * u64::from(workers));
+        assert_books(&mut flood.pair.world, exit, 2 * u64::from(workers));
     }
 }
 
 #[test]
 fn malformed_packets_of_a_peer_are_dropped_and_its_others_arrive() {
-    let mut siege = besieged(1260, 1, false, Features::PACKETS);
-    let exit = siege.pair.exit;
+    let mut flood = besieged(1260, 1, false, Features::PACKETS);
+    let exit = flood.pair.exit;
     let good = Given::new(&udp(true, 1), How::Complete).back().bytes;
     let mut longer = good.clone();
     longer.extend([0xee; 9]);
     let bad: [&[u8]; 5] = [&[0], &[0, 0x45], &[1, 0x60, 0, 0], &[0; 60], &[&[0][..], &good[..25]].concat()];
     for bad in bad {
-        siege.send(bad);
-        siege.send(&[&[0], &good[..]].concat());
+        flood.send(bad);
+        flood.send(&[&[0], &good[..]].concat());
     }
     // What follows the packet's own length is nobody's.
-    siege.send(&[&[0], &longer[..]].concat());
-    siege.run(40);
-    assert_eq!(siege.dropped("malformed"), 5);
-    let written = siege.pair.world.agent(exit).tun().take_written();
+    flood.send(&[&[0], &longer[..]].concat());
+    flood.run(40);
+    assert_eq!(flood.dropped("malformed"), 5);
+    let written = flood.pair.world.agent(exit).tun().take_written();
     let written: Vec<Vec<u8>> = written.iter().flat_map(|one| cut(&one.vnet, &one.packet)).collect();
     assert_eq!(written, vec![good; 6]);
-    assert_books(&mut siege.pair.world, exit, 0);
+    assert_books(&mut flood.pair.world, exit, 0);
 }
 
 #[test]
@@ -318,7 +318,7 @@ fn a_peer_that_is_added_while_workers_run_has_its_prefixes_until_it_is_removed()
         );
         let peer = || -> config::Peer { Config::parse(&text, Path::new(".")).unwrap().peers.remove(0) };
         for turn in 0..2u64 {
-            pair.world.agent(exit).roster.add(peer(), Origin::State).unwrap();
+            pair.world.agent(exit).registry.add(peer(), Origin::State).unwrap();
             pair.world.run_till(Duration::from_secs(30), |world| {
                 world.peers(exit).last().unwrap().lanes_up == usize::from(workers)
             });
@@ -339,7 +339,7 @@ fn a_peer_that_is_added_while_workers_run_has_its_prefixes_until_it_is_removed()
             }
             let waiting: u64 = pair.world.peers(exit).iter().map(|peer| peer.uplink.queued).sum();
             assert!(waiting > 0);
-            pair.world.agent(exit).roster.remove("late").unwrap();
+            pair.world.agent(exit).registry.remove("late").unwrap();
             pair.world.run(Duration::from_millis(1));
             let removed = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"peer_removed\"}";
             assert_eq!(pair.world.metric(exit, removed), waiting * (turn + 1));

@@ -15,7 +15,7 @@ use net::{
 };
 use wire::{clock::Clock, ids::PeerId};
 
-use crate::worker::tests::{ENTRY, harness::World, siege::Log};
+use crate::worker::tests::{ENTRY, flood::Log, harness::World};
 
 /// Where nobody answers.
 const NOBODY: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77));

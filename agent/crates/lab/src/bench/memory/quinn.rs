@@ -68,7 +68,7 @@ impl Endpoints {
             Self { client, server, payload: Bytes::from(vec![7; size]), ahead: Duration::ZERO };
         for _ in 0..MOST_ROUND_TRIPS {
             endpoints.ahead += Duration::from_millis(1);
-            endpoints.exchange(start + endpoints.ahead)?;
+            endpoints.hub(start + endpoints.ahead)?;
         }
         match &endpoints.client.connection {
             Some((_, connection)) if !connection.is_handshaking() => Ok(endpoints),
@@ -76,7 +76,7 @@ impl Endpoints {
         }
     }
 
-    fn exchange(&mut self, now: Instant) -> anyhow::Result<()> {
+    fn hub(&mut self, now: Instant) -> anyhow::Result<()> {
         self.client.hand_to(&mut self.server, now)?;
         self.server.hand_to(&mut self.client, now)
     }
@@ -88,7 +88,7 @@ impl Carrier for Endpoints {
         for _ in 0..BATCH {
             self.client.connection()?.datagrams().send(self.payload.clone(), false)?;
         }
-        self.exchange(now)?;
+        self.hub(now)?;
         let mut datagrams = self.server.connection()?.datagrams();
         Ok(std::iter::from_fn(|| datagrams.recv()).map(black_box).count())
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use dataplane::relay::Account;
-use engine::{peer::Failure, roster::Origin, status::PeerFigures};
+use engine::{peer::Failure, registry::Origin, status::PeerFigures};
 use serde_json::Value;
 
 use super::*;

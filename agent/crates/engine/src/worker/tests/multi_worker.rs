@@ -353,10 +353,10 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
     let mut hand = |fill: &dyn Fn(&mut Outgoing), process: u64| {
         let mut outgoing = Outgoing::default();
         fill(&mut outgoing);
-        let (_, mut parcel) = outgoing.take().next().unwrap();
-        parcel.process = process;
-        parcel.handed = Some(pair.world.clock.now());
-        pair.world.agent(entry).workers[0].cx.exchange.hand(0, parcel).unwrap();
+        let (_, mut hand_off) = outgoing.take().next().unwrap();
+        hand_off.process = process;
+        hand_off.handed = Some(pair.world.clock.now());
+        pair.world.agent(entry).workers[0].cx.hub.hand(0, hand_off).unwrap();
         pair.run_served(Duration::from_millis(100));
         let peer = pair.world.peer(entry);
         let came: Vec<Vec<u8>> = client.receive().into_iter().map(|(_, payload)| payload).collect();

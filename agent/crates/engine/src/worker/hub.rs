@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   worker a ── Order ───► mailbox of b     control plane: never dropped, order kept
-//!   worker a ── Parcel ──► ring of b        packet path: a batch each, bounded; what finds it full is dropped, counted
+//!   worker a ── HandOff ──► ring of b        packet path: a batch each, bounded; what finds it full is dropped, counted
 //! ```
 //!
 //! With at least as many lanes as workers at both ends, neither is used in the steady state: a lane, its flows and their
@@ -42,13 +42,13 @@ use crate::{
         windows::StreamMemory,
     },
     peer::Doubt,
-    roster::Origin,
-    worker::{backlog::Crowds, handover::Parcel, mailbox::Mailbox},
+    registry::Origin,
+    worker::{backlog::Crowds, hand_off::HandOff, mailbox::Mailbox},
 };
 
 /// What one worker tells another, or itself.
 #[derive(Debug)]
-pub(super) enum Order {
+pub(super) enum WorkerMessage {
     /// A peer is connected: the control connection is at worker `owner`.
     Connected(Arc<Connected>),
     /// A session has ended: its lanes drain.
@@ -56,7 +56,7 @@ pub(super) enum Order {
     /// Another connection has taken a session's place: its owner is to close it.
     EndSession { peer: PeerId, session: SessionId, reason: CloseReason },
     /// Keep a lane.
-    OpenLane(Box<LaneOrder>),
+    OpenLane(Box<LaneRequest>),
     /// Let a lane drain.
     DrainLane { lane: LaneName },
     /// The lanes that are up, one bit each, and how many are wanted.
@@ -70,7 +70,7 @@ pub(super) enum Order {
     /// To the owner: TCP forwards come to a worker that has no stream connection.
     StreamsWanted { peer: PeerId, session: SessionId },
     /// Dial a stream connection.
-    DialStream(Box<StreamOrder>),
+    DialStream(Box<StreamRequest>),
     /// To the worker that dials a peer: what became of a stream connection.
     StreamEnded { peer: PeerId, number: u8, outcome: Outcome },
     /// A port has connections, and this worker has the fewest forwards of its peer.
@@ -82,9 +82,9 @@ pub(super) enum Order {
     /// To the owner: a lane could not go on.
     LaneLost { lane: LaneName, why: LaneLoss },
     /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.
-    LaneWorn { lane: LaneName },
+    LaneNearLimit { lane: LaneName },
     /// To the owner: a lane that was replaced no longer carries payloads in place of its replacement.
-    FormerGone { lane: LaneName },
+    ReplacedGone { lane: LaneName },
     /// To the owner: something has been outstanding on a lane, which heard nothing, for so long. From `limit` on it is dead.
     LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
     /// A lane hears nothing: are the others alive?
@@ -96,7 +96,7 @@ pub(super) enum Order {
     /// To the owner: a peer that was silent is heard.
     Heard { peer: PeerId, session: SessionId },
     /// To the worker that dials a peer: datagrams wait for it elsewhere.
-    Hurry { peer: PeerId },
+    DialSoon { peer: PeerId },
     /// A peer is known from now on.
     PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: Origin },
     /// A peer is known no more: all that it has ends.
@@ -157,7 +157,7 @@ impl fmt::Debug for LaneSecrets {
 
 /// All that a worker needs to keep a lane.
 #[derive(Debug)]
-pub(super) struct LaneOrder {
+pub(super) struct LaneRequest {
     pub(super) name: LaneName,
     pub(super) local_cid: ConnectionId,
     pub(super) remote_cid: ConnectionId,
@@ -177,7 +177,7 @@ pub(super) struct LaneOrder {
 pub(super) enum LanePort {
     /// The control connection's own, at its worker; where to, if this end dials.
     Shared(UnderlayId, Option<SocketAddr>),
-    /// The keeper's socket of this listening port.
+    /// The lane host's socket of this listening port.
     Listening(usize),
     /// One of its own, to this address.
     Dial(SocketAddr),
@@ -185,7 +185,7 @@ pub(super) enum LanePort {
 
 /// A stream connection to be dialled.
 #[derive(Debug)]
-pub(super) struct StreamOrder {
+pub(super) struct StreamRequest {
     pub(super) peer: PeerId,
     pub(super) session: SessionId,
     pub(super) number: u8,
@@ -221,8 +221,8 @@ pub(super) struct Record {
 }
 
 /// What the workers of an agent share.
-pub struct Exchange {
-    boxes: Vec<Mailbox<Order, Parcel>>,
+pub struct Hub {
+    boxes: Vec<Mailbox<WorkerMessage, HandOff>>,
     /// By [`PeerId`]; they come and go while workers read.
     peers: ArcSwap<Vec<Arc<Shared>>>,
     /// Flows of all peers, and what waits for them.
@@ -265,7 +265,7 @@ impl Shared {
     }
 }
 
-impl Exchange {
+impl Hub {
     /// The exchange of `workers` workers, for `peers` peers.
     #[must_use]
     pub fn new(workers: u8, peers: usize, now: Instant) -> Arc<Self> {
@@ -308,20 +308,20 @@ impl Exchange {
     }
 
     /// Gives `worker` an order.
-    pub(super) fn post(&self, worker: u8, order: Order) {
+    pub(super) fn post(&self, worker: u8, order: WorkerMessage) {
         if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
             mailbox.post(order);
         }
     }
 
     /// Gives every worker but `from` an order.
-    pub(super) fn post_others(&self, from: u8, order: impl Fn() -> Order) {
+    pub(super) fn post_others(&self, from: u8, order: impl Fn() -> WorkerMessage) {
         for worker in (0..self.workers()).filter(|worker| *worker != from) {
             self.post(worker, order());
         }
     }
 
-    /// All workers are to know a peer, under a place that none of them uses. Only the roster says so, one change at a time.
+    /// All workers are to know a peer, under a place that none of them uses. Only the registry says so, one change at a time.
     pub(crate) fn add_peer(&self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin) {
         let mut peers = Vec::clone(&self.peers.load());
         let shared = Shared::new(&self.flows, self.workers());
@@ -330,17 +330,17 @@ impl Exchange {
             None => peers.push(shared),
         }
         self.peers.store(Arc::new(peers));
-        Mailbox::post_all(&self.boxes, || Order::PeerAdded { id, peer: Arc::clone(peer), origin });
+        Mailbox::post_all(&self.boxes, || WorkerMessage::PeerAdded { id, peer: Arc::clone(peer), origin });
     }
 
-    /// All workers are to end what a peer has. Only the roster says so.
+    /// All workers are to end what a peer has. Only the registry says so.
     pub(crate) fn remove_peer(&self, id: PeerId) {
-        Mailbox::post_all(&self.boxes, || Order::PeerRemoved { id });
+        Mailbox::post_all(&self.boxes, || WorkerMessage::PeerRemoved { id });
     }
 
-    /// All workers are to know a peer as `peer`. Only the roster says so.
+    /// All workers are to know a peer as `peer`. Only the registry says so.
     pub(crate) fn change_peer(&self, id: PeerId, peer: &Arc<config::Peer>) {
-        Mailbox::post_all(&self.boxes, || Order::PeerChanged { id, peer: Arc::clone(peer) });
+        Mailbox::post_all(&self.boxes, || WorkerMessage::PeerChanged { id, peer: Arc::clone(peer) });
     }
 
     /// All workers are to run `config`, each with its share of the ports that open with it.
@@ -348,13 +348,13 @@ impl Exchange {
         let mut shares = shares.into_iter();
         Mailbox::post_all(&self.boxes, || {
             let ports = shares.next().unwrap_or_default();
-            Order::Configured(Box::new(NewConfig { config: Arc::clone(config), ports }))
+            WorkerMessage::Configured(Box::new(NewConfig { config: Arc::clone(config), ports }))
         });
     }
 
     /// All workers are to look whether a capture of a lane is theirs, or over.
     pub(crate) fn capture(&self, capture: &Arc<Capture>) {
-        Mailbox::post_all(&self.boxes, || Order::Capture(Arc::clone(capture)));
+        Mailbox::post_all(&self.boxes, || WorkerMessage::Capture(Arc::clone(capture)));
     }
 
     /// The captures of control connections.
@@ -370,7 +370,7 @@ impl Exchange {
     /// Ends the session with a peer, if there is one.
     pub(crate) fn end_session(&self, peer: PeerId, reason: CloseReason) {
         if let Some(Record { owner, session, .. }) = self.record(peer) {
-            self.post(owner, Order::EndSession { peer, session, reason });
+            self.post(owner, WorkerMessage::EndSession { peer, session, reason });
         }
     }
 
@@ -378,16 +378,16 @@ impl Exchange {
         *lock(&self.peers.load().get(peer.0 as usize)?.session)
     }
 
-    /// The orders that wait for `worker`, oldest first; the parcels go to `parcels`, once those that it held are taken in.
-    pub(super) fn take(&self, worker: u8, parcels: &mut VecDeque<Parcel>) -> VecDeque<Order> {
-        self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.take(parcels)).unwrap_or_default()
+    /// The orders that wait for `worker`, oldest first; the hand_offs go to `hand_offs`, once those that it held are taken in.
+    pub(super) fn take(&self, worker: u8, hand_offs: &mut VecDeque<HandOff>) -> VecDeque<WorkerMessage> {
+        self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.take(hand_offs)).unwrap_or_default()
     }
 
-    /// Hands a parcel to `worker`; gives it back if there is no room.
-    pub(super) fn hand(&self, worker: u8, parcel: Parcel) -> Result<(), Parcel> {
-        let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(parcel) };
-        let (bytes, party) = (parcel.len(), parcel.party());
-        mailbox.hand(parcel, bytes, party)
+    /// Hands a hand_off to `worker`; gives it back if there is no room.
+    pub(super) fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
+        let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(hand_off) };
+        let (bytes, party) = (hand_off.len(), hand_off.party());
+        mailbox.hand(hand_off, bytes, party)
     }
 
     /// A name for a new session.
@@ -443,9 +443,12 @@ impl Exchange {
         // Under the lock, so that all workers hear of sessions in one order.
         if let Some(old) = old.filter(|old| old.owner != connected.owner) {
             let reason = CloseReason::Replaced;
-            self.post(old.owner, Order::EndSession { peer: connected.peer, session: old.session, reason });
+            self.post(
+                old.owner,
+                WorkerMessage::EndSession { peer: connected.peer, session: old.session, reason },
+            );
         }
-        self.post_others(connected.owner, || Order::Connected(Arc::clone(connected)));
+        self.post_others(connected.owner, || WorkerMessage::Connected(Arc::clone(connected)));
         Ok(old)
     }
 
@@ -464,7 +467,7 @@ impl Exchange {
         if record.as_ref().is_some_and(|record| record.session == session) {
             *record = None;
         }
-        self.post_others(owner, || Order::Disconnected { peer, session });
+        self.post_others(owner, || WorkerMessage::Disconnected { peer, session });
     }
 
     /// A worker has shut down: it hands nothing over any more.
@@ -536,7 +539,7 @@ mod tests {
         messages::Features,
     };
 
-    fn connected(exchange: &Exchange, owner: u8, instance: u8) -> Arc<Connected> {
+    fn connected(hub: &Hub, owner: u8, instance: u8) -> Arc<Connected> {
         let hello = Hello {
             instance: [instance; 16],
             software: "test".to_owned(),
@@ -547,7 +550,7 @@ mod tests {
             features: Features::default(),
             possession: None,
         };
-        let (session, since) = (exchange.name_session(), exchange.base);
+        let (session, since) = (hub.name_session(), hub.base);
         let (peer, key) = (PeerId(0), [1; 32]);
         Arc::new(Connected {
             peer,
@@ -565,31 +568,33 @@ mod tests {
 
     #[test]
     fn what_was_said_of_a_replaced_session_is_not_current_when_it_is_read() {
-        let exchange = Exchange::new(3, 1, ManualClock::default().now());
-        let first = connected(&exchange, 0, 7);
-        assert_eq!(exchange.establish(&first, |_| false), Ok(None));
+        let hub = Hub::new(3, 1, ManualClock::default().now());
+        let first = connected(&hub, 0, 7);
+        assert_eq!(hub.establish(&first, |_| false), Ok(None));
         // Worker 1 has not read of it when it has a session of its own.
-        let second = connected(&exchange, 1, 8);
-        let replaced = exchange.establish(&second, |_| false).unwrap().unwrap();
+        let second = connected(&hub, 1, 8);
+        let replaced = hub.establish(&second, |_| false).unwrap().unwrap();
         assert_eq!((replaced.owner, replaced.session), (0, first.session));
-        let mut told = exchange.take(1, &mut VecDeque::new());
-        let [Order::Connected(told)] = told.make_contiguous() else { panic!("{told:?}") };
-        assert!(!exchange.is_current(told.peer, told.session));
-        let to_first = exchange.take(0, &mut VecDeque::new());
-        assert!(matches!(to_first[0], Order::EndSession { session, .. } if session == first.session));
-        assert!(matches!(&to_first[1], Order::Connected(connected) if connected.session == second.session));
+        let mut told = hub.take(1, &mut VecDeque::new());
+        let [WorkerMessage::Connected(told)] = told.make_contiguous() else { panic!("{told:?}") };
+        assert!(!hub.is_current(told.peer, told.session));
+        let to_first = hub.take(0, &mut VecDeque::new());
+        assert!(matches!(to_first[0], WorkerMessage::EndSession { session, .. } if session == first.session));
+        assert!(
+            matches!(&to_first[1], WorkerMessage::Connected(connected) if connected.session == second.session)
+        );
         // The end of the first comes late, and does not end the second.
-        exchange.end(PeerId(0), first.session, 0);
-        assert!(exchange.is_current(PeerId(0), second.session));
-        assert_eq!(exchange.establish(&connected(&exchange, 2, 9), |_| true), Err(Stays));
+        hub.end(PeerId(0), first.session, 0);
+        assert!(hub.is_current(PeerId(0), second.session));
+        assert_eq!(hub.establish(&connected(&hub, 2, 9), |_| true), Err(Stays));
     }
 
     #[test]
     fn workers_have_stopped_when_each_has() {
-        let exchange = Exchange::new(2, 0, ManualClock::default().now());
-        exchange.stopped();
-        assert!(!exchange.all_stopped());
-        exchange.stopped();
-        assert!(exchange.all_stopped());
+        let hub = Hub::new(2, 0, ManualClock::default().now());
+        hub.stopped();
+        assert!(!hub.all_stopped());
+        hub.stopped();
+        assert!(hub.all_stopped());
     }
 }

@@ -259,7 +259,7 @@ fn outboxes_are_bounded_and_given_back() {
     all(&mut underlays, &mut lanes);
     assert_eq!(underlays.held, MOST_OUTBOXES);
     let most = (MOST_OUTBOXES + MOST_SPARE) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES);
-    assert!(underlays.outbox_bytes() <= most);
+    assert!(underlays.send_buffer_bytes() <= most);
     let dropped: Vec<Settlement> = underlays.settlements().collect();
     let evicted = SOCKETS - MOST_OUTBOXES;
     assert!(dropped.iter().all(|settled| settled.dropped == Some(DropReason::QueueMemory)), "{dropped:?}");

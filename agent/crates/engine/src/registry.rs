@@ -32,7 +32,7 @@ use wire::{
     panics::lock,
 };
 
-use crate::worker::Exchange;
+use crate::worker::Hub;
 
 /// Characters of the key in such a name.
 const OPEN_NAME_CHARS: usize = 8;
@@ -63,7 +63,7 @@ impl From<PeerOrigin> for Origin {
 
 /// Why the list was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RosterError {
+pub enum RegistryError {
     /// Another peer has this name.
     #[error("there is a peer {0:?} already (remedy: another name, or remove that one first)")]
     NameTaken(Arc<str>),
@@ -127,13 +127,13 @@ pub struct Revision {
 }
 
 /// Who the peers are.
-pub struct Roster {
+pub struct PeerRegistry {
     own_key: PublicKey,
     rules: ArcSwap<Rules>,
     keys: ArcSwap<Keys>,
     book: Mutex<Book>,
     /// The workers, once there are any.
-    exchange: OnceLock<Arc<Exchange>>,
+    hub: OnceLock<Arc<Hub>>,
 }
 
 /// Who may come, and how many.
@@ -181,7 +181,7 @@ impl Slot {
     }
 }
 
-impl Roster {
+impl PeerRegistry {
     /// The peers of the configuration; `own_key` is nobody else's.
     #[must_use]
     pub fn new(config: &Config, own_key: PublicKey) -> Arc<Self> {
@@ -201,13 +201,13 @@ impl Roster {
             }),
             keys: ArcSwap::from_pointee(Keys::of(&slots)),
             book: Mutex::new(Book { slots, shut_out: Vec::new() }),
-            exchange: OnceLock::new(),
+            hub: OnceLock::new(),
         })
     }
 
     /// Names the workers that are told of every change from now on; the first exchange named stays.
-    pub fn attach(&self, exchange: &Arc<Exchange>) {
-        self.exchange.get_or_init(|| Arc::clone(exchange));
+    pub fn attach(&self, hub: &Arc<Hub>) {
+        self.hub.get_or_init(|| Arc::clone(hub));
     }
 
     /// The peer with this Ed25519 key. Takes no lock and no memory.
@@ -249,7 +249,7 @@ impl Roster {
     ///
     /// # Errors
     /// A name, a key or a prefix that exists, keys that cannot be a peer's, too many peers.
-    pub fn add(&self, peer: config::Peer, origin: Origin) -> Result<PeerId, RosterError> {
+    pub fn add(&self, peer: config::Peer, origin: Origin) -> Result<PeerId, RegistryError> {
         let slots = &mut lock(&self.book).slots;
         let mut known: Vec<&config::Peer> = named(slots).map(|slot| &*slot.peer).collect();
         self.suits(&peer, &known)?;
@@ -263,10 +263,10 @@ impl Roster {
     ///
     /// # Errors
     /// No peer has that name.
-    pub fn remove(&self, name: &str) -> Result<Listed, RosterError> {
+    pub fn remove(&self, name: &str) -> Result<Listed, RegistryError> {
         let Book { slots, shut_out } = &mut *lock(&self.book);
         let place = slots.iter().position(|slot| slot.is_live() && *slot.peer.name == *name);
-        let place = place.ok_or_else(|| RosterError::Unknown(name.into()))?;
+        let place = place.ok_or_else(|| RegistryError::Unknown(name.into()))?;
         let (peer, origin) = (Arc::clone(&slots[place].peer), slots[place].origin);
         match origin {
             Origin::Config => shut_out.extend(&peer.public_keys),
@@ -280,7 +280,7 @@ impl Roster {
     ///
     /// # Errors
     /// A peer of the state file is in the way, or there are too many peers; nothing has changed then.
-    pub fn revise(&self, revision: Revision) -> Result<(), RosterError> {
+    pub fn revise(&self, revision: Revision) -> Result<(), RegistryError> {
         let book = &mut *lock(&self.book);
         let (wanted, leaving) = self.check(book, &revision)?;
         let Book { slots, shut_out } = book;
@@ -320,11 +320,11 @@ impl Roster {
         Ok(())
     }
 
-    /// Whether [`Roster::revise`] would do it now.
+    /// Whether [`PeerRegistry::revise`] would do it now.
     ///
     /// # Errors
     /// As its own.
-    pub fn would_take(&self, revision: &Revision) -> Result<(), RosterError> {
+    pub fn would_take(&self, revision: &Revision) -> Result<(), RegistryError> {
         self.check(&lock(&self.book), revision).map(drop)
     }
 
@@ -333,7 +333,7 @@ impl Roster {
         &self,
         book: &Book,
         revision: &Revision,
-    ) -> Result<(Vec<config::Peer>, Vec<usize>), RosterError> {
+    ) -> Result<(Vec<config::Peer>, Vec<usize>), RegistryError> {
         let Book { slots, shut_out } = book;
         let Revision { limits, removed, changed, added, .. } = revision;
         let out = |peer: &&config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
@@ -350,7 +350,7 @@ impl Roster {
             known.push(peer);
         }
         if known.len() > limits.peers {
-            return Err(RosterError::Full(limits.peers));
+            return Err(RegistryError::Full(limits.peers));
         }
         let leaves = |slot: &Slot| {
             slot.is_live() && replaced(slot) && !wanted.iter().any(|peer| peer.name == slot.peer.name)
@@ -369,46 +369,46 @@ impl Roster {
     }
 
     /// Whether `peer` may be one beside those that are `known`.
-    fn suits(&self, peer: &config::Peer, known: &[&config::Peer]) -> Result<(), RosterError> {
+    fn suits(&self, peer: &config::Peer, known: &[&config::Peer]) -> Result<(), RegistryError> {
         if peer.public_keys.iter().any(|key| key.agreement().is_none()) {
-            return Err(RosterError::NoKey);
+            return Err(RegistryError::NoKey);
         }
         if peer.public_keys.contains(&self.own_key) {
-            return Err(RosterError::OwnKey);
+            return Err(RegistryError::OwnKey);
         }
         if peer.name.starts_with(OPEN_PREFIX) || *peer.name == *OPEN_LABEL {
-            return Err(RosterError::NameReserved(Arc::clone(&peer.name)));
+            return Err(RegistryError::NameReserved(Arc::clone(&peer.name)));
         }
         for other in known {
             if other.name == peer.name {
-                return Err(RosterError::NameTaken(Arc::clone(&peer.name)));
+                return Err(RegistryError::NameTaken(Arc::clone(&peer.name)));
             }
             if let Some(net) = peer.allowed_ips.iter().find(|net| other.allowed_ips.contains(net)) {
-                return Err(RosterError::PrefixTaken(*net, Arc::clone(&other.name)));
+                return Err(RegistryError::PrefixTaken(*net, Arc::clone(&other.name)));
             }
             if other.public_keys.iter().any(|key| peer.public_keys.contains(key)) {
-                return Err(RosterError::KeyTaken(Arc::clone(&other.name)));
+                return Err(RegistryError::KeyTaken(Arc::clone(&other.name)));
             }
         }
         Ok(())
     }
 
     /// Whether so many peers may be known.
-    fn fits(&self, known: usize) -> Result<(), RosterError> {
-        if known > self.rules.load().limits.peers { Err(RosterError::Full(known - 1)) } else { Ok(()) }
+    fn fits(&self, known: usize) -> Result<(), RegistryError> {
+        if known > self.rules.load().limits.peers { Err(RegistryError::Full(known - 1)) } else { Ok(()) }
     }
 
     /// The peer of a key that nobody is known by, in open mode. It may use what `[access]` grants.
     ///
     /// # Errors
     /// Open mode is off, the key is ours, or too many such peers are there.
-    pub fn admit(&self, key: [u8; 32]) -> Result<PeerId, RosterError> {
+    pub fn admit(&self, key: [u8; 32]) -> Result<PeerId, RegistryError> {
         let key = PublicKey(key);
         if !self.is_open() {
-            return Err(RosterError::NotOpen);
+            return Err(RegistryError::NotOpen);
         }
         if key == self.own_key {
-            return Err(RosterError::OwnKey);
+            return Err(RegistryError::OwnKey);
         }
         let slots = &mut lock(&self.book).slots;
         let rules = self.rules.load();
@@ -419,7 +419,7 @@ impl Roster {
         let live = || slots.iter().filter(|slot| slot.is_live());
         let guests = live().filter(|slot| slot.origin == Origin::Open).count();
         if guests >= rules.limits.open_peers {
-            return Err(RosterError::OpenFull(guests));
+            return Err(RegistryError::OpenFull(guests));
         }
         let text = key.to_string();
         let names = [OPEN_NAME_CHARS, text.len()].map(|chars| format!("{OPEN_PREFIX}{}", &text[..chars]));
@@ -495,8 +495,8 @@ impl Roster {
         slot.agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
         slot.peer = Arc::new(peer);
         let peer = Arc::clone(&slot.peer);
-        if let Some(exchange) = self.exchange.get() {
-            exchange.change_peer(id_of(place), &peer);
+        if let Some(hub) = self.hub.get() {
+            hub.change_peer(id_of(place), &peer);
         }
         self.keys.store(Arc::new(Keys::of(slots)));
     }
@@ -510,8 +510,8 @@ impl Roster {
             None => slots.push(slot),
         }
         let id = id_of(place);
-        if let Some(exchange) = self.exchange.get() {
-            exchange.add_peer(id, &peer, origin);
+        if let Some(hub) = self.hub.get() {
+            hub.add_peer(id, &peer, origin);
         }
         self.keys.store(Arc::new(Keys::of(slots)));
         id
@@ -519,15 +519,15 @@ impl Roster {
 
     /// Lets a peer's keys in no more, then tells the workers.
     fn leave(&self, slots: &mut [Slot], place: usize) {
-        let exchange = self.exchange.get();
+        let hub = self.hub.get();
         let Some(slot) = slots.get_mut(place) else { return };
-        slot.state = match exchange {
-            Some(exchange) => State::Leaving((0..exchange.workers()).map(bit).sum()),
+        slot.state = match hub {
+            Some(hub) => State::Leaving((0..hub.workers()).map(bit).sum()),
             None => State::Vacant,
         };
         self.keys.store(Arc::new(Keys::of(slots)));
-        if let Some(exchange) = exchange {
-            exchange.remove_peer(id_of(place));
+        if let Some(hub) = hub {
+            hub.remove_peer(id_of(place));
         }
     }
 }
@@ -564,7 +564,7 @@ fn id_of(place: usize) -> PeerId {
     PeerId(u32::try_from(place).unwrap_or(u32::MAX))
 }
 
-impl Allowlist for Roster {
+impl Allowlist for PeerRegistry {
     fn admits(&self, agreement: &[u8; 32]) -> Admits {
         match self.keys.load().by_agreement.get(agreement) {
             Some(id) => Admits::Peer(*id),
@@ -575,5 +575,5 @@ impl Allowlist for Roster {
 }
 
 #[cfg(test)]
-#[path = "roster_tests.rs"]
+#[path = "registry_tests.rs"]
 mod tests;

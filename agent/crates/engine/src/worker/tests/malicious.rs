@@ -38,7 +38,7 @@ use crate::{
 const DATAGRAM: u8 = 0x30;
 
 /// One connection to an agent, with its lanes on the same socket.
-pub(super) struct Rogue {
+pub(super) struct MaliciousPeer {
     socket: Udp,
     remote: SocketAddr,
     endpoint: Endpoint,
@@ -65,7 +65,7 @@ pub(super) struct Rogue {
     pub(super) data: Vec<Vec<u8>>,
 }
 
-impl Rogue {
+impl MaliciousPeer {
     /// Dials the agent at `remote`, whose public key is `expected`. `window` is how many bytes of the control stream it
     /// lets the agent send without reading them.
     pub(super) fn dial(
@@ -476,7 +476,7 @@ impl Rogue {
     }
 }
 
-/// A rogue's address for its `place`th connection.
+/// A malicious's address for its `place`th connection.
 pub(super) fn address(ip: IpAddr, place: u16) -> SocketAddr {
     SocketAddr::new(ip, 50_000 + place)
 }

@@ -46,7 +46,7 @@ pub enum Source {
 const DECOY_BUFFER_BYTES: usize = 128 * 1024;
 
 /// Opens and closes what the worker reaches the outside world through.
-pub struct Doors {
+pub struct SocketFactory {
     net: Box<dyn Net>,
     tokens: Slab<Source>,
     udp: UdpDefaults,
@@ -111,8 +111,8 @@ pub fn more_ports(config: &Config, udp: &[usize], tcp: &[usize]) -> PortPlan {
     }
 }
 
-impl Doors {
-    /// Doors to `net`, as the operator wants sockets to be.
+impl SocketFactory {
+    /// SocketFactory to `net`, as the operator wants sockets to be.
     #[must_use]
     pub fn new(net: Box<dyn Net>, config: &Config) -> Self {
         let udp = UdpDefaults::new(config);
@@ -125,7 +125,7 @@ impl Doors {
         self.opened
     }
 
-    /// Takes ports that were bound for this worker, for [`Doors::ingress`] and [`Doors::tcp_listen`].
+    /// Takes ports that were bound for this worker, for [`SocketFactory::ingress`] and [`SocketFactory::tcp_listen`].
     pub fn adopt(&mut self, ports: Ports) {
         self.net.adopt(ports);
     }
@@ -300,7 +300,7 @@ impl Doors {
         }
     }
 
-    /// Closes what [`Doors::close_later`] noted. Nothing may wait for delivery on it.
+    /// Closes what [`SocketFactory::close_later`] noted. Nothing may wait for delivery on it.
     pub fn close_now(&mut self, locals: &mut Locals) {
         while let Some(id) = self.closing.pop() {
             if let Some(mut socket) = locals.remove(id) {
@@ -350,7 +350,7 @@ impl Doors {
         self.net.resolve(host, port, token);
     }
 
-    /// The answer to [`Doors::resolve`].
+    /// The answer to [`SocketFactory::resolve`].
     pub fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
         self.net.resolved(token)
     }

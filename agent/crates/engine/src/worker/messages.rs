@@ -26,29 +26,29 @@ use crate::{
     worker::{
         Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards, Timer, Worker,
         context::Effect,
-        exchange::{Connected, Order},
-        handover::{Kind, Parcel},
-        keeper::LEAST_SILENCE,
+        hand_off::{HandOff, Kind},
+        hub::{Connected, WorkerMessage},
+        lane_host::LEAST_SILENCE,
         session,
         sources::{Class, Party},
     },
 };
 
 /// Parcels that are taken in one turn, so that the worker's own sockets get theirs.
-const PARCELS_PER_TURN: usize = 64;
+const HAND_OFFS_PER_TURN: usize = 64;
 
 /// The worker that dials a peer is not told more often than this that datagrams wait elsewhere.
-const HURRY_INTERVAL: Duration = Duration::from_millis(100);
+const DIAL_SOON_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What it was told is true for so long.
-pub(super) const HURRY_LASTS: Duration = Duration::from_secs(1);
+pub(super) const DIAL_SOON_LASTS: Duration = Duration::from_secs(1);
 
 impl Worker {
     /// Handles what other workers sent since the last turn.
-    pub(super) fn read_orders(&mut self, now: Instant) {
-        for order in self.cx.exchange.take(self.cx.id.index, &mut self.data.parcels) {
+    pub(super) fn read_messages(&mut self, now: Instant) {
+        for order in self.cx.hub.take(self.cx.id.index, &mut self.data.hand_offs) {
             self.cx.stats.unpublished = true;
-            self.obey(order, now);
+            self.handle_message(order, now);
             self.settle_effects(now);
         }
     }
@@ -58,9 +58,9 @@ impl Worker {
         while let Some(effect) = self.cx.effects.pop_front() {
             let later = std::mem::take(&mut self.cx.effects);
             match effect {
-                Effect::Order(order) => self.obey(order, now),
+                Effect::Message(order) => self.handle_message(order, now),
                 Effect::LaneCarries { lane, id } => {
-                    self.host.drain_former(&mut self.cx, lane, id, now);
+                    self.host.drain_replaced(&mut self.cx, lane, id, now);
                     self.cx.settle_flows(lane.peer);
                     self.data.drain_queue(&mut self.cx, &mut self.sockets, &mut self.host, lane.peer, now);
                 }
@@ -92,10 +92,10 @@ impl Worker {
         }
     }
 
-    fn obey(&mut self, order: Order, now: Instant) {
+    fn handle_message(&mut self, order: WorkerMessage, now: Instant) {
         match order {
-            Order::Connected(connected) => {
-                if self.cx.exchange.is_current(connected.peer, connected.session) {
+            WorkerMessage::Connected(connected) => {
+                if self.cx.hub.is_current(connected.peer, connected.session) {
                     self.sessions.link_up(
                         &mut self.cx,
                         &mut self.sockets,
@@ -106,27 +106,29 @@ impl Worker {
                     );
                 }
             }
-            Order::Disconnected { peer, session } => {
+            WorkerMessage::Disconnected { peer, session } => {
                 self.sessions.link_down(&mut self.cx, &mut self.host, peer, session, now)
             }
-            Order::EndSession { peer, session, reason } => {
+            WorkerMessage::EndSession { peer, session, reason } => {
                 if self.cx.peers.session_named(peer, session).is_some() {
                     self.sessions.end_session(&mut self.cx, peer, Some(reason), now);
                 }
             }
-            Order::OpenLane(order) => self.host.open_lane(&mut self.cx, &mut self.sockets, &order, now),
-            Order::DrainLane { lane } => self.host.drain_named(&mut self.cx, lane, now),
-            Order::LanesUp { peer, session, up, wanted } => {
+            WorkerMessage::OpenLane(order) => {
+                self.host.open_lane(&mut self.cx, &mut self.sockets, &order, now)
+            }
+            WorkerMessage::DrainLane { lane } => self.host.drain_named(&mut self.cx, lane, now),
+            WorkerMessage::LanesUp { peer, session, up, wanted } => {
                 self.cx.set_lanes(SessionRef { peer, session }, up, wanted);
             }
-            Order::Budget { peer, session, bytes } => {
+            WorkerMessage::Budget { peer, session, bytes } => {
                 self.host.set_budget(&mut self.cx, SessionRef { peer, session }, bytes, now);
                 self.tunnel.budget_changed(&self.cx, peer, now);
             }
-            Order::Doubt { peer, session, doubt, holds } => {
+            WorkerMessage::Doubt { peer, session, doubt, holds } => {
                 self.sessions.set_doubt(&mut self.cx, SessionRef { peer, session }, doubt, holds, now);
             }
-            Order::Services { peer, session, services } => {
+            WorkerMessage::Services { peer, session, services } => {
                 if self.cx.peers.link_named(peer, session).is_some()
                     && let Some(state) = self.cx.peers.get_mut(peer)
                 {
@@ -136,53 +138,55 @@ impl Worker {
                     }
                 }
             }
-            Order::LaneUp { lane } => self.sessions.lane_is_up(&mut self.cx, lane),
-            Order::LaneBudget { lane, bytes } => self.sessions.lane_carries(&mut self.cx, lane, bytes),
-            Order::LaneLost { lane, why } => self.sessions.lane_lost(&mut self.cx, lane, why, now),
-            Order::LaneWorn { lane } => self.sessions.lane_is_worn(&mut self.cx, lane, now),
-            Order::FormerGone { lane } => self.sessions.former_gone(&mut self.cx, lane),
-            Order::LaneSilent { lane, silence, limit } => {
+            WorkerMessage::LaneUp { lane } => self.sessions.lane_is_up(&mut self.cx, lane),
+            WorkerMessage::LaneBudget { lane, bytes } => {
+                self.sessions.lane_carries(&mut self.cx, lane, bytes)
+            }
+            WorkerMessage::LaneLost { lane, why } => self.sessions.lane_lost(&mut self.cx, lane, why, now),
+            WorkerMessage::LaneNearLimit { lane } => self.sessions.lane_nears_limit(&mut self.cx, lane, now),
+            WorkerMessage::ReplacedGone { lane } => self.sessions.replaced_gone(&mut self.cx, lane),
+            WorkerMessage::LaneSilent { lane, silence, limit } => {
                 self.sessions.lane_is_silent(&mut self.cx, lane, silence, limit, now)
             }
-            Order::AskForLife { peer, session } => {
+            WorkerMessage::AskForLife { peer, session } => {
                 if self.cx.peers.link_named(peer, session).is_some() {
                     self.host.ask_for_life(&self.cx, peer);
                     self.sessions.tell_on_streams(&mut self.cx, peer, now);
                 }
             }
-            Order::Challenged { peer, session } => {
+            WorkerMessage::Challenged { peer, session } => {
                 self.sessions.address_doubted(&mut self.cx, peer, session, now)
             }
-            Order::ListenerMoved { peer, session } => {
+            WorkerMessage::ListenerMoved { peer, session } => {
                 self.sessions.listener_moved(&mut self.cx, peer, session)
             }
-            Order::Heard { peer, session } => {
+            WorkerMessage::Heard { peer, session } => {
                 if self.cx.peers.session_named(peer, session).is_some() {
                     self.cx.heard(peer, session);
                 }
             }
-            Order::Hurry { peer } => {
+            WorkerMessage::DialSoon { peer } => {
                 if let Some(state) = self.cx.peers.get_mut(peer) {
-                    state.awaited_until = Some(now + HURRY_LASTS);
-                    self.cx.hurry(peer, now);
+                    state.awaited_until = Some(now + DIAL_SOON_LASTS);
+                    self.cx.dial_soon(peer, now);
                 }
             }
-            Order::StreamsWanted { peer, session } => {
+            WorkerMessage::StreamsWanted { peer, session } => {
                 self.sessions.streams_wanted(&mut self.cx, peer, session, now)
             }
-            Order::DialStream(order) => {
+            WorkerMessage::DialStream(order) => {
                 self.sessions.dial_stream(&mut self.cx, &mut self.sockets, &order, now)
             }
-            Order::StreamEnded { peer, number, outcome } => {
+            WorkerMessage::StreamEnded { peer, number, outcome } => {
                 self.sessions.stream_ended(&mut self.cx, peer, number, outcome, now)
             }
-            Order::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, place),
-            Order::PeerAdded { id, peer, origin } => {
+            WorkerMessage::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, place),
+            WorkerMessage::PeerAdded { id, peer, origin } => {
                 self.cx.peer_added(id, &peer, origin, now);
                 self.tunnel.route_peer(&self.cx, id);
                 self.tcp.point_forwards(&mut self.cx, &mut self.sockets, &peer.name, id);
             }
-            Order::PeerRemoved { id } => self.tunnel.peer_removed(
+            WorkerMessage::PeerRemoved { id } => self.tunnel.peer_removed(
                 &mut self.cx,
                 &mut self.sockets,
                 &mut self.sessions,
@@ -190,36 +194,37 @@ impl Worker {
                 id,
                 now,
             ),
-            Order::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
-            Order::Configured(new) => self.configured(*new, now),
-            Order::Capture(capture) => self.host.capture(&self.cx, &self.sockets, capture, now),
+            WorkerMessage::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
+            WorkerMessage::Configured(new) => self.configured(*new, now),
+            WorkerMessage::Capture(capture) => self.host.capture(&self.cx, &self.sockets, capture, now),
         }
     }
 
     /// Takes in some of what other workers handed over, before this one's own sockets.
-    pub(super) fn take_parcels(&mut self, now: Instant) {
-        for _ in 0..PARCELS_PER_TURN {
+    pub(super) fn accept_hand_offs(&mut self, now: Instant) {
+        for _ in 0..HAND_OFFS_PER_TURN {
             if self.data.notes.work.is_over() {
                 return;
             }
-            let Some(parcel) = self.data.parcels.pop_front() else { return };
+            let Some(hand_off) = self.data.hand_offs.pop_front() else { return };
             self.cx.stats.unpublished = true;
-            self.cx.stats.totals.handed_in[parcel.kind.label_index()] += parcel.datagrams();
-            if self.cx.is_outdated(&parcel) {
+            self.cx.stats.totals.handed_in[hand_off.kind.label_index()] += hand_off.datagrams();
+            if self.cx.is_outdated(&hand_off) {
                 continue;
             }
-            let waited = parcel.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
-            match parcel.kind {
+            let waited =
+                hand_off.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
+            match hand_off.kind {
                 Kind::Packets { port } => {
                     let Some(underlay) = self.sockets.ports.get(port).copied() else { continue };
                     let received = Received { underlay, port: Some(port) };
-                    self.take_batches(&parcel, waited, |worker| {
+                    self.take_batches(&hand_off, waited, |worker| {
                         worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
                     });
                 }
-                Kind::Strangers { port } => self.data.strangers.take_over(&parcel, port),
+                Kind::Strangers { port } => self.data.strangers.take_over(&hand_off, port),
                 Kind::Frames { peer, lane } => {
-                    self.take_batches(&parcel, waited, |worker| {
+                    self.take_batches(&hand_off, waited, |worker| {
                         worker
                             .downlink(now, |downlink, batch| downlink.frames(batch, LaneRef { peer, lane }));
                     });
@@ -228,7 +233,7 @@ impl Worker {
                     if let Some(mut uplink) =
                         self.host.uplink(&mut self.cx, &mut self.sockets, &mut self.data, peer, now)
                     {
-                        for (piece, data) in parcel.pieces() {
+                        for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             uplink.take_back(waited + piece.meta.age, piece.counted_header(), run);
                         }
@@ -239,7 +244,7 @@ impl Worker {
                     if let Some(mut uplink) =
                         self.host.uplink(&mut self.cx, &mut self.sockets, &mut self.data, peer, now)
                     {
-                        for (piece, data) in parcel.pieces() {
+                        for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             let marks = Marks { tos: piece.tos, age: waited + piece.meta.age };
                             uplink.take_over(lane, piece.counted_header(), run, marks);
@@ -252,10 +257,10 @@ impl Worker {
         }
     }
 
-    /// Puts the pieces of a parcel, which has `waited`, where received buffers lie, and lets `pass` take each batch.
-    fn take_batches(&mut self, parcel: &Parcel, waited: Duration, mut pass: impl FnMut(&mut Self)) {
+    /// Puts the pieces of a hand_off, which has `waited`, where received buffers lie, and lets `pass` take each batch.
+    fn take_batches(&mut self, hand_off: &HandOff, waited: Duration, mut pass: impl FnMut(&mut Self)) {
         self.data.batch.clear();
-        for (piece, data) in parcel.pieces() {
+        for (piece, data) in hand_off.pieces() {
             if self.data.batch.len() == self.data.batch.slots() {
                 pass(self);
                 self.data.batch.clear();
@@ -336,13 +341,13 @@ impl Sessions {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if !same_process {
             // Numbers of flows mean others to the new process.
-            for parcel in data.outgoing.take_of_peer(id) {
-                match parcel.kind {
+            for hand_off in data.outgoing.take_of_peer(id) {
+                match hand_off.kind {
                     Kind::Payloads { .. } | Kind::Returned { .. } => {
-                        peer.relay.uplink.handed_over -= parcel.counted();
-                        peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+                        peer.relay.uplink.handed_over -= hand_off.counted();
+                        peer.relay.uplink.drop(DropReason::LaneClosed, hand_off.counted());
                     }
-                    Kind::Frames { .. } => drop_outdated(&mut peer.relay.downlink, &parcel),
+                    Kind::Frames { .. } => drop_outdated(&mut peer.relay.downlink, &hand_off),
                     Kind::Packets { .. } | Kind::Strangers { .. } => {}
                 }
             }
@@ -371,7 +376,7 @@ impl Sessions {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
-        for lane in lanes.into_iter().chain(link.pool.former()) {
+        for lane in lanes.into_iter().chain(link.pool.replaced()) {
             host.drain_lane(cx, lane, now);
         }
         for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
@@ -391,7 +396,7 @@ impl Sessions {
         self.note_carrier(cx, id);
         match (doubt, holds) {
             (Doubt::Silent, true) => cx.fell_silent(id, session, now),
-            (Doubt::Deaf, true) => {
+            (Doubt::ControlDead, true) => {
                 let what =
                     "the peer does not answer on the control connection, only on lanes; dialling it anew";
                 cx.dial_anew(id, Duration::ZERO, what, now);
@@ -399,7 +404,7 @@ impl Sessions {
             (_, false) => {
                 if cx.peers.session(id).is_some()
                     && let Some(state) = cx.peers.get_mut(id)
-                    && let Some(suppressed) = state.brakes.heard.allow(now)
+                    && let Some(suppressed) = state.throttles.heard.allow(now)
                 {
                     tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
                 }
@@ -442,7 +447,7 @@ impl Context {
         if state.dialler.is_scheduled() || state.config.endpoints.is_empty() {
             return;
         }
-        if let Some(suppressed) = state.brakes.silent.allow(now) {
+        if let Some(suppressed) = state.throttles.silent.allow(now) {
             tracing::warn!(peer = &*state.name, suppressed, "{why}");
         }
         state.dialler.restart(Some(delay), now, &mut self.rng);
@@ -500,7 +505,7 @@ impl Context {
         if holds {
             self.stats.totals.sessions_doubted[doubt as usize] += 1;
         }
-        self.tell_all(|| Order::Doubt { peer, session, doubt, holds });
+        self.tell_all(|| WorkerMessage::Doubt { peer, session, doubt, holds });
     }
 
     /// The owner learns that a peer is heard: it is silent no more.
@@ -510,13 +515,12 @@ impl Context {
 
     /// Whether a peer with a session was found silent and has not been heard since.
     pub(super) fn is_silent(&self, id: PeerId, now: Instant) -> bool {
-        self.doubts_of(id).silent
-            && self.exchange.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
+        self.doubts_of(id).silent && self.hub.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
     }
 
     /// Whether something speaks against the session with a peer.
     pub(super) fn is_doubted(&self, id: PeerId, now: Instant) -> bool {
-        self.doubts_of(id).deaf || self.is_silent(id, now)
+        self.doubts_of(id).control_dead || self.is_silent(id, now)
     }
 
     fn doubts_of(&self, id: PeerId) -> Doubts {
@@ -525,37 +529,38 @@ impl Context {
     }
 
     /// Datagrams wait for a peer that is not reached: it is dialled soon.
-    pub(super) fn hurry(&mut self, id: PeerId, now: Instant) {
+    pub(super) fn dial_soon(&mut self, id: PeerId, now: Instant) {
         let dialler = self.dialler_of(id);
         let Some(peer) = self.peers.get_mut(id) else { return };
         if peer.is_well() || self.stopping || !peer.is_live() {
             return;
         }
         if dialler == self.id.index {
-            peer.dialler.hurry(now);
+            peer.dialler.dial_soon(now);
             if let Some(at) = peer.dialler.deadline() {
                 self.timers.arm(Timer::Dial(id), at);
             }
-        } else if peer.hurried.is_none_or(|at| now.saturating_duration_since(at) >= HURRY_INTERVAL) {
-            peer.hurried = Some(now);
-            self.exchange.post(dialler, Order::Hurry { peer: id });
+        } else if peer.asked_to_dial.is_none_or(|at| now.saturating_duration_since(at) >= DIAL_SOON_INTERVAL)
+        {
+            peer.asked_to_dial = Some(now);
+            self.hub.post(dialler, WorkerMessage::DialSoon { peer: id });
         }
     }
 
     /// Whether payloads are for a process of the peer that has been replaced, or frames are of one: its flows' numbers are
     /// others' now. They are dropped.
-    fn is_outdated(&mut self, parcel: &Parcel) -> bool {
-        let Some(peer) = parcel.peer().and_then(|peer| self.peers.get_mut(peer)) else {
+    fn is_outdated(&mut self, hand_off: &HandOff) -> bool {
+        let Some(peer) = hand_off.peer().and_then(|peer| self.peers.get_mut(peer)) else {
             return false;
         };
-        if peer.process() == parcel.process {
+        if peer.process() == hand_off.process {
             return false;
         }
-        if let Kind::Frames { .. } = parcel.kind {
-            drop_outdated(&mut peer.relay.downlink, parcel);
+        if let Kind::Frames { .. } = hand_off.kind {
+            drop_outdated(&mut peer.relay.downlink, hand_off);
         } else {
-            peer.relay.uplink.taken_over += parcel.counted();
-            peer.relay.uplink.drop(DropReason::LaneClosed, parcel.counted());
+            peer.relay.uplink.taken_over += hand_off.counted();
+            peer.relay.uplink.drop(DropReason::LaneClosed, hand_off.counted());
         }
         true
     }
@@ -607,23 +612,23 @@ impl TcpForwards {
 impl DataPlane {
     /// Hands over what was collected for other workers in this turn.
     pub(super) fn hand_over(&mut self, cx: &mut Context, now: Instant) {
-        for (worker, mut parcel) in self.outgoing.take() {
-            if let Some(peer) = parcel.peer() {
-                parcel.process = cx.peers.get(peer).map_or(0, Peer::process);
+        for (worker, mut hand_off) in self.outgoing.take() {
+            if let Some(peer) = hand_off.peer() {
+                hand_off.process = cx.peers.get(peer).map_or(0, Peer::process);
             }
-            parcel.handed = Some(now);
-            let (kind, datagrams) = (parcel.kind.label_index(), parcel.datagrams());
-            match cx.exchange.hand(worker, parcel) {
+            hand_off.handed = Some(now);
+            let (kind, datagrams) = (hand_off.kind.label_index(), hand_off.datagrams());
+            match cx.hub.hand(worker, hand_off) {
                 Ok(()) => cx.stats.totals.handed_out[kind] += datagrams,
-                Err(parcel) => {
+                Err(hand_off) => {
                     cx.stats.totals.hand_over_drops[kind] += datagrams;
-                    let counted = parcel.counted();
-                    match parcel.kind {
+                    let counted = hand_off.counted();
+                    match hand_off.kind {
                         Kind::Packets { .. } => {}
                         Kind::Strangers { .. } => self.strangers.stats.drop(DecoyDrop::Overload, datagrams),
                         Kind::Frames { peer, .. } => {
                             if let Some(state) = cx.peers.get_mut(peer) {
-                                state.relay.downlink.receive(counted, parcel.counted_bytes());
+                                state.relay.downlink.receive(counted, hand_off.counted_bytes());
                                 state.relay.downlink.drop(DropReason::HandOverFull, counted);
                             }
                         }
@@ -641,17 +646,17 @@ impl DataPlane {
 }
 
 /// Frames came from a process of the peer that has been replaced: nobody knows their flows.
-fn drop_outdated(downlink: &mut Account, parcel: &Parcel) {
-    downlink.receive(parcel.counted(), parcel.counted_bytes());
-    downlink.drop(DropReason::UnknownFlow, parcel.counted());
+fn drop_outdated(downlink: &mut Account, hand_off: &HandOff) {
+    downlink.receive(hand_off.counted(), hand_off.counted_bytes());
+    downlink.drop(DropReason::UnknownFlow, hand_off.counted());
 }
 
 impl Context {
     fn fell_silent(&mut self, id: PeerId, session: SessionId, now: Instant) {
-        if self.exchange.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
+        if self.hub.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
             // It was heard while the order was under way.
             if let Some(owner) = self.peers.link(id, session).map(|link| link.pool.owner()) {
-                self.tell(owner, Order::Heard { peer: id, session });
+                self.tell(owner, WorkerMessage::Heard { peer: id, session });
             }
         }
         self.effects.push_back(Effect::SeekPeer(id));

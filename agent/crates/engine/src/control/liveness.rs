@@ -13,7 +13,7 @@ pub enum Finding {
     /// Something was sent since anything was acknowledged: it is to be asked.
     Waits,
     /// Nothing was acknowledged for so long in which the lanes were heard that what was sent has been repeated in vain.
-    Deaf,
+    ControlDead,
 }
 
 /// Counts of the frames on a control connection since it began.
@@ -38,7 +38,7 @@ pub struct Look {
 
 /// What is known of a control connection.
 #[derive(Clone, Copy, Debug)]
-pub struct Vigil {
+pub struct Liveness {
     /// Its frames when something was last found acknowledged.
     frames: FrameCounts,
     /// When something was last found acknowledged, and when it was last looked at.
@@ -52,7 +52,7 @@ pub struct Vigil {
     outage: Duration,
 }
 
-impl Vigil {
+impl Liveness {
     /// A connection on which these frames have come and gone.
     #[must_use]
     pub fn new(frames: FrameCounts, now: Instant) -> Self {
@@ -70,7 +70,7 @@ impl Vigil {
     ///
     /// QUIC waits twice as long before each repetition (RFC 9002 §6.2.1), and sends nothing else while its congestion window is
     /// full. So after an outage the next packet may be due after as long again: for that long, and at least for `patience`, the
-    /// lanes have to be heard before it is deaf. Both times are known to two looks.
+    /// lanes have to be heard before it is control_dead. Both times are known to two looks.
     pub fn look(&mut self, seen: Look, patience: Duration, now: Instant) -> Finding {
         let interval = now.saturating_duration_since(self.looked);
         if seen.frames.acks != self.frames.acks {
@@ -89,7 +89,7 @@ impl Vigil {
             self.heard = Duration::ZERO;
             self.outage = now.saturating_duration_since(self.answered) + 2 * LONGEST_INTERVAL;
         }
-        if self.heard >= patience.max(self.outage) { Finding::Deaf } else { Finding::Waits }
+        if self.heard >= patience.max(self.outage) { Finding::ControlDead } else { Finding::Waits }
     }
 
     /// Whether something was sent since anything was acknowledged.
@@ -118,11 +118,11 @@ mod tests {
     /// the lanes were not heard.
     fn findings(looks: &[(u32, u64, u64, Option<Duration>)]) -> Vec<Finding> {
         let mut now = ManualClock::new(Duration::ZERO).now();
-        let mut vigil = Vigil::new(FrameCounts { acks: 10, sent: 10 }, now);
+        let mut liveness = Liveness::new(FrameCounts { acks: 10, sent: 10 }, now);
         let look = |&(seconds, acks, sent, lanes): &_| {
             now += SECOND * seconds;
             let frames = FrameCounts { acks, sent };
-            vigil.look(Look { frames, lanes, rtt: SECOND / 10 }, PATIENCE, now)
+            liveness.look(Look { frames, lanes, rtt: SECOND / 10 }, PATIENCE, now)
         };
         looks.iter().map(look).collect()
     }
@@ -140,10 +140,13 @@ mod tests {
 
     #[test]
     fn it_is_deaf_when_only_the_lanes_are_heard_for_as_long_as_patience_has() {
-        use Finding::{Answers, Deaf, Waits};
+        use Finding::{Answers, ControlDead, Waits};
         let mut looks = [(1, 10, 11, HEARD); 8];
         (looks[6].1, looks[7].1) = (11, 11);
-        assert_eq!(findings(&looks), [Waits, Waits, Waits, Waits, Deaf, Deaf, Answers, Answers]);
+        assert_eq!(
+            findings(&looks),
+            [Waits, Waits, Waits, Waits, ControlDead, ControlDead, Answers, Answers]
+        );
     }
 
     #[test]
@@ -151,7 +154,7 @@ mod tests {
         let mut looks = vec![(1, 10, 11, Some(SECOND)); 5];
         looks.extend([(1, 10, 12, HEARD); 10]);
         let mut expected = vec![Finding::Waits; 5 + 7];
-        expected.extend([Finding::Deaf; 3]);
+        expected.extend([Finding::ControlDead; 3]);
         assert_eq!(findings(&looks), expected, "five seconds, and three");
     }
 

@@ -17,13 +17,13 @@ use wire::{
 };
 
 use crate::{
-    roster::{Origin, RosterError},
+    registry::{Origin, RegistryError},
     worker::tests::{
         ENTRY, EXIT, INGRESS, Pair,
+        flood::{ECHO, GateFlood, ROGUE, dial, peer_table},
         harness::{Udp, World},
+        malicious::{MaliciousPeer, address},
         number_of, numbered,
-        rogue::{Rogue, address},
-        siege::{ECHO, ROGUE, Siege, dial, peer_table},
     },
 };
 
@@ -67,11 +67,11 @@ impl Late {
 
     fn add(&mut self, name: &str) -> PeerId {
         let peer = peer(name, &self.key);
-        self.pair.world.agent(self.pair.exit).roster.add(peer, Origin::State).unwrap()
+        self.pair.world.agent(self.pair.exit).registry.add(peer, Origin::State).unwrap()
     }
 
     fn remove(&mut self, name: &str) {
-        self.pair.world.agent(self.pair.exit).roster.remove(name).unwrap();
+        self.pair.world.agent(self.pair.exit).registry.remove(name).unwrap();
     }
 
     fn assert_balanced(&mut self) {
@@ -158,48 +158,48 @@ fn a_peer_is_added_and_removed_while_workers_run_and_nobody_else_notices() {
 #[test]
 fn a_peer_that_is_removed_hears_why_on_every_connection() {
     // In a session, with a lane and a flow.
-    let mut siege = Siege::with_lane(1010, "");
-    let opening = siege.open(0, ECHO);
-    siege.send(&opening);
-    siege.run(50);
-    let exit = siege.pair.exit;
-    assert_eq!(siege.pair.world.peers(exit)[1].flows, 1);
+    let mut flood = GateFlood::with_lane(1010, "");
+    let opening = flood.open(0, ECHO);
+    flood.send(&opening);
+    flood.run(50);
+    let exit = flood.pair.exit;
+    assert_eq!(flood.pair.world.peers(exit)[1].flows, 1);
     // Before its hello, and before its handshake is complete.
-    let mut silent = dial(&siege.pair, &mut siege.host, &siege.identity, 1, None);
+    let mut silent = dial(&flood.pair, &mut flood.host, &flood.identity, 1, None);
     for _ in 0..50 {
-        siege.run(1);
-        silent.poll(siege.pair.world.clock.now());
+        flood.run(1);
+        silent.poll(flood.pair.world.clock.now());
     }
     assert!(silent.connected);
-    let mut halfway = dial(&siege.pair, &mut siege.host, &siege.identity, 2, None);
+    let mut halfway = dial(&flood.pair, &mut flood.host, &flood.identity, 2, None);
     for _ in 0..7 {
-        halfway.poll(siege.pair.world.clock.now());
-        siege.run(1);
+        halfway.poll(flood.pair.world.clock.now());
+        flood.run(1);
     }
     assert!(!halfway.connected);
-    siege.pair.world.agent(exit).roster.remove("rogue").unwrap();
+    flood.pair.world.agent(exit).registry.remove("rogue").unwrap();
     for _ in 0..100 {
-        siege.run(1);
-        silent.poll(siege.pair.world.clock.now());
-        halfway.poll(siege.pair.world.clock.now());
+        flood.run(1);
+        silent.poll(flood.pair.world.clock.now());
+        halfway.poll(flood.pair.world.clock.now());
     }
     assert_eq!(silent.closed(), Some(CloseReason::KeyRemoved));
     assert!(halfway.lost.is_some());
-    assert_eq!(siege.rogue.closed(), Some(CloseReason::KeyRemoved));
+    assert_eq!(flood.malicious.closed(), Some(CloseReason::KeyRemoved));
     // What is under way on a lane that drains opens nothing.
-    let opening = siege.open(7, ECHO);
-    siege.send(&opening);
-    siege.run(20);
-    assert_eq!(siege.pair.world.peers(exit)[1].flows, 0);
-    assert_eq!(siege.dropped("not_allowed"), 1);
-    siege.assert_closed(CloseReason::KeyRemoved);
-    siege.assert_innocent_is_unharmed();
-    let mut again = dial(&siege.pair, &mut siege.host, &siege.identity, 3, None);
+    let opening = flood.open(7, ECHO);
+    flood.send(&opening);
+    flood.run(20);
+    assert_eq!(flood.pair.world.peers(exit)[1].flows, 0);
+    assert_eq!(flood.dropped("not_allowed"), 1);
+    flood.assert_closed(CloseReason::KeyRemoved);
+    flood.assert_innocent_is_unharmed();
+    let mut again = dial(&flood.pair, &mut flood.host, &flood.identity, 3, None);
     for _ in 0..100 {
-        siege.run(1);
-        again.poll(siege.pair.world.clock.now());
+        flood.run(1);
+        again.poll(flood.pair.world.clock.now());
     }
-    assert!(!again.connected && siege.metric("culvert_gate_datagrams_total{step=\"key\"}") >= 1);
+    assert!(!again.connected && flood.metric("culvert_gate_datagrams_total{step=\"key\"}") >= 1);
 }
 
 #[test]
@@ -218,7 +218,7 @@ fn a_place_is_given_again_after_a_minute_and_its_series_end() {
         late.pair.world.run(Duration::from_secs(59));
         let other = Identity::generate().unwrap();
         let add =
-            |late: &mut Late, peer| late.pair.world.agent(exit).roster.add(peer, Origin::State).unwrap();
+            |late: &mut Late, peer| late.pair.world.agent(exit).registry.add(peer, Origin::State).unwrap();
         let second = add(&mut late, peer("second", &other));
         assert_ne!(second, first, "something may be under way");
         late.pair.world.run(Duration::from_secs(3));
@@ -254,7 +254,7 @@ fn a_dialled_peer_that_is_removed_is_not_dialled_again_and_its_ports_wait_for_on
             pair.run_served(Duration::from_millis(20));
         }
         assert!(pair.world.peer(entry).uplink.queued > 0);
-        pair.world.agent(entry).roster.remove("exit").unwrap();
+        pair.world.agent(entry).registry.remove("exit").unwrap();
         pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
         pair.world.run(Duration::from_millis(1));
         assert_eq!(pair.world.peer(entry).uplink.queued, 0);
@@ -275,10 +275,10 @@ fn a_dialled_peer_that_is_removed_is_not_dialled_again_and_its_ports_wait_for_on
         pair.assert_balanced();
         // Another peer is not meant by the ports; one of that name is.
         let other = peer("other", &Identity::generate().unwrap());
-        pair.world.agent(entry).roster.add(other, Origin::State).unwrap();
+        pair.world.agent(entry).registry.add(other, Origin::State).unwrap();
         let mut back = peer("exit", &pair.exit_key);
         back.endpoints = vec![format!("{EXIT}:4433").parse().unwrap()];
-        pair.world.agent(entry).roster.add(back, Origin::State).unwrap();
+        pair.world.agent(entry).registry.add(back, Origin::State).unwrap();
         for number in 62..200 {
             client.send(INGRESS, &numbered(number));
             pair.run_served(Duration::from_millis(10));
@@ -300,7 +300,7 @@ fn tcp_forwards_of_a_removed_peer_are_reset_at_both_ends() {
         let token = pair.services.token();
         let (mut server, _) = listener.accept(token).unwrap();
         let (place, name) = if side == "entry" { (pair.exit, "entry") } else { (pair.entry, "exit") };
-        pair.world.agent(place).roster.remove(name).unwrap();
+        pair.world.agent(place).registry.remove(name).unwrap();
         pair.world.run(Duration::from_millis(20));
         for stream in [&mut client, &mut server] {
             let error = stream.read(&mut [0; 10]).unwrap_err();
@@ -399,7 +399,7 @@ fn in_open_mode_strangers_get_what_access_grants_until_they_are_idle() {
         assert_eq!(received.iter().map(|(_, payload)| number_of(payload)).collect::<Vec<_>>(), [0]);
         let unknown = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"unknown_service\"}";
         assert_eq!(world.metric(stranger, unknown), 1, "it is not even told of the other service");
-        let listed = world.agent(exit).roster.list().remove(0);
+        let listed = world.agent(exit).registry.list().remove(0);
         assert_eq!((listed.origin, listed.peer.services.clone()), (Origin::Open, vec![0]));
         assert_eq!(*listed.peer.name, *format!("open-{}", &key.public_key().to_string()[..8]));
         for series in ["culvert_flows{peer=\"open\"}", "culvert_peer_connected{peer=\"open\"}"] {
@@ -409,9 +409,9 @@ fn in_open_mode_strangers_get_what_access_grants_until_they_are_idle() {
         // It goes without a word; a minute after its session and its flows have ended, so has it.
         world.kill(stranger);
         world.run(Duration::from_secs(55));
-        assert_eq!((world.agent(exit).roster.list().len(), world.agent(exit).local_sockets()), (1, 0));
+        assert_eq!((world.agent(exit).registry.list().len(), world.agent(exit).local_sockets()), (1, 0));
         world.run(Duration::from_secs(60));
-        assert!(world.agent(exit).roster.list().is_empty());
+        assert!(world.agent(exit).registry.list().is_empty());
         assert_balanced(&mut world, &[exit]);
         let known = world.peers(exit).len();
         world.run(Duration::from_secs(65));
@@ -431,11 +431,11 @@ fn the_ceiling_on_peers_of_open_mode_holds_and_no_stranger_gets_more_than_is_gra
     let exit_key = Identity::generate().unwrap();
     let exit = open_exit(&mut world, &exit_key);
     let mut host = world.host(&[ROGUE]);
-    let mut rogues: Vec<Rogue> = (0..3)
+    let mut rogues: Vec<MaliciousPeer> = (0..3)
         .map(|place| {
             let key = Identity::generate().unwrap();
             let to = SocketAddr::new(EXIT, 4433);
-            let mut rogue = Rogue::dial(
+            let mut malicious = MaliciousPeer::dial(
                 &mut host,
                 address(ROGUE, place),
                 to,
@@ -443,36 +443,38 @@ fn the_ceiling_on_peers_of_open_mode_holds_and_no_stranger_gets_more_than_is_gra
                 None,
                 &world.clock,
             );
-            rogue.say(&Rogue::hello());
+            malicious.say(&MaliciousPeer::hello());
             for _ in 0..100 {
                 world.run(Duration::from_millis(1));
-                rogue.poll(world.clock.now());
+                malicious.poll(world.clock.now());
             }
-            rogue
+            malicious
         })
         .collect();
     assert_eq!(rogues[2].closed(), Some(CloseReason::LimitReached));
-    let full = world.agent(exit).roster.admit(Identity::generate().unwrap().public_key().0);
-    assert_eq!(full, Err(RosterError::OpenFull(2)));
-    for rogue in &mut rogues[..2] {
-        assert_eq!(rogue.closed(), None);
-        let Some(Message::Hello(hello)) = rogue.messages.first() else { panic!("{:?}", rogue.messages) };
+    let full = world.agent(exit).registry.admit(Identity::generate().unwrap().public_key().0);
+    assert_eq!(full, Err(RegistryError::OpenFull(2)));
+    for malicious in &mut rogues[..2] {
+        assert_eq!(malicious.closed(), None);
+        let Some(Message::Hello(hello)) = malicious.messages.first() else {
+            panic!("{:?}", malicious.messages)
+        };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
         assert_eq!(offered, ["echo"]);
-        rogue.ask_for_lane(0, 1);
+        malicious.ask_for_lane(0, 1);
         for _ in 0..100 {
             world.run(Duration::from_millis(1));
-            rogue.poll(world.clock.now());
+            malicious.poll(world.clock.now());
         }
-        let number = rogue.flow(0);
+        let number = malicious.flow(0);
         let opening = Context::Open { number, service: ServiceNumber(1), payload_at: 0 }.encode();
-        rogue.send(opening.as_slice(), world.clock.now());
+        malicious.send(opening.as_slice(), world.clock.now());
         for _ in 0..50 {
             world.run(Duration::from_millis(1));
-            rogue.poll(world.clock.now());
+            malicious.poll(world.clock.now());
         }
         let refused = Context::Refused(number, Refusal::NotAllowed).encode().as_slice().to_vec();
-        assert!(rogue.data.contains(&refused), "{:?}", rogue.data);
+        assert!(malicious.data.contains(&refused), "{:?}", malicious.data);
     }
     assert_balanced(&mut world, &[exit]);
 }

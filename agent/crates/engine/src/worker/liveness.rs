@@ -10,9 +10,11 @@ use wire::{
 };
 
 use crate::{
-    control::vigil::{Finding, FrameCounts, Look},
+    control::liveness::{Finding, FrameCounts, Look},
     peer::Doubt,
-    worker::{Context, HOUSEKEEPING_INTERVAL, LaneHost, Sessions, exchange::Order, keeper::LEAST_SILENCE},
+    worker::{
+        Context, HOUSEKEEPING_INTERVAL, LaneHost, Sessions, hub::WorkerMessage, lane_host::LEAST_SILENCE,
+    },
 };
 
 /// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
@@ -21,7 +23,7 @@ pub(super) const IN_USE: Duration = Duration::from_secs(10);
 /// A control connection is given up at the earliest after so long in which nothing was acknowledged on it, and lanes were heard. A path
 /// that loses 87 of 100 packets, as a listener does whose CPU carries an eighth of what comes, loses all of the 19 that are
 /// sent meanwhile once in fourteen times; the next connection fares no better, and this one is asked again before it ends.
-pub(super) const LEAST_DEAFNESS: Duration = Duration::from_secs(4);
+pub(super) const LEAST_CONTROL_SILENCE: Duration = Duration::from_secs(4);
 
 /// A peer is not told more often where we are, whatever it asks. A NAT that changes its mind twice within that is found by silence.
 pub(super) const TELL_INTERVAL: Duration = Duration::from_millis(50);
@@ -37,14 +39,14 @@ impl Sessions {
             return;
         };
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let seen = Look { frames: counts(&stats), lanes: cx.exchange.silence(id, now), rtt };
+        let seen = Look { frames: counts(&stats), lanes: cx.hub.silence(id, now), rtt };
         let Some(session) = cx.peers.session_mut(id) else { return };
-        let waited = session.vigil.waits();
-        let finding = session.vigil.look(seen, LEAST_DEAFNESS.max(rtt * 6), now);
-        let (begins, dialled) = (session.vigil.waits() && !waited, session.dialled);
+        let waited = session.liveness.waits();
+        let finding = session.liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now);
+        let (begins, dialled) = (session.liveness.waits() && !waited, session.dialled);
         let since = is_laneless.then(|| session.laneless_since.unwrap_or(now));
         session.laneless_since = since;
-        let answered = session.vigil.silence(now);
+        let answered = session.liveness.silence(now);
         if begins && dialled && has_lanes {
             // If a NAT gave us another address, pings are too short for an answer.
             self.control.send(handle, &Message::Here);
@@ -63,12 +65,14 @@ impl Sessions {
         let is_silent = cx.peers.link_named(id, name).is_some_and(|link| link.doubts.silent);
         if finding != Finding::Answers && has_lanes && !is_silent {
             // Idle lanes tell whether the peer is there; else it falls silent on them.
-            cx.tell_all(|| Order::AskForLife { peer: id, session: name });
+            cx.tell_all(|| WorkerMessage::AskForLife { peer: id, session: name });
         }
         match finding {
-            Finding::Answers => cx.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, false),
+            Finding::Answers => cx.doubt(SessionRef { peer: id, session: name }, Doubt::ControlDead, false),
             Finding::Waits => {}
-            Finding::Deaf => cx.doubt(SessionRef { peer: id, session: name }, Doubt::Deaf, true),
+            Finding::ControlDead => {
+                cx.doubt(SessionRef { peer: id, session: name }, Doubt::ControlDead, true)
+            }
         }
     }
 
@@ -82,7 +86,7 @@ impl Sessions {
         session.told = Some(now);
         let handle = session.handle;
         self.control.send(handle, &Message::Here);
-        cx.tell_all(|| Order::AskForLife { peer, session: name });
+        cx.tell_all(|| WorkerMessage::AskForLife { peer, session: name });
     }
 
     /// The far end of a connection that we dialled is at another address. A lane can follow it, the control connection cannot (RFC
@@ -94,7 +98,7 @@ impl Sessions {
         if let Some(quinn) = self.control.quinn(handle) {
             quinn.ping();
         }
-        cx.doubt(SessionRef { peer, session: name }, Doubt::Deaf, true);
+        cx.doubt(SessionRef { peer, session: name }, Doubt::ControlDead, true);
     }
 
     /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
@@ -116,7 +120,7 @@ impl Sessions {
             }
         }
         // Without a keepalive the control connection lives for as long as its lanes are used.
-        let used = cx.exchange.silence(id, now).is_some_and(|silence| silence < IN_USE);
+        let used = cx.hub.silence(id, now).is_some_and(|silence| silence < IN_USE);
         let interval = peer.config.keepalive.or_else(|| used.then_some(IN_USE));
         if let Some(session) = peer.session.as_mut().filter(|session| !session.keeps_alive)
             && interval.is_some_and(|interval| now.saturating_duration_since(session.pinged) >= interval)
@@ -139,7 +143,7 @@ impl LaneHost {
         let (peer, session) = (slot.peer, slot.session);
         let dialled = cx.peers.link_named(peer, session).filter(|link| link.dialled);
         if let Some(owner) = dialled.map(|link| link.pool.owner()) {
-            cx.tell(owner, Order::Challenged { peer, session });
+            cx.tell(owner, WorkerMessage::Challenged { peer, session });
         }
     }
 }
@@ -149,8 +153,8 @@ impl Context {
     pub(super) fn ask_the_session(&mut self, peer: PeerId) {
         let link = self.peers.get(peer).and_then(|peer| peer.link.as_ref());
         let Some((session, owner)) = link.map(|link| (link.session, link.pool.owner())) else { return };
-        self.tell_all(|| Order::AskForLife { peer, session });
-        self.tell(owner, Order::Challenged { peer, session });
+        self.tell_all(|| WorkerMessage::AskForLife { peer, session });
+        self.tell(owner, WorkerMessage::Challenged { peer, session });
     }
 }
 

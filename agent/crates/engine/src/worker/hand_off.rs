@@ -24,13 +24,13 @@ use crate::{
     worker::mailbox::Party,
 };
 
-/// A parcel takes no further piece beyond this size: about one receive buffer.
+/// A hand_off takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;
 
-/// A parcel holds no more pieces than this.
+/// A hand_off holds no more pieces than this.
 const PARCEL_PIECES: usize = 256;
 
-/// What a parcel is for.
+/// What a hand_off is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Packets that came to this listening port.
@@ -66,7 +66,7 @@ impl Kind {
     }
 }
 
-/// Part of a parcel: a run of datagrams.
+/// Part of a hand_off: a run of datagrams.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     /// How long it is, how it divides, where it came from.
@@ -90,7 +90,7 @@ impl Piece {
 
 /// A batch on its way to another worker.
 #[derive(Debug)]
-pub(super) struct Parcel {
+pub(super) struct HandOff {
     pub(super) kind: Kind,
     /// The peer's process to which the numbers in its headers mean something; that of payloads and frames.
     pub(super) process: u64,
@@ -100,7 +100,7 @@ pub(super) struct Parcel {
     pub(super) handed: Option<Instant>,
 }
 
-impl Parcel {
+impl HandOff {
     fn new(kind: Kind) -> Self {
         Self { kind, process: 0, bytes: Vec::new(), pieces: Vec::new(), handed: None }
     }
@@ -163,7 +163,7 @@ impl Parcel {
 #[derive(Debug, Default)]
 pub struct Outgoing {
     /// With their destinations, in order.
-    parcels: Vec<(u8, Parcel)>,
+    hand_offs: Vec<(u8, HandOff)>,
 }
 
 impl Outgoing {
@@ -254,17 +254,17 @@ impl Outgoing {
 
     /// Adds a piece, whose bytes `write` appends.
     fn add_with(&mut self, to: u8, kind: Kind, piece: Piece, write: impl FnOnce(&mut Vec<u8>)) {
-        let fits = |(place, parcel): &&mut (u8, Parcel)| {
-            *place == to && parcel.kind == kind && parcel.has_room(piece.meta.len)
+        let fits = |(place, hand_off): &&mut (u8, HandOff)| {
+            *place == to && hand_off.kind == kind && hand_off.has_room(piece.meta.len)
         };
-        // The newest for this worker: nothing overtakes what is already in a parcel.
-        let newest = self.parcels.iter_mut().rfind(|(place, _)| *place == to);
+        // The newest for this worker: nothing overtakes what is already in a hand_off.
+        let newest = self.hand_offs.iter_mut().rfind(|(place, _)| *place == to);
         let place = match newest.filter(fits) {
-            Some((_, parcel)) => parcel,
+            Some((_, hand_off)) => hand_off,
             None => {
-                self.parcels.push((to, Parcel::new(kind)));
-                match self.parcels.last_mut() {
-                    Some((_, parcel)) => parcel,
+                self.hand_offs.push((to, HandOff::new(kind)));
+                match self.hand_offs.last_mut() {
+                    Some((_, hand_off)) => hand_off,
                     None => return,
                 }
             }
@@ -274,13 +274,15 @@ impl Outgoing {
     }
 
     /// Takes out what was collected of a peer's flows, in either direction.
-    pub(super) fn take_of_peer(&mut self, id: PeerId) -> impl Iterator<Item = Parcel> {
-        self.parcels.extract_if(.., move |(_, parcel)| parcel.peer() == Some(id)).map(|(_, parcel)| parcel)
+    pub(super) fn take_of_peer(&mut self, id: PeerId) -> impl Iterator<Item = HandOff> {
+        self.hand_offs
+            .extract_if(.., move |(_, hand_off)| hand_off.peer() == Some(id))
+            .map(|(_, hand_off)| hand_off)
     }
 
     /// Takes what was collected.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = (u8, Parcel)> + '_ {
-        self.parcels.drain(..)
+    pub(super) fn take(&mut self) -> impl Iterator<Item = (u8, HandOff)> + '_ {
+        self.hand_offs.drain(..)
     }
 }
 
@@ -301,16 +303,16 @@ mod tests {
         outgoing.packet(1, 0, meta(3), b"two");
         outgoing.packet(1, 1, meta(4), b"port");
         outgoing.packet(1, 0, meta(5), b"three");
-        let parcels: Vec<(u8, usize, Vec<Vec<u8>>)> = outgoing
+        let hand_offs: Vec<(u8, usize, Vec<Vec<u8>>)> = outgoing
             .take()
-            .map(|(to, parcel)| {
-                let Kind::Packets { port } = parcel.kind else { panic!("packets went in") };
-                (to, port, parcel.pieces().map(|(_, data)| data.to_vec()).collect())
+            .map(|(to, hand_off)| {
+                let Kind::Packets { port } = hand_off.kind else { panic!("packets went in") };
+                (to, port, hand_off.pieces().map(|(_, data)| data.to_vec()).collect())
             })
             .collect();
         let bytes = |texts: &[&str]| texts.iter().map(|text| text.as_bytes().to_vec()).collect::<Vec<_>>();
         assert_eq!(
-            parcels,
+            hand_offs,
             [
                 (1, 0, bytes(&["one", "", "two"])),
                 (2, 0, bytes(&["other"])),

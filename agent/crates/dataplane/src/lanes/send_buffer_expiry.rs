@@ -6,7 +6,7 @@ use net::batch::Message;
 use wire::ids::PeerId;
 
 use crate::{
-    lanes::outbox::{NO_OWNER, UnderlayId, Underlays},
+    lanes::send_buffer::{NO_OWNER, UnderlayId, Underlays},
     relay::Settlements,
 };
 
@@ -15,7 +15,7 @@ use crate::{
 pub struct Expiry {
     /// When to look again; `None` if nothing is left.
     pub next: Option<Instant>,
-    /// The outbox was full, and is empty now.
+    /// The send_buffer was full, and is empty now.
     pub emptied: bool,
 }
 
@@ -28,11 +28,11 @@ impl Underlays {
         self.newly_blocked.pop()
     }
 
-    /// Drops what has waited in the outbox of socket `id` since the kernel had no room any more, and for longer than `limit` says of its
-    /// peer. What is no peer's has the peer [`crate::lanes::outbox::STRANGERS`] or one that nobody is.
+    /// Drops what has waited in the send_buffer of socket `id` since the kernel had no room any more, and for longer than `limit` says of its
+    /// peer. What is no peer's has the peer [`crate::lanes::send_buffer::STRANGERS`] or one that nobody is.
     pub fn expire(&mut self, id: UnderlayId, now: Instant, limit: impl Fn(PeerId) -> Duration) -> Expiry {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return Expiry::default() };
-        let (Some(since), Some(batch)) = (underlay.blocked, underlay.outbox.as_mut()) else {
+        let (Some(since), Some(batch)) = (underlay.blocked, underlay.send_buffer.as_mut()) else {
             return Expiry::default();
         };
         let settlements = &mut self.settlements;
@@ -52,7 +52,7 @@ impl Underlays {
         }
         // The socket says when there is room; until then what is younger waits here.
         underlay.blocked = None;
-        if let Some(batch) = underlay.outbox.take() {
+        if let Some(batch) = underlay.send_buffer.take() {
             self.give_back(batch);
         }
         Expiry { next: None, emptied: true }

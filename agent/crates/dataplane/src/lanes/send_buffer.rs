@@ -10,7 +10,7 @@
 //! once, with a DATAGRAM frame without length (RFC 9221 §4), so a run of equal payloads makes equal packets: one
 //! GSO message.
 //!
-//! While the kernel has no room, an outbox takes no payloads, and keeps those that it has for as long as they may wait
+//! While the kernel has no room, an send_buffer takes no payloads, and keeps those that it has for as long as they may wait
 //! (`outbox_expiry.rs`). A reserve at its end is for what the agent itself says.
 
 use std::time::Instant;
@@ -36,7 +36,7 @@ const NO_OWNER: u32 = u32::MAX;
 /// Whose the decoy's answers to strangers are; no peer has this number.
 pub const STRANGERS: PeerId = PeerId(u32::MAX - 1);
 
-/// What of an outbox is not for payloads: room for acknowledgements, challenges, probes and control packets while they fill the
+/// What of an send_buffer is not for payloads: room for acknowledgements, challenges, probes and control packets while they fill the
 /// rest, some 20 of full size.
 const RESERVE_BYTES: usize = 32 * 1024;
 
@@ -54,7 +54,7 @@ const MOST_SPARE: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnderlayId(pub u32);
 
-/// Datagrams that wait in an outbox.
+/// Datagrams that wait in an send_buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     /// Their number.
@@ -99,7 +99,7 @@ impl OpenPacket {
     }
 }
 
-/// A datagram that is added to an outbox as a whole, not made of frames.
+/// A datagram that is added to an send_buffer as a whole, not made of frames.
 #[derive(Clone, Copy, Debug)]
 struct Whole<'a> {
     path: &'a Path,
@@ -119,7 +119,7 @@ pub struct Underlay {
     pub token: Token,
     /// What has been booked of it.
     pub booked: Booked,
-    outbox: Option<SendBatch>,
+    send_buffer: Option<SendBatch>,
     open: Option<OpenPacket>,
     /// Since when the kernel has had no room; no payloads are added until it has.
     blocked: Option<Instant>,
@@ -136,7 +136,7 @@ pub struct Underlays {
     spare: Vec<SendBatch>,
     /// How many sockets hold one.
     held: usize,
-    /// Sockets whose outbox another one needed.
+    /// Sockets whose send_buffer another one needed.
     evicted: Vec<UnderlayId>,
     dirty: Vec<UnderlayId>,
     /// Sockets for whose packets the kernel knew no way.
@@ -161,7 +161,7 @@ impl Underlays {
             role,
             token,
             booked: Booked::default(),
-            outbox: None,
+            send_buffer: None,
             open: None,
             blocked: None,
             dirty: false,
@@ -179,7 +179,7 @@ impl Underlays {
     ) -> Option<(Box<dyn UdpSocket>, Token, Booked)> {
         let underlay = self.sockets.get_mut(id.0 as usize)?;
         underlay.blocked = None;
-        if underlay.outbox.is_some() && !underlay.dirty {
+        if underlay.send_buffer.is_some() && !underlay.dirty {
             underlay.dirty = true;
             self.dirty.push(id);
         }
@@ -195,13 +195,13 @@ impl Underlays {
         self.unreachable.pop()
     }
 
-    /// Closes a socket; payloads still in its outbox are settled as blocked.
+    /// Closes a socket; payloads still in its send_buffer are settled as blocked.
     pub fn remove(&mut self, id: UnderlayId) -> Option<Underlay> {
         let mut underlay = self.sockets.try_remove(id.0 as usize)?;
         if let Some(open) = underlay.open.take() {
             open.drop(&mut self.settlements);
         }
-        if let Some(batch) = underlay.outbox.take() {
+        if let Some(batch) = underlay.send_buffer.take() {
             for message in batch.messages() {
                 settle(&mut self.settlements, message, SendOutcome::Failed(SendFailure::WouldBlock));
             }
@@ -366,7 +366,8 @@ impl Underlays {
         if self.make_room(id, share, most, now).is_err() {
             return false;
         }
-        let Some(batch) = self.sockets.get_mut(id.0 as usize).and_then(|underlay| underlay.outbox.as_mut())
+        let Some(batch) =
+            self.sockets.get_mut(id.0 as usize).and_then(|underlay| underlay.send_buffer.as_mut())
         else {
             return false;
         };
@@ -377,7 +378,7 @@ impl Underlays {
         true
     }
 
-    /// Makes sure that a packet of `most` bytes has room in its share of the outbox of socket `id`, sending what is there if it must.
+    /// Makes sure that a packet of `most` bytes has room in its share of the send_buffer of socket `id`, sending what is there if it must.
     fn make_room(
         &mut self,
         id: UnderlayId,
@@ -393,7 +394,7 @@ impl Underlays {
             underlay.dirty = true;
             self.dirty.push(id);
         }
-        match &underlay.outbox {
+        match &underlay.send_buffer {
             Some(batch) if share.fits(batch, most) => return Ok(()),
             Some(_) => {}
             None => {
@@ -405,7 +406,7 @@ impl Underlays {
         if underlay.blocked.is_none() && underlay.send(&mut self.settlements, now) {
             self.newly_blocked.push(id);
         }
-        match underlay.outbox.as_ref().is_some_and(|batch| share.fits(batch, most)) {
+        match underlay.send_buffer.as_ref().is_some_and(|batch| share.fits(batch, most)) {
             true => Ok(()),
             false => Err(PushError::Blocked),
         }
@@ -424,26 +425,26 @@ impl Underlays {
                 self.unreachable.push(id);
             }
             if underlay.blocked.is_none()
-                && let Some(batch) = underlay.outbox.take()
+                && let Some(batch) = underlay.send_buffer.take()
             {
                 self.give_back(batch);
             }
         }
     }
 
-    /// Gives socket `id` an outbox.
+    /// Gives socket `id` an send_buffer.
     fn give_outbox(&mut self, id: UnderlayId, now: Instant) {
         if self.held >= MOST_OUTBOXES {
             self.reclaim(now);
         }
         let batch = self.spare.pop().unwrap_or_else(new_outbox);
         if let Some(underlay) = self.sockets.get_mut(id.0 as usize) {
-            underlay.outbox = Some(batch);
+            underlay.send_buffer = Some(batch);
             self.held += 1;
         }
     }
 
-    /// Takes back the outboxes of sockets that can send what is in them; if there is none, that of the socket which has had no room
+    /// Takes back the send_buffers of sockets that can send what is in them; if there is none, that of the socket which has had no room
     /// for longest, and what waits there is dropped.
     fn reclaim(&mut self, now: Instant) {
         for place in 0..self.dirty.len() {
@@ -454,19 +455,19 @@ impl Underlays {
             }
             if underlay.send(&mut self.settlements, now) {
                 self.newly_blocked.push(id);
-            } else if let Some(batch) = underlay.outbox.take() {
+            } else if let Some(batch) = underlay.send_buffer.take() {
                 self.give_back(batch);
             }
         }
         if self.held < MOST_OUTBOXES {
             return;
         }
-        let blocked = self.sockets.iter().filter(|(_, underlay)| underlay.outbox.is_some());
+        let blocked = self.sockets.iter().filter(|(_, underlay)| underlay.send_buffer.is_some());
         let blocked = blocked.filter_map(|(place, underlay)| Some((underlay.blocked?, place)));
         let Some((_, place)) = blocked.min() else { return };
         let Some(underlay) = self.sockets.get_mut(place) else { return };
         underlay.blocked = None;
-        if let Some(batch) = underlay.outbox.take() {
+        if let Some(batch) = underlay.send_buffer.take() {
             for message in batch.messages().iter().filter(|message| message.owner != NO_OWNER) {
                 let payloads = u64::from(message.payloads);
                 self.settlements.note(PeerId(message.owner), payloads, Some(DropReason::QueueMemory));
@@ -476,7 +477,7 @@ impl Underlays {
         self.evicted.extend(u32::try_from(place).map(UnderlayId));
     }
 
-    /// An outbox that no socket needs any more.
+    /// An send_buffer that no socket needs any more.
     fn give_back(&mut self, mut batch: SendBatch) {
         self.held = self.held.saturating_sub(1);
         if self.spare.len() < MOST_SPARE {
@@ -485,22 +486,22 @@ impl Underlays {
         }
     }
 
-    /// Sockets whose outbox another one needed since this was last asked: they may try again.
+    /// Sockets whose send_buffer another one needed since this was last asked: they may try again.
     pub fn take_evicted(&mut self) -> Vec<UnderlayId> {
         std::mem::take(&mut self.evicted)
     }
 
-    /// What all outboxes take, in bytes, those included that no socket is using.
+    /// What all send_buffers take, in bytes, those included that no socket is using.
     #[must_use]
-    pub fn outbox_bytes(&self) -> usize {
+    pub fn send_buffer_bytes(&self) -> usize {
         (self.held + self.spare.len()) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
     }
 
-    /// What waits in a socket's outbox for the kernel.
+    /// What waits in a socket's send_buffer for the kernel.
     #[must_use]
     pub fn waiting(&self, id: UnderlayId) -> Waiting {
-        let outbox = self.get(id).and_then(|underlay| underlay.outbox.as_ref());
-        outbox.map_or_else(Waiting::default, |batch| Waiting {
+        let send_buffer = self.get(id).and_then(|underlay| underlay.send_buffer.as_ref());
+        send_buffer.map_or_else(Waiting::default, |batch| Waiting {
             datagrams: batch.datagrams(),
             bytes: batch.bytes(),
         })
@@ -512,12 +513,12 @@ impl Underlays {
         self.get(id).is_some_and(|underlay| underlay.blocked.is_some())
     }
 
-    /// Whether the socket, or the reserve of its outbox, has room for a packet of the agent itself.
+    /// Whether the socket, or the reserve of its send_buffer, has room for a packet of the agent itself.
     #[must_use]
     pub fn takes_own(&self, id: UnderlayId, bytes: usize) -> bool {
         self.get(id).is_some_and(|underlay| {
             let fits = |batch: &SendBatch| Share::Whole.fits(batch, bytes);
-            underlay.blocked.is_none() || underlay.outbox.as_ref().is_none_or(fits)
+            underlay.blocked.is_none() || underlay.send_buffer.as_ref().is_none_or(fits)
         })
     }
 
@@ -533,7 +534,7 @@ impl Underlays {
         if underlay.blocked.is_some() {
             return false;
         }
-        if let Some(batch) = underlay.outbox.take() {
+        if let Some(batch) = underlay.send_buffer.take() {
             self.give_back(batch);
         }
         true
@@ -555,7 +556,8 @@ impl Underlay {
         frame_header_len: usize,
     ) -> Result<(), PushError> {
         let Frame { header, payload, counted, .. } = frame;
-        let tail = self.outbox.as_mut().and_then(|batch| batch.tail(budget)).ok_or(PushError::Blocked)?;
+        let tail =
+            self.send_buffer.as_mut().and_then(|batch| batch.tail(budget)).ok_or(PushError::Blocked)?;
         let room = &mut tail[open.len..];
         let data_len = header.len() + payload.len();
         let written = if frame_header_len == 1 {
@@ -587,7 +589,7 @@ impl Underlay {
         place.copy_from_slice(header);
         let prefix = &prefix[..at + header.len()];
         let room = self
-            .outbox
+            .send_buffer
             .as_mut()
             .and_then(|batch| batch.tail(budget))
             .and_then(|tail| tail.get_mut(open.len..budget.saturating_sub(TAG_LEN)));
@@ -609,7 +611,7 @@ impl Underlay {
 
     /// Seals a packet for each of the datagrams that have the full length, while there is room; returns how many.
     fn seal_alike(&mut self, slot: &mut LaneSlot, payloads: &Payloads<'_>, now: Instant) -> usize {
-        let (Some(batch), Some(path)) = (self.outbox.as_mut(), slot.path()) else { return 0 };
+        let (Some(batch), Some(path)) = (self.send_buffer.as_mut(), slot.path()) else { return 0 };
         let path = Path { tos: payloads.tos, ..path };
         let mut prefix = [0; MOST_FRAME_PREFIX];
         let prefix = &mut prefix[..payloads.prefix_len()];
@@ -643,7 +645,7 @@ impl Underlay {
         let Some(open) = self.open.take() else { return };
         let len = open.len + TAG_LEN;
         let lane = lanes.get_mut(open.lane).and_then(|slot| Some((slot.path()?, slot)));
-        let (Some(batch), Some((path, slot))) = (self.outbox.as_mut(), lane) else {
+        let (Some(batch), Some((path, slot))) = (self.send_buffer.as_mut(), lane) else {
             open.drop(settlements);
             return;
         };
@@ -661,7 +663,7 @@ impl Underlay {
 
     /// Hands the batch to the kernel; true if that has no room any more, and had before.
     fn send(&mut self, settlements: &mut Settlements, now: Instant) -> bool {
-        let Some(batch) = self.outbox.as_mut() else { return false };
+        let Some(batch) = self.send_buffer.as_mut() else { return false };
         let unreachable = &mut self.unreachable;
         self.socket.send(batch, &mut |message, outcome| {
             *unreachable |= is_unreachable(outcome);
@@ -681,7 +683,7 @@ fn is_unreachable(outcome: SendOutcome) -> bool {
     }
 }
 
-/// Which part of an outbox a packet may use.
+/// Which part of an send_buffer a packet may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Share {
     /// Without the reserve.
@@ -712,9 +714,9 @@ fn settle(settlements: &mut Settlements, message: &Message, outcome: SendOutcome
     }
 }
 
-#[path = "outbox_expiry.rs"]
+#[path = "send_buffer_expiry.rs"]
 mod expiry;
 pub use expiry::Expiry;
 #[cfg(test)]
-#[path = "outbox_tests.rs"]
+#[path = "send_buffer_tests.rs"]
 mod tests;

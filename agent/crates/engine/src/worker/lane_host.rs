@@ -15,7 +15,7 @@ use crate::{
     worker::{
         Context, LaneHost, Sessions, Sockets, Timer, Worker,
         context::Effect,
-        exchange::{LaneLoss, LaneName, LaneOrder, LanePort, Order},
+        hub::{LaneLoss, LaneName, LanePort, LaneRequest, WorkerMessage},
         number,
     },
 };
@@ -47,7 +47,7 @@ impl Worker {
             self.settle_effects(now);
             self.sessions.keep_alive(&mut self.cx, &mut self.host, id, now);
         }
-        let gone = self.tcp.see_to_roster(&mut self.cx, &self.sessions, &self.host, now);
+        let gone = self.tcp.see_to_registry(&mut self.cx, &self.sessions, &self.host, now);
         if !gone.is_empty() {
             // What they counted until now stays.
             self.publish(now);
@@ -61,7 +61,7 @@ impl Worker {
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);
         self.sessions.gate.expire(now);
-        self.cx.exchange.taps().expire(now);
+        self.cx.hub.taps().expire(now);
         if let Some(error) = self.sessions.gate.take_replay_log_error() {
             self.cx.stats.totals.journal_errors += 1;
             self.cx.warn_of_journal(&error, now);
@@ -75,7 +75,7 @@ impl LaneHost {
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        order: &LaneOrder,
+        order: &LaneRequest,
         now: Instant,
     ) {
         let LaneName { peer, session, index, .. } = order.name;
@@ -104,7 +104,7 @@ impl LaneHost {
         }
         let id = self.lanes.insert(slot);
         self.capture_lane(sockets, id, now);
-        cx.exchange.lane_kept(peer);
+        cx.hub.lane_kept(peer);
         self.lanes.touch(id);
         let old = cx.peers.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
         if let Some(old) = old {
@@ -117,32 +117,32 @@ impl LaneHost {
         let LaneName { peer, session, index, .. } = by;
         let works = self.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
         match cx.peers.link_named(peer, session) {
-            Some(link) if works => link.pool.keep_former(index, old),
-            Some(_) | None => self.drop_former(cx, old, now),
+            Some(link) if works => link.pool.keep_replaced(index, old),
+            Some(_) | None => self.drop_replaced(cx, old, now),
         }
     }
 
     /// A lane that was replaced carries payloads no more, though the one in its place does not yet: its owner is told.
-    fn drop_former(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+    fn drop_replaced(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(lane) = self.lanes.get(id).map(name_of_lane) else { return };
         if let Some(link) = cx.peers.link_named(lane.peer, lane.session) {
-            link.pool.forget_former(id);
+            link.pool.forget_replaced(id);
         }
         self.drain_lane(cx, id, now);
-        cx.tell_owner(lane, Order::FormerGone { lane });
+        cx.tell_owner(lane, WorkerMessage::ReplacedGone { lane });
     }
 
     /// The lane of an index carries payloads: the one before it need no longer.
-    pub(super) fn drain_former(&mut self, cx: &mut Context, lane: LaneName, id: LaneId, now: Instant) {
+    pub(super) fn drain_replaced(&mut self, cx: &mut Context, lane: LaneName, id: LaneId, now: Instant) {
         if let Some(link) = cx.peers.link_named(lane.peer, lane.session)
             && link.pool.get(lane.index) == Some(id)
-            && let Some(former) = link.pool.take_former(lane.index)
+            && let Some(former) = link.pool.take_replaced(lane.index)
         {
             self.drain_lane(cx, former, now);
         }
     }
 
-    fn lane_core(&self, cx: &Context, order: &LaneOrder) -> Option<Lane> {
+    fn lane_core(&self, cx: &Context, order: &LaneRequest) -> Option<Lane> {
         let len = order.suite.secret_len();
         let config = LaneConfig {
             suite: order.suite,
@@ -183,10 +183,10 @@ impl LaneHost {
                 None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
             }
         }
-        cx.tell_owner(lane, Order::LaneUp { lane });
+        cx.tell_owner(lane, WorkerMessage::LaneUp { lane });
         let (peer, session) = (lane.peer, lane.session);
         if from.is_some() && cx.peers.link_named(peer, session).is_some_and(|link| link.dialled) {
-            cx.tell_owner(lane, Order::ListenerMoved { peer, session });
+            cx.tell_owner(lane, WorkerMessage::ListenerMoved { peer, session });
         }
         self.note_path_packet(cx, id, now);
         cx.effects.push_back(Effect::LaneCarries { lane, id });
@@ -206,7 +206,7 @@ impl LaneHost {
                 "what the lane's path carries"
             );
         }
-        cx.tell_owner(lane, Order::LaneBudget { lane, bytes });
+        cx.tell_owner(lane, WorkerMessage::LaneBudget { lane, bytes });
     }
 
     /// A lane cannot go on.
@@ -241,14 +241,14 @@ impl LaneHost {
             let is_former = cx
                 .peers
                 .link_named(lane.peer, lane.session)
-                .is_some_and(|link| link.pool.former().any(|former| former == id));
+                .is_some_and(|link| link.pool.replaced().any(|former| former == id));
             if is_former {
                 if silence >= limit {
-                    self.drop_former(cx, id, now);
+                    self.drop_replaced(cx, id, now);
                 }
                 return;
             }
-            cx.tell_owner(lane, Order::LaneSilent { lane, silence, limit });
+            cx.tell_owner(lane, WorkerMessage::LaneSilent { lane, silence, limit });
         }
     }
 
@@ -260,12 +260,12 @@ impl LaneHost {
         else {
             return;
         };
-        cx.exchange.note_heard(peer, at);
+        cx.hub.note_heard(peer, at);
         if let Some(link) = cx.peers.link_named(peer, session)
             && link.doubts.silent
         {
             let owner = link.pool.owner();
-            cx.tell(owner, Order::Heard { peer, session });
+            cx.tell(owner, WorkerMessage::Heard { peer, session });
         }
     }
 
@@ -298,10 +298,11 @@ impl LaneHost {
     pub(super) fn remove_lane(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         self.end_capture_of(id, now);
         if let Some(slot) = self.lanes.remove(id) {
-            cx.exchange.lane_gone(slot.peer);
+            cx.hub.lane_gone(slot.peer);
             let lane = name_of_lane(&slot);
-            if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_former(id)) {
-                cx.tell_owner(lane, Order::FormerGone { lane });
+            if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_replaced(id))
+            {
+                cx.tell_owner(lane, WorkerMessage::ReplacedGone { lane });
             }
             cx.stats.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
             cx.effects.push_back(Effect::ReleaseSocket(slot.underlay));
@@ -314,7 +315,7 @@ impl LaneHost {
         let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
             || sessions.control.iter().any(|connection| connection.underlay() == id);
         if dialled && !in_use {
-            sockets.doors.close_underlay(&mut sockets.underlays, id);
+            sockets.factory.close_underlay(&mut sockets.underlays, id);
         }
     }
 
@@ -331,7 +332,7 @@ impl LaneHost {
         if bytes < before {
             link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
         }
-        let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.former()).collect();
+        let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.replaced()).collect();
         for lane in lanes {
             if let Some(slot) = self.lanes.get_mut(lane) {
                 slot.set_budget(bytes);
@@ -361,7 +362,7 @@ impl Sockets {
     fn lane_socket(
         &mut self,
         cx: &mut Context,
-        order: &LaneOrder,
+        order: &LaneRequest,
         now: Instant,
     ) -> Option<(UnderlayId, Option<std::net::SocketAddr>)> {
         match order.port {
@@ -369,7 +370,7 @@ impl Sockets {
                 self.underlays.get(underlay).is_some().then_some((underlay, remote))
             }
             LanePort::Listening(port) => self.ports.get(port).map(|underlay| (*underlay, None)),
-            LanePort::Dial(remote) => match self.doors.dial(&mut self.underlays, remote) {
+            LanePort::Dial(remote) => match self.factory.dial(&mut self.underlays, remote) {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
                     if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
@@ -391,7 +392,7 @@ impl Sockets {
 
 impl Context {
     fn report_lane(&mut self, lane: LaneName, why: LaneLoss) {
-        self.tell_owner(lane, Order::LaneLost { lane, why });
+        self.tell_owner(lane, WorkerMessage::LaneLost { lane, why });
     }
 
     fn warn_of_journal(&mut self, error: &std::io::Error, now: Instant) {

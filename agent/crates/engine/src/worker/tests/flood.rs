@@ -1,4 +1,4 @@
-//! An innocent pair, beside it a [`Rogue`] with an allowed key, and what was logged.
+//! An innocent pair, beside it a [`MaliciousPeer`] with an allowed key, and what was logged.
 
 use std::{
     io,
@@ -17,34 +17,34 @@ use wire::{
 use crate::worker::tests::{
     EXIT, INGRESS, Pair,
     harness::{Host, Udp},
+    malicious::{MaliciousPeer, address},
     number_of, numbered,
-    rogue::{Rogue, address},
 };
 
-/// The rogue's host.
+/// The malicious's host.
 pub(super) const ROGUE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 6));
 /// What the exit calls its service.
 pub(super) const ECHO: ServiceNumber = ServiceNumber(0);
 
-/// An innocent pair, and a rogue that has an allowed key at the exit.
-pub(super) struct Siege {
+/// An innocent pair, and a malicious that has an allowed key at the exit.
+pub(super) struct GateFlood {
     /// The innocent is its entry.
     pub(super) pair: Pair,
-    pub(super) rogue: Rogue,
-    /// Where the rogue's sockets are.
+    pub(super) malicious: MaliciousPeer,
+    /// Where the malicious's sockets are.
     pub(super) host: Host,
     pub(super) identity: Identity,
     innocent: Udp,
     next_number: u32,
 }
 
-impl Siege {
-    /// The rogue's handshake is complete; it has said nothing.
+impl GateFlood {
+    /// The malicious's handshake is complete; it has said nothing.
     pub(super) fn new(seed: u64, limits: &str) -> Self {
         Self::with_window(seed, limits, None)
     }
 
-    /// See [`Rogue::dial`] for `window`.
+    /// See [`MaliciousPeer::dial`] for `window`.
     pub(super) fn with_window(seed: u64, limits: &str, window: Option<u32>) -> Self {
         Self::with_workers(seed, 1, limits, window)
     }
@@ -54,12 +54,12 @@ impl Siege {
         Self::begin(seed, workers, limits, |pair, host, identity| dial(pair, host, identity, 0, window))
     }
 
-    /// The rogue puts all it has on the wire at once; it has said hello and has lane 0 in epoch 1.
+    /// The malicious puts all it has on the wire at once; it has said hello and has lane 0 in epoch 1.
     pub(super) fn greedy(seed: u64, limits: &str) -> Self {
         let dial = |pair: &Pair, host: &mut Host, identity: &Identity| {
             let addresses = (address(ROGUE, 0), SocketAddr::new(EXIT, 4433));
             let keys = (identity, pair.exit_key.public_key().0);
-            Rogue::dial_greedily(host, addresses, keys, &pair.world.clock)
+            MaliciousPeer::dial_greedily(host, addresses, keys, &pair.world.clock)
         };
         Self::begin(seed, 1, limits, dial).given_a_lane()
     }
@@ -68,48 +68,48 @@ impl Siege {
         seed: u64,
         workers: u8,
         limits: &str,
-        dial: impl FnOnce(&Pair, &mut Host, &Identity) -> Rogue,
+        dial: impl FnOnce(&Pair, &mut Host, &Identity) -> MaliciousPeer,
     ) -> Self {
         let identity = Identity::generate().unwrap();
         let exit_extra = format!("{}\n{limits}", peer_table("rogue", &identity));
         let mut pair = Pair::with_workers(seed, (1, workers), "", &exit_extra);
         pair.wait_for_lanes(1);
         let mut host = pair.world.host(&[ROGUE]);
-        let rogue = dial(&pair, &mut host, &identity);
+        let malicious = dial(&pair, &mut host, &identity);
         let innocent = pair.client(9000);
-        let mut siege = Self { pair, rogue, host, identity, innocent, next_number: 0 };
-        siege.run(100);
-        assert!(siege.rogue.connected, "its key is allowed");
-        siege
+        let mut flood = Self { pair, malicious, host, identity, innocent, next_number: 0 };
+        flood.run(100);
+        assert!(flood.malicious.connected, "its key is allowed");
+        flood
     }
 
-    /// The rogue has said hello and has lane 0 in epoch 1.
+    /// The malicious has said hello and has lane 0 in epoch 1.
     pub(super) fn with_lane(seed: u64, limits: &str) -> Self {
         Self::new(seed, limits).given_a_lane()
     }
 
     fn given_a_lane(mut self) -> Self {
-        self.rogue.say(&Rogue::hello());
-        self.rogue.ask_for_lane(0, 1);
+        self.malicious.say(&MaliciousPeer::hello());
+        self.malicious.ask_for_lane(0, 1);
         self.run(100);
-        assert_eq!(self.rogue.lanes(), 1);
+        assert_eq!(self.malicious.lanes(), 1);
         self
     }
 
-    /// Lets time pass while the service answers and the rogue plays along.
+    /// Lets time pass while the service answers and the malicious plays along.
     pub(super) fn run(&mut self, milliseconds: u64) {
         for _ in 0..milliseconds {
             self.pair.run_served(Duration::from_millis(1));
-            self.rogue.poll(self.pair.world.clock.now());
+            self.malicious.poll(self.pair.world.clock.now());
         }
     }
 
     pub(super) fn send(&mut self, data: &[u8]) {
-        self.rogue.send(data, self.pair.world.clock.now());
+        self.malicious.send(data, self.pair.world.clock.now());
     }
 
     pub(super) fn open(&self, flow: u64, service: ServiceNumber) -> Vec<u8> {
-        let number = self.rogue.flow(flow);
+        let number = self.malicious.flow(flow);
         Context::Open { number, service, payload_at: 0 }.encode().as_slice().to_vec()
     }
 
@@ -147,10 +147,10 @@ impl Siege {
         }
     }
 
-    /// The rogue's connection was closed for `reason`, and nothing of it is left but what drains.
+    /// The malicious's connection was closed for `reason`, and nothing of it is left but what drains.
     pub(super) fn assert_closed(&mut self, reason: CloseReason) {
         self.run(50);
-        assert_eq!(self.rogue.closed(), Some(reason));
+        assert_eq!(self.malicious.closed(), Some(reason));
         assert!(!self.pair.world.peers(self.pair.exit)[1].connected());
         self.run(5000);
         assert_eq!(self.metric("culvert_connections"), 1, "the innocent's");
@@ -170,10 +170,10 @@ pub(super) fn dial(
     identity: &Identity,
     place: u16,
     window: Option<u32>,
-) -> Rogue {
+) -> MaliciousPeer {
     let exit = SocketAddr::new(EXIT, 4433);
     let keys = (identity, pair.exit_key.public_key().0);
-    Rogue::dial(host, address(ROGUE, place), exit, keys, window, &pair.world.clock)
+    MaliciousPeer::dial(host, address(ROGUE, place), exit, keys, window, &pair.world.clock)
 }
 
 /// The same from another address; its first packet is on its way.
@@ -182,12 +182,12 @@ pub(super) fn dial_from(
     host: &mut Host,
     identity: &Identity,
     (ip, place): (IpAddr, u16),
-) -> Rogue {
+) -> MaliciousPeer {
     let exit = SocketAddr::new(EXIT, 4433);
     let keys = (identity, pair.exit_key.public_key().0);
-    let mut rogue = Rogue::dial(host, address(ip, place), exit, keys, None, &pair.world.clock);
-    rogue.poll(pair.world.clock.now());
-    rogue
+    let mut malicious = MaliciousPeer::dial(host, address(ip, place), exit, keys, None, &pair.world.clock);
+    malicious.poll(pair.world.clock.now());
+    malicious
 }
 
 /// What was logged on this thread.
