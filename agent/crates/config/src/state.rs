@@ -19,7 +19,8 @@ use toml::{Table, Value};
 
 use crate::{
     Config, ConfigProblems, Peer, PeerOrigin,
-    checks::{Checks, PinnedKey, name},
+    checks::{Checks, PinnedKey},
+    kinds,
     peers::Around,
     section::{self, At, spelled},
     tun::allowed_prefix,
@@ -423,7 +424,9 @@ impl Checks {
         self.report.read_state(text, path);
         let entries = section::parse(text, PeerOrigin::State, &mut self.report);
         let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
-        let removed: Option<Vec<Arc<str>>> = root.value("removed", &name().list(), self);
+        // A peer that is to be added is called removed while the configuration is checked: its own name is checked later.
+        let any_name = kinds::text("name", |name| Ok(Arc::from(name)), |name: &Arc<str>| name.to_string());
+        let removed: Option<Vec<Arc<str>>> = root.value("removed", &any_name.list(), self);
         let tables = root.tables("peer", &mut self.report);
         root.end(&mut self.report);
         let (twins, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| is_among(table, peers));
