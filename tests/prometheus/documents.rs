@@ -1,4 +1,4 @@
-//! Metrics that documents name.
+//! Metrics and functions that documents name.
 
 use std::fs;
 
@@ -41,4 +41,56 @@ fn every_metric_that_a_document_names_exists() {
         }
     }
     assert!(named > families.len(), "{named} were found");
+}
+
+/// Most steps of a path through the worker in `docs/architecture.md`.
+const MOST_STEPS: usize = 10;
+
+/// Source files of the agent whose paths end with `suffix`.
+fn sources(suffix: &str) -> Vec<String> {
+    let mut folders = vec![root().join("agent/crates")];
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.ends_with(suffix) {
+                found.push(fs::read_to_string(path).unwrap());
+            }
+        }
+    }
+    found
+}
+
+#[test]
+fn every_step_through_a_worker_names_functions_that_are_there() {
+    let text = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
+    let (_, parts) = text.split_once("## The parts of a worker").unwrap();
+    let (parts, _) = parts.split_once("\n## ").unwrap();
+    let mut paths = 0;
+    for path in parts.split("\n### ").skip(1) {
+        let steps: Vec<&str> =
+            path.lines().filter(|line| line.starts_with(|c: char| c.is_ascii_digit())).collect();
+        assert!((1..=MOST_STEPS).contains(&steps.len()), "{path}");
+        for step in steps {
+            let names: Vec<&str> = step.split('`').skip(1).step_by(2).collect();
+            let mut files = Vec::new();
+            let mut functions = 0;
+            for name in names {
+                if name.ends_with(".rs") {
+                    files = sources(name);
+                    assert!(!files.is_empty(), "{step}: there is no {name}");
+                } else {
+                    let declared = [format!("fn {name}("), format!("fn {name}<")];
+                    let has = |file: &String| declared.iter().any(|declared| file.contains(declared));
+                    assert!(files.iter().any(has), "{step}: there is no function {name}");
+                    functions += 1;
+                }
+            }
+            assert!(functions > 0, "{step}: no function is named");
+        }
+        paths += 1;
+    }
+    assert_eq!(paths, 5);
 }
