@@ -54,6 +54,7 @@
 //! After [`Lane::start_mtu_search`] the caller keeps packets within [`Lane::max_packet`], and gives [`Lane::poll_transmit`]
 //! [`Lane::transmit_capacity`] bytes.
 
+#![warn(missing_docs)]
 #![forbid(unsafe_code)]
 #![warn(clippy::missing_errors_doc)]
 

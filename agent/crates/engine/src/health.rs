@@ -28,7 +28,6 @@ wire::labelled! {
 /// A worker without a recent heartbeat.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
-    /// Its index.
     pub worker: usize,
     /// Time since its last heartbeat.
     pub silent: Duration,

@@ -75,7 +75,6 @@ pub struct Link {
     pub key: [u8; 32],
     /// Whether this end dialled it.
     pub dialled: bool,
-    /// Its lanes.
     pub pool: Pool,
     /// The largest packet to the peer on any of its lanes, in bytes of UDP payload.
     pub budget: usize,
@@ -113,7 +112,6 @@ wire::labelled! {
     }
 }
 
-/// What does.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Doubts {
     /// [`Doubt::Silent`].
@@ -141,7 +139,6 @@ impl Doubts {
 /// Whether a peer is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// It is.
     Live,
     /// It was removed, and something that names it may be under way.
     Leaving {
@@ -155,7 +152,6 @@ pub enum Standing {
 /// A peer: its configuration, its connection, its datagrams.
 #[derive(Debug)]
 pub struct Peer {
-    /// Its place.
     pub id: PeerId,
     /// Its name in logs and metrics.
     pub name: Arc<str>,
@@ -295,7 +291,6 @@ pub struct Throttles {
     pub connected: Throttle,
     /// It fell silent.
     pub silent: Throttle,
-    /// It is heard again.
     pub heard: Throttle,
     /// It takes no IP packets.
     pub no_tunnel: Throttle,

@@ -99,7 +99,6 @@ pub enum RegistryError {
 /// A peer of the list.
 #[derive(Clone, Debug)]
 pub struct Listed {
-    /// Its place.
     pub id: PeerId,
     /// Its name, keys, endpoints and settings.
     pub peer: Arc<config::Peer>,
@@ -126,7 +125,6 @@ pub struct Revision {
     pub named: Vec<PublicKey>,
 }
 
-/// Who the peers are.
 pub struct PeerRegistry {
     own_key: PublicKey,
     rules: ArcSwap<Rules>,
@@ -152,7 +150,6 @@ struct Book {
     shut_out: Vec<PublicKey>,
 }
 
-/// Whose keys are known.
 #[derive(Default)]
 struct Keys {
     by_key: HashMap<[u8; 32], PeerId>,

@@ -32,7 +32,6 @@ pub(crate) fn not_zero(labels: &[&'static str], counts: &[u64]) -> Counts {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PeerStatus {
-    /// Its name.
     pub name: Arc<str>,
     /// How it came to be known.
     pub origin: Origin,
@@ -183,7 +182,6 @@ pub struct PeerRates {
 /// What waits for a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueStatus {
-    /// Datagrams.
     pub datagrams: usize,
     /// Their bytes.
     pub bytes: usize,
@@ -194,9 +192,7 @@ pub struct QueueStatus {
 /// The packets of a peer's lanes, those that have ended included.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LanePackets {
-    /// Sent.
     pub sent: u64,
-    /// Received.
     pub received: u64,
     /// Sent and declared lost.
     pub lost: u64,
@@ -231,7 +227,6 @@ pub struct Accounting {
 /// One lane of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaneStatus {
-    /// Its index.
     pub index: u8,
     /// Which opening of that index it is.
     pub epoch: u64,
@@ -249,11 +244,9 @@ pub struct LaneStatus {
     pub remote_address: Option<SocketAddr>,
     /// What passed in the last second.
     pub rates: Option<LaneRates>,
-    /// Packets sent.
     pub sent_packets: u64,
     /// Their bytes of UDP payload.
     pub sent_bytes: u64,
-    /// Packets received.
     pub received_packets: u64,
     /// Their bytes.
     pub received_bytes: u64,
@@ -343,7 +336,6 @@ pub struct LaneDetails {
     pub datagrams_received: u64,
     /// Packets sent that held an ACK and nothing else.
     pub ack_packets_sent: u64,
-    /// The same, received.
     pub ack_packets_received: u64,
     /// Packets refused because they had been opened before.
     pub duplicates: u64,
@@ -353,7 +345,6 @@ pub struct LaneDetails {
     pub authentication_failures: u64,
     /// Probes of the path's MTU sent.
     pub mtu_probes_sent: u64,
-    /// Of those, declared lost.
     pub mtu_probes_lost: u64,
     /// Times that the path stopped carrying packets of the size in use.
     pub black_holes: u64,
@@ -414,11 +405,9 @@ pub struct SocketStatus {
     pub role: Word,
     /// How many are open. The counts are of those that are closed, too.
     pub open: usize,
-    /// Datagrams received.
     pub received_datagrams: u64,
     /// Their bytes.
     pub received_bytes: u64,
-    /// Datagrams sent.
     pub sent_datagrams: u64,
     /// Their bytes.
     pub sent_bytes: u64,
@@ -437,11 +426,9 @@ pub struct SocketStatus {
 /// The TUN device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TunStatus {
-    /// Its name.
     pub name: Box<str>,
     /// Whether it is up; `None` if the kernel does not know it any more.
     pub up: Option<bool>,
-    /// Its MTU.
     pub mtu: Option<u32>,
     /// TCP super-packets and partial checksums, both ways.
     pub tcp_offload: bool,

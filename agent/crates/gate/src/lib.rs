@@ -31,6 +31,7 @@
 //!
 //! An unauthenticated datagram causes no allocation and takes no lock.
 
+#![warn(missing_docs)]
 #![warn(clippy::missing_errors_doc)]
 
 #[cfg(any(test, feature = "fuzzing"))]

@@ -14,6 +14,7 @@
 //! | how the Internet checksum is reckoned | `checksum.rs` |
 //! | what holds for any packets, and a model of the kernel to compare with (tests and fuzzing) | `properties.rs`, `model.rs` |
 
+#![warn(missing_docs)]
 #![warn(clippy::missing_errors_doc)]
 
 pub mod checksum;

@@ -25,6 +25,7 @@
 //! A worker never blocks and never polls: a source that answered [`io::ErrorKind::WouldBlock`] puts its [`Token`]
 //! into the worker's [`Ready`] queue when it may make progress again, and not before.
 
+#![warn(missing_docs)]
 #![warn(clippy::missing_errors_doc)]
 
 use std::{

@@ -48,7 +48,6 @@ pub enum ReloadError {
     /// A port could not be opened.
     #[error("cannot listen on {} ({what}): {error}{}", .address, remedy(.error))]
     Port {
-        /// The address.
         address: std::net::SocketAddr,
         /// The configuration key it comes from.
         what: &'static str,

@@ -13,6 +13,8 @@
 //! | enums with labels for operators | [`labelled!`] |
 //! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
 
+#![warn(missing_docs)]
+
 pub mod cid;
 pub mod clock;
 pub mod context;

@@ -33,7 +33,6 @@ pub enum Local {
     },
     /// Connected to a service, for one flow.
     Upstream {
-        /// Whose flow.
         peer: PeerId,
         /// Which flow.
         flow: FlowId,
@@ -42,7 +41,6 @@ pub enum Local {
 
 /// A local UDP socket and what is about to be delivered to it.
 pub struct LocalSocket {
-    /// The socket.
     pub socket: Box<dyn UdpSocket>,
     /// What it is for.
     pub local: Local,

@@ -83,7 +83,6 @@ pub enum Pumped {
     Answered(StreamAnswer),
     /// The peer did not open the forward.
     Refused(StreamAnswer),
-    /// It is over.
     Done,
 }
 
@@ -119,12 +118,10 @@ impl Direction {
 
 /// One TCP forward.
 pub struct TcpForward {
-    /// The stream.
     pub stream: StreamId,
     /// The connection, with its token; `None` until the service's address is known.
     tcp: Option<(Box<dyn TcpStream>, Token)>,
     stage: Stage,
-    /// Of ours.
     service: Option<u32>,
     /// TCP to stream; starts with the header or the answer.
     outward: Direction,

@@ -44,7 +44,6 @@ wire::labelled! {
 pub enum Answer {
     /// It is larger than what the peer can be sent, which is this many bytes.
     TooBig(u16),
-    /// It has no way.
     Unreachable,
 }
 
@@ -81,7 +80,6 @@ pub struct TunTotals {
 
 /// The TUN device at one worker.
 pub struct TunSide {
-    /// Its queue.
     pub queue: Box<dyn TunQueue>,
     /// Under which the queue is ready.
     pub token: Token,

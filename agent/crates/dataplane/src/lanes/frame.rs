@@ -50,7 +50,6 @@ impl<'a> Payloads<'a> {
         Self { header, data: cut.payload(), segment: cut.segment(), cut: headed, tos, first: 0 }
     }
 
-    /// How many there are.
     #[must_use]
     pub fn count(&self) -> usize {
         if self.data.is_empty() { 1 } else { self.data.len().div_ceil(self.segment.max(1)) }

@@ -104,7 +104,6 @@ pub const AMPLIFICATION_LIMIT: usize = 3;
 pub struct LaneSlot {
     /// Keys, packet numbers, windows.
     pub core: Lane,
-    /// Whose lane it is.
     pub peer: PeerId,
     /// The session that it was opened in.
     pub session: SessionId,

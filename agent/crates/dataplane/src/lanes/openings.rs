@@ -14,7 +14,6 @@ use crate::lanes::{DRAIN_TIME, VALIDATION_TIMEOUT, pool::MAX_LANES};
 /// A lane that was asked for and not answered yet.
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
-    /// Its index.
     pub index: u8,
     /// Which opening of that index this is.
     pub epoch: u64,

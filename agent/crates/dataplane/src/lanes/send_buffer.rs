@@ -40,7 +40,6 @@ pub const STRANGERS: PeerId = PeerId(u32::MAX - 1);
 /// rest, some 20 of full size.
 const RESERVE_BYTES: usize = 32 * 1024;
 
-/// And how many messages.
 const RESERVE_MESSAGES: usize = 64;
 
 /// Outboxes of a worker that sockets may hold at once: 36 MiB. Those that do not need theirs give it back before a further one gets
@@ -57,7 +56,6 @@ pub struct UnderlayId(pub u32);
 /// Datagrams that wait in an send_buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Their number.
     pub datagrams: usize,
     /// Their bytes.
     pub bytes: usize,
@@ -81,7 +79,6 @@ pub enum PushError {
 #[derive(Clone, Copy, Debug)]
 struct OpenPacket {
     lane: LaneId,
-    /// Whose payloads it holds.
     peer: PeerId,
     /// Bytes so far, header room included.
     len: usize,
@@ -111,7 +108,6 @@ struct Whole<'a> {
 
 /// One socket of the underlay and what is about to be sent on it.
 pub struct Underlay {
-    /// The socket.
     pub socket: Box<dyn UdpSocket>,
     /// Whether it listens for peers, or belongs to one dialled connection or lane.
     pub role: UdpRole,
@@ -688,7 +684,6 @@ fn is_unreachable(outcome: SendOutcome) -> bool {
 enum Share {
     /// Without the reserve.
     Payloads,
-    /// With it.
     Whole,
 }
 

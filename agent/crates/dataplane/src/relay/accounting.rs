@@ -170,9 +170,7 @@ impl Account {
 /// What became of payloads of one peer that were handed to a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Settlement {
-    /// Whose payloads.
     pub peer: PeerId,
-    /// How many.
     pub payloads: u64,
     /// `None`: the kernel took them.
     pub dropped: Option<DropReason>,

@@ -30,7 +30,6 @@ pub struct FlowId(pub u32);
 pub struct Client {
     /// The socket they came to.
     pub socket: LocalId,
-    /// Who sent them.
     pub address: SocketAddr,
     /// Which of our addresses was asked, and so must answer.
     pub local: Option<IpAddr>,
@@ -41,14 +40,12 @@ pub struct Client {
 pub enum Origin {
     /// Opened here by a client's datagram.
     Ingress {
-        /// Whose.
         client: Client,
         /// Which forward they came through, and so which service they are for.
         ingress: IngressId,
     },
     /// Opened by the peer; its datagrams go to a service through a socket of its own.
     Upstream {
-        /// The socket.
         socket: LocalId,
         /// Place of the service in the configuration.
         service: usize,
@@ -144,7 +141,6 @@ pub struct Flows {
 pub struct Numbering {
     /// The low bit of the numbers: 0 or 1, another one at the far end.
     pub parity: u64,
-    /// The worker.
     pub worker: WorkerId,
 }
 

@@ -45,7 +45,6 @@ const MOST_REMEMBERED: usize = 1024;
 /// Of which datagram a piece is, and where it belongs there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The flow.
     pub flow: FlowId,
     /// The number of the datagram within the flow.
     pub datagram: u32,
@@ -60,7 +59,6 @@ pub struct Piece {
 pub struct Begun {
     /// Datagrams of its run from it on: when one of them is gone, this is of another.
     pub left: usize,
-    /// Its number.
     pub datagram: u32,
     /// Bytes of it that are in packets.
     pub offset: usize,

@@ -162,7 +162,6 @@ pub struct DatagramRelay {
     pub uplink: Account,
     /// From the peer to local sockets.
     pub downlink: Account,
-    /// Its flows.
     pub flows: Flows,
     /// Datagrams that wait for a lane, or for room in its socket.
     pub queue: Queue,

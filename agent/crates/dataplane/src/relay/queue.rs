@@ -36,7 +36,6 @@ use crate::relay::{
 /// What the queue may hold.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Datagrams.
     pub datagrams: usize,
     /// Payload bytes.
     pub bytes: usize,

@@ -49,7 +49,6 @@ pub struct FlowRegistry {
     total: Arc<AgentTotals>,
     /// Flows of this peer.
     count: AtomicUsize,
-    /// Those that it opened.
     accepted: AtomicUsize,
     /// Of the flows that the peer opened, the worker that keeps each. The peer chooses the numbers, so they are hashed with
     /// a secret.

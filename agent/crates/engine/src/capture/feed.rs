@@ -61,7 +61,6 @@ pub enum Phase {
     Up,
     /// It has been replaced, and only receives.
     Draining,
-    /// It is gone.
     Ended,
 }
 
@@ -90,7 +89,6 @@ struct Shared {
     entries: Vec<Entry>,
     /// Events that found no room since that was last said.
     untold: u64,
-    /// And in all.
     lost: u64,
     /// When the last entry was made.
     micros: u32,

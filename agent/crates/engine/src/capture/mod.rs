@@ -78,9 +78,7 @@ impl From<Subject> for Option<u8> {
 /// One capture, as workers and the control thread share it.
 #[derive(Debug)]
 pub struct Capture {
-    /// Of which peer.
     pub peer: PeerId,
-    /// Of what.
     pub subject: Subject,
     /// When it began; the times in the file are counted from then.
     pub since: Instant,

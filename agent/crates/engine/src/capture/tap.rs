@@ -29,7 +29,6 @@ struct Shared {
     text: Vec<u8>,
     /// Records that found no room since that was last said.
     untold: u64,
-    /// And in all.
     lost: u64,
 }
 

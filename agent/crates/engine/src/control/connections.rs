@@ -21,7 +21,6 @@ const MOST_UNDER_WAY: usize = 3;
 /// The first pause after a stream connection that could not be made; each next one is twice as long.
 const FIRST_PAUSE: Duration = Duration::from_secs(1);
 
-/// The longest pause.
 const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 
 /// For how long a peer's wish for stream connections holds.
@@ -169,7 +168,6 @@ impl Plan {
 /// What one worker knows of a peer's stream connections.
 #[derive(Debug, Default)]
 pub struct StreamConnections {
-    /// Those at this worker.
     pub all: Vec<StreamConnection>,
     /// Joins that wait for their session.
     pub early: Vec<EarlyJoin>,
@@ -197,7 +195,6 @@ impl StreamConnections {
         Some(self.all.swap_remove(place))
     }
 
-    /// Those that take forwards.
     pub fn carriers(&self) -> impl Iterator<Item = &StreamConnection> {
         self.all.iter().filter(|connection| connection.stage == Stage::Up)
     }

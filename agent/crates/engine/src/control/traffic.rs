@@ -9,7 +9,6 @@ pub struct Way {
     pub datagrams: u64,
     /// Bytes of UDP payload.
     pub bytes: u64,
-    /// ACK frames.
     pub ack_frames: u64,
     /// DATAGRAM frames: payloads of standard mode.
     pub datagram_frames: u64,

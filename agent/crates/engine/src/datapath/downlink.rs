@@ -48,7 +48,6 @@ pub fn challenge_data(rng: &mut StdRng) -> [u8; 8] {
 
 /// What the downlink of a worker needs.
 pub struct Downlink<'a> {
-    /// The peers.
     pub peers: &'a mut Peers,
     /// What datagrams pass that are no lane's.
     pub gate: &'a mut Gate,
@@ -56,7 +55,6 @@ pub struct Downlink<'a> {
     pub control: &'a mut Control,
     /// All lanes.
     pub lanes: &'a mut Lanes,
-    /// Their sockets.
     pub underlays: &'a mut Underlays,
     /// The sockets that payloads are delivered to.
     pub locals: &'a mut Locals,
@@ -161,7 +159,6 @@ pub struct Received {
 pub struct Place {
     /// Which buffer it is in.
     slot: usize,
-    /// Its number there.
     datagram: usize,
 }
 

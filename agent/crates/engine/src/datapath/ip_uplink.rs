@@ -33,13 +33,11 @@ use crate::{
 
 /// What the way from the TUN device needs.
 pub struct IpUplink<'a> {
-    /// The peers.
     pub peers: &'a mut Peers,
     /// The device.
     pub tun: &'a mut TunSide,
     /// All lanes of the worker.
     pub lanes: &'a mut Lanes,
-    /// Their sockets.
     pub underlays: &'a mut Underlays,
     /// What goes to other workers: a packet's lane is there.
     pub outgoing: &'a mut Outgoing,

@@ -97,7 +97,6 @@ impl Default for Shares {
 }
 
 impl Shares {
-    /// A turn begins.
     pub fn begin_turn(&mut self, now: Instant) {
         self.turn += 1;
         if now >= *self.window_begun.get_or_insert(now) + WINDOW {

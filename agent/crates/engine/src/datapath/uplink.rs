@@ -36,7 +36,6 @@ pub struct Uplink<'a> {
     pub link: Option<&'a mut Link>,
     /// All lanes of the worker.
     pub lanes: &'a mut Lanes,
-    /// Their sockets.
     pub underlays: &'a mut Underlays,
     /// What goes to other workers: a flow's own lane is down, or this worker has none.
     pub outgoing: &'a mut Outgoing,

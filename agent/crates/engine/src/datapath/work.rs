@@ -34,7 +34,6 @@ pub struct Work {
     done: u64,
     /// What it was when the share began that is being used.
     share: u64,
-    /// Frames.
     frames: u64,
 }
 

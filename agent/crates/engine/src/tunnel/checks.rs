@@ -44,7 +44,6 @@ pub enum TunnelError {
     AddressTaken {
         /// Ours.
         address: IpNet,
-        /// Whose it is.
         interface: String,
     },
     /// Another interface has some of the addresses of our link.
@@ -57,7 +56,6 @@ pub enum TunnelError {
         address: IpNet,
         /// The other interface's.
         other: IpNet,
-        /// Its name.
         interface: String,
     },
     /// An IPv6 address cannot be set.
@@ -77,7 +75,6 @@ pub enum TunnelError {
     RouteTaken {
         /// Of `allowed_ips`.
         prefix: IpNet,
-        /// Who has it.
         interface: String,
     },
     /// A route cannot be set.
@@ -94,16 +91,10 @@ pub enum TunnelError {
     #[error(
         "routing tables {first} and the {count} after it are all in use (remedy: stop some agents that have a transport.mark)"
     )]
-    Tables {
-        /// The first.
-        first: u32,
-        /// How many.
-        count: u32,
-    },
+    Tables { first: u32, count: u32 },
     /// The kernel refuses something else.
     #[error("cannot set {what} of the tunnel: {error}")]
     Kernel {
-        /// What.
         what: &'static str,
         /// The kernel's reason.
         error: io::Error,

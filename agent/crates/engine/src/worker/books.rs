@@ -246,7 +246,6 @@ impl Totals {
 pub struct Summary {
     /// Peers that are known.
     pub peers: usize,
-    /// Those with a connection.
     pub connected: usize,
     /// Flows of all of them.
     pub flows: usize,

@@ -45,7 +45,6 @@ pub enum Ceiling {
 }
 
 impl Ceiling {
-    /// How many there are.
     pub const COUNT: usize = Self::LABELS.len();
 
     /// The values of the metric label `limit`, in the order of their discriminants: keys of `[limits]`, as far as there is one.

@@ -385,6 +385,5 @@ impl SocketFactory {
 pub struct StreamKey {
     /// The connection's place in quinn-proto's endpoint.
     pub connection: usize,
-    /// The stream.
     pub stream: StreamId,
 }

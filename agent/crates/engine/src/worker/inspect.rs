@@ -74,7 +74,6 @@ pub struct WorkerView {
     pub stream_connections: Vec<(PeerId, StreamConnectionStatus)>,
     /// The most recent flows of the peer that was asked for, the latest first, at most [`MOST_FLOWS`].
     pub flows: Vec<FlowStatus>,
-    /// Its sockets, by role.
     pub sockets: Vec<SocketStatus>,
     /// Its queue of the TUN device; what only the kernel knows is left out.
     pub tun: Option<TunStatus>,

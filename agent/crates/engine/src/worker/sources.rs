@@ -49,7 +49,6 @@ impl Class {
     pub(super) const ALL: [Self; 4] = [Self::Other, Self::Underlay, Self::Local, Self::Device];
 }
 
-/// Who shares a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Party {
     /// One source by itself.

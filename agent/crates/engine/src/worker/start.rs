@@ -49,7 +49,6 @@ use crate::{
 
 /// What a worker is made of.
 pub struct Setup {
-    /// The configuration.
     pub config: Arc<Config>,
     /// Our key and certificate.
     pub identity: Arc<TlsIdentity>,
@@ -93,7 +92,6 @@ pub enum StartError {
     /// A port could not be opened.
     #[error("cannot listen on {address} ({what}): {error}{}", remedy(.error))]
     Listen {
-        /// The address.
         address: SocketAddr,
         /// The configuration key it comes from.
         what: &'static str,

@@ -11,7 +11,6 @@ use crate::worker::hand_off::HandOff;
 /// Bytes of strangers' datagrams that are kept in one turn: a full receive batch.
 const MOST_BYTES: usize = 2 << 20;
 
-/// How many of them.
 const MOST_DATAGRAMS: usize = 4_096;
 
 /// What strangers sent in this turn, or would have, had there been a decoy.
@@ -85,7 +84,6 @@ impl Waiting {
         self.datagrams.iter().map(|(port, meta, range)| (*port, *meta, &self.bytes[range.clone()]))
     }
 
-    /// How many there are.
     pub(super) fn len(&self) -> usize {
         self.datagrams.len()
     }

@@ -84,7 +84,6 @@ impl StreamFailure {
 /// Counts of stream connections.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StreamTotals {
-    /// Those that came up.
     pub(super) opened: u64,
     /// By [`StreamFailure`].
     pub(super) failed: [u64; StreamFailure::LABELS.len()],

@@ -85,7 +85,6 @@ impl Rests {
 pub struct TurnWork {
     /// What frames cost, and what they asked for, in frames (`engine/src/datapath/work.rs`).
     pub work: u64,
-    /// Frames.
     pub frames: u64,
     /// Events of control connections.
     pub events: u64,
@@ -115,7 +114,6 @@ impl TurnWork {
         *self = Self { opened, ..Self::default() };
     }
 
-    /// It is over.
     pub(super) fn end(&mut self, work: &Work, opened: u64) {
         (self.work, self.frames) = (work.done(), work.taken());
         self.opened = opened - self.opened;

@@ -32,10 +32,7 @@ pub enum Request {
     /// Let a peer in, and keep it in the state file.
     PeerAdd(NewPeer),
     /// Shut a peer out, and take it out of the state file.
-    PeerRemove {
-        /// Its name.
-        name: String,
-    },
+    PeerRemove { name: String },
     /// Read the configuration again and follow it.
     Reload {
         /// Only say what would change.
@@ -96,7 +93,6 @@ impl Request {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
-    /// It is done.
     Done {
         /// What the operator should know all the same.
         note: Option<String>,
@@ -119,10 +115,7 @@ pub enum Answer {
         notes: Vec<String>,
     },
     /// A capture has begun.
-    QlogStarted {
-        /// Its name.
-        id: u64,
-    },
+    QlogStarted { id: u64 },
     /// Some of what a capture has.
     Qlog(Taken),
     /// It was not done, or not all of it.
@@ -183,7 +176,6 @@ impl From<&Change> for ShownChange {
 /// A peer in a list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedPeer {
-    /// Its name.
     pub name: String,
     /// "config" or "state": which file it stands in; "open": let in by open mode.
     pub origin: String,

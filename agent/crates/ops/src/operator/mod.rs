@@ -36,15 +36,12 @@ mod status;
 pub struct Running {
     /// What it runs with; a reload puts another one here.
     pub config: ArcSwap<Config>,
-    /// Its public key.
     pub own_key: PublicKey,
     /// What its workers published.
     pub snapshots: Arc<Snapshots>,
     /// Where its workers take commands, in their order.
     pub inboxes: Vec<Arc<Inbox>>,
-    /// Who its peers are.
     pub registry: Arc<PeerRegistry>,
-    /// Who was refused.
     pub refusals: Arc<Refusals>,
     /// What they counted.
     pub metrics: Arc<Metrics>,

@@ -106,7 +106,6 @@ impl ControlConnection {
         &self.quinn
     }
 
-    /// Its congestion control.
     #[must_use]
     pub fn congestion(&self) -> &Congestion {
         self.pace.congestion()

@@ -21,7 +21,6 @@ pub struct DirectionBooks {
 /// A peer at one worker.
 #[derive(Clone, Debug)]
 pub struct PeerBooks {
-    /// Its name.
     pub name: Arc<str>,
     pub uplink: DirectionBooks,
     pub downlink: DirectionBooks,

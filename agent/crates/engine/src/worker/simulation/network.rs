@@ -88,7 +88,6 @@ pub struct Tapped {
     pub from: SocketAddr,
     /// Where to, behind any NAT.
     pub to: SocketAddr,
-    /// Its traffic class.
     pub tos: u8,
     /// What it carries.
     pub payload: Vec<u8>,

@@ -212,7 +212,6 @@ impl Given {
         cut(&self.vnet, &self.bytes)
     }
 
-    /// Its flow's bucket.
     pub(super) fn bucket(&self) -> u8 {
         Stripes::bucket(IpView::super_packet(&self.bytes).unwrap().flow_hash())
     }

@@ -47,7 +47,6 @@ pub struct Scope {
 pub struct Status {
     /// The program's version.
     pub software: String,
-    /// Its public key.
     pub public_key: String,
     /// Seconds since it was started.
     pub uptime_seconds: f64,

@@ -44,8 +44,6 @@ pub struct LimitsStatus {
 /// How much of one ceiling is used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Used {
-    /// As many.
     pub used: u64,
-    /// Of so many.
     pub limit: u64,
 }
