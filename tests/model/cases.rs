@@ -33,7 +33,7 @@ impl<'a> Worker<'a> {
         Self { mailbox, ready, hand_offs: VecDeque::new() }
     }
 
-    /// Takes turns, and sleeps while there is nothing, until it has `count` orders and hand_offs, in the order in which it acts.
+    /// Takes turns, and sleeps while there is nothing, until it has `count` orders and hand-off batches, in the order in which it acts.
     fn run(&mut self, count: usize) -> Vec<u32> {
         let (mut seen, mut tokens) = (Vec::new(), Vec::new());
         loop {
@@ -85,7 +85,7 @@ fn order_then_parcel() {
     assert_eq!(worker.run(2), [1, 2], "a parcel is never looked at before an order that was given first");
 }
 
-/// Each hand_off is as large as a peer may have in all, so that an account that is not given back refuses the last ones.
+/// Each hand-off batch is as large as a peer may have in all, so that an account that is not given back refuses the last ones.
 fn parcels_of_two() {
     let mailbox = Arc::new(Shared::default());
     let mut worker = Worker::join(&mailbox);

@@ -350,7 +350,7 @@ pub struct LaneDetails {
     pub black_holes: u64,
     /// Key updates that this end began.
     pub key_updates_begun: u64,
-    /// Datagrams that wait in the send_buffer of its socket.
+    /// Datagrams that wait in the send buffer of its socket.
     pub waiting_datagrams: usize,
     /// Their bytes.
     pub waiting_bytes: usize,

@@ -10,7 +10,7 @@
 //! once, with a DATAGRAM frame without length (RFC 9221 §4), so a run of equal payloads makes equal packets: one
 //! GSO message.
 //!
-//! While the kernel has no room, an send_buffer takes no payloads, and keeps those that it has for as long as they may wait
+//! While the kernel has no room, a send buffer takes no payloads, and keeps those that it has for as long as they may wait
 //! (`outbox_expiry.rs`). A reserve at its end is for what the agent itself says.
 
 use std::time::Instant;
@@ -36,7 +36,7 @@ const NO_OWNER: u32 = u32::MAX;
 /// Whose the decoy's answers to strangers are; no peer has this number.
 pub const STRANGERS: PeerId = PeerId(u32::MAX - 1);
 
-/// What of an send_buffer is not for payloads: room for acknowledgements, challenges, probes and control packets while they fill the
+/// What of a send buffer is not for payloads: room for acknowledgements, challenges, probes and control packets while they fill the
 /// rest, some 20 of full size.
 const RESERVE_BYTES: usize = 32 * 1024;
 
@@ -53,7 +53,7 @@ const MOST_SPARE: usize = 8;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnderlayId(pub u32);
 
-/// Datagrams that wait in an send_buffer.
+/// Datagrams that wait in a send buffer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     pub datagrams: usize,
@@ -96,7 +96,7 @@ impl OpenPacket {
     }
 }
 
-/// A datagram that is added to an send_buffer as a whole, not made of frames.
+/// A datagram that is added to a send buffer as a whole, not made of frames.
 #[derive(Clone, Copy, Debug)]
 struct Whole<'a> {
     path: &'a Path,
@@ -132,7 +132,7 @@ pub struct Underlays {
     spare: Vec<SendBatch>,
     /// How many sockets hold one.
     held: usize,
-    /// Sockets whose send_buffer another one needed.
+    /// Sockets whose send buffer another one needed.
     evicted: Vec<UnderlayId>,
     dirty: Vec<UnderlayId>,
     /// Sockets for whose packets the kernel knew no way.
@@ -191,7 +191,7 @@ impl Underlays {
         self.unreachable.pop()
     }
 
-    /// Closes a socket; payloads still in its send_buffer are settled as blocked.
+    /// Closes a socket; payloads still in its send buffer are settled as blocked.
     pub fn remove(&mut self, id: UnderlayId) -> Option<Underlay> {
         let mut underlay = self.sockets.try_remove(id.0 as usize)?;
         if let Some(open) = underlay.open.take() {
@@ -374,7 +374,7 @@ impl Underlays {
         true
     }
 
-    /// Makes sure that a packet of `most` bytes has room in its share of the send_buffer of socket `id`, sending what is there if it must.
+    /// Makes sure that a packet of `most` bytes has room in its share of the send buffer of socket `id`, sending what is there if it must.
     fn make_room(
         &mut self,
         id: UnderlayId,
@@ -428,7 +428,7 @@ impl Underlays {
         }
     }
 
-    /// Gives socket `id` an send_buffer.
+    /// Gives socket `id` a send buffer.
     fn give_outbox(&mut self, id: UnderlayId, now: Instant) {
         if self.held >= MOST_OUTBOXES {
             self.reclaim(now);
@@ -440,7 +440,7 @@ impl Underlays {
         }
     }
 
-    /// Takes back the send_buffers of sockets that can send what is in them; if there is none, that of the socket which has had no room
+    /// Takes back the send buffers of sockets that can send what is in them; if there is none, that of the socket which has had no room
     /// for longest, and what waits there is dropped.
     fn reclaim(&mut self, now: Instant) {
         for place in 0..self.dirty.len() {
@@ -473,7 +473,7 @@ impl Underlays {
         self.evicted.extend(u32::try_from(place).map(UnderlayId));
     }
 
-    /// An send_buffer that no socket needs any more.
+    /// A send buffer that no socket needs any more.
     fn give_back(&mut self, mut batch: SendBatch) {
         self.held = self.held.saturating_sub(1);
         if self.spare.len() < MOST_SPARE {
@@ -482,18 +482,18 @@ impl Underlays {
         }
     }
 
-    /// Sockets whose send_buffer another one needed since this was last asked: they may try again.
+    /// Sockets whose send buffer another one needed since this was last asked: they may try again.
     pub fn take_evicted(&mut self) -> Vec<UnderlayId> {
         std::mem::take(&mut self.evicted)
     }
 
-    /// What all send_buffers take, in bytes, those included that no socket is using.
+    /// What all send buffers take, in bytes, those included that no socket is using.
     #[must_use]
     pub fn send_buffer_bytes(&self) -> usize {
         (self.held + self.spare.len()) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
     }
 
-    /// What waits in a socket's send_buffer for the kernel.
+    /// What waits in a socket's send buffer for the kernel.
     #[must_use]
     pub fn waiting(&self, id: UnderlayId) -> Waiting {
         let send_buffer = self.get(id).and_then(|underlay| underlay.send_buffer.as_ref());
@@ -509,7 +509,7 @@ impl Underlays {
         self.get(id).is_some_and(|underlay| underlay.blocked.is_some())
     }
 
-    /// Whether the socket, or the reserve of its send_buffer, has room for a packet of the agent itself.
+    /// Whether the socket, or the reserve of its send buffer, has room for a packet of the agent itself.
     #[must_use]
     pub fn takes_own(&self, id: UnderlayId, bytes: usize) -> bool {
         self.get(id).is_some_and(|underlay| {
@@ -679,7 +679,7 @@ fn is_unreachable(outcome: SendOutcome) -> bool {
     }
 }
 
-/// Which part of an send_buffer a packet may use.
+/// Which part of a send buffer a packet may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Share {
     /// Without the reserve.

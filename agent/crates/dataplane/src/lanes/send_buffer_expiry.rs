@@ -15,7 +15,7 @@ use crate::{
 pub struct Expiry {
     /// When to look again; `None` if nothing is left.
     pub next: Option<Instant>,
-    /// The send_buffer was full, and is empty now.
+    /// The send buffer was full, and is empty now.
     pub emptied: bool,
 }
 
@@ -28,7 +28,7 @@ impl Underlays {
         self.newly_blocked.pop()
     }
 
-    /// Drops what has waited in the send_buffer of socket `id` since the kernel had no room any more, and for longer than `limit` says of its
+    /// Drops what has waited in the send buffer of socket `id` since the kernel had no room any more, and for longer than `limit` says of its
     /// peer. What is no peer's has the peer [`crate::lanes::send_buffer::STRANGERS`] or one that nobody is.
     pub fn expire(&mut self, id: UnderlayId, now: Instant, limit: impl Fn(PeerId) -> Duration) -> Expiry {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return Expiry::default() };

@@ -338,7 +338,7 @@ impl DatagramRelay {
         self.reassembly.expire(now, &mut self.downlink);
     }
 
-    /// Payloads that were in an send_buffer are with the kernel, or were dropped.
+    /// Payloads that were in a send buffer are with the kernel, or were dropped.
     pub fn settle_uplink(&mut self, settled: Settlement) {
         self.in_send_buffer = self.in_send_buffer.saturating_sub(settled.payloads);
         match settled.dropped {

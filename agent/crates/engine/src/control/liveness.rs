@@ -70,7 +70,7 @@ impl Liveness {
     ///
     /// QUIC waits twice as long before each repetition (RFC 9002 §6.2.1), and sends nothing else while its congestion window is
     /// full. So after an outage the next packet may be due after as long again: for that long, and at least for `patience`, the
-    /// lanes have to be heard before it is control_dead. Both times are known to two looks.
+    /// lanes have to be heard before it is considered dead. Both times are known to two looks.
     pub fn look(&mut self, seen: Look, patience: Duration, now: Instant) -> Finding {
         let interval = now.saturating_duration_since(self.looked);
         if seen.frames.acks != self.frames.acks {

@@ -4,18 +4,18 @@
 //! as much as another. So frames are counted as they are taken, and a turn takes no more of them than [`PER_TURN`].
 
 /// What the frames may cost that a worker takes in one turn from its sockets, as much again from other workers, and from peers in
-/// standard mode; in frames, and of each the last packet, hand_off or batch beyond that. A frame takes 0.05 to 0.3 µs: 1 to 5 ms. A full batch of GRO
+/// standard mode; in frames, and of each the last packet, hand-off batch or batch beyond that. A frame takes 0.05 to 0.3 µs: 1 to 5 ms. A full batch of GRO
 /// buffers, 1,500 packets with eleven small datagrams each, is taken whole.
 pub const PER_TURN: u64 = 16_384;
 
 /// As many frames count for as much as one datagram does where a turn is shared out between sockets.
 pub const FRAMES_PER_UNIT: u64 = 16;
 
-/// At this no flow is opened any more in the turn, whoever asks: what is handed over by another worker is taken a hand_off at a time, which
+/// At this no flow is opened any more in the turn, whoever asks: what is handed over by another worker is taken a hand-off batch at a time, which
 /// may hold the openings of thousands.
 const SPENT: u64 = 4 * PER_TURN;
 
-/// What a turn takes at the very most, in frames: [`SPENT`], and the frames of a hand_off beyond that, two bytes each.
+/// What a turn takes at the very most, in frames: [`SPENT`], and the frames of a hand-off batch beyond that, two bytes each.
 pub const MOST_PER_TURN: u64 = SPENT + 64 * 1024 / 2;
 
 /// What the opening of a flow costs beside its frame: a socket, bound, connected and watched, takes 8 to 16 µs.

@@ -146,7 +146,7 @@ impl Decoys {
             self.flush(stats);
         }
         let Some(tail) = self.send_buffer.tail(datagram.len()) else {
-            // No datagram is larger than an empty send_buffer takes.
+            // No datagram is larger than an empty send buffer takes.
             stats.drop(DecoyDrop::ToDecoy, 1);
             return;
         };

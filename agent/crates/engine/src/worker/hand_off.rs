@@ -24,13 +24,13 @@ use crate::{
     worker::mailbox::Party,
 };
 
-/// A hand_off takes no further piece beyond this size: about one receive buffer.
+/// A hand-off batch takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;
 
-/// A hand_off holds no more pieces than this.
+/// A hand-off batch holds no more pieces than this.
 const PARCEL_PIECES: usize = 256;
 
-/// What a hand_off is for.
+/// What a hand-off batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// Packets that came to this listening port.
@@ -66,7 +66,7 @@ impl Kind {
     }
 }
 
-/// Part of a hand_off: a run of datagrams.
+/// Part of a hand-off batch: a run of datagrams.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Piece {
     /// How long it is, how it divides, where it came from.
@@ -257,7 +257,7 @@ impl Outgoing {
         let fits = |(place, hand_off): &&mut (u8, HandOff)| {
             *place == to && hand_off.kind == kind && hand_off.has_room(piece.meta.len)
         };
-        // The newest for this worker: nothing overtakes what is already in a hand_off.
+        // The newest for this worker: nothing overtakes what is already in a hand-off batch.
         let newest = self.hand_offs.iter_mut().rfind(|(place, _)| *place == to);
         let place = match newest.filter(fits) {
             Some((_, hand_off)) => hand_off,

@@ -1,4 +1,4 @@
-//! Between the workers of one agent: orders about sessions and lanes, and the hand-over of what came to the wrong one.
+//! Between the workers of one agent: messages about sessions and lanes, and the hand-over of what came to the wrong one.
 //!
 //! ```text
 //!   worker a ── Order ───► mailbox of b     control plane: never dropped, order kept
@@ -307,14 +307,14 @@ impl Hub {
         }
     }
 
-    /// Gives `worker` an order.
+    /// Gives `worker` a message.
     pub(super) fn post(&self, worker: u8, order: WorkerMessage) {
         if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
             mailbox.post(order);
         }
     }
 
-    /// Gives every worker but `from` an order.
+    /// Gives every worker but `from` a message.
     pub(super) fn post_others(&self, from: u8, order: impl Fn() -> WorkerMessage) {
         for worker in (0..self.workers()).filter(|worker| *worker != from) {
             self.post(worker, order());
@@ -378,12 +378,12 @@ impl Hub {
         *lock(&self.peers.load().get(peer.0 as usize)?.session)
     }
 
-    /// The orders that wait for `worker`, oldest first; the hand_offs go to `hand_offs`, once those that it held are taken in.
+    /// The messages that wait for `worker`, oldest first; the hand-off batches go to `hand_offs`, once those that it held are taken in.
     pub(super) fn take(&self, worker: u8, hand_offs: &mut VecDeque<HandOff>) -> VecDeque<WorkerMessage> {
         self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.take(hand_offs)).unwrap_or_default()
     }
 
-    /// Hands a hand_off to `worker`; gives it back if there is no room.
+    /// Hands a hand-off batch to `worker`; gives it back if there is no room.
     pub(super) fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
         let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(hand_off) };
         let (bytes, party) = (hand_off.len(), hand_off.party());

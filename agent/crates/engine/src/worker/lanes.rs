@@ -1,5 +1,5 @@
 //! The lanes of a session, at the worker that owns its control connection: asked for, accepted, lost, asked for again.
-//! Who keeps them is in `lane host.rs`.
+//! Who keeps them is in `lane_host.rs`.
 
 use std::time::{Duration, Instant};
 

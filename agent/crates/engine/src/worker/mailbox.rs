@@ -1,4 +1,4 @@
-//! What waits for one worker: orders, which are never lost, and hand_offs in a ring of bounded size.
+//! What waits for one worker: messages, which are never lost, and hand-off batches in a ring of bounded size.
 //!
 //! ```text
 //!   sender   put, set the flag ─► mark the token ─► wake
@@ -23,14 +23,14 @@ use wire::{hash::IssuedMap, ids::PeerId, panics::lock};
 /// The most bytes in a ring, and twice the most of one peer: as much as a socket's receive buffer has by default.
 pub(super) const RING_BYTES: usize = 4 << 20;
 
-/// The most hand_offs in a ring, so that empty datagrams are bounded too.
+/// The most hand-off batches in a ring, so that empty datagrams are bounded too.
 pub(super) const RING_PARCELS: usize = 1024;
 
-/// Strangers' part of a ring, in bytes and in hand_offs: however many there are, peers' packets find room.
+/// Strangers' part of a ring, in bytes and in hand-off batches: however many there are, peers' packets find room.
 pub(super) const STRANGERS_BYTES: usize = RING_BYTES / 4;
 pub(super) const STRANGERS_PARCELS: usize = RING_PARCELS / 4;
 
-/// The mailbox of one worker, for orders `O` and hand_offs `P`.
+/// The mailbox of one worker, for messages `O` and hand-off batches `P`.
 pub(super) struct Mailbox<O, P> {
     orders: Mutex<VecDeque<O>>,
     has_orders: AtomicBool,
@@ -61,7 +61,7 @@ impl<O, P> Mailbox<O, P> {
         }
     }
 
-    /// Gives its worker an order.
+    /// Gives its worker a message.
     pub(super) fn post(&self, order: O) {
         let mut orders = lock(&self.orders);
         orders.push_back(order);
@@ -70,7 +70,7 @@ impl<O, P> Mailbox<O, P> {
         self.wake();
     }
 
-    /// Gives every worker of `boxes` an order at one moment: none can act on it and name it to another that has not got it.
+    /// Gives every worker of `boxes` a message at one moment: none can act on it and name it to another that has not got it.
     pub(super) fn post_all(boxes: &[Self], mut order: impl FnMut() -> O) {
         let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();
         for (mailbox, orders) in boxes.iter().zip(&mut locked) {
@@ -83,16 +83,16 @@ impl<O, P> Mailbox<O, P> {
         }
     }
 
-    /// Hands its worker a hand_off of `bytes`; gives it back if there is no room.
+    /// Hands its worker a hand-off batch of `bytes`; gives it back if there is no room.
     pub(super) fn hand(&self, hand_off: P, bytes: usize, party: Party) -> Result<(), P> {
         self.ring.put(hand_off, bytes, party)?;
         self.wake();
         Ok(())
     }
 
-    /// Takes the hand_offs out, oldest first, unless `hand_offs` still holds some, and the orders, oldest first.
+    /// Takes the hand-off batches out, oldest first, unless `hand_offs` still holds some, and the messages, oldest first.
     pub(super) fn take(&self, hand_offs: &mut VecDeque<P>) -> VecDeque<O> {
-        // First: what was handed over was so after the orders that it depends on. Only when all before it has been taken in, so
+        // First: what was handed over was so after the messages that it depends on. Only when all before it has been taken in, so
         // that the ring's bound is the bound of what waits.
         if hand_offs.is_empty() {
             *hand_offs = self.ring.take_all();
@@ -116,7 +116,7 @@ impl<O, P> Mailbox<O, P> {
     }
 }
 
-/// Whose part of a ring a hand_off takes.
+/// Whose part of a ring a hand-off batch takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Party {
     /// A peer has no more than half of a ring.
@@ -157,7 +157,7 @@ struct Inside<P> {
 }
 
 impl<P> Ring<P> {
-    /// Adds a hand_off of `bytes`, or gives it back if there is no room.
+    /// Adds a hand-off batch of `bytes`, or gives it back if there is no room.
     fn put(&self, hand_off: P, bytes: usize, party: Party) -> Result<(), P> {
         let mut inside = lock(&self.inside);
         if inside.hand_offs.len() >= RING_PARCELS || inside.bytes + bytes > RING_BYTES {
@@ -187,7 +187,7 @@ impl<P> Ring<P> {
         Ok(())
     }
 
-    /// Takes all hand_offs out, oldest first.
+    /// Takes all hand-off batches out, oldest first.
     fn take_all(&self) -> VecDeque<P> {
         // As in [`Mailbox::orders`].
         if !self.filled.load(Ordering::Relaxed) || !self.filled.swap(false, Ordering::Acquire) {

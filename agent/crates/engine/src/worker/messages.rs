@@ -257,7 +257,7 @@ impl Worker {
         }
     }
 
-    /// Puts the pieces of a hand_off, which has `waited`, where received buffers lie, and lets `pass` take each batch.
+    /// Puts the pieces of a hand-off batch, which has `waited`, where received buffers lie, and lets `pass` take each batch.
     fn take_batches(&mut self, hand_off: &HandOff, waited: Duration, mut pass: impl FnMut(&mut Self)) {
         self.data.batch.clear();
         for (piece, data) in hand_off.pieces() {

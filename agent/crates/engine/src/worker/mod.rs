@@ -1,46 +1,47 @@
-//! A worker: one thread's share of everything, driven in turns.
+//! A worker: one thread's share of the agent, driven in turns.
+//!
+//! [`Worker::turn`] keeps the order of the steps. The parts in `parts.rs` own the state; what a step asks of other parts is an
+//! effect in `context.rs`, carried out when the step is over. `docs/architecture.md` has the parts and five paths through them.
 //!
 //! | question | file |
 //! |---|---|
-//! | what happens in a turn, in which order | this one: [`Worker::turn`] |
-//! | which source has its turn, and how much of it | `sources.rs` |
-//! | how much work a turn takes, and what is left of a batch that holds more | `work.rs` |
-//! | what waits for room in a socket | `waiting.rs` |
-//! | what it is made of, and how it begins | `start.rs` |
-//! | dialling, and what an operator is told when it fails | `dial.rs` |
-//! | what control messages lead to | `session.rs` |
+//! | what happens in a turn, in which order | `mod.rs` |
+//! | the parts and what they own | `context.rs`, `parts.rs`; how a worker begins: `start.rs` |
+//! | which source is next, and for how much | `sources.rs` |
+//! | how much work a turn may do, and the rest of a batch | `work.rs` |
+//! | sends that wait for room in a socket | `waiting.rs` |
+//! | dialling, and the log lines and causes when it fails | `dial.rs` |
+//! | control messages and what they cause | `session.rs` |
 //! | how connections, sessions and flows end | `ending.rs` |
-//! | when flows and what waits for them have been silent for too long; what is said of datagrams that nobody takes | `flows.rs` |
-//! | the QUIC endpoint, and who may connect | `endpoint.rs` |
-//! | whether a session still answers, and what keeps it alive | `liveness.rs` |
-//! | the lanes of a session that this worker owns: asked for, lost, asked for again | `lanes.rs` |
-//! | the lanes that this worker keeps: opened, found silent, drained | `lane host.rs` |
-//! | what a change of addresses leads to | `routes.rs` |
-//! | what workers tell each other, and how | `messages.rs`, `hub.rs`; how nothing of it is lost or waits for ever: `mailbox.rs` |
-//! | peers that are added and removed meanwhile | `peers.rs` |
-//! | another configuration meanwhile | `reload.rs` |
-//! | what came to the wrong worker | `hand_off.rs` |
-//! | the lanes that an operator looks at | `capture.rs` |
-//! | strangers' datagrams to the decoy, its answers back | `strangers.rs` (what waits), `decoy.rs` |
+//! | timeouts of flows and queues; datagrams that a service does not take | `flows.rs` |
+//! | the QUIC endpoint and its acceptance of connections | `endpoint.rs` |
+//! | liveness of a session, and its keepalives | `liveness.rs` |
+//! | the lanes of a session that this worker owns | `lanes.rs` |
+//! | the lanes that this worker hosts | `lane_host.rs` |
+//! | a changed address or route | `routes.rs` |
+//! | messages between workers | `messages.rs` (handling), `hub.rs` (sending), `mailbox.rs` (none is lost, none waits for ever) |
+//! | peers that are added and removed | `peers.rs` |
+//! | a reload | `reload.rs` |
+//! | datagrams that came to the wrong worker | `hand_off.rs` |
+//! | recorded lanes | `capture.rs` |
+//! | unauthenticated senders' datagrams to the decoy, and its replies | `strangers.rs` (the queue), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
-//! | TCP forwards | `streams.rs`; what waits to become one | `backlog.rs` |
-//! | the connections that carry TCP forwards beside the control connection | `stream_connections.rs` |
+//! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs` |
+//! | stream connections | `stream_connections.rs` |
 //! | the TUN device | `tun.rs` |
-//! | sockets, names, tokens | `factory.rs` |
-//! | the knocks that were used, over a restart | `knocks.rs` |
-//! | the thread and the runtime around it | `shell.rs` |
-//! | what it counts itself, and how others see it | `books.rs` |
-//! | what an operator is told when a ceiling is reached | `ceilings.rs` |
-//! | how its counts reach a snapshot | `publish.rs` |
-//! | which metrics are made of them, one line each | `families.rs` |
-//! | what an operator may look at inside it | `inspect.rs` |
+//! | the socket factory | `factory.rs` |
+//! | the replay log at the start | `knocks.rs` |
+//! | the thread and the runtime around a worker | `shell.rs` |
+//! | counters and snapshots | `books.rs`, `publish.rs`; metrics, one line each: `families.rs`; limits: `ceilings.rs` |
+//! | what `culvert status PEER` reads | `inspect.rs` |
 //! | whole agents in memory and virtual time, for tests | `simulation/` |
 //!
-//! A worker has no thread, no clock and no sockets of its own: `turn` takes the time, [`io::Net`](net::Net) gives
-//! the sockets. The daemon runs it over the kernel, tests run it over `io::memory`.
+//! A worker has no thread, clock or sockets of its own: `turn` takes the time, [`net::Net`] provides the sockets. The daemon runs
+//! it over the kernel, tests run it over `net`'s memory network.
 //!
 //! ```text
-//!   turn:  commands, orders → hand-over → timers → ready sources, a batch each, within budgets → some of the decoy's answers → control connections → lanes' own packets → send → count
+//!   turn:  commands, messages → hand-off batches → timers → ready sources, a batch each, within budgets → some of the decoy's
+//!          replies → control connections → lanes' own packets → send → count → hand off
 //! ```
 
 use std::{
@@ -690,7 +691,7 @@ impl LaneHost {
 }
 
 impl Tunnel {
-    /// Books what became of payloads in send_buffers and deliveries.
+    /// Books what became of payloads in send buffers and deliveries.
     fn settle(
         &mut self,
         cx: &mut Context,

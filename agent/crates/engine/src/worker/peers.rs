@@ -1,4 +1,4 @@
-//! Peers come and go while the worker runs: what the registry orders, and what is left of a peer that was removed.
+//! Peers come and go while the worker runs: what the registry messages, and what is left of a peer that was removed.
 //!
 //! ```text
 //!   Live ── PeerRemoved ──► Leaving ── nothing left, after a while ──► Vacant ── PeerAdded ──► Live, as another

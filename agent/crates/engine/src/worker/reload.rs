@@ -4,8 +4,8 @@
 //!   reload: ports opened → registry revised ──► PeerRemoved, PeerChanged, PeerAdded ──► Configured, with this worker's ports
 //! ```
 //!
-//! The orders come in this sequence, in one mailbox. The new configuration names services and forwards by the places that they
-//! had, so that what an order, a flow or the far end names by a place goes on to mean the same.
+//! The messages come in this sequence, in one mailbox. The new configuration names services and forwards by the places that they
+//! had, so that what a message, a flow or the far end names by a place goes on to mean the same.
 
 use std::{mem, sync::Arc, time::Instant};
 
@@ -279,7 +279,7 @@ impl LaneHost {
 }
 
 impl TcpForwards {
-    /// Which peer each place in [`Config::peers`] means; nobody, until an order says so.
+    /// Which peer each place in [`Config::peers`] means; nobody, until a message says so.
     fn name_forward_peers(&mut self, cx: &Context) {
         let id_of = |named: &config::Peer| {
             let bears = |peer: &&crate::peer::Peer| {

@@ -1,8 +1,8 @@
-//! What waits for room in a socket of the underlay: send_buffers that the kernel does not take, queues behind them.
+//! What waits for room in a socket of the underlay: send buffers that the kernel does not take, queues behind them.
 //!
 //! ```text
 //!   queue of peer A ─┐ a share each, in turn,
-//!   queue of peer B ─┼─► send_buffer ──► socket      no room: an send_buffer keeps what it has until its peer's time is over,
+//!   queue of peer B ─┼─► send_buffer ──► socket      no room: a send buffer keeps what it has until its peer's time is over,
 //!   queue of peer C ─┘                          and a reserve for what the agent itself says
 //! ```
 
@@ -99,7 +99,7 @@ impl DataPlane {
         self.drain_queues(cx, sockets, host, now);
     }
 
-    /// Makes sure that what sockets without room keep in their send_buffers is dropped in time.
+    /// Makes sure that what sockets without room keep in their send buffers is dropped in time.
     pub(super) fn watch_send_buffers(
         &mut self,
         cx: &mut Context,

@@ -4,7 +4,7 @@
 //!   datagram ──► Endpoint::handle ──► Connection::handle_event ─┐
 //!   deadline ─────────────────────► Connection::handle_timeout ─┤ dirty
 //!                                                               ▼
-//!                       poll: endpoint events, packets into the send_buffer, deadline, application events
+//!                       poll: endpoint events, packets into the send buffer, deadline, application events
 //! ```
 //!
 //! | question | file |
@@ -632,7 +632,7 @@ impl Control {
         }
     }
 
-    /// Sees to every connection that something happened to: what it wants to send goes to its send_buffer, its next
+    /// Sees to every connection that something happened to: what it wants to send goes to its send buffer, its next
     /// deadline to `arm`, and what it has to say to `events`.
     pub fn poll(
         &mut self,
@@ -732,7 +732,7 @@ impl Control {
         underlays: &mut Underlays,
         now: Instant,
     ) {
-        // What neither the socket nor the reserve of its send_buffer has room for stays in quinn-proto until they have.
+        // What neither the socket nor the reserve of its send buffer has room for stays in quinn-proto until they have.
         while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
             self.scratch.clear();
             let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };

@@ -20,7 +20,7 @@ fn what_comes_to_the_queue_before_the_confirmation_does_not_overtake_what_waits_
 
 #[test]
 fn what_waited_for_a_confirmation_goes_first_when_there_is_room_for_some_of_it() {
-    // An send_buffer holds 256 KiB: the 9th is begun when there is no room any more, and is the first of two that came together.
+    // A send buffer holds 256 KiB: the 9th is begun when there is no room any more, and is the first of two that came together.
     assert_order(1402, &[30_000; 16], (0, &[200]));
 }
 

@@ -315,7 +315,7 @@ fn assert_equal_shares(seed: u64, more: &str) {
         relay.uplink.receive(1, 100);
         relay.queue.push(Belongs::Packets(class), &[0; 100], 100, now, now, &mut relay.uplink);
     }
-    // An send_buffer that fits nobody's time is all that is in the way.
+    // A send buffer that fits nobody's time is all that is in the way.
     let mut carried = [0; 2];
     for _ in 0..60 {
         pair.widen(pair.exit, &credit, 64);
@@ -352,7 +352,7 @@ fn a_socket_without_room_says_what_keeps_the_lanes_alive_and_sends_nothing_late(
             .receive()
             .iter()
             .filter(|(_, payload)| {
-                // The queue's time, the send_buffer's, and the way.
+                // The queue's time, the send buffer's, and the way.
                 now.saturating_duration_since(sent(number_of(payload))) > Duration::from_millis(2 * 101 + 10)
             })
             .count();
