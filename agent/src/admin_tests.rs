@@ -48,7 +48,7 @@ impl Server {
         answer
     }
 
-    /// Status, head and body.
+    /// Sends a request, and returns the status, the head in lower case and the body of the answer.
     async fn ask(&self, method: &str, path: &str) -> (u16, String, String) {
         let answer = self.raw(&format!("{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head in {answer:?}"));

@@ -51,14 +51,14 @@ use crate::admin;
 /// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(3);
 
-/// A running agent.
+/// An agent that runs, with its threads and sockets.
 pub struct Daemon {
     workers: Vec<WorkerThread>,
     /// Says that a worker has ended, whichever.
     worker_ended: Option<oneshot::Receiver<()>>,
     admin: Option<(watch::Sender<bool>, JoinHandle<()>)>,
     admin_address: Option<SocketAddr>,
-    /// Removed when the daemon ends.
+    /// The control socket, which is removed when the daemon ends.
     control: Option<ControlSocket>,
     running: Arc<Running>,
     addresses: Addresses,
@@ -176,13 +176,12 @@ impl Daemon {
         })
     }
 
-    /// The bound addresses.
     #[must_use]
     pub fn addresses(&self) -> &Addresses {
         &self.addresses
     }
 
-    /// Where `/metrics` is served.
+    /// Returns the address at which `/metrics` is served, if it is served.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address

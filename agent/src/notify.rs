@@ -18,7 +18,7 @@ use sd_notify::NotifyState;
 /// How long a manager that does not read may hold up the thread that tells it something.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Where the service manager listens.
+/// The socket by which the service manager is told, with the address at which the manager listens.
 #[derive(Debug)]
 pub struct NotifySocket {
     /// Not connected: a manager that was restarted is found again under its address.

@@ -42,15 +42,11 @@ const SHORTEST_TICK: Duration = Duration::from_millis(10);
 /// The interval between log lines about a manager that does not listen.
 const LOG_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How a reload ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReloadEnd {
     /// So many changes, those that need a restart included.
-    Done {
-        /// How many.
-        changes: usize,
-    },
-    /// Nothing was changed.
+    Done { changes: usize },
+    /// The reload failed, and nothing was changed.
     Failed,
 }
 
@@ -116,7 +112,7 @@ impl Service {
         Some(watchdog.clamp(SHORTEST_TICK, LONGEST_TICK))
     }
 
-    /// The ports are open.
+    /// Tells the service manager that the ports are open.
     pub fn ready(&mut self, summary: Summary, now: Instant) {
         self.told = self.line(summary);
         self.status_due = Some(now + STATUS_INTERVAL);
@@ -124,7 +120,7 @@ impl Service {
         self.pay(now);
     }
 
-    /// A reload begins.
+    /// Tells the service manager that a reload begins.
     pub fn reloading(&mut self, now: Instant) {
         let since = notify::monotonic_now();
         let states = [Some(NotifyState::Reloading), since, Some(NotifyState::Status("reloading"))];

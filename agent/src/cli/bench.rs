@@ -134,7 +134,7 @@ fn rate(text: &str) -> Result<Rate, super::demo::NotARate> {
 /// The rate if the operator names none: what the smallest machine carries.
 const DEFAULT_RATE: u64 = 1_000_000_000;
 
-/// The longest run: a day.
+/// The longest time that a run may take, in seconds: a day.
 const MAX_SECONDS: f64 = 86_400.0;
 
 impl Bench {

@@ -20,16 +20,16 @@ pub(super) struct Link {
 /// Why there is no link to print.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 enum LinkError {
-    /// `transport.listen` is empty.
+    /// `transport.listen` is empty, so that nobody can dial the agent.
     #[error("this agent does not listen, so nobody can dial it (remedy: set transport.listen)")]
     NotListening,
     /// Which of them others can reach is not ours to guess.
     #[error("it listens on more than one address (remedy: set transport.advertise = \"host:port\")")]
     Several,
-    /// 0.0.0.0 or `[::]`.
+    /// The agent listens on the wildcard address 0.0.0.0 or `[::]`.
     #[error("it listens on a wildcard address (remedy: set transport.advertise = \"host:port\")")]
     Wildcard,
-    /// Port 0.
+    /// The agent listens on port 0, so that the kernel chooses the port at each start.
     #[error("the kernel chooses its port at each start (remedy: write a port into transport.listen)")]
     AnyPort,
 }

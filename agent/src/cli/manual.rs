@@ -29,9 +29,9 @@ pub(super) struct Manual {
     out: PathBuf,
 }
 
-/// A manual page.
+/// A manual page and the name of its file.
 struct Page {
-    /// As in `culvert-peer-add.1`.
+    /// The name of the file, as in `culvert-peer-add.1`.
     file_name: String,
     text: Vec<u8>,
 }
@@ -68,7 +68,7 @@ fn shown(command: &Command) -> impl Iterator<Item = &Command> {
     command.get_subcommands().filter(|command| !command.is_hide_set())
 }
 
-/// As in "culvert-peer-add".
+/// Returns the command's name with those of its parents, as in "culvert-peer-add".
 fn full_name(command: &Command) -> String {
     command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned()
 }
@@ -103,7 +103,7 @@ fn page(command: &Command, parent: Option<&str>) -> io::Result<Vec<u8>> {
     Ok(format!("{}{}", title(&full_name(command).to_uppercase(), 1), tidy(&body)).into_bytes())
 }
 
-/// The page of the configuration.
+/// Renders the manual page of the configuration.
 fn reference_page() -> io::Result<Vec<u8>> {
     let mut text = Vec::new();
     sections(&mut text, |roff| {

@@ -78,7 +78,7 @@ enum Failure {
     Config(LoadError),
     /// What the operator wrote on the command line is wrong, with a remedy: 2.
     Input(String),
-    /// Everything else: 1.
+    /// Something else went wrong: the command ends with 1.
     Runtime(anyhow::Error),
     /// The same, and the operator was told in the log.
     Logged,

@@ -146,9 +146,9 @@ impl Qlog {
     }
 }
 
-/// Where the text goes.
+/// The place to which the text of the capture goes.
 struct Sink {
-    /// `None`: standard output.
+    /// The path of the file; `None` for standard output.
     path: Option<PathBuf>,
     file: Option<File>,
     /// What came before there was anything to look at: the header.

@@ -26,17 +26,16 @@ pub(super) struct Reach {
     socket: Option<PathBuf>,
 }
 
-/// What came of asking.
+/// The outcome of a request to the daemon.
 pub(super) enum Reached {
-    /// The daemon's answer.
     Answer(Answer),
-    /// None answered.
+    /// No daemon answered the request.
     Offline(Offline),
 }
 
-/// No daemon answered.
+/// What is known where no daemon answered.
 pub(super) struct Offline {
-    /// The daemon's configuration file.
+    /// The configuration file of the daemon.
     pub(super) file: PathBuf,
     /// Where none answered; `None` if the file names no socket.
     socket: Option<PathBuf>,

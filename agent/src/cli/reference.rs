@@ -4,7 +4,7 @@ use std::{iter::Peekable, str::Lines};
 
 use clap_mangen::roff::{Inline, Roff, bold, roman};
 
-/// The reference of all keys.
+/// The reference of all keys of the configuration, in Markdown.
 const TEXT: &str = include_str!("../../../docs/configuration.md");
 
 /// The sections of the page, from DESCRIPTION on.

@@ -80,7 +80,7 @@ impl Status {
         !self.json && stdout().is_terminal()
     }
 
-    /// What the daemon says.
+    /// Asks the daemon for the status, of one peer or lane where the options name it.
     pub(super) fn ask(&self) -> Result<ops::control_socket::status::Status, Failure> {
         let scope = match &self.lane {
             Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index) },
@@ -93,7 +93,7 @@ impl Status {
         }
     }
 
-    /// How it reads.
+    /// Lays out the page of the lane, of the peer or of the whole agent, as the options ask.
     pub(super) fn page(&self, status: &ops::control_socket::status::Status) -> Page {
         match (&self.lane, &self.peer) {
             (Some(_), _) => status.lane_page(),

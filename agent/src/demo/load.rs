@@ -23,11 +23,11 @@ const TICK: Duration = Duration::from_millis(1);
 /// What has been measured so far.
 #[derive(Clone, Debug)]
 pub(super) struct Measured {
-    /// Datagrams sent.
+    /// The number of datagrams that were sent.
     pub(super) sent: u64,
     /// Datagrams that came back, each counted once.
     pub(super) echoed: u64,
-    /// Round-trip times in nanoseconds.
+    /// The round-trip times of the datagrams, in nanoseconds.
     pub(super) rtt: Histogram<u64>,
     /// Buffers that the kernel dropped at the load's sockets.
     pub(super) kernel_drops: u64,
@@ -42,7 +42,7 @@ impl Default for Measured {
     }
 }
 
-/// Load under way.
+/// The load of a demo while it is sent.
 pub(super) struct Load {
     start: Instant,
     shared: Arc<Shared>,
@@ -59,7 +59,7 @@ struct Shared {
 }
 
 impl Load {
-    /// Starts to send to `ingress`.
+    /// Starts to send the load to `ingress`.
     pub(super) fn start(ingress: SocketAddr, options: &Options) -> anyhow::Result<Self> {
         let sockets = (0..options.flows)
             .map(|_| {

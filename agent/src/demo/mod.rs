@@ -38,20 +38,20 @@ mod load;
 
 use load::{Load, Measured};
 
-/// What the demo does.
+/// The options of a demo.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long to send.
+    /// The time for which the load is sent.
     pub duration: Duration,
     /// Payload bits per second, all flows together.
     pub bits_per_second: u64,
-    /// UDP flows.
+    /// The number of UDP flows.
     pub flows: u16,
     /// Payload of a datagram in bytes, at least 32.
     pub datagram_bytes: u16,
     /// Where the entry agent serves `/metrics`.
     pub metrics: SocketAddr,
-    /// Print the summary as JSON.
+    /// Whether the summary is printed as JSON.
     pub json: bool,
 }
 
@@ -230,7 +230,7 @@ fn drops(snapshots: &[Snapshot]) -> String {
     if text.is_empty() { "none".to_owned() } else { text }
 }
 
-/// What came of it.
+/// The result of a demo.
 struct Summary {
     seconds: f64,
     datagram_bytes: u64,

@@ -22,17 +22,15 @@ pub struct Facts {
     pub file: ConfigFile,
     /// The files and folders that it names.
     pub files: Files,
-    /// Who would run the daemon.
+    /// The unit and the user that would run the daemon.
     pub service: Service,
     /// A daemon that runs with it.
     pub daemon: Daemon,
-    /// The kernel and the CPU.
     pub kernel: Kernel,
-    /// How much the host gives.
+    /// How much the host gives to the agent.
     pub limits: Limits,
-    /// The wall clock.
     pub clock: Clock,
-    /// Ports, forwarding, filters.
+    /// The ports, the forwarding and the filters of the host.
     pub network: Network,
     /// The TUN device of the configuration; nothing of it is known without a `[tun]`.
     pub tun: Tun,
@@ -40,7 +38,7 @@ pub struct Facts {
     pub peers: Vec<Peer>,
 }
 
-/// The configuration file.
+/// The configuration file that the doctor looks at.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigFile {
     /// Where it is; `None`: only the host is looked at.
@@ -58,47 +56,47 @@ pub struct ConfigFile {
 /// What the configuration names in the file system.
 #[derive(Clone, Debug, Default)]
 pub struct Files {
-    /// The private key's file.
+    /// The file of the private key.
     pub key: Place,
     /// Whether this user may not read it.
     pub key_denied: bool,
     /// The folder of the key's file.
     pub key_folder: Place,
-    /// The state folder.
+    /// The folder in which the agent keeps its state.
     pub state: Place,
     /// The folder of the control socket.
     pub control: Place,
 }
 
-/// A file or a folder.
+/// A path that the configuration names, with what is there.
 #[derive(Clone, Debug, Default)]
 pub struct Place {
     /// Where it is; empty if the configuration has none.
     pub path: PathBuf,
-    /// What is there.
+    /// What is found at the path.
     pub found: Found,
 }
 
-/// What is at a path.
+/// What is found at a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Found {
-    /// Nothing was looked at.
+    /// The path was not looked at.
     #[default]
     Unasked,
-    /// Nothing is there.
+    /// Nothing exists at the path.
     Missing {
         /// Whether this user may make it, in a folder that is there.
         may_make: bool,
     },
     /// It cannot be looked at, because of this error.
     Hidden(String),
-    /// A file or a folder.
+    /// A file or a folder exists at the path.
     There {
-        /// Whether it is a folder.
+        /// Whether it is a folder, and not a file.
         folder: bool,
-        /// Its permission bits.
+        /// The permission bits of the file or folder.
         mode: u32,
-        /// Its owner's number.
+        /// The number of the user who owns the file or folder.
         owner: u32,
         /// Whether this user may write to it, or make files in it.
         writable: bool,
@@ -111,7 +109,7 @@ pub enum Daemon {
     /// Nobody was asked: there is no control socket to ask at, and nothing hints at a daemon.
     #[default]
     Unasked,
-    /// None runs.
+    /// No daemon runs with the same configuration.
     Absent,
     /// It answers at the control socket.
     Running(Box<Status>),
@@ -139,18 +137,18 @@ impl Daemon {
     }
 }
 
-/// The kernel and the CPU.
+/// What the kernel and the CPU can do.
 #[derive(Clone, Debug)]
 pub struct Kernel {
     /// Its release, as `uname -r` prints it.
     pub release: String,
-    /// `UDP_SEGMENT`, tried on loopback.
+    /// What came of trying `UDP_SEGMENT` on loopback.
     pub segmentation: Tried,
-    /// `UDP_GRO`, tried on loopback.
+    /// What came of trying `UDP_GRO` on loopback.
     pub receive_offload: Tried,
-    /// `SO_ATTACH_REUSEPORT_CBPF`, tried.
+    /// What came of trying `SO_ATTACH_REUSEPORT_CBPF`.
     pub steering: Tried,
-    /// `SO_TIMESTAMPNS`, tried.
+    /// What came of trying `SO_TIMESTAMPNS`.
     pub timestamps: Tried,
     /// Whether the CPU has instructions for AES-GCM.
     pub aes: bool,
@@ -180,11 +178,11 @@ pub struct Limits {
     pub rate: Option<u64>,
     /// What the kernel gives of the buffers that are asked for.
     pub buffers: Option<Buffers>,
-    /// `net.core.rmem_max`, in bytes.
+    /// The value of `net.core.rmem_max`, in bytes.
     pub rmem_max: Option<u64>,
-    /// `net.core.wmem_max`, in bytes.
+    /// The value of `net.core.wmem_max`, in bytes.
     pub wmem_max: Option<u64>,
-    /// `net.core.netdev_max_backlog`, in packets.
+    /// The value of `net.core.netdev_max_backlog`, in packets.
     pub backlog: Option<u64>,
     /// Packets that found that queue full, since the host was started.
     pub backlog_drops: u64,
@@ -205,9 +203,9 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// `CAP_NET_ADMIN`
+    /// The number of `CAP_NET_ADMIN` in linux/capability.h.
     pub const NET_ADMIN: u8 = 12;
-    /// `CAP_SYS_RESOURCE`
+    /// The number of `CAP_SYS_RESOURCE` in linux/capability.h.
     pub const SYS_RESOURCE: u8 = 24;
 
     /// Whether this user has a capability, by its number in linux/capability.h.
@@ -217,7 +215,7 @@ impl Limits {
     }
 }
 
-/// The wall clock.
+/// The wall clock of the host, and how it is kept.
 #[derive(Clone, Debug, Default)]
 pub struct Clock {
     /// Its seconds since the Unix epoch.
@@ -226,12 +224,12 @@ pub struct Clock {
     pub state: Option<ClockState>,
 }
 
-/// Ports, forwarding, filters.
+/// The ports, the forwarding and the filters of the host.
 #[derive(Clone, Debug, Default)]
 pub struct Network {
-    /// The ports of the configuration.
+    /// The ports that the configuration names.
     pub ports: Vec<Port>,
-    /// `net.ipv4.ip_unprivileged_port_start`
+    /// The kernel's value of `net.ipv4.ip_unprivileged_port_start`.
     pub unprivileged_ports: Option<u64>,
     /// `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`; `None`: there is no such protocol.
     pub forwarding: [Option<bool>; 2],
@@ -249,43 +247,41 @@ pub struct Network {
 /// A port that the configuration names.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// The key of the configuration.
+    /// The key of the configuration that names the port.
     pub key: &'static str,
     /// Whether it is TCP, and not UDP.
     pub tcp: bool,
-    /// The address.
     pub address: SocketAddr,
-    /// Whether it could be opened.
     pub opened: Opened,
 }
 
 /// Whether a port could be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// It could.
+    /// The port could be opened.
     Free,
-    /// Somebody has it.
+    /// Somebody else has opened the port.
     Taken,
-    /// This user may not.
+    /// This user may not open the port.
     Forbidden,
     /// The address is not one of this host.
     NoAddress,
-    /// Another error of the kernel.
+    /// The kernel reported another error, which is this one.
     Failed(String),
 }
 
-/// The firewall's table of connections.
+/// The firewall's table of connections, and how full it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conntrack {
-    /// Its entries now.
+    /// The number of entries that the table has now.
     pub count: u64,
-    /// How many it may have.
+    /// The number of entries that the table may have.
     pub max: u64,
     /// For how long it remembers UDP that went both ways, without traffic.
     pub udp_timeout: Duration,
 }
 
-/// The TUN device.
+/// The TUN device and its driver.
 #[derive(Clone, Debug, Default)]
 pub struct Tun {
     /// The driver, or why it cannot be opened.
@@ -305,7 +301,6 @@ pub struct Tun {
 /// A peer, and the ways to it.
 #[derive(Clone, Debug, Default)]
 pub struct Peer {
-    /// Its name.
     pub name: String,
     /// Its endpoints, in the configuration's order.
     pub endpoints: Vec<Endpoint>,
@@ -313,19 +308,19 @@ pub struct Peer {
     pub not_dialled: Option<&'static str>,
 }
 
-/// An endpoint of a peer.
+/// An endpoint of a peer, with its addresses.
 #[derive(Clone, Debug)]
 pub struct Endpoint {
-    /// As it is written.
+    /// The endpoint as the configuration has it.
     pub text: String,
-    /// What its name stands for.
+    /// The addresses that the name of the endpoint stands for.
     pub lookup: Lookup,
 }
 
-/// What a name stands for.
+/// The addresses that a name stands for, or why they are not known.
 #[derive(Clone, Debug)]
 pub enum Lookup {
-    /// Nobody was asked.
+    /// No resolver was asked for the name.
     Unasked,
     /// It is not known, because of this error.
     Failed(String),
@@ -333,10 +328,10 @@ pub enum Lookup {
     Found(Vec<Address>),
 }
 
-/// An address of a peer.
+/// An address of a peer, with the way to it.
 #[derive(Clone, Debug)]
 pub struct Address {
-    /// Address and port.
+    /// The address and the port of the peer.
     pub remote: SocketAddr,
     /// The way that packets take, or why there is none.
     pub way: Result<Way, String>,
@@ -356,16 +351,16 @@ impl Address {
 /// What came of dialling an address.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Answer {
-    /// The peer proved its key.
+    /// The peer answered and proved its key.
     Connected {
         /// Round-trip time, if it was measured in time.
         rtt: Option<Duration>,
         /// The largest IP packet that fits into one packet, in bytes, if it was measured in time.
         inner_mtu: Option<u16>,
     },
-    /// It did not.
+    /// The peer did not prove its key.
     Failed {
-        /// Why, in words.
+        /// The reason for the failure, in words.
         reason: String,
         /// What to look at, the likeliest first.
         causes: String,

@@ -286,7 +286,7 @@ fn limits(config: Option<&Config>, rate: Option<u64>) -> Limits {
     }
 }
 
-/// A number of `/proc/sys`.
+/// Reads a number from a file of `/proc/sys`; `None` if that fails.
 fn parameter(path: &str) -> Option<u64> {
     fs::read_to_string(Path::new("/proc/sys").join(path)).ok()?.trim().parse().ok()
 }

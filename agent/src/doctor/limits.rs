@@ -104,7 +104,7 @@ fn buffer(limits: &Limits, config: Option<&Config>, buffer: &Buffer) -> Finding 
 }
 
 fn backlog(limits: &Limits) -> Finding {
-    /// The kernel's default, in packets.
+    /// The kernel's default of `net.core.netdev_max_backlog`, in packets.
     const USUAL: u64 = 1_000;
     let (check, parameter) = (Check::Backlog, "net.core.netdev_max_backlog");
     // A network namespace may not show it.

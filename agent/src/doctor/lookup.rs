@@ -81,7 +81,7 @@ fn look_up(endpoints: &[&identity::Endpoint], offline: bool) -> Vec<Found> {
     answers.collect()
 }
 
-/// In their order, each once.
+/// Returns the addresses in their order, each once.
 fn distinct(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
     let mut found = Vec::new();
     for address in addresses {
@@ -95,7 +95,7 @@ fn distinct(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
 /// The interfaces of default routes that routers have advertised, by the text of `/proc/net/ipv6_route`, as far as they
 /// are `open` to advertisements.
 pub(super) fn advertised(routes: &str, open: impl Fn(&str) -> bool) -> Vec<String> {
-    /// `RTF_DEFAULT` and `RTF_ADDRCONF` of linux/ipv6_route.h.
+    /// The flags `RTF_DEFAULT` and `RTF_ADDRCONF` of linux/ipv6_route.h.
     const ADVERTISED: u32 = 0x0005_0000;
     let interface = |line: &str| {
         let columns: Vec<&str> = line.split_whitespace().collect();

@@ -38,10 +38,10 @@ pub use report::Report;
 pub use unit::host_text;
 
 wire::labelled! {
-    /// How much a finding matters.
+    /// How much a finding matters to the operator.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum Severity {
-        /// As it should be.
+        /// What was looked at is as it should be.
         Ok => "ok",
         /// Worth knowing; nothing needs to be done.
         Note => "note",
@@ -62,9 +62,9 @@ wire::labelled! {
         Kernel => "kernel",
         /// How much of it this host gives to the agent.
         Limits => "limits",
-        /// Ports, forwarding, filters.
+        /// The ports, the forwarding and the filters of the host.
         Network => "network",
-        /// The TUN device.
+        /// The TUN device of the configuration.
         Tunnel => "tunnel",
         /// The other agents, and the ways to them.
         Peers => "peers",
@@ -82,7 +82,7 @@ macro_rules! checks {
             /// All of them, in the order of the report.
             pub const ALL: &[Self] = &[$(Self::$name,)+];
 
-            /// Its identifier, which stays.
+            /// Returns the identifier of the check, which stays the same.
             #[must_use]
             pub fn id(self) -> &'static str {
                 match self { $(Self::$name => $label,)+ }
@@ -173,13 +173,11 @@ checks! {
 /// What one check found of one thing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Finding {
-    /// Which check.
     pub check: Check,
     /// What was looked at: a file, a parameter of the kernel, a peer's address.
     pub subject: String,
-    /// How it is.
+    /// What the check found, in words.
     pub value: String,
-    /// How much that matters.
     pub severity: Severity,
     /// What follows from it; empty where nothing does.
     pub problem: String,

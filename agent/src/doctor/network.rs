@@ -24,7 +24,7 @@ pub(super) fn host(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
     findings
 }
 
-/// What a configuration asks for.
+/// Checks the network for what the configuration asks of it.
 pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
     let mut findings: Vec<Finding> = facts.network.ports.iter().map(|found| port(facts, found)).collect();
     findings.extend(forwarding(facts, config));

@@ -13,7 +13,7 @@ use super::{
 /// The UDP payload that every path of QUIC carries (RFC 9000 §14).
 const LEAST_QUIC: u32 = 1_200;
 
-/// Of UDP.
+/// The length of a UDP header in bytes.
 const UDP_HEADER: u32 = 8;
 
 pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {

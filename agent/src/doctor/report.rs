@@ -9,26 +9,26 @@ use super::{Finding, Group, Severity, facts::Facts};
 /// The version of the JSON; it changes when a reader of the old one would be misled.
 const VERSION: u64 = 1;
 
-/// All findings.
+/// All findings, with what was looked at and by whom.
 #[derive(Clone, Debug)]
 pub struct Report {
     /// The configuration file; `None`: only the host was looked at.
     pub config: Option<String>,
     /// Number of the user that has looked: permissions are his.
     pub user: u32,
-    /// In the order of [`super::Check::ALL`].
+    /// The findings in the order of [`super::Check::ALL`].
     pub findings: Vec<Finding>,
 }
 
 impl Report {
-    /// The findings of these facts.
+    /// Makes a report of the findings on these facts.
     #[must_use]
     pub fn new(facts: &Facts, findings: Vec<Finding>) -> Self {
         let config = facts.file.path.as_ref().map(|path| path.display().to_string());
         Self { config, user: facts.limits.user, findings }
     }
 
-    /// The worst finding's.
+    /// Returns the severity of the worst finding; `Ok` if there is none.
     #[must_use]
     pub fn severity(&self) -> Severity {
         self.findings.iter().map(|finding| finding.severity).max().unwrap_or(Severity::Ok)
@@ -38,7 +38,7 @@ impl Report {
         self.findings.iter().filter(|finding| finding.severity == severity).count()
     }
 
-    /// For programs; `docs/doctor.md` describes it.
+    /// Returns the report as JSON for programs, as `docs/doctor.md` describes it.
     #[must_use]
     pub fn json(&self) -> Value {
         let findings = self.findings.iter().map(|finding| {

@@ -65,7 +65,7 @@ fn kept(facts: &Facts, value: &str) -> Option<Finding> {
 }
 
 fn offload(facts: &Facts, config: &Config, tun: &config::Tun, features: TunFeatures) -> Finding {
-    /// `TUN_F_USO4` and `TUN_F_USO6`.
+    /// The first version of the kernel with `TUN_F_USO4` and `TUN_F_USO6`.
     const USO: (u32, u32) = (6, 2);
     let TunFeatures { vnet_header, several_queues } = features;
     let uso = numbers(&facts.kernel.release).is_none_or(|version| version >= USO);

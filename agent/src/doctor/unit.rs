@@ -11,27 +11,26 @@ use std::{
 
 use net::tun::DRIVER;
 
-/// In findings.
+/// The name of the daemon's unit, as its file and the findings have it.
 pub(super) const NAME: &str = "culvert.service";
 
 /// The user that a package makes.
 const USER: &str = "culvert";
 
-/// A user of this host.
+/// A user of this host, with his group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Account {
     /// Its name, which its group has too.
     pub name: String,
-    /// Its number.
+    /// The number of the user.
     pub user: u32,
-    /// The number of its group.
+    /// The number of the user's group.
     pub group: u32,
 }
 
-/// Who may open a file.
+/// The mode, owner and group of a file, which decide who may open it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Access {
-    /// The file's permission bits.
     pub mode: u32,
     /// The number of the user who owns the file.
     pub user: u32,
@@ -39,7 +38,7 @@ pub struct Access {
     pub group: u32,
 }
 
-/// Who would run the daemon.
+/// The unit and the user that would run the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Service {
     /// The unit, if it runs the agent with the configuration that is looked at.
@@ -51,15 +50,15 @@ pub struct Service {
 /// What the unit gives the daemon.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Unit {
-    /// `ExecStart=`, in words.
+    /// The command line of `ExecStart=`, split into words.
     pub command: Vec<String>,
-    /// `User=`; empty: root.
+    /// The user that `User=` names; empty for root.
     pub user: String,
     /// `LoadCredential=`: the files that systemd hands over, with the names that they have for the daemon.
     pub credentials: Vec<(String, PathBuf)>,
-    /// `AmbientCapabilities=`
+    /// The capabilities that `AmbientCapabilities=` names.
     pub ambient: Vec<String>,
-    /// `CapabilityBoundingSet=`; `None`: all.
+    /// The capabilities that `CapabilityBoundingSet=` names; `None` for all.
     pub bounding: Option<Vec<String>>,
     /// The folders of `RuntimeDirectory=` and `StateDirectory=`.
     pub folders: Vec<PathBuf>,
@@ -142,7 +141,7 @@ pub(super) fn service(root: &Path, config: Option<&Path>) -> Service {
 
 /// The unit as systemd would read it; `None`: there is none, or no systemd runs.
 fn find(root: &Path) -> Option<Unit> {
-    /// What comes first holds.
+    /// The folders of units and drop-ins; what is in an earlier one holds.
     const FOLDERS: [&str; 5] = [
         "etc/systemd/system",
         "run/systemd/system",

@@ -18,7 +18,7 @@ use crate::{
 #[derive(Default)]
 pub(super) struct Checks {
     pub(super) report: Report,
-    /// Our services, by their index.
+    /// The names of our services, by their index.
     pub(super) services: Vec<Arc<str>>,
     /// The peers that were read, by their index.
     pub(super) peers: Vec<Arc<str>>,
@@ -27,13 +27,13 @@ pub(super) struct Checks {
     /// Names of removed peers, and those of them that a forward still names.
     pub(super) removed: Vec<Arc<str>>,
     pub(super) closed: Vec<String>,
-    /// Which service was granted where.
+    /// The grants that were read, each with its place, so that a service which is granted twice is noticed.
     pub(super) granted: BTreeSet<String>,
     pub(super) keys: Vec<PinnedKey>,
     pub(super) listeners: Vec<Listener>,
-    /// Prefixes of `[tun]` and `peer.allowed_ips`.
+    /// The prefixes of `[tun]` and of every `peer.allowed_ips`.
     pub(super) overlay: Vec<Claim>,
-    /// Addresses of `transport.listen` and `peer.endpoints`.
+    /// The addresses of `transport.listen` and of every `peer.endpoints`.
     pub(super) underlay: Vec<Claim>,
     /// Those of `peer.endpoints` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
@@ -66,7 +66,7 @@ impl Listener {
     }
 }
 
-/// An address and a port.
+/// Returns the kind of a value that is an IP address with a port.
 pub(super) fn address() -> Kind<SocketAddr> {
     text("address", value::socket_address, ToString::to_string)
 }
@@ -117,7 +117,7 @@ fn index_of(name: &Arc<str>, names: &[Arc<str>], section: &str) -> Result<usize,
 }
 
 impl Checks {
-    /// An address that we bind.
+    /// Records an address that we bind, with its place in the file.
     pub(super) fn listener(&mut self, address: &SocketAddr, at: &At) -> Result<(), Bad> {
         self.listeners.push(Listener { address: *address, at: at.clone() });
         Ok(())

@@ -70,7 +70,7 @@ impl Shown {
         Some(Self { text: text.to_string(), is_text: false })
     }
 
-    /// As the file has it.
+    /// Returns the value as the TOML file has it, a text in quotes.
     pub(super) fn toml(&self) -> String {
         if self.is_text { format!("\"{}\"", self.text) } else { self.text.clone() }
     }
@@ -187,7 +187,7 @@ impl<T: 'static> Kind<Vec<T>> {
     }
 }
 
-/// A text that `parse` understands.
+/// Returns the kind of a value that is a text which `parse` understands.
 pub(super) fn text<T: 'static>(
     words: impl Into<String>,
     parse: impl Fn(&str) -> Result<T, Bad> + 'static,
@@ -231,14 +231,14 @@ pub(super) fn one_of<T: Spelled>() -> Kind<T> {
     text(format!("`{}`", names("`, `")), parse, |value: &T| value.label().to_owned())
 }
 
-/// `true` or `false`.
+/// Returns the kind of a value that is `true` or `false`.
 pub(super) fn truth() -> Kind<bool> {
     let remedy = "write true or false, without quotes";
     let read = move |given: Given<'_>| given.value.as_bool().ok_or_else(|| given.wrong_type(remedy));
     Kind::new("`true`, `false`", read, |value, _| Shown::bare(value))
 }
 
-/// A whole number.
+/// Returns the kind of a value that is a whole number within `range`.
 pub(super) fn whole<T: TryFrom<i64> + Display + 'static>(range: RangeInclusive<i64>) -> Kind<T> {
     let words = format!("{} to {}", range.start(), range.end());
     let remedy = format!("write a whole number from {words}, without quotes");

@@ -105,9 +105,9 @@ pub struct Config {
     pub metrics: Option<SocketAddr>,
     /// The socket at which commands are taken; `None`: nowhere.
     pub control: Option<PathBuf>,
-    /// What is logged, and how.
+    /// What the daemon logs, and how it writes that.
     pub log: Log,
-    /// Hard ceilings.
+    /// The hard ceilings of the agent.
     pub limits: Limits,
     /// Names of removed peers that a `[[udp]]` or `[[tcp]]` still names; its port is not opened.
     pub closed: Vec<String>,

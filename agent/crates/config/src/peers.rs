@@ -117,11 +117,11 @@ spelled! {
 }
 
 spelled! {
-    /// What a full queue drops.
+    /// What a full queue drops when something arrives.
     pub enum DropPolicy {
         /// What has waited longest: right for real-time traffic.
         Oldest = "oldest",
-        /// What just arrived.
+        /// The queue drops what has just arrived.
         Newest = "newest",
     }
 }
@@ -167,7 +167,7 @@ impl Dscp {
 pub(super) struct Around {
     /// Whether a peer can dial us.
     pub(super) listens: bool,
-    /// Whether there is a `[tun]`.
+    /// Whether the configuration has a `[tun]` section.
     pub(super) tunnel: bool,
 }
 

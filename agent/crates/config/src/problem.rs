@@ -16,9 +16,8 @@ pub struct ConfigProblem {
     pub key_path: String,
     /// The line in the file, counted from 1; `None` when the problem is that something is missing.
     pub line: Option<usize>,
-    /// What is wrong.
     pub problem: String,
-    /// What to do.
+    /// What the operator should do about the problem.
     pub remedy: String,
 }
 
@@ -73,7 +72,6 @@ pub enum LoadError {
     /// The file itself cannot be read.
     #[error("{}: cannot be read: {cause} (remedy: name the file with --config, and let this user read it)", path.display())]
     Read {
-        /// The file.
         path: PathBuf,
         /// Why, in the kernel's words; in the message, so not repeated as a source.
         cause: io::Error,
@@ -95,7 +93,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// A report on a configuration.
+    /// Makes an empty report on a configuration, whose text is `config`.
     pub(super) fn new(config: &str) -> Self {
         Self { config: config.to_owned(), ..Self::default() }
     }
@@ -105,7 +103,7 @@ impl Report {
         (self.state, self.state_file) = (text.to_owned(), Some(path));
     }
 
-    /// Records a problem.
+    /// Records a problem at its place, with the remedy for it.
     pub(super) fn add(&mut self, at: &At, problem: impl Into<String>, remedy: impl Into<String>) {
         let problem = self.describe(at, problem.into(), remedy.into());
         self.problems.push(problem);

@@ -13,7 +13,7 @@ use crate::{
     tests::{KEY_2, root},
 };
 
-/// A row of the reference.
+/// A row of a table in the reference of the configuration.
 struct Row {
     key: String,
     words: String,
@@ -46,7 +46,7 @@ impl Walker for Rows<'_> {
     }
 }
 
-/// All rows of the reference.
+/// Returns all rows of the reference of the configuration.
 fn rows() -> Vec<Row> {
     fn of<S: Section>(section: &str, rows: &mut Vec<Row>) {
         S::default().walk(&S::default(), &mut Rows { section: section.to_owned(), rows });

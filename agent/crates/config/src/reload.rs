@@ -17,9 +17,9 @@ use crate::{
 };
 
 spelled! {
-    /// When a change takes effect.
+    /// When a change of the configuration takes effect.
     pub enum Effect {
-        /// With the reload.
+        /// The change takes effect with the reload.
         Now = "now",
         /// With the next connection with the peer.
         NextConnection = "next-connection",
@@ -46,18 +46,16 @@ pub enum Kind {
     Changed(String, String),
 }
 
-/// One line of the difference.
+/// One line of the difference that a reload makes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Change {
     /// What is concerned, as an operator calls it: `limits.flows`, `peer "exit": endpoints`, `service "dns"`.
     pub what: String,
-    /// What happened to it.
     pub kind: Kind,
-    /// When that takes effect.
     pub effect: Effect,
 }
 
-/// What a reload does.
+/// What a reload is to do.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Plan {
     /// What runs from now on: the new configuration, with the old places, and with the old values of what needs a restart.
@@ -358,7 +356,7 @@ fn described(peer: &Peer) -> String {
 struct Around<'a> {
     section: &'static str,
     running: &'a Config,
-    /// The peers of the plan.
+    /// The peers that the plan has.
     peers: &'a [Peer],
     /// Addresses of the same protocol that are ours until a restart.
     blocked: &'a [SocketAddr],

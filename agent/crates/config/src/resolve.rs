@@ -190,7 +190,7 @@ impl Checks {
         services
     }
 
-    /// Those whose peer is there.
+    /// Reads the forwards of `section`, without those whose peer is missing.
     fn read_forwards(&mut self, root: &mut Table<'_>, section: &'static str) -> Vec<Forward> {
         let tables = root.tables(section, &mut self.report);
         let forwards = tables.into_iter().map(|mut table| table.fill(self));

@@ -112,7 +112,7 @@ impl<'t> Table<'t> {
         Table::new(self.at.key(key, value.filter(|_| entries.is_some()).map(Spanned::span)), entries)
     }
 
-    /// The tables `[[key]]`.
+    /// Returns the tables `[[key]]`, none if the key is missing.
     pub(super) fn tables(&mut self, key: &'static str, report: &mut Report) -> Vec<Self> {
         self.known.push(key);
         let Some(value) = self.get(key) else { return Vec::new() };
@@ -197,7 +197,7 @@ pub(super) struct Key {
     pub(super) effect: Effect,
     /// What to do when it is missing; `None`: its default stands for it.
     pub(super) required: Option<&'static str>,
-    /// The lines of its consequence.
+    /// The lines of the doc comment that states what the key does.
     #[cfg(test)]
     pub(super) doc: &'static [&'static str],
 }
@@ -338,7 +338,7 @@ macro_rules! spelled {
             /// All of them, in the order of their discriminants.
             pub const ALL: &'static [Self] = &[$(Self::$variant),+];
 
-            /// How it is spelled.
+            /// Returns the spelling of the variant, in the file and in metrics.
             #[must_use]
             pub const fn label(self) -> &'static str {
                 match self { $(Self::$variant => $text),+ }

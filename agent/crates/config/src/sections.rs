@@ -85,7 +85,7 @@ section! {
 /// The largest QUIC packet that we send.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MaxPacket {
-    /// What path MTU discovery finds.
+    /// The size is what path MTU discovery finds.
     Auto,
     /// At most this many bytes of UDP payload.
     Bytes(u16),
@@ -123,7 +123,7 @@ section! {
 }
 
 spelled! {
-    /// Whose handshake is completed.
+    /// `access.mode`: whose handshake the agent completes.
     pub enum AccessMode {
         /// Only that of a known peer.
         Allowlist = "allowlist",
@@ -204,7 +204,7 @@ section! {
 spelled! {
     /// `service.oversize`: what becomes of a datagram of the service, in either direction, that fits into no packet to the peer.
     pub enum Oversize {
-        /// It is dropped.
+        /// The datagram that fits into no packet is dropped.
         Drop = "drop",
         /// It travels in pieces, if both ends can.
         Fragment = "fragment",
@@ -214,11 +214,11 @@ spelled! {
 spelled! {
     /// `service.protocol`: which protocol a service serves.
     pub enum Protocol {
-        /// Both of them.
+        /// The service serves UDP flows and TCP forwards.
         Both = "both",
-        /// UDP flows.
+        /// The service serves UDP flows only.
         Udp = "udp",
-        /// TCP forwards.
+        /// The service serves TCP forwards only.
         Tcp = "tcp",
     }
 }
@@ -260,13 +260,13 @@ spelled! {
     pub enum LogLevel {
         /// The daemon cannot do its work.
         Error = "error",
-        /// Worth waking someone.
+        /// The event is worth waking someone.
         Warn = "warn",
         /// What happens once per peer, connection or change.
         Info = "info",
-        /// What happens once per flow.
+        /// The event happens once per flow.
         Debug = "debug",
-        /// What happens once per packet.
+        /// The event happens once per packet.
         Trace = "trace",
     }
 }
@@ -274,9 +274,9 @@ spelled! {
 spelled! {
     /// How a log line is written.
     pub enum LogFormat {
-        /// One line for people.
+        /// Each event is one line for people.
         Text = "text",
-        /// One JSON object.
+        /// Each event is one JSON object.
         Json = "json",
     }
 }

@@ -29,7 +29,7 @@ use crate::{
 /// The file beside it that is locked while it is changed.
 const LOCK_NAME: &str = "peers.lock";
 
-/// Its name in `identity.state_dir`.
+/// The name of the state file in `identity.state_dir`.
 pub const FILE_NAME: &str = "peers.toml";
 
 /// How long another editor may hold the lock: it writes a small file, and the daemon's stop waits for whoever waits here.
@@ -42,7 +42,6 @@ const HEADER: &str =
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct NewPeer {
-    /// What to call it.
     pub name: String,
     /// Its key, as `culvert pubkey` prints it.
     pub public_key: String,
@@ -63,35 +62,34 @@ pub struct NewPeer {
 /// Why the state file could not be changed.
 #[derive(Debug, thiserror::Error)]
 pub enum StateError {
-    /// Nothing is kept.
+    /// `identity.state_dir` is empty, so that no peer can be kept.
     #[error("there is no state folder: identity.state_dir is empty (remedy: set it)")]
     Nowhere,
     /// The folder or the file cannot be used.
     #[error("{}: {cause} (remedy: let the user that runs culvert write there, or set identity.state_dir)", path.display())]
     Unusable {
-        /// The folder or the file.
+        /// The folder or the file that cannot be used.
         path: PathBuf,
-        /// Why, in the kernel's words.
         cause: io::Error,
     },
     /// Somebody else changes it, or was stopped while doing so.
     #[error("{}: another process changes the peers (remedy: try again; `fuser -v {}` names one that hangs)", path.display(), path.display())]
     Busy {
-        /// What is locked.
+        /// The lock file that another process holds locked.
         path: PathBuf,
     },
     /// It was changed while the daemon ran.
     #[error("{}: has a peer of that {}, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display(), what.label())]
     Exists {
-        /// The file.
+        /// The state file that already has such a peer.
         path: PathBuf,
-        /// What it has.
+        /// What a peer in the file and the new one have in common.
         what: Taken,
     },
     /// It is no TOML, so that nothing can be added to it.
     #[error("{}: is not TOML: {cause} (remedy: repair it, or move it away)", path.display())]
     Broken {
-        /// The file.
+        /// The state file that is not TOML.
         path: PathBuf,
         /// Where, and what was expected there.
         cause: Box<toml::de::Error>,
@@ -105,13 +103,12 @@ fn unusable(path: &Path) -> impl FnOnce(io::Error) -> StateError {
 }
 
 spelled! {
-    /// What no two peers share.
+    /// What no two peers may have in common.
     pub enum Taken {
-        /// The name.
         Name = "name",
-        /// A public key.
+        /// The value is a public key of a peer.
         Key = "key",
-        /// A prefix of `allowed_ips`.
+        /// The value is a prefix of a peer's `allowed_ips`.
         Prefix = "prefix",
     }
 }
@@ -373,7 +370,7 @@ fn is_among(table: &section::Table<'_>, peers: &[Peer]) -> bool {
 
 /// Locks, and waits so long for whoever has locked it before. Not for ever: that may be a process that was stopped.
 fn take(lock: &File, path: &Path, patience: Duration) -> Result<(), StateError> {
-    /// Between two attempts.
+    /// The time between two attempts to take the lock.
     const PAUSE: Duration = Duration::from_millis(50);
     let mut waited = Duration::ZERO;
     loop {

@@ -29,7 +29,7 @@ use crate::{
 /// What to write for our own addresses.
 const ADDRESS_REMEDY: &str = "write our own addresses, each with its prefix, as in [\"10.9.0.1/24\"]";
 
-/// A prefix of a peer.
+/// Returns the kind of a value that is a prefix of a peer.
 pub(super) fn prefix() -> Kind<IpNet> {
     text("prefix", allowed_prefix, ToString::to_string)
 }
@@ -59,7 +59,7 @@ section! {
     }
 }
 
-/// `tun.mtu`: the largest inner packet.
+/// `tun.mtu`: how large an inner packet may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InnerMtu {
     /// What fits into one packet to the peer, as its path is now.
@@ -79,18 +79,18 @@ pub(super) struct Claim {
 
 /// An endpoint with a host name.
 pub(super) struct LookedUp {
-    /// The peer's.
+    /// The name of the peer that has the endpoint.
     name: Arc<str>,
     at: At,
 }
 
 #[derive(Clone, PartialEq, Eq)]
 enum Holder {
-    /// `tun.address`
+    /// The claim comes from `tun.address`.
     Tun,
-    /// `transport.listen`
+    /// The claim comes from `transport.listen`.
     Listen,
-    /// A peer of this name.
+    /// The claim comes from the peer of this name.
     Peer(Arc<str>),
 }
 

@@ -26,7 +26,7 @@ pub(super) fn parsed<T: FromStr<Err: Display>>(text: &str, remedy: &str) -> Resu
     text.parse().map_err(|error: T::Err| bad(error.to_string(), remedy))
 }
 
-/// "30s", "200ms", "1m 30s".
+/// Parses a duration, as in "30s", "200ms" or "1m 30s".
 pub(super) fn duration(text: &str) -> Result<Duration, Bad> {
     humantime::parse_duration(text).map_err(|_| {
         bad(format!("{text:?} is not a duration"), "write a number and a unit, as in \"30s\" or \"200ms\"")
@@ -41,7 +41,7 @@ pub fn size_text(bytes: u64) -> String {
     fits.map_or_else(|| bytes.to_string(), |(bits, unit)| format!("{}{unit}", bytes >> bits))
 }
 
-/// "4MiB", "64KiB", "1500B", "1500".
+/// Parses a size into bytes, as in "4MiB", "64KiB", "1500B" or "1500".
 pub(super) fn size(text: &str) -> Option<u64> {
     let digits = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(digits);

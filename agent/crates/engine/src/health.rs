@@ -10,7 +10,7 @@ use std::{
 pub struct Health {
     state: AtomicU8,
     origin: Instant,
-    /// Per worker, milliseconds after `origin`.
+    /// The time of each worker's last heartbeat, in milliseconds after `origin`.
     beats: Vec<AtomicU64>,
 }
 
@@ -29,7 +29,7 @@ wire::labelled! {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stuck {
     pub worker: usize,
-    /// Time since its last heartbeat.
+    /// The time since the worker's last heartbeat.
     pub silent: Duration,
 }
 
@@ -65,7 +65,6 @@ impl Health {
         self.state.store(Self::DRAINING, Ordering::Relaxed);
     }
 
-    /// Whether the daemon is ready.
     pub fn readiness(&self) -> Result<(), NotReady> {
         match self.state.load(Ordering::Relaxed) {
             Self::READY => Ok(()),

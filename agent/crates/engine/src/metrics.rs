@@ -9,24 +9,24 @@ use net::stats::{AGE_BOUNDS_NANOS, SIZE_BOUNDS};
 /// Description of a family, as `/metrics` and `docs/metrics.md` show it.
 #[derive(Clone, Copy, Debug)]
 pub struct FamilyInfo {
-    /// The full name.
+    /// The full name of the family.
     pub name: &'static str,
-    /// What its values are.
+    /// The type of the family's values.
     pub kind: Kind,
     /// The names of its labels, in the order in which [`Samples`] has their values.
     pub labels: &'static [&'static str],
-    /// One sentence.
+    /// The description of the family, in one sentence.
     pub help: &'static str,
 }
 
-/// Type of a family.
+/// The type of a metric family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Only grows, from 0 at the start of the process.
     Counter,
-    /// Rises and falls.
+    /// A gauge rises and falls.
     Gauge,
-    /// Counts by size or age.
+    /// A histogram counts observations by size or age.
     Histogram,
 }
 
@@ -62,14 +62,12 @@ impl FamilyInfo {
     }
 }
 
-/// Value of a series.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Value {
     /// A whole number, of a counter or a gauge.
     Count(u64),
-    /// Any other number.
+    /// A number that need not be whole.
     Number(f64),
-    /// A histogram.
     Buckets(Buckets),
 }
 
@@ -90,12 +88,12 @@ values! {
     Buckets, buckets => Self::Buckets(buckets);
 }
 
-/// Counts by size or age.
+/// The buckets of a histogram count observations by size or age.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Buckets {
     /// The upper bounds, in parts of the unit.
     pub bounds: &'static [u64],
-    /// Parts that make one unit.
+    /// The number of parts that make one unit.
     pub parts: f64,
     /// One count for each bound, and one for what is above the last.
     pub counts: Vec<u64>,
@@ -104,7 +102,7 @@ pub struct Buckets {
 }
 
 impl Buckets {
-    /// So many parts in units.
+    /// The value of `parts` parts, in units.
     #[must_use]
     pub fn units(&self, parts: u64) -> f64 {
         parts as f64 / self.parts

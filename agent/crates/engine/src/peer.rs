@@ -40,17 +40,16 @@ use crate::{
 pub struct Session {
     /// Its name, under which the other workers know it.
     pub id: SessionId,
-    /// The connection.
     pub handle: ConnectionHandle,
-    /// Whether this end dialled it.
+    /// True if this end dialled the connection.
     pub dialled: bool,
     /// What the peer said of itself.
     pub hello: Hello,
-    /// What it calls itself.
+    /// The name and version that the peer's software gives itself.
     pub software: Arc<str>,
     /// Its lanes, wherever they are kept.
     pub openings: Openings,
-    /// When it was established.
+    /// The time at which the session was established.
     pub since: Instant,
     /// Whether the connection is kept alive by itself: a keepalive that came later is not known to it.
     pub keeps_alive: bool,
@@ -58,7 +57,7 @@ pub struct Session {
     pub pinged: Instant,
     /// When the peer was last told, on every path, where we are, because it heard a lane from another address.
     pub told: Option<Instant>,
-    /// Whether the control connection answers.
+    /// The liveness of the control connection.
     pub liveness: Liveness,
     /// Since when it was seen without a lane.
     pub laneless_since: Option<Instant>,
@@ -69,11 +68,10 @@ pub struct Session {
 /// A session, as every worker sees it: the way of datagrams.
 #[derive(Debug)]
 pub struct Link {
-    /// Which session.
     pub session: SessionId,
     /// The key that the peer proved.
     pub key: [u8; 32],
-    /// Whether this end dialled it.
+    /// True if this end dialled the session's connection.
     pub dialled: bool,
     pub pool: Pool,
     /// The largest packet to the peer on any of its lanes, in bytes of UDP payload.
@@ -90,11 +88,11 @@ pub struct Link {
     pub takes_pieces: bool,
     /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
     pub settles_at: Instant,
-    /// What speaks against this session.
+    /// The reasons to doubt this session.
     pub doubts: Doubts,
-    /// What the peer offers.
+    /// The services that the peer offers.
     pub services: Vec<messages::Service>,
-    /// What stream connections call it.
+    /// The name that stream connections use for this session.
     pub name: [u8; 16],
     /// How many connections carry its TCP forwards, the control connection included; 1 if the peer knows no others.
     pub connections: u8,
@@ -114,20 +112,20 @@ wire::labelled! {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Doubts {
-    /// [`Doubt::Silent`].
+    /// True while [`Doubt::Silent`] stands against the session.
     pub silent: bool,
-    /// [`Doubt::ControlDead`].
+    /// True while [`Doubt::ControlDead`] stands against the session.
     pub control_dead: bool,
 }
 
 impl Doubts {
-    /// Whether anything does.
+    /// True if any doubt stands against the session.
     #[must_use]
     pub fn any(self) -> bool {
         self.silent || self.control_dead
     }
 
-    /// One of them.
+    /// The flag of `doubt`, to be read or changed.
     pub fn of(&mut self, doubt: Doubt) -> &mut bool {
         match doubt {
             Doubt::Silent => &mut self.silent,
@@ -136,7 +134,6 @@ impl Doubts {
     }
 }
 
-/// Whether a peer is one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
     Live,
@@ -157,13 +154,13 @@ pub struct Peer {
     pub name: Arc<str>,
     /// How it came to be known.
     pub origin: Origin,
-    /// Whether it still is.
+    /// The standing of the peer: live or leaving.
     pub standing: Standing,
     /// How many peers had this place before.
     pub generation: u32,
     /// Since when a peer of open mode has had neither session nor flows, at the worker that watches over that.
     pub idle_since: Option<Instant>,
-    /// What the operator decided.
+    /// The peer's settings, as the operator decided them.
     pub config: Arc<config::Peer>,
     /// The relay of its datagrams at this worker.
     pub relay: DatagramRelay,
@@ -251,7 +248,7 @@ impl Allowances {
         made
     }
 
-    /// The operator wants other limits.
+    /// Takes over new limits that the operator has set.
     pub fn set(&mut self, limits: &config::Limits) {
         let fifth = u32::try_from(limits.flows_per_peer / 5).unwrap_or(u32::MAX);
         let flows = Pace { per_second: fifth, at_once: fifth }.at_least(Self::FLOWS);
@@ -289,10 +286,10 @@ impl Peer {
 pub struct Throttles {
     /// It connected: once a second, for that is news each time.
     pub connected: Throttle,
-    /// It fell silent.
+    /// The throttle of the message that the peer fell silent.
     pub silent: Throttle,
     pub heard: Throttle,
-    /// It takes no IP packets.
+    /// The throttle of the message that the peer takes no IP packets.
     pub no_tunnel: Throttle,
     /// It does not offer services that our forwards need.
     pub no_service: Throttle,
@@ -323,7 +320,7 @@ pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
 /// Why an attempt or a connection ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// In words.
+    /// The reason of the failure, in words.
     pub reason: String,
     /// What to look at, the likeliest first.
     #[serde(rename = "likely_causes")]
@@ -331,7 +328,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// One that happened at `now`.
+    /// A failure that happened at `now`, with its time.
     pub fn at(now: Instant, reason: impl Into<String>, causes: &[&'static str]) -> (Instant, Arc<Self>) {
         let causes = causes.iter().copied().map(Cow::Borrowed).collect();
         (now, Arc::new(Self { reason: reason.into(), causes }))
@@ -425,14 +422,12 @@ impl Peers {
         Self(peers)
     }
 
-    /// The peer `id`.
     #[inline]
     #[must_use]
     pub fn get(&self, id: PeerId) -> Option<&Peer> {
         self.0.get(id.0 as usize)
     }
 
-    /// The peer `id`.
     #[inline]
     pub fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
         self.0.get_mut(id.0 as usize)
@@ -449,13 +444,11 @@ impl Peers {
         }
     }
 
-    /// The number of slots.
     #[must_use]
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is no slot.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -471,7 +464,6 @@ impl Peers {
         self.0.iter_mut()
     }
 
-    /// The identifiers of all slots.
     pub fn ids(&self) -> impl Iterator<Item = PeerId> + use<> {
         (0..u32::try_from(self.0.len()).unwrap_or(u32::MAX)).map(PeerId)
     }

@@ -42,7 +42,7 @@ wire::labelled! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum Origin {
-        /// The configuration names it.
+        /// The configuration names the peer.
         #[default]
         Config => "config",
         /// It was added while an agent ran, and is in the state file.
@@ -64,19 +64,18 @@ impl From<PeerOrigin> for Origin {
 /// Why the list was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RegistryError {
-    /// Another peer has this name.
+    /// Another peer has this name already.
     #[error("there is a peer {0:?} already (remedy: another name, or remove that one first)")]
     NameTaken(Arc<str>),
     /// Names of this form are given to peers of open mode.
     #[error("the name {0:?} is kept for peers of open mode (remedy: another name)")]
     NameReserved(Arc<str>),
-    /// A peer has this key.
     #[error("peer {0:?} has this public key already (remedy: remove that one first)")]
     KeyTaken(Arc<str>),
     /// A peer has this prefix of `allowed_ips`.
     #[error("peer {1:?} has the prefix {0} already (remedy: remove that one first, or a longer prefix)")]
     PrefixTaken(IpNet, Arc<str>),
-    /// It is ours.
+    /// The key is our own public key.
     #[error("this is our own public key (remedy: write the peer's, as `culvert pubkey` prints it there)")]
     OwnKey,
     /// No private key belongs to it.
@@ -88,15 +87,14 @@ pub enum RegistryError {
     /// As many peers of open mode as may be are there.
     #[error("{0} peers of open mode are there, more may not be (remedy: a higher limits.open_peers)")]
     OpenFull(usize),
-    /// Only known peers may connect.
+    /// The access mode is not open, so only known peers may connect.
     #[error("access.mode is not \"open\"")]
     NotOpen,
-    /// No peer has this name.
+    /// No peer in the peer registry has this name.
     #[error("there is no peer {0:?} (remedy: see `culvert peer list`)")]
     Unknown(Arc<str>),
 }
 
-/// A peer of the list.
 #[derive(Clone, Debug)]
 pub struct Listed {
     pub id: PeerId,
@@ -113,7 +111,7 @@ pub struct Revision {
     pub mode: AccessMode,
     /// What peers of open mode may use from now on, as indices into [`Config::services`].
     pub open_services: Vec<usize>,
-    /// The ceilings from now on.
+    /// The ceilings that apply from now on.
     pub limits: config::Limits,
     /// Names of peers of the configuration that it no longer has.
     pub removed: Vec<Arc<str>>,
@@ -142,7 +140,7 @@ struct Rules {
     limits: config::Limits,
 }
 
-/// The list.
+/// The list of peers, and the keys that stay shut out.
 struct Book {
     slots: Vec<Slot>,
     /// Keys of peers of the configuration that were removed while an agent ran: a reload does not let them in again as
@@ -219,7 +217,7 @@ impl PeerRegistry {
         self.is_open() || self.peer_of(key).is_some()
     }
 
-    /// Whether unknown keys may connect.
+    /// True in open mode, in which unknown keys may connect.
     #[must_use]
     pub fn is_open(&self) -> bool {
         match self.rules.load().mode {
@@ -465,7 +463,7 @@ impl PeerRegistry {
         }
     }
 
-    /// Adds a peer that suits.
+    /// Adds a peer that has been checked already.
     fn let_in(&self, slots: &mut Vec<Slot>, peer: config::Peer, origin: Origin) -> PeerId {
         self.guests_leave(slots, &peer);
         let agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
@@ -529,7 +527,7 @@ impl PeerRegistry {
     }
 }
 
-/// The peers of both files.
+/// The live peers of the configuration and of the state file.
 fn named(slots: &[Slot]) -> impl Iterator<Item = &Slot> {
     slots.iter().filter(|slot| {
         slot.is_live()

@@ -14,7 +14,7 @@ use crate::{peer::Failure, registry::Origin};
 /// One of a closed set of words.
 pub type Word = Cow<'static, str>;
 
-/// Counts by reason or kind.
+/// A map of counts by reason or kind.
 pub type Counts = BTreeMap<Word, u64>;
 
 /// Adds the fields of `other` to those of `sum`.
@@ -35,23 +35,23 @@ pub struct PeerStatus {
     pub name: Arc<str>,
     /// How it came to be known.
     pub origin: Origin,
-    /// What is going on.
+    /// The state of the connection to the peer.
     pub state: PeerState,
     /// The other end of the connection, or what was dialled last.
     pub address: Option<SocketAddr>,
     /// Seconds since `state` has been so.
     pub since_seconds: Option<f64>,
-    /// What it calls itself.
+    /// The name that the peer's software gives itself.
     pub software: Option<Arc<str>>,
     /// "lanes" or "standard": how datagrams travel; `None` without a connection.
     pub mode: Option<Word>,
     /// Smoothed round-trip time of its first lane, in standard mode of its control connection.
     pub rtt_seconds: Option<f64>,
-    /// Lanes that carry payloads.
+    /// The number of the peer's lanes that carry payloads.
     pub lanes_up: usize,
-    /// Flows of both openers.
+    /// The number of flows, whichever end opened them.
     pub flows: usize,
-    /// TCP forwards that are open.
+    /// The number of open TCP forwards.
     pub tcp_streams: u32,
     /// The congestion control of the connections that carry them; `None` without one.
     pub streams: Option<StreamsStatus>,
@@ -61,9 +61,7 @@ pub struct PeerStatus {
     pub largest_datagram: Option<u16>,
     /// What passed in the last second.
     pub rates: Option<PeerRates>,
-    /// What waits.
     pub queue: QueueStatus,
-    /// The packets of its lanes.
     pub lane_packets: LanePackets,
     /// What became of the datagrams for it.
     pub uplink: Accounting,
@@ -99,9 +97,9 @@ pub struct PeerFigures {
     pub flows_opened: u64,
     /// Datagrams that may wait in its queues, at all workers together; none once it was removed.
     pub queue_packets: usize,
-    /// The same in bytes.
+    /// Bytes of datagrams that may wait in the peer's queues, at all workers together.
     pub queue_bytes: usize,
-    /// How long they may wait.
+    /// The longest time that datagrams may wait in the peer's queues.
     pub queue_time: Duration,
     /// What datagrams take of which pieces are missing, in bytes.
     pub reassembly_bytes: usize,
@@ -114,7 +112,7 @@ pub struct PeerFigures {
 /// What the worker that owns a peer's session knows of its lanes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnedLanes {
-    /// Lanes that carry payloads.
+    /// The number of lanes that carry payloads.
     pub up: u32,
     /// Lanes that the peer is to have.
     pub wanted: u32,
@@ -131,16 +129,16 @@ pub enum PeerState {
     Waiting,
     /// There is none, and it is being dialled.
     Dialling,
-    /// There is a connection.
+    /// The peer has a connection.
     Connected,
 }
 
 /// Why an attempt or a connection ended.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LastError {
-    /// Seconds since then.
+    /// The time since the failure, in seconds.
     pub age_seconds: f64,
-    /// What failed.
+    /// The failure and its likely causes.
     #[serde(flatten)]
     pub failure: Arc<Failure>,
 }
@@ -148,9 +146,9 @@ pub struct LastError {
 /// The congestion control of a peer's control and stream connections.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamsStatus {
-    /// "bbr", "cubic" or "rate".
+    /// The name of the congestion control: "bbr", "cubic" or "rate".
     pub congestion: Word,
-    /// Connections that are open.
+    /// The number of open connections.
     pub connections: u32,
     /// Bytes that may be in flight on all of them.
     pub window_bytes: u64,
@@ -171,19 +169,19 @@ pub struct PeerRates {
     pub downlink_bytes_per_second: f64,
     /// Datagrams per second from the peer.
     pub downlink_datagrams_per_second: f64,
-    /// Lane packets sent.
+    /// Lane packets sent per second.
     #[serde(skip)]
     pub lane_packets_per_second: f64,
-    /// Lane packets declared lost.
+    /// Lane packets declared lost per second.
     #[serde(skip)]
     pub lost_packets_per_second: f64,
 }
 
-/// What waits for a peer.
+/// The datagrams that wait for a peer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct QueueStatus {
     pub datagrams: usize,
-    /// Their bytes.
+    /// Bytes of the datagrams that wait.
     pub bytes: usize,
     /// How long the oldest has waited.
     pub age_seconds: f64,
@@ -194,7 +192,7 @@ pub struct QueueStatus {
 pub struct LanePackets {
     pub sent: u64,
     pub received: u64,
-    /// Sent and declared lost.
+    /// Packets that were sent and declared lost.
     pub lost: u64,
     /// The share of those sent that was lost, 0 to 1; `None` if none was sent.
     pub lost_share: Option<f64>,
@@ -205,58 +203,56 @@ pub struct LanePackets {
 /// The account of one direction: received = delivered + queued + dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Accounting {
-    /// What was counted.
     #[serde(flatten)]
     pub account: Account,
     /// Bytes of the datagrams that were handed on.
     pub delivered_bytes: u64,
-    /// Datagrams inside the agent.
+    /// Datagrams that are still inside the agent.
     pub queued: u64,
     /// Datagrams dropped, for all reasons together.
     pub dropped: u64,
-    /// Whether the sum is right.
+    /// True if received = delivered + queued + dropped.
     pub balances: bool,
     /// IP packets from the TUN device for the peer, or from the peer for the device.
     #[serde(skip)]
     pub packets: PacketCount,
-    /// Datagrams that travelled in pieces.
+    /// The count of datagrams that travelled in pieces.
     #[serde(skip)]
     pub pieces: PieceCount,
 }
 
-/// One lane of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LaneStatus {
     pub index: u8,
     /// Which opening of that index it is.
     pub epoch: u64,
-    /// The worker that keeps it.
+    /// The index of the worker that keeps the lane.
     pub worker: u8,
-    /// "validating", "up" or "draining".
+    /// The state of the lane: "validating", "up" or "draining".
     pub state: Word,
-    /// Seconds since it was opened.
+    /// The time since the lane was opened, in seconds.
     pub age_seconds: f64,
     /// Seconds since a packet of it was last opened.
     pub heard_seconds: Option<f64>,
     /// The address that its socket is bound to.
     pub local_address: Option<SocketAddr>,
-    /// Where its packets go.
+    /// The address that the lane's packets go to.
     pub remote_address: Option<SocketAddr>,
     /// What passed in the last second.
     pub rates: Option<LaneRates>,
     pub sent_packets: u64,
-    /// Their bytes of UDP payload.
+    /// Bytes of UDP payload in the packets sent.
     pub sent_bytes: u64,
     pub received_packets: u64,
-    /// Their bytes.
+    /// Bytes of UDP payload in the packets received.
     pub received_bytes: u64,
-    /// Packets sent and declared lost.
+    /// Packets that were sent and declared lost.
     pub lost_packets: u64,
     /// Of those, packets that were acknowledged later.
     pub late_packets: u64,
     /// Packets that are neither acknowledged nor lost.
     pub in_flight_packets: u64,
-    /// Their bytes.
+    /// Bytes of the packets in flight.
     pub in_flight_bytes: u64,
     /// Smoothed round-trip time, once it was measured.
     pub rtt_seconds: Option<f64>,
@@ -278,7 +274,7 @@ pub struct LaneStatus {
     pub gso: Word,
     /// Whether datagrams come joined by the kernel.
     pub gro: bool,
-    /// Flows that belong on it.
+    /// The number of flows that belong on this lane.
     pub flows: u64,
     /// More, if this lane alone was asked for.
     pub details: Option<LaneDetails>,
@@ -289,11 +285,11 @@ pub struct LaneStatus {
 pub struct LaneRates {
     /// Bytes of UDP payload per second, sent.
     pub sent_bytes_per_second: f64,
-    /// Packets per second, sent.
+    /// Packets sent per second.
     pub sent_packets_per_second: f64,
-    /// Bytes per second, received.
+    /// Bytes of UDP payload received per second.
     pub received_bytes_per_second: f64,
-    /// Packets per second, received.
+    /// Packets received per second.
     pub received_packets_per_second: f64,
     /// Packets per second that were declared lost.
     pub lost_packets_per_second: f64,
@@ -316,11 +312,11 @@ pub struct LaneDetails {
     pub ack_delay_seconds: f64,
     /// The newest sample of the round-trip time.
     pub rtt_latest_seconds: Option<f64>,
-    /// The least.
+    /// The least round-trip time that was measured.
     pub rtt_min_seconds: Option<f64>,
-    /// The mean deviation.
+    /// The mean deviation of the round-trip time.
     pub rtt_variation_seconds: f64,
-    /// The probe timeout.
+    /// The probe timeout (PTO), in seconds.
     pub pto_seconds: f64,
     /// Probes sent since an ACK last acknowledged something new.
     pub probes: u32,
@@ -328,11 +324,11 @@ pub struct LaneDetails {
     pub silent_seconds: Option<f64>,
     /// Bytes per second that got through in the last round trip.
     pub delivery_bytes_per_second: Option<u64>,
-    /// Packets acknowledged.
+    /// The number of packets that were acknowledged.
     pub acked_packets: u64,
-    /// DATAGRAM frames sent.
+    /// The number of DATAGRAM frames sent.
     pub datagrams_sent: u64,
-    /// DATAGRAM frames received.
+    /// The number of DATAGRAM frames received.
     pub datagrams_received: u64,
     /// Packets sent that held an ACK and nothing else.
     pub ack_packets_sent: u64,
@@ -352,16 +348,15 @@ pub struct LaneDetails {
     pub key_updates_begun: u64,
     /// Datagrams that wait in the send buffer of its socket.
     pub waiting_datagrams: usize,
-    /// Their bytes.
+    /// Bytes of the datagrams that wait in the send buffer.
     pub waiting_bytes: usize,
     /// The kernel has no room for them.
     pub blocked: bool,
 }
 
-/// One flow of a peer.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowStatus {
-    /// Its number on the wire.
+    /// The number of the flow on the wire.
     pub number: u64,
     /// The service that it is for.
     pub service: Arc<str>,
@@ -375,7 +370,7 @@ pub struct FlowStatus {
     pub lane: Option<u8>,
     /// The lane that it takes: another one while its own is down.
     pub on_lane: Option<u8>,
-    /// The worker that keeps it.
+    /// The index of the worker that keeps the flow.
     pub worker: u8,
     /// Seconds since a datagram of it last passed.
     pub silent_seconds: f64,
@@ -386,15 +381,15 @@ pub struct FlowStatus {
 /// A connection that carries TCP forwards of a peer beside its control connection.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct StreamConnectionStatus {
-    /// From 1 on.
+    /// The number of the stream connection, from 1 on.
     pub number: u8,
-    /// The worker that has it.
+    /// The index of the worker that has the connection.
     pub worker: u8,
-    /// "handshake", "joining", "up" or "releasing".
+    /// The stage of the connection: "handshake", "joining", "up" or "releasing".
     pub state: Word,
     /// "here" or "peer": which end dialled it.
     pub dialled_by: Word,
-    /// TCP forwards on it.
+    /// The number of TCP forwards on the connection.
     pub forwards: u32,
 }
 
@@ -406,10 +401,10 @@ pub struct SocketStatus {
     /// How many are open. The counts are of those that are closed, too.
     pub open: usize,
     pub received_datagrams: u64,
-    /// Their bytes.
+    /// Bytes of the datagrams received.
     pub received_bytes: u64,
     pub sent_datagrams: u64,
-    /// Their bytes.
+    /// Bytes of the datagrams sent.
     pub sent_bytes: u64,
     /// Sends that found the kernel's buffer full.
     pub would_block: u64,
@@ -423,7 +418,6 @@ pub struct SocketStatus {
     pub kernel_drops: u64,
 }
 
-/// The TUN device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TunStatus {
     pub name: Box<str>,
@@ -432,11 +426,11 @@ pub struct TunStatus {
     pub mtu: Option<u32>,
     /// TCP super-packets and partial checksums, both ways.
     pub tcp_offload: bool,
-    /// UDP super-packets, both ways.
+    /// True if UDP super-packets are exchanged with the device in both directions.
     pub udp_offload: bool,
-    /// From the device.
+    /// The counts of what is read from the device.
     pub uplink: TunDirection,
-    /// To the device.
+    /// The counts of what is written to the device.
     pub downlink: TunDirection,
     /// Packets read that went to no peer, by reason; none that is 0.
     pub dropped: Counts,
@@ -447,24 +441,24 @@ pub struct TunStatus {
 /// One direction of the TUN device.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct TunDirection {
-    /// Packets, super-packets cut.
+    /// The number of packets, each super-packet counted as the packets cut from it.
     pub packets: u64,
-    /// Bytes, headers of super-packets once.
+    /// The number of bytes, with the headers of each super-packet counted once.
     pub bytes: u64,
-    /// Super-packets.
+    /// The number of super-packets.
     pub super_packets: u64,
-    /// Reads or writes that failed.
+    /// The number of reads or writes that failed.
     pub errors: u64,
     /// Packets that the kernel dropped at the device.
     pub kernel_drops: Option<u64>,
     /// Packets in the last second; `None` before it was looked at.
     pub packets_per_second: Option<f64>,
-    /// Bytes in the last second.
+    /// Bytes in the last second; `None` before the device was looked at.
     pub bytes_per_second: Option<f64>,
 }
 
 impl PeerState {
-    /// In one word.
+    /// The state as one lower-case word.
     #[must_use]
     pub fn words(self) -> &'static str {
         match self {
@@ -476,7 +470,7 @@ impl PeerState {
 }
 
 impl PeerStatus {
-    /// Whether there is a connection.
+    /// True if the peer has a connection.
     #[must_use]
     pub fn connected(&self) -> bool {
         self.state == PeerState::Connected

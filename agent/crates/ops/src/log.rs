@@ -62,7 +62,7 @@ pub fn set_level(level: LogLevel) {
     }
 }
 
-/// What standard error is.
+/// What standard error is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Place {
     Terminal,
@@ -138,7 +138,7 @@ where
     }
 }
 
-/// Red, yellow, none, dim.
+/// Returns the escape sequence of a level's colour: red for errors, yellow for warnings, dim below `INFO`.
 fn colour(level: Level) -> Option<&'static str> {
     match level {
         Level::ERROR => Some("\x1b[31m"),

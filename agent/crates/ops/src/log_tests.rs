@@ -25,7 +25,7 @@ impl io::Write for Written {
     }
 }
 
-/// What was logged by `work`.
+/// Returns what is logged while `work` runs.
 fn logged(log: Log, place: Place, work: impl FnOnce(&Handle<EnvFilter, Registry>)) -> String {
     let written = Written::default();
     let writer = written.clone();

@@ -30,13 +30,13 @@ use wire::{
 
 use crate::{control_socket::Reloaded, log, metrics, operator::Running};
 
-/// Why a reload changed nothing.
+/// The reason why a reload changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
     /// The agent was not started from a file.
     #[error("this agent was not started from a file: there is nothing to read again")]
     NoFile,
-    /// Reading it might never end.
+    /// The path is not that of a regular file, so that reading it might never end.
     #[error("{}: is not a regular file: nothing was read (remedy: put the file back)", .0.display())]
     NoRegularFile(PathBuf),
     /// The file, the state file or the key is wrong.
@@ -51,7 +51,6 @@ pub enum ReloadError {
         address: std::net::SocketAddr,
         /// The configuration key it comes from.
         what: &'static str,
-        /// The kernel's reason.
         error: std::io::Error,
     },
     /// A peer that was added while the agent ran is in the way.

@@ -11,9 +11,9 @@ use gate::identity::{Identity, IdentityError};
 
 use super::folder_of;
 
-/// What is to be written.
+/// The files that are to be written, with their contents.
 pub(super) struct New<'a> {
-    /// The configuration's file.
+    /// The path of the configuration file.
     pub(super) config: &'a Path,
     pub(super) text: &'a str,
     /// The key and its file, unless it is there.
@@ -22,7 +22,7 @@ pub(super) struct New<'a> {
     pub(super) group: Option<u32>,
 }
 
-/// Why nothing was written.
+/// The reason why nothing was written.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum WriteError {
     #[error("{} exists, and a configuration is never overwritten (remedy: edit it, move it away, or name another file with --config)", .0.display())]

@@ -17,7 +17,7 @@ use crate::cli::reach::DEFAULT_CONFIG;
 /// What the next steps depend on.
 pub(super) struct Steps<'a> {
     pub(super) plan: &'a Plan,
-    /// What was written.
+    /// The configuration that was written.
     pub(super) config: &'a Config,
     pub(super) key: PublicKey,
     pub(super) file: &'a Path,
@@ -93,7 +93,7 @@ impl Steps<'_> {
         self.config.tun.as_ref().map_or(&[], |tun| &tun.addresses)
     }
 
-    /// How the agent is started.
+    /// Returns the command that starts the agent.
     fn start(&self) -> String {
         if self.facts.service {
             return "systemctl enable --now culvert".to_owned();

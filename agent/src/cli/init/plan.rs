@@ -13,13 +13,13 @@ use crate::cli::reach::DEFAULT_CONFIG;
 #[derive(Debug)]
 pub(super) struct Plan {
     pub(super) role: Role,
-    /// Where the exit listens.
+    /// The addresses at which the exit listens.
     pub(super) listen: Vec<String>,
     /// Where entries find it, as "host:port".
     pub(super) advertise: Option<String>,
-    /// The exit, of an entry.
+    /// The link of the exit that an entry dials.
     pub(super) peer: Option<ShareLink>,
-    /// Its `allowed_ips`.
+    /// The `allowed_ips` of the exit that an entry dials.
     pub(super) allowed_ips: Vec<String>,
     pub(super) services: Vec<Pair>,
     pub(super) udp: Vec<Pair>,
@@ -29,7 +29,7 @@ pub(super) struct Plan {
     pub(super) mark: bool,
     /// Whether state and control socket are beside the configuration: it is not the host's own agent.
     pub(super) apart: bool,
-    /// What the operator should know.
+    /// The notes that the operator should read.
     pub(super) notes: Vec<String>,
 }
 
@@ -135,7 +135,7 @@ impl Plan {
         self.mark = self.allowed_ips.iter().any(default_like);
     }
 
-    /// Decides what the link says.
+    /// Decides which address of the exit the link names.
     fn find_address(&mut self, advertise: Option<&str>, facts: &Facts) -> Result<(), PlanError> {
         if let Some(text) = advertise {
             let endpoint: gate::identity::Endpoint = text.parse().map_err(PlanError::Advertise)?;

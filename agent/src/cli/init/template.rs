@@ -10,7 +10,7 @@ pub(super) const EXIT: &str = "exit";
 /// `transport.mark` where routes need one: any number that nothing else on the host uses.
 const MARK: u32 = 4433;
 
-/// The configuration of `plan`.
+/// Returns the text of the configuration file that `plan` describes.
 pub(super) fn render(plan: &Plan) -> String {
     let sections = [
         head(plan.role),

@@ -44,7 +44,7 @@ fn config(line: &str) -> Config {
     Config::parse(&text, Path::new("/etc/culvert")).unwrap_or_else(|problems| panic!("{problems}\n{text}"))
 }
 
-/// What the operator is told.
+/// Returns what the operator is told about the next steps.
 #[track_caller]
 fn told(line: &str, facts: &Facts) -> String {
     let (options, config) = (options(line), config(line));

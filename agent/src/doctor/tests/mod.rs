@@ -166,7 +166,7 @@ fn addresses(facts: &mut Facts) -> &mut Vec<Address> {
     addresses
 }
 
-/// The exit by two addresses.
+/// Gives the exit a second address, and returns that one.
 fn second_address(facts: &mut Facts) -> &mut Address {
     let list = addresses(facts);
     let remote = "[2001:db8::1]:4433".parse().unwrap();

@@ -4,7 +4,7 @@ use std::{fs, path::Path};
 
 use super::super::unit::{Access, Account, Service, parse, service};
 
-/// What the package installs.
+/// The unit file that the package installs.
 const PACKAGED: &str = include_str!("../../../../deploy/systemd/culvert.service");
 
 const CONFIG: &str = "/etc/culvert/agent.toml";

@@ -26,7 +26,7 @@ pub mod tun;
 pub enum Local {
     /// `[[udp]]`: clients' datagrams come in, answers go out to whoever asked.
     Ingress {
-        /// Which one.
+        /// The ingress that the socket serves.
         ingress: IngressId,
         /// The peer that offers the service.
         peer: PeerId,
@@ -34,7 +34,7 @@ pub enum Local {
     /// Connected to a service, for one flow.
     Upstream {
         peer: PeerId,
-        /// Which flow.
+        /// The flow that the socket serves.
         flow: FlowId,
     },
 }
@@ -42,7 +42,6 @@ pub enum Local {
 /// A local UDP socket and what is about to be delivered to it.
 pub struct LocalSocket {
     pub socket: Box<dyn UdpSocket>,
-    /// What it is for.
     pub local: Local,
     /// Its token, to be released with it.
     pub token: Token,
@@ -94,7 +93,6 @@ impl Locals {
         LocalId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
     }
 
-    /// Adds a socket.
     pub fn insert(&mut self, socket: Box<dyn UdpSocket>, local: Local, token: Token) -> LocalId {
         let id = self.vacant();
         self.sockets.insert(LocalSocket {
@@ -120,20 +118,19 @@ impl Locals {
         self.sockets.try_remove(id.0 as usize)
     }
 
-    /// A socket by its place.
+    /// The socket with this id.
     #[inline]
     #[must_use]
     pub fn get(&self, id: LocalId) -> Option<&LocalSocket> {
         self.sockets.get(id.0 as usize)
     }
 
-    /// A socket by its place.
+    /// The socket with this id.
     #[inline]
     pub fn get_mut(&mut self, id: LocalId) -> Option<&mut LocalSocket> {
         self.sockets.get_mut(id.0 as usize)
     }
 
-    /// All sockets.
     pub fn iter(&self) -> impl Iterator<Item = &LocalSocket> {
         self.sockets.iter().map(|(_, socket)| socket)
     }
@@ -145,7 +142,7 @@ impl Locals {
         found.filter_map(|(id, _)| u32::try_from(id).ok().map(LocalId)).collect()
     }
 
-    /// What each socket is for.
+    /// The purposes of all sockets.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Local> {
         self.sockets.iter_mut().map(|(_, socket)| &mut socket.local)
     }

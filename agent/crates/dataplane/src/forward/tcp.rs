@@ -49,24 +49,24 @@ pub const RESET: VarInt = VarInt::from_u32(1);
 pub enum Stage {
     /// Opened here: the answer has not come. Bytes of the client are sent already.
     AwaitingAnswer {
-        /// What has come of it.
+        /// The framer with the part of the answer that has come.
         framer: Framer,
-        /// When it is given up.
+        /// The time at which waiting for the answer is given up.
         until: Instant,
     },
     /// Opened by the peer: the header has not come.
     AwaitingHeader {
-        /// What has come of it.
+        /// The framer with the part of the header that has come.
         framer: Framer,
-        /// When it is given up.
+        /// The time at which waiting for the header is given up.
         until: Instant,
     },
     /// Opened by the peer: the service is being connected.
     Connecting {
-        /// When that is given up.
+        /// The time at which connecting is given up.
         until: Instant,
     },
-    /// Bytes flow.
+    /// The forward is open, and bytes flow.
     Open,
 }
 
@@ -86,12 +86,12 @@ pub enum Pumped {
     Done,
 }
 
-/// One direction.
+/// One direction of a TCP forward.
 #[derive(Debug, Default)]
 struct Direction {
-    /// Read and not written yet.
+    /// Bytes that were read and not written yet.
     piece: Bytes,
-    /// The reading side has ended.
+    /// True once the reading side has ended.
     ended: bool,
     /// The end was passed on, or the direction was given up.
     closed: bool,
@@ -116,7 +116,6 @@ impl Direction {
     }
 }
 
-/// One TCP forward.
 pub struct TcpForward {
     pub stream: StreamId,
     /// The connection, with its token; `None` until the service's address is known.
@@ -125,7 +124,7 @@ pub struct TcpForward {
     service: Option<u32>,
     /// TCP to stream; starts with the header or the answer.
     outward: Direction,
-    /// Stream to TCP.
+    /// The direction from the stream to TCP.
     inward: Direction,
     /// Its stream has something to say, and its turn has not come.
     pub stirred: bool,
@@ -270,7 +269,7 @@ impl TcpForward {
         }
     }
 
-    /// Moves what can be moved.
+    /// Moves the bytes that can be moved now.
     pub fn pump(&mut self, quinn: &mut Connection, scratch: &mut Scratch) -> Pumped {
         match &self.stage {
             Stage::AwaitingHeader { .. } => return self.read_header(quinn),
@@ -301,7 +300,7 @@ impl TcpForward {
         }
     }
 
-    /// Resets both sides.
+    /// Resets both sides of the forward.
     fn end(&mut self, quinn: &mut Connection) -> Pumped {
         self.abort();
         // Either fails when that half has ended already.
@@ -484,7 +483,7 @@ struct Gathered {
     bytes: usize,
     /// The stream has no more for now.
     emptied: bool,
-    /// It ends here.
+    /// True if the stream has ended.
     ended: bool,
 }
 

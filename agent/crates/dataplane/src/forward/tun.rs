@@ -34,7 +34,7 @@ wire::labelled! {
     pub enum TunDrop {
         /// No peer has its destination among its `allowed_ips`.
         NoRoute => "no_route",
-        /// Its headers cannot be read.
+        /// The headers of the packet cannot be read.
         Malformed => "malformed",
     }
 }
@@ -62,11 +62,11 @@ impl Answer {
 /// What a worker counts at the device besides the peers' accounts and the queue's own counts; monotonic.
 #[derive(Clone, Debug, Default)]
 pub struct TunTotals {
-    /// Packets read, super-packets cut.
+    /// Packets read from the device, each super-packet counted as the packets cut from it.
     pub received: u64,
     /// Of those, packets that went to no peer.
     pub dropped: [u64; TunDrop::COUNT],
-    /// Packets written, super-packets cut.
+    /// Packets written to the device, each super-packet counted as the packets cut from it.
     pub delivered: u64,
     /// ICMP messages written in answer, by kind.
     pub answers: [u64; Answer::LABELS.len()],
@@ -83,24 +83,23 @@ pub struct TunSide {
     pub queue: Box<dyn TunQueue>,
     /// Under which the queue is ready.
     pub token: Token,
-    /// Who has which inner address.
+    /// The routes, which say which peer has which inner address.
     pub routes: Routes<PeerId>,
     /// What was said of each packet of the batch that was read last.
     pub headers: Vec<VnetHeader>,
     /// The largest inner packet that the operator allows, in bytes.
     pub most_mtu: u16,
-    /// Counts.
     pub totals: TunTotals,
     /// Packets and bytes read, packets and bytes written.
     pub meter: Sampler<4>,
-    /// Where fragments are made.
+    /// The buffer in which fragments are made.
     pub fragment: Vec<u8>,
     /// Where packets are made that are to be cut into fragments.
     pub whole: Vec<u8>,
     merger: Merger,
     list: PacketDelivery,
     settlements: Settlements,
-    /// By kind.
+    /// The allowances for ICMP answers, by kind.
     allowances: [Allowance; Answer::LABELS.len()],
     answer: Box<[u8; MOST_ANSWER]>,
 }
@@ -127,7 +126,7 @@ impl TunSide {
         }
     }
 
-    /// Gives prefixes to a peer.
+    /// Gives the inner prefixes `prefixes` to a peer.
     pub fn add_peer(&mut self, peer: PeerId, prefixes: &[IpNet]) {
         for prefix in prefixes {
             // Nobody else has it: the configuration and the registry have made sure.

@@ -37,7 +37,7 @@ pub struct Payloads<'a> {
 }
 
 impl<'a> Payloads<'a> {
-    /// Datagrams of one flow.
+    /// Payloads that are the datagrams of one flow.
     #[must_use]
     pub fn new(header: &'a [u8], data: &'a [u8], segment: usize, tos: u8) -> Self {
         Self { header, data, segment, cut: None, tos, first: 0 }
@@ -67,7 +67,7 @@ impl<'a> Payloads<'a> {
         count * headers + (count * self.segment).min(self.data.len())
     }
 
-    /// Those after the first `count`.
+    /// The payloads after the first `count`.
     #[must_use]
     pub fn skip(&self, count: usize) -> Self {
         let data = self.data.get(count * self.segment..).unwrap_or_default();

@@ -70,13 +70,13 @@ pub struct OpeningId {
 /// Whether a lane may carry payloads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LaneState {
-    /// Its path is being validated.
+    /// The lane's path is being validated.
     Validating,
-    /// It carries payloads.
+    /// The lane carries payloads.
     Up,
     /// It has been replaced: it opens packets until the given time, and sends none.
     Draining {
-        /// When it ends.
+        /// The time at which draining ends.
         until: Instant,
     },
 }
@@ -99,10 +99,9 @@ impl LaneState {
 /// Bytes that may be sent to an address that is not validated, for each byte that came from it (RFC 9000 §8.1).
 pub const AMPLIFICATION_LIMIT: usize = 3;
 
-/// One lane of one peer.
 #[derive(Debug)]
 pub struct LaneSlot {
-    /// Keys, packet numbers, windows.
+    /// The lane's keys, packet numbers and windows.
     pub core: Lane,
     pub peer: PeerId,
     /// The session that it was opened in.
@@ -111,9 +110,9 @@ pub struct LaneSlot {
     pub index: u8,
     /// Which opening of that index this is.
     pub epoch: u64,
-    /// What its received packets carry.
+    /// The connection ID that the lane's received packets carry.
     pub local_cid: ConnectionId,
-    /// Whether it may carry payloads.
+    /// The state of the lane, which says whether it may carry payloads.
     pub state: LaneState,
     /// The socket that it sends on.
     pub underlay: UnderlayId,
@@ -122,7 +121,7 @@ pub struct LaneSlot {
     pub packet_budget: usize,
     /// What the search for its path's MTU does not go above, in bytes of UDP payload.
     pub largest_packet: usize,
-    /// When it was opened.
+    /// The time at which the lane was opened.
     pub opened: Instant,
     /// The data of the far end's first PATH_CHALLENGE, and when a later one was last told of.
     challenged: (Option<[u8; 8]>, Option<Instant>),
@@ -315,7 +314,7 @@ impl LaneSlot {
         [draining, self.paths.poll_timeout(), core].into_iter().flatten().min()
     }
 
-    /// Does what is due.
+    /// Does what is due at `now`, and returns what the caller has to do.
     pub fn on_timeout(&mut self, now: Instant) -> Due {
         match self.state {
             LaneState::Draining { until } => return if until <= now { Due::Remove } else { Due::Nothing },
@@ -336,15 +335,15 @@ impl LaneSlot {
 /// What a lane's timeout asks for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Due {
-    /// It was woken too early.
+    /// The lane was woken too early, and needs nothing.
     Nothing,
     /// It may have a packet of its own to send.
     Transmit,
     /// Its packets go elsewhere from now on.
     Moved,
-    /// It could not be validated.
+    /// The lane could not be validated.
     Reopen,
-    /// Its draining time is over.
+    /// The lane's draining time is over.
     Remove,
 }
 
@@ -365,7 +364,6 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Adds a lane.
     pub fn insert(&mut self, slot: LaneSlot) -> LaneId {
         let cid = slot.local_cid;
         // A lane costs kilobytes: memory ends long before 2^32 of them.
@@ -374,7 +372,7 @@ impl Lanes {
         id
     }
 
-    /// Ends a lane.
+    /// Removes the lane with this id and returns it.
     pub fn remove(&mut self, id: LaneId) -> Option<LaneSlot> {
         let slot = self.slots.try_remove(id.0 as usize)?;
         self.by_cid.remove(&OwnId(slot.local_cid));
@@ -388,14 +386,14 @@ impl Lanes {
         self.by_cid.get(&OwnId(cid)).copied()
     }
 
-    /// A lane by its place.
+    /// The lane with this id.
     #[inline]
     #[must_use]
     pub fn get(&self, id: LaneId) -> Option<&LaneSlot> {
         self.slots.get(id.0 as usize)
     }
 
-    /// A lane by its place.
+    /// The lane with this id.
     #[inline]
     pub fn get_mut(&mut self, id: LaneId) -> Option<&mut LaneSlot> {
         self.slots.get_mut(id.0 as usize)
@@ -421,12 +419,10 @@ impl Lanes {
         Some(id)
     }
 
-    /// All lanes.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut LaneSlot> {
         self.slots.iter_mut().map(|(_, slot)| slot)
     }
 
-    /// All lanes.
     pub fn iter(&self) -> impl Iterator<Item = (LaneId, &LaneSlot)> {
         self.slots.iter().map(|(id, slot)| (LaneId(u32::try_from(id).unwrap_or(u32::MAX)), slot))
     }

@@ -19,12 +19,12 @@ pub struct Opening {
     pub epoch: u64,
     /// What its packets to us will carry.
     pub local_cid: ConnectionId,
-    /// When it was asked for.
+    /// The time at which the opening was asked for.
     since: Instant,
 }
 
 impl Opening {
-    /// When it is given up.
+    /// The time at which the opening is given up.
     #[must_use]
     pub fn deadline(&self) -> Instant {
         self.since + VALIDATION_TIMEOUT
@@ -57,16 +57,16 @@ pub struct Openings {
     placed: Vec<Option<Placed>>,
     /// By index, until its lane host says that it is gone.
     former: Vec<Option<Former>>,
-    /// When replaced lanes have drained.
+    /// The times at which replaced lanes have drained.
     draining: Vec<Instant>,
-    /// The dialler's next epoch.
+    /// The next epoch that the dialler gives out.
     next_epoch: u64,
     /// The newest epoch seen of each index: an older one would repeat nonces.
     seen: Vec<u64>,
 }
 
 impl Openings {
-    /// No lanes yet.
+    /// The openings of a peer that has no lanes yet and is to have `wanted`.
     #[must_use]
     pub fn new(wanted: u8) -> Self {
         let most = usize::from(MAX_LANES);
@@ -166,7 +166,7 @@ impl Openings {
         self.place(index).is_some_and(|placed| placed.epoch == epoch && placed.up)
     }
 
-    /// A lane carries payloads.
+    /// Notes that the lane at `index` carries payloads, if `epoch` is its present opening.
     pub fn up(&mut self, index: u8, epoch: u64) {
         if let Some(Some(placed)) = self.placed.get_mut(usize::from(index))
             && placed.epoch == epoch

@@ -36,7 +36,7 @@ const LONGEST_DECISION: Duration = Duration::from_secs(1);
 /// After the present path has proved to be alive, other addresses are not looked at for so long.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// A challenge to one address.
+/// A PATH_CHALLENGE to one address.
 #[derive(Clone, Copy, Debug)]
 struct Challenge {
     path: Path,
@@ -66,7 +66,7 @@ struct Trial {
     present: Option<Challenge>,
     /// Until when it has the chance.
     decide: Instant,
-    /// How often it is asked.
+    /// The interval between challenges to the present path.
     interval: Duration,
     /// Whether the candidate is the path before, which the far end perhaps never left.
     returns: bool,
@@ -90,7 +90,7 @@ pub(super) struct Paths {
 /// What a received packet, an answer or a timeout led to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
-    /// Nothing.
+    /// The path stays as it is.
     Stays,
     /// The path is another one now.
     Moved,
@@ -99,13 +99,13 @@ pub(super) enum Turn {
 }
 
 impl Paths {
-    /// The path.
+    /// The present path of the lane.
     #[inline]
     pub(super) fn present(&self) -> Option<Path> {
         self.present
     }
 
-    /// The path before, once.
+    /// Takes the address of the path before, which is returned only once after a move.
     pub(super) fn take_moved(&mut self) -> Option<SocketAddr> {
         self.moved.take()
     }
@@ -274,7 +274,7 @@ impl Paths {
         candidates.chain(given_up).chain(present).chain(decision).min()
     }
 
-    /// Does what is due.
+    /// Decides the trial of other paths, gives candidates up and marks the challenges that are due at `now`.
     pub(super) fn on_timeout(&mut self, now: Instant) -> Turn {
         match self.decide(now) {
             Turn::Stays => {}

@@ -17,7 +17,7 @@ struct Bench {
     /// Bytes sent to each port in challenges.
     sent: Vec<(u16, usize)>,
     alive: Vec<u16>,
-    /// Answers that are under way.
+    /// The answers to challenges that are under way.
     answers: Vec<(Instant, [u8; 8])>,
 }
 

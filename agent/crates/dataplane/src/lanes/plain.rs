@@ -19,16 +19,15 @@ const OVERHEAD_BYTES: usize = 128;
 #[derive(Debug)]
 pub struct Plain {
     waiting: VecDeque<PlainFrame>,
-    /// The sum of their costs.
+    /// The sum of the waiting frames' costs.
     held: usize,
     /// The largest frame that the connection takes now, in bytes; 0 if the peer takes none.
     most: usize,
 }
 
-/// One frame.
 #[derive(Debug)]
 pub struct PlainFrame {
-    /// Context and payload.
+    /// The bytes of the frame: context and payload.
     pub data: Bytes,
     /// Whether it carries a datagram, which the peer's account settles.
     pub counted: bool,
@@ -55,7 +54,7 @@ impl Plain {
         self.most = most.unwrap_or(0);
     }
 
-    /// Whether nothing waits.
+    /// True if no frame waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()
@@ -92,12 +91,12 @@ impl Plain {
         (all, Ok(()))
     }
 
-    /// Everything that waits.
+    /// All frames that wait, oldest first.
     pub fn into_frames(self) -> impl Iterator<Item = PlainFrame> {
         self.waiting.into_iter()
     }
 
-    /// Takes the oldest frame.
+    /// Takes the oldest frame out of the queue.
     pub fn pop(&mut self) -> Option<PlainFrame> {
         let frame = self.waiting.pop_front()?;
         self.held -= frame.cost();

@@ -44,10 +44,10 @@ pub fn derive_secret(
     session.export_keying_material(secret, EXPORTER_LABEL, &context).is_ok()
 }
 
-/// Where a lane is.
+/// The place at which a lane is kept.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// At this worker.
+    /// The lane is kept by this worker.
     Here(LaneId),
     /// At this other worker, under this index.
     There(u8, u8),
@@ -172,7 +172,7 @@ impl Pool {
             .or_else(|| (0..self.wanted).find_map(|index| self.place_if_up(lanes, index)))
     }
 
-    /// Whether lane `index` carries payloads.
+    /// True if lane `index` is up and so carries payloads.
     #[inline]
     #[must_use]
     pub fn is_up(&self, lanes: &Lanes, index: u8) -> bool {

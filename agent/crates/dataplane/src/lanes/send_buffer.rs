@@ -57,7 +57,7 @@ pub struct UnderlayId(pub u32);
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
     pub datagrams: usize,
-    /// Their bytes.
+    /// Bytes of the datagrams that wait.
     pub bytes: usize,
 }
 
@@ -66,16 +66,16 @@ pub struct Waiting {
 pub enum PushError {
     /// It does not fit into a packet; `most` is the largest payload that does, with this header.
     TooLarge {
-        /// In bytes.
+        /// The largest payload that fits, in bytes.
         most: usize,
     },
     /// The socket has no room: try again when it has.
     Blocked,
-    /// The lane is not up.
+    /// The lane is not up, so it takes no payloads.
     NotUp,
 }
 
-/// The packet under construction.
+/// The packet that is under construction.
 #[derive(Clone, Copy, Debug)]
 struct OpenPacket {
     lane: LaneId,
@@ -130,7 +130,7 @@ pub struct Underlays {
     sockets: Slab<Underlay>,
     /// Batches that no socket is using: an idle socket costs none.
     spare: Vec<SendBatch>,
-    /// How many sockets hold one.
+    /// The number of sockets that hold a batch.
     held: usize,
     /// Sockets whose send buffer another one needed.
     evicted: Vec<UnderlayId>,
@@ -149,7 +149,6 @@ impl Underlays {
         UnderlayId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
     }
 
-    /// Adds a socket.
     pub fn insert(&mut self, socket: Box<dyn UdpSocket>, role: UdpRole, token: Token) -> UnderlayId {
         let id = self.vacant();
         self.sockets.insert(Underlay {
@@ -206,23 +205,21 @@ impl Underlays {
         Some(underlay)
     }
 
-    /// A socket by its place.
+    /// The socket with this id.
     #[must_use]
     pub fn get(&self, id: UnderlayId) -> Option<&Underlay> {
         self.sockets.get(id.0 as usize)
     }
 
-    /// A socket by its place.
+    /// The socket with this id.
     pub fn get_mut(&mut self, id: UnderlayId) -> Option<&mut Underlay> {
         self.sockets.get_mut(id.0 as usize)
     }
 
-    /// All sockets.
     pub fn iter(&self) -> impl Iterator<Item = &Underlay> {
         self.sockets.iter().map(|(_, underlay)| underlay)
     }
 
-    /// All sockets.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Underlay> {
         self.sockets.iter_mut().map(|(_, underlay)| underlay)
     }
@@ -408,7 +405,7 @@ impl Underlays {
         }
     }
 
-    /// Hands everything to the kernel.
+    /// Hands everything that waits to the kernel.
     pub fn flush(&mut self, lanes: &mut Lanes, now: Instant) {
         while let Some(id) = self.dirty.pop() {
             let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { continue };
@@ -682,7 +679,7 @@ fn is_unreachable(outcome: SendOutcome) -> bool {
 /// Which part of a send buffer a packet may use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Share {
-    /// Without the reserve.
+    /// The send buffer without the reserve.
     Payloads,
     Whole,
 }

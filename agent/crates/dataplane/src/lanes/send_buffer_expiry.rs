@@ -10,7 +10,7 @@ use crate::{
     relay::Settlements,
 };
 
-/// What [`Underlays::expire`] found.
+/// The result of [`Underlays::expire`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expiry {
     /// When to look again; `None` if nothing is left.

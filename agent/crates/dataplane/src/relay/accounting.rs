@@ -57,7 +57,7 @@ wire::labelled! {
         SendRefused => "send_refused",
         /// The kernel found it too large for the interface or the path.
         SendTooLarge => "send_too_large",
-        /// No route to the destination.
+        /// No route leads to the datagram's destination.
         SendUnreachable => "send_unreachable",
         /// The kernel had no memory for it.
         SendNoBuffers => "send_no_buffers",
@@ -71,7 +71,7 @@ wire::labelled! {
         Shutdown => "shutdown",
         /// It was at another worker than its flow or its lane, and the hand-over between them was full.
         HandOverFull => "hand_over_full",
-        /// The peer was removed.
+        /// The peer of the datagram was removed.
         PeerRemoved => "peer_removed",
         /// An IP packet came from a peer whose `allowed_ips` do not hold its source address.
         Spoofed => "spoofed",
@@ -105,11 +105,11 @@ impl From<SendFailure> for DropReason {
 pub struct Account {
     /// Datagrams that entered the agent in this direction.
     pub received: u64,
-    /// Their payload bytes.
+    /// Payload bytes of the datagrams received.
     pub received_bytes: u64,
     /// Datagrams handed on: to the kernel inside a packet (uplink), or to a local socket (downlink).
     pub delivered: u64,
-    /// Datagrams dropped, by reason.
+    /// The number of datagrams dropped, by reason.
     #[serde(skip)]
     pub dropped: [u64; DropReason::COUNT],
     /// Datagrams handed to another worker of this agent, whose account they enter then.
@@ -121,20 +121,20 @@ pub struct Account {
 }
 
 impl Account {
-    /// Counts datagrams that entered.
+    /// Counts datagrams that entered the agent, and their payload bytes.
     #[inline]
     pub fn receive(&mut self, datagrams: u64, bytes: u64) {
         self.received += datagrams;
         self.received_bytes += bytes;
     }
 
-    /// Counts datagrams dropped for `reason`.
+    /// Counts `datagrams` datagrams that were dropped for `reason`.
     #[inline]
     pub fn drop(&mut self, reason: DropReason, datagrams: u64) {
         self.dropped[reason as usize] += datagrams;
     }
 
-    /// The sum over all reasons.
+    /// The number of datagrams dropped for all reasons together.
     #[must_use]
     pub fn dropped_total(&self) -> u64 {
         self.dropped.iter().sum()
@@ -172,7 +172,7 @@ impl Account {
 pub struct Settlement {
     pub peer: PeerId,
     pub payloads: u64,
-    /// `None`: the kernel took them.
+    /// The reason of the drop; `None` if the kernel took the payloads.
     pub dropped: Option<DropReason>,
 }
 

@@ -28,7 +28,7 @@ pub struct FlowId(pub u32);
 /// What the datagrams of a flow have in common at the end that opened it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Client {
-    /// The socket they came to.
+    /// The local socket that the client's datagrams came to.
     pub socket: LocalId,
     pub address: SocketAddr,
     /// Which of our addresses was asked, and so must answer.
@@ -66,14 +66,13 @@ pub enum Standing {
 /// The lane of a flow that was opened before its peer had any.
 pub const NO_LANE: u8 = u8::MAX;
 
-/// One flow.
 #[derive(Debug)]
 pub struct Flow {
-    /// Its number on the wire.
+    /// The number of the flow on the wire.
     pub number: FlowNumber,
-    /// Which end opened it.
+    /// The end that opened the flow.
     pub origin: Origin,
-    /// What the far end knows.
+    /// The knowledge that the far end has of the flow.
     pub standing: Standing,
     /// The index of the lane that its datagrams take; [`NO_LANE`] until the peer is connected.
     pub lane: u8,
@@ -132,7 +131,7 @@ pub struct Flows {
     next: u64,
     /// Which worker this is, and of how many.
     worker: WorkerId,
-    /// What the workers share.
+    /// The peer's flow registry, which all workers share.
     registry: Arc<FlowRegistry>,
 }
 
@@ -161,7 +160,7 @@ impl Flows {
         }
     }
 
-    /// What the workers share.
+    /// The peer's flow registry, which all workers share.
     #[must_use]
     pub fn registry(&self) -> &FlowRegistry {
         &self.registry
@@ -189,39 +188,37 @@ impl Flows {
         number
     }
 
-    /// How many flows there are.
     #[must_use]
     pub fn len(&self) -> usize {
         self.flows.len()
     }
 
-    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.flows.is_empty()
     }
 
-    /// The flow of a client.
+    /// The id of the client's flow, if it has one.
     #[must_use]
     pub fn of_client(&self, client: &Client) -> Option<FlowId> {
         self.by_client.get(client).copied()
     }
 
-    /// The flow with this number.
+    /// The id of the flow with this number on the wire.
     #[inline]
     #[must_use]
     pub fn of_number(&self, number: FlowNumber) -> Option<FlowId> {
         self.by_number.get(&number).copied()
     }
 
-    /// A flow by its place.
+    /// The flow with this id.
     #[inline]
     #[must_use]
     pub fn get(&self, id: FlowId) -> Option<&Flow> {
         self.flows.get(id.0 as usize)
     }
 
-    /// A flow by its place.
+    /// The flow with this id.
     #[inline]
     pub fn get_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
         self.flows.get_mut(id.0 as usize)
@@ -313,7 +310,7 @@ impl Flows {
         })
     }
 
-    /// Ends a flow.
+    /// Ends the flow with this id and returns it.
     pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
         let flow = self.flows.try_remove(id.0 as usize)?;
         self.by_number.remove(&flow.number);
@@ -394,7 +391,7 @@ impl Flows {
         })
     }
 
-    /// The places of all flows.
+    /// The ids of all flows.
     #[must_use]
     pub fn all(&self) -> Vec<FlowId> {
         self.ids(|_| true)

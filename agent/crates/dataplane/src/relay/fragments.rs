@@ -48,7 +48,7 @@ pub struct Piece {
     pub flow: FlowId,
     /// The number of the datagram within the flow.
     pub datagram: u32,
-    /// Bytes of the whole datagram.
+    /// The size of the whole datagram, in bytes.
     pub total: usize,
     /// Where the piece begins in it.
     pub offset: usize,
@@ -78,7 +78,7 @@ struct Incomplete {
     pieces: Vec<Span>,
 }
 
-/// A piece that has come.
+/// A piece of a datagram that has come.
 #[derive(Clone, Copy, Debug)]
 struct Span {
     /// Where it begins and ends in the datagram.
@@ -128,13 +128,13 @@ impl Incomplete {
 /// Why bytes are not added to a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Misfit {
-    /// These have come.
+    /// The same bytes have come already.
     Duplicate,
     /// Some of these have come, in another piece.
     Overlap,
 }
 
-/// A datagram that has ended.
+/// A datagram whose reassembly has ended.
 #[derive(Clone, Copy, Debug)]
 struct Ended {
     flow: FlowId,
@@ -198,19 +198,19 @@ impl Memory {
 pub struct Reassembler {
     /// In the order of their first pieces.
     incomplete: VecDeque<Incomplete>,
-    /// The sum of their costs.
+    /// The sum of the incomplete datagrams' costs, in bytes.
     held: usize,
     ended: Memory,
 }
 
 impl Reassembler {
-    /// How many datagrams are incomplete.
+    /// The number of incomplete datagrams.
     #[must_use]
     pub fn len(&self) -> usize {
         self.incomplete.len()
     }
 
-    /// Whether none is.
+    /// True if no datagram is incomplete.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.incomplete.is_empty()

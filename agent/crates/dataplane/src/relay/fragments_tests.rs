@@ -52,7 +52,7 @@ impl Bench {
         taken
     }
 
-    /// Received, delivered, incomplete, malformed.
+    /// The counts of datagrams: received, delivered, incomplete and malformed.
     fn counts(&self) -> [u64; 4] {
         let dropped = |reason: DropReason| self.account.dropped[reason as usize];
         [

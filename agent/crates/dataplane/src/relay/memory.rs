@@ -19,7 +19,7 @@ impl Default for QueueMemory {
 }
 
 impl QueueMemory {
-    /// Bytes that wait.
+    /// Bytes that wait in the queues of all peers.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)

@@ -69,7 +69,7 @@ impl RemoteService {
     }
 }
 
-/// Flows refused at a ceiling.
+/// The counts of flows that were refused at a ceiling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FlowsRefused {
     /// At the ceiling on the flows of all peers.
@@ -81,9 +81,9 @@ pub struct FlowsRefused {
 /// Counts of one relay besides its accounts; monotonic.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayStats {
-    /// Flows opened here.
+    /// The number of flows opened at this end.
     pub flows_opened: u64,
-    /// Flows that the peer opened.
+    /// The number of flows that the peer opened.
     pub flows_accepted: u64,
     /// Flows ended because they were silent.
     pub flows_idle: u64,
@@ -121,10 +121,8 @@ pub struct RelayStats {
     pub reassembled: PieceCount,
 }
 
-/// A count of IP packets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PacketCount {
-    /// The number of packets.
     pub packets: u64,
     /// The bytes of all these packets.
     pub bytes: u64,
@@ -180,7 +178,6 @@ pub struct DatagramRelay {
     fragmenting: Box<[bool]>,
     /// Which lanes its IP packets take; made with the first of them.
     pub stripes: Option<Box<Stripes>>,
-    /// Other counts.
     pub stats: RelayStats,
     /// Why the last socket to a service could not be opened, until it has been logged.
     pub socket_error: Option<io::Error>,
@@ -188,7 +185,7 @@ pub struct DatagramRelay {
     pub max_flows: usize,
     /// Per ingress, the service that its datagrams are for: its name, and what the peer says of it.
     services: Vec<(Arc<str>, Option<RemoteService>)>,
-    /// What the peer offered last.
+    /// The services that the peer offered last.
     offered: Vec<messages::Service>,
 }
 
@@ -316,7 +313,7 @@ impl DatagramRelay {
         }
     }
 
-    /// The account of one direction.
+    /// The account of `direction`.
     #[must_use]
     pub fn account(&self, direction: Direction) -> &Account {
         match direction {
@@ -386,7 +383,7 @@ fn bounds(peer: &config::Peer, limits: &config::Limits) -> (queue::Limits, queue
     (queue, awaiting)
 }
 
-/// The largest UDP payload.
+/// The upper bound of a UDP datagram's payload, in bytes.
 const MOST_DATAGRAM_BYTES: usize = 65_535;
 
 /// The part of `whole` that one flow may hold, at least one.

@@ -12,7 +12,7 @@ use crate::relay::{
     fragments::{LEAST_PIECE, MOST_INCOMPLETE, REASSEMBLY_TIME},
 };
 
-/// Bytes of one step.
+/// The length of one step in the input, in bytes.
 const STEP: usize = 7;
 
 /// Takes `input` as what a peer does with pieces, in steps of seven bytes behind one that gives the limit.

@@ -33,11 +33,11 @@ use crate::relay::{
     memory::QueueMemory,
 };
 
-/// What the queue may hold.
+/// The ceilings of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub datagrams: usize,
-    /// Payload bytes.
+    /// Payload bytes that the queue may hold.
     pub bytes: usize,
     /// How long a datagram may wait.
     pub time: Duration,
@@ -45,7 +45,7 @@ pub struct Limits {
     pub policy: DropPolicy,
     /// Datagrams that one flow, or the IP packets of one bucket, may hold.
     pub per_flow: usize,
-    /// And their payload bytes.
+    /// Payload bytes that one flow, or the IP packets of one bucket, may hold.
     pub per_flow_bytes: usize,
 }
 
@@ -57,7 +57,7 @@ impl Limits {
     }
 }
 
-/// What datagrams belong to.
+/// The owner of queued datagrams: a flow or a bucket of IP packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Belongs {
     /// A flow of an ingress or a service.
@@ -100,9 +100,9 @@ impl Belongs {
 /// Consecutive datagrams of one flow, each `segment` bytes long, the last one at most.
 #[derive(Debug)]
 pub struct Run {
-    /// What they belong to.
+    /// The flow or bucket that the datagrams belong to.
     pub belongs: Belongs,
-    /// When they arrived.
+    /// The time at which the datagrams arrived at this host.
     pub arrived: Instant,
     /// The size of each datagram but the last, in bytes.
     pub segment: usize,
@@ -113,7 +113,7 @@ pub struct Run {
     start: usize,
     /// Datagrams still here; kept apart, because a run of one empty datagram has no bytes.
     count: usize,
-    /// Grows along the queue.
+    /// The sequence number of the run, which grows along the queue.
     sequence: u64,
 }
 
@@ -167,7 +167,6 @@ struct Held {
     runs: VecDeque<u64>,
 }
 
-/// A bounded queue of runs.
 #[derive(Debug)]
 pub struct Queue {
     limits: Limits,
@@ -187,7 +186,6 @@ pub struct Queue {
 }
 
 impl Queue {
-    /// An empty queue.
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
@@ -225,26 +223,26 @@ impl Queue {
         self.limits.time
     }
 
-    /// Datagrams waiting.
+    /// The number of datagrams that wait.
     #[must_use]
     pub fn datagrams(&self) -> usize {
         self.datagrams
     }
 
-    /// Payload bytes waiting.
+    /// Payload bytes that wait.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Whether nothing waits.
+    /// True if nothing waits.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.runs.is_empty()
     }
 
-    /// When the oldest datagram arrived.
+    /// The arrival time of the oldest run in the queue.
     #[must_use]
     pub fn oldest(&self) -> Option<Instant> {
         self.runs.front().map(|run| run.arrived)
@@ -296,12 +294,12 @@ impl Queue {
         taken
     }
 
-    /// The run that came last.
+    /// The newest run in the queue.
     pub fn newest_mut(&mut self) -> Option<&mut Run> {
         self.runs.back_mut()
     }
 
-    /// Takes the oldest run out.
+    /// Takes the oldest run out of the queue.
     pub fn pop(&mut self) -> Option<Run> {
         let run = self.runs.pop_front()?;
         self.forget(run.belongs, run.count, run.data().len(), true);
@@ -373,7 +371,7 @@ impl Queue {
         expired
     }
 
-    /// Drops everything for `reason`.
+    /// Empties the queue, and counts what waited as dropped for `reason`.
     pub fn clear(&mut self, reason: DropReason, account: &mut Account) {
         while let Some(run) = self.pop() {
             account.drop(reason, run.count as u64);

@@ -24,15 +24,15 @@ const RESERVED_PART: usize = 8;
 /// What all peers of an agent have together.
 #[derive(Debug, Default)]
 pub struct AgentTotals {
-    /// Flows, opened here or there.
+    /// The number of flows of all peers, whichever end opened them.
     flows: AtomicUsize,
     /// Those of them that peers opened: each has a socket.
     accepted: AtomicUsize,
     /// For how many of those the process may have sockets; 0 if that is not known.
     sockets: AtomicUsize,
-    /// Peers that have a registry.
+    /// The number of peers that have a flow registry.
     peers: AtomicUsize,
-    /// What waits.
+    /// The memory of the queues of all peers.
     memory: Arc<QueueMemory>,
 }
 
@@ -43,11 +43,11 @@ impl AgentTotals {
     }
 }
 
-/// One peer's share of it.
+/// The flows of one peer, as part of the agent's totals.
 #[derive(Debug, Default)]
 pub struct FlowRegistry {
     total: Arc<AgentTotals>,
-    /// Flows of this peer.
+    /// The number of this peer's flows.
     count: AtomicUsize,
     accepted: AtomicUsize,
     /// Of the flows that the peer opened, the worker that keeps each. The peer chooses the numbers, so they are hashed with
@@ -90,7 +90,7 @@ impl FlowRegistry {
         total >= most || total >= most - reserve && own >= reserve / peers.max(1)
     }
 
-    /// Flows of all peers.
+    /// The number of flows of all peers.
     #[must_use]
     pub fn total(&self) -> usize {
         self.total.flows.load(Ordering::Relaxed)

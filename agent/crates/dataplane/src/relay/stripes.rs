@@ -35,7 +35,7 @@ impl Stripes {
         Self { origin: now, on: [NO_LANE; BUCKETS], last: [0; BUCKETS], moved: 0 }
     }
 
-    /// The bucket of a hash.
+    /// The bucket that IP packets with this hash belong to.
     #[inline]
     #[must_use]
     pub fn bucket(hash: u32) -> u8 {

@@ -35,7 +35,6 @@ const GRACE: Duration = Duration::from_secs(2);
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Order {
-    /// The peer's name.
     pub peer: String,
     /// The lane, or the control connections if the JSON has no lane.
     #[serde(rename = "lane", default, skip_serializing_if = "Subject::is_control")]
@@ -62,10 +61,10 @@ mod whole_seconds {
     }
 }
 
-/// Why there is no capture.
+/// The reason why a capture is refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
-    /// No peer has this name.
+    /// No peer in the peer registry has this name.
     #[error("no peer is named {0:?} (remedy: see culvert peer list)")]
     UnknownPeer(String),
     /// It has no lanes to look at.
@@ -73,7 +72,7 @@ pub enum Refusal {
         "{0:?} is not connected, so that it has no lanes (remedy: culvert status says why; culvert qlog {0} --control records an attempt)"
     )]
     NotConnected(String),
-    /// Lanes have other numbers.
+    /// The lane's number is above the highest that a lane can have.
     #[error("there is no lane {0} (remedy: 0 to {most})", most = MAX_LANES - 1)]
     NoSuchLane(u8),
     /// Nothing tells its connections from those of others before they are complete.
@@ -84,13 +83,13 @@ pub enum Refusal {
     /// It cannot be ended, because there is none.
     #[error("{0:?} is not connected, so that no connection can be ended (remedy: leave out --reconnect)")]
     NothingToEnd(String),
-    /// The same is being captured.
+    /// The same lane or connection is being captured already.
     #[error("this is being captured already (remedy: wait until that has ended, at most {} s after its client has gone)", crate::capture::PATIENCE.as_secs())]
     Taken,
-    /// Others are.
+    /// As many captures run as may at once.
     #[error("{MOST_CAPTURES} captures run, more may not (remedy: wait until one has ended)")]
     TooMany,
-    /// Too short or too long.
+    /// The time asked for is too short or too long.
     #[error("a capture takes 1 s to {} s (remedy: another --for)", MOST_TIME.as_secs())]
     Time,
     /// It has ended, or never was.
@@ -116,7 +115,7 @@ impl Refusal {
 /// The next part of a capture's file.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Taken {
-    /// Whole records of the file.
+    /// Whole records of the capture's file.
     pub text: String,
     /// Whether the capture has ended and this is the last part.
     pub done: bool,
@@ -128,7 +127,6 @@ pub struct Taken {
     pub begun: u32,
 }
 
-/// The captures that run.
 pub struct Captures {
     registry: Arc<PeerRegistry>,
     hub: Arc<Hub>,

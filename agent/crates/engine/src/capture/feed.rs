@@ -19,10 +19,10 @@ const _: () = assert!(
     "a capture stays within 4 MiB"
 );
 
-/// Something for the file.
+/// An entry for the capture's file.
 #[derive(Debug)]
 pub(super) enum Entry {
-    /// What happened on the lane.
+    /// An event on the lane.
     Lane(Record),
     /// What happened to it, so many microseconds after the capture began.
     Note(u32, Note),
@@ -35,29 +35,27 @@ pub(super) enum Entry {
 pub enum Note {
     /// It is recorded from now on, or its path has moved.
     Began(Box<Began>),
-    /// Its state is another one.
+    /// The lane has come to another state.
     Phase(Phase),
 }
 
-/// Which lane is recorded.
+/// The lane that is recorded, with its addresses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Began {
-    /// The socket's address.
     pub local: SocketAddr,
     /// Where its packets go; `None` while the listener does not know.
     pub remote: Option<SocketAddr>,
-    /// What its received packets carry.
+    /// The connection ID that the lane's received packets carry.
     pub local_cid: ConnectionId,
     /// Which opening of its index it is.
     pub epoch: u64,
 }
 
-/// The state of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Phase {
-    /// Its path is being validated.
+    /// The lane's path is being validated.
     Validating,
-    /// It carries payloads.
+    /// The lane carries payloads.
     Up,
     /// It has been replaced, and only receives.
     Draining,

@@ -88,11 +88,11 @@ pub struct Capture {
     closed: AtomicBool,
     /// Lanes or connections that were recorded.
     begun: AtomicU32,
-    /// Lanes that are being recorded.
+    /// The number of lanes that are being recorded.
     armed: AtomicU32,
-    /// What happens on a lane.
+    /// The feed that takes what happens on a lane.
     pub feed: Feed,
-    /// What quinn-proto writes.
+    /// The tap that takes what quinn-proto writes.
     pub tap: Tap,
 }
 
@@ -124,7 +124,6 @@ impl Capture {
         self.closed.load(Ordering::Acquire) || now >= self.until || self.is_abandoned(now)
     }
 
-    /// Ends it.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Release);
         self.tap.close();

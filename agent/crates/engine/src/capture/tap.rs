@@ -60,7 +60,7 @@ impl Tap {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Drops all that waits.
+    /// Closes the tap and drops the text that waits.
     pub(super) fn abandon(&self) {
         self.close();
         lock(&self.shared).text = Vec::new();

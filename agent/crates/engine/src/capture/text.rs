@@ -10,9 +10,8 @@ use crate::capture::Subject;
 /// What precedes each record (RFC 7464 §2.2).
 const SEPARATOR: char = '\u{1e}';
 
-/// Of what a file is.
+/// The description of what a capture's file is about.
 pub(super) struct About<'a> {
-    /// The peer's name.
     pub(super) peer: &'a str,
     pub(super) subject: Subject,
     /// Whether this end dialled; `None` if that is not known.
@@ -21,7 +20,7 @@ pub(super) struct About<'a> {
     pub(super) unix_time: Duration,
 }
 
-/// The first record.
+/// The first record of a capture's file.
 pub(super) fn header(about: &About<'_>) -> String {
     let (title, group) = match about.subject {
         Subject::Lane(index) => {
@@ -63,7 +62,7 @@ pub(super) fn header(about: &About<'_>) -> String {
     text
 }
 
-/// Appends a record.
+/// Appends a record to `text`.
 pub(super) fn write(text: &mut String, record: &impl Serialize) {
     // Texts, numbers and lists of them: nothing here can fail to be JSON.
     let json = serde_json::to_string(record).unwrap_or_default();

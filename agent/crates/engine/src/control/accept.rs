@@ -34,7 +34,7 @@ pub type OwnTls = Box<dyn Fn(Option<&Admission>, SocketAddr) -> Option<Arc<dyn c
 /// Makes the transport of one connection, from the knock that admitted it.
 pub type OwnTransport = Box<dyn Fn(Option<&Admission>) -> TransportConfig>;
 
-/// Whose handshakes an endpoint accepts.
+/// The settings by which an endpoint accepts handshakes.
 pub struct Acceptance {
     /// The QUIC parameters and the key of Retry tokens; its TLS accepts nobody.
     pub server: Arc<ServerConfig>,

@@ -18,9 +18,9 @@ const OVERHEAD_BYTES: usize = size_of::<Bytes>();
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
     frames: VecDeque<Held>,
-    /// What they take.
+    /// The memory that the frames take, in bytes.
     bytes: usize,
-    /// Frames that were sent before.
+    /// The count of sent frames as of the last look.
     sent: u64,
 }
 
@@ -41,7 +41,7 @@ pub(super) struct Told {
 }
 
 impl Told {
-    /// What `quinn` tells now.
+    /// Reads the present counts from `quinn`.
     pub(super) fn by(quinn: &mut Connection) -> Self {
         let room = quinn.datagrams().send_buffer_space() + OVERHEAD_BYTES;
         Self { sent: quinn.stats().frame_tx.datagram, bytes: DATAGRAM_BUFFER_BYTES.saturating_sub(room) }
@@ -51,7 +51,7 @@ impl Told {
 /// What became of frames that carry datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fates {
-    /// They were sent in packets.
+    /// The number of frames that were sent in packets.
     pub(super) sent: u64,
     /// The path takes no frames as long as they were.
     pub(super) too_large: u64,
@@ -64,7 +64,7 @@ impl Ahead {
         self.frames.push_back(Held { len, counted });
     }
 
-    /// Whether quinn-proto holds none.
+    /// True if quinn-proto holds no frame.
     pub(super) fn is_empty(&self) -> bool {
         self.frames.is_empty()
     }

@@ -34,33 +34,31 @@ wire::labelled! {
         Handshake => "handshake",
         /// Dialled: the join is not answered.
         Joining => "joining",
-        /// It carries forwards.
+        /// The stream connection carries forwards.
         Up => "up",
         /// Dialled: the far end was asked to close it, because it is idle.
         Releasing => "releasing",
     }
 }
 
-/// One stream connection.
 #[derive(Debug)]
 pub struct StreamConnection {
     /// From 1 on; the control connection is number 0.
     pub number: u8,
-    /// The connection.
     pub handle: ConnectionHandle,
     /// The peer's process that it leads to.
     pub instance: [u8; 16],
-    /// Whether this end dialled it.
+    /// True if this end dialled the connection.
     pub dialled: bool,
     /// How far it has come, and since when.
     pub stage: Stage,
     /// Since when it has been in that stage.
     pub since: Instant,
-    /// TCP forwards on it.
+    /// The number of TCP forwards on the connection.
     pub forwards: u32,
     /// Since when it was seen without a forward.
     pub idle_since: Option<Instant>,
-    /// Whether it answers.
+    /// The liveness of the connection.
     pub liveness: Liveness,
     /// When the far end was last told where we are.
     pub told: Option<Instant>,
@@ -70,7 +68,7 @@ pub struct StreamConnection {
 }
 
 impl StreamConnection {
-    /// Brings it into another stage.
+    /// Moves the connection to another stage and notes the time.
     pub fn enter(&mut self, stage: Stage, now: Instant) {
         (self.stage, self.since) = (stage, now);
     }
@@ -88,11 +86,11 @@ pub struct EarlyJoin {
 /// What became of a stream connection that was to be dialled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// It carries forwards.
+    /// The stream connection carries forwards.
     Up,
     /// It was up, or was not needed any more.
     Ended,
-    /// It could not be made.
+    /// The stream connection could not be made.
     Failed,
 }
 
@@ -111,7 +109,7 @@ enum Slot {
 #[derive(Debug, Default)]
 pub struct Plan {
     slots: [Slot; MAX_STREAM_CONNECTIONS as usize],
-    /// The next pause of each.
+    /// The pause before each stream connection that failed is dialled again, by its number.
     pauses: [Duration; MAX_STREAM_CONNECTIONS as usize],
     wished: Option<Instant>,
 }
@@ -145,7 +143,7 @@ impl Plan {
         Some(number)
     }
 
-    /// What became of one.
+    /// Notes what became of the stream connection `number`.
     pub fn ended(&mut self, number: u8, outcome: Outcome, now: Instant) {
         let place = usize::from(number);
         let (Some(slot), Some(pause)) = (self.slots.get_mut(place), self.pauses.get_mut(place)) else {
@@ -205,7 +203,7 @@ impl StreamConnections {
 pub struct PeerForwards {
     total: AtomicU32,
     at: Box<[AtWorker]>,
-    /// Stream connections that carry forwards.
+    /// The number of stream connections that carry forwards.
     connections: AtomicU32,
 }
 
@@ -224,7 +222,6 @@ impl PeerForwards {
         Self { total: AtomicU32::new(0), at, connections: AtomicU32::new(0) }
     }
 
-    /// Forwards at all workers.
     #[must_use]
     pub fn total(&self) -> u32 {
         self.total.load(Ordering::Relaxed)

@@ -24,10 +24,10 @@ use rand::{Rng, RngExt};
 /// Attempts that may be unanswered at once.
 const MAX_ATTEMPTS: usize = 4;
 
-/// Between rounds while traffic waits.
+/// The interval between rounds of dialling while traffic waits.
 const BUSY_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The longest interval without traffic.
+/// The longest interval between rounds of dialling without traffic.
 pub const IDLE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// An address of the other family is dialled so long after the first (RFC 8305 §8: the connection attempt delay).
@@ -45,11 +45,9 @@ const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
 pub enum Step {
     /// Look up this endpoint, then say under which token: [`Dialler::looks_up`].
     LookUp(Endpoint),
-    /// Dial this address.
     Dial(SocketAddr),
 }
 
-/// The dialling of one peer.
 #[derive(Debug)]
 pub struct Dialler {
     targets: Vec<Target>,
@@ -60,7 +58,7 @@ pub struct Dialler {
     interval: Duration,
     /// The earliest time of the next round; none if there is nothing to dial.
     next: Option<Instant>,
-    /// When the last round began.
+    /// The time at which the last round began.
     last: Option<Instant>,
     current: Round,
     /// When another address of this round's target is dialled.

@@ -24,7 +24,7 @@ struct Bench {
     /// Names whose lookups are never answered.
     hanging: Vec<&'static str>,
     tokens: u32,
-    /// Whether sockets cannot be opened.
+    /// True if sockets cannot be opened.
     no_way: bool,
 }
 

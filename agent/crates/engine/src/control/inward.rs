@@ -19,7 +19,7 @@ pub const MOST_WAITING_BYTES: usize = 4 * MAX_MESSAGE_BYTES;
 /// What a piece is reckoned to take beside its bytes: its entry and its allocation.
 const PIECE_BYTES: usize = 96;
 
-/// More waits than may.
+/// More bytes of control messages wait than may.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("more than {MOST_WAITING_BYTES} bytes of control messages wait")]
 pub(super) struct TooMuch;
@@ -110,7 +110,7 @@ impl Inward {
         !self.broken && (!self.front.is_empty() || self.pieces.contains_key(&self.next))
     }
 
-    /// Nothing more is read.
+    /// Drops what waits; nothing more is read afterwards.
     fn end(&mut self) {
         self.broken = true;
         self.front = Bytes::new();

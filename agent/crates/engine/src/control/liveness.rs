@@ -25,14 +25,13 @@ pub struct FrameCounts {
     pub sent: u64,
 }
 
-/// What a look sees.
+/// The observations of one look at a connection's liveness.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
     /// The frames that have come and gone on the control connection.
     pub frames: FrameCounts,
     /// For how long nothing was heard on any lane; `None` if nothing ever was.
     pub lanes: Option<Duration>,
-    /// The round-trip time.
     pub rtt: Duration,
 }
 

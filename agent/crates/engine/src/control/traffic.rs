@@ -2,26 +2,25 @@
 
 use quinn_proto::ConnectionStats;
 
-/// One direction.
+/// The traffic of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Way {
-    /// UDP datagrams.
     pub datagrams: u64,
-    /// Bytes of UDP payload.
+    /// Bytes of payload in UDP datagrams.
     pub bytes: u64,
     pub ack_frames: u64,
     /// DATAGRAM frames: payloads of standard mode.
     pub datagram_frames: u64,
 }
 
-/// A sum over connections; monotonic.
+/// The traffic of several connections together; its counts only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
-    /// Towards the far ends.
+    /// The traffic towards the far ends.
     pub sent: Way,
-    /// From them.
+    /// The traffic from the far ends.
     pub received: Way,
-    /// QUIC packets sent.
+    /// The number of QUIC packets sent.
     pub packets_sent: u64,
     /// Those of them that were declared lost.
     pub packets_lost: u64,
@@ -30,7 +29,6 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Adds what one connection counted.
     pub(super) fn add(&mut self, stats: &ConnectionStats) {
         for (way, udp, frames) in [
             (&mut self.sent, &stats.udp_tx, &stats.frame_tx),

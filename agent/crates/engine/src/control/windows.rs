@@ -71,7 +71,7 @@ pub struct StreamMemory {
 }
 
 impl StreamMemory {
-    /// A pool of `most` bytes.
+    /// A pool of `most` bytes for the windows of connections.
     #[must_use]
     pub fn new(most: usize) -> Arc<Self> {
         let pool = Self::default();
@@ -181,7 +181,7 @@ impl StreamMemory {
 pub struct Shown {
     /// The least round trip, without the queues that we fill ourselves.
     pub least_rtt: Duration,
-    /// The round trip now.
+    /// The present round-trip time.
     pub rtt: Duration,
     /// Bytes of its packets that were sent until now.
     pub sent: u64,
@@ -191,16 +191,12 @@ pub struct Shown {
     pub blocked: u64,
 }
 
-/// Windows to be set.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// The connection's receive window.
     pub receive: Option<u64>,
-    /// The connection's send window.
     pub send: Option<u64>,
 }
 
-/// The windows of one connection.
 #[derive(Debug)]
 pub struct Windows {
     memory: Arc<StreamMemory>,
@@ -210,11 +206,11 @@ pub struct Windows {
     owed: u64,
     /// Of the receive window, for forwards whose readers have stopped.
     for_stalled: u64,
-    /// Forwards whose readers have stopped.
+    /// The number of forwards whose readers have stopped.
     stalled: u32,
     /// Bytes that forwards have passed on since the windows were looked at.
     delivered: u64,
-    /// As of the last look.
+    /// The connection's count of sent bytes as of the last look.
     sent: u64,
     lost: u64,
     blocked: u64,
@@ -277,7 +273,7 @@ impl Windows {
         self.receive > INITIAL || self.send > INITIAL || self.wants_room && self.stalled > 0
     }
 
-    /// Whether [`Windows::look`] may find something.
+    /// True if a call of [`Windows::look`] may find something to change.
     #[must_use]
     pub fn is_due(&self, least_rtt: Duration, now: Instant) -> bool {
         self.stalled > 0 || now.saturating_duration_since(self.looked) >= LEAST_INTERVAL.max(least_rtt)

@@ -51,9 +51,8 @@ pub struct Downlink<'a> {
     pub peers: &'a mut Peers,
     /// What datagrams pass that are no lane's.
     pub gate: &'a mut Gate,
-    /// Where they go then.
+    /// The control connections, which take the datagrams that pass the gate.
     pub control: &'a mut Control,
-    /// All lanes.
     pub lanes: &'a mut Lanes,
     pub underlays: &'a mut Underlays,
     /// The sockets that payloads are delivered to.
@@ -62,26 +61,25 @@ pub struct Downlink<'a> {
     pub tun: Option<&'a mut TunSide>,
     /// Opens the sockets of new flows.
     pub factory: &'a mut SocketFactory,
-    /// Data of PATH_CHALLENGE frames.
+    /// The random generator for the data of PATH_CHALLENGE frames.
     pub rng: &'a mut StdRng,
     /// The services that peers may use.
     pub config: &'a Config,
     /// What to do when the batch is done, and scratch space.
     pub notes: &'a mut Notes,
-    /// What belongs to other workers.
+    /// The messages for other workers.
     pub outgoing: &'a mut Outgoing,
-    /// What is a stranger's.
+    /// The datagrams that strangers sent in this turn.
     pub strangers: &'a mut Strangers,
     /// Which worker this is, and of how many.
     pub worker: WorkerId,
-    /// Time of this turn.
     pub now: Instant,
 }
 
 /// What a pass over a batch leaves to be done, and scratch space that keeps its capacity.
 #[derive(Debug, Default)]
 pub struct Notes {
-    /// Flows that came to be.
+    /// Flows that came to be during the pass.
     pub new_flows: Vec<(PeerId, FlowId)>,
     /// Lanes that came up or moved.
     pub lanes_up: Vec<LaneId>,
@@ -110,7 +108,7 @@ pub struct Notes {
 struct Recent {
     /// The lane that it came on.
     lane: LaneRef,
-    /// What precedes its payloads.
+    /// The header that precedes the lane's payloads.
     header: Header,
     way: Way,
     /// The buffer of the last payload, and where it ends there.
@@ -148,7 +146,6 @@ struct Origins {
 /// Where a batch of the underlay was received.
 #[derive(Clone, Copy, Debug)]
 pub struct Received {
-    /// The socket.
     pub underlay: UnderlayId,
     /// Its place in `transport.listen`, if it is one of those.
     pub port: Option<usize>,
@@ -157,7 +154,6 @@ pub struct Received {
 /// A datagram's place in a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
-    /// Which buffer it is in.
     slot: usize,
     datagram: usize,
 }
@@ -570,7 +566,7 @@ impl Downlink<'_> {
         Some(Way { burst: self.locals.burst(way.burst), ..way })
     }
 
-    /// Lists a payload for delivery.
+    /// Lists a payload for delivery to its local socket.
     #[inline]
     fn list(&mut self, peer: PeerId, way: &Way, slot: usize, payload: Range<usize>) {
         match self.locals.delivery(way.socket) {

@@ -157,7 +157,7 @@ impl Downlink<'_> {
 /// Why an opening leads to no flow.
 #[derive(Clone, Copy, Debug)]
 enum Unopened {
-    /// The peer is told so.
+    /// The opening is refused, and the peer is told so.
     Refused(Refusal, DropReason),
     /// The peer opens flows faster than it may: it hears nothing, and its next datagram asks again.
     TooFast,

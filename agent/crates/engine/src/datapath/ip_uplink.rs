@@ -34,14 +34,11 @@ use crate::{
 /// What the way from the TUN device needs.
 pub struct IpUplink<'a> {
     pub peers: &'a mut Peers,
-    /// The device.
     pub tun: &'a mut TunSide,
-    /// All lanes of the worker.
     pub lanes: &'a mut Lanes,
     pub underlays: &'a mut Underlays,
     /// What goes to other workers: a packet's lane is there.
     pub outgoing: &'a mut Outgoing,
-    /// Time of this turn.
     pub now: Instant,
 }
 
@@ -295,7 +292,7 @@ impl Uplink<'_> {
     }
 }
 
-/// The context of IP packets.
+/// The encoded context that precedes IP packets.
 fn context(class: PacketClass) -> Header {
     Context::Packet { partial: class.partial, payload_at: 0 }.encode()
 }

@@ -64,7 +64,7 @@ pub struct Shares {
     dropped: u64,
 }
 
-/// What a peer asked for.
+/// The amounts that one peer asked for in a window and in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 struct Asked {
     /// In the window with this number.
@@ -181,7 +181,7 @@ impl Shares {
         }
     }
 
-    /// Packets that were dropped unopened.
+    /// The number of packets that were dropped unopened.
     #[must_use]
     pub fn dropped(&self) -> u64 {
         self.dropped

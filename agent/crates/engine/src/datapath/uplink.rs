@@ -28,20 +28,16 @@ use crate::{
 
 /// What the uplink of one peer needs.
 pub struct Uplink<'a> {
-    /// Which peer.
     pub peer: PeerId,
-    /// The peer's relay.
     pub relay: &'a mut DatagramRelay,
     /// The way to the peer; `None` while it is not connected.
     pub link: Option<&'a mut Link>,
-    /// All lanes of the worker.
     pub lanes: &'a mut Lanes,
     pub underlays: &'a mut Underlays,
     /// What goes to other workers: a flow's own lane is down, or this worker has none.
     pub outgoing: &'a mut Outgoing,
     /// The traffic class of what carries payloads that have none of their own.
     pub tos: u8,
-    /// Time of this turn.
     pub now: Instant,
     /// When what is being sent came to this host.
     pub arrived: Instant,
@@ -52,7 +48,7 @@ pub struct Uplink<'a> {
 /// What a call of [`Uplink::drain`] left.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
-    /// Nothing waits.
+    /// Nothing waits any more.
     Empty,
     /// More waits, and there may be room for it.
     More,
@@ -63,7 +59,7 @@ pub enum Drained {
 /// A payload that fits into no packet to this peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooLarge {
-    /// Its size in bytes.
+    /// The size of the payload, in bytes.
     pub size: usize,
     /// The largest size that fits, in bytes.
     pub most: usize,
@@ -75,11 +71,10 @@ pub struct TooLarge {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
     Lane(LaneId),
-    /// The control connection: standard mode.
+    /// The control connection carries the payload: standard mode.
     Plain,
     /// Another worker, which keeps a lane; in standard mode, the owner of the control connection.
     Worker {
-        /// The index of the worker.
         worker: u8,
         /// The index of the lane, 0 in standard mode.
         lane: u8,

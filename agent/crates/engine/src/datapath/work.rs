@@ -30,7 +30,7 @@ pub(super) const ANSWER: u64 = 7;
 /// What a worker took in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
-    /// In frames.
+    /// The cost of the work done so far, in frames.
     done: u64,
     /// What it was when the share began that is being used.
     share: u64,
@@ -56,7 +56,7 @@ impl Work {
         self.done
     }
 
-    /// Frames taken so far.
+    /// The number of frames taken so far.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.frames

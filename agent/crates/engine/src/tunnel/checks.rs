@@ -9,40 +9,31 @@ use net::{
     tun::DRIVER,
 };
 
-/// Why there is no tunnel.
+/// The reason why the tunnel cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TunnelError {
-    /// Interfaces may not be changed.
+    /// The process has no permission to change network interfaces.
     #[error(
         "cannot make the TUN device {name}: not permitted (remedy: CAP_NET_ADMIN; `AmbientCapabilities=CAP_NET_ADMIN` in the \
          unit, `setcap cap_net_admin+ep` on the program, or `--cap-add NET_ADMIN` for a container)"
     )]
-    Permission {
-        /// `tun.name`.
-        name: Arc<str>,
-    },
+    Permission { name: Arc<str> },
     /// The kernel's TUN driver cannot be opened.
     #[error(
         "cannot open /dev/net/tun: {error} (remedy: `modprobe tun`, or `--device /dev/net/tun` for a container; where only \
          root may open it, `chmod 666 /dev/net/tun`)"
     )]
-    Driver {
-        /// Why not.
-        error: io::Error,
-    },
+    Driver { error: io::Error },
     /// There is an interface of this name.
     #[error(
         "there is an interface {name} already (remedy: another tun.name; or stop what made it, `ip -details link show {name}` \
          shows more, or `ip link delete {name}`)"
     )]
-    NameTaken {
-        /// `tun.name`.
-        name: Arc<str>,
-    },
+    NameTaken { name: Arc<str> },
     /// Another interface has one of our addresses.
     #[error("tun.address {address}: {interface} has this address already (remedy: another inner address)")]
     AddressTaken {
-        /// Ours.
+        /// The inner address that is configured here.
         address: IpNet,
         interface: String,
     },
@@ -52,9 +43,9 @@ pub enum TunnelError {
          uses, or a longer prefix, as in \"{}/{}\" with the peers' in allowed_ips)", .address.addr(), .address.max_prefix_len()
     )]
     Overlap {
-        /// Ours.
+        /// The inner address that is configured here.
         address: IpNet,
-        /// The other interface's.
+        /// The address of the other interface.
         other: IpNet,
         interface: String,
     },
@@ -64,7 +55,7 @@ pub enum TunnelError {
          among the kernel's parameters; or no IPv6 addresses in tun.address)"
     )]
     Ipv6Disabled {
-        /// Ours.
+        /// The IPv6 address that is configured here.
         address: IpNet,
     },
     /// Somebody else has a route for exactly this prefix.
@@ -73,18 +64,17 @@ pub enum TunnelError {
          peer's allowed_ips, or tun.routes = false)"
     )]
     RouteTaken {
-        /// Of `allowed_ips`.
+        /// The prefix of a peer's `allowed_ips`.
         prefix: IpNet,
         interface: String,
     },
-    /// A route cannot be set.
+    /// The kernel does not accept a route through the tunnel.
     #[error(
         "no route to {prefix} through the tunnel: {error} (remedy: tun.routes = false, and routes by hand)"
     )]
     Route {
-        /// Of `allowed_ips`.
+        /// The prefix of a peer's `allowed_ips`.
         prefix: IpNet,
-        /// The kernel's reason.
         error: io::Error,
     },
     /// There are too many agents with a mark.
@@ -92,13 +82,9 @@ pub enum TunnelError {
         "routing tables {first} and the {count} after it are all in use (remedy: stop some agents that have a transport.mark)"
     )]
     Tables { first: u32, count: u32 },
-    /// The kernel refuses something else.
+    /// The kernel refuses another of the tunnel's settings.
     #[error("cannot set {what} of the tunnel: {error}")]
-    Kernel {
-        what: &'static str,
-        /// The kernel's reason.
-        error: io::Error,
-    },
+    Kernel { what: &'static str, error: io::Error },
 }
 
 impl TunnelError {

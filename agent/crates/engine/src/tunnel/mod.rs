@@ -102,7 +102,7 @@ impl Board {
         self.changed.notify_one();
     }
 
-    /// Has the thread end.
+    /// Tells the tunnel's thread to end.
     fn stop(&self) {
         self.lock().stopped = true;
         self.changed.notify_one();
@@ -193,7 +193,7 @@ impl Tunnel {
         Ok((Self { board, thread: Some(thread), _device: device.hold }, device.ports))
     }
 
-    /// Where workers say what fits.
+    /// The board on which workers publish the packet sizes that fit.
     #[must_use]
     pub fn board(&self) -> Arc<Board> {
         Arc::clone(&self.board)
@@ -211,7 +211,7 @@ impl Drop for Tunnel {
     }
 }
 
-/// The thread's own.
+/// The state of the tunnel's thread.
 struct Keeper {
     kernel: Kernel,
     tun: config::Tun,

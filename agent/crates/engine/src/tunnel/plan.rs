@@ -15,19 +15,18 @@ use crate::registry::Listed;
 /// The least MTU that the device is given: below it the kernel takes the device's IPv6 addresses away (RFC 8200 §5).
 pub const LEAST_MTU: u16 = 1_280;
 
-/// An address of each family.
+/// The unspecified address of each family, IPv4 first.
 pub(super) const FAMILIES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 
 /// The largest inner packet of each peer whose path has been measured, in bytes.
 pub(super) type Mtus = BTreeMap<PeerId, u16>;
 
-/// What there should be.
+/// The settings that the device is to have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {
-    /// The device's MTU, in bytes.
     pub(super) mtu: u16,
-    /// The routes into the device.
+    /// The routes that are to lead into the device.
     pub(super) routes: BTreeMap<IpNet, Wish>,
 }
 
@@ -135,9 +134,9 @@ pub(super) struct Narrow {
 /// A change that is worth a word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
-    /// Less than 1280 bytes fit.
+    /// Fewer than 1280 bytes fit through the path to a peer; the field is what fits.
     Narrow(u16),
-    /// They fit again.
+    /// At least 1280 bytes fit through the path to a peer again.
     Wide,
 }
 

@@ -39,7 +39,7 @@ fn tun() -> Tun {
     }
 }
 
-/// Without a mark.
+/// An underlay whose sockets have no mark.
 const PLAIN: Underlay = Underlay { marked: false, listen: Vec::new() };
 
 fn mtus(of: &[(u32, u16)]) -> Mtus {

@@ -116,7 +116,7 @@ fn priorities(number: u32) -> [u32; 2] {
     [0, 1].map(|place| FIRST_PRIORITY + 2 * number + place)
 }
 
-/// The rules of all agents.
+/// Reads the routing rules of both address families from the kernel.
 fn rules(netlink: &mut Netlink) -> Result<Vec<Rule>, TunnelError> {
     let mut rules = Vec::new();
     for family_of in FAMILIES {

@@ -33,7 +33,7 @@ pub(super) enum Obstacle {
 pub(super) struct Crowds {
     /// Whether there is any, so that who finds none takes no lock.
     any: AtomicBool,
-    /// By place in [`Config::tcp`](config::Config::tcp).
+    /// Since when connections wait, by the index of their port in [`Config::tcp`](config::Config::tcp).
     since: Mutex<BTreeMap<usize, Instant>>,
 }
 
@@ -56,7 +56,7 @@ impl Crowds {
         }
     }
 
-    /// Where connections wait.
+    /// The ports at which connections wait, as indexes in [`Config::tcp`](config::Config::tcp).
     fn places(&self) -> Vec<usize> {
         if !self.any.load(Ordering::Relaxed) {
             return Vec::new();

@@ -42,14 +42,14 @@ pub(super) struct Handshakes {
     pub(super) failed: u64,
 }
 
-/// TCP forwards.
+/// Counts of TCP forwards at one worker.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TcpTotals {
     pub(super) opened: u64,
     pub(super) refused: [u64; TcpRefusal::ALL.len()],
-    /// From TCP to streams.
+    /// Bytes carried from TCP connections to streams.
     pub(super) bytes_outward: u64,
-    /// From streams to TCP.
+    /// Bytes carried from streams to TCP connections.
     pub(super) bytes_inward: u64,
     /// How often connections were left in a listen backlog.
     pub(super) accept_pauses: u64,
@@ -141,9 +141,9 @@ impl RetiredLanes {
 /// What the relays of peers counted, summed over peers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RelaySums {
-    /// By direction, then by reason.
+    /// Drops by direction, in the order of [`Direction::ALL`], then by [`DropReason`].
     pub(super) dropped: [[u64; DropReason::COUNT]; 2],
-    /// Sent, then received, by kind.
+    /// Messages by direction, sent before received, then by kind.
     pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
     /// Flows that ended, in the order of the label's values.
     pub(super) ended: [u64; 5],
@@ -244,10 +244,10 @@ impl Totals {
 /// What `systemctl status` shows of the peers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Summary {
-    /// Peers that are known.
+    /// The number of known peers, connected or not.
     pub peers: usize,
     pub connected: usize,
-    /// Flows of all of them.
+    /// The number of flows of all peers together.
     pub flows: usize,
 }
 
@@ -271,7 +271,7 @@ impl SocketBooks {
         (UdpRole::Decoy, "decoy"),
     ];
 
-    /// The labels alone.
+    /// The labels of the roles, in the order of [`SocketBooks::ROLES`].
     pub(super) const LABELS: [&'static str; 5] = {
         let [(_, a), (_, b), (_, c), (_, d), (_, e)] = Self::ROLES;
         [a, b, c, d, e]
@@ -416,7 +416,7 @@ pub(super) fn label(peer: &PeerStatus) -> Arc<str> {
     }
 }
 
-/// What was published last.
+/// The state of the workers and of the TUN device as it was last published.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Published {
     pub(super) workers: Vec<Arc<WorkerSnapshot>>,

@@ -16,9 +16,9 @@ use crate::worker::{Context, LOG_INTERVAL, Sessions};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum Ceiling {
-    /// Flows of all peers.
+    /// The number of flows of all peers together.
     Flows,
-    /// Flows of one peer.
+    /// The number of flows of one peer.
     FlowsPerPeer,
     /// Bytes that wait in the queues of all peers.
     QueueBytes,
@@ -26,19 +26,19 @@ pub enum Ceiling {
     Sockets,
     /// Openings of flows of one peer in a time.
     FlowRate,
-    /// TCP forwards of one peer.
+    /// The number of TCP forwards of one peer.
     TcpStreamsPerPeer,
-    /// TCP forwards of all peers.
+    /// The number of TCP forwards of all peers together.
     TcpStreams,
     /// Memory of the windows of all TCP forwards.
     StreamBytes,
-    /// Handshakes that others have begun.
+    /// The number of handshakes that others have begun.
     Handshakes,
     /// Peers that open mode has let in.
     OpenPeers,
-    /// Used knocks that are remembered.
+    /// The number of used knocks that are remembered.
     UsedTokens,
-    /// Strangers at the decoy.
+    /// The number of strangers that have a flow to the decoy.
     DecoyFlows,
     /// Control messages of one peer in a time.
     ControlMessages,

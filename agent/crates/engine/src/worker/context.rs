@@ -74,7 +74,7 @@ pub(super) enum Effect {
 }
 
 impl Context {
-    /// Tells one worker.
+    /// Gives a message to `worker`, which may be this one.
     pub(super) fn tell(&mut self, worker: u8, order: WorkerMessage) {
         if worker == self.id.index {
             self.effects.push_back(Effect::Message(order));
@@ -83,7 +83,7 @@ impl Context {
         }
     }
 
-    /// Tells every worker.
+    /// Gives a message to every worker, this one included.
     pub(super) fn tell_all(&mut self, order: impl Fn() -> WorkerMessage) {
         self.hub.post_others(self.id.index, &order);
         self.effects.push_back(Effect::Message(order()));
@@ -125,7 +125,7 @@ pub(super) struct Logs {
     pub(super) source: Throttle,
     pub(super) routing_loop: Throttle,
     pub(super) violation: Throttle,
-    /// Debug lines about single events.
+    /// The limit on debug lines about single events.
     pub(super) details: Lines,
 }
 

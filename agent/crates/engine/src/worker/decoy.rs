@@ -40,10 +40,10 @@ const MOST_BATCHES: usize = 8;
 /// The strangers that have a flow, and their sockets.
 pub(super) struct Decoys {
     decoy: SocketAddr,
-    /// `limits.decoy_flows`.
+    /// The most strangers that may have a flow at a time, from `limits.decoy_flows`.
     limit: usize,
     flows: DecoyFlows,
-    /// By the flows' places.
+    /// The sockets to the decoy, each at the index of its flow.
     sockets: Vec<Option<DecoySocket>>,
     /// Datagrams for the socket of the flow `sending`.
     send_buffer: SendBatch,
@@ -60,9 +60,9 @@ struct DecoySocket {
     socket: Box<dyn UdpSocket>,
     token: Token,
     booked: Booked,
-    /// It is in [`Decoys::ready`].
+    /// Whether the socket is in [`Decoys::ready`].
     ready: bool,
-    /// And in [`Decoys::touched`].
+    /// Whether the socket is in [`Decoys::touched`].
     touched: bool,
 }
 
@@ -94,7 +94,7 @@ impl Decoys {
         config.access.decoy == Some(self.decoy) && self.limit == config.limits.decoy_flows
     }
 
-    /// Forgets every stranger.
+    /// Sends what still waits for the decoy and closes the sockets of all strangers.
     pub(super) fn close_all(&mut self, factory: &mut SocketFactory, stats: &mut DecoyStats) {
         self.flush(stats);
         for place in 0..self.sockets.len() {
@@ -156,7 +156,7 @@ impl Decoys {
         self.sending = Some(admitted.id);
     }
 
-    /// Sends what was added.
+    /// Sends the datagrams in the send buffer to the decoy.
     fn flush(&mut self, stats: &mut DecoyStats) {
         let Some(id) = self.sending.take() else { return };
         self.touch(id);

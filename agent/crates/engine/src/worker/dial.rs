@@ -199,7 +199,7 @@ impl Sessions {
         Some(Dial { client, transport })
     }
 
-    /// A connection has ended.
+    /// Handles the loss of a connection: counts and reports a failed attempt, and ends the session that the connection carried.
     pub(super) fn connection_lost(
         &mut self,
         cx: &mut Context,

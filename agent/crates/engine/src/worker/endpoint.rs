@@ -73,21 +73,19 @@ pub(super) struct EndpointParts<'a> {
     pub(super) own: &'a Arc<Own>,
     /// The source of the worker's connection IDs.
     pub(super) ids: &'a ConnectionIds,
-    /// The peers that may connect.
+    /// The registry of the peers that may connect.
     pub(super) registry: &'a Arc<PeerRegistry>,
     /// The list that refused clients are added to.
     pub(super) refusals: &'a Arc<Refusals>,
     /// What all workers of the agent share.
     pub(super) hub: &'a Arc<Hub>,
-    /// The metrics of the worker.
     pub(super) metrics: &'a publish::Publisher,
-    /// The clock of the agent.
     pub(super) clock: &'a Arc<dyn Clock + Send + Sync>,
     /// The random bytes that the endpoint's own keys are made from.
     pub(super) seed: [u8; 32],
 }
 
-/// The endpoint of a worker.
+/// Makes the endpoint of a worker's control connections.
 pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Control, StartError> {
     let &EndpointParts { identity, own, ids, registry, refusals, hub, metrics, clock, seed } = parts;
     let generator = ids.clone();

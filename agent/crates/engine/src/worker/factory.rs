@@ -21,24 +21,24 @@ use wire::ids::{LocalId, PeerId};
 
 use crate::worker::{SocketBooks, books};
 
-/// What stands behind a token.
+/// The source that a token stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
-    /// A socket that carries QUIC.
+    /// A socket that carries QUIC to and from peers.
     Underlay(UnderlayId),
-    /// A local UDP socket.
+    /// A local UDP socket, which faces clients or a service.
     Local(LocalId),
-    /// The TUN device.
+    /// The worker's queue of the TUN device.
     Tun,
     /// A local TCP port: its place in the configuration's `[[tcp]]` list.
     Listener(usize),
-    /// A TCP connection.
+    /// The TCP connection of a TCP forward.
     Tcp(TcpId),
     /// The lookup of a peer's endpoint.
     Resolve(PeerId),
     /// A stranger's socket to the decoy.
     Decoy(DecoyId),
-    /// Commands for the worker.
+    /// The worker's inbox for commands and its mailbox at the hub, which share a token.
     Inbox,
 }
 
@@ -153,7 +153,7 @@ impl SocketFactory {
         self.tokens.len()
     }
 
-    /// Takes a token back.
+    /// Takes a token back, after which it may stand for another source.
     pub fn release(&mut self, token: Token) {
         self.tokens.try_remove(token.0 as usize);
     }
@@ -350,7 +350,7 @@ impl SocketFactory {
         self.net.resolve(host, port, token);
     }
 
-    /// The answer to [`SocketFactory::resolve`].
+    /// Returns the answer to [`SocketFactory::resolve`], once there is one.
     pub fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
         self.net.resolved(token)
     }

@@ -291,7 +291,7 @@ fn by_index(worker: &WorkerSnapshot, out: &mut Samples, read: fn(&IndexCounts) -
 struct Bearers {
     /// Connections of those that bear it now.
     connected: u64,
-    /// Those that bear it now.
+    /// The sum of the peers that bear the label now.
     now: PeerStatus,
     /// Those, and all whose places were given up.
     ever: PeerStatus,

@@ -35,7 +35,7 @@ const PARCEL_PIECES: usize = 256;
 pub(super) enum Kind {
     /// Packets that came to this listening port.
     Packets {
-        /// Its place in `transport.listen`.
+        /// The index of the listening port in `transport.listen`.
         port: usize,
     },
     /// Contents of DATAGRAM frames that came on lane `lane`.
@@ -46,7 +46,7 @@ pub(super) enum Kind {
     Returned { peer: PeerId },
     /// Datagrams of strangers, for the decoy, that came to this listening port.
     Strangers {
-        /// Its place in `transport.listen`.
+        /// The index of the listening port in `transport.listen`.
         port: usize,
     },
 }
@@ -129,7 +129,7 @@ impl HandOff {
         self.pieces.iter().map(|piece| piece.counted_bytes as u64).sum()
     }
 
-    /// How many datagrams there are.
+    /// The number of datagrams in this hand-off batch.
     pub(super) fn datagrams(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.meta.datagrams() as u64).sum()
     }
@@ -162,7 +162,7 @@ impl HandOff {
 /// What a worker has collected for the others in this turn.
 #[derive(Debug, Default)]
 pub struct Outgoing {
-    /// With their destinations, in order.
+    /// The hand-off batches in order, each with the index of the worker that it is for.
     hand_offs: Vec<(u8, HandOff)>,
 }
 
@@ -280,7 +280,7 @@ impl Outgoing {
             .map(|(_, hand_off)| hand_off)
     }
 
-    /// Takes what was collected.
+    /// Takes out all hand-off batches, each with the index of the worker that it is for.
     pub(super) fn take(&mut self) -> impl Iterator<Item = (u8, HandOff)> + '_ {
         self.hand_offs.drain(..)
     }

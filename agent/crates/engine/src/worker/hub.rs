@@ -55,9 +55,9 @@ pub(super) enum WorkerMessage {
     Disconnected { peer: PeerId, session: SessionId },
     /// Another connection has taken a session's place: its owner is to close it.
     EndSession { peer: PeerId, session: SessionId, reason: CloseReason },
-    /// Keep a lane.
+    /// To the lane host: open a lane and keep it.
     OpenLane(Box<LaneRequest>),
-    /// Let a lane drain.
+    /// To the lane host: let a lane drain.
     DrainLane { lane: LaneName },
     /// The lanes that are up, one bit each, and how many are wanted.
     LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
@@ -65,11 +65,11 @@ pub(super) enum WorkerMessage {
     Budget { peer: PeerId, session: SessionId, bytes: usize },
     /// Something speaks against a session, or no longer does.
     Doubt { peer: PeerId, session: SessionId, doubt: Doubt, holds: bool },
-    /// The peer offers other services.
+    /// The services that a connected peer offers have changed.
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
     /// To the owner: TCP forwards come to a worker that has no stream connection.
     StreamsWanted { peer: PeerId, session: SessionId },
-    /// Dial a stream connection.
+    /// To the lane host: dial a stream connection of a session.
     DialStream(Box<StreamRequest>),
     /// To the worker that dials a peer: what became of a stream connection.
     StreamEnded { peer: PeerId, number: u8, outcome: Outcome },
@@ -135,14 +135,14 @@ pub(super) struct Connected {
     pub(super) dialled: bool,
     /// The key that the peer proved.
     pub(super) key: [u8; 32],
-    /// What stream connections call it.
+    /// The name of the session, by which stream connections join it.
     pub(super) name: [u8; 16],
     pub(super) hello: Hello,
     /// How many lanes are wanted; none in standard mode.
     pub(super) wanted: u8,
     /// When its handshake began, as this end saw it.
     pub(super) begun: Instant,
-    /// When it was established.
+    /// The time at which the session was established.
     pub(super) since: Instant,
 }
 
@@ -172,7 +172,7 @@ pub(super) struct LaneRequest {
     pub(super) port: LanePort,
 }
 
-/// The socket of a lane.
+/// The socket that carries the packets of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LanePort {
     /// The control connection's own, at its worker; where to, if this end dials.
@@ -191,7 +191,7 @@ pub(super) struct StreamRequest {
     pub(super) number: u8,
     /// The far end of the control connection.
     pub(super) remote: SocketAddr,
-    /// The key that it proved.
+    /// The key that the peer proved on the control connection.
     pub(super) key: [u8; 32],
     /// The first byte of the Initial's destination: it leads to the worker at the far end.
     pub(super) first: u8,
@@ -236,7 +236,7 @@ pub struct Hub {
     stopped: AtomicU8,
     /// Which control connections an operator wants to look at.
     taps: Taps,
-    /// What times are counted from.
+    /// The instant from which the hub counts milliseconds.
     base: Instant,
 }
 
@@ -284,7 +284,7 @@ impl Hub {
         })
     }
 
-    /// How many workers there are.
+    /// The number of workers that share this hub.
     #[must_use]
     pub fn workers(&self) -> u8 {
         u8::try_from(self.boxes.len()).unwrap_or(u8::MAX)
@@ -300,14 +300,14 @@ impl Hub {
         &self.crowds
     }
 
-    /// Says how `worker` is woken.
+    /// Sets the ready queue and the token by which the mailbox of `worker` wakes it.
     pub(super) fn join(&self, worker: u8, ready: Ready, token: Token) {
         if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
             mailbox.join(ready, token);
         }
     }
 
-    /// Gives `worker` a message.
+    /// Puts a message into the mailbox of `worker` and wakes it.
     pub(super) fn post(&self, worker: u8, order: WorkerMessage) {
         if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
             mailbox.post(order);
@@ -357,7 +357,7 @@ impl Hub {
         Mailbox::post_all(&self.boxes, || WorkerMessage::Capture(Arc::clone(capture)));
     }
 
-    /// The captures of control connections.
+    /// The captures of control connections that operators want to look at.
     pub(crate) fn taps(&self) -> &Taps {
         &self.taps
     }
@@ -400,7 +400,7 @@ impl Hub {
         self.flows.set_sockets(most);
     }
 
-    /// The flows of a peer.
+    /// The flow registry of a peer, or an empty one if the hub does not know the peer.
     pub(super) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
         self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
     }
@@ -490,7 +490,7 @@ impl Hub {
         }
     }
 
-    /// A worker keeps one less.
+    /// A worker keeps one lane less of a peer.
     pub(super) fn lane_gone(&self, peer: PeerId) {
         if let Some(shared) = self.peers.load().get(peer.0 as usize) {
             shared.lanes.fetch_sub(1, Ordering::Relaxed);

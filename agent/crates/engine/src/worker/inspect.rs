@@ -61,7 +61,7 @@ pub struct Inspection {
     answered: Condvar,
 }
 
-/// What one worker has.
+/// What one worker reports to an operator: its lanes, stream connections and flows.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerView {
     /// Its lanes by peer, in no order.

@@ -51,7 +51,7 @@ fn before(unix_seconds: u64) -> u64 {
     unix_seconds.saturating_sub(1)
 }
 
-/// What an earlier process left.
+/// The used knocks that an earlier process left for all workers.
 struct AllKept {
     workers: Vec<Kept>,
     blind_until: u64,

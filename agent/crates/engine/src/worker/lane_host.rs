@@ -28,7 +28,7 @@ pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);
 pub struct LaneLimits {
     /// Packets that one key seals; keys are updated after half of it.
     pub sealed: Option<u64>,
-    /// Packets that may fail authentication.
+    /// Packets of a lane that may fail authentication.
     pub failed: Option<u64>,
 }
 
@@ -209,7 +209,7 @@ impl LaneHost {
         cx.tell_owner(lane, WorkerMessage::LaneBudget { lane, bytes });
     }
 
-    /// A lane cannot go on.
+    /// Removes a lane that cannot go on, and reports why if its session still uses it.
     pub(super) fn end_lane(&mut self, cx: &mut Context, id: LaneId, why: LaneLoss, now: Instant) {
         let Some(slot) = self.lanes.get(id) else { return };
         let lane = name_of_lane(slot);
@@ -407,7 +407,7 @@ impl Context {
     }
 }
 
-/// Which opening a lane is.
+/// The name of a lane: its peer, session, index and epoch.
 pub(super) fn name_of_lane(slot: &LaneSlot) -> LaneName {
     LaneName { peer: slot.peer, session: slot.session, index: slot.index, epoch: slot.epoch }
 }

@@ -38,7 +38,7 @@ pub(super) struct LaneLogs {
     unvalidated: Throttle,
     ended: Throttle,
     silent: Throttle,
-    /// No socket for one.
+    /// The limit on log lines about sockets that lanes or stream connections could not get.
     pub(super) socket: Throttle,
 }
 
@@ -227,7 +227,7 @@ impl Sessions {
             );
         }
         let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
-        cx.drain_at_keeper(lane);
+        cx.drain_at_host(lane);
         self.tell_lanes(cx, id);
         if dialled && end.reason != LaneCloseCause::Done {
             cx.stats.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
@@ -235,7 +235,7 @@ impl Sessions {
         }
     }
 
-    /// A lane carries payloads.
+    /// Notes that a lane carries payloads, and tells the workers which lanes of the peer are up.
     pub(super) fn lane_is_up(&mut self, cx: &mut Context, lane: LaneName) {
         if let Some(session) = cx.peers.session_named(lane.peer, lane.session) {
             session.openings.up(lane.index, lane.epoch);
@@ -364,7 +364,7 @@ impl Sessions {
         if !session.openings.is_placed(lane.index, lane.epoch) {
             // One that was to be replaced, but there was no socket for another.
             if silence >= limit && session.openings.replaced_gone(lane.index, lane.epoch) {
-                cx.drain_at_keeper(lane);
+                cx.drain_at_host(lane);
                 self.tell_lanes(cx, lane.peer);
             }
             return;
@@ -406,7 +406,7 @@ impl Sessions {
                 if dialled { "opening it again" } else { "its dialler is to open it again" }
             );
         }
-        cx.drain_at_keeper(lane);
+        cx.drain_at_host(lane);
         self.tell_lanes(cx, lane.peer);
         if dialled {
             cx.stats.totals.lanes_silent += 1;
@@ -526,7 +526,7 @@ impl Context {
         }
     }
 
-    fn drain_at_keeper(&mut self, lane: LaneName) {
+    fn drain_at_host(&mut self, lane: LaneName) {
         let lane_host = pool::lane_host(self.id.index, lane.index, self.id.count);
         self.tell(lane_host, WorkerMessage::DrainLane { lane });
     }

@@ -35,7 +35,7 @@ pub(super) struct Mailbox<O, P> {
     orders: Mutex<VecDeque<O>>,
     has_orders: AtomicBool,
     ring: Ring<P>,
-    /// How its worker is woken.
+    /// The ready queue and the token that wake the worker, once it has joined.
     wake: OnceLock<(Ready, Token)>,
 }
 
@@ -61,7 +61,7 @@ impl<O, P> Mailbox<O, P> {
         }
     }
 
-    /// Gives its worker a message.
+    /// Puts a message into the mailbox and wakes its worker.
     pub(super) fn post(&self, order: O) {
         let mut orders = lock(&self.orders);
         orders.push_back(order);
@@ -123,14 +123,14 @@ pub(super) enum Party {
     Peer(PeerId),
     /// All strangers together have no more than a quarter.
     Strangers,
-    /// Nobody knows yet.
+    /// A batch whose peer is not known yet is bounded by the size of the ring alone.
     Unknown,
 }
 
 /// Parcels that wait for one worker. Each is locked in and out once, not its datagrams.
 struct Ring<P> {
     inside: Mutex<Inside<P>>,
-    /// Spares a look inside.
+    /// Whether the ring may hold hand-off batches: while it is false, nobody locks the ring to look.
     filled: AtomicBool,
 }
 
@@ -150,7 +150,7 @@ impl<P> Default for Ring<P> {
 struct Inside<P> {
     hand_offs: VecDeque<P>,
     bytes: usize,
-    /// Bytes of each peer.
+    /// Bytes of each peer's hand-off batches in the ring.
     by_peer: IssuedMap<PeerId, usize>,
     stranger_bytes: usize,
     stranger_parcels: usize,

@@ -151,12 +151,12 @@ const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 /// The interval between log lines about the same recurring condition.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A command from outside.
+/// A command that the worker gets from outside, through its inbox.
 #[derive(Clone, Debug)]
 pub enum Command {
     /// Stop taking traffic in, tell the peers, end.
     Shutdown {
-        /// How long that may take.
+        /// The longest time that the shutdown may take.
         within: Duration,
     },
     /// Say what it has, for an operator.
@@ -170,11 +170,11 @@ pub struct Turn {
     pub busy: bool,
     /// Else at this time, or when a source is ready.
     pub deadline: Option<Instant>,
-    /// Never: it has shut down.
+    /// Whether the worker has shut down and wants no further turn.
     pub ended: bool,
 }
 
-/// What a deadline is for.
+/// What a deadline of the worker is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Timer {
     Connection(usize),
@@ -196,7 +196,7 @@ enum Timer {
 
 impl Issued for Timer {}
 
-/// One worker.
+/// A worker of the agent: its sockets, sessions, lanes and forwards, which it serves in turns.
 pub struct Worker {
     cx: Context,
     sockets: Sockets,
@@ -218,13 +218,13 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// Where commands are put.
+    /// The inbox into which commands for this worker are put.
     #[must_use]
     pub fn inbox(&self) -> Arc<shell::Inbox> {
         Arc::clone(&self.inbox)
     }
 
-    /// The queue of ready sources.
+    /// The queue in which sources report that they are ready.
     #[must_use]
     pub fn ready(&self) -> &Ready {
         &self.cx.ready

@@ -30,7 +30,7 @@ use crate::{
 pub(super) struct Sockets {
     pub(super) factory: SocketFactory,
     pub(super) underlays: Underlays,
-    /// Local UDP sockets.
+    /// The local UDP sockets, which face clients and services.
     pub(super) locals: Locals,
     /// The listening sockets, in the order of `transport.listen`.
     pub(super) ports: Vec<UnderlayId>,
@@ -66,7 +66,7 @@ pub(super) struct Sessions {
     pub(super) instance: [u8; 16],
     pub(super) refusals: Arc<Refusals>,
     pub(super) clock: Arc<dyn Clock + Send + Sync>,
-    /// Scratch space for [`Control::poll`].
+    /// Scratch space for the events that [`Control::poll`] reports.
     pub(super) events: Vec<(ConnectionHandle, Event)>,
     /// Features that the hello leaves out, for tests.
     pub(super) withheld: Features,
@@ -87,7 +87,7 @@ pub(super) struct OpenForward {
     pub(super) forward: TcpForward,
 }
 
-/// TCP forwards of this worker.
+/// The TCP forwards of this worker and the ports at which it accepts them.
 pub(super) struct TcpForwards {
     /// By index in [`config::Config::tcp`]; `None` where the port is closed.
     pub(super) listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,

@@ -38,7 +38,7 @@ const QUARANTINE: Duration = Duration::from_secs(60);
 /// A peer of open mode without a session and without flows is removed after this long.
 const OPEN_IDLE: Duration = Duration::from_secs(60);
 
-/// What peers are made with.
+/// The values that a worker makes its peers from.
 pub(super) struct PeerMaker<'a> {
     pub(super) config: &'a Config,
     pub(super) hub: &'a Hub,
@@ -173,7 +173,7 @@ impl Tunnel {
 }
 
 impl Context {
-    /// The registry has another peer.
+    /// Takes up a peer that the peer registry has got, in place of any earlier one with the same id.
     pub(super) fn peer_added(&mut self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin, now: Instant) {
         let own_key = *self.identity.public_key();
         let (config, hub) = (&*self.config, &*self.hub);

@@ -32,7 +32,7 @@ use crate::{
     },
 };
 
-/// Where a worker publishes.
+/// The outlet through which one worker publishes its snapshots and shows that it is alive.
 pub struct Publisher {
     worker: usize,
     health: Arc<Health>,
@@ -54,7 +54,7 @@ impl Publisher {
         Arc::clone(&self.refused_keys)
     }
 
-    /// What the workers published.
+    /// The newest snapshots of all workers, to which this worker publishes its own.
     pub(super) fn snapshots(&self) -> Arc<Snapshots> {
         Arc::clone(&self.snapshots)
     }
@@ -67,7 +67,7 @@ impl Worker {
         self.publish(now);
     }
 
-    /// Publishes everything.
+    /// Publishes a new snapshot of this worker and reports the ceilings that were reached.
     pub(super) fn publish(&mut self, now: Instant) {
         self.cx.stats.unpublished = false;
         // What was delivered earlier in this turn is in the account of what came, and not yet of what went.

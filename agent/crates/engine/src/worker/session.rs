@@ -142,7 +142,7 @@ impl Worker {
         }
     }
 
-    /// A handshake is complete.
+    /// Takes a connection whose handshake is complete: finds the peer that proved `key`, or closes the connection.
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         self.sessions.admission_ended(handle);
         // The limit may have changed since the endpoint was made.

@@ -30,17 +30,17 @@ const QUANTUM: i64 = 32;
 /// 3 µs, so the timers and the control connections wait for some milliseconds at most.
 const BUDGET: i64 = 1_024;
 
-/// What shares a turn.
+/// A class of sources, which has its own budget in each turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Class {
     /// What reads no datagrams: listeners, look-ups, commands.
     Other,
-    /// Sockets that carry QUIC.
+    /// Sockets that carry QUIC to and from peers.
     Underlay,
     /// Sockets of clients and services, TCP connections.
     Local,
-    /// The TUN device.
+    /// The worker's queue of the TUN device.
     Device,
 }
 
@@ -51,9 +51,9 @@ impl Class {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Party {
-    /// One source by itself.
+    /// A single source that has a share of its own.
     Source(Token),
-    /// All sources of a peer.
+    /// All sources of a peer, which have one share together.
     Peer(PeerId),
 }
 
@@ -62,7 +62,7 @@ impl Issued for Party {}
 /// What a source did when it was served.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Served {
-    /// It may have more.
+    /// Whether the source may have more to read.
     pub(super) more: bool,
     /// What it took: datagrams, or 1,500 bytes each if that is more.
     pub(super) units: u32,
@@ -72,12 +72,12 @@ pub(super) struct Served {
 #[derive(Debug)]
 pub(super) struct Sources {
     classes: [Shares; Class::ALL.len()],
-    /// Where each is.
+    /// The class and the party of each source that has, or may have, something.
     known: IssuedMap<Token, (Class, Party)>,
     budget: i64,
 }
 
-/// The sources of a class.
+/// The sources of one class that have, or may have, something, by party.
 #[derive(Debug, Default)]
 struct Shares {
     parties: Ring<Party>,
@@ -109,7 +109,7 @@ impl Sources {
         shares.sources.entry(party).or_insert_with(|| spare.pop().unwrap_or_default()).mark(token);
     }
 
-    /// Whether no source has anything.
+    /// Whether no source has anything to be served.
     pub(super) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
@@ -161,12 +161,12 @@ impl Sources {
     }
 }
 
-/// Deficit round robin.
+/// A deficit round robin, in which each member is credited with [`QUANTUM`] units each time round.
 #[derive(Debug)]
 struct Ring<K> {
     order: VecDeque<K>,
     members: IssuedMap<K, Member>,
-    /// Members that have something.
+    /// The number of members that have something to be served.
     ready: usize,
 }
 

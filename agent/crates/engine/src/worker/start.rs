@@ -50,17 +50,17 @@ use crate::{
 /// What a worker is made of.
 pub struct Setup {
     pub config: Arc<Config>,
-    /// Our key and certificate.
+    /// The key and the certificate of this agent.
     pub identity: Arc<TlsIdentity>,
     /// The other keys that follow from the identity.
     pub own: Arc<Own>,
-    /// Where refused handshakes are noted.
+    /// The list in which refused handshakes are noted.
     pub refusals: Arc<Refusals>,
     /// The knocks that were used, those of earlier processes included.
     pub knocks: SingleUse,
-    /// Wall-clock time.
+    /// The clock that tells wall-clock time.
     pub clock: Arc<dyn Clock + Send + Sync>,
-    /// The outside world.
+    /// The way to the outside world: sockets, look-ups and the TUN device.
     pub net: Box<dyn Net>,
     /// Where sources report that they are ready.
     pub ready: Ready,
@@ -68,13 +68,13 @@ pub struct Setup {
     pub instance: [u8; 16],
     /// Seed of the worker's randomness: connection IDs, jitter, path challenges.
     pub seed: [u8; 32],
-    /// Which worker this is.
+    /// The index of this worker, from 0.
     pub worker: u8,
     /// What it shares with the others.
     pub hub: Arc<Hub>,
     /// Who the peers are; those of the configuration have its first places.
     pub registry: Arc<PeerRegistry>,
-    /// Where its counts go.
+    /// The outlet through which the worker publishes its counts.
     pub metrics: Publisher,
     /// What it shares with the tunnel's thread; none without a `[tun]`.
     pub tun: Option<TunSetup>,
@@ -95,13 +95,12 @@ pub enum StartError {
         address: SocketAddr,
         /// The configuration key it comes from.
         what: &'static str,
-        /// The kernel's reason.
         error: io::Error,
     },
     /// This worker's queue of the TUN device cannot be used.
     #[error("cannot read and write the TUN device (tun): {0}")]
     Tun(io::Error),
-    /// Packets cannot be marked.
+    /// Packets cannot be marked as `transport.mark` asks.
     #[error("cannot set transport.mark: {0} (remedy: CAP_NET_ADMIN, or mark = 0)")]
     Mark(io::Error),
     /// The TLS configuration cannot be built.
@@ -125,11 +124,11 @@ pub fn remedy(error: &io::Error) -> &'static str {
 /// The bound addresses of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Addresses {
-    /// Of `transport.listen`.
+    /// The addresses of the sockets that carry QUIC, those of `transport.listen` among them.
     pub transport: Vec<SocketAddr>,
-    /// Of `[[udp]]`.
+    /// The addresses of the `[[udp]]` ports.
     pub udp: Vec<SocketAddr>,
-    /// Of `[[tcp]]`.
+    /// The addresses of the `[[tcp]]` ports.
     pub tcp: Vec<SocketAddr>,
 }
 
@@ -336,7 +335,7 @@ impl TcpForwards {
     }
 }
 
-/// Whether `worker` dials this peer.
+/// Whether `worker` dials this peer, which exactly one worker does.
 pub(super) fn dials(peer: PeerId, worker: WorkerId) -> bool {
     peer.0 % u32::from(worker.count) == u32::from(worker.index)
 }

@@ -17,7 +17,7 @@ const MOST_DATAGRAMS: usize = 4_096;
 pub struct Strangers {
     has_decoy: bool,
     pub(super) waiting: Waiting,
-    /// What became of it.
+    /// Counts of strangers' datagrams and of what became of them.
     pub(super) stats: DecoyStats,
 }
 

@@ -68,7 +68,7 @@ const LEAST_LIFE: Duration = Duration::from_secs(1);
 pub(super) enum StreamFailure {
     /// This host gave no socket, or no keys, for it.
     Local,
-    /// Its handshake was not completed.
+    /// The handshake of the stream connection was not completed.
     Handshake,
     /// The far end did not let it join the session.
     Refused,
@@ -81,11 +81,11 @@ impl StreamFailure {
     pub(super) const LABELS: [&'static str; 4] = ["local", "handshake", "refused", "lost"];
 }
 
-/// Counts of stream connections.
+/// Counts of stream connections that were opened and that failed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StreamTotals {
     pub(super) opened: u64,
-    /// By [`StreamFailure`].
+    /// Stream connections that could not be made or were lost, at the index that their [`StreamFailure`] is.
     pub(super) failed: [u64; StreamFailure::LABELS.len()],
 }
 

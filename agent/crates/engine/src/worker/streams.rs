@@ -166,7 +166,7 @@ impl TcpForwards {
         sessions.control.accept_later(handle, now, now);
     }
 
-    /// The peer opened a stream.
+    /// Begins a TCP forward on a stream that the peer opened, or refuses it at a ceiling.
     fn stream_opened(
         &mut self,
         cx: &mut Context,
@@ -475,17 +475,17 @@ impl Context {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub enum TcpRefusal {
-    /// The peer is not connected.
+    /// The peer has no session, or no connection that can carry the forward.
     NotConnected,
-    /// It offers no such service.
+    /// The service that the forward is for is not offered.
     UnknownService,
-    /// It may not be used.
+    /// The service is there, but the end that asks for it may not use it.
     NotAllowed,
-    /// Too many forwards are open.
+    /// Too many TCP forwards are open, of the peer or of all peers.
     Limit,
-    /// The service refused the connection.
+    /// The service refused the TCP connection to it.
     UpstreamRefused,
-    /// The service did not answer.
+    /// The service did not answer the attempt to connect to it.
     UpstreamTimeout,
     /// This host has no resources for another connection.
     Accept,

@@ -29,7 +29,7 @@ const MOST_RESTS: usize = 4;
 pub(super) struct Rest {
     pub(super) batch: Box<ReceiveBatch>,
     pub(super) received: Received,
-    /// Where it goes on.
+    /// The place in the batch at which the next turn goes on.
     pub(super) from: Place,
 }
 
@@ -69,24 +69,24 @@ impl Rests {
         }
     }
 
-    /// An empty batch.
+    /// Takes the spare batch, or makes an empty one.
     pub(super) fn fresh(&mut self) -> Box<ReceiveBatch> {
         self.spare.take().unwrap_or_default()
     }
 
-    /// Keeps a batch for [`Rests::fresh`].
+    /// Keeps a batch as the spare for [`Rests::fresh`].
     pub(super) fn keep(&mut self, batch: Box<ReceiveBatch>) {
         self.spare = Some(batch);
     }
 }
 
-/// What a turn did.
+/// Counts of what a worker did in one turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TurnWork {
     /// What frames cost, and what they asked for, in frames (`engine/src/datapath/work.rs`).
     pub work: u64,
     pub frames: u64,
-    /// Events of control connections.
+    /// Events that control connections reported in the turn.
     pub events: u64,
     /// The most bytes of events that waited at a time.
     pub event_bytes: u64,
@@ -94,7 +94,7 @@ pub struct TurnWork {
     pub message_units: u64,
     /// Flows that were looked at because something may concern all of a peer.
     pub walked: u64,
-    /// Sockets and connections opened.
+    /// Sockets and connections opened in the turn.
     pub opened: u64,
 }
 
@@ -109,7 +109,7 @@ impl Sessions {
 }
 
 impl TurnWork {
-    /// A turn begins.
+    /// Resets the counts as a turn begins; `opened` is the number of sockets and connections opened until then.
     pub(super) fn begin(&mut self, opened: u64) {
         *self = Self { opened, ..Self::default() };
     }
@@ -140,7 +140,7 @@ impl TurnWork {
         self.message_units += units.sum::<u64>();
     }
 
-    /// The larger of each count.
+    /// Returns the larger of the two values of each count.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {

@@ -14,7 +14,7 @@ use crate::control_socket::{
 /// Far above any answer, so that whatever else listens there costs little memory.
 const MAX_ANSWER_BYTES: u64 = 64 << 20;
 
-/// Why there is no answer.
+/// The reason why a request got no answer.
 #[derive(Debug, thiserror::Error)]
 pub enum AskError {
     /// No daemon runs, or it has another socket.
@@ -23,18 +23,17 @@ pub enum AskError {
     /// It is there, and this user may not ask it.
     #[error("{}: permission denied (remedy: run this as root, or as the user that runs culvert)", .0.display())]
     NotPermitted(PathBuf),
-    /// The connection broke.
+    /// The connection to the daemon broke.
     #[error("{}: {cause} (remedy: see the daemon's log)", path.display())]
     Broken {
-        /// The socket.
+        /// The path of the control socket.
         path: PathBuf,
-        /// Why, in the kernel's words.
         cause: io::Error,
     },
     /// It took the request, or not even that, and answered nothing.
     #[error("{}: the daemon ended the connection without an answer: it is busy or stopping (remedy: try again)", .0.display())]
     Unanswered(PathBuf),
-    /// It took longer than [`TIMEOUT`].
+    /// The daemon took longer than [`TIMEOUT`] to answer.
     #[error("{}: no answer within {} s (remedy: try again; if it stays so, see the daemon's log)", .0.display(), TIMEOUT.as_secs())]
     TimedOut(PathBuf),
     /// What answered is no daemon of this version.

@@ -38,21 +38,20 @@ pub const MAX_CONNECTIONS: usize = 8;
 /// How long a client may take to send a request, and to read its answer.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Why there is no socket.
+/// The reason why the control socket could not be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum ListenError {
-    /// Another daemon answers there.
+    /// Another daemon answers at the path of the control socket.
     #[error("{}: another daemon listens there (remedy: stop it, or give each its own control.socket)", .0.display())]
     InUse(PathBuf),
-    /// Something else has that name.
+    /// The path belongs to something that is no socket.
     #[error("{}: is there already, and is no socket (remedy: another control.socket, or move it away)", .0.display())]
     NoSocket(PathBuf),
-    /// The kernel's refusal.
+    /// The kernel refused to open the socket at this path.
     #[error("{}: {cause} (remedy: make its folder, writable by the user that runs culvert, or set control.socket)", path.display())]
     Refused {
-        /// The socket.
+        /// The path of the control socket.
         path: PathBuf,
-        /// Why, in the kernel's words.
         cause: io::Error,
     },
 }
@@ -112,7 +111,6 @@ impl ControlSocket {
         self.stop.send_replace(true);
     }
 
-    /// Where it is.
     #[must_use]
     pub fn path(&self) -> &Path {
         &self.file.path

@@ -62,10 +62,10 @@ pub trait Peers: Send + Sync {
     /// Why it is still there.
     fn remove(&self, name: &str) -> Result<(), Refused>;
 
-    /// What the agent is doing.
+    /// Returns what the agent is doing, as far as `scope` asks for it.
     fn status(&self, scope: &Scope) -> Status;
 
-    /// The configuration that runs.
+    /// Returns the configuration that runs.
     fn config(&self) -> Arc<Config>;
 
     /// Reads the configuration again, and makes the agent follow what can be changed while it runs; with `dry_run` it only
@@ -75,14 +75,13 @@ pub trait Peers: Send + Sync {
     /// What is wrong with the file, or what could not be done, as a [`ReloadError`]; nothing has changed then.
     fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused>;
 
-    /// What operators look at.
+    /// Returns the captures that operators look at.
     fn captures(&self) -> &Captures;
 }
 
-/// What a reload did.
+/// What a reload did, or would do if it was only tried.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Reloaded {
-    /// What changed.
     pub changes: Vec<Change>,
     /// What an operator should know all the same.
     pub notes: Vec<String>,
@@ -256,7 +255,7 @@ impl Desk {
 pub const AS_GUEST: &str =
     "in open mode whoever knows our public key may connect: this peer may come again, as a guest";
 
-/// Several notes as one.
+/// Joins the notes that there are with semicolons; `None` if there are none.
 #[must_use]
 pub fn joined<const COUNT: usize>(notes: [Option<String>; COUNT]) -> Option<String> {
     let notes: Vec<String> = notes.into_iter().flatten().collect();

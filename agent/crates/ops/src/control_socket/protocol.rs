@@ -35,22 +35,22 @@ pub enum Request {
     PeerRemove { name: String },
     /// Read the configuration again and follow it.
     Reload {
-        /// Only say what would change.
+        /// Whether the daemon only says what would change.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         dry_run: bool,
     },
-    /// What the agent is doing.
+    /// Say what the agent is doing, as far as the scope asks for it.
     Status(Scope),
     /// Look at a lane or at the control connections of a peer.
     QlogStart(Order),
     /// Give some of what a capture has.
     QlogTake {
-        /// Which capture.
+        /// The number of the capture to take from.
         id: u64,
     },
     /// End a capture, and drop what it has.
     QlogStop {
-        /// Which capture.
+        /// The number of the capture to end.
         id: u64,
     },
 }
@@ -61,7 +61,7 @@ pub enum RequestError {
     /// No JSON, or none of the requests.
     #[error("not a request: {0}")]
     Malformed(#[from] serde_json::Error),
-    /// No version, or another one.
+    /// The request names no version, or another one than the daemon's.
     #[error(
         "not a request of version {VERSION} (remedy: the culvert command of the same version as the daemon)"
     )]
@@ -82,14 +82,14 @@ impl Request {
         Ok(serde_json::from_value(request)?)
     }
 
-    /// The line, with its end.
+    /// Returns the request as a line, with its end.
     #[must_use]
     pub fn to_line(&self) -> String {
         to_line(self)
     }
 }
 
-/// What the daemon answers.
+/// The daemon's answer to a request.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "kebab-case")]
 pub enum Answer {
@@ -102,19 +102,16 @@ pub enum Answer {
         /// In the order in which they came.
         peers: Vec<ListedPeer>,
     },
-    /// What the agent is doing.
-    Status {
-        /// All of it.
-        status: Box<Status>,
-    },
-    /// The configuration was read again.
+    /// The daemon says what the agent is doing.
+    Status { status: Box<Status> },
+    /// The daemon has read the configuration again.
     Reloaded {
         /// What changed, or would change, in the order of the documented sections.
         changes: Vec<ShownChange>,
         /// What the operator should know all the same.
         notes: Vec<String>,
     },
-    /// A capture has begun.
+    /// A capture has begun, and has this number.
     QlogStarted { id: u64 },
     /// Some of what a capture has.
     Qlog(Taken),
@@ -137,7 +134,7 @@ impl Answer {
             .flatten()
     }
 
-    /// The line, with its end.
+    /// Returns the answer as a line, with its end.
     #[must_use]
     pub fn to_line(&self) -> String {
         to_line(self)
@@ -149,7 +146,7 @@ impl Answer {
 pub struct ShownChange {
     /// What is concerned: `limits.flows`, `peer "exit": endpoints`, `service "dns"`.
     pub what: String,
-    /// "added", "removed" or "changed".
+    /// What happened to it: "added", "removed" or "changed".
     pub kind: String,
     /// What it was; left out of what is new.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -173,7 +170,7 @@ impl From<&Change> for ShownChange {
     }
 }
 
-/// A peer in a list.
+/// A peer in the answer to a request for the list of peers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ListedPeer {
     pub name: String,

@@ -31,7 +31,7 @@ use crate::control_socket::{
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
 
-/// Peers that nobody connects.
+/// A stand-in for the agent, whose peers nobody connects.
 struct Fake {
     config: Arc<Config>,
     peers: Mutex<Vec<config::Peer>>,

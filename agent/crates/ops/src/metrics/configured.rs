@@ -23,7 +23,7 @@ impl Reload {
     /// All, in the order of their declaration.
     pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Failed];
 
-    /// The value of the label.
+    /// Returns the outcome as the value of the metric's label.
     #[must_use]
     pub fn label(self) -> &'static str {
         match self {
@@ -41,13 +41,13 @@ pub(super) struct Configured {
     now: Option<Now>,
 }
 
-/// The configuration that runs.
+/// The configuration that runs, as far as metrics tell of it.
 #[derive(Clone, Debug)]
 pub(super) struct Now {
     limits: Limits,
     /// When it was read, by the wall clock.
     pub(super) since: Duration,
-    /// No reload failed after it.
+    /// Whether the last reload succeeded; `true` before the first one.
     pub(super) successful: bool,
 }
 
@@ -71,7 +71,7 @@ impl Metrics {
         lock(&self.configured).now = Some(Now { limits: *limits, since: unix_time, successful: true });
     }
 
-    /// Counts a reload.
+    /// Counts a reload by its outcome, and remembers whether it succeeded.
     pub fn reloaded(&self, outcome: Reload) {
         let Configured { reloads, now } = &mut *lock(&self.configured);
         reloads[outcome as usize] += 1;

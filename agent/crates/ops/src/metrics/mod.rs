@@ -41,7 +41,7 @@ pub use process::host_text;
 /// The type of what [`Metrics::render`] returns, as HTTP names it.
 pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4";
 
-/// What `/metrics` shows.
+/// The metrics of the daemon, as `/metrics` shows them.
 pub struct Metrics {
     version: String,
     workers: u8,
@@ -54,7 +54,7 @@ pub struct Metrics {
 struct Scrape<'a> {
     metrics: &'a Metrics,
     configured: Configured,
-    /// `None` without `/proc`.
+    /// The values of the process itself; `None` without `/proc`.
     process: Option<Process>,
 }
 

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fs, io};
 
-/// The values of one reading.
+/// The values of the process at one reading of `/proc`.
 #[derive(Debug, PartialEq)]
 pub(super) struct Process {
     pub(super) cpu_seconds: f64,
@@ -30,7 +30,7 @@ impl Process {
             .ok_or_else(|| io::ErrorKind::InvalidData.into())
     }
 
-    /// proc_pid_stat(5), proc_pid_status(5), proc_stat(5), proc_pid_limits(5).
+    /// Parses four files of `/proc`: see proc_pid_stat(5), proc_pid_status(5), proc_stat(5) and proc_pid_limits(5).
     fn parse([stat, status, kernel, limits]: [&str; 4], open_fds: usize) -> Option<Self> {
         let after_name = name_and_rest(stat)?.1;
         let line = |text: &str, key: &str| {

@@ -37,23 +37,22 @@ pub struct Running {
     /// What it runs with; a reload puts another one here.
     pub config: ArcSwap<Config>,
     pub own_key: PublicKey,
-    /// What its workers published.
+    /// The newest snapshots that the workers published.
     pub snapshots: Arc<Snapshots>,
     /// Where its workers take commands, in their order.
     pub inboxes: Vec<Arc<Inbox>>,
     pub registry: Arc<PeerRegistry>,
     pub refusals: Arc<Refusals>,
-    /// What they counted.
+    /// The metrics of the daemon, as `/metrics` shows them.
     pub metrics: Arc<Metrics>,
-    /// What operators look at.
+    /// The captures that run, which operators look at.
     pub captures: Captures,
-    /// How its workers are told.
+    /// The hub through which the workers are told.
     pub hub: Arc<Hub>,
-    /// One reload at a time.
+    /// The lock that a reload holds, so that only one runs at a time.
     pub reloading: Mutex<()>,
-    /// When it was started.
+    /// The instant at which the daemon was started.
     pub since: Instant,
-    /// Tells the time.
     pub clock: Arc<dyn Clock + Send + Sync>,
 }
 

@@ -81,7 +81,7 @@ pub(super) enum Phase {
     ProbeRtt(Option<Instant>),
 }
 
-/// The counts of one round.
+/// The counts of one round trip.
 #[derive(Clone, Debug, Default)]
 struct Round {
     number: u64,
@@ -249,7 +249,7 @@ impl Bbr {
         self.round = Round { number, ends_at: delivered, began_at: delivered, ..Round::default() };
     }
 
-    /// Congestion: a queue that overflows.
+    /// Reacts to congestion, which shows as a queue that overflows.
     fn back_off(&mut self, now: Instant) {
         if self.phase == Phase::Startup {
             self.filled = true;

@@ -13,7 +13,7 @@ const MOST_DEPARTURES: usize = 8192;
 #[derive(Clone, Copy, Debug)]
 struct Departure {
     at: Instant,
-    /// Bytes acknowledged by then.
+    /// Bytes that were acknowledged when the packet left.
     delivered: u64,
     /// When the last of those bytes was acknowledged.
     delivered_at: Instant,
@@ -62,7 +62,6 @@ impl Delivery {
         }
     }
 
-    /// Bytes acknowledged so far.
     pub(super) fn delivered(&self) -> u64 {
         self.delivered
     }

@@ -45,7 +45,7 @@ mod path_tests;
 #[derive(Debug, Default)]
 pub struct Congestion {
     algorithm: AtomicU8,
-    /// Bytes a second of [`CongestionControl::Rate`].
+    /// The rate of [`CongestionControl::Rate`], in bytes a second.
     rate: AtomicU64,
     /// quinn-proto may send without regard to the window.
     is_lifted: AtomicBool,
@@ -54,7 +54,7 @@ pub struct Congestion {
 }
 
 impl Congestion {
-    /// Which algorithm the connection has.
+    /// The congestion control that the connection has.
     #[must_use]
     pub fn control(&self) -> CongestionControl {
         let index = usize::from(self.algorithm.load(Ordering::Relaxed));
@@ -96,7 +96,7 @@ impl ControllerFactory for Congestion {
 /// What is in flight at [`CongestionControl::Rate`].
 #[derive(Clone, Debug)]
 struct FixedRate {
-    /// The last round trip.
+    /// The last measured round-trip time.
     rtt: Duration,
 }
 

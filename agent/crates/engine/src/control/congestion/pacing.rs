@@ -39,7 +39,7 @@ fn time_of(bytes: u64, rate: u64) -> Duration {
 pub enum Release {
     /// At most this many bytes, now.
     Bytes(u64),
-    /// Nothing before this time.
+    /// Nothing may leave before this time.
     At(Instant),
 }
 
@@ -78,7 +78,7 @@ impl Pacer {
         Release::At(at)
     }
 
-    /// `bytes` have left.
+    /// Takes `bytes` bytes that have left from the credit.
     pub fn spend(&mut self, bytes: u64) {
         self.credit -= bytes as i64;
     }
@@ -92,9 +92,9 @@ impl Pacer {
 pub struct RateAccount {
     /// Bytes a second; 0: no limit.
     rate: AtomicU64,
-    /// What times are counted from.
+    /// The time from which the account's times are counted.
     epoch: OnceLock<Instant>,
-    /// Nanoseconds after `epoch`.
+    /// The time until which the rate is used up, in nanoseconds after `epoch`.
     paid_until: AtomicU64,
 }
 
@@ -130,7 +130,7 @@ impl RateAccount {
         }
     }
 
-    /// `bytes` have left.
+    /// Charges the account with `bytes` bytes that have left.
     pub fn charge(&self, bytes: u64, now: Instant) {
         let Some(rate) = self.rate() else { return };
         let (now, cost) = (self.since_epoch(now), time_of(bytes, rate).as_nanos() as u64);
@@ -214,7 +214,7 @@ impl Pace {
         }
     }
 
-    /// A datagram came.
+    /// Notes that a datagram came.
     pub fn received(&mut self, now: Instant) {
         self.owed.datagrams += 1;
         self.owed.since.get_or_insert(now);
@@ -252,7 +252,7 @@ impl Pace {
         self.release_at.is_none().then_some(packets.clamp(1, room))
     }
 
-    /// `transmit` leaves.
+    /// Notes that `transmit` leaves, and charges it to the pacer and the rate account.
     pub fn sent(&mut self, quinn: &Connection, transmit: &Transmit, now: Instant) {
         self.pacer.spend(transmit.size as u64);
         if let Some(account) = &self.account {
@@ -283,7 +283,7 @@ impl Pace {
         Some(())
     }
 
-    /// The window counts again.
+    /// Ends the exemption: the congestion window counts again.
     pub fn lower(&self) {
         self.congestion.lift_window(self.is_closing);
     }

@@ -31,7 +31,7 @@ struct Bed {
     rate: f64,
     step: Option<(f64, f64)>,
     rtt: f64,
-    /// Bytes.
+    /// The length of the queue, in bytes.
     queue: f64,
     loss: f64,
     seconds: f64,
@@ -61,12 +61,12 @@ impl Bed {
     }
 }
 
-/// What one flow got.
+/// The results of one flow.
 #[derive(Debug)]
 struct Outcome {
     /// Mbit/s that arrived after the warm-up, as the path carries them.
     rate: f64,
-    /// Median round trip in seconds.
+    /// The median round-trip time, in seconds.
     rtt: f64,
     /// The most runs of lost packets within one shortest round trip: as many gaps has the stream at its receiver.
     most_gaps: usize,
@@ -131,7 +131,7 @@ struct Flow {
     rtts: Vec<f64>,
     losses: VecDeque<f64>,
     most_gaps: usize,
-    /// In nanoseconds.
+    /// The time of the next wake-up, in nanoseconds.
     wakes_at: u64,
 }
 

@@ -94,13 +94,12 @@ impl ControlConnection {
         self.underlay
     }
 
-    /// Where the far end is.
+    /// The network path to the far end.
     #[must_use]
     pub fn path(&self) -> Path {
         Path { destination: self.quinn.remote_address(), source: self.quinn.local_ip(), tos: 0 }
     }
 
-    /// quinn-proto's connection.
     #[must_use]
     pub fn quinn(&self) -> &Connection {
         &self.quinn

@@ -65,22 +65,17 @@ const SPARE_EVENTS: usize = 256;
 #[derive(Debug)]
 pub enum Event {
     /// The handshake is complete; the key is the far end's, proved by its certificate.
-    Connected {
-        /// The far end's public key.
-        key: [u8; 32],
-    },
-    /// A control message came.
+    Connected { key: [u8; 32] },
     Message {
-        /// What it says.
         message: Message,
-        /// What it costs.
+        /// The cost of the message, in units.
         units: u32,
     },
     /// The far end broke the protocol of the control stream.
     Violation {
-        /// How.
+        /// The error that broke the protocol.
         error: MessageError,
-        /// What that costs.
+        /// The cost of the violation, in units.
         units: u32,
     },
     /// The far end opened streams for TCP forwards: [`Control::accept`] has them.
@@ -89,15 +84,14 @@ pub enum Event {
     Stream(StreamId),
     /// The connection has ended; it is gone after this event, its packets and deadlines are not.
     Lost(ConnectionError),
-    /// Plain DATAGRAM frames came.
+    /// Plain DATAGRAM frames have come.
     Datagrams,
     /// Path MTU discovery has found another size.
     Mtu,
     /// Its far end is at another address, which came from there.
     Moved {
-        /// Where it was.
+        /// The address at which the far end was before.
         from: SocketAddr,
-        /// Where it is.
         to: SocketAddr,
     },
     /// The far end does not read the control messages that wait for it.
@@ -110,7 +104,7 @@ pub enum Event {
     Drained,
 }
 
-/// How a connection begins.
+/// The parameters with which a connection begins.
 pub(super) struct Begun {
     /// The peer, if this end dialled it.
     pub(super) peer: Option<PeerId>,
@@ -120,7 +114,6 @@ pub(super) struct Begun {
     pub(super) congestion: Arc<Congestion>,
     /// When it is closed, unless it is a session by then.
     pub(super) establish_by: Option<Instant>,
-    /// Now.
     pub(super) at: Instant,
 }
 
@@ -138,7 +131,6 @@ struct Later {
     turn: u64,
 }
 
-/// One control connection.
 pub struct ControlConnection {
     quinn: Connection,
     underlay: UnderlayId,
@@ -154,7 +146,7 @@ pub struct ControlConnection {
     admission: Option<Admission>,
     /// Its number, if it is a stream connection and not a peer's control connection.
     pub stream_number: Option<u8>,
-    /// How fast its packets leave.
+    /// The pace at which the connection's packets leave.
     pace: Pace,
     /// Our services that the far end was told of last.
     pub told: Vec<Service>,
@@ -195,7 +187,7 @@ pub struct ControlConnection {
 /// What a connection is dialled with.
 #[derive(Debug)]
 pub struct Dial {
-    /// The TLS and the knock.
+    /// The client's TLS and knock.
     pub client: ClientConfig,
     /// The QUIC parameters, but for the congestion control.
     pub transport: TransportConfig,
@@ -204,11 +196,9 @@ pub struct Dial {
 /// Counts of the control plane; monotonic.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ControlStats {
-    /// Control messages sent.
     pub messages_sent: u64,
-    /// Control messages received.
     pub messages_received: u64,
-    /// Handshakes that others started.
+    /// The number of handshakes that far ends started.
     pub handshakes_accepted: u64,
     /// Handshakes not begun because too many were under way, or because the first packet was broken.
     pub handshakes_ignored: u64,
@@ -228,7 +218,7 @@ pub struct Control {
     /// Whose handshakes it accepts; nobody's, if it only dials.
     pub(super) acceptance: Option<Acceptance>,
     pub(super) pending: Pending,
-    /// Retry packets to be sent.
+    /// Retry packets that are still to be sent.
     pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
     /// Boxed, because each is taken out and put back while it is polled, and quinn-proto's part is several KiB.
     connections: IssuedMap<ConnectionHandle, Box<ControlConnection>>,
@@ -241,17 +231,15 @@ pub struct Control {
     overflowing: Vec<ConnectionHandle>,
     /// Connections that have more to say than one turn takes.
     unread: Vec<ConnectionHandle>,
-    /// The number of the turn.
     turn: u64,
     /// Streams of the connection that is being polled that an event names already.
     named: HashSet<StreamId>,
     events: Vec<(ConnectionHandle, Event)>,
-    /// No further connection is accepted.
+    /// True once no further connection is accepted.
     pub(super) closed: bool,
     pub(super) scratch: Vec<u8>,
-    /// What it counted.
     pub stats: ControlStats,
-    /// Of connections that are gone.
+    /// The traffic of connections that are gone.
     retired: Traffic,
     /// What the windows of connections are taken from.
     memory: Arc<StreamMemory>,
@@ -433,7 +421,7 @@ impl Control {
         }
     }
 
-    /// A connection by its handle.
+    /// The connection with this handle.
     #[must_use]
     pub fn get(&self, handle: ConnectionHandle) -> Option<&ControlConnection> {
         self.connections.get(&handle).map(|connection| &**connection)
@@ -450,12 +438,10 @@ impl Control {
         self.get_mut(handle).filter(|connection| !connection.lost).map(|connection| &mut connection.quinn)
     }
 
-    /// All connections.
     pub fn iter(&self) -> impl Iterator<Item = &ControlConnection> {
         self.connections.values().map(|connection| &**connection)
     }
 
-    /// The handles of all connections.
     #[must_use]
     pub fn handles(&self) -> Vec<ConnectionHandle> {
         let mut handles: Vec<ConnectionHandle> = self.connections.keys().copied().collect();
@@ -561,7 +547,6 @@ impl Control {
         self.connections.len()
     }
 
-    /// Whether there are none.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.connections.is_empty()

@@ -12,13 +12,13 @@ use crate::worker::{Worker, simulation::World};
 /// One direction of a peer at one worker.
 #[derive(Clone, Copy, Debug)]
 pub struct DirectionBooks {
-    /// What was counted.
+    /// The account of the peer's relay in this direction.
     pub account: Account,
-    /// Datagrams that wait.
+    /// The number of datagrams that wait in this direction.
     pub queued: u64,
 }
 
-/// A peer at one worker.
+/// The books of a peer at one worker.
 #[derive(Clone, Debug)]
 pub struct PeerBooks {
     pub name: Arc<str>,
@@ -30,9 +30,9 @@ pub struct PeerBooks {
     pub oldest: Option<Instant>,
     /// What the configuration says that may wait: datagrams, bytes, time.
     pub bounds: (usize, usize, Duration),
-    /// Flows at this worker.
+    /// The number of the peer's flows at this worker.
     pub flows: usize,
-    /// The ceiling on them.
+    /// The ceiling on the number of the peer's flows.
     pub max_flows: usize,
     /// Times that a flow, or a bucket of IP packets, went to another lane.
     pub moved: u64,
@@ -40,11 +40,11 @@ pub struct PeerBooks {
     pub is_owner: bool,
     /// Lanes that are wanted, and those of them that are up, if there is a connection.
     pub lanes: Option<(u32, u32)>,
-    /// TCP forwards.
+    /// The number of the peer's TCP forwards at this worker.
     pub tcp_streams: u32,
 }
 
-/// A worker.
+/// The books of one worker of an agent.
 #[derive(Clone, Debug)]
 pub struct WorkerBooks {
     pub peers: Vec<PeerBooks>,
@@ -52,11 +52,11 @@ pub struct WorkerBooks {
     pub connections: usize,
     /// Lanes, those included that are draining.
     pub lanes: usize,
-    /// Sockets that carry QUIC.
+    /// The number of sockets that carry QUIC.
     pub underlays: usize,
-    /// Sockets to services.
+    /// The number of local sockets to services.
     pub upstreams: usize,
-    /// TCP forwards.
+    /// The number of TCP forwards at this worker.
     pub forwards: usize,
     /// What one of its turns did beyond what any turn may, in words.
     pub excess: Option<String>,

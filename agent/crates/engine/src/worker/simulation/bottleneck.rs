@@ -52,20 +52,20 @@ impl Gilbert {
 pub struct Loss {
     /// Packets lost independently of each other, in millionths.
     pub random_ppm: u32,
-    /// Loss in bursts.
+    /// The parameters of loss in bursts; `None` for no bursts.
     pub bursts: Option<Gilbert>,
 }
 
-/// Parameters of a [`Bottleneck`].
+/// The rate, queue, delay, losses and ECN marking of a [`Bottleneck`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
     /// IP packets are sent at this rate, in bits per second; `None` sends them at once.
     pub rate_bits: Option<u64>,
     /// A packet that would make more bytes wait is dropped. The packet in transmission does not wait.
     pub queue_bytes: usize,
-    /// Propagation delay, one way.
+    /// The one-way propagation delay of each packet.
     pub delay: Duration,
-    /// Loss before the queue.
+    /// Loss before the queue, of packets that take no share of the rate.
     pub before: Loss,
     /// Loss behind the queue, of packets that took their share of the rate.
     pub after: Loss,
@@ -95,32 +95,32 @@ pub fn bytes_at(rate_bits: u64, time: Duration) -> usize {
 /// An IP packet on its way.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packet<T> {
-    /// Length with the IP header.
+    /// The length of the packet in bytes, IP header included.
     pub bytes: usize,
     /// TOS or traffic class byte; its ECN bits become CE where the packet is marked.
     pub tos: u8,
-    /// Whatever the caller carries.
+    /// The content that the caller attaches to the packet.
     pub content: T,
 }
 
 /// Packets by what became of them. Packets that came are passed, lost, dropped, or still [held](Bottleneck::held).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
-    /// Packets that came.
+    /// Packets that arrived at the bottleneck, lost ones included.
     pub came: u64,
-    /// Their bytes.
+    /// Bytes of the packets that arrived at the bottleneck, IP headers included.
     pub came_bytes: u64,
     /// Packets handed to the far side.
     pub passed: u64,
-    /// Their bytes.
+    /// Bytes of the packets handed to the far side, IP headers included.
     pub passed_bytes: u64,
     /// Packets lost independently of each other.
     pub lost_random: u64,
-    /// Packets lost in bursts.
+    /// Packets lost in bursts, before or behind the queue.
     pub lost_burst: u64,
     /// Packets that found the queue full.
     pub tail_dropped: u64,
-    /// Packets that were marked CE.
+    /// ECT packets marked CE because more than [`Parameters::ecn_bytes`] waited.
     pub marked: u64,
     /// Packets among the passed ones that the far side did not take, which no parameter asks for.
     pub refused: u64,
@@ -222,7 +222,6 @@ impl<T> Bottleneck<T> {
         self.remainder = 0;
     }
 
-    /// The parameters that hold now.
     #[must_use]
     pub fn parameters(&self) -> Parameters {
         self.parameters

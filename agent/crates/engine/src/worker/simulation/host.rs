@@ -78,7 +78,7 @@ impl Udp {
         self.send_marked(to, payload, 0);
     }
 
-    /// Sends with these ECN bits.
+    /// Sends a datagram to `to` with the ECN bits `ecn`.
     pub fn send_marked(&mut self, to: SocketAddr, payload: &[u8], ecn: u8) {
         let mut batch = SendBatch::default();
         batch.tail(payload.len()).unwrap().copy_from_slice(payload);

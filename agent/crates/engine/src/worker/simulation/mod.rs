@@ -67,7 +67,7 @@ pub struct World {
     pub weather: Rc<RefCell<Weather>>,
     fabric: MemoryFabric,
     network: Rc<RefCell<Network>>,
-    /// Hosts that are no agents.
+    /// The addresses of the hosts that are not agents.
     other_addresses: RefCell<Vec<IpAddr>>,
     agents: Vec<Option<Agent>>,
     /// How many workers the next agent gets.
@@ -84,7 +84,7 @@ pub struct World {
     slow: Option<(usize, Duration, Instant)>,
 }
 
-/// One agent of a world.
+/// An agent of a [`World`], with its workers and what they share.
 pub struct Agent {
     pub workers: Vec<Worker>,
     pub registry: Arc<PeerRegistry>,
@@ -101,7 +101,7 @@ pub struct Agent {
 }
 
 impl Agent {
-    /// Lanes of all workers.
+    /// The number of lanes that all workers of the agent keep.
     pub fn lanes(&self) -> usize {
         self.workers.iter().map(|worker| worker.host.lanes.iter().count()).sum()
     }
@@ -263,7 +263,7 @@ impl World {
         self.skew = seconds;
     }
 
-    /// Loses an agent's state directory.
+    /// Loses an agent's state directory, and with it the record of used knocks.
     pub fn lose_state(&mut self, place: usize) {
         self.journals[place] = None;
     }
@@ -390,7 +390,7 @@ impl World {
         self.agents[place] = None;
     }
 
-    /// Asks an agent to stop.
+    /// Asks all workers of an agent to shut down within 3 seconds.
     pub fn stop(&mut self, place: usize) {
         for worker in &self.agent(place).workers {
             assert!(worker.inbox().put(Command::Shutdown { within: Duration::from_secs(3) }));
@@ -446,7 +446,7 @@ impl World {
         of_peers.any(|(_, samples)| samples.iter().any(|(labels, _)| labels[0] == name))
     }
 
-    /// Lets `time` pass.
+    /// Runs the world until `time` has passed on its clock.
     pub fn run(&mut self, time: Duration) {
         let until = self.clock.now() + time;
         self.run_until(until, |_| false);
@@ -495,7 +495,6 @@ impl World {
         self.agents.get(place)?.as_ref()?.excess.iter().flatten().map(String::as_str).next()
     }
 
-    /// The time of the world.
     pub fn now(&self) -> Instant {
         self.clock.now()
     }

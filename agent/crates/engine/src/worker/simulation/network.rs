@@ -23,7 +23,7 @@ const FIRST_DYNAMIC_PORT: u16 = 49_152;
 
 /// What the network does to datagrams between hosts of which it knows nothing else.
 pub struct Weather {
-    /// One way.
+    /// The one-way delay of each datagram.
     pub delay: Duration,
     /// How many of a hundred are lost between agents.
     pub loss_percent: u32,
@@ -43,7 +43,7 @@ impl Default for Weather {
 /// What the network does to datagrams from one host to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkPath {
-    /// One way, at least.
+    /// The least one-way delay of a datagram, to which jitter may add.
     pub delay: Duration,
     /// So much longer a datagram may take, so that others overtake it.
     pub jitter: Duration,
@@ -55,7 +55,7 @@ pub struct NetworkPath {
     pub corrupted: u32,
     /// Datagrams with a longer payload vanish, in bytes.
     pub most_bytes: usize,
-    /// Nothing arrives.
+    /// Whether the path is cut, so that nothing arrives.
     pub is_cut: bool,
     /// Datagrams pass this bottleneck, and after it the delay.
     pub bottleneck: Option<BottleneckId>,
@@ -86,14 +86,13 @@ impl Default for NetworkPath {
 pub struct Tapped {
     /// Who sent it, as others see that.
     pub from: SocketAddr,
-    /// Where to, behind any NAT.
+    /// The destination of the datagram, as it is behind any NAT.
     pub to: SocketAddr,
     pub tos: u8,
-    /// What it carries.
     pub payload: Vec<u8>,
 }
 
-/// A datagram under way.
+/// A datagram that is on its way and arrives at a set time.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct InTransit {
     arrives: Instant,
@@ -102,11 +101,11 @@ pub(super) struct InTransit {
     to: SocketAddr,
     tos: u8,
     payload: Vec<u8>,
-    /// The bottleneck that it passed.
+    /// The index of the bottleneck that the datagram passed, if there was one.
     passed: Option<usize>,
 }
 
-/// A datagram in a bottleneck.
+/// A datagram while a bottleneck holds it.
 struct Carried {
     from: SocketAddr,
     to: SocketAddr,
@@ -130,12 +129,12 @@ impl InTransit {
 struct Nat {
     outside: IpAddr,
     next_port: u16,
-    /// Inside, outside.
+    /// The inside addresses, each with the outside address that it appears as.
     mappings: Vec<(SocketAddr, SocketAddr)>,
 }
 
 impl Nat {
-    /// What `inside` appears as.
+    /// The outside address that `inside` appears as, with a new port if it had none.
     fn outside(&mut self, inside: SocketAddr) -> SocketAddr {
         if let Some((_, outside)) = self.mappings.iter().find(|(known, _)| *known == inside) {
             return *outside;
@@ -151,7 +150,6 @@ impl Nat {
 pub(super) struct Network {
     weather: Rc<RefCell<Weather>>,
     paths: BTreeMap<(IpAddr, IpAddr), NetworkPath>,
-    /// Addresses of agents.
     pub(super) agents: Vec<IpAddr>,
     /// Addresses that a NAT translates: inside, outside.
     translated: Vec<(SocketAddr, SocketAddr)>,

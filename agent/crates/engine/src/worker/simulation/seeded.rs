@@ -26,7 +26,7 @@ pub(super) fn seed(seed: u64) {
 /// What TLS is to draw from.
 pub(super) const RANDOMNESS: Randomness = Randomness { random: &Generator, group: &Generator };
 
-/// The generator of this thread.
+/// The seeded random number generator of the current thread, which TLS draws from.
 #[derive(Debug)]
 struct Generator;
 

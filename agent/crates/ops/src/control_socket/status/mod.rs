@@ -27,7 +27,7 @@ pub use page::{Kind, Page, age, plain, table};
 pub use parts::{LimitsStatus, Totals, Used};
 pub use text::Show;
 
-/// How many refusals are remembered.
+/// The number of refusals that are remembered at most.
 pub const MAX_REFUSALS: usize = 16;
 
 /// What a status is to show.
@@ -42,15 +42,15 @@ pub struct Scope {
     pub lane: Option<u8>,
 }
 
-/// A running agent.
+/// The state of a running agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {
-    /// The program's version.
+    /// The version of the program that runs.
     pub software: String,
     pub public_key: String,
-    /// Seconds since it was started.
+    /// The time since the agent was started, in seconds.
     pub uptime_seconds: f64,
-    /// Threads that move packets.
+    /// The number of threads that move packets.
     pub workers: u8,
     /// Those that did not say in time what they have.
     #[serde(default)]
@@ -63,16 +63,16 @@ pub struct Status {
     /// The accounts of all peers together.
     #[serde(default)]
     pub totals: Totals,
-    /// The TUN device.
+    /// The TUN device, if the agent has one.
     #[serde(default)]
     pub tun: Option<TunStatus>,
-    /// The UDP sockets, by role.
+    /// The UDP sockets, with one entry for each role.
     #[serde(default)]
     pub sockets: Vec<SocketStatus>,
     /// How much of the ceilings is used.
     #[serde(default)]
     pub limits: LimitsStatus,
-    /// Handshakes by outcome.
+    /// The number of handshakes with each outcome.
     pub handshakes: Counts,
     /// What the gate did, by outcome.
     pub gate: Counts,
@@ -83,13 +83,13 @@ pub struct Status {
 /// Somebody who was not let in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Refusal {
-    /// Seconds since then.
+    /// The time since the refusal, in seconds.
     pub age_seconds: f64,
     /// Address and port, of the last one.
     pub source: String,
     /// How many packets were refused for this reason from there.
     pub count: u64,
-    /// In words.
+    /// The reason for the refusal, in words.
     pub reason: String,
     /// The key that was offered, if one was seen.
     pub public_key: Option<String>,

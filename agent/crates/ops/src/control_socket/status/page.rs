@@ -8,19 +8,18 @@ pub struct Page {
     lines: Vec<(Kind, String)>,
 }
 
-/// What a line is.
+/// What a line of a page stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Text, or a row of a table.
     Plain,
-    /// The head of a table.
+    /// The line is the head of a table.
     Heading,
-    /// What must not be.
+    /// The line reports something that must not be.
     Alarm,
 }
 
 impl Page {
-    /// The lines, in order.
     #[must_use]
     pub fn lines(&self) -> &[(Kind, String)] {
         &self.lines
@@ -135,12 +134,12 @@ pub(super) fn bits(bytes_per_second: f64) -> String {
     scaled(bytes_per_second * 8.0, "bit/s")
 }
 
-/// "3.4 k/s".
+/// Formats a rate per second, as in "3.4 k/s".
 pub(super) fn per_second(rate: f64) -> String {
     scaled(rate, "/s")
 }
 
-/// "1.5 MB".
+/// Formats a number of bytes, as in "1.5 MB".
 pub(super) fn bytes(bytes: u64) -> String {
     scaled(bytes as f64, "B")
 }
@@ -169,13 +168,13 @@ fn scaled(value: f64, unit: &str) -> String {
     text
 }
 
-/// "0.02 %".
+/// Formats a share as a percentage, as in "0.02 %".
 pub(super) fn share(share: f64) -> String {
     let percent = share * 100.0;
     if percent == 0.0 { "0 %".to_owned() } else { format!("{percent:.2} %") }
 }
 
-/// "12.3 ms", "85 µs".
+/// Formats a short time, given in seconds, as in "12.3 ms" or "85 µs".
 pub(super) fn short_time(seconds: f64) -> String {
     let micros = seconds * 1e6;
     if micros < 999.5 {

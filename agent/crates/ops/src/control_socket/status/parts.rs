@@ -6,20 +6,20 @@ use serde::{Deserialize, Serialize};
 /// The accounts of all peers together.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
-    /// Towards them.
+    /// The account of what goes to the peers.
     pub uplink: Accounting,
-    /// From them.
+    /// The account of what comes from the peers.
     pub downlink: Accounting,
 }
 
 /// How much of the ceilings is used.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LimitsStatus {
-    /// Peers of both files.
+    /// Use of the ceiling on peers, those of the configuration and of the state file together.
     pub peers: Used,
     /// Peers that open mode let in.
     pub open_peers: Used,
-    /// Flows of all peers.
+    /// Use of the ceiling on the flows of all peers together.
     pub flows: Used,
     /// The flows of the peer that has the most.
     pub flows_per_peer: Used,
@@ -31,7 +31,7 @@ pub struct LimitsStatus {
     pub tcp_streams: Used,
     /// Bytes that the windows of all TCP forwards have taken.
     pub stream_bytes: Used,
-    /// Handshakes that others have begun.
+    /// Use of the ceiling on handshakes that others have begun.
     pub handshakes: Used,
     /// Knocks that were used and are remembered.
     pub used_tokens: Used,

@@ -19,13 +19,13 @@ pub struct Show {
 }
 
 impl Status {
-    /// For people.
+    /// Returns the status as text for people.
     #[must_use]
     pub fn to_text(&self) -> String {
         self.to_page(Show::default()).to_text()
     }
 
-    /// For people, line by line.
+    /// Returns the status as lines for people.
     #[must_use]
     pub fn to_page(&self, show: Show) -> Page {
         let mut page = Page::default();
@@ -216,7 +216,7 @@ pub(super) fn peer_drops(peer: &PeerStatus) -> Option<String> {
     (!directions.is_empty()).then(|| format!("{} dropped: {}", plain(&peer.name), directions.join("; ")))
 }
 
-/// The compact table of lanes.
+/// Adds the compact table of lanes to `page`.
 pub(super) fn lane_table<'a>(lanes: impl Iterator<Item = (&'a str, &'a LaneStatus)>, page: &mut Page) {
     let head = [
         "LANE", "STATE", "SENT", "RECEIVED", "LOST", "UNACKED", "RTT", "KEYS", "PACKET", "OFFLOAD", "FLOWS",
