@@ -12,6 +12,7 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
 use config::{Config, defaults};
+use dataplane::sockets::port_plan;
 use engine::{
     capture::Captures,
     health::Health,
@@ -19,7 +20,7 @@ use engine::{
     tunnel::Tunnel,
     worker::{
         Addresses, Command, Hub, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup,
-        Worker, port_plan, shell, used_knocks,
+        Worker, shell, used_knocks,
     },
 };
 use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};

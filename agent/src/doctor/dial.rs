@@ -11,7 +11,8 @@ use std::{
 };
 
 use config::{Config, Transport, defaults};
-use engine::{peer::SETTLE_TIME, status::PeerStatus, worker};
+use dataplane::peer::SETTLE_TIME;
+use engine::{status::PeerStatus, worker};
 use gate::identity::{self, Identity};
 use wire::{
     clock::{Clock, SystemClock},

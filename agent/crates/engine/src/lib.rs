@@ -3,7 +3,6 @@
 //! | what | module |
 //! |---|---|
 //! | one worker: its loop, its sockets, sessions, lanes and forwards, and the messages between workers | [`worker`] |
-//! | the way of a datagram through a worker | [`datapath`] |
 //! | control connections: quinn-proto, dialling, congestion control, windows | [`control`] |
 //! | one peer, as a worker sees it | [`peer`] |
 //! | all peers, and who may connect | [`registry`] |
@@ -14,7 +13,6 @@
 
 pub mod capture;
 pub mod control;
-pub mod datapath;
 pub mod follow;
 pub mod health;
 pub mod metrics;

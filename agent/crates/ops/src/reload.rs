@@ -11,16 +11,16 @@ use std::{
     sync::{Arc, PoisonError},
 };
 
-use crate::descriptors;
 use config::{
     Config, LoadError, PeerOrigin,
     reload::{Change, Effect, Kind, Plan, plan},
 };
+use dataplane::sockets::more_ports;
 use engine::{
     follow::{follow, revision},
     registry::RegistryError,
     tunnel::{self, TunnelError},
-    worker::{more_ports, remedy},
+    worker::remedy,
 };
 use net::ports::{self, PortError, Ports};
 use wire::{
@@ -28,7 +28,7 @@ use wire::{
     panics::Critical,
 };
 
-use crate::{control_socket::Reloaded, log, metrics, operator::Running};
+use crate::{control_socket::Reloaded, descriptors, log, metrics, operator::Running};
 
 /// The reason why a reload changed nothing.
 #[derive(Debug, thiserror::Error)]

@@ -1,4 +1,4 @@
-//! `DatagramRelay`: what one worker knows of one peer's datagrams. Pure state; `engine/src/datapath/` moves the bytes.
+//! `DatagramRelay`: what one worker knows of one peer's datagrams. Pure state; `dataplane/src/datapath/` moves the bytes.
 //!
 //! | question | file |
 //! |---|---|

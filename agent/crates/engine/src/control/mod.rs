@@ -34,3 +34,11 @@ pub mod windows;
 
 pub use inward::MOST_WAITING_BYTES;
 pub use traffic::{Traffic, Way};
+
+/// A QUIC stream of one connection: the key of a TCP forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamKey {
+    /// The connection's place in quinn-proto's endpoint.
+    pub connection: usize,
+    pub stream: quinn_proto::StreamId,
+}

@@ -74,7 +74,7 @@ impl TcpForwards {
             return true;
         };
         let Some(peer) = cx.peers.get(id) else { return true };
-        let Some(link) = peer.link.as_ref() else { return cx.dialler_of(id) == cx.id.index };
+        let Some(link) = peer.data.link.as_ref() else { return cx.dialler_of(id) == cx.id.index };
         let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
         // Others may go by what was so a moment ago.
         sessions.note_carrier(cx, id);
@@ -100,7 +100,7 @@ impl TcpForwards {
         let forward = cx.config.tcp.get(place)?;
         let id = self.forward_peer(forward);
         let peer = cx.peers.get(id)?;
-        let link = peer.link.as_ref()?;
+        let link = peer.data.link.as_ref()?;
         if !link.services.iter().any(|service| service.tcp && *service.name == *forward.service) {
             return None;
         }

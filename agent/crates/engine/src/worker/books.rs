@@ -8,12 +8,14 @@ use std::{
 
 use config::OPEN_LABEL;
 use dataplane::{
-    forward::{Local, tun::TunTotals},
+    forward::tun::TunTotals,
+    hand_off::Kind,
     lanes::LaneState,
     relay::{DatagramRelay, Direction, DropReason},
+    socket_stats::SocketStats,
 };
 use gate::{Step, decoy::DecoyStats};
-use net::{TunStats, UdpRole, UdpSocket, stats::Booked};
+use net::TunStats;
 use quic_core::LaneStats;
 use wire::{
     context::Context,
@@ -28,7 +30,6 @@ use crate::{
     status::{PeerStatus, add_lane},
     worker::{
         ceilings::{Ceiling, Refused, refused},
-        hand_off::Kind,
         stream_connections::StreamTotals,
         streams::TcpRefusal,
     },
@@ -215,7 +216,7 @@ pub(super) struct Totals {
     pub(super) lanes_near_limit: u64,
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
-    pub(super) refusals: [u64; SocketBooks::ROLES.len()],
+    pub(super) refusals: [u64; SocketStats::ROLES.len()],
     /// Of peers whose place was given up.
     pub(super) former: RelaySums,
     /// Flows by the index of their lane, when last looked at.
@@ -254,79 +255,6 @@ pub struct Summary {
 impl fmt::Display for Summary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} of {} peers connected, {} flows", self.connected, self.peers, self.flows)
-    }
-}
-
-/// What the sockets of each role did, those that are closed included.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct SocketBooks(pub(super) [Booked; 5]);
-
-impl SocketBooks {
-    /// Each role and its label, by place.
-    pub const ROLES: [(UdpRole, &'static str); 5] = [
-        (UdpRole::QuicListen, "quic_listen"),
-        (UdpRole::QuicDial, "quic_dial"),
-        (UdpRole::Ingress, "ingress"),
-        (UdpRole::Upstream, "upstream"),
-        (UdpRole::Decoy, "decoy"),
-    ];
-
-    /// The labels of the roles, in the order of [`SocketBooks::ROLES`].
-    pub(super) const LABELS: [&'static str; 5] = {
-        let [(_, a), (_, b), (_, c), (_, d), (_, e)] = Self::ROLES;
-        [a, b, c, d, e]
-    };
-
-    /// Buffers that the kernel dropped at all of them.
-    #[must_use]
-    pub fn kernel_drops(&self) -> u64 {
-        self.0.iter().map(|booked| booked.kernel_drops).sum()
-    }
-
-    /// Before all sockets are looked at: what waited when they were last looked at no longer counts.
-    pub fn forget_kernel_queues(&mut self) {
-        self.0.iter_mut().for_each(|booked| booked.kernel_queue = 0);
-    }
-
-    /// Books what `socket` did since it was last booked; with `drops`, also asks the kernel what it dropped, and adds what
-    /// waits there.
-    pub fn look_at(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) {
-        self.0[role_place(role)].kernel_queue += self.book(role, socket, booked, drops);
-    }
-
-    /// The same of a socket that is about to close: what waits there, in bytes, is answered and not added, since nobody will
-    /// read it.
-    pub fn book(&mut self, role: UdpRole, socket: &dyn UdpSocket, booked: &mut Booked, drops: bool) -> u64 {
-        let place = role_place(role);
-        let stats = socket.stats();
-        self.0[place].stats.add_since(&stats, &booked.stats);
-        booked.stats = stats;
-        if !drops {
-            return 0;
-        }
-        let queue = socket.kernel_queue();
-        self.0[place].kernel_drops += queue.drops.saturating_sub(booked.kernel_drops);
-        booked.kernel_drops = queue.drops;
-        queue.bytes
-    }
-}
-
-/// The place of a role in [`SocketBooks::ROLES`].
-pub(super) fn role_place(role: UdpRole) -> usize {
-    match role {
-        UdpRole::QuicListen => 0,
-        UdpRole::QuicDial => 1,
-        UdpRole::Ingress => 2,
-        UdpRole::Upstream => 3,
-        UdpRole::Decoy => 4,
-    }
-}
-
-/// The role of a local socket.
-pub(super) fn role(local: &Local) -> UdpRole {
-    match local {
-        Local::Ingress { .. } => UdpRole::Ingress,
-        Local::Upstream { .. } => UdpRole::Upstream,
     }
 }
 
@@ -370,7 +298,7 @@ pub(super) struct WorkerSnapshot {
     pub(super) lane_indices: Vec<IndexCounts>,
     pub(super) relays: RelaySums,
     pub(super) limit_reached: [u64; Ceiling::COUNT],
-    pub(super) sockets: SocketBooks,
+    pub(super) sockets: SocketStats,
     pub(super) totals: Totals,
     pub(super) control: ControlStats,
     /// Handshakes with a key that is not allowed.
@@ -517,13 +445,6 @@ mod tests {
     use crate::status::Accounting;
 
     use super::*;
-
-    #[test]
-    fn each_role_is_booked_under_its_own_label() {
-        for (place, (role, _)) in SocketBooks::ROLES.into_iter().enumerate() {
-            assert_eq!(role_place(role), place, "{role:?}");
-        }
-    }
 
     #[test]
     fn workers_that_published_at_different_moments_balance_together() {

@@ -24,7 +24,7 @@ impl LaneHost {
             return;
         }
         let Subject::Lane(index) = capture.subject else { return };
-        let link = cx.peers.get(capture.peer).and_then(|peer| peer.link.as_ref());
+        let link = cx.peers.get(capture.peer).and_then(|peer| peer.data.link.as_ref());
         let lane = link.and_then(|link| link.pool.get(index));
         self.captures.armed.push(Armed { capture, lane: None });
         if let Some(lane) = lane {

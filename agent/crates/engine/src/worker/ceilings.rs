@@ -166,7 +166,7 @@ impl Context {
     /// Says which ceilings were reached since a peer was last looked at.
     pub(super) fn report_ceilings(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let refused = refused(&peer.relay);
+        let refused = refused(&peer.data.relay);
         let before = std::mem::replace(&mut peer.refused, refused);
         let more = |ceiling: Ceiling| refused[ceiling as usize] > before[ceiling as usize];
         let name = &*peer.name;
@@ -214,7 +214,7 @@ impl Context {
             );
         }
         if more(Ceiling::Sockets)
-            && let error = peer.relay.socket_error.take()
+            && let error = peer.data.relay.socket_error.take()
             && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::Sockets, now)
         {
             tracing::warn!(

@@ -22,14 +22,15 @@ use std::{
 };
 
 use config::Config;
+use dataplane::{
+    socket_stats::{SocketStats, role_place},
+    sockets::SocketFactory,
+};
 use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Sender};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 use wire::throttle::Throttle;
 
-use crate::worker::{
-    Context, DataPlane, Decoy, LOG_INTERVAL, LaneHost, SocketBooks, SocketFactory, Sockets, Timer,
-    books::role_place,
-};
+use crate::worker::{Context, DataPlane, Decoy, LOG_INTERVAL, LaneHost, Sockets, Timer};
 
 /// The worker that has all flows.
 const OWNER: u8 = 0;
@@ -103,7 +104,7 @@ impl Decoys {
     }
 
     /// Books what the sockets that had traffic did; with `drops`, they are forgotten until they have more.
-    pub(super) fn book(&mut self, books: &mut SocketBooks, drops: bool) {
+    pub(super) fn book(&mut self, books: &mut SocketStats, drops: bool) {
         for id in &self.touched {
             if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
                 socket.touched = !drops;
@@ -208,7 +209,7 @@ impl Decoys {
     /// Closes the socket of a flow that has ended.
     fn close(&mut self, id: DecoyId, factory: &mut SocketFactory) {
         if let Some(mut socket) = self.sockets.get_mut(id.0 as usize).and_then(Option::take) {
-            factory.books().book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
+            factory.stats().book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
             factory.release(socket.token);
             // Its place is the next one's, who must be in neither list, and later not twice.
             if socket.ready {

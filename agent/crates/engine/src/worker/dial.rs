@@ -2,7 +2,7 @@
 
 use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
-use dataplane::lanes::UnderlayId;
+use dataplane::{lanes::UnderlayId, sockets::Source};
 use gate::{
     client::{self, Knock},
     identity::{Endpoint, PublicKey},
@@ -23,7 +23,7 @@ use crate::{
     },
     peer::Failure,
     worker::{
-        Context, Sessions, Sockets, Source, Timer, Tunnel, endpoint::max_packet, hub::StreamRequest,
+        Context, Sessions, Sockets, Timer, Tunnel, endpoint::max_packet, hub::StreamRequest,
         lane_host::LEAST_SILENCE, liveness::IN_USE,
     },
 };
@@ -42,7 +42,7 @@ impl Sessions {
             return;
         }
         if !cx.needs_dialling(id, now) {
-            if cx.peers.get(id).is_some_and(|peer| !peer.is_well()) {
+            if cx.peers.get(id).is_some_and(|peer| !peer.data.is_well()) {
                 // It was heard a moment ago, and is suspect still.
                 cx.timers.arm(Timer::Dial(id), now + LEAST_SILENCE);
             }
@@ -118,7 +118,7 @@ impl Sessions {
             sockets.factory.close_underlay(&mut sockets.underlays, underlay);
             return;
         };
-        self.control.set_congestion(handle, peer.config.congestion, cx.hub.rate(id));
+        self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id));
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {
@@ -153,7 +153,7 @@ impl Sessions {
         let keys: Vec<[u8; 32]> = match stream {
             // Of a peer's keys it is the one that its session has proved.
             Some(stream) => vec![stream.key],
-            None => peer.config.public_keys.iter().map(|key| key.0).collect(),
+            None => peer.data.config.public_keys.iter().map(|key| key.0).collect(),
         };
         let crypto = match tls::client_crypto(&cx.identity, &keys) {
             Ok(crypto) => crypto,
@@ -165,7 +165,7 @@ impl Sessions {
             }
         };
         // A stream connection lives for as long as it has forwards, however silent these are.
-        let keepalive = peer.config.keepalive.or_else(|| stream.map(|_| IN_USE));
+        let keepalive = peer.data.config.keepalive.or_else(|| stream.map(|_| IN_USE));
         let limits = &cx.config.limits;
         let mut transport = transport::transport_config(
             keepalive,
@@ -275,17 +275,17 @@ impl Sockets {
 impl Context {
     fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
         let peer = self.peers.get_mut(id)?;
-        let is_control_dead = peer.link.as_ref().is_some_and(|link| link.doubts.control_dead);
+        let is_control_dead = peer.data.link.as_ref().is_some_and(|link| link.doubts.control_dead);
         let awaited = peer.awaited_until.is_some_and(|until| until > now);
-        let waiting = is_control_dead || awaited || peer.relay.oldest().is_some();
+        let waiting = is_control_dead || awaited || peer.data.relay.oldest().is_some();
         // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
-        let slowest = peer.config.keepalive.unwrap_or(IDLE_INTERVAL);
+        let slowest = peer.data.config.keepalive.unwrap_or(IDLE_INTERVAL);
         peer.dialler.step(waiting, slowest, now, &mut self.rng)
     }
 
     /// Whether no worker has a session with a peer that is one, or something speaks against that.
     fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
-        let linked = self.peers.get(id).is_some_and(|peer| peer.link.is_some());
+        let linked = self.peers.get(id).is_some_and(|peer| peer.data.link.is_some());
         self.peers.is_live(id) && (!linked || self.is_doubted(id, now))
     }
 

@@ -30,12 +30,12 @@ impl Worker {
         self.sockets.underlays.flush(&mut self.host.lanes, now);
         self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
         for id in self.cx.peers.ids() {
-            for flow in self.cx.peers.get(id).map(|peer| peer.relay.flows.all()).unwrap_or_default() {
+            for flow in self.cx.peers.get(id).map(|peer| peer.data.relay.flows.all()).unwrap_or_default() {
                 self.host.close_flow(&mut self.cx, &mut self.sockets, &mut self.data, id, flow, now);
             }
             if let Some(peer) = self.cx.peers.get_mut(id) {
                 // What still waits are IP packets.
-                peer.relay.queue.clear(DropReason::Shutdown, &mut peer.relay.uplink);
+                peer.data.relay.queue.clear(DropReason::Shutdown, &mut peer.data.relay.uplink);
             }
         }
         self.sockets.underlays.finish(&mut self.host.lanes, now);
@@ -149,7 +149,7 @@ impl LaneHost {
         now: Instant,
     ) {
         let Some(state) = cx.peers.get_mut(id) else { return };
-        let Some(flow) = state.relay.remove_flow(flow) else { return };
+        let Some(flow) = state.data.relay.remove_flow(flow) else { return };
         if let Some(mut uplink) = self.uplink(cx, sockets, data, id, now) {
             uplink.say(flow.lane, context::Context::Closed(flow.number));
         }

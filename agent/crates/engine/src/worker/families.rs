@@ -8,8 +8,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use config::OPEN_LABEL;
 use dataplane::{
     forward::tun::{Answer, TunDrop},
+    hand_off::Kind,
     lanes::LaneState,
+    peer::Doubt,
     relay::{Direction, DropReason},
+    socket_stats::SocketStats,
 };
 use gate::{Step, decoy::DecoyDrop};
 use net::stats::Booked;
@@ -17,13 +20,11 @@ use wire::{context::Context, messages::MessageError};
 
 use crate::{
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
-    peer::Doubt,
     registry::Origin,
     status::{Accounting, PeerStatus, StreamsStatus},
     worker::{
-        Ceiling, DeviceSnapshot, Snapshots, SocketBooks, TcpRefusal,
+        Ceiling, DeviceSnapshot, Snapshots, TcpRefusal,
         books::{Handshakes, IndexCounts, Published, Totals, WorkerSnapshot, label},
-        hand_off::Kind,
         stream_connections::StreamFailure,
     },
 };
@@ -147,7 +148,7 @@ static FAMILIES: &[Family] = &[
     socket(Type::Counter, "culvert_socket_gso_fallbacks_total", "Times that GSO was turned off for a destination after an error.", |socket| socket.stats.gso_fallbacks.into()),
     socket(Type::Counter, "culvert_socket_would_block_total", "Sends that found the kernel's send buffer full.", |socket| socket.stats.would_block.into()),
     socket(Type::Counter, "culvert_socket_send_failures_total", "Datagrams that the kernel refused to send.", |socket| socket.stats.send_failures.into()),
-    counter("culvert_socket_refusals_total", &["socket"], "ICMP errors that the kernel reported about datagrams sent earlier: nobody listens there.", |it, out| out.each(&SocketBooks::LABELS, &it.totals.refusals)),
+    counter("culvert_socket_refusals_total", &["socket"], "ICMP errors that the kernel reported about datagrams sent earlier: nobody listens there.", |it, out| out.each(&SocketStats::LABELS, &it.totals.refusals)),
     socket(Type::Counter, "culvert_socket_truncated_total", "Received buffers that were longer than ours.", |socket| socket.stats.truncated.into()),
     socket(Type::Counter, "culvert_socket_kernel_drops_total", "Buffers (not datagrams) that the kernel dropped because the receive buffer was full.", |socket| socket.kernel_drops.into()),
     socket(Type::Gauge, "culvert_socket_kernel_queue_bytes", "Kernel memory of the buffers that waited to be read when the sockets were last looked at, which is once a second.", |socket| socket.kernel_queue.into()),
@@ -341,7 +342,7 @@ impl Family {
             Read::Device(read) => read(&published.device, &mut out),
             Read::Socket(read) => {
                 for worker in &published.workers {
-                    let sockets = SocketBooks::ROLES.iter().zip(&worker.sockets.0);
+                    let sockets = SocketStats::ROLES.iter().zip(&worker.sockets.0);
                     sockets.for_each(|((_, label), booked)| out.add(&[label], read(booked)));
                 }
             }

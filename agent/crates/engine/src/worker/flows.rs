@@ -8,35 +8,36 @@ use std::{
 use dataplane::{
     forward::Local,
     relay::{FlowId, Origin},
+    socket_stats::{role, role_place},
 };
 use wire::{context, ids::PeerId};
 
-use crate::worker::{Context, DataPlane, LaneHost, Sockets, Timer, books};
+use crate::worker::{Context, DataPlane, LaneHost, Sockets, Timer};
 
 impl Context {
     /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
     pub(super) fn watch_queue(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if let Some(deadline) = peer.relay.reassembly.deadline() {
+        if let Some(deadline) = peer.data.relay.reassembly.deadline() {
             self.timers.arm(Timer::Queue(id), deadline);
         }
-        let Some(oldest) = peer.relay.oldest() else { return };
-        self.timers.arm(Timer::Queue(id), oldest + peer.config.queue.time + Duration::from_millis(1));
+        let Some(oldest) = peer.data.relay.oldest() else { return };
+        self.timers.arm(Timer::Queue(id), oldest + peer.data.config.queue.time + Duration::from_millis(1));
         self.dial_soon(id, now);
     }
 
     pub(super) fn watch_flow(&mut self, peer: PeerId, id: FlowId, now: Instant) {
-        if let Some(flow) = self.peers.get(peer).and_then(|state| state.relay.flows.get(id)) {
+        if let Some(flow) = self.peers.get(peer).and_then(|state| state.data.relay.flows.get(id)) {
             self.timers.arm(Timer::Flow(peer, id), now + flow.idle);
         }
     }
 
     /// The kernel reports that an earlier datagram was not taken: an ICMP error, so of a datagram that was delivered.
     pub(super) fn report_refusal(&mut self, local: &Local, error: &io::Error, now: Instant) {
-        self.stats.totals.refusals[books::role_place(books::role(local))] += 1;
+        self.stats.totals.refusals[role_place(role(local))] += 1;
         let Local::Upstream { peer, flow } = *local else { return };
         let origin =
-            self.peers.get(peer).and_then(|state| state.relay.flows.get(flow)).map(|flow| flow.origin);
+            self.peers.get(peer).and_then(|state| state.data.relay.flows.get(flow)).map(|flow| flow.origin);
         if let Some(Origin::Upstream { service, .. }) = origin
             && let Some(service) = self.config.services.get(service)
             && let Some(suppressed) = self.logs.refusal.allow(now)
@@ -53,7 +54,7 @@ impl Context {
 
     pub(super) fn report_too_large(&mut self, peer: PeerId, now: Instant) {
         let Some(state) = self.peers.get_mut(peer) else { return };
-        if let Some(too_large) = state.too_large.take()
+        if let Some(too_large) = state.data.too_large.take()
             && let Some(suppressed) = self.logs.too_large.allow(now)
         {
             let remedy = if too_large.wanted {
@@ -84,16 +85,17 @@ impl DataPlane {
         now: Instant,
     ) {
         let Some(state) = cx.peers.get_mut(peer) else { return };
-        let Some(flow) = state.relay.flows.get(id) else { return };
+        let Some(flow) = state.data.relay.flows.get(id) else { return };
         let until = flow.last_active + flow.idle;
         if until > now {
             cx.timers.arm(Timer::Flow(peer, id), until);
             return;
         }
         let lane = flow.lane;
-        if let Some(flow) = state.relay.remove_flow(id) {
-            state.relay.stats.flows_idle += 1;
-            let mut uplink = state.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
+        if let Some(flow) = state.data.relay.remove_flow(id) {
+            state.data.relay.stats.flows_idle += 1;
+            let mut uplink =
+                state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
             uplink.say(lane, context::Context::Closed(flow.number));
             sockets.close_flow_socket(flow.origin);
         }

@@ -22,7 +22,9 @@ use std::{
 use arc_swap::ArcSwap;
 use config::{self, Config};
 use dataplane::{
+    hand_off::{HandOff, Kind},
     lanes::UnderlayId,
+    peer::Doubt,
     relay::{AgentTotals, FlowRegistry},
 };
 use net::{Ready, Token, ports::Ports};
@@ -41,9 +43,11 @@ use crate::{
         connections::{Outcome, PeerForwards},
         windows::StreamMemory,
     },
-    peer::Doubt,
     registry::Origin,
-    worker::{backlog::Crowds, hand_off::HandOff, mailbox::Mailbox},
+    worker::{
+        backlog::Crowds,
+        mailbox::{Mailbox, Party},
+    },
 };
 
 /// What one worker tells another, or itself.
@@ -386,7 +390,7 @@ impl Hub {
     /// Hands a hand-off batch to `worker`; gives it back if there is no room.
     pub(super) fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
         let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(hand_off) };
-        let (bytes, party) = (hand_off.len(), hand_off.party());
+        let (bytes, party) = (hand_off.len(), party(&hand_off));
         mailbox.hand(hand_off, bytes, party)
     }
 
@@ -530,6 +534,17 @@ impl Hub {
 /// The session that there is stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Stays;
+
+/// Whose part of a ring `hand_off` takes.
+fn party(hand_off: &HandOff) -> Party {
+    match hand_off.kind {
+        Kind::Packets { .. } => Party::Unknown,
+        Kind::Strangers { .. } => Party::Strangers,
+        Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
+            Party::Peer(peer)
+        }
+    }
+}
 
 #[cfg(test)]
 mod tests {

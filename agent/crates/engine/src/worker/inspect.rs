@@ -18,6 +18,7 @@ use dataplane::{
     forward::tun::{Answer, TunDrop},
     lanes::{LaneSlot, LaneState},
     relay::{Flow, NO_LANE, Origin, Standing},
+    socket_stats::{SocketStats, role, role_place},
 };
 use net::{Gso, UdpRole, stats::Booked};
 use quic_core::LaneStats;
@@ -30,12 +31,7 @@ use crate::{
         FlowStatus, LaneDetails, LaneRates, LaneStatus, SocketStatus, StreamConnectionStatus, TunDirection,
         TunStatus, add_lane, not_zero,
     },
-    worker::{
-        Command, Context, Decoy, LaneHost, Sockets, Tun, Tunnel, Worker,
-        books::{self, SocketBooks},
-        decoy::Decoys,
-        shell,
-    },
+    worker::{Command, Context, Decoy, LaneHost, Sockets, Tun, Tunnel, Worker, decoy::Decoys, shell},
 };
 
 /// Lanes that one worker tells of in one inspection: a row takes about a microsecond.
@@ -116,8 +112,8 @@ impl Worker {
         self.publish(now);
         let asks = &inspection.asks;
         let chosen = asks.peer.as_ref().map(|name| {
-            let named = |peer: &&Peer| peer.is_live() && peer.name == *name;
-            self.cx.peers.iter().find(named).map(|peer| peer.id)
+            let named = |peer: &&Peer| peer.data.is_live() && peer.name == *name;
+            self.cx.peers.iter().find(named).map(|peer| peer.data.id)
         });
         let (lanes, lanes_left_out) = self.host.lane_rows(&self.cx, &self.sockets, chosen, asks.lane, now);
         let flows = match (chosen.flatten(), asks.lane) {
@@ -141,7 +137,8 @@ impl Tunnel {
     /// Once a second: what passed since the last time. Here, and not where somebody asks, because whoever asks once would have to
     /// wait for a second look, and two who ask would disturb each other.
     pub(super) fn look_at_meters(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
-        let mut sums: Vec<LaneStats> = cx.peers.iter().map(|peer| cx.stats.retired.of(peer.id)).collect();
+        let mut sums: Vec<LaneStats> =
+            cx.peers.iter().map(|peer| cx.stats.retired.of(peer.data.id)).collect();
         for slot in host.lanes.iter_mut() {
             let stats = slot.core.stats();
             if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
@@ -152,7 +149,7 @@ impl Tunnel {
             slot.meter.sample(counts, now);
         }
         for (peer, lanes) in cx.peers.iter_mut().zip(&sums) {
-            let (relay, stats) = (&peer.relay, &peer.relay.stats);
+            let (relay, stats) = (&peer.data.relay, &peer.data.relay.stats);
             let uplink = [relay.uplink.delivered, stats.uplink_bytes];
             let downlink = [relay.downlink.delivered, stats.downlink_bytes];
             let [[up, up_bytes], [down, down_bytes]] = [uplink, downlink];
@@ -313,12 +310,12 @@ impl Sockets {
 
 impl Context {
     fn flows_by_lane(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, Vec<u64>)> {
-        let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
-        let peers = self.peers.iter().filter(wanted).filter(|peer| !peer.relay.flows.is_empty());
+        let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.data.id));
+        let peers = self.peers.iter().filter(wanted).filter(|peer| !peer.data.relay.flows.is_empty());
         let counted = |peer: &Peer| {
             let mut sums = Vec::new();
-            peer.relay.flows.count_lanes(&mut sums);
-            (peer.id, sums)
+            peer.data.relay.flows.count_lanes(&mut sums);
+            (peer.data.id, sums)
         };
         peers.map(counted).collect()
     }
@@ -327,9 +324,9 @@ impl Context {
         &self,
         chosen: Option<Option<PeerId>>,
     ) -> Vec<(PeerId, StreamConnectionStatus)> {
-        let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.id));
+        let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.data.id));
         let of_peer = |peer: &Peer| {
-            let (id, worker) = (peer.id, self.id.index);
+            let (id, worker) = (peer.data.id, self.id.index);
             let row = move |stream: &StreamConnection| StreamConnectionStatus {
                 number: stream.number,
                 worker,
@@ -347,14 +344,14 @@ impl Context {
         let Some(state) = self.peers.get(peer) else { return Vec::new() };
         // The oldest of those that are kept is on top.
         let mut latest = BinaryHeap::with_capacity(MOST_FLOWS + 1);
-        for (id, _, flow) in state.relay.flows.iter() {
+        for (id, _, flow) in state.data.relay.flows.iter() {
             latest.push(Reverse((flow.last_active, id)));
             if latest.len() > MOST_FLOWS {
                 latest.pop();
             }
         }
         let latest = latest.into_sorted_vec();
-        let flows = latest.iter().filter_map(|Reverse((_, id))| state.relay.flows.get(*id));
+        let flows = latest.iter().filter_map(|Reverse((_, id))| state.data.relay.flows.get(*id));
         flows.map(|flow| self.flow_row(flow, now)).collect()
     }
 
@@ -393,13 +390,13 @@ impl Context {
 
 impl Decoy {
     fn socket_rows(&mut self, cx: &mut Context, sockets: &mut Sockets) -> Vec<SocketStatus> {
-        let mut open = [0; SocketBooks::ROLES.len()];
-        let locals = sockets.locals.iter().map(|socket| books::role(&socket.local));
+        let mut open = [0; SocketStats::ROLES.len()];
+        let locals = sockets.locals.iter().map(|socket| role(&socket.local));
         for role in sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
-            open[books::role_place(role)] += 1;
+            open[role_place(role)] += 1;
         }
-        open[books::role_place(UdpRole::Decoy)] = self.flows.as_ref().map_or(0, Decoys::count);
-        let books = *sockets.factory.books();
+        open[role_place(UdpRole::Decoy)] = self.flows.as_ref().map_or(0, Decoys::count);
+        let books = *sockets.factory.stats();
         let row = |(place, label): (usize, &&'static str)| {
             let Booked { stats, kernel_drops, .. } = books.0[place];
             SocketStatus {
@@ -416,6 +413,6 @@ impl Decoy {
                 kernel_drops,
             }
         };
-        SocketBooks::LABELS.iter().enumerate().map(row).collect()
+        SocketStats::LABELS.iter().enumerate().map(row).collect()
     }
 }

@@ -3,15 +3,17 @@
 use std::time::{Duration, Instant};
 
 use config::Profile;
-use dataplane::lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, OpeningId, UnderlayId};
+use dataplane::{
+    datapath::downlink,
+    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, OpeningId, UnderlayId},
+    peer::RESETTLE_TIME,
+};
 use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
 use wire::ids::{LaneRef, PeerId, SessionRef};
 
 use crate::{
     capture::Phase,
-    datapath::downlink,
-    peer::RESETTLE_TIME,
     worker::{
         Context, LaneHost, Sessions, Sockets, Timer, Worker,
         context::Effect,
@@ -150,7 +152,7 @@ impl LaneHost {
             receive_secret: &order.secrets.0[1][..len],
             remote_cid: order.remote_cid,
             local_cid: order.local_cid,
-            ack: match cx.peers.get(order.name.peer)?.config.profile {
+            ack: match cx.peers.get(order.name.peer)?.data.config.profile {
                 Profile::Throughput => AckProfile::Throughput,
                 Profile::Latency => AckProfile::Latency,
             },
@@ -347,7 +349,7 @@ impl LaneHost {
 
     /// Asks a peer for a sign of life on every lane.
     pub(super) fn ask_for_life(&mut self, cx: &Context, id: PeerId) {
-        let Some(link) = cx.peers.get(id).and_then(|peer| peer.link.as_ref()) else { return };
+        let Some(link) = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref()) else { return };
         for lane in link.pool.lanes() {
             if let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
                 slot.core.request_ping();

@@ -3,9 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use dataplane::lanes::{
-    OpeningId, VALIDATION_TIMEOUT,
-    pool::{self, MAX_LANES},
+use dataplane::{
+    lanes::{
+        OpeningId, VALIDATION_TIMEOUT,
+        pool::{self, MAX_LANES},
+    },
+    peer::Doubt,
 };
 use gate::suite;
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
@@ -17,14 +20,11 @@ use wire::{
 };
 use zeroize::Zeroizing;
 
-use crate::{
-    peer::Doubt,
-    worker::{
-        Context, LOG_INTERVAL, Sessions, Sockets, Timer, Tunnel,
-        endpoint::largest_packet,
-        hub::{LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, WorkerMessage},
-        lane_host::LEAST_SILENCE,
-    },
+use crate::worker::{
+    Context, LOG_INTERVAL, Sessions, Sockets, Timer, Tunnel,
+    endpoint::largest_packet,
+    hub::{LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, WorkerMessage},
+    lane_host::LEAST_SILENCE,
 };
 
 /// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
@@ -468,7 +468,7 @@ impl Sessions {
     /// more around it.
     fn plain_budget(&mut self, cx: &mut Context, peer: PeerId) -> Option<usize> {
         let state = cx.peers.get_mut(peer)?;
-        let plain = state.link.as_mut()?.plain.as_mut()?;
+        let plain = state.data.link.as_mut()?.plain.as_mut()?;
         let most = self.control.quinn(state.session.as_ref()?.handle)?.datagrams().max_size();
         plain.set_most(most);
         Some(most? + HEADER_LEN + 1 + TAG_LEN)

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use dataplane::lanes::LaneId;
+use dataplane::{lanes::LaneId, peer::Doubt};
 use quinn_proto::ConnectionStats;
 use wire::{
     ids::{PeerId, SessionId, SessionRef},
@@ -11,7 +11,6 @@ use wire::{
 
 use crate::{
     control::liveness::{Finding, FrameCounts, Look},
-    peer::Doubt,
     worker::{
         Context, HOUSEKEEPING_INTERVAL, LaneHost, Sessions, hub::WorkerMessage, lane_host::LEAST_SILENCE,
     },
@@ -104,8 +103,8 @@ impl Sessions {
     /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
     pub(super) fn keep_alive(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let Some(link) = peer.link.as_ref().filter(|link| link.dialled) else { return };
-        if let Some(interval) = peer.config.keepalive {
+        let Some(link) = peer.data.link.as_ref().filter(|link| link.dialled) else { return };
+        if let Some(interval) = peer.data.config.keepalive {
             for lane in link.pool.lanes() {
                 let Some(slot) = host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else {
                     continue;
@@ -121,7 +120,7 @@ impl Sessions {
         }
         // Without a keepalive the control connection lives for as long as its lanes are used.
         let used = cx.hub.silence(id, now).is_some_and(|silence| silence < IN_USE);
-        let interval = peer.config.keepalive.or_else(|| used.then_some(IN_USE));
+        let interval = peer.data.config.keepalive.or_else(|| used.then_some(IN_USE));
         if let Some(session) = peer.session.as_mut().filter(|session| !session.keeps_alive)
             && interval.is_some_and(|interval| now.saturating_duration_since(session.pinged) >= interval)
             && let Some(quinn) = self.control.quinn(session.handle)
@@ -151,7 +150,7 @@ impl LaneHost {
 impl Context {
     /// Asks a peer for a sign of life on all that its session has.
     pub(super) fn ask_the_session(&mut self, peer: PeerId) {
-        let link = self.peers.get(peer).and_then(|peer| peer.link.as_ref());
+        let link = self.peers.get(peer).and_then(|peer| peer.data.link.as_ref());
         let Some((session, owner)) = link.map(|link| (link.session, link.pool.owner())) else { return };
         self.tell_all(|| WorkerMessage::AskForLife { peer, session });
         self.tell(owner, WorkerMessage::Challenged { peer, session });

@@ -6,7 +6,13 @@ use std::{
 };
 
 use dataplane::{
+    datapath::{
+        downlink::Received,
+        segments::{Marks, Segments},
+    },
+    hand_off::{HandOff, Kind},
     lanes::{LaneId, Plain, Pool},
+    peer::{Doubt, Doubts, Link, SETTLE_TIME},
     relay::{Account, DropReason, NO_LANE, Origin},
 };
 use gate::decoy::DecoyDrop;
@@ -17,21 +23,13 @@ use wire::{
     messages::{CloseReason, Features},
 };
 
-use crate::{
-    datapath::{
-        downlink::Received,
-        segments::{Marks, Segments},
-    },
-    peer::{Doubt, Doubts, Link, Peer, SETTLE_TIME},
-    worker::{
-        Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards, Timer, Worker,
-        context::Effect,
-        hand_off::{HandOff, Kind},
-        hub::{Connected, WorkerMessage},
-        lane_host::LEAST_SILENCE,
-        session,
-        sources::{Class, Party},
-    },
+use crate::worker::{
+    Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards, Timer, Worker,
+    context::Effect,
+    hub::{Connected, WorkerMessage},
+    lane_host::LEAST_SILENCE,
+    session,
+    sources::{Class, Party},
 };
 
 /// Parcels that are taken in one turn, so that the worker's own sockets get theirs.
@@ -132,8 +130,8 @@ impl Worker {
                 if self.cx.peers.link_named(peer, session).is_some()
                     && let Some(state) = self.cx.peers.get_mut(peer)
                 {
-                    self.cx.stats.work.walked += state.relay.set_services(&services) as u64;
-                    if let Some(link) = state.link.as_mut() {
+                    self.cx.stats.work.walked += state.data.relay.set_services(&services) as u64;
+                    if let Some(link) = state.data.link.as_mut() {
                         link.services = services;
                     }
                 }
@@ -290,7 +288,7 @@ impl Sessions {
         if cx.stopping || !cx.peers.is_live(id) {
             return;
         }
-        if let Some(old) = cx.peers.get(id).and_then(|peer| peer.link.as_ref()) {
+        if let Some(old) = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref()) {
             let old = old.session;
             self.link_down(cx, host, id, old, now);
         }
@@ -304,9 +302,10 @@ impl Sessions {
         };
         let pool = Pool::new(owner, cx.id, wanted);
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        cx.stats.work.walked += (peer.relay.set_services(&hello.services) + peer.relay.flows.len()) as u64;
-        let same_process = peer.instance == Some(hello.instance);
-        peer.instance = Some(hello.instance);
+        cx.stats.work.walked +=
+            (peer.data.relay.set_services(&hello.services) + peer.data.relay.flows.len()) as u64;
+        let same_process = peer.data.instance == Some(hello.instance);
+        peer.data.instance = Some(hello.instance);
         let budget = quic_core::TRANSMIT_CAPACITY;
         let standard = wanted == 0;
         let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
@@ -314,7 +313,7 @@ impl Sessions {
         let takes_packets = hello.features.contains(Features::PACKETS);
         let takes_pieces = hello.features.contains(Features::PIECES);
         let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
-        peer.link = Some(Link {
+        peer.data.link = Some(Link {
             session,
             key: *key,
             dialled,
@@ -344,16 +343,16 @@ impl Sessions {
             for hand_off in data.outgoing.take_of_peer(id) {
                 match hand_off.kind {
                     Kind::Payloads { .. } | Kind::Returned { .. } => {
-                        peer.relay.uplink.handed_over -= hand_off.counted();
-                        peer.relay.uplink.drop(DropReason::LaneClosed, hand_off.counted());
+                        peer.data.relay.uplink.handed_over -= hand_off.counted();
+                        peer.data.relay.uplink.drop(DropReason::LaneClosed, hand_off.counted());
                     }
-                    Kind::Frames { .. } => drop_outdated(&mut peer.relay.downlink, &hand_off),
+                    Kind::Frames { .. } => drop_outdated(&mut peer.data.relay.downlink, &hand_off),
                     Kind::Packets { .. } | Kind::Strangers { .. } => {}
                 }
             }
             sockets.orphan_flows(cx, id, *key);
         }
-        let shorter = cx.peers.get_mut(id).map(|peer| peer.relay.learn_idle());
+        let shorter = cx.peers.get_mut(id).map(|peer| peer.data.relay.learn_idle());
         for flow in shorter.into_iter().flatten() {
             cx.watch_flow(id, flow, now);
         }
@@ -374,7 +373,7 @@ impl Sessions {
         now: Instant,
     ) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let Some(link) = peer.link.take_if(|link| link.session == session) else { return };
+        let Some(link) = peer.data.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
         for lane in lanes.into_iter().chain(link.pool.replaced()) {
             host.drain_lane(cx, lane, now);
@@ -444,7 +443,7 @@ impl Context {
             return;
         }
         let Some(state) = self.peers.get_mut(id) else { return };
-        if state.dialler.is_scheduled() || state.config.endpoints.is_empty() {
+        if state.dialler.is_scheduled() || state.data.config.endpoints.is_empty() {
             return;
         }
         if let Some(suppressed) = state.throttles.silent.allow(now) {
@@ -477,20 +476,20 @@ impl Context {
 
     /// Gives each flow that was opened here and has no lane of its own one that suits.
     pub(super) fn settle_flows(&mut self, id: PeerId) {
-        let Some(Some(link)) = self.peers.get(id).map(|peer| &peer.link) else { return };
+        let Some(Some(link)) = self.peers.get(id).map(|peer| &peer.data.link) else { return };
         let pool = &link.pool;
         let mut moves = Vec::new();
         if let Some(peer) = self.peers.get(id) {
-            let homeless = peer.relay.flows.iter().filter(|(_, _, flow)| match flow.origin {
+            let homeless = peer.data.relay.flows.iter().filter(|(_, _, flow)| match flow.origin {
                 Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
                 Origin::Upstream { .. } => false,
             });
-            self.stats.work.walked += peer.relay.flows.len() as u64;
+            self.stats.work.walked += peer.data.relay.flows.len() as u64;
             moves.extend(homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))));
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
         for (flow, lane) in moves {
-            if let Some(flow) = peer.relay.flows.get_mut(flow) {
+            if let Some(flow) = peer.data.relay.flows.get_mut(flow) {
                 flow.lane = lane;
             }
         }
@@ -524,7 +523,7 @@ impl Context {
     }
 
     fn doubts_of(&self, id: PeerId) -> Doubts {
-        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+        let link = self.peers.get(id).and_then(|peer| peer.data.link.as_ref());
         link.map_or_else(Doubts::default, |link| link.doubts)
     }
 
@@ -532,7 +531,7 @@ impl Context {
     pub(super) fn dial_soon(&mut self, id: PeerId, now: Instant) {
         let dialler = self.dialler_of(id);
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.is_well() || self.stopping || !peer.is_live() {
+        if peer.data.is_well() || self.stopping || !peer.data.is_live() {
             return;
         }
         if dialler == self.id.index {
@@ -553,14 +552,14 @@ impl Context {
         let Some(peer) = hand_off.peer().and_then(|peer| self.peers.get_mut(peer)) else {
             return false;
         };
-        if peer.process() == hand_off.process {
+        if peer.data.process() == hand_off.process {
             return false;
         }
         if let Kind::Frames { .. } = hand_off.kind {
-            drop_outdated(&mut peer.relay.downlink, hand_off);
+            drop_outdated(&mut peer.data.relay.downlink, hand_off);
         } else {
-            peer.relay.uplink.taken_over += hand_off.counted();
-            peer.relay.uplink.drop(DropReason::LaneClosed, hand_off.counted());
+            peer.data.relay.uplink.taken_over += hand_off.counted();
+            peer.data.relay.uplink.drop(DropReason::LaneClosed, hand_off.counted());
         }
         true
     }
@@ -614,7 +613,7 @@ impl DataPlane {
     pub(super) fn hand_over(&mut self, cx: &mut Context, now: Instant) {
         for (worker, mut hand_off) in self.outgoing.take() {
             if let Some(peer) = hand_off.peer() {
-                hand_off.process = cx.peers.get(peer).map_or(0, Peer::process);
+                hand_off.process = cx.peers.get(peer).map_or(0, |peer| peer.data.process());
             }
             hand_off.handed = Some(now);
             let (kind, datagrams) = (hand_off.kind.label_index(), hand_off.datagrams());
@@ -628,14 +627,14 @@ impl DataPlane {
                         Kind::Strangers { .. } => self.strangers.stats.drop(DecoyDrop::Overload, datagrams),
                         Kind::Frames { peer, .. } => {
                             if let Some(state) = cx.peers.get_mut(peer) {
-                                state.relay.downlink.receive(counted, hand_off.counted_bytes());
-                                state.relay.downlink.drop(DropReason::HandOverFull, counted);
+                                state.data.relay.downlink.receive(counted, hand_off.counted_bytes());
+                                state.data.relay.downlink.drop(DropReason::HandOverFull, counted);
                             }
                         }
                         Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
                             if let Some(state) = cx.peers.get_mut(peer) {
-                                state.relay.uplink.handed_over -= counted;
-                                state.relay.uplink.drop(DropReason::HandOverFull, counted);
+                                state.data.relay.uplink.handed_over -= counted;
+                                state.data.relay.uplink.drop(DropReason::HandOverFull, counted);
                             }
                         }
                     }

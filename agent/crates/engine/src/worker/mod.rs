@@ -22,14 +22,13 @@
 //! | messages between workers | `messages.rs` (handling), `hub.rs` (sending), `mailbox.rs` (none is lost, none waits for ever) |
 //! | peers that are added and removed | `peers.rs` |
 //! | a reload | `reload.rs` |
-//! | datagrams that came to the wrong worker | `hand_off.rs` |
+//! | datagrams that are no lane's: the gate, control connections, strangers | `outside.rs` |
 //! | recorded lanes | `capture.rs` |
 //! | unauthenticated senders' datagrams to the decoy, and its replies | `strangers.rs` (the queue), `decoy.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs` |
 //! | stream connections | `stream_connections.rs` |
 //! | the TUN device | `tun.rs` |
-//! | the socket factory | `factory.rs` |
 //! | the replay log at the start | `knocks.rs` |
 //! | the thread and the runtime around a worker | `shell.rs` |
 //! | counters and snapshots | `books.rs`, `publish.rs`; metrics, one line each: `families.rs`; limits: `ceilings.rs` |
@@ -51,26 +50,25 @@ use std::{
 };
 
 use dataplane::{
+    datapath::{
+        downlink::{Downlink, Place, Received},
+        shares,
+        uplink::Uplink,
+        work::{FRAMES_PER_UNIT, Work},
+    },
     forward::{Local, tcp::TcpId},
     lanes::{Due, LaneId, STRANGERS, UnderlayId},
     relay::FlowId,
+    socket_stats::role_place,
+    sockets::Source,
 };
+use net as sockets;
+use net::{Ready, ReceiveBatch, Token, UdpRole};
 use quinn_proto::ConnectionHandle;
 use wire::{
     fault::{self, Fault},
     hash::Issued,
     ids::{LocalId, PeerId},
-};
-use {
-    net as sockets,
-    net::{Ready, ReceiveBatch, Token, UdpRole},
-};
-
-use crate::datapath::{
-    downlink::{Downlink, Place, Received},
-    shares,
-    uplink::Uplink,
-    work::{FRAMES_PER_UNIT, Work},
 };
 
 mod backlog;
@@ -82,10 +80,8 @@ mod decoy;
 mod dial;
 mod ending;
 mod endpoint;
-mod factory;
 mod families;
 mod flows;
-mod hand_off;
 mod hub;
 mod inspect;
 mod knocks;
@@ -94,6 +90,7 @@ mod lanes;
 mod liveness;
 mod mailbox;
 mod messages;
+mod outside;
 mod parts;
 mod peers;
 mod plain;
@@ -116,17 +113,17 @@ mod tun;
 mod waiting;
 mod work;
 
-pub use books::{DeviceSnapshot, InUse, Snapshot, Snapshots, SocketBooks, Summary};
+pub use books::{DeviceSnapshot, InUse, Snapshot, Snapshots, Summary};
 pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;
 use context::Context;
-pub use factory::{SocketFactory, Source, StreamKey, more_ports, port_plan};
-pub use hand_off::Outgoing;
+
 pub use hub::Hub;
 use hub::{LaneLoss, WorkerMessage};
 pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
 pub use knocks::used_knocks;
 pub use lane_host::LaneLimits;
+use outside::{Gateway, WorkerDownlink};
 use parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel};
 pub use publish::Publisher;
 use sources::{Class, Party, Served};
@@ -420,7 +417,7 @@ impl Worker {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             // An ICMP error about an earlier packet; more may wait behind it. The other end's silence says the rest.
             Err(error) => {
-                self.cx.stats.totals.refusals[books::role_place(underlay.role)] += 1;
+                self.cx.stats.totals.refusals[role_place(underlay.role)] += 1;
                 self.sessions.report_unreachable(&mut self.cx, id, &error, now);
                 return true;
             }
@@ -431,11 +428,15 @@ impl Worker {
     }
 
     /// Lets `pass` take the received batch, then delivers what it listed and does what it noted.
-    fn downlink(&mut self, now: Instant, pass: impl FnOnce(&mut Downlink<'_>, &mut ReceiveBatch)) {
+    fn downlink(&mut self, now: Instant, pass: impl FnOnce(&mut WorkerDownlink<'_>, &mut ReceiveBatch)) {
         let mut downlink = Downlink {
             peers: &mut self.cx.peers,
-            gate: &mut self.sessions.gate,
-            control: &mut self.sessions.control,
+            outside: Gateway {
+                gate: &mut self.sessions.gate,
+                control: &mut self.sessions.control,
+                strangers: &mut self.data.strangers,
+                worker: self.cx.id,
+            },
             lanes: &mut self.host.lanes,
             underlays: &mut self.sockets.underlays,
             locals: &mut self.sockets.locals,
@@ -445,7 +446,6 @@ impl Worker {
             config: &self.cx.config,
             notes: &mut self.data.notes,
             outgoing: &mut self.data.outgoing,
-            strangers: &mut self.data.strangers,
             worker: self.cx.id,
             now,
         };
@@ -497,7 +497,7 @@ impl Worker {
             }
             Timer::Queue(peer) => {
                 if let Some(state) = self.cx.peers.get_mut(peer) {
-                    state.relay.expire(now);
+                    state.data.relay.expire(now);
                 }
                 self.cx.watch_queue(peer, now);
             }
@@ -635,7 +635,7 @@ impl LaneHost {
             return true;
         }
         let Some(state) = cx.peers.get_mut(peer) else { return false };
-        let mut uplink = state.uplink(&mut self.lanes, &mut sockets.underlays, &mut data.outgoing, now);
+        let mut uplink = state.data.uplink(&mut self.lanes, &mut sockets.underlays, &mut data.outgoing, now);
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
@@ -686,7 +686,7 @@ impl LaneHost {
         now: Instant,
     ) -> Option<Uplink<'a>> {
         let state = cx.peers.get_mut(peer)?;
-        Some(state.uplink(&mut self.lanes, &mut sockets.underlays, &mut data.outgoing, now))
+        Some(state.data.uplink(&mut self.lanes, &mut sockets.underlays, &mut data.outgoing, now))
     }
 }
 
@@ -701,7 +701,7 @@ impl Tunnel {
     ) {
         for settled in sockets.underlays.settlements().chain(sessions.control.settlements()) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
-                peer.relay.settle_uplink(settled);
+                peer.data.relay.settle_uplink(settled);
             } else if settled.peer == STRANGERS {
                 data.strangers.settle(&settled);
             }
@@ -710,7 +710,7 @@ impl Tunnel {
             self.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
         for settled in sockets.locals.settlements().chain(written) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
-                peer.relay.settle_downlink(settled);
+                peer.data.relay.settle_downlink(settled);
             }
         }
     }

@@ -3,12 +3,15 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use dataplane::{
+    datapath::downlink::Notes,
     forward::{
         Locals,
         tcp::{self, TcpForward, TcpId},
         tun::TunSide,
     },
+    hand_off::{HandOff, Outgoing},
     lanes::{Lanes, UnderlayId, Underlays},
+    sockets::SocketFactory,
 };
 use gate::{Gate, Own, refusals::Refusals};
 use net::{ReceiveBatch, TcpListener, Token};
@@ -17,13 +20,12 @@ use slab::Slab;
 use wire::{cid::ConnectionIds, clock::Clock, hash::PeerMap, ids::PeerId, messages::Features};
 
 use crate::{
-    control::driver::{Control, Event},
-    datapath::downlink::Notes,
-    tunnel::Board,
-    worker::{
-        Outgoing, SocketFactory, Strangers, StreamKey, capture::Armed, decoy::Decoys, hand_off::HandOff,
-        lane_host::LaneLimits, work::Rests,
+    control::{
+        StreamKey,
+        driver::{Control, Event},
     },
+    tunnel::Board,
+    worker::{Strangers, capture::Armed, decoy::Decoys, lane_host::LaneLimits, work::Rests},
 };
 
 /// Sockets of the worker, and what opens and closes them.

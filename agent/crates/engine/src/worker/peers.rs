@@ -12,6 +12,7 @@ use std::{
 use config::{self, Config};
 use dataplane::{
     forward::Local,
+    peer::{Allowances, PeerData, PeerStanding},
     relay::{DatagramRelay, DropReason, Numbering},
 };
 use wire::{
@@ -23,7 +24,7 @@ use wire::{
 
 use crate::{
     control::dial::Dialler,
-    peer::{Allowances, Peer, Standing},
+    peer::Peer,
     registry::Origin,
     worker::{
         Context, DataPlane, Hub, LOG_INTERVAL, LaneHost, Publisher, Refused, Sessions, Sockets, TcpForwards,
@@ -56,24 +57,27 @@ impl PeerMaker<'_> {
         let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
         self.hub.rate(id).set_rate(peer.rate.map(|bits| bits / 8));
         Peer {
-            id,
             name: Arc::clone(&peer.name),
             origin,
-            standing: Standing::Live,
             generation: 0,
             idle_since: None,
-            relay: self.relay(id, &peer, parity),
+            data: PeerData {
+                id,
+                standing: PeerStanding::Live,
+                relay: self.relay(id, &peer, parity),
+                config: peer,
+                link: None,
+                instance: None,
+                too_large: None,
+                allowances: Allowances::new(&self.config.limits, now),
+            },
             dialler: Dialler::new(endpoints, now),
-            config: peer,
             session: None,
-            link: None,
             asked_to_dial: None,
             awaited_until: None,
-            instance: None,
             tcp_streams: 0,
             forwards: self.hub.forwards(id),
             streams: crate::control::connections::StreamConnections::default(),
-            too_large: None,
             refused: Refused::default(),
             known_services: None,
             route_asked: None,
@@ -83,7 +87,6 @@ impl PeerMaker<'_> {
             attempts_log: Throttle::new(LOG_INTERVAL),
             connections_log: Throttle::new(LOG_INTERVAL),
             throttles: crate::peer::Throttles::new(LOG_INTERVAL),
-            allowances: Allowances::new(&self.config.limits, now),
         }
     }
 
@@ -127,10 +130,10 @@ impl Tunnel {
         now: Instant,
     ) {
         let dials = cx.dialler_of(id) == cx.id.index;
-        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
-        peer.standing = Standing::Leaving { since: now };
+        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
+        peer.data.standing = PeerStanding::Leaving { since: now };
         // Packets that are under way on its lanes open nothing any more.
-        Arc::make_mut(&mut peer.config).services.clear();
+        Arc::make_mut(&mut peer.data.config).services.clear();
         if dials {
             match peer.origin {
                 Origin::Config | Origin::State => {
@@ -139,7 +142,7 @@ impl Tunnel {
                 Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
             }
         }
-        let link = peer.link.as_ref().map(|link| link.session);
+        let link = peer.data.link.as_ref().map(|link| link.session);
         // Its attempts are among the connections that end below.
         drop(peer.dialler.stop());
         peer.dialler.forget_lookups();
@@ -158,14 +161,14 @@ impl Tunnel {
             }
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        for flow in peer.relay.flows.all() {
-            if let Some(flow) = peer.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
-                peer.relay.stats.flows_removed += 1;
+        for flow in peer.data.relay.flows.all() {
+            if let Some(flow) = peer.data.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
+                peer.data.relay.stats.flows_removed += 1;
                 sockets.factory.close_flow_later(flow.origin);
             }
         }
         // What still waits are IP packets.
-        peer.relay.queue.clear(DropReason::PeerRemoved, &mut peer.relay.uplink);
+        peer.data.relay.queue.clear(DropReason::PeerRemoved, &mut peer.data.relay.uplink);
         sockets.factory.close_now(&mut sockets.locals);
         self.unroute_peer(id);
         cx.stats.unpublished = true;
@@ -182,7 +185,7 @@ impl Context {
         let deadline = made.dialler.deadline();
         made.generation = self.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
         if let Some(old) = self.peers.insert(made) {
-            self.stats.totals.retire(&old.relay);
+            self.stats.totals.retire(&old.data.relay);
         }
         if let Some(at) = deadline {
             self.timers.arm(Timer::Dial(id), at);
@@ -207,9 +210,9 @@ impl Publisher {
         let (config, hub) = (&*cx.config, &*cx.hub);
         let maker = PeerMaker { config, hub, own_key: &own_key, worker: cx.id };
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        peer.standing = Standing::Vacant;
-        let empty = maker.relay(id, &peer.config, 0);
-        cx.stats.totals.retire(&std::mem::replace(&mut peer.relay, empty));
+        peer.data.standing = PeerStanding::Vacant;
+        let empty = maker.relay(id, &peer.data.config, 0);
+        cx.stats.totals.retire(&std::mem::replace(&mut peer.data.relay, empty));
         cx.stats.retired.merge(id);
         let snapshots = self.snapshots();
         snapshots.retire(cx.id.index, id);
@@ -258,15 +261,15 @@ impl TcpForwards {
         let mut gone = Vec::new();
         for id in cx.peers.ids() {
             let Some(peer) = cx.peers.get(id) else { continue };
-            match peer.standing {
-                Standing::Live if peer.origin == Origin::Open => cx.expire_if_idle(id, now),
-                Standing::Leaving { since }
+            match peer.data.standing {
+                PeerStanding::Live if peer.origin == Origin::Open => cx.expire_if_idle(id, now),
+                PeerStanding::Leaving { since }
                     if now.saturating_duration_since(since) >= QUARANTINE
                         && host.is_gone(cx, sessions, self, peer) =>
                 {
                     gone.push(id);
                 }
-                Standing::Live | Standing::Leaving { .. } | Standing::Vacant => {}
+                PeerStanding::Live | PeerStanding::Leaving { .. } | PeerStanding::Vacant => {}
             }
         }
         gone
@@ -284,8 +287,8 @@ impl DataPlane {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for slot in 0..self.batch.len() {
             let datagrams = self.batch.meta(slot).datagrams() as u64;
-            peer.relay.uplink.receive(datagrams, self.batch.buffer(slot).len() as u64);
-            peer.relay.uplink.drop(DropReason::PeerRemoved, datagrams);
+            peer.data.relay.uplink.receive(datagrams, self.batch.buffer(slot).len() as u64);
+            peer.data.relay.uplink.drop(DropReason::PeerRemoved, datagrams);
         }
     }
 }
@@ -293,7 +296,7 @@ impl DataPlane {
 impl Context {
     /// Whether a peer that has not been removed has this key.
     pub(super) fn knows(&self, id: PeerId, key: &[u8; 32]) -> bool {
-        self.peers.get(id).is_some_and(|peer| peer.is_live() && peer.has_key(key))
+        self.peers.get(id).is_some_and(|peer| peer.data.is_live() && peer.has_key(key))
     }
 
     /// One worker watches over each peer of open mode.
@@ -302,7 +305,7 @@ impl Context {
             return;
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.link.is_some() || peer.relay.flows.registry().count() > 0 {
+        if peer.data.link.is_some() || peer.data.relay.flows.registry().count() > 0 {
             peer.idle_since = None;
             return;
         }
@@ -316,12 +319,12 @@ impl Context {
 impl LaneHost {
     /// Whether nothing at this worker names a peer that was removed.
     fn is_gone(&self, cx: &Context, sessions: &Sessions, tcp: &TcpForwards, peer: &Peer) -> bool {
-        peer.relay.in_send_buffer == 0
+        peer.data.relay.in_send_buffer == 0
             && peer.tcp_streams == 0
             && !peer.dialler.is_resolving()
             // What comes to ports that name it is counted under it, until a peer of its name is added.
-            && !tcp.forwards_lead_to(cx, peer.id)
-            && !self.lanes.iter().any(|(_, slot)| slot.peer == peer.id)
-            && !sessions.control.iter().any(|connection| connection.peer == Some(peer.id))
+            && !tcp.forwards_lead_to(cx, peer.data.id)
+            && !self.lanes.iter().any(|(_, slot)| slot.peer == peer.data.id)
+            && !sessions.control.iter().any(|connection| connection.peer == Some(peer.data.id))
     }
 }

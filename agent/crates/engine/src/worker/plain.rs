@@ -71,8 +71,8 @@ impl Worker {
         if lost > 0
             && let Some(state) = self.cx.peers.get_mut(peer)
         {
-            state.relay.downlink.receive(lost, 0);
-            state.relay.downlink.drop(DropReason::PlainOverflow, lost);
+            state.data.relay.downlink.receive(lost, 0);
+            state.data.relay.downlink.drop(DropReason::PlainOverflow, lost);
         }
     }
 }
@@ -89,7 +89,7 @@ impl DataPlane {
     ) -> bool {
         let mut taken = false;
         for id in cx.peers.ids() {
-            let link = cx.peers.get(id).and_then(|peer| peer.link.as_ref());
+            let link = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref());
             let waits = link.and_then(|link| link.plain.as_ref());
             if waits.is_some_and(|plain| !plain.is_empty()) {
                 taken |= self.send_plain_to(cx, sockets, sessions, host, id, now);
@@ -110,13 +110,13 @@ impl DataPlane {
         let (mut blocked, mut taken) = (false, false);
         loop {
             let Some(peer) = cx.peers.get_mut(id) else { return taken };
-            let plain = peer.link.as_mut().and_then(|link| link.plain.as_mut());
+            let plain = peer.data.link.as_mut().and_then(|link| link.plain.as_mut());
             let handle = peer.session.as_ref().map(|session| session.handle);
             let quinn = handle.and_then(|handle| sessions.control.quinn(handle));
             let (Some(plain), Some(quinn), Some(handle)) = (plain, quinn, handle) else { return taken };
             plain.set_most(quinn.datagrams().max_size());
             // Before the space: a connection that takes nothing holds nothing back that is too old.
-            if let Some(late) = plain.pop_late(now, peer.config.queue.time) {
+            if let Some(late) = plain.pop_late(now, peer.data.config.queue.time) {
                 if late.counted {
                     cx.settle_plain(id, DropReason::Expired);
                 }
@@ -159,7 +159,7 @@ impl Context {
     /// One payload for a peer without lanes was dropped before quinn-proto had it.
     pub(super) fn settle_plain(&mut self, peer: PeerId, dropped: DropReason) {
         if let Some(state) = self.peers.get_mut(peer) {
-            state.relay.settle_uplink(Settlement { peer, payloads: 1, dropped: Some(dropped) });
+            state.data.relay.settle_uplink(Settlement { peer, payloads: 1, dropped: Some(dropped) });
         }
     }
 }

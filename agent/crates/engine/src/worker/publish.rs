@@ -10,7 +10,9 @@ use std::{
 
 use dataplane::{
     lanes::{LaneState, Lanes},
+    peer::PeerStanding,
     relay::Direction,
+    socket_stats::role,
 };
 use gate::{Step, refusals::AtCeilings};
 use quic_core::LaneStats;
@@ -18,7 +20,7 @@ use wire::ids::PeerId;
 
 use crate::{
     health::Health,
-    peer::{Peer, Standing},
+    peer::Peer,
     registry::Origin,
     status::{
         Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
@@ -26,7 +28,7 @@ use crate::{
     },
     worker::{
         Context, DataPlane, Decoy, LaneHost, Sessions, Sockets, Tunnel, Worker,
-        books::{InUse, IndexCounts, LaneBytes, RelaySums, Snapshots, WorkerSnapshot, role},
+        books::{InUse, IndexCounts, LaneBytes, RelaySums, Snapshots, WorkerSnapshot},
         ceilings::{Ceiling, refused},
         decoy::Decoys,
     },
@@ -73,8 +75,8 @@ impl Worker {
         // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
         self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
         self.decoy.book_sockets(&mut self.sockets, false);
-        let reached = |peer: &&Peer| refused(&peer.relay) != peer.refused;
-        let reached: Vec<PeerId> = self.cx.peers.iter().filter(reached).map(|peer| peer.id).collect();
+        let reached = |peer: &&Peer| refused(&peer.data.relay) != peer.refused;
+        let reached: Vec<PeerId> = self.cx.peers.iter().filter(reached).map(|peer| peer.data.id).collect();
         for peer in reached {
             self.cx.report_ceilings(peer, now);
         }
@@ -90,7 +92,7 @@ impl Worker {
         let mut lane_states = [0; LaneState::LABELS.len()];
         let mut of_peers: Vec<OfPeer> = self.sessions.stream_snapshots(&self.cx);
         for (sum, peer) in of_peers.iter_mut().zip(&self.cx.peers) {
-            sum.lanes = retired.of(peer.id);
+            sum.lanes = retired.of(peer.data.id);
         }
         for (_, slot) in self.host.lanes.iter() {
             lane_states[slot.state.label_index()] += 1;
@@ -103,7 +105,7 @@ impl Worker {
         let mut peers = Vec::with_capacity(self.cx.peers.len());
         for (peer, of_peer) in self.cx.peers.iter().zip(&of_peers) {
             add_lane(&mut lanes, &of_peer.lanes);
-            relays.add(&peer.relay);
+            relays.add(&peer.data.relay);
             peers.push(self.tunnel.peer_status(&self.sessions, &self.host, peer, of_peer, now));
         }
         let mut gate = self.sessions.gate.stats.ended;
@@ -135,7 +137,7 @@ impl Worker {
             lane_indices: self.tunnel.lane_indices(&self.cx, &self.host),
             limit_reached: self.sessions.limit_reached(&self.cx, &self.data, &relays),
             relays,
-            sockets: *self.sockets.factory.books(),
+            sockets: *self.sockets.factory.stats(),
             totals: self.cx.stats.totals.clone(),
             control: self.sessions.control.stats,
             refused_keys: self.metrics.refused_keys.load(Ordering::Relaxed),
@@ -165,13 +167,13 @@ impl Sessions {
     ) {
         let mut lane_flows = Vec::new();
         for peer in &cx.peers {
-            peer.relay.flows.count_lanes(&mut lane_flows);
+            peer.data.relay.flows.count_lanes(&mut lane_flows);
         }
         cx.stats.totals.lane_flows = lane_flows;
         cx.stats.totals.control = self.control.traffic();
-        let before = sockets.factory.books().kernel_drops();
+        let before = sockets.factory.stats().kernel_drops();
         decoy.book_sockets(sockets, true);
-        let dropped = sockets.factory.books().kernel_drops() - before;
+        let dropped = sockets.factory.stats().kernel_drops() - before;
         if dropped > 0
             && let Some(suppressed) = cx.logs.drops.allow(now)
         {
@@ -238,7 +240,7 @@ impl Sessions {
 
 impl Decoy {
     fn book_sockets(&mut self, sockets: &mut Sockets, drops: bool) {
-        let books = sockets.factory.books();
+        let books = sockets.factory.stats();
         if drops {
             books.forget_kernel_queues();
         }
@@ -258,7 +260,7 @@ impl Context {
     /// Peers that are known, by [`Origin`].
     fn by_origin(&self) -> [u64; Origin::ALL.len()] {
         let mut known = [0; Origin::ALL.len()];
-        for peer in self.peers.iter().filter(|peer| peer.is_live()) {
+        for peer in self.peers.iter().filter(|peer| peer.data.is_live()) {
             known[peer.origin as usize] += 1;
         }
         known
@@ -293,9 +295,9 @@ impl Tunnel {
         of_peer: &OfPeer,
         now: Instant,
     ) -> PeerStatus {
-        let relay = &peer.relay;
-        let link = peer.link.as_ref();
-        let session = peer.session.as_ref().filter(|_| peer.is_reachable());
+        let relay = &peer.data.relay;
+        let link = peer.data.link.as_ref();
+        let session = peer.session.as_ref().filter(|_| peer.data.is_reachable());
         let control = peer.session.as_ref().and_then(|session| sessions.control.get(session.handle));
         let standard = link.is_some_and(|link| link.standard);
         let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
@@ -309,7 +311,7 @@ impl Tunnel {
             origin: peer.origin,
             state: match session {
                 Some(_) => PeerState::Connected,
-                None if peer.config.endpoints.is_empty() => PeerState::Waiting,
+                None if peer.data.config.endpoints.is_empty() => PeerState::Waiting,
                 None => PeerState::Dialling,
             },
             address: remote.or(peer.dialled),
@@ -321,8 +323,8 @@ impl Tunnel {
             flows: relay.flows.len(),
             tcp_streams: peer.tcp_streams,
             streams: of_peer.streams.clone(),
-            inner_mtu: most_mtu.and_then(|most| peer.inner_mtu(most, now)),
-            largest_datagram: peer.largest_datagram(now),
+            inner_mtu: most_mtu.and_then(|most| peer.data.inner_mtu(most, now)),
+            largest_datagram: peer.data.largest_datagram(now),
             rates: PeerRates::of(&peer.meter),
             queue: QueueStatus {
                 datagrams: relay.queue.datagrams() + relay.awaiting.datagrams(),
@@ -357,19 +359,20 @@ impl Tunnel {
 
 impl LaneHost {
     fn peer_figures(&self, peer: &Peer, of_peer: &OfPeer) -> PeerFigures {
-        let (relay, queue) = (&peer.relay, &peer.config.queue);
-        let owned = peer.link.as_ref().filter(|_| peer.session.is_some()).map(|link| OwnedLanes {
+        let (relay, queue) = (&peer.data.relay, &peer.data.config.queue);
+        let owned = peer.data.link.as_ref().filter(|_| peer.session.is_some()).map(|link| OwnedLanes {
             up: link.pool.up.count_ones(),
             wanted: link.pool.wanted.into(),
             packet_bytes: packet_bytes(peer, &self.lanes),
         });
         // One that was removed may hold nothing any more.
-        let (queue_packets, queue_bytes) = if peer.is_live() { (queue.packets, queue.bytes) } else { (0, 0) };
+        let (queue_packets, queue_bytes) =
+            if peer.data.is_live() { (queue.packets, queue.bytes) } else { (0, 0) };
         PeerFigures {
-            removed: !peer.is_live(),
-            vacant: peer.standing == Standing::Vacant,
+            removed: !peer.data.is_live(),
+            vacant: peer.data.standing == PeerStanding::Vacant,
             generation: peer.generation,
-            endpoints: peer.config.endpoints.len(),
+            endpoints: peer.data.config.endpoints.len(),
             flows_opened: relay.stats.flows_opened + relay.stats.flows_accepted,
             queue_packets,
             queue_bytes,
@@ -398,13 +401,13 @@ fn of_index(indices: &mut Vec<IndexCounts>, index: usize) -> &mut IndexCounts {
 
 /// The largest packet of a peer's lanes, in bytes of UDP payload; 0 without lanes.
 fn packet_bytes(peer: &Peer, lanes: &Lanes) -> usize {
-    let lanes = peer.link.iter().flat_map(|link| link.pool.lanes()).filter_map(|id| lanes.get(id));
+    let lanes = peer.data.link.iter().flat_map(|link| link.pool.lanes()).filter_map(|id| lanes.get(id));
     lanes.map(|slot| slot.packet_budget).min().unwrap_or(0)
 }
 
 /// The smoothed round-trip time of a peer's first lane, once it has a sample.
 fn rtt(peer: &Peer, lanes: &Lanes) -> Option<Duration> {
-    let lane = peer.link.as_ref().filter(|_| peer.session.is_some())?.pool.lanes().next()?;
+    let lane = peer.data.link.as_ref().filter(|_| peer.session.is_some())?.pool.lanes().next()?;
     let rtt = lanes.get(lane)?.core.rtt();
     rtt.latest().map(|_| rtt.smoothed())
 }

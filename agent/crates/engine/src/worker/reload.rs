@@ -40,11 +40,11 @@ impl Worker {
         let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         for peer in &mut self.cx.peers {
-            let wanted = Arc::clone(&peer.config);
-            peer.relay.set_bounds(&wanted, &config.limits);
-            peer.allowances.set(&config.limits);
-            peer.relay.set_ingresses(&names);
-            peer.relay.set_oversize(&config.services);
+            let wanted = Arc::clone(&peer.data.config);
+            peer.data.relay.set_bounds(&wanted, &config.limits);
+            peer.data.allowances.set(&config.limits);
+            peer.data.relay.set_ingresses(&names);
+            peer.data.relay.set_oversize(&config.services);
             if forwards_differ {
                 // Whether a new forward's service is offered is said anew.
                 peer.known_services = None;
@@ -71,11 +71,11 @@ impl Worker {
 
     /// The operator wants a peer otherwise. Its connection stays, unless the key that it proved is no longer its.
     pub(super) fn peer_changed(&mut self, id: PeerId, wanted: Arc<config::Peer>, now: Instant) {
-        let is_well = self.cx.peers.get(id).is_some_and(|peer| peer.is_well());
-        let Some(peer) = self.cx.peers.get_mut(id).filter(|peer| peer.is_live()) else { return };
-        let old = mem::replace(&mut peer.config, Arc::clone(&wanted));
-        peer.relay.set_bounds(&wanted, &self.cx.config.limits);
-        peer.allowances.set(&self.cx.config.limits);
+        let is_well = self.cx.peers.get(id).is_some_and(|peer| peer.data.is_well());
+        let Some(peer) = self.cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
+        let old = mem::replace(&mut peer.data.config, Arc::clone(&wanted));
+        peer.data.relay.set_bounds(&wanted, &self.cx.config.limits);
+        peer.data.allowances.set(&self.cx.config.limits);
         if old.public_keys != wanted.public_keys {
             self.sessions.end_connections_of_other_keys(&mut self.cx, id, &wanted.public_keys, now);
             self.host.remove_lanes_of_other_keys(
@@ -135,8 +135,8 @@ impl Worker {
                 }
             });
             let Some(peer) = self.cx.peers.get_mut(id) else { continue };
-            for flow in peer.relay.flows.accepted() {
-                let Some(flow_state) = peer.relay.flows.get_mut(flow) else { continue };
+            for flow in peer.data.relay.flows.accepted() {
+                let Some(flow_state) = peer.data.relay.flows.get_mut(flow) else { continue };
                 if let Origin::Upstream { service, .. } = flow_state.origin {
                     let idle = fate(service).2;
                     if idle < flow_state.idle {
@@ -242,7 +242,7 @@ impl LaneHost {
         keys: &[PublicKey],
         now: Instant,
     ) {
-        let link = cx.peers.get(id).and_then(|peer| peer.link.as_ref());
+        let link = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref());
         let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
         if let Some((session, false)) = link {
             // Wherever its control connection is.
@@ -267,11 +267,11 @@ impl LaneHost {
         ends: impl Fn(&Origin) -> bool,
     ) {
         let Some(peer) = cx.peers.get(id) else { return };
-        let ending = peer.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
+        let ending = peer.data.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
         let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
         for flow in ending {
             if let Some(peer) = cx.peers.get_mut(id) {
-                peer.relay.stats.flows_reconfigured += 1;
+                peer.data.relay.stats.flows_reconfigured += 1;
             }
             self.close_flow(cx, sockets, data, id, flow, now);
         }
@@ -286,9 +286,9 @@ impl TcpForwards {
                 *peer.name == *named.name && peer.origin != crate::registry::Origin::Open
             };
             let alike = || cx.peers.iter().filter(bears);
-            let live = alike().find(|peer| peer.is_live());
+            let live = alike().find(|peer| peer.data.is_live());
             // What comes for one that was removed is counted under it.
-            live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.id)
+            live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.data.id)
         };
         self.peers = cx.config.peers.iter().map(id_of).collect();
     }
@@ -358,7 +358,7 @@ impl Decoy {
 impl Context {
     /// Our services that a peer may use.
     pub(super) fn services_for(&self, peer: PeerId) -> Vec<messages::Service> {
-        let allowed = self.peers.get(peer).map_or(&[][..], |peer| &peer.config.services);
+        let allowed = self.peers.get(peer).map_or(&[][..], |peer| &peer.data.config.services);
         let services = allowed.iter().filter_map(|place| {
             let service = self.config.services.get(*place)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);

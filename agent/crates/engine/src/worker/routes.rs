@@ -54,7 +54,7 @@ impl Sessions {
     ) -> bool {
         let Some(peer) = cx.peers.get_mut(id) else { return false };
         let recently = peer.route_asked.is_some_and(|at| now.saturating_duration_since(at) < ROUTE_INTERVAL);
-        if recently || !peer.link.as_ref().is_some_and(|link| link.dialled) {
+        if recently || !peer.data.link.as_ref().is_some_and(|link| link.dialled) {
             return false;
         }
         peer.route_asked = Some(now);
@@ -153,7 +153,7 @@ impl Sockets {
             else {
                 continue;
             };
-            let flow = cx.peers.get(peer).and_then(|peer| peer.relay.flows.get(flow));
+            let flow = cx.peers.get(peer).and_then(|peer| peer.data.relay.flows.get(flow));
             let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
             let Some(upstream) = cx.config.services.get(service).map(|service| service.upstream) else {
                 continue;

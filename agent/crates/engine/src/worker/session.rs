@@ -180,7 +180,7 @@ impl Worker {
         if side == Side::Client && self.sessions.stream_connected(&mut self.cx, handle, peer, key, now) {
             return;
         }
-        let linked = self.cx.peers.get(peer).is_some_and(|state| state.link.is_some());
+        let linked = self.cx.peers.get(peer).is_some_and(|state| state.data.link.is_some());
         if side == Side::Client && linked && !self.cx.is_doubted(peer, now) {
             // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
             self.sessions.close_connection(&mut self.cx, handle, CloseReason::Replaced, now);
@@ -197,7 +197,11 @@ impl Worker {
             connection.key = Some(*key);
         }
         if let Some(state) = self.cx.peers.get(peer) {
-            self.sessions.control.set_congestion(handle, state.config.congestion, self.cx.hub.rate(peer));
+            self.sessions.control.set_congestion(
+                handle,
+                state.data.config.congestion,
+                self.cx.hub.rate(peer),
+            );
         }
         if side == Side::Client {
             let possession = self
@@ -309,7 +313,7 @@ impl Worker {
         let dialled = side == Side::Client;
         let wanted = if dialled {
             let (own, theirs) = (u32::from(self.cx.id.count), u32::from(hello.workers));
-            let configured = self.cx.peers.get(id).map_or(0, |peer| peer.config.lanes);
+            let configured = self.cx.peers.get(id).map_or(0, |peer| peer.data.config.lanes);
             pool::wanted(configured, own, theirs, u32::from(hello.max_lanes))
         } else {
             // The dialler decides; its openings will tell.
@@ -387,7 +391,7 @@ impl Worker {
             hello,
             openings,
             since: now,
-            keeps_alive: dialled && peer.config.keepalive.is_some(),
+            keeps_alive: dialled && peer.data.config.keepalive.is_some(),
             pinged: now,
             told: None,
             liveness: Liveness::new(frames, now),
@@ -426,7 +430,7 @@ impl Sessions {
             return false;
         };
         let peer = connection.peer.and_then(|id| cx.peers.get_mut(id));
-        if peer.is_none_or(|peer| peer.allowances.messages.take(units, now)) {
+        if peer.is_none_or(|peer| peer.data.allowances.messages.take(units, now)) {
             return true;
         }
         self.flooded(cx, handle, now);
@@ -609,9 +613,9 @@ impl Sockets {
     pub(super) fn orphan_flows(&mut self, cx: &mut Context, id: PeerId, key: [u8; 32]) {
         let parity = cx.parity_towards(&key);
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        for flow in peer.relay.flows.accepted() {
-            if let Some(flow) = peer.relay.remove_flow(flow) {
-                peer.relay.stats.flows_orphaned += 1;
+        for flow in peer.data.relay.flows.accepted() {
+            if let Some(flow) = peer.data.relay.remove_flow(flow) {
+                peer.data.relay.stats.flows_orphaned += 1;
                 match flow.origin {
                     Origin::Upstream { socket, .. } => self.factory.close_later(socket),
                     Origin::Ingress { .. } => {}
@@ -619,9 +623,9 @@ impl Sockets {
             }
         }
         // Of the flows that stay: the new process counts its datagrams anew.
-        peer.relay.reassembly.clear(&mut peer.relay.downlink);
+        peer.data.relay.reassembly.clear(&mut peer.data.relay.downlink);
         // Then: a number that the peer's flows have left may be given again.
-        peer.relay.flows.reopen_all(parity);
+        peer.data.relay.flows.reopen_all(parity);
         self.factory.close_now(&mut self.locals);
     }
 }

@@ -4,8 +4,11 @@ use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Instant};
 
 use config::{self, Config};
 use dataplane::{
+    datapath::downlink::Notes,
     forward::{Local, Locals, tcp, tun::TunSide},
+    hand_off::Outgoing,
     lanes::Underlays,
+    sockets::{SocketFactory, Source},
 };
 use gate::{
     Gate, GateSetup, Own,
@@ -27,13 +30,12 @@ use wire::{
 };
 
 use crate::{
-    datapath::downlink::Notes,
     peer::{Peer, Peers},
     registry::PeerRegistry,
     tunnel::Board,
     worker::{
-        Context, DataPlane, Decoy, HOUSEKEEPING_INTERVAL, Hub, LaneHost, Outgoing, Publisher, Sessions,
-        SocketFactory, Sockets, Source, Strangers, TcpForwards, Timer, Tun, Tunnel, Worker, books,
+        Context, DataPlane, Decoy, HOUSEKEEPING_INTERVAL, Hub, LaneHost, Publisher, Sessions, Sockets,
+        Strangers, TcpForwards, Timer, Tun, Tunnel, Worker, books,
         ceilings::Ceilings,
         context::{Logs, Stats},
         decoy,
@@ -145,7 +147,7 @@ fn tun_side(
     };
     let mut side = TunSide::new(queue, token, tun::most_mtu(config), now);
     for peer in peers {
-        side.add_peer(peer.id, &peer.config.allowed_ips);
+        side.add_peer(peer.data.id, &peer.data.config.allowed_ips);
     }
     Ok(Some(Tun { side, board: setup.board }))
 }
@@ -297,7 +299,7 @@ impl Context {
     fn arm_timers(&mut self, now: Instant) {
         for peer in &self.peers {
             if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(peer.id), at);
+                self.timers.arm(Timer::Dial(peer.data.id), at);
             }
         }
         self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);

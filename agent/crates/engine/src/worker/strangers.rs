@@ -2,11 +2,12 @@
 
 use std::{net::SocketAddr, ops::Range};
 
-use dataplane::relay::{DropReason, Settlement};
+use dataplane::{
+    hand_off::HandOff,
+    relay::{DropReason, Settlement},
+};
 use gate::decoy::{DecoyDrop, DecoyStats};
 use net::batch::Meta;
-
-use crate::worker::hand_off::HandOff;
 
 /// Bytes of strangers' datagrams that are kept in one turn: a full receive batch.
 const MOST_BYTES: usize = 2 << 20;

@@ -135,7 +135,7 @@ impl Sessions {
     /// The connection at this worker that the next TCP forward of a peer goes to: the one with the fewest.
     pub(super) fn carrier(&self, cx: &Context, id: PeerId) -> Option<ConnectionHandle> {
         let peer = cx.peers.get(id)?;
-        let link = peer.link.as_ref().filter(|link| !link.doubts.silent)?;
+        let link = peer.data.link.as_ref().filter(|link| !link.doubts.silent)?;
         let session = peer.session.as_ref().filter(|_| !link.doubts.any());
         let control = session.map(|session| (session.handle, session.forwards));
         let streams = peer.streams.carriers().filter(|stream| self.outlived(stream));
@@ -192,10 +192,10 @@ impl Sessions {
     /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
     pub(super) fn open_stream_connections(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        if cx.stopping || !peer.is_live() || !peer.is_well() || !peer.streams.plan.is_wished(now) {
+        if cx.stopping || !peer.data.is_live() || !peer.data.is_well() || !peer.streams.plan.is_wished(now) {
             return;
         }
-        let (Some(link), Some(session)) = (&peer.link, &peer.session) else { return };
+        let (Some(link), Some(session)) = (&peer.data.link, &peer.session) else { return };
         let (count, name, workers) = (link.connections, session.id, session.hello.workers);
         let Some(connection) = self.control.get(session.handle).filter(|_| session.dialled) else {
             return;
@@ -264,8 +264,8 @@ impl Sessions {
             connection.stream_number = Some(number);
         }
         let peer = cx.peers.get_mut(id)?;
-        self.control.set_congestion(handle, peer.config.congestion, cx.hub.rate(id));
-        let instance = peer.instance.unwrap_or_default();
+        self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id));
+        let instance = peer.data.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
         tracing::debug!(peer = &*peer.name, number, remote = %order.remote, "dialling a stream connection");
         Some(())
@@ -302,7 +302,7 @@ impl Sessions {
         let possession = exported.and_then(|exported| cx.identity.sign(&messages::possession(&exported)));
         let instance = self.instance;
         let Some(peer) = cx.peers.get_mut(id) else { return true };
-        let session = peer.link.as_ref().map(|link| link.name);
+        let session = peer.data.link.as_ref().map(|link| link.name);
         let (Some(stream), Some(session)) = (peer.streams.find_mut(handle), session) else {
             // The session has ended meanwhile: the next one has it dialled again.
             self.end_stream_connection(cx, id, handle, CloseReason::Replaced, now);
@@ -316,8 +316,8 @@ impl Sessions {
     /// Lets join who waited for the session that there is.
     pub(super) fn take_early_joins(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let Some(link) = peer.link.as_ref() else { return };
-        let (name, instance) = (link.name, peer.instance);
+        let Some(link) = peer.data.link.as_ref() else { return };
+        let (name, instance) = (link.name, peer.data.instance);
         let is_known =
             |early: &mut EarlyJoin| early.join.session == name && Some(early.join.instance) == instance;
         let known: Vec<EarlyJoin> = peer.streams.early.extract_if(.., is_known).collect();
@@ -330,7 +330,7 @@ impl Sessions {
     fn let_join(&mut self, cx: &mut Context, id: PeerId, early: &EarlyJoin, now: Instant) {
         let &EarlyJoin { handle, join: Join { instance, number, .. } } = early;
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let link = peer.link.as_ref();
+        let link = peer.data.link.as_ref();
         // Only who dialled the session dials stream connections.
         if link.is_none_or(|link| link.connections <= 1 || link.dialled) || cx.stopping {
             return self.close_connection(cx, handle, CloseReason::NoSession, now);
@@ -621,7 +621,7 @@ impl Context {
     /// A TCP connection for a peer was accepted by this worker: there are to be stream connections.
     pub(super) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let Some(link) = peer.link.as_ref() else { return };
+        let Some(link) = peer.data.link.as_ref() else { return };
         if peer.forwards.connections() + 1 >= u32::from(link.connections)
             || peer.streams.asked.is_some_and(|at| now.saturating_duration_since(at) < ASK_INTERVAL)
         {
@@ -639,7 +639,7 @@ impl Context {
 
     /// Asks whether the peer is there: what does not answer while its lanes do is dead.
     fn ask_lanes(&mut self, id: PeerId) {
-        let link = self.peers.get(id).and_then(|peer| peer.link.as_ref());
+        let link = self.peers.get(id).and_then(|peer| peer.data.link.as_ref());
         if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
             self.tell_all(|| WorkerMessage::AskForLife { peer: id, session });
         }

@@ -6,16 +6,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::forward::tcp::{Pumped, TcpForward, TcpId, answer_for};
+use dataplane::{
+    forward::tcp::{Pumped, TcpForward, TcpId, answer_for},
+    sockets::Source,
+};
 use quinn_proto::{ConnectionHandle, StreamId};
 use wire::{
     ids::PeerId,
     messages::{StreamAnswer, StreamOpen},
 };
 
+use crate::control::StreamKey;
 use crate::worker::{
-    Context, Sessions, Sockets, Source, StreamKey, TcpForwards, Timer, ceilings::socket_remedy,
-    parts::OpenForward,
+    Context, Sessions, Sockets, TcpForwards, Timer, ceilings::socket_remedy, parts::OpenForward,
 };
 
 /// After an error that may last, such as a full table of descriptors.
@@ -122,7 +125,7 @@ impl TcpForwards {
         let forward = cx.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
         let peer = cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
-        let link = peer.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
+        let link = peer.data.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
         let mut offered = link.services.iter();
         let service = offered
             .find(|service| service.tcp && *service.name == *forward.service)
@@ -154,13 +157,13 @@ impl TcpForwards {
                 return;
             };
             let Some(state) = cx.peers.get_mut(peer) else { return };
-            let next = state.allowances.streams.next(now);
+            let next = state.data.allowances.streams.next(now);
             if next > now {
                 sessions.control.accept_later(handle, next, now);
                 return;
             }
             let Some(stream) = sessions.control.accept(handle) else { return };
-            state.allowances.streams.take(1, now);
+            state.data.allowances.streams.take(1, now);
             self.stream_opened(cx, sockets, sessions, handle, stream, now);
         }
         sessions.control.accept_later(handle, now, now);
@@ -304,7 +307,7 @@ impl TcpForwards {
         let Some(peer) = self.open.get(id.0 as usize).map(|opened| opened.peer) else { return };
         let place = open.service as usize;
         let service = cx.config.services.get(place).filter(|service| service.tcp);
-        let allowed = cx.peers.get(peer).is_some_and(|state| state.config.services.contains(&place));
+        let allowed = cx.peers.get(peer).is_some_and(|state| state.data.config.services.contains(&place));
         let result = match service {
             None => Err(StreamAnswer::UnknownService),
             Some(_) if !allowed => Err(StreamAnswer::NotAllowed),

@@ -7,12 +7,12 @@ use std::{
 };
 
 use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
+use dataplane::datapath::ip_uplink::IpUplink;
 use quinn_proto::Side;
 use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
 use crate::{
     control::driver::ControlConnection,
-    datapath::ip_uplink::IpUplink,
     peer::Peer,
     worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Tun, Tunnel, endpoint, number},
 };
@@ -65,10 +65,10 @@ impl Tunnel {
     pub(super) fn budget_changed(&self, cx: &Context, peer: PeerId, now: Instant) {
         let Some(Tun { side: tun, board }) = &self.device else { return };
         let Some(state) = cx.peers.get(peer) else { return };
-        if state.session.is_none() || state.config.allowed_ips.is_empty() {
+        if state.session.is_none() || state.data.config.allowed_ips.is_empty() {
             return;
         }
-        if let Some(mtu) = state.inner_mtu(tun.most_mtu, now) {
+        if let Some(mtu) = state.data.inner_mtu(tun.most_mtu, now) {
             board.set_mtu(peer, Some(mtu));
         }
     }
@@ -86,7 +86,7 @@ impl Tunnel {
     /// Gives a new peer its inner addresses.
     pub(super) fn route_peer(&mut self, cx: &Context, peer: PeerId) {
         if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
-            tun.add_peer(peer, &state.config.allowed_ips);
+            tun.add_peer(peer, &state.data.config.allowed_ips);
         }
     }
 
@@ -94,7 +94,7 @@ impl Tunnel {
     pub(super) fn reroute_peer(&mut self, cx: &Context, peer: PeerId) {
         if let (Some(Tun { side: tun, board }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
             tun.routes.remove(peer);
-            tun.add_peer(peer, &state.config.allowed_ips);
+            tun.add_peer(peer, &state.data.config.allowed_ips);
             board.look_again();
         }
     }
@@ -126,7 +126,7 @@ impl Tunnel {
     pub(super) fn warn_of_missing_tunnel(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id).filter(|_| self.device.is_some()) else { return };
         let takes = |features: Features| features.contains(Features::PACKETS);
-        if !peer.config.allowed_ips.is_empty()
+        if !peer.data.config.allowed_ips.is_empty()
             && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
             && let Some(suppressed) = peer.throttles.no_tunnel.allow(now)
         {
@@ -205,8 +205,8 @@ impl Tunnel {
 impl Context {
     /// What to look at when an endpoint cannot be looked up.
     pub(super) fn failed_lookup(&self) -> &'static str {
-        let peers = || self.peers.iter().filter(|peer| peer.is_live());
-        let allowed = |peer: &Peer| peer.config.allowed_ips.clone();
+        let peers = || self.peers.iter().filter(|peer| peer.data.is_live());
+        let allowed = |peer: &Peer| peer.data.config.allowed_ips.clone();
         match &self.config.tun {
             Some(tun) if takes_lookups(tun, self.config.transport.mark, peers().flat_map(allowed)) => {
                 LOOKUP_REMEDY

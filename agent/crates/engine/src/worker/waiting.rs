@@ -12,11 +12,13 @@ use std::{
 };
 
 use config::defaults;
-use dataplane::lanes::{LaneId, UnderlayId};
+use dataplane::{
+    datapath::uplink::Drained,
+    lanes::{LaneId, UnderlayId},
+};
 use wire::ids::PeerId;
 
 use crate::{
-    datapath::uplink::Drained,
     peer::Peers,
     worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Timer, number},
 };
@@ -35,7 +37,7 @@ impl DataPlane {
     ) {
         let (all, first) = (number(cx.peers.len()), self.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
-        let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| !peer.relay.queue.is_empty());
+        let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| !peer.data.relay.queue.is_empty());
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
         while let Some(peer) = waiting.pop_front() {
@@ -140,5 +142,5 @@ impl DataPlane {
 
 /// How long what is a peer's may wait; what is nobody's waits as long as it does by default.
 fn time_of(peers: &Peers, peer: PeerId) -> Duration {
-    peers.get(peer).map_or(defaults::QUEUE.time, |peer| peer.config.queue.time)
+    peers.get(peer).map_or(defaults::QUEUE.time, |peer| peer.data.config.queue.time)
 }

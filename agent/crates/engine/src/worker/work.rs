@@ -1,25 +1,19 @@
 //! What a turn does, counted, and what is left of batches that hold more work than a turn takes.
 //!
 //! In virtual time a turn takes none, however much it does. So it counts what it does, and the tests bound that:
-//! `Worker::excess_of_turn`, in `simulation/`.
+//! `simulation/bounds.rs`.
 
-use dataplane::lanes::UnderlayId;
-use net::ReceiveBatch;
-use quinn_proto::ConnectionHandle;
-
-use crate::{
-    control::driver::Event,
+use dataplane::{
     datapath::{
         downlink::{Place, Received},
         work::Work,
     },
+    lanes::UnderlayId,
 };
-#[cfg(any(test, feature = "simulation"))]
-use crate::{
-    control::driver::UNITS_PER_TURN,
-    datapath::work::MOST_PER_TURN,
-    worker::{Context, Sessions},
-};
+use net::ReceiveBatch;
+use quinn_proto::ConnectionHandle;
+
+use crate::control::driver::Event;
 
 /// Batches that may be laid aside at a time, each of one socket, 2 MiB each.
 const MOST_RESTS: usize = 4;
@@ -83,7 +77,7 @@ impl Rests {
 /// Counts of what a worker did in one turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TurnWork {
-    /// What frames cost, and what they asked for, in frames (`engine/src/datapath/work.rs`).
+    /// What frames cost, and what they asked for, in frames (`dataplane/src/datapath/work.rs`).
     pub work: u64,
     pub frames: u64,
     /// Events that control connections reported in the turn.
@@ -96,16 +90,6 @@ pub struct TurnWork {
     pub walked: u64,
     /// Sockets and connections opened in the turn.
     pub opened: u64,
-}
-
-#[cfg(any(test, feature = "simulation"))]
-impl Sessions {
-    /// What the last turn did beyond what any turn may, in words.
-    #[must_use]
-    pub(super) fn excess_of_turn(&self, cx: &Context) -> Option<String> {
-        let flows: usize = cx.peers.iter().map(|peer| peer.relay.flows.len()).sum();
-        cx.stats.work.excess(self.control.len() as u64, flows as u64)
-    }
 }
 
 impl TurnWork {
@@ -152,33 +136,5 @@ impl TurnWork {
             walked: self.walked.max(other.walked),
             opened: self.opened.max(other.opened),
         }
-    }
-
-    /// What of it is more than a turn may do of a worker with so many control connections and flows, in words.
-    ///
-    /// | count | bound | why |
-    /// |---|---|---|
-    /// | work, frames | `MOST_PER_TURN` | `engine/src/datapath/work.rs` |
-    /// | message units | of each connection `UNITS_PER_TURN`, and 272 more | a last message of 64 KiB |
-    /// | events | as many as message units, and 1,100 more of each connection | its streams, and each kind of event twice |
-    /// | walked | sixteen times the flows | a session that is replaced and all of its lanes come up |
-    /// | opened | 1,200, and 80 more of each connection | `MOST_PER_TURN` in openings of flows; streams, dialled lanes |
-    #[cfg(any(test, feature = "simulation"))]
-    fn excess(&self, connections: u64, flows: u64) -> Option<String> {
-        let connections = connections.max(1);
-        let units = connections * (u64::from(UNITS_PER_TURN) + 272);
-        let events = units + connections * 1_100;
-        let event_bytes = events * size_of::<(ConnectionHandle, Event)>() as u64;
-        let checks = [
-            ("work", self.work, MOST_PER_TURN),
-            ("frames", self.frames, MOST_PER_TURN),
-            ("events", self.events, events),
-            ("bytes of events", self.event_bytes, event_bytes),
-            ("units of messages", self.message_units, units),
-            ("flows looked at", self.walked, 16 * (flows + 64)),
-            ("sockets opened", self.opened, 1_200 + 80 * connections),
-        ];
-        let (what, count, most) = checks.into_iter().find(|(_, count, most)| count > most)?;
-        Some(format!("{count} {what} in a turn, not {most}"))
     }
 }

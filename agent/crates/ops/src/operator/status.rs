@@ -3,11 +3,12 @@
 use std::{sync::Arc, time::Duration};
 
 use config::{Config, Tun};
+use dataplane::socket_stats::SocketStats;
 use engine::{
     metrics::Value,
     registry::{Listed, Origin},
     status::Counts,
-    worker::{Asks, Inspection, Snapshot, Snapshots, SocketBooks, WorkerView},
+    worker::{Asks, Inspection, Snapshot, Snapshots, WorkerView},
 };
 use gate::{refusals, table::MOST_ENTRIES};
 use net::{
@@ -143,7 +144,7 @@ fn sockets(views: &[WorkerView]) -> Vec<SocketStatus> {
         views.iter().filter_map(|view| view.sockets.get(place)).for_each(|one| sum.add(one));
         sum
     };
-    SocketBooks::ROLES.iter().enumerate().map(role).collect()
+    SocketStats::ROLES.iter().enumerate().map(role).collect()
 }
 
 fn tun_status(tun: &Tun, views: &[WorkerView]) -> TunStatus {

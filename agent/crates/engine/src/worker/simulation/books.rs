@@ -73,19 +73,23 @@ impl World {
 
 fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
     let peers = worker.cx.peers.iter().map(|peer| {
-        let relay = &peer.relay;
+        let relay = &peer.data.relay;
         let direction = |direction| DirectionBooks {
             account: *relay.account(direction),
             queued: relay.queued(direction),
         };
-        let pool = peer.link.as_ref().map(|link| &link.pool);
+        let pool = peer.data.link.as_ref().map(|link| &link.pool);
         PeerBooks {
             name: Arc::clone(&peer.name),
             uplink: direction(Direction::Uplink),
             downlink: direction(Direction::Downlink),
             waiting: [&relay.queue, &relay.awaiting].map(|queue| (queue.datagrams(), queue.bytes())),
             oldest: relay.oldest(),
-            bounds: (peer.config.queue.packets, peer.config.queue.bytes, peer.config.queue.time),
+            bounds: (
+                peer.data.config.queue.packets,
+                peer.data.config.queue.bytes,
+                peer.data.config.queue.time,
+            ),
             flows: relay.flows.len(),
             max_flows: relay.max_flows,
             moved: relay.stats.flows_moved + relay.stripes.as_ref().map_or(0, |stripes| stripes.moved()),

@@ -14,6 +14,7 @@ use std::{
 
 mod books;
 pub mod bottleneck;
+mod bounds;
 mod host;
 mod network;
 mod seeded;
@@ -141,12 +142,6 @@ impl Worker {
     #[must_use]
     pub fn turn_work(&self) -> TurnWork {
         self.cx.stats.work
-    }
-
-    /// The first count of the last turn that exceeds what any turn may do, in words.
-    #[must_use]
-    pub fn excess_of_turn(&self) -> Option<String> {
-        self.sessions.excess_of_turn(&self.cx)
     }
 }
 

@@ -67,7 +67,7 @@ impl Trace {
         self.number(wait.map_or(u64::MAX, nanoseconds));
         for peer in worker.cx.peers.iter() {
             for direction in [Direction::Uplink, Direction::Downlink] {
-                self.account(peer.relay.account(direction));
+                self.account(peer.data.relay.account(direction));
             }
         }
     }

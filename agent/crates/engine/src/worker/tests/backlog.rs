@@ -2,10 +2,12 @@
 
 use std::{io::ErrorKind, time::Duration};
 
-use super::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, numbered};
-use crate::{peer::Doubt, registry::Origin, worker::hub::WorkerMessage};
 use ::gate::identity::Identity;
+use dataplane::peer::Doubt;
 use net::{TcpListener, TcpStream};
+
+use super::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, numbered};
+use crate::{registry::Origin, worker::hub::WorkerMessage};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(200);
@@ -169,7 +171,7 @@ fn while_the_control_connection_does_not_answer_stream_connections_take_who_come
     let mut queue = Queue::new(9650, (2, 2), "");
     queue.open(3);
     let worker = &queue.pair.world.agent(queue.pair.entry).workers[0];
-    let (peer, link) = (worker.cx.peers[0].id, worker.cx.peers[0].link.as_ref().unwrap());
+    let (peer, link) = (worker.cx.peers[0].data.id, worker.cx.peers[0].data.link.as_ref().unwrap());
     let (session, doubt) = (link.session, Doubt::ControlDead);
     for place in 0..2 {
         worker.cx.hub.post(place, WorkerMessage::Doubt { peer, session, doubt, holds: true });
@@ -192,7 +194,9 @@ fn no_connection_is_refused_while_configurations_are_read_again_and_other_peers_
             origin: config::PeerOrigin::State,
             endpoints: Vec::new(),
             public_keys: vec![Identity::generate().unwrap().public_key()],
-            ..config::Peer::clone(&queue.pair.world.agent(queue.pair.entry).workers[0].cx.peers[0].config)
+            ..config::Peer::clone(
+                &queue.pair.world.agent(queue.pair.entry).workers[0].cx.peers[0].data.config,
+            )
         };
         let (entry, exit) = (queue.pair.entry, queue.pair.exit);
         let tomls = [queue.pair.entry_toml.clone(), queue.pair.exit_toml.clone()];

@@ -82,7 +82,7 @@ fn the_queues_of_all_peers_hold_no_more_than_their_memory() {
     assert_eq!(log.text().matches("limits.queue_bytes is reached").count(), 1, "{}", log.text());
     // What waited too long is gone, and there is room again.
     pair.world.run(Duration::from_secs(6));
-    let registry = pair.world.agent(entry).workers[0].cx.peers[0].relay.flows.registry().memory().used();
+    let registry = pair.world.agent(entry).workers[0].cx.peers[0].data.relay.flows.registry().memory().used();
     let queue = pair.world.peer(entry).queue;
     assert_eq!((queue.datagrams, queue.bytes, registry), (0, 0, 0));
     assert!(pair.world.peer(entry).uplink.balances);
@@ -127,9 +127,9 @@ fn held(crowd: &mut Crowd) -> BTreeMap<&'static str, usize> {
         ("connections", worker.sessions.control.len()),
         ("handshakes", worker.sessions.control.handshakes_pending()),
         ("peers", worker.cx.peers.len()),
-        ("flows", worker.cx.peers.iter().map(|peer| peer.relay.flows.len()).sum()),
-        ("flows of all", worker.cx.peers[0].relay.flows.registry().total()),
-        ("bytes that wait", worker.cx.peers[0].relay.flows.registry().memory().used()),
+        ("flows", worker.cx.peers.iter().map(|peer| peer.data.relay.flows.len()).sum()),
+        ("flows of all", worker.cx.peers[0].data.relay.flows.registry().total()),
+        ("bytes that wait", worker.cx.peers[0].data.relay.flows.registry().memory().used()),
     ])
 }
 

@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
+use dataplane::socket_stats::SocketStats;
 use net::{
     Net, Path as UdpPath, Ready, SendBatch, Token, UdpOptions, UdpRole, memory::MemoryFabric, stats::Booked,
 };
 
-use crate::worker::{
-    books::SocketBooks,
-    tests::{INGRESS, Pair},
-};
+use crate::worker::tests::{INGRESS, Pair};
 
 #[test]
 fn control_connections_are_counted_and_what_ended_is_kept() {
@@ -84,12 +82,12 @@ fn what_waits_in_the_kernel_is_what_waited_when_the_sockets_were_last_looked_at(
             from.send(&mut batch, &mut |_, _| {});
         }
     }
-    let (mut books, mut booked) = (SocketBooks::default(), [Booked::default(); 2]);
-    let ingress = |books: &SocketBooks| {
-        let place = SocketBooks::ROLES.iter().position(|(role, _)| *role == UdpRole::Ingress).unwrap();
+    let (mut books, mut booked) = (SocketStats::default(), [Booked::default(); 2]);
+    let ingress = |books: &SocketStats| {
+        let place = SocketStats::ROLES.iter().position(|(role, _)| *role == UdpRole::Ingress).unwrap();
         books.0[place].kernel_queue
     };
-    let mut look = |books: &mut SocketBooks, ask: bool, which: &[usize]| {
+    let mut look = |books: &mut SocketStats, ask: bool, which: &[usize]| {
         for place in which {
             books.look_at(UdpRole::Ingress, &*sockets[*place], &mut booked[*place], ask);
         }

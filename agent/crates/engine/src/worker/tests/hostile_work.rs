@@ -3,6 +3,7 @@
 
 use std::{cell::Cell, time::Duration};
 
+use dataplane::datapath::work::{MOST_PER_TURN, PER_TURN};
 use gate::identity::Identity;
 use wire::{
     clock::Clock,
@@ -12,7 +13,6 @@ use wire::{
 
 use crate::{
     control::{MOST_WAITING_BYTES, driver::UNITS_PER_TURN},
-    datapath::work::{MOST_PER_TURN, PER_TURN},
     worker::{
         TurnWork,
         tests::{

@@ -46,7 +46,7 @@ fn every_lane_searches_and_the_least_holds_for_all() {
         assert!((1392..=1400).contains(&found), "{found}");
         for worker in &pair.world.agent(pair.entry).workers {
             let budgets: Vec<usize> =
-                worker.cx.peers.iter().map(|peer| peer.link.as_ref().unwrap().budget).collect();
+                worker.cx.peers.iter().map(|peer| peer.data.link.as_ref().unwrap().budget).collect();
             assert_eq!(budgets, [found as usize]);
         }
         assert_eq!(pair.world.metric(pair.entry, BLACK_HOLES), 0);

@@ -2,7 +2,11 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
-use dataplane::relay::DropReason;
+use dataplane::{
+    datapath::segments::{CountedHeader, Marks, Segments},
+    hand_off::Outgoing,
+    relay::DropReason,
+};
 use gate::identity::Identity;
 use net::batch::Meta;
 use wire::{
@@ -11,13 +15,7 @@ use wire::{
     ids::{LaneRef, PeerId},
 };
 
-use crate::{
-    datapath::segments::{CountedHeader, Marks, Segments},
-    worker::{
-        Outgoing,
-        tests::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, harness::Udp, number_of, numbered},
-    },
-};
+use crate::worker::tests::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, harness::Udp, number_of, numbered};
 
 /// Workers of the entry and of the exit, and `lanes` of the dialler.
 const MIXES: [((u8, u8), u8); 9] = [
@@ -347,7 +345,7 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
     assert_eq!(client.receive().len(), 1);
     let entry = pair.entry;
     let peer = &pair.world.agent(entry).workers[0].cx.peers[0];
-    let (process, number) = (peer.process(), peer.relay.flows.iter().next().unwrap().2.number);
+    let (process, number) = (peer.data.process(), peer.data.relay.flows.iter().next().unwrap().2.number);
     let header = Context::Flow { number, payload_at: 0 }.encode();
     let lane = LaneRef { peer: PeerId(0), lane: 0 };
     let mut hand = |fill: &dyn Fn(&mut Outgoing), process: u64| {
@@ -446,7 +444,8 @@ fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_a
     pair.run_served(Duration::from_millis(100));
     assert_eq!(client.receive().len(), 1);
     let entry = pair.entry;
-    let number = pair.world.agent(entry).workers[0].cx.peers[0].relay.flows.iter().next().unwrap().2.number;
+    let number =
+        pair.world.agent(entry).workers[0].cx.peers[0].data.relay.flows.iter().next().unwrap().2.number;
     let header = Context::Flow { number, payload_at: 0 }.encode();
     let frame = [header.as_slice(), b"answer"].concat();
     let hand = |pair: &mut Pair, age, ring| {
@@ -461,7 +460,7 @@ fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_a
     });
     let hand = |pair: &mut Pair, age, ring| {
         // As if it had come to this worker, and another had taken it over.
-        let account = &mut pair.world.agent(entry).workers[0].cx.peers[0].relay.uplink;
+        let account = &mut pair.world.agent(entry).workers[0].cx.peers[0].data.relay.uplink;
         account.receive(1, 4);
         account.handed_over += 1;
         pair.hand_over(entry, ring, |outgoing| {

@@ -2,7 +2,10 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use dataplane::relay::DropReason;
+use dataplane::{
+    datapath::segments::{CountedHeader, Marks, Segments},
+    relay::DropReason,
+};
 use wire::{
     clock::Clock,
     context::Context,
@@ -10,7 +13,6 @@ use wire::{
 };
 
 use crate::{
-    datapath::segments::{CountedHeader, Marks, Segments},
     status::PeerStatus,
     worker::tests::{
         flood::{ECHO, GateFlood, ROGUE},
@@ -149,7 +151,7 @@ fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
     let number = stalled.flood.malicious.flow(0);
     let cutting = Context::Piece { number, datagram: 0, total: 3000, offset: 0, payload_at: 0 };
     let exit = stalled.flood.pair.exit;
-    let account = &mut stalled.flood.pair.world.agent(exit).workers[0].cx.peers[1].relay.uplink;
+    let account = &mut stalled.flood.pair.world.agent(exit).workers[0].cx.peers[1].data.relay.uplink;
     account.receive(1, 3000);
     account.handed_over += 1;
     stalled.flood.pair.hand_over(exit, 30 * MS, |outgoing| {

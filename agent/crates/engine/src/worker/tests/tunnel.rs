@@ -154,8 +154,8 @@ pub(super) fn assert_books(world: &mut crate::worker::tests::World, place: usize
         dropped += totals.dropped.iter().sum::<u64>();
         delivered += totals.delivered;
         for peer in &worker.cx.peers {
-            uplink += peer.relay.stats.tun_uplink.packets;
-            downlink += peer.relay.stats.tun_downlink.packets;
+            uplink += peer.data.relay.stats.tun_uplink.packets;
+            downlink += peer.data.relay.stats.tun_downlink.packets;
         }
     }
     assert_eq!((received, received), (read, uplink + dropped), "read = given to peers + dropped");

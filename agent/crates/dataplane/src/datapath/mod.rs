@@ -26,9 +26,9 @@
 //!  lanes/send_buffer.rs    as above                           net: tun.rs        writev: headers, pieces
 //! ```
 //!
-//! `uplink.rs` to `ip_downlink.rs` are here, `relay/`, `lanes/` and `forward/` in the crate `dataplane`, the rest in the crate that is named.
+//! `uplink.rs` to `ip_downlink.rs` are here, `relay/`, `lanes/` and `forward/` beside this folder, the rest in the crate that is named.
 //!
-//! What belongs to no lane goes from `downlink.rs` through the gate (the crate `gate`) to the control connections, and strangers' datagrams
+//! What belongs to no lane goes from `downlink.rs` through `Outside` to the engine: the gate, then the control connections; strangers' datagrams
 //! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`. So is
 //! what fits into no packet and travels in pieces: `pieces.rs`, and `relay/fragments.rs` for what waits until it is whole.
 //!

@@ -1,14 +1,20 @@
 //! Frames that are about flows: openings, confirmations, refusals, ends. Datagrams of known flows are `downlink.rs`'s.
 
-use dataplane::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
+use crate::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
 use wire::{
     context::{Context, FlowNumber, Refusal, ServiceNumber},
     ids::{LaneRef, PeerId, WorkerId},
 };
 
-use crate::datapath::{downlink::Downlink, work};
+use crate::{
+    datapath::{
+        downlink::{Downlink, Outside},
+        work,
+    },
+    peer::PeerTable,
+};
 
-impl Downlink<'_> {
+impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// The flow of an opening, which comes to be if this is its first.
     pub(super) fn opened(
         &mut self,
@@ -17,7 +23,7 @@ impl Downlink<'_> {
         service: ServiceNumber,
     ) -> Result<FlowId, DropReason> {
         let peer = lane.peer;
-        let state = self.peers.get_mut(peer).ok_or(DropReason::UnknownFlow)?;
+        let state = self.peers.data_mut(peer).ok_or(DropReason::UnknownFlow)?;
         if state.relay.flows.is_ours(number) {
             // The peer opens flows in the other half of the numbers only.
             return Err(DropReason::Malformed);
@@ -27,7 +33,7 @@ impl Downlink<'_> {
             None => {
                 let accepted = self.accept(lane, number, service);
                 if accepted.is_err()
-                    && let Some(state) = self.peers.get(peer)
+                    && let Some(state) = self.peers.data(peer)
                 {
                     state.relay.flows.registry().unclaim(number);
                 }
@@ -58,7 +64,7 @@ impl Downlink<'_> {
         service: ServiceNumber,
     ) -> Result<FlowId, Unopened> {
         let unknown = Unopened::Refused(Refusal::Limit, DropReason::UnknownFlow);
-        let state = self.peers.get_mut(peer).ok_or(unknown)?;
+        let state = self.peers.data_mut(peer).ok_or(unknown)?;
         if self.notes.work.is_spent() || !state.allowances.flows.take(1, self.now) {
             state.relay.stats.openings_refused += 1;
             return Err(Unopened::TooFast);
@@ -92,7 +98,7 @@ impl Downlink<'_> {
 
     /// Takes a message about a flow.
     pub(super) fn message(&mut self, peer: PeerId, message: Context) {
-        let Some(state) = self.peers.get_mut(peer) else { return };
+        let Some(state) = self.peers.data_mut(peer) else { return };
         let relay = &mut state.relay;
         match message {
             Context::Confirmed(number) => {
@@ -142,7 +148,7 @@ impl Downlink<'_> {
     }
 
     fn end_flow(&mut self, peer: PeerId, id: FlowId) {
-        let Some(state) = self.peers.get_mut(peer) else { return };
+        let Some(state) = self.peers.data_mut(peer) else { return };
         if let Some(flow) = state.relay.remove_flow(id) {
             self.notes.work.charge(work::CLOSING);
             state.relay.stats.flows_closed += 1;

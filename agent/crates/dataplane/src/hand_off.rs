@@ -19,10 +19,7 @@ use wire::{
     ids::{LaneRef, PeerId},
 };
 
-use crate::{
-    datapath::segments::{CountedHeader, Marks, Segments},
-    worker::mailbox::Party,
-};
+use crate::datapath::segments::{CountedHeader, Marks, Segments};
 
 /// A hand-off batch takes no further piece beyond this size: about one receive buffer.
 const PARCEL_BYTES: usize = 64 * 1024;
@@ -32,7 +29,7 @@ const PARCEL_PIECES: usize = 256;
 
 /// What a hand-off batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// Packets that came to this listening port.
     Packets {
         /// The index of the listening port in `transport.listen`.
@@ -53,10 +50,10 @@ pub(super) enum Kind {
 
 impl Kind {
     /// The values of the metric label `kind`.
-    pub(super) const LABELS: [&'static str; 4] = ["packets", "frames", "payloads", "strangers"];
+    pub const LABELS: [&'static str; 4] = ["packets", "frames", "payloads", "strangers"];
 
     /// The place of this kind in [`Kind::LABELS`].
-    pub(super) fn label_index(self) -> usize {
+    pub fn label_index(self) -> usize {
         match self {
             Self::Packets { .. } => 0,
             Self::Frames { .. } => 1,
@@ -68,36 +65,36 @@ impl Kind {
 
 /// Part of a hand-off batch: a run of datagrams.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Piece {
+pub struct Piece {
     /// How long it is, how it divides, where it came from.
-    pub(super) meta: Meta,
+    pub meta: Meta,
     /// What precedes each payload in its frame; `None` where the frame is whole.
-    pub(super) header: Option<Header>,
+    pub header: Option<Header>,
     /// How many of its datagrams an account counts.
-    pub(super) counted: u32,
+    pub counted: u32,
     /// And how many bytes of payload.
     counted_bytes: usize,
     /// The traffic class of the packets that are to carry them.
-    pub(super) tos: u8,
+    pub tos: u8,
 }
 
 impl Piece {
     /// What precedes its payloads, and how many of them an account counts.
-    pub(super) fn counted_header(&self) -> CountedHeader {
+    pub fn counted_header(&self) -> CountedHeader {
         CountedHeader { header: self.header.unwrap_or_default(), counted: self.counted }
     }
 }
 
 /// A batch on its way to another worker.
 #[derive(Debug)]
-pub(super) struct HandOff {
-    pub(super) kind: Kind,
+pub struct HandOff {
+    pub kind: Kind,
     /// The peer's process to which the numbers in its headers mean something; that of payloads and frames.
-    pub(super) process: u64,
+    pub process: u64,
     bytes: Vec<u8>,
     pieces: Vec<Piece>,
     /// When it went into a ring.
-    pub(super) handed: Option<Instant>,
+    pub handed: Option<Instant>,
 }
 
 impl HandOff {
@@ -110,7 +107,7 @@ impl HandOff {
     }
 
     /// Its pieces, in the order in which they came.
-    pub(super) fn pieces(&self) -> impl Iterator<Item = (&Piece, &[u8])> {
+    pub fn pieces(&self) -> impl Iterator<Item = (&Piece, &[u8])> {
         let mut start = 0;
         self.pieces.iter().map(move |piece| {
             let range: Range<usize> = start..start + piece.meta.len;
@@ -120,41 +117,30 @@ impl HandOff {
     }
 
     /// How many datagrams an account counts.
-    pub(super) fn counted(&self) -> u64 {
+    pub fn counted(&self) -> u64 {
         self.pieces.iter().map(|piece| u64::from(piece.counted)).sum()
     }
 
     /// How many bytes of payload an account counts.
-    pub(super) fn counted_bytes(&self) -> u64 {
+    pub fn counted_bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.counted_bytes as u64).sum()
     }
 
     /// The number of datagrams in this hand-off batch.
-    pub(super) fn datagrams(&self) -> u64 {
+    pub fn datagrams(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.meta.datagrams() as u64).sum()
     }
 
     /// How many bytes it takes in a ring.
-    pub(super) fn len(&self) -> usize {
+    pub fn len(&self) -> usize {
         self.bytes.len() + self.pieces.len() * size_of::<Piece>()
     }
 
     /// The peer whose datagrams it holds, if that is known.
-    pub(super) fn peer(&self) -> Option<PeerId> {
-        match self.party() {
-            Party::Peer(peer) => Some(peer),
-            Party::Strangers | Party::Unknown => None,
-        }
-    }
-
-    /// Whose part of a ring it takes.
-    pub(super) fn party(&self) -> Party {
+    pub fn peer(&self) -> Option<PeerId> {
         match self.kind {
-            Kind::Packets { .. } => Party::Unknown,
-            Kind::Strangers { .. } => Party::Strangers,
-            Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
-                Party::Peer(peer)
-            }
+            Kind::Packets { .. } | Kind::Strangers { .. } => None,
+            Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => Some(peer),
         }
     }
 }
@@ -168,7 +154,7 @@ pub struct Outgoing {
 
 impl Outgoing {
     /// A buffer of the underlay for the worker `to`, that came to listening port `port`.
-    pub(crate) fn packet(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
+    pub fn packet(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
         self.add(
             to,
             Kind::Packets { port },
@@ -178,14 +164,14 @@ impl Outgoing {
     }
 
     /// A stranger's datagram for the worker `to`, that came to listening port `port`.
-    pub(super) fn stranger(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
+    pub fn stranger(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
         let piece = Piece { meta, header: None, counted: 0, counted_bytes: 0, tos: 0 };
         self.add(to, Kind::Strangers { port }, piece, data);
     }
 
     /// The content of a DATAGRAM frame for the worker `to`, that came on this lane; `payload` is how many of its bytes are a
     /// datagram, if it carries one.
-    pub(crate) fn frame(
+    pub fn frame(
         &mut self,
         to: u8,
         LaneRef { peer, lane }: LaneRef,
@@ -200,7 +186,7 @@ impl Outgoing {
     }
 
     /// Payloads for a lane that the worker `to` keeps.
-    pub(crate) fn payloads(
+    pub fn payloads(
         &mut self,
         to: u8,
         LaneRef { peer, lane }: LaneRef,
@@ -214,7 +200,7 @@ impl Outgoing {
     }
 
     /// IP packets for a lane that the worker `to` keeps.
-    pub(crate) fn packets(
+    pub fn packets(
         &mut self,
         to: u8,
         LaneRef { peer, lane }: LaneRef,
@@ -235,7 +221,7 @@ impl Outgoing {
 
     /// Payloads of a flow that the worker `to` keeps, which did not fit beside the header and came to
     /// this host `age` ago.
-    pub(crate) fn returned(
+    pub fn returned(
         &mut self,
         to: u8,
         peer: PeerId,
@@ -274,14 +260,14 @@ impl Outgoing {
     }
 
     /// Takes out what was collected of a peer's flows, in either direction.
-    pub(super) fn take_of_peer(&mut self, id: PeerId) -> impl Iterator<Item = HandOff> {
+    pub fn take_of_peer(&mut self, id: PeerId) -> impl Iterator<Item = HandOff> {
         self.hand_offs
             .extract_if(.., move |(_, hand_off)| hand_off.peer() == Some(id))
             .map(|(_, hand_off)| hand_off)
     }
 
     /// Takes out all hand-off batches, each with the index of the worker that it is for.
-    pub(super) fn take(&mut self) -> impl Iterator<Item = (u8, HandOff)> + '_ {
+    pub fn take(&mut self) -> impl Iterator<Item = (u8, HandOff)> + '_ {
         self.hand_offs.drain(..)
     }
 }

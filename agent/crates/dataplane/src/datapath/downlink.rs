@@ -7,17 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use config::Config;
-use dataplane::{
+use crate::{
     forward::{Locals, tun::TunSide},
     lanes::{LaneId, Lanes, UnderlayId, Underlays},
     relay::{DropReason, FlowId, Origin, Standing},
 };
-use gate::{Arrival, Gate, Verdict};
+use config::Config;
 use net::{
     Path, ReceiveBatch, Recipient,
     batch::{MOST_SEGMENTS, Meta},
-    steering,
 };
 use quic_core::{ConnectionId, OpenError};
 use rand::{Rng, rngs::StdRng};
@@ -27,7 +25,6 @@ use wire::{
 };
 
 use crate::{
-    control::driver::Control,
     datapath::{
         flows::lane_host,
         pieces::Cutting,
@@ -35,8 +32,9 @@ use crate::{
         uplink::Uplink,
         work::{self, Work},
     },
-    peer::Peers,
-    worker::{Outgoing, SocketFactory, Strangers},
+    hand_off::Outgoing,
+    peer::PeerTable,
+    sockets::SocketFactory,
 };
 
 /// Random data of a PATH_CHALLENGE frame, which an off-path attacker cannot guess (RFC 9000 §8.2.1).
@@ -47,12 +45,10 @@ pub fn challenge_data(rng: &mut StdRng) -> [u8; 8] {
 }
 
 /// What the downlink of a worker needs.
-pub struct Downlink<'a> {
-    pub peers: &'a mut Peers,
-    /// What datagrams pass that are no lane's.
-    pub gate: &'a mut Gate,
-    /// The control connections, which take the datagrams that pass the gate.
-    pub control: &'a mut Control,
+pub struct Downlink<'a, P, O> {
+    pub peers: &'a mut P,
+    /// Takes the datagrams that are no lane's of this worker.
+    pub outside: O,
     pub lanes: &'a mut Lanes,
     pub underlays: &'a mut Underlays,
     /// The sockets that payloads are delivered to.
@@ -69,8 +65,6 @@ pub struct Downlink<'a> {
     pub notes: &'a mut Notes,
     /// The messages for other workers.
     pub outgoing: &'a mut Outgoing,
-    /// The datagrams that strangers sent in this turn.
-    pub strangers: &'a mut Strangers,
     /// Which worker this is, and of how many.
     pub worker: WorkerId,
     pub now: Instant,
@@ -151,6 +145,27 @@ pub struct Received {
     pub port: Option<usize>,
 }
 
+/// Takes the datagrams of the underlay that are no lane's of this worker.
+pub trait Outside {
+    /// Takes `datagram`; `meta` is its own, not that of the buffer that it came in.
+    fn datagram(&mut self, received: Received, meta: &Meta, datagram: &[u8], now: Instant) -> Outcome<'_>;
+}
+
+/// What the data plane does with a datagram that is no lane's of this worker.
+#[derive(Clone, Copy, Debug)]
+pub enum Outcome<'a> {
+    /// Nothing: the datagram was taken, or dropped and counted.
+    Taken,
+    /// Hands it to the worker that its connection ID names.
+    HandOff {
+        worker: u8,
+        /// The index of the listening port in `transport.listen`.
+        port: usize,
+    },
+    /// Sends this packet back to where it came from.
+    Reply(&'a [u8]),
+}
+
 /// A datagram's place in a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
@@ -158,7 +173,7 @@ pub struct Place {
     datagram: usize,
 }
 
-impl Downlink<'_> {
+impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// Takes a received batch of one underlay socket, beginning at `from`, until the turn has had its share of work; returns where it goes
     /// on in the next turn. Payloads are listed for delivery, not yet delivered.
     pub fn batch(&mut self, batch: &mut ReceiveBatch, received: Received, from: Place) -> Option<Place> {
@@ -204,7 +219,7 @@ impl Downlink<'_> {
         let peer = lane.peer;
         self.notes.recent = None;
         self.notes.work.frames(batch.len());
-        let time = self.peers.get(peer).map(|state| state.config.queue.time);
+        let time = self.peers.data(peer).map(|state| state.config.queue.time);
         for slot in 0..batch.len() {
             let range = 0..batch.buffer(slot).len();
             let late = time.is_some_and(|time| batch.meta(slot).age > time);
@@ -260,43 +275,24 @@ impl Downlink<'_> {
 
     /// Takes a datagram that is no lane's of this worker: another worker's, a control connection's, or a stranger's.
     fn outside(&mut self, received: Received, meta: Meta, datagram: &[u8]) {
-        let Received { underlay, port } = received;
-        if let Some(port) = port
-            && let owner = steering::owner(datagram, self.worker.count)
-            && owner != self.worker.index
-        {
-            // Strangers must not fill the way to another worker, so they are told apart here already.
-            match self.gate.screen(datagram, self.now) {
-                true => self.outgoing.packet(owner, port, meta, datagram),
-                false => self.strangers.push(port, meta, datagram),
-            }
-            return;
-        }
-        let arrival = Arrival { source: meta.source, listening: port.is_some(), room: self.control.room() };
-        let admission = match self.gate.check(datagram, arrival, self.now) {
-            Verdict::Pass => None,
-            Verdict::Admit(admission) => Some(admission),
-            Verdict::Retry => {
-                let (packet, now) = (self.gate.retry_packet(), self.now);
+        match self.outside.datagram(received, &meta, datagram, self.now) {
+            Outcome::Taken => {}
+            Outcome::HandOff { worker, port } => self.outgoing.packet(worker, port, meta, datagram),
+            Outcome::Reply(packet) => {
                 let path = Path { destination: meta.source, source: meta.local, tos: 0 };
                 // What finds no room is asked for again: the client repeats its Initial.
-                let _sent =
-                    self.underlays.packet(self.lanes, underlay, &path, packet.len(), now, |_, tail| {
+                let _sent = self.underlays.packet(
+                    self.lanes,
+                    received.underlay,
+                    &path,
+                    packet.len(),
+                    self.now,
+                    |_, tail| {
                         tail.copy_from_slice(packet);
                         Some(packet.len())
-                    });
-                return;
+                    },
+                );
             }
-            Verdict::Unauthenticated => {
-                if let Some(port) = port {
-                    self.strangers.push(port, meta, datagram);
-                }
-                return;
-            }
-        };
-        let begun = self.control.datagram(underlay, &meta, datagram, admission, self.now);
-        if let Some(admission) = admission.filter(|_| !begun) {
-            self.gate.handshake_ended(&admission);
         }
     }
 
@@ -346,7 +342,7 @@ impl Downlink<'_> {
             self.answer_challenge(id, origins, data, place.len());
             self.notes.challenged.push((id, data));
         }
-        let late = self.peers.get(peer).is_some_and(|state| origins.age > state.config.queue.time);
+        let late = self.peers.data(peer).is_some_and(|state| origins.age > state.config.queue.time);
         if late {
             ranges.retain(|range| !self.expired(&batch.buffer(origins.slot)[range.clone()], peer));
         }
@@ -393,7 +389,7 @@ impl Downlink<'_> {
             )
             | None => return false,
         };
-        let Some(state) = self.peers.get_mut(peer) else { return false };
+        let Some(state) = self.peers.data_mut(peer) else { return false };
         state.relay.downlink.receive(1, (data.len() - payload_at) as u64);
         state.relay.downlink.drop(DropReason::Expired, 1);
         true
@@ -431,14 +427,14 @@ impl Downlink<'_> {
         }
         (recent.slot, recent.end) = (slot, end);
         let (way, peer) = (recent.way, lane.peer);
-        if let Some(state) = self.peers.get_mut(peer) {
+        if let Some(state) = self.peers.data_mut(peer) {
             state.relay.downlink.receive(count as u64, (end - start) as u64);
             state.relay.stats.downlink_bytes += (end - start) as u64;
         }
         match self.locals.delivery(way.socket) {
             Some(list) => list.push_run(way.recipient(peer), slot, start..end, segment, way.burst),
             None => {
-                if let Some(state) = self.peers.get_mut(peer) {
+                if let Some(state) = self.peers.data_mut(peer) {
                     state.relay.downlink.drop(DropReason::SocketOpen, count as u64);
                 }
             }
@@ -451,7 +447,7 @@ impl Downlink<'_> {
         let peer = lane.peer;
         let buffer = batch.buffer(slot);
         let data = &buffer[range.clone()];
-        let Some(state) = self.peers.get_mut(peer) else { return };
+        let Some(state) = self.peers.data_mut(peer) else { return };
         let context = Context::decode(data);
         self.notes.recent = None;
         let known = context.and_then(|context| state.relay.flows.of_number(context.flow()?));
@@ -534,7 +530,7 @@ impl Downlink<'_> {
     /// Lists a payload for delivery to its flow's socket, and says where that is.
     fn deliver(&mut self, lane: LaneRef, id: FlowId, slot: usize, payload: Range<usize>) -> Option<Way> {
         let way = self.way_to(lane, id)?;
-        self.peers.get_mut(lane.peer)?.relay.stats.downlink_bytes += payload.len() as u64;
+        self.peers.data_mut(lane.peer)?.relay.stats.downlink_bytes += payload.len() as u64;
         self.list(lane.peer, &way, slot, payload);
         Some(way)
     }
@@ -543,7 +539,7 @@ impl Downlink<'_> {
     #[inline]
     pub(super) fn way_to(&mut self, lane: LaneRef, id: FlowId) -> Option<Way> {
         let peer = lane.peer;
-        let state = self.peers.get_mut(peer)?;
+        let state = self.peers.data_mut(peer)?;
         let flow = state.relay.flows.get_mut(id)?;
         flow.last_active = self.now;
         let way = match flow.origin {
@@ -584,7 +580,7 @@ impl Downlink<'_> {
 
     /// Says that a flow is not known, unless the peer has heard that too often of late.
     pub(super) fn say_unknown(&mut self, lane: LaneRef, number: FlowNumber) {
-        let Some(state) = self.peers.get_mut(lane.peer) else { return };
+        let Some(state) = self.peers.data_mut(lane.peer) else { return };
         if state.allowances.answers.take(1, self.now) {
             self.notes.work.charge(work::ANSWER);
             self.say(lane, Context::Unknown(number));
@@ -592,14 +588,14 @@ impl Downlink<'_> {
     }
 
     pub(super) fn drop(&mut self, peer: PeerId, reason: DropReason) {
-        if let Some(state) = self.peers.get_mut(peer) {
+        if let Some(state) = self.peers.data_mut(peer) {
             state.relay.downlink.drop(reason, 1);
         }
     }
 
     /// The way back to a peer.
     pub(super) fn uplink(&mut self, peer: PeerId) -> Option<Uplink<'_>> {
-        let state = self.peers.get_mut(peer)?;
+        let state = self.peers.data_mut(peer)?;
         Some(state.uplink(self.lanes, self.underlays, self.outgoing, self.now))
     }
 

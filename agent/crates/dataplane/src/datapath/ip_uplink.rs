@@ -3,7 +3,7 @@
 
 use std::time::Instant;
 
-use dataplane::{
+use crate::{
     forward::tun::{Answer, TunDrop, TunSide},
     lanes::{Lanes, Payloads, PushError, Underlays},
     relay::{Belongs, DropReason, PacketClass, Stripes},
@@ -27,13 +27,13 @@ use crate::{
         segments::{CountedHeader, Marks, Segments},
         uplink::{Uplink, Way},
     },
-    peer::Peers,
-    worker::Outgoing,
+    hand_off::Outgoing,
+    peer::PeerTable,
 };
 
 /// What the way from the TUN device needs.
-pub struct IpUplink<'a> {
-    pub peers: &'a mut Peers,
+pub struct IpUplink<'a, P> {
+    pub peers: &'a mut P,
     pub tun: &'a mut TunSide,
     pub lanes: &'a mut Lanes,
     pub underlays: &'a mut Underlays,
@@ -42,7 +42,7 @@ pub struct IpUplink<'a> {
     pub now: Instant,
 }
 
-impl IpUplink<'_> {
+impl<P: PeerTable> IpUplink<'_, P> {
     /// Takes the packets that were just read from the device; `sent_to` is called with each peer that some were for.
     pub fn batch(&mut self, batch: &mut ReceiveBatch, mut sent_to: impl FnMut(PeerId)) {
         for slot in 0..batch.len() {
@@ -69,7 +69,7 @@ impl IpUplink<'_> {
             self.tun.answer(packet, &view, Answer::Unreachable, self.now);
             return None;
         };
-        let most = self.peers.get(peer)?.inner_mtu(self.tun.most_mtu, self.now);
+        let most = self.peers.data(peer)?.inner_mtu(self.tun.most_mtu, self.now);
         if let Some(mtu) = most {
             if mss::clamp(packet, &view, mtu, vnet.needs_checksum) {
                 self.tun.totals.mss_clamped += 1;
@@ -135,7 +135,7 @@ impl IpUplink<'_> {
         peer: PeerId,
         most: Option<u16>,
     ) -> Option<PeerId> {
-        let state = self.peers.get_mut(peer)?;
+        let state = self.peers.data_mut(peer)?;
         let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
         // What the cut borrows is needed whole for an answer; so the sizes come first.
         let Ok(cut) = Cut::new(vnet, packet, view, completes) else {

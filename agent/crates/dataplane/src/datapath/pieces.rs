@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use dataplane::{
+use crate::{
     lanes::{Frame, PushError},
     relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
 };
@@ -14,10 +14,11 @@ use wire::{
 };
 
 use crate::datapath::{
-    downlink::Downlink,
+    downlink::{Downlink, Outside},
     segments::{CountedHeader, Segments},
-    uplink::{TooLarge, Uplink, Way},
+    uplink::{Uplink, Way},
 };
+use crate::peer::{PeerTable, TooLarge};
 
 /// A datagram that is being cut: which one, and how much of it is in packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -192,7 +193,7 @@ impl Uplink<'_> {
     }
 }
 
-impl Downlink<'_> {
+impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// Takes a piece, whose bytes lie at `bytes` of the buffer in `slot` and came on `lane`, of a flow that is `known` here or unknown.
     pub(super) fn piece(
         &mut self,
@@ -204,7 +205,7 @@ impl Downlink<'_> {
         known: Option<FlowId>,
     ) {
         let peer = lane.peer;
-        let Some(state) = self.peers.get_mut(peer) else { return };
+        let Some(state) = self.peers.data_mut(peer) else { return };
         state.relay.stats.reassembled.pieces += 1;
         let Cutting { number, datagram, total, offset } = cutting;
         let Some(flow) = known else {
@@ -217,7 +218,7 @@ impl Downlink<'_> {
             return;
         };
         let Some(way) = self.way_to(lane, flow) else { return };
-        let Some(state) = self.peers.get_mut(peer) else { return };
+        let Some(state) = self.peers.data_mut(peer) else { return };
         let relay = &mut state.relay;
         let piece = Piece { flow, datagram, total: total.into(), offset: offset.into() };
         let bytes = &batch.buffer(slot)[bytes];
@@ -238,7 +239,7 @@ impl Downlink<'_> {
 
     /// Drops a piece that has waited for too long, and its datagram with it; false if that is put together elsewhere.
     pub(super) fn late_piece(&mut self, peer: PeerId, cutting: Cutting, bytes: usize) -> bool {
-        let Some(state) = self.peers.get_mut(peer) else { return false };
+        let Some(state) = self.peers.data_mut(peer) else { return false };
         let relay = &mut state.relay;
         let Some(flow) = relay.flows.of_number(cutting.number) else { return false };
         relay.stats.reassembled.pieces += 1;

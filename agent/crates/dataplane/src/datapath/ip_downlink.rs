@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use dataplane::relay::DropReason;
+use crate::relay::DropReason;
 use ip::{
     ecn::{self, Decapsulated},
     mss,
@@ -12,9 +12,12 @@ use ip::{
 use net::ReceiveBatch;
 use wire::ids::PeerId;
 
-use crate::datapath::downlink::Downlink;
+use crate::{
+    datapath::downlink::{Downlink, Outside},
+    peer::PeerTable,
+};
 
-impl Downlink<'_> {
+impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// Takes an IP packet of `peer`, which lies at `range` of the buffer in `slot`; it is listed for the device or dropped.
     pub(super) fn ip(
         &mut self,
@@ -24,7 +27,7 @@ impl Downlink<'_> {
         partial: bool,
         peer: PeerId,
     ) {
-        let Some(state) = self.peers.get_mut(peer) else { return };
+        let Some(state) = self.peers.data_mut(peer) else { return };
         let bytes = range.len() as u64;
         state.relay.downlink.receive(1, bytes);
         state.relay.stats.tun_downlink.packets += 1;

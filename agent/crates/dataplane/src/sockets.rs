@@ -1,13 +1,13 @@
-//! What a worker opens and closes: sockets, names, tokens.
+//! Opens and closes the sockets of a worker, and gives out the tokens that they report with.
 
 use std::{io, net::SocketAddr};
 
-use config::{Config, Forward};
-use dataplane::{
+use crate::{
     forward::{Local, Locals, tcp::TcpId},
     lanes::{UnderlayId, Underlays},
     relay::{FlowId, Origin},
 };
+use config::{Config, Forward};
 use gate::decoy::DecoyId;
 use net::{
     Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
@@ -15,11 +15,10 @@ use net::{
     stats::Booked as SocketBooked,
     wildcard_for,
 };
-use quinn_proto::StreamId;
 use slab::Slab;
 use wire::ids::{LocalId, PeerId};
 
-use crate::worker::{SocketBooks, books};
+use crate::socket_stats::{self, SocketStats};
 
 /// The source that a token stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +51,7 @@ pub struct SocketFactory {
     udp: UdpDefaults,
     /// Sockets to close when nothing refers to their buffers any more.
     closing: Vec<LocalId>,
-    books: SocketBooks,
+    stats: SocketStats,
     /// Sockets and connections that it opened.
     opened: u64,
 }
@@ -112,11 +111,11 @@ pub fn more_ports(config: &Config, udp: &[usize], tcp: &[usize]) -> PortPlan {
 }
 
 impl SocketFactory {
-    /// SocketFactory to `net`, as the operator wants sockets to be.
+    /// A factory over `net`, with the socket options of `config`.
     #[must_use]
     pub fn new(net: Box<dyn Net>, config: &Config) -> Self {
         let udp = UdpDefaults::new(config);
-        Self { net, tokens: Slab::new(), udp, closing: Vec::new(), books: SocketBooks::default(), opened: 0 }
+        Self { net, tokens: Slab::new(), udp, closing: Vec::new(), stats: SocketStats::default(), opened: 0 }
     }
 
     /// How many sockets and connections it has opened, or tried to.
@@ -131,8 +130,8 @@ impl SocketFactory {
     }
 
     /// What all sockets did, those that are closed included.
-    pub fn books(&mut self) -> &mut SocketBooks {
-        &mut self.books
+    pub fn stats(&mut self) -> &mut SocketStats {
+        &mut self.stats
     }
 
     /// What stands behind a token; `None` if that has been closed meanwhile.
@@ -148,8 +147,8 @@ impl SocketFactory {
     }
 
     /// How many tokens are given out.
-    #[cfg(test)]
-    pub(super) fn sources(&self) -> usize {
+    #[must_use]
+    pub fn sources(&self) -> usize {
         self.tokens.len()
     }
 
@@ -213,7 +212,7 @@ impl SocketFactory {
             return Ok(None);
         }
         if let Some((old, token, mut booked)) = underlays.replace(id, socket, token) {
-            self.books.book(UdpRole::QuicDial, &*old, &mut booked, true);
+            self.stats.book(UdpRole::QuicDial, &*old, &mut booked, true);
             self.release(token);
         }
         Ok(Some((from, to)))
@@ -222,7 +221,7 @@ impl SocketFactory {
     /// Closes a socket of the underlay.
     pub fn close_underlay(&mut self, underlays: &mut Underlays, id: UnderlayId) {
         if let Some(mut underlay) = underlays.remove(id) {
-            self.books.book(underlay.role, &*underlay.socket, &mut underlay.booked, true);
+            self.stats.book(underlay.role, &*underlay.socket, &mut underlay.booked, true);
             self.release(underlay.token);
         }
     }
@@ -269,7 +268,7 @@ impl SocketFactory {
             self.release(token);
             return Ok(false);
         };
-        self.books.book(UdpRole::Upstream, &*old.socket, &mut old.booked, true);
+        self.stats.book(UdpRole::Upstream, &*old.socket, &mut old.booked, true);
         old.booked = SocketBooked::default();
         old.socket = fresh;
         let token = std::mem::replace(&mut old.token, token);
@@ -304,7 +303,7 @@ impl SocketFactory {
     pub fn close_now(&mut self, locals: &mut Locals) {
         while let Some(id) = self.closing.pop() {
             if let Some(mut socket) = locals.remove(id) {
-                self.books.book(books::role(&socket.local), &*socket.socket, &mut socket.booked, true);
+                self.stats.book(socket_stats::role(&socket.local), &*socket.socket, &mut socket.booked, true);
                 self.release(socket.token);
             }
         }
@@ -378,12 +377,4 @@ impl SocketFactory {
             }
         }
     }
-}
-
-/// A QUIC stream of one connection: the key of a TCP forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct StreamKey {
-    /// The connection's place in quinn-proto's endpoint.
-    pub connection: usize,
-    pub stream: StreamId,
 }

@@ -3,14 +3,14 @@
 
 use std::time::{Duration, Instant};
 
-use config::Limits;
-use dataplane::{
+use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     relay::{
         Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
         fragments::LEAST_PIECE,
     },
 };
+use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
     context::{Context, FlowNumber, Header, MOST_DATAGRAM, ServiceNumber},
@@ -22,8 +22,8 @@ use crate::{
         pieces::Cutting,
         segments::{CountedHeader, Marks, Segments},
     },
-    peer::Link,
-    worker::Outgoing,
+    hand_off::Outgoing,
+    peer::{Link, TooLarge},
 };
 
 /// What the uplink of one peer needs.
@@ -54,17 +54,6 @@ pub enum Drained {
     More,
     /// After so many datagrams there was no lane, or no room.
     Blocked(usize),
-}
-
-/// A payload that fits into no packet to this peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TooLarge {
-    /// The size of the payload, in bytes.
-    pub size: usize,
-    /// The largest size that fits, in bytes.
-    pub most: usize,
-    /// Its service wants such datagrams to travel in pieces, and the peer cannot put them together.
-    pub wanted: bool,
 }
 
 /// What carries a frame to the peer.

@@ -1,0 +1,290 @@
+//! A peer, as the data plane of one worker sees it.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use wire::{
+    context::{Context, INNER_OVERHEAD},
+    ids::{PeerId, SessionId},
+    messages,
+    rate::{Allowance, Pace},
+};
+
+use crate::{
+    datapath::uplink::Uplink,
+    hand_off::Outgoing,
+    lanes::{Lanes, Plain, Pool, Underlays},
+    relay::{DatagramRelay, DropReason},
+};
+
+/// The data plane's half of a peer: its settings, the way to it, its datagrams.
+#[derive(Debug)]
+pub struct PeerData {
+    pub id: PeerId,
+    /// Whether it is configured, or removed and what of it is left.
+    pub standing: PeerStanding,
+    /// The peer's settings, as the operator decided them.
+    pub config: Arc<config::Peer>,
+    /// The relay of its datagrams at this worker.
+    pub relay: DatagramRelay,
+    /// The way to it, once any worker is connected.
+    pub link: Option<Link>,
+    /// The process that the peer's flows belong to; survives a reconnect.
+    pub instance: Option<[u8; 16]>,
+    /// The last payload that fitted into no packet, until it has been logged.
+    pub too_large: Option<TooLarge>,
+    /// How much work it may ask this worker for.
+    pub allowances: Allowances,
+}
+
+/// The peers of a worker, by identifier.
+pub trait PeerTable {
+    fn data(&self, id: PeerId) -> Option<&PeerData>;
+    fn data_mut(&mut self, id: PeerId) -> Option<&mut PeerData>;
+}
+
+/// A session, as every worker sees it: the way of datagrams.
+#[derive(Debug)]
+pub struct Link {
+    pub session: SessionId,
+    /// The key that the peer proved.
+    pub key: [u8; 32],
+    /// True if this end dialled the session's connection.
+    pub dialled: bool,
+    pub pool: Pool,
+    /// The largest packet to the peer on any of its lanes, in bytes of UDP payload.
+    pub budget: usize,
+    /// In place of lanes, at the owner, if one of the ends has none: standard mode.
+    pub plain: Option<Plain>,
+    /// Whether it is in standard mode, so that the owner alone reaches the peer.
+    pub standard: bool,
+    /// Whether the peer takes IP packets.
+    pub takes_packets: bool,
+    /// Whether the peer completes partial L4 checksums of IP packets.
+    pub completes_checksums: bool,
+    /// Whether the peer puts datagrams together that come in pieces.
+    pub takes_pieces: bool,
+    /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
+    pub settles_at: Instant,
+    /// The reasons to doubt this session.
+    pub doubts: Doubts,
+    /// The services that the peer offers.
+    pub services: Vec<messages::Service>,
+    /// The name that stream connections use for this session.
+    pub name: [u8; 16],
+    /// How many connections carry its TCP forwards, the control connection included; 1 if the peer knows no others.
+    pub connections: u8,
+}
+
+wire::labelled! {
+    /// What may speak against a session. While anything does, the peer is dialled anew beside it.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Doubt {
+        /// Nothing was heard of the peer on any lane while something was outstanding: payloads wait.
+        Silent => "silent",
+        /// The lanes work, the control connection does not answer: the far end's address is another one, and the end that dialled
+        /// cannot follow it (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
+        ControlDead => "deaf",
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Doubts {
+    /// True while [`Doubt::Silent`] stands against the session.
+    pub silent: bool,
+    /// True while [`Doubt::ControlDead`] stands against the session.
+    pub control_dead: bool,
+}
+
+impl Doubts {
+    /// True if any doubt stands against the session.
+    #[must_use]
+    pub fn any(self) -> bool {
+        self.silent || self.control_dead
+    }
+
+    /// The flag of `doubt`, to be read or changed.
+    pub fn of(&mut self, doubt: Doubt) -> &mut bool {
+        match doubt {
+            Doubt::Silent => &mut self.silent,
+            Doubt::ControlDead => &mut self.control_dead,
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PeerStanding {
+    Live,
+    /// It was removed, and something that names it may be under way.
+    Leaving {
+        /// When this worker heard of it.
+        since: Instant,
+    },
+    /// Nothing is left of it; its place waits for another.
+    Vacant,
+}
+
+/// How much work a peer may ask a worker for, where that is more than a datagram is.
+#[derive(Clone, Copy, Debug)]
+pub struct Allowances {
+    /// Control messages, in units of what they cost; beyond them the connection is closed.
+    pub messages: Allowance,
+    /// Flows that it opens; beyond them openings are dropped.
+    pub flows: Allowance,
+    /// Answers that it gets to datagrams of flows that nobody knows, as many as it may open; beyond them such datagrams are dropped in
+    /// silence.
+    pub answers: Allowance,
+    /// Streams that it opens; beyond them they wait.
+    pub streams: Allowance,
+}
+
+impl Allowances {
+    /// Units of control messages a second, and at once (`engine/src/control/inward.rs`). A peer that has each of its 64 lanes replaced as often as
+    /// that is allowed, four times a second, opens and closes 512 a second; all lanes, a reload of 256 services and the
+    /// signs of a path that comes and goes are some 300 at once.
+    const MESSAGES: Pace = Pace { per_second: 1_000, at_once: 2_000 };
+
+    /// Openings of flows a second and at once, at least. A fifth of the flows that a peer may have is granted in any case: so all of
+    /// them are there again within five seconds of this agent's restart.
+    const FLOWS: Pace = Pace { per_second: 2_000, at_once: 5_000 };
+
+    /// Openings of streams a second and at once, at least; as many as may be open at a time are granted at once in any case.
+    const STREAMS: Pace = Pace { per_second: 2_000, at_once: 2_000 };
+
+    /// All that a peer may ask for under these limits.
+    #[must_use]
+    pub fn new(limits: &::config::Limits, now: Instant) -> Self {
+        let full = |pace| Allowance::new(pace, now);
+        let (messages, flows, streams) = (Self::MESSAGES, Self::FLOWS, Self::STREAMS);
+        let mut made = Self {
+            messages: full(messages),
+            flows: full(flows),
+            answers: full(flows),
+            streams: full(streams),
+        };
+        made.set(limits);
+        made
+    }
+
+    /// Takes over new limits that the operator has set.
+    pub fn set(&mut self, limits: &::config::Limits) {
+        let fifth = u32::try_from(limits.flows_per_peer / 5).unwrap_or(u32::MAX);
+        let flows = Pace { per_second: fifth, at_once: fifth }.at_least(Self::FLOWS);
+        self.flows.set(flows);
+        self.answers.set(flows);
+        let streams = Pace { per_second: 0, at_once: limits.tcp_streams_per_peer };
+        self.streams.set(streams.at_least(Self::STREAMS));
+    }
+}
+
+/// A payload that fits into no packet to this peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TooLarge {
+    /// The size of the payload, in bytes.
+    pub size: usize,
+    /// The largest size that fits, in bytes.
+    pub most: usize,
+    /// Its service wants such datagrams to travel in pieces, and the peer cannot put them together.
+    pub wanted: bool,
+}
+
+impl PeerData {
+    /// Whether `context` opens a flow of the peer's and the peer has opened as many as it may by now.
+    #[must_use]
+    pub fn is_too_fast(&self, context: &Context, now: Instant) -> bool {
+        context.opens()
+            && context.flow().is_some_and(|number| !self.relay.flows.is_ours(number))
+            && self.allowances.flows.is_spent(now)
+    }
+
+    /// Drops the opening `context`, a frame of `len` bytes: nobody looks for its flow, which another worker may keep.
+    pub fn refuse_opening(&mut self, context: &Context, len: usize) {
+        self.relay.stats.openings_refused += 1;
+        match context.payload_at() {
+            Some(payload_at) => {
+                self.relay.downlink.receive(1, (len - payload_at) as u64);
+                self.relay.downlink.drop(DropReason::FlowRate, 1);
+            }
+            None => self.relay.stats.count_received(context),
+        }
+    }
+}
+
+/// How long after a peer connected its packet budget is not relied on: where the path carries less than the most, the search of
+/// a lane ends within 2 s at a round trip of 40 ms (engine/src/worker/tests/mtu.rs).
+pub const SETTLE_TIME: Duration = Duration::from_secs(3);
+
+/// The same after a path has shrunk: the search goes on from the least, which nobody is to be told.
+pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
+
+impl PeerData {
+    /// The way of datagrams to it.
+    pub fn uplink<'a>(
+        &'a mut self,
+        lanes: &'a mut Lanes,
+        underlays: &'a mut Underlays,
+        outgoing: &'a mut Outgoing,
+        now: Instant,
+    ) -> Uplink<'a> {
+        // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
+        let link = self.link.as_mut().filter(|link| !link.doubts.silent);
+        Uplink {
+            peer: self.id,
+            relay: &mut self.relay,
+            link,
+            lanes,
+            underlays,
+            outgoing,
+            tos: self.config.dscp.outer(0),
+            now,
+            arrived: now,
+            too_large: &mut self.too_large,
+        }
+    }
+
+    /// The largest IP packet that fits into one packet to it, at most `most` bytes; `None` while it is not connected, or so
+    /// freshly that its path has not been measured: nobody is to be told to send less because of that.
+    #[inline]
+    #[must_use]
+    pub fn inner_mtu(&self, most: u16, now: Instant) -> Option<u16> {
+        let link = self.link.as_ref()?;
+        let fits = u16::try_from(link.budget.saturating_sub(INNER_OVERHEAD)).unwrap_or(u16::MAX);
+        let settled = fits >= most || now >= link.settles_at;
+        settled.then(|| fits.min(most))
+    }
+
+    /// The process that the numbers of its flows belong to, for comparison; 0 before any was met.
+    #[must_use]
+    pub fn process(&self) -> u64 {
+        self.instance
+            .map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
+    }
+
+    /// The largest UDP datagram that fits into one packet to it, in bytes, whatever its flow; `None` as long as that is so of
+    /// [`PeerData::inner_mtu`].
+    #[must_use]
+    pub fn largest_datagram(&self, now: Instant) -> Option<u16> {
+        // Beside the context that an IP packet has too, the number of a flow, below 2^30.
+        self.inner_mtu(u16::MAX, now).map(|most| most.saturating_sub(4))
+    }
+
+    /// Whether it has not been removed.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.standing == PeerStanding::Live
+    }
+
+    /// Whether a worker is connected to it and its lanes answer: datagrams are sent.
+    #[must_use]
+    pub fn is_reachable(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.doubts.silent)
+    }
+
+    /// Whether a worker is connected to it and nothing speaks against that: it need not be dialled.
+    #[must_use]
+    pub fn is_well(&self) -> bool {
+        self.link.as_ref().is_some_and(|link| !link.doubts.any())
+    }
+}
