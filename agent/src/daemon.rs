@@ -16,11 +16,12 @@ use dataplane::sockets::port_plan;
 use engine::{
     capture::Captures,
     health::Health,
+    hub::Hub,
     registry::PeerRegistry,
     tunnel::Tunnel,
     worker::{
-        Addresses, Command, Hub, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup,
-        Worker, shell, used_knocks,
+        Addresses, Command, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup, Worker,
+        shell, used_knocks,
     },
 };
 use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};

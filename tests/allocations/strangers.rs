@@ -6,9 +6,10 @@ use config::Config;
 use culvert_tests::random::Random;
 use engine::{
     health::Health,
+    hub::Hub,
     metrics::Value,
     registry::PeerRegistry,
-    worker::{Hub, Publisher, Setup, Snapshots, Worker},
+    worker::{Publisher, Setup, Snapshots, Worker},
 };
 use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use net::{Ready, UdpRole, batch::Meta, steering};

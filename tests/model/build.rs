@@ -4,7 +4,7 @@ use std::{env, error::Error, fs, path::Path};
 
 const SOURCES: [(&str, &str); 2] = [
     ("ready", "../../agent/crates/net/src/ready.rs"),
-    ("mailbox", "../../agent/crates/engine/src/worker/mailbox.rs"),
+    ("mailbox", "../../agent/crates/engine/src/hub/mailbox.rs"),
 ];
 
 struct Mutant {

@@ -3,11 +3,7 @@
 use std::{net::UdpSocket, sync::Arc};
 
 use config::Config;
-use engine::{
-    metrics::Value,
-    registry::{Origin, PeerRegistry},
-    tunnel::Tunnel,
-};
+use engine::{metrics::Value, origin::PeerOrigin, registry::PeerRegistry, tunnel::Tunnel};
 use gate::identity::Endpoint;
 use net::tun::TunPort;
 use wire::ids::PeerId;
@@ -149,7 +145,7 @@ fn peers_come_and_go_while_it_runs() {
     assert_eq!(lines(&space, ours), [first, second]);
     registry.remove("a").unwrap();
     becomes(&space, ours, &[second]);
-    registry.add(config.peers[0].clone(), Origin::State).unwrap();
+    registry.add(config.peers[0].clone(), PeerOrigin::State).unwrap();
     becomes(&space, ours, &[first, second]);
     // The kernel removes the routes of a device that goes down.
     space.ip("link set culvert7 down");
@@ -264,7 +260,7 @@ fn a_wide_prefix_leaves_a_network_beside_it_alone() {
     assert_eq!(lines(&space, "rule show"), before, "without routes there, there are no rules");
     takes(&space, "203.0.113.7", "veth0");
     guest.endpoints = endpoint("10.200.0.5");
-    registry.add(guest, Origin::State).unwrap();
+    registry.add(guest, PeerOrigin::State).unwrap();
     let [wide_there, holding_there] = [wide, holding].map(|route| format!("{route} proto 199 scope link"));
     becomes(&space, in_own, &[&wide_there, &holding_there]);
     becomes(&space, in_main, &[]);

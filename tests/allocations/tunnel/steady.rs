@@ -11,9 +11,10 @@ use std::{
 use config::Config;
 use engine::{
     health::Health,
+    hub::Hub,
     metrics::Value,
     registry::PeerRegistry,
-    worker::{Hub, Publisher, Setup, Snapshots, TunSetup, Worker},
+    worker::{Publisher, Setup, Snapshots, TunSetup, Worker},
 };
 use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use ip::{

@@ -7,8 +7,8 @@ use net::ports::Ports;
 use wire::fault::{self, Fault};
 
 use crate::{
+    hub::Hub,
     registry::{PeerRegistry, RegistryError, Revision},
-    worker::Hub,
 };
 
 /// Makes the workers follow a plan, whose configuration is `config`; `shares` are the ports that open with it, one share for

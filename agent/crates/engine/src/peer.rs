@@ -27,7 +27,7 @@ use crate::{
         dial::Dialler,
         liveness::Liveness,
     },
-    registry::Origin,
+    origin::PeerOrigin,
     worker::Refused,
 };
 
@@ -68,7 +68,7 @@ pub struct Peer {
     /// Its name in logs and metrics.
     pub name: Arc<str>,
     /// How it came to be known.
-    pub origin: Origin,
+    pub origin: PeerOrigin,
     /// How many peers had this place before.
     pub generation: u32,
     /// Since when a peer of open mode has had neither session nor flows, at the worker that watches over that.

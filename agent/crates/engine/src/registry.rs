@@ -19,47 +19,22 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX, PeerOrigin};
+use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX};
 use gate::{
     admission::{Admits, Allowlist},
     identity::PublicKey,
 };
 use ipnet::IpNet;
-use serde::{Deserialize, Serialize};
 use wire::{
     fault::{self, Fault},
     ids::PeerId,
     panics::lock,
 };
 
-use crate::worker::Hub;
+use crate::{hub::Hub, origin::PeerOrigin};
 
 /// Characters of the key in such a name.
 const OPEN_NAME_CHARS: usize = 8;
-
-wire::labelled! {
-    /// How a peer came to be known.
-    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
-    #[serde(rename_all = "lowercase")]
-    pub enum Origin {
-        /// The configuration names the peer.
-        #[default]
-        Config => "config",
-        /// It was added while an agent ran, and is in the state file.
-        State => "state",
-        /// It came by itself, in open mode.
-        Open => "open",
-    }
-}
-
-impl From<PeerOrigin> for Origin {
-    fn from(origin: PeerOrigin) -> Self {
-        match origin {
-            PeerOrigin::Config => Self::Config,
-            PeerOrigin::State => Self::State,
-        }
-    }
-}
 
 /// Why the list was not changed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -101,7 +76,7 @@ pub struct Listed {
     /// Its name, keys, endpoints and settings.
     pub peer: Arc<config::Peer>,
     /// How it came to be known.
-    pub origin: Origin,
+    pub origin: PeerOrigin,
 }
 
 /// What a reload changes of the list: the peers of the configuration, and who else may come.
@@ -156,7 +131,7 @@ struct Keys {
 
 struct Slot {
     peer: Arc<config::Peer>,
-    origin: Origin,
+    origin: PeerOrigin,
     /// The X25519 keys, as far as the Ed25519 keys have one.
     agreements: Vec<[u8; 32]>,
     state: State,
@@ -244,7 +219,7 @@ impl PeerRegistry {
     ///
     /// # Errors
     /// A name, a key or a prefix that exists, keys that cannot be a peer's, too many peers.
-    pub fn add(&self, peer: config::Peer, origin: Origin) -> Result<PeerId, RegistryError> {
+    pub fn add(&self, peer: config::Peer, origin: PeerOrigin) -> Result<PeerId, RegistryError> {
         let slots = &mut lock(&self.book).slots;
         let mut known: Vec<&config::Peer> = named(slots).map(|slot| &*slot.peer).collect();
         self.suits(&peer, &known)?;
@@ -264,8 +239,8 @@ impl PeerRegistry {
         let place = place.ok_or_else(|| RegistryError::Unknown(name.into()))?;
         let (peer, origin) = (Arc::clone(&slots[place].peer), slots[place].origin);
         match origin {
-            Origin::Config => shut_out.extend(&peer.public_keys),
-            Origin::State | Origin::Open => {}
+            PeerOrigin::Config => shut_out.extend(&peer.public_keys),
+            PeerOrigin::State | PeerOrigin::Open => {}
         }
         self.leave(slots, place);
         Ok(Listed { id: id_of(place), peer, origin })
@@ -286,7 +261,7 @@ impl PeerRegistry {
         let services_changed = self.rules.load().open_services != open_services;
         self.rules.store(Arc::new(Rules { mode, open_services: open_services.clone(), limits }));
         for place in 0..slots.len() {
-            let guest = slots.get(place).filter(|slot| slot.is_live() && slot.origin == Origin::Open);
+            let guest = slots.get(place).filter(|slot| slot.is_live() && slot.origin == PeerOrigin::Open);
             match (guest, mode) {
                 (Some(_), AccessMode::Allowlist) => self.leave(slots, place),
                 (Some(guest), AccessMode::Open) if services_changed => {
@@ -299,7 +274,7 @@ impl PeerRegistry {
         }
         // Changed ones first: one that is new may have the prefix or the key that another has given up.
         let (changed, added): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|peer| {
-            named(slots).any(|slot| slot.origin == Origin::Config && slot.peer.name == peer.name)
+            named(slots).any(|slot| slot.origin == PeerOrigin::Config && slot.peer.name == peer.name)
         });
         for peer in changed {
             let same = |slot: &Slot| slot.is_live() && slot.peer.name == peer.name;
@@ -309,7 +284,7 @@ impl PeerRegistry {
             }
         }
         for peer in added {
-            self.let_in(slots, peer, Origin::Config);
+            self.let_in(slots, peer, PeerOrigin::Config);
         }
         shut_out.retain(|key| keys.contains(key));
         Ok(())
@@ -335,7 +310,7 @@ impl PeerRegistry {
         let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.iter().chain(added).partition(out);
         let replaced = |slot: &Slot| {
             let name = &slot.peer.name;
-            slot.origin == Origin::Config
+            slot.origin == PeerOrigin::Config
                 && (removed.contains(name) || wanted.iter().chain(&kept_out).any(|peer| peer.name == *name))
         };
         let mut known: Vec<&config::Peer> =
@@ -412,7 +387,7 @@ impl PeerRegistry {
             return Ok(id);
         }
         let live = || slots.iter().filter(|slot| slot.is_live());
-        let guests = live().filter(|slot| slot.origin == Origin::Open).count();
+        let guests = live().filter(|slot| slot.origin == PeerOrigin::Open).count();
         if guests >= rules.limits.open_peers {
             return Err(RegistryError::OpenFull(guests));
         }
@@ -425,19 +400,19 @@ impl PeerRegistry {
             name: name.into(),
             public_keys: vec![key],
             services: rules.open_services.clone(),
-            // No file names it; [`Origin`] says what it is.
-            origin: PeerOrigin::State,
+            // No file names it; [`PeerOrigin`] says what it is.
+            origin: config::PeerOrigin::State,
             ..config::Peer::default()
         };
         let agreements = key.agreement().into_iter().collect();
-        let slot = Slot { peer: Arc::new(peer), origin: Origin::Open, agreements, state: State::Live };
+        let slot = Slot { peer: Arc::new(peer), origin: PeerOrigin::Open, agreements, state: State::Live };
         Ok(self.enter(slots, slot))
     }
 
     /// Removes a peer of open mode that has been idle; no other.
     pub(crate) fn expire(&self, id: PeerId) {
         let slots = &mut lock(&self.book).slots;
-        let idle = |slot: &Slot| slot.is_live() && slot.origin == Origin::Open;
+        let idle = |slot: &Slot| slot.is_live() && slot.origin == PeerOrigin::Open;
         if slots.get(id.0 as usize).is_some_and(idle) {
             self.leave(slots, id.0 as usize);
         }
@@ -457,14 +432,14 @@ impl PeerRegistry {
         slot.state = State::Vacant;
         let (name, origin) = (Arc::clone(&slot.peer.name), slot.origin);
         let borne = |slot: &Slot| slot.state != State::Vacant && slot.peer.name == name;
-        if origin != Origin::Open && !slots.iter().any(borne) {
+        if origin != PeerOrigin::Open && !slots.iter().any(borne) {
             // Under the lock: a peer of this name that is added next is bound anew by every worker.
             forget(&name);
         }
     }
 
     /// Adds a peer that has been checked already.
-    fn let_in(&self, slots: &mut Vec<Slot>, peer: config::Peer, origin: Origin) -> PeerId {
+    fn let_in(&self, slots: &mut Vec<Slot>, peer: config::Peer, origin: PeerOrigin) -> PeerId {
         self.guests_leave(slots, &peer);
         let agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
         self.enter(slots, Slot { peer: Arc::new(peer), origin, agreements, state: State::Live })
@@ -475,7 +450,7 @@ impl PeerRegistry {
         for place in 0..slots.len() {
             let in_the_way = slots.get(place).is_some_and(|slot| {
                 slot.is_live()
-                    && slot.origin == Origin::Open
+                    && slot.origin == PeerOrigin::Open
                     && slot.peer.public_keys.iter().any(|key| peer.public_keys.contains(key))
             });
             if in_the_way {
@@ -532,8 +507,8 @@ fn named(slots: &[Slot]) -> impl Iterator<Item = &Slot> {
     slots.iter().filter(|slot| {
         slot.is_live()
             && match slot.origin {
-                Origin::Config | Origin::State => true,
-                Origin::Open => false,
+                PeerOrigin::Config | PeerOrigin::State => true,
+                PeerOrigin::Open => false,
             }
     })
 }

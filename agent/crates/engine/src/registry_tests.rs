@@ -39,7 +39,7 @@ fn keys_are_known_from_adding_to_removing() {
     let keys = [key(), key()];
     let agreements = keys.map(|key| key.agreement().unwrap());
     assert_eq!(registry.admits(&agreements[1]), Admits::Nobody);
-    let id = registry.add(peer("a", &keys), Origin::State).unwrap();
+    let id = registry.add(peer("a", &keys), PeerOrigin::State).unwrap();
     for (key, agreement) in keys.iter().zip(&agreements) {
         assert_eq!((registry.peer_of(&key.0), registry.admits(agreement)), (Some(id), Admits::Peer(id)));
         assert!(registry.allows(&key.0));
@@ -55,8 +55,8 @@ fn keys_are_known_from_adding_to_removing() {
 fn what_two_peers_cannot_share_is_refused() {
     let (registry, own) = registry(AccessMode::Allowlist, 2, 10);
     let first = key();
-    registry.add(peer("a", &[first]), Origin::State).unwrap();
-    let add = |name: &str, key| registry.add(peer(name, &[key]), Origin::State);
+    registry.add(peer("a", &[first]), PeerOrigin::State).unwrap();
+    let add = |name: &str, key| registry.add(peer(name, &[key]), PeerOrigin::State);
     assert_eq!(add("a", key()), Err(RegistryError::NameTaken("a".into())));
     assert_eq!(add("b", first), Err(RegistryError::KeyTaken("a".into())));
     assert_eq!(add("b", own), Err(RegistryError::OwnKey));
@@ -65,7 +65,7 @@ fn what_two_peers_cannot_share_is_refused() {
     assert_eq!(add("b", PublicKey([2; 32])), Err(RegistryError::NoKey), "no point");
     let nets = |texts: &[&str]| texts.iter().map(|text| text.parse().unwrap()).collect::<Vec<IpNet>>();
     let routed = |name: &str, texts: &[&str]| {
-        registry.add(config::Peer { allowed_ips: nets(texts), ..peer(name, &[key()]) }, Origin::State)
+        registry.add(config::Peer { allowed_ips: nets(texts), ..peer(name, &[key()]) }, PeerOrigin::State)
     };
     assert!(routed("b", &["10.9.0.0/24", "fd09::2/128"]).is_ok());
     let taken = Err(RegistryError::PrefixTaken("fd09::2/128".parse().unwrap(), "b".into()));
@@ -85,15 +85,15 @@ fn in_open_mode_anyone_becomes_a_peer_with_what_access_grants() {
     assert_eq!(registry.admits(&stranger.agreement().unwrap()), Admits::Peer(id));
     let listed = registry.list().remove(0);
     assert_eq!(*listed.peer.name, *format!("open-{}", &stranger.to_string()[..8]));
-    assert_eq!((listed.origin, &listed.peer.services), (Origin::Open, &vec![0]));
+    assert_eq!((listed.origin, &listed.peer.services), (PeerOrigin::Open, &vec![0]));
     assert_eq!(registry.admit(own.0), Err(RegistryError::OwnKey));
     assert!(registry.admit(key().0).is_ok());
     assert_eq!(registry.admit(key().0), Err(RegistryError::OpenFull(2)));
     // An operator who adds it makes it a peer as others are.
-    assert!(registry.add(peer("friend", &[stranger]), Origin::State).is_ok());
-    let origins: Vec<Origin> = registry.list().iter().map(|listed| listed.origin).collect();
+    assert!(registry.add(peer("friend", &[stranger]), PeerOrigin::State).is_ok());
+    let origins: Vec<PeerOrigin> = registry.list().iter().map(|listed| listed.origin).collect();
     assert_eq!(origins.len(), 2);
-    assert!(origins.contains(&Origin::State) && origins.contains(&Origin::Open));
+    assert!(origins.contains(&PeerOrigin::State) && origins.contains(&PeerOrigin::Open));
     registry.expire(registry.peer_of(&stranger.0).unwrap());
     assert!(registry.peer_of(&stranger.0).is_some(), "it is not of open mode any more");
     let (closed, _) = self::registry(AccessMode::Allowlist, 10, 10);
@@ -105,7 +105,7 @@ fn a_place_is_given_again_when_every_worker_has_left_it() {
     let (registry, _) = registry(AccessMode::Allowlist, 10, 10);
     let hub = Hub::new(2, 0, wire::clock::Clock::now(&wire::clock::ManualClock::default()));
     registry.attach(&hub);
-    let add = |name: &str| registry.add(peer(name, &[key()]), Origin::State).unwrap();
+    let add = |name: &str| registry.add(peer(name, &[key()]), PeerOrigin::State).unwrap();
     let first = add("a");
     registry.remove("a").unwrap();
     assert_ne!(add("b"), first);

@@ -9,7 +9,7 @@ use quic_core::LaneStats;
 use serde::{Deserialize, Serialize};
 use wire::sampler::Sampler;
 
-use crate::{peer::Failure, registry::Origin};
+use crate::{origin::PeerOrigin, peer::Failure};
 
 /// One of a closed set of words.
 pub type Word = Cow<'static, str>;
@@ -34,7 +34,7 @@ pub(crate) fn not_zero(labels: &[&'static str], counts: &[u64]) -> Counts {
 pub struct PeerStatus {
     pub name: Arc<str>,
     /// How it came to be known.
-    pub origin: Origin,
+    pub origin: PeerOrigin,
     /// The state of the connection to the peer.
     pub state: PeerState,
     /// The other end of the connection, or what was dialled last.

@@ -18,8 +18,8 @@ use crate::{
         feed::Entry,
         text::{self, About},
     },
+    hub::Hub,
     registry::{Listed, PeerRegistry},
-    worker::Hub,
 };
 
 /// Captures that may run at once; each costs at most 4 MiB.

@@ -20,8 +20,8 @@ use wire::clock::{Clock, ManualClock};
 use super::*;
 use crate::{
     capture::{feed::Entry, text::About},
+    hub::Hub,
     registry::PeerRegistry,
-    worker::Hub,
 };
 
 /// What a file has, every record of which must be what it should.

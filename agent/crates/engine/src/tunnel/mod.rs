@@ -10,7 +10,7 @@
 //! | why there is no tunnel | `checks.rs` |
 //!
 //! ```text
-//!   workers ── set_mtu ──► Board ──┐                       ┌──► device: MTU
+//!   workers ── set_mtu ──► MtuTable ──┐                       ┌──► device: MTU
 //!                                  ├──► Plan ──► Kernel ───┼──► routes, each with its peer's MTU
 //!   PeerRegistry ── once a second ───────┘                       └──► rules, with transport.mark
 //!
@@ -20,7 +20,7 @@
 use std::{
     fs, io,
     path::PathBuf,
-    sync::{Arc, Condvar, Mutex},
+    sync::Arc,
     thread::JoinHandle,
     time::{Duration, Instant},
 };
@@ -33,18 +33,18 @@ use net::{
 use wire::{
     clock::{Clock, SystemClock},
     fault::{self, Fault},
-    ids::PeerId,
-    panics::{Held, lock},
 };
 
 use self::{
     kernel::Kernel,
-    plan::{Mtus, Narrow, Plan, Underlay, Width},
+    plan::{Narrow, Plan, Underlay, Width},
     said::Said,
 };
 use crate::{
     health::Health,
-    registry::{Origin, PeerRegistry},
+    mtu_table::{MtuTable, Mtus},
+    origin::PeerOrigin,
+    registry::PeerRegistry,
     worker::{self, DeviceSnapshot, Snapshots},
 };
 
@@ -64,69 +64,10 @@ pub const QUEUE_PACKETS: u32 = 1_000;
 /// How often the peers, the device and its counters are looked at.
 const TICK: Duration = Duration::from_secs(1);
 
-/// How long changes of paths are gathered, so that a thousand peers that connect at once are one plan.
-const GATHER: Duration = Duration::from_millis(20);
-
-/// Where workers write what fits into a packet to each peer; the tunnel's thread reads it.
-#[derive(Debug, Default)]
-pub struct Board {
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-#[derive(Debug, Default)]
-struct State {
-    /// The largest inner packet of each connected peer, in bytes.
-    mtus: Mtus,
-    changed: bool,
-    stopped: bool,
-}
-
-impl Board {
-    /// The largest inner packet to `peer` is `mtu` bytes from now on; `None` once it is not connected.
-    pub fn set_mtu(&self, peer: PeerId, mtu: Option<u16>) {
-        let mut state = self.lock();
-        let before = match mtu {
-            Some(mtu) => state.mtus.insert(peer, mtu),
-            None => state.mtus.remove(&peer),
-        };
-        if before != mtu {
-            state.changed = true;
-            self.changed.notify_one();
-        }
-    }
-
-    /// The peers are otherwise: the thread is to look at once.
-    pub fn look_again(&self) {
-        self.lock().changed = true;
-        self.changed.notify_one();
-    }
-
-    /// Tells the tunnel's thread to end.
-    fn stop(&self) {
-        self.lock().stopped = true;
-        self.changed.notify_one();
-    }
-
-    /// Waits for a change, or that `within` is over; then for more changes to come. `None` when it is to end.
-    fn wait(&self, within: Duration) -> Option<Mtus> {
-        let quiet = |state: &mut State| !state.changed && !state.stopped;
-        let state = self.lock().wait_while(&self.changed, within, quiet);
-        let more = |state: &mut State| state.changed && !state.stopped;
-        let mut state = state.wait_while(&self.changed, GATHER, more);
-        state.changed = false;
-        (!state.stopped).then(|| state.mtus.clone())
-    }
-
-    fn lock(&self) -> Held<'_, State> {
-        lock(&self.state)
-    }
-}
-
 /// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
 /// its routes, last until the workers have closed their queues, too.
 pub struct Tunnel {
-    board: Arc<Board>,
+    board: Arc<MtuTable>,
     thread: Option<JoinHandle<()>>,
     /// While the thread runs, a device that is gone was removed by somebody else.
     _device: TunHold,
@@ -176,7 +117,7 @@ impl Tunnel {
         };
         lane_host.begin()?;
         snapshots.set_device(lane_host.seen);
-        let board = Arc::<Board>::default();
+        let board = Arc::<MtuTable>::default();
         let watched = Arc::clone(&board);
         let thread = std::thread::Builder::new()
             .name("culvert-tunnel".to_owned())
@@ -195,7 +136,7 @@ impl Tunnel {
 
     /// The board on which workers publish the packet sizes that fit.
     #[must_use]
-    pub fn board(&self) -> Arc<Board> {
+    pub fn board(&self) -> Arc<MtuTable> {
         Arc::clone(&self.board)
     }
 }
@@ -246,7 +187,7 @@ impl Keeper {
                 peers.iter().find(|peer| peer.peer.allowed_ips.iter().any(|net| net.trunc() == prefix))
             };
             match error.prefix().and_then(of) {
-                Some(peer) if peer.origin == Origin::State => {
+                Some(peer) if peer.origin == PeerOrigin::State => {
                     tracing::warn!(%error, peer = &*peer.peer.name, "a peer of the state file does without a route");
                 }
                 Some(_) | None => return Err(error),
@@ -255,7 +196,7 @@ impl Keeper {
         Ok(())
     }
 
-    fn run(mut self, board: &Board, clock: &dyn Clock) {
+    fn run(mut self, board: &MtuTable, clock: &dyn Clock) {
         let mut next: Instant = clock.now() + TICK;
         while let Some(mtus) = board.wait(next.saturating_duration_since(clock.now())) {
             if clock.now() >= next {

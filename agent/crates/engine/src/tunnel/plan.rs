@@ -10,7 +10,7 @@ use ip::routes::is_default_like;
 use ipnet::IpNet;
 use wire::ids::PeerId;
 
-use crate::registry::Listed;
+use crate::{mtu_table::Mtus, registry::Listed};
 
 /// The least MTU that the device is given: below it the kernel takes the device's IPv6 addresses away (RFC 8200 §5).
 pub const LEAST_MTU: u16 = 1_280;
@@ -20,7 +20,6 @@ pub(super) const FAMILIES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 
 /// The largest inner packet of each peer whose path has been measured, in bytes.
-pub(super) type Mtus = BTreeMap<PeerId, u16>;
 
 /// The settings that the device is to have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

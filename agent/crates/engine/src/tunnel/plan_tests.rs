@@ -4,7 +4,7 @@ use config::{Config, InnerMtu, Tun};
 use gate::identity::Endpoint;
 
 use super::*;
-use crate::registry::Origin;
+use crate::origin::PeerOrigin;
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 
@@ -23,7 +23,7 @@ fn peers(allowed: &[&str]) -> Vec<Listed> {
         Listed {
             id: PeerId(id),
             peer: Arc::new(config::Peer { allowed_ips, ..peer.clone() }),
-            origin: Origin::Config,
+            origin: PeerOrigin::Config,
         }
     };
     (0..).zip(allowed).map(listed).collect()

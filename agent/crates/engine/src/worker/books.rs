@@ -26,7 +26,7 @@ use wire::{
 
 use crate::{
     control::{Traffic, driver::ControlStats},
-    registry::Origin,
+    origin::PeerOrigin,
     status::{PeerStatus, add_lane},
     worker::{
         ceilings::{Ceiling, Refused, refused},
@@ -290,8 +290,8 @@ pub(super) struct WorkerSnapshot {
     pub(super) beats: u64,
     /// By their places: the configuration's first, in its order.
     pub(super) peers: Vec<PeerStatus>,
-    /// Peers by [`Origin`], told by worker 0.
-    pub(super) known: [u64; Origin::ALL.len()],
+    /// Peers by [`PeerOrigin`], told by worker 0.
+    pub(super) known: [u64; PeerOrigin::ALL.len()],
     pub(super) lane_states: [u64; LaneState::LABELS.len()],
     /// What all lanes counted, those that have ended included.
     pub(super) lanes: LaneStats,
@@ -339,8 +339,8 @@ pub struct DeviceSnapshot {
 /// The value of a peer's label in the metrics.
 pub(super) fn label(peer: &PeerStatus) -> Arc<str> {
     match peer.origin {
-        Origin::Config | Origin::State => Arc::clone(&peer.name),
-        Origin::Open => OPEN_LABEL.into(),
+        PeerOrigin::Config | PeerOrigin::State => Arc::clone(&peer.name),
+        PeerOrigin::Open => OPEN_LABEL.into(),
     }
 }
 

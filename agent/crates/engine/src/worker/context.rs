@@ -16,13 +16,13 @@ use wire::{
 };
 
 use crate::{
+    hub::{Hub, LaneName, WorkerMessage},
     peer::Peers,
     registry::PeerRegistry,
     worker::{
-        Hub, LOG_INTERVAL, Timer,
+        LOG_INTERVAL, Timer,
         books::{RetiredLanes, Totals},
         ceilings::Ceilings,
-        hub::{LaneName, WorkerMessage},
         lanes::LaneLogs,
         sources::Sources,
         work::TurnWork,

@@ -21,10 +21,11 @@ use crate::{
         driver::Dial,
         transport,
     },
+    hub::StreamRequest,
     peer::Failure,
     worker::{
-        Context, Sessions, Sockets, Timer, Tunnel, endpoint::max_packet, hub::StreamRequest,
-        lane_host::LEAST_SILENCE, liveness::IN_USE,
+        Context, Sessions, Sockets, Timer, Tunnel, endpoint::max_packet, lane_host::LEAST_SILENCE,
+        liveness::IN_USE,
     },
 };
 

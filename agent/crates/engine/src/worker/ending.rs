@@ -7,10 +7,9 @@ use quinn_proto::ConnectionHandle;
 use wire::{context, ids::PeerId, messages::CloseReason};
 
 use crate::{
+    hub::WorkerMessage,
     peer::Failure,
-    worker::{
-        Context, DataPlane, LaneHost, Sessions, Sockets, Timer, Worker, context::Effect, hub::WorkerMessage,
-    },
+    worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Timer, Worker, context::Effect},
 };
 
 impl Worker {

@@ -27,8 +27,9 @@ use crate::{
         driver::Control,
         transport,
     },
+    hub::Hub,
     registry::PeerRegistry,
-    worker::{StartError, hub::Hub, publish},
+    worker::{StartError, publish},
 };
 
 /// The client that presents its certificate in one handshake.

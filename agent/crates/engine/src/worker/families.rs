@@ -20,7 +20,7 @@ use wire::{context::Context, messages::MessageError};
 
 use crate::{
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
-    registry::Origin,
+    origin::PeerOrigin,
     status::{Accounting, PeerStatus, StreamsStatus},
     worker::{
         Ceiling, DeviceSnapshot, Snapshots, TcpRefusal,
@@ -277,7 +277,7 @@ static FAMILIES: &[Family] = &[
     // The workers and what they share.
     counter("culvert_worker_beats_total", &["worker"], "Times that a worker showed that it is alive: at least once a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
     counter("culvert_turns_full_total", &[], "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),
-    gauge("culvert_peers", &["origin"], "Peers that are known, by how: of the configuration (config), added at run time (state), let in by open mode (open).", |it, out| out.each(&Origin::ALL.map(Origin::label), &it.known)),
+    gauge("culvert_peers", &["origin"], "Peers that are known, by how: of the configuration (config), added at run time (state), let in by open mode (open).", |it, out| out.each(&PeerOrigin::ALL.map(PeerOrigin::label), &it.known)),
     counter("culvert_limit_reached_total", &["limit"], "Times that something was refused, dropped or gave way because a ceiling was reached, by its key in the section limits; sockets, used_tokens, flow_rate and control_messages have none there.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
 ];
 
@@ -310,7 +310,7 @@ impl Bearers {
             *connected += u64::from(peer.connected());
             now.add(peer);
             ever.add(peer);
-            if peer.origin != Origin::Open && !peer.more.removed {
+            if peer.origin != PeerOrigin::Open && !peer.more.removed {
                 own.add(peer);
             }
         }
@@ -391,7 +391,7 @@ mod tests {
     use super::*;
     use crate::status::{PeerFigures, PeerState};
 
-    fn peer(name: &str, origin: Origin, sent: u64, flows: usize) -> PeerStatus {
+    fn peer(name: &str, origin: PeerOrigin, sent: u64, flows: usize) -> PeerStatus {
         let lanes = LaneStats { sealed_packets: sent, ..LaneStats::default() };
         let more = PeerFigures { endpoints: 2, lanes, ..PeerFigures::default() };
         PeerStatus {
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn a_counter_never_goes_backwards_while_anybody_bears_its_label() {
         let snapshots = Snapshots::default();
-        let mut old = peer("a", Origin::State, 10, 1);
+        let mut old = peer("a", PeerOrigin::State, 10, 1);
         old.more.removed = true;
         for worker in [0, 1] {
             set(&snapshots, worker, std::slice::from_ref(&old));
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(shown(&snapshots, "a"), [Some(20), Some(1), Some(1), Some(0)]);
         // Another one of its name, at another place, while one worker has something left of the first.
         old.more.vacant = true;
-        set(&snapshots, 0, &[old.clone(), peer("a", Origin::State, 3, 5)]);
+        set(&snapshots, 0, &[old.clone(), peer("a", PeerOrigin::State, 3, 5)]);
         assert_eq!(shown(&snapshots, "a"), [Some(23), Some(6), Some(2), Some(2)]);
         snapshots.retire(1, PeerId(0));
         assert_eq!(shown(&snapshots, "a"), [Some(23), Some(5), Some(1), Some(2)]);
@@ -443,7 +443,7 @@ mod tests {
         snapshots.retire(0, PeerId(1));
         snapshots.forget("a");
         assert_eq!(shown(&snapshots, "a"), [None; 4]);
-        set(&snapshots, 0, &[old.clone(), old, peer("a", Origin::State, 1, 0)]);
+        set(&snapshots, 0, &[old.clone(), old, peer("a", PeerOrigin::State, 1, 0)]);
         assert_eq!(shown(&snapshots, "a"), [Some(1), Some(0), Some(1), Some(2)], "from the beginning");
     }
 
@@ -451,7 +451,7 @@ mod tests {
     fn peers_of_open_mode_share_a_label_that_stays() {
         let snapshots = Snapshots::default();
         assert_eq!(shown(&snapshots, OPEN_LABEL), [None; 4]);
-        set(&snapshots, 0, &[peer("open-1", Origin::Open, 4, 1), peer("open-2", Origin::Open, 5, 1)]);
+        set(&snapshots, 0, &[peer("open-1", PeerOrigin::Open, 4, 1), peer("open-2", PeerOrigin::Open, 5, 1)]);
         assert_eq!(shown(&snapshots, OPEN_LABEL), [Some(9), Some(2), Some(2), Some(0)]);
         snapshots.retire(0, PeerId(0));
         snapshots.retire(0, PeerId(1));

@@ -14,12 +14,8 @@ use wire::ids::{LaneRef, PeerId, SessionRef};
 
 use crate::{
     capture::Phase,
-    worker::{
-        Context, LaneHost, Sessions, Sockets, Timer, Worker,
-        context::Effect,
-        hub::{LaneLoss, LaneName, LanePort, LaneRequest, WorkerMessage},
-        number,
-    },
+    hub::{LaneLoss, LaneName, LanePort, LaneRequest, WorkerMessage},
+    worker::{Context, LaneHost, Sessions, Sockets, Timer, Worker, context::Effect, number},
 };
 
 /// The least silence, with something outstanding, after which a peer is dialled anew.

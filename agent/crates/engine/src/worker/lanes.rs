@@ -20,11 +20,12 @@ use wire::{
 };
 use zeroize::Zeroizing;
 
-use crate::worker::{
-    Context, LOG_INTERVAL, Sessions, Sockets, Timer, Tunnel,
-    endpoint::largest_packet,
+use crate::{
     hub::{LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, WorkerMessage},
-    lane_host::LEAST_SILENCE,
+    worker::{
+        Context, LOG_INTERVAL, Sessions, Sockets, Timer, Tunnel, endpoint::largest_packet,
+        lane_host::LEAST_SILENCE,
+    },
 };
 
 /// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.

@@ -11,9 +11,8 @@ use wire::{
 
 use crate::{
     control::liveness::{Finding, FrameCounts, Look},
-    worker::{
-        Context, HOUSEKEEPING_INTERVAL, LaneHost, Sessions, hub::WorkerMessage, lane_host::LEAST_SILENCE,
-    },
+    hub::WorkerMessage,
+    worker::{Context, HOUSEKEEPING_INTERVAL, LaneHost, Sessions, lane_host::LEAST_SILENCE},
 };
 
 /// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.

@@ -23,13 +23,15 @@ use wire::{
     messages::{CloseReason, Features},
 };
 
-use crate::worker::{
-    Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards, Timer, Worker,
-    context::Effect,
+use crate::{
     hub::{Connected, WorkerMessage},
-    lane_host::LEAST_SILENCE,
-    session,
-    sources::{Class, Party},
+    worker::{
+        Context, DataPlane, LaneHost, Sessions, Sockets, TcpForwards, Timer, Worker,
+        context::Effect,
+        lane_host::LEAST_SILENCE,
+        session,
+        sources::{Class, Party},
+    },
 };
 
 /// Parcels that are taken in one turn, so that the worker's own sockets get theirs.

@@ -71,6 +71,8 @@ use wire::{
     ids::{LocalId, PeerId},
 };
 
+use crate::hub::{LaneLoss, WorkerMessage};
+
 mod backlog;
 mod books;
 mod capture;
@@ -82,13 +84,11 @@ mod ending;
 mod endpoint;
 mod families;
 mod flows;
-mod hub;
 mod inspect;
 mod knocks;
 mod lane_host;
 mod lanes;
 mod liveness;
-mod mailbox;
 mod messages;
 mod outside;
 mod parts;
@@ -118,8 +118,6 @@ pub use ceilings::Ceiling;
 pub(crate) use ceilings::Refused;
 use context::Context;
 
-pub use hub::Hub;
-use hub::{LaneLoss, WorkerMessage};
 pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
 pub use knocks::used_knocks;
 pub use lane_host::LaneLimits;

@@ -24,7 +24,7 @@ use crate::{
         StreamKey,
         driver::{Control, Event},
     },
-    tunnel::Board,
+    mtu_table::MtuTable,
     worker::{Strangers, capture::Armed, decoy::Decoys, lane_host::LaneLimits, work::Rests},
 };
 
@@ -122,7 +122,7 @@ pub(super) struct Decoy {
 /// The TUN device, and the table in which the tunnel's thread reads the MTU towards each peer.
 pub(super) struct Tun {
     pub(super) side: TunSide,
-    pub(super) board: Arc<Board>,
+    pub(super) board: Arc<MtuTable>,
 }
 
 /// Lanes that an operator records; almost always none.

@@ -24,10 +24,11 @@ use wire::{
 
 use crate::{
     control::dial::Dialler,
+    hub::Hub,
+    origin::PeerOrigin,
     peer::Peer,
-    registry::Origin,
     worker::{
-        Context, DataPlane, Hub, LOG_INTERVAL, LaneHost, Publisher, Refused, Sessions, Sockets, TcpForwards,
+        Context, DataPlane, LOG_INTERVAL, LaneHost, Publisher, Refused, Sessions, Sockets, TcpForwards,
         Timer, Tunnel, Worker, number, session, start::dials,
     },
 };
@@ -50,7 +51,7 @@ pub(super) struct PeerMaker<'a> {
 
 impl PeerMaker<'_> {
     /// A peer as a worker begins with it: about to be dialled, without flows.
-    pub(super) fn make(&self, id: PeerId, peer: Arc<config::Peer>, origin: Origin, now: Instant) -> Peer {
+    pub(super) fn make(&self, id: PeerId, peer: Arc<config::Peer>, origin: PeerOrigin, now: Instant) -> Peer {
         // Of several keys the one that the peer proves counts; until then no number leaves this agent.
         let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
         // One worker dials.
@@ -136,10 +137,10 @@ impl Tunnel {
         Arc::make_mut(&mut peer.data.config).services.clear();
         if dials {
             match peer.origin {
-                Origin::Config | Origin::State => {
+                PeerOrigin::Config | PeerOrigin::State => {
                     tracing::info!(peer = &*peer.name, origin = peer.origin.label(), "peer removed");
                 }
-                Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
+                PeerOrigin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
             }
         }
         let link = peer.data.link.as_ref().map(|link| link.session);
@@ -177,7 +178,13 @@ impl Tunnel {
 
 impl Context {
     /// Takes up a peer that the peer registry has got, in place of any earlier one with the same id.
-    pub(super) fn peer_added(&mut self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin, now: Instant) {
+    pub(super) fn peer_added(
+        &mut self,
+        id: PeerId,
+        peer: &Arc<config::Peer>,
+        origin: PeerOrigin,
+        now: Instant,
+    ) {
         let own_key = *self.identity.public_key();
         let (config, hub) = (&*self.config, &*self.hub);
         let maker = PeerMaker { config, hub, own_key: &own_key, worker: self.id };
@@ -192,11 +199,11 @@ impl Context {
         }
         if self.dialler_of(id) == self.id.index {
             match origin {
-                Origin::Config | Origin::State => {
+                PeerOrigin::Config | PeerOrigin::State => {
                     tracing::info!(peer = &*peer.name, origin = origin.label(), "peer added")
                 }
                 // As often as guests come and go.
-                Origin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
+                PeerOrigin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
             }
         }
         self.stats.unpublished = true;
@@ -262,7 +269,7 @@ impl TcpForwards {
         for id in cx.peers.ids() {
             let Some(peer) = cx.peers.get(id) else { continue };
             match peer.data.standing {
-                PeerStanding::Live if peer.origin == Origin::Open => cx.expire_if_idle(id, now),
+                PeerStanding::Live if peer.origin == PeerOrigin::Open => cx.expire_if_idle(id, now),
                 PeerStanding::Leaving { since }
                     if now.saturating_duration_since(since) >= QUARANTINE
                         && host.is_gone(cx, sessions, self, peer) =>

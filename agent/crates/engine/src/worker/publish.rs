@@ -20,8 +20,8 @@ use wire::ids::PeerId;
 
 use crate::{
     health::Health,
+    origin::PeerOrigin,
     peer::Peer,
-    registry::Origin,
     status::{
         Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
         StreamsStatus, add_lane,
@@ -257,9 +257,9 @@ impl Decoy {
 }
 
 impl Context {
-    /// Peers that are known, by [`Origin`].
-    fn by_origin(&self) -> [u64; Origin::ALL.len()] {
-        let mut known = [0; Origin::ALL.len()];
+    /// Peers that are known, by [`PeerOrigin`].
+    fn by_origin(&self) -> [u64; PeerOrigin::ALL.len()] {
+        let mut known = [0; PeerOrigin::ALL.len()];
         for peer in self.peers.iter().filter(|peer| peer.data.is_live()) {
             known[peer.origin as usize] += 1;
         }

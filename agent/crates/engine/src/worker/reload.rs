@@ -21,9 +21,13 @@ use wire::{
     throttle::Throttle,
 };
 
-use crate::worker::{
-    Context, DataPlane, Decoy, LOG_INTERVAL, LaneHost, Local, PeerId, Sessions, Sockets, TcpForwards, Timer,
-    Worker, decoy::Decoys, hub::NewConfig, number,
+use crate::{
+    hub::NewConfig,
+    origin::PeerOrigin,
+    worker::{
+        Context, DataPlane, Decoy, LOG_INTERVAL, LaneHost, Local, PeerId, Sessions, Sockets, TcpForwards,
+        Timer, Worker, decoy::Decoys, number,
+    },
 };
 
 impl Worker {
@@ -282,9 +286,8 @@ impl TcpForwards {
     /// Which peer each place in [`Config::peers`] means; nobody, until a message says so.
     fn name_forward_peers(&mut self, cx: &Context) {
         let id_of = |named: &config::Peer| {
-            let bears = |peer: &&crate::peer::Peer| {
-                *peer.name == *named.name && peer.origin != crate::registry::Origin::Open
-            };
+            let bears =
+                |peer: &&crate::peer::Peer| *peer.name == *named.name && peer.origin != PeerOrigin::Open;
             let alike = || cx.peers.iter().filter(bears);
             let live = alike().find(|peer| peer.data.is_live());
             // What comes for one that was removed is counted under it.

@@ -33,13 +33,11 @@ use wire::{
 
 use crate::{
     control::{driver::Event, liveness::Liveness, session_name::session_name},
+    hub::{Connected, Record, WorkerMessage},
+    origin::PeerOrigin,
     peer::Session,
-    registry,
     worker::{
-        Context, Sessions, Sockets, TcpForwards, Timer, Tunnel, Worker,
-        endpoint::largest_packet,
-        hub::{Connected, Record, WorkerMessage},
-        liveness,
+        Context, Sessions, Sockets, TcpForwards, Timer, Tunnel, Worker, endpoint::largest_packet, liveness,
     },
 };
 
@@ -360,12 +358,12 @@ impl Worker {
         let (peer_name, remote) = (&*peer.name, remote.map(tracing::field::display));
         let software = &*hello.software;
         match peer.origin {
-            registry::Origin::Open => {
+            PeerOrigin::Open => {
                 if let Some(suppressed) = self.cx.logs.details.allow(now) {
                     tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
                 }
             }
-            registry::Origin::Config | registry::Origin::State => {
+            PeerOrigin::Config | PeerOrigin::State => {
                 if let Some(suppressed) = peer.throttles.connected.allow(now) {
                     tracing::info!(
                         peer = peer_name,

@@ -30,12 +30,13 @@ use wire::{
 };
 
 use crate::{
+    hub::Hub,
+    mtu_table::MtuTable,
     peer::{Peer, Peers},
     registry::PeerRegistry,
-    tunnel::Board,
     worker::{
-        Context, DataPlane, Decoy, HOUSEKEEPING_INTERVAL, Hub, LaneHost, Publisher, Sessions, Sockets,
-        Strangers, TcpForwards, Timer, Tun, Tunnel, Worker, books,
+        Context, DataPlane, Decoy, HOUSEKEEPING_INTERVAL, LaneHost, Publisher, Sessions, Sockets, Strangers,
+        TcpForwards, Timer, Tun, Tunnel, Worker, books,
         ceilings::Ceilings,
         context::{Logs, Stats},
         decoy,
@@ -85,7 +86,7 @@ pub struct Setup {
 /// The TUN side of [`Setup`]; the worker's queue comes from [`Net::tun`].
 pub struct TunSetup {
     /// Where it says what fits into a packet to each peer.
-    pub board: Arc<Board>,
+    pub board: Arc<MtuTable>,
 }
 
 /// Why a worker could not start.

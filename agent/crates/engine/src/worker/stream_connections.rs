@@ -30,10 +30,10 @@ use crate::{
         connections::{EarlyJoin, Outcome, Stage, StreamConnection},
         liveness::{Finding, FrameCounts, Liveness, Look},
     },
+    hub::{StreamRequest, WorkerMessage},
     worker::{
         Context, Sessions, Sockets, Timer, Worker,
         context::Effect,
-        hub::{StreamRequest, WorkerMessage},
         liveness::{LEAST_CONTROL_SILENCE, TELL_INTERVAL, counts},
     },
 };

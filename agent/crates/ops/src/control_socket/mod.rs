@@ -34,7 +34,8 @@ use config::{
 };
 use engine::{
     capture::{self, Captures},
-    registry::{Listed, Origin},
+    origin::PeerOrigin,
+    registry::Listed,
 };
 use gate::identity::PublicKey;
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
@@ -158,7 +159,7 @@ impl Desk {
     fn add(&self, new: &state::NewPeer) -> Answer {
         let config = self.peers.config();
         // A peer of open mode makes way for one that is added with its key.
-        let known = self.peers.list().into_iter().filter(|listed| listed.origin != Origin::Open);
+        let known = self.peers.list().into_iter().filter(|listed| listed.origin != PeerOrigin::Open);
         let known: Vec<_> = known.map(|listed| config::Peer::clone(&listed.peer)).collect();
         let mut configured = config.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
         let returns = |peer: &config::Peer| {
@@ -207,11 +208,11 @@ impl Desk {
         let config = self.peers.config();
         let as_guest = (config.access.mode == AccessMode::Open).then_some(AS_GUEST.to_owned());
         match known.as_ref().map(|known| known.origin) {
-            Some(Origin::Config) => {
+            Some(PeerOrigin::Config) => {
                 return Answer::Done { note: joined([Some(still_configured(name)), as_guest]) };
             }
-            Some(Origin::Open) => return Answer::Done { note: as_guest },
-            Some(Origin::State) | None => {}
+            Some(PeerOrigin::Open) => return Answer::Done { note: as_guest },
+            Some(PeerOrigin::State) | None => {}
         }
         let named = config.forwards_to(name);
         let kept = self.edit().and_then(|mut edit| {

@@ -10,7 +10,7 @@ use config::{
 };
 use engine::{
     capture::{Order, Taken},
-    registry::Origin,
+    origin::PeerOrigin,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -192,7 +192,7 @@ pub struct ListedPeer {
 impl ListedPeer {
     /// A peer of `config`, or one that has come since.
     #[must_use]
-    pub fn new(peer: &config::Peer, origin: Origin, config: &Config) -> Self {
+    pub fn new(peer: &config::Peer, origin: PeerOrigin, config: &Config) -> Self {
         let service = |place: &usize| Some(config.services.get(*place)?.name.to_string());
         Self {
             name: peer.name.to_string(),

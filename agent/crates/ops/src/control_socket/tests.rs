@@ -12,8 +12,8 @@ use std::{
 use config::state::NewPeer;
 use engine::{
     capture::{Order, Subject},
+    hub::Hub,
     registry::PeerRegistry,
-    worker::Hub,
 };
 use serde_json::Value;
 use tempfile::TempDir;

@@ -15,9 +15,11 @@ use arc_swap::ArcSwap;
 use config::{self, Config};
 use engine::{
     capture::Captures,
-    registry::{Listed, Origin, PeerRegistry},
+    hub::Hub,
+    origin::PeerOrigin,
+    registry::{Listed, PeerRegistry},
     tunnel,
-    worker::{Hub, Snapshots, shell::Inbox},
+    worker::{Snapshots, shell::Inbox},
 };
 use gate::{identity::PublicKey, refusals::Refusals};
 use wire::clock::Clock;
@@ -65,7 +67,7 @@ impl Peers for Running {
         if let Some(tun) = &self.config.load().tun {
             tunnel::routes_are_free(tun, &peer.allowed_ips)?;
         }
-        self.registry.add(peer, Origin::State)?;
+        self.registry.add(peer, PeerOrigin::State)?;
         Ok(())
     }
 

@@ -6,7 +6,8 @@ use config::{Config, Tun};
 use dataplane::socket_stats::SocketStats;
 use engine::{
     metrics::Value,
-    registry::{Listed, Origin},
+    origin::PeerOrigin,
+    registry::Listed,
     status::Counts,
     worker::{Asks, Inspection, Snapshot, Snapshots, WorkerView},
 };
@@ -168,7 +169,7 @@ fn tun_status(tun: &Tun, views: &[WorkerView]) -> TunStatus {
 fn limits(config: &Config, listed: &[Listed], snapshot: &Snapshot) -> LimitsStatus {
     let used = |used: usize, limit: usize| Used { used: used as u64, limit: limit as u64 };
     let most = |count: fn(&PeerStatus) -> usize| snapshot.peers.iter().map(count).max().unwrap_or(0);
-    let guests = listed.iter().filter(|listed| listed.origin == Origin::Open).count();
+    let guests = listed.iter().filter(|listed| listed.origin == PeerOrigin::Open).count();
     let flows = snapshot.peers.iter().map(|peer| peer.flows).sum();
     let (limits, in_use) = (&config.limits, &snapshot.in_use);
     let process::Descriptors { open, limit: most_open } = process::descriptors().unwrap_or_default();

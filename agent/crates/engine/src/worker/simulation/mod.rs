@@ -22,10 +22,11 @@ mod trace;
 use crate::{
     follow::follow,
     health::Health,
+    hub::Hub,
     metrics::Value,
     registry::{PeerRegistry, RegistryError},
     status::PeerStatus,
-    worker::{Command, Hub, LaneLimits, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
+    worker::{Command, LaneLimits, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};

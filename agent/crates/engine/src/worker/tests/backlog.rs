@@ -7,7 +7,7 @@ use dataplane::peer::Doubt;
 use net::{TcpListener, TcpStream};
 
 use super::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, numbered};
-use crate::{registry::Origin, worker::hub::WorkerMessage};
+use crate::{hub::WorkerMessage, origin::PeerOrigin};
 
 const SECOND: Duration = Duration::from_secs(1);
 const MOMENT: Duration = Duration::from_millis(200);
@@ -206,7 +206,7 @@ fn no_connection_is_refused_while_configurations_are_read_again_and_other_peers_
                 queue.pair.world.reload(place, &toml).unwrap();
                 let registry = &queue.pair.world.agent(place).registry;
                 if round % 2 == 0 {
-                    registry.add(guest.clone(), Origin::State).unwrap();
+                    registry.add(guest.clone(), PeerOrigin::State).unwrap();
                 } else {
                     registry.remove("guest").unwrap();
                 }

@@ -17,7 +17,8 @@ use wire::{
 };
 
 use crate::{
-    registry::{Origin, RegistryError},
+    origin::PeerOrigin,
+    registry::RegistryError,
     worker::tests::{
         ENTRY, EXIT, INGRESS, Pair,
         flood::{ECHO, GateFlood, ROGUE, dial, peer_table},
@@ -67,7 +68,7 @@ impl Late {
 
     fn add(&mut self, name: &str) -> PeerId {
         let peer = peer(name, &self.key);
-        self.pair.world.agent(self.pair.exit).registry.add(peer, Origin::State).unwrap()
+        self.pair.world.agent(self.pair.exit).registry.add(peer, PeerOrigin::State).unwrap()
     }
 
     fn remove(&mut self, name: &str) {
@@ -217,8 +218,9 @@ fn a_place_is_given_again_after_a_minute_and_its_series_end() {
         late.remove("first");
         late.pair.world.run(Duration::from_secs(59));
         let other = Identity::generate().unwrap();
-        let add =
-            |late: &mut Late, peer| late.pair.world.agent(exit).registry.add(peer, Origin::State).unwrap();
+        let add = |late: &mut Late, peer| {
+            late.pair.world.agent(exit).registry.add(peer, PeerOrigin::State).unwrap()
+        };
         let second = add(&mut late, peer("second", &other));
         assert_ne!(second, first, "something may be under way");
         late.pair.world.run(Duration::from_secs(3));
@@ -275,10 +277,10 @@ fn a_dialled_peer_that_is_removed_is_not_dialled_again_and_its_ports_wait_for_on
         pair.assert_balanced();
         // Another peer is not meant by the ports; one of that name is.
         let other = peer("other", &Identity::generate().unwrap());
-        pair.world.agent(entry).registry.add(other, Origin::State).unwrap();
+        pair.world.agent(entry).registry.add(other, PeerOrigin::State).unwrap();
         let mut back = peer("exit", &pair.exit_key);
         back.endpoints = vec![format!("{EXIT}:4433").parse().unwrap()];
-        pair.world.agent(entry).registry.add(back, Origin::State).unwrap();
+        pair.world.agent(entry).registry.add(back, PeerOrigin::State).unwrap();
         for number in 62..200 {
             client.send(INGRESS, &numbered(number));
             pair.run_served(Duration::from_millis(10));
@@ -400,7 +402,7 @@ fn in_open_mode_strangers_get_what_access_grants_until_they_are_idle() {
         let unknown = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"unknown_service\"}";
         assert_eq!(world.metric(stranger, unknown), 1, "it is not even told of the other service");
         let listed = world.agent(exit).registry.list().remove(0);
-        assert_eq!((listed.origin, listed.peer.services.clone()), (Origin::Open, vec![0]));
+        assert_eq!((listed.origin, listed.peer.services.clone()), (PeerOrigin::Open, vec![0]));
         assert_eq!(*listed.peer.name, *format!("open-{}", &key.public_key().to_string()[..8]));
         for series in ["culvert_flows{peer=\"open\"}", "culvert_peer_connected{peer=\"open\"}"] {
             assert_eq!(world.metric(exit, series), 1);

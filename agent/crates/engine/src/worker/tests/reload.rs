@@ -7,7 +7,8 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{context::Context, messages::CloseReason};
 
 use crate::{
-    registry::{Origin, RegistryError},
+    origin::PeerOrigin,
+    registry::RegistryError,
     worker::tests::{
         ENTRY, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,
         flood::{ECHO, GateFlood},
@@ -295,11 +296,11 @@ fn open_mode_begins_and_ends_with_a_reload() {
         let listed = pair.world.agent(pair.exit).registry.list();
         listed.iter().map(|listed| listed.origin).collect::<Vec<_>>()
     };
-    assert_eq!(origins(&mut pair), [Origin::Config, Origin::Open]);
+    assert_eq!(origins(&mut pair), [PeerOrigin::Config, PeerOrigin::Open]);
     pair.world.reload(pair.exit, &text).unwrap();
     pair.world.run(Duration::from_secs(1));
     assert!(!pair.world.peer(guest).connected(), "guests leave with open mode");
-    assert_eq!(origins(&mut pair), [Origin::Config]);
+    assert_eq!(origins(&mut pair), [PeerOrigin::Config]);
     assert!(pair.world.peer(pair.entry).connected());
 }
 
@@ -335,7 +336,7 @@ fn a_peer_of_the_state_file_is_left_alone_or_says_why_nothing_changed() {
     let mut peer = (*pair.world.agent(exit).registry.list()[0].peer).clone();
     peer.name = "late".into();
     peer.public_keys = vec![late.public_key()];
-    pair.world.agent(exit).registry.add(peer, Origin::State).unwrap();
+    pair.world.agent(exit).registry.add(peer, PeerOrigin::State).unwrap();
     let before = Arc::clone(&pair.world.agent(exit).workers[0].cx.config);
     let taken = format!("{text}\n[[peer]]\nname = \"new\"\npublic_key = \"{}\"\n", late.public_key());
     let error = pair.world.reload(exit, &taken).unwrap_err();

@@ -12,7 +12,7 @@ use ip::{
 use wire::messages::{Features, Hello, Message};
 
 use crate::{
-    registry::Origin,
+    origin::PeerOrigin,
     worker::tests::{
         ENTRY, EXIT, Pair,
         flood::{GateFlood, ROGUE},
@@ -318,7 +318,7 @@ fn a_peer_that_is_added_while_workers_run_has_its_prefixes_until_it_is_removed()
         );
         let peer = || -> config::Peer { Config::parse(&text, Path::new(".")).unwrap().peers.remove(0) };
         for turn in 0..2u64 {
-            pair.world.agent(exit).registry.add(peer(), Origin::State).unwrap();
+            pair.world.agent(exit).registry.add(peer(), PeerOrigin::State).unwrap();
             pair.world.run_till(Duration::from_secs(30), |world| {
                 world.peers(exit).last().unwrap().lanes_up == usize::from(workers)
             });

@@ -6,7 +6,7 @@ use std::{
 };
 
 use dataplane::relay::Account;
-use engine::{peer::Failure, registry::Origin, status::PeerFigures};
+use engine::{origin::PeerOrigin, peer::Failure, status::PeerFigures};
 use serde_json::Value;
 
 use super::*;
@@ -119,7 +119,7 @@ fn flow() -> FlowStatus {
 fn connected() -> PeerStatus {
     PeerStatus {
         name: "exit".into(),
-        origin: Origin::Config,
+        origin: PeerOrigin::Config,
         state: PeerState::Connected,
         address: "192.0.2.1:4433".parse().ok(),
         since_seconds: Some(7384.9),

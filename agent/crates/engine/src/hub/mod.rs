@@ -8,10 +8,18 @@
 //! With at least as many lanes as workers at both ends, neither is used in the steady state: a lane, its flows and their
 //! sockets live at one worker.
 
+mod crowds;
+mod mailbox;
+mod message;
+
+pub(crate) use crowds::Crowds;
+pub(crate) use message::{
+    Connected, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, NewConfig, StreamRequest,
+    WorkerMessage,
+};
+
 use std::{
     collections::VecDeque,
-    fmt,
-    net::SocketAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
@@ -23,205 +31,32 @@ use arc_swap::ArcSwap;
 use config::{self, Config};
 use dataplane::{
     hand_off::{HandOff, Kind},
-    lanes::UnderlayId,
-    peer::Doubt,
     relay::{AgentTotals, FlowRegistry},
 };
 use net::{Ready, Token, ports::Ports};
-use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
     ids::{PeerId, SessionId},
-    messages::{CloseReason, Hello, Service},
+    messages::CloseReason,
     panics::lock,
 };
-use zeroize::Zeroizing;
 
 use crate::{
     capture::{Capture, Taps},
-    control::{
-        congestion::pacing::RateAccount,
-        connections::{Outcome, PeerForwards},
-        windows::StreamMemory,
-    },
-    registry::Origin,
-    worker::{
-        backlog::Crowds,
-        mailbox::{Mailbox, Party},
-    },
+    control::{congestion::pacing::RateAccount, connections::PeerForwards, windows::StreamMemory},
+    hub::mailbox::{Mailbox, Party},
+    origin::PeerOrigin,
 };
-
-/// What one worker tells another, or itself.
-#[derive(Debug)]
-pub(super) enum WorkerMessage {
-    /// A peer is connected: the control connection is at worker `owner`.
-    Connected(Arc<Connected>),
-    /// A session has ended: its lanes drain.
-    Disconnected { peer: PeerId, session: SessionId },
-    /// Another connection has taken a session's place: its owner is to close it.
-    EndSession { peer: PeerId, session: SessionId, reason: CloseReason },
-    /// To the lane host: open a lane and keep it.
-    OpenLane(Box<LaneRequest>),
-    /// To the lane host: let a lane drain.
-    DrainLane { lane: LaneName },
-    /// The lanes that are up, one bit each, and how many are wanted.
-    LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
-    /// The largest packet to a peer has changed, in bytes of UDP payload.
-    Budget { peer: PeerId, session: SessionId, bytes: usize },
-    /// Something speaks against a session, or no longer does.
-    Doubt { peer: PeerId, session: SessionId, doubt: Doubt, holds: bool },
-    /// The services that a connected peer offers have changed.
-    Services { peer: PeerId, session: SessionId, services: Vec<Service> },
-    /// To the owner: TCP forwards come to a worker that has no stream connection.
-    StreamsWanted { peer: PeerId, session: SessionId },
-    /// To the lane host: dial a stream connection of a session.
-    DialStream(Box<StreamRequest>),
-    /// To the worker that dials a peer: what became of a stream connection.
-    StreamEnded { peer: PeerId, number: u8, outcome: Outcome },
-    /// A port has connections, and this worker has the fewest forwards of its peer.
-    AcceptTcp { place: usize },
-    /// To the owner: a lane carries payloads.
-    LaneUp { lane: LaneName },
-    /// To the owner: the path of a lane carries packets of so many bytes of UDP payload.
-    LaneBudget { lane: LaneName, bytes: usize },
-    /// To the owner: a lane could not go on.
-    LaneLost { lane: LaneName, why: LaneLoss },
-    /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.
-    LaneNearLimit { lane: LaneName },
-    /// To the owner: a lane that was replaced no longer carries payloads in place of its replacement.
-    ReplacedGone { lane: LaneName },
-    /// To the owner: something has been outstanding on a lane, which heard nothing, for so long. From `limit` on it is dead.
-    LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
-    /// A lane hears nothing: are the others alive?
-    AskForLife { peer: PeerId, session: SessionId },
-    /// To the owner: the peer hears a lane from another address than before.
-    Challenged { peer: PeerId, session: SessionId },
-    /// To the owner: a lane of a session that this end dialled has followed the far end to another address.
-    ListenerMoved { peer: PeerId, session: SessionId },
-    /// To the owner: a peer that was silent is heard.
-    Heard { peer: PeerId, session: SessionId },
-    /// To the worker that dials a peer: datagrams wait for it elsewhere.
-    DialSoon { peer: PeerId },
-    /// A peer is known from now on.
-    PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: Origin },
-    /// A peer is known no more: all that it has ends.
-    PeerRemoved { id: PeerId },
-    /// An operator wants to look at a lane, or has seen enough.
-    Capture(Arc<Capture>),
-    /// The operator wants a peer otherwise.
-    PeerChanged { id: PeerId, peer: Arc<config::Peer> },
-    /// The operator wants the agent otherwise.
-    Configured(Box<NewConfig>),
-}
-
-/// What a worker runs from now on.
-#[derive(Debug)]
-pub(super) struct NewConfig {
-    pub(super) config: Arc<Config>,
-    /// Its share of the ports that open with it.
-    pub(super) ports: Ports,
-}
-
-/// One opening of one lane of one session.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct LaneName {
-    pub(super) peer: PeerId,
-    pub(super) session: SessionId,
-    pub(super) index: u8,
-    pub(super) epoch: u64,
-}
-
-/// A session, as all workers need to know it.
-#[derive(Debug)]
-pub(super) struct Connected {
-    pub(super) peer: PeerId,
-    pub(super) session: SessionId,
-    pub(super) owner: u8,
-    pub(super) dialled: bool,
-    /// The key that the peer proved.
-    pub(super) key: [u8; 32],
-    /// The name of the session, by which stream connections join it.
-    pub(super) name: [u8; 16],
-    pub(super) hello: Hello,
-    /// How many lanes are wanted; none in standard mode.
-    pub(super) wanted: u8,
-    /// When its handshake began, as this end saw it.
-    pub(super) begun: Instant,
-    /// The time at which the session was established.
-    pub(super) since: Instant,
-}
-
-/// The secrets of a lane. They are wiped when dropped, and never shown.
-pub(super) struct LaneSecrets(pub(super) [Zeroizing<[u8; 48]>; 2]);
-
-impl fmt::Debug for LaneSecrets {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("LaneSecrets")
-    }
-}
-
-/// All that a worker needs to keep a lane.
-#[derive(Debug)]
-pub(super) struct LaneRequest {
-    pub(super) name: LaneName,
-    pub(super) local_cid: ConnectionId,
-    pub(super) remote_cid: ConnectionId,
-    pub(super) suite: Suite,
-    /// To send with and to receive with; as long as the suite's hash.
-    pub(super) secrets: LaneSecrets,
-    pub(super) initial_rtt: Duration,
-    /// The largest packet at first, in bytes of UDP payload.
-    pub(super) budget: usize,
-    /// The largest that both ends agree to, if the path carries it.
-    pub(super) largest: usize,
-    pub(super) port: LanePort,
-}
-
-/// The socket that carries the packets of a lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LanePort {
-    /// The control connection's own, at its worker; where to, if this end dials.
-    Shared(UnderlayId, Option<SocketAddr>),
-    /// The lane host's socket of this listening port.
-    Listening(usize),
-    /// One of its own, to this address.
-    Dial(SocketAddr),
-}
-
-/// A stream connection to be dialled.
-#[derive(Debug)]
-pub(super) struct StreamRequest {
-    pub(super) peer: PeerId,
-    pub(super) session: SessionId,
-    pub(super) number: u8,
-    /// The far end of the control connection.
-    pub(super) remote: SocketAddr,
-    /// The key that the peer proved on the control connection.
-    pub(super) key: [u8; 32],
-    /// The first byte of the Initial's destination: it leads to the worker at the far end.
-    pub(super) first: u8,
-}
-
-/// Why a lane could not go on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum LaneLoss {
-    /// Its path was not validated in time.
-    Unvalidated,
-    /// The peer broke the protocol on it; without an error, its keys are used up.
-    Ended(Option<OpenError>),
-    /// No socket, or no keys, could be had for it.
-    NoSocket,
-}
 
 /// Which connection is a peer's session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Record {
-    pub(super) owner: u8,
-    pub(super) session: SessionId,
-    pub(super) dialled: bool,
-    pub(super) key: [u8; 32],
-    pub(super) instance: [u8; 16],
-    pub(super) begun: Instant,
-    pub(super) since: Instant,
+pub(crate) struct Record {
+    pub(crate) owner: u8,
+    pub(crate) session: SessionId,
+    pub(crate) dialled: bool,
+    pub(crate) key: [u8; 32],
+    pub(crate) instance: [u8; 16],
+    pub(crate) begun: Instant,
+    pub(crate) since: Instant,
 }
 
 /// What the workers of an agent share.
@@ -295,38 +130,38 @@ impl Hub {
     }
 
     /// TCP forwards of all peers, and their memory.
-    pub(super) fn streams(&self) -> &Arc<StreamMemory> {
+    pub(crate) fn streams(&self) -> &Arc<StreamMemory> {
         &self.streams
     }
 
     /// The ports at which TCP connections wait.
-    pub(super) fn crowds(&self) -> &Crowds {
+    pub(crate) fn crowds(&self) -> &Crowds {
         &self.crowds
     }
 
     /// Sets the ready queue and the token by which the mailbox of `worker` wakes it.
-    pub(super) fn join(&self, worker: u8, ready: Ready, token: Token) {
+    pub(crate) fn join(&self, worker: u8, ready: Ready, token: Token) {
         if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
             mailbox.join(ready, token);
         }
     }
 
     /// Puts a message into the mailbox of `worker` and wakes it.
-    pub(super) fn post(&self, worker: u8, order: WorkerMessage) {
+    pub(crate) fn post(&self, worker: u8, order: WorkerMessage) {
         if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
             mailbox.post(order);
         }
     }
 
     /// Gives every worker but `from` a message.
-    pub(super) fn post_others(&self, from: u8, order: impl Fn() -> WorkerMessage) {
+    pub(crate) fn post_others(&self, from: u8, order: impl Fn() -> WorkerMessage) {
         for worker in (0..self.workers()).filter(|worker| *worker != from) {
             self.post(worker, order());
         }
     }
 
     /// All workers are to know a peer, under a place that none of them uses. Only the registry says so, one change at a time.
-    pub(crate) fn add_peer(&self, id: PeerId, peer: &Arc<config::Peer>, origin: Origin) {
+    pub(crate) fn add_peer(&self, id: PeerId, peer: &Arc<config::Peer>, origin: PeerOrigin) {
         let mut peers = Vec::clone(&self.peers.load());
         let shared = Shared::new(&self.flows, self.workers());
         match peers.get_mut(id.0 as usize) {
@@ -383,19 +218,19 @@ impl Hub {
     }
 
     /// The messages that wait for `worker`, oldest first; the hand-off batches go to `hand_offs`, once those that it held are taken in.
-    pub(super) fn take(&self, worker: u8, hand_offs: &mut VecDeque<HandOff>) -> VecDeque<WorkerMessage> {
+    pub(crate) fn take(&self, worker: u8, hand_offs: &mut VecDeque<HandOff>) -> VecDeque<WorkerMessage> {
         self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.take(hand_offs)).unwrap_or_default()
     }
 
     /// Hands a hand-off batch to `worker`; gives it back if there is no room.
-    pub(super) fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
+    pub(crate) fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
         let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(hand_off) };
         let (bytes, party) = (hand_off.len(), party(&hand_off));
         mailbox.hand(hand_off, bytes, party)
     }
 
     /// A name for a new session.
-    pub(super) fn name_session(&self) -> SessionId {
+    pub(crate) fn name_session(&self) -> SessionId {
         SessionId(self.next_session.fetch_add(1, Ordering::Relaxed))
     }
 
@@ -405,26 +240,26 @@ impl Hub {
     }
 
     /// The flow registry of a peer, or an empty one if the hub does not know the peer.
-    pub(super) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
+    pub(crate) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
         self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
     }
 
     /// The TCP forwards of a peer.
-    pub(super) fn forwards(&self, peer: PeerId) -> Arc<PeerForwards> {
+    pub(crate) fn forwards(&self, peer: PeerId) -> Arc<PeerForwards> {
         let peers = self.peers.load();
         let shared = peers.get(peer.0 as usize).map(|shared| Arc::clone(&shared.forwards));
         shared.unwrap_or_else(|| Arc::new(PeerForwards::new(self.workers())))
     }
 
     /// What the streams of a peer may be sent.
-    pub(super) fn rate(&self, peer: PeerId) -> Arc<RateAccount> {
+    pub(crate) fn rate(&self, peer: PeerId) -> Arc<RateAccount> {
         self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.rate)).unwrap_or_default()
     }
 
     /// Makes a connection its peer's session, unless the one that there is `stays`; all other workers are told.
     ///
     /// Returns the record of the session that it replaces, or gives up with `Err`.
-    pub(super) fn establish(
+    pub(crate) fn establish(
         &self,
         connected: &Arc<Connected>,
         stays: impl FnOnce(&Record) -> bool,
@@ -457,14 +292,14 @@ impl Hub {
     }
 
     /// Whether `session` is still its peer's: what was said of an older one may be read late.
-    pub(super) fn is_current(&self, peer: PeerId, session: SessionId) -> bool {
+    pub(crate) fn is_current(&self, peer: PeerId, session: SessionId) -> bool {
         let peers = self.peers.load();
         let shared = peers.get(peer.0 as usize);
         shared.is_some_and(|shared| lock(&shared.session).is_some_and(|record| record.session == session))
     }
 
     /// A session has ended at worker `owner`; all other workers are told.
-    pub(super) fn end(&self, peer: PeerId, session: SessionId, owner: u8) {
+    pub(crate) fn end(&self, peer: PeerId, session: SessionId, owner: u8) {
         let peers = self.peers.load();
         let Some(shared) = peers.get(peer.0 as usize) else { return };
         let mut record = lock(&shared.session);
@@ -475,7 +310,7 @@ impl Hub {
     }
 
     /// A worker has shut down: it hands nothing over any more.
-    pub(super) fn stopped(&self) {
+    pub(crate) fn stopped(&self) {
         self.stopped.fetch_add(1, Ordering::AcqRel);
         for mailbox in &self.boxes {
             mailbox.wake();
@@ -483,31 +318,31 @@ impl Hub {
     }
 
     /// Whether all workers have shut down.
-    pub(super) fn all_stopped(&self) -> bool {
+    pub(crate) fn all_stopped(&self) -> bool {
         self.stopped.load(Ordering::Acquire) >= self.workers()
     }
 
     /// A worker keeps one more lane of a peer.
-    pub(super) fn lane_kept(&self, peer: PeerId) {
+    pub(crate) fn lane_kept(&self, peer: PeerId) {
         if let Some(shared) = self.peers.load().get(peer.0 as usize) {
             shared.lanes.fetch_add(1, Ordering::Relaxed);
         }
     }
 
     /// A worker keeps one lane less of a peer.
-    pub(super) fn lane_gone(&self, peer: PeerId) {
+    pub(crate) fn lane_gone(&self, peer: PeerId) {
         if let Some(shared) = self.peers.load().get(peer.0 as usize) {
             shared.lanes.fetch_sub(1, Ordering::Relaxed);
         }
     }
 
     /// Lanes of a peer at all workers, those of ended sessions included while they drain.
-    pub(super) fn lanes(&self, peer: PeerId) -> usize {
+    pub(crate) fn lanes(&self, peer: PeerId) -> usize {
         self.peers.load().get(peer.0 as usize).map_or(0, |shared| shared.lanes.load(Ordering::Relaxed))
     }
 
     /// Notes that a peer was heard at `now`.
-    pub(super) fn note_heard(&self, peer: PeerId, now: Instant) {
+    pub(crate) fn note_heard(&self, peer: PeerId, now: Instant) {
         /// Notes closer together than this say nothing new; each costs the other workers a cache miss.
         const RESOLUTION_MILLIS: u64 = 20;
         let peers = self.peers.load();
@@ -519,7 +354,7 @@ impl Hub {
     }
 
     /// How long a peer has not been heard on any lane; `None` if it never was.
-    pub(super) fn silence(&self, peer: PeerId, now: Instant) -> Option<Duration> {
+    pub(crate) fn silence(&self, peer: PeerId, now: Instant) -> Option<Duration> {
         let heard = self.peers.load().get(peer.0 as usize)?.heard.load(Ordering::Relaxed);
         (heard > 0).then(|| Duration::from_millis(self.millis(now).saturating_sub(heard)))
     }
@@ -533,7 +368,7 @@ impl Hub {
 
 /// The session that there is stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Stays;
+pub(crate) struct Stays;
 
 /// Whose part of a ring `hand_off` takes.
 fn party(hand_off: &HandOff) -> Party {
@@ -551,7 +386,7 @@ mod tests {
     use super::*;
     use wire::{
         clock::{Clock, ManualClock},
-        messages::Features,
+        messages::{Features, Hello},
     };
 
     fn connected(hub: &Hub, owner: u8, instance: u8) -> Arc<Connected> {
