@@ -20,8 +20,8 @@ use engine::{
     registry::PeerRegistry,
     tunnel::Tunnel,
     worker::{
-        Addresses, Command, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup, Worker,
-        shell, used_knocks,
+        Addresses, Command, Inbox, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup,
+        Worker, shell, used_knocks,
     },
 };
 use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
@@ -72,7 +72,7 @@ pub struct Daemon {
 }
 
 struct WorkerThread {
-    inbox: Arc<shell::Inbox>,
+    inbox: Arc<Inbox>,
     thread: JoinHandle<()>,
 }
 
@@ -300,7 +300,7 @@ fn open_ports(config: &Config, workers: u8) -> anyhow::Result<Vec<Ports>> {
     })
 }
 
-type Started = anyhow::Result<(Arc<shell::Inbox>, Addresses)>;
+type Started = anyhow::Result<(Arc<Inbox>, Addresses)>;
 
 impl WorkerStart {
     /// Starts the thread and waits until it is ready; `ended` is told when it ends.

@@ -16,71 +16,71 @@ struct Mutant {
 /// What `main.rs` must find wrong.
 const MUTANTS: [Mutant; 9] = [
     Mutant {
-        name: "woken_before_the_order_is_there",
-        from: r"        let mut orders = lock(&self.orders);
-        orders.push_back(order);
-        self.has_orders.store(true, Ordering::Release);
-        drop(orders);
+        name: "woken_before_the_message_is_there",
+        from: r"        let mut messages = lock(&self.messages);
+        messages.push_back(message);
+        self.has_messages.store(true, Ordering::Release);
+        drop(messages);
         self.wake();",
         to: r"        self.wake();
-        let mut orders = lock(&self.orders);
-        orders.push_back(order);
-        self.has_orders.store(true, Ordering::Release);",
+        let mut messages = lock(&self.messages);
+        messages.push_back(message);
+        self.has_messages.store(true, Ordering::Release);",
     },
     Mutant {
-        name: "flag_before_the_order",
-        from: r"        let mut orders = lock(&self.orders);
-        orders.push_back(order);
-        self.has_orders.store(true, Ordering::Release);",
-        to: r"        self.has_orders.store(true, Ordering::Release);
-        let mut orders = lock(&self.orders);
-        orders.push_back(order);",
+        name: "flag_before_the_message",
+        from: r"        let mut messages = lock(&self.messages);
+        messages.push_back(message);
+        self.has_messages.store(true, Ordering::Release);",
+        to: r"        self.has_messages.store(true, Ordering::Release);
+        let mut messages = lock(&self.messages);
+        messages.push_back(message);",
     },
     Mutant {
-        name: "flag_cleared_after_the_orders_are_taken",
-        from: r"        if !self.has_orders.load(Ordering::Relaxed) || !self.has_orders.swap(false, Ordering::Acquire) {
+        name: "flag_cleared_after_the_messages_are_taken",
+        from: r"        if !self.has_messages.load(Ordering::Relaxed) || !self.has_messages.swap(false, Ordering::Acquire) {
             return VecDeque::new();
         }
-        std::mem::take(&mut *lock(&self.orders))",
-        to: r"        if !self.has_orders.load(Ordering::Relaxed) {
+        std::mem::take(&mut *lock(&self.messages))",
+        to: r"        if !self.has_messages.load(Ordering::Relaxed) {
             return VecDeque::new();
         }
-        let orders = std::mem::take(&mut *lock(&self.orders));
-        self.has_orders.store(false, Ordering::Release);
-        orders",
+        let messages = std::mem::take(&mut *lock(&self.messages));
+        self.has_messages.store(false, Ordering::Release);
+        messages",
     },
     Mutant {
-        name: "woken_before_the_parcel_is_there",
+        name: "woken_before_the_hand_off_is_there",
         from: r"        self.ring.put(hand_off, bytes, party)?;
         self.wake();",
         to: r"        self.wake();
         self.ring.put(hand_off, bytes, party)?;",
     },
     Mutant {
-        name: "orders_before_parcels",
+        name: "messages_before_hand_offs",
         from: r"        if hand_offs.is_empty() {
             *hand_offs = self.ring.take_all();
         }
-        self.orders()",
-        to: r"        let orders = self.orders();
+        self.messages()",
+        to: r"        let messages = self.messages();
         if hand_offs.is_empty() {
             *hand_offs = self.ring.take_all();
         }
-        orders",
+        messages",
     },
     Mutant {
         name: "broadcast_one_by_one",
-        from: "        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();",
+        from: "        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();",
         to: r"        if let Some((last, before)) = boxes.split_last() {
-            before.iter().for_each(|mailbox| mailbox.post(order()));
-            last.post(order());
+            before.iter().for_each(|mailbox| mailbox.post(message()));
+            last.post(message());
             return;
         }
-        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();",
+        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();",
     },
     Mutant {
         name: "joined_without_a_look",
-        from: r"        if !lock(&self.orders).is_empty() || !lock(&self.ring.inside).hand_offs.is_empty() {
+        from: r"        if !lock(&self.messages).is_empty() || !lock(&self.ring.inside).hand_offs.is_empty() {
             self.wake();
         }",
         to: "",

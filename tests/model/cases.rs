@@ -1,25 +1,24 @@
 // The cases, once with each copy of the sources. Threads stand for workers; the one of the model itself is one of them.
 
 use ::std::collections::VecDeque;
-
-use crate::{Case, agent::ids::PeerId, sleep_until, std::sync::Arc};
-
-use super::net::{Ready, Token};
 use mailbox::{Mailbox, Party, RING_BYTES};
 
+use crate::{Case, agent::ids::PeerId, sleep_until, std::sync::Arc};
+use super::net::{Ready, Token};
+
 pub(crate) const CASES: &[Case] = &[
-    Case { name: "two orders of one worker", switches: None, run: two_orders },
-    Case { name: "a parcel after its order", switches: None, run: order_then_parcel },
-    Case { name: "an order before its worker is there", switches: None, run: early_order },
-    Case { name: "a parcel before its worker is there", switches: None, run: early_parcel },
-    Case { name: "orders of two workers", switches: Some(4), run: orders_of_two },
-    Case { name: "parcels of two workers", switches: Some(4), run: parcels_of_two },
-    Case { name: "an order to all, and what follows from it", switches: Some(4), run: broadcast },
+    Case { name: "two messages of one worker", switches: None, run: two_messages },
+    Case { name: "a hand_off after its message", switches: None, run: order_then_hand_off },
+    Case { name: "an message before its worker is there", switches: None, run: early_order },
+    Case { name: "a hand_off before its worker is there", switches: None, run: early_hand_off },
+    Case { name: "messages of two workers", switches: Some(4), run: orders_of_two },
+    Case { name: "hand_offs of two workers", switches: Some(4), run: hand_offs_of_two },
+    Case { name: "an message to all, and what follows from it", switches: Some(4), run: broadcast },
 ];
 
 type Shared = Mailbox<u32, u32>;
 
-/// A worker of which only the order of steps is left: that of `Worker::turn` and `shell::run`.
+/// A worker of which only the message of steps is left: that of `Worker::turn` and `shell::run`.
 struct Worker<'a> {
     mailbox: &'a Shared,
     ready: Ready,
@@ -33,7 +32,7 @@ impl<'a> Worker<'a> {
         Self { mailbox, ready, hand_offs: VecDeque::new() }
     }
 
-    /// Takes turns, and sleeps while there is nothing, until it has `count` orders and hand-off batches, in the order in which it acts.
+    /// Takes turns, and sleeps while there is nothing, until it has `count` messages and hand-off batches, in the message in which it acts.
     fn run(&mut self, count: usize) -> Vec<u32> {
         let (mut seen, mut tokens) = (Vec::new(), Vec::new());
         loop {
@@ -64,29 +63,29 @@ fn sorted(mut seen: Vec<u32>) -> Vec<u32> {
 fn orders_of_two() {
     let mailbox = Arc::new(Shared::default());
     let mut worker = Worker::join(&mailbox);
-    [1, 2].into_iter().for_each(|order| spawn(&mailbox, move |mailbox| mailbox.post(order)));
+    [1, 2].into_iter().for_each(|message| spawn(&mailbox, move |mailbox| mailbox.post(message)));
     assert_eq!(sorted(worker.run(2)), [1, 2]);
 }
 
-fn two_orders() {
+fn two_messages() {
     let mailbox = Arc::new(Shared::default());
     let mut worker = Worker::join(&mailbox);
-    spawn(&mailbox, |mailbox| [1, 2].into_iter().for_each(|order| mailbox.post(order)));
-    assert_eq!(worker.run(2), [1, 2], "their order is kept");
+    spawn(&mailbox, |mailbox| [1, 2].into_iter().for_each(|message| mailbox.post(message)));
+    assert_eq!(worker.run(2), [1, 2], "their message is kept");
 }
 
-fn order_then_parcel() {
+fn order_then_hand_off() {
     let mailbox = Arc::new(Shared::default());
     let mut worker = Worker::join(&mailbox);
     spawn(&mailbox, |mailbox| {
         mailbox.post(1);
         mailbox.hand(2, 100, Party::Peer(PeerId(0))).expect("there is room");
     });
-    assert_eq!(worker.run(2), [1, 2], "a parcel is never looked at before an order that was given first");
+    assert_eq!(worker.run(2), [1, 2], "a hand_off is never looked at before an message that was given first");
 }
 
 /// Each hand-off batch is as large as a peer may have in all, so that an account that is not given back refuses the last ones.
-fn parcels_of_two() {
+fn hand_offs_of_two() {
     let mailbox = Arc::new(Shared::default());
     let mut worker = Worker::join(&mailbox);
     for peer in [1, 2] {
@@ -101,7 +100,7 @@ fn parcels_of_two() {
     assert_eq!(mailbox.hand(3, 1, Party::Unknown), Err(3), "it is full");
 }
 
-/// Whoever acts on an order to all and tells another of it finds that one told already.
+/// Whoever acts on an message to all and tells another of it finds that one told already.
 fn broadcast() {
     let boxes: Arc<[Shared; 2]> = Arc::default();
     for place in [0, 1] {
@@ -125,7 +124,7 @@ fn early_order() {
     assert_eq!(Worker::join(&mailbox).run(1), [1]);
 }
 
-fn early_parcel() {
+fn early_hand_off() {
     let mailbox = Arc::new(Shared::default());
     spawn(&mailbox, |mailbox| mailbox.hand(1, 100, Party::Strangers).expect("there is room"));
     assert_eq!(Worker::join(&mailbox).run(1), [1]);

@@ -103,11 +103,11 @@ macro_rules! mutants {
 
 variant!(genuine);
 mutants! {
-    woken_before_the_order_is_there
+    woken_before_the_message_is_there
     flag_before_the_order
-    flag_cleared_after_the_orders_are_taken
-    woken_before_the_parcel_is_there
-    orders_before_parcels
+    flag_cleared_after_the_messages_are_taken
+    woken_before_the_hand_off_is_there
+    messages_before_hand_offs
     broadcast_one_by_one
     joined_without_a_look
     a_look_before_the_worker_is_registered

@@ -22,10 +22,10 @@ use wire::{
 use crate::datapath::segments::{CountedHeader, Marks, Segments};
 
 /// A hand-off batch takes no further piece beyond this size: about one receive buffer.
-const PARCEL_BYTES: usize = 64 * 1024;
+const HAND_OFF_BYTES: usize = 64 * 1024;
 
 /// A hand-off batch holds no more pieces than this.
-const PARCEL_PIECES: usize = 256;
+const HAND_OFF_PIECES: usize = 256;
 
 /// What a hand-off batch is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -103,7 +103,8 @@ impl HandOff {
     }
 
     fn has_room(&self, len: usize) -> bool {
-        self.pieces.len() < PARCEL_PIECES && (self.bytes.is_empty() || self.bytes.len() + len <= PARCEL_BYTES)
+        self.pieces.len() < HAND_OFF_PIECES
+            && (self.bytes.is_empty() || self.bytes.len() + len <= HAND_OFF_BYTES)
     }
 
     /// Its pieces, in the order in which they came.
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn pieces_of_one_kind_share_a_parcel_in_order() {
+    fn pieces_of_one_kind_share_a_hand_off_in_order() {
         let mut outgoing = Outgoing::default();
         outgoing.packet(1, 0, meta(3), b"one");
         outgoing.packet(1, 0, meta(0), b"");

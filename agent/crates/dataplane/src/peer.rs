@@ -13,9 +13,7 @@ use wire::{
 };
 
 use crate::{
-    datapath::uplink::Uplink,
-    hand_off::Outgoing,
-    lanes::{Lanes, Plain, Pool, Underlays},
+    lanes::{Plain, Pool},
     relay::{DatagramRelay, DropReason},
 };
 
@@ -220,30 +218,6 @@ pub const SETTLE_TIME: Duration = Duration::from_secs(3);
 pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
 
 impl PeerData {
-    /// The way of datagrams to it.
-    pub fn uplink<'a>(
-        &'a mut self,
-        lanes: &'a mut Lanes,
-        underlays: &'a mut Underlays,
-        outgoing: &'a mut Outgoing,
-        now: Instant,
-    ) -> Uplink<'a> {
-        // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
-        let link = self.link.as_mut().filter(|link| !link.doubts.silent);
-        Uplink {
-            peer: self.id,
-            relay: &mut self.relay,
-            link,
-            lanes,
-            underlays,
-            outgoing,
-            tos: self.config.dscp.outer(0),
-            now,
-            arrived: now,
-            too_large: &mut self.too_large,
-        }
-    }
-
     /// The largest IP packet that fits into one packet to it, at most `most` bytes; `None` while it is not connected, or so
     /// freshly that its path has not been measured: nobody is to be told to send less because of that.
     #[inline]

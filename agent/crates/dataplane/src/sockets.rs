@@ -2,11 +2,6 @@
 
 use std::{io, net::SocketAddr};
 
-use crate::{
-    forward::{Local, Locals, tcp::TcpId},
-    lanes::{UnderlayId, Underlays},
-    relay::{FlowId, Origin},
-};
 use config::{Config, Forward};
 use gate::decoy::DecoyId;
 use net::{
@@ -18,7 +13,12 @@ use net::{
 use slab::Slab;
 use wire::ids::{LocalId, PeerId};
 
-use crate::socket_stats::{self, SocketStats};
+use crate::{
+    forward::{Local, Locals, tcp::TcpId},
+    lanes::{UnderlayId, Underlays},
+    relay::{FlowId, Origin},
+    socket_stats::{self, SocketStats},
+};
 
 /// The source that a token stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -10,6 +10,7 @@ use std::{
 use dataplane::{
     lanes::Openings,
     peer::{Link, PeerData, PeerTable},
+    relay::{DatagramRelay, DropReason},
 };
 use gate::identity::PublicKey;
 use quinn_proto::ConnectionHandle;
@@ -28,7 +29,6 @@ use crate::{
         liveness::Liveness,
     },
     origin::PeerOrigin,
-    worker::Refused,
 };
 
 /// The established control connection with a peer, at the worker that owns it.
@@ -303,4 +303,19 @@ impl std::ops::IndexMut<usize> for Peers {
     fn index_mut(&mut self, index: usize) -> &mut Peer {
         &mut self.0[index]
     }
+}
+
+/// What one relay refused, by the ceilings that concern relays: the first ones, in their order.
+pub(crate) type Refused = [u64; 5];
+
+/// What a relay has refused until now.
+pub(super) fn refused(relay: &DatagramRelay) -> Refused {
+    let stats = &relay.stats;
+    [
+        stats.flows_refused.in_total,
+        stats.flows_refused.of_peer,
+        relay.uplink.dropped[DropReason::QueueMemory as usize],
+        stats.sockets_refused,
+        stats.openings_refused,
+    ]
 }

@@ -7,11 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{
-    forward::{Locals, tun::TunSide},
-    lanes::{LaneId, Lanes, UnderlayId, Underlays},
-    relay::{DropReason, FlowId, Origin, Standing},
-};
 use config::Config;
 use net::{
     Path, ReceiveBatch, Recipient,
@@ -26,14 +21,16 @@ use wire::{
 
 use crate::{
     datapath::{
-        flows::lane_host,
-        pieces::Cutting,
+        segments::Cutting,
         shares::Shares,
         uplink::Uplink,
         work::{self, Work},
     },
+    forward::{Locals, tun::TunSide},
     hand_off::Outgoing,
+    lanes::{LaneId, Lanes, UnderlayId, Underlays},
     peer::PeerTable,
+    relay::{DatagramRelay, DropReason, FlowId, Origin, Standing},
     sockets::SocketFactory,
 };
 
@@ -612,3 +609,16 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
 /// Answers to clients per send: a client's socket is as patient as the service's would be.
 const INGRESS_BURST: u16 = MOST_SEGMENTS;
+
+/// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
+pub(super) fn lane_host(relay: &DatagramRelay, context: &Context, worker: WorkerId) -> Option<u8> {
+    let WorkerId { index: own, count: workers } = worker;
+    if workers == 1 {
+        return None;
+    }
+    let number = context.flow()?;
+    if context.opens() && !relay.flows.is_ours(number) {
+        return Some(relay.flows.registry().claim(number, own)).filter(|lane_host| *lane_host != own);
+    }
+    relay.flows.elsewhere(number)
+}

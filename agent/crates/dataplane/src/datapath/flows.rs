@@ -1,9 +1,8 @@
 //! Frames that are about flows: openings, confirmations, refusals, ends. Datagrams of known flows are `downlink.rs`'s.
 
-use crate::relay::{DatagramRelay, DropReason, FlowId, Origin, Standing};
 use wire::{
     context::{Context, FlowNumber, Refusal, ServiceNumber},
-    ids::{LaneRef, PeerId, WorkerId},
+    ids::{LaneRef, PeerId},
 };
 
 use crate::{
@@ -12,6 +11,7 @@ use crate::{
         work,
     },
     peer::PeerTable,
+    relay::{DatagramRelay, DropReason, FlowId, Origin, Standing},
 };
 
 impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
@@ -167,19 +167,6 @@ enum Unopened {
     Refused(Refusal, DropReason),
     /// The peer opens flows faster than it may: it hears nothing, and its next datagram asks again.
     TooFast,
-}
-
-/// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
-pub(super) fn lane_host(relay: &DatagramRelay, context: &Context, worker: WorkerId) -> Option<u8> {
-    let WorkerId { index: own, count: workers } = worker;
-    if workers == 1 {
-        return None;
-    }
-    let number = context.flow()?;
-    if context.opens() && !relay.flows.is_ours(number) {
-        return Some(relay.flows.registry().claim(number, own)).filter(|lane_host| *lane_host != own);
-    }
-    relay.flows.elsewhere(number)
 }
 
 /// The flow with this number, if it was opened at this end.

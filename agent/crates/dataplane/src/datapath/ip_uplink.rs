@@ -3,11 +3,6 @@
 
 use std::time::Instant;
 
-use crate::{
-    forward::tun::{Answer, TunDrop, TunSide},
-    lanes::{Lanes, Payloads, PushError, Underlays},
-    relay::{Belongs, DropReason, PacketClass, Stripes},
-};
 use ip::{
     cut::Cut,
     ecn,
@@ -27,8 +22,11 @@ use crate::{
         segments::{CountedHeader, Marks, Segments},
         uplink::{Uplink, Way},
     },
+    forward::tun::{Answer, TunDrop, TunSide},
     hand_off::Outgoing,
+    lanes::{Lanes, Payloads, PushError, Underlays},
     peer::PeerTable,
+    relay::{Belongs, DropReason, PacketClass, Stripes},
 };
 
 /// What the way from the TUN device needs.

@@ -3,38 +3,22 @@
 
 use std::ops::Range;
 
-use crate::{
-    lanes::{Frame, PushError},
-    relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
-};
 use net::ReceiveBatch;
 use wire::{
-    context::{Context, FlowNumber, Header, MOST_DATAGRAM},
+    context::{Context, FlowNumber, MOST_DATAGRAM},
     ids::{LaneRef, PeerId},
 };
 
-use crate::datapath::{
-    downlink::{Downlink, Outside},
-    segments::{CountedHeader, Segments},
-    uplink::{Uplink, Way},
+use crate::{
+    datapath::{
+        downlink::{Downlink, Outside},
+        segments::{CountedHeader, Cutting, Segments},
+        uplink::{Uplink, Way},
+    },
+    lanes::{Frame, PushError},
+    peer::{PeerTable, TooLarge},
+    relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
 };
-use crate::peer::{PeerTable, TooLarge};
-
-/// A datagram that is being cut: which one, and how much of it is in packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Cutting {
-    pub(super) number: FlowNumber,
-    pub(super) datagram: u32,
-    pub(super) total: u16,
-    pub(super) offset: u16,
-}
-
-impl Cutting {
-    fn header(&self) -> Header {
-        let &Self { number, datagram, total, offset } = self;
-        Context::Piece { number, datagram, total, offset, payload_at: 0 }.encode()
-    }
-}
 
 /// How far a datagram was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

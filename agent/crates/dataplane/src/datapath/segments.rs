@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wire::context::Header;
+use wire::context::{Context, FlowNumber, Header};
 
 /// Datagrams that lie end to end, all of one size.
 #[derive(Clone, Copy, Debug)]
@@ -29,4 +29,20 @@ pub struct Marks {
     pub tos: u8,
     /// The time for which the datagrams have been at this host.
     pub age: Duration,
+}
+
+/// A datagram that is being cut: which one, and how much of it is in packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Cutting {
+    pub(super) number: FlowNumber,
+    pub(super) datagram: u32,
+    pub(super) total: u16,
+    pub(super) offset: u16,
+}
+
+impl Cutting {
+    pub(super) fn header(&self) -> Header {
+        let &Self { number, datagram, total, offset } = self;
+        Context::Piece { number, datagram, total, offset, payload_at: 0 }.encode()
+    }
 }

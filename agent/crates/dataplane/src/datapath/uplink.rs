@@ -3,13 +3,6 @@
 
 use std::time::{Duration, Instant};
 
-use crate::{
-    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
-    relay::{
-        Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
-        fragments::LEAST_PIECE,
-    },
-};
 use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
@@ -18,12 +11,14 @@ use wire::{
 };
 
 use crate::{
-    datapath::{
-        pieces::Cutting,
-        segments::{CountedHeader, Marks, Segments},
-    },
+    datapath::segments::{CountedHeader, Cutting, Marks, Segments},
     hand_off::Outgoing,
-    peer::{Link, TooLarge},
+    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
+    peer::{Link, PeerData, TooLarge},
+    relay::{
+        Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
+        fragments::LEAST_PIECE,
+    },
 };
 
 /// What the uplink of one peer needs.
@@ -546,4 +541,30 @@ fn short_header(number: FlowNumber) -> Header {
 /// How many datagrams of `segment` bytes a buffer holds; an empty buffer is one empty datagram.
 fn count(data: &[u8], segment: usize) -> usize {
     if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) }
+}
+
+impl PeerData {
+    /// The way of datagrams to it.
+    pub fn uplink<'a>(
+        &'a mut self,
+        lanes: &'a mut Lanes,
+        underlays: &'a mut Underlays,
+        outgoing: &'a mut Outgoing,
+        now: Instant,
+    ) -> Uplink<'a> {
+        // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
+        let link = self.link.as_mut().filter(|link| !link.doubts.silent);
+        Uplink {
+            peer: self.id,
+            relay: &mut self.relay,
+            link,
+            lanes,
+            underlays,
+            outgoing,
+            tos: self.config.dscp.outer(0),
+            now,
+            arrived: now,
+            too_large: &mut self.too_large,
+        }
+    }
 }

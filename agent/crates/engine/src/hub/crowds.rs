@@ -1,6 +1,5 @@
 //! The `[[tcp]]` ports at which connections wait.
 
-use std::time::Duration;
 use std::{
     collections::BTreeMap,
     sync::{
@@ -52,6 +51,8 @@ impl Crowds {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::time::Duration;
+
     use wire::clock::{Clock, ManualClock};
 
     #[test]

@@ -24,58 +24,58 @@ use wire::{hash::IssuedMap, ids::PeerId, panics::lock};
 pub(super) const RING_BYTES: usize = 4 << 20;
 
 /// The most hand-off batches in a ring, so that empty datagrams are bounded too.
-pub(super) const RING_PARCELS: usize = 1024;
+pub(super) const RING_HAND_OFFS: usize = 1024;
 
 /// Strangers' part of a ring, in bytes and in hand-off batches: however many there are, peers' packets find room.
 pub(super) const STRANGERS_BYTES: usize = RING_BYTES / 4;
-pub(super) const STRANGERS_PARCELS: usize = RING_PARCELS / 4;
+pub(super) const STRANGERS_HAND_OFFS: usize = RING_HAND_OFFS / 4;
 
-/// The mailbox of one worker, for messages `O` and hand-off batches `P`.
-pub(super) struct Mailbox<O, P> {
-    orders: Mutex<VecDeque<O>>,
-    has_orders: AtomicBool,
-    ring: Ring<P>,
+/// The mailbox of one worker, for messages `M` and hand-off batches `H`.
+pub(super) struct Mailbox<M, H> {
+    messages: Mutex<VecDeque<M>>,
+    has_messages: AtomicBool,
+    ring: Ring<H>,
     /// The ready queue and the token that wake the worker, once it has joined.
     wake: OnceLock<(Ready, Token)>,
 }
 
-impl<O, P> Default for Mailbox<O, P> {
+impl<M, H> Default for Mailbox<M, H> {
     fn default() -> Self {
         Self {
-            orders: Mutex::default(),
-            has_orders: AtomicBool::default(),
+            messages: Mutex::default(),
+            has_messages: AtomicBool::default(),
             ring: Ring::default(),
             wake: OnceLock::default(),
         }
     }
 }
 
-impl<O, P> Mailbox<O, P> {
+impl<M, H> Mailbox<M, H> {
     /// Says how its worker is woken, and wakes it if something came before.
     pub(super) fn join(&self, ready: Ready, token: Token) {
         // A worker joins once, when it is made.
         let _first = self.wake.set((ready, token)).is_ok();
         // Locked: whoever put something before this has set its flag, and whoever does so later knows whom to wake.
-        if !lock(&self.orders).is_empty() || !lock(&self.ring.inside).hand_offs.is_empty() {
+        if !lock(&self.messages).is_empty() || !lock(&self.ring.inside).hand_offs.is_empty() {
             self.wake();
         }
     }
 
     /// Puts a message into the mailbox and wakes its worker.
-    pub(super) fn post(&self, order: O) {
-        let mut orders = lock(&self.orders);
-        orders.push_back(order);
-        self.has_orders.store(true, Ordering::Release);
-        drop(orders);
+    pub(super) fn post(&self, message: M) {
+        let mut messages = lock(&self.messages);
+        messages.push_back(message);
+        self.has_messages.store(true, Ordering::Release);
+        drop(messages);
         self.wake();
     }
 
     /// Gives every worker of `boxes` a message at one moment: none can act on it and name it to another that has not got it.
-    pub(super) fn post_all(boxes: &[Self], mut order: impl FnMut() -> O) {
-        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.orders)).collect();
-        for (mailbox, orders) in boxes.iter().zip(&mut locked) {
-            orders.push_back(order());
-            mailbox.has_orders.store(true, Ordering::Release);
+    pub(super) fn post_all(boxes: &[Self], mut message: impl FnMut() -> M) {
+        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();
+        for (mailbox, messages) in boxes.iter().zip(&mut locked) {
+            messages.push_back(message());
+            mailbox.has_messages.store(true, Ordering::Release);
         }
         drop(locked);
         for mailbox in boxes {
@@ -84,28 +84,28 @@ impl<O, P> Mailbox<O, P> {
     }
 
     /// Hands its worker a hand-off batch of `bytes`; gives it back if there is no room.
-    pub(super) fn hand(&self, hand_off: P, bytes: usize, party: Party) -> Result<(), P> {
+    pub(super) fn hand(&self, hand_off: H, bytes: usize, party: Party) -> Result<(), H> {
         self.ring.put(hand_off, bytes, party)?;
         self.wake();
         Ok(())
     }
 
     /// Takes the hand-off batches out, oldest first, unless `hand_offs` still holds some, and the messages, oldest first.
-    pub(super) fn take(&self, hand_offs: &mut VecDeque<P>) -> VecDeque<O> {
+    pub(super) fn take(&self, hand_offs: &mut VecDeque<H>) -> VecDeque<M> {
         // First: what was handed over was so after the messages that it depends on. Only when all before it has been taken in, so
         // that the ring's bound is the bound of what waits.
         if hand_offs.is_empty() {
             *hand_offs = self.ring.take_all();
         }
-        self.orders()
+        self.messages()
     }
 
-    fn orders(&self) -> VecDeque<O> {
+    fn messages(&self) -> VecDeque<M> {
         // Looked at in every turn: a load alone does not take the cache line from the others.
-        if !self.has_orders.load(Ordering::Relaxed) || !self.has_orders.swap(false, Ordering::Acquire) {
+        if !self.has_messages.load(Ordering::Relaxed) || !self.has_messages.swap(false, Ordering::Acquire) {
             return VecDeque::new();
         }
-        std::mem::take(&mut *lock(&self.orders))
+        std::mem::take(&mut *lock(&self.messages))
     }
 
     /// Wakes its worker, also if nothing is there for it.
@@ -127,40 +127,40 @@ pub(super) enum Party {
     Unknown,
 }
 
-/// Parcels that wait for one worker. Each is locked in and out once, not its datagrams.
-struct Ring<P> {
-    inside: Mutex<Inside<P>>,
+/// Hand-off batches that wait for one worker. Each is locked in and out once, not its datagrams.
+struct Ring<H> {
+    inside: Mutex<Inside<H>>,
     /// Whether the ring may hold hand-off batches: while it is false, nobody locks the ring to look.
     filled: AtomicBool,
 }
 
-impl<P> Default for Ring<P> {
+impl<H> Default for Ring<H> {
     fn default() -> Self {
         let inside = Inside {
             hand_offs: VecDeque::new(),
             bytes: 0,
             by_peer: IssuedMap::default(),
             stranger_bytes: 0,
-            stranger_parcels: 0,
+            stranger_hand_offs: 0,
         };
         Self { inside: Mutex::new(inside), filled: AtomicBool::default() }
     }
 }
 
-struct Inside<P> {
-    hand_offs: VecDeque<P>,
+struct Inside<H> {
+    hand_offs: VecDeque<H>,
     bytes: usize,
     /// Bytes of each peer's hand-off batches in the ring.
     by_peer: IssuedMap<PeerId, usize>,
     stranger_bytes: usize,
-    stranger_parcels: usize,
+    stranger_hand_offs: usize,
 }
 
-impl<P> Ring<P> {
+impl<H> Ring<H> {
     /// Adds a hand-off batch of `bytes`, or gives it back if there is no room.
-    fn put(&self, hand_off: P, bytes: usize, party: Party) -> Result<(), P> {
+    fn put(&self, hand_off: H, bytes: usize, party: Party) -> Result<(), H> {
         let mut inside = lock(&self.inside);
-        if inside.hand_offs.len() >= RING_PARCELS || inside.bytes + bytes > RING_BYTES {
+        if inside.hand_offs.len() >= RING_HAND_OFFS || inside.bytes + bytes > RING_BYTES {
             return Err(hand_off);
         }
         match party {
@@ -172,12 +172,12 @@ impl<P> Ring<P> {
                 *held += bytes;
             }
             Party::Strangers => {
-                let full = inside.stranger_parcels >= STRANGERS_PARCELS;
+                let full = inside.stranger_hand_offs >= STRANGERS_HAND_OFFS;
                 if full || inside.stranger_bytes + bytes > STRANGERS_BYTES {
                     return Err(hand_off);
                 }
                 inside.stranger_bytes += bytes;
-                inside.stranger_parcels += 1;
+                inside.stranger_hand_offs += 1;
             }
             Party::Unknown => {}
         }
@@ -188,15 +188,15 @@ impl<P> Ring<P> {
     }
 
     /// Takes all hand-off batches out, oldest first.
-    fn take_all(&self) -> VecDeque<P> {
-        // As in [`Mailbox::orders`].
+    fn take_all(&self) -> VecDeque<H> {
+        // As in [`Mailbox::messages`].
         if !self.filled.load(Ordering::Relaxed) || !self.filled.swap(false, Ordering::Acquire) {
             return VecDeque::new();
         }
         let mut inside = lock(&self.inside);
         inside.bytes = 0;
         inside.by_peer.clear();
-        (inside.stranger_bytes, inside.stranger_parcels) = (0, 0);
+        (inside.stranger_bytes, inside.stranger_hand_offs) = (0, 0);
         std::mem::take(&mut inside.hand_offs)
     }
 }
@@ -208,7 +208,7 @@ mod tests {
     const SIZE: usize = 60_000;
 
     #[test]
-    fn a_full_ring_gives_the_parcel_back_and_a_peer_has_half_of_it() {
+    fn a_full_ring_gives_the_hand_off_back_and_a_peer_has_half_of_it() {
         let ring = Ring::default();
         for _ in 0..2 {
             let put = |party| (0_u32..).take_while(|number| ring.put(*number, SIZE, party).is_ok()).count();
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn strangers_fill_a_quarter_of_a_ring_and_peers_packets_find_room() {
         let ring = Ring::default();
-        for (bytes, most) in [(SIZE, STRANGERS_BYTES / SIZE), (0, STRANGERS_PARCELS)] {
+        for (bytes, most) in [(SIZE, STRANGERS_BYTES / SIZE), (0, STRANGERS_HAND_OFFS)] {
             let put = |party| ring.put((), bytes, party).is_ok();
             assert_eq!((0..2 * most).filter(|_| put(Party::Strangers)).count(), most);
             assert!((0..2 * most).all(|_| put(Party::Unknown)));
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn parcels_wait_in_the_ring_until_those_before_them_are_taken_in() {
+    fn hand_offs_wait_in_the_ring_until_those_before_them_are_taken_in() {
         let mailbox = Mailbox::<(), _>::default();
         let mut hand_offs = VecDeque::new();
         for (number, taken) in [(1, vec![1]), (2, vec![1])] {

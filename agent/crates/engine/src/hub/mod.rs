@@ -1,7 +1,7 @@
 //! Between the workers of one agent: messages about sessions and lanes, and the hand-over of what came to the wrong one.
 //!
 //! ```text
-//!   worker a ── Order ───► mailbox of b     control plane: never dropped, order kept
+//!   worker a ── Message ─► mailbox of b     control plane: never dropped, order kept
 //!   worker a ── HandOff ──► ring of b        packet path: a batch each, bounded; what finds it full is dropped, counted
 //! ```
 //!
@@ -147,16 +147,16 @@ impl Hub {
     }
 
     /// Puts a message into the mailbox of `worker` and wakes it.
-    pub(crate) fn post(&self, worker: u8, order: WorkerMessage) {
+    pub(crate) fn post(&self, worker: u8, message: WorkerMessage) {
         if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
-            mailbox.post(order);
+            mailbox.post(message);
         }
     }
 
     /// Gives every worker but `from` a message.
-    pub(crate) fn post_others(&self, from: u8, order: impl Fn() -> WorkerMessage) {
+    pub(crate) fn post_others(&self, from: u8, message: impl Fn() -> WorkerMessage) {
         for worker in (0..self.workers()).filter(|worker| *worker != from) {
-            self.post(worker, order());
+            self.post(worker, message());
         }
     }
 

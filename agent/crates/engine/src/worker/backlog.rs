@@ -5,8 +5,18 @@
 
 use std::time::{Duration, Instant};
 
-use super::{Context, Sessions, TcpForwards, Timer, messages::DIAL_SOON_LASTS};
-use crate::hub::WorkerMessage;
+use wire::ids::PeerId;
+
+use crate::{
+    hub::WorkerMessage,
+    worker::{
+        context::Context,
+        dial::DIAL_SOON_LASTS,
+        parts::{Sessions, TcpForwards},
+        sources::{Class, Party},
+        timer::Timer,
+    },
+};
 
 /// How long connections wait in the listen backlog for what is missing; then they are reset, so that clients learn it.
 const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
@@ -103,6 +113,24 @@ impl TcpForwards {
             peer.awaited_until = Some(now + DIAL_SOON_LASTS);
         }
         cx.dial_soon(id, now);
+    }
+
+    /// Whose turn it is to accept a peer's TCP connections may have changed.
+    pub(super) fn wake_listeners(&self, cx: &mut Context, id: PeerId) {
+        for (listener, forward) in self.listeners.iter().zip(&cx.config.tcp) {
+            if let Some((_, token)) = listener
+                && self.peers.get(forward.peer) == Some(&id)
+            {
+                cx.sources.add(*token, Class::Other, Party::Source(*token));
+            }
+        }
+    }
+
+    /// A port may have connections for this worker.
+    pub(super) fn wake_listener(&self, cx: &mut Context, place: usize) {
+        if let Some(Some((_, token))) = self.listeners.get(place) {
+            cx.sources.add(*token, Class::Other, Party::Source(*token));
+        }
     }
 }
 

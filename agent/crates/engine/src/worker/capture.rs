@@ -7,14 +7,11 @@ use quic_core::record::Recorder;
 
 use crate::{
     capture::{Began, Capture, Note, Phase, RECORDER_RECORDS, Subject},
-    worker::{Context, LaneHost, Sockets},
+    worker::{
+        context::Context,
+        parts::{Armed, LaneHost, Sockets},
+    },
 };
-
-/// A capture, and the lane of this worker that it records, if it is one of them.
-pub(super) struct Armed {
-    capture: Arc<Capture>,
-    lane: Option<LaneId>,
-}
 
 impl LaneHost {
     /// An operator wants to look at a lane; or it is over, which the end of this turn sees to.

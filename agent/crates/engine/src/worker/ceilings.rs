@@ -5,117 +5,14 @@
 
 use std::{io, time::Instant};
 
-use dataplane::relay::{DatagramRelay, DropReason};
 use net::process::is_out_of_descriptors;
 use quinn_proto::ConnectionHandle;
-use wire::{ids::PeerId, messages::CloseReason, throttle::Throttle};
+use wire::{ids::PeerId, messages::CloseReason};
 
-use crate::worker::{Context, LOG_INTERVAL, Sessions};
-
-/// A ceiling at which something is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Ceiling {
-    /// The number of flows of all peers together.
-    Flows,
-    /// The number of flows of one peer.
-    FlowsPerPeer,
-    /// Bytes that wait in the queues of all peers.
-    QueueBytes,
-    /// Sockets to services: descriptors, ports, memory of the kernel.
-    Sockets,
-    /// Openings of flows of one peer in a time.
-    FlowRate,
-    /// The number of TCP forwards of one peer.
-    TcpStreamsPerPeer,
-    /// The number of TCP forwards of all peers together.
-    TcpStreams,
-    /// Memory of the windows of all TCP forwards.
-    StreamBytes,
-    /// The number of handshakes that others have begun.
-    Handshakes,
-    /// Peers that open mode has let in.
-    OpenPeers,
-    /// The number of used knocks that are remembered.
-    UsedTokens,
-    /// The number of strangers that have a flow to the decoy.
-    DecoyFlows,
-    /// Control messages of one peer in a time.
-    ControlMessages,
-}
-
-impl Ceiling {
-    pub const COUNT: usize = Self::LABELS.len();
-
-    /// The values of the metric label `limit`, in the order of their discriminants: keys of `[limits]`, as far as there is one.
-    pub const LABELS: [&'static str; 13] = [
-        "flows",
-        "flows_per_peer",
-        "queue_bytes",
-        "sockets",
-        "flow_rate",
-        "tcp_streams_per_peer",
-        "tcp_streams",
-        "stream_bytes",
-        "handshakes",
-        "open_peers",
-        "used_tokens",
-        "decoy_flows",
-        "control_messages",
-    ];
-}
-
-/// What one relay refused, by the ceilings that concern relays: the first ones, in their order.
-pub(crate) type Refused = [u64; 5];
-
-/// What a relay has refused until now.
-pub(super) fn refused(relay: &DatagramRelay) -> Refused {
-    let stats = &relay.stats;
-    [
-        stats.flows_refused.in_total,
-        stats.flows_refused.of_peer,
-        relay.uplink.dropped[DropReason::QueueMemory as usize],
-        stats.sockets_refused,
-        stats.openings_refused,
-    ]
-}
-
-/// The throttles on what is logged, one for each ceiling, and what is counted here alone.
-#[derive(Debug)]
-pub(super) struct Ceilings {
-    logs: [Throttle; Ceiling::COUNT],
-    /// TCP forwards refused: one peer had too many, or all together.
-    pub(super) tcp: TcpCeilings,
-    /// How often windows did not grow for want of memory, when last looked at.
-    pub(super) stream_memory: u64,
-    /// Connections closed because the peer said more than it may.
-    pub(super) messages: u64,
-    /// Strangers at the decoy who gave way, when last looked at.
-    pub(super) strangers: u64,
-}
-
-/// TCP forwards refused, by the ceiling.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct TcpCeilings {
-    pub(super) per_peer: u64,
-    pub(super) all: u64,
-}
-
-impl Ceilings {
-    pub(super) fn new() -> Self {
-        Self {
-            logs: std::array::from_fn(|_| Throttle::new(LOG_INTERVAL)),
-            tcp: TcpCeilings::default(),
-            stream_memory: 0,
-            messages: 0,
-            strangers: 0,
-        }
-    }
-
-    fn allow(&mut self, ceiling: Ceiling, now: Instant) -> Option<u64> {
-        self.logs[ceiling as usize].allow(now)
-    }
-}
+use crate::{
+    peer::refused,
+    worker::{Ceiling, context::Context, parts::Sessions},
+};
 
 impl Context {
     /// A TCP forward of a peer was refused: all peers together have too many, or this one.

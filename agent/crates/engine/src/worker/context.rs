@@ -20,11 +20,9 @@ use crate::{
     peer::Peers,
     registry::PeerRegistry,
     worker::{
-        LOG_INTERVAL, Timer,
-        books::{RetiredLanes, Totals},
-        ceilings::Ceilings,
-        lanes::LaneLogs,
         sources::Sources,
+        stats::{Ceilings, RetiredLanes, Totals},
+        timer::{LOG_INTERVAL, Timer},
         work::TurnWork,
     },
 };
@@ -75,24 +73,24 @@ pub(super) enum Effect {
 
 impl Context {
     /// Gives a message to `worker`, which may be this one.
-    pub(super) fn tell(&mut self, worker: u8, order: WorkerMessage) {
+    pub(super) fn tell(&mut self, worker: u8, message: WorkerMessage) {
         if worker == self.id.index {
-            self.effects.push_back(Effect::Message(order));
+            self.effects.push_back(Effect::Message(message));
         } else {
-            self.hub.post(worker, order);
+            self.hub.post(worker, message);
         }
     }
 
     /// Gives a message to every worker, this one included.
-    pub(super) fn tell_all(&mut self, order: impl Fn() -> WorkerMessage) {
-        self.hub.post_others(self.id.index, &order);
-        self.effects.push_back(Effect::Message(order()));
+    pub(super) fn tell_all(&mut self, message: impl Fn() -> WorkerMessage) {
+        self.hub.post_others(self.id.index, &message);
+        self.effects.push_back(Effect::Message(message()));
     }
 
     /// Tells the worker that owns a lane's session.
-    pub(super) fn tell_owner(&mut self, lane: LaneName, order: WorkerMessage) {
+    pub(super) fn tell_owner(&mut self, lane: LaneName, message: WorkerMessage) {
         if let Some(link) = self.peers.link(lane.peer, lane.session) {
-            self.tell(link.pool.owner(), order);
+            self.tell(link.pool.owner(), message);
         }
     }
 }
@@ -131,34 +129,46 @@ pub(super) struct Logs {
 
 impl Logs {
     pub(super) fn new(now: Instant) -> Self {
-        let [
-            too_large,
-            refusal,
-            accept,
-            drops,
-            resolve,
-            service,
-            journal,
-            tun,
-            source,
-            routing_loop,
-            violation,
-        ] = std::array::from_fn(|_| Throttle::new(LOG_INTERVAL));
-        let (lane, details) = (LaneLogs::new(), Lines::new(now));
+        let throttle = || Throttle::new(LOG_INTERVAL);
         Self {
-            too_large,
-            refusal,
-            accept,
-            lane,
-            drops,
-            resolve,
-            service,
-            journal,
-            tun,
-            source,
-            routing_loop,
-            violation,
-            details,
+            too_large: throttle(),
+            refusal: throttle(),
+            accept: throttle(),
+            lane: LaneLogs::new(),
+            drops: throttle(),
+            resolve: throttle(),
+            service: throttle(),
+            journal: throttle(),
+            tun: throttle(),
+            source: throttle(),
+            routing_loop: throttle(),
+            violation: throttle(),
+            details: Lines::new(now),
         }
     }
+}
+
+/// The throttles on what is logged about lanes.
+#[derive(Debug)]
+pub(super) struct LaneLogs {
+    pub(super) refused: Throttle,
+    pub(super) closed: Throttle,
+    pub(super) unvalidated: Throttle,
+    pub(super) ended: Throttle,
+    pub(super) silent: Throttle,
+    /// The limit on log lines about sockets that lanes or stream connections could not get.
+    pub(super) socket: Throttle,
+}
+
+impl LaneLogs {
+    pub(super) fn new() -> Self {
+        let [refused, closed, unvalidated, ended, silent, socket] =
+            std::array::from_fn(|_| Throttle::new(LOG_INTERVAL));
+        Self { refused, closed, unvalidated, ended, silent, socket }
+    }
+}
+
+/// The low bit of the numbers of flows that the end with key `own` opens towards `peer`: 0 at the smaller key.
+pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
+    u64::from(own > peer)
 }

@@ -1,6 +1,11 @@
 //! Dialling: when it is time, where to, and what an operator is told when it fails.
 
-use std::{io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use dataplane::{lanes::UnderlayId, sockets::Source};
 use gate::{
@@ -12,7 +17,10 @@ use gate::{
 use net::Token;
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, seq::IndexedRandom};
-use wire::{ids::PeerId, messages::CloseReason};
+use wire::{
+    ids::{PeerId, WorkerId},
+    messages::CloseReason,
+};
 use zeroize::Zeroizing;
 
 use crate::{
@@ -21,11 +29,14 @@ use crate::{
         driver::Dial,
         transport,
     },
-    hub::StreamRequest,
+    hub::{StreamRequest, WorkerMessage},
     peer::Failure,
     worker::{
-        Context, Sessions, Sockets, Timer, Tunnel, endpoint::max_packet, lane_host::LEAST_SILENCE,
-        liveness::IN_USE,
+        context::Context,
+        endpoint::max_packet,
+        liveness::{IN_USE, LEAST_SILENCE},
+        parts::{Sessions, Sockets, Tunnel},
+        timer::Timer,
     },
 };
 
@@ -320,6 +331,62 @@ impl Context {
             );
         }
     }
+
+    /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
+    pub(super) fn dial_anew(&mut self, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
+        if self.dialler_of(id) != self.id.index {
+            return;
+        }
+        let Some(state) = self.peers.get_mut(id) else { return };
+        if state.dialler.is_scheduled() || state.data.config.endpoints.is_empty() {
+            return;
+        }
+        if let Some(suppressed) = state.throttles.silent.allow(now) {
+            tracing::warn!(peer = &*state.name, suppressed, "{why}");
+        }
+        state.dialler.restart(Some(delay), now, &mut self.rng);
+        if let Some(at) = state.dialler.deadline() {
+            self.timers.arm(Timer::Dial(id), at);
+        }
+    }
+
+    /// The session with a peer has ended somewhere: the worker that dials it does so again.
+    pub(super) fn redial(&mut self, id: PeerId, now: Instant) {
+        if self.stopping || self.dialler_of(id) != self.id.index || !self.peers.is_live(id) {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if !peer.dialler.is_scheduled() {
+            peer.dialler.restart(None, now, &mut self.rng);
+        }
+        if let Some(at) = peer.dialler.deadline() {
+            self.timers.arm(Timer::Dial(id), at);
+        }
+    }
+
+    /// The worker that dials a peer: always the same, so that its lanes are where they were.
+    pub(super) fn dialler_of(&self, id: PeerId) -> u8 {
+        u8::try_from(id.0 % u32::from(self.id.count)).unwrap_or(0)
+    }
+
+    /// Datagrams wait for a peer that is not reached: it is dialled soon.
+    pub(super) fn dial_soon(&mut self, id: PeerId, now: Instant) {
+        let dialler = self.dialler_of(id);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.data.is_well() || self.stopping || !peer.data.is_live() {
+            return;
+        }
+        if dialler == self.id.index {
+            peer.dialler.dial_soon(now);
+            if let Some(at) = peer.dialler.deadline() {
+                self.timers.arm(Timer::Dial(id), at);
+            }
+        } else if peer.asked_to_dial.is_none_or(|at| now.saturating_duration_since(at) >= DIAL_SOON_INTERVAL)
+        {
+            peer.asked_to_dial = Some(now);
+            self.hub.post(dialler, WorkerMessage::DialSoon { peer: id });
+        }
+    }
 }
 
 /// Characters of a far end's reason phrase that are shown.
@@ -381,3 +448,14 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
         | ConnectionError::VersionMismatch => &[],
     }
 }
+
+/// Whether `worker` dials this peer, which exactly one worker does.
+pub(super) fn dials(peer: PeerId, worker: WorkerId) -> bool {
+    peer.0 % u32::from(worker.count) == u32::from(worker.index)
+}
+
+/// The worker that dials a peer is not told more often than this that datagrams wait elsewhere.
+const DIAL_SOON_INTERVAL: Duration = Duration::from_millis(100);
+
+/// What it was told is true for so long.
+pub(super) const DIAL_SOON_LASTS: Duration = Duration::from_secs(1);

@@ -9,7 +9,12 @@ use wire::{context, ids::PeerId, messages::CloseReason};
 use crate::{
     hub::WorkerMessage,
     peer::Failure,
-    worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Timer, Worker, context::Effect},
+    worker::{
+        Worker,
+        context::{Context, Effect},
+        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        timer::Timer,
+    },
 };
 
 impl Worker {
@@ -27,10 +32,10 @@ impl Worker {
         self.data.drain_queues(&mut self.cx, &mut self.sockets, &mut self.host, now);
         self.sockets.underlays.finish(&mut self.host.lanes, now);
         self.sockets.underlays.flush(&mut self.host.lanes, now);
-        self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
+        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
         for id in self.cx.peers.ids() {
             for flow in self.cx.peers.get(id).map(|peer| peer.data.relay.flows.all()).unwrap_or_default() {
-                self.host.close_flow(&mut self.cx, &mut self.sockets, &mut self.data, id, flow, now);
+                self.data.close_flow(&mut self.cx, &mut self.sockets, &mut self.host, id, flow, now);
             }
             if let Some(peer) = self.cx.peers.get_mut(id) {
                 // What still waits are IP packets.
@@ -136,20 +141,20 @@ impl Context {
     }
 }
 
-impl LaneHost {
+impl DataPlane {
     /// Ends a flow and tells the far end.
     pub(super) fn close_flow(
         &mut self,
         cx: &mut Context,
         sockets: &mut Sockets,
-        data: &mut DataPlane,
+        host: &mut LaneHost,
         id: PeerId,
         flow: FlowId,
         now: Instant,
     ) {
         let Some(state) = cx.peers.get_mut(id) else { return };
         let Some(flow) = state.data.relay.remove_flow(flow) else { return };
-        if let Some(mut uplink) = self.uplink(cx, sockets, data, id, now) {
+        if let Some(mut uplink) = self.uplink(cx, sockets, host, id, now) {
             uplink.say(flow.lane, context::Context::Closed(flow.number));
         }
         sockets.close_flow_socket(flow.origin);

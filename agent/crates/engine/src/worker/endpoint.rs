@@ -1,6 +1,7 @@
 //! The QUIC endpoint of a worker: who may connect, and how large packets may be.
 
 use std::{
+    io,
     net::SocketAddr,
     sync::{
         Arc,
@@ -29,7 +30,7 @@ use crate::{
     },
     hub::Hub,
     registry::PeerRegistry,
-    worker::{StartError, publish},
+    worker::parts::Publisher,
 };
 
 /// The client that presents its certificate in one handshake.
@@ -80,7 +81,7 @@ pub(super) struct EndpointParts<'a> {
     pub(super) refusals: &'a Arc<Refusals>,
     /// What all workers of the agent share.
     pub(super) hub: &'a Arc<Hub>,
-    pub(super) metrics: &'a publish::Publisher,
+    pub(super) metrics: &'a Publisher,
     pub(super) clock: &'a Arc<dyn Clock + Send + Sync>,
     /// The random bytes that the endpoint's own keys are made from.
     pub(super) seed: [u8; 32],
@@ -169,4 +170,39 @@ pub(super) fn max_packet(config: &Config) -> Option<u16> {
 /// The largest packet that we send or accept on a lane, in bytes of UDP payload.
 pub(super) fn largest_packet(config: &Config) -> u16 {
     max_packet(config).unwrap_or(tls::DEFAULT_MAX_PACKET)
+}
+
+/// Why a worker could not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    /// A port could not be opened.
+    #[error("cannot listen on {address} ({what}): {error}{}", remedy(.error))]
+    Listen {
+        address: SocketAddr,
+        /// The configuration key it comes from.
+        what: &'static str,
+        error: io::Error,
+    },
+    /// This worker's queue of the TUN device cannot be used.
+    #[error("cannot read and write the TUN device (tun): {0}")]
+    Tun(io::Error),
+    /// Packets cannot be marked as `transport.mark` asks.
+    #[error("cannot set transport.mark: {0} (remedy: CAP_NET_ADMIN, or mark = 0)")]
+    Mark(io::Error),
+    /// The TLS configuration cannot be built.
+    #[error("cannot set up TLS: {0}")]
+    Tls(#[from] tls::TlsError),
+}
+
+/// The end of an error message about a socket: what the operator can do, where that is known.
+pub fn remedy(error: &io::Error) -> &'static str {
+    const REMEDIES: [(io::ErrorKind, &str); 3] = [
+        (
+            io::ErrorKind::AddrInUse,
+            " (remedy: stop the other process, see `ss -lpn`, or choose another port)",
+        ),
+        (io::ErrorKind::PermissionDenied, " (remedy: a port from 1024 on, or CAP_NET_BIND_SERVICE)"),
+        (io::ErrorKind::AddrNotAvailable, " (remedy: an address of this host, see `ip address`)"),
+    ];
+    REMEDIES.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, remedy)| remedy)
 }

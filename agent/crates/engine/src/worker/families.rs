@@ -23,9 +23,11 @@ use crate::{
     origin::PeerOrigin,
     status::{Accounting, PeerStatus, StreamsStatus},
     worker::{
-        Ceiling, DeviceSnapshot, Snapshots, TcpRefusal,
-        books::{Handshakes, IndexCounts, Published, Totals, WorkerSnapshot, label},
-        stream_connections::StreamFailure,
+        Ceiling, TcpRefusal,
+        stats::{
+            DeviceSnapshot, Handshakes, IndexCounts, Published, Snapshots, StreamFailure, Totals,
+            WorkerSnapshot, label,
+        },
     },
 };
 

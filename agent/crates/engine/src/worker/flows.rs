@@ -6,13 +6,23 @@ use std::{
 };
 
 use dataplane::{
+    datapath::uplink::Uplink,
     forward::Local,
+    lanes::STRANGERS,
     relay::{FlowId, Origin},
     socket_stats::{role, role_place},
 };
-use wire::{context, ids::PeerId};
+use wire::{
+    context,
+    ids::{LocalId, PeerId},
+};
 
-use crate::worker::{Context, DataPlane, LaneHost, Sockets, Timer};
+use crate::worker::{
+    Sessions,
+    context::Context,
+    parts::{DataPlane, LaneHost, Sockets, Tun, Tunnel},
+    timer::Timer,
+};
 
 impl Context {
     /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
@@ -98,6 +108,88 @@ impl DataPlane {
                 state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
             uplink.say(lane, context::Context::Closed(flow.number));
             sockets.close_flow_socket(flow.origin);
+        }
+    }
+
+    /// The way of datagrams to a peer.
+    pub(super) fn uplink<'a>(
+        &'a mut self,
+        cx: &'a mut Context,
+        sockets: &'a mut Sockets,
+        host: &'a mut LaneHost,
+        peer: PeerId,
+        now: Instant,
+    ) -> Option<Uplink<'a>> {
+        let state = cx.peers.get_mut(peer)?;
+        Some(state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now))
+    }
+
+    /// A batch from a local socket.
+    pub(super) fn service_local(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        id: LocalId,
+        now: Instant,
+    ) -> bool {
+        if cx.stopping {
+            // Nothing more is taken in: what comes now stays with the kernel.
+            return false;
+        }
+        let Some(socket) = sockets.locals.get_mut(id) else { return false };
+        let local = socket.local;
+        if let Err(error) = socket.socket.receive(&mut self.batch) {
+            if error.kind() == io::ErrorKind::WouldBlock {
+                return false;
+            }
+            cx.report_refusal(&local, &error, now);
+            return true;
+        }
+        sockets.locals.touch(id);
+        let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
+        if !cx.peers.is_live(peer) {
+            self.drop_batch_of_removed(cx, peer);
+            return true;
+        }
+        let Some(state) = cx.peers.get_mut(peer) else { return false };
+        let mut uplink = state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
+        match local {
+            Local::Ingress { ingress, .. } => {
+                let mut new_flows = Vec::new();
+                uplink.ingress(&self.batch, id, ingress, &cx.config.limits, &mut new_flows);
+                for flow in new_flows {
+                    cx.watch_flow(peer, flow, now);
+                }
+            }
+            Local::Upstream { flow, .. } => uplink.upstream(&self.batch, flow),
+        }
+        cx.report_too_large(peer, now);
+        cx.watch_queue(peer, now);
+        true
+    }
+
+    /// Books what became of payloads in send buffers and deliveries.
+    pub(super) fn settle(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        sessions: &mut Sessions,
+        tunnel: &mut Tunnel,
+    ) {
+        for settled in sockets.underlays.settlements().chain(sessions.control.settlements()) {
+            if let Some(peer) = cx.peers.get_mut(settled.peer) {
+                peer.data.relay.settle_uplink(settled);
+            } else if settled.peer == STRANGERS {
+                self.strangers.settle(&settled);
+            }
+        }
+        let written =
+            tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
+        for settled in sockets.locals.settlements().chain(written) {
+            if let Some(peer) = cx.peers.get_mut(settled.peer) {
+                peer.data.relay.settle_downlink(settled);
+            }
         }
     }
 }

@@ -31,7 +31,13 @@ use crate::{
         FlowStatus, LaneDetails, LaneRates, LaneStatus, SocketStatus, StreamConnectionStatus, TunDirection,
         TunStatus, add_lane, not_zero,
     },
-    worker::{Command, Context, Decoy, LaneHost, Sockets, Tun, Tunnel, Worker, decoy::Decoys, shell},
+    worker::{
+        Worker,
+        context::Context,
+        decoys::Decoys,
+        inbox::{Command, Inbox},
+        parts::{Decoy, LaneHost, Sockets, Tun, Tunnel},
+    },
 };
 
 /// Lanes that one worker tells of in one inspection: a row takes about a microsecond.
@@ -78,7 +84,7 @@ pub struct WorkerView {
 impl Inspection {
     /// Asks the workers behind `inboxes`; one that takes no commands will not answer.
     #[must_use]
-    pub fn ask(asks: Asks, inboxes: &[Arc<shell::Inbox>]) -> Arc<Self> {
+    pub fn ask(asks: Asks, inboxes: &[Arc<Inbox>]) -> Arc<Self> {
         let views = Mutex::new(vec![None; inboxes.len()]);
         let inspection = Arc::new(Self { asks, views, answered: Condvar::new() });
         for inbox in inboxes {
@@ -126,7 +132,7 @@ impl Worker {
             lane_flows: self.cx.flows_by_lane(chosen),
             stream_connections: self.cx.stream_connection_rows(chosen),
             flows,
-            sockets: self.decoy.socket_rows(&mut self.cx, &mut self.sockets),
+            sockets: self.sockets.socket_rows(&mut self.cx, &mut self.decoy),
             tun: self.tunnel.tun_row(),
         };
         inspection.answer(self.cx.id.index, view);
@@ -306,6 +312,33 @@ impl Sockets {
             blocked: self.underlays.is_blocked(slot.underlay),
         }
     }
+
+    fn socket_rows(&mut self, cx: &mut Context, decoy: &mut Decoy) -> Vec<SocketStatus> {
+        let mut open = [0; SocketStats::ROLES.len()];
+        let locals = self.locals.iter().map(|socket| role(&socket.local));
+        for role in self.underlays.iter().map(|underlay| underlay.role).chain(locals) {
+            open[role_place(role)] += 1;
+        }
+        open[role_place(UdpRole::Decoy)] = decoy.flows.as_ref().map_or(0, Decoys::count);
+        let books = *self.factory.stats();
+        let row = |(place, label): (usize, &&'static str)| {
+            let Booked { stats, kernel_drops, .. } = books.0[place];
+            SocketStatus {
+                role: (*label).into(),
+                open: open[place],
+                received_datagrams: stats.received_datagrams,
+                received_bytes: stats.received_bytes,
+                sent_datagrams: stats.sent_datagrams,
+                sent_bytes: stats.sent_bytes,
+                would_block: stats.would_block,
+                send_failures: stats.send_failures,
+                gso_fallbacks: stats.gso_fallbacks,
+                refusals: cx.stats.totals.refusals[place],
+                kernel_drops,
+            }
+        };
+        SocketStats::LABELS.iter().enumerate().map(row).collect()
+    }
 }
 
 impl Context {
@@ -385,34 +418,5 @@ impl Context {
             silent_seconds: now.saturating_duration_since(flow.last_active).as_secs_f64(),
             idle_seconds: flow.idle.as_secs_f64(),
         }
-    }
-}
-
-impl Decoy {
-    fn socket_rows(&mut self, cx: &mut Context, sockets: &mut Sockets) -> Vec<SocketStatus> {
-        let mut open = [0; SocketStats::ROLES.len()];
-        let locals = sockets.locals.iter().map(|socket| role(&socket.local));
-        for role in sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
-            open[role_place(role)] += 1;
-        }
-        open[role_place(UdpRole::Decoy)] = self.flows.as_ref().map_or(0, Decoys::count);
-        let books = *sockets.factory.stats();
-        let row = |(place, label): (usize, &&'static str)| {
-            let Booked { stats, kernel_drops, .. } = books.0[place];
-            SocketStatus {
-                role: (*label).into(),
-                open: open[place],
-                received_datagrams: stats.received_datagrams,
-                received_bytes: stats.received_bytes,
-                sent_datagrams: stats.sent_datagrams,
-                sent_bytes: stats.sent_bytes,
-                would_block: stats.would_block,
-                send_failures: stats.send_failures,
-                gso_fallbacks: stats.gso_fallbacks,
-                refusals: cx.stats.totals.refusals[place],
-                kernel_drops,
-            }
-        };
-        SocketStats::LABELS.iter().enumerate().map(row).collect()
     }
 }

@@ -1,11 +1,11 @@
 //! The lanes that this worker keeps, whichever worker owns their control connection: opened, validated, found silent, drained.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use config::Profile;
 use dataplane::{
     datapath::downlink,
-    lanes::{DRAIN_TIME, LaneId, LaneSlot, LaneState, OpeningId, UnderlayId},
+    lanes::{DRAIN_TIME, Due, LaneId, LaneSlot, LaneState, OpeningId, UnderlayId},
     peer::RESETTLE_TIME,
 };
 use net::{Path, UdpRole};
@@ -15,20 +15,14 @@ use wire::ids::{LaneRef, PeerId, SessionRef};
 use crate::{
     capture::Phase,
     hub::{LaneLoss, LaneName, LanePort, LaneRequest, WorkerMessage},
-    worker::{Context, LaneHost, Sessions, Sockets, Timer, Worker, context::Effect, number},
+    worker::{
+        DataPlane, Worker,
+        context::{Context, Effect},
+        liveness::LEAST_SILENCE,
+        parts::{LaneHost, Sessions, Sockets},
+        timer::{Timer, number},
+    },
 };
-
-/// The least silence, with something outstanding, after which a peer is dialled anew.
-pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);
-
-/// Limits of a lane, where they are lower than those of its suite (RFC 9001 §6.6): for tests.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LaneLimits {
-    /// Packets that one key seals; keys are updated after half of it.
-    pub sealed: Option<u64>,
-    /// Packets of a lane that may fail authentication.
-    pub failed: Option<u64>,
-}
 
 impl Worker {
     /// Once a second: silence is looked at again, and what is idle is kept alive.
@@ -45,7 +39,7 @@ impl Worker {
             self.settle_effects(now);
             self.sessions.keep_alive(&mut self.cx, &mut self.host, id, now);
         }
-        let gone = self.tcp.see_to_registry(&mut self.cx, &self.sessions, &self.host, now);
+        let gone = self.sessions.see_to_registry(&mut self.cx, &self.host, &self.tcp, now);
         if !gone.is_empty() {
             // What they counted until now stays.
             self.publish(now);
@@ -351,6 +345,31 @@ impl LaneHost {
                 slot.core.request_ping();
                 self.lanes.touch(lane);
             }
+        }
+    }
+
+    pub(super) fn lane_timeout(
+        &mut self,
+        cx: &mut Context,
+        sockets: &Sockets,
+        _data: &DataPlane,
+        id: LaneId,
+        now: Instant,
+    ) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        match slot.on_timeout(now) {
+            Due::Nothing => {
+                if let Some(at) = slot.poll_timeout() {
+                    cx.timers.arm(Timer::Lane(id), at);
+                }
+            }
+            Due::Transmit => {
+                self.lanes.touch(id);
+                self.check_silence(cx, id, now);
+            }
+            Due::Moved => self.lane_up(cx, sockets, id, now),
+            Due::Reopen => self.end_lane(cx, id, LaneLoss::Unvalidated, now),
+            Due::Remove => self.remove_lane(cx, id, now),
         }
     }
 }

@@ -16,40 +16,22 @@ use quinn_proto::{ConnectionHandle, Side};
 use wire::{
     ids::{PeerId, SessionRef},
     messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
-    throttle::Throttle,
 };
 use zeroize::Zeroizing;
 
 use crate::{
     hub::{LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, WorkerMessage},
     worker::{
-        Context, LOG_INTERVAL, Sessions, Sockets, Timer, Tunnel, endpoint::largest_packet,
-        lane_host::LEAST_SILENCE,
+        context::Context,
+        endpoint::largest_packet,
+        liveness::LEAST_SILENCE,
+        parts::{Sessions, Sockets, Tunnel},
+        timer::Timer,
     },
 };
 
 /// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
 const LEAST_LANE_AGE: Duration = Duration::from_millis(250);
-
-/// The throttles on what is logged about lanes.
-#[derive(Debug)]
-pub(super) struct LaneLogs {
-    refused: Throttle,
-    closed: Throttle,
-    unvalidated: Throttle,
-    ended: Throttle,
-    silent: Throttle,
-    /// The limit on log lines about sockets that lanes or stream connections could not get.
-    pub(super) socket: Throttle,
-}
-
-impl LaneLogs {
-    pub(super) fn new() -> Self {
-        let brake = || Throttle::new(LOG_INTERVAL);
-        let [refused, closed, unvalidated, ended, silent, socket] = std::array::from_fn(|_| brake());
-        Self { refused, closed, unvalidated, ended, silent, socket }
-    }
-}
 
 /// The connection IDs of a lane.
 #[derive(Clone, Copy, Debug)]

@@ -2,7 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use dataplane::{lanes::LaneId, peer::Doubt};
+use dataplane::{
+    lanes::LaneId,
+    peer::{Doubt, Doubts},
+};
 use quinn_proto::ConnectionStats;
 use wire::{
     ids::{PeerId, SessionId, SessionRef},
@@ -12,7 +15,11 @@ use wire::{
 use crate::{
     control::liveness::{Finding, FrameCounts, Look},
     hub::WorkerMessage,
-    worker::{Context, HOUSEKEEPING_INTERVAL, LaneHost, Sessions, lane_host::LEAST_SILENCE},
+    worker::{
+        context::{Context, Effect},
+        parts::{LaneHost, Sessions, Sockets},
+        timer::HOUSEKEEPING_INTERVAL,
+    },
 };
 
 /// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
@@ -128,6 +135,61 @@ impl Sessions {
             quinn.ping();
         }
     }
+
+    pub(super) fn set_doubt(
+        &mut self,
+        cx: &mut Context,
+        of: SessionRef,
+        doubt: Doubt,
+        holds: bool,
+        now: Instant,
+    ) {
+        let SessionRef { peer: id, session } = of;
+        let Some(link) = cx.peers.link_named(id, session) else { return };
+        *link.doubts.of(doubt) = holds;
+        let is_well = !link.doubts.any();
+        self.note_carrier(cx, id);
+        match (doubt, holds) {
+            (Doubt::Silent, true) => cx.fell_silent(id, session, now),
+            (Doubt::ControlDead, true) => {
+                let what =
+                    "the peer does not answer on the control connection, only on lanes; dialling it anew";
+                cx.dial_anew(id, Duration::ZERO, what, now);
+            }
+            (_, false) => {
+                if cx.peers.session(id).is_some()
+                    && let Some(state) = cx.peers.get_mut(id)
+                    && let Some(suppressed) = state.throttles.heard.allow(now)
+                {
+                    tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
+                }
+                if is_well {
+                    self.stop_dialling(cx, id, now);
+                }
+                // What came meanwhile waits.
+                cx.effects.push_back(Effect::WakeListeners(id));
+                if doubt == Doubt::Silent {
+                    cx.settle_flows(id);
+                    cx.effects.push_back(Effect::Drain(id));
+                }
+            }
+        }
+    }
+
+    /// Looks for another way to a peer that fell silent.
+    pub(super) fn seek(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        id: PeerId,
+        now: Instant,
+    ) {
+        let moved = self.follow_route(cx, sockets, host, id, now);
+        // What the session says from another address may be answered: a new one would cost its TCP forwards.
+        let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
+        cx.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);
+    }
 }
 
 impl LaneHost {
@@ -154,6 +216,48 @@ impl Context {
         self.tell_all(|| WorkerMessage::AskForLife { peer, session });
         self.tell(owner, WorkerMessage::Challenged { peer, session });
     }
+
+    /// The owner finds that something speaks against a session, or no longer does.
+    pub(super) fn doubt(&mut self, SessionRef { peer, session }: SessionRef, doubt: Doubt, holds: bool) {
+        let known = self.peers.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
+        if known {
+            return;
+        }
+        if holds {
+            self.stats.totals.sessions_doubted[doubt as usize] += 1;
+        }
+        self.tell_all(|| WorkerMessage::Doubt { peer, session, doubt, holds });
+    }
+
+    /// The owner learns that a peer is heard: it is silent no more.
+    pub(super) fn heard(&mut self, peer: PeerId, session: SessionId) {
+        self.doubt(SessionRef { peer, session }, Doubt::Silent, false);
+    }
+
+    /// Whether a peer with a session was found silent and has not been heard since.
+    pub(super) fn is_silent(&self, id: PeerId, now: Instant) -> bool {
+        self.doubts_of(id).silent && self.hub.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
+    }
+
+    /// Whether something speaks against the session with a peer.
+    pub(super) fn is_doubted(&self, id: PeerId, now: Instant) -> bool {
+        self.doubts_of(id).control_dead || self.is_silent(id, now)
+    }
+
+    fn doubts_of(&self, id: PeerId) -> Doubts {
+        let link = self.peers.get(id).and_then(|peer| peer.data.link.as_ref());
+        link.map_or_else(Doubts::default, |link| link.doubts)
+    }
+
+    fn fell_silent(&mut self, id: PeerId, session: SessionId, now: Instant) {
+        if self.hub.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
+            // It was heard while the message was under way.
+            if let Some(owner) = self.peers.link(id, session).map(|link| link.pool.owner()) {
+                self.tell(owner, WorkerMessage::Heard { peer: id, session });
+            }
+        }
+        self.effects.push_back(Effect::SeekPeer(id));
+    }
 }
 
 /// The frames that have come and gone on a connection. A packet with an ACK alone is never acknowledged.
@@ -163,3 +267,6 @@ pub(super) fn counts(stats: &ConnectionStats) -> FrameCounts {
     let sent = asking + sent.max_data + sent.max_stream_data + sent.path_challenge;
     FrameCounts { acks: stats.frame_rx.acks, sent }
 }
+
+/// The least silence, with something outstanding, after which a peer is dialled anew.
+pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);

@@ -53,12 +53,10 @@ use dataplane::{
     datapath::{
         downlink::{Downlink, Place, Received},
         shares,
-        uplink::Uplink,
         work::{FRAMES_PER_UNIT, Work},
     },
-    forward::{Local, tcp::TcpId},
-    lanes::{Due, LaneId, STRANGERS, UnderlayId},
-    relay::FlowId,
+    forward::Local,
+    lanes::UnderlayId,
     socket_stats::role_place,
     sockets::Source,
 };
@@ -67,31 +65,34 @@ use net::{Ready, ReceiveBatch, Token, UdpRole};
 use quinn_proto::ConnectionHandle;
 use wire::{
     fault::{self, Fault},
-    hash::Issued,
-    ids::{LocalId, PeerId},
+    ids::PeerId,
 };
 
 use crate::hub::{LaneLoss, WorkerMessage};
 
 mod backlog;
-mod books;
 mod capture;
 mod ceilings;
 mod context;
 mod decoy;
+mod decoys;
 mod dial;
 mod ending;
 mod endpoint;
 mod families;
 mod flows;
+mod hand_off;
+pub mod inbox;
 mod inspect;
 mod knocks;
 mod lane_host;
 mod lanes;
+mod links;
 mod liveness;
 mod messages;
 mod outside;
 mod parts;
+mod peer_maker;
 mod peers;
 mod plain;
 mod publish;
@@ -104,31 +105,32 @@ pub mod shell;
 pub mod simulation;
 mod sources;
 mod start;
+mod stats;
 mod strangers;
 mod stream_connections;
 mod streams;
 #[cfg(test)]
 mod tests;
+mod timer;
 mod tun;
 mod waiting;
 mod work;
 
-pub use books::{DeviceSnapshot, InUse, Snapshot, Snapshots, Summary};
-pub use ceilings::Ceiling;
-pub(crate) use ceilings::Refused;
 use context::Context;
+pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, TcpRefusal};
 
+pub use endpoint::StartError;
+pub use endpoint::remedy;
+pub use inbox::{Command, Inbox};
 pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
 pub use knocks::used_knocks;
-pub use lane_host::LaneLimits;
 use outside::{Gateway, WorkerDownlink};
 use parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel};
-pub use publish::Publisher;
+pub use parts::{LaneLimits, Publisher};
 use sources::{Class, Party, Served};
-pub use start::remedy;
-pub use start::{Addresses, Setup, StartError, TunSetup};
+pub use start::{Addresses, Setup, TunSetup};
 pub use strangers::Strangers;
-pub use streams::TcpRefusal;
+use timer::{HOUSEKEEPING_INTERVAL, Timer, number};
 pub use tun::most_mtu;
 use work::Rest;
 pub use work::TurnWork;
@@ -140,24 +142,6 @@ const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
 /// (docs/reliability.md).
 const PUBLISH_PER_PEER: Duration = Duration::from_micros(200);
 
-/// How often idle peers are looked after: keepalives, kernel drop counters.
-const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
-
-/// The interval between log lines about the same recurring condition.
-const LOG_INTERVAL: Duration = Duration::from_secs(10);
-
-/// A command that the worker gets from outside, through its inbox.
-#[derive(Clone, Debug)]
-pub enum Command {
-    /// Stop taking traffic in, tell the peers, end.
-    Shutdown {
-        /// The longest time that the shutdown may take.
-        within: Duration,
-    },
-    /// Say what it has, for an operator.
-    Inspect(Arc<Inspection>),
-}
-
 /// When the worker wants its next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
@@ -168,28 +152,6 @@ pub struct Turn {
     /// Whether the worker has shut down and wants no further turn.
     pub ended: bool,
 }
-
-/// What a deadline of the worker is for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-enum Timer {
-    Connection(usize),
-    Lane(LaneId),
-    Pool(PeerId),
-    Flow(PeerId, FlowId),
-    Queue(PeerId),
-    SendBuffer(UnderlayId),
-    Dial(PeerId),
-    Hello(ConnectionHandle),
-    Join(ConnectionHandle),
-    Tcp(TcpId),
-    Listener(usize),
-    Publish,
-    Housekeeping,
-    Decoys,
-    Stop,
-}
-
-impl Issued for Timer {}
 
 /// A worker of the agent: its sockets, sessions, lanes and forwards, which it serves in turns.
 pub struct Worker {
@@ -206,7 +168,7 @@ pub struct Worker {
     fresh: Vec<Token>,
     /// Timers that are due in this turn: scratch space.
     due: Vec<Timer>,
-    inbox: Arc<shell::Inbox>,
+    inbox: Arc<Inbox>,
     /// It has shut down and said so.
     stopped: bool,
     ended: bool,
@@ -215,7 +177,7 @@ pub struct Worker {
 impl Worker {
     /// The inbox into which commands for this worker are put.
     #[must_use]
-    pub fn inbox(&self) -> Arc<shell::Inbox> {
+    pub fn inbox(&self) -> Arc<Inbox> {
         Arc::clone(&self.inbox)
     }
 
@@ -231,7 +193,7 @@ impl Worker {
         self.cx.ready.drain(&mut self.fresh);
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
-            self.tcp.add_source(&mut self.cx, &self.sockets, token);
+            self.cx.add_source(&self.sockets, &self.tcp, token);
         }
         self.fresh = fresh;
         self.data.notes.work = Work::default();
@@ -280,7 +242,7 @@ impl Worker {
             now,
         );
         self.host.see_to_captures(now);
-        self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
+        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
         self.data.hand_over(&mut self.cx, now);
         self.end_if_done(all_stopped);
         if self.cx.stats.unpublished {
@@ -288,7 +250,7 @@ impl Worker {
             let interval = PUBLISH_INTERVAL + PUBLISH_PER_PEER.saturating_mul(peers);
             self.cx.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
         }
-        let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoy::Decoys::is_busy);
+        let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoys::Decoys::is_busy);
         self.cx.stats.work.end(&self.data.notes.work, self.sockets.factory.opened());
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
         let busy = decoys_busy
@@ -333,7 +295,7 @@ impl Worker {
                 return served;
             }
             Some(Source::Local(id)) => {
-                self.host.service_local(&mut self.cx, &mut self.sockets, &mut self.data, id, now)
+                self.data.service_local(&mut self.cx, &mut self.sockets, &mut self.host, id, now)
             }
             Some(Source::Tun) => {
                 self.tunnel.service_tun(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.host, now)
@@ -578,9 +540,9 @@ impl Worker {
     }
 }
 
-impl TcpForwards {
+impl Context {
     /// Notes that a source has, or may have, something.
-    fn add_source(&self, cx: &mut Context, sockets: &Sockets, token: Token) {
+    fn add_source(&mut self, sockets: &Sockets, tcp: &TcpForwards, token: Token) {
         let peers = |peer| (Class::Local, Party::Peer(peer));
         let (class, party) = match sockets.factory.source(token) {
             Some(Source::Underlay(_)) => (Class::Underlay, Party::Source(token)),
@@ -588,7 +550,7 @@ impl TcpForwards {
                 Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => peers(peer),
                 None => return,
             },
-            Some(Source::Tcp(id)) => match self.open.get(id.0 as usize) {
+            Some(Source::Tcp(id)) => match tcp.open.get(id.0 as usize) {
                 Some(opened) => peers(opened.peer),
                 None => return,
             },
@@ -599,122 +561,6 @@ impl TcpForwards {
             // It has been closed meanwhile.
             None => return,
         };
-        cx.sources.add(token, class, party);
+        self.sources.add(token, class, party);
     }
-}
-
-impl LaneHost {
-    /// A batch from a local socket.
-    fn service_local(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        data: &mut DataPlane,
-        id: LocalId,
-        now: Instant,
-    ) -> bool {
-        if cx.stopping {
-            // Nothing more is taken in: what comes now stays with the kernel.
-            return false;
-        }
-        let Some(socket) = sockets.locals.get_mut(id) else { return false };
-        let local = socket.local;
-        if let Err(error) = socket.socket.receive(&mut data.batch) {
-            if error.kind() == io::ErrorKind::WouldBlock {
-                return false;
-            }
-            cx.report_refusal(&local, &error, now);
-            return true;
-        }
-        sockets.locals.touch(id);
-        let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
-        if !cx.peers.is_live(peer) {
-            data.drop_batch_of_removed(cx, peer);
-            return true;
-        }
-        let Some(state) = cx.peers.get_mut(peer) else { return false };
-        let mut uplink = state.data.uplink(&mut self.lanes, &mut sockets.underlays, &mut data.outgoing, now);
-        match local {
-            Local::Ingress { ingress, .. } => {
-                let mut new_flows = Vec::new();
-                uplink.ingress(&data.batch, id, ingress, &cx.config.limits, &mut new_flows);
-                for flow in new_flows {
-                    cx.watch_flow(peer, flow, now);
-                }
-            }
-            Local::Upstream { flow, .. } => uplink.upstream(&data.batch, flow),
-        }
-        cx.report_too_large(peer, now);
-        cx.watch_queue(peer, now);
-        true
-    }
-
-    fn lane_timeout(
-        &mut self,
-        cx: &mut Context,
-        sockets: &Sockets,
-        _data: &DataPlane,
-        id: LaneId,
-        now: Instant,
-    ) {
-        let Some(slot) = self.lanes.get_mut(id) else { return };
-        match slot.on_timeout(now) {
-            Due::Nothing => {
-                if let Some(at) = slot.poll_timeout() {
-                    cx.timers.arm(Timer::Lane(id), at);
-                }
-            }
-            Due::Transmit => {
-                self.lanes.touch(id);
-                self.check_silence(cx, id, now);
-            }
-            Due::Moved => self.lane_up(cx, sockets, id, now),
-            Due::Reopen => self.end_lane(cx, id, LaneLoss::Unvalidated, now),
-            Due::Remove => self.remove_lane(cx, id, now),
-        }
-    }
-
-    /// The way of datagrams to a peer.
-    fn uplink<'a>(
-        &'a mut self,
-        cx: &'a mut Context,
-        sockets: &'a mut Sockets,
-        data: &'a mut DataPlane,
-        peer: PeerId,
-        now: Instant,
-    ) -> Option<Uplink<'a>> {
-        let state = cx.peers.get_mut(peer)?;
-        Some(state.data.uplink(&mut self.lanes, &mut sockets.underlays, &mut data.outgoing, now))
-    }
-}
-
-impl Tunnel {
-    /// Books what became of payloads in send buffers and deliveries.
-    fn settle(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        data: &mut DataPlane,
-        sessions: &mut Sessions,
-    ) {
-        for settled in sockets.underlays.settlements().chain(sessions.control.settlements()) {
-            if let Some(peer) = cx.peers.get_mut(settled.peer) {
-                peer.data.relay.settle_uplink(settled);
-            } else if settled.peer == STRANGERS {
-                data.strangers.settle(&settled);
-            }
-        }
-        let written =
-            self.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
-        for settled in sockets.locals.settlements().chain(written) {
-            if let Some(peer) = cx.peers.get_mut(settled.peer) {
-                peer.data.relay.settle_downlink(settled);
-            }
-        }
-    }
-}
-
-/// A place in a list of the configuration as an identifier; such lists are far shorter than 2^32.
-fn number(place: usize) -> u32 {
-    u32::try_from(place).unwrap_or(u32::MAX)
 }

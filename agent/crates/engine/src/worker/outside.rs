@@ -7,7 +7,7 @@ use gate::{Arrival, Gate, Verdict};
 use net::{batch::Meta, steering};
 use wire::ids::WorkerId;
 
-use crate::{control::driver::Control, peer::Peers, worker::Strangers};
+use crate::{control::driver::Control, peer::Peers, worker::strangers::Strangers};
 
 /// The way of datagrams from the underlay to local sockets, at a worker.
 pub(super) type WorkerDownlink<'a> = Downlink<'a, Peers, Gateway<'a>>;

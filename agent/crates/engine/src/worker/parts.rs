@@ -1,6 +1,9 @@
 //! The parts of a worker that hold state for several files.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{
+    collections::VecDeque,
+    sync::{Arc, atomic::AtomicU64},
+};
 
 use dataplane::{
     datapath::downlink::Notes,
@@ -10,7 +13,7 @@ use dataplane::{
         tun::TunSide,
     },
     hand_off::{HandOff, Outgoing},
-    lanes::{Lanes, UnderlayId, Underlays},
+    lanes::{LaneId, Lanes, UnderlayId, Underlays},
     sockets::SocketFactory,
 };
 use gate::{Gate, Own, refusals::Refusals};
@@ -20,12 +23,14 @@ use slab::Slab;
 use wire::{cid::ConnectionIds, clock::Clock, hash::PeerMap, ids::PeerId, messages::Features};
 
 use crate::{
+    capture::Capture,
     control::{
         StreamKey,
         driver::{Control, Event},
     },
+    health::Health,
     mtu_table::MtuTable,
-    worker::{Strangers, capture::Armed, decoy::Decoys, lane_host::LaneLimits, work::Rests},
+    worker::{decoys::Decoys, stats::Snapshots, strangers::Strangers, work::Rests},
 };
 
 /// Sockets of the worker, and what opens and closes them.
@@ -129,4 +134,47 @@ pub(super) struct Tun {
 #[derive(Default)]
 pub(super) struct Captures {
     pub(super) armed: Vec<Armed>,
+}
+
+/// A capture, and the lane of this worker that it records, if it is one of them.
+pub(super) struct Armed {
+    pub(super) capture: Arc<Capture>,
+    pub(super) lane: Option<LaneId>,
+}
+
+/// Limits of a lane, where they are lower than those of its suite (RFC 9001 §6.6): for tests.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaneLimits {
+    /// Packets that one key seals; keys are updated after half of it.
+    pub sealed: Option<u64>,
+    /// Packets of a lane that may fail authentication.
+    pub failed: Option<u64>,
+}
+
+/// The outlet through which one worker publishes its snapshots and shows that it is alive.
+pub struct Publisher {
+    pub(super) worker: usize,
+    pub(super) health: Arc<Health>,
+    pub(super) snapshots: Arc<Snapshots>,
+    pub(super) refused_keys: Arc<AtomicU64>,
+    pub(super) beats: u64,
+}
+
+impl Publisher {
+    /// Of the worker with this index.
+    #[must_use]
+    pub fn new(worker: usize, health: Arc<Health>, snapshots: Arc<Snapshots>) -> Self {
+        Self { worker, health, snapshots, refused_keys: Arc::default(), beats: 0 }
+    }
+
+    /// Where the TLS verifier counts handshakes with a key that is not allowed.
+    #[must_use]
+    pub fn refused_keys(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.refused_keys)
+    }
+
+    /// The newest snapshots of all workers, to which this worker publishes its own.
+    pub(super) fn snapshots(&self) -> Arc<Snapshots> {
+        Arc::clone(&self.snapshots)
+    }
 }

@@ -9,27 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use config::{self, Config};
-use dataplane::{
-    forward::Local,
-    peer::{Allowances, PeerData, PeerStanding},
-    relay::{DatagramRelay, DropReason, Numbering},
-};
-use wire::{
-    ids::{PeerId, WorkerId},
-    messages::CloseReason,
-    sampler::Sampler,
-    throttle::Throttle,
-};
+use config;
+use dataplane::{forward::Local, peer::PeerStanding, relay::DropReason};
+use wire::{ids::PeerId, messages::CloseReason};
 
 use crate::{
-    control::dial::Dialler,
-    hub::Hub,
     origin::PeerOrigin,
     peer::Peer,
     worker::{
-        Context, DataPlane, LOG_INTERVAL, LaneHost, Publisher, Refused, Sessions, Sockets, TcpForwards,
-        Timer, Tunnel, Worker, number, session, start::dials,
+        Worker,
+        context::Context,
+        parts::{DataPlane, LaneHost, Publisher, Sessions, Sockets, TcpForwards, Tunnel},
+        peer_maker::PeerMaker,
+        timer::{Timer, number},
     },
 };
 
@@ -39,67 +31,6 @@ const QUARANTINE: Duration = Duration::from_secs(60);
 
 /// A peer of open mode without a session and without flows is removed after this long.
 const OPEN_IDLE: Duration = Duration::from_secs(60);
-
-/// The values that a worker makes its peers from.
-pub(super) struct PeerMaker<'a> {
-    pub(super) config: &'a Config,
-    pub(super) hub: &'a Hub,
-    pub(super) own_key: &'a [u8; 32],
-    /// Which worker this is, and of how many.
-    pub(super) worker: WorkerId,
-}
-
-impl PeerMaker<'_> {
-    /// A peer as a worker begins with it: about to be dialled, without flows.
-    pub(super) fn make(&self, id: PeerId, peer: Arc<config::Peer>, origin: PeerOrigin, now: Instant) -> Peer {
-        // Of several keys the one that the peer proves counts; until then no number leaves this agent.
-        let parity = peer.public_keys.first().map_or(0, |key| session::parity(self.own_key, &key.0));
-        // One worker dials.
-        let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
-        self.hub.rate(id).set_rate(peer.rate.map(|bits| bits / 8));
-        Peer {
-            name: Arc::clone(&peer.name),
-            origin,
-            generation: 0,
-            idle_since: None,
-            data: PeerData {
-                id,
-                standing: PeerStanding::Live,
-                relay: self.relay(id, &peer, parity),
-                config: peer,
-                link: None,
-                instance: None,
-                too_large: None,
-                allowances: Allowances::new(&self.config.limits, now),
-            },
-            dialler: Dialler::new(endpoints, now),
-            session: None,
-            asked_to_dial: None,
-            awaited_until: None,
-            tcp_streams: 0,
-            forwards: self.hub.forwards(id),
-            streams: crate::control::connections::StreamConnections::default(),
-            refused: Refused::default(),
-            known_services: None,
-            route_asked: None,
-            dialled: None,
-            failure: None,
-            meter: Sampler::new(now),
-            attempts_log: Throttle::new(LOG_INTERVAL),
-            connections_log: Throttle::new(LOG_INTERVAL),
-            throttles: crate::peer::Throttles::new(LOG_INTERVAL),
-        }
-    }
-
-    fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64) -> DatagramRelay {
-        let names: Vec<Arc<str>> =
-            self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        let numbering = Numbering { parity, worker: self.worker };
-        let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, self.hub.flows(id), &names);
-        relay.set_oversize(&self.config.services);
-        relay
-    }
-}
 
 impl Worker {
     /// The peer that proved `key` to us; in open mode a new one, if nobody is known by it.
@@ -116,63 +47,6 @@ impl Worker {
             self.read_messages(now);
         }
         if self.cx.knows(id, key) { Ok(id) } else { Err(CloseReason::KeyRemoved) }
-    }
-}
-
-impl Tunnel {
-    /// The registry knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
-    pub(super) fn peer_removed(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        host: &mut LaneHost,
-        id: PeerId,
-        now: Instant,
-    ) {
-        let dials = cx.dialler_of(id) == cx.id.index;
-        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
-        peer.data.standing = PeerStanding::Leaving { since: now };
-        // Packets that are under way on its lanes open nothing any more.
-        Arc::make_mut(&mut peer.data.config).services.clear();
-        if dials {
-            match peer.origin {
-                PeerOrigin::Config | PeerOrigin::State => {
-                    tracing::info!(peer = &*peer.name, origin = peer.origin.label(), "peer removed");
-                }
-                PeerOrigin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
-            }
-        }
-        let link = peer.data.link.as_ref().map(|link| link.session);
-        // Its attempts are among the connections that end below.
-        drop(peer.dialler.stop());
-        peer.dialler.forget_lookups();
-        for token in peer.dialler.take_abandoned() {
-            sockets.factory.release(token);
-        }
-        sessions.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
-        if let Some(session) = link {
-            // Wherever its control connection is.
-            sessions.link_down(cx, host, id, session, now);
-        }
-        sessions.end_stream_connections(cx, id, CloseReason::KeyRemoved, now);
-        for handle in sessions.control.handles() {
-            if sessions.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
-                sessions.close_connection(cx, handle, CloseReason::KeyRemoved, now);
-            }
-        }
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        for flow in peer.data.relay.flows.all() {
-            if let Some(flow) = peer.data.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
-                peer.data.relay.stats.flows_removed += 1;
-                sockets.factory.close_flow_later(flow.origin);
-            }
-        }
-        // What still waits are IP packets.
-        peer.data.relay.queue.clear(DropReason::PeerRemoved, &mut peer.data.relay.uplink);
-        sockets.factory.close_now(&mut sockets.locals);
-        self.unroute_peer(id);
-        cx.stats.unpublished = true;
     }
 }
 
@@ -236,50 +110,12 @@ impl TcpForwards {
                 *current = id;
             }
         }
-        self.point_ingresses(cx, sockets);
-    }
-
-    /// The local UDP ports lead to the peers that their forwards name.
-    pub(super) fn point_ingresses(&self, cx: &Context, sockets: &mut Sockets) {
-        for local in sockets.locals.iter_mut() {
-            if let Local::Ingress { ingress, peer } = local
-                && let Some(forward) = cx.config.udp.get(ingress.0 as usize)
-                && let Some(current) = self.peers.get(forward.peer)
-            {
-                *peer = *current;
-            }
-        }
+        sockets.point_ingresses(cx, self);
     }
 
     /// Who the peer of a `[[udp]]` or `[[tcp]]` is now.
     pub(super) fn forward_peer(&self, forward: &config::Forward) -> PeerId {
         self.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
-    }
-
-    /// Once a second: idle peers of open mode go. Returns the removed peers of which nothing is left.
-    #[must_use]
-    pub(super) fn see_to_registry(
-        &self,
-        cx: &mut Context,
-        sessions: &Sessions,
-        host: &LaneHost,
-        now: Instant,
-    ) -> Vec<PeerId> {
-        let mut gone = Vec::new();
-        for id in cx.peers.ids() {
-            let Some(peer) = cx.peers.get(id) else { continue };
-            match peer.data.standing {
-                PeerStanding::Live if peer.origin == PeerOrigin::Open => cx.expire_if_idle(id, now),
-                PeerStanding::Leaving { since }
-                    if now.saturating_duration_since(since) >= QUARANTINE
-                        && host.is_gone(cx, sessions, self, peer) =>
-                {
-                    gone.push(id);
-                }
-                PeerStanding::Live | PeerStanding::Leaving { .. } | PeerStanding::Vacant => {}
-            }
-        }
-        gone
     }
 
     fn forwards_lead_to(&self, cx: &Context, id: PeerId) -> bool {
@@ -323,15 +159,110 @@ impl Context {
     }
 }
 
-impl LaneHost {
+impl Sessions {
+    /// The registry knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
+    pub(super) fn peer_removed(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        tunnel: &mut Tunnel,
+        id: PeerId,
+        now: Instant,
+    ) {
+        let dials = cx.dialler_of(id) == cx.id.index;
+        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
+        peer.data.standing = PeerStanding::Leaving { since: now };
+        // Packets that are under way on its lanes open nothing any more.
+        Arc::make_mut(&mut peer.data.config).services.clear();
+        if dials {
+            match peer.origin {
+                PeerOrigin::Config | PeerOrigin::State => {
+                    tracing::info!(peer = &*peer.name, origin = peer.origin.label(), "peer removed");
+                }
+                PeerOrigin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
+            }
+        }
+        let link = peer.data.link.as_ref().map(|link| link.session);
+        // Its attempts are among the connections that end below.
+        drop(peer.dialler.stop());
+        peer.dialler.forget_lookups();
+        for token in peer.dialler.take_abandoned() {
+            sockets.factory.release(token);
+        }
+        self.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
+        if let Some(session) = link {
+            // Wherever its control connection is.
+            self.link_down(cx, host, id, session, now);
+        }
+        self.end_stream_connections(cx, id, CloseReason::KeyRemoved, now);
+        for handle in self.control.handles() {
+            if self.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
+                self.close_connection(cx, handle, CloseReason::KeyRemoved, now);
+            }
+        }
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        for flow in peer.data.relay.flows.all() {
+            if let Some(flow) = peer.data.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
+                peer.data.relay.stats.flows_removed += 1;
+                sockets.factory.close_flow_later(flow.origin);
+            }
+        }
+        // What still waits are IP packets.
+        peer.data.relay.queue.clear(DropReason::PeerRemoved, &mut peer.data.relay.uplink);
+        sockets.factory.close_now(&mut sockets.locals);
+        tunnel.unroute_peer(id);
+        cx.stats.unpublished = true;
+    }
+
+    /// Once a second: idle peers of open mode go. Returns the removed peers of which nothing is left.
+    #[must_use]
+    pub(super) fn see_to_registry(
+        &self,
+        cx: &mut Context,
+        host: &LaneHost,
+        tcp: &TcpForwards,
+        now: Instant,
+    ) -> Vec<PeerId> {
+        let mut gone = Vec::new();
+        for id in cx.peers.ids() {
+            let Some(peer) = cx.peers.get(id) else { continue };
+            match peer.data.standing {
+                PeerStanding::Live if peer.origin == PeerOrigin::Open => cx.expire_if_idle(id, now),
+                PeerStanding::Leaving { since }
+                    if now.saturating_duration_since(since) >= QUARANTINE
+                        && self.is_gone(cx, host, tcp, peer) =>
+                {
+                    gone.push(id);
+                }
+                PeerStanding::Live | PeerStanding::Leaving { .. } | PeerStanding::Vacant => {}
+            }
+        }
+        gone
+    }
+
     /// Whether nothing at this worker names a peer that was removed.
-    fn is_gone(&self, cx: &Context, sessions: &Sessions, tcp: &TcpForwards, peer: &Peer) -> bool {
+    fn is_gone(&self, cx: &Context, host: &LaneHost, tcp: &TcpForwards, peer: &Peer) -> bool {
         peer.data.relay.in_send_buffer == 0
             && peer.tcp_streams == 0
             && !peer.dialler.is_resolving()
             // What comes to ports that name it is counted under it, until a peer of its name is added.
             && !tcp.forwards_lead_to(cx, peer.data.id)
-            && !self.lanes.iter().any(|(_, slot)| slot.peer == peer.data.id)
-            && !sessions.control.iter().any(|connection| connection.peer == Some(peer.data.id))
+            && !host.lanes.iter().any(|(_, slot)| slot.peer == peer.data.id)
+            && !self.control.iter().any(|connection| connection.peer == Some(peer.data.id))
+    }
+}
+
+impl Sockets {
+    /// The local UDP ports lead to the peers that their forwards name.
+    pub(super) fn point_ingresses(&mut self, cx: &Context, tcp: &TcpForwards) {
+        for local in self.locals.iter_mut() {
+            if let Local::Ingress { ingress, peer } = local
+                && let Some(forward) = cx.config.udp.get(ingress.0 as usize)
+                && let Some(current) = tcp.peers.get(forward.peer)
+            {
+                *peer = *current;
+            }
+        }
     }
 }

@@ -9,7 +9,11 @@ use wire::ids::{LaneRef, PeerId};
 
 use crate::{
     control::transport::DATAGRAM_BUFFER_BYTES,
-    worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Worker},
+    worker::{
+        Worker,
+        context::Context,
+        parts::{DataPlane, LaneHost, Sessions, Sockets},
+    },
 };
 
 /// What quinn-proto may hold of a peer's datagrams that its congestion window does not let out yet, in bytes: 50 ms at 10 Mbit/s.

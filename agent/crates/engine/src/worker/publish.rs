@@ -1,10 +1,7 @@
 //! How a worker's plain integers reach whoever asks for a snapshot, the metrics among them.
 
 use std::{
-    sync::{
-        Arc,
-        atomic::{AtomicU64, Ordering},
-    },
+    sync::{Arc, atomic::Ordering},
     time::{Duration, Instant},
 };
 
@@ -19,48 +16,20 @@ use quic_core::LaneStats;
 use wire::ids::PeerId;
 
 use crate::{
-    health::Health,
     origin::PeerOrigin,
-    peer::Peer,
+    peer::{Peer, refused},
     status::{
         Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
         StreamsStatus, add_lane,
     },
     worker::{
-        Context, DataPlane, Decoy, LaneHost, Sessions, Sockets, Tunnel, Worker,
-        books::{InUse, IndexCounts, LaneBytes, RelaySums, Snapshots, WorkerSnapshot},
-        ceilings::{Ceiling, refused},
-        decoy::Decoys,
+        Worker,
+        context::Context,
+        decoys::Decoys,
+        parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, Tunnel},
+        stats::{Ceiling, InUse, IndexCounts, LaneBytes, RelaySums, WorkerSnapshot},
     },
 };
-
-/// The outlet through which one worker publishes its snapshots and shows that it is alive.
-pub struct Publisher {
-    worker: usize,
-    health: Arc<Health>,
-    snapshots: Arc<Snapshots>,
-    refused_keys: Arc<AtomicU64>,
-    beats: u64,
-}
-
-impl Publisher {
-    /// Of the worker with this index.
-    #[must_use]
-    pub fn new(worker: usize, health: Arc<Health>, snapshots: Arc<Snapshots>) -> Self {
-        Self { worker, health, snapshots, refused_keys: Arc::default(), beats: 0 }
-    }
-
-    /// Where the TLS verifier counts handshakes with a key that is not allowed.
-    #[must_use]
-    pub fn refused_keys(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.refused_keys)
-    }
-
-    /// The newest snapshots of all workers, to which this worker publishes its own.
-    pub(super) fn snapshots(&self) -> Arc<Snapshots> {
-        Arc::clone(&self.snapshots)
-    }
-}
 
 impl Worker {
     /// Publishes everything, with what the kernel dropped until now.
@@ -72,9 +41,8 @@ impl Worker {
     /// Publishes a new snapshot of this worker and reports the ceilings that were reached.
     pub(super) fn publish(&mut self, now: Instant) {
         self.cx.stats.unpublished = false;
-        // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
-        self.tunnel.settle(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.sessions);
-        self.decoy.book_sockets(&mut self.sockets, false);
+        // What was delivered earlier in this turn is in the account of what came, and not yet of what self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut went.self.tunnel);
+        self.sockets.book_sockets(&mut self.decoy, false);
         let reached = |peer: &&Peer| refused(&peer.data.relay) != peer.refused;
         let reached: Vec<PeerId> = self.cx.peers.iter().filter(reached).map(|peer| peer.data.id).collect();
         for peer in reached {
@@ -106,7 +74,7 @@ impl Worker {
         for (peer, of_peer) in self.cx.peers.iter().zip(&of_peers) {
             add_lane(&mut lanes, &of_peer.lanes);
             relays.add(&peer.data.relay);
-            peers.push(self.tunnel.peer_status(&self.sessions, &self.host, peer, of_peer, now));
+            peers.push(self.sessions.peer_status(&self.host, &self.tunnel, peer, of_peer, now));
         }
         let mut gate = self.sessions.gate.stats.ended;
         // Where no knock is required, quinn-proto makes them.
@@ -134,7 +102,7 @@ impl Worker {
             known: if speaks { self.cx.by_origin() } else { Default::default() },
             lane_states,
             lanes,
-            lane_indices: self.tunnel.lane_indices(&self.cx, &self.host),
+            lane_indices: self.host.lane_indices(&self.cx, &self.tunnel),
             limit_reached: self.sessions.limit_reached(&self.cx, &self.data, &relays),
             relays,
             sockets: *self.sockets.factory.stats(),
@@ -172,7 +140,7 @@ impl Sessions {
         cx.stats.totals.lane_flows = lane_flows;
         cx.stats.totals.control = self.control.traffic();
         let before = sockets.factory.stats().kernel_drops();
-        decoy.book_sockets(sockets, true);
+        sockets.book_sockets(decoy, true);
         let dropped = sockets.factory.stats().kernel_drops() - before;
         if dropped > 0
             && let Some(suppressed) = cx.logs.drops.allow(now)
@@ -236,61 +204,11 @@ impl Sessions {
             messages,
         ]
     }
-}
-
-impl Decoy {
-    fn book_sockets(&mut self, sockets: &mut Sockets, drops: bool) {
-        let books = sockets.factory.stats();
-        if drops {
-            books.forget_kernel_queues();
-        }
-        for underlay in sockets.underlays.iter_mut() {
-            books.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
-        }
-        sockets.locals.each_touched(drops, |socket| {
-            books.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
-        });
-        if let Some(decoys) = &mut self.flows {
-            decoys.book(books, drops);
-        }
-    }
-}
-
-impl Context {
-    /// Peers that are known, by [`PeerOrigin`].
-    fn by_origin(&self) -> [u64; PeerOrigin::ALL.len()] {
-        let mut known = [0; PeerOrigin::ALL.len()];
-        for peer in self.peers.iter().filter(|peer| peer.data.is_live()) {
-            known[peer.origin as usize] += 1;
-        }
-        known
-    }
-}
-
-impl Tunnel {
-    /// What the lanes of each index have in common.
-    fn lane_indices(&self, cx: &Context, host: &LaneHost) -> Vec<IndexCounts> {
-        let mut indices = Vec::new();
-        for (index, bytes) in cx.stats.retired.by_index().iter().enumerate() {
-            of_index(&mut indices, index).bytes.add(*bytes);
-        }
-        for (_, slot) in host.lanes.iter() {
-            of_index(&mut indices, slot.index.into()).bytes.add(LaneBytes::of(slot.core.stats()));
-        }
-        let packets = self.device.iter().flat_map(|tun| tun.side.totals.by_lane.iter().enumerate());
-        for (index, packets) in packets.filter(|(_, packets)| **packets > 0) {
-            of_index(&mut indices, index).packets = *packets;
-        }
-        for (index, flows) in cx.stats.totals.lane_flows.iter().enumerate().filter(|(_, flows)| **flows > 0) {
-            of_index(&mut indices, index).flows = *flows;
-        }
-        indices
-    }
 
     fn peer_status(
         &self,
-        sessions: &Sessions,
         host: &LaneHost,
+        tunnel: &Tunnel,
         peer: &Peer,
         of_peer: &OfPeer,
         now: Instant,
@@ -298,11 +216,11 @@ impl Tunnel {
         let relay = &peer.data.relay;
         let link = peer.data.link.as_ref();
         let session = peer.session.as_ref().filter(|_| peer.data.is_reachable());
-        let control = peer.session.as_ref().and_then(|session| sessions.control.get(session.handle));
+        let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
         let standard = link.is_some_and(|link| link.standard);
         let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
         let rtt = rtt(peer, &host.lanes).or_else(plain_rtt);
-        let most_mtu = self.device.as_ref().map(|tun| tun.side.most_mtu);
+        let most_mtu = tunnel.device.as_ref().map(|tun| tun.side.most_mtu);
         let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.takes_packets));
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
         let remote = session.and(control).map(|control| control.path().destination);
@@ -357,6 +275,17 @@ impl Tunnel {
     }
 }
 
+impl Context {
+    /// Peers that are known, by [`PeerOrigin`].
+    fn by_origin(&self) -> [u64; PeerOrigin::ALL.len()] {
+        let mut known = [0; PeerOrigin::ALL.len()];
+        for peer in self.peers.iter().filter(|peer| peer.data.is_live()) {
+            known[peer.origin as usize] += 1;
+        }
+        known
+    }
+}
+
 impl LaneHost {
     fn peer_figures(&self, peer: &Peer, of_peer: &OfPeer) -> PeerFigures {
         let (relay, queue) = (&peer.data.relay, &peer.data.config.queue);
@@ -381,6 +310,25 @@ impl LaneHost {
             lanes: of_peer.lanes,
             owned_lanes: owned,
         }
+    }
+
+    /// What the lanes of each index have in common.
+    fn lane_indices(&self, cx: &Context, tunnel: &Tunnel) -> Vec<IndexCounts> {
+        let mut indices = Vec::new();
+        for (index, bytes) in cx.stats.retired.by_index().iter().enumerate() {
+            of_index(&mut indices, index).bytes.add(*bytes);
+        }
+        for (_, slot) in self.lanes.iter() {
+            of_index(&mut indices, slot.index.into()).bytes.add(LaneBytes::of(slot.core.stats()));
+        }
+        let packets = tunnel.device.iter().flat_map(|tun| tun.side.totals.by_lane.iter().enumerate());
+        for (index, packets) in packets.filter(|(_, packets)| **packets > 0) {
+            of_index(&mut indices, index).packets = *packets;
+        }
+        for (index, flows) in cx.stats.totals.lane_flows.iter().enumerate().filter(|(_, flows)| **flows > 0) {
+            of_index(&mut indices, index).flows = *flows;
+        }
+        indices
     }
 }
 
@@ -410,4 +358,22 @@ fn rtt(peer: &Peer, lanes: &Lanes) -> Option<Duration> {
     let lane = peer.data.link.as_ref().filter(|_| peer.session.is_some())?.pool.lanes().next()?;
     let rtt = lanes.get(lane)?.core.rtt();
     rtt.latest().map(|_| rtt.smoothed())
+}
+
+impl Sockets {
+    fn book_sockets(&mut self, decoy: &mut Decoy, drops: bool) {
+        let books = self.factory.stats();
+        if drops {
+            books.forget_kernel_queues();
+        }
+        for underlay in self.underlays.iter_mut() {
+            books.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
+        }
+        self.locals.each_touched(drops, |socket| {
+            books.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
+        });
+        if let Some(decoys) = &mut decoy.flows {
+            decoys.book(books, drops);
+        }
+    }
 }

@@ -25,8 +25,11 @@ use crate::{
     hub::NewConfig,
     origin::PeerOrigin,
     worker::{
-        Context, DataPlane, Decoy, LOG_INTERVAL, LaneHost, Local, PeerId, Sessions, Sockets, TcpForwards,
-        Timer, Worker, decoy::Decoys, number,
+        Local, PeerId, Worker,
+        context::Context,
+        decoys::Decoys,
+        parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards},
+        timer::{LOG_INTERVAL, Timer, number},
     },
 };
 
@@ -55,7 +58,7 @@ impl Worker {
                 peer.throttles.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
-        self.tcp.follow_udp(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.host, &old, now);
+        self.sockets.follow_udp(&mut self.cx, &mut self.data, &mut self.host, &mut self.tcp, &old, now);
         self.tcp.follow_tcp(&mut self.cx, &mut self.sockets, &old, &config, now);
         self.cx.hub.streams().set_most(config.limits.stream_bytes);
         self.sessions.gate.set_window(config.access.clock_window);
@@ -92,7 +95,7 @@ impl Worker {
         }
         if old.services != wanted.services {
             let revoked = |place: usize| !wanted.services.contains(&place);
-            self.host.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.data, id, now, |origin| {
+            self.data.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.host, id, now, |origin| {
                 match origin {
                     Origin::Upstream { service, .. } => revoked(*service),
                     Origin::Ingress { .. } => false,
@@ -132,7 +135,7 @@ impl Worker {
             (_, _) => (true, true, std::time::Duration::ZERO),
         };
         for id in self.cx.peers.ids() {
-            self.host.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.data, id, now, |origin| {
+            self.data.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.host, id, now, |origin| {
                 match origin {
                     Origin::Upstream { service, .. } => fate(*service).0,
                     Origin::Ingress { .. } => false,
@@ -151,54 +154,6 @@ impl Worker {
             }
         }
         self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |_, place| fate(place).1);
-    }
-}
-
-impl TcpForwards {
-    /// Opens and closes the ports of `[[udp]]`; one that leads elsewhere now keeps its socket.
-    fn follow_udp(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        data: &mut DataPlane,
-        host: &mut LaneHost,
-        old: &Config,
-        now: Instant,
-    ) {
-        let new = Arc::clone(&cx.config);
-        for (place, forward) in new.udp.iter().enumerate() {
-            let ingress = IngressId(number(place));
-            let before = old.udp.get(place).filter(|before| before.open);
-            let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
-            let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
-            let same = forward.open
-                && before.is_some_and(|before| before.service == forward.service)
-                && led_to == leads_to;
-            if before.is_some() && !same {
-                for id in cx.peers.ids() {
-                    host.end_flows_where(cx, sockets, data, id, now, |origin| match origin {
-                        Origin::Ingress { ingress: of, .. } => *of == ingress,
-                        Origin::Upstream { .. } => false,
-                    });
-                }
-            }
-            let peer = self.forward_peer(forward);
-            match (before, forward.open) {
-                (None, true) => sockets.open_ingress(forward, Local::Ingress { ingress, peer }),
-                (Some(_), false) => {
-                    let is_it = |local: &Local| match local {
-                        Local::Ingress { ingress: of, .. } => *of == ingress,
-                        Local::Upstream { .. } => false,
-                    };
-                    for id in sockets.locals.find(is_it) {
-                        sockets.factory.close_later(id);
-                    }
-                    sockets.factory.close_now(&mut sockets.locals);
-                }
-                (Some(_), true) | (None, false) => {}
-            }
-        }
-        self.point_ingresses(cx, sockets);
     }
 }
 
@@ -259,27 +214,6 @@ impl LaneHost {
             self.remove_lane(cx, lane, now);
         }
     }
-
-    /// Ends the flows of a peer whose local side is as `ends` says, and tells the far end.
-    fn end_flows_where(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        data: &mut DataPlane,
-        id: PeerId,
-        now: Instant,
-        ends: impl Fn(&Origin) -> bool,
-    ) {
-        let Some(peer) = cx.peers.get(id) else { return };
-        let ending = peer.data.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
-        let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
-        for flow in ending {
-            if let Some(peer) = cx.peers.get_mut(id) {
-                peer.data.relay.stats.flows_reconfigured += 1;
-            }
-            self.close_flow(cx, sockets, data, id, flow, now);
-        }
-    }
 }
 
 impl TcpForwards {
@@ -312,7 +246,7 @@ impl TcpForwards {
                 (false, true) => match sockets.factory.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
                         self.listeners[place] = Some((listener, token));
-                        self.add_source(cx, sockets, token);
+                        cx.add_source(sockets, self, token);
                     }
                     Err(error) => {
                         tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
@@ -339,6 +273,52 @@ impl Sockets {
             // The port itself is bound already.
             tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
         }
+    }
+
+    /// Opens and closes the ports of `[[udp]]`; one that leads elsewhere now keeps its socket.
+    fn follow_udp(
+        &mut self,
+        cx: &mut Context,
+        data: &mut DataPlane,
+        host: &mut LaneHost,
+        tcp: &mut TcpForwards,
+        old: &Config,
+        now: Instant,
+    ) {
+        let new = Arc::clone(&cx.config);
+        for (place, forward) in new.udp.iter().enumerate() {
+            let ingress = IngressId(number(place));
+            let before = old.udp.get(place).filter(|before| before.open);
+            let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
+            let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
+            let same = forward.open
+                && before.is_some_and(|before| before.service == forward.service)
+                && led_to == leads_to;
+            if before.is_some() && !same {
+                for id in cx.peers.ids() {
+                    data.end_flows_where(cx, self, host, id, now, |origin| match origin {
+                        Origin::Ingress { ingress: of, .. } => *of == ingress,
+                        Origin::Upstream { .. } => false,
+                    });
+                }
+            }
+            let peer = tcp.forward_peer(forward);
+            match (before, forward.open) {
+                (None, true) => self.open_ingress(forward, Local::Ingress { ingress, peer }),
+                (Some(_), false) => {
+                    let is_it = |local: &Local| match local {
+                        Local::Ingress { ingress: of, .. } => *of == ingress,
+                        Local::Upstream { .. } => false,
+                    };
+                    for id in self.locals.find(is_it) {
+                        self.factory.close_later(id);
+                    }
+                    self.factory.close_now(&mut self.locals);
+                }
+                (Some(_), true) | (None, false) => {}
+            }
+        }
+        self.point_ingresses(cx, tcp);
     }
 }
 
@@ -370,5 +350,28 @@ impl Context {
             (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle, fragment })
         });
         services.collect()
+    }
+}
+
+impl DataPlane {
+    /// Ends the flows of a peer whose local side is as `ends` says, and tells the far end.
+    fn end_flows_where(
+        &mut self,
+        cx: &mut Context,
+        sockets: &mut Sockets,
+        host: &mut LaneHost,
+        id: PeerId,
+        now: Instant,
+        ends: impl Fn(&Origin) -> bool,
+    ) {
+        let Some(peer) = cx.peers.get(id) else { return };
+        let ending = peer.data.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
+        let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
+        for flow in ending {
+            if let Some(peer) = cx.peers.get_mut(id) {
+                peer.data.relay.stats.flows_reconfigured += 1;
+            }
+            self.close_flow(cx, sockets, host, id, flow, now);
+        }
     }
 }

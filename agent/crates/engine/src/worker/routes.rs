@@ -14,7 +14,10 @@ use wire::ids::PeerId;
 
 use crate::{
     peer::Failure,
-    worker::{Context, LaneHost, Sessions, Sockets},
+    worker::{
+        context::Context,
+        parts::{LaneHost, Sessions, Sockets},
+    },
 };
 
 /// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.

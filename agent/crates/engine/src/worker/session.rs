@@ -37,7 +37,12 @@ use crate::{
     origin::PeerOrigin,
     peer::Session,
     worker::{
-        Context, Sessions, Sockets, TcpForwards, Timer, Tunnel, Worker, endpoint::largest_packet, liveness,
+        Worker,
+        context::Context,
+        endpoint::largest_packet,
+        liveness,
+        parts::{Sessions, Sockets, TcpForwards, Tunnel},
+        timer::Timer,
     },
 };
 
@@ -669,11 +674,6 @@ impl TcpForwards {
             );
         }
     }
-}
-
-/// The low bit of the numbers of flows that the end with key `own` opens towards `peer`: 0 at the smaller key.
-pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
-    u64::from(own > peer)
 }
 
 #[cfg(test)]

@@ -1,43 +1,10 @@
 //! The thread and the runtime around a worker: they wait for it, and give it the time.
 
-use std::{collections::VecDeque, future::poll_fn, sync::Mutex, task::Poll};
+use std::{future::poll_fn, task::Poll};
 
-use crate::worker::{Command, Worker};
-use net::{Ready, Token};
-use wire::{clock::Clock, panics::lock};
+use wire::clock::Clock;
 
-/// Commands that may wait at once; they are few, and looked at in every turn.
-const MAX_COMMANDS: usize = 64;
-
-/// Commands from other threads to a worker.
-#[derive(Debug)]
-pub struct Inbox {
-    commands: Mutex<VecDeque<Command>>,
-    ready: Ready,
-    token: Token,
-}
-
-impl Inbox {
-    pub(super) fn new(ready: Ready, token: Token) -> Self {
-        Self { commands: Mutex::default(), ready, token }
-    }
-
-    /// Puts a command and wakes the worker; false if too many wait.
-    pub fn put(&self, command: Command) -> bool {
-        let mut commands = lock(&self.commands);
-        if commands.len() >= MAX_COMMANDS {
-            return false;
-        }
-        commands.push_back(command);
-        drop(commands);
-        self.ready.mark(self.token);
-        true
-    }
-
-    pub(super) fn take(&self) -> Option<Command> {
-        lock(&self.commands).pop_front()
-    }
-}
+use crate::worker::Worker;
 
 /// Runs a worker on the current runtime until it has shut down.
 pub async fn run(mut worker: Worker, clock: &dyn Clock) {

@@ -1,6 +1,6 @@
 //! What a worker is made of, and how it begins: every port opened, every peer about to be dialled.
 
-use std::{collections::VecDeque, io, net::SocketAddr, sync::Arc, time::Instant};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
 use config::{self, Config};
 use dataplane::{
@@ -35,16 +35,17 @@ use crate::{
     peer::{Peer, Peers},
     registry::PeerRegistry,
     worker::{
-        Context, DataPlane, Decoy, HOUSEKEEPING_INTERVAL, LaneHost, Publisher, Sessions, Sockets, Strangers,
-        TcpForwards, Timer, Tun, Tunnel, Worker, books,
-        ceilings::Ceilings,
-        context::{Logs, Stats},
-        decoy,
+        StartError, Worker,
+        context::{Context, Logs, Stats},
+        decoys::Decoys,
         endpoint::{self, EndpointParts},
-        number,
-        peers::PeerMaker,
-        shell,
+        inbox::Inbox,
+        parts::{DataPlane, Decoy, LaneHost, Publisher, Sessions, Sockets, TcpForwards, Tun, Tunnel},
+        peer_maker::PeerMaker,
         sources::Sources,
+        stats::{self, Ceilings},
+        strangers::Strangers,
+        timer::{HOUSEKEEPING_INTERVAL, Timer, number},
         tun,
         work::{Rests, TurnWork},
     },
@@ -87,41 +88,6 @@ pub struct Setup {
 pub struct TunSetup {
     /// Where it says what fits into a packet to each peer.
     pub board: Arc<MtuTable>,
-}
-
-/// Why a worker could not start.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// A port could not be opened.
-    #[error("cannot listen on {address} ({what}): {error}{}", remedy(.error))]
-    Listen {
-        address: SocketAddr,
-        /// The configuration key it comes from.
-        what: &'static str,
-        error: io::Error,
-    },
-    /// This worker's queue of the TUN device cannot be used.
-    #[error("cannot read and write the TUN device (tun): {0}")]
-    Tun(io::Error),
-    /// Packets cannot be marked as `transport.mark` asks.
-    #[error("cannot set transport.mark: {0} (remedy: CAP_NET_ADMIN, or mark = 0)")]
-    Mark(io::Error),
-    /// The TLS configuration cannot be built.
-    #[error("cannot set up TLS: {0}")]
-    Tls(#[from] tls::TlsError),
-}
-
-/// The end of an error message about a socket: what the operator can do, where that is known.
-pub fn remedy(error: &io::Error) -> &'static str {
-    const REMEDIES: [(io::ErrorKind, &str); 3] = [
-        (
-            io::ErrorKind::AddrInUse,
-            " (remedy: stop the other process, see `ss -lpn`, or choose another port)",
-        ),
-        (io::ErrorKind::PermissionDenied, " (remedy: a port from 1024 on, or CAP_NET_BIND_SERVICE)"),
-        (io::ErrorKind::AddrNotAvailable, " (remedy: an address of this host, see `ip address`)"),
-    ];
-    REMEDIES.iter().find(|(kind, _)| *kind == error.kind()).map_or("", |(_, remedy)| remedy)
 }
 
 /// The bound addresses of a worker.
@@ -196,7 +162,7 @@ impl Worker {
         let most_segments = net.most_segments();
         let mut factory = SocketFactory::new(net, &config);
         let inbox_token = factory.token(Source::Inbox);
-        let inbox = shell::Inbox::new(ready.clone(), inbox_token);
+        let inbox = Inbox::new(ready.clone(), inbox_token);
         hub.join(worker, ready.clone(), inbox_token);
         let own_key = *identity.public_key();
         let maker = PeerMaker { config: &config, hub: &hub, own_key: &own_key, worker: id };
@@ -219,8 +185,8 @@ impl Worker {
                 sources: Sources::new(),
                 logs: Logs::new(now),
                 stats: Stats {
-                    totals: books::Totals::default(),
-                    retired: books::RetiredLanes::default(),
+                    totals: stats::Totals::default(),
+                    retired: stats::RetiredLanes::default(),
                     ceilings: Ceilings::new(),
                     work: TurnWork::default(),
                     unpublished: true,
@@ -268,7 +234,7 @@ impl Worker {
                 scratch: tcp::Scratch::default(),
             },
             tunnel: Tunnel { device: tun },
-            decoy: Decoy { flows: decoy::Decoys::of_worker(worker, &config, now) },
+            decoy: Decoy { flows: Decoys::of_worker(worker, &config, now) },
             metrics,
             fresh: Vec::new(),
             due: Vec::new(),
@@ -276,7 +242,7 @@ impl Worker {
             stopped: false,
             ended: false,
         };
-        made.tcp.open_ports(&mut made.cx, &mut made.sockets)?;
+        made.sockets.open_ports(&mut made.cx, &mut made.tcp)?;
         made.cx.arm_timers(now);
         Ok(made)
     }
@@ -308,37 +274,31 @@ impl Context {
     }
 }
 
-impl TcpForwards {
-    fn open_ports(&mut self, cx: &mut Context, sockets: &mut Sockets) -> Result<(), StartError> {
+impl Sockets {
+    fn open_ports(&mut self, cx: &mut Context, tcp: &mut TcpForwards) -> Result<(), StartError> {
         let config = Arc::clone(&cx.config);
         let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
         for address in &config.transport.listen {
-            let port = sockets
+            let port = self
                 .factory
-                .listen(&mut sockets.underlays, *address)
+                .listen(&mut self.underlays, *address)
                 .map_err(failed(*address, "transport.listen"))?;
-            sockets.ports.push(port);
+            self.ports.push(port);
         }
         for (place, forward) in config.udp.iter().enumerate() {
             let local =
                 Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
-            sockets
-                .factory
-                .ingress(&mut sockets.locals, forward.listen, local)
+            self.factory
+                .ingress(&mut self.locals, forward.listen, local)
                 .map_err(failed(forward.listen, "udp.listen"))?;
         }
         for (place, forward) in config.tcp.iter().enumerate() {
-            let listener = sockets
+            let listener = self
                 .factory
                 .tcp_listen(forward.listen, place)
                 .map_err(failed(forward.listen, "tcp.listen"))?;
-            self.listeners.push(Some(listener));
+            tcp.listeners.push(Some(listener));
         }
         Ok(())
     }
-}
-
-/// Whether `worker` dials this peer, which exactly one worker does.
-pub(super) fn dials(peer: PeerId, worker: WorkerId) -> bool {
-    peer.0 % u32::from(worker.count) == u32::from(worker.index)
 }

@@ -32,9 +32,12 @@ use crate::{
     },
     hub::{StreamRequest, WorkerMessage},
     worker::{
-        Context, Sessions, Sockets, Timer, Worker,
-        context::Effect,
+        Worker,
+        context::{Context, Effect},
         liveness::{LEAST_CONTROL_SILENCE, TELL_INTERVAL, counts},
+        parts::{Sessions, Sockets},
+        stats::StreamFailure,
+        timer::Timer,
     },
 };
 
@@ -61,33 +64,6 @@ const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
 /// One that was up for less is not dialled again at once.
 const LEAST_LIFE: Duration = Duration::from_secs(1);
-
-/// Why a stream connection could not be made, or was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub(super) enum StreamFailure {
-    /// This host gave no socket, or no keys, for it.
-    Local,
-    /// The handshake of the stream connection was not completed.
-    Handshake,
-    /// The far end did not let it join the session.
-    Refused,
-    /// It was up, and ended unexpectedly.
-    Lost,
-}
-
-impl StreamFailure {
-    /// The values of the metric label `reason`, in the order of the discriminants.
-    pub(super) const LABELS: [&'static str; 4] = ["local", "handshake", "refused", "lost"];
-}
-
-/// Counts of stream connections that were opened and that failed.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct StreamTotals {
-    pub(super) opened: u64,
-    /// Stream connections that could not be made or were lost, at the index that their [`StreamFailure`] is.
-    pub(super) failed: [u64; StreamFailure::LABELS.len()],
-}
 
 /// What is to be done about a stream connection, once a second.
 enum Care {

@@ -16,9 +16,15 @@ use wire::{
     messages::{StreamAnswer, StreamOpen},
 };
 
-use crate::control::StreamKey;
-use crate::worker::{
-    Context, Sessions, Sockets, TcpForwards, Timer, ceilings::socket_remedy, parts::OpenForward,
+use crate::{
+    control::StreamKey,
+    worker::{
+        TcpRefusal,
+        ceilings::socket_remedy,
+        context::Context,
+        parts::{OpenForward, Sessions, Sockets, TcpForwards},
+        timer::Timer,
+    },
 };
 
 /// After an error that may last, such as a full table of descriptors.
@@ -470,74 +476,6 @@ impl Context {
                 suppressed,
                 "a TCP forward of the peer was refused (remedy: is the service running, and in `services` of the peer?)"
             );
-        }
-    }
-}
-
-/// Why a TCP forward was not opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum TcpRefusal {
-    /// The peer has no session, or no connection that can carry the forward.
-    NotConnected,
-    /// The service that the forward is for is not offered.
-    UnknownService,
-    /// The service is there, but the end that asks for it may not use it.
-    NotAllowed,
-    /// Too many TCP forwards are open, of the peer or of all peers.
-    Limit,
-    /// The service refused the TCP connection to it.
-    UpstreamRefused,
-    /// The service did not answer the attempt to connect to it.
-    UpstreamTimeout,
-    /// This host has no resources for another connection.
-    Accept,
-    /// The peer opened a stream and did not say what for.
-    NoHeader,
-    /// A reason that this version does not know.
-    Other,
-}
-
-impl TcpRefusal {
-    /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 9] = [
-        Self::NotConnected,
-        Self::UnknownService,
-        Self::NotAllowed,
-        Self::Limit,
-        Self::UpstreamRefused,
-        Self::UpstreamTimeout,
-        Self::Accept,
-        Self::NoHeader,
-        Self::Other,
-    ];
-
-    /// The value of the metric label `reason`.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::NotConnected => "not_connected",
-            Self::UnknownService => "unknown_service",
-            Self::NotAllowed => "not_allowed",
-            Self::Limit => "limit",
-            Self::UpstreamRefused => "upstream_refused",
-            Self::UpstreamTimeout => "upstream_timeout",
-            Self::Accept => "accept",
-            Self::NoHeader => "no_header",
-            Self::Other => "other",
-        }
-    }
-}
-
-impl From<StreamAnswer> for TcpRefusal {
-    fn from(answer: StreamAnswer) -> Self {
-        match answer {
-            StreamAnswer::UnknownService => Self::UnknownService,
-            StreamAnswer::NotAllowed => Self::NotAllowed,
-            StreamAnswer::LimitReached => Self::Limit,
-            StreamAnswer::UpstreamRefused => Self::UpstreamRefused,
-            StreamAnswer::UpstreamTimeout => Self::UpstreamTimeout,
-            StreamAnswer::Unspecified | StreamAnswer::Ok => Self::Other,
         }
     }
 }

@@ -14,7 +14,12 @@ use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 use crate::{
     control::driver::ControlConnection,
     peer::Peer,
-    worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Tun, Tunnel, endpoint, number},
+    worker::{
+        context::Context,
+        endpoint,
+        parts::{DataPlane, LaneHost, Sessions, Sockets, Tun, Tunnel},
+        timer::number,
+    },
 };
 
 /// Bytes that are read from the device in one turn: a send batch takes as many, and more would leave the processor's cache.

@@ -20,7 +20,11 @@ use wire::ids::PeerId;
 
 use crate::{
     peer::Peers,
-    worker::{Context, DataPlane, LaneHost, Sessions, Sockets, Timer, number},
+    worker::{
+        context::Context,
+        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        timer::{Timer, number},
+    },
 };
 
 /// Datagrams that a peer's queue may send before the next peer's: two full packets of the offloads.
@@ -79,7 +83,7 @@ impl DataPlane {
         most: usize,
         now: Instant,
     ) -> Drained {
-        host.uplink(cx, sockets, self, peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
+        self.uplink(cx, sockets, host, peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
     }
 
     /// A socket of the underlay has room again: what the agent itself has to say comes first, then what waited for it.

@@ -28,7 +28,7 @@ pub mod status;
 mod tests;
 
 use config::{
-    self, AccessMode, Config, PeerOrigin,
+    self, AccessMode, Config,
     reload::Change,
     state::{self, Edit},
 };
@@ -161,7 +161,7 @@ impl Desk {
         // A peer of open mode makes way for one that is added with its key.
         let known = self.peers.list().into_iter().filter(|listed| listed.origin != PeerOrigin::Open);
         let known: Vec<_> = known.map(|listed| config::Peer::clone(&listed.peer)).collect();
-        let mut configured = config.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
+        let mut configured = config.peers.iter().filter(|peer| peer.origin == config::PeerOrigin::Config);
         let returns = |peer: &config::Peer| {
             let has_key = new.public_key.parse().is_ok_and(|key| peer.public_keys.contains(&key));
             *peer.name == *new.name || has_key

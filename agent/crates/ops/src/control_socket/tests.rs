@@ -43,7 +43,7 @@ impl Peers for Fake {
     fn list(&self) -> Vec<Listed> {
         let peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
         let listed = |peer: &config::Peer| {
-            let origin = if peer.name.starts_with("open-") { Origin::Open } else { peer.origin.into() };
+            let origin = if peer.name.starts_with("open-") { PeerOrigin::Open } else { peer.origin.into() };
             Listed { id: PeerId(0), peer: Arc::new(peer.clone()), origin }
         };
         peers.iter().map(listed).collect()
@@ -280,7 +280,7 @@ fn the_ports_of_a_peer_that_comes_back_open_with_a_reload() {
 fn a_name_that_a_forward_needs_is_kept_as_removed() {
     let mut case = Case::new(false);
     let mut config = Config::clone(&case.peers.config);
-    config.peers[0].origin = PeerOrigin::State;
+    config.peers[0].origin = config::PeerOrigin::State;
     case.set_config(config);
     *case.peers.peers.lock().unwrap() = case.peers.config.peers.clone();
     fs::create_dir(case.folder.path().join("state")).unwrap();

@@ -19,7 +19,7 @@ use engine::{
     origin::PeerOrigin,
     registry::{Listed, PeerRegistry},
     tunnel,
-    worker::{Snapshots, shell::Inbox},
+    worker::{Inbox, Snapshots},
 };
 use gate::{identity::PublicKey, refusals::Refusals};
 use wire::clock::Clock;

@@ -5,7 +5,7 @@ use quinn_proto::ConnectionHandle;
 
 use crate::{
     control::driver::{Event, UNITS_PER_TURN},
-    worker::{TurnWork, Worker},
+    worker::{Worker, work::TurnWork},
 };
 
 impl Worker {

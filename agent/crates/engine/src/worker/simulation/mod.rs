@@ -26,7 +26,13 @@ use crate::{
     metrics::Value,
     registry::{PeerRegistry, RegistryError},
     status::PeerStatus,
-    worker::{Command, LaneLimits, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
+    worker::{
+        Setup, TunSetup, Worker,
+        inbox::Command,
+        parts::{LaneLimits, Publisher},
+        stats::Snapshots,
+        work::TurnWork,
+    },
 };
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
 use bottleneck::{Counts, Parameters};

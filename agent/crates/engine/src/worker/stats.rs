@@ -4,6 +4,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     sync::{Arc, Mutex},
+    time::Instant,
 };
 
 use config::OPEN_LABEL;
@@ -20,19 +21,17 @@ use quic_core::LaneStats;
 use wire::{
     context::Context,
     ids::{LaneRef, PeerId},
-    messages::MessageError,
+    messages::{MessageError, StreamAnswer},
     panics::lock,
+    throttle::Throttle,
 };
 
 use crate::{
     control::{Traffic, driver::ControlStats},
     origin::PeerOrigin,
+    peer::{Refused, refused},
     status::{PeerStatus, add_lane},
-    worker::{
-        ceilings::{Ceiling, Refused, refused},
-        stream_connections::StreamTotals,
-        streams::TcpRefusal,
-    },
+    worker::timer::LOG_INTERVAL,
 };
 
 /// Handshakes by what this end saw of them.
@@ -436,6 +435,191 @@ impl Snapshot {
             }
         }
     }
+}
+
+/// A ceiling at which something is refused.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum Ceiling {
+    /// The number of flows of all peers together.
+    Flows,
+    /// The number of flows of one peer.
+    FlowsPerPeer,
+    /// Bytes that wait in the queues of all peers.
+    QueueBytes,
+    /// Sockets to services: descriptors, ports, memory of the kernel.
+    Sockets,
+    /// Openings of flows of one peer in a time.
+    FlowRate,
+    /// The number of TCP forwards of one peer.
+    TcpStreamsPerPeer,
+    /// The number of TCP forwards of all peers together.
+    TcpStreams,
+    /// Memory of the windows of all TCP forwards.
+    StreamBytes,
+    /// The number of handshakes that others have begun.
+    Handshakes,
+    /// Peers that open mode has let in.
+    OpenPeers,
+    /// The number of used knocks that are remembered.
+    UsedTokens,
+    /// The number of strangers that have a flow to the decoy.
+    DecoyFlows,
+    /// Control messages of one peer in a time.
+    ControlMessages,
+}
+
+impl Ceiling {
+    pub const COUNT: usize = Self::LABELS.len();
+
+    /// The values of the metric label `limit`, in the order of their discriminants: keys of `[limits]`, as far as there is one.
+    pub const LABELS: [&'static str; 13] = [
+        "flows",
+        "flows_per_peer",
+        "queue_bytes",
+        "sockets",
+        "flow_rate",
+        "tcp_streams_per_peer",
+        "tcp_streams",
+        "stream_bytes",
+        "handshakes",
+        "open_peers",
+        "used_tokens",
+        "decoy_flows",
+        "control_messages",
+    ];
+}
+
+/// The throttles on what is logged, one for each ceiling, and what is counted here alone.
+#[derive(Debug)]
+pub(super) struct Ceilings {
+    logs: [Throttle; Ceiling::COUNT],
+    /// TCP forwards refused: one peer had too many, or all together.
+    pub(super) tcp: TcpCeilings,
+    /// How often windows did not grow for want of memory, when last looked at.
+    pub(super) stream_memory: u64,
+    /// Connections closed because the peer said more than it may.
+    pub(super) messages: u64,
+    /// Strangers at the decoy who gave way, when last looked at.
+    pub(super) strangers: u64,
+}
+
+impl Ceilings {
+    pub(super) fn new() -> Self {
+        Self {
+            logs: std::array::from_fn(|_| Throttle::new(LOG_INTERVAL)),
+            tcp: TcpCeilings::default(),
+            stream_memory: 0,
+            messages: 0,
+            strangers: 0,
+        }
+    }
+
+    pub(super) fn allow(&mut self, ceiling: Ceiling, now: Instant) -> Option<u64> {
+        self.logs[ceiling as usize].allow(now)
+    }
+}
+
+/// TCP forwards refused, by the ceiling.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct TcpCeilings {
+    pub(super) per_peer: u64,
+    pub(super) all: u64,
+}
+
+/// Why a TCP forward was not opened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub enum TcpRefusal {
+    /// The peer has no session, or no connection that can carry the forward.
+    NotConnected,
+    /// The service that the forward is for is not offered.
+    UnknownService,
+    /// The service is there, but the end that asks for it may not use it.
+    NotAllowed,
+    /// Too many TCP forwards are open, of the peer or of all peers.
+    Limit,
+    /// The service refused the TCP connection to it.
+    UpstreamRefused,
+    /// The service did not answer the attempt to connect to it.
+    UpstreamTimeout,
+    /// This host has no resources for another connection.
+    Accept,
+    /// The peer opened a stream and did not say what for.
+    NoHeader,
+    /// A reason that this version does not know.
+    Other,
+}
+
+impl TcpRefusal {
+    /// All of them, in the order of their discriminants.
+    pub const ALL: [Self; 9] = [
+        Self::NotConnected,
+        Self::UnknownService,
+        Self::NotAllowed,
+        Self::Limit,
+        Self::UpstreamRefused,
+        Self::UpstreamTimeout,
+        Self::Accept,
+        Self::NoHeader,
+        Self::Other,
+    ];
+
+    /// The value of the metric label `reason`.
+    #[must_use]
+    pub const fn label(self) -> &'static str {
+        match self {
+            Self::NotConnected => "not_connected",
+            Self::UnknownService => "unknown_service",
+            Self::NotAllowed => "not_allowed",
+            Self::Limit => "limit",
+            Self::UpstreamRefused => "upstream_refused",
+            Self::UpstreamTimeout => "upstream_timeout",
+            Self::Accept => "accept",
+            Self::NoHeader => "no_header",
+            Self::Other => "other",
+        }
+    }
+}
+
+impl From<StreamAnswer> for TcpRefusal {
+    fn from(answer: StreamAnswer) -> Self {
+        match answer {
+            StreamAnswer::UnknownService => Self::UnknownService,
+            StreamAnswer::NotAllowed => Self::NotAllowed,
+            StreamAnswer::LimitReached => Self::Limit,
+            StreamAnswer::UpstreamRefused => Self::UpstreamRefused,
+            StreamAnswer::UpstreamTimeout => Self::UpstreamTimeout,
+            StreamAnswer::Unspecified | StreamAnswer::Ok => Self::Other,
+        }
+    }
+}
+
+/// Counts of stream connections that were opened and that failed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct StreamTotals {
+    pub(super) opened: u64,
+    /// Stream connections that could not be made or were lost, at the index that their [`StreamFailure`] is.
+    pub(super) failed: [u64; StreamFailure::LABELS.len()],
+}
+
+/// Why a stream connection could not be made, or was lost.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(usize)]
+pub(super) enum StreamFailure {
+    /// This host gave no socket, or no keys, for it.
+    Local,
+    /// The handshake of the stream connection was not completed.
+    Handshake,
+    /// The far end did not let it join the session.
+    Refused,
+    /// It was up, and ended unexpectedly.
+    Lost,
+}
+
+impl StreamFailure {
+    /// The values of the metric label `reason`, in the order of the discriminants.
+    pub(super) const LABELS: [&'static str; 4] = ["local", "handshake", "refused", "lost"];
 }
 
 #[cfg(test)]
