@@ -2,12 +2,13 @@
 //!
 //! | what | module |
 //! |---|---|
-//! | one worker: its loop, its sockets, sessions, lanes and forwards, and the messages between workers | [`worker`] |
+//! | one worker: its loop, its sockets, sessions, lanes and forwards | [`worker`] |
+//! | messages and hand-off batches between workers | [`hub`] |
 //! | control connections: quinn-proto, dialling, congestion control, windows | [`control`] |
 //! | one peer, as a worker sees it | [`peer`] |
-//! | all peers, and who may connect | [`registry`] |
+//! | all peers, and who may connect | [`registry`], [`origin`] |
 //! | how a reload reaches the workers | [`follow`] |
-//! | the TUN device, its addresses and routes | [`tunnel`] |
+//! | the TUN device, its addresses and routes; the packet size to each peer | [`tunnel`], [`mtu_table`] |
 //! | what an operator is told of all these | [`status`] |
 //! | what a metric is, qlog captures, liveness | [`metrics`], [`capture`], [`health`] |
 

@@ -10,7 +10,7 @@
 //! | why there is no tunnel | `checks.rs` |
 //!
 //! ```text
-//!   workers ── set_mtu ──► MtuTable ──┐                       ┌──► device: MTU
+//!   workers ─ set_mtu ─► MtuTable ───┐                       ┌──► device: MTU
 //!                                  ├──► Plan ──► Kernel ───┼──► routes, each with its peer's MTU
 //!   PeerRegistry ── once a second ───────┘                       └──► rules, with transport.mark
 //!

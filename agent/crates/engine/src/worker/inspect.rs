@@ -4,7 +4,7 @@
 //!   control thread:  Inspection::ask ──► inboxes ──► Worker::inspect, in its next turn ──► Inspection::wait
 //! ```
 //!
-//! What is cheap and of every peer is published all the time (`books.rs`). What is of each lane or flow is too much for that
+//! What is cheap and of every peer is published all the time (`stats.rs`). What is of each lane or flow is too much for that
 //! with a thousand peers, and is bounded here in what one request may cost.
 
 use std::{

@@ -16,7 +16,7 @@ use crate::{
     capture::Phase,
     hub::{LaneLoss, LaneName, LanePort, LaneRequest, WorkerMessage},
     worker::{
-        DataPlane, Worker,
+        Worker,
         context::{Context, Effect},
         liveness::LEAST_SILENCE,
         parts::{LaneHost, Sessions, Sockets},
@@ -348,14 +348,7 @@ impl LaneHost {
         }
     }
 
-    pub(super) fn lane_timeout(
-        &mut self,
-        cx: &mut Context,
-        sockets: &Sockets,
-        _data: &DataPlane,
-        id: LaneId,
-        now: Instant,
-    ) {
+    pub(super) fn lane_timeout(&mut self, cx: &mut Context, sockets: &Sockets, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         match slot.on_timeout(now) {
             Due::Nothing => {

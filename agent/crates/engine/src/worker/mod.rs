@@ -6,7 +6,7 @@
 //! | question | file |
 //! |---|---|
 //! | what happens in a turn, in which order | `mod.rs` |
-//! | the parts and what they own | `context.rs`, `parts.rs`; how a worker begins: `start.rs` |
+//! | the parts and what they own | `context.rs`, `parts.rs`; how a worker begins: `start.rs`; with a peer: `peer_maker.rs` |
 //! | which source is next, and for how much | `sources.rs` |
 //! | how much work a turn may do, and the rest of a batch | `work.rs` |
 //! | sends that wait for room in a socket | `waiting.rs` |
@@ -19,19 +19,22 @@
 //! | the lanes of a session that this worker owns | `lanes.rs` |
 //! | the lanes that this worker hosts | `lane_host.rs` |
 //! | a changed address or route | `routes.rs` |
-//! | messages between workers | `messages.rs` (handling), `hub.rs` (sending), `mailbox.rs` (none is lost, none waits for ever) |
+//! | what messages of other workers cause | `messages.rs`; sending them: `engine/src/hub/` |
+//! | the link to a peer at each worker, while it has a session | `links.rs` |
+//! | hand-off batches from and to other workers | `hand_off.rs` |
 //! | peers that are added and removed | `peers.rs` |
 //! | a reload | `reload.rs` |
 //! | datagrams that are no lane's: the gate, control connections, strangers | `outside.rs` |
 //! | recorded lanes | `capture.rs` |
-//! | unauthenticated senders' datagrams to the decoy, and its replies | `strangers.rs` (the queue), `decoy.rs` |
+//! | unauthenticated senders' datagrams to the decoy, and its replies | `strangers.rs` (the queue), `decoy.rs`, `decoys.rs` (the flows) |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs` |
 //! | stream connections | `stream_connections.rs` |
 //! | the TUN device | `tun.rs` |
 //! | the replay log at the start | `knocks.rs` |
-//! | the thread and the runtime around a worker | `shell.rs` |
-//! | counters and snapshots | `books.rs`, `publish.rs`; metrics, one line each: `families.rs`; limits: `ceilings.rs` |
+//! | the thread and the runtime around a worker, and its commands | `shell.rs`, `inbox.rs` |
+//! | deadlines and intervals | `timer.rs` |
+//! | counters and snapshots | `stats.rs`, `publish.rs`; metrics, one line each: `families.rs`; limits that are reached: `ceilings.rs` |
 //! | what `culvert status PEER` reads | `inspect.rs` |
 //! | whole agents in memory and virtual time, for tests | `simulation/` |
 //!
@@ -449,7 +452,7 @@ impl Worker {
         self.cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
-            Timer::Lane(id) => self.host.lane_timeout(&mut self.cx, &self.sockets, &self.data, id, now),
+            Timer::Lane(id) => self.host.lane_timeout(&mut self.cx, &self.sockets, id, now),
             Timer::Pool(peer) => self.sessions.pool_timeout(&mut self.cx, peer, now),
             Timer::Hello(handle) => self.send_deferred_hello(handle, now),
             Timer::Flow(peer, flow) => {
