@@ -14,7 +14,6 @@ use arc_swap::ArcSwap;
 use config::{Config, defaults};
 use dataplane::sockets::port_plan;
 use engine::{
-    capture::Captures,
     health::Health,
     hub::Hub,
     registry::PeerRegistry,
@@ -37,6 +36,7 @@ use ops::{
     descriptors::{raise_descriptor_limit, sockets_for_flows},
     metrics::Metrics,
     operator::Running,
+    qlog::Captures,
 };
 use tokio::{
     runtime,

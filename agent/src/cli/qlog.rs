@@ -11,9 +11,12 @@ use std::{
 
 use anyhow::anyhow;
 use clap::{Args, value_parser};
-use engine::capture::{MOST_TIME, Order, Subject, Taken};
+use engine::capture::{MOST_TIME, Subject};
 use lab::out::{self, Reader};
-use ops::control_socket::protocol::{Answer, Request};
+use ops::{
+    control_socket::protocol::{Answer, Request},
+    qlog::{Order, Taken},
+};
 use wire::messages::MAX_LANES;
 
 use super::{

@@ -289,7 +289,7 @@ impl<'a> IntoIterator for &'a mut Peers {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "inspection")]
 impl std::ops::Index<usize> for Peers {
     type Output = Peer;
 
@@ -298,7 +298,7 @@ impl std::ops::Index<usize> for Peers {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "inspection")]
 impl std::ops::IndexMut<usize> for Peers {
     fn index_mut(&mut self, index: usize) -> &mut Peer {
         &mut self.0[index]

@@ -5,6 +5,7 @@
 //! | the control socket: requests, answers, status as JSON and text | [`control_socket`] |
 //! | how requests are carried out by the running daemon | [`operator`] |
 //! | counters for Prometheus | [`metrics`] |
+//! | captures, as qlog files | [`qlog`] |
 //! | a reload, from the file to the workers | [`reload`] |
 //! | logging | [`log`] |
 //! | the limit on open files | [`descriptors`] |
@@ -14,4 +15,5 @@ pub mod descriptors;
 pub mod log;
 pub mod metrics;
 pub mod operator;
+pub mod qlog;
 pub mod reload;

@@ -2,4 +2,4 @@
 
 pub mod fuzz;
 
-pub use engine::worker::simulation;
+pub mod simulation;

@@ -21,7 +21,7 @@ const _: () = assert!(
 
 /// An entry for the capture's file.
 #[derive(Debug)]
-pub(super) enum Entry {
+pub enum Entry {
     /// An event on the lane.
     Lane(Record),
     /// What happened to it, so many microseconds after the capture began.
@@ -135,7 +135,7 @@ impl Feed {
 
     /// Puts all that waits into `entries`, oldest first, in place of what was there; the last of it says how much was lost since,
     /// if anything was.
-    pub(super) fn take(&self, entries: &mut Vec<Entry>) {
+    pub fn take(&self, entries: &mut Vec<Entry>) {
         entries.clear();
         let shared = &mut *lock(&self.shared);
         if shared.entries.is_empty() && shared.untold == 0 {

@@ -1,14 +1,12 @@
-//! Captures: what happens on a lane, or on the control connection, of one peer, as a qlog file for `culvert qlog`.
+//! Captures: what happens on a lane, or on the control connection, of one peer, until an operator takes it.
 //!
 //! | question | file |
 //! |---|---|
-//! | which captures run, who asks for what they have, when they end | `captures.rs` |
 //! | what a worker and the control thread share of one | this one: [`Capture`] |
 //! | how a lane's records wait for the control thread | `feed.rs` |
 //! | how the text that quinn-proto writes of a control connection waits | `tap.rs` |
-//! | how records become qlog events | `events.rs` |
-//! | the file: header and framing | `text.rs` |
 //! | where it is armed at a worker | `engine/src/worker/capture.rs` |
+//! | which captures run, and how records become a qlog file | `ops/src/qlog/` |
 //!
 //! ```text
 //!   lane ──► Recorder ── end of each turn ──► Feed ───┐
@@ -27,14 +25,10 @@ use std::{
 use serde::{Deserialize, Serialize};
 use wire::ids::PeerId;
 
-mod captures;
-mod events;
 mod feed;
 mod tap;
-mod text;
 
-pub use captures::{Captures, Order, Refusal, Taken};
-pub use feed::{Began, Feed, Note, Phase, RECORDER_RECORDS};
+pub use feed::{Began, Entry, Feed, Note, Phase, RECORDER_RECORDS};
 pub use tap::{Tap, Taps};
 
 /// A capture that nobody asks for so long ends: its client is gone.
@@ -55,7 +49,8 @@ pub enum Subject {
 }
 
 impl Subject {
-    fn is_control(&self) -> bool {
+    #[must_use]
+    pub fn is_control(&self) -> bool {
         *self == Self::Control
     }
 }
@@ -171,6 +166,3 @@ impl Capture {
         u64::try_from(now.saturating_duration_since(self.since).as_millis()).unwrap_or(u64::MAX)
     }
 }
-
-#[cfg(test)]
-mod tests;

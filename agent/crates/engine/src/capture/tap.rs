@@ -44,7 +44,7 @@ impl Tap {
     }
 
     /// The text that waits, and how many records were lost behind it.
-    pub(super) fn take(&self) -> (Vec<u8>, u64) {
+    pub fn take(&self) -> (Vec<u8>, u64) {
         let shared = &mut *lock(&self.shared);
         (std::mem::take(&mut shared.text), std::mem::take(&mut shared.untold))
     }
@@ -150,5 +150,48 @@ impl Taps {
             !over
         });
         self.any.store(!running.is_empty(), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{io::Write, time::Duration};
+
+    use wire::clock::{Clock, ManualClock};
+
+    use super::*;
+    use crate::capture::Subject;
+
+    #[test]
+    fn what_quinn_writes_is_bounded_and_has_no_header_of_its_own() {
+        let clock = ManualClock::default();
+        let (now, taps) = (clock.now(), Taps::default());
+        assert!(taps.stream(PeerId(1), now).is_none());
+        let capture = Arc::new(Capture::new(PeerId(1), Subject::Control, now, Duration::from_secs(5)));
+        taps.add(&capture);
+        assert!(taps.stream(PeerId(2), now).is_none(), "another peer");
+        assert!(taps.stream(PeerId(1), now).is_some());
+        assert_eq!((capture.begun(), capture.tap.take()), (1, (Vec::new(), 0)), "its header is left out");
+
+        let mut writer = Writer::new(Arc::clone(&capture));
+        writer.write_all(b"\x1e{\"header\":1}\n").unwrap();
+        for piece in [&b"\x1e"[..], b"{\"one\"", b":1}", b"\n", b"\x1e{\"half\""] {
+            writer.write_all(piece).unwrap();
+        }
+        assert_eq!(capture.tap.take(), (b"\x1e{\"one\":1}\n".to_vec(), 0), "only whole records");
+        writer.write_all(b":1}\n").unwrap();
+        let record = [&b"\x1e{"[..], &[b' '; 1000], b"}\n"].concat();
+        for _ in 0..2000 {
+            writer.write_all(&record).unwrap();
+        }
+        let (text, lost) = capture.tap.take();
+        assert!(text.len() <= 1 << 20 && text.len() > 1 << 19);
+        let kept = text.iter().filter(|byte| **byte == b'\n').count() as u64;
+        assert_eq!((kept + lost, capture.tap.lost()), (2001, lost));
+
+        taps.expire(now + Duration::from_secs(5));
+        writer.write_all(&record).unwrap();
+        assert_eq!(capture.tap.take(), (Vec::new(), 0), "it is over");
+        assert!(taps.stream(PeerId(1), now).is_none());
     }
 }

@@ -153,6 +153,13 @@ impl Hub {
         }
     }
 
+    /// Tells `worker` that `doubt` stands against a session.
+    #[cfg(feature = "inspection")]
+    pub fn post_doubt(&self, worker: u8, of: wire::ids::SessionRef, doubt: dataplane::peer::Doubt) {
+        let (peer, session) = (of.peer, of.session);
+        self.post(worker, WorkerMessage::Doubt { peer, session, doubt, holds: true });
+    }
+
     /// Gives every worker but `from` a message.
     pub(crate) fn post_others(&self, from: u8, message: impl Fn() -> WorkerMessage) {
         for worker in (0..self.workers()).filter(|worker| *worker != from) {
@@ -192,22 +199,22 @@ impl Hub {
     }
 
     /// All workers are to look whether a capture of a lane is theirs, or over.
-    pub(crate) fn capture(&self, capture: &Arc<Capture>) {
+    pub fn capture(&self, capture: &Arc<Capture>) {
         Mailbox::post_all(&self.boxes, || WorkerMessage::Capture(Arc::clone(capture)));
     }
 
     /// The captures of control connections that operators want to look at.
-    pub(crate) fn taps(&self) -> &Taps {
+    pub fn taps(&self) -> &Taps {
         &self.taps
     }
 
     /// Whether this end dialled the session with a peer; `None` if there is no session.
-    pub(crate) fn dialled(&self, peer: PeerId) -> Option<bool> {
+    pub fn dialled(&self, peer: PeerId) -> Option<bool> {
         self.record(peer).map(|record| record.dialled)
     }
 
     /// Ends the session with a peer, if there is one.
-    pub(crate) fn end_session(&self, peer: PeerId, reason: CloseReason) {
+    pub fn end_session(&self, peer: PeerId, reason: CloseReason) {
         if let Some(Record { owner, session, .. }) = self.record(peer) {
             self.post(owner, WorkerMessage::EndSession { peer, session, reason });
         }
@@ -223,7 +230,7 @@ impl Hub {
     }
 
     /// Hands a hand-off batch to `worker`; gives it back if there is no room.
-    pub(crate) fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
+    pub fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
         let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(hand_off) };
         let (bytes, party) = (hand_off.len(), party(&hand_off));
         mailbox.hand(hand_off, bytes, party)

@@ -233,7 +233,7 @@ impl Decoys {
     }
 }
 
-#[cfg(test)]
+#[cfg(feature = "inspection")]
 impl Decoys {
     /// How many flows there are, and the most that any of its other tables holds or has places for.
     pub(super) fn sizes(&self) -> (usize, usize) {

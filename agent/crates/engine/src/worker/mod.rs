@@ -36,7 +36,7 @@
 //! | deadlines and intervals | `timer.rs` |
 //! | counters and snapshots | `stats.rs`, `publish.rs`; metrics, one line each: `families.rs`; limits that are reached: `ceilings.rs` |
 //! | what `culvert status PEER` reads | `inspect.rs` |
-//! | whole agents in memory and virtual time, for tests | `simulation/` |
+//! | what tests see of a worker | `inspection.rs`, behind a feature |
 //!
 //! A worker has no thread, clock or sockets of its own: `turn` takes the time, [`net::Net`] provides the sockets. The daemon runs
 //! it over the kernel, tests run it over `net`'s memory network.
@@ -87,6 +87,8 @@ mod flows;
 mod hand_off;
 pub mod inbox;
 mod inspect;
+#[cfg(feature = "inspection")]
+mod inspection;
 mod knocks;
 mod lane_host;
 mod lanes;
@@ -103,17 +105,12 @@ mod reload;
 mod routes;
 mod session;
 pub mod shell;
-#[doc(hidden)]
-#[cfg(any(test, feature = "simulation"))]
-pub mod simulation;
 mod sources;
 mod start;
 mod stats;
 mod strangers;
 mod stream_connections;
 mod streams;
-#[cfg(test)]
-mod tests;
 mod timer;
 mod tun;
 mod waiting;

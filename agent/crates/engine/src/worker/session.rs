@@ -675,11 +675,3 @@ impl TcpForwards {
         }
     }
 }
-
-#[cfg(test)]
-impl Worker {
-    /// Spends what the gate may spend on clients that have not proved their address.
-    pub(super) fn exhaust_gate_budget(&mut self, now: Instant) {
-        self.sessions.gate.exhaust_budget(now);
-    }
-}

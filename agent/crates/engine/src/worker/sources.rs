@@ -155,7 +155,7 @@ impl Sources {
     }
 
     /// With another budget, so that a test has a slow worker.
-    #[cfg(test)]
+    #[cfg(feature = "inspection")]
     pub(super) fn set_budget(&mut self, units: i64) {
         self.budget = units;
     }

@@ -32,12 +32,10 @@ use config::{
     reload::Change,
     state::{self, Edit},
 };
-use engine::{
-    capture::{self, Captures},
-    origin::PeerOrigin,
-    registry::Listed,
-};
+use engine::{origin::PeerOrigin, registry::Listed};
 use gate::identity::PublicKey;
+
+use crate::qlog::Captures;
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
 use protocol::{Answer, ListedPeer, Request, ShownChange};
 use status::{Scope, Status};
@@ -293,7 +291,7 @@ pub fn still_named(name: &str) -> String {
     )
 }
 
-fn no_capture(refusal: &capture::Refusal) -> Answer {
+fn no_capture(refusal: &crate::qlog::Refusal) -> Answer {
     Answer::Refused { bad_input: refusal.is_bad_input(), error: refusal.to_string() }
 }
 

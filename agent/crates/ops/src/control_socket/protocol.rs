@@ -8,14 +8,14 @@ use config::{
     reload::{Change, Kind},
     state::NewPeer,
 };
-use engine::{
-    capture::{Order, Taken},
-    origin::PeerOrigin,
-};
+use engine::origin::PeerOrigin;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::control_socket::status::{Scope, Status};
+use crate::{
+    control_socket::status::{Scope, Status},
+    qlog::{Order, Taken},
+};
 
 /// The version of this format; it changes when a reader of the old one would be misled.
 pub const VERSION: u64 = 1;

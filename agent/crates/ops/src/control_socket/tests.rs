@@ -10,11 +10,7 @@ use std::{
 };
 
 use config::state::NewPeer;
-use engine::{
-    capture::{Order, Subject},
-    hub::Hub,
-    registry::PeerRegistry,
-};
+use engine::{capture::Subject, hub::Hub, registry::PeerRegistry};
 use serde_json::Value;
 use tempfile::TempDir;
 use wire::{
@@ -23,9 +19,12 @@ use wire::{
 };
 
 use super::*;
-use crate::control_socket::{
-    client::{AskError, ask},
-    protocol::{MAX_REQUEST_BYTES, RequestError},
+use crate::{
+    control_socket::{
+        client::{AskError, ask},
+        protocol::{MAX_REQUEST_BYTES, RequestError},
+    },
+    qlog::Order,
 };
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";

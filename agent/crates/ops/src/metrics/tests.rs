@@ -1,10 +1,9 @@
 //! The families against `docs/metrics.md`, and the text.
 
-use std::{net::IpAddr, time::Duration};
+use std::time::Duration;
 
 use config::{Limits, defaults};
-use engine::{metrics::Buckets, worker::simulation::World};
-use gate::identity::Identity;
+use engine::metrics::Buckets;
 use wire::{
     clock::{Clock, SystemClock},
     panics::{Panicked, Part},
@@ -51,64 +50,6 @@ fn names_follow_the_conventions() {
         assert_eq!(family.name.ends_with("_total"), family.kind == Kind::Counter, "{}", family.name);
         assert!(family.help.ends_with('.') && !family.help.contains('|'), "{}", family.help);
     }
-}
-
-/// What an agent with this many peers and two workers shows at its start.
-fn shown_with(peers: usize) -> String {
-    let mut toml = "identity.key_file = \"x\"\ntransport.listen = [\"192.0.2.1:4433\"]\n".to_owned();
-    for place in 0..peers {
-        let key = Identity::generate().unwrap().public_key();
-        writeln!(toml, "[[peer]]\nname = \"peer-{place}\"\npublic_key = \"{key}\"").unwrap();
-    }
-    let mut world = World::new(1);
-    world.set_workers(2);
-    let agent =
-        world.start(&toml, &Identity::generate().unwrap(), &["192.0.2.1".parse::<IpAddr>().unwrap()], 1);
-    assert_eq!(world.peers(agent).len(), peers);
-    let metrics = of_workers(Arc::clone(&world.agent(agent).snapshots));
-    metrics.configured(&defaults::LIMITS, Duration::ZERO);
-    metrics.render()
-}
-
-/// Its series, without those of the process.
-fn series(peers: usize) -> usize {
-    shown_with(peers)
-        .lines()
-        .filter(|line| !line.starts_with('#') && !line.starts_with("culvert_process_"))
-        .count()
-}
-
-#[test]
-fn a_thousand_peers_stay_far_below_a_hundred_thousand_series() {
-    let (none, thousand) = (series(0), series(1000));
-    let each = (thousand - none) / 1000;
-    assert_eq!(none + 1000 * each, thousand, "what is not a peer's does not grow with them");
-    assert!(each < 60, "{each} series for each peer");
-    assert!(thousand < 100_000, "{thousand} series");
-    let said = format!("{each} series for each peer");
-    assert!(DOC.contains(&said), "docs/metrics.md is to say: {said}, and {none} for all others");
-    let said = format!("some {} others", none.next_multiple_of(50));
-    assert!(DOC.contains(&said), "docs/metrics.md is to say: {said}");
-}
-
-#[test]
-fn the_document_explains_every_value_of_a_label() {
-    /// Labels with values of our own choice.
-    const CHOSEN: [&str; 8] = ["reason", "outcome", "step", "kind", "state", "origin", "initiator", "limit"];
-    let shown = shown_with(1);
-    let mut explained = 0;
-    for line in shown.lines().filter(|line| !line.starts_with('#')) {
-        let labels = line.split_once('{').and_then(|(_, rest)| rest.split_once('}'));
-        for pair in labels.into_iter().flat_map(|(labels, _)| labels.split(',')) {
-            let (label, value) = pair.split_once('=').unwrap();
-            if CHOSEN.contains(&label) {
-                let value = value.trim_matches('"');
-                assert!(DOC.contains(&format!("`{value}`")), "docs/metrics.md does not explain {line}");
-                explained += 1;
-            }
-        }
-    }
-    assert!(explained > 150, "{explained} were found");
 }
 
 #[test]

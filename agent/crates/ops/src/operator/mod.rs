@@ -14,7 +14,6 @@ use std::{
 use arc_swap::ArcSwap;
 use config::{self, Config};
 use engine::{
-    capture::Captures,
     hub::Hub,
     origin::PeerOrigin,
     registry::{Listed, PeerRegistry},
@@ -30,6 +29,7 @@ use crate::{
         status::{Scope, Status},
     },
     metrics::Metrics,
+    qlog::Captures,
 };
 
 mod status;

@@ -1,0 +1,180 @@
+//! What tests see of a worker and set in it, and how much work one of its turns may do: a schedule in which a turn does more
+//! fails.
+
+use std::{sync::Arc, time::Instant};
+
+use config::Config;
+use dataplane::{
+    datapath::work::MOST_PER_TURN,
+    forward::{Locals, tun::TunSide},
+    hand_off::Outgoing,
+    lanes::{Lanes, Underlays},
+    sockets::SocketFactory,
+};
+use quinn_proto::ConnectionHandle;
+use wire::messages::Features;
+
+use crate::{
+    control::driver::{Control, Event, UNITS_PER_TURN},
+    hub::Hub,
+    peer::Peers,
+    worker::{LaneLimits, TurnWork, Worker, decoys::Decoys, parts::Tun},
+};
+
+impl Worker {
+    #[must_use]
+    pub fn config(&self) -> &Arc<Config> {
+        &self.cx.config
+    }
+
+    #[must_use]
+    pub fn hub(&self) -> &Arc<Hub> {
+        &self.cx.hub
+    }
+
+    #[must_use]
+    pub fn peers(&self) -> &Peers {
+        &self.cx.peers
+    }
+
+    pub fn peers_mut(&mut self) -> &mut Peers {
+        &mut self.cx.peers
+    }
+
+    /// The lanes that this worker hosts.
+    #[must_use]
+    pub fn lanes(&self) -> &Lanes {
+        &self.host.lanes
+    }
+
+    pub fn lanes_mut(&mut self) -> &mut Lanes {
+        &mut self.host.lanes
+    }
+
+    /// The number of captures of lanes that are armed.
+    #[must_use]
+    pub fn captures(&self) -> usize {
+        self.host.captures.armed.len()
+    }
+
+    #[must_use]
+    pub fn locals(&self) -> &Locals {
+        &self.sockets.locals
+    }
+
+    #[must_use]
+    pub fn underlays(&self) -> &Underlays {
+        &self.sockets.underlays
+    }
+
+    pub fn underlays_mut(&mut self) -> &mut Underlays {
+        &mut self.sockets.underlays
+    }
+
+    #[must_use]
+    pub fn socket_factory(&self) -> &SocketFactory {
+        &self.sockets.factory
+    }
+
+    /// The control connections.
+    #[must_use]
+    pub fn control(&self) -> &Control {
+        &self.sessions.control
+    }
+
+    /// How many events of control connections the scratch space for them holds.
+    #[must_use]
+    pub fn events_capacity(&self) -> usize {
+        self.sessions.events.capacity()
+    }
+
+    /// The number of TCP forwards.
+    #[must_use]
+    pub fn forwards(&self) -> usize {
+        self.tcp.open.len()
+    }
+
+    /// The worker's queue of the TUN device.
+    #[must_use]
+    pub fn tun(&self) -> Option<&TunSide> {
+        self.tunnel.device.as_ref().map(|tun| &tun.side)
+    }
+
+    pub fn set_tun(&mut self, side: TunSide) {
+        self.tunnel.device = Some(Tun { side, board: Arc::default() });
+    }
+
+    /// How many flows to the decoy there are, and the most that any of its other tables holds or has room for.
+    #[must_use]
+    pub fn decoys(&self) -> Option<(usize, usize)> {
+        self.decoy.flows.as_ref().map(Decoys::sizes)
+    }
+
+    /// How much a turn takes from its sources, in units of a datagram.
+    pub fn set_budget(&mut self, units: i64) {
+        self.cx.sources.set_budget(units);
+    }
+
+    /// Spends what the gate may spend on clients that have not proved their address.
+    pub fn exhaust_gate_budget(&mut self, now: Instant) {
+        self.sessions.gate.exhaust_budget(now);
+    }
+
+    /// Hands over what `fill` collects for other workers.
+    pub fn hand_over(&mut self, fill: impl FnOnce(&mut Outgoing), now: Instant) {
+        fill(&mut self.data.outgoing);
+        self.data.hand_over(&mut self.cx, now);
+    }
+
+    /// Lowers the limits of lanes that are opened from now on, so that a test reaches them.
+    pub fn set_lane_limits(&mut self, limits: LaneLimits) {
+        self.host.limits = limits;
+    }
+
+    /// Leaves `features` out of the hello, as an older version does.
+    pub fn withhold(&mut self, features: Features) {
+        self.sessions.withheld = features;
+    }
+
+    /// The work of the last turn.
+    #[must_use]
+    pub fn turn_work(&self) -> TurnWork {
+        self.cx.stats.work
+    }
+
+    /// The first count of the last turn that exceeds what any turn may do, in words.
+    #[must_use]
+    pub fn excess_of_turn(&self) -> Option<String> {
+        let flows: usize = self.cx.peers.iter().map(|peer| peer.data.relay.flows.len()).sum();
+        self.cx.stats.work.excess(self.sessions.control.len() as u64, flows as u64)
+    }
+}
+
+impl TurnWork {
+    /// What of it is more than a turn may do of a worker with so many control connections and flows, in words.
+    ///
+    /// | count | bound | why |
+    /// |---|---|---|
+    /// | work, frames | `MOST_PER_TURN` | `dataplane/src/datapath/work.rs` |
+    /// | message units | of each connection `UNITS_PER_TURN`, and 272 more | a last message of 64 KiB |
+    /// | events | as many as message units, and 1,100 more of each connection | its streams, and each kind of event twice |
+    /// | walked | sixteen times the flows | a session that is replaced and all of its lanes come up |
+    /// | opened | 1,200, and 80 more of each connection | `MOST_PER_TURN` in openings of flows; streams, dialled lanes |
+    fn excess(&self, connections: u64, flows: u64) -> Option<String> {
+        let connections = connections.max(1);
+        let units = connections * (u64::from(UNITS_PER_TURN) + 272);
+        let events = units + connections * 1_100;
+        let event_bytes = events * size_of::<(ConnectionHandle, Event)>() as u64;
+        let checks = [
+            ("work", self.work, MOST_PER_TURN),
+            ("frames", self.frames, MOST_PER_TURN),
+            ("events", self.events, events),
+            ("bytes of events", self.event_bytes, event_bytes),
+            ("units of messages", self.message_units, units),
+            ("flows looked at", self.walked, 16 * (flows + 64)),
+            ("sockets opened", self.opened, 1_200 + 80 * connections),
+        ];
+        let (what, count, most) = checks.into_iter().find(|(_, count, most)| count > most)?;
+        Some(format!("{count} {what} in a turn, not {most}"))
+    }
+}

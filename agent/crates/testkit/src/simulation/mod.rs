@@ -1,0 +1,569 @@
+//! Whole agents over a network in memory, in virtual time: what the tests of this package and `tests/sim` drive.
+//!
+//! The agents' code is the daemon's own, from [`Worker::turn`] on: a [`World`] gives it the clock, the network and the seeds.
+#![expect(clippy::unwrap_used, reason = "what a test gives wrong is to end the test")]
+
+use std::{
+    cell::RefCell,
+    net::{IpAddr, SocketAddr},
+    path::Path,
+    rc::Rc,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+mod books;
+pub mod bottleneck;
+mod host;
+mod network;
+mod seeded;
+mod trace;
+pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
+use bottleneck::{Counts, Parameters};
+use config::{
+    Config,
+    reload::{Change, plan},
+};
+use engine::{
+    follow::follow,
+    health::Health,
+    hub::Hub,
+    metrics::Value,
+    registry::{PeerRegistry, RegistryError},
+    status::PeerStatus,
+    worker::{Command, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
+};
+use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
+pub use host::{Host, Udp};
+use ip::packets::TunOffload;
+use net::{
+    Ready,
+    memory::{Datagram, MemoryFabric, MemoryTun},
+};
+use network::Network;
+pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
+use trace::{Trace, WorkerOf};
+use wire::clock::{Clock, ManualClock};
+
+/// A machine's clock: the world's, and how many seconds it is ahead.
+struct Skewed(ManualClock, i64);
+
+impl Clock for Skewed {
+    fn now(&self) -> Instant {
+        self.0.now()
+    }
+
+    fn unix_time(&self) -> Duration {
+        let seconds = self.0.unix_time().as_secs().saturating_add_signed(self.1);
+        Duration::from_secs(seconds)
+    }
+}
+
+/// A simulated network, its clock and its agents.
+pub struct World {
+    pub clock: ManualClock,
+    pub weather: Rc<RefCell<Weather>>,
+    fabric: MemoryFabric,
+    network: Rc<RefCell<Network>>,
+    /// The addresses of the hosts that are not agents.
+    other_addresses: RefCell<Vec<IpAddr>>,
+    agents: Vec<Option<Agent>>,
+    /// How many workers the next agent gets.
+    workers: u8,
+    /// How many seconds the clock of the next agent is ahead.
+    skew: i64,
+    /// Each agent's state directory: the knocks that its workers let in. `None` where there is none to be trusted.
+    journals: Vec<Option<Vec<MemoryReplayLog>>>,
+    /// What is done to the configuration of the next agents.
+    tune: fn(&mut Config),
+    /// What the TUN devices of the next agents can do.
+    offload: TunOffload,
+    /// An agent with little CPU: its place, how long each of its turns takes, and when it may take the next.
+    slow: Option<(usize, Duration, Instant)>,
+}
+
+/// An agent of a [`World`], with its workers and what they share.
+pub struct Agent {
+    pub workers: Vec<Worker>,
+    pub registry: Arc<PeerRegistry>,
+    config: Arc<Config>,
+    hub: Arc<Hub>,
+    tun: Option<MemoryTun>,
+    pub snapshots: Arc<Snapshots>,
+    /// Of each worker, when it wants its next turn; `None` once it has ended.
+    deadlines: Vec<Option<Option<Instant>>>,
+    /// The most of each kind that any turn did since this was last asked.
+    most: TurnWork,
+    /// Of each worker, what a turn did beyond its bound, in words: the first that did.
+    excess: Vec<Option<String>>,
+}
+
+impl Agent {
+    /// The number of lanes that all workers of the agent keep.
+    pub fn lanes(&self) -> usize {
+        self.workers.iter().map(|worker| worker.lanes().iter().count()).sum()
+    }
+
+    /// Local sockets of all workers, ports for clients included.
+    pub fn local_sockets(&self) -> usize {
+        self.workers.iter().map(|worker| worker.locals().iter().count()).sum()
+    }
+
+    /// The most of each kind of work that any turn did since this was last asked.
+    pub fn most_work(&mut self) -> TurnWork {
+        std::mem::take(&mut self.most)
+    }
+
+    /// Its TUN device, which its configuration asks for.
+    pub fn tun(&self) -> &MemoryTun {
+        self.tun.as_ref().expect("a [tun]")
+    }
+
+    fn has_ended(&self) -> bool {
+        self.deadlines.iter().all(Option::is_none)
+    }
+}
+
+impl World {
+    /// A network with 5 ms one way; randomness comes from `seed`, that of TLS too: one world at a time runs on a thread.
+    pub fn new(seed: u64) -> Self {
+        seeded::seed(seed);
+        let clock = ManualClock::new(Duration::from_secs(1_780_000_000));
+        let fabric = MemoryFabric::new();
+        let weather = Rc::new(RefCell::new(Weather::default()));
+        let network = Rc::new(RefCell::new(Network::new(seed, clock.clone(), Rc::clone(&weather))));
+        let passes = Rc::clone(&network);
+        fabric.set_hook(move |datagram| passes.borrow_mut().take(datagram));
+        Self {
+            clock,
+            weather,
+            fabric,
+            network,
+            other_addresses: RefCell::default(),
+            agents: Vec::new(),
+            workers: 1,
+            skew: 0,
+            journals: Vec::new(),
+            tune: |_| (),
+            offload: TunOffload { tcp: true, udp: true },
+            slow: None,
+        }
+    }
+
+    /// The names, and who has which address: they may change at any time.
+    pub fn fabric(&self) -> &MemoryFabric {
+        &self.fabric
+    }
+
+    /// The host of an agent that has `address` has these from now on.
+    pub fn set_addresses(&self, address: IpAddr, addresses: &[IpAddr]) {
+        self.network.borrow_mut().agents.extend_from_slice(addresses);
+        self.fabric.set_addresses(address, addresses);
+    }
+
+    /// From now on each turn of an agent takes so long.
+    pub fn slow_down(&mut self, place: usize, turn: Duration) {
+        self.slow = Some((place, turn, self.clock.now()));
+    }
+
+    /// Whether datagrams of equal length that arrive together are joined.
+    pub fn set_gro(&self, gro: bool) {
+        self.fabric.set_gro(gro);
+    }
+
+    /// What was put on the network since this was last asked, from the first time on.
+    pub fn tapped(&self) -> Vec<Tapped> {
+        self.network.borrow_mut().tap.replace(Vec::new()).unwrap_or_default()
+    }
+
+    /// A hash of every datagram, deadline and account of the agents, from the first time that this is asked on.
+    pub fn digest(&self) -> u64 {
+        self.network.borrow_mut().trace.get_or_insert_with(Trace::new).digest()
+    }
+
+    /// From now on the network does this to datagrams from `from` to `to`; datagrams that are under way are not affected.
+    pub fn set_path(&self, from: IpAddr, to: IpAddr, path: NetworkPath) {
+        self.network.borrow_mut().set_path(from, to, path);
+    }
+
+    /// A bottleneck for [`NetworkPath::bottleneck`]; its losses come from `seed` and change nobody else's.
+    pub fn add_bottleneck(&self, parameters: Parameters, seed: u64) -> BottleneckId {
+        self.network.borrow_mut().add_bottleneck(parameters, seed)
+    }
+
+    /// A step: from now on the bottleneck is like this, and what waits in it goes on.
+    pub fn set_bottleneck(&self, id: BottleneckId, parameters: Parameters) {
+        self.network.borrow_mut().set_bottleneck(id, parameters);
+    }
+
+    /// What became of the packets that a bottleneck took, and how many it still holds.
+    pub fn bottleneck(&self, id: BottleneckId) -> (Counts, usize) {
+        self.network.borrow().bottleneck(id)
+    }
+
+    /// A NAT in front of `inside` forgets its mappings: the ports that it dials from appear under new ones, of the address
+    /// `outside`, and what is still sent to the old ones is lost. Ports that it listens at stay.
+    pub fn rebind(&self, inside: IpAddr, outside: IpAddr) {
+        if inside != outside && !self.other_addresses.borrow().contains(&outside) {
+            // To nobody at all nothing would even be sent.
+            drop(self.host(&[outside]));
+        }
+        self.network.borrow_mut().rebind(inside, outside);
+    }
+
+    /// From now on a NAT shows `inside` as `outside`, in place of what it showed before.
+    pub fn translate(&self, inside: SocketAddr, outside: SocketAddr) {
+        self.network.borrow_mut().translate(inside, outside);
+    }
+
+    /// Puts a datagram on the network in anyone's name; it arrives at once, and what it draws is seen by the tap.
+    pub fn send_as(&self, datagram: &Tapped) {
+        let from = datagram.from.ip();
+        let known = [&self.network.borrow().agents[..], &self.other_addresses.borrow()[..]].concat();
+        if !known.contains(&from) {
+            // To nobody at all nothing would even be sent.
+            drop(self.host(&[from]));
+        }
+        self.fabric.inject(&Datagram {
+            from: datagram.from,
+            to: datagram.to,
+            tos: datagram.tos,
+            payload: &datagram.payload,
+        });
+    }
+
+    /// How many seconds the clocks of the agents are ahead that are started from now on.
+    pub fn set_skew(&mut self, seconds: i64) {
+        self.skew = seconds;
+    }
+
+    /// Loses an agent's state directory, and with it the record of used knocks.
+    pub fn lose_state(&mut self, place: usize) {
+        self.journals[place] = None;
+    }
+
+    /// How many workers the agents have that are started from now on.
+    pub fn set_workers(&mut self, workers: u8) {
+        self.workers = workers;
+    }
+
+    /// What is done to the configuration of agents that are started from now on.
+    pub fn set_tune(&mut self, tune: fn(&mut Config)) {
+        self.tune = tune;
+    }
+
+    /// What the TUN devices can do of agents that are started from now on.
+    pub fn set_offload(&mut self, offload: TunOffload) {
+        self.offload = offload;
+    }
+
+    /// Starts an agent on a host of its own with these addresses; returns its place.
+    pub fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
+        self.agents.push(None);
+        self.journals.push(Some(Vec::new()));
+        self.network.borrow_mut().agents.extend_from_slice(addresses);
+        let place = self.agents.len() - 1;
+        self.restart(place, toml, identity, addresses, seed);
+        place
+    }
+
+    /// Starts an agent again under the same place, as a new process; the old one is gone without a word.
+    pub fn restart(&mut self, place: usize, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) {
+        self.agents[place] = None;
+        let config = Arc::new(self.read(toml));
+        let now = self.clock.now();
+        let health = Arc::new(Health::new(usize::from(self.workers), now));
+        let snapshots = Arc::<Snapshots>::default();
+        let hub = Hub::new(self.workers, config.peers.len(), now);
+        let clock: Arc<dyn Clock + Send + Sync> = Arc::new(Skewed(self.clock.clone(), self.skew));
+        let knocks = self.knocks(place, &*clock);
+        let tls = TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
+        let tls = Arc::new(tls.with_randomness(seeded::RANDOMNESS));
+        let (own, registry) = (Own::new(identity), PeerRegistry::new(&config, identity.public_key()));
+        registry.attach(&hub);
+        let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
+        let mut nets = self.fabric.worker_hosts(addresses, &readies);
+        let tun = config.tun.as_ref().map(|_| MemoryTun::new(self.workers, self.offload));
+        for (net, tun) in nets.iter_mut().zip(tun.iter().cycle()) {
+            net.set_tun(tun);
+        }
+        let started = (0..self.workers).zip(nets).zip(readies).zip(knocks);
+        let workers = started.map(|(((worker, net), ready), knocks)| {
+            let place = usize::from(worker);
+            let setup = Setup {
+                identity: Arc::clone(&tls),
+                own: Arc::clone(&own),
+                registry: Arc::clone(&registry),
+                refusals: Arc::default(),
+                knocks,
+                clock: Arc::clone(&clock),
+                net: Box::new(net),
+                ready,
+                instance: [seed; 16],
+                seed: [seed.wrapping_add(worker.wrapping_mul(101)); 32],
+                worker,
+                hub: Arc::clone(&hub),
+                metrics: Publisher::new(place, Arc::clone(&health), Arc::clone(&snapshots)),
+                config: Arc::clone(&config),
+                tun: tun.as_ref().map(|_| TunSetup { board: Arc::default() }),
+            };
+            Worker::new(setup, now).unwrap()
+        });
+        let workers: Vec<Worker> = workers.collect();
+        let deadlines = workers.iter().map(|_| Some(None)).collect();
+        let excess = vec![None; workers.len()];
+        self.agents[place] = Some(Agent {
+            workers,
+            registry,
+            config,
+            hub,
+            tun,
+            snapshots,
+            deadlines,
+            most: TurnWork::default(),
+            excess,
+        });
+    }
+
+    fn read(&self, toml: &str) -> Config {
+        let mut config = Config::parse(toml, Path::new(".")).unwrap();
+        (self.tune)(&mut config);
+        config
+    }
+
+    /// Has an agent follow another configuration; returns what changed. Its workers do so with their next turns.
+    pub fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RegistryError> {
+        let config = self.read(toml);
+        let agent = self.agent(place);
+        let mut plan = plan(&agent.config, config);
+        let changes = std::mem::take(&mut plan.changes);
+        if let Some(config) = plan.config.take() {
+            let config = follow(config, &plan, &agent.registry, &agent.hub, Vec::new())?;
+            agent.config = config;
+        }
+        Ok(changes)
+    }
+
+    /// What an agent finds in its state directory: an empty one to begin with, and after [`World::lose_state`] none.
+    fn knocks(&mut self, place: usize, clock: &dyn Clock) -> Vec<SingleUse> {
+        let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
+        let before = self.journals[place].take();
+        let blind_until = if before.is_some() { 0 } else { unix_seconds - 1 };
+        let records: Vec<_> = before.iter().flatten().flat_map(MemoryReplayLog::records).collect();
+        let journals: Vec<MemoryReplayLog> = (0..self.workers).map(|_| MemoryReplayLog::default()).collect();
+        self.journals[place] = Some(journals.clone());
+        let table = |journal| {
+            let (workers, records) = (self.workers, records.clone());
+            SingleUse::restore(Box::new(journal), workers, records, blind_until, now, unix_seconds)
+        };
+        journals.into_iter().map(table).collect()
+    }
+
+    /// Ends an agent without a word, as `kill -9` does.
+    pub fn kill(&mut self, place: usize) {
+        self.agents[place] = None;
+    }
+
+    /// Asks all workers of an agent to shut down within 3 seconds.
+    pub fn stop(&mut self, place: usize) {
+        for worker in &self.agent(place).workers {
+            assert!(worker.inbox().put(Command::Shutdown { within: Duration::from_secs(3) }));
+        }
+    }
+
+    pub fn has_ended(&self, place: usize) -> bool {
+        self.agents[place].as_ref().is_none_or(Agent::has_ended)
+    }
+
+    pub fn agent(&mut self, place: usize) -> &mut Agent {
+        self.agents[place].as_mut().unwrap()
+    }
+
+    /// The first peer of an agent, as it is now.
+    pub fn peer(&mut self, place: usize) -> PeerStatus {
+        self.peers(place).swap_remove(0)
+    }
+
+    /// The peers of an agent, as they are now.
+    pub fn peers(&mut self, place: usize) -> Vec<PeerStatus> {
+        let now = self.clock.now();
+        let agent = self.agent(place);
+        for worker in &mut agent.workers {
+            worker.publish_last(now);
+        }
+        agent.snapshots.get().peers
+    }
+
+    /// The value of a series of an agent's metrics, e.g. `culvert_flows{peer="exit"}`.
+    pub fn metric(&mut self, place: usize, series: &str) -> u64 {
+        let now = self.clock.now();
+        let agent = self.agent(place);
+        for worker in &mut agent.workers {
+            worker.publish_last(now);
+        }
+        self.published(place, series)
+    }
+
+    /// The same, as the agent has last published it.
+    pub fn published(&mut self, place: usize, series: &str) -> u64 {
+        match self.agent(place).snapshots.value(series) {
+            Some(Value::Count(count)) => count,
+            Some(Value::Number(number)) => number.to_string().parse().unwrap(),
+            Some(Value::Buckets(_)) | None => panic!("no series {series} of numbers"),
+        }
+    }
+
+    /// Whether an agent shows a series of the peer `name`, as it has last published them.
+    pub fn shows_peer(&mut self, place: usize, name: &str) -> bool {
+        let all = self.agent(place).snapshots.series("");
+        let mut of_peers = all.iter().filter(|(family, _)| family.labels.first() == Some(&"peer"));
+        of_peers.any(|(_, samples)| samples.iter().any(|(labels, _)| labels[0] == name))
+    }
+
+    /// Runs the world until `time` has passed on its clock.
+    pub fn run(&mut self, time: Duration) {
+        let until = self.clock.now() + time;
+        self.run_until(until, |_| false);
+    }
+
+    /// Lets time pass until `done`, at most `limit`; panics if it does not come true.
+    pub fn run_till(&mut self, limit: Duration, done: impl FnMut(&mut Self) -> bool) {
+        let until = self.clock.now() + limit;
+        assert!(self.run_until(until, done), "not within {limit:?}");
+    }
+
+    fn run_until(&mut self, until: Instant, mut done: impl FnMut(&mut Self) -> bool) -> bool {
+        loop {
+            self.turns();
+            if done(self) {
+                return true;
+            }
+            if !self.step(until) {
+                return false;
+            }
+        }
+    }
+
+    /// Goes on to the next moment at which something happens, at most `until`, and lets all agents have their turns; false
+    /// if it is `until` already.
+    pub fn step(&mut self, until: Instant) -> bool {
+        let now = self.clock.now();
+        if now >= until {
+            return false;
+        }
+        let arrival = self.network.borrow().next_arrival();
+        let deadlines = self.agents.iter().flatten().flat_map(|agent| &agent.deadlines);
+        let deadlines = deadlines.filter_map(|deadline| deadline.flatten());
+        let slow = self.slow.map(|(_, _, next)| next);
+        let next = deadlines.chain(arrival).chain(slow).min().unwrap_or(until).clamp(now, until);
+        // A deadline that has passed needs a step of time all the same: timers fire at their time, not before.
+        let step = next.saturating_duration_since(now).max(Duration::from_micros(1));
+        self.clock.advance(step);
+        self.arrive();
+        self.turns();
+        true
+    }
+
+    /// What a turn of an agent did beyond what any turn may, in words: the first that did.
+    pub fn excess(&self, place: usize) -> Option<&str> {
+        self.agents.get(place)?.as_ref()?.excess.iter().flatten().map(String::as_str).next()
+    }
+
+    pub fn now(&self) -> Instant {
+        self.clock.now()
+    }
+
+    /// Lets agents do what there is for them to do now; for whoever has given them something.
+    pub fn settle(&mut self) {
+        self.turns();
+    }
+
+    /// Lets every agent take turns until none has anything to do now. As with the daemon, a worker has one when something is
+    /// ready or due, or it was busy.
+    fn turns(&mut self) {
+        for _ in 0..10_000 {
+            let (mut busy, now) = (false, self.clock.now());
+            for (place, agent) in self.agents.iter_mut().enumerate() {
+                let Some(agent) = agent else { continue };
+                let slow = self.slow.as_mut().filter(|(slow, ..)| *slow == place);
+                let is_slow = slow.is_some();
+                if let Some((_, turn, next)) = slow {
+                    if now < *next {
+                        continue;
+                    }
+                    *next = now + *turn;
+                }
+                let workers = agent.workers.iter_mut().zip(&mut agent.excess);
+                for (index, ((worker, excess), deadline)) in workers.zip(&mut agent.deadlines).enumerate() {
+                    let Some(due) = *deadline else { continue };
+                    if due.is_some_and(|due| due > now) && worker.ready().is_empty() {
+                        continue;
+                    }
+                    let turn = worker.turn(now);
+                    if let Some(trace) = &mut self.network.borrow_mut().trace {
+                        let of = WorkerOf { agent: place, worker: index };
+                        trace.turn(self.clock.elapsed(), now, of, &turn, worker);
+                    }
+                    agent.most = agent.most.max(worker.turn_work());
+                    if excess.is_none() {
+                        *excess = worker.excess_of_turn();
+                    }
+                    // What is busy is due at once.
+                    let due = if turn.busy { Some(now) } else { turn.deadline };
+                    *deadline = (!turn.ended).then_some(due);
+                    busy |= turn.busy && !turn.ended && !is_slow;
+                }
+                if is_slow {
+                    continue;
+                }
+                // A worker may have given another that had its turn something to do.
+                let given = agent.workers.iter().zip(&agent.deadlines);
+                busy |= given
+                    .into_iter()
+                    .any(|(worker, deadline)| deadline.is_some() && !worker.ready().is_empty());
+            }
+            if !busy {
+                return;
+            }
+        }
+        panic!("an agent is busy for ever");
+    }
+
+    fn arrive(&self) {
+        let now = self.clock.now();
+        loop {
+            let Some(datagram) = self.network.borrow_mut().arrived(now) else { break };
+            if !self.fabric.inject(&datagram.as_datagram()) {
+                self.network.borrow_mut().refuse(&datagram);
+            }
+        }
+    }
+
+    /// Larger datagrams between these hosts vanish on their way, in both directions.
+    pub fn set_mtu(&self, one: IpAddr, other: IpAddr, bytes: usize) {
+        self.fabric.set_mtu(one, other, bytes);
+        self.fabric.set_mtu(other, one, bytes);
+    }
+
+    /// The device of a host refuses larger datagrams.
+    pub fn set_device_mtu(&self, host: IpAddr, bytes: usize) {
+        self.fabric.set_device_mtu(host, bytes);
+    }
+
+    /// Whether datagrams to a listening port go to the worker that their connection ID names, or all to the first.
+    pub fn set_steering(&self, steering: bool) {
+        self.fabric.set_steering(steering);
+    }
+
+    /// Lets a datagram arrive that says it comes from `from`.
+    pub fn forge(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
+        assert!(self.fabric.inject(&Datagram { from, to, tos: 0, payload }), "nobody listens at {to}");
+    }
+
+    /// A host of its own, for clients and services; datagrams to agents pass the weather.
+    pub fn host(&self, addresses: &[IpAddr]) -> Host {
+        self.other_addresses.borrow_mut().extend_from_slice(addresses);
+        let ready = Ready::new();
+        Host::new(self.fabric.host(addresses, ready.clone()), ready)
+    }
+}

@@ -1,0 +1,122 @@
+//! A control connection that is not heard while lanes are: it follows them, is asked, and in the end replaced.
+
+use std::time::Duration;
+
+use wire::clock::Clock;
+
+use crate::{
+    INGRESS, UPSTREAM,
+    restarts::report,
+    roaming::{
+        CONTROL_MOVED, ESTABLISHED, LANES_MOVED, SECOND, between_agents, longest_gap, sockets, talking,
+    },
+};
+
+const DOUBTED_DEAF: &str = "culvert_sessions_doubted_total{reason=\"deaf\"}";
+
+#[test]
+fn the_control_connection_and_idle_lanes_follow_a_nat_although_only_one_lane_carries_traffic() {
+    let (mut pair, _) = talking(9400, (1, 1), "lanes = 3", 3);
+    pair.world.run(2 * SECOND);
+    for (place, socket) in sockets(&mut pair).into_iter().enumerate() {
+        pair.world.translate(socket, (socket.ip(), 30_000 + place as u16).into());
+    }
+    // Nothing is sent on the control connection, and one flow has one lane.
+    let mut client = pair.client(900);
+    client.send(INGRESS, b"one");
+    pair.world.run(SECOND);
+    client.send(INGRESS, b"two");
+    pair.world.run(SECOND / 2);
+    assert_eq!(pair.world.metric(pair.exit, LANES_MOVED), 3);
+    assert_eq!(pair.world.metric(pair.exit, CONTROL_MOVED), 1);
+    assert_eq!(pair.world.metric(pair.exit, ESTABLISHED), 1);
+    pair.assert_balanced();
+}
+
+#[test]
+fn a_control_connection_that_answers_no_more_is_replaced_while_lanes_work() {
+    let mut times = Vec::new();
+    for seed in 9410..9420 {
+        let (mut pair, mut crowd) = talking(seed, (1, 1), "lanes = 2", 2);
+        let mut service = pair.services.tcp_listen(UPSTREAM);
+        // The socket of the control connection, which is that of lane 0: the other lane has one of its own.
+        let dead = sockets(&mut pair)[0];
+        pair.world.weather.borrow_mut().block =
+            Box::new(move |one, other| between_agents(one, other) && (one == dead || other == dead));
+        let begin = pair.world.clock.now();
+        // A connection that waits for it.
+        let stream = pair.clients.tcp(INGRESS);
+        let token = pair.services.token();
+        while pair.world.metric(pair.exit, ESTABLISHED) < 2 {
+            assert!(pair.world.clock.now() - begin < 8 * SECOND, "seed {seed}");
+            longest_gap(&mut pair, &mut crowd, INGRESS, SECOND / 20);
+        }
+        times.push(pair.world.clock.now() - begin);
+        assert_eq!(pair.world.metric(pair.entry, DOUBTED_DEAF), 1, "seed {seed}");
+        let gap = longest_gap(&mut pair, &mut crowd, INGRESS, 2 * SECOND);
+        assert!(gap < SECOND, "seed {seed}: {gap:?}");
+        drop(stream);
+        let _later = pair.clients.tcp(INGRESS);
+        longest_gap(&mut pair, &mut crowd, INGRESS, SECOND);
+        assert!(service.accept(token).is_ok(), "seed {seed}: TCP forwards are opened again");
+        pair.assert_balanced();
+    }
+    assert!(report("a new session, the control connection is deaf", times) <= 7 * SECOND);
+}
+
+#[test]
+fn a_link_that_is_up_for_moments_only_keeps_its_session_and_its_forwards() {
+    let mut times = Vec::new();
+    for seed in 9420..9425 {
+        let (mut pair, mut crowd) = talking(seed, (2, 2), "", 2);
+        let mut service = pair.services.tcp_listen(UPSTREAM);
+        let mut stream = pair.clients.tcp(INGRESS);
+        longest_gap(&mut pair, &mut crowd, INGRESS, SECOND);
+        let (mut served, _) = service.accept(pair.services.token()).unwrap();
+        for _ in 0..10 {
+            pair.world.weather.borrow_mut().block = Box::new(between_agents);
+            longest_gap(&mut pair, &mut crowd, INGRESS, 5 * SECOND);
+            pair.world.weather.borrow_mut().block = Box::new(|_, _| false);
+            times.push(longest_gap(&mut pair, &mut crowd, INGRESS, Duration::from_millis(900)));
+        }
+        assert_eq!(pair.world.metric(pair.exit, ESTABLISHED), 1, "seed {seed}: the session goes on");
+        assert_eq!(stream.write(b"still here").unwrap(), 10);
+        longest_gap(&mut pair, &mut crowd, INGRESS, SECOND);
+        assert_eq!(served.read(&mut [0; 20]).unwrap(), 10, "seed {seed}: and so does the forward");
+        pair.assert_balanced();
+    }
+    report("gap, a link is back", times);
+}
+
+#[test]
+fn a_forward_that_was_under_way_outlives_an_outage() {
+    for seed in 9430..9440 {
+        let workers = [(1, 1), (2, 2)][(seed % 2) as usize];
+        let (mut pair, mut crowd) = talking(seed, workers, "", 1);
+        let mut service = pair.services.tcp_listen(UPSTREAM);
+        let mut stream = pair.clients.tcp(INGRESS);
+        longest_gap(&mut pair, &mut crowd, INGRESS, SECOND);
+        let (mut served, _) = service.accept(pair.services.token()).unwrap();
+        let (mut sent, mut received) = (0, 0);
+        let (data, mut buffer) = (vec![7; 65_536], vec![0; 1 << 20]);
+        let outage = Duration::from_millis(1000 + 700 * (seed - 9430));
+        let cut = pair.world.clock.now() + SECOND;
+        while pair.world.clock.now() < cut + outage + 8 * SECOND {
+            let now = pair.world.clock.now();
+            let is_cut = (cut..cut + outage).contains(&now);
+            pair.world.weather.borrow_mut().block =
+                Box::new(move |from, to| is_cut && between_agents(from, to));
+            // As much as goes in: QUIC's window is full when the link is cut.
+            sent += stream.write(&data).unwrap_or(0);
+            crowd.step_to(&mut pair, INGRESS, true);
+            received += served.read(&mut buffer).unwrap_or(0);
+        }
+        assert_eq!(pair.world.metric(pair.exit, ESTABLISHED), 1, "seed {seed}: after {outage:?}");
+        for _ in 0..200 {
+            crowd.step_to(&mut pair, INGRESS, true);
+            received += served.read(&mut buffer).unwrap_or(0);
+        }
+        assert_eq!(received, sent, "seed {seed}");
+        pair.assert_balanced();
+    }
+}
