@@ -211,7 +211,7 @@ impl PeerData {
 }
 
 /// How long after a peer connected its packet budget is not relied on: where the path carries less than the most, the search of
-/// a lane ends within 2 s at a round trip of 40 ms (engine/src/worker/tests/mtu.rs).
+/// a lane ends within 2 s at a round trip of 40 ms (testkit/tests/agents/mtu.rs).
 pub const SETTLE_TIME: Duration = Duration::from_secs(3);
 
 /// The same after a path has shrunk: the search goes on from the least, which nobody is to be told.
