@@ -8,10 +8,10 @@ use super::net::{Ready, Token};
 
 pub(crate) const CASES: &[Case] = &[
     Case { name: "two messages of one worker", switches: None, run: two_messages },
-    Case { name: "a hand_off after its message", switches: None, run: order_then_hand_off },
-    Case { name: "an message before its worker is there", switches: None, run: early_order },
+    Case { name: "a hand-off batch after its message", switches: None, run: message_then_hand_off },
+    Case { name: "a message before its worker is there", switches: None, run: early_message },
     Case { name: "a hand_off before its worker is there", switches: None, run: early_hand_off },
-    Case { name: "messages of two workers", switches: Some(4), run: orders_of_two },
+    Case { name: "messages of two workers", switches: Some(4), run: messages_of_two },
     Case { name: "hand_offs of two workers", switches: Some(4), run: hand_offs_of_two },
     Case { name: "an message to all, and what follows from it", switches: Some(4), run: broadcast },
 ];
@@ -60,7 +60,7 @@ fn sorted(mut seen: Vec<u32>) -> Vec<u32> {
     seen
 }
 
-fn orders_of_two() {
+fn messages_of_two() {
     let mailbox = Arc::new(Shared::default());
     let mut worker = Worker::join(&mailbox);
     [1, 2].into_iter().for_each(|message| spawn(&mailbox, move |mailbox| mailbox.post(message)));
@@ -74,7 +74,7 @@ fn two_messages() {
     assert_eq!(worker.run(2), [1, 2], "their message is kept");
 }
 
-fn order_then_hand_off() {
+fn message_then_hand_off() {
     let mailbox = Arc::new(Shared::default());
     let mut worker = Worker::join(&mailbox);
     spawn(&mailbox, |mailbox| {
@@ -118,7 +118,7 @@ fn broadcast() {
     Shared::post_all(&boxes[..], || 1);
 }
 
-fn early_order() {
+fn early_message() {
     let mailbox = Arc::new(Shared::default());
     spawn(&mailbox, |mailbox| mailbox.post(1));
     assert_eq!(Worker::join(&mailbox).run(1), [1]);

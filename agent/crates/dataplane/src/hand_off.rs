@@ -132,8 +132,9 @@ impl HandOff {
         self.pieces.iter().map(|piece| piece.meta.datagrams() as u64).sum()
     }
 
-    /// How many bytes it takes in a ring.
-    pub fn len(&self) -> usize {
+    /// The bytes that this hand-off batch takes in a ring.
+    #[must_use]
+    pub fn ring_bytes(&self) -> usize {
         self.bytes.len() + self.pieces.len() * size_of::<Piece>()
     }
 

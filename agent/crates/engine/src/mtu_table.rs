@@ -11,7 +11,7 @@ use wire::{
     panics::{Held, lock},
 };
 
-/// The largest inner packet to each connected peer, in bytes.
+/// The largest inner packet to each peer whose path has been measured, in bytes.
 pub type Mtus = BTreeMap<PeerId, u16>;
 
 /// How long changes of paths are gathered, so that a thousand peers that connect at once are one plan.

@@ -1,4 +1,5 @@
 //! What a whole agent shows to Prometheus, against `docs/metrics.md`.
+#![expect(clippy::unwrap_used, reason = "what is not as a test expects ends it")]
 
 use std::{fmt::Write, net::IpAddr, sync::Arc, time::Duration};
 

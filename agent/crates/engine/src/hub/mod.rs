@@ -232,7 +232,7 @@ impl Hub {
     /// Hands a hand-off batch to `worker`; gives it back if there is no room.
     pub fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
         let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(hand_off) };
-        let (bytes, party) = (hand_off.len(), party(&hand_off));
+        let (bytes, party) = (hand_off.ring_bytes(), party(&hand_off));
         mailbox.hand(hand_off, bytes, party)
     }
 

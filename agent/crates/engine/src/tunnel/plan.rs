@@ -19,8 +19,6 @@ pub const LEAST_MTU: u16 = 1_280;
 pub(super) const FAMILIES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)];
 
-/// The largest inner packet of each peer whose path has been measured, in bytes.
-
 /// The settings that the device is to have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Plan {

@@ -20,12 +20,12 @@ impl Pair {
     fn captures(&mut self, place: usize) -> Captures {
         let clock = Arc::new(self.world.clock.clone());
         let agent = self.world.agent(place);
-        let hub = Arc::clone(&agent.workers[0].hub());
+        let hub = Arc::clone(agent.workers[0].hub());
         Captures::new(Arc::clone(&agent.registry), hub, clock)
     }
 
     fn start(&mut self, captures: &Captures, place: usize, order: &Order) -> Result<u64, Refusal> {
-        let config = Arc::clone(&self.world.agent(place).workers[0].config());
+        let config = Arc::clone(self.world.agent(place).workers[0].config());
         captures.start(order, &config)
     }
 

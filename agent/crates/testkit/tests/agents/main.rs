@@ -1,4 +1,9 @@
 //! Two workers, the real code, over the network in memory: every test prints its seed when it fails.
+#![expect(
+    clippy::unwrap_used,
+    clippy::print_stdout,
+    reason = "what is not as a test expects ends it; seeds and figures are shown"
+)]
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},

@@ -334,7 +334,7 @@ fn a_peer_of_the_state_file_is_left_alone_or_says_why_nothing_changed() {
     peer.name = "late".into();
     peer.public_keys = vec![late.public_key()];
     pair.world.agent(exit).registry.add(peer, PeerOrigin::State).unwrap();
-    let before = Arc::clone(&pair.world.agent(exit).workers[0].config());
+    let before = Arc::clone(pair.world.agent(exit).workers[0].config());
     let taken = format!("{text}\n[[peer]]\nname = \"new\"\npublic_key = \"{}\"\n", late.public_key());
     let error = pair.world.reload(exit, &taken).unwrap_err();
     assert_eq!(error, RegistryError::KeyTaken("late".into()));
