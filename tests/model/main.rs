@@ -1,6 +1,6 @@
 //! Mailbox, ring and wake-up of workers in every interleaving of small cases, under the memory model of Rust's atomics.
 //!
-//! What runs is the agent's own `engine/src/hub/mailbox.rs` and `net`'s `ready.rs`, compiled against loom's locks and atomics. A lost wake-up
+//! What runs is the agent's own `engine/src/hub/mailbox.rs` and `net/src/ready.rs`, compiled against loom's locks and atomics. A lost wake-up
 //! is a deadlock here, whatever is overtaken or lost fails an assertion. Each mutant of `build.rs`, one changed step of these files,
 //! must fail.
 

@@ -137,3 +137,68 @@ fn links_are_found_where_a_reader_sees_them() {
     assert_eq!(anchors(text), ["one-two", "one-two-1"].map(String::from).into());
     assert_eq!(normal(Path::new("docs/./a/../../b.md")), Path::new("b.md"));
 }
+
+/// Rust files and folders of the sources, relative to the repository.
+fn sources() -> Vec<PathBuf> {
+    let mut folders: Vec<PathBuf> = ["agent", "quic-core", "tests", "fuzz"].map(PathBuf::from).into();
+    let mut found = Vec::new();
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root().join(&folder)).unwrap() {
+            let entry = entry.unwrap();
+            let path = folder.join(entry.file_name());
+            if entry.file_type().unwrap().is_dir() {
+                if entry.file_name() != "target" {
+                    folders.push(path.clone());
+                    found.push(path);
+                }
+            } else if path.extension().is_some_and(|extension| extension == "rs") {
+                found.push(path);
+            }
+        }
+    }
+    found
+}
+
+/// Names between backticks in a line that are those of Rust files, or of folders.
+fn names(line: &str) -> impl Iterator<Item = &str> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    line.split('`').skip(1).step_by(2).filter(move |name| {
+        let is_path = name.ends_with(".rs") || name.ends_with('/');
+        is_path && name.chars().all(plain) && !name.starts_with(['/', '.'])
+    })
+}
+
+#[test]
+fn every_source_that_a_document_or_the_head_of_a_module_names_is_there() {
+    let (sources, mut checked) = (sources(), 0);
+    let mut texts: Vec<(PathBuf, String)> = documents()
+        .into_iter()
+        .filter(|path| *path != Path::new("CHANGELOG.md"))
+        .map(|path| (path.clone(), fs::read_to_string(root().join(path)).unwrap()))
+        .collect();
+    for path in sources.iter().filter(|path| path.extension().is_some()) {
+        let text = fs::read_to_string(root().join(path)).unwrap();
+        let head: Vec<_> = text.lines().filter(|line| line.starts_with("//!")).collect();
+        texts.push((path.clone(), head.join("\n")));
+    }
+    let mut missing = Vec::new();
+    for (path, text) in &texts {
+        for name in prose(text).flat_map(names) {
+            checked += 1;
+            let is_source = path.extension().is_some_and(|extension| extension == "rs");
+            let found = if is_source && !name.trim_end_matches('/').contains('/') {
+                // The head of a module names its neighbours, and those of the folders above.
+                let own = path.with_extension("");
+                own.ancestors().any(|folder| root().join(folder).join(name).exists())
+            } else {
+                sources.iter().any(|source| source.ends_with(name))
+                    || ["", "docs", "deploy"].iter().any(|folder| root().join(folder).join(name).exists())
+            };
+            if !found && name != "target/" {
+                missing.push(format!("{}: {name}", path.display()));
+            }
+        }
+    }
+    assert!(missing.is_empty(), "they name what is not there:\n{}", missing.join("\n"));
+    assert!(checked > 500, "{checked} names were found");
+}

@@ -5,7 +5,7 @@
 //! | what a worker asks of the outside world | this one: [`Net`], [`UdpSocket`], [`TcpListener`], [`TcpStream`] |
 //! | what a batch of received or outgoing datagrams looks like | `batch.rs` (pure) |
 //! | which payloads are delivered where | `delivery.rs` (pure) |
-//! | which packets are written to a TUN device | `packets.rs` (pure) |
+//! | which packets are written to a TUN device | `ip/src/packets.rs` |
 //! | the system calls, the only `unsafe` | `sys.rs` |
 //! | UDP on the kernel: options, GRO, readiness | `udp.rs` |
 //! | the listening sockets of several workers, bound once | `ports.rs` |

@@ -1,5 +1,5 @@
 //! A TUN device of the kernel: how it is opened, a queue for each worker, packets in and out. Its addresses, its MTU and its
-//! routes are set in `tunnel.rs`.
+//! routes are set in `engine/src/tunnel/`.
 //!
 //! ```text
 //!   with offload:     virtio header (10 B) | packet, or super-packet of up to 64 KiB

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | which local UDP sockets are there, and how payloads are delivered to them | this one |
 //! | TCP forwards on QUIC streams | `tcp.rs` |
-//! | the connections that carry them, and how they are shared out | `connections.rs` |
+//! | the connections that carry them, and how they are shared out | `engine/src/control/connections.rs` |
 //! | the TUN device: who has which address, what is about to be written | `tun.rs` |
 
 use std::time::Instant;

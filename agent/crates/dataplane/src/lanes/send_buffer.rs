@@ -11,7 +11,7 @@
 //! GSO message.
 //!
 //! While the kernel has no room, a send buffer takes no payloads, and keeps those that it has for as long as they may wait
-//! (`outbox_expiry.rs`). A reserve at its end is for what the agent itself says.
+//! (`send_buffer_expiry.rs`). A reserve at its end is for what the agent itself says.
 
 use std::time::Instant;
 

@@ -3,7 +3,6 @@
 //! | question | file |
 //! |---|---|
 //! | what is counted, and the reasons for drops | `accounting.rs` |
-//! | what a DATAGRAM frame says | `context.rs` |
 //! | which flow does a datagram belong to | `flow.rs` |
 //! | pieces of datagrams that fit into no packet | `fragments.rs` |
 //! | what holds for any pieces (tests and fuzzing) | `properties.rs` |

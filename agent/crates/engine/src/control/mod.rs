@@ -5,19 +5,17 @@
 //! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver/` |
 //! | which handshakes that others start are accepted, and how many? | `accept.rs` |
 //! | when is a peer dialled, and where? | `dial.rs` |
-//! | what do connection IDs look like? | `cid.rs` |
-//! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
-//! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
+//! | with which transport parameters? | `transport.rs` |
 //! | how much of the far end's messages waits, and what does each cost? | `inward.rs` |
-//! | which cipher suite did TLS negotiate? | `suite.rs` |
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
-//! | which session does a stream connection join? | `join.rs` |
+//! | which connections carry the TCP forwards of a peer? | `connections.rs`; the name of the session that they join: `session_name.rs` |
+//! | how fast may streams send? | `congestion/` |
 //! | does the far end still answer? | `liveness.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do control connections count? | `driver/`, `traffic.rs` |
-//! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
 //!
-//! What the messages lead to, sessions and lanes, is in `engine/src/worker/session.rs`.
+//! What the two ends say is in the crate `wire` (`wire/src/messages.rs`), TLS and the knock are in the crate `gate`. What the messages
+//! lead to, sessions and lanes, is in `engine/src/worker/session.rs`.
 
 pub mod accept;
 mod ahead;

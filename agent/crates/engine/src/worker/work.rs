@@ -1,7 +1,7 @@
 //! What a turn does, counted, and what is left of batches that hold more work than a turn takes.
 //!
 //! In virtual time a turn takes none, however much it does. So it counts what it does, and the tests bound that:
-//! `simulation/bounds.rs`.
+//! `inspection.rs`.
 
 use dataplane::{
     datapath::{

@@ -2,11 +2,11 @@
 //!
 //! | which input | file |
 //! |---|---|
-//! | the configuration, the state file, reloads | `properties.rs`, `state_properties.rs`, `reload_rules.rs` of `config` |
-//! | control messages and payloads | `properties.rs` of `wire` |
-//! | links, datagrams and Initials before the gate, what strangers send, used knocks | `properties.rs` of `gate` |
+//! | the configuration, the state file, reloads | `config/src/properties.rs`, `config/src/state_properties.rs`, `config/src/reload_rules.rs` |
+//! | control messages and payloads | `wire/src/properties.rs` |
+//! | links, datagrams and Initials before the gate, what strangers send, used knocks | `gate/src/properties.rs` |
 //! | lines of the control socket, key files, files of the host | `operator.rs` |
-//! | IP packets | `properties.rs` of `ip` |
+//! | IP packets | `ip/src/properties.rs` |
 //! | datagrams in pieces | `dataplane/src/relay/properties.rs` |
 //! | datagrams of bench | `lab/src/bench/datagram.rs` |
 
