@@ -25,8 +25,7 @@ use wire::{
     clock::{Clock, ManualClock},
     context::FlowNumber,
     ids::PeerId,
-    join::Join,
-    messages::{CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message},
+    messages::{CloseReason, Features, Framer, Hello, Join, LaneOffer, MAX_MESSAGE_BYTES, Message},
 };
 
 use crate::{
