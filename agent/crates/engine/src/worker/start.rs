@@ -8,7 +8,7 @@ use dataplane::{
     lanes::Underlays,
 };
 use gate::{
-    Gate, GateSetup, Own,
+    Gate, GateParts, Own,
     budget::Budget,
     refusals::Refusals,
     table::SingleUse,
@@ -162,7 +162,7 @@ impl Worker {
         let id = WorkerId { index: worker, count: hub.workers() };
         hub.streams().set_most(config.limits.stream_bytes);
         let mut rng = StdRng::from_seed(seed);
-        let ids = ConnectionIds::new(own.issued().clone(), rng.random(), id.index, id.count);
+        let ids = ConnectionIds::new(own.issued.clone(), rng.random(), id.index, id.count);
         let control = endpoint::control(
             &config,
             &EndpointParts {
@@ -177,7 +177,7 @@ impl Worker {
                 seed: rng.random(),
             },
         )?;
-        let gate = Gate::new(GateSetup {
+        let gate = Gate::new(GateParts {
             own: Arc::clone(&own),
             ids: ids.clone(),
             allowlist: Arc::<PeerRegistry>::clone(&registry),
