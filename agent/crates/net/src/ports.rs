@@ -21,7 +21,7 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 
-use crate::{UdpOptions, UdpRole, kernel, steering, sys, udp, wildcard_for};
+use crate::{UdpOptions, UdpRole, steering, sys, udp, wildcard_for};
 
 /// The ports that all workers listen on.
 #[derive(Clone, Debug, Default)]
@@ -75,23 +75,16 @@ pub struct PortError {
 /// # Errors
 /// The first port that could not be opened; all that were are closed again.
 pub fn open(wanted: &PortPlan, workers: u8) -> Result<Vec<Ports>, PortError> {
+    let failed = |what, address| move |error| PortError { what, address, error };
     let mut shares: Vec<Ports> = (0..workers).map(|_| Ports::default()).collect();
     for (index, options) in wanted.udp.iter().enumerate() {
-        let group = udp_group(options, workers).map_err(|error| PortError {
-            what: PortKind::Udp(index),
-            address: options.bind,
-            error,
-        })?;
+        let group = udp_group(options, workers).map_err(failed(PortKind::Udp(index), options.bind))?;
         for (share, socket) in shares.iter_mut().zip(group) {
             share.udp.push((options.role, options.bind, socket));
         }
     }
     for (index, address) in wanted.tcp.iter().enumerate() {
-        let clones = tcp_clones(*address, workers).map_err(|error| PortError {
-            what: PortKind::Tcp(index),
-            address: *address,
-            error,
-        })?;
+        let clones = tcp_clones(*address, workers).map_err(failed(PortKind::Tcp(index), *address))?;
         for (share, socket) in shares.iter_mut().zip(clones) {
             share.tcp.push((*address, socket));
         }
@@ -193,8 +186,31 @@ fn steer(member: &Socket, workers: u8) {
 
 /// One listener, duplicated for each worker.
 fn tcp_clones(address: SocketAddr, workers: u8) -> io::Result<Vec<Socket>> {
-    let listener = kernel::tcp_listening(address)?;
+    let listener = tcp_listening(address)?;
     let mut clones = (1..workers).map(|_| listener.try_clone()).collect::<io::Result<Vec<_>>>()?;
     clones.push(listener);
     Ok(clones)
+}
+
+/// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn` (4,096 by default).
+const LISTEN_BACKLOG: i32 = 4_096;
+
+/// A TCP socket for the family of `address` that does not block.
+pub(super) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    Ok(socket)
+}
+
+/// A socket that listens at `address`.
+pub(super) fn tcp_listening(address: SocketAddr) -> io::Result<Socket> {
+    let socket = tcp_socket(address)?;
+    // Lets a restarted daemon bind while connections of the old one are in TIME_WAIT; not beside a live listener.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
+    Ok(socket)
 }

@@ -5,7 +5,6 @@
 )]
 
 use std::{
-    ffi::CStr,
     io,
     marker::PhantomData,
     mem,
@@ -512,19 +511,9 @@ pub(super) fn set_segment(socket: BorrowedFd<'_>, bytes: c_int) -> io::Result<()
 /// Lets `program` choose the socket of the group that `socket` is in; the kernel's hash chooses when it cannot.
 pub(super) fn attach_steering(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // The kernel reads `len` instructions of `program`, which outlives the call; it writes to neither.
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
-    // SAFETY: the kernel reads a `sock_fprog` of the given size, and from it `len` instructions of `program`, which
-    // outlives the call; it writes to neither.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const program).cast(),
-            size_of::<libc::sock_fprog>() as socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_value(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
 /// Asks for datagrams joined by `UDP_GRO`.
@@ -534,19 +523,7 @@ pub(super) fn set_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Whether datagrams come joined by `UDP_GRO`.
 pub(super) fn gro(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut joined: c_int = 0;
-    let mut len = size_of_val(&joined) as socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, which is the integer's size.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_UDP,
-            libc::UDP_GRO,
-            (&raw mut joined).cast(),
-            &raw mut len,
-        )
-    };
-    if result == 0 { Ok(joined != 0) } else { Err(io::Error::last_os_error()) }
+    get(socket, libc::SOL_UDP, libc::UDP_GRO).map(|[joined]| joined != 0)
 }
 
 /// Whether each buffer comes with the time at which the kernel got it. From the first time on it stamps what comes in
@@ -597,21 +574,7 @@ pub(super) fn force_send_buffer(socket: BorrowedFd<'_>, bytes: c_int) -> io::Res
 pub(super) fn receive_queue(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     /// The words of a `SK_MEMINFO_VARS` reply (linux/sock_diag.h).
     const WORDS: usize = libc::SK_MEMINFO_DROPS as usize + 1;
-    let mut words = [0_u32; WORDS];
-    let mut len = size_of_val(&words) as socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, which is the array's size.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            words.as_mut_ptr().cast(),
-            &raw mut len,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let words: [u32; WORDS] = get(socket, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok((words[libc::SK_MEMINFO_RMEM_ALLOC as usize], words[libc::SK_MEMINFO_DROPS as usize]))
 }
 
@@ -642,11 +605,7 @@ pub(super) fn set_filtered_dumps(socket: BorrowedFd<'_>) -> io::Result<()> {
 pub(super) fn path_mtu(socket: BorrowedFd<'_>, v6: bool) -> io::Result<u32> {
     let (level, name) =
         if v6 { (libc::IPPROTO_IPV6, libc::IPV6_MTU) } else { (libc::IPPROTO_IP, libc::IP_MTU) };
-    let (mut mtu, mut len): (c_int, _) = (0, size_of::<c_int>() as socklen_t);
-    // SAFETY: the kernel writes at most `len` bytes, which is the size of the int.
-    let result =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
-    if result == 0 { Ok(mtu.unsigned_abs()) } else { Err(io::Error::last_os_error()) }
+    get(socket, level, name).map(|[mtu]| mtu)
 }
 
 /// Whether the system's clock is synchronised, and by how much the kernel says that it may be off at most; changes nothing.
@@ -697,24 +656,25 @@ pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u3
     if result == 0 { Ok(value.data) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether this process may write there, by its user, its groups and its capabilities.
-pub(super) fn may_write(path: &CStr) -> bool {
-    // SAFETY: the kernel reads the path up to its terminating zero.
-    unsafe { libc::access(path.as_ptr(), libc::W_OK) == 0 }
+fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    set_value(socket, level, name, &value)
 }
 
-fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
-    // SAFETY: the kernel reads the size of an int from `value`, which lives until the call returns.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            (&raw const value).cast(),
-            size_of::<c_int>() as socklen_t,
-        )
-    };
+fn set_value<T>(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+    let (pointer, len) = (ptr::from_ref(value).cast(), size_of::<T>() as socklen_t);
+    // SAFETY: the kernel reads `len` bytes from `value`, which is its size.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, pointer, len) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// An option that is one or several words; those that the kernel does not write are 0.
+fn get<const WORDS: usize>(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<[u32; WORDS]> {
+    let mut words = [0; WORDS];
+    let mut len = size_of_val(&words) as socklen_t;
+    let pointer = words.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most `len` bytes, which is the array's size.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, pointer, &raw mut len) };
+    if result == 0 { Ok(words) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

@@ -22,8 +22,8 @@ impl Kind {
     /// Whether the workers of a host bind it side by side, one socket each.
     pub(super) fn is_shared(self) -> bool {
         match self {
-            Self::Udp(UdpRole::QuicListen | UdpRole::Ingress) | Self::Tcp => true,
-            Self::Udp(UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy) => false,
+            Self::Udp(role) => role.listens(),
+            Self::Tcp => true,
         }
     }
 }

@@ -27,7 +27,9 @@ use self::{
     tcp::{Backlog, Listener, Stream},
     udp::{Endpoint, MemoryUdp},
 };
-use crate::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket};
+use crate::{
+    Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, literal,
+};
 
 mod group;
 mod tcp;
@@ -292,7 +294,8 @@ impl Net for MemoryNet {
                 local.set_ip(source.ok_or(io::ErrorKind::NetworkUnreachable)?);
             }
         }
-        let id = state.udp.insert(Endpoint::new(self.worker, local, options, self.ready.clone(), token));
+        let id =
+            state.udp.insert(Endpoint::new(self.worker, local, options, Waiter::new(&self.ready, token)));
         state.ports.entry((host, local.port())).or_default().push(id);
         drop(state);
         self.bound(kind, options.bind, wanted, local);
@@ -344,18 +347,9 @@ impl Net for MemoryNet {
         if self.fabric.state.borrow().hanging.iter().any(|name| name == host) {
             return;
         }
-        let literal = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-        let addresses = match literal.parse::<IpAddr>() {
-            Ok(ip) => Ok(vec![ip]),
-            Err(_) => self
-                .fabric
-                .state
-                .borrow()
-                .names
-                .get(host)
-                .cloned()
-                .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound)),
-        };
+        let state = self.fabric.state.borrow();
+        let known = literal(host).map(|ip| vec![ip]).or_else(|| state.names.get(host).cloned());
+        let addresses = known.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
         let answer = addresses.map(|ips| ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect());
         self.answers.insert(token, answer);
         self.ready.mark(token);
@@ -367,6 +361,27 @@ impl Net for MemoryNet {
 
     fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
         Ok(self.tun.take().and_then(|tun| tun.open(self.worker.index, &self.ready, token)))
+    }
+}
+
+/// The party that waits for something, if there is one.
+#[derive(Debug, Default)]
+struct Waiter {
+    owner: Option<(Ready, Token)>,
+    armed: bool,
+}
+
+impl Waiter {
+    fn new(ready: &Ready, token: Token) -> Self {
+        Self { owner: Some((ready.clone(), token)), armed: true }
+    }
+
+    fn wake(&mut self) {
+        if let Some((ready, token)) = &self.owner
+            && std::mem::take(&mut self.armed)
+        {
+            ready.mark(*token);
+        }
     }
 }
 
