@@ -144,13 +144,9 @@ pub fn gate_initial(input: &[u8]) {
         let identity = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");
         initial_crypto(&identity).expect("the TLS of every agent")
     });
-    let hash_of = |datagram: &[u8]| match crate::classify::classify(datagram) {
-        Class::Initial(initial) => Some(client_hello_hash(&**CRYPTO, datagram, &initial)),
-        Class::Short { .. }
-        | Class::ZeroRtt { .. }
-        | Class::Handshake { .. }
-        | Class::Retry { .. }
-        | Class::Other => None,
+    let hash_of = |datagram: &[u8]| {
+        let Class::Initial(initial) = crate::classify::classify(datagram) else { return None };
+        Some(client_hello_hash(&**CRYPTO, datagram, &initial))
     };
     let _harmless = hash_of(input);
     let frames = &input[..input.len().min(16_000)];

@@ -29,7 +29,7 @@ use crate::{
     Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
     batch::MAX_SEGMENTS,
     literal,
-    ports::{Ports, tcp_listening, tcp_socket},
+    ports::{Ports, SocketKind, tcp_listening, tcp_socket},
     process::leaves_descriptors,
     ready::SourceWaker,
     sys::Scratch,
@@ -65,7 +65,7 @@ impl KernelNet {
 
     /// Opens a UDP socket as [`Net::udp`] does, not yet boxed.
     pub(super) fn open_udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<KernelUdp> {
-        match self.ports.take_udp(options.role, options.bind) {
+        match self.ports.take(SocketKind::Udp(options.role), options.bind) {
             Some(bound) => KernelUdp::adopt(bound, options, token, &self.shared),
             None => KernelUdp::open(options, token, &self.shared),
         }
@@ -92,7 +92,7 @@ impl Net for KernelNet {
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
-        let socket = match self.ports.take_tcp(address) {
+        let socket = match self.ports.take(SocketKind::Tcp, address) {
             Some(listening) => listening,
             None => tcp_listening(address)?,
         };

@@ -10,16 +10,13 @@ use std::{
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     ops::Range,
-    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     ptr,
-    sync::Arc,
     time::Duration,
 };
 
 use libc::{c_int, c_uint, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6, socklen_t};
-use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
-use tun_rs::SyncDevice;
 
 use crate::batch::{Meta, ReceiveBatch};
 
@@ -460,18 +457,11 @@ fn append<T: Copy>(control: &mut Control, offset: usize, level: c_int, kind: c_i
     end
 }
 
-/// Registers `socket` with the current runtime.
-pub(super) fn watch(socket: Socket, interest: Interest) -> io::Result<AsyncFd<Socket>> {
-    // SAFETY: the registration owns the socket, which closes its descriptor only when it is dropped, and nothing
+/// Registers `source`, the owner of a descriptor or a share of one, with the current runtime.
+pub(super) fn watch<T: AsFd + AsRawFd>(source: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    // SAFETY: the registration owns `source`, whose descriptor is open until it is dropped (I/O safety of `AsFd`), and nothing
     // replaces it: only shared references are handed out.
-    unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(Into::into)
-}
-
-/// Registers a queue of a TUN device with the current runtime.
-pub(super) fn watch_tun(queue: Arc<SyncDevice>) -> io::Result<AsyncFd<Arc<SyncDevice>>> {
-    // SAFETY: the registration owns a share of the queue, which closes its descriptor only when the last share is dropped,
-    // and nothing replaces it: only shared references are handed out.
-    unsafe { AsyncFd::register_with_interest(queue, Interest::READABLE) }.map_err(Into::into)
+    unsafe { AsyncFd::register_with_interest(source, interest) }.map_err(Into::into)
 }
 
 /// Writes `pieces` as one packet of a TUN device.
@@ -490,12 +480,6 @@ pub(super) fn write_gathered<'b>(
     // reads them.
     let written = unsafe { libc::writev(device.as_raw_fd(), vectors.as_ptr(), count) };
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
-}
-
-/// Registers a timer with the current runtime.
-pub(super) fn watch_timer(timer: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the registration owns the descriptor, which is closed only when it is dropped, and nothing replaces it.
-    unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }.map_err(Into::into)
 }
 
 /// Whether the kernel knows `UDP_SEGMENT`; leaves the socket as it was.

@@ -23,12 +23,13 @@ use std::{
 use slab::Slab;
 
 use self::{
-    group::{GivenPorts, Kind},
+    group::GivenPorts,
     tcp::{Backlog, Listener, Stream},
     udp::{Endpoint, MemoryUdp},
 };
 use crate::{
     Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, literal,
+    ports::SocketKind,
 };
 
 mod group;
@@ -236,7 +237,7 @@ pub struct MemoryNet {
     ready: Ready,
     answers: HashMap<Token, io::Result<Vec<SocketAddr>>>,
     /// The number of times that port 0 of an address was asked for.
-    binds: HashMap<(Kind, IpAddr), usize>,
+    binds: HashMap<(SocketKind, IpAddr), usize>,
     /// Until the worker asks for its queue.
     tun: Option<MemoryTun>,
 }
@@ -248,7 +249,7 @@ impl MemoryNet {
     }
 
     /// `address`, or with port 0 the one of its ports that the other workers got for the same bind.
-    fn wanted(&self, kind: Kind, address: SocketAddr) -> SocketAddr {
+    fn wanted(&self, kind: SocketKind, address: SocketAddr) -> SocketAddr {
         if address.port() != 0 || !kind.is_shared() {
             return address;
         }
@@ -259,7 +260,7 @@ impl MemoryNet {
     }
 
     /// Notes that `asked` was bound as `local`.
-    fn bound(&mut self, kind: Kind, asked: SocketAddr, wanted: SocketAddr, local: SocketAddr) {
+    fn bound(&mut self, kind: SocketKind, asked: SocketAddr, wanted: SocketAddr, local: SocketAddr) {
         if asked.port() != 0 || !kind.is_shared() {
             return;
         }
@@ -273,7 +274,7 @@ impl MemoryNet {
 
 impl Net for MemoryNet {
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
-        let kind = Kind::Udp(options.role);
+        let kind = SocketKind::Udp(options.role);
         let wanted = self.wanted(kind, options.bind);
         let WorkerId { host, index } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
@@ -303,7 +304,7 @@ impl Net for MemoryNet {
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
-        let wanted = self.wanted(Kind::Tcp, address);
+        let wanted = self.wanted(SocketKind::Tcp, address);
         let WorkerId { host, index } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
         let local = state.bindable(host, wanted, |state, local| {
@@ -317,7 +318,7 @@ impl Net for MemoryNet {
         })?;
         let backlog = Rc::clone(state.listeners.entry((host, local)).or_default());
         drop(state);
-        self.bound(Kind::Tcp, address, wanted, local);
+        self.bound(SocketKind::Tcp, address, wanted, local);
         let fabric = self.fabric.clone();
         Ok(Box::new(Listener::new(fabric, self.worker, local, backlog, &self.ready, token)))
     }
