@@ -206,10 +206,7 @@ impl<C: Congestion> Lane<C> {
     /// [`seal`](Self::seal).
     pub fn poll_transmit(&mut self, packet: &mut [u8], now: Instant) -> Result<Option<usize>, SealError> {
         self.opener.expire_keys(now);
-        let ping = match self.ping {
-            Ping::None => false,
-            Ping::Requested | Ping::Probe => true,
-        };
+        let ping = self.ping != Ping::None;
         // A PING goes out anyway, so an ACK that is not due yet costs no packet of its own.
         let ack = self.received.is_due() || ping && self.received.is_waiting();
         if !ack && !ping {

@@ -75,7 +75,7 @@ pub mod record;
 mod replay;
 mod seal;
 mod stats;
-mod varint;
+pub mod varint;
 
 pub use ack::{AckProfile, Rtt, Volume};
 pub use congestion::{Congestion, PathState, Unlimited};

@@ -175,11 +175,8 @@ impl MtuSearch {
     /// The probe that was due has been sent.
     pub(crate) fn on_sent(&mut self, now: Instant) {
         self.in_flight = self.wanted(now).map(|(probe, _size)| probe);
-        match (self.in_flight, self.phase) {
-            (Some(Probe::Search), Phase::Found { .. }) => {
-                self.phase = Phase::Searching { limit: self.max, size: self.max, lost: 0 };
-            }
-            (Some(_) | None, Phase::Off | Phase::Searching { .. } | Phase::Found { .. }) => {}
+        if let (Some(Probe::Search), Phase::Found { .. }) = (self.in_flight, self.phase) {
+            self.phase = Phase::Searching { limit: self.max, size: self.max, lost: 0 };
         }
     }
 

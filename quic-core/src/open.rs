@@ -6,10 +6,10 @@ use std::time::Instant;
 use crate::{
     OpenError, Violation,
     ack::Rtt,
-    crypto::{AuthenticationFailed, KeyChoice, KeyUpdateError, ReceiveKeys},
+    crypto::{KeyChoice, ReceiveKeys},
     frame::{Contents, Frame, Frames},
     packet::{ConnectionId, PacketNumber, Protected},
-    replay::{ReplayWindow, Replayed},
+    replay::ReplayWindow,
 };
 
 /// A packet that was opened: its frames, decrypted in place.
@@ -134,7 +134,7 @@ impl Opener {
         self.replay.check(number.0)?;
 
         let (choice, key) = self.keys.choose(encrypted.phase(), number, end, now);
-        let plain = encrypted.decrypt(key).map_err(|AuthenticationFailed| {
+        let plain = encrypted.decrypt(key).map_err(|_unspecified| {
             self.failure_budget -= 1;
             choice.failure()
         })?;
@@ -158,21 +158,6 @@ impl KeyChoice {
         match self {
             Self::Current => OpenError::Authentication,
             Self::Previous | Self::Next => OpenError::AuthenticationOtherPhase,
-        }
-    }
-}
-
-impl From<KeyUpdateError> for OpenError {
-    fn from(KeyUpdateError: KeyUpdateError) -> Self {
-        Violation::KeyUpdate.into()
-    }
-}
-
-impl From<Replayed> for OpenError {
-    fn from(replayed: Replayed) -> Self {
-        match replayed {
-            Replayed::Duplicate => Self::Duplicate,
-            Replayed::TooOld => Self::TooOld,
         }
     }
 }

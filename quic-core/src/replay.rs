@@ -1,6 +1,6 @@
 //! A window of the packet numbers that were opened before.
 
-use crate::bits::BitRing;
+use crate::{OpenError, bits::BitRing};
 
 /// Width of the window in packets: 16 ms of reordering at a million packets per second, in 2 KiB.
 pub(crate) const WIDTH: u64 = BitRing::<[u64; WORDS]>::BITS;
@@ -23,13 +23,6 @@ pub(crate) struct ReplayWindow {
     next: u64,
 }
 
-/// Why a packet number is refused.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Replayed {
-    Duplicate,
-    TooOld,
-}
-
 impl ReplayWindow {
     pub(crate) const fn new() -> Self {
         Self { seen: BitRing::new(), next: 0 }
@@ -42,13 +35,13 @@ impl ReplayWindow {
     }
 
     #[inline]
-    pub(crate) fn check(&self, number: u64) -> Result<(), Replayed> {
+    pub(crate) fn check(&self, number: u64) -> Result<(), OpenError> {
         if number >= self.next {
             Ok(())
         } else if self.next - number > WIDTH {
-            Err(Replayed::TooOld)
+            Err(OpenError::TooOld)
         } else if self.seen.contains(number) {
-            Err(Replayed::Duplicate)
+            Err(OpenError::Duplicate)
         } else {
             Ok(())
         }
@@ -77,9 +70,9 @@ mod tests {
     fn the_window_is_exactly_as_wide_as_it_says() {
         let mut window = ReplayWindow::new();
         window.advance(WIDTH);
-        assert_eq!(window.check(0), Err(Replayed::TooOld));
+        assert_eq!(window.check(0), Err(OpenError::TooOld));
         assert_eq!(window.check(1), Ok(()));
-        assert_eq!(window.check(WIDTH), Err(Replayed::Duplicate));
+        assert_eq!(window.check(WIDTH), Err(OpenError::Duplicate));
         assert_eq!(window.check(WIDTH + 1), Ok(()));
     }
 
@@ -89,7 +82,7 @@ mod tests {
         (0..WIDTH).for_each(|number| window.advance(number));
         let far = 10 * WIDTH + 17;
         window.advance(far);
-        assert_eq!(window.check(far - WIDTH), Err(Replayed::TooOld));
+        assert_eq!(window.check(far - WIDTH), Err(OpenError::TooOld));
         assert!((far - WIDTH + 1..far).all(|number| window.check(number) == Ok(())));
     }
 
@@ -123,9 +116,9 @@ mod tests {
             let mut highest = None;
             for number in arrivals {
                 let expected = if highest.is_some_and(|highest| number + WIDTH <= highest) {
-                    Err(Replayed::TooOld)
+                    Err(OpenError::TooOld)
                 } else if opened.contains(&number) {
-                    Err(Replayed::Duplicate)
+                    Err(OpenError::Duplicate)
                 } else {
                     Ok(())
                 };

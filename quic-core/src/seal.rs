@@ -1,8 +1,8 @@
 //! The transmit chain: from frames in the caller's slice to a packet for the wire.
 
 use crate::{
-    SealError,
-    crypto::{KeyUpdateError, SendKeys},
+    SealError, Violation,
+    crypto::SendKeys,
     packet::{ConnectionId, PacketNumber, Plain},
 };
 
@@ -75,7 +75,7 @@ impl Sealer {
     }
 
     /// Seals the next packet with new keys because the other end has them.
-    pub(crate) fn follow_key_update(&mut self) -> Result<(), KeyUpdateError> {
+    pub(crate) fn follow_key_update(&mut self) -> Result<(), Violation> {
         self.keys.follow(self.next_number)
     }
 

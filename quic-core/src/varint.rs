@@ -1,11 +1,11 @@
 //! Variable-length integers (RFC 9000 §16), and a reader that takes them from a slice.
 
 /// The largest integer that has an encoding.
-pub(crate) const MAX: u64 = (1 << 62) - 1;
+pub const MAX: u64 = (1 << 62) - 1;
 
 /// Bytes that the shortest encoding of `value` takes: 1, 2, 4 or 8.
 #[inline]
-pub(crate) const fn len(value: u64) -> usize {
+pub const fn len(value: u64) -> usize {
     match value {
         0..=0x3f => 1,
         0x40..=0x3fff => 2,
@@ -18,7 +18,7 @@ pub(crate) const fn len(value: u64) -> usize {
 ///
 /// `None` if `buf` is too short or `value` above [`MAX`]; nothing is written then.
 #[inline]
-pub(crate) fn write(buf: &mut [u8], value: u64) -> Option<usize> {
+pub fn write(buf: &mut [u8], value: u64) -> Option<usize> {
     if value > MAX {
         return None;
     }
@@ -35,36 +35,40 @@ pub(crate) fn write(buf: &mut [u8], value: u64) -> Option<usize> {
 
 /// Takes fields from the front of a slice. `None` from any method means that the slice ends before the field does.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reader<'a> {
+pub struct Reader<'a> {
     rest: &'a [u8],
 }
 
 impl<'a> Reader<'a> {
+    /// A reader of all of `bytes`.
     #[inline]
-    pub(crate) fn new(bytes: &'a [u8]) -> Self {
+    pub fn new(bytes: &'a [u8]) -> Self {
         Self { rest: bytes }
     }
 
     /// The bytes that were not read yet.
     #[inline]
-    pub(crate) fn rest(&self) -> &'a [u8] {
+    pub fn rest(&self) -> &'a [u8] {
         self.rest
     }
 
+    /// Whether all bytes were read.
     #[inline]
-    pub(crate) fn is_empty(&self) -> bool {
+    pub fn is_empty(&self) -> bool {
         self.rest.is_empty()
     }
 
+    /// The next `len` bytes.
     #[inline]
-    pub(crate) fn take(&mut self, len: usize) -> Option<&'a [u8]> {
+    pub fn take(&mut self, len: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.rest.split_at_checked(len)?;
         self.rest = rest;
         Some(taken)
     }
 
+    /// The next `N` bytes.
     #[inline]
-    pub(crate) fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+    pub fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
         let (taken, rest) = self.rest.split_first_chunk()?;
         self.rest = rest;
         Some(*taken)
@@ -72,7 +76,7 @@ impl<'a> Reader<'a> {
 
     /// A variable-length integer, if it has one byte.
     #[inline]
-    pub(crate) fn short_varint(&mut self) -> Option<u8> {
+    pub fn short_varint(&mut self) -> Option<u8> {
         let (first, rest) = self.rest.split_first().filter(|(first, _)| **first < 0x40)?;
         self.rest = rest;
         Some(*first)
@@ -80,7 +84,7 @@ impl<'a> Reader<'a> {
 
     /// A variable-length integer, in whatever length the sender chose.
     #[inline]
-    pub(crate) fn varint(&mut self) -> Option<u64> {
+    pub fn varint(&mut self) -> Option<u64> {
         let first = *self.rest.first()?;
         let value = match first >> 6 {
             0 => {

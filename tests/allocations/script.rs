@@ -9,9 +9,9 @@ use std::{
 };
 
 use net::{
-    Delivery, Net, Ready, ReceiveBatch, SendBatch, SendOutcome, TcpListener, TcpStream, Token, UdpOptions,
-    UdpRole, UdpSocket, UdpStats,
-    batch::{DeliveryMessage, Message, Meta},
+    Delivery, DeliveryMessage, KernelQueue, Net, Ready, ReceiveBatch, SendBatch, SendOutcome, TcpListener,
+    TcpStream, Token, UdpOptions, UdpRole, UdpSocket, UdpStats,
+    batch::{Message, Meta},
 };
 
 /// Buffers as the kernel would give them: with GRO one is many datagrams.
@@ -134,7 +134,7 @@ impl UdpSocket for ScriptSocket {
         UdpStats::default()
     }
 
-    fn kernel_drops(&self) -> u64 {
-        0
+    fn kernel_queue(&self) -> KernelQueue {
+        KernelQueue::default()
     }
 }

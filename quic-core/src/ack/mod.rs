@@ -17,9 +17,31 @@ pub(crate) use sent::{AckOutcome, Evicted, SentWindow};
 
 pub use received::AckProfile;
 pub use rtt::Rtt;
-pub use sent::Volume;
 
 use std::time::Duration;
 
 /// The longest that an end holds back an ACK: the default max_ack_delay (RFC 9000 §18.2), fixed for lanes.
 const MAX_ACK_DELAY: Duration = Duration::from_millis(25);
+
+/// A number of packets and their bytes, headers and tags included.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Volume {
+    /// The number of packets.
+    pub packets: u64,
+    /// The bytes of these packets, headers and tags included.
+    pub bytes: u64,
+}
+
+impl Volume {
+    #[inline]
+    fn add(&mut self, bytes: u16) {
+        self.packets += 1;
+        self.bytes += u64::from(bytes);
+    }
+
+    #[inline]
+    fn remove(&mut self, bytes: u16) {
+        self.packets -= 1;
+        self.bytes -= u64::from(bytes);
+    }
+}

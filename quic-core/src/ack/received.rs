@@ -79,17 +79,10 @@ impl ReceivedPackets {
     #[inline]
     pub(crate) fn record(&mut self, number: u64, asks: Asks, now: Instant, rtt: &Rtt) {
         let arrival = self.ranges.insert(number);
-        let gap = match arrival {
-            Arrival::InOrder => {
-                self.largest_at = Some(now);
-                false
-            }
-            Arrival::Ahead => {
-                self.largest_at = Some(now);
-                true
-            }
-            Arrival::Behind => true,
-        };
+        if arrival != Arrival::Behind {
+            self.largest_at = Some(now);
+        }
+        let gap = arrival != Arrival::InOrder;
         let at_once = match asks {
             Asks::Nothing => return,
             Asks::Ack => gap && self.profile.on_gap(),

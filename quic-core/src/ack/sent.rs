@@ -3,8 +3,8 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use super::Rtt;
 use super::rate::DeliveryRate;
+use super::{Rtt, Volume};
 use crate::{
     bits::BitRing,
     frame::AckFrame,
@@ -27,29 +27,6 @@ const REST: Duration = Duration::from_secs(1);
 const PACKET_THRESHOLD: u64 = 3;
 /// The back-off of probes stops at 2^6 times the PTO, so that a lane that works again is noticed soon.
 const MAX_BACKOFF: u32 = 6;
-
-/// A number of packets and their bytes, headers and tags included.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Volume {
-    /// The number of packets.
-    pub packets: u64,
-    /// The bytes of these packets, headers and tags included.
-    pub bytes: u64,
-}
-
-impl Volume {
-    #[inline]
-    fn add(&mut self, bytes: u16) {
-        self.packets += 1;
-        self.bytes += u64::from(bytes);
-    }
-
-    #[inline]
-    fn remove(&mut self, bytes: u16) {
-        self.packets -= 1;
-        self.bytes -= u64::from(bytes);
-    }
-}
 
 /// The sliding window over sent packets.
 ///

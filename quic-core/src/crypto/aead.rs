@@ -3,6 +3,7 @@
 use std::fmt;
 
 use ring::aead::{Aad, LessSafeKey, Nonce, Tag};
+use ring::error::Unspecified;
 
 use crate::PacketNumber;
 
@@ -14,14 +15,6 @@ pub(crate) struct PacketKey {
     key: LessSafeKey,
     iv: [u8; IV_LEN],
 }
-
-/// The tag does not match: the packet was forged, damaged, or sealed under another key.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AuthenticationFailed;
-
-/// The payload is longer than the AEAD can take, which no UDP datagram is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct PayloadTooLong;
 
 impl PacketKey {
     pub(super) fn new(key: LessSafeKey, iv: [u8; IV_LEN]) -> Self {
@@ -35,10 +28,8 @@ impl PacketKey {
         number: PacketNumber,
         header: &[u8],
         payload: &mut [u8],
-    ) -> Result<Tag, PayloadTooLong> {
-        self.key
-            .seal_in_place_separate_tag(self.nonce(number), Aad::from(header), payload)
-            .map_err(|_unspecified| PayloadTooLong)
+    ) -> Result<Tag, Unspecified> {
+        self.key.seal_in_place_separate_tag(self.nonce(number), Aad::from(header), payload)
     }
 
     /// Decrypts `payload_and_tag` in place; the payload is all of it but the tag.
@@ -48,11 +39,8 @@ impl PacketKey {
         number: PacketNumber,
         header: &[u8],
         payload_and_tag: &mut [u8],
-    ) -> Result<(), AuthenticationFailed> {
-        self.key
-            .open_in_place(self.nonce(number), Aad::from(header), payload_and_tag)
-            .map(|_payload| ())
-            .map_err(|_unspecified| AuthenticationFailed)
+    ) -> Result<(), Unspecified> {
+        self.key.open_in_place(self.nonce(number), Aad::from(header), payload_and_tag).map(|_payload| ())
     }
 
     /// The packet number, left-padded to the length of the IV, XOR the IV.

@@ -9,10 +9,10 @@ mod header_mask;
 mod schedule;
 mod update;
 
-pub(crate) use aead::{AuthenticationFailed, PacketKey, PayloadTooLong};
+pub(crate) use aead::PacketKey;
 pub(crate) use header_mask::HeaderKey;
 pub(crate) use schedule::Secret;
-pub(crate) use update::{KeyChoice, KeyUpdateError, ReceiveKeys, SendKeys};
+pub(crate) use update::{KeyChoice, ReceiveKeys, SendKeys};
 
 /// The cipher suite of a lane: the one that TLS negotiated on the control connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -27,13 +27,9 @@ pub enum Suite {
 
 impl Suite {
     /// The suite of a TLS code point (RFC 8446 §B.4), if lanes know it.
-    pub const fn from_code_point(code_point: u16) -> Option<Self> {
-        match code_point {
-            0x1301 => Some(Self::Aes128Gcm),
-            0x1302 => Some(Self::Aes256Gcm),
-            0x1303 => Some(Self::ChaCha20Poly1305),
-            _ => None,
-        }
+    pub fn from_code_point(code_point: u16) -> Option<Self> {
+        let suites = [Self::Aes128Gcm, Self::Aes256Gcm, Self::ChaCha20Poly1305];
+        suites.into_iter().find(|suite| suite.code_point() == code_point)
     }
 
     /// The TLS code point of the suite (RFC 8446 §B.4).

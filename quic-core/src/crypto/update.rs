@@ -21,7 +21,7 @@ use std::time::Instant;
 
 use super::{HeaderKey, PacketKey, Secret, Suite};
 use crate::{
-    LaneError,
+    LaneError, Violation,
     ack::Rtt,
     packet::{KeyPhase, PacketNumber},
 };
@@ -46,10 +46,6 @@ impl Generation {
         Self(self.0 + 1)
     }
 }
-
-/// The other end updated its keys in a way that RFC 9001 forbids.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct KeyUpdateError;
 
 /// The keys that one end of a lane seals with.
 #[derive(Debug)]
@@ -135,9 +131,9 @@ impl SendKeys {
     ///
     /// It is too soon when we have sent nothing since the last update: the other end cannot know that we followed that one
     /// (RFC 9001 §6.2). The first update needs no such confirmation.
-    pub(crate) fn follow(&mut self, number: u64) -> Result<(), KeyUpdateError> {
+    pub(crate) fn follow(&mut self, number: u64) -> Result<(), Violation> {
         if self.generation > Generation::FIRST && self.first == number {
-            return Err(KeyUpdateError);
+            return Err(Violation::KeyUpdate);
         }
         self.update(number);
         Ok(())
@@ -233,7 +229,7 @@ impl ReceiveKeys {
         end: u64,
         now: Instant,
         rtt: &Rtt,
-    ) -> Result<(), KeyUpdateError> {
+    ) -> Result<(), Violation> {
         let in_order = match choice {
             KeyChoice::Previous => {
                 self.earlier_end = self.earlier_end.max(number.0 + 1);
@@ -248,7 +244,7 @@ impl ReceiveKeys {
                 number.0 >= end
             }
         };
-        if in_order { Ok(()) } else { Err(KeyUpdateError) }
+        if in_order { Ok(()) } else { Err(Violation::KeyUpdate) }
     }
 
     /// Whether the key of the previous generation is kept.

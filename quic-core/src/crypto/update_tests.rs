@@ -129,7 +129,7 @@ fn newer_keys_below_older_ones_are_a_violation() {
 fn the_other_end_updates_again_only_when_it_can_know_that_we_followed() {
     let mut keys = sender(0);
     assert_eq!(keys.follow(0), Ok(()), "the first update needs no confirmation");
-    assert_eq!(keys.follow(0), Err(KeyUpdateError), "no packet was sent since");
+    assert_eq!(keys.follow(0), Err(Violation::KeyUpdate), "no packet was sent since");
     assert_eq!(keys.follow(1), Ok(()));
     assert_eq!(keys.generation(), Generation(2));
 }

@@ -15,9 +15,11 @@ pub use number::PacketNumber;
 
 pub(crate) use header::KeyPhase;
 
+use ring::error::Unspecified;
+
 use crate::{
     HeaderError,
-    crypto::{AuthenticationFailed, HeaderKey, PacketKey, PayloadTooLong},
+    crypto::{HeaderKey, PacketKey},
 };
 use header::{NUMBER_LEN_BITS, NUMBER_OFFSET, PROTECTED_BITS, RESERVED_BITS, SAMPLE_LEN, SAMPLE_OFFSET};
 
@@ -81,9 +83,9 @@ impl<'a> Encrypted<'a> {
         KeyPhase::of(self.bytes[0])
     }
 
-    /// Decrypts the payload and checks the tag.
+    /// Decrypts the payload and checks the tag: it fails if the packet was forged, damaged, or sealed under another key.
     #[inline]
-    pub(crate) fn decrypt(self, key: &PacketKey) -> Result<Plain<'a>, AuthenticationFailed> {
+    pub(crate) fn decrypt(self, key: &PacketKey) -> Result<Plain<'a>, Unspecified> {
         let Self { bytes, number, payload_offset } = self;
         let (header, payload_and_tag) = bytes.split_at_mut(payload_offset);
         key.open(number, header, payload_and_tag)?;
@@ -119,9 +121,9 @@ impl<'a> Plain<'a> {
         Some(Self { bytes, number, payload_offset: HEADER_LEN })
     }
 
-    /// Encrypts the payload and writes the tag after it.
+    /// Encrypts the payload and writes the tag after it: it fails if the payload is longer than any UDP datagram is.
     #[inline]
-    pub(crate) fn encrypt(self, key: &PacketKey) -> Result<Encrypted<'a>, PayloadTooLong> {
+    pub(crate) fn encrypt(self, key: &PacketKey) -> Result<Encrypted<'a>, Unspecified> {
         let Self { bytes, number, payload_offset } = self;
         let tag_offset = bytes.len() - TAG_LEN;
         let (header, rest) = bytes.split_at_mut(payload_offset);

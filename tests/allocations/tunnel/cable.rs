@@ -13,9 +13,9 @@ use ip::{
     vnet::{Gso, VnetHeader},
 };
 use net::{
-    Delivery, Net, Ready, ReceiveBatch, SendBatch, SendOutcome, TcpListener, TcpStream, Token, TunQueue,
-    TunStats, UdpOptions, UdpSocket, UdpStats,
-    batch::{DeliveryMessage, Message, Meta},
+    Delivery, DeliveryMessage, KernelQueue, Net, Ready, ReceiveBatch, SendBatch, SendOutcome, TcpListener,
+    TcpStream, Token, TunQueue, TunStats, UdpOptions, UdpSocket, UdpStats,
+    batch::{Message, Meta},
 };
 
 /// Datagrams that wait in one socket at most, each message of a sender as one buffer.
@@ -158,8 +158,8 @@ impl UdpSocket for WireSocket {
         UdpStats::default()
     }
 
-    fn kernel_drops(&self) -> u64 {
-        0
+    fn kernel_queue(&self) -> KernelQueue {
+        KernelQueue::default()
     }
 }
 

@@ -1,16 +1,18 @@
-//! What the keys read so far have claimed, and the checks that hold a value against them.
+//! What the keys read so far have claimed, and the checks that hold a value against them. What is held against the whole of the
+//! tunnel is checked in `tun.rs`.
 
-use std::{collections::BTreeSet, net::SocketAddr, sync::Arc};
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
-use gate::identity::PublicKey;
+use gate::identity::{Endpoint, PublicKey};
+use ipnet::IpNet;
 use net::ports;
 
 use crate::{
-    Forward, PeerOrigin,
-    kinds::{Given, Kind, Shown, text},
-    problem::Report,
-    section::At,
-    tun::{Claim, LookedUp},
+    problem::{At, PeerOrigin, Report},
     value::{self, Bad, bad},
 };
 
@@ -51,6 +53,51 @@ pub(super) struct Listener {
     at: At,
 }
 
+/// Who claims a prefix of the overlay or an address of the underlay, and where.
+pub(super) struct Claim {
+    /// As it is written; an address of the underlay has its full length.
+    pub(super) net: IpNet,
+    pub(super) holder: Holder,
+    /// Without a path and a position it was checked before, and nothing is reported there.
+    pub(super) at: At,
+}
+
+/// An endpoint with a host name.
+pub(super) struct LookedUp {
+    /// The name of the peer that has the endpoint.
+    pub(super) name: Arc<str>,
+    pub(super) at: At,
+}
+
+#[derive(Clone, PartialEq, Eq)]
+pub(super) enum Holder {
+    /// The claim comes from `tun.address`.
+    Tun,
+    /// The claim comes from `transport.listen`.
+    Listen,
+    /// The claim comes from the peer of this name.
+    Peer(Arc<str>),
+}
+
+impl Claim {
+    /// Its holder, for a problem that is reported in `file`.
+    pub(super) fn words(&self, file: PeerOrigin) -> String {
+        let path = &*self.at.path;
+        let holder = match &self.holder {
+            Holder::Peer(name) if path.is_empty() => format!("{name:?}"),
+            Holder::Peer(name) => format!("{name:?} ({path})"),
+            Holder::Tun | Holder::Listen if !path.is_empty() => path.to_owned(),
+            Holder::Tun => "tun.address".to_owned(),
+            Holder::Listen => "transport.listen".to_owned(),
+        };
+        At { path: holder, ..self.at.clone() }.seen_from(file)
+    }
+
+    pub(super) fn is_placed(&self) -> bool {
+        self.at.span.is_some()
+    }
+}
+
 impl Listener {
     fn is_udp(&self) -> bool {
         self.at.path.starts_with("udp") || self.at.path.starts_with("transport")
@@ -66,61 +113,33 @@ impl Listener {
     }
 }
 
-/// Returns the kind of a value that is an IP address with a port.
-pub(super) fn address() -> Kind<SocketAddr> {
-    text("address", value::socket_address, ToString::to_string)
-}
-
-/// The name of a peer or a service.
-pub(super) fn name() -> Kind<Arc<str>> {
-    text("name", value::name, ToString::to_string)
-}
-
-/// What somebody else may have as his name, right or wrong.
-fn named() -> Kind<Arc<str>> {
-    text("name", |text| Ok(text.into()), ToString::to_string)
-}
-
-/// A list of names of services, each once, as their indices.
-pub(super) fn granted() -> Kind<Vec<usize>> {
-    let read = |Given { value, at, checks }: Given<'_>| {
-        let name = (named().read)(Given { value, at, checks: &mut *checks })?;
-        let index = index_of(&name, &checks.services, "service")?;
-        let is_new = checks.granted.insert(format!("{:?} {} {index}", at.file, at.list()));
-        is_new.then_some(index).ok_or_else(|| bad("is named twice", "remove one"))
-    };
-    Kind::new("name", read, |index, names| Shown::text(&names.services.get(*index)?.name)).list()
-}
-
-/// The name of a peer, as its index; that of a peer that was removed leads nowhere.
-pub(super) fn peer_name() -> Kind<usize> {
-    let read = |Given { value, at, checks }: Given<'_>| {
-        let name = (named().read)(Given { value, at, checks: &mut *checks })?;
-        let found = index_of(&name, &checks.peers, "peer");
-        if found.is_ok() || !checks.removed.contains(&name) {
-            return found;
-        }
-        let problem = format!("{name:?} was removed with culvert peer: this port stays closed");
-        checks.report.note(at, problem, format!("add the peer again, or remove this [[{}]]", at.list()));
-        checks.closed.push(name.to_string());
-        Ok(Forward::NOBODY)
-    };
-    Kind::new("name", read, |index, names| Shown::text(&names.peers.get(*index)?.name))
-}
-
-fn index_of(name: &Arc<str>, names: &[Arc<str>], section: &str) -> Result<usize, Bad> {
-    names.iter().position(|known| known == name).ok_or_else(|| {
-        let or_use = if names.is_empty() { "" } else { ", or use " };
-        let remedy = format!("add that [[{section}]]{or_use}{}", names.join(" or "));
-        bad(format!("no [[{section}]] is named {name:?}"), remedy)
-    })
-}
-
 impl Checks {
     /// Records an address that we bind, with its place in the file.
     pub(super) fn listener(&mut self, address: &SocketAddr, at: &At) -> Result<(), Bad> {
         self.listeners.push(Listener { address: *address, at: at.clone() });
         Ok(())
+    }
+
+    /// An address at which we listen for peers.
+    pub(super) fn listens_at(&mut self, address: &SocketAddr, at: &At) -> Result<(), Bad> {
+        if !address.ip().is_unspecified() {
+            self.carried_by(address.ip(), Holder::Listen, at.clone());
+        }
+        self.listener(address, at)
+    }
+
+    /// An endpoint of the peer that is being read; only an address says already now where it is.
+    pub(super) fn dials(&mut self, endpoint: &Endpoint, at: &At) -> Result<(), Bad> {
+        let name = Arc::clone(&self.peer);
+        match endpoint.host.parse() {
+            Ok(address) => self.carried_by(address, Holder::Peer(name), at.clone()),
+            Err(_) => self.looked_up.push(LookedUp { name, at: at.clone() }),
+        }
+        Ok(())
+    }
+
+    pub(super) fn carried_by(&mut self, address: IpAddr, holder: Holder, at: At) {
+        self.underlay.push(Claim { net: address.to_canonical().into(), holder, at });
     }
 
     /// An address that we send to.
@@ -160,6 +179,49 @@ impl Checks {
         Ok(())
     }
 
+    /// One of our inner addresses: no two share a link.
+    pub(super) fn joins_link(&mut self, address: &IpNet, at: &At) -> Result<(), Bad> {
+        let shares = |other: &&Claim| other.net.contains(address) || address.contains(&other.net);
+        let own = self.overlay.iter().filter(|claim| claim.holder == Holder::Tun);
+        if let Some(Claim { net: other, .. }) = own.into_iter().find(shares) {
+            let problem = if other.addr() == address.addr() {
+                format!("{} is named twice", address.addr())
+            } else {
+                format!("{address} shares a link with {other}")
+            };
+            return Err(bad(problem, "one address for each link: remove one, or write longer prefixes"));
+        }
+        self.overlay.push(Claim { net: *address, holder: Holder::Tun, at: at.clone() });
+        Ok(())
+    }
+
+    /// A prefix of the peer that is being read: nobody has it yet. Prefixes inside one another are fine.
+    pub(super) fn claims(&mut self, net: &IpNet, at: &At) -> Result<(), Bad> {
+        let taken = |claim: &&Claim| match claim.holder {
+            Holder::Tun => net.prefix_len() == net.max_prefix_len() && claim.net.addr() == net.addr(),
+            Holder::Peer(_) => claim.net == *net,
+            Holder::Listen => false,
+        };
+        let Some(first) = self.overlay.iter().find(taken) else {
+            let holder = Holder::Peer(Arc::clone(&self.peer));
+            self.overlay.push(Claim { net: *net, holder, at: at.clone() });
+            return Ok(());
+        };
+        let words = first.words(at.file);
+        Err(match &first.holder {
+            Holder::Tun | Holder::Listen => {
+                bad(format!("{} is our own address ({words})", net.addr()), "write the peer's addresses")
+            }
+            Holder::Peer(holder) if *holder == self.peer && first.at.file == at.file => {
+                bad(format!("{net} is named twice"), "remove one")
+            }
+            Holder::Peer(_) => bad(
+                format!("{net} belongs to {words} already"),
+                "a prefix has one peer, and the longest one decides: remove one, or write a longer prefix",
+            ),
+        })
+    }
+
     /// Reports every key that is our own.
     pub(super) fn own_key(&mut self, own: PublicKey) {
         for pinned in self.keys.iter().filter(|pinned| pinned.key == own) {
@@ -171,12 +233,5 @@ impl Checks {
     /// Reports that the name that stands at `at` is taken.
     pub(super) fn taken(&mut self, at: &At, name: &str, taker: &str) {
         self.report.add(at, format!("{name:?} is taken by {taker}"), "choose another name");
-    }
-}
-
-impl At {
-    /// The key path, for a problem that is reported in `file`.
-    pub(super) fn seen_from(&self, file: PeerOrigin) -> String {
-        if self.file == file { self.path.clone() } else { format!("{} of {}", self.path, self.file.words()) }
     }
 }

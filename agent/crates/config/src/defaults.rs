@@ -1,15 +1,10 @@
 //! Defaults by name, for who needs one without a configuration. `section.rs` says where they are declared.
 
+pub use crate::sections::{CONTROL_SOCKET, STATE_DIR};
 use crate::{Access, Limits, Queue, Transport, sections::socket_buffer_bytes};
 
 /// The defaults of the keys of `[transport]`.
 pub const TRANSPORT: Transport = Transport::DEFAULT;
-
-/// `identity.state_dir`: where systemd's `StateDirectory=` puts it.
-pub const STATE_DIR: &str = "/var/lib/culvert";
-
-/// `control.socket`: where systemd's `RuntimeDirectory=` makes a folder for it.
-pub const CONTROL_SOCKET: &str = "/run/culvert/culvert.sock";
 
 /// The defaults of the keys of `[access]`.
 pub const ACCESS: Access = Access::DEFAULT;

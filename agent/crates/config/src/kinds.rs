@@ -1,12 +1,13 @@
 //! What the value of a key may be: a [`Kind`] for each way to write a value, whatever section it stands in.
 
-use std::{fmt::Display, ops::RangeInclusive, time::Duration};
+use std::{fmt::Display, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use toml::de::{DeFloat, DeInteger, DeValue};
 
 use crate::{
     checks::Checks,
-    section::{At, Names},
+    problem::At,
+    spelled::Spelled,
     value::{self, Bad, bad},
 };
 
@@ -24,6 +25,15 @@ type Read<T> = Box<dyn Fn(Given<'_>) -> Result<T, Bad>>;
 /// The value as it is written; `None`: nothing is.
 type Show<T> = Box<dyn Fn(&T, Names<'_>) -> Option<Shown>>;
 
+/// What values name by their index.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Names<'a> {
+    /// The names of the services.
+    pub(super) services: &'a [Arc<str>],
+    /// Those of the peers.
+    pub(super) peers: &'a [Arc<str>],
+}
+
 /// A value of a file, where it stands, and what was read before it.
 pub(super) struct Given<'g> {
     pub(super) value: &'g DeValue<'g>,
@@ -32,6 +42,11 @@ pub(super) struct Given<'g> {
 }
 
 impl Given<'_> {
+    /// The same, to be read by another kind first.
+    pub(super) fn again(&mut self) -> Given<'_> {
+        Given { value: self.value, at: self.at, checks: self.checks }
+    }
+
     fn wrong_type(&self, remedy: impl Into<String>) -> Bad {
         let found = match self.value {
             DeValue::String(_) => "a text",
@@ -98,9 +113,9 @@ impl<T: 'static> Kind<T> {
     /// The same; what is right is handed to `then`, which checks and remembers more.
     pub(super) fn then(self, then: fn(&mut Checks, &T, &At) -> Result<(), Bad>) -> Self {
         let read = self.read;
-        let read = move |Given { value, at, checks }: Given<'_>| {
-            let read = read(Given { value, at, checks: &mut *checks })?;
-            then(checks, &read, at).map(|()| read)
+        let read = move |mut given: Given<'_>| {
+            let read = read(given.again())?;
+            then(given.checks, &read, given.at).map(|()| read)
         };
         Self { read: Box::new(read), ..self }
     }
@@ -142,9 +157,9 @@ impl<T: 'static> Kind<T> {
         let plural = if self.words.ends_with(['s', 'x']) { "es" } else { "s" };
         let words = format!("list of {}{plural}", self.words);
         let show = self.show;
-        let read = move |Given { value, at, checks }: Given<'_>| {
-            let given = Given { value, at, checks: &mut *checks };
-            let list = value.as_array().ok_or_else(|| given.wrong_type("write a list in brackets"))?;
+        let read = move |given: Given<'_>| {
+            let list = given.value.as_array().ok_or_else(|| given.wrong_type("write a list in brackets"))?;
+            let Given { at, checks, .. } = given;
             let mut values = Vec::with_capacity(list.len());
             for (index, element) in list.iter().enumerate() {
                 let at = at.element(index, element.span());
@@ -200,22 +215,6 @@ pub(super) fn text<T: 'static>(
         None => Err(given.wrong_type(&*remedy)),
     };
     Kind::new(words, read, move |value, _| Shown::text(show(value)))
-}
-
-/// A value of an enum, by its spelling.
-pub(super) trait Spelled: Copy + 'static {
-    const ALL: &'static [Self];
-
-    fn label(self) -> &'static str;
-}
-
-/// What the kernel may do where it can, or not at all.
-impl Spelled for bool {
-    const ALL: &'static [Self] = &[true, false];
-
-    fn label(self) -> &'static str {
-        if self { "auto" } else { "off" }
-    }
 }
 
 /// One of the spellings of its type.
@@ -304,6 +303,37 @@ pub(super) fn time(range: RangeInclusive<Duration>, why: Option<[&'static str; 2
         Err(bad(problem, format!("write \"{least}\" to \"{most}\"")))
     };
     text(words, parse, shown)
+}
+
+/// The name of a peer or a service.
+pub(super) fn name() -> Kind<Arc<str>> {
+    text("name", value::name, ToString::to_string)
+}
+
+/// What somebody else may have as his name, right or wrong.
+pub(super) fn named() -> Kind<Arc<str>> {
+    text("name", |text| Ok(text.into()), ToString::to_string)
+}
+
+/// A list of names of services, each once, as their indices.
+pub(super) fn granted() -> Kind<Vec<usize>> {
+    let read = |mut given: Given<'_>| {
+        let name = (named().read)(given.again())?;
+        let Given { at, checks, .. } = given;
+        let index = index_of(&name, &checks.services, "service")?;
+        let is_new = checks.granted.insert(format!("{:?} {} {index}", at.file, at.list()));
+        is_new.then_some(index).ok_or_else(|| bad("is named twice", "remove one"))
+    };
+    Kind::new("name", read, |index, names| Shown::text(names.services.get(*index)?)).list()
+}
+
+/// The index of the service or peer of this name.
+pub(super) fn index_of(name: &Arc<str>, names: &[Arc<str>], section: &str) -> Result<usize, Bad> {
+    names.iter().position(|known| known == name).ok_or_else(|| {
+        let or_use = if names.is_empty() { "" } else { ", or use " };
+        let remedy = format!("add that [[{section}]]{or_use}{}", names.join(" or "));
+        bad(format!("no [[{section}]] is named {name:?}"), remedy)
+    })
 }
 
 /// `or!(kind of the number, "auto", Enum::{Auto, Number})`

@@ -8,10 +8,26 @@
 //! | what a value may be | `kinds.rs`; what it may be beside others: `checks.rs`, `resolve.rs` |
 //! | where the key is when systemd hands it over | `credential.rs` |
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
-//! | how "30s", "4MiB" and "host:port" are read | `value.rs` |
+//! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
 //! | how many files it may keep open | `descriptors.rs` |
-//! | what an operator sees when something is wrong | `problem.rs` |
+//! | what an operator sees when something is wrong, and where that is | `problem.rs` |
+//!
+//! Each file uses those below it only:
+//!
+//! ```text
+//!   reload
+//!   resolve
+//!   state
+//!   tun
+//!   peers
+//!   sections
+//!   section                   how sections declare their keys, and how they are read
+//!   kinds
+//!   checks
+//!   problem   prefix
+//!   spelled   value
+//! ```
 
 use std::{
     fs, io,
@@ -30,6 +46,7 @@ pub mod defaults;
 mod descriptors;
 mod kinds;
 mod peers;
+mod prefix;
 mod problem;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -47,6 +64,7 @@ mod reload_tests;
 mod resolve;
 mod section;
 mod sections;
+mod spelled;
 pub mod state;
 #[cfg(test)]
 mod state_tests;
@@ -58,9 +76,8 @@ mod tun_tests;
 mod value;
 
 pub use peers::{CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue};
-pub use problem::{ConfigProblem, ConfigProblems, LoadError};
+pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 use resolve::Draft;
-use section::spelled;
 pub use sections::{
     Access, AccessMode, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize, Protocol,
     Service, Transport,
@@ -113,27 +130,6 @@ pub struct Config {
     pub closed: Vec<String>,
     /// What an operator should know, although the agent starts.
     pub notes: Vec<ConfigProblem>,
-}
-
-spelled! {
-    /// Which file a peer stands in.
-    pub enum PeerOrigin {
-        /// The configuration, which only its author changes.
-        Config = "config",
-        /// The state file, which `culvert peer` writes.
-        State = "state",
-    }
-}
-
-impl PeerOrigin {
-    /// The file, as an operator calls it.
-    #[must_use]
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Config => "the configuration",
-            Self::State => "the state file",
-        }
-    }
 }
 
 impl Config {

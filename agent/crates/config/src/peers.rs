@@ -6,12 +6,14 @@ use gate::identity::{Endpoint, PublicKey};
 use ipnet::IpNet;
 
 use crate::{
-    OPEN_LABEL, OPEN_PREFIX, PeerOrigin,
-    checks::{Checks, granted, name},
-    kinds::{Kind, one_of, or, share, size, text, time, whole},
-    section::{Table, section, spelled},
+    OPEN_LABEL, OPEN_PREFIX,
+    checks::Checks,
+    kinds::{Kind, granted, name, one_of, or, share, size, text, time, whole},
+    prefix::allowed_prefix,
+    problem::PeerOrigin,
+    section::{Table, section},
     sections::{TENTH, endpoint},
-    tun::prefix,
+    spelled::spelled,
     value::{self, parsed},
 };
 
@@ -63,7 +65,7 @@ section! {
         /// The peer's inner addresses. Packets for them go to the peer, and a packet from the peer with another source is
         /// dropped. An address without a length is that address alone. No two peers may have the same prefix; of nested
         /// prefixes the longest decides. Needs `[tun]`.
-        allowed_ips: Vec<IpNet> = Vec::new(), prefix().then(Checks::claims).list(), Now;
+        allowed_ips: Vec<IpNet> = Vec::new(), text("prefix", allowed_prefix, ToString::to_string).then(Checks::claims).list(), Now;
         /// The DSCP (RFC 2474) of outer packets to the peer. `"copy"` takes that of the IP packet inside, or 0 if the payload
         /// is not an IP packet; a number applies to all.
         // Routers on the way treat a packet as they would treat the one inside.
@@ -110,9 +112,9 @@ spelled! {
     /// When a peer's packets are acknowledged.
     pub enum Profile {
         /// Every 64 packets or a quarter round trip: the least work per packet.
-        Throughput = "throughput",
+        Throughput => "throughput",
         /// Every 2 packets: losses and round trips are seen soonest.
-        Latency = "latency",
+        Latency => "latency",
     }
 }
 
@@ -120,9 +122,9 @@ spelled! {
     /// What a full queue drops when something arrives.
     pub enum DropPolicy {
         /// What has waited longest: right for real-time traffic.
-        Oldest = "oldest",
+        Oldest => "oldest",
         /// The queue drops what has just arrived.
-        Newest = "newest",
+        Newest => "newest",
     }
 }
 
@@ -133,11 +135,11 @@ spelled! {
     pub enum CongestionControl {
         /// Finds the bottleneck's rate and the shortest round trip; random loss does not slow it down.
         #[default]
-        Bbr = "bbr",
+        Bbr => "bbr",
         /// CUBIC (RFC 9438), as quinn-proto has it: takes every loss for congestion.
-        Cubic = "cubic",
+        Cubic => "cubic",
         /// Sends at `peer.rate`, whatever is lost.
-        Rate = "rate",
+        Rate => "rate",
     }
 }
 

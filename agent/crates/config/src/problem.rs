@@ -1,11 +1,68 @@
-//! What an operator sees when the configuration is wrong.
+//! What an operator sees when the configuration is wrong, and where that is.
 
 use std::{
     fmt, io,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
-use crate::{PeerOrigin, section::At};
+use crate::spelled::spelled;
+
+spelled! {
+    /// Which file a peer stands in.
+    pub enum PeerOrigin {
+        /// The configuration, which only its author changes.
+        Config => "config",
+        /// The state file, which `culvert peer` writes.
+        State => "state",
+    }
+}
+
+impl PeerOrigin {
+    /// The file, as an operator calls it.
+    #[must_use]
+    pub fn words(self) -> &'static str {
+        match self {
+            Self::Config => "the configuration",
+            Self::State => "the state file",
+        }
+    }
+}
+
+/// Where something stands in one of the two files.
+#[derive(Clone, Debug)]
+pub(super) struct At {
+    pub(super) file: PeerOrigin,
+    /// As in `peer[0].endpoints[1]`; empty: the file as a whole.
+    pub(super) path: String,
+    /// In bytes; `None`: it is not there.
+    pub(super) span: Option<Range<usize>>,
+}
+
+impl At {
+    pub(super) fn file(file: PeerOrigin) -> Self {
+        Self { file, path: String::new(), span: None }
+    }
+
+    pub(super) fn key(&self, key: &str, span: Option<Range<usize>>) -> Self {
+        let path = if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) };
+        Self { path, span, ..*self }
+    }
+
+    /// The path of the innermost list that this is in.
+    pub(super) fn list(&self) -> &str {
+        self.path.rsplit_once('[').map_or("", |(list, _)| list)
+    }
+
+    pub(super) fn element(&self, index: usize, span: Range<usize>) -> Self {
+        Self { path: format!("{}[{index}]", self.path), span: Some(span), ..*self }
+    }
+
+    /// The key path, for a problem that is reported in `file`.
+    pub(super) fn seen_from(&self, file: PeerOrigin) -> String {
+        if self.file == file { self.path.clone() } else { format!("{} of {}", self.path, self.file.words()) }
+    }
+}
 
 /// One thing that is wrong with the configuration, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -6,9 +6,10 @@ use gate::identity::Identity;
 
 use crate::{
     Access, Config, Forward, Limits, Log, Peer, Service, Transport, Tun, kinds,
+    kinds::Names,
     reload::{self, Effect, Kind, Plan},
     reload_tests::parse,
-    section::{Key, Names, Section, Walker},
+    section::{Key, Section, Walker},
     sections,
     tests::{KEY_2, root},
 };

@@ -8,25 +8,16 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
+pub use crate::section::Effect;
 use crate::{
-    AccessMode, Config, Forward, Knock, Peer, PeerOrigin, Service, Tun, kinds,
+    AccessMode, Config, Forward, Knock, Peer, Service, Tun,
+    kinds::{self, Names},
+    problem::PeerOrigin,
     resolve::MAX_SERVICES,
-    section::{Key, Names, Section, Walker, spelled},
+    section::{Key, Section, Walker},
     sections::{Control, Identity, Metrics},
     value,
 };
-
-spelled! {
-    /// When a change of the configuration takes effect.
-    pub enum Effect {
-        /// The change takes effect with the reload.
-        Now = "now",
-        /// With the next connection with the peer.
-        NextConnection = "next-connection",
-        /// With the next start of the daemon: until then the old value holds.
-        Restart = "restart",
-    }
-}
 
 impl Effect {
     /// When something is in effect that may have to wait for a restart.
@@ -85,7 +76,8 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
     let mut of_services = Differences::default();
     let (services, places) = of_services.services(&running.services, config.services);
     config.services = services;
-    let names = Names { services: &config.services, peers: &[] };
+    let service_names: Vec<_> = config.services.iter().map(|service| Arc::clone(&service.name)).collect();
+    let names = Names { services: &service_names, peers: &[] };
     let mut changes = Differences::default();
     let own = |config: &Config| Identity {
         key_file: config.identity_key_file.clone(),
@@ -373,6 +365,8 @@ impl Differences {
         let what = |forward: &Forward| format!("{} \"{}\"", around.section, forward.listen);
         let old_peer = |forward: &Forward| name_of(&around.running.peers, forward);
         let new_peer = |forward: &Forward| name_of(around.peers, forward);
+        let [old_names, new_names] = [&around.running.peers[..], around.peers]
+            .map(|peers| Vec::from_iter(peers.iter().map(|peer| Arc::clone(&peer.name))));
         let wanted: Vec<Forward> = fresh.into_iter().filter(|forward| forward.open).collect();
         let claims =
             claims(held, &wanted, |old, new| old.service == new.service && old_peer(old) == new_peer(new));
@@ -399,8 +393,7 @@ impl Differences {
         for (mut forward, claim) in wanted.into_iter().zip(claims) {
             let old = claim.and_then(|place| held.get(place)).filter(|old| old.open);
             if let (Some(place), Some(old)) = (claim, old) {
-                let names =
-                    [&around.running.peers[..], around.peers].map(|peers| Names { peers, services: &[] });
+                let names = [&old_names, &new_names].map(|peers| Names { peers, services: &[] });
                 let (changes, what) = (&mut *self, format!("{}: ", what(&forward)));
                 forward.walk(old, &mut Comparison { changes, what, names, waits: &[] });
                 forwards[place] = forward;

@@ -12,12 +12,12 @@ use std::{
 use gate::identity::Identity;
 
 use crate::{
-    Access, AccessMode, Config, Forward, Knock, Limits, PeerOrigin, Protocol, Service, Transport, Tun,
+    Access, AccessMode, Config, Forward, Knock, Limits, Protocol, Service, Transport, Tun,
     checks::Checks,
     credential,
     peers::Around,
-    problem::{ConfigProblem, ConfigProblems, Report},
-    section::{self, At, Table},
+    problem::{At, ConfigProblem, ConfigProblems, PeerOrigin, Report},
+    section::{self, Table},
     sections::{self, Control, Metrics},
     state,
 };

@@ -4,44 +4,17 @@
 //! and the [`Effect`] of a change. The struct that the daemon reads, its reading, the difference that a reload shows and the
 //! rows of `docs/configuration.md` follow from it: each is a [`Walker`] over the keys.
 
-use std::ops::Range;
-
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
 };
 
-use crate::{Peer, PeerOrigin, Service, checks::Checks, kinds::Kind, problem::Report, reload::Effect};
-
-/// Where something stands in one of the two files.
-#[derive(Clone, Debug)]
-pub(super) struct At {
-    pub(super) file: PeerOrigin,
-    /// As in `peer[0].endpoints[1]`; empty: the file as a whole.
-    pub(super) path: String,
-    /// In bytes; `None`: it is not there.
-    pub(super) span: Option<Range<usize>>,
-}
-
-impl At {
-    pub(super) fn file(file: PeerOrigin) -> Self {
-        Self { file, path: String::new(), span: None }
-    }
-
-    fn key(&self, key: &str, span: Option<Range<usize>>) -> Self {
-        let path = if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) };
-        Self { path, span, ..*self }
-    }
-
-    /// The path of the innermost list that this is in.
-    pub(super) fn list(&self) -> &str {
-        self.path.rsplit_once('[').map_or("", |(list, _)| list)
-    }
-
-    pub(super) fn element(&self, index: usize, span: Range<usize>) -> Self {
-        Self { path: format!("{}[{index}]", self.path), span: Some(span), ..*self }
-    }
-}
+use crate::{
+    checks::Checks,
+    kinds::Kind,
+    problem::{At, PeerOrigin, Report},
+    spelled::spelled,
+};
 
 /// A table of a file, and which of its keys were asked for.
 pub(super) struct Table<'t> {
@@ -151,26 +124,11 @@ impl<'t> Table<'t> {
     }
 
     fn suggestion(&self, key: &str) -> String {
-        match self.known.iter().map(|known| (distance(key, known), known)).min() {
+        match self.known.iter().map(|known| (strsim::levenshtein(key, known), known)).min() {
             Some((typos, known)) if typos <= 1 + known.len() / 4 => format!("did you mean {known}?"),
             _ => format!("the keys here are {}", self.known.join(", ")),
         }
     }
-}
-
-/// Levenshtein's distance: how many characters were mistyped, left out or added.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let replaced = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = replaced.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 /// Parses `text`, reporting what is not TOML.
@@ -184,11 +142,16 @@ pub(super) fn parse<'t>(text: &'t str, file: PeerOrigin, report: &mut Report) ->
     errors.is_empty().then(|| root.into_inner())
 }
 
-/// What values name by their index.
-#[derive(Clone, Copy, Default)]
-pub(super) struct Names<'a> {
-    pub(super) services: &'a [Service],
-    pub(super) peers: &'a [Peer],
+spelled! {
+    /// When a change of the configuration takes effect.
+    pub enum Effect {
+        /// The change takes effect with the reload.
+        Now => "now",
+        /// With the next connection with the peer.
+        NextConnection => "next-connection",
+        /// With the next start of the daemon: until then the old value holds.
+        Restart => "restart",
+    }
 }
 
 /// A key as it is declared.
@@ -287,7 +250,7 @@ macro_rules! section {
                 $(
                     let key = $crate::section::Key {
                         name: $crate::section::section!(@key $field $($key)?),
-                        effect: $crate::reload::Effect::$effect,
+                        effect: $crate::section::Effect::$effect,
                         required: $crate::section::section!(@required $($remedy)?),
                         #[cfg(test)]
                         doc: &[$($doc),+],
@@ -323,35 +286,3 @@ macro_rules! section {
     };
 }
 pub(super) use section;
-
-/// Declares an enum whose variants each have one spelling: in the file, where it is shown, and in metrics.
-macro_rules! spelled {
-    (
-        $(#[$meta:meta])*
-        $vis:vis enum $name:ident { $($(#[$variant_meta:meta])* $variant:ident = $text:literal,)+ }
-    ) => {
-        $(#[$meta])*
-        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-        $vis enum $name { $($(#[$variant_meta])* $variant,)+ }
-
-        impl $name {
-            /// All of them, in the order of their discriminants.
-            pub const ALL: &'static [Self] = &[$(Self::$variant),+];
-
-            /// Returns the spelling of the variant, in the file and in metrics.
-            #[must_use]
-            pub const fn label(self) -> &'static str {
-                match self { $(Self::$variant => $text),+ }
-            }
-        }
-
-        impl $crate::kinds::Spelled for $name {
-            const ALL: &'static [Self] = Self::ALL;
-
-            fn label(self) -> &'static str {
-                self.label()
-            }
-        }
-    };
-}
-pub(super) use spelled;

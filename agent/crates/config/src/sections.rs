@@ -12,11 +12,11 @@ use gate::{identity::Endpoint, knock::MAX_CLOCK_WINDOW};
 
 use crate::{
     MAX_WORKERS,
-    checks::{Checks, address, granted, name, peer_name},
-    defaults,
-    kinds::{Kind, one_of, or, size, text, time, truth, whole},
-    section::{section, spelled},
-    value::parsed,
+    checks::Checks,
+    kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
+    section::section,
+    spelled::spelled,
+    value::{self, parsed},
 };
 
 /// A path. Where it is empty, nothing is there.
@@ -33,8 +33,33 @@ pub(super) fn endpoint() -> Kind<Endpoint> {
     )
 }
 
+/// Returns the kind of a value that is an IP address with a port.
+fn address() -> Kind<SocketAddr> {
+    text("address", value::socket_address, ToString::to_string)
+}
+
+/// The name of a peer, as its index; that of a peer that was removed leads nowhere.
+fn peer_name() -> Kind<usize> {
+    let read = |mut given: Given<'_>| {
+        let name = (named().read)(given.again())?;
+        let Given { at, checks, .. } = given;
+        let found = index_of(&name, &checks.peers, "peer");
+        if found.is_ok() || !checks.removed.contains(&name) {
+            return found;
+        }
+        let problem = format!("{name:?} was removed with culvert peer: this port stays closed");
+        checks.report.note(at, problem, format!("add the peer again, or remove this [[{}]]", at.list()));
+        checks.closed.push(name.to_string());
+        Ok(Forward::NOBODY)
+    };
+    Kind::new("name", read, |index, names| Shown::text(names.peers.get(*index)?))
+}
+
 /// Stands for an address that was reported as wrong.
 const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
+
+/// `identity.state_dir`: where systemd's `StateDirectory=` puts it.
+pub const STATE_DIR: &str = "/var/lib/culvert";
 
 section! {
     /// `[identity]`.
@@ -48,7 +73,7 @@ section! {
         /// The directory for state that must survive a restart: `peers.toml`, which `culvert peer` writes ([The state
         /// file](#the-state-file)), and the replay log of used knocks. The agent creates it on first use, with mode 0700; its
         /// parent must exist. `""`: nothing is kept, and peers cannot be added while the agent runs.
-        state_dir: PathBuf = PathBuf::from(defaults::STATE_DIR), path(), Restart;
+        state_dir: PathBuf = PathBuf::from(STATE_DIR), path(), Restart;
     }
 }
 
@@ -126,9 +151,9 @@ spelled! {
     /// `access.mode`: whose handshake the agent completes.
     pub enum AccessMode {
         /// Only that of a known peer.
-        Allowlist = "allowlist",
+        Allowlist => "allowlist",
         /// That of everybody who knows our public key.
-        Open = "open",
+        Open => "open",
     }
 }
 
@@ -136,9 +161,9 @@ spelled! {
     /// Whether a client must prove in its first packet that it knows our public key.
     pub enum Knock {
         /// Yes: who does not is a stranger.
-        Required = "required",
+        Required => "required",
         /// No: any QUIC client may start a handshake.
-        Off = "off",
+        Off => "off",
     }
 }
 
@@ -205,9 +230,9 @@ spelled! {
     /// `service.oversize`: what becomes of a datagram of the service, in either direction, that fits into no packet to the peer.
     pub enum Oversize {
         /// The datagram that fits into no packet is dropped.
-        Drop = "drop",
+        Drop => "drop",
         /// It travels in pieces, if both ends can.
-        Fragment = "fragment",
+        Fragment => "fragment",
     }
 }
 
@@ -215,11 +240,11 @@ spelled! {
     /// `service.protocol`: which protocol a service serves.
     pub enum Protocol {
         /// The service serves UDP flows and TCP forwards.
-        Both = "both",
+        Both => "both",
         /// The service serves UDP flows only.
-        Udp = "udp",
+        Udp => "udp",
         /// The service serves TCP forwards only.
-        Tcp = "tcp",
+        Tcp => "tcp",
     }
 }
 
@@ -231,13 +256,16 @@ section! {
     }
 }
 
+/// `control.socket`: where systemd's `RuntimeDirectory=` makes a folder for it.
+pub const CONTROL_SOCKET: &str = "/run/culvert/culvert.sock";
+
 section! {
     /// `[control]`.
     pub(super) struct Control {
         /// The Unix socket on which `culvert peer`, `reload`, `status` and `qlog` reach the running daemon. Whoever can open it
         /// can change the peers: the daemon's user (mode 0600) and root. At the default path the agent creates a missing
         /// folder, and only warns if it cannot; elsewhere that is an error. `""`: no socket.
-        socket: PathBuf = PathBuf::from(defaults::CONTROL_SOCKET), path(), Restart;
+        socket: PathBuf = PathBuf::from(CONTROL_SOCKET), path(), Restart;
     }
 }
 
@@ -259,15 +287,15 @@ spelled! {
     /// A log level, most severe first.
     pub enum LogLevel {
         /// The daemon cannot do its work.
-        Error = "error",
+        Error => "error",
         /// The event is worth waking someone.
-        Warn = "warn",
+        Warn => "warn",
         /// What happens once per peer, connection or change.
-        Info = "info",
+        Info => "info",
         /// The event happens once per flow.
-        Debug = "debug",
+        Debug => "debug",
         /// The event happens once per packet.
-        Trace = "trace",
+        Trace => "trace",
     }
 }
 
@@ -275,9 +303,9 @@ spelled! {
     /// How a log line is written.
     pub enum LogFormat {
         /// Each event is one line for people.
-        Text = "text",
+        Text => "text",
         /// Each event is one JSON object.
-        Json = "json",
+        Json => "json",
     }
 }
 

@@ -18,12 +18,14 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::{
-    Config, ConfigProblems, Peer, PeerOrigin,
+    Config, ConfigProblems, Peer,
     checks::{Checks, PinnedKey},
     kinds,
     peers::Around,
-    section::{self, At, spelled},
-    tun::allowed_prefix,
+    prefix::allowed_prefix,
+    problem::{At, PeerOrigin},
+    section,
+    spelled::spelled,
 };
 
 /// The file beside it that is locked while it is changed.
@@ -105,11 +107,11 @@ fn unusable(path: &Path) -> impl FnOnce(io::Error) -> StateError {
 spelled! {
     /// What no two peers may have in common.
     pub enum Taken {
-        Name = "name",
+        Name => "name",
         /// The value is a public key of a peer.
-        Key = "key",
+        Key => "key",
         /// The value is a prefix of a peer's `allowed_ips`.
-        Prefix = "prefix",
+        Prefix => "prefix",
     }
 }
 
@@ -312,19 +314,11 @@ impl Edit {
 }
 
 impl NewPeer {
+    /// Its table in the file, without lists that are empty.
     fn to_table(&self) -> Table {
-        let texts = [("name", &self.name), ("public_key", &self.public_key)];
-        let lists = [
-            ("endpoints", &self.endpoints),
-            ("services", &self.services),
-            ("allowed_ips", &self.allowed_ips),
-        ];
-        let texts = texts.map(|(key, text)| (key, Value::from(text.as_str())));
-        let lists = lists.into_iter().filter(|(_, list)| !list.is_empty());
-        let lists = lists.map(|(key, list)| (key, Value::from(list.clone())));
-        let lanes = self.lanes.map(|lanes| ("lanes", Value::from(i64::from(lanes))));
-        let all = texts.into_iter().chain(lists).chain(lanes);
-        all.map(|(key, value)| (key.to_owned(), value)).collect()
+        let mut table = Table::try_from(self).expect("texts, lists of texts and a small number are TOML");
+        table.retain(|_, value| value.as_array().is_none_or(|list| !list.is_empty()));
+        table
     }
 }
 

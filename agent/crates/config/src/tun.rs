@@ -7,32 +7,23 @@
 //!
 //! A prefix of the overlay that holds an address of the underlay would send the tunnel's own packets into the tunnel.
 
-use std::{
-    mem,
-    net::{IpAddr, SocketAddr},
-    ops::RangeInclusive,
-    sync::Arc,
-};
+use std::{mem, ops::RangeInclusive, sync::Arc};
 
-use gate::identity::Endpoint;
 use ip::routes::is_default_like;
-use ipnet::{IpNet, Ipv4Net, Ipv6Net};
+use ipnet::IpNet;
 
 use crate::{
-    Config, Peer, PeerOrigin,
-    checks::Checks,
-    kinds::{Kind, one_of, or, size, text, truth},
-    section::{At, section},
+    Config, Peer,
+    checks::{Checks, Claim, Holder, LookedUp},
+    kinds::{one_of, or, size, text, truth},
+    prefix::inner_address,
+    problem::{At, PeerOrigin},
+    section::section,
     value::{Bad, bad},
 };
 
 /// What to write for our own addresses.
 const ADDRESS_REMEDY: &str = "write our own addresses, each with its prefix, as in [\"10.9.0.1/24\"]";
-
-/// Returns the kind of a value that is a prefix of a peer.
-pub(super) fn prefix() -> Kind<IpNet> {
-    text("prefix", allowed_prefix, ToString::to_string)
-}
 
 section! {
     /// `[tun]`: the TUN device.
@@ -68,123 +59,13 @@ pub enum InnerMtu {
     Bytes(u16),
 }
 
-/// Who claims a prefix of the overlay or an address of the underlay, and where.
-pub(super) struct Claim {
-    /// As it is written; an address of the underlay has its full length.
-    net: IpNet,
-    holder: Holder,
-    /// Without a path and a position it was checked before, and nothing is reported there.
-    at: At,
-}
-
-/// An endpoint with a host name.
-pub(super) struct LookedUp {
-    /// The name of the peer that has the endpoint.
-    name: Arc<str>,
-    at: At,
-}
-
-#[derive(Clone, PartialEq, Eq)]
-enum Holder {
-    /// The claim comes from `tun.address`.
-    Tun,
-    /// The claim comes from `transport.listen`.
-    Listen,
-    /// The claim comes from the peer of this name.
-    Peer(Arc<str>),
-}
-
-impl Claim {
-    /// Its holder, for a problem that is reported in `file`.
-    fn words(&self, file: PeerOrigin) -> String {
-        let path = &*self.at.path;
-        let holder = match &self.holder {
-            Holder::Peer(name) if path.is_empty() => format!("{name:?}"),
-            Holder::Peer(name) => format!("{name:?} ({path})"),
-            Holder::Tun | Holder::Listen if !path.is_empty() => path.to_owned(),
-            Holder::Tun => "tun.address".to_owned(),
-            Holder::Listen => "transport.listen".to_owned(),
-        };
-        At { path: holder, ..self.at.clone() }.seen_from(file)
-    }
-
-    fn is_placed(&self) -> bool {
-        self.at.span.is_some()
-    }
-}
-
 impl Checks {
-    /// One of our inner addresses: no two share a link.
-    fn joins_link(&mut self, address: &IpNet, at: &At) -> Result<(), Bad> {
-        let shares = |other: &&Claim| other.net.contains(address) || address.contains(&other.net);
-        let own = self.overlay.iter().filter(|claim| claim.holder == Holder::Tun);
-        if let Some(Claim { net: other, .. }) = own.into_iter().find(shares) {
-            let problem = if other.addr() == address.addr() {
-                format!("{} is named twice", address.addr())
-            } else {
-                format!("{address} shares a link with {other}")
-            };
-            return Err(bad(problem, "one address for each link: remove one, or write longer prefixes"));
-        }
-        self.overlay.push(Claim { net: *address, holder: Holder::Tun, at: at.clone() });
-        Ok(())
-    }
-
-    /// A prefix of the peer that is being read: nobody has it yet. Prefixes inside one another are fine.
-    pub(super) fn claims(&mut self, net: &IpNet, at: &At) -> Result<(), Bad> {
-        let taken = |claim: &&Claim| match claim.holder {
-            Holder::Tun => net.prefix_len() == net.max_prefix_len() && claim.net.addr() == net.addr(),
-            Holder::Peer(_) => claim.net == *net,
-            Holder::Listen => false,
-        };
-        let Some(first) = self.overlay.iter().find(taken) else {
-            let holder = Holder::Peer(Arc::clone(&self.peer));
-            self.overlay.push(Claim { net: *net, holder, at: at.clone() });
-            return Ok(());
-        };
-        let words = first.words(at.file);
-        Err(match &first.holder {
-            Holder::Tun | Holder::Listen => {
-                bad(format!("{} is our own address ({words})", net.addr()), "write the peer's addresses")
-            }
-            Holder::Peer(holder) if *holder == self.peer && first.at.file == at.file => {
-                bad(format!("{net} is named twice"), "remove one")
-            }
-            Holder::Peer(_) => bad(
-                format!("{net} belongs to {words} already"),
-                "a prefix has one peer, and the longest one decides: remove one, or write a longer prefix",
-            ),
-        })
-    }
-
     /// Notes that a tunnel leads nowhere, which a peer that is added later may change.
     pub(super) fn unused(&mut self, peers: &[Peer], at: &At) {
         if peers.iter().all(|peer| peer.allowed_ips.is_empty()) {
             let remedy = "add allowed_ips to a [[peer]], or a peer with culvert peer add --allowed-ip";
             self.report.note(at, "no peer has allowed_ips: the tunnel leads nowhere yet", remedy);
         }
-    }
-
-    /// An address at which we listen for peers.
-    pub(super) fn listens_at(&mut self, address: &SocketAddr, at: &At) -> Result<(), Bad> {
-        if !address.ip().is_unspecified() {
-            self.carried_by(address.ip(), Holder::Listen, at.clone());
-        }
-        self.listener(address, at)
-    }
-
-    /// An endpoint of the peer that is being read; only an address says already now where it is.
-    pub(super) fn dials(&mut self, endpoint: &Endpoint, at: &At) -> Result<(), Bad> {
-        let name = Arc::clone(&self.peer);
-        match endpoint.host.parse() {
-            Ok(address) => self.carried_by(address, Holder::Peer(name), at.clone()),
-            Err(_) => self.looked_up.push(LookedUp { name, at: at.clone() }),
-        }
-        Ok(())
-    }
-
-    fn carried_by(&mut self, address: IpAddr, holder: Holder, at: At) {
-        self.underlay.push(Claim { net: address.to_canonical().into(), holder, at });
     }
 
     /// What a running agent has claimed, before a peer is checked that comes to `known`. What the configuration gives to a
@@ -291,80 +172,4 @@ fn device_name(text: &str) -> Result<Arc<str>, Bad> {
     }
     let remedy = "use 1 to 15 of A-Z, a-z, 0-9, '_', '.' and '-', as in \"culvert0\"";
     Err(bad(format!("{text:?} is not a name for a device"), remedy))
-}
-
-/// One of our own addresses, with the prefix of its link.
-fn inner_address(text: &str) -> Result<IpNet, Bad> {
-    if let Ok(address) = text.parse::<IpAddr>() {
-        let length = if address.is_ipv4() { 24 } else { 64 };
-        let remedy = format!(
-            "write \"{address}/{length}\" for the prefix of its link, which has the other ends as well; \"{}\" is an \
-             address without a link, for which every peer needs allowed_ips that lead to it",
-            IpNet::from(address)
-        );
-        return Err(bad(format!("{text:?} has no prefix length"), remedy));
-    }
-    let net = any_prefix(text)?;
-    let whole = net.prefix_len() + 1 >= net.max_prefix_len();
-    let (problem, remedy) = if !whole && net.addr() == net.network() {
-        ("is the network, not an address in it", "write one of its addresses")
-    } else if !whole && net.addr() == net.broadcast() && matches!(net, IpNet::V4(_)) {
-        ("is the broadcast address of its link", "write another address of it")
-    } else {
-        return Ok(net);
-    };
-    Err(bad(format!("{net} {problem}"), format!("{remedy}, as in \"{}\"", first_host(net))))
-}
-
-/// The first address of a link, with its prefix.
-fn first_host(net: IpNet) -> IpNet {
-    let length = net.prefix_len();
-    let host = match net.network() {
-        IpAddr::V4(address) => Ipv4Net::new((address.to_bits() | 1).into(), length).map(IpNet::V4),
-        IpAddr::V6(address) => Ipv6Net::new((address.to_bits() | 1).into(), length).map(IpNet::V6),
-    };
-    host.unwrap_or(net)
-}
-
-/// A prefix of a peer; an address alone is that address.
-pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
-    let net = match text.parse::<IpAddr>() {
-        Ok(address) => any_prefix(&IpNet::from(address).to_string())?,
-        Err(_) => any_prefix(text)?,
-    };
-    if net.addr() == net.network() {
-        return Ok(net);
-    }
-    let remedy = format!(
-        "write \"{}\" for all of it, or \"{}\" for this address",
-        net.trunc(),
-        IpNet::from(net.addr())
-    );
-    Err(bad(format!("{net} is an address and the length of a prefix"), remedy))
-}
-
-/// A prefix that a packet's source or destination may lie in.
-fn any_prefix(text: &str) -> Result<IpNet, Bad> {
-    const SPECIAL: &str = "write the addresses that a host in the tunnel has";
-    let Ok(net) = text.parse::<IpNet>() else {
-        let remedy = "write an address and a length, as in \"10.9.0.0/24\" or \"fd09::/64\"";
-        return Err(bad(format!("{text:?} is not a prefix"), remedy));
-    };
-    let (first, whole) = (net.addr(), net.prefix_len() == net.max_prefix_len());
-    let kind = match (net, first) {
-        (IpNet::V6(v6), IpAddr::V6(address))
-            if v6.prefix_len() >= 96 && address.to_ipv4_mapped().is_some() =>
-        {
-            let remedy = "write it as IPv4";
-            return Err(bad(format!("{net} is IPv4 in the form of IPv6, which no packet has"), remedy));
-        }
-        (IpNet::V4(v4), IpAddr::V4(address)) if v4.prefix_len() >= 8 && address.is_loopback() => "loopback",
-        (IpNet::V6(_), IpAddr::V6(address)) if whole && address.is_loopback() => "loopback",
-        (IpNet::V4(v4), IpAddr::V4(address)) if v4.prefix_len() >= 4 && address.is_multicast() => "multicast",
-        (IpNet::V6(v6), IpAddr::V6(address)) if v6.prefix_len() >= 8 && address.is_multicast() => "multicast",
-        (IpNet::V4(_), IpAddr::V4(address)) if address.is_broadcast() => "broadcast",
-        (_, address) if whole && address.is_unspecified() => "the unspecified address",
-        (_, _) => return Ok(net),
-    };
-    Err(bad(format!("{net} is {kind}"), SPECIAL))
 }

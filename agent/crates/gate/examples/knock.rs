@@ -11,7 +11,7 @@ use std::{
 };
 
 use culvert_gate::{
-    Arrival, Gate, GateSetup, GateStats, Own, Step, Verdict,
+    Arrival, Gate, GateParts, GateStats, Own, Step, Verdict,
     admission::{Admits, Allowlist, Room},
     budget::Budget,
     client::{Knock, arm},
@@ -81,8 +81,8 @@ fn ended_at(before: &GateStats, after: &GateStats) -> Option<&'static str> {
 /// The gate of a server that admits the holder of `friend`.
 fn gate_of(server: &Identity, friend: [u8; 32]) -> Result<Gate, Box<dyn Error>> {
     let (own, now) = (Own::new(server), SystemClock.now());
-    Ok(Gate::new(GateSetup {
-        ids: ConnectionIds::new(own.issued().clone(), rand::random(), 0, 1),
+    Ok(Gate::new(GateParts {
+        ids: ConnectionIds::new(own.issued.clone(), rand::random(), 0, 1),
         own,
         allowlist: Arc::new(Friend(friend)),
         refusals: Arc::default(),

@@ -8,6 +8,8 @@
 //! The fixed bit is not looked at: who clears it (RFC 9287) must not thereby become something else to us than to
 //! quinn-proto. Everything is by reference and by length; nothing is allocated, and no key is needed.
 
+use quic_core::varint::Reader;
+
 /// The kind of packet that a datagram begins with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Class<'a> {
@@ -75,27 +77,26 @@ pub fn classify(datagram: &[u8]) -> Class<'_> {
 /// A long header: `rest` is what follows the first byte of a datagram of `length` bytes.
 fn long(first: u8, rest: &[u8], length: usize) -> Option<Class<'_>> {
     const VERSION_1: [u8; 4] = [0, 0, 0, 1];
-    let (version, rest) = rest.split_first_chunk()?;
-    if *version != VERSION_1 {
+    let mut fields = Reader::new(rest);
+    if fields.array()? != VERSION_1 {
         return None;
     }
-    let (dcid, rest) = connection_id(rest)?;
-    let (scid, rest) = connection_id(rest)?;
+    let (dcid, scid) = (connection_id(&mut fields)?, connection_id(&mut fields)?);
     match first >> 4 & 3 {
-        0 => initial(dcid, scid, rest, length).map(Class::Initial),
-        1 => varint(rest).map(|_| Class::ZeroRtt { dcid }),
-        2 => varint(rest).map(|_| Class::Handshake { dcid }),
+        0 => initial(dcid, scid, fields, length).map(Class::Initial),
+        1 => fields.varint().map(|_| Class::ZeroRtt { dcid }),
+        2 => fields.varint().map(|_| Class::Handshake { dcid }),
         _ => Some(Class::Retry { dcid }),
     }
 }
 
-fn initial<'a>(dcid: &'a [u8], scid: &'a [u8], rest: &'a [u8], length: usize) -> Option<Initial<'a>> {
-    let (token_bytes, rest) = varint(rest)?;
-    let (token, rest) = rest.split_at_checked(usize::try_from(token_bytes).ok()?)?;
-    let (bytes, rest) = varint(rest)?;
-    let bytes = usize::try_from(bytes).ok()?;
-    let packet_number_at = length - rest.len();
-    (PROTECTED_BYTES..=rest.len()).contains(&bytes).then_some(Initial {
+fn initial<'a>(dcid: &'a [u8], scid: &'a [u8], mut fields: Reader<'a>, length: usize) -> Option<Initial<'a>> {
+    let token_bytes = fields.varint()?;
+    let token = fields.take(usize::try_from(token_bytes).ok()?)?;
+    let bytes = usize::try_from(fields.varint()?).ok()?;
+    let left = fields.rest().len();
+    let packet_number_at = length - left;
+    (PROTECTED_BYTES..=left).contains(&bytes).then_some(Initial {
         dcid,
         scid,
         token,
@@ -104,20 +105,10 @@ fn initial<'a>(dcid: &'a [u8], scid: &'a [u8], rest: &'a [u8], length: usize) ->
     })
 }
 
-/// Splits a connection ID with its length off the front of `bytes`.
-fn connection_id(bytes: &[u8]) -> Option<(&[u8], &[u8])> {
-    let (length, rest) = bytes.split_first()?;
-    let length = usize::from(*length);
-    if length > MAX_CID_BYTES { None } else { rest.split_at_checked(length) }
-}
-
-/// Splits a variable-length integer (RFC 9000 §16) off the front of `bytes`.
-pub(super) fn varint(bytes: &[u8]) -> Option<(u64, &[u8])> {
-    let first = *bytes.first()?;
-    let (encoded, rest) = bytes.split_at_checked(1 << (first >> 6))?;
-    let value =
-        encoded[1..].iter().fold(u64::from(first & 0x3f), |value, byte| value << 8 | u64::from(*byte));
-    Some((value, rest))
+/// Takes a connection ID with its length.
+fn connection_id<'a>(fields: &mut Reader<'a>) -> Option<&'a [u8]> {
+    let length = usize::from(fields.array::<1>()?[0]);
+    if length > MAX_CID_BYTES { None } else { fields.take(length) }
 }
 
 #[cfg(test)]

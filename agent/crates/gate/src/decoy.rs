@@ -14,7 +14,7 @@
 
 use std::{
     collections::{
-        HashMap,
+        BTreeSet, HashMap,
         hash_map::{Entry, RandomState},
     },
     hash::BuildHasher,
@@ -22,8 +22,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use quinn_proto::ConnectionId;
 use slab::Slab;
 use wire::rate::{Allowance, Pace};
+
+use crate::classify::MAX_CID_BYTES;
 
 pub use crate::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
 
@@ -50,9 +53,6 @@ const LEAST_PREFIX_FLOWS: usize = 16;
 
 /// The shortest connection ID that proves anything; a shorter one could be guessed. Servers on quic-go choose four bytes.
 const LEAST_CID: usize = 4;
-
-/// The longest connection ID of QUIC version 1 (RFC 9000 §17.2).
-const MOST_CID: usize = 20;
 
 /// The bit of the first byte that marks a long header (RFC 8999 §5.1).
 const LONG_HEADER: u8 = 0x80;
@@ -89,11 +89,11 @@ pub struct DecoyFlows {
     // Hashed with a random key, because senders choose what is in it.
     by_sender: HashMap<Sender, DecoyId>,
     /// The number of answered flows of each address.
-    answered_hosts: HashMap<IpAddr, u32>,
+    answered_hosts: HashMap<IpAddr, usize>,
     /// The number of flows of each source prefix that has any.
     by_prefix: HashMap<[u8; 8], usize>,
-    /// The unanswered and the answered flows, each list with the one that was silent longest first.
-    lists: [List; 2],
+    /// The unanswered and the answered flows, each by the time of its last datagram.
+    by_silence: [BTreeSet<(Instant, DecoyId)>; 2],
     limit: usize,
     /// The most flows of one source prefix.
     prefix_limit: usize,
@@ -113,10 +113,8 @@ struct Flow {
     answered: bool,
     /// Whether the address had answered on another port when this flow began.
     trusted: bool,
-    /// The newest connection IDs that the decoy chose, the last one first.
-    cids: [Cid; 2],
-    before: Option<DecoyId>,
-    after: Option<DecoyId>,
+    /// The newest connection IDs that the decoy chose, the last one first; empty ones before it has.
+    cids: [ConnectionId; 2],
 }
 
 impl DecoyFlows {
@@ -128,7 +126,7 @@ impl DecoyFlows {
             by_sender: HashMap::new(),
             answered_hosts: HashMap::new(),
             by_prefix: HashMap::new(),
-            lists: [List::default(); 2],
+            by_silence: [BTreeSet::new(), BTreeSet::new()],
             limit: limit.max(1),
             prefix_limit: (limit / PREFIX_PART).max(LEAST_PREFIX_FLOWS),
             sources: vec![Allowance::new(SOURCE_RATE, now); LIMITERS].into_boxed_slice(),
@@ -189,32 +187,19 @@ impl DecoyFlows {
 
     /// Ends a flow and removes it from the table.
     pub fn remove(&mut self, id: DecoyId) {
-        if !self.flows.contains(id.0 as usize) {
-            return;
-        }
-        self.unlink(id);
-        let flow = self.flows.remove(id.0 as usize);
+        let Some(flow) = self.flows.try_remove(id.0 as usize) else { return };
+        self.by_silence[usize::from(flow.answered)].remove(&(flow.last_active, id));
         self.by_sender.remove(&flow.sender);
         let host = flow.sender.source.ip();
-        if let Entry::Occupied(mut count) = self.by_prefix.entry(prefix(host)) {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
-        }
-        if flow.answered
-            && let Entry::Occupied(mut count) = self.answered_hosts.entry(host)
-        {
-            *count.get_mut() -= 1;
-            if *count.get() == 0 {
-                count.remove();
-            }
+        count_down(self.by_prefix.entry(prefix(host)));
+        if flow.answered {
+            count_down(self.answered_hosts.entry(host));
         }
     }
 
     /// Ends one flow that has been silent for [`IDLE`]. Call it again until it returns none.
     pub fn expire(&mut self, now: Instant) -> Option<DecoyId> {
-        let id = self.oldest().filter(|(_, active)| *active + IDLE <= now)?.0;
+        let (_, id) = *self.oldest().filter(|(active, _)| *active + IDLE <= now)?;
         self.remove(id);
         Some(id)
     }
@@ -222,15 +207,12 @@ impl DecoyFlows {
     /// The time at which [`DecoyFlows::expire`] next has a flow to end.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
-        self.oldest().map(|(_, active)| active + IDLE)
+        self.oldest().map(|(active, _)| *active + IDLE)
     }
 
-    /// The flow that was silent longest, and the time of its last datagram.
-    fn oldest(&self) -> Option<(DecoyId, Instant)> {
-        let heads = self.lists.iter().filter_map(|list| list.first);
-        heads
-            .filter_map(|id| Some((id, self.flows.get(id.0 as usize)?.last_active)))
-            .min_by_key(|(_, at)| *at)
+    /// The flow that was silent longest, after the time of its last datagram.
+    fn oldest(&self) -> Option<&(Instant, DecoyId)> {
+        self.by_silence.iter().filter_map(BTreeSet::first).min()
     }
 
     /// Charges a new flow to the rates of its source and of all sources.
@@ -254,7 +236,7 @@ impl DecoyFlows {
 
     /// Evicts the flow that was silent longest: an unanswered one if there is any.
     fn evict(&mut self) -> Option<DecoyId> {
-        let id = self.lists.iter().find_map(|list| list.first)?;
+        let (_, id) = *self.by_silence.iter().find_map(BTreeSet::first)?;
         self.remove(id);
         Some(id)
     }
@@ -267,103 +249,63 @@ impl DecoyFlows {
             returned: 0,
             answered: false,
             trusted: self.answered_hosts.contains_key(&sender.source.ip()),
-            cids: [Cid::default(); 2],
-            before: None,
-            after: None,
+            cids: [ConnectionId::new(&[]); 2],
         };
         // The limit is far below 2^32.
         let id = DecoyId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
         self.by_sender.insert(sender, id);
         *self.by_prefix.entry(prefix(sender.source.ip())).or_default() += 1;
-        self.link(id);
         id
     }
 
     /// Records a datagram that came from the sender of a flow.
     fn heard(&mut self, id: DecoyId, datagram: &[u8], now: Instant) {
-        self.unlink(id);
         let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
+        self.by_silence[usize::from(flow.answered)].remove(&(flow.last_active, id));
         flow.last_active = now;
         flow.received = flow.received.saturating_add(datagram.len() as u64);
-        if !flow.answered && flow.cids.iter().any(|cid| cid.is_destination_of(datagram)) {
+        if !flow.answered && flow.cids.iter().any(|cid| is_to(datagram, cid)) {
             flow.answered = true;
             *self.answered_hosts.entry(flow.sender.source.ip()).or_default() += 1;
         }
-        self.link(id);
+        self.by_silence[usize::from(flow.answered)].insert((now, id));
     }
+}
 
-    /// Appends a flow to the list that it belongs to.
-    fn link(&mut self, id: DecoyId) {
-        let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
-        let list = &mut self.lists[usize::from(flow.answered)];
-        let before = list.last.replace(id);
-        (flow.before, flow.after) = (before, None);
-        match before {
-            Some(before) => {
-                if let Some(neighbour) = self.flows.get_mut(before.0 as usize) {
-                    neighbour.after = Some(id);
-                }
-            }
-            None => list.first = Some(id),
-        }
-    }
-
-    /// Removes a flow from the list that it is in.
-    fn unlink(&mut self, id: DecoyId) {
-        let Some(flow) = self.flows.get_mut(id.0 as usize) else { return };
-        let (list, before, after) = (usize::from(flow.answered), flow.before.take(), flow.after.take());
-        match before.and_then(|before| self.flows.get_mut(before.0 as usize)) {
-            Some(neighbour) => neighbour.after = after,
-            None => self.lists[list].first = after,
-        }
-        match after.and_then(|after| self.flows.get_mut(after.0 as usize)) {
-            Some(neighbour) => neighbour.before = before,
-            None => self.lists[list].last = before,
+/// Takes one from a count of flows, which is forgotten at 0.
+fn count_down<K>(count: Entry<'_, K, usize>) {
+    if let Entry::Occupied(mut count) = count {
+        *count.get_mut() -= 1;
+        if *count.get() == 0 {
+            count.remove();
         }
     }
 }
 
-/// The ends of a list of flows, which are linked through [`Flow::before`] and [`Flow::after`].
-#[derive(Clone, Copy, Default)]
-struct List {
-    first: Option<DecoyId>,
-    last: Option<DecoyId>,
-}
-
-/// A connection ID that the decoy chose; empty if there is none.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-struct Cid {
-    bytes: [u8; MOST_CID],
-    len: u8,
-}
-
-impl Cid {
-    /// Whether `datagram` begins with a packet to this connection ID.
-    fn is_destination_of(&self, datagram: &[u8]) -> bool {
-        let Some((first, rest)) = datagram.split_first().filter(|_| self.len > 0) else { return false };
-        let cid = &self.bytes[..usize::from(self.len)];
-        if first & LONG_HEADER == 0 {
-            return rest.starts_with(cid);
-        }
-        // Behind the version: the length, then the connection ID.
-        rest.get(4) == Some(&self.len) && rest.get(5..).is_some_and(|rest| rest.starts_with(cid))
+/// Whether `datagram` begins with a packet to `cid`; never to an empty one.
+fn is_to(datagram: &[u8], cid: &ConnectionId) -> bool {
+    let Some((first, rest)) = datagram.split_first().filter(|_| !cid.is_empty()) else { return false };
+    if first & LONG_HEADER == 0 {
+        return rest.starts_with(cid);
     }
+    // Behind the version: the length, then the connection ID.
+    rest.get(4..)
+        .and_then(<[u8]>::split_first)
+        .is_some_and(|(len, rest)| usize::from(*len) == cid.len() && rest.starts_with(cid))
 }
 
 /// The connection ID that the sender of `datagram` chose for itself: the source of a long header (RFC 8999 §5.1).
 ///
 /// A Version Negotiation packet has none: it repeats the IDs of the client, which a forger of the address knows.
-fn chosen_cid(datagram: &[u8]) -> Option<Cid> {
+fn chosen_cid(datagram: &[u8]) -> Option<ConnectionId> {
     let version = datagram.get(1..5)?;
     if datagram[0] & LONG_HEADER == 0 || version == [0; 4] {
         return None;
     }
     let destination = usize::from(*datagram.get(5)?);
     let (len, rest) = datagram.get(6 + destination..)?.split_first()?;
-    let cid = rest.get(..usize::from(*len)).filter(|cid| (LEAST_CID..=MOST_CID).contains(&cid.len()))?;
-    let mut bytes = [0; MOST_CID];
-    bytes[..cid.len()].copy_from_slice(cid);
-    Some(Cid { bytes, len: *len })
+    let cid = rest.get(..usize::from(*len)).filter(|cid| (LEAST_CID..=MAX_CID_BYTES).contains(&cid.len()))?;
+    Some(ConnectionId::new(cid))
 }
 
 /// The prefix that the addresses of one site share: an IPv4 /24 or an IPv6 /56 (RFC 6177 §2).

@@ -4,10 +4,11 @@
 //! nothing that an observer could not; it is the last check of a knock because it costs 3 µs.
 
 use bytes::BytesMut;
+use quic_core::varint::Reader;
 use quinn_proto::{ConnectionId, crypto};
 
 use crate::{
-    classify::{Initial, MAX_CID_BYTES, PROTECTED_BYTES, varint},
+    classify::{Initial, MAX_CID_BYTES, PROTECTED_BYTES},
     knock::{HELLO_HASH_BYTES, hello_hash},
 };
 
@@ -69,26 +70,23 @@ fn decrypt(
 
 /// The CRYPTO frames of `payload`, offset and data; beside them a client's first packets have PADDING and PING
 /// only, or CONNECTION_CLOSE.
-fn crypto_frames(mut payload: &[u8]) -> Result<Vec<(usize, &[u8])>, HelloError> {
+fn crypto_frames(payload: &[u8]) -> Result<Vec<(usize, &[u8])>, HelloError> {
     const PADDING: u8 = 0;
     const PING: u8 = 1;
     const CRYPTO: u8 = 6;
     const CONNECTION_CLOSE: u8 = 0x1c;
-    let payload_len = payload.len();
+    let mut reader = Reader::new(payload);
     let mut frames = Vec::new();
-    while let Some((kind, rest)) = payload.split_first() {
-        payload = rest;
-        match *kind {
+    while let Some([kind]) = reader.array() {
+        match kind {
             PADDING | PING => {}
             CRYPTO => {
-                let (offset, rest) = varint(rest).ok_or(HelloError::Malformed)?;
-                let (length, rest) = varint(rest).ok_or(HelloError::Malformed)?;
-                let length = usize::try_from(length).map_err(|_| HelloError::Malformed)?;
-                let (data, rest) = rest.split_at_checked(length).ok_or(HelloError::Malformed)?;
+                let offset = reader.varint().ok_or(HelloError::Malformed)?;
+                let length = reader.varint().and_then(|length| usize::try_from(length).ok());
+                let data = length.and_then(|length| reader.take(length)).ok_or(HelloError::Malformed)?;
                 // What lies past this many bytes is part of a message that no single packet holds.
-                let offset = usize::try_from(offset).ok().filter(|offset| *offset <= payload_len);
+                let offset = usize::try_from(offset).ok().filter(|offset| *offset <= payload.len());
                 frames.push((offset.ok_or(HelloError::Incomplete)?, data));
-                payload = rest;
             }
             CONNECTION_CLOSE => return Err(HelloError::Abandoned),
             _ => return Err(HelloError::Malformed),

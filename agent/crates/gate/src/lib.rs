@@ -146,22 +146,9 @@ wire::labelled! {
 
 /// The gate of one worker: checks each datagram that no lane wants.
 pub struct Gate {
-    own: Arc<Own>,
-    ids: ConnectionIds,
-    allowlist: Arc<dyn Allowlist>,
-    refusals: Arc<Refusals>,
-    /// Whether a client must knock before its handshake.
-    required: bool,
-    /// The difference that is allowed between a knock's time and ours; whole seconds.
-    window: Duration,
-    table: SingleUse,
-    budget: Budget,
-    clock: Arc<dyn Clock + Send + Sync>,
+    parts: GateParts,
     /// The epochs in which mac1 holds, and since when they are known.
     epochs: (RangeInclusive<u64>, Option<Instant>),
-    /// Removes the protection of Initial packets, and makes the tag of a Retry.
-    crypto: Arc<dyn CryptoConfig>,
-    rng: StdRng,
     retry_packet: [u8; MAX_RETRY_BYTES],
     retry_len: usize,
     /// The counts of this gate so far.
@@ -169,7 +156,7 @@ pub struct Gate {
 }
 
 /// The parts that a gate is made of.
-pub struct GateSetup {
+pub struct GateParts {
     /// The keys of this agent's identity.
     pub own: Arc<Own>,
     /// The check and the maker of our connection IDs.
@@ -188,7 +175,7 @@ pub struct GateSetup {
     pub budget: Budget,
     /// The wall clock, against which knocks are checked.
     pub clock: Arc<dyn Clock + Send + Sync>,
-    /// Any server configuration: for the keys of Initial packets, which follow from the connection ID.
+    /// Any server configuration: for the keys of Initial packets, which follow from the connection ID, and for the tag of a Retry.
     pub crypto: Arc<dyn CryptoConfig>,
     /// For the connection IDs of Retry packets.
     pub rng: StdRng,
@@ -208,22 +195,10 @@ pub struct Arrival {
 impl Gate {
     /// Makes the gate of one worker from its parts.
     #[must_use]
-    pub fn new(setup: GateSetup) -> Self {
-        let GateSetup { own, ids, allowlist, refusals, required, window, table, budget, clock, crypto, rng } =
-            setup;
+    pub fn new(parts: GateParts) -> Self {
         Self {
-            own,
-            ids,
-            allowlist,
-            refusals,
-            required,
-            window,
-            table,
-            budget,
-            clock,
+            parts,
             epochs: (0..=0, None),
-            crypto,
-            rng,
             retry_packet: [0; MAX_RETRY_BYTES],
             retry_len: 0,
             stats: GateStats::default(),
@@ -241,7 +216,7 @@ impl Gate {
     /// ask.
     pub fn screen(&mut self, datagram: &[u8], now: Instant) -> bool {
         let (ours, step) = match classify(datagram) {
-            Class::Short { cid } => (self.ids.issued().is_ours(cid), Step::Class),
+            Class::Short { cid } => (self.parts.ids.issued().is_ours(cid), Step::Class),
             Class::Handshake { dcid } | Class::Retry { dcid } => (self.is_ours(dcid), Step::Class),
             Class::Initial(initial) => match self.screen_initial(datagram, &initial, now) {
                 Ok(()) => return true,
@@ -256,7 +231,7 @@ impl Gate {
     }
 
     fn screen_initial(&mut self, datagram: &[u8], initial: &Initial<'_>, now: Instant) -> Result<(), Step> {
-        if !self.required || (initial.token.is_empty() && self.is_ours(initial.dcid)) {
+        if !self.parts.required || (initial.token.is_empty() && self.is_ours(initial.dcid)) {
             return Ok(());
         }
         let known_length = [KNOCK_BYTES, RETRY_TOKEN_BYTES].contains(&initial.token.len());
@@ -276,37 +251,37 @@ impl Gate {
 
     /// A handshake that was admitted has ended, either way: nothing more comes with its token.
     pub fn handshake_ended(&mut self, admission: &Admission) {
-        self.table.done(&admission.tag);
+        self.parts.table.done(&admission.tag);
     }
 
     /// Forgets tokens whose time is over: no knock could be accepted any more under them.
     pub fn expire(&mut self, now: Instant) {
-        self.table.expire(now, self.clock.unix_seconds());
+        self.parts.table.expire(now, self.parts.clock.unix_seconds());
     }
 
     /// Why the table could not be written to its replay log, once.
     pub fn take_replay_log_error(&mut self) -> Option<io::Error> {
-        self.table.take_replay_log_error()
+        self.parts.table.take_replay_log_error()
     }
 
     /// Spends what may be spent on clients that have not proved their address.
     #[cfg(any(test, feature = "fuzzing"))]
     pub fn exhaust_budget(&mut self, now: Instant) {
-        while self.budget.take(IpAddr::from([0, 0, 0, 0]), false, now) == Take::Granted {}
+        while self.parts.budget.take(IpAddr::from([0, 0, 0, 0]), false, now) == Take::Granted {}
         for last in 1..=u8::MAX {
-            while self.budget.take(IpAddr::from([203, 0, 113, last]), false, now) == Take::Granted {}
+            while self.parts.budget.take(IpAddr::from([203, 0, 113, last]), false, now) == Take::Granted {}
         }
     }
 
     /// The number of used tokens that it remembers.
     #[must_use]
     pub fn remembered(&self) -> usize {
-        self.table.len()
+        self.parts.table.len()
     }
 
     fn decide(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> (Verdict, Step) {
         match classify(datagram) {
-            Class::Short { cid } if self.ids.issued().is_ours(cid) => (Verdict::Pass, Step::Passed),
+            Class::Short { cid } if self.parts.ids.issued().is_ours(cid) => (Verdict::Pass, Step::Passed),
             Class::Handshake { dcid } | Class::Retry { dcid } if self.is_ours(dcid) => {
                 (Verdict::Pass, Step::Passed)
             }
@@ -320,7 +295,7 @@ impl Gate {
     }
 
     fn is_ours(&self, dcid: &[u8]) -> bool {
-        dcid.try_into().is_ok_and(|dcid| self.ids.issued().is_ours(dcid))
+        dcid.try_into().is_ok_and(|dcid| self.parts.ids.issued().is_ours(dcid))
     }
 
     fn initial(
@@ -334,7 +309,7 @@ impl Gate {
         if ours && initial.token.is_empty() {
             return (Verdict::Pass, Step::Passed);
         }
-        if !self.required && arrival.listening {
+        if !self.parts.required && arrival.listening {
             return (Verdict::Pass, Step::Passed);
         }
         let Some(tag) = initial.token.last_chunk::<16>().copied().filter(|_| arrival.listening) else {
@@ -344,7 +319,7 @@ impl Gate {
         if datagram.len() < usize::from(MIN_PACKET) || !(retried || initial.token.len() == KNOCK_BYTES) {
             return (Verdict::Unauthenticated, Step::Token);
         }
-        if let Some(used) = self.table.get(&tag) {
+        if let Some(used) = self.parts.table.get(&tag) {
             return if used.passes(arrival.source) {
                 (Verdict::Pass, Step::Passed)
             } else {
@@ -360,8 +335,9 @@ impl Gate {
             Err(why) => {
                 // Before a budget was asked anyone with the link could fill the log and the list: that is only counted.
                 if why.is_budgeted() && why.step() != Step::Abandoned {
-                    let refusal = Refusal { at: self.clock.unix_seconds(), source: arrival.source, why };
-                    self.refusals.note(refusal, now);
+                    let refusal =
+                        Refusal { at: self.parts.clock.unix_seconds(), source: arrival.source, why };
+                    self.parts.refusals.note(refusal, now);
                 }
                 (Verdict::Unauthenticated, why.step())
             }
@@ -370,16 +346,16 @@ impl Gate {
 
     /// The operator allows clocks to differ by `window`.
     pub fn set_window(&mut self, window: Duration) {
-        self.window = window;
+        self.parts.window = window;
         self.epochs.1 = None;
     }
 
     /// Whether mac1 holds. The wall clock is read once per `now`, which is once per turn: each read costs 25 ns.
     fn is_proof(&mut self, initial: &Initial<'_>, now: Instant) -> bool {
         if self.epochs.1 != Some(now) {
-            self.epochs = (epochs(self.clock.unix_seconds(), self.window), Some(now));
+            self.epochs = (epochs(self.parts.clock.unix_seconds(), self.parts.window), Some(now));
         }
-        self.own.server().is_proof(initial.dcid, initial.token, self.epochs.0.clone())
+        self.parts.own.server.is_proof(initial.dcid, initial.token, self.epochs.0.clone())
     }
 
     /// The rest of the way, of someone who knows our public key.
@@ -393,14 +369,15 @@ impl Gate {
         now: Instant,
     ) -> Result<Knocked, Why> {
         let Arrival { source, room, .. } = arrival;
-        let unix_seconds = self.clock.unix_seconds();
+        let unix_seconds = self.parts.clock.unix_seconds();
         let (knock, original) = if retried {
             let carried = self
+                .parts
                 .own
-                .retry()
+                .retry
                 .open(source, initial.dcid, initial.token, unix_seconds)
                 .map_err(Why::RetryToken)?;
-            (carried.knock, carried.original_dcid().try_into().map_err(|_| Why::ConnectionId)?)
+            (carried.knock, carried.original_dcid[..].try_into().map_err(|_| Why::ConnectionId)?)
         } else {
             // Ours have eight bytes, so that a listener can steer by them.
             let dcid: [u8; 8] = initial.dcid.try_into().map_err(|_| Why::ConnectionId)?;
@@ -409,7 +386,7 @@ impl Gate {
             (knock, dcid)
         };
         let busy = room == Room::Busy && !retried && RetryKey::serves(&source);
-        match if busy { Take::Retry } else { self.budget.take(source.ip(), retried, now) } {
+        match if busy { Take::Retry } else { self.parts.budget.take(source.ip(), retried, now) } {
             Take::Granted => {}
             Take::Retry if room != Room::Full && RetryKey::serves(&source) => {
                 self.make_retry(initial, &knock, source, unix_seconds);
@@ -419,24 +396,24 @@ impl Gate {
         }
         // From here on a refusal is noted, so nothing before the budget may be.
         if room == Room::Full {
-            self.budget.give_back(source.ip(), retried);
+            self.parts.budget.give_back(source.ip(), retried);
             return Err(Why::Busy);
         }
         // The knock within a Retry token has a name of its own in the table.
         let inner = tag_of(&knock);
-        if retried && self.table.get(&inner).is_some() {
+        if retried && self.parts.table.get(&inner).is_some() {
             return Err(Why::Repeated);
         }
-        let opened = self.own.open(&original, &knock).map_err(Why::Knock)?;
+        let opened = self.parts.own.open(&original, &knock).map_err(Why::Knock)?;
         self.is_fresh(&opened, now, unix_seconds)?;
-        let peer = match self.allowlist.admits(&opened.client) {
+        let peer = match self.parts.allowlist.admits(&opened.client) {
             Admits::Peer(id) => Some(id),
             Admits::Anyone if room == Room::Free => None,
             // Keys of open-mode peers cost nothing to make, so half of the handshakes are reserved for known peers.
             Admits::Anyone => return Err(Why::Busy),
             Admits::Nobody => return Err(Why::Key(opened.key())),
         };
-        let hash = client_hello_hash(&*self.crypto, datagram, initial).map_err(Why::Hello)?;
+        let hash = client_hello_hash(&*self.parts.crypto, datagram, initial).map_err(Why::Hello)?;
         if hash != opened.hello_hash {
             return Err(Why::OtherHello);
         }
@@ -447,17 +424,17 @@ impl Gate {
         if retried {
             // Neither the Retry token nor the knock in it is good for anything else.
             self.remember(inner, used, now, unix_seconds)?;
-            self.table.done(&inner);
+            self.parts.table.done(&inner);
         }
         self.remember(tag, used, now, unix_seconds)?;
         if let Some(peer) = peer {
-            self.budget.peer_came(peer, source.ip(), retried, now);
+            self.parts.budget.peer_came(peer, source.ip(), retried, now);
         }
         Ok(Knocked::Admitted(Admission { dcid: original, tag, agreement: opened.client }))
     }
 
     fn remember(&mut self, tag: [u8; 16], used: Used, now: Instant, unix_seconds: u64) -> Result<(), Why> {
-        self.table.insert(tag, used, now, unix_seconds).map_err(|error| match error {
+        self.parts.table.insert(tag, used, now, unix_seconds).map_err(|error| match error {
             InsertError::Full => Why::Full,
             InsertError::Used => Why::Repeated,
         })
@@ -466,10 +443,10 @@ impl Gate {
     fn is_fresh(&self, opened: &Opened, now: Instant, unix_seconds: u64) -> Result<(), Why> {
         let ahead =
             i64::try_from(opened.unix_seconds).unwrap_or(i64::MAX).saturating_sub_unsigned(unix_seconds);
-        if ahead.unsigned_abs() > self.window.as_secs() {
+        if ahead.unsigned_abs() > self.parts.window.as_secs() {
             return Err(Why::Clock { ahead });
         }
-        if !self.table.remembers(opened.unix_seconds, self.window, now) {
+        if !self.parts.table.remembers(opened.unix_seconds, self.parts.window, now) {
             return Err(Why::BeforeStart);
         }
         Ok(())
@@ -482,11 +459,13 @@ impl Gate {
         source: SocketAddr,
         unix_seconds: u64,
     ) {
-        let (dcid, nonce) = (self.ids.next_id().0, self.rng.random());
+        let (dcid, nonce) = (self.parts.ids.next_id().0, self.parts.rng.random());
         let carried = Carried::new(initial.dcid, knock);
-        let token = self.own.retry().token(self.own.server(), source, carried, unix_seconds, &dcid, nonce);
+        let token =
+            self.parts.own.retry.token(&self.parts.own.server, source, carried, unix_seconds, &dcid, nonce);
         let Initial { scid, dcid: original, .. } = *initial;
-        let packet = retry::packet(&*self.crypto, scid, original, &dcid, &token, &mut self.retry_packet);
+        let packet =
+            retry::packet(&*self.parts.crypto, scid, original, &dcid, &token, &mut self.retry_packet);
         self.retry_len = packet.len();
     }
 }

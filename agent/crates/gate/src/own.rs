@@ -13,10 +13,14 @@ use crate::{
 
 /// The keys of an agent beside its certificate.
 pub struct Own {
-    agreement: Arc<AgreementKey>,
-    server: ServerKey,
-    retry: Arc<RetryKey>,
-    issued: IssuedIds,
+    /// The X25519 key of this identity.
+    pub agreement: Arc<AgreementKey>,
+    /// The values that clients derive from our public key.
+    pub server: ServerKey,
+    /// The key of our Retry tokens.
+    pub retry: Arc<RetryKey>,
+    /// The check for connection IDs that this identity issued.
+    pub issued: IssuedIds,
 }
 
 impl Own {
@@ -34,30 +38,6 @@ impl Own {
             retry: Arc::new(RetryKey::new(&identity.derive("culvert retry tokens"))),
             issued: IssuedIds::new(&key),
         })
-    }
-
-    /// The X25519 key of this identity.
-    #[must_use]
-    pub fn agreement(&self) -> &Arc<AgreementKey> {
-        &self.agreement
-    }
-
-    /// The values that clients derive from our public key.
-    #[must_use]
-    pub fn server(&self) -> &ServerKey {
-        &self.server
-    }
-
-    /// The key of our Retry tokens.
-    #[must_use]
-    pub fn retry(&self) -> &Arc<RetryKey> {
-        &self.retry
-    }
-
-    /// The check for connection IDs that this identity issued.
-    #[must_use]
-    pub fn issued(&self) -> &IssuedIds {
-        &self.issued
     }
 
     /// Opens a knock that was sent to us, whose mac1 was verified before.
@@ -100,7 +80,7 @@ mod tests {
     #[test]
     fn a_connection_id_of_another_version_is_ours() {
         // The last three bytes: AES-128 of the others and zeros, under the secret of the label "culvert connection ids".
-        assert!(own().issued().is_ours(&[1, 2, 3, 4, 5, 0x0b, 0xf2, 0x4d]));
+        assert!(own().issued.is_ours(&[1, 2, 3, 4, 5, 0x0b, 0xf2, 0x4d]));
     }
 
     #[test]
@@ -109,9 +89,9 @@ mod tests {
         let (client, seconds) = ("192.0.2.1:1111".parse().unwrap(), 1_700_000_000);
         let (dcid, new_dcid) = ([1, 2, 3, 4, 5, 6, 7, 8], [0xaa, 7, 6, 5, 4, 3, 2, 1]);
         let carried = Carried::new(&dcid, &[9; KNOCK_BYTES]);
-        assert!(own.server().is_proof(&new_dcid, &token, epochs(seconds, Duration::from_secs(20))));
-        assert_eq!(own.retry().open(client, &new_dcid, &token, seconds), Ok(carried));
-        let again = own.retry().token(own.server(), client, carried, seconds, &new_dcid, [1; 12]);
+        assert!(own.server.is_proof(&new_dcid, &token, epochs(seconds, Duration::from_secs(20))));
+        assert_eq!(own.retry.open(client, &new_dcid, &token, seconds), Ok(carried));
+        let again = own.retry.token(&own.server, client, carried, seconds, &new_dcid, [1; 12]);
         assert_eq!(again[..], token);
     }
 }

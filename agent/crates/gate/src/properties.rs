@@ -28,7 +28,7 @@ use crate::{
     },
     retry::{Carried, RETRY_SECONDS, RETRY_TOKEN_BYTES, RetryError, RetryKey},
     suite::suite_in,
-    tls::{ClientKeys, Refusal, TlsIdentity, server_crypto, spki_key},
+    tls::{TlsIdentity, initial_crypto, spki_key},
 };
 
 /// Takes `input` as a share link, and its parts as an endpoint and a public key.
@@ -142,15 +142,11 @@ pub fn identity(seed: u8) -> Identity {
 pub fn gate_initial(input: &[u8]) {
     static CRYPTO: LazyLock<Arc<dyn crypto::ServerConfig>> = LazyLock::new(|| {
         let identity = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");
-        server_crypto(&identity, Arc::new(Nobody)).expect("the TLS of every agent")
+        initial_crypto(&identity).expect("the TLS of every agent")
     });
-    let hash_of = |datagram: &[u8]| match crate::classify::classify(datagram) {
-        Class::Initial(initial) => Some(client_hello_hash(&**CRYPTO, datagram, &initial)),
-        Class::Short { .. }
-        | Class::ZeroRtt { .. }
-        | Class::Handshake { .. }
-        | Class::Retry { .. }
-        | Class::Other => None,
+    let hash_of = |datagram: &[u8]| {
+        let Class::Initial(initial) = crate::classify::classify(datagram) else { return None };
+        Some(client_hello_hash(&**CRYPTO, datagram, &initial))
     };
     let _harmless = hash_of(input);
     let frames = &input[..input.len().min(16_000)];
@@ -158,16 +154,6 @@ pub fn gate_initial(input: &[u8]) {
     let behind = [&[0, 1, 0][..], frames].concat();
     let behind = hash_of(&initial_packet(&**CRYPTO, &[5; 8], 7, &behind)).expect("an Initial packet");
     assert_eq!(plain.ok(), behind.ok());
-}
-
-struct Nobody;
-
-impl ClientKeys for Nobody {
-    fn is_allowed(&self, _key: &[u8; 32]) -> bool {
-        false
-    }
-
-    fn refused(&self, _refusal: &Refusal) {}
 }
 
 /// An Initial packet to `dcid` with `frames` (at most 16,000 bytes), padded to a datagram of 1200 bytes or more, sealed as

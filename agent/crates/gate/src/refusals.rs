@@ -3,7 +3,6 @@
 
 use std::{
     collections::VecDeque,
-    fmt,
     mem::{Discriminant, discriminant},
     net::SocketAddr,
     sync::Mutex,
@@ -24,40 +23,55 @@ const REMEMBERED: usize = 16;
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// The reason why a handshake was refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Why {
     /// A Retry token that does not hold.
+    #[error("its Retry token does not hold: {0}")]
     RetryToken(RetryError),
     /// A destination connection ID of another length than eight bytes.
+    #[error("its connection ID has not eight bytes")]
     ConnectionId,
     /// The knock within a Retry token was used.
+    #[error("its knock was used before")]
     Repeated,
     /// More is not spent on such a source.
+    #[error("too many handshakes from there")]
     Budget,
     /// The knock does not open: it is damaged, or meant for another key.
+    #[error("its knock does not open: {0}")]
     Knock(KnockError),
     /// The client's clock is ahead of ours by this much.
+    #[error("its clock is {} s {} ours", ahead.unsigned_abs(), if *ahead < 0 { "behind" } else { "ahead of" })]
     Clock {
         /// Seconds; negative if it is behind.
         ahead: i64,
     },
     /// The knock is older than this process, which does not know the knocks that were used before it started.
+    #[error("its knock is older than this process")]
     BeforeStart,
     /// The client's key is not on the allowlist; `None` if the whole key is not known.
+    #[error("its key {}is not on the allowlist", .0.map(|key| format!("{key} ")).unwrap_or_default())]
     Key(Option<PublicKey>),
     /// The ClientHello of the packet cannot be read.
+    #[error("its ClientHello cannot be read: {0}")]
     Hello(HelloError),
     /// The knock is about another ClientHello.
+    #[error("its knock is about another ClientHello")]
     OtherHello,
     /// No further token can be remembered.
+    #[error("no more knocks can be remembered")]
     Full,
     /// As many handshakes are under way as the limit allows.
+    #[error("too many handshakes are under way")]
     Busy,
     /// TLS: a certificate of another key than the one that knocked, or of none.
+    #[error("its certificate is not of the key that knocked")]
     Certificate,
     /// The client did not prove that it holds its key.
+    #[error("it did not prove that it holds its key")]
     Possession,
     /// As many peers of open mode are connected as the limit allows.
+    #[error("there are as many peers of open mode as there may be")]
     OpenPeers,
 }
 
@@ -136,32 +150,6 @@ impl Why {
             Self::OpenPeers => "raise limits.open_peers, if they are welcome",
             Self::Full => "more handshakes within a quarter of an hour than can be remembered",
             Self::Possession => "the client does not prove that it holds its key; is it of another version?",
-        }
-    }
-}
-
-impl fmt::Display for Why {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::RetryToken(why) => write!(f, "its Retry token does not hold: {why}"),
-            Self::ConnectionId => f.write_str("its connection ID has not eight bytes"),
-            Self::Repeated => f.write_str("its knock was used before"),
-            Self::Budget => f.write_str("too many handshakes from there"),
-            Self::Knock(why) => write!(f, "its knock does not open: {why}"),
-            Self::Clock { ahead } if *ahead < 0 => {
-                write!(f, "its clock is {} s behind ours", ahead.unsigned_abs())
-            }
-            Self::Clock { ahead } => write!(f, "its clock is {ahead} s ahead of ours"),
-            Self::BeforeStart => f.write_str("its knock is older than this process"),
-            Self::Key(Some(key)) => write!(f, "its key {key} is not on the allowlist"),
-            Self::Key(None) => f.write_str("its key is not on the allowlist"),
-            Self::Hello(why) => write!(f, "its ClientHello cannot be read: {why}"),
-            Self::OtherHello => f.write_str("its knock is about another ClientHello"),
-            Self::Full => f.write_str("no more knocks can be remembered"),
-            Self::Busy => f.write_str("too many handshakes are under way"),
-            Self::Certificate => f.write_str("its certificate is not of the key that knocked"),
-            Self::OpenPeers => f.write_str("there are as many peers of open mode as there may be"),
-            Self::Possession => f.write_str("it did not prove that it holds its key"),
         }
     }
 }

@@ -71,29 +71,31 @@ pub enum RetryError {
 pub struct Carried {
     /// The knock of the client's first packet; it is bound to the original destination.
     pub knock: [u8; KNOCK_BYTES],
-    original_dcid: [u8; MAX_CID_BYTES],
-    original_dcid_bytes: u8,
+    /// The destination of the client's first packet.
+    pub original_dcid: ConnectionId,
 }
 
 impl Carried {
     /// A `knock` made for `original_dcid`, at most 20 bytes.
     #[must_use]
     pub fn new(original_dcid: &[u8], knock: &[u8; KNOCK_BYTES]) -> Self {
-        let bytes = original_dcid.len().min(MAX_CID_BYTES);
-        let mut padded = [0; MAX_CID_BYTES];
-        padded[..bytes].copy_from_slice(&original_dcid[..bytes]);
-        Self {
-            knock: *knock,
-            original_dcid: padded,
-            original_dcid_bytes: u8::try_from(bytes).expect("at most 20"),
-        }
+        Self { knock: *knock, original_dcid: cut(original_dcid) }
     }
+}
 
-    /// The destination of the client's first packet.
-    #[must_use]
-    pub fn original_dcid(&self) -> &[u8] {
-        &self.original_dcid[..usize::from(self.original_dcid_bytes).min(MAX_CID_BYTES)]
+/// The connection ID, without what is beyond the longest.
+fn cut(cid: &[u8]) -> ConnectionId {
+    ConnectionId::new(&cid[..cid.len().min(MAX_CID_BYTES)])
+}
+
+/// Writes `parts` one after the other at the front of `buffer`: their length.
+fn put(parts: &[&[u8]], buffer: &mut [u8]) -> usize {
+    let mut end = 0;
+    for part in parts {
+        buffer[end..end + part.len()].copy_from_slice(part);
+        end += part.len();
     }
+    end
 }
 
 /// The key of our tokens. As a `HandshakeTokenKey` it makes quinn-proto accept these tokens and no others; a bare knock
@@ -199,17 +201,12 @@ pub fn packet<'a>(
     token: &[u8; RETRY_TOKEN_BYTES],
     buffer: &'a mut [u8; MAX_RETRY_BYTES],
 ) -> &'a [u8] {
-    let cut = |cid: &[u8]| ConnectionId::new(&cid[..cid.len().min(MAX_CID_BYTES)]);
     let (client_scid, original_dcid) = (cut(client_scid), cut(original_dcid));
     // Long form, fixed bit, type 3; the lower four bits are arbitrary (RFC 9000 §17.2.5).
     let flags = 0xf0 | token[0] & 0x0f;
-    let [client_bytes, new_bytes] =
-        [client_scid.len(), new_dcid.len()].map(|bytes| u8::try_from(bytes).unwrap_or(0));
-    let mut end = 0;
-    for part in [&[flags, 0, 0, 0, 1, client_bytes][..], &client_scid, &[new_bytes], new_dcid, token] {
-        buffer[end..end + part.len()].copy_from_slice(part);
-        end += part.len();
-    }
+    let [client_bytes, new_bytes] = [client_scid.len() as u8, new_dcid.len() as u8];
+    let parts = [&[flags, 0, 0, 0, 1, client_bytes][..], &client_scid, &[new_bytes], new_dcid, token];
+    let end = put(&parts, buffer);
     let tag = crypto.retry_tag(1, &original_dcid, &buffer[..end]);
     buffer[end..end + tag.len()].copy_from_slice(&tag);
     &buffer[..end + tag.len()]
@@ -240,23 +237,21 @@ impl Plain {
                 IPV6
             }
         };
-        let mut plain = [0; PLAIN_BYTES];
-        let mut rest = &mut plain[..];
-        let carried = &self.carried;
-        for field in [
+        let Carried { knock, original_dcid } = &self.carried;
+        let mut padded = [0; MAX_CID_BYTES];
+        padded[..original_dcid.len()].copy_from_slice(original_dcid);
+        let parts = [
             &self.issued.to_be_bytes()[..],
             &self.new_dcid,
             &[family],
             &address,
             &self.client.port().to_be_bytes(),
-            &[carried.original_dcid_bytes],
-            &carried.original_dcid,
-            &carried.knock,
-        ] {
-            let (to, after) = rest.split_at_mut(field.len());
-            to.copy_from_slice(field);
-            rest = after;
-        }
+            &[original_dcid.len() as u8],
+            &padded,
+            knock,
+        ];
+        let mut plain = [0; PLAIN_BYTES];
+        put(&parts, &mut plain);
         plain
     }
 
@@ -267,17 +262,15 @@ impl Plain {
         let (address, rest) = rest.split_first_chunk::<16>()?;
         let (port, rest) = rest.split_first_chunk()?;
         let (original_dcid_bytes, rest) = rest.split_first()?;
-        let (original_dcid, knock) = rest.split_first_chunk()?;
+        let (original_dcid, knock) = rest.split_first_chunk::<MAX_CID_BYTES>()?;
         let ip = match *family {
             IPV4 => Ipv4Addr::from(*address.first_chunk::<4>()?).into(),
             IPV6 => Ipv6Addr::from(*address).into(),
             _ => return None,
         };
-        let carried = Carried {
-            knock: knock.try_into().ok()?,
-            original_dcid: *original_dcid,
-            original_dcid_bytes: *original_dcid_bytes,
-        };
+        let original_dcid = original_dcid.get(..usize::from(*original_dcid_bytes))?;
+        let carried =
+            Carried { knock: knock.try_into().ok()?, original_dcid: ConnectionId::new(original_dcid) };
         Some(Self {
             issued: u64::from_be_bytes(*issued),
             new_dcid: *new_dcid,
@@ -296,20 +289,16 @@ impl Plain {
             IpAddr::V4(ip) => (0, &ip.octets()[..]),
             IpAddr::V6(ip) => (1, &ip.octets()[..]),
         };
-        let carried = &self.carried;
-        let mut end = 0;
-        for field in [
+        let original_dcid = &self.carried.original_dcid;
+        let parts = [
             &[0, family][..],
             address,
             &self.client.port().to_be_bytes(),
-            &[carried.original_dcid_bytes],
-            carried.original_dcid(),
+            &[original_dcid.len() as u8],
+            original_dcid,
             &ISSUED.to_be_bytes(),
-        ] {
-            buffer[end..end + field.len()].copy_from_slice(field);
-            end += field.len();
-        }
-        end
+        ];
+        put(&parts, buffer)
     }
 }
 

@@ -35,14 +35,10 @@ pub fn negotiated(session: &dyn Session) -> Option<Suite> {
 }
 
 /// A client's TLS whose sessions know their suite.
-pub struct SuiteClientConfig(Arc<dyn crypto::ClientConfig>);
-
-impl SuiteClientConfig {
-    /// Wraps `inner`, the TLS of rustls.
-    pub fn new(inner: Arc<dyn crypto::ClientConfig>) -> Self {
-        Self(inner)
-    }
-}
+pub struct SuiteClientConfig(
+    /// The TLS of rustls.
+    pub Arc<dyn crypto::ClientConfig>,
+);
 
 impl crypto::ClientConfig for SuiteClientConfig {
     fn start_session(
@@ -57,14 +53,10 @@ impl crypto::ClientConfig for SuiteClientConfig {
 }
 
 /// A server's TLS whose sessions know their suite.
-pub struct SuiteServerConfig(Arc<dyn crypto::ServerConfig>);
-
-impl SuiteServerConfig {
-    /// Wraps `inner`, the TLS of rustls.
-    pub fn new(inner: Arc<dyn crypto::ServerConfig>) -> Self {
-        Self(inner)
-    }
-}
+pub struct SuiteServerConfig(
+    /// The TLS of rustls.
+    pub Arc<dyn crypto::ServerConfig>,
+);
 
 impl crypto::ServerConfig for SuiteServerConfig {
     fn initial_keys(&self, version: u32, dst_cid: &ConnectionId) -> Result<Keys, UnsupportedVersion> {

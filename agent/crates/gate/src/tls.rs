@@ -270,7 +270,7 @@ pub(super) fn server_crypto_with(
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.max_early_data_size = 0;
-    Ok(Arc::new(SuiteServerConfig::new(Arc::new(QuicServerConfig::try_from(config)?))))
+    Ok(Arc::new(SuiteServerConfig(Arc::new(QuicServerConfig::try_from(config)?))))
 }
 
 pub(super) fn client_crypto_with(
@@ -293,7 +293,7 @@ pub(super) fn client_crypto_with(
     config.enable_early_data = false;
     // The name would be the same for everyone, readable by anyone, and checked by no one.
     config.enable_sni = false;
-    Ok(Arc::new(SuiteClientConfig::new(Arc::new(QuicClientConfig::try_from(config)?))))
+    Ok(Arc::new(SuiteClientConfig(Arc::new(QuicClientConfig::try_from(config)?))))
 }
 
 /// The public key with which the other end authenticated, once its certificate was verified.

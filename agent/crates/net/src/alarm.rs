@@ -12,7 +12,7 @@ use nix::sys::{
     time::TimeSpec,
     timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags},
 };
-use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, unix::AsyncFd};
 
 use crate::{Ready, sys};
 
@@ -32,7 +32,7 @@ impl Alarm {
     pub fn new() -> io::Result<Self> {
         let timer =
             TimerFd::new(ClockId::CLOCK_MONOTONIC, TimerFlags::TFD_NONBLOCK | TimerFlags::TFD_CLOEXEC)?;
-        let fd = sys::watch_timer(timer.as_fd().try_clone_to_owned()?)?;
+        let fd = sys::watch(timer.as_fd().try_clone_to_owned()?, Interest::READABLE)?;
         Ok(Self { timer, fd })
     }
 

@@ -4,7 +4,7 @@
 //! |---|---|---|---|
 //! | [`ReceiveBatch`] | buffers as the kernel gave them; with GRO one buffer is many datagrams | `UdpSocket::receive` | the worker, in place |
 //! | [`SendBatch`] | datagrams in one contiguous buffer, grouped into GSO messages | the seal chain, at the tail | `UdpSocket::send` |
-//! | [`Delivery`] | payloads that stay where they were decrypted, grouped into GSO messages | the worker | `UdpSocket::deliver` |
+//! | [`Delivery`](crate::Delivery) | payloads that stay where they were decrypted, grouped into GSO messages | the worker | `UdpSocket::deliver` |
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
@@ -14,7 +14,6 @@ use std::{
 
 use ip::packets::Buffers;
 
-pub use crate::delivery::{Delivery, DeliveryMessage, Recipient};
 use crate::{SendFailure, SendOutcome};
 
 /// Segments that one `UDP_SEGMENT` message may have anywhere: `UDP_MAX_SEGMENTS` before Linux 6.9.

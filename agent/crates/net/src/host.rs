@@ -3,19 +3,21 @@
 //! For `culvert doctor`. Nothing here is on the packet path.
 
 use std::{
-    ffi::CString,
     fs::File,
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
-    os::{fd::AsFd, unix::ffi::OsStrExt},
+    os::fd::AsFd,
     path::Path,
     time::Duration,
 };
 
-use nix::sys::resource::{Resource, getrlimit};
+use nix::{
+    sys::resource::{Resource, getrlimit},
+    unistd::{AccessFlags, access},
+};
 use socket2::{Domain, Protocol, Socket, Type};
 
-use crate::{kernel, steering, sys, tun::DRIVER, wildcard_for};
+use crate::{ports, steering, sys, tun::DRIVER, wildcard_for};
 
 /// The system's clock, as the kernel judges it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,7 +149,7 @@ pub fn try_udp(address: SocketAddr) -> io::Result<()> {
 /// # Errors
 /// The kernel's: `AddrInUse`, `PermissionDenied`, `AddrNotAvailable`.
 pub fn try_tcp(address: SocketAddr) -> io::Result<()> {
-    kernel::tcp_listening(address).map(drop)
+    ports::tcp_listening(address).map(drop)
 }
 
 /// The way to an address, as the kernel would choose it now.
@@ -210,7 +212,7 @@ pub fn interface_joins(interface: &str) -> io::Result<bool> {
 /// Whether this process may write to a file, or make files in a folder.
 #[must_use]
 pub fn may_write(path: &Path) -> bool {
-    CString::new(path.as_os_str().as_bytes()).is_ok_and(|path| sys::may_write(&path))
+    access(path, AccessFlags::W_OK).is_ok()
 }
 
 /// The hard limit on open files of this process.

@@ -3,29 +3,33 @@
 use std::{
     cell::RefCell,
     io::{self, IoSlice},
-    net::{IpAddr, Shutdown, SocketAddr, ToSocketAddrs},
+    net::{Shutdown, SocketAddr, ToSocketAddrs},
     os::fd::AsFd,
     pin::Pin,
     rc::Rc,
-    sync::{Arc, Mutex, OnceLock},
+    sync::OnceLock,
     task::{Context, Poll, Waker},
     time::Duration,
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
-use socket2::{Domain, Protocol, SockRef, Socket, Type};
-use tokio::io::{AsyncRead as _, AsyncWrite as _, Interest, ReadBuf};
+use socket2::SockRef;
+use tokio::{
+    io::{AsyncRead as _, AsyncWrite as _, Interest, ReadBuf},
+    sync::oneshot,
+};
 use wire::{
     clock::Clock,
     fault::{self, Fault},
     hash::IssuedMap,
-    panics::{self, Held, Part, lock},
+    panics::{self, Part},
 };
 
 use crate::{
     Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
     batch::MAX_SEGMENTS,
-    ports::Ports,
+    literal,
+    ports::{Ports, SocketKind, tcp_listening, tcp_socket},
     process::leaves_descriptors,
     ready::SourceWaker,
     sys::Scratch,
@@ -34,16 +38,14 @@ use crate::{
     udp::{self, KernelUdp, Shared},
 };
 
-/// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn` (4,096 by default).
-const LISTEN_BACKLOG: i32 = 4_096;
-
 /// The kernel's network, for one worker. Its methods must be called within the worker's tokio runtime.
 pub struct KernelNet {
     shared: Shared,
     ports: Ports,
     /// Until the worker asks for it.
     tun: Option<TunPort>,
-    lookups: Arc<Mutex<Lookups>>,
+    /// The lookups that are under way or not yet asked for. A newer one under the same token replaces the older.
+    lookups: IssuedMap<Token, oneshot::Receiver<io::Result<Vec<SocketAddr>>>>,
 }
 
 impl KernelNet {
@@ -52,7 +54,7 @@ impl KernelNet {
     #[must_use]
     pub fn new(ready: Ready, clock: Rc<dyn Clock>, ports: Ports) -> Self {
         let scratch = Rc::new(RefCell::new(Scratch::default()));
-        Self { shared: Shared { ready, clock, scratch }, ports, tun: None, lookups: Arc::default() }
+        Self { shared: Shared { ready, clock, scratch }, ports, tun: None, lookups: IssuedMap::default() }
     }
 
     /// The same network with a queue of the TUN device, or without one.
@@ -63,7 +65,7 @@ impl KernelNet {
 
     /// Opens a UDP socket as [`Net::udp`] does, not yet boxed.
     pub(super) fn open_udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<KernelUdp> {
-        match self.ports.take_udp(options.role, options.bind) {
+        match self.ports.take(SocketKind::Udp(options.role), options.bind) {
             Some(bound) => KernelUdp::adopt(bound, options, token, &self.shared),
             None => KernelUdp::open(options, token, &self.shared),
         }
@@ -90,7 +92,7 @@ impl Net for KernelNet {
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
-        let socket = match self.ports.take_tcp(address) {
+        let socket = match self.ports.take(SocketKind::Tcp, address) {
             Some(listening) => listening,
             None => tcp_listening(address)?,
         };
@@ -119,16 +121,19 @@ impl Net for KernelNet {
     }
 
     fn resolve(&mut self, host: &str, port: u16, token: Token) {
-        let generation = self.lookups().start(token);
-        let literal = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-        if let Ok(ip) = literal.parse::<IpAddr>() {
-            self.lookups().answer(token, generation, Ok(vec![SocketAddr::new(ip, port)]));
-            self.shared.ready.mark(token);
-            return;
+        let (answer_to, answer) = oneshot::channel();
+        self.lookups.insert(token, answer);
+        let ready = self.shared.ready.clone();
+        // A lookup that a newer one has replaced is nobody's any more.
+        let tell = move |answer| {
+            if answer_to.send(answer).is_ok() {
+                ready.mark(token);
+            }
+        };
+        if let Some(ip) = literal(host) {
+            return tell(Ok(vec![SocketAddr::new(ip, port)]));
         }
         let host = host.to_owned();
-        let lookups = Arc::clone(&self.lookups);
-        let ready = self.shared.ready.clone();
         // The resolver blocks.
         let look_up = move || {
             panics::isolate(Part::Resolver, || {
@@ -142,82 +147,20 @@ impl Net for KernelNet {
                 Ok(Err(panicked)) => Err(io::Error::other(panicked)),
                 Err(cancelled) => Err(io::Error::other(cancelled)),
             };
-            if lock(&lookups).answer(token, generation, answer) {
-                ready.mark(token);
-            }
+            tell(answer);
         });
     }
 
     fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
-        self.lookups().take(token)
+        let answer = self.lookups.get_mut(&token)?.try_recv().ok()?;
+        self.lookups.remove(&token);
+        Some(answer)
     }
 
     fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
         let Some(port) = self.tun.take() else { return Ok(None) };
         Ok(Some(Box::new(KernelTun::new(port, token, &self.shared)?)))
     }
-}
-
-impl KernelNet {
-    fn lookups(&self) -> Held<'_, Lookups> {
-        lock(&self.lookups)
-    }
-}
-
-/// The lookups that are under way or not yet asked for. A newer one under the same token replaces the older.
-#[derive(Default)]
-struct Lookups {
-    generation: u64,
-    open: IssuedMap<Token, Lookup>,
-}
-
-struct Lookup {
-    generation: u64,
-    answer: Option<io::Result<Vec<SocketAddr>>>,
-}
-
-impl Lookups {
-    fn start(&mut self, token: Token) -> u64 {
-        self.generation += 1;
-        self.open.insert(token, Lookup { generation: self.generation, answer: None });
-        self.generation
-    }
-
-    /// Notes an answer; false when nobody waits for it any more.
-    fn answer(&mut self, token: Token, generation: u64, answer: io::Result<Vec<SocketAddr>>) -> bool {
-        match self.open.get_mut(&token) {
-            Some(lookup) if lookup.generation == generation => {
-                lookup.answer = Some(answer);
-                true
-            }
-            Some(_) | None => false,
-        }
-    }
-
-    fn take(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
-        let answer = self.open.get_mut(&token)?.answer.take()?;
-        self.open.remove(&token);
-        Some(answer)
-    }
-}
-
-fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    socket.set_nonblocking(true)?;
-    if address.is_ipv6() {
-        socket.set_only_v6(true)?;
-    }
-    Ok(socket)
-}
-
-/// A socket that listens at `address`.
-pub(super) fn tcp_listening(address: SocketAddr) -> io::Result<Socket> {
-    let socket = tcp_socket(address)?;
-    // Lets a restarted daemon bind while connections of the old one are in TIME_WAIT; not beside a live listener.
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(LISTEN_BACKLOG)?;
-    Ok(socket)
 }
 
 struct KernelListener {
@@ -264,14 +207,15 @@ impl KernelStream {
         self.stream.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// The result of polling the connection; its token is marked when that may have changed.
+    /// The result of polling the connection; its token is marked when what would block may have changed.
     fn polled<T>(
         &mut self,
         poll: impl FnOnce(Pin<&mut tokio::net::TcpStream>, &mut Context<'_>) -> Poll<io::Result<T>>,
-    ) -> Poll<io::Result<T>> {
-        match &mut self.stream {
-            Some(stream) => poll(Pin::new(stream), &mut Context::from_waker(&self.waker)),
-            None => Poll::Ready(Err(io::ErrorKind::NotConnected.into())),
+    ) -> io::Result<T> {
+        let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
+        match poll(Pin::new(stream), &mut Context::from_waker(&self.waker)) {
+            Poll::Ready(result) => result,
+            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
 }
@@ -305,24 +249,16 @@ impl TcpStream for KernelStream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut filled = ReadBuf::new(buffer);
         // A read that does not fill the buffer has emptied the socket: the next one waits for epoll instead of asking the kernel.
-        match self.polled(|stream, context| stream.poll_read(context, &mut filled)) {
-            Poll::Ready(read) => read.map(|()| filled.filled().len()),
-            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
-        }
+        self.polled(|stream, context| stream.poll_read(context, &mut filled))?;
+        Ok(filled.filled().len())
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        match self.polled(|stream, context| stream.poll_write(context, bytes)) {
-            Poll::Ready(written) => written,
-            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
-        }
+        self.polled(|stream, context| stream.poll_write(context, bytes))
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        match self.polled(|stream, context| stream.poll_write_vectored(context, buffers)) {
-            Poll::Ready(written) => written,
-            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
-        }
+        self.polled(|stream, context| stream.poll_write_vectored(context, buffers))
     }
 
     fn shutdown_write(&mut self) -> io::Result<()> {

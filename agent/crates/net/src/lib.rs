@@ -60,7 +60,8 @@ mod transmit;
 pub mod tun;
 mod udp;
 
-pub use batch::{Delivery, Path, ReceiveBatch, Recipient, SendBatch};
+pub use batch::{Path, ReceiveBatch, SendBatch};
+pub use delivery::{Delivery, DeliveryMessage, Recipient};
 pub use ready::{Ready, Token};
 pub use stats::UdpStats;
 
@@ -146,6 +147,24 @@ pub enum UdpRole {
     Decoy,
 }
 
+impl UdpRole {
+    /// Whether the socket carries QUIC, which probes the path's MTU by itself and looks at the ECN bits.
+    fn is_quic(self) -> bool {
+        match self {
+            Self::QuicListen | Self::QuicDial | Self::Decoy => true,
+            Self::Ingress | Self::Upstream => false,
+        }
+    }
+
+    /// Whether anyone may send to it: it tells at which local address each datagram came, and each worker has one.
+    fn listens(self) -> bool {
+        match self {
+            Self::QuicListen | Self::Ingress => true,
+            Self::QuicDial | Self::Upstream | Self::Decoy => false,
+        }
+    }
+}
+
 /// A non-blocking UDP socket that moves batches.
 pub trait UdpSocket {
     /// The address that the socket is bound to.
@@ -170,18 +189,18 @@ pub trait UdpSocket {
         &mut self,
         received: &ReceiveBatch,
         delivery: &mut Delivery,
-        outcome: &mut dyn FnMut(&batch::DeliveryMessage, SendOutcome),
+        outcome: &mut dyn FnMut(&DeliveryMessage, SendOutcome),
     );
 
     /// The monotonic counts of the socket so far.
     fn stats(&self) -> UdpStats;
 
-    /// Buffers that the kernel dropped because the receive queue was full (`SO_MEMINFO`), buffers not datagrams.
-    fn kernel_drops(&self) -> u64;
+    /// The receive queue as the kernel knows it (`SO_MEMINFO`).
+    fn kernel_queue(&self) -> KernelQueue;
 
-    /// [`UdpSocket::kernel_drops`] and what waits now, in one question to the kernel.
-    fn kernel_queue(&self) -> KernelQueue {
-        KernelQueue { drops: self.kernel_drops(), bytes: 0 }
+    /// Buffers that the kernel dropped because the receive queue was full, buffers not datagrams.
+    fn kernel_drops(&self) -> u64 {
+        self.kernel_queue().drops
     }
 
     /// The way in which the kernel moves datagrams to and from `destination`. For operators: it may ask the kernel.
@@ -363,4 +382,9 @@ pub fn wildcard_for(remote: SocketAddr) -> SocketAddr {
         IpAddr::V4(_) => SocketAddr::from(([0, 0, 0, 0], 0)),
         IpAddr::V6(_) => SocketAddr::from(([0u16; 8], 0)),
     }
+}
+
+/// The address that `host` is, an IPv6 address also in brackets; `None`: it is a name.
+fn literal(host: &str) -> Option<IpAddr> {
+    host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host).parse().ok()
 }

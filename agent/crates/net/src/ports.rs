@@ -21,7 +21,7 @@ use std::{
 use socket2::{Domain, Protocol, Socket, Type};
 use thiserror::Error;
 
-use crate::{UdpOptions, UdpRole, kernel, steering, sys, udp, wildcard_for};
+use crate::{UdpOptions, UdpRole, steering, sys, udp, wildcard_for};
 
 /// The ports that all workers listen on.
 #[derive(Clone, Debug, Default)]
@@ -35,8 +35,14 @@ pub struct PortPlan {
 /// One worker's share of the bound sockets; nothing watches them yet. The default has none.
 #[derive(Debug, Default)]
 pub struct Ports {
-    udp: Vec<(UdpRole, SocketAddr, Socket)>,
-    tcp: Vec<(SocketAddr, Socket)>,
+    sockets: Vec<(SocketKind, SocketAddr, Socket)>,
+}
+
+/// The kind of a socket that is bound.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum SocketKind {
+    Udp(UdpRole),
+    Tcp,
 }
 
 /// An entry of a [`PortPlan`], by its index.
@@ -75,25 +81,18 @@ pub struct PortError {
 /// # Errors
 /// The first port that could not be opened; all that were are closed again.
 pub fn open(wanted: &PortPlan, workers: u8) -> Result<Vec<Ports>, PortError> {
+    let failed = |what, address| move |error| PortError { what, address, error };
     let mut shares: Vec<Ports> = (0..workers).map(|_| Ports::default()).collect();
     for (index, options) in wanted.udp.iter().enumerate() {
-        let group = udp_group(options, workers).map_err(|error| PortError {
-            what: PortKind::Udp(index),
-            address: options.bind,
-            error,
-        })?;
+        let group = udp_group(options, workers).map_err(failed(PortKind::Udp(index), options.bind))?;
         for (share, socket) in shares.iter_mut().zip(group) {
-            share.udp.push((options.role, options.bind, socket));
+            share.sockets.push((SocketKind::Udp(options.role), options.bind, socket));
         }
     }
     for (index, address) in wanted.tcp.iter().enumerate() {
-        let clones = tcp_clones(*address, workers).map_err(|error| PortError {
-            what: PortKind::Tcp(index),
-            address: *address,
-            error,
-        })?;
+        let clones = tcp_clones(*address, workers).map_err(failed(PortKind::Tcp(index), *address))?;
         for (share, socket) in shares.iter_mut().zip(clones) {
-            share.tcp.push((*address, socket));
+            share.sockets.push((SocketKind::Tcp, *address, socket));
         }
     }
     Ok(shares)
@@ -126,28 +125,20 @@ pub fn source_towards(address: SocketAddr) -> io::Result<IpAddr> {
 impl Ports {
     /// Takes over what another share has.
     pub(super) fn extend(&mut self, more: Self) {
-        let Self { udp, tcp } = more;
-        self.udp.extend(udp);
-        self.tcp.extend(tcp);
+        self.sockets.extend(more.sockets);
     }
 
-    /// The first socket of this role that was to be bound to this address; each is given once.
-    pub(super) fn take_udp(&mut self, role: UdpRole, bind: SocketAddr) -> Option<Socket> {
-        let index = self.udp.iter().position(|(of, at, _)| (*of, *at) == (role, bind))?;
-        Some(self.udp.remove(index).2)
+    /// The first socket of this kind that was to be bound to this address; each is given once.
+    pub(super) fn take(&mut self, kind: SocketKind, address: SocketAddr) -> Option<Socket> {
+        let index = self.sockets.iter().position(|(of, at, _)| (*of, *at) == (kind, address))?;
+        Some(self.sockets.remove(index).2)
     }
 
     /// The address at which the socket `index` is bound.
     #[cfg(test)]
     pub(super) fn udp_address(&self, index: usize) -> SocketAddr {
-        let local = self.udp[index].2.local_addr().ok().and_then(|address| address.as_socket());
+        let local = self.sockets[index].2.local_addr().ok().and_then(|address| address.as_socket());
         local.expect("a bound socket has an Internet address")
-    }
-
-    /// The first listener that was to be bound to this address; each is given once.
-    pub(super) fn take_tcp(&mut self, address: SocketAddr) -> Option<Socket> {
-        let index = self.tcp.iter().position(|(at, _)| *at == address)?;
-        Some(self.tcp.remove(index).1)
     }
 }
 
@@ -193,8 +184,31 @@ fn steer(member: &Socket, workers: u8) {
 
 /// One listener, duplicated for each worker.
 fn tcp_clones(address: SocketAddr, workers: u8) -> io::Result<Vec<Socket>> {
-    let listener = kernel::tcp_listening(address)?;
+    let listener = tcp_listening(address)?;
     let mut clones = (1..workers).map(|_| listener.try_clone()).collect::<io::Result<Vec<_>>>()?;
     clones.push(listener);
     Ok(clones)
+}
+
+/// Connections that wait to be accepted; the kernel caps it at `net.core.somaxconn` (4,096 by default).
+const LISTEN_BACKLOG: i32 = 4_096;
+
+/// A TCP socket for the family of `address` that does not block.
+pub(super) fn tcp_socket(address: SocketAddr) -> io::Result<Socket> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    socket.set_nonblocking(true)?;
+    if address.is_ipv6() {
+        socket.set_only_v6(true)?;
+    }
+    Ok(socket)
+}
+
+/// A socket that listens at `address`.
+pub(super) fn tcp_listening(address: SocketAddr) -> io::Result<Socket> {
+    let socket = tcp_socket(address)?;
+    // Lets a restarted daemon bind while connections of the old one are in TIME_WAIT; not beside a live listener.
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(LISTEN_BACKLOG)?;
+    Ok(socket)
 }

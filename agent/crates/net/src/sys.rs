@@ -5,22 +5,18 @@
 )]
 
 use std::{
-    ffi::CStr,
     io,
     marker::PhantomData,
     mem,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6},
     ops::Range,
-    os::fd::{AsRawFd, BorrowedFd, OwnedFd},
+    os::fd::{AsFd, AsRawFd, BorrowedFd},
     ptr,
-    sync::Arc,
     time::Duration,
 };
 
 use libc::{c_int, c_uint, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6, socklen_t};
-use socket2::Socket;
 use tokio::io::{Interest, unix::AsyncFd};
-use tun_rs::SyncDevice;
 
 use crate::batch::{Meta, ReceiveBatch};
 
@@ -461,18 +457,11 @@ fn append<T: Copy>(control: &mut Control, offset: usize, level: c_int, kind: c_i
     end
 }
 
-/// Registers `socket` with the current runtime.
-pub(super) fn watch(socket: Socket, interest: Interest) -> io::Result<AsyncFd<Socket>> {
-    // SAFETY: the registration owns the socket, which closes its descriptor only when it is dropped, and nothing
+/// Registers `source`, the owner of a descriptor or a share of one, with the current runtime.
+pub(super) fn watch<T: AsFd + AsRawFd>(source: T, interest: Interest) -> io::Result<AsyncFd<T>> {
+    // SAFETY: the registration owns `source`, whose descriptor is open until it is dropped (I/O safety of `AsFd`), and nothing
     // replaces it: only shared references are handed out.
-    unsafe { AsyncFd::register_with_interest(socket, interest) }.map_err(Into::into)
-}
-
-/// Registers a queue of a TUN device with the current runtime.
-pub(super) fn watch_tun(queue: Arc<SyncDevice>) -> io::Result<AsyncFd<Arc<SyncDevice>>> {
-    // SAFETY: the registration owns a share of the queue, which closes its descriptor only when the last share is dropped,
-    // and nothing replaces it: only shared references are handed out.
-    unsafe { AsyncFd::register_with_interest(queue, Interest::READABLE) }.map_err(Into::into)
+    unsafe { AsyncFd::register_with_interest(source, interest) }.map_err(Into::into)
 }
 
 /// Writes `pieces` as one packet of a TUN device.
@@ -493,12 +482,6 @@ pub(super) fn write_gathered<'b>(
     usize::try_from(written).map_err(|_| io::Error::last_os_error())
 }
 
-/// Registers a timer with the current runtime.
-pub(super) fn watch_timer(timer: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: the registration owns the descriptor, which is closed only when it is dropped, and nothing replaces it.
-    unsafe { AsyncFd::register_with_interest(timer, Interest::READABLE) }.map_err(Into::into)
-}
-
 /// Whether the kernel knows `UDP_SEGMENT`; leaves the socket as it was.
 pub(super) fn probe_gso(socket: BorrowedFd<'_>) -> bool {
     set(socket, libc::SOL_UDP, libc::UDP_SEGMENT, 0).is_ok()
@@ -512,19 +495,9 @@ pub(super) fn set_segment(socket: BorrowedFd<'_>, bytes: c_int) -> io::Result<()
 /// Lets `program` choose the socket of the group that `socket` is in; the kernel's hash chooses when it cannot.
 pub(super) fn attach_steering(socket: BorrowedFd<'_>, program: &[libc::sock_filter]) -> io::Result<()> {
     let len = u16::try_from(program.len()).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // The kernel reads `len` instructions of `program`, which outlives the call; it writes to neither.
     let program = libc::sock_fprog { len, filter: program.as_ptr().cast_mut() };
-    // SAFETY: the kernel reads a `sock_fprog` of the given size, and from it `len` instructions of `program`, which
-    // outlives the call; it writes to neither.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_ATTACH_REUSEPORT_CBPF,
-            (&raw const program).cast(),
-            size_of::<libc::sock_fprog>() as socklen_t,
-        )
-    };
-    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+    set_value(socket, libc::SOL_SOCKET, libc::SO_ATTACH_REUSEPORT_CBPF, &program)
 }
 
 /// Asks for datagrams joined by `UDP_GRO`.
@@ -534,19 +507,7 @@ pub(super) fn set_gro(socket: BorrowedFd<'_>) -> io::Result<()> {
 
 /// Whether datagrams come joined by `UDP_GRO`.
 pub(super) fn gro(socket: BorrowedFd<'_>) -> io::Result<bool> {
-    let mut joined: c_int = 0;
-    let mut len = size_of_val(&joined) as socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, which is the integer's size.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_UDP,
-            libc::UDP_GRO,
-            (&raw mut joined).cast(),
-            &raw mut len,
-        )
-    };
-    if result == 0 { Ok(joined != 0) } else { Err(io::Error::last_os_error()) }
+    get(socket, libc::SOL_UDP, libc::UDP_GRO).map(|[joined]| joined != 0)
 }
 
 /// Whether each buffer comes with the time at which the kernel got it. From the first time on it stamps what comes in
@@ -597,21 +558,7 @@ pub(super) fn force_send_buffer(socket: BorrowedFd<'_>, bytes: c_int) -> io::Res
 pub(super) fn receive_queue(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     /// The words of a `SK_MEMINFO_VARS` reply (linux/sock_diag.h).
     const WORDS: usize = libc::SK_MEMINFO_DROPS as usize + 1;
-    let mut words = [0_u32; WORDS];
-    let mut len = size_of_val(&words) as socklen_t;
-    // SAFETY: the kernel writes at most `len` bytes, which is the array's size.
-    let result = unsafe {
-        libc::getsockopt(
-            socket.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_MEMINFO,
-            words.as_mut_ptr().cast(),
-            &raw mut len,
-        )
-    };
-    if result != 0 {
-        return Err(io::Error::last_os_error());
-    }
+    let words: [u32; WORDS] = get(socket, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok((words[libc::SK_MEMINFO_RMEM_ALLOC as usize], words[libc::SK_MEMINFO_DROPS as usize]))
 }
 
@@ -642,11 +589,7 @@ pub(super) fn set_filtered_dumps(socket: BorrowedFd<'_>) -> io::Result<()> {
 pub(super) fn path_mtu(socket: BorrowedFd<'_>, v6: bool) -> io::Result<u32> {
     let (level, name) =
         if v6 { (libc::IPPROTO_IPV6, libc::IPV6_MTU) } else { (libc::IPPROTO_IP, libc::IP_MTU) };
-    let (mut mtu, mut len): (c_int, _) = (0, size_of::<c_int>() as socklen_t);
-    // SAFETY: the kernel writes at most `len` bytes, which is the size of the int.
-    let result =
-        unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, (&raw mut mtu).cast(), &raw mut len) };
-    if result == 0 { Ok(mtu.unsigned_abs()) } else { Err(io::Error::last_os_error()) }
+    get(socket, level, name).map(|[mtu]| mtu)
 }
 
 /// Whether the system's clock is synchronised, and by how much the kernel says that it may be off at most; changes nothing.
@@ -697,24 +640,25 @@ pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u3
     if result == 0 { Ok(value.data) } else { Err(io::Error::last_os_error()) }
 }
 
-/// Whether this process may write there, by its user, its groups and its capabilities.
-pub(super) fn may_write(path: &CStr) -> bool {
-    // SAFETY: the kernel reads the path up to its terminating zero.
-    unsafe { libc::access(path.as_ptr(), libc::W_OK) == 0 }
+fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
+    set_value(socket, level, name, &value)
 }
 
-fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {
-    // SAFETY: the kernel reads the size of an int from `value`, which lives until the call returns.
-    let result = unsafe {
-        libc::setsockopt(
-            socket.as_raw_fd(),
-            level,
-            name,
-            (&raw const value).cast(),
-            size_of::<c_int>() as socklen_t,
-        )
-    };
+fn set_value<T>(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: &T) -> io::Result<()> {
+    let (pointer, len) = (ptr::from_ref(value).cast(), size_of::<T>() as socklen_t);
+    // SAFETY: the kernel reads `len` bytes from `value`, which is its size.
+    let result = unsafe { libc::setsockopt(socket.as_raw_fd(), level, name, pointer, len) };
     if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// An option that is one or several words; those that the kernel does not write are 0.
+fn get<const WORDS: usize>(socket: BorrowedFd<'_>, level: c_int, name: c_int) -> io::Result<[u32; WORDS]> {
+    let mut words = [0; WORDS];
+    let mut len = size_of_val(&words) as socklen_t;
+    let pointer = words.as_mut_ptr().cast();
+    // SAFETY: the kernel writes at most `len` bytes, which is the array's size.
+    let result = unsafe { libc::getsockopt(socket.as_raw_fd(), level, name, pointer, &raw mut len) };
+    if result == 0 { Ok(words) } else { Err(io::Error::last_os_error()) }
 }
 
 #[cfg(test)]

@@ -22,7 +22,7 @@ use ip::{
     packets::{PacketDelivery, PacketMessage, TunOffload},
     vnet::{Gso, VNET_HEADER_BYTES, VnetHeader},
 };
-use tokio::io::unix::AsyncFd;
+use tokio::io::{Interest, unix::AsyncFd};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 use crate::{
@@ -135,7 +135,7 @@ impl KernelTun {
     pub(super) fn new(port: TunPort, token: Token, shared: &Shared) -> io::Result<Self> {
         let TunPort { queue, reads, offload } = port;
         let waker = SourceWaker::waker(token, &shared.ready);
-        let reader = if reads { Some(sys::watch_tun(Arc::clone(&queue))?) } else { None };
+        let reader = if reads { Some(sys::watch(Arc::clone(&queue), Interest::READABLE)?) } else { None };
         if let Some(reader) = &reader
             && reader.poll_read_ready(&mut Context::from_waker(&waker)).is_ready()
         {

@@ -22,13 +22,13 @@ use tokio::{
 use wire::clock::Clock;
 
 use crate::{
-    Delivery, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions,
-    UdpRole, UdpSocket, UdpStats,
-    batch::{DeliveryMessage, MAX_SEGMENTS, MOST_SEGMENTS, Message},
+    Delivery, DeliveryMessage, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload,
+    UdpOptions, UdpRole, UdpSocket, UdpStats,
+    batch::{MAX_SEGMENTS, MOST_SEGMENTS, Message},
     process::leaves_descriptors,
     ready::SourceWaker,
     sys::{self, Received, Scratch},
-    transmit::{Contiguous, Means, Scattered, Transmitter, abandon},
+    transmit::{Cargo, Contiguous, Means, Scattered, Transmitter, abandon},
 };
 
 /// The state that the sockets of one worker share.
@@ -190,6 +190,29 @@ impl KernelUdp {
         error
     }
 
+    /// Sends `messages` until the kernel would block; returns how many are done.
+    fn transmit<'b, C: Cargo<'b>>(
+        &mut self,
+        messages: &mut [C::Message],
+        cargo: &C,
+        outcome: &mut dyn FnMut(&C::Message, SendOutcome),
+    ) -> usize {
+        // Taken out of `self`, because `outcome` may use another socket of the worker.
+        let mut scratch = self.shared.scratch.take();
+        let mut means = Means {
+            socket: self.fd.get_ref().as_fd(),
+            scratch: &mut scratch,
+            clock: &*self.shared.clock,
+            stats: &mut self.stats,
+        };
+        let done = self.transmitter.transmit(messages, cargo, &mut means, outcome);
+        self.shared.scratch.replace(scratch);
+        if self.transmitter.refused {
+            self.waker.wake_by_ref();
+        }
+        done
+    }
+
     /// Whether the send buffer was full and still is.
     fn is_blocked(&mut self) -> bool {
         let Some(writable) = &self.writable else { return false };
@@ -272,20 +295,8 @@ impl UdpSocket for KernelUdp {
         }
         let (messages, bytes) = batch.parts();
         let all = messages.len();
-        // Taken out of `self`, because `outcome` may use another socket of the worker.
-        let mut scratch = self.shared.scratch.take();
-        let mut means = Means {
-            socket: self.fd.get_ref().as_fd(),
-            scratch: &mut scratch,
-            clock: &*self.shared.clock,
-            stats: &mut self.stats,
-        };
-        let done = self.transmitter.transmit(messages, &Contiguous(bytes), &mut means, outcome);
-        self.shared.scratch.replace(scratch);
+        let done = self.transmit(messages, &Contiguous(bytes), outcome);
         batch.release(done);
-        if self.transmitter.refused {
-            self.waker.wake_by_ref();
-        }
         if done < all {
             self.watch_writable();
         }
@@ -299,21 +310,9 @@ impl UdpSocket for KernelUdp {
     ) {
         let (messages, pieces) = delivery.parts();
         let cargo = Scattered { received, pieces };
-        // As in `send`.
-        let mut scratch = self.shared.scratch.take();
-        let mut means = Means {
-            socket: self.fd.get_ref().as_fd(),
-            scratch: &mut scratch,
-            clock: &*self.shared.clock,
-            stats: &mut self.stats,
-        };
-        let done = self.transmitter.transmit(messages, &cargo, &mut means, outcome);
-        abandon(&mut messages[done..], &cargo, means.stats, outcome);
-        self.shared.scratch.replace(scratch);
+        let done = self.transmit(messages, &cargo, outcome);
+        abandon(&mut messages[done..], &cargo, &mut self.stats, outcome);
         delivery.clear();
-        if self.transmitter.refused {
-            self.waker.wake_by_ref();
-        }
     }
 
     fn stats(&self) -> UdpStats {
@@ -323,10 +322,6 @@ impl UdpSocket for KernelUdp {
     fn offload(&self, destination: SocketAddr) -> UdpOffload {
         let gro = sys::gro(self.fd.get_ref().as_fd()).unwrap_or(false);
         UdpOffload { gso: self.transmitter.gso_to(destination.ip()), gro }
-    }
-
-    fn kernel_drops(&self) -> u64 {
-        self.kernel_queue().drops
     }
 
     fn kernel_queue(&self) -> KernelQueue {
@@ -375,17 +370,11 @@ pub(super) fn configured(options: &UdpOptions) -> io::Result<Socket> {
     if options.mark != 0 {
         socket.set_mark(options.mark)?;
     }
-    let (quic, many_local_addresses) = match options.role {
-        UdpRole::QuicListen => (true, true),
-        UdpRole::QuicDial | UdpRole::Decoy => (true, false),
-        UdpRole::Ingress => (false, true),
-        UdpRole::Upstream => (false, false),
-    };
-    if quic {
+    if options.role.is_quic() {
         sys::set_mtu_probe(socket.as_fd(), v6)?;
         sys::set_receive_ecn(socket.as_fd(), v6)?;
     }
-    if many_local_addresses {
+    if options.role.listens() {
         sys::set_pktinfo(socket.as_fd(), v6)?;
     }
     if let Err(error) = sys::set_gro(socket.as_fd()) {

@@ -7,7 +7,10 @@
 //! A flow's number is chosen by the end that opened it and never used again by that instance of it. Its lowest bit
 //! is 0 when the opener is the end with the smaller public key, so the two ends never choose the same number.
 
-use quic_core::{HEADER_LEN, TAG_LEN};
+use quic_core::{
+    HEADER_LEN, TAG_LEN,
+    varint::{self, Reader},
+};
 
 /// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
 /// (RFC 9221 §4), and the context.
@@ -18,9 +21,6 @@ pub const MOST_DATAGRAM: usize = 65_507;
 
 /// Datagram numbers are below this: four bytes as a varint.
 pub const DATAGRAM_NUMBERS: u32 = 1 << 30;
-
-/// The largest value of a QUIC varint (RFC 9000 §16).
-const VARINT_MAX: u64 = (1 << 62) - 1;
 
 /// The numbers of the contexts. `docs/wire-format.md` is the reference.
 mod code {
@@ -75,14 +75,9 @@ impl Refusal {
 
     /// The refusal of a number on the wire.
     #[must_use]
-    pub const fn from_code(code: u64) -> Self {
-        match code {
-            1 => Self::UnknownService,
-            2 => Self::NotAllowed,
-            3 => Self::Limit,
-            4 => Self::Upstream,
-            other => Self::Other(other),
-        }
+    pub fn from_code(code: u64) -> Self {
+        let known = [Self::UnknownService, Self::NotAllowed, Self::Limit, Self::Upstream];
+        known.into_iter().find(|refusal| refusal.code() == code).unwrap_or(Self::Other(code))
     }
 
     /// Whether a later attempt can succeed without either end's configuration changing.
@@ -230,92 +225,55 @@ impl Context {
     /// that belong to no field.
     #[must_use]
     pub fn decode(data: &[u8]) -> Option<Self> {
-        let mut reader = Reader { data, at: 0 };
-        let context = match reader.varint()? {
-            code::IP => return Some(Self::Packet { partial: false, payload_at: reader.at }),
-            code::IP_PARTIAL => return Some(Self::Packet { partial: true, payload_at: reader.at }),
+        let mut fields = Reader::new(data);
+        let at = |fields: &Reader<'_>| data.len() - fields.rest().len();
+        let fields = &mut fields;
+        let context = match fields.varint()? {
+            code::IP => return Some(Self::Packet { partial: false, payload_at: at(fields) }),
+            code::IP_PARTIAL => return Some(Self::Packet { partial: true, payload_at: at(fields) }),
             code::FLOW => {
-                let number = FlowNumber(reader.varint()?);
-                return Some(Self::Flow { number, payload_at: reader.at });
+                let number = flow(fields)?;
+                return Some(Self::Flow { number, payload_at: at(fields) });
             }
             code::OPEN => {
-                let number = FlowNumber(reader.varint()?);
-                let service = reader.service()?;
-                return Some(Self::Open { number, service, payload_at: reader.at });
+                let (number, service) = (flow(fields)?, service(fields)?);
+                return Some(Self::Open { number, service, payload_at: at(fields) });
             }
             code::PIECE => {
-                let number = FlowNumber(reader.varint()?);
-                let datagram = reader.below(DATAGRAM_NUMBERS.into())?;
-                let total = reader.below(MOST_DATAGRAM as u64 + 1)?;
-                let offset = reader.below(u64::from(total))?;
-                return Some(Self::Piece { number, datagram, total, offset, payload_at: reader.at });
+                let (number, datagram) = (flow(fields)?, below(fields, DATAGRAM_NUMBERS.into())?);
+                let total = below(fields, MOST_DATAGRAM as u64 + 1)?;
+                let offset = below(fields, u64::from(total))?;
+                return Some(Self::Piece { number, datagram, total, offset, payload_at: at(fields) });
             }
-            code::OPEN_EMPTY => {
-                let number = FlowNumber(reader.varint()?);
-                Self::OpenEmpty { number, service: reader.service()? }
-            }
-            code::CONFIRMED => Self::Confirmed(FlowNumber(reader.varint()?)),
-            code::REFUSED => {
-                let number = FlowNumber(reader.varint()?);
-                Self::Refused(number, Refusal::from_code(reader.varint()?))
-            }
-            code::UNKNOWN => Self::Unknown(FlowNumber(reader.varint()?)),
-            code::CLOSED => Self::Closed(FlowNumber(reader.varint()?)),
+            code::OPEN_EMPTY => Self::OpenEmpty { number: flow(fields)?, service: service(fields)? },
+            code::CONFIRMED => Self::Confirmed(flow(fields)?),
+            code::REFUSED => Self::Refused(flow(fields)?, Refusal::from_code(fields.varint()?)),
+            code::UNKNOWN => Self::Unknown(flow(fields)?),
+            code::CLOSED => Self::Closed(flow(fields)?),
             reserved @ code::TARGET => return Some(Self::Unsupported(reserved)),
             unknown => return Some(Self::Unsupported(unknown)),
         };
-        (reader.at == data.len()).then_some(context)
+        fields.is_empty().then_some(context)
     }
 
     /// Writes the context and its fields, without a payload.
     #[must_use]
     pub fn encode(&self) -> Header {
-        let mut header = Header::default();
         match *self {
-            Self::Packet { partial, .. } => {
-                header.varint(if partial { code::IP_PARTIAL } else { code::IP });
-            }
-            Self::Flow { number, .. } => {
-                header.varint(code::FLOW);
-                header.varint(number.0);
-            }
+            Self::Packet { partial: false, .. } => Header::of([code::IP]),
+            Self::Packet { partial: true, .. } => Header::of([code::IP_PARTIAL]),
+            Self::Flow { number, .. } => Header::of([code::FLOW, number.0]),
             Self::Piece { number, datagram, total, offset, .. } => {
-                header.varint(code::PIECE);
-                header.varint(number.0);
-                header.varint(datagram.into());
-                header.varint(total.into());
-                header.varint(offset.into());
+                Header::of([code::PIECE, number.0, datagram.into(), total.into(), offset.into()])
             }
-            Self::Open { number, service, .. } => {
-                header.varint(code::OPEN);
-                header.varint(number.0);
-                header.varint(u64::from(service.0));
-            }
-            Self::OpenEmpty { number, service } => {
-                header.varint(code::OPEN_EMPTY);
-                header.varint(number.0);
-                header.varint(u64::from(service.0));
-            }
-            Self::Confirmed(number) => {
-                header.varint(code::CONFIRMED);
-                header.varint(number.0);
-            }
-            Self::Refused(number, refusal) => {
-                header.varint(code::REFUSED);
-                header.varint(number.0);
-                header.varint(refusal.code());
-            }
-            Self::Unknown(number) => {
-                header.varint(code::UNKNOWN);
-                header.varint(number.0);
-            }
-            Self::Closed(number) => {
-                header.varint(code::CLOSED);
-                header.varint(number.0);
-            }
-            Self::Unsupported(number) => header.varint(number),
+            Self::Open { number, service, .. } => Header::of([code::OPEN, number.0, service.0.into()]),
+            Self::OpenEmpty { number, service } => Header::of([code::OPEN_EMPTY, number.0, service.0.into()]),
+            Self::Confirmed(number) => Header::of([code::CONFIRMED, number.0]),
+            Self::Refused(number, refusal) => Header::of([code::REFUSED, number.0, refusal.code()]),
+            Self::Unknown(number) => Header::of([code::UNKNOWN, number.0]),
+            Self::Closed(number) => Header::of([code::CLOSED, number.0]),
+            Self::Unsupported(number) => Header::of([number]),
         }
-        header
     }
 }
 
@@ -337,52 +295,30 @@ impl Header {
         &self.bytes[..usize::from(self.len)]
     }
 
-    fn varint(&mut self, value: u64) {
-        let at = usize::from(self.len);
-        // Numbers come from counters and from decoded varints, so they are within the varint's range.
-        debug_assert!(value <= VARINT_MAX);
-        let width = match value {
-            0..=0x3f => 1,
-            0x40..=0x3fff => 2,
-            0x4000..=0x3fff_ffff => 4,
-            _ => 8,
-        };
-        let prefix = match width {
-            1 => 0,
-            2 => 0x4000,
-            4 => 0x8000_0000,
-            _ => 0xc000_0000_0000_0000,
-        };
-        let encoded = ((value & VARINT_MAX) | prefix).to_be_bytes();
-        self.bytes[at..at + width].copy_from_slice(&encoded[8 - width..]);
-        self.len += u8::try_from(width).unwrap_or(8);
+    /// The encoding of these numbers, one after the other.
+    fn of<const N: usize>(numbers: [u64; N]) -> Self {
+        let mut header = Self::default();
+        for number in numbers {
+            // Numbers come from counters and from decoded varints, so they are within the varint's range.
+            let written = varint::write(&mut header.bytes[usize::from(header.len)..], number);
+            debug_assert!(written.is_some(), "{number} has an encoding, for which there is room");
+            header.len += written.unwrap_or(0) as u8;
+        }
+        header
     }
 }
 
-struct Reader<'a> {
-    data: &'a [u8],
-    at: usize,
+/// A varint that is less than `bound`.
+fn below<T: TryFrom<u64>>(reader: &mut Reader<'_>, bound: u64) -> Option<T> {
+    T::try_from(reader.varint().filter(|value| *value < bound)?).ok()
 }
 
-impl Reader<'_> {
-    #[inline]
-    fn varint(&mut self) -> Option<u64> {
-        let first = *self.data.get(self.at)?;
-        let width = 1usize << (first >> 6);
-        let bytes = self.data.get(self.at..self.at + width)?;
-        self.at += width;
-        Some(bytes[1..].iter().fold(u64::from(first & 0x3f), |value, byte| (value << 8) | u64::from(*byte)))
-    }
+fn flow(reader: &mut Reader<'_>) -> Option<FlowNumber> {
+    reader.varint().map(FlowNumber)
+}
 
-    /// A varint that is less than `bound`.
-    fn below<T: TryFrom<u64>>(&mut self, bound: u64) -> Option<T> {
-        let value = self.varint().filter(|value| *value < bound)?;
-        T::try_from(value).ok()
-    }
-
-    fn service(&mut self) -> Option<ServiceNumber> {
-        u32::try_from(self.varint()?).ok().map(ServiceNumber)
-    }
+fn service(reader: &mut Reader<'_>) -> Option<ServiceNumber> {
+    u32::try_from(reader.varint()?).ok().map(ServiceNumber)
 }
 
 #[cfg(test)]
@@ -392,7 +328,7 @@ mod tests {
     use crate::context::*;
 
     fn contexts() -> impl Strategy<Value = Context> {
-        let number = (0..=VARINT_MAX).prop_map(FlowNumber);
+        let number = (0..=varint::MAX).prop_map(FlowNumber);
         let service = any::<u32>().prop_map(ServiceNumber);
         prop_oneof![
             any::<bool>().prop_map(|partial| Context::Packet { partial, payload_at: 0 }),
@@ -404,7 +340,7 @@ mod tests {
             }),
             (number.clone(), service).prop_map(|(number, service)| Context::OpenEmpty { number, service }),
             number.clone().prop_map(Context::Confirmed),
-            (number.clone(), 0..=VARINT_MAX)
+            (number.clone(), 0..=varint::MAX)
                 .prop_map(|(number, code)| Context::Refused(number, Refusal::from_code(code))),
             number.clone().prop_map(Context::Unknown),
             number.clone().prop_map(Context::Closed),

@@ -1,26 +1,8 @@
-//! The first message on a stream connection: the session that it joins, and its number.
-
-use crate::{
-    messages::{MessageError, SIGNATURE_BYTES, id, narrow},
-    protobuf,
-};
+//! The stream connections of a session: how many there are, and how each finds its worker.
 
 /// The connections that carry the TCP forwards of one peer, at most: the control connection, which is number 0, and the
 /// stream connections.
 pub const MAX_STREAM_CONNECTIONS: u8 = 8;
-
-/// The first message on a stream connection.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Join {
-    /// The dialler's process, as in its hello.
-    pub instance: [u8; 16],
-    /// The session: 16 bytes that TLS exports at both ends of its control connection.
-    pub session: [u8; 16],
-    /// The number of the stream connection: 1 or more, and below [`MAX_STREAM_CONNECTIONS`].
-    pub number: u8,
-    /// The dialler's Ed25519 signature over what [`possession`](crate::messages::possession) gives for this connection.
-    pub possession: Option<[u8; SIGNATURE_BYTES]>,
-}
 
 /// The number of connections that carry the TCP forwards of a peer, the control connection included: one for each worker of the
 /// end that has more.
@@ -38,33 +20,6 @@ pub fn first_byte(control: u8, number: u8, workers: u16, choice: u8) -> u8 {
     let worker = (u16::from(control) % workers + u16::from(number)) % workers;
     let choices = 255u16.saturating_sub(worker) / workers + 1;
     u8::try_from(u16::from(choice) % choices * workers + worker).unwrap_or(control)
-}
-
-impl TryFrom<protobuf::Join> for Join {
-    type Error = MessageError;
-
-    fn try_from(join: protobuf::Join) -> Result<Self, MessageError> {
-        Ok(Self {
-            instance: id("instance", &join.instance)?,
-            session: id("session", &join.session)?,
-            number: narrow("number", join.number, 1..=MAX_STREAM_CONNECTIONS - 1)?,
-            possession: match &join.possession[..] {
-                [] => None,
-                signature => Some(id("possession", signature)?),
-            },
-        })
-    }
-}
-
-impl From<&Join> for protobuf::Join {
-    fn from(join: &Join) -> Self {
-        Self {
-            instance: join.instance.to_vec(),
-            session: join.session.to_vec(),
-            number: join.number.into(),
-            possession: join.possession.map(|signature| signature.to_vec()).unwrap_or_default(),
-        }
-    }
 }
 
 #[cfg(test)]

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | control messages, on the first stream of a connection | [`messages`], [`framing`] cuts the stream, `protobuf` is the encoding |
 //! | what a DATAGRAM frame carries | [`context`] |
-//! | which session a stream connection joins | [`join`] |
+//! | how many stream connections there are, and how each finds its worker | [`join`] |
 //! | connection IDs, which name a worker and a lane | [`cid`] |
 //! | numbers for peers, sessions and local sockets | [`ids`] |
 //! | time, deadlines | [`clock`], [`timers`] |

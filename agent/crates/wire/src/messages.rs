@@ -9,7 +9,7 @@ use std::time::Duration;
 use prost::Message as _;
 use quinn_proto::{ConnectionError, VarInt};
 
-use crate::{cid::CONNECTION_ID_BYTES, framing, join::Join, protobuf};
+use crate::{cid::CONNECTION_ID_BYTES, framing, join::MAX_STREAM_CONNECTIONS, protobuf};
 
 pub use crate::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES};
 
@@ -186,6 +186,19 @@ pub struct Hello {
     /// The optional abilities of the sender.
     pub features: Features,
     /// The dialler's Ed25519 signature over what [`possession`] gives: that it holds its identity key now.
+    pub possession: Option<[u8; SIGNATURE_BYTES]>,
+}
+
+/// The first message on a stream connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Join {
+    /// The dialler's process, as in its hello.
+    pub instance: [u8; 16],
+    /// The session: 16 bytes that TLS exports at both ends of its control connection.
+    pub session: [u8; 16],
+    /// The number of the stream connection: 1 or more, and below [`MAX_STREAM_CONNECTIONS`].
+    pub number: u8,
+    /// The dialler's Ed25519 signature over what [`possession`] gives for this connection.
     pub possession: Option<[u8; SIGNATURE_BYTES]>,
 }
 
@@ -373,10 +386,7 @@ impl TryFrom<protobuf::Hello> for Hello {
             max_datagram_packet: narrow("max_datagram_packet", hello.max_datagram_packet, packets)?,
             services: services(hello.services)?,
             features: Features(hello.features),
-            possession: match &hello.possession[..] {
-                [] => None,
-                signature => Some(id("possession", signature)?),
-            },
+            possession: signature(&hello.possession)?,
         })
     }
 }
@@ -387,6 +397,19 @@ impl TryFrom<protobuf::LaneOffer> for LaneOffer {
     fn try_from(offer: protobuf::LaneOffer) -> Result<Self, MessageError> {
         let connection_id = id("connection_id", &offer.connection_id)?;
         Ok(Self { lane: lane(offer.lane)?, epoch: offer.epoch, connection_id })
+    }
+}
+
+impl TryFrom<protobuf::Join> for Join {
+    type Error = MessageError;
+
+    fn try_from(join: protobuf::Join) -> Result<Self, MessageError> {
+        Ok(Self {
+            instance: id("instance", &join.instance)?,
+            session: id("session", &join.session)?,
+            number: narrow("number", join.number, 1..=MAX_STREAM_CONNECTIONS - 1)?,
+            possession: signature(&join.possession)?,
+        })
     }
 }
 
@@ -410,7 +433,7 @@ fn lane(lane: u32) -> Result<u8, MessageError> {
     narrow("lane", lane, 0..=MAX_LANES - 1)
 }
 
-pub(crate) fn narrow<T: TryFrom<u32> + PartialOrd>(
+fn narrow<T: TryFrom<u32> + PartialOrd>(
     field: &'static str,
     value: u32,
     range: std::ops::RangeInclusive<T>,
@@ -419,8 +442,13 @@ pub(crate) fn narrow<T: TryFrom<u32> + PartialOrd>(
     narrowed.ok_or(MessageError::Range { field, value })
 }
 
-pub(crate) fn id<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
+fn id<const N: usize>(field: &'static str, bytes: &[u8]) -> Result<[u8; N], MessageError> {
     bytes.try_into().map_err(|_| MessageError::Length { field, bytes: bytes.len() })
+}
+
+/// A signature, which a peer may leave out.
+fn signature(bytes: &[u8]) -> Result<Option<[u8; SIGNATURE_BYTES]>, MessageError> {
+    if bytes.is_empty() { Ok(None) } else { id("possession", bytes).map(Some) }
 }
 
 fn name(field: &'static str, text: String, min_bytes: usize) -> Result<String, MessageError> {
@@ -476,22 +504,34 @@ impl<R: Copy + Into<i32>> From<&LaneEnd<R>> for protobuf::LaneEnd {
     }
 }
 
+impl From<&Join> for protobuf::Join {
+    fn from(join: &Join) -> Self {
+        Self {
+            instance: join.instance.to_vec(),
+            session: join.session.to_vec(),
+            number: join.number.into(),
+            possession: join.possession.map(|signature| signature.to_vec()).unwrap_or_default(),
+        }
+    }
+}
+
 /// The head of a TCP forward's stream, from the end that opened it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
 pub struct StreamOpen {
     /// The number of the service to reach.
+    #[prost(uint32, tag = "1")]
     pub service: u32,
 }
 
 impl StreamOpen {
     /// Parses a header, without its length.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        Ok(Self { service: protobuf::StreamOpen::decode(bytes)?.service })
+        Ok(prost::Message::decode(bytes)?)
     }
 
     /// Appends the header with its length.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        framing::frame(&protobuf::StreamOpen { service: self.service }, out);
+        framing::frame(self, out);
     }
 }
 
@@ -567,16 +607,8 @@ impl CloseReason {
 
     /// Why the far end ended a connection, if it did and this version knows the reason.
     pub fn of(error: &ConnectionError) -> Option<Self> {
-        match error {
-            ConnectionError::ApplicationClosed(close) => Self::from_code(close.error_code),
-            ConnectionError::TimedOut
-            | ConnectionError::VersionMismatch
-            | ConnectionError::TransportError(_)
-            | ConnectionError::ConnectionClosed(_)
-            | ConnectionError::Reset
-            | ConnectionError::LocallyClosed
-            | ConnectionError::CidsExhausted => None,
-        }
+        let ConnectionError::ApplicationClosed(close) = error else { return None };
+        Self::from_code(close.error_code)
     }
 
     /// Whether the far end only goes away, or goes on with another connection: nothing is wrong.

@@ -68,16 +68,11 @@ pub fn counts() -> [u64; Part::COUNT] {
 pub fn install() {
     panic::set_hook(Box::new(|panic| {
         let fate = if is_survived() { "its request fails, the daemon goes on" } else { "the process ends" };
-        log_panic(panic, fate);
+        log(panic, PART.get().map(Part::label), fate);
         if !is_survived() {
             process::abort();
         }
     }));
-}
-
-/// Logs a panic with its location and the part that it happened in.
-fn log_panic(panic: &PanicHookInfo<'_>, fate: &'static str) {
-    log(panic, PART.get().map(Part::label), fate);
 }
 
 /// A panic is an event too, where std would write several lines of its own; with RUST_BACKTRACE, the way to it is a field.

@@ -122,12 +122,6 @@ pub(crate) struct ServicesChanged {
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
-pub(crate) struct StreamOpen {
-    #[prost(uint32, tag = "1")]
-    pub service: u32,
-}
-
-#[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct StreamAnswer {
     #[prost(int32, tag = "1")]
     pub status: i32,

@@ -10,7 +10,7 @@
 use std::time::Instant;
 
 use net::{
-    Delivery, ReceiveBatch, Recipient, SendFailure, SendOutcome, Token, UdpSocket, batch::DeliveryMessage,
+    Delivery, DeliveryMessage, ReceiveBatch, Recipient, SendFailure, SendOutcome, Token, UdpSocket,
     stats::Booked,
 };
 use slab::Slab;

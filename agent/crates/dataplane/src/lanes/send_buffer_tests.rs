@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use net::{Delivery, ReceiveBatch, UdpStats, batch::DeliveryMessage};
+use net::{Delivery, DeliveryMessage, KernelQueue, ReceiveBatch, UdpStats};
 use proptest::prelude::*;
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
 use wire::{
@@ -58,8 +58,8 @@ impl UdpSocket for Sink {
         UdpStats::default()
     }
 
-    fn kernel_drops(&self) -> u64 {
-        0
+    fn kernel_queue(&self) -> KernelQueue {
+        KernelQueue::default()
     }
 }
 

@@ -11,7 +11,7 @@ use std::{
 };
 
 use quinn_proto::ConnectionHandle;
-use wire::join::{Join, MAX_STREAM_CONNECTIONS};
+use wire::{join::MAX_STREAM_CONNECTIONS, messages::Join};
 
 use crate::control::liveness::Liveness;
 

@@ -201,7 +201,7 @@ impl Sessions {
             return None;
         };
         let knock = Knock {
-            own: Arc::clone(self.own.agreement()),
+            own: Arc::clone(&self.own.agreement),
             server: Arc::new(server),
             unix_seconds: self.clock.unix_seconds(),
             ephemeral: Zeroizing::new(cx.rng.random()),

@@ -99,7 +99,7 @@ pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Cont
     } else {
         let knock = config.access.knock == config::Knock::Required;
         let token_key: Arc<dyn HandshakeTokenKey> = if knock {
-            Arc::clone(own.retry()) as _
+            Arc::clone(&own.retry) as _
         } else {
             Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
         };

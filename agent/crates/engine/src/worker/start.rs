@@ -11,7 +11,7 @@ use dataplane::{
     sockets::{SocketFactory, Source},
 };
 use gate::{
-    Gate, GateSetup, Own,
+    Gate, GateParts, Own,
     budget::Budget,
     refusals::Refusals,
     table::SingleUse,
@@ -131,7 +131,7 @@ impl Worker {
         let id = WorkerId { index: worker, count: hub.workers() };
         hub.streams().set_most(config.limits.stream_bytes);
         let mut rng = StdRng::from_seed(seed);
-        let ids = ConnectionIds::new(own.issued().clone(), rng.random(), id.index, id.count);
+        let ids = ConnectionIds::new(own.issued.clone(), rng.random(), id.index, id.count);
         let control = endpoint::control(
             &config,
             &EndpointParts {
@@ -146,7 +146,7 @@ impl Worker {
                 seed: rng.random(),
             },
         )?;
-        let gate = Gate::new(GateSetup {
+        let gate = Gate::new(GateParts {
             own: Arc::clone(&own),
             ids: ids.clone(),
             allowlist: Arc::<PeerRegistry>::clone(&registry),

@@ -21,8 +21,8 @@ use quinn_proto::{ConnectionError, ConnectionHandle};
 use rand::RngExt;
 use wire::{
     ids::{PeerId, SessionId},
-    join::{self, Join, MAX_STREAM_CONNECTIONS},
-    messages::{self, CloseReason, Message},
+    join::{self, MAX_STREAM_CONNECTIONS},
+    messages::{self, CloseReason, Join, Message},
 };
 
 use crate::{

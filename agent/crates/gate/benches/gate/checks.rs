@@ -10,7 +10,7 @@ use std::{
 
 use anyhow::{anyhow, ensure};
 use culvert_gate::{
-    Arrival, Gate, GateSetup, Own, Verdict,
+    Arrival, Gate, GateParts, Own, Verdict,
     admission::{Admits, Allowlist, Room},
     budget::Budget,
     client::{Knock, arm},
@@ -155,7 +155,7 @@ impl Bench {
         let server = Identity::from_seed(Zeroizing::new([2; 32]))?;
         let clock = ManualClock::new(UNIX_TIME);
         let own = Own::new(&server);
-        let ids = ConnectionIds::new(own.issued().clone(), [3; 32], 0, 1);
+        let ids = ConnectionIds::new(own.issued.clone(), [3; 32], 0, 1);
         let mut rng = SmallRng::seed_from_u64(1);
         let mut datagrams = vec![[0; BYTES as usize]; INITIALS];
         datagrams.iter_mut().for_each(|datagram| bogus(datagram, &mut rng));
@@ -173,7 +173,7 @@ impl Bench {
     fn gate(&self) -> Gate {
         let now = self.clock.now();
         let unix_seconds = self.clock.unix_seconds();
-        Gate::new(GateSetup {
+        Gate::new(GateParts {
             own: Arc::clone(&self.own),
             ids: self.ids.clone(),
             allowlist: Arc::new(Open),
@@ -255,7 +255,7 @@ fn knocks(server: &Identity, clock: &ManualClock) -> anyhow::Result<Vec<(SocketA
     let key = Arc::new(key);
     let tls = tls::client_crypto(&TlsIdentity::from_pkcs8(&client.pkcs8_der())?, &[server.public_key().0])?;
     let own = Own::new(&client);
-    let ids = ConnectionIds::new(own.issued().clone(), [5; 32], 0, 1);
+    let ids = ConnectionIds::new(own.issued.clone(), [5; 32], 0, 1);
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[6; 32]));
     let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, None, Some([7; 32]));
     let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);

@@ -9,21 +9,14 @@ use std::{
 #[expect(clippy::disallowed_types, reason = "stands for the kernel's hash, the same in each run")]
 use rustc_hash::FxHasher;
 
-use crate::{UdpRole, memory::Datagram, steering};
+use crate::{UdpRole, memory::Datagram, ports::SocketKind, steering};
 
-/// The kind of socket that is bound; workers share an address for the same kind only.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub(super) enum Kind {
-    Udp(UdpRole),
-    Tcp,
-}
-
-impl Kind {
+impl SocketKind {
     /// Whether the workers of a host bind it side by side, one socket each.
     pub(super) fn is_shared(self) -> bool {
         match self {
-            Self::Udp(UdpRole::QuicListen | UdpRole::Ingress) | Self::Tcp => true,
-            Self::Udp(UdpRole::QuicDial | UdpRole::Upstream | UdpRole::Decoy) => false,
+            Self::Udp(role) => role.listens(),
+            Self::Tcp => true,
         }
     }
 }
@@ -45,17 +38,17 @@ pub(super) fn worker_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, 
 /// The ports that binds to port 0 were given: the n-th bind of each worker to one address gets the same one.
 #[derive(Debug, Default)]
 pub(super) struct GivenPorts {
-    of: HashMap<(Kind, IpAddr), Vec<u16>>,
+    of: HashMap<(SocketKind, IpAddr), Vec<u16>>,
 }
 
 impl GivenPorts {
     /// The port of bind number `nth`, if another worker has come that far.
-    pub(super) fn get(&self, kind: Kind, address: IpAddr, nth: usize) -> Option<u16> {
+    pub(super) fn get(&self, kind: SocketKind, address: IpAddr, nth: usize) -> Option<u16> {
         self.of.get(&(kind, address))?.get(nth).copied()
     }
 
     /// Notes the port of the next bind.
-    pub(super) fn push(&mut self, kind: Kind, address: IpAddr, port: u16) {
+    pub(super) fn push(&mut self, kind: SocketKind, address: IpAddr, port: u16) {
         self.of.entry((kind, address)).or_default().push(port);
     }
 }

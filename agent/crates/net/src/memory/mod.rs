@@ -23,11 +23,14 @@ use std::{
 use slab::Slab;
 
 use self::{
-    group::{GivenPorts, Kind},
+    group::GivenPorts,
     tcp::{Backlog, Listener, Stream},
     udp::{Endpoint, MemoryUdp},
 };
-use crate::{Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket};
+use crate::{
+    Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, literal,
+    ports::SocketKind,
+};
 
 mod group;
 mod tcp;
@@ -234,7 +237,7 @@ pub struct MemoryNet {
     ready: Ready,
     answers: HashMap<Token, io::Result<Vec<SocketAddr>>>,
     /// The number of times that port 0 of an address was asked for.
-    binds: HashMap<(Kind, IpAddr), usize>,
+    binds: HashMap<(SocketKind, IpAddr), usize>,
     /// Until the worker asks for its queue.
     tun: Option<MemoryTun>,
 }
@@ -246,7 +249,7 @@ impl MemoryNet {
     }
 
     /// `address`, or with port 0 the one of its ports that the other workers got for the same bind.
-    fn wanted(&self, kind: Kind, address: SocketAddr) -> SocketAddr {
+    fn wanted(&self, kind: SocketKind, address: SocketAddr) -> SocketAddr {
         if address.port() != 0 || !kind.is_shared() {
             return address;
         }
@@ -257,7 +260,7 @@ impl MemoryNet {
     }
 
     /// Notes that `asked` was bound as `local`.
-    fn bound(&mut self, kind: Kind, asked: SocketAddr, wanted: SocketAddr, local: SocketAddr) {
+    fn bound(&mut self, kind: SocketKind, asked: SocketAddr, wanted: SocketAddr, local: SocketAddr) {
         if asked.port() != 0 || !kind.is_shared() {
             return;
         }
@@ -271,7 +274,7 @@ impl MemoryNet {
 
 impl Net for MemoryNet {
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
-        let kind = Kind::Udp(options.role);
+        let kind = SocketKind::Udp(options.role);
         let wanted = self.wanted(kind, options.bind);
         let WorkerId { host, index } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
@@ -292,7 +295,8 @@ impl Net for MemoryNet {
                 local.set_ip(source.ok_or(io::ErrorKind::NetworkUnreachable)?);
             }
         }
-        let id = state.udp.insert(Endpoint::new(self.worker, local, options, self.ready.clone(), token));
+        let id =
+            state.udp.insert(Endpoint::new(self.worker, local, options, Waiter::new(&self.ready, token)));
         state.ports.entry((host, local.port())).or_default().push(id);
         drop(state);
         self.bound(kind, options.bind, wanted, local);
@@ -300,7 +304,7 @@ impl Net for MemoryNet {
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {
-        let wanted = self.wanted(Kind::Tcp, address);
+        let wanted = self.wanted(SocketKind::Tcp, address);
         let WorkerId { host, index } = self.worker;
         let mut state = self.fabric.state.borrow_mut();
         let local = state.bindable(host, wanted, |state, local| {
@@ -314,7 +318,7 @@ impl Net for MemoryNet {
         })?;
         let backlog = Rc::clone(state.listeners.entry((host, local)).or_default());
         drop(state);
-        self.bound(Kind::Tcp, address, wanted, local);
+        self.bound(SocketKind::Tcp, address, wanted, local);
         let fabric = self.fabric.clone();
         Ok(Box::new(Listener::new(fabric, self.worker, local, backlog, &self.ready, token)))
     }
@@ -344,18 +348,9 @@ impl Net for MemoryNet {
         if self.fabric.state.borrow().hanging.iter().any(|name| name == host) {
             return;
         }
-        let literal = host.strip_prefix('[').and_then(|rest| rest.strip_suffix(']')).unwrap_or(host);
-        let addresses = match literal.parse::<IpAddr>() {
-            Ok(ip) => Ok(vec![ip]),
-            Err(_) => self
-                .fabric
-                .state
-                .borrow()
-                .names
-                .get(host)
-                .cloned()
-                .ok_or_else(|| io::Error::from(io::ErrorKind::NotFound)),
-        };
+        let state = self.fabric.state.borrow();
+        let known = literal(host).map(|ip| vec![ip]).or_else(|| state.names.get(host).cloned());
+        let addresses = known.ok_or_else(|| io::Error::from(io::ErrorKind::NotFound));
         let answer = addresses.map(|ips| ips.into_iter().map(|ip| SocketAddr::new(ip, port)).collect());
         self.answers.insert(token, answer);
         self.ready.mark(token);
@@ -367,6 +362,27 @@ impl Net for MemoryNet {
 
     fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {
         Ok(self.tun.take().and_then(|tun| tun.open(self.worker.index, &self.ready, token)))
+    }
+}
+
+/// The party that waits for something, if there is one.
+#[derive(Debug, Default)]
+struct Waiter {
+    owner: Option<(Ready, Token)>,
+    armed: bool,
+}
+
+impl Waiter {
+    fn new(ready: &Ready, token: Token) -> Self {
+        Self { owner: Some((ready.clone(), token)), armed: true }
+    }
+
+    fn wake(&mut self) {
+        if let Some((ready, token)) = &self.owner
+            && std::mem::take(&mut self.armed)
+        {
+            ready.mark(*token);
+        }
     }
 }
 

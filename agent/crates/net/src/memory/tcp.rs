@@ -10,7 +10,7 @@ use std::{
 
 use crate::{
     Ready, TcpListener, TcpStream, Token,
-    memory::{MemoryFabric, WorkerId},
+    memory::{MemoryFabric, Waiter, WorkerId},
 };
 
 /// Bytes that one direction of a connection holds: small, so that tests meet a full one.
@@ -18,27 +18,6 @@ const PIPE_BYTES: usize = 64 * 1024;
 
 /// Connections that wait to be accepted; a further one is refused.
 const BACKLOG: usize = 128;
-
-/// The party that waits for something, if there is one.
-#[derive(Default)]
-struct Waiter {
-    owner: Option<(Ready, Token)>,
-    armed: bool,
-}
-
-impl Waiter {
-    fn new(ready: &Ready, token: Token) -> Self {
-        Self { owner: Some((ready.clone(), token)), armed: true }
-    }
-
-    fn wake(&mut self) {
-        if let Some((ready, token)) = &self.owner
-            && std::mem::take(&mut self.armed)
-        {
-            ready.mark(*token);
-        }
-    }
-}
 
 /// The bytes in one direction of a connection.
 #[derive(Default)]

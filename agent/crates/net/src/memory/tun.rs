@@ -12,7 +12,9 @@ use ip::{
     vnet::{Gso, VnetHeader},
 };
 
-use crate::{Ready, ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta};
+use crate::{
+    Ready, ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta, memory::Waiter,
+};
 
 /// A device with a queue for each worker of a host; clones share it.
 #[derive(Clone, Debug)]
@@ -33,19 +35,8 @@ struct Device {
 #[derive(Debug, Default)]
 struct Queue {
     packets: VecDeque<(VnetHeader, Vec<u8>)>,
-    reader: Option<(Ready, Token)>,
-    /// Whether the reader waits to hear of the next packet.
-    armed: bool,
-}
-
-impl Queue {
-    fn wake(&mut self) {
-        if let Some((ready, token)) = &self.reader
-            && std::mem::take(&mut self.armed)
-        {
-            ready.mark(*token);
-        }
-    }
+    /// Whoever has opened the queue, and may wait to hear of the next packet.
+    reader: Waiter,
 }
 
 /// A packet that a worker wrote to the device.
@@ -87,7 +78,7 @@ impl MemoryTun {
             return false;
         }
         queue.packets.push_back((vnet, packet.to_vec()));
-        queue.wake();
+        queue.reader.wake();
         true
     }
 
@@ -117,7 +108,7 @@ impl MemoryTun {
         self.set_failure(Some(SendFailure::Unreachable));
         for queue in self.device.queues.borrow_mut().iter_mut() {
             queue.packets.clear();
-            queue.wake();
+            queue.reader.wake();
         }
     }
 
@@ -125,10 +116,9 @@ impl MemoryTun {
     pub(super) fn open(&self, index: u8, ready: &Ready, token: Token) -> Option<Box<dyn TunQueue>> {
         let mut queues = self.device.queues.borrow_mut();
         let queue = queues.get_mut(usize::from(index))?;
-        queue.reader = Some((ready.clone(), token));
-        queue.armed = queue.packets.is_empty();
-        if !queue.armed {
-            ready.mark(token);
+        queue.reader = Waiter::new(ready, token);
+        if !queue.packets.is_empty() {
+            queue.reader.wake();
         }
         Some(Box::new(OpenQueue { device: Rc::clone(&self.device), index, stats: TunStats::default() }))
     }
@@ -183,7 +173,7 @@ impl TunQueue for OpenQueue {
             self.stats.read_super += u64::from(vnet.gso != Gso::None);
         }
         if batch.is_empty() {
-            queue.armed = true;
+            queue.reader.armed = true;
             return Err(io::ErrorKind::WouldBlock.into());
         }
         Ok(())

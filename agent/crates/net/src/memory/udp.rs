@@ -8,10 +8,10 @@ use std::{
 };
 
 use crate::{
-    Delivery, Gso, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload, UdpOptions,
-    UdpRole, UdpSocket, UdpStats,
-    batch::{DeliveryMessage, MAX_SEGMENTS, Message, Meta, Progress},
-    memory::{Arrival, Datagram, MemoryFabric, Route, WorkerId},
+    Delivery, DeliveryMessage, Gso, KernelQueue, ReceiveBatch, SendBatch, SendOutcome, UdpOffload,
+    UdpOptions, UdpRole, UdpSocket, UdpStats,
+    batch::{MAX_SEGMENTS, Message, Meta, Progress},
+    memory::{Arrival, Datagram, MemoryFabric, Route, Waiter, WorkerId},
 };
 
 /// The cost of a queued datagram beside its payload, so that empty ones are bounded too; about an `sk_buff`.
@@ -26,17 +26,13 @@ pub(super) struct Endpoint {
     pub(super) role: UdpRole,
     pub(super) local: SocketAddr,
     connected: Option<SocketAddr>,
-    tells_local: bool,
-    tells_ecn: bool,
     queue: VecDeque<Queued>,
     queued_bytes: usize,
     limit_bytes: usize,
     drops: u64,
     refused: bool,
-    ready: Ready,
-    token: Token,
-    /// Whether the owner waits to hear of the next arrival.
-    armed: bool,
+    /// The owner, who may wait to hear of the next arrival.
+    waiter: Waiter,
 }
 
 struct Queued {
@@ -47,34 +43,18 @@ struct Queued {
 }
 
 impl Endpoint {
-    pub(super) fn new(
-        worker: WorkerId,
-        local: SocketAddr,
-        options: &UdpOptions,
-        ready: Ready,
-        token: Token,
-    ) -> Self {
-        let (tells_ecn, tells_local) = match options.role {
-            UdpRole::QuicListen => (true, true),
-            UdpRole::QuicDial | UdpRole::Decoy => (true, false),
-            UdpRole::Ingress => (false, true),
-            UdpRole::Upstream => (false, false),
-        };
+    pub(super) fn new(worker: WorkerId, local: SocketAddr, options: &UdpOptions, waiter: Waiter) -> Self {
         Self {
             worker,
             role: options.role,
             local,
             connected: options.connect,
-            tells_local,
-            tells_ecn,
             queue: VecDeque::new(),
             queued_bytes: 0,
             limit_bytes: options.buffer_bytes,
             drops: 0,
             refused: false,
-            ready,
-            token,
-            armed: true,
+            waiter,
         }
     }
 
@@ -103,7 +83,7 @@ impl Endpoint {
             tos: datagram.tos,
             payload: datagram.payload.to_vec(),
         });
-        self.wake();
+        self.waiter.wake();
         Arrival::Queued
     }
 
@@ -111,13 +91,7 @@ impl Endpoint {
     pub(super) fn refuse(&mut self) {
         if self.connected.is_some() {
             self.refused = true;
-            self.wake();
-        }
-    }
-
-    fn wake(&mut self) {
-        if std::mem::take(&mut self.armed) {
-            self.ready.mark(self.token);
+            self.waiter.wake();
         }
     }
 
@@ -226,8 +200,8 @@ impl UdpSocket for MemoryUdp {
                 len: self.joined.len(),
                 segment: first.payload.len().max(1),
                 source: first.from,
-                local: endpoint.tells_local.then_some(first.to),
-                ecn: if endpoint.tells_ecn { first.tos & 0b11 } else { 0 },
+                local: endpoint.role.listens().then_some(first.to),
+                ecn: if endpoint.role.is_quic() { first.tos & 0b11 } else { 0 },
                 age: Duration::ZERO,
             };
             if !batch.push(meta, &self.joined) {
@@ -235,7 +209,7 @@ impl UdpSocket for MemoryUdp {
             }
         }
         if batch.is_empty() {
-            endpoint.armed = true;
+            endpoint.waiter.armed = true;
             return Err(io::ErrorKind::WouldBlock.into());
         }
         self.stats.count_received(batch, false);
@@ -275,10 +249,6 @@ impl UdpSocket for MemoryUdp {
 
     fn offload(&self, _: SocketAddr) -> UdpOffload {
         UdpOffload { gso: Gso::On, gro: !self.fabric.state.borrow().no_gro }
-    }
-
-    fn kernel_drops(&self) -> u64 {
-        self.kernel_queue().drops
     }
 
     fn kernel_queue(&self) -> KernelQueue {

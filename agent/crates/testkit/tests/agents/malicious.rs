@@ -26,8 +26,7 @@ use wire::{
     clock::{Clock, ManualClock},
     context::FlowNumber,
     ids::PeerId,
-    join::Join,
-    messages::{CloseReason, Features, Framer, Hello, LaneOffer, MAX_MESSAGE_BYTES, Message},
+    messages::{CloseReason, Features, Framer, Hello, Join, LaneOffer, MAX_MESSAGE_BYTES, Message},
 };
 
 use crate::harness::{Host, Udp};
@@ -115,7 +114,7 @@ impl MaliciousPeer {
         let own = tls::TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
         let seed = [u8::try_from(local.port() & 0xff).unwrap(); 32];
         let keys = Own::new(identity);
-        let ids = ConnectionIds::new(keys.issued().clone(), seed, 0, 1);
+        let ids = ConnectionIds::new(keys.issued.clone(), seed, 0, 1);
         let generator = ids.clone();
         let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
         let config =
@@ -124,7 +123,7 @@ impl MaliciousPeer {
         let crypto = tls::client_crypto(&own, &[expected]).unwrap();
         let mut client = if knocks {
             let knock = Knock {
-                own: Arc::clone(keys.agreement()),
+                own: Arc::clone(&keys.agreement),
                 server: Arc::new(ServerKey::new(&PublicKey(expected)).unwrap()),
                 unix_seconds,
                 ephemeral: zeroize::Zeroizing::new(rand::random()),

@@ -12,8 +12,8 @@ use std::{
 use dataplane::relay::{Belongs, DropReason, PacketClass};
 use gate::identity::Identity;
 use net::{
-    Delivery, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,
-    batch::{DeliveryMessage, Message},
+    Delivery, DeliveryMessage, KernelQueue, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,
+    batch::Message,
 };
 use wire::clock::Clock;
 
@@ -219,8 +219,8 @@ impl UdpSocket for Narrow {
         self.inner.stats()
     }
 
-    fn kernel_drops(&self) -> u64 {
-        self.inner.kernel_drops()
+    fn kernel_queue(&self) -> KernelQueue {
+        self.inner.kernel_queue()
     }
 }
 
@@ -273,8 +273,8 @@ impl UdpSocket for Closed {
         UdpStats::default()
     }
 
-    fn kernel_drops(&self) -> u64 {
-        0
+    fn kernel_queue(&self) -> KernelQueue {
+        KernelQueue::default()
     }
 }
 

@@ -2,8 +2,7 @@
 
 use wire::{
     clock::Clock,
-    join::Join,
-    messages::{CloseReason, Message},
+    messages::{CloseReason, Join, Message},
 };
 
 use crate::{
