@@ -8,36 +8,23 @@ use wire::panics::lock;
 
 use crate::metrics::Metrics;
 
-/// How a reload ended: the label `outcome`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reload {
-    /// What could be changed was changed, if anything was different.
-    Done,
-    /// The configuration was wrong; the old one runs.
-    Refused,
-    /// The configuration was right and could not be put into effect, such as a port that is taken; the old one runs.
-    Failed,
-}
-
-impl Reload {
-    /// All, in the order of their declaration.
-    pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Failed];
-
-    /// Returns the outcome as the value of the metric's label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Refused => "refused",
-            Self::Failed => "failed",
-        }
+wire::labelled! {
+    /// How a reload ended: the label `outcome`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Reload {
+        /// What could be changed was changed, if anything was different.
+        Done => "done",
+        /// The configuration was wrong; the old one runs.
+        Refused => "refused",
+        /// The configuration was right and could not be put into effect, such as a port that is taken; the old one runs.
+        Failed => "failed",
     }
 }
 
 /// The configuration that runs, and the reloads until now.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Configured {
-    pub(super) reloads: [u64; Reload::ALL.len()],
+    pub(super) reloads: [u64; Reload::COUNT],
     now: Option<Now>,
 }
 

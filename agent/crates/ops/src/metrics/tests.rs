@@ -136,8 +136,7 @@ fn histograms_are_cumulative_and_have_the_unit_of_their_name() {
 
 #[test]
 fn labels_stand_in_the_order_of_their_names_and_are_escaped() {
-    let family =
-        FamilyInfo { name: "a", kind: Kind::Gauge, labels: &["peer", "direction"], help: "One \\ line." };
+    let family = FamilyInfo { name: "a", kind: Gauge, labels: &["peer", "direction"], help: "One \\ line." };
     let mut samples = Samples::default();
     samples.add(&["a\"b\\c\nd", "uplink"], f64::INFINITY);
     samples.add(&["x", "uplink"], 0.5);
