@@ -10,13 +10,13 @@ use clap::{Args, value_parser};
 use lab::out::{self, Reader};
 use ops::control_socket::{
     protocol::{Answer, Request, VERSION},
-    status::{Page, Scope, Show},
+    status::{self as shown, Page, Scope, Show},
 };
 use serde_json::json;
 
 use super::{
     Failure,
-    reach::{Reach, Reached, not_running, unexpected},
+    reach::{Reach, unexpected},
     watch,
 };
 
@@ -81,20 +81,18 @@ impl Status {
     }
 
     /// Asks the daemon for the status, of one peer or lane where the options name it.
-    pub(super) fn ask(&self) -> Result<ops::control_socket::status::Status, Failure> {
+    pub(super) fn ask(&self) -> Result<shown::Status, Failure> {
         let scope = match &self.lane {
             Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index) },
             None => Scope { peer: self.peer.clone(), lane: None },
         };
-        match self.reach.ask(&Request::Status(scope))? {
-            Reached::Answer(Answer::Status { status }) => Ok(*status),
-            Reached::Answer(_) => Err(unexpected()),
-            Reached::Offline(offline) => Err(not_running(&offline)),
-        }
+        let answer = self.reach.ask_running(&Request::Status(scope))?;
+        let Answer::Status { status } = answer else { return Err(unexpected()) };
+        Ok(*status)
     }
 
     /// Lays out the page of the lane, of the peer or of the whole agent, as the options ask.
-    pub(super) fn page(&self, status: &ops::control_socket::status::Status) -> Page {
+    pub(super) fn page(&self, status: &shown::Status) -> Page {
         match (&self.lane, &self.peer) {
             (Some(_), _) => status.lane_page(),
             (None, Some(_)) => status.peer_page(),
@@ -103,7 +101,7 @@ impl Status {
     }
 
     /// Prints it, from top to bottom.
-    pub(super) fn print(&self, status: &ops::control_socket::status::Status) -> Result<Reader, Failure> {
+    pub(super) fn print(&self, status: &shown::Status) -> Result<Reader, Failure> {
         if self.json {
             let answer = json!({ "version": VERSION, "status": status });
             return Ok(out::print(format_args!("{answer}\n"))?);

@@ -3,6 +3,7 @@
 use std::{
     env,
     io::{self, Write as _, stdout},
+    pin::pin,
     time::Duration,
 };
 
@@ -15,7 +16,7 @@ use ops::control_socket::{
 use terminal_size::{Height, Width, terminal_size};
 use tokio::{
     runtime,
-    signal::unix::{Signal, SignalKind, signal},
+    signal::unix::{SignalKind, signal},
     time::{MissedTickBehavior, interval},
 };
 
@@ -44,18 +45,24 @@ pub(super) fn run(command: Status, every: Duration) -> Result<(), Failure> {
 async fn watch(command: Status, every: Duration) -> Result<(), Failure> {
     let listen = |kind| signal(kind).context("cannot listen to signals");
     let mut resized = listen(SignalKind::window_change())?;
-    let mut ends = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(listen);
-    let [Ok(interrupt), Ok(terminate), Ok(hangup)] = &mut ends else {
-        return Err(anyhow!("cannot listen to signals").into());
-    };
+    let [interrupt, terminate, hangup] =
+        [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(listen);
+    let (mut interrupt, mut terminate, mut hangup) = (interrupt?, terminate?, hangup?);
+    let mut ended = pin!(async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    });
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     // The first is now.
     ticks.tick().await;
     // The first answer comes before the screen, so that what is wrong is said as without --watch.
-    let mut last = match until_ended(ask(&command), interrupt, terminate, hangup).await {
-        Some(status) => status?,
-        None => return Ok(()),
+    let mut last = tokio::select! {
+        status = ask(&command) => status?,
+        () = &mut ended => return Ok(()),
     };
     let screen = command.is_drawn().then(Screen::enter).transpose()?;
     let mut is_new = true;
@@ -74,26 +81,12 @@ async fn watch(command: Status, every: Duration) -> Result<(), Failure> {
                 _ = resized.recv() => Ok(None),
             }
         };
-        let Some(next) = until_ended(next, interrupt, terminate, hangup).await else { return Ok(()) };
-        is_new = false;
-        if let Some(status) = next? {
-            (last, is_new) = (status, true);
-        }
-    }
-}
-
-/// What comes of `work`, or `None` when the operator has had enough.
-async fn until_ended<T>(
-    work: impl Future<Output = T>,
-    interrupt: &mut Signal,
-    terminate: &mut Signal,
-    hangup: &mut Signal,
-) -> Option<T> {
-    tokio::select! {
-        done = work => Some(done),
-        _ = interrupt.recv() => None,
-        _ = terminate.recv() => None,
-        _ = hangup.recv() => None,
+        let next = tokio::select! {
+            next = next => next?,
+            () = &mut ended => return Ok(()),
+        };
+        is_new = next.is_some();
+        last = next.unwrap_or(last);
     }
 }
 
