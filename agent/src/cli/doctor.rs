@@ -11,9 +11,10 @@ use clap::{Args, ValueEnum};
 use lab::{
     out,
     probe::{self, Verdict},
+    rate::bits_per_second,
 };
 
-use super::{Failure, demo::bits_per_second, reach::DEFAULT_CONFIG};
+use super::{Failure, reach::DEFAULT_CONFIG};
 use crate::doctor::{self, Report, Severity};
 
 /// Look for what keeps an agent from working well on this host, with a remedy for each finding

@@ -15,7 +15,7 @@ use anyhow::Context as _;
 use hdrhistogram::Histogram;
 use wire::clock::{Clock, SystemClock};
 
-use super::{Options, nanos};
+use super::{Demo, nanos};
 
 /// Datagrams are sent in bursts this far apart: what a timer manages without spinning.
 const TICK: Duration = Duration::from_millis(1);
@@ -44,7 +44,6 @@ impl Default for Measured {
 
 /// The load of a demo while it is sent.
 pub(super) struct Load {
-    start: Instant,
     shared: Arc<Shared>,
     sender: JoinHandle<()>,
     receiver: JoinHandle<()>,
@@ -60,8 +59,8 @@ struct Shared {
 
 impl Load {
     /// Starts to send the load to `ingress`.
-    pub(super) fn start(ingress: SocketAddr, options: &Options) -> anyhow::Result<Self> {
-        let sockets = (0..options.flows)
+    pub(super) fn start(ingress: SocketAddr, demo: &Demo) -> anyhow::Result<Self> {
+        let sockets = (0..demo.flows)
             .map(|_| {
                 let socket = UdpSocket::bind("127.0.0.1:0")?;
                 socket.connect(ingress)?;
@@ -71,16 +70,15 @@ impl Load {
             })
             .collect::<std::io::Result<Vec<_>>>()
             .context("cannot open the load's sockets (remedy: fewer --flows, or a higher `ulimit -n`)")?;
-        let start = SystemClock.now();
         let shared = Arc::new(Shared {
-            start,
+            start: SystemClock.now(),
             sent: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             received: Mutex::default(),
             sockets,
         });
-        let (duration, bytes) = (options.duration, usize::from(options.datagram_bytes));
-        let per_second = options.bits_per_second as f64 / 8.0 / bytes as f64;
+        let (duration, bytes) = (Duration::from_secs(demo.seconds.into()), usize::from(demo.size));
+        let per_second = demo.rate as f64 / 8.0 / bytes as f64;
         let sending = Arc::clone(&shared);
         let sender = std::thread::Builder::new()
             .name("demo-load".to_owned())
@@ -88,12 +86,13 @@ impl Load {
         let receiving = Arc::clone(&shared);
         let receiver =
             std::thread::Builder::new().name("demo-sink".to_owned()).spawn(move || receiving.receive())?;
-        Ok(Self { start, shared, sender, receiver })
+        Ok(Self { shared, sender, receiver })
     }
 
-    /// Waits until the load has run for `elapsed`.
-    pub(super) fn wait(&self, elapsed: Duration) {
-        std::thread::sleep((self.start + elapsed).saturating_duration_since(SystemClock.now()));
+    /// Waits until the load has run for so many seconds.
+    pub(super) fn wait(&self, seconds: u32) {
+        let until = self.shared.start + Duration::from_secs(seconds.into());
+        std::thread::sleep(until.saturating_duration_since(SystemClock.now()));
     }
 
     /// What has been measured so far.

@@ -5,21 +5,16 @@
 //! ```
 
 use std::{
-    rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
+    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
 use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
-use wire::clock::Clock;
 
 use crate::bench::{
-    Party, Turn,
+    Common, Party, Turn,
     datagram::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
-    sender::{Next, Sender, Sent, Target, nanoseconds},
+    sender::{Next, Sender, Sent, Target},
     tally::{Counts, FlowTally, Received},
 };
 
@@ -50,16 +45,12 @@ pub(super) struct Shared {
 
 /// The parameters of one thread of clients.
 pub(super) struct Setup {
-    pub(super) clock: Rc<dyn Clock>,
-    pub(super) epoch: Instant,
+    pub(super) common: Common,
     pub(super) run: u32,
     /// The rate in it is this thread's share.
     pub(super) plan: Plan,
     /// The plan that the sink is told, for all threads together.
     pub(super) total_plan: Plan,
-    /// Whether the sink's times are of this process.
-    pub(super) one_clock: bool,
-    pub(super) shared: Arc<Shared>,
 }
 
 /// The results of one thread of clients.
@@ -118,11 +109,11 @@ impl Client {
             number: *number,
             path: *path,
             welcomed: false,
-            tally: FlowTally::new(),
+            tally: FlowTally::default(),
             drops_before: 0,
             report: None,
         };
-        let again = setup.clock.now();
+        let again = setup.common.clock.now();
         Self {
             setup,
             readable: Vec::with_capacity(sockets.len()),
@@ -131,7 +122,7 @@ impl Client {
             flows: flows.iter().map(flow).collect(),
             state: State::Opening { again },
             sender: None,
-            received: Received::new(),
+            received: Received::default(),
             arrived: 0,
             sink_sends: false,
             batch: ReceiveBatch::default(),
@@ -155,7 +146,7 @@ impl Client {
     }
 
     fn open(&mut self, again: Instant, now: Instant) -> Turn {
-        let Setup { shared, epoch, .. } = &self.setup;
+        let Common { shared, epoch, .. } = &self.setup.common;
         let (start, stop) = (shared.start_ns.load(Ordering::Acquire), shared.stop.load(Ordering::Relaxed));
         if stop {
             self.state = State::Ended;
@@ -181,13 +172,12 @@ impl Client {
     }
 
     fn start(&mut self, start: Instant) {
-        let Setup { clock, epoch, run, plan, .. } = &self.setup;
+        let Setup { common, run, plan, .. } = &self.setup;
         let length = Duration::from_millis(u64::from(plan.warmup_ms) + u64::from(plan.measured_ms));
         if plan.direction.up() {
             let targets = self.flows.iter().enumerate();
             let targets = targets.map(|(index, flow)| Target::new(flow.number, index, flow.path)).collect();
-            let sender = Sender::new(Rc::clone(clock), *epoch, start, *run, false, *plan, targets);
-            self.sender = Some(sender);
+            self.sender = Some(Sender::new(common.clone(), *run, start, false, *plan, targets));
         }
         self.state = State::Running { again: plan.direction.down().then_some(start), until: start + length };
     }
@@ -247,12 +237,10 @@ impl Client {
 
     /// Sends a control datagram; what the kernel refuses is repeated like what is lost.
     fn tell(&mut self, index: usize, kind: Kind, now: Instant, body: &dyn Fn(&mut [u8])) {
-        let flow = &self.flows[index];
-        let (run, sent_ns) = (self.setup.run, nanoseconds(self.setup.epoch, now));
-        let Some(room) = self.control.tail(CONTROL_LEN) else { return };
-        Header { kind, down: false, run, flow: flow.number, sequence: 0, sent_ns }.write(room);
-        body(&mut room[HEADER_LEN..]);
-        self.control.commit(&flow.path, 0, CONTROL_LEN, 1);
+        let Flow { number: flow, path, .. } = self.flows[index];
+        let (run, sent_ns) = (self.setup.run, self.setup.common.nanoseconds(now));
+        let header = Header { kind, down: false, run, flow, sequence: 0, sent_ns };
+        header.put_control(&mut self.control, &path, body);
         self.sockets[index].send(&mut self.control, &mut |_, _| {});
         self.control.clear();
     }
@@ -272,7 +260,7 @@ impl Client {
                     }
                     Err(error) => {
                         if error.kind() == std::io::ErrorKind::ConnectionRefused {
-                            self.setup.shared.refused.store(true, Ordering::Relaxed);
+                            self.setup.common.shared.refused.store(true, Ordering::Relaxed);
                         }
                     }
                 }
@@ -289,8 +277,8 @@ impl Client {
 
     fn take_batch(&mut self, socket: usize) {
         let Self { setup, sockets, flows, received, batch, sink_sends, arrived, .. } = self;
-        let now = setup.clock.now();
-        let now_ns = nanoseconds(setup.epoch, now);
+        let now = setup.common.clock.now();
+        let now_ns = setup.common.nanoseconds(now);
         let flow = &mut flows[socket];
         for index in 0..batch.len() {
             let buffer = batch.buffer(index);
@@ -313,7 +301,7 @@ impl Client {
                         received.seen_at(now);
                         if flow.tally.see(header.sequence) {
                             *arrived += 1;
-                            if setup.one_clock {
+                            if setup.common.one_clock {
                                 received.one_way.record(now_ns.saturating_sub(header.sent_ns));
                             }
                         }
@@ -321,7 +309,7 @@ impl Client {
                     Kind::Warmup => *sink_sends = true,
                     Kind::Welcome if !flow.welcomed => {
                         flow.welcomed = true;
-                        setup.shared.welcomed.fetch_add(1, Ordering::AcqRel);
+                        setup.common.shared.welcomed.fetch_add(1, Ordering::AcqRel);
                     }
                     Kind::Report => flow.report = Some(Report::read(&datagram[HEADER_LEN..])),
                     Kind::Welcome | Kind::Open | Kind::Start | Kind::Probe | Kind::Echo | Kind::End => {}
@@ -334,7 +322,7 @@ impl Client {
     fn publish(&mut self) {
         let sent = self.sender.as_ref().map_or(0, |sender| sender.sent.datagrams);
         let received = self.arrived;
-        let shared = &self.setup.shared;
+        let shared = &self.setup.common.shared;
         shared.sent.fetch_add(sent - self.published_sent, Ordering::Relaxed);
         shared.received.fetch_add(received - self.published_received, Ordering::Relaxed);
         (self.published_sent, self.published_received) = (sent, received);
@@ -352,7 +340,7 @@ impl Party for Client {
             }
         }
         let more = self.receive();
-        let now = self.setup.clock.now();
+        let now = self.setup.common.clock.now();
         let turn = match self.state {
             State::Opening { again } => self.open(again, now),
             State::Running { again, until } => self.run(again, until, now),

@@ -18,13 +18,14 @@ use wire::clock::{Clock, SystemClock};
 
 use crate::{
     bench::{
-        Mode, Options,
+        Common, Mode, Options,
         client::{self, Client, Setup, Shared},
         datagram::Plan,
+        nanoseconds,
         pace::{default_burst, largest_burst},
         probe::{self, Probe},
         results::{Results, RoundTrip, Way, rate_text},
-        sender::{Sent, nanoseconds},
+        sender::Sent,
         shell,
         sink::{self, Sink},
         tally::{Latency, Received},
@@ -61,10 +62,10 @@ struct Collected {
 pub(super) fn run(options: &Options, size: u16, bits_per_second: Option<u64>) -> anyhow::Result<Results> {
     let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
     let most = largest_burst(size, kernel::most_segments());
-    let burst = options.burst.unwrap_or_else(|| default_burst(size, bits_per_second, most));
+    let burst = options.load.burst.unwrap_or_else(|| default_burst(size, bits_per_second, most));
     let plan = Plan {
-        direction: options.direction,
-        flows: options.flows,
+        direction: options.load.direction,
+        flows: options.load.flows,
         size,
         burst: burst.clamp(1, most),
         bits_per_second,
@@ -103,9 +104,9 @@ fn start(
         Mode::Send { to } => (false, to),
     };
     let run: u32 = rand::random();
-    let gso = options.gso;
+    let gso = options.load.gso;
     let path = Path { destination: to, source: None, tos: 0 };
-    let count = options.threads.clamp(1, plan.flows);
+    let count = options.load.threads.clamp(1, plan.flows);
     for thread in 0..count {
         let flows = share(plan.flows, count, thread);
         let rate = plan.bits_per_second.map(|rate| {
@@ -115,23 +116,24 @@ fn start(
         });
         let shared = Arc::clone(shared);
         let make = move |net: &mut kernel::KernelNet, clock| {
+            let common = Common { clock, epoch, one_clock, shared };
             let sockets = (0..flows.end - flows.start)
                 .map(|token| shell::client_socket(net, to, gso, Token(token)))
                 .collect::<anyhow::Result<Vec<_>>>()?;
             let flows: Vec<(u32, Path)> = flows.map(|flow| (flow, path)).collect();
             let plan_here = Plan { bits_per_second: rate, ..plan };
-            let setup = Setup { clock, epoch, run, plan: plan_here, total_plan: plan, one_clock, shared };
+            let setup = Setup { common, run, plan: plan_here, total_plan: plan };
             Ok(Client::new(setup, sockets, &flows))
         };
         threads.clients.push(shell::spawn(format!("bench-client-{thread}"), make, Client::finish)?);
     }
-    if options.probe {
+    if options.load.probe() {
         let shared = Arc::clone(shared);
         let warmup = Duration::from_millis(plan.warmup_ms.into());
         let counted = warmup..warmup + Duration::from_millis(plan.measured_ms.into());
         let make = move |net: &mut kernel::KernelNet, clock| {
             let socket = shell::client_socket(net, to, false, Token(0))?;
-            Ok(Probe::new(clock, epoch, run, counted, shared, socket, path))
+            Ok(Probe::new(Common { clock, epoch, one_clock, shared }, run, counted, socket, path))
         };
         threads.probe = Some(shell::spawn("bench-probe".to_owned(), make, Probe::finish)?);
     }
@@ -156,12 +158,12 @@ fn start_sink(
     threads: &mut Threads,
 ) -> anyhow::Result<SocketAddr> {
     let (told, address): (SyncSender<SocketAddr>, _) = sync_channel(1);
-    let (shared, gso) = (Arc::clone(shared), options.gso);
+    let (shared, gso) = (Arc::clone(shared), options.load.gso);
     let make = move |net: &mut kernel::KernelNet, clock| {
         let socket = shell::sink_socket(net, listen, gso)?;
         // The other end waits for it, or is gone with the whole run.
         let _told = told.send(socket.local_addr()).is_ok();
-        Ok(Sink::new(clock, epoch, true, shared, socket))
+        Ok(Sink::new(Common { clock, epoch, one_clock: true, shared }, socket))
     };
     threads.sink = Some(shell::spawn("bench-sink".to_owned(), make, Sink::finish)?);
     address.recv().map_err(|_| anyhow!("the sink did not start"))
@@ -198,7 +200,7 @@ fn watch(
         tick = (tick + Duration::from_secs(1)).min(counted_until);
         sleep_until(tick);
         let now = (shared.sent.load(Ordering::Relaxed), shared.received.load(Ordering::Relaxed));
-        if options.progress {
+        if options.load.progress() {
             out::complain(&progress(plan, tick - counted_from, now.0 - before.0, now.1 - before.1));
         }
         before = now;
@@ -268,7 +270,7 @@ fn join<T>(handle: Handle<T>) -> anyhow::Result<T> {
 fn evaluate(options: &Options, plan: Plan, collected: Collected, cpu_seconds: f64) -> Results {
     let Collected { sink, clients, probe } = collected;
     let seconds = f64::from(plan.measured_ms) / 1e3;
-    let (mut sent_up, mut received_down) = (Sent::default(), Received::new());
+    let (mut sent_up, mut received_down) = (Sent::default(), Received::default());
     let mut reported = Reported::default();
     for client in clients {
         sent_up.add(&client.sent);
@@ -313,15 +315,10 @@ fn way(sent: Sent, mut received: Received, one_clock: bool, seconds: f64) -> Way
 }
 
 /// The results that a sink in another process reported.
+#[derive(Default)]
 struct Reported {
     sent: Sent,
     received: Received,
-}
-
-impl Default for Reported {
-    fn default() -> Self {
-        Self { sent: Sent::default(), received: Received::new() }
-    }
 }
 
 impl Reported {

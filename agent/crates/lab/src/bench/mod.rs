@@ -2,7 +2,8 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | what can be asked for, and what it does | this one: [`Options`], [`run`] |
+//! | what can be asked for | `options.rs` |
+//! | what is done | this one: [`run`] |
 //! | what the datagrams look like | `datagram.rs` (pure) |
 //! | when a datagram is due, how large a burst is | `pace.rs` (pure) |
 //! | how sequence numbers and times are counted | `tally.rs` (pure) |
@@ -20,11 +21,14 @@
 
 use std::{
     net::SocketAddr,
+    rc::Rc,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use anyhow::anyhow;
 use net::Token;
+use wire::clock::Clock;
 
 use crate::out;
 
@@ -32,29 +36,32 @@ mod alone;
 mod client;
 mod datagram;
 mod measure;
-pub mod memory;
+mod memory;
+mod options;
 mod pace;
 mod probe;
 mod results;
 mod search;
-mod sender;
+pub(crate) mod sender;
 pub(crate) mod shell;
 mod sink;
 mod tally;
 #[cfg(test)]
 mod tests;
 
-pub use alone::{SinkOptions, run_sink};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use datagram::bench_datagram;
-pub use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
+use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
+pub use options::Bench;
 
+use client::Shared;
+use options::Load;
 use results::Results;
 use search::Search;
 
 /// The path that the load of a run takes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+enum Mode {
     /// To an agent's port; the sink is what its service leads to.
     Through {
         /// The address of the agent's port.
@@ -81,37 +88,38 @@ impl Mode {
     }
 }
 
-/// The options of a run of `culvert bench`.
-#[derive(Clone, Debug)]
-pub struct Options {
+/// A run of `culvert bench`.
+struct Options {
     /// The path that the load takes.
-    pub mode: Mode,
-    /// The direction in which the load goes.
-    pub direction: Direction,
-    /// UDP flows, each from a port of its own.
-    pub flows: u32,
-    /// Payloads in bytes; they run one after the other.
-    pub sizes: Vec<u16>,
-    /// Payload bits per second over all flows, for each direction; none is as fast as it goes.
-    pub bits_per_second: Option<u64>,
+    mode: Mode,
     /// The time that is counted, at least a millisecond.
-    pub measured: Duration,
+    measured: Duration,
     /// The duration of the warm-up, which is not counted.
-    pub warmup: Duration,
-    /// Whether the senders use GSO for bursts.
-    pub gso: bool,
-    /// Datagrams of a burst; none is what fits.
-    pub burst: Option<u16>,
-    /// Look for the highest rate of which less than this share is lost.
-    pub search: Option<f64>,
-    /// The number of threads that clients run on.
-    pub threads: u32,
-    /// Whether a probe runs beside the load.
-    pub probe: bool,
-    /// Whether to tell on standard error what happens.
-    pub progress: bool,
-    /// Print JSON instead of a table.
-    pub json: bool,
+    warmup: Duration,
+    load: Load,
+}
+
+/// What all parts of a run on one machine are given.
+#[derive(Clone)]
+struct Common {
+    clock: Rc<dyn Clock>,
+    /// The instant that times in datagrams count from.
+    epoch: Instant,
+    /// Whether the times that the other end writes are of this process.
+    one_clock: bool,
+    shared: Arc<Shared>,
+}
+
+impl Common {
+    /// The time from the epoch to `now`.
+    fn nanoseconds(&self, now: Instant) -> u64 {
+        nanoseconds(self.epoch, now)
+    }
+}
+
+/// The time from `epoch` to `now`.
+fn nanoseconds(epoch: Instant, now: Instant) -> u64 {
+    u64::try_from(now.saturating_duration_since(epoch).as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// A part of a run that works in turns.
@@ -132,26 +140,24 @@ pub(crate) enum Turn {
 }
 
 /// Measures and prints.
-///
-/// # Errors
-/// Addresses that cannot be used, a sink that does not answer, nothing that arrives.
-pub fn run(options: &Options) -> anyhow::Result<()> {
-    let limit = 64 + u64::from(options.flows);
+fn run(options: &Options) -> anyhow::Result<()> {
+    let load = &options.load;
+    let limit = 64 + u64::from(load.flows);
     if net::process::raise_descriptor_limit(limit)? < limit {
-        return Err(anyhow!("{} flows need {limit} open files; raise the limit: ulimit -n", options.flows));
+        return Err(anyhow!("{} flows need {limit} open files; raise the limit: ulimit -n", load.flows));
     }
-    let mut runs = Vec::with_capacity(options.sizes.len());
-    for size in &options.sizes {
-        let outcome = match options.search {
+    let mut runs = Vec::with_capacity(load.size.len());
+    for size in &load.size {
+        let outcome = match load.search() {
             Some(limit) => look_for_the_highest_rate(options, *size, limit)?,
-            None => Found { best: measure::run(options, *size, options.bits_per_second)?, steps: Vec::new() },
+            None => Found { best: measure::run(options, *size, load.bits_per_second())?, steps: Vec::new() },
         };
-        if !options.json {
+        if !load.json {
             out::say(&outcome.best.text())?;
         }
         runs.push(outcome);
     }
-    if options.json {
+    if load.json {
         out::say(&json(&runs))?;
     }
     let silent = runs.iter().any(|found| found.best.received_nothing());
@@ -171,7 +177,7 @@ struct Found {
 }
 
 fn look_for_the_highest_rate(options: &Options, size: u16, limit: f64) -> anyhow::Result<Found> {
-    let mut search = Search::new(limit, options.bits_per_second);
+    let mut search = Search::new(limit, options.load.bits_per_second());
     let mut steps: Vec<Results> = Vec::new();
     while let Some(rate) = search.next_rate() {
         let step = measure::run(options, size, rate)?;

@@ -2,19 +2,15 @@
 
 use std::{
     ops::Range,
-    rc::Rc,
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
-use wire::clock::Clock;
 
 use crate::bench::{
-    Party, Turn,
-    client::Shared,
+    Common, Party, Turn,
     datagram::{Header, Kind, MIN_SIZE, PROBE_FLOW},
-    sender::nanoseconds,
     tally::{FlowTally, Latency},
 };
 
@@ -33,7 +29,7 @@ fn interval(number: u64) -> Duration {
 }
 
 /// The counts and times of the probe.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Outcome {
     pub(super) round_trip: Latency,
     /// Probes sent while the load was counted.
@@ -44,12 +40,10 @@ pub(super) struct Outcome {
 
 /// The probe that runs beside the load.
 pub(super) struct Probe {
-    clock: Rc<dyn Clock>,
-    epoch: Instant,
+    common: Common,
     run: u32,
     /// When probes are counted, after the start.
     counted: Range<Duration>,
-    shared: Arc<Shared>,
     socket: Box<dyn UdpSocket>,
     path: Path,
     due: Instant,
@@ -64,27 +58,22 @@ pub(super) struct Probe {
 impl Probe {
     /// A probe over `socket` to `path`, counted in a span of time after the start.
     pub(super) fn new(
-        clock: Rc<dyn Clock>,
-        epoch: Instant,
+        common: Common,
         run: u32,
         counted: Range<Duration>,
-        shared: Arc<Shared>,
         socket: Box<dyn UdpSocket>,
         path: Path,
     ) -> Self {
-        let due = clock.now();
         Self {
-            clock,
-            epoch,
+            due: common.clock.now(),
+            common,
             run,
             counted,
-            shared,
             socket,
             path,
-            due,
             number: 0,
-            seen: FlowTally::new(),
-            outcome: Outcome { round_trip: Latency::new(), sent: 0, returned: 0 },
+            seen: FlowTally::default(),
+            outcome: Outcome::default(),
             received: ReceiveBatch::new(4, 2048),
             batch: SendBatch::new(MIN_SIZE),
         }
@@ -97,7 +86,7 @@ impl Probe {
 
     fn receive(&mut self) {
         while self.socket.receive(&mut self.received).is_ok() {
-            let now_ns = nanoseconds(self.epoch, self.clock.now());
+            let now_ns = self.common.nanoseconds(self.common.clock.now());
             for index in 0..self.received.len() {
                 let buffer = self.received.buffer(index);
                 for segment in self.received.meta(index).segments() {
@@ -114,9 +103,9 @@ impl Probe {
     }
 
     fn send(&mut self, now: Instant) {
-        let start = self.shared.start_ns.load(Ordering::Acquire);
-        let start = self.epoch + Duration::from_nanos(start);
-        let counted = start > self.epoch && self.counted.contains(&now.saturating_duration_since(start));
+        let Common { epoch, shared, .. } = &self.common;
+        let start = *epoch + Duration::from_nanos(shared.start_ns.load(Ordering::Acquire));
+        let counted = start > *epoch && self.counted.contains(&now.saturating_duration_since(start));
         if counted {
             self.outcome.sent += 1;
         }
@@ -127,7 +116,7 @@ impl Probe {
             run: self.run,
             flow: PROBE_FLOW,
             sequence: if counted { self.outcome.sent } else { 0 },
-            sent_ns: nanoseconds(self.epoch, now),
+            sent_ns: self.common.nanoseconds(now),
         };
         header.write(room);
         self.batch.commit(&self.path, 0, MIN_SIZE, 1);
@@ -139,10 +128,10 @@ impl Probe {
 impl Party for Probe {
     fn turn(&mut self, _ready: &[Token]) -> Turn {
         self.receive();
-        if self.shared.stop.load(Ordering::Relaxed) {
+        if self.common.shared.stop.load(Ordering::Relaxed) {
             return Turn::Ended;
         }
-        let now = self.clock.now();
+        let now = self.common.clock.now();
         if now >= self.due {
             self.send(now);
             // A probe that was due while the thread did not run is not made up for: it would measure the thread.

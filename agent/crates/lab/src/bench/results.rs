@@ -13,7 +13,7 @@ use crate::bench::{
 };
 
 /// The results of one direction of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Way {
     pub(super) sent: Sent,
     pub(super) counts: Counts,
@@ -77,28 +77,8 @@ impl Results {
 
     /// The sums of both directions, as one.
     fn total(&self) -> Way {
-        let mut ways = self.ways().map(|(_, way)| way.clone());
-        let mut total = ways.next().unwrap_or_else(|| Way {
-            sent: Sent::default(),
-            counts: Counts::default(),
-            corrupt: 0,
-            kernel_drops: 0,
-            one_way: None,
-            seconds: self.seconds,
-        });
-        for way in ways {
-            total.sent.add(&way.sent);
-            total.counts.add(&way.counts);
-            total.corrupt += way.corrupt;
-            total.kernel_drops += way.kernel_drops;
-            total.seconds = total.seconds.max(way.seconds);
-            if let (Some(all), Some(one)) = (&mut total.one_way, &way.one_way) {
-                // Equal bounds: nothing can be out of range.
-                let added = all.add(one).is_ok();
-                debug_assert!(added, "all histograms have the same bounds");
-            }
-        }
-        total
+        let both = self.ways().map(|(_, way)| way.clone());
+        both.reduce(Way::plus).unwrap_or_default()
     }
 
     /// The step that a search learns from.
@@ -231,6 +211,20 @@ impl Results {
 }
 
 impl Way {
+    fn plus(mut self, other: Self) -> Self {
+        self.sent.add(&other.sent);
+        self.counts.add(&other.counts);
+        self.corrupt += other.corrupt;
+        self.kernel_drops += other.kernel_drops;
+        self.seconds = self.seconds.max(other.seconds);
+        if let (Some(all), Some(one)) = (&mut self.one_way, &other.one_way) {
+            // Equal bounds: nothing can be out of range.
+            let added = all.add(one).is_ok();
+            debug_assert!(added, "all histograms have the same bounds");
+        }
+        self
+    }
+
     /// The share that was lost; nothing sent is nothing lost.
     fn loss(&self) -> f64 {
         let sent = self.sent.datagrams;

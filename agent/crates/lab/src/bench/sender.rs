@@ -1,14 +1,11 @@
 //! The load of one thread: bursts that rotate over its flows, at its rate.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use net::{Path, SendBatch, SendFailure, SendOutcome, UdpSocket, batch::MAX_MESSAGE_BYTES};
-use wire::clock::Clock;
 
 use crate::bench::{
+    Common,
     datagram::{Header, Kind, Plan},
     pace::Pacer,
 };
@@ -74,8 +71,7 @@ const LEAST_REST: Duration = Duration::from_micros(50);
 
 /// Sends first what is not counted, then what is, until its time is over.
 pub(super) struct Sender {
-    clock: Rc<dyn Clock>,
-    epoch: Instant,
+    common: Common,
     run: u32,
     down: bool,
     plan: Plan,
@@ -99,22 +95,20 @@ enum Phase {
 }
 
 impl Sender {
-    /// A sender that begins at `start`; the times that it writes count from `epoch`.
+    /// A sender that begins at `start`.
     ///
     /// `plan.bits_per_second` is what these targets share.
     pub(super) fn new(
-        clock: Rc<dyn Clock>,
-        epoch: Instant,
-        start: Instant,
+        common: Common,
         run: u32,
+        start: Instant,
         down: bool,
         plan: Plan,
         targets: Vec<Target>,
     ) -> Self {
         let counted_from = start + Duration::from_millis(plan.warmup_ms.into());
         Self {
-            clock,
-            epoch,
+            common,
             run,
             down,
             plan,
@@ -139,7 +133,7 @@ impl Sender {
             return Next::Ended;
         }
         for _ in 0..BURSTS_PER_TURN {
-            let now = self.clock.now();
+            let now = self.common.clock.now();
             if now >= self.end {
                 // What the kernel has not taken by now is not sent.
                 self.batch.clear();
@@ -193,7 +187,7 @@ impl Sender {
             run: self.run,
             flow: target.flow,
             sequence: target.sequence,
-            sent_ns: nanoseconds(self.epoch, now),
+            sent_ns: self.common.nanoseconds(now),
         };
         for _ in 0..self.plan.burst {
             let Some(room) = self.batch.tail(size) else { break };
@@ -223,11 +217,7 @@ impl Sender {
             if message.owner & 1 == 0 {
                 return;
             }
-            let (failed, why) = match outcome {
-                SendOutcome::Sent => (0, None),
-                SendOutcome::Partly { failed, why } => (failed, Some(why)),
-                SendOutcome::Failed(why) => (message.segments, Some(why)),
-            };
+            let (failed, why) = refused(outcome, message.segments);
             let taken = u64::from(message.segments - failed);
             targets[(message.owner >> 2) as usize].sent += taken;
             sent.datagrams += taken;
@@ -239,7 +229,11 @@ impl Sender {
     }
 }
 
-/// The time from `epoch` to `now`.
-pub(super) fn nanoseconds(epoch: Instant, now: Instant) -> u64 {
-    u64::try_from(now.saturating_duration_since(epoch).as_nanos()).unwrap_or(u64::MAX)
+/// How many of the `segments` of a message the kernel did not take, and why.
+pub(crate) fn refused(outcome: SendOutcome, segments: u16) -> (u16, Option<SendFailure>) {
+    match outcome {
+        SendOutcome::Sent => (0, None),
+        SendOutcome::Partly { failed, why } => (failed, Some(why)),
+        SendOutcome::Failed(why) => (segments, Some(why)),
+    }
 }

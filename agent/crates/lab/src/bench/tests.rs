@@ -16,10 +16,10 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use wire::clock::{Clock, ManualClock};
 
 use crate::bench::{
-    Party, Turn,
+    Common, Party, Turn,
     client::{Client, Outcome, Setup, Shared},
     datagram::{Direction, Header, Kind, Plan},
-    sender::nanoseconds,
+    nanoseconds,
     sink::{self, Sink},
     tally::Counts,
 };
@@ -64,16 +64,9 @@ fn run(plan: Plan, fabric: &MemoryFabric) -> (Outcome, sink::Outcome) {
     let flows: Vec<(u32, Path)> = (0..plan.flows).map(|flow| (flow, path)).collect();
 
     let given: Rc<dyn Clock> = Rc::new(clock.clone());
-    let mut sink = Sink::new(Rc::clone(&given), epoch, true, Arc::clone(&shared), at_sink);
-    let setup = Setup {
-        clock: given,
-        epoch,
-        run: 9,
-        plan,
-        total_plan: plan,
-        one_clock: true,
-        shared: Arc::clone(&shared),
-    };
+    let common = Common { clock: given, epoch, one_clock: true, shared: Arc::clone(&shared) };
+    let mut sink = Sink::new(common.clone(), at_sink);
+    let setup = Setup { common, run: 9, plan, total_plan: plan };
     let mut client = Client::new(setup, sockets, &flows);
     let take_turn = |party: &mut dyn Party, ready: &Ready| {
         let mut tokens = Vec::new();
