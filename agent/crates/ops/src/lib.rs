@@ -15,3 +15,4 @@ pub mod log;
 pub mod metrics;
 pub mod operator;
 pub mod reload;
+mod reload_error;

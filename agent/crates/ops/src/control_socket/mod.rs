@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::reload::ReloadError;
+use crate::reload_error::ReloadError;
 
 pub mod client;
 mod listener;

@@ -20,8 +20,10 @@ mod process;
 use std::{
     fmt::Write as _,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
+use config::Limits;
 use engine::{
     health::Health,
     metrics::{
@@ -36,7 +38,10 @@ use wire::{
     panics::{self, Part},
 };
 
-use self::{configured::Configured, process::Process};
+use self::{
+    configured::{Configured, Now},
+    process::Process,
+};
 
 pub use configured::Reload;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -85,7 +90,7 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_reloads_total", &["outcome"], "Reloads by outcome: done, also where nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(&Reload::LABELS, &it.configured.reloads)),
     family(Gauge, "culvert_config_last_reload_successful", &[], "1 if the last reload put its configuration into effect, 0 if the old one still runs.", |it, out| it.configured.each(|now| out.add(&[], u64::from(now.successful)))),
     family(Gauge, "culvert_config_last_reload_success_timestamp_seconds", &[], "When the configuration that runs was read, since the Unix epoch.", |it, out| it.configured.each(|now| out.add(&[], now.since))),
-    family(Gauge, "culvert_limit", &["limit"], "Ceilings of the section limits, by key; those on what grows.", |it, out| it.configured.each(|now| now.limits(out))),
+    family(Gauge, "culvert_limit", &["limit"], "Ceilings of the section limits, by key; those on what grows.", |it, out| it.configured.each(|now| now.show_limits(out))),
     family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(&Part::LABELS, &panics::counts())),
     family(Counter, "culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
     family(Gauge, "culvert_process_resident_memory_bytes", &[], "Resident memory.", |it, out| it.process(out, |it| it.resident_bytes)),
@@ -116,6 +121,22 @@ impl Metrics {
     /// Every family that exists, also those without a value yet, in no particular order.
     pub fn info() -> impl Iterator<Item = &'static FamilyInfo> {
         Snapshots::families().chain(FAMILIES.iter().map(|family| &family.info))
+    }
+
+    /// A configuration with these limits runs from now on. To be called at the start, and after each reload that is
+    /// [`Reload::Done`]; `unix_time` is the wall clock's.
+    pub fn configured(&self, limits: &Limits, unix_time: Duration) {
+        panics::lock(&self.configured).now =
+            Some(Now { limits: *limits, since: unix_time, successful: true });
+    }
+
+    /// Counts a reload by its outcome, and remembers whether it succeeded.
+    pub fn reloaded(&self, outcome: Reload) {
+        let Configured { reloads, now } = &mut *panics::lock(&self.configured);
+        reloads[outcome as usize] += 1;
+        if let Some(now) = now {
+            now.successful = outcome == Reload::Done;
+        }
     }
 
     /// All values in Prometheus' text format, version 0.0.4.
