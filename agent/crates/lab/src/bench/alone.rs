@@ -13,9 +13,8 @@ use wire::clock::{Clock, SystemClock};
 
 use crate::{
     bench::{
-        Common,
-        client::Shared,
         options::{self, SinkOptions},
+        party::{Common, Shared},
         shell,
         sink::Sink,
     },

@@ -5,16 +5,18 @@
 //! ```
 
 use std::{
-    sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
+    collections::BTreeSet,
+    io::ErrorKind,
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 use crate::bench::{
-    Common, Party, Turn,
     datagram::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
-    sender::{Next, Sender, Sent, Target},
+    party::{Common, Party, Turn},
+    sender::{Sender, Sent, Target},
     tally::{Counts, FlowTally, Received},
 };
 
@@ -26,22 +28,6 @@ const STRAGGLERS: Duration = Duration::from_secs(1);
 
 /// Batches that one socket gives in one turn at most.
 const BATCHES_PER_TURN: usize = 4;
-
-/// The state that the threads of a run share. None of it is touched per datagram.
-#[derive(Debug, Default)]
-pub(super) struct Shared {
-    /// Flows that the sink has welcomed.
-    pub(super) welcomed: AtomicU32,
-    /// When the load starts, in nanoseconds since the epoch; 0 until all flows are welcomed.
-    pub(super) start_ns: AtomicU64,
-    /// Counted datagrams so far, for the progress line.
-    pub(super) sent: AtomicU64,
-    pub(super) received: AtomicU64,
-    /// The sink and the probe shall end; before the start, the clients too.
-    pub(super) stop: AtomicBool,
-    /// Nobody listens where a client sends to.
-    pub(super) refused: AtomicBool,
-}
 
 /// The parameters of one thread of clients.
 pub(super) struct Setup {
@@ -83,23 +69,18 @@ enum State {
 pub(super) struct Client {
     setup: Setup,
     sockets: Vec<Box<dyn UdpSocket>>,
-    /// The sockets that may have something to read, each once.
-    readable: Vec<usize>,
-    is_readable: Vec<bool>,
+    /// The sockets that may have something to read.
+    readable: BTreeSet<usize>,
     flows: Vec<Flow>,
     state: State,
     sender: Option<Sender>,
     received: Received,
-    /// Counted datagrams that arrived, each once.
-    arrived: u64,
     /// Whether the sink has started to send.
     sink_sends: bool,
     batch: ReceiveBatch,
     control: SendBatch,
     /// Datagrams sent that were added to `shared`.
     published_sent: u64,
-    /// Datagrams received that were added to `shared`.
-    published_received: u64,
 }
 
 impl Client {
@@ -116,19 +97,16 @@ impl Client {
         let again = setup.common.clock.now();
         Self {
             setup,
-            readable: Vec::with_capacity(sockets.len()),
-            is_readable: vec![false; sockets.len()],
+            readable: BTreeSet::new(),
             sockets,
             flows: flows.iter().map(flow).collect(),
             state: State::Opening { again },
             sender: None,
             received: Received::default(),
-            arrived: 0,
             sink_sends: false,
             batch: ReceiveBatch::default(),
             control: SendBatch::new(CONTROL_LEN),
             published_sent: 0,
-            published_received: 0,
         }
     }
 
@@ -195,13 +173,13 @@ impl Client {
         self.state = State::Running { again, until };
         let next = match &mut self.sender {
             Some(sender) => sender.turn(&mut self.sockets),
-            None if now >= until => Next::Ended,
-            None => Next::At(until),
+            None if now >= until => Turn::Ended,
+            None => Turn::At(until),
         };
         match next {
-            Next::Now => Turn::Now,
-            Next::At(at) | Next::Room(at) => Turn::At(again.map_or(at, |again| again.min(at))),
-            Next::Ended => {
+            Turn::Now => Turn::Now,
+            Turn::At(at) => Turn::At(again.map_or(at, |again| again.min(at))),
+            Turn::Ended => {
                 self.state = State::Draining { again: now, until: now + STRAGGLERS };
                 Turn::Now
             }
@@ -231,7 +209,7 @@ impl Client {
         let flow = &self.flows[index];
         let sent = self.sender.as_ref().map_or(0, |sender| sender.targets[index].sent);
         flow.report.is_some_and(|report| {
-            report.distinct >= sent && !report.sending && flow.tally.counts.distinct >= report.sent
+            report.counts.distinct >= sent && !report.sending && flow.tally.counts.distinct >= report.sent
         })
     }
 
@@ -247,39 +225,32 @@ impl Client {
 
     /// Reads what is there; whether there may be more.
     fn receive(&mut self) -> bool {
-        let mut index = 0;
-        while index < self.readable.len() {
-            let socket = self.readable[index];
-            let mut more = true;
-            for _ in 0..BATCHES_PER_TURN {
-                match self.sockets[socket].receive(&mut self.batch) {
-                    Ok(()) => self.take_batch(socket),
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                        more = false;
-                        break;
-                    }
-                    Err(error) => {
-                        if error.kind() == std::io::ErrorKind::ConnectionRefused {
-                            self.setup.common.shared.refused.store(true, Ordering::Relaxed);
-                        }
-                    }
-                }
-            }
-            if more {
-                index += 1;
-            } else {
-                self.is_readable[socket] = false;
-                self.readable.swap_remove(index);
-            }
-        }
+        let mut readable = std::mem::take(&mut self.readable);
+        readable.retain(|socket| self.receive_from(*socket));
+        self.readable = readable;
         !self.readable.is_empty()
     }
 
+    fn receive_from(&mut self, socket: usize) -> bool {
+        for _ in 0..BATCHES_PER_TURN {
+            match self.sockets[socket].receive(&mut self.batch).map_err(|error| error.kind()) {
+                Ok(()) => self.take_batch(socket),
+                Err(ErrorKind::WouldBlock) => return false,
+                Err(ErrorKind::ConnectionRefused) => {
+                    self.setup.common.shared.refused.store(true, Ordering::Relaxed);
+                }
+                Err(_) => {}
+            }
+        }
+        true
+    }
+
     fn take_batch(&mut self, socket: usize) {
-        let Self { setup, sockets, flows, received, batch, sink_sends, arrived, .. } = self;
+        let Self { setup, sockets, flows, received, batch, sink_sends, .. } = self;
         let now = setup.common.clock.now();
         let now_ns = setup.common.nanoseconds(now);
         let flow = &mut flows[socket];
+        let mut arrived = 0;
         for index in 0..batch.len() {
             let buffer = batch.buffer(index);
             for segment in batch.meta(index).segments() {
@@ -300,7 +271,7 @@ impl Client {
                         }
                         received.seen_at(now);
                         if flow.tally.see(header.sequence) {
-                            *arrived += 1;
+                            arrived += 1;
                             if setup.common.one_clock {
                                 received.one_way.record(now_ns.saturating_sub(header.sent_ns));
                             }
@@ -316,29 +287,20 @@ impl Client {
                 }
             }
         }
+        setup.common.shared.received.fetch_add(arrived, Ordering::Relaxed);
     }
 
-    /// Brings the counts of the progress line up to date.
+    /// Brings the count of what was sent up to date, for the progress line.
     fn publish(&mut self) {
         let sent = self.sender.as_ref().map_or(0, |sender| sender.sent.datagrams);
-        let received = self.arrived;
-        let shared = &self.setup.common.shared;
-        shared.sent.fetch_add(sent - self.published_sent, Ordering::Relaxed);
-        shared.received.fetch_add(received - self.published_received, Ordering::Relaxed);
-        (self.published_sent, self.published_received) = (sent, received);
+        self.setup.common.shared.sent.fetch_add(sent - self.published_sent, Ordering::Relaxed);
+        self.published_sent = sent;
     }
 }
 
 impl Party for Client {
     fn turn(&mut self, ready: &[Token]) -> Turn {
-        for Token(number) in ready {
-            let socket = *number as usize;
-            if let Some(is_readable) = self.is_readable.get_mut(socket)
-                && !std::mem::replace(is_readable, true)
-            {
-                self.readable.push(socket);
-            }
-        }
+        self.readable.extend(ready.iter().map(|Token(socket)| *socket as usize));
         let more = self.receive();
         let now = self.setup.common.clock.now();
         let turn = match self.state {

@@ -10,6 +10,8 @@
 use bytes::BufMut as _;
 use net::{Path, SendBatch};
 
+use crate::bench::tally::Counts;
+
 /// The bytes of the header that precedes the body.
 pub(super) const HEADER_LEN: usize = 32;
 
@@ -238,10 +240,8 @@ impl Plan {
 /// The counts of one flow at the sink, and those of the sink itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
-    /// Datagrams of the flow that arrived, each counted once.
-    pub(super) distinct: u64,
-    pub(super) duplicates: u64,
-    pub(super) reordered: u64,
+    /// The datagrams of the flow that arrived.
+    pub(super) counts: Counts,
     /// The datagrams that the sink sent on the flow.
     pub(super) sent: u64,
     /// Whether the sink will send more.
@@ -256,9 +256,9 @@ pub(super) struct Report {
 impl Report {
     /// Writes the body of [`Kind::Report`] behind the header.
     pub(super) fn write(&self, mut body: &mut [u8]) {
-        body.put_u64(self.distinct);
-        body.put_u64(self.duplicates);
-        body.put_u64(self.reordered);
+        body.put_u64(self.counts.distinct);
+        body.put_u64(self.counts.duplicates);
+        body.put_u64(self.counts.reordered);
         body.put_u64(self.sent);
         body.put_u64(self.corrupt);
         body.put_u64(self.kernel_drops);
@@ -272,9 +272,7 @@ impl Report {
         let mut fields = Fields(body);
         let mut number = || u64::from_be_bytes(fields.take());
         Self {
-            distinct: number(),
-            duplicates: number(),
-            reordered: number(),
+            counts: Counts { distinct: number(), duplicates: number(), reordered: number() },
             sent: number(),
             corrupt: number(),
             kernel_drops: number(),
@@ -365,9 +363,7 @@ mod tests {
         plan.write(&mut body);
         assert_eq!(body, [2, 0, 0, 0, 1, 4, 0x7e, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 5]);
         let report = Report {
-            distinct: 1,
-            duplicates: 2,
-            reordered: 3,
+            counts: Counts { distinct: 1, duplicates: 2, reordered: 3 },
             sent: 4,
             sending: true,
             corrupt: 5,
@@ -419,9 +415,7 @@ mod tests {
         assert_eq!(Plan::read(&[3; 32]), None);
 
         let report = Report {
-            distinct: 1,
-            duplicates: 2,
-            reordered: 3,
+            counts: Counts { distinct: 1, duplicates: 2, reordered: 3 },
             sent: 4,
             sending: true,
             corrupt: 5,

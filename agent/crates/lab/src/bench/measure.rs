@@ -18,17 +18,17 @@ use wire::clock::{Clock, SystemClock};
 
 use crate::{
     bench::{
-        Common, Mode, Options,
-        client::{self, Client, Setup, Shared},
+        client::{self, Client, Setup},
         datagram::Plan,
-        nanoseconds,
+        options::{Mode, Options},
         pace::{default_burst, largest_burst},
+        party::{Common, Shared, nanoseconds},
         probe::{self, Probe},
-        results::{Results, RoundTrip, Way, rate_text},
+        results::{Results, Way, rate_text},
         sender::Sent,
         shell,
         sink::{self, Sink},
-        tally::{Latency, Received},
+        tally::Received,
     },
     out,
 };
@@ -42,17 +42,18 @@ const LOOK: Duration = Duration::from_millis(2);
 type Handle<T> = JoinHandle<anyhow::Result<T>>;
 
 /// The threads that take part in a run.
+#[derive(Default)]
 struct Threads {
     sink: Option<Handle<Option<sink::Outcome>>>,
     clients: Vec<Handle<client::Outcome>>,
-    probe: Option<Handle<probe::Outcome>>,
+    probe: Option<Handle<probe::RoundTrip>>,
 }
 
 /// The outcomes of all threads of a run.
 struct Collected {
     sink: Option<sink::Outcome>,
     clients: Vec<client::Outcome>,
-    probe: Option<probe::Outcome>,
+    probe: Option<probe::RoundTrip>,
 }
 
 /// Measures `size` at a rate.
@@ -74,7 +75,7 @@ pub(super) fn run(options: &Options, size: u16, bits_per_second: Option<u64>) ->
     };
     let shared = Arc::new(Shared::default());
     let epoch = SystemClock.now();
-    let mut threads = Threads { sink: None, clients: Vec::new(), probe: None };
+    let mut threads = Threads::default();
     let outcome = start(options, plan, epoch, &shared, &mut threads)
         .and_then(|()| watch(options, plan, epoch, &shared, &threads));
     shared.stop.store(true, Ordering::Relaxed);
@@ -271,18 +272,36 @@ fn evaluate(options: &Options, plan: Plan, collected: Collected, cpu_seconds: f6
     let Collected { sink, clients, probe } = collected;
     let seconds = f64::from(plan.measured_ms) / 1e3;
     let (mut sent_up, mut received_down) = (Sent::default(), Received::default());
-    let mut reported = Reported::default();
+    // What a sink in another process reported.
+    let (mut sent_down, mut received_up) = (Sent::default(), Received::default());
     for client in clients {
         sent_up.add(&client.sent);
         received_down.add(client.received);
-        client.reports.iter().flatten().for_each(|report| reported.add(report));
+        for report in client.reports.iter().flatten() {
+            sent_down.datagrams += report.sent;
+            received_up.counts.add(&report.counts);
+            // These are of the whole sink, and grow: the last report has the most.
+            sent_down.blocked = sent_down.blocked.max(report.blocked);
+            sent_down.errors = sent_down.errors.max(report.errors);
+            received_up.corrupt = received_up.corrupt.max(report.corrupt);
+            received_up.kernel_drops = received_up.kernel_drops.max(report.kernel_drops);
+        }
     }
     let one_clock = sink.is_some();
-    let (sent_down, received_up) = match sink {
-        Some(sink) => (sink.sent, sink.received),
-        None => (reported.sent, reported.received),
+    if let Some(sink) = sink {
+        (sent_down, received_up) = (sink.sent, sink.received);
+    }
+    let way = |sent, received: Received| {
+        let took = received.span.map_or(0.0, |(first, last)| (last - first).as_secs_f64());
+        Way {
+            sent,
+            counts: received.counts,
+            corrupt: received.corrupt,
+            kernel_drops: received.kernel_drops,
+            one_way: one_clock.then(|| received.one_way.histogram()),
+            seconds: took.max(seconds),
+        }
     };
-    let way = |sent, received| way(sent, received, one_clock, seconds);
     Results {
         mode: options.mode.name(),
         direction: plan.direction,
@@ -292,46 +311,9 @@ fn evaluate(options: &Options, plan: Plan, collected: Collected, cpu_seconds: f6
         offered_bps: plan.bits_per_second,
         up: plan.direction.up().then(|| way(sent_up, received_up)),
         down: plan.direction.down().then(|| way(sent_down, received_down)),
-        round_trip: probe.map(|mut probe| RoundTrip {
-            times: probe.round_trip.histogram().clone(),
-            sent: probe.sent,
-            returned: probe.returned,
-        }),
+        round_trip: probe,
         cpu_seconds,
         seconds,
-    }
-}
-
-fn way(sent: Sent, mut received: Received, one_clock: bool, seconds: f64) -> Way {
-    let took = received.span.map_or(0.0, |(first, last)| (last - first).as_secs_f64());
-    Way {
-        sent,
-        counts: received.counts,
-        corrupt: received.corrupt,
-        kernel_drops: received.kernel_drops,
-        one_way: one_clock.then(|| Latency::histogram(&mut received.one_way).clone()),
-        seconds: took.max(seconds),
-    }
-}
-
-/// The results that a sink in another process reported.
-#[derive(Default)]
-struct Reported {
-    sent: Sent,
-    received: Received,
-}
-
-impl Reported {
-    fn add(&mut self, report: &crate::bench::datagram::Report) {
-        self.sent.datagrams += report.sent;
-        self.received.counts.distinct += report.distinct;
-        self.received.counts.duplicates += report.duplicates;
-        self.received.counts.reordered += report.reordered;
-        // These are of the whole sink, and grow: the last report has the most.
-        self.sent.blocked = self.sent.blocked.max(report.blocked);
-        self.sent.errors = self.sent.errors.max(report.errors);
-        self.received.corrupt = self.received.corrupt.max(report.corrupt);
-        self.received.kernel_drops = self.received.kernel_drops.max(report.kernel_drops);
     }
 }
 

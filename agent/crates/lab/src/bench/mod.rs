@@ -3,7 +3,8 @@
 //! | question | file |
 //! |---|---|
 //! | what can be asked for | `options.rs` |
-//! | what is done | this one: [`run`] |
+//! | what is done | this one: [`Bench::run`] |
+//! | what a part of a run is, and what it is given | `party.rs` |
 //! | what the datagrams look like | `datagram.rs` (pure) |
 //! | when a datagram is due, how large a burst is | `pace.rs` (pure) |
 //! | how sequence numbers and times are counted | `tally.rs` (pure) |
@@ -19,16 +20,7 @@
 //! Client, sink and probe do their work in turns over the traits of [`net`], with a clock that is given: what is
 //! measured is what those do, and tests run them over a network in memory.
 
-use std::{
-    net::SocketAddr,
-    rc::Rc,
-    sync::Arc,
-    time::{Duration, Instant},
-};
-
 use anyhow::anyhow;
-use net::Token;
-use wire::clock::Clock;
 
 use crate::out;
 
@@ -39,6 +31,7 @@ mod measure;
 mod memory;
 mod options;
 mod pace;
+pub(crate) mod party;
 mod probe;
 mod results;
 mod search;
@@ -51,96 +44,39 @@ mod tests;
 
 #[cfg(any(test, feature = "fuzzing"))]
 pub use datagram::bench_datagram;
-use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
 pub use options::Bench;
 
-use client::Shared;
-use options::Load;
+use datagram::MIN_SIZE;
+use options::{Load, Mode, Options, Part};
 use results::Results;
 use search::Search;
 
-/// The path that the load of a run takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Mode {
-    /// To an agent's port; the sink is what its service leads to.
-    Through {
-        /// The address of the agent's port.
-        to: SocketAddr,
-        /// The address that the agent's service leads to.
-        sink: SocketAddr,
-    },
-    /// Over loopback, to a sink in this process, without agents.
-    Direct,
-    /// To a sink in another process.
-    Send {
-        /// The sink, or an agent's port that leads to it.
-        to: SocketAddr,
-    },
-}
-
-impl Mode {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Through { .. } => "through",
-            Self::Direct => "direct",
-            Self::Send { .. } => "send",
-        }
+impl Bench {
+    /// Measures what the options ask for, and prints it.
+    ///
+    /// # Errors
+    /// Options that do not go together, addresses that cannot be used, a sink that does not answer, nothing that arrives.
+    pub fn run(self) -> anyhow::Result<()> {
+        let mode = match (self.part, self.to, self.sink) {
+            (Some(Part::Send(send)), _, _) => {
+                return measure(&send.load.options(Mode::Send { to: send.to })?);
+            }
+            (Some(Part::Sink(sink)), _, _) => return alone::run_sink(&sink),
+            (None, _, _) if self.in_memory => return in_memory(self.load),
+            (None, Some(to), Some(sink)) => Mode::Through { to, sink },
+            (None, _, _) if self.direct => Mode::Direct,
+            (None, _, _) => {
+                let why =
+                    "say what to measure: --to and --sink for an agent, --direct, --in-memory, send, or sink";
+                return Err(anyhow!("{why} (--help has examples)"));
+            }
+        };
+        measure(&self.load.options(mode)?)
     }
-}
-
-/// A run of `culvert bench`.
-struct Options {
-    /// The path that the load takes.
-    mode: Mode,
-    /// The time that is counted, at least a millisecond.
-    measured: Duration,
-    /// The duration of the warm-up, which is not counted.
-    warmup: Duration,
-    load: Load,
-}
-
-/// What all parts of a run on one machine are given.
-#[derive(Clone)]
-struct Common {
-    clock: Rc<dyn Clock>,
-    /// The instant that times in datagrams count from.
-    epoch: Instant,
-    /// Whether the times that the other end writes are of this process.
-    one_clock: bool,
-    shared: Arc<Shared>,
-}
-
-impl Common {
-    /// The time from the epoch to `now`.
-    fn nanoseconds(&self, now: Instant) -> u64 {
-        nanoseconds(self.epoch, now)
-    }
-}
-
-/// The time from `epoch` to `now`.
-fn nanoseconds(epoch: Instant, now: Instant) -> u64 {
-    u64::try_from(now.saturating_duration_since(epoch).as_nanos()).unwrap_or(u64::MAX)
-}
-
-/// A part of a run that works in turns.
-pub(crate) trait Party {
-    /// Does what there is to do; `ready` names the sockets that may make progress.
-    fn turn(&mut self, ready: &[Token]) -> Turn;
-}
-
-/// The event that a [`Party`] waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Nothing: it is called again at once.
-    Now,
-    /// A socket, at most until then.
-    At(Instant),
-    /// Nothing: the party has done all its work.
-    Ended,
 }
 
 /// Measures and prints.
-fn run(options: &Options) -> anyhow::Result<()> {
+fn measure(options: &Options) -> anyhow::Result<()> {
     let load = &options.load;
     let limit = 64 + u64::from(load.flows);
     if net::process::raise_descriptor_limit(limit)? < limit {
@@ -166,6 +102,18 @@ fn run(options: &Options) -> anyhow::Result<()> {
             "nothing arrived: is the agent running, is its service's upstream the sink's address, do datagrams of \
              this size fit? (its log and its metrics say what it dropped)"
         ));
+    }
+    Ok(())
+}
+
+fn in_memory(load: Load) -> anyhow::Result<()> {
+    let duration = options::duration(load.seconds)?;
+    for size in load.size {
+        if size > memory::MAX_SIZE {
+            let most = memory::MAX_SIZE;
+            return Err(anyhow!("--in-memory takes payloads of {MIN_SIZE} to {most} bytes"));
+        }
+        memory::run(size, duration, load.json)?;
     }
     Ok(())
 }

@@ -14,34 +14,74 @@ use clap::{
 };
 
 use crate::{
-    bench::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE, Mode, Options, alone, memory, run},
-    rate::{NotARate, bits_per_second},
+    bench::datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE},
+    rate::bits_per_second,
 };
+
+/// The path that the load of a run takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Mode {
+    /// To an agent's port; the sink is what its service leads to.
+    Through {
+        /// The address of the agent's port.
+        to: SocketAddr,
+        /// The address that the agent's service leads to.
+        sink: SocketAddr,
+    },
+    /// Over loopback, to a sink in this process, without agents.
+    Direct,
+    /// To a sink in another process.
+    Send {
+        /// The sink, or an agent's port that leads to it.
+        to: SocketAddr,
+    },
+}
+
+impl Mode {
+    pub(super) fn name(self) -> &'static str {
+        match self {
+            Self::Through { .. } => "through",
+            Self::Direct => "direct",
+            Self::Send { .. } => "send",
+        }
+    }
+}
+
+/// A run of `culvert bench`.
+pub(super) struct Options {
+    /// The path that the load takes.
+    pub(super) mode: Mode,
+    /// The time that is counted, at least a millisecond.
+    pub(super) measured: Duration,
+    /// The duration of the warm-up, which is not counted.
+    pub(super) warmup: Duration,
+    pub(super) load: Load,
+}
 
 /// Measure rate, loss, order and latency of UDP through agents, directly, or in memory
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Bench {
     #[command(subcommand)]
-    part: Option<Part>,
+    pub(super) part: Option<Part>,
     /// Send to this address: the [[udp]] port of an agent
     #[arg(long, value_name = "ADDR", requires = "sink")]
-    to: Option<SocketAddr>,
+    pub(super) to: Option<SocketAddr>,
     /// Receive at this address: the upstream of the agent's service
     #[arg(long, value_name = "ADDR", requires = "to")]
-    sink: Option<SocketAddr>,
+    pub(super) sink: Option<SocketAddr>,
     /// Send over loopback, without agents
     #[arg(long, conflicts_with_all = ["to", "sink", "in_memory"])]
-    direct: bool,
+    pub(super) direct: bool,
     /// Two lanes without a network, beside two quinn-proto endpoints; takes --size, --seconds and --json
     #[arg(long, conflicts_with_all = ["to", "sink"])]
-    in_memory: bool,
+    pub(super) in_memory: bool,
     #[command(flatten)]
-    load: Load,
+    pub(super) load: Load,
 }
 
 #[derive(Debug, Subcommand)]
-enum Part {
+pub(super) enum Part {
     Send(Send),
     Sink(SinkOptions),
 }
@@ -65,12 +105,12 @@ pub(super) struct SinkOptions {
 
 /// Send to a sink in another process
 #[derive(Debug, Args)]
-struct Send {
+pub(super) struct Send {
     /// The sink, or the [[udp]] port of an agent that leads to it
     #[arg(long, value_name = "ADDR")]
-    to: SocketAddr,
+    pub(super) to: SocketAddr,
     #[command(flatten)]
-    load: Load,
+    pub(super) load: Load,
 }
 
 #[derive(Debug, Args)]
@@ -133,7 +173,7 @@ fn direction() -> impl TypedValueParser<Value = Direction> {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Rate(Option<u64>);
 
-fn rate(text: &str) -> Result<Rate, NotARate> {
+fn rate(text: &str) -> Result<Rate, &'static str> {
     if text == "max" { Ok(Rate(None)) } else { bits_per_second(text).map(|rate| Rate(Some(rate))) }
 }
 
@@ -143,30 +183,8 @@ const DEFAULT_RATE: u64 = 1_000_000_000;
 /// The longest time that a run may take, in seconds: a day.
 const MAX_SECONDS: f64 = 86_400.0;
 
-impl Bench {
-    /// Measures what the options ask for, and prints it.
-    ///
-    /// # Errors
-    /// Options that do not go together, addresses that cannot be used, a sink that does not answer, nothing that arrives.
-    pub fn run(self) -> anyhow::Result<()> {
-        let mode = match (self.part, self.to, self.sink) {
-            (Some(Part::Send(send)), _, _) => return run(&send.load.options(Mode::Send { to: send.to })?),
-            (Some(Part::Sink(sink)), _, _) => return alone::run_sink(&sink),
-            (None, _, _) if self.in_memory => return self.load.in_memory(),
-            (None, Some(to), Some(sink)) => Mode::Through { to, sink },
-            (None, _, _) if self.direct => Mode::Direct,
-            (None, _, _) => {
-                let why =
-                    "say what to measure: --to and --sink for an agent, --direct, --in-memory, send, or sink";
-                return Err(anyhow!("{why} (--help has examples)"));
-            }
-        };
-        run(&self.load.options(mode)?)
-    }
-}
-
 impl Load {
-    fn options(self, mode: Mode) -> anyhow::Result<Options> {
+    pub(super) fn options(self, mode: Mode) -> anyhow::Result<Options> {
         let measured = duration(self.seconds)?;
         if !(0.0..=MAX_SECONDS).contains(&self.warmup) {
             return Err(anyhow!("--warmup takes 0 to {MAX_SECONDS}"));
@@ -199,18 +217,6 @@ impl Load {
     /// Whether to tell on standard error what happens.
     pub(super) fn progress(&self) -> bool {
         self.progress || stderr().is_terminal()
-    }
-
-    fn in_memory(self) -> anyhow::Result<()> {
-        let duration = duration(self.seconds)?;
-        for size in self.size {
-            if size > memory::MAX_SIZE {
-                let most = memory::MAX_SIZE;
-                return Err(anyhow!("--in-memory takes payloads of {MIN_SIZE} to {most} bytes"));
-            }
-            memory::run(size, duration, self.json)?;
-        }
-        Ok(())
     }
 }
 

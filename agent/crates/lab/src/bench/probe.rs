@@ -6,11 +6,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use hdrhistogram::Histogram;
 use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 use crate::bench::{
-    Common, Party, Turn,
     datagram::{Header, Kind, MIN_SIZE, PROBE_FLOW},
+    party::{Common, Party, Turn},
     tally::{FlowTally, Latency},
 };
 
@@ -28,10 +29,10 @@ fn interval(number: u64) -> Duration {
     INTERVAL.mul_f64(1.0 + (shift(number + 1) - shift(number)) / 2.0)
 }
 
-/// The counts and times of the probe.
-#[derive(Debug, Default)]
-pub(super) struct Outcome {
-    pub(super) round_trip: Latency,
+/// The results of the probe of a run.
+#[derive(Clone, Debug)]
+pub(super) struct RoundTrip {
+    pub(super) times: Histogram<u64>,
     /// Probes sent while the load was counted.
     pub(super) sent: u64,
     /// The number of those probes that came back.
@@ -49,8 +50,11 @@ pub(super) struct Probe {
     due: Instant,
     /// The number of probes sent so far.
     number: u64,
+    /// The probes that came back.
     seen: FlowTally,
-    outcome: Outcome,
+    round_trip: Latency,
+    /// The number of probes sent while the load was counted.
+    sent: u64,
     received: ReceiveBatch,
     batch: SendBatch,
 }
@@ -73,15 +77,17 @@ impl Probe {
             path,
             number: 0,
             seen: FlowTally::default(),
-            outcome: Outcome::default(),
+            round_trip: Latency::default(),
+            sent: 0,
             received: ReceiveBatch::new(4, 2048),
             batch: SendBatch::new(MIN_SIZE),
         }
     }
 
-    /// The outcome of the probe, after [`Turn::Ended`].
-    pub(super) fn finish(self) -> Outcome {
-        self.outcome
+    /// The results, after [`Turn::Ended`].
+    pub(super) fn finish(self) -> RoundTrip {
+        let Self { round_trip, sent, seen, .. } = self;
+        RoundTrip { times: round_trip.histogram(), sent, returned: seen.counts.distinct }
     }
 
     fn receive(&mut self) {
@@ -94,8 +100,7 @@ impl Probe {
                     // Sequence 0 stands for a probe of the warm-up.
                     let ours = header.kind == Kind::Echo && header.run == self.run && header.sequence > 0;
                     if ours && self.seen.see(header.sequence) {
-                        self.outcome.returned += 1;
-                        self.outcome.round_trip.record(now_ns.saturating_sub(header.sent_ns));
+                        self.round_trip.record(now_ns.saturating_sub(header.sent_ns));
                     }
                 }
             }
@@ -107,7 +112,7 @@ impl Probe {
         let start = *epoch + Duration::from_nanos(shared.start_ns.load(Ordering::Acquire));
         let counted = start > *epoch && self.counted.contains(&now.saturating_duration_since(start));
         if counted {
-            self.outcome.sent += 1;
+            self.sent += 1;
         }
         let Some(room) = self.batch.tail(MIN_SIZE) else { return };
         let header = Header {
@@ -115,7 +120,7 @@ impl Probe {
             down: false,
             run: self.run,
             flow: PROBE_FLOW,
-            sequence: if counted { self.outcome.sent } else { 0 },
+            sequence: if counted { self.sent } else { 0 },
             sent_ns: self.common.nanoseconds(now),
         };
         header.write(room);

@@ -6,7 +6,8 @@ use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
 use crate::bench::{
-    Direction,
+    datagram::Direction,
+    probe::RoundTrip,
     search::{Search, Step},
     sender::Sent,
     tally::Counts,
@@ -23,14 +24,6 @@ pub(super) struct Way {
     pub(super) one_way: Option<Histogram<u64>>,
     /// The time that the receiver took for what it counted, not less than the sender sent.
     pub(super) seconds: f64,
-}
-
-/// The results of the probe of a run.
-#[derive(Clone, Debug)]
-pub(super) struct RoundTrip {
-    pub(super) times: Histogram<u64>,
-    pub(super) sent: u64,
-    pub(super) returned: u64,
 }
 
 /// The results of a whole run.

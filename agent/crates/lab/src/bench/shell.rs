@@ -9,7 +9,7 @@ use net::{
 };
 use wire::clock::{Clock, SystemClock};
 
-use crate::bench::{Party, Turn};
+use crate::bench::party::{Party, Turn};
 
 /// Socket buffers in bytes: what a millisecond of 64 Gbit/s needs. A sink that cannot hold a burst measures itself.
 const BUFFER_BYTES: usize = 8 << 20;

@@ -8,9 +8,9 @@ use std::{
 use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
 
 use crate::bench::{
-    Common, Party, Turn,
     datagram::{HEADER_LEN, Header, Kind, Plan, Report},
-    sender::{Next, Sender, Sent, Target},
+    party::{Common, Party, Turn},
+    sender::{Sender, Sent, Target},
     tally::{FlowTally, Received},
 };
 
@@ -55,9 +55,6 @@ pub(super) struct Sink {
     batch: ReceiveBatch,
     replies: SendBatch,
     readable: bool,
-    arrived: u64,
-    /// Datagrams received that were added to `shared`.
-    told: u64,
 }
 
 impl Sink {
@@ -69,8 +66,6 @@ impl Sink {
             batch: ReceiveBatch::default(),
             replies: SendBatch::default(),
             readable: false,
-            arrived: 0,
-            told: 0,
         }
     }
 
@@ -107,6 +102,7 @@ impl Sink {
     fn take_batch(&mut self) {
         let now = self.common.clock.now();
         let now_ns = self.common.nanoseconds(now);
+        let mut arrived = 0;
         // Taken out of the sink, because answers change other parts of it.
         let mut batch = std::mem::replace(&mut self.batch, ReceiveBatch::new(0, 0));
         for index in 0..batch.len() {
@@ -115,7 +111,9 @@ impl Sink {
             for segment in meta.segments() {
                 let datagram = &mut buffer[segment];
                 match Header::read(datagram) {
-                    Ok(header) if header.kind == Kind::Data => self.count(&header, now, now_ns),
+                    Ok(header) if header.kind == Kind::Data => {
+                        arrived += u64::from(self.count(&header, now, now_ns));
+                    }
                     Ok(header) => self.answer(&header, &path, datagram, now),
                     Err(_corrupt) => {
                         if let Some(run) = &mut self.run {
@@ -126,22 +124,23 @@ impl Sink {
             }
         }
         self.batch = batch;
+        self.common.shared.received.fetch_add(arrived, Ordering::Relaxed);
     }
 
-    fn count(&mut self, header: &Header, now: Instant, now_ns: u64) {
-        let Some(run) = self.run.as_mut().filter(|run| run.number == header.run) else { return };
-        let Some(Some(flow)) = run.flows.get_mut(header.flow as usize) else { return };
+    /// Counts load; whether it arrived for the first time.
+    fn count(&mut self, header: &Header, now: Instant, now_ns: u64) -> bool {
+        let Some(run) = self.run.as_mut().filter(|run| run.number == header.run) else { return false };
+        let Some(Some(flow)) = run.flows.get_mut(header.flow as usize) else { return false };
         if run.received.span.is_none() {
             // What was dropped in the warm-up is not counted.
             run.drops_before = self.sockets[0].kernel_drops();
         }
         run.received.seen_at(now);
-        if flow.tally.see(header.sequence) {
-            self.arrived += 1;
-            if self.common.one_clock {
-                run.received.one_way.record(now_ns.saturating_sub(header.sent_ns));
-            }
+        let first = flow.tally.see(header.sequence);
+        if first && self.common.one_clock {
+            run.received.one_way.record(now_ns.saturating_sub(header.sent_ns));
         }
+        first
     }
 
     fn answer(&mut self, header: &Header, path: &Path, datagram: &mut [u8], now: Instant) {
@@ -216,11 +215,8 @@ impl Sink {
         let sender = run.sender.as_ref();
         let target = sender.zip(flow.target).map(|(sender, target)| &sender.targets[target]);
         let sent = sender.map(|sender| sender.sent).unwrap_or_default();
-        let counts = flow.tally.counts;
         Some(Report {
-            distinct: counts.distinct,
-            duplicates: counts.duplicates,
-            reordered: counts.reordered,
+            counts: flow.tally.counts,
             sent: target.map_or(0, |target| target.sent),
             sending: run.sending,
             corrupt: run.received.corrupt,
@@ -230,11 +226,11 @@ impl Sink {
         })
     }
 
-    fn send(&mut self) -> Next {
-        let Some(run) = &mut self.run else { return Next::Ended };
-        let Some(sender) = run.sender.as_mut().filter(|_| run.sending) else { return Next::Ended };
+    fn send(&mut self) -> Turn {
+        let Some(run) = &mut self.run else { return Turn::Ended };
+        let Some(sender) = run.sender.as_mut().filter(|_| run.sending) else { return Turn::Ended };
         let next = sender.turn(&mut self.sockets);
-        run.sending = next != Next::Ended;
+        run.sending = next != Turn::Ended;
         next
     }
 }
@@ -248,15 +244,12 @@ impl Party for Sink {
         if self.readable {
             self.receive();
         }
-        self.common.shared.received.fetch_add(self.arrived - self.told, Ordering::Relaxed);
-        self.told = self.arrived;
         let next = self.send();
         let look = self.common.clock.now() + LOOK;
         match next {
-            Next::Now => Turn::Now,
-            _ if self.readable => Turn::Now,
-            Next::At(at) | Next::Room(at) => Turn::At(at.min(look)),
-            Next::Ended => Turn::At(look),
+            Turn::At(at) if !self.readable => Turn::At(at.min(look)),
+            Turn::Ended if !self.readable => Turn::At(look),
+            Turn::Now | Turn::At(_) | Turn::Ended => Turn::Now,
         }
     }
 }

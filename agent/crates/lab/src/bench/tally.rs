@@ -161,12 +161,12 @@ impl Latency {
     }
 
     /// The histogram of all times that were recorded.
-    pub(super) fn histogram(&mut self) -> &Histogram<u64> {
+    pub(super) fn histogram(mut self) -> Histogram<u64> {
         self.settle();
-        &self.histogram
+        self.histogram
     }
 
-    pub(super) fn add(&mut self, other: &mut Self) {
+    pub(super) fn add(&mut self, other: Self) {
         // Equal bounds: nothing can be out of range.
         let added = self.histogram.add(other.histogram()).is_ok();
         debug_assert!(added, "all histograms have the same bounds");
@@ -198,11 +198,11 @@ impl Received {
         self.span = Some((self.span.map_or(now, |(first, _)| first), now));
     }
 
-    pub(super) fn add(&mut self, mut other: Self) {
+    pub(super) fn add(&mut self, other: Self) {
         self.counts.add(&other.counts);
         self.corrupt += other.corrupt;
         self.kernel_drops += other.kernel_drops;
-        self.one_way.add(&mut other.one_way);
+        self.one_way.add(other.one_way);
         self.span = match (self.span, other.span) {
             (Some(ours), Some(theirs)) => Some((ours.0.min(theirs.0), ours.1.max(theirs.1))),
             (ours, theirs) => ours.or(theirs),
@@ -268,7 +268,7 @@ mod tests {
             one.record(nanoseconds);
         }
         other.record(1_000_000);
-        other.add(&mut one);
+        other.add(one);
         let histogram = other.histogram();
         assert_eq!(histogram.len(), 8);
         assert_eq!(histogram.count_at(5_000), 4);

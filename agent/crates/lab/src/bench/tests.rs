@@ -16,10 +16,9 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use wire::clock::{Clock, ManualClock};
 
 use crate::bench::{
-    Common, Party, Turn,
-    client::{Client, Outcome, Setup, Shared},
+    client::{Client, Outcome, Setup},
     datagram::{Direction, Header, Kind, Plan},
-    nanoseconds,
+    party::{Common, Party, Shared, Turn, nanoseconds},
     sink::{self, Sink},
     tally::Counts,
 };
@@ -109,7 +108,7 @@ fn a_network_without_loss_delivers_all_and_the_sink_says_so() {
     assert_eq!((client.sent.datagrams, sink.sent.datagrams), (1_200, 1_200));
     assert_eq!((client.received.counts, sink.received.counts), (all, all));
     let reports: Vec<_> = client.reports.iter().map(|report| report.unwrap()).collect();
-    assert_eq!(reports.iter().map(|report| report.distinct).sum::<u64>(), 1_200);
+    assert_eq!(reports.iter().map(|report| report.counts.distinct).sum::<u64>(), 1_200);
     assert_eq!(reports.iter().map(|report| report.sent).collect::<Vec<_>>(), [400; 3]);
 }
 

@@ -11,7 +11,11 @@ use net::{Net, Path, ReceiveBatch, SendBatch, SendFailure, Token, UdpSocket};
 use wire::clock::Clock;
 
 use crate::{
-    bench::{Party, Turn, sender::refused, shell},
+    bench::{
+        party::{Party, Turn},
+        sender::refused,
+        shell,
+    },
     probe::{
         Class, Options, Probe,
         report::{Answer, Report, Row},

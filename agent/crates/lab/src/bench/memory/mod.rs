@@ -3,13 +3,14 @@
 //! | question | file |
 //! |---|---|
 //! | which runs there are, how they alternate, what is printed | this one |
+//! | what they have in common | `carrier.rs` |
 //! | two lanes, one sending | `lanes.rs` |
 //! | two quinn-proto endpoints, one sending | `quinn.rs` |
 //! | the cryptography alone | `bare.rs` |
 
 use std::{
     sync::{Arc, Barrier},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::anyhow;
@@ -19,27 +20,20 @@ use wire::clock::{Clock, SystemClock};
 use crate::out;
 
 mod bare;
+mod carrier;
 mod lanes;
 mod quinn;
 
 use bare::Bare;
+use carrier::{BATCH, Carrier};
 use lanes::Pair;
 use quinn::Endpoints;
-
-/// Datagrams that are sent before any is opened: what one GSO message carries.
-const BATCH: usize = 64;
 
 /// The largest payload: a packet of it fits the 1,472 bytes that quinn-proto takes at most without being told.
 pub(super) const MAX_SIZE: u16 = 1_400;
 
 /// The number of rounds: the kinds take turns, so that a disturbance of the machine affects all of them.
 const ROUNDS: u32 = 5;
-
-/// Something that carries a batch of datagrams from one end to the other.
-trait Carrier {
-    /// Carries [`BATCH`] datagrams; those that arrived.
-    fn carry(&mut self, now: Instant) -> anyhow::Result<usize>;
-}
 
 /// A number of datagrams that were carried, and the time that took.
 #[derive(Clone, Copy, Debug, Default)]
