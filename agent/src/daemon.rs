@@ -56,8 +56,7 @@ pub struct Daemon {
     workers: Vec<WorkerThread>,
     /// Says that a worker has ended, whichever.
     worker_ended: Option<oneshot::Receiver<()>>,
-    admin: Option<(watch::Sender<bool>, JoinHandle<()>)>,
-    admin_address: Option<SocketAddr>,
+    admin: Option<Admin>,
     /// The control socket, which is removed when the daemon ends.
     control: Option<ControlSocket>,
     running: Arc<Running>,
@@ -148,26 +147,20 @@ impl Daemon {
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.configured(&config.limits, SystemClock.unix_time());
-        let (admin, admin_address) = match admin {
-            Some((stop, thread, address)) => (Some((stop, thread)), Some(address)),
-            None => (None, None),
-        };
         tracing::info!(
             transport = throttle::list(&addresses.transport),
             udp = throttle::list(&addresses.udp),
             tcp = throttle::list(&addresses.tcp),
-            metrics = admin_address.map(tracing::field::display),
+            metrics = admin.as_ref().map(|admin| tracing::field::display(admin.address)),
             control = control.as_ref().map(|control| tracing::field::display(control.path().display())),
             workers,
             key = %identity.public_key(),
             "ready"
         );
-        let worker_ended = Some(worker_ended);
         Ok(Self {
             workers: threads,
-            worker_ended,
+            worker_ended: Some(worker_ended),
             admin,
-            admin_address,
             control,
             running,
             addresses,
@@ -184,7 +177,7 @@ impl Daemon {
     /// Returns the address at which `/metrics` is served, if it is served.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
-        self.admin_address
+        self.admin.as_ref().map(|admin| admin.address)
     }
 
     /// What the workers last published, all together.
@@ -242,9 +235,9 @@ impl Daemon {
         drop(self.tunnel);
         // Only now: a request may be waiting for a disk.
         drop(self.control);
-        if let Some((stop, thread)) = self.admin {
-            stop.send_replace(true);
-            thread.join().map_err(|_| anyhow!("the admin server panicked"))?;
+        if let Some(admin) = self.admin {
+            admin.stop.send_replace(true);
+            admin.thread.join().map_err(|_| anyhow!("the admin server panicked"))?;
         }
         Ok(self.running.snapshots.get())
     }
@@ -366,7 +359,12 @@ fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Optio
     }
 }
 
-type Admin = (watch::Sender<bool>, JoinHandle<()>, SocketAddr);
+/// The admin server's thread, and how to stop it.
+struct Admin {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<()>,
+}
 
 /// Starts the admin server on a thread of its own, so that a scrape never waits for the packet path nor the other way round.
 fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>) -> anyhow::Result<Admin> {
@@ -374,7 +372,7 @@ fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>
     let listener = std::net::TcpListener::bind(address)
         .map_err(|error| anyhow!("{}: {error}{}", failed(), engine::worker::remedy(&error)))?;
     listener.set_nonblocking(true).with_context(failed)?;
-    let bound = listener.local_addr().with_context(failed)?;
+    let address = listener.local_addr().with_context(failed)?;
     let (stop, stopped) = watch::channel(false);
     let (metrics, health) = (Arc::clone(metrics), Arc::clone(health));
     let runtime =
@@ -393,7 +391,7 @@ fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>
             }
         })
         .context("cannot start the admin thread")?;
-    Ok((stop, thread, bound))
+    Ok(Admin { address, stop, thread })
 }
 
 fn clock() -> Instant {
