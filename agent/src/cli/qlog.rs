@@ -198,14 +198,9 @@ fn is_there(path: &Path) -> String {
     format!("{} is there already, and is not overwritten (remedy: another --out)", path.display())
 }
 
-/// Why a text is no time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write 1s to 10m")]
-struct NotATime;
-
-fn time(text: &str) -> Result<Duration, NotATime> {
+fn time(text: &str) -> Result<Duration, &'static str> {
     let range = Duration::from_secs(1)..=MOST_TIME;
-    humantime::parse_duration(text).ok().filter(|time| range.contains(time)).ok_or(NotATime)
+    humantime::parse_duration(text).ok().filter(|time| range.contains(time)).ok_or("write 1s to 10m")
 }
 
 #[cfg(test)]
@@ -217,7 +212,7 @@ mod tests {
         assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(time("10m"), Ok(MOST_TIME));
         for bad in ["10", "0s", "999ms", "601s", ""] {
-            assert_eq!(time(bad), Err(NotATime), "{bad}");
+            assert_eq!(time(bad), Err("write 1s to 10m"), "{bad}");
         }
     }
 

@@ -12,10 +12,26 @@ use std::{
 };
 
 use anyhow::Context as _;
+use clap::{Args, value_parser};
 use hdrhistogram::Histogram;
+use lab::rate::bits_per_second;
 use wire::clock::{Clock, SystemClock};
 
-use super::{Demo, nanos};
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct Options {
+    /// How long to send
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = value_parser!(u32).range(1..=86_400))]
+    pub(super) seconds: u32,
+    /// Payload bits per second of all flows together, with a unit: 500k, 200M, 2G
+    #[arg(long, value_name = "RATE", default_value = "200M", value_parser = bits_per_second)]
+    pub(super) rate: u64,
+    /// UDP flows
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u16).range(1..=10_000))]
+    pub(super) flows: u16,
+    /// Payload of a datagram in bytes; each carries its sequence number and its time
+    #[arg(long, value_name = "BYTES", default_value_t = 1150, value_parser = value_parser!(u16).range(32..=9000))]
+    pub(super) size: u16,
+}
 
 /// Datagrams are sent in bursts this far apart: what a timer manages without spinning.
 const TICK: Duration = Duration::from_millis(1);
@@ -59,8 +75,8 @@ struct Shared {
 
 impl Load {
     /// Starts to send the load to `ingress`.
-    pub(super) fn start(ingress: SocketAddr, demo: &Demo) -> anyhow::Result<Self> {
-        let sockets = (0..demo.flows)
+    pub(super) fn start(ingress: SocketAddr, options: Options) -> anyhow::Result<Self> {
+        let sockets = (0..options.flows)
             .map(|_| {
                 let socket = UdpSocket::bind("127.0.0.1:0")?;
                 socket.connect(ingress)?;
@@ -77,8 +93,8 @@ impl Load {
             received: Mutex::default(),
             sockets,
         });
-        let (duration, bytes) = (Duration::from_secs(demo.seconds.into()), usize::from(demo.size));
-        let per_second = demo.rate as f64 / 8.0 / bytes as f64;
+        let (duration, bytes) = (Duration::from_secs(options.seconds.into()), usize::from(options.size));
+        let per_second = options.rate as f64 / 8.0 / bytes as f64;
         let sending = Arc::clone(&shared);
         let sender = std::thread::Builder::new()
             .name("demo-load".to_owned())
@@ -205,4 +221,9 @@ pub(super) fn enlarge_buffers(socket: &UdpSocket) {
     let socket = socket2::SockRef::from(socket);
     // The kernel grants what its limits allow.
     let _granted = socket.set_recv_buffer_size(BYTES).is_ok() && socket.set_send_buffer_size(BYTES).is_ok();
+}
+
+/// The time since `start`, in nanoseconds.
+fn nanos(start: Instant) -> u64 {
+    u64::try_from(SystemClock.now().saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
 }

@@ -16,11 +16,11 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
-use clap::{Args, value_parser};
+use clap::Args;
 use config::Config;
 use dataplane::relay::DropReason;
 use engine::{
@@ -28,7 +28,7 @@ use engine::{
     worker::Snapshot,
 };
 use gate::identity::Identity;
-use lab::{out, rate::bits_per_second};
+use lab::out;
 use serde_json::{Map, Value, json};
 use wire::clock::{Clock, SystemClock};
 
@@ -36,23 +36,13 @@ use crate::daemon::Daemon;
 
 mod load;
 
-use load::{Load, Measured};
+use load::{Load, Measured, Options};
 
 /// Run an entry agent, an exit agent, an echo service and load in one process, without root
 #[derive(Debug, Args)]
 pub struct Demo {
-    /// How long to send
-    #[arg(long, value_name = "N", default_value_t = 10, value_parser = value_parser!(u32).range(1..=86_400))]
-    seconds: u32,
-    /// Payload bits per second of all flows together, with a unit: 500k, 200M, 2G
-    #[arg(long, value_name = "RATE", default_value = "200M", value_parser = bits_per_second)]
-    rate: u64,
-    /// UDP flows
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u16).range(1..=10_000))]
-    flows: u16,
-    /// Payload of a datagram in bytes; each carries its sequence number and its time
-    #[arg(long, value_name = "BYTES", default_value_t = 1150, value_parser = value_parser!(u16).range(32..=9000))]
-    size: u16,
+    #[command(flatten)]
+    load: Options,
     /// Where /metrics is served meanwhile; port 0 lets the kernel choose
     #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
     metrics: SocketAddr,
@@ -87,12 +77,12 @@ impl Demo {
         if !self.json {
             self.introduce(&entry, listen, ingress)?;
         }
-        let load = Load::start(ingress, self)?;
+        let load = Load::start(ingress, self.load)?;
         self.watch(&entry, &exit, &load)?;
         let measured = load.finish(QUIET)?;
         let (entry, exit) = (entry.stop()?, exit.stop()?);
         echo.stop();
-        let summary = Summary::new(self, &measured, &entry, &exit)?;
+        let summary = Summary::new(self.load, &measured, &entry, &exit)?;
         if self.json {
             out::say(&summary.json())?;
         } else {
@@ -108,10 +98,10 @@ impl Demo {
         out::say(&format!(
             "load ─UDP─► entry {ingress} ═QUIC═► exit {listen} ─UDP─► echo, and back\n\
              {} flows, {} bytes a datagram, {:.1} Mbit/s of payload each way, {} s",
-            self.flows,
-            self.size,
-            self.rate as f64 / 1e6,
-            self.seconds
+            self.load.flows,
+            self.load.size,
+            self.load.rate as f64 / 1e6,
+            self.load.seconds
         ))?;
         let profile = env!("CULVERT_PROFILE");
         if profile != "release" {
@@ -128,19 +118,19 @@ impl Demo {
     /// A row a second while the load runs.
     fn watch(&self, entry: &Daemon, exit: &Daemon, load: &Load) -> anyhow::Result<()> {
         if self.json {
-            load.wait(self.seconds);
+            load.wait(self.load.seconds);
             return Ok(());
         }
         out::say(
             &"    time   sent Mbit/s   echoed Mbit/s    RTT p50     RTT p99   outstanding   dropped by reason",
         )?;
-        let seconds = self.seconds;
+        let seconds = self.load.seconds;
         let mut before = Measured::default();
         for second in 1..=seconds {
             load.wait(second);
             let now = load.measured();
             let rate = |after: u64, before: u64| {
-                (after.saturating_sub(before) * u64::from(self.size) * 8) as f64 / 1e6
+                (after.saturating_sub(before) * u64::from(self.load.size) * 8) as f64 / 1e6
             };
             let [p50, p99] = [0.5, 0.99].map(|quantile| now.rtt.value_at_quantile(quantile) as f64 / 1e3);
             let bar =
@@ -243,11 +233,11 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(demo: &Demo, measured: &Measured, entry: &Snapshot, exit: &Snapshot) -> anyhow::Result<Self> {
+    fn new(load: Options, measured: &Measured, entry: &Snapshot, exit: &Snapshot) -> anyhow::Result<Self> {
         let peer = |snapshot: &Snapshot| snapshot.peers.first().cloned().ok_or_else(|| anyhow!("no peer"));
         Ok(Self {
-            seconds: demo.seconds.into(),
-            datagram_bytes: demo.size.into(),
+            seconds: load.seconds.into(),
+            datagram_bytes: load.size.into(),
             measured: measured.clone(),
             entry: peer(entry)?,
             exit: peer(exit)?,
@@ -400,9 +390,4 @@ impl Echo {
             tracing::error!("the echo service panicked");
         }
     }
-}
-
-/// The time since `start`, in nanoseconds.
-fn nanos(start: Instant) -> u64 {
-    u64::try_from(SystemClock.now().saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
 }
