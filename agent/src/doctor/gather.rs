@@ -209,11 +209,15 @@ fn ports(config: &Config) -> Vec<Port> {
 
 fn opened(tried: io::Result<()>) -> Opened {
     let Err(error) = tried else { return Opened::Free };
-    match error.kind() {
-        io::ErrorKind::AddrInUse => Opened::Taken,
-        io::ErrorKind::PermissionDenied => Opened::Forbidden,
-        io::ErrorKind::AddrNotAvailable => Opened::NoAddress,
-        _ => Opened::Failed(error.to_string()),
+    let is = |kind| error.kind() == kind;
+    if is(io::ErrorKind::AddrInUse) {
+        Opened::Taken
+    } else if is(io::ErrorKind::PermissionDenied) {
+        Opened::Forbidden
+    } else if is(io::ErrorKind::AddrNotAvailable) {
+        Opened::NoAddress
+    } else {
+        Opened::Failed(error.to_string())
     }
 }
 

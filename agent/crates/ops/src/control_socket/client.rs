@@ -46,19 +46,26 @@ pub enum AskError {
 /// # Errors
 /// See [`AskError`].
 pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
-    use io::ErrorKind::{
-        BrokenPipe, ConnectionRefused, ConnectionReset, NotFound, PermissionDenied, TimedOut, WouldBlock,
-    };
     let path_of = || path.to_owned();
-    let failed = |cause: io::Error| match cause.kind() {
-        BrokenPipe | ConnectionReset => AskError::Unanswered(path_of()),
-        WouldBlock | TimedOut => AskError::TimedOut(path_of()),
-        _ => AskError::Broken { path: path_of(), cause },
+    let failed = |cause: io::Error| {
+        let is = |kinds: &[io::ErrorKind]| kinds.contains(&cause.kind());
+        if is(&[io::ErrorKind::BrokenPipe, io::ErrorKind::ConnectionReset]) {
+            AskError::Unanswered(path_of())
+        } else if is(&[io::ErrorKind::WouldBlock, io::ErrorKind::TimedOut]) {
+            AskError::TimedOut(path_of())
+        } else {
+            AskError::Broken { path: path_of(), cause }
+        }
     };
-    let no_connection = |cause: io::Error| match cause.kind() {
-        NotFound | ConnectionRefused => AskError::NotRunning(path_of()),
-        PermissionDenied => AskError::NotPermitted(path_of()),
-        _ => failed(cause),
+    let no_connection = |cause: io::Error| {
+        let is = |kind| cause.kind() == kind;
+        if is(io::ErrorKind::NotFound) || is(io::ErrorKind::ConnectionRefused) {
+            AskError::NotRunning(path_of())
+        } else if is(io::ErrorKind::PermissionDenied) {
+            AskError::NotPermitted(path_of())
+        } else {
+            failed(cause)
+        }
     };
     let mut stream = UnixStream::connect(path).map_err(no_connection)?;
     stream.set_read_timeout(Some(TIMEOUT)).map_err(failed)?;

@@ -48,7 +48,7 @@ fn the_document_lists_the_registry_and_nothing_else() {
 fn names_follow_the_conventions() {
     for family in Metrics::info() {
         assert!(family.name.starts_with("culvert_"), "{}", family.name);
-        assert_eq!(family.name.ends_with("_total"), family.kind == Kind::Counter, "{}", family.name);
+        assert_eq!(family.name.ends_with("_total"), family.kind == Counter, "{}", family.name);
         assert!(family.help.ends_with('.') && !family.help.contains('|'), "{}", family.help);
     }
 }
