@@ -23,7 +23,7 @@ use engine::{
         Worker, shell, used_knocks,
     },
 };
-use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
+use gate::{Own, identity::Identity, refusals::Refusals, tls::TlsIdentity};
 use net::{
     Ready,
     kernel::KernelNet,
@@ -58,15 +58,12 @@ pub struct Daemon {
     workers: Vec<WorkerThread>,
     /// Says that a worker has ended, whichever.
     worker_ended: Option<oneshot::Receiver<()>>,
-    admin: Option<(watch::Sender<bool>, JoinHandle<()>)>,
-    admin_address: Option<SocketAddr>,
+    admin: Option<Admin>,
     /// The control socket, which is removed when the daemon ends.
     control: Option<ControlSocket>,
     running: Arc<Running>,
     addresses: Addresses,
     health: Arc<Health>,
-    snapshots: Arc<Snapshots>,
-    registry: Arc<PeerRegistry>,
     /// What it changed in the kernel is undone when the daemon ends.
     tunnel: Option<Tunnel>,
 }
@@ -108,25 +105,29 @@ impl Daemon {
         let mut threads = Vec::new();
         let mut addresses = None;
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
-            let place = usize::from(worker);
-            let (health, snapshots) = (Arc::clone(&health), Arc::clone(&snapshots));
-            let start = WorkerStart {
-                identity: Arc::clone(&certificate),
-                own: Arc::clone(&own),
-                registry: Arc::clone(&registry),
-                refusals: Arc::clone(&refusals),
+            let (config, identity, own) = (Arc::clone(&config), Arc::clone(&certificate), Arc::clone(&own));
+            let (registry, refusals, hub) = (Arc::clone(&registry), Arc::clone(&refusals), Arc::clone(&hub));
+            let metrics = Publisher::new(usize::from(worker), Arc::clone(&health), Arc::clone(&snapshots));
+            let tun = tunnel.as_ref().map(|tunnel| TunSetup { board: tunnel.board() });
+            let start = WorkerStart { worker, pin: config.transport.pin_cpus, ports, queue: queues.next() };
+            let setup = move |net, ready| Setup {
+                config,
+                identity,
+                own,
+                registry,
+                refusals,
                 knocks,
-                publisher: Publisher::new(place, health, snapshots),
-                config: Arc::clone(&config),
+                clock: Arc::new(SystemClock),
+                net: Box::new(net),
+                ready,
                 instance,
                 seed: rand::random(),
                 worker,
-                hub: Arc::clone(&hub),
-                ports,
-                queue: queues.next(),
-                tun: tunnel.as_ref().map(|tunnel| TunSetup { board: tunnel.board() }),
+                hub,
+                metrics,
+                tun,
             };
-            let (thread, bound) = start.spawn(Arc::clone(&ended))?;
+            let (thread, bound) = start.spawn(setup, Arc::clone(&ended))?;
             threads.push(thread);
             addresses.get_or_insert(bound);
         }
@@ -134,46 +135,38 @@ impl Daemon {
         let running = Arc::new(Running {
             config: ArcSwap::new(Arc::clone(&config)),
             own_key: identity.public_key(),
-            snapshots: Arc::clone(&snapshots),
+            snapshots,
             inboxes: threads.iter().map(|worker| Arc::clone(&worker.inbox)).collect(),
             metrics: Arc::clone(&metrics),
-            registry: Arc::clone(&registry),
-            hub: Arc::clone(&hub),
             reloading: Mutex::default(),
-            refusals: Arc::clone(&refusals),
+            refusals,
             captures: Captures::new(Arc::clone(&registry), Arc::clone(&hub), Arc::new(SystemClock)),
+            registry,
+            hub,
             since: now,
             clock: Arc::new(SystemClock),
         });
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.configured(&config.limits, SystemClock.unix_time());
-        let (admin, admin_address) = match admin {
-            Some((stop, thread, address)) => (Some((stop, thread)), Some(address)),
-            None => (None, None),
-        };
         tracing::info!(
             transport = throttle::list(&addresses.transport),
             udp = throttle::list(&addresses.udp),
             tcp = throttle::list(&addresses.tcp),
-            metrics = admin_address.map(tracing::field::display),
+            metrics = admin.as_ref().map(|admin| tracing::field::display(admin.address)),
             control = control.as_ref().map(|control| tracing::field::display(control.path().display())),
             workers,
             key = %identity.public_key(),
             "ready"
         );
-        let worker_ended = Some(worker_ended);
         Ok(Self {
             workers: threads,
-            worker_ended,
+            worker_ended: Some(worker_ended),
             admin,
-            admin_address,
             control,
             running,
             addresses,
             health,
-            snapshots,
-            registry,
             tunnel,
         })
     }
@@ -186,19 +179,19 @@ impl Daemon {
     /// Returns the address at which `/metrics` is served, if it is served.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
-        self.admin_address
+        self.admin.as_ref().map(|admin| admin.address)
     }
 
     /// What the workers last published, all together.
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
-        self.snapshots.get()
+        self.running.snapshots.get()
     }
 
     /// Who the peers are, and how that is changed.
     #[must_use]
     pub fn registry(&self) -> Arc<PeerRegistry> {
-        Arc::clone(&self.registry)
+        Arc::clone(&self.running.registry)
     }
 
     /// The daemon, as an operator changes it.
@@ -216,7 +209,7 @@ impl Daemon {
     /// What the workers last published, in a line.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        Summary { peers: self.registry.list().len(), ..self.snapshots.summary() }
+        Summary { peers: self.running.registry.list().len(), ..self.running.snapshots.summary() }
     }
 
     /// Says that a worker has ended by itself, whichever; there is one to be had.
@@ -244,30 +237,12 @@ impl Daemon {
         drop(self.tunnel);
         // Only now: a request may be waiting for a disk.
         drop(self.control);
-        if let Some((stop, thread)) = self.admin {
-            stop.send_replace(true);
-            thread.join().map_err(|_| anyhow!("the admin server panicked"))?;
+        if let Some(admin) = self.admin {
+            admin.stop.send_replace(true);
+            admin.thread.join().map_err(|_| anyhow!("the admin server panicked"))?;
         }
-        Ok(self.snapshots.get())
+        Ok(self.running.snapshots.get())
     }
-}
-
-/// What the worker's thread is given.
-struct WorkerStart {
-    identity: Arc<TlsIdentity>,
-    own: Arc<Own>,
-    registry: Arc<PeerRegistry>,
-    refusals: Arc<Refusals>,
-    knocks: SingleUse,
-    publisher: Publisher,
-    config: Arc<Config>,
-    instance: [u8; 16],
-    seed: [u8; 32],
-    worker: u8,
-    hub: Arc<Hub>,
-    ports: Ports,
-    queue: Option<TunPort>,
-    tun: Option<TunSetup>,
 }
 
 /// Makes the TUN device, if there is to be one, and a share of it for each worker.
@@ -300,12 +275,22 @@ fn open_ports(config: &Config, workers: u8) -> anyhow::Result<Vec<Ports>> {
     })
 }
 
+/// The thread of a worker, and what the kernel gives to it.
+struct WorkerStart {
+    worker: u8,
+    /// Whether the thread stays on one CPU.
+    pin: bool,
+    ports: Ports,
+    queue: Option<TunPort>,
+}
+
 type Started = anyhow::Result<(Arc<Inbox>, Addresses)>;
 
 impl WorkerStart {
     /// Starts the thread and waits until it is ready; `ended` is told when it ends.
     fn spawn(
         self,
+        setup: impl FnOnce(KernelNet, Ready) -> Setup + Send + 'static,
         ended: Arc<Mutex<Option<oneshot::Sender<()>>>>,
     ) -> anyhow::Result<(WorkerThread, Addresses)> {
         let worker = usize::from(self.worker);
@@ -313,7 +298,7 @@ impl WorkerStart {
         let thread = std::thread::Builder::new()
             .name(format!("culvert-{worker}"))
             .spawn(move || {
-                if self.config.transport.pin_cpus
+                if self.pin
                     && let Err(error) = process::pin_to_cpu(worker)
                 {
                     tracing::warn!(worker, %error, "cannot keep a worker on one CPU");
@@ -321,7 +306,10 @@ impl WorkerStart {
                 if let Err(error) = process::wake_soon() {
                     tracing::debug!(worker, %error, "a worker's time slices stay as they are");
                 }
-                self.run(&started);
+                if let Err(error) = self.run(setup, &started) {
+                    // Whoever starts the thread waits for it.
+                    let _told = started.send(Err(error)).is_ok();
+                }
                 let ended = lock(&ended).take();
                 if let Some(ended) = ended {
                     // Nobody listens any more when the daemon is being stopped.
@@ -335,44 +323,21 @@ impl WorkerStart {
     }
 
     /// Makes a runtime and a worker on this thread, reports to `started`, and runs it to its end.
-    fn run(self, started: &mpsc::SyncSender<Started>) {
-        let runtime = match runtime::Builder::new_current_thread().enable_all().build() {
-            Ok(runtime) => runtime,
-            Err(error) => {
-                let _told = started.send(Err(anyhow!(error).context("cannot make a runtime"))).is_ok();
-                return;
-            }
-        };
+    fn run(
+        self,
+        setup: impl FnOnce(KernelNet, Ready) -> Setup,
+        started: &mpsc::SyncSender<Started>,
+    ) -> anyhow::Result<()> {
+        let runtime =
+            runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
         runtime.block_on(async {
             let ready = Ready::new();
             let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports).with_tun(self.queue);
-            let setup = Setup {
-                config: self.config,
-                identity: self.identity,
-                own: self.own,
-                registry: self.registry,
-                refusals: self.refusals,
-                knocks: self.knocks,
-                clock: Arc::new(SystemClock),
-                net: Box::new(net),
-                ready,
-                instance: self.instance,
-                seed: self.seed,
-                worker: self.worker,
-                hub: self.hub,
-                metrics: self.publisher,
-                tun: self.tun,
-            };
-            match Worker::new(setup, SystemClock.now()) {
-                Ok(worker) => {
-                    let _told = started.send(Ok((worker.inbox(), worker.addresses()))).is_ok();
-                    shell::run(worker, &SystemClock).await;
-                }
-                Err(error) => {
-                    let _told = started.send(Err(error.into())).is_ok();
-                }
-            }
-        });
+            let worker = Worker::new(setup(net, ready), SystemClock.now())?;
+            let _told = started.send(Ok((worker.inbox(), worker.addresses()))).is_ok();
+            shell::run(worker, &SystemClock).await;
+            Ok(())
+        })
     }
 }
 
@@ -396,7 +361,12 @@ fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Optio
     }
 }
 
-type Admin = (watch::Sender<bool>, JoinHandle<()>, SocketAddr);
+/// The admin server's thread, and how to stop it.
+struct Admin {
+    address: SocketAddr,
+    stop: watch::Sender<bool>,
+    thread: JoinHandle<()>,
+}
 
 /// Starts the admin server on a thread of its own, so that a scrape never waits for the packet path nor the other way round.
 fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>) -> anyhow::Result<Admin> {
@@ -404,7 +374,7 @@ fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>
     let listener = std::net::TcpListener::bind(address)
         .map_err(|error| anyhow!("{}: {error}{}", failed(), engine::worker::remedy(&error)))?;
     listener.set_nonblocking(true).with_context(failed)?;
-    let bound = listener.local_addr().with_context(failed)?;
+    let address = listener.local_addr().with_context(failed)?;
     let (stop, stopped) = watch::channel(false);
     let (metrics, health) = (Arc::clone(metrics), Arc::clone(health));
     let runtime =
@@ -423,7 +393,7 @@ fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>
             }
         })
         .context("cannot start the admin thread")?;
-    Ok((stop, thread, bound))
+    Ok(Admin { address, stop, thread })
 }
 
 fn clock() -> Instant {

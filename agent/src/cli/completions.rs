@@ -1,6 +1,9 @@
 //! `culvert completions`
 
-use clap::{Args, CommandFactory, ValueEnum};
+use clap::{
+    Args, CommandFactory,
+    builder::{PossibleValuesParser, TypedValueParser as _},
+};
 use clap_complete::aot::{Shell, generate};
 use lab::out;
 
@@ -10,15 +13,9 @@ use super::{Cli, Failure};
 #[derive(Debug, Args)]
 pub(super) struct Completions {
     /// The shell
-    shell: Known,
-}
-
-/// The shells that Linux distributions have a folder of completions for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Known {
-    Bash,
-    Zsh,
-    Fish,
+    // Those that Linux distributions have a folder of completions for.
+    #[arg(value_parser = PossibleValuesParser::new(["bash", "zsh", "fish"]).try_map(|name| name.parse::<Shell>()))]
+    shell: Shell,
 }
 
 impl Completions {
@@ -29,12 +26,7 @@ impl Completions {
 }
 
 /// The script, as a whole: what writes it panics where it cannot.
-fn script(shell: Known) -> Vec<u8> {
-    let shell = match shell {
-        Known::Bash => Shell::Bash,
-        Known::Zsh => Shell::Zsh,
-        Known::Fish => Shell::Fish,
-    };
+fn script(shell: Shell) -> Vec<u8> {
     let mut script = Vec::new();
     generate(shell, &mut public(&Cli::command()), "culvert", &mut script);
     script
@@ -52,7 +44,7 @@ mod tests {
 
     #[test]
     fn every_shell_is_told_of_every_command_that_the_help_shows() {
-        for shell in [Known::Bash, Known::Zsh, Known::Fish] {
+        for shell in [Shell::Bash, Shell::Zsh, Shell::Fish] {
             let script = String::from_utf8(script(shell)).unwrap();
             for command in Cli::command().get_subcommands() {
                 let told = script.contains(&format!("{} ", command.get_name()))

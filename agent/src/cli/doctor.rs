@@ -11,9 +11,10 @@ use clap::{Args, ValueEnum};
 use lab::{
     out,
     probe::{self, Verdict},
+    rate::bits_per_second,
 };
 
-use super::{Failure, demo::bits_per_second, reach::DEFAULT_CONFIG};
+use super::{Failure, reach::DEFAULT_CONFIG};
 use crate::doctor::{self, Report, Severity};
 
 /// Look for what keeps an agent from working well on this host, with a remedy for each finding
@@ -122,27 +123,20 @@ impl Doctor {
 }
 
 /// Why a text names no port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write a host and a port, as in gw.example.net:4433 or [2001:db8::1]:4433")]
-struct NotAPort;
+const NOT_A_PORT: &str = "write a host and a port, as in gw.example.net:4433 or [2001:db8::1]:4433";
 
-fn host_and_port(text: &str) -> Result<String, NotAPort> {
+fn host_and_port(text: &str) -> Result<String, &'static str> {
     let fits = |(host, port): (&str, &str)| {
         let literal = host.starts_with('[') && host.ends_with(']');
         let named = !host.is_empty() && !host.contains(':');
         (literal || named) && port.parse::<u16>().is_ok_and(|port| port > 0)
     };
-    text.rsplit_once(':').filter(|parts| fits(*parts)).map(|_| text.to_owned()).ok_or(NotAPort)
+    text.rsplit_once(':').filter(|parts| fits(*parts)).map(|_| text.to_owned()).ok_or(NOT_A_PORT)
 }
 
-/// Why a text is no time to wait.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write 10ms to 10s")]
-struct NotAWait;
-
-fn wait(text: &str) -> Result<Duration, NotAWait> {
+fn wait(text: &str) -> Result<Duration, &'static str> {
     let range = Duration::from_millis(10)..=Duration::from_secs(10);
-    humantime::parse_duration(text).ok().filter(|wait| range.contains(wait)).ok_or(NotAWait)
+    humantime::parse_duration(text).ok().filter(|wait| range.contains(wait)).ok_or("write 10ms to 10s")
 }
 
 fn resolve(target: &str) -> anyhow::Result<SocketAddr> {
@@ -160,7 +154,7 @@ mod tests {
             assert_eq!(host_and_port(good).as_deref(), Ok(good));
         }
         for bad in ["", ":1", "host", "host:", "host:0", "host:65536", "2001:db8::1", "[::1]"] {
-            assert_eq!(host_and_port(bad), Err(NotAPort), "{bad}");
+            assert_eq!(host_and_port(bad), Err(NOT_A_PORT), "{bad}");
         }
     }
 
@@ -168,7 +162,7 @@ mod tests {
     fn a_wait_is_neither_nothing_nor_for_ever() {
         assert_eq!(wait("300ms"), Ok(Duration::from_millis(300)));
         for bad in ["", "0s", "9ms", "11s", "300"] {
-            assert_eq!(wait(bad), Err(NotAWait), "{bad}");
+            assert_eq!(wait(bad), Err("write 10ms to 10s"), "{bad}");
         }
     }
 }

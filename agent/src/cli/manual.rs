@@ -11,7 +11,7 @@ use anyhow::Context as _;
 use clap::{Arg, ArgAction, Args, Command, CommandFactory};
 use clap_mangen::{
     Man,
-    roff::{Roff, bold, italic, roman},
+    roff::{Inline, Roff, bold, italic, roman},
 };
 use lab::out;
 
@@ -33,7 +33,7 @@ pub(super) struct Manual {
 struct Page {
     /// The name of the file, as in `culvert-peer-add.1`.
     file_name: String,
-    text: Vec<u8>,
+    text: String,
 }
 
 impl Manual {
@@ -73,7 +73,7 @@ fn full_name(command: &Command) -> String {
     command.get_display_name().unwrap_or_else(|| command.get_name()).to_owned()
 }
 
-fn page(command: &Command, parent: Option<&str>) -> io::Result<Vec<u8>> {
+fn page(command: &Command, parent: Option<&str>) -> io::Result<String> {
     let about = command.get_long_about().or_else(|| command.get_about());
     let about = about.map(ToString::to_string).unwrap_or_default();
     let (description, exit_codes) = split_description(&about);
@@ -92,45 +92,38 @@ fn page(command: &Command, parent: Option<&str>) -> io::Result<Vec<u8>> {
         exit_status(roff, exit_codes);
         files(roff, command, parent.is_none());
         match parent {
-            None => all_examples(roff, examples::FIRST_STEPS),
+            None => all_examples(roff, examples::FIRST_STEPS.iter().collect()),
             Some(ROOT) => all_examples(roff, examples::of(command.get_name())),
             // The parent's page has them.
             Some(_) => {}
         }
         see_also(roff, command, parent);
     })?;
-    let body = String::from_utf8(text).map_err(io::Error::other)?;
-    Ok(format!("{}{}", title(&full_name(command).to_uppercase(), 1), tidy(&body)).into_bytes())
+    finished(&full_name(command).to_uppercase(), 1, text)
 }
 
 /// Renders the manual page of the configuration.
-fn reference_page() -> io::Result<Vec<u8>> {
+fn reference_page() -> io::Result<String> {
     let mut text = Vec::new();
     sections(&mut text, |roff| {
         heading(roff, "NAME");
         roff.text([roman("culvert.toml - the configuration of culvert")]);
         reference::sections(roff);
         heading(roff, "SEE ALSO");
-        roff.text([
-            bold("culvert"),
-            roman("(1), "),
-            bold("culvert-init"),
-            roman("(1), "),
-            bold("culvert-check"),
-            roman("(1)"),
-        ]);
+        let [comma, end] = ["(1), ", "(1)"].map(roman);
+        roff.text([bold("culvert"), comma.clone(), bold("culvert-init"), comma, bold("culvert-check"), end]);
     })?;
-    let body = String::from_utf8(text).map_err(io::Error::other)?;
-    Ok(format!("{}{}", title("CULVERT.TOML", 5), tidy(&body)).into_bytes())
+    finished("CULVERT.TOML", 5, text)
 }
 
 /// The command that all others belong to.
 const ROOT: &str = "culvert";
 
-/// The head of a page. Lines are neither justified nor hyphenated, because they are full of names.
-fn title(name: &str, section: u8) -> String {
-    let version = env!("CARGO_PKG_VERSION");
-    format!(".TH {name} {section} \"{}\" \"culvert {version}\" \"Culvert\"\n.nh\n.ad l\n", date())
+/// A page with its head. Lines are neither justified nor hyphenated, because they are full of names.
+fn finished(name: &str, section: u8, body: Vec<u8>) -> io::Result<String> {
+    let (date, version) = (date(), env!("CARGO_PKG_VERSION"));
+    let body = tidy(&String::from_utf8(body).map_err(io::Error::other)?);
+    Ok(format!(".TH {name} {section} \"{date}\" \"culvert {version}\" \"Culvert\"\n.nh\n.ad l\n{body}"))
 }
 
 /// The date of the page: what builds a package says it (<https://reproducible-builds.org/specs/source-date-epoch/>); else none.
@@ -236,14 +229,20 @@ fn exit_status(roff: &mut Roff, own: Option<&str>) {
         roff.text([roman(own)]);
         return;
     }
-    for (code, meaning) in [
+    let codes = [
         ("0", "Done."),
         ("1", "It failed while working; standard error says why."),
         ("2", "The command line or the configuration is wrong; standard error says where, and the remedy."),
-    ] {
+    ];
+    tagged(roff, codes.map(|(code, meaning)| (bold(code), meaning)));
+}
+
+/// Paragraphs, each below what it is about.
+fn tagged<const COUNT: usize>(roff: &mut Roff, paragraphs: [(Inline, &str); COUNT]) {
+    for (tag, text) in paragraphs {
         roff.control("TP", []);
-        roff.text([bold(code)]);
-        roff.text([roman(meaning)]);
+        roff.text([tag]);
+        roff.text([roman(text)]);
     }
 }
 
@@ -254,7 +253,7 @@ fn files(roff: &mut Roff, command: &Command, all: bool) {
         return;
     }
     heading(roff, "FILES");
-    for (path, what) in [
+    let files = [
         ("/etc/culvert/agent.toml", "The configuration; culvert.toml(5) has all its keys."),
         (
             "/etc/culvert/identity.key",
@@ -265,29 +264,22 @@ fn files(roff: &mut Roff, command: &Command, all: bool) {
             "What must survive a restart: the peers that culvert peer added, and the proofs that were used.",
         ),
         ("/run/culvert/culvert.sock", "The socket at which the daemon takes commands."),
-    ] {
-        roff.control("TP", []);
-        roff.text([italic(path)]);
-        roff.text([roman(what)]);
-    }
+    ];
+    tagged(roff, files.map(|(path, what)| (italic(path), what)));
 }
 
-fn all_examples(roff: &mut Roff, examples: &[Example]) {
+fn all_examples(roff: &mut Roff, examples: Vec<&Example>) {
     if examples.is_empty() {
         return;
     }
     heading(roff, "EXAMPLES");
-    for (index, Example { purpose, line }) in examples.iter().enumerate() {
+    for (index, Example { purpose, line }) in examples.into_iter().enumerate() {
         if index > 0 {
             roff.control("PP", []);
         }
         roff.text([roman(format!("{}:", capitalised(purpose)))]);
-        roff.control("PP", []);
-        roff.control("RS", ["4"]);
-        roff.control("nf", []);
-        roff.text([bold(*line)]);
-        roff.control("fi", []);
-        roff.control("RE", []);
+        roff.control("PP", []).control("RS", ["4"]).control("nf", []);
+        roff.text([bold(*line)]).control("fi", []).control("RE", []);
     }
 }
 
@@ -314,13 +306,13 @@ mod tests {
 
     fn text_of(name: &str) -> String {
         let page = pages().unwrap().into_iter().find(|page| page.file_name == name);
-        String::from_utf8(page.unwrap_or_else(|| panic!("no page {name}")).text).unwrap()
+        page.unwrap_or_else(|| panic!("no page {name}")).text
     }
 
     #[test]
     fn every_command_that_the_help_shows_has_a_page_with_all_sections() {
         for page in pages().unwrap().into_iter().filter(|page| page.file_name.ends_with(".1")) {
-            let text = String::from_utf8(page.text).unwrap();
+            let text = page.text;
             let parts = ["NAME", "SYNOPSIS", "DESCRIPTION", "OPTIONS", "\"EXIT STATUS\"", "\"SEE ALSO\""];
             let places: Vec<Option<usize>> =
                 parts.iter().map(|part| text.find(&format!("\n.SH {part}\n"))).collect();

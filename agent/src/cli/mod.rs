@@ -7,12 +7,10 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 use config::{LoadError, state::StateError};
-use lab::out;
+use lab::{bench::Bench, out};
 
-mod bench;
 mod check;
 mod completions;
-mod demo;
 mod doctor;
 mod examples;
 mod init;
@@ -52,7 +50,7 @@ enum Command {
     #[command(after_long_help = examples::help("run"))]
     Run(run::Run),
     #[command(after_long_help = examples::help("demo"))]
-    Demo(demo::Demo),
+    Demo(crate::demo::Demo),
     #[command(after_long_help = examples::help("status"))]
     Status(status::Status),
     #[command(after_long_help = examples::help("reload"))]
@@ -62,7 +60,7 @@ enum Command {
     #[command(after_long_help = examples::help("qlog"))]
     Qlog(qlog::Qlog),
     #[command(after_long_help = examples::help("bench"))]
-    Bench(Box<bench::Bench>),
+    Bench(Box<Bench>),
     #[command(after_long_help = examples::help("doctor"))]
     Doctor(doctor::Doctor),
     #[command(after_long_help = examples::help("completions"))]
@@ -115,12 +113,12 @@ impl Cli {
             Command::Link(command) => command.execute(),
             Command::Check(command) => command.execute(),
             Command::Run(command) => command.execute(),
-            Command::Demo(command) => command.execute(),
+            Command::Demo(command) => command.run().map_err(Failure::from),
             Command::Status(command) => command.execute(),
             Command::Reload(command) => command.execute(),
             Command::Peer(command) => command.execute(),
             Command::Qlog(command) => command.execute(),
-            Command::Bench(command) => command.execute(),
+            Command::Bench(command) => command.run().map_err(Failure::from),
             Command::Doctor(command) => command.execute(),
             Command::Completions(command) => command.execute(),
             Command::Manual(command) => command.execute(),

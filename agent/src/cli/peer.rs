@@ -13,7 +13,7 @@ use lab::out;
 use ops::control_socket::{
     self, AS_GUEST,
     protocol::{Answer, ListedPeer, Request, VERSION},
-    status::table,
+    status::{rows, table},
 };
 use serde_json::json;
 
@@ -118,11 +118,18 @@ impl List {
                 &json!({ "version": VERSION, "running": offline.is_none(), "peers": peers }),
             )?);
         }
-        let mut rows = vec![
-            ["NAME", "FROM", "PUBLIC KEY", "DIALLED AT", "LANES", "SERVICES", "ALLOWED IPS"]
-                .map(str::to_owned),
-        ];
-        rows.extend(peers.iter().map(row));
+        let rows = rows(
+            &peers,
+            [
+                ("NAME", |peer| peer.name.clone()),
+                ("FROM", |peer| peer.origin.clone()),
+                ("PUBLIC KEY", |peer| joined(&peer.public_keys)),
+                ("DIALLED AT", |peer| joined(&peer.endpoints)),
+                ("LANES", |peer| peer.lanes.to_string()),
+                ("SERVICES", |peer| joined(&peer.services)),
+                ("ALLOWED IPS", |peer| joined(&peer.allowed_ips)),
+            ],
+        );
         out::say(&table(&rows).trim_end())?;
         if let Some(offline) = offline {
             out::complain(&format_args!("{offline}: these are the peers that it would start with"));
@@ -131,17 +138,8 @@ impl List {
     }
 }
 
-fn row(peer: &ListedPeer) -> [String; 7] {
-    let joined = |list: &[String]| if list.is_empty() { "-".to_owned() } else { list.join(",") };
-    [
-        peer.name.clone(),
-        peer.origin.clone(),
-        joined(&peer.public_keys),
-        joined(&peer.endpoints),
-        peer.lanes.to_string(),
-        joined(&peer.services),
-        joined(&peer.allowed_ips),
-    ]
+fn joined(list: &[String]) -> String {
+    if list.is_empty() { "-".to_owned() } else { list.join(",") }
 }
 
 impl Add {

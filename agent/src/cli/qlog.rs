@@ -21,7 +21,7 @@ use wire::messages::MAX_LANES;
 
 use super::{
     Failure,
-    reach::{Reach, Reached, not_running, unexpected},
+    reach::{Reach, unexpected},
 };
 
 /// How often the daemon is asked for what it has: a lane of 400,000 packets per second makes as many in that time as may wait.
@@ -65,13 +65,13 @@ impl Qlog {
             time: Duration::from_secs(seconds),
             reconnect: self.reconnect,
         };
-        let Answer::QlogStarted { id } = self.ask(&Request::QlogStart(start))? else {
+        let Answer::QlogStarted { id } = self.reach.ask_running(&Request::QlogStart(start))? else {
             return Err(unexpected());
         };
         let taken = self.take(id, &mut sink);
         if !matches!(taken, Ok(Some(_))) {
             // It would end by itself some seconds later; whether this reaches the daemon changes nothing for us.
-            let _stopped = self.ask(&Request::QlogStop { id }).is_ok();
+            let _stopped = self.reach.ask_running(&Request::QlogStop { id }).is_ok();
         }
         taken?.map_or(Ok(()), |last| self.report(&sink, &last))
     }
@@ -82,18 +82,13 @@ impl Qlog {
         PathBuf::from(format!("{}-{what}.sqlog", self.peer.replace('/', "_")))
     }
 
-    fn ask(&self, request: &Request) -> Result<Answer, Failure> {
-        match self.reach.ask(request)? {
-            Reached::Answer(answer) => Ok(answer),
-            Reached::Offline(offline) => Err(not_running(&offline)),
-        }
-    }
-
     /// Takes all that a capture has, until it ends; the last answer, or `None` if nobody reads it any more.
     fn take(&self, id: u64, sink: &mut Sink) -> Result<Option<Taken>, Failure> {
         let mut attempts = 0;
         loop {
-            let Answer::Qlog(taken) = self.ask(&Request::QlogTake { id })? else { return Err(unexpected()) };
+            let Answer::Qlog(taken) = self.reach.ask_running(&Request::QlogTake { id })? else {
+                return Err(unexpected());
+            };
             if sink.put(&taken.text, taken.begun > 0)? == Reader::Gone {
                 return Ok(None);
             }
@@ -206,14 +201,9 @@ fn is_there(path: &Path) -> String {
     format!("{} is there already, and is not overwritten (remedy: another --out)", path.display())
 }
 
-/// Why a text is no time.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write 1s to 10m")]
-struct NotATime;
-
-fn time(text: &str) -> Result<Duration, NotATime> {
+fn time(text: &str) -> Result<Duration, &'static str> {
     let range = Duration::from_secs(1)..=MOST_TIME;
-    humantime::parse_duration(text).ok().filter(|time| range.contains(time)).ok_or(NotATime)
+    humantime::parse_duration(text).ok().filter(|time| range.contains(time)).ok_or("write 1s to 10m")
 }
 
 #[cfg(test)]
@@ -225,7 +215,7 @@ mod tests {
         assert_eq!(time("90s"), Ok(Duration::from_secs(90)));
         assert_eq!(time("10m"), Ok(MOST_TIME));
         for bad in ["10", "0s", "999ms", "601s", ""] {
-            assert_eq!(time(bad), Err(NotATime), "{bad}");
+            assert_eq!(time(bad), Err("write 1s to 10m"), "{bad}");
         }
     }
 

@@ -96,6 +96,14 @@ impl Reach {
             (Err(error), _) => Err(Failure::Runtime(error.into())),
         }
     }
+
+    /// Asks the daemon for a command that needs it.
+    pub(super) fn ask_running(&self, request: &Request) -> Result<Answer, Failure> {
+        match self.ask(request)? {
+            Reached::Answer(answer) => Ok(answer),
+            Reached::Offline(offline) => Err(not_running(&offline)),
+        }
+    }
 }
 
 /// Says that a command needs the daemon.

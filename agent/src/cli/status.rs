@@ -1,23 +1,21 @@
 //! `culvert status`
 
 use std::{
+    env,
     io::{IsTerminal as _, stdout},
-    str::FromStr,
-    time::Duration,
 };
 
 use clap::{Args, value_parser};
 use lab::out::{self, Reader};
 use ops::control_socket::{
     protocol::{Answer, Request, VERSION},
-    status::{Page, Scope, Show},
+    status::{self as shown, Kind, Page, Scope, Show},
 };
 use serde_json::json;
 
 use super::{
     Failure,
-    reach::{Reach, Reached, not_running, unexpected},
-    watch,
+    reach::{Reach, unexpected},
 };
 
 /// Show what the running daemon is doing: its peers, their lanes and traffic, what was dropped, who was refused and why
@@ -29,14 +27,14 @@ pub(super) struct Status {
     #[command(flatten)]
     reach: Reach,
     /// Show one lane in full: keys, packet numbers, acknowledgements, path
-    #[arg(long, value_name = "PEER/INDEX", conflicts_with = "peer")]
+    #[arg(long, value_name = "PEER/INDEX", value_parser = named_lane, conflicts_with = "peer")]
     lane: Option<NamedLane>,
     /// List the lanes of all peers, also if there are many
     #[arg(long)]
     lanes: bool,
     /// Show it again every so many seconds, until Ctrl-C; on a terminal the busiest peers come first
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = value_parser!(u16).range(1..=3_600))]
-    watch: Option<u16>,
+    pub(super) watch: Option<u16>,
     /// One JSON object, as docs/status.md describes it; with --watch one per line
     #[arg(long)]
     json: bool,
@@ -50,51 +48,32 @@ struct NamedLane {
 }
 
 /// Why a text names no lane.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("write the peer's name, a slash and the lane's index, as in exit/0")]
-struct NotALane;
+const NOT_A_LANE: &str = "write the peer's name, a slash and the lane's index, as in exit/0";
 
-impl FromStr for NamedLane {
-    type Err = NotALane;
-
-    fn from_str(text: &str) -> Result<Self, NotALane> {
-        let (peer, index) = text.rsplit_once('/').ok_or(NotALane)?;
-        let index = index.parse().map_err(|_| NotALane)?;
-        if peer.is_empty() { Err(NotALane) } else { Ok(Self { peer: peer.to_owned(), index }) }
-    }
+fn named_lane(text: &str) -> Result<NamedLane, &'static str> {
+    let (peer, index) = text.rsplit_once('/').filter(|(peer, _)| !peer.is_empty()).ok_or(NOT_A_LANE)?;
+    Ok(NamedLane { peer: peer.to_owned(), index: index.parse().map_err(|_| NOT_A_LANE)? })
 }
 
 impl Status {
-    pub(super) fn execute(self) -> Result<(), Failure> {
-        match self.watch {
-            Some(seconds) => watch::run(self, Duration::from_secs(seconds.into())),
-            None => {
-                self.print(&self.ask()?)?;
-                Ok(())
-            }
-        }
-    }
-
     /// Whether it is drawn on a screen when it is watched.
     pub(super) fn is_drawn(&self) -> bool {
         !self.json && stdout().is_terminal()
     }
 
     /// Asks the daemon for the status, of one peer or lane where the options name it.
-    pub(super) fn ask(&self) -> Result<ops::control_socket::status::Status, Failure> {
+    pub(super) fn ask(&self) -> Result<shown::Status, Failure> {
         let scope = match &self.lane {
             Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index) },
             None => Scope { peer: self.peer.clone(), lane: None },
         };
-        match self.reach.ask(&Request::Status(scope))? {
-            Reached::Answer(Answer::Status { status }) => Ok(*status),
-            Reached::Answer(_) => Err(unexpected()),
-            Reached::Offline(offline) => Err(not_running(&offline)),
-        }
+        let answer = self.reach.ask_running(&Request::Status(scope))?;
+        let Answer::Status { status } = answer else { return Err(unexpected()) };
+        Ok(*status)
     }
 
     /// Lays out the page of the lane, of the peer or of the whole agent, as the options ask.
-    pub(super) fn page(&self, status: &ops::control_socket::status::Status) -> Page {
+    pub(super) fn page(&self, status: &shown::Status) -> Page {
         match (&self.lane, &self.peer) {
             (Some(_), _) => status.lane_page(),
             (None, Some(_)) => status.peer_page(),
@@ -103,15 +82,34 @@ impl Status {
     }
 
     /// Prints it, from top to bottom.
-    pub(super) fn print(&self, status: &ops::control_socket::status::Status) -> Result<Reader, Failure> {
+    pub(super) fn print(&self, status: &shown::Status) -> Result<Reader, Failure> {
         if self.json {
             let answer = json!({ "version": VERSION, "status": status });
             return Ok(out::print(format_args!("{answer}\n"))?);
         }
         let page = self.page(status);
-        let text = if stdout().is_terminal() { watch::styled(&page, "\n") } else { page.to_text() };
+        let text = if stdout().is_terminal() { styled(&page, "\n") } else { page.to_text() };
         Ok(out::print(format_args!("{}\n", text.trim_end()))?)
     }
+}
+
+/// The lines of a page, heads of tables in bold, for a terminal.
+pub(super) fn styled(page: &Page, end_of_line: &str) -> String {
+    // https://no-color.org
+    let plain = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    let mut text = String::new();
+    for (kind, line) in page.lines() {
+        let style = match kind {
+            Kind::Plain => None,
+            Kind::Heading => Some("\x1b[1m"),
+            Kind::Alarm => Some("\x1b[1;31m"),
+        };
+        match style.filter(|_| !plain) {
+            Some(style) => text.extend([style, line, "\x1b[0m", end_of_line]),
+            None => text.extend([line, end_of_line]),
+        }
+    }
+    text
 }
 
 #[cfg(test)]
@@ -121,10 +119,10 @@ mod tests {
     #[test]
     fn a_lane_is_named_by_its_peer_and_its_index() {
         let lane = |peer: &str, index| Ok(NamedLane { peer: peer.to_owned(), index });
-        assert_eq!("exit/0".parse(), lane("exit", 0));
-        assert_eq!("a/b/63".parse(), lane("a/b", 63));
+        assert_eq!(named_lane("exit/0"), lane("exit", 0));
+        assert_eq!(named_lane("a/b/63"), lane("a/b", 63));
         for text in ["", "exit", "exit/", "/0", "exit/x", "exit/256", "exit/-1"] {
-            assert_eq!(text.parse::<NamedLane>(), Err(NotALane), "{text}");
+            assert_eq!(named_lane(text), Err(NOT_A_LANE), "{text}");
         }
     }
 }

@@ -1,25 +1,25 @@
-//! `culvert status --watch`: the screen, and what ends it.
+//! `culvert status`, once or with `--watch`: the screen, and what ends it.
 
 use std::{
-    env,
     io::{self, Write as _, stdout},
+    pin::pin,
     time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
 use lab::out::{self, Reader};
-use ops::control_socket::{
-    status as shown,
-    status::{Kind, Page},
-};
+use ops::control_socket::status::{self as shown, Page};
 use terminal_size::{Height, Width, terminal_size};
 use tokio::{
     runtime,
-    signal::unix::{Signal, SignalKind, signal},
+    signal::unix::{SignalKind, signal},
     time::{MissedTickBehavior, interval},
 };
 
-use super::{Failure, status::Status};
+use super::{
+    Failure,
+    status::{Status, styled},
+};
 
 /// The alternate screen, without a cursor and without wrapped lines: a character may be wider than it counts.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";
@@ -31,31 +31,43 @@ const TO_END_OF_SCREEN: &str = "\x1b[J";
 /// The size of a terminal that does not tell: that of the oldest.
 const USUAL_SIZE: (usize, usize) = (24, 80);
 
-/// Shows the status again and again, until a signal or the end of the daemon.
-pub(super) fn run(command: Status, every: Duration) -> Result<(), Failure> {
-    let runtime =
-        runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
-    let outcome = runtime.block_on(watch(command, every));
-    // A daemon that does not answer is not waited for.
-    runtime.shutdown_background();
-    outcome
+impl Status {
+    /// Shows the status once, or again and again until a signal or the end of the daemon.
+    pub(super) fn execute(self) -> Result<(), Failure> {
+        let Some(seconds) = self.watch else {
+            self.print(&self.ask()?)?;
+            return Ok(());
+        };
+        let runtime =
+            runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
+        let outcome = runtime.block_on(watch(self, Duration::from_secs(seconds.into())));
+        // A daemon that does not answer is not waited for.
+        runtime.shutdown_background();
+        outcome
+    }
 }
 
 async fn watch(command: Status, every: Duration) -> Result<(), Failure> {
     let listen = |kind| signal(kind).context("cannot listen to signals");
     let mut resized = listen(SignalKind::window_change())?;
-    let mut ends = [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(listen);
-    let [Ok(interrupt), Ok(terminate), Ok(hangup)] = &mut ends else {
-        return Err(anyhow!("cannot listen to signals").into());
-    };
+    let [interrupt, terminate, hangup] =
+        [SignalKind::interrupt(), SignalKind::terminate(), SignalKind::hangup()].map(listen);
+    let (mut interrupt, mut terminate, mut hangup) = (interrupt?, terminate?, hangup?);
+    let mut ended = pin!(async {
+        tokio::select! {
+            _ = interrupt.recv() => {}
+            _ = terminate.recv() => {}
+            _ = hangup.recv() => {}
+        }
+    });
     let mut ticks = interval(every);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     // The first is now.
     ticks.tick().await;
     // The first answer comes before the screen, so that what is wrong is said as without --watch.
-    let mut last = match until_ended(ask(&command), interrupt, terminate, hangup).await {
-        Some(status) => status?,
-        None => return Ok(()),
+    let mut last = tokio::select! {
+        status = ask(&command) => status?,
+        () = &mut ended => return Ok(()),
     };
     let screen = command.is_drawn().then(Screen::enter).transpose()?;
     let mut is_new = true;
@@ -74,26 +86,12 @@ async fn watch(command: Status, every: Duration) -> Result<(), Failure> {
                 _ = resized.recv() => Ok(None),
             }
         };
-        let Some(next) = until_ended(next, interrupt, terminate, hangup).await else { return Ok(()) };
-        is_new = false;
-        if let Some(status) = next? {
-            (last, is_new) = (status, true);
-        }
-    }
-}
-
-/// What comes of `work`, or `None` when the operator has had enough.
-async fn until_ended<T>(
-    work: impl Future<Output = T>,
-    interrupt: &mut Signal,
-    terminate: &mut Signal,
-    hangup: &mut Signal,
-) -> Option<T> {
-    tokio::select! {
-        done = work => Some(done),
-        _ = interrupt.recv() => None,
-        _ = terminate.recv() => None,
-        _ = hangup.recv() => None,
+        let next = tokio::select! {
+            next = next => next?,
+            () = &mut ended => return Ok(()),
+        };
+        is_new = next.is_some();
+        last = next.unwrap_or(last);
     }
 }
 
@@ -138,25 +136,6 @@ fn frame(page: Page) -> String {
     // No line end behind the last line: it would scroll a full screen.
     let text = text.strip_suffix("\r\n").unwrap_or(&text);
     format!("{HOME}{text}{TO_END_OF_SCREEN}")
-}
-
-/// The lines of a page, heads of tables in bold, for a terminal.
-pub(super) fn styled(page: &Page, end_of_line: &str) -> String {
-    // https://no-color.org
-    let plain = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
-    let mut text = String::new();
-    for (kind, line) in page.lines() {
-        let style = match kind {
-            Kind::Plain => None,
-            Kind::Heading => Some("\x1b[1m"),
-            Kind::Alarm => Some("\x1b[1;31m"),
-        };
-        match style.filter(|_| !plain) {
-            Some(style) => text.extend([style, line, "\x1b[0m", end_of_line]),
-            None => text.extend([line, end_of_line]),
-        }
-    }
-    text
 }
 
 fn show(text: &str) -> io::Result<()> {

@@ -12,10 +12,26 @@ use std::{
 };
 
 use anyhow::Context as _;
+use clap::{Args, value_parser};
 use hdrhistogram::Histogram;
+use lab::rate::bits_per_second;
 use wire::clock::{Clock, SystemClock};
 
-use super::{Options, nanos};
+#[derive(Clone, Copy, Debug, Args)]
+pub(super) struct Options {
+    /// How long to send
+    #[arg(long, value_name = "N", default_value_t = 10, value_parser = value_parser!(u32).range(1..=86_400))]
+    pub(super) seconds: u32,
+    /// Payload bits per second of all flows together, with a unit: 500k, 200M, 2G
+    #[arg(long, value_name = "RATE", default_value = "200M", value_parser = bits_per_second)]
+    pub(super) rate: u64,
+    /// UDP flows
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = value_parser!(u16).range(1..=10_000))]
+    pub(super) flows: u16,
+    /// Payload of a datagram in bytes; each carries its sequence number and its time
+    #[arg(long, value_name = "BYTES", default_value_t = 1150, value_parser = value_parser!(u16).range(32..=9000))]
+    pub(super) size: u16,
+}
 
 /// Datagrams are sent in bursts this far apart: what a timer manages without spinning.
 const TICK: Duration = Duration::from_millis(1);
@@ -44,7 +60,6 @@ impl Default for Measured {
 
 /// The load of a demo while it is sent.
 pub(super) struct Load {
-    start: Instant,
     shared: Arc<Shared>,
     sender: JoinHandle<()>,
     receiver: JoinHandle<()>,
@@ -60,7 +75,7 @@ struct Shared {
 
 impl Load {
     /// Starts to send the load to `ingress`.
-    pub(super) fn start(ingress: SocketAddr, options: &Options) -> anyhow::Result<Self> {
+    pub(super) fn start(ingress: SocketAddr, options: Options) -> anyhow::Result<Self> {
         let sockets = (0..options.flows)
             .map(|_| {
                 let socket = UdpSocket::bind("127.0.0.1:0")?;
@@ -71,16 +86,15 @@ impl Load {
             })
             .collect::<std::io::Result<Vec<_>>>()
             .context("cannot open the load's sockets (remedy: fewer --flows, or a higher `ulimit -n`)")?;
-        let start = SystemClock.now();
         let shared = Arc::new(Shared {
-            start,
+            start: SystemClock.now(),
             sent: AtomicU64::new(0),
             stop: AtomicBool::new(false),
             received: Mutex::default(),
             sockets,
         });
-        let (duration, bytes) = (options.duration, usize::from(options.datagram_bytes));
-        let per_second = options.bits_per_second as f64 / 8.0 / bytes as f64;
+        let (duration, bytes) = (Duration::from_secs(options.seconds.into()), usize::from(options.size));
+        let per_second = options.rate as f64 / 8.0 / bytes as f64;
         let sending = Arc::clone(&shared);
         let sender = std::thread::Builder::new()
             .name("demo-load".to_owned())
@@ -88,12 +102,13 @@ impl Load {
         let receiving = Arc::clone(&shared);
         let receiver =
             std::thread::Builder::new().name("demo-sink".to_owned()).spawn(move || receiving.receive())?;
-        Ok(Self { start, shared, sender, receiver })
+        Ok(Self { shared, sender, receiver })
     }
 
-    /// Waits until the load has run for `elapsed`.
-    pub(super) fn wait(&self, elapsed: Duration) {
-        std::thread::sleep((self.start + elapsed).saturating_duration_since(SystemClock.now()));
+    /// Waits until the load has run for so many seconds.
+    pub(super) fn wait(&self, seconds: u32) {
+        let until = self.shared.start + Duration::from_secs(seconds.into());
+        std::thread::sleep(until.saturating_duration_since(SystemClock.now()));
     }
 
     /// What has been measured so far.
@@ -206,4 +221,9 @@ pub(super) fn enlarge_buffers(socket: &UdpSocket) {
     let socket = socket2::SockRef::from(socket);
     // The kernel grants what its limits allow.
     let _granted = socket.set_recv_buffer_size(BYTES).is_ok() && socket.set_send_buffer_size(BYTES).is_ok();
+}
+
+/// The time since `start`, in nanoseconds.
+fn nanos(start: Instant) -> u64 {
+    u64::try_from(SystemClock.now().saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
 }

@@ -9,7 +9,6 @@
 //! every datagram is accounted for: inside each agent by the invariant, between counted points by the kernel's drops.
 
 use std::{
-    fmt::Write as _,
     net::{SocketAddr, UdpSocket},
     path::Path,
     sync::{
@@ -17,10 +16,11 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
+use clap::Args;
 use config::Config;
 use dataplane::relay::DropReason;
 use engine::{
@@ -36,23 +36,19 @@ use crate::daemon::Daemon;
 
 mod load;
 
-use load::{Load, Measured};
+use load::{Load, Measured, Options};
 
-/// The options of a demo.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The time for which the load is sent.
-    pub duration: Duration,
-    /// Payload bits per second, all flows together.
-    pub bits_per_second: u64,
-    /// The number of UDP flows.
-    pub flows: u16,
-    /// Payload of a datagram in bytes, at least 32.
-    pub datagram_bytes: u16,
-    /// Where the entry agent serves `/metrics`.
-    pub metrics: SocketAddr,
-    /// Whether the summary is printed as JSON.
-    pub json: bool,
+/// Run an entry agent, an exit agent, an echo service and load in one process, without root
+#[derive(Debug, Args)]
+pub struct Demo {
+    #[command(flatten)]
+    load: Options,
+    /// Where /metrics is served meanwhile; port 0 lets the kernel choose
+    #[arg(long, value_name = "ADDR", default_value = "127.0.0.1:0")]
+    metrics: SocketAddr,
+    /// Print the summary as JSON instead of the table
+    #[arg(long)]
+    json: bool,
 }
 
 /// How long the agents may take to connect.
@@ -61,39 +57,94 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// After the load has ended, datagrams on their way have this long to arrive.
 const QUIET: Duration = Duration::from_millis(500);
 
-/// Runs the demo.
-///
-/// # Errors
-/// An agent that cannot start or connect; a datagram that is not accounted for.
-pub fn run(options: &Options) -> anyhow::Result<()> {
-    let echo = Echo::start()?;
-    let (exit_key, entry_key) = (Identity::generate()?, Identity::generate()?);
-    let exit =
-        start(&exit_toml(&entry_key, echo.address), &exit_key).context("cannot start the exit agent")?;
-    let listen =
-        exit.addresses().transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
-    let entry = start(&entry_toml(&exit_key, listen, options.metrics), &entry_key)
-        .context("cannot start the entry agent")?;
-    let ingress =
-        entry.addresses().udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
-    wait_for_connection(&entry)?;
-    if !options.json {
-        introduce(options, &entry, listen, ingress)?;
+impl Demo {
+    /// Runs the demo.
+    ///
+    /// # Errors
+    /// An agent that cannot start or connect; a datagram that is not accounted for.
+    pub fn run(&self) -> anyhow::Result<()> {
+        let echo = Echo::start()?;
+        let (exit_key, entry_key) = (Identity::generate()?, Identity::generate()?);
+        let exit =
+            start(&exit_toml(&entry_key, echo.address), &exit_key).context("cannot start the exit agent")?;
+        let listen =
+            exit.addresses().transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
+        let entry = start(&entry_toml(&exit_key, listen, self.metrics), &entry_key)
+            .context("cannot start the entry agent")?;
+        let ingress =
+            entry.addresses().udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
+        wait_for_connection(&entry)?;
+        if !self.json {
+            self.introduce(&entry, listen, ingress)?;
+        }
+        let load = Load::start(ingress, self.load)?;
+        self.watch(&entry, &exit, &load)?;
+        let measured = load.finish(QUIET)?;
+        let (entry, exit) = (entry.stop()?, exit.stop()?);
+        echo.stop();
+        let summary = Summary::new(self.load, &measured, &entry, &exit)?;
+        if self.json {
+            out::say(&summary.json())?;
+        } else {
+            out::say(&summary.text())?;
+        }
+        match summary.problem() {
+            None => Ok(()),
+            Some(problem) => Err(anyhow!("not every datagram is accounted for: {problem}")),
+        }
     }
-    let load = Load::start(ingress, options)?;
-    watch(options, &entry, &exit, &load)?;
-    let measured = load.finish(QUIET)?;
-    let (entry, exit) = (entry.stop()?, exit.stop()?);
-    echo.stop();
-    let summary = Summary::new(options, &measured, &entry, &exit)?;
-    if options.json {
-        out::say(&summary.json())?;
-    } else {
-        out::say(&summary.text())?;
+
+    fn introduce(&self, entry: &Daemon, listen: SocketAddr, ingress: SocketAddr) -> anyhow::Result<()> {
+        out::say(&format!(
+            "load ─UDP─► entry {ingress} ═QUIC═► exit {listen} ─UDP─► echo, and back\n\
+             {} flows, {} bytes a datagram, {:.1} Mbit/s of payload each way, {} s",
+            self.load.flows,
+            self.load.size,
+            self.load.rate as f64 / 1e6,
+            self.load.seconds
+        ))?;
+        let profile = env!("CULVERT_PROFILE");
+        if profile != "release" {
+            out::say(&format!(
+                "built with the profile {profile}, which is slower than release: for figures, cargo run --release -- demo"
+            ))?;
+        }
+        if let Some(address) = entry.admin_address() {
+            out::say(&format!("metrics meanwhile: http://{address}/metrics"))?;
+        }
+        out::say(&"")
     }
-    match summary.problem() {
-        None => Ok(()),
-        Some(problem) => Err(anyhow!("not every datagram is accounted for: {problem}")),
+
+    /// A row a second while the load runs.
+    fn watch(&self, entry: &Daemon, exit: &Daemon, load: &Load) -> anyhow::Result<()> {
+        if self.json {
+            load.wait(self.load.seconds);
+            return Ok(());
+        }
+        out::say(
+            &"    time   sent Mbit/s   echoed Mbit/s    RTT p50     RTT p99   outstanding   dropped by reason",
+        )?;
+        let seconds = self.load.seconds;
+        let mut before = Measured::default();
+        for second in 1..=seconds {
+            load.wait(second);
+            let now = load.measured();
+            let rate = |after: u64, before: u64| {
+                (after.saturating_sub(before) * u64::from(self.load.size) * 8) as f64 / 1e6
+            };
+            let [p50, p99] = [0.5, 0.99].map(|quantile| now.rtt.value_at_quantile(quantile) as f64 / 1e3);
+            let bar =
+                "#".repeat(usize::try_from(u64::from(second) * 10 / u64::from(seconds.max(1))).unwrap_or(10));
+            out::say(&format!(
+                "{second:>5}/{seconds:<3}{:>12.1}{:>16.1}{p50:>8.0} µs{p99:>8.0} µs{:>14}   {}   [{bar:<10}]",
+                rate(now.sent, before.sent),
+                rate(now.echoed, before.echoed),
+                now.sent - now.echoed,
+                drops(&[entry.snapshot(), exit.snapshot()]),
+            ))?;
+            before = now;
+        }
+        Ok(())
     }
 }
 
@@ -151,83 +202,24 @@ fn wait_for_connection(entry: &Daemon) -> anyhow::Result<()> {
     Err(anyhow!("the agents did not connect within {} s", CONNECT_TIMEOUT.as_secs()))
 }
 
-fn introduce(
-    options: &Options,
-    entry: &Daemon,
-    listen: SocketAddr,
-    ingress: SocketAddr,
-) -> anyhow::Result<()> {
-    out::say(&format!(
-        "load ─UDP─► entry {ingress} ═QUIC═► exit {listen} ─UDP─► echo, and back\n\
-         {} flows, {} bytes a datagram, {:.1} Mbit/s of payload each way, {} s",
-        options.flows,
-        options.datagram_bytes,
-        options.bits_per_second as f64 / 1e6,
-        options.duration.as_secs()
-    ))?;
-    let profile = env!("CULVERT_PROFILE");
-    if profile != "release" {
-        out::say(&format!(
-            "built with the profile {profile}, which is slower than release: for figures, cargo run --release -- demo"
-        ))?;
-    }
-    if let Some(address) = entry.admin_address() {
-        out::say(&format!("metrics meanwhile: http://{address}/metrics"))?;
-    }
-    out::say(&"")
-}
-
-/// A row a second while the load runs.
-fn watch(options: &Options, entry: &Daemon, exit: &Daemon, load: &Load) -> anyhow::Result<()> {
-    if !options.json {
-        out::say(
-            &"    time   sent Mbit/s   echoed Mbit/s    RTT p50     RTT p99   outstanding   dropped by reason",
-        )?;
-    }
-    let seconds = options.duration.as_secs();
-    let mut before = Measured::default();
-    for second in 1..=seconds {
-        load.wait(Duration::from_secs(second));
-        if options.json {
-            continue;
-        }
-        let now = load.measured();
-        let rate = |after: u64, before: u64| {
-            (after.saturating_sub(before) * u64::from(options.datagram_bytes) * 8) as f64 / 1e6
-        };
-        let [p50, p99] = [0.5, 0.99].map(|quantile| now.rtt.value_at_quantile(quantile) as f64 / 1e3);
-        let bar = "#".repeat(usize::try_from(second * 10 / seconds.max(1)).unwrap_or(10));
-        out::say(&format!(
-            "{second:>5}/{seconds:<3}{:>12.1}{:>16.1}{p50:>8.0} µs{p99:>8.0} µs{:>14}   {}   [{bar:<10}]",
-            rate(now.sent, before.sent),
-            rate(now.echoed, before.echoed),
-            now.sent - now.echoed,
-            drops(&[entry.snapshot(), exit.snapshot()]),
-        ))?;
-        before = now;
-    }
-    Ok(())
+/// What was dropped, by the labels of the reasons.
+fn dropped(counts: [u64; DropReason::COUNT]) -> impl Iterator<Item = (&'static str, u64)> {
+    DropReason::LABELS.into_iter().zip(counts).filter(|(_, count)| *count > 0)
 }
 
 /// The drops of some agents, by reason, in words.
 fn drops(snapshots: &[Snapshot]) -> String {
-    let mut text = String::new();
-    for (place, reason) in DropReason::ALL.into_iter().enumerate() {
-        let peers = snapshots.iter().flat_map(|snapshot| &snapshot.peers);
-        let count: u64 =
-            peers.map(|peer| peer.uplink.account.dropped[place] + peer.downlink.account.dropped[place]).sum();
-        if count > 0 {
-            let separator = if text.is_empty() { "" } else { ", " };
-            // Writing to a String does not fail.
-            let _written = write!(text, "{separator}{} {count}", reason.label()).is_ok();
-        }
+    let mut counts = [0; DropReason::COUNT];
+    for peer in snapshots.iter().flat_map(|snapshot| &snapshot.peers) {
+        let both = peer.uplink.account.dropped.into_iter().zip(peer.downlink.account.dropped);
+        counts.iter_mut().zip(both).for_each(|(sum, (up, down))| *sum += up + down);
     }
+    let mut words: Vec<String> = dropped(counts).map(|(reason, count)| format!("{reason} {count}")).collect();
     let kernel: u64 = snapshots.iter().map(|snapshot| snapshot.kernel_drops).sum();
     if kernel > 0 {
-        let separator = if text.is_empty() { "" } else { ", " };
-        let _written = write!(text, "{separator}kernel {kernel} buffers").is_ok();
+        words.push(format!("kernel {kernel} buffers"));
     }
-    if text.is_empty() { "none".to_owned() } else { text }
+    if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
 /// The result of a demo.
@@ -241,16 +233,11 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(
-        options: &Options,
-        measured: &Measured,
-        entry: &Snapshot,
-        exit: &Snapshot,
-    ) -> anyhow::Result<Self> {
+    fn new(load: Options, measured: &Measured, entry: &Snapshot, exit: &Snapshot) -> anyhow::Result<Self> {
         let peer = |snapshot: &Snapshot| snapshot.peers.first().cloned().ok_or_else(|| anyhow!("no peer"));
         Ok(Self {
-            seconds: options.duration.as_secs_f64(),
-            datagram_bytes: options.datagram_bytes.into(),
+            seconds: load.seconds.into(),
+            datagram_bytes: load.size.into(),
             measured: measured.clone(),
             entry: peer(entry)?,
             exit: peer(exit)?,
@@ -304,56 +291,43 @@ impl Summary {
 
     fn text(&self) -> String {
         let Measured { sent, echoed, rtt, .. } = &self.measured;
-        let quantiles = [0.5, 0.9, 0.99, 0.999].map(|quantile| rtt.value_at_quantile(quantile) as f64 / 1e3);
+        let [p50, p90, p99, p999] =
+            [0.5, 0.9, 0.99, 0.999].map(|quantile| rtt.value_at_quantile(quantile) as f64 / 1e3);
         let mut text = format!(
             "\nthroughput   sent {:.1} Mbit/s, echoed {:.1} Mbit/s ({sent} and {echoed} datagrams, {:.4} % lost)\n\
-             round trip   p50 {:.0} µs, p90 {:.0} µs, p99 {:.0} µs, p99.9 {:.0} µs, most {:.0} µs\n\n\
+             round trip   p50 {p50:.0} µs, p90 {p90:.0} µs, p99 {p99:.0} µs, p99.9 {p999:.0} µs, most {:.0} µs\n\n\
              accounting            received    delivered   queued   dropped\n",
             self.megabits(*sent),
             self.megabits(*echoed),
             (sent - echoed) as f64 * 100.0 / (*sent).max(1) as f64,
-            quantiles[0],
-            quantiles[1],
-            quantiles[2],
-            quantiles[3],
             rtt.max() as f64 / 1e3,
         );
         for (name, Accounting { account, queued, .. }) in self.accounts() {
-            let reasons = DropReason::ALL.into_iter().enumerate();
-            let reasons: Vec<String> = reasons
-                .filter(|(place, _)| account.dropped[*place] > 0)
-                .map(|(place, reason)| format!("{} {}", reason.label(), account.dropped[place]))
-                .collect();
-            let _written = writeln!(
-                text,
-                "{name:<20}{:>10}{:>13}{queued:>9}{:>10}   {}",
+            let reasons = dropped(account.dropped).map(|(reason, count)| format!("{reason} {count}"));
+            let reasons = reasons.collect::<Vec<_>>().join(", ");
+            text += &format!(
+                "{name:<20}{:>10}{:>13}{queued:>9}{:>10}   {reasons}\n",
                 account.received,
                 account.delivered,
                 account.dropped_total(),
-                reasons.join(", ")
-            )
-            .is_ok();
+            );
         }
-        text.push_str("\nbetween them              in          out     lost\n");
+        text += "\nbetween them              in          out     lost\n";
         for (name, before, after) in self.hops() {
-            let _written =
-                writeln!(text, "{name:<20}{before:>10}{after:>13}{:>9}", before.saturating_sub(after))
-                    .is_ok();
+            text += &format!("{name:<20}{before:>10}{after:>13}{:>9}\n", before.saturating_sub(after));
         }
         let verdict = match self.problem() {
             None => "every datagram is accounted for".to_owned(),
             Some(problem) => format!("NOT accounted for: {problem}"),
         };
-        let _written = write!(text, "kernel drops (buffers) {}\n\n{verdict}", self.kernel_drops).is_ok();
-        text
+        text + &format!("kernel drops (buffers) {}\n\n{verdict}", self.kernel_drops)
     }
 
     fn json(&self) -> String {
         let Measured { sent, echoed, rtt, .. } = &self.measured;
         let accounts = self.accounts().map(|(name, Accounting { account, queued, .. })| {
-            let dropped = DropReason::ALL.into_iter().zip(account.dropped).filter(|(_, count)| *count > 0);
             let dropped: Map<String, Value> =
-                dropped.map(|(reason, count)| (reason.label().to_owned(), count.into())).collect();
+                dropped(account.dropped).map(|(reason, count)| (reason.to_owned(), count.into())).collect();
             json!({
                 "at": name,
                 "received": account.received,
@@ -416,9 +390,4 @@ impl Echo {
             tracing::error!("the echo service panicked");
         }
     }
-}
-
-/// The time since `start`, in nanoseconds.
-fn nanos(start: Instant) -> u64 {
-    u64::try_from(SystemClock.now().saturating_duration_since(start).as_nanos()).unwrap_or(u64::MAX)
 }

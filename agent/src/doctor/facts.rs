@@ -16,7 +16,7 @@ pub use super::unit::{Access, Account, Service, Unit};
 pub type Tried = Result<bool, String>;
 
 /// What was read of this host, of the files of a configuration, and of the ways to its peers.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Facts {
     /// The configuration file, and what is wrong with it.
     pub file: ConfigFile,
@@ -154,21 +154,6 @@ pub struct Kernel {
     pub aes: bool,
     /// Whether it has those for several blocks at once; `None`: not a question for this architecture.
     pub vector_aes: Option<bool>,
-}
-
-impl Default for Kernel {
-    fn default() -> Self {
-        let tried = || Err("not tried".to_owned());
-        Self {
-            release: String::new(),
-            segmentation: tried(),
-            receive_offload: tried(),
-            steering: tried(),
-            timestamps: tried(),
-            aes: false,
-            vector_aes: None,
-        }
-    }
 }
 
 /// How much the host gives. `None`: the kernel does not say.
@@ -368,12 +353,16 @@ pub enum Answer {
 }
 
 impl Endpoint {
+    /// The addresses that are known.
+    pub(super) fn addresses(&self) -> &[Address] {
+        match &self.lookup {
+            Lookup::Found(addresses) => addresses,
+            Lookup::Unasked | Lookup::Failed(_) => &[],
+        }
+    }
+
     /// The ways to its addresses, those that there are.
     pub(super) fn ways(&self) -> impl Iterator<Item = &Way> {
-        let addresses = match &self.lookup {
-            Lookup::Found(addresses) => addresses.as_slice(),
-            Lookup::Unasked | Lookup::Failed(_) => &[],
-        };
-        addresses.iter().filter_map(|address| address.way.as_ref().ok())
+        self.addresses().iter().filter_map(|address| address.way.as_ref().ok())
     }
 }

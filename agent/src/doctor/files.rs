@@ -16,11 +16,10 @@ const KEY_FILE: &str = "identity.key_file";
 /// The configuration as a whole, and the private key, which is read together with it.
 pub(super) fn configuration(facts: &Facts) -> Vec<Finding> {
     let file = &facts.file;
-    let check = Check::Configuration;
+    let at = |subject: String, value: &str| Finding::ok(Check::Configuration, subject, value);
     let Some(path) = &file.path else {
-        let none = Finding::ok(check, "configuration", "none");
-        let remedy = "culvert doctor --config FILE";
-        return vec![none.but(Severity::Note, "only the host was looked at", remedy)];
+        let none = at("configuration".to_owned(), "none");
+        return vec![none.note("only the host was looked at", "culvert doctor --config FILE")];
     };
     let shown = path.display().to_string();
     if let Some(error) = &file.unreadable {
@@ -28,56 +27,50 @@ pub(super) fn configuration(facts: &Facts) -> Vec<Finding> {
         if file.denied && facts.service.account.is_some() {
             facts.service.look().clone_into(&mut remedy);
         }
-        return vec![Finding::ok(check, shown, "unreadable").but(Severity::Error, problem, remedy)];
+        return vec![at(shown, "unreadable").error(problem, remedy)];
     }
     let mut findings = Vec::new();
+    if file.problems.is_empty() {
+        findings.push(at(shown, "valid"));
+    }
     for (severity, list) in [(Severity::Error, &file.problems), (Severity::Note, &file.notes)] {
         for problem in list.iter().filter(|problem| problem.key_path != KEY_FILE) {
-            let at = Finding::ok(check, problem.place(path), problem.key_path.clone());
-            findings.push(at.but(severity, problem.problem.clone(), problem.remedy.clone()));
+            let found = at(problem.place(path), &problem.key_path);
+            findings.push(found.but(severity, problem.problem.clone(), problem.remedy.clone()));
         }
-    }
-    if file.problems.is_empty() {
-        findings.insert(0, Finding::ok(check, shown, "valid"));
     }
     findings.extend(key_file(facts));
     findings
 }
 
 fn key_file(facts: &Facts) -> Vec<Finding> {
-    let check = Check::KeyFile;
     let Place { path, found } = &facts.files.key;
-    let mut problems = facts.file.problems.iter().filter(|problem| problem.key_path == KEY_FILE).peekable();
+    let at = |value: String| Finding::ok(Check::KeyFile, path.display().to_string(), value);
     let unit = facts.service.unit.as_ref().filter(|unit| unit.hands_over(path));
     if facts.files.key_denied && (unit.is_some() || facts.daemon.may_run()) {
         let how = match unit {
             Some(_) => format!("{NAME} hands the daemon a copy (LoadCredential=)"),
             None => "the daemon that runs could".to_owned(),
         };
-        let unread = Finding::ok(check, path.display().to_string(), "not readable");
-        return vec![unread.but(
-            Severity::Note,
-            format!("this user cannot read it, and need not: {how}"),
-            facts.service.look(),
-        )];
+        let problem = format!("this user cannot read it, and need not: {how}");
+        return vec![at("not readable".to_owned()).note(problem, facts.service.look())];
     }
-    if problems.peek().is_some() {
-        let failed = |problem: &config::ConfigProblem| {
-            let at = Finding::ok(check, KEY_FILE, "unusable");
-            at.but(Severity::Error, problem.problem.clone(), problem.remedy.clone())
-        };
-        return problems.map(failed).collect();
+    let problems = facts.file.problems.iter().filter(|problem| problem.key_path == KEY_FILE);
+    let unusable = problems.map(|problem| {
+        let found = Finding::ok(Check::KeyFile, KEY_FILE, "unusable");
+        found.error(problem.problem.clone(), problem.remedy.clone())
+    });
+    let findings: Vec<Finding> = unusable.collect();
+    let Found::There { mode, owner, .. } = found else { return findings };
+    if !findings.is_empty() {
+        return findings;
     }
-    let Found::There { mode, owner, .. } = found else { return Vec::new() };
-    let fine = Finding::ok(check, path.display().to_string(), format!("mode {mode:04o}, of user {owner}"));
-    let folder = &facts.files.key_folder;
-    vec![if open_to_all(&folder.found) {
-        let folder = folder.path.display();
-        let problem = format!("every user may replace the key: {folder} is writable for all");
-        fine.but(Severity::Warning, problem, format!("chmod o-w {folder}"))
-    } else {
-        fine
-    }]
+    let folder = facts.files.key_folder.path.display();
+    vec![at(format!("mode {mode:04o}, of user {owner}")).warning_if(
+        open_to_all(&facts.files.key_folder.found),
+        format!("every user may replace the key: {folder} is writable for all"),
+        format!("chmod o-w {folder}"),
+    )]
 }
 
 /// Whether every user may replace what is in a folder: without the sticky bit, whose files are their owners'.
@@ -89,101 +82,85 @@ fn open_to_all(folder: &Found) -> bool {
 }
 
 /// The state folder and that of the control socket.
-pub(super) fn folders(facts: &Facts, config: &Config) -> Vec<Finding> {
-    vec![state_folder(facts, config), control_folder(facts, config)]
+pub(super) fn folders(facts: &Facts, config: &Config) -> [Finding; 2] {
+    [state_folder(facts, config), control_folder(facts, config)]
 }
 
 fn state_folder(facts: &Facts, config: &Config) -> Finding {
-    let check = Check::StateFolder;
     let Place { path, found } = &facts.files.state;
     if config.state_dir.as_os_str().is_empty() {
-        let none = Finding::ok(check, "identity.state_dir", "none");
         let listens = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
         let knocks = if listens { "; knocks from before a restart are refused after it" } else { "" };
-        let problem = format!("peers cannot be added with culvert peer{knocks}");
-        return none.but(Severity::Note, problem, "identity.state_dir = \"/var/lib/culvert\"");
+        return Finding::ok(Check::StateFolder, "identity.state_dir", "none").note(
+            format!("peers cannot be added with culvert peer{knocks}"),
+            "identity.state_dir = \"/var/lib/culvert\"",
+        );
     }
     let shown = path.display();
-    let at = |value: String| Finding::ok(check, shown.to_string(), value);
+    let look = facts.service.look();
+    let at = |value: &str| Finding::ok(Check::StateFolder, shown.to_string(), value);
     let lost = "peers cannot be added with culvert peer, and used knocks are not kept over a restart";
     match found {
-        Found::Unasked | Found::Missing { may_make: true } => {
-            at("is made when the agent needs it".to_owned())
+        Found::Unasked | Found::Missing { may_make: true } => at("is made when the agent needs it"),
+        Found::Missing { may_make: false } if facts.service.makes(path) => at(&format!("is made by {NAME}")),
+        Found::Missing { may_make: false } => {
+            at("missing").warning(format!("this user cannot make it: {lost}"), install(facts, path))
         }
-        Found::Missing { may_make: false } if facts.service.makes(path) => at(format!("is made by {NAME}")),
-        Found::Missing { may_make: false } => at("missing".to_owned()).but(
-            Severity::Warning,
-            format!("this user cannot make it: {lost}"),
-            install(facts, path),
-        ),
-        Found::Hidden(error) => at(error.clone()).but(
-            Severity::Warning,
-            format!("it cannot be looked at; if the daemon's user cannot either, {lost}"),
-            facts.service.look(),
-        ),
-        Found::There { folder: false, .. } => at("no folder".to_owned()).but(
-            Severity::Warning,
+        Found::Hidden(error) => at(error)
+            .warning(format!("it cannot be looked at; if the daemon's user cannot either, {lost}"), look),
+        Found::There { folder: false, .. } => at("no folder").warning(
             format!("something else has its name: {lost}"),
             format!("mv {shown} {shown}.old && {}", install(facts, path)),
         ),
         Found::There { writable: false, owner, .. } => match of_service(facts, path, *owner) {
-            Some(whose) => at("not writable".to_owned()).but(
-                Severity::Note,
-                format!("this user cannot write there, and need not: {whose}"),
-                facts.service.look(),
-            ),
-            None => at("not writable".to_owned()).but(Severity::Warning, lost, give(facts, path)),
+            Some(whose) => {
+                at("not writable").note(format!("this user cannot write there, and need not: {whose}"), look)
+            }
+            None => at("not writable").warning(lost, give(facts, path)),
         },
-        there @ Found::There { mode, .. } if open_to_all(there) => at(format!("mode {mode:04o}")).but(
-            Severity::Warning,
-            "every user may add peers of his own",
-            format!("chmod o-w {shown}"),
-        ),
-        Found::There { mode, owner, .. } => at(format!("mode {mode:04o}, of user {owner}")),
+        there @ Found::There { mode, .. } if open_to_all(there) => at(&format!("mode {mode:04o}"))
+            .warning("every user may add peers of his own", format!("chmod o-w {shown}")),
+        Found::There { mode, owner, .. } => at(&format!("mode {mode:04o}, of user {owner}")),
     }
 }
 
 fn control_folder(facts: &Facts, config: &Config) -> Finding {
-    let check = Check::ControlFolder;
+    let unreachable = "culvert status, reload and peer cannot reach the daemon";
     let Some(socket) = &config.control else {
-        let none = Finding::ok(check, "control.socket", "none");
-        let problem = "culvert status, reload and peer cannot reach the daemon";
-        let remedy = format!("control.socket = {:?}", defaults::CONTROL_SOCKET);
-        return none.but(Severity::Note, problem, remedy);
+        let none = Finding::ok(Check::ControlFolder, "control.socket", "none");
+        return none.note(unreachable, format!("control.socket = {:?}", defaults::CONTROL_SOCKET));
     };
     let Place { path, found } = &facts.files.control;
     let shown = path.display();
-    let at = |value: String| Finding::ok(check, shown.to_string(), value);
+    let look = facts.service.look();
+    let at = |value: &str| Finding::ok(Check::ControlFolder, shown.to_string(), value);
     // At the default path the agent makes the folder, if it may, and else starts without.
     let is_default = socket == Path::new(defaults::CONTROL_SOCKET);
     let (severity, problem) = if is_default {
-        (Severity::Warning, "culvert status, reload and peer cannot reach the daemon")
+        (Severity::Warning, unreachable)
     } else {
         (Severity::Error, "the agent does not start")
     };
     match found {
         Found::There { folder: true, mode, owner, writable } => {
-            let there = at(format!("mode {mode:04o}, of user {owner}"));
+            let there = at(&format!("mode {mode:04o}, of user {owner}"));
             if open_to_all(found) {
                 let problem = "every user may put a socket of his own in the daemon's place";
-                there.but(Severity::Warning, problem, format!("chmod o-w {shown}"))
+                there.warning(problem, format!("chmod o-w {shown}"))
             } else if *writable || facts.daemon.may_run() {
                 there
             } else if let Some(whose) = of_service(facts, path, *owner) {
-                let problem = format!("this user cannot write there, and need not: {whose}");
-                there.but(Severity::Note, problem, facts.service.look())
+                there.note(format!("this user cannot write there, and need not: {whose}"), look)
             } else {
                 there.but(severity, format!("this user cannot write there: {problem}"), give(facts, path))
             }
         }
-        Found::Unasked => at("not looked at".to_owned()),
-        Found::Hidden(error) => {
-            at(error.clone()).but(Severity::Note, "it cannot be looked at", facts.service.look())
-        }
-        Found::Missing { .. } if facts.service.makes(path) => at(format!("is made by {NAME}")),
-        Found::Missing { may_make: true } if is_default => at("is made when the agent starts".to_owned()),
+        Found::Unasked => at("not looked at"),
+        Found::Hidden(error) => at(error).note("it cannot be looked at", look),
+        Found::Missing { .. } if facts.service.makes(path) => at(&format!("is made by {NAME}")),
+        Found::Missing { may_make: true } if is_default => at("is made when the agent starts"),
         Found::Missing { .. } | Found::There { .. } => {
-            at("no such folder".to_owned()).but(severity, problem, install(facts, path))
+            at("no such folder").but(severity, problem, install(facts, path))
         }
     }
 }
@@ -212,27 +189,22 @@ fn give(facts: &Facts, folder: &Path) -> String {
 }
 
 /// The daemon that runs with this configuration.
-pub(super) fn daemon(facts: &Facts) -> Vec<Finding> {
-    let check = Check::Daemon;
+pub(super) fn daemon(facts: &Facts) -> Option<Finding> {
     let ours = env!("CARGO_PKG_VERSION");
-    vec![match &facts.daemon {
-        Daemon::Unasked => return Vec::new(),
-        Daemon::Absent => Finding::ok(check, "daemon", "does not run"),
-        Daemon::Running(status) => {
-            let running = Finding::ok(check, "daemon", format!("runs, version {}", status.software));
-            if status.software == ours {
-                running
-            } else {
-                let problem = format!("another version than that of this command, {ours}");
-                running.but(Severity::Note, problem, "systemctl restart culvert")
-            }
-        }
-        Daemon::Mute(why) => Finding::ok(check, "daemon", "seems to run").but(
-            Severity::Note,
+    let at = |value: &str| Finding::ok(Check::Daemon, "daemon", value);
+    Some(match &facts.daemon {
+        Daemon::Unasked => return None,
+        Daemon::Absent => at("does not run"),
+        Daemon::Running(status) => at(&format!("runs, version {}", status.software)).note_if(
+            status.software != ours,
+            format!("another version than that of this command, {ours}"),
+            "systemctl restart culvert",
+        ),
+        Daemon::Mute(why) => at("seems to run").note(
             format!("it cannot be asked, so that its peers are neither looked at nor dialled: {why}"),
             facts.service.look(),
         ),
-    }]
+    })
 }
 
 /// A message of ours that ends with "(remedy: …)", in its two parts.

@@ -11,8 +11,10 @@ use std::{
 use config::{self, Config, LoadError};
 use engine::tunnel;
 use gate::{identity::Identity, tls::cpu_has_aes};
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use net::{
-    folder, host,
+    folder,
+    host::{self, Way},
     netlink::{Netlink, TABLE_MAIN, Which},
     process,
     tun::DRIVER,
@@ -20,6 +22,7 @@ use net::{
 use ops::control_socket::{
     client::{self, AskError},
     protocol::{Answer, Request},
+    status::Scope,
 };
 use wire::clock::{Clock as _, SystemClock};
 
@@ -27,7 +30,7 @@ use super::{
     dial,
     facts::{
         Access, Clock, ConfigFile, Conntrack, Daemon, Facts, Files, Found, Kernel, Limits, Network, Opened,
-        Place, Port, Tried, Tun,
+        Peer, Place, Port, Tried, Tun,
     },
     limits::wanted_buffer,
     lookup, unit,
@@ -50,24 +53,24 @@ pub struct Options {
 #[must_use]
 pub fn gather(options: &Options) -> (Facts, Option<Config>) {
     let (file, config, identity) = read_config(options.config.as_deref());
-    let service = unit::service(Path::new("/"), file.path.as_deref());
+    let of_config = config.as_ref();
     let mut facts = Facts {
+        service: unit::service(Path::new("/"), file.path.as_deref()),
         file,
-        service,
+        files: of_config.map(files).unwrap_or_default(),
+        daemon: of_config.map(daemon).unwrap_or_default(),
         kernel: kernel(),
-        limits: limits(config.as_ref(), options.rate),
+        limits: limits(of_config, options.rate),
         clock: Clock { unix_seconds: SystemClock.unix_seconds(), state: host::clock().ok() },
-        ..Facts::default()
+        network: Network::default(),
+        tun: of_config.and_then(|config| config.tun.as_ref()).map(tun).unwrap_or_default(),
+        peers: of_config.map(|config| lookup::peers(config, options.offline)).unwrap_or_default(),
     };
-    if let Some(config) = &config {
-        facts.files = files(config);
-        facts.daemon = daemon(config);
-        facts.peers = lookup::peers(config, options.offline);
-        facts.tun = config.tun.as_ref().map(tun).unwrap_or_default();
-        facts.network.ports = ports(config);
+    let ports = of_config.map(ports).unwrap_or_default();
+    if let Some(config) = of_config {
         ways(&mut facts, config, identity.as_ref(), options);
     }
-    network(&mut facts, config.as_ref());
+    facts.network = network(&facts.peers, ports, of_config);
     (facts, config)
 }
 
@@ -163,7 +166,7 @@ fn daemon(config: &Config) -> Daemon {
         (false, Ok(false) | Err(_)) => Daemon::Absent,
     };
     let Some(socket) = &config.control else { return trace() };
-    match client::ask(socket, &Request::Status(ops::control_socket::status::Scope::default())) {
+    match client::ask(socket, &Request::Status(Scope::default())) {
         Ok(Answer::Status { status }) => Daemon::Running(status),
         Ok(_) => Daemon::Mute("its answer is of another kind".to_owned()),
         Err(AskError::NotRunning(_)) => trace(),
@@ -190,20 +193,18 @@ fn is_running(config: Option<&Path>) -> bool {
 }
 
 fn ports(config: &Config) -> Vec<Port> {
-    let transport = config.transport.listen.iter().map(|address| ("transport.listen", false, *address));
-    let forwards =
-        |key: &'static str, tcp: bool, list: &[config::Forward]| -> Vec<(&'static str, bool, SocketAddr)> {
-            list.iter().filter(|forward| forward.open).map(|forward| (key, tcp, forward.listen)).collect()
-        };
-    let all = transport
-        .chain(forwards("udp.listen", false, &config.udp))
-        .chain(forwards("tcp.listen", true, &config.tcp))
-        .chain(config.metrics.map(|address| ("metrics.listen", true, address)));
-    all.map(|(key, tcp, address)| {
+    let port = |key: &'static str, tcp: bool, address: SocketAddr| {
         let tried = if tcp { host::try_tcp(address) } else { host::try_udp(address) };
         Port { key, tcp, address, opened: opened(tried) }
-    })
-    .collect()
+    };
+    let mut ports: Vec<Port> = Vec::new();
+    ports.extend(config.transport.listen.iter().map(|address| port("transport.listen", false, *address)));
+    for (key, tcp, list) in [("udp.listen", false, &config.udp), ("tcp.listen", true, &config.tcp)] {
+        let open = list.iter().filter(|forward| forward.open);
+        ports.extend(open.map(|forward| port(key, tcp, forward.listen)));
+    }
+    ports.extend(config.metrics.map(|address| port("metrics.listen", true, address)));
+    ports
 }
 
 fn opened(tried: io::Result<()>) -> Opened {
@@ -221,34 +222,28 @@ fn opened(tried: io::Result<()>) -> Opened {
 }
 
 fn tun(tun: &config::Tun) -> Tun {
-    let netlink = Netlink::open();
-    let link = netlink.and_then(|mut netlink| {
+    let asked = Netlink::open().and_then(|mut netlink| {
         let link = netlink.link(Which::Name(&tun.name))?;
-        let free = tunnel::before(&mut netlink, tun).map_err(|error| error.to_string());
-        Ok((link, free))
+        Ok((link, tunnel::before(&mut netlink, tun).map_err(|error| error.to_string())))
     });
-    let (link, free) = link.map_or((None, None), |(link, free)| (link, Some(free)));
-    let disabled = parameter("net/ipv6/conf/default/disable_ipv6");
+    let (link, free) = asked.map_or((None, None), |(link, free)| (link, Some(free)));
     let driver = host::tun_features();
+    let access =
+        |node: fs::Metadata| Access { mode: node.mode() & 0o7777, user: node.uid(), group: node.gid() };
     Tun {
         denied: driver.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied),
-        node: fs::metadata(DRIVER).ok().map(|node| Access {
-            mode: node.mode() & 0o7777,
-            user: node.uid(),
-            group: node.gid(),
-        }),
+        node: fs::metadata(DRIVER).ok().map(access),
         driver: Some(driver.map_err(|error| error.to_string())),
         free,
         queue_packets: link.map(|link| link.queue_packets.into()),
-        no_ipv6: disabled.is_none_or(|disabled| disabled != 0),
+        no_ipv6: parameter("net/ipv6/conf/default/disable_ipv6") != Some(0),
     }
 }
 
 fn kernel() -> Kernel {
     let tried = |tried: io::Result<bool>| -> Tried { tried.map_err(|error| error.to_string()) };
-    let text = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     Kernel {
-        release: text.trim().to_owned(),
+        release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         segmentation: tried(host::cuts_segments()),
         receive_offload: tried(host::joins_segments()),
         steering: tried(host::steers()),
@@ -262,7 +257,6 @@ fn kernel() -> Kernel {
 }
 
 fn limits(config: Option<&Config>, rate: Option<u64>) -> Limits {
-    let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
     let status = read("/proc/self/status");
     let of_status = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
     Limits {
@@ -277,18 +271,19 @@ fn limits(config: Option<&Config>, rate: Option<u64>) -> Limits {
         most_descriptors: parameter("fs/nr_open"),
         cpus: process::available_cpus(),
         cpu_quota: cpu_quota(&read("/proc/self/cgroup"), Path::new("/sys/fs/cgroup")),
-        user: of_status("Uid:")
-            .split_whitespace()
-            .nth(1)
-            .and_then(|user| user.parse().ok())
-            .unwrap_or_default(),
+        user: of_status("Uid:").split_whitespace().nth(1).and_then(|user| user.parse().ok()).unwrap_or(0),
         capabilities: u64::from_str_radix(of_status("CapEff:").trim(), 16).unwrap_or_default(),
     }
 }
 
+/// Reads a file; nothing if that fails.
+fn read(path: impl AsRef<Path>) -> String {
+    fs::read_to_string(path).unwrap_or_default()
+}
+
 /// Reads a number from a file of `/proc/sys`; `None` if that fails.
 fn parameter(path: &str) -> Option<u64> {
-    fs::read_to_string(Path::new("/proc/sys").join(path)).ok()?.trim().parse().ok()
+    read(Path::new("/proc/sys").join(path)).trim().parse().ok()
 }
 
 /// The second column, in base 16, of each CPU.
@@ -318,11 +313,11 @@ fn cpu_quota(groups: &str, root: &Path) -> Option<f64> {
         }
         let top = if version_2 { root.to_owned() } else { root.join(controllers) };
         for group in Path::new(path.trim_start_matches('/')).ancestors() {
-            let read = |name: &str| fs::read_to_string(top.join(group).join(name)).unwrap_or_default();
+            let of_group = |name: &str| read(top.join(group).join(name));
             let text = if version_2 {
-                read("cpu.max")
+                of_group("cpu.max")
             } else {
-                [read("cpu.cfs_quota_us"), read("cpu.cfs_period_us")].join(" ")
+                [of_group("cpu.cfs_quota_us"), of_group("cpu.cfs_period_us")].join(" ")
             };
             // "max" and -1 are none.
             let numbers: Vec<f64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
@@ -337,23 +332,22 @@ fn cpu_quota(groups: &str, root: &Path) -> Option<f64> {
     least
 }
 
-/// What concerns the network as a whole; the ports are known already, and the ways to the peers.
-fn network(facts: &mut Facts, config: Option<&Config>) {
+/// The network as a whole; the ways to `peers` are known already.
+fn network(peers: &[Peer], ports: Vec<Port>, config: Option<&Config>) -> Network {
     let on = |path: &str| parameter(path).map(|value| value != 0);
     let conntrack = |name: &str| parameter(&format!("net/netfilter/nf_conntrack_{name}"));
     let table = conntrack("count").zip(conntrack("max"));
-    let (rp_filter, interfaces) = links(facts, config).unwrap_or_else(|error| {
+    let (rp_filter, interfaces) = links(peers, config).unwrap_or_else(|error| {
         tracing::debug!(%error, "the kernel does not list interfaces");
         (Vec::new(), Vec::new())
     });
-    facts.network = Network {
-        ports: std::mem::take(&mut facts.network.ports),
+    Network {
+        ports,
         unprivileged_ports: parameter("net/ipv4/ip_unprivileged_port_start"),
         forwarding: ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(on),
-        advertised: lookup::advertised(
-            &fs::read_to_string("/proc/net/ipv6_route").unwrap_or_default(),
-            |name| parameter(&format!("net/ipv6/conf/{name}/accept_ra")) == Some(1),
-        ),
+        advertised: lookup::advertised(&read("/proc/net/ipv6_route"), |name| {
+            parameter(&format!("net/ipv6/conf/{name}/accept_ra")) == Some(1)
+        }),
         rp_filter,
         conntrack: table.map(|(count, max)| Conntrack {
             count,
@@ -362,36 +356,31 @@ fn network(facts: &mut Facts, config: Option<&Config>) {
             udp_timeout: Duration::from_secs(conntrack("udp_timeout_stream").unwrap_or(120)),
         }),
         interfaces,
-    };
+    }
 }
 
 type Links = (Vec<(String, u8)>, Vec<(String, bool)>);
 
 /// The interfaces that are up with their reverse path filters, and those towards the peers with their GRO.
-fn links(facts: &Facts, config: Option<&Config>) -> io::Result<Links> {
+fn links(peers: &[Peer], config: Option<&Config>) -> io::Result<Links> {
     let mut netlink = Netlink::open()?;
-    let filter = |name: &str| parameter(&format!("net/ipv4/conf/{name}/rp_filter"));
-    let all = filter("all").unwrap_or(0);
+    let filter = |name: &str| parameter(&format!("net/ipv4/conf/{name}/rp_filter")).unwrap_or(0);
     let mut filters = Vec::new();
     for entry in fs::read_dir("/proc/sys/net/ipv4/conf")?.flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
         let up = netlink.link(Which::Name(&name)).ok().flatten().is_some_and(|link| link.up);
         if up && name != "lo" {
-            let mode = filter(&name).unwrap_or(0).max(all);
+            let mode = filter(&name).max(filter("all"));
             filters.push((name, u8::try_from(mode).unwrap_or(u8::MAX)));
         }
     }
     filters.sort();
-    let mut indices = Vec::new();
     let there = netlink.addresses()?;
-    for peer in &facts.peers {
-        for way in peer.endpoints.iter().flat_map(|endpoint| endpoint.ways()) {
-            indices.extend(there.iter().find(|has| has.address.addr() == way.source).map(|has| has.index));
-        }
-    }
+    let ways = peers.iter().flat_map(|peer| &peer.endpoints).flat_map(|endpoint| endpoint.ways());
+    let of_way = |way: &Way| there.iter().find(|has| has.address.addr() == way.source).map(|has| has.index);
+    let mut indices: Vec<u32> = ways.filter_map(of_way).collect();
     if indices.is_empty() {
-        for family in ["0.0.0.0/0", "::/0"] {
-            let Ok(default) = family.parse::<ipnet::IpNet>() else { continue };
+        for default in [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())] {
             netlink.routes(default.addr(), None, &mut |route| {
                 if route.unicast && route.table == TABLE_MAIN && route.prefix == default && route.index != 0 {
                     indices.push(route.index);
@@ -402,16 +391,11 @@ fn links(facts: &Facts, config: Option<&Config>) -> io::Result<Links> {
     indices.sort_unstable();
     indices.dedup();
     let tunnel = config.and_then(|config| config.tun.as_ref());
-    let mut interfaces = Vec::new();
-    for index in indices {
-        let name = netlink.name(index);
-        // Loopback needs none, and the device of the tunnel has its own check.
-        let is_other = name != "lo" && tunnel.is_none_or(|tunnel| *tunnel.name != *name);
-        if is_other && let Ok(joins) = host::interface_joins(&name) {
-            interfaces.push((name, joins));
-        }
-    }
-    Ok((filters, interfaces))
+    // Loopback needs none, and the device of the tunnel has its own check.
+    let is_other = |name: &String| name != "lo" && tunnel.is_none_or(|tunnel| *tunnel.name != **name);
+    let names = indices.into_iter().map(|index| netlink.name(index)).filter(is_other);
+    let interfaces = names.filter_map(|name| host::interface_joins(&name).ok().map(|joins| (name, joins)));
+    Ok((filters, interfaces.collect()))
 }
 
 #[cfg(test)]

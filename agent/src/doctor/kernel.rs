@@ -3,7 +3,7 @@
 use config::Config;
 
 use super::{
-    Check, Finding, Severity,
+    Check, Finding,
     facts::{Facts, Kernel, Tried},
 };
 
@@ -12,9 +12,20 @@ const LEAST_VERSION: (u32, u32) = (5, 0);
 
 pub(super) fn checks(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
     let kernel = &facts.kernel;
+    let segmentation = tried(
+        Check::UdpSegmentation,
+        "UDP_SEGMENT",
+        &kernel.segmentation,
+        "each datagram is sent by itself, which costs several times the CPU",
+        "a kernel from 4.18 on; in a container, a seccomp profile that allows the socket option UDP_SEGMENT",
+    );
     vec![
         version(kernel),
-        segmentation(kernel, config),
+        segmentation.note_if(
+            config.is_some_and(|config| !config.transport.gso),
+            "transport.gso = \"off\": each datagram is sent by itself, which costs several times the CPU",
+            "transport.gso = \"auto\"",
+        ),
         tried(
             Check::UdpReceiveOffload,
             "UDP_GRO",
@@ -41,45 +52,28 @@ pub(super) fn numbers(release: &str) -> Option<(u32, u32)> {
 }
 
 fn version(kernel: &Kernel) -> Finding {
-    let found = Finding::ok(Check::KernelVersion, "Linux", kernel.release.clone());
-    match numbers(&kernel.release) {
-        Some(version) if version >= LEAST_VERSION => found,
-        Some(_) => found.but(
-            Severity::Warning,
-            "older than 5.0: datagrams are received one by one, or sent so, too",
-            "a kernel from 5.0 on; from 6.2 on, UDP crosses the TUN device in super-packets, too",
-        ),
-        None => found.but(
-            Severity::Note,
+    let version = numbers(&kernel.release);
+    Finding::ok(Check::KernelVersion, "Linux", kernel.release.clone())
+        .note_if(
+            version.is_none(),
             "its version cannot be told",
             "what the agent uses of it is tried below: see there",
-        ),
-    }
-}
-
-fn segmentation(kernel: &Kernel, config: Option<&Config>) -> Finding {
-    let found = tried(
-        Check::UdpSegmentation,
-        "UDP_SEGMENT",
-        &kernel.segmentation,
-        "each datagram is sent by itself, which costs several times the CPU",
-        "a kernel from 4.18 on; in a container, a seccomp profile that allows the socket option UDP_SEGMENT",
-    );
-    if found.severity == Severity::Ok && config.is_some_and(|config| !config.transport.gso) {
-        let problem =
-            "transport.gso = \"off\": each datagram is sent by itself, which costs several times the CPU";
-        return found.but(Severity::Note, problem, "transport.gso = \"auto\"");
-    }
-    found
+        )
+        .warning_if(
+            version < Some(LEAST_VERSION),
+            "older than 5.0: datagrams are received one by one, or sent so, too",
+            "a kernel from 5.0 on; from 6.2 on, UDP crosses the TUN device in super-packets, too",
+        )
 }
 
 fn steering(kernel: &Kernel, config: Option<&Config>) -> Finding {
+    const OPTION: &str = "SO_ATTACH_REUSEPORT_CBPF";
     if config.is_some_and(|config| config.worker_count() == 1) {
-        return Finding::ok(Check::Steering, "SO_ATTACH_REUSEPORT_CBPF", "not needed by one worker");
+        return Finding::ok(Check::Steering, OPTION, "not needed by one worker");
     }
     tried(
         Check::Steering,
-        "SO_ATTACH_REUSEPORT_CBPF",
+        OPTION,
         &kernel.steering,
         "the kernel does not give datagrams to their workers, which hand them over between threads",
         "a seccomp profile that allows the socket option SO_ATTACH_REUSEPORT_CBPF, or transport.workers = 1",
@@ -93,12 +87,8 @@ fn cpu(kernel: &Kernel) -> Finding {
         (true, Some(false)) => "AES, no VAES",
         (true, None) => "AES",
     };
-    let found = Finding::ok(Check::CpuFeatures, "CPU", value);
-    if kernel.aes {
-        return found;
-    }
-    found.but(
-        Severity::Note,
+    Finding::ok(Check::CpuFeatures, "CPU", value).note_if(
+        !kernel.aes,
         "packets are protected by ChaCha20-Poly1305, which costs more than AES-GCM with instructions for it",
         "in a virtual machine, the host's CPU type (QEMU: -cpu host)",
     )
@@ -108,9 +98,8 @@ fn cpu(kernel: &Kernel) -> Finding {
 fn tried(check: Check, option: &str, tried: &Tried, problem: &str, remedy: &str) -> Finding {
     match tried {
         Ok(true) => Finding::ok(check, option, "works"),
-        Ok(false) => Finding::ok(check, option, "does not work").but(Severity::Warning, problem, remedy),
-        Err(error) => Finding::ok(check, option, "not tried").but(
-            Severity::Note,
+        Ok(false) => Finding::ok(check, option, "does not work").warning(problem, remedy),
+        Err(error) => Finding::ok(check, option, "not tried").note(
             format!("it could not be tried: {error}"),
             "ip link set lo up, and a firewall that lets loopback pass",
         ),

@@ -71,24 +71,17 @@ fn buffer(limits: &Limits, config: Option<&Config>, buffer: &Buffer) -> Finding 
     let wanted = wanted_buffer(config, limits.rate);
     let parameter = buffer.parameter;
     let max = (buffer.max)(limits).map_or_else(|| "not shown".to_owned(), |max| max.to_string());
+    let at = |value: String| Finding::ok(buffer.check, parameter, value);
     let Some(granted) = (buffer.granted)(limits) else {
-        return Finding::ok(buffer.check, parameter, max).but(
-            Severity::Note,
-            "the kernel does not say what it gives",
-            format!("sysctl {parameter}: {wanted} or more"),
-        );
+        let remedy = format!("sysctl {parameter}: {wanted} or more");
+        return at(max).note("the kernel does not say what it gives", remedy);
     };
     let forced = limits.buffers.is_some_and(|buffers| buffers.forced);
     let how = if forced { ", which does not bind this user (CAP_NET_ADMIN)" } else { "" };
-    let found =
-        Finding::ok(buffer.check, parameter, format!("{max}{how}; {granted} bytes of {wanted} are given"));
-    let configured = configured_buffer(config);
     let mut remedies = Vec::new();
-    if wanted > configured {
-        remedies.push(format!(
-            "limits.receive_buffer = \"{}\"",
-            config::size_text(wanted.next_multiple_of(1 << 10))
-        ));
+    if wanted > configured_buffer(config) {
+        let size = config::size_text(wanted.next_multiple_of(1 << 10));
+        remedies.push(format!("limits.receive_buffer = \"{size}\""));
     }
     if granted < wanted {
         remedies.push(format!(
@@ -96,11 +89,9 @@ fn buffer(limits: &Limits, config: Option<&Config>, buffer: &Buffer) -> Finding 
              or CAP_NET_ADMIN for the daemon"
         ));
     }
-    if remedies.is_empty() {
-        return found;
-    }
-    let of_rate = if limits.rate.is_some() { " at this rate" } else { "" };
-    found.but(Severity::Warning, format!("{}{of_rate}", buffer.problem), remedies.join("; and "))
+    let problem = format!("{}{}", buffer.problem, if limits.rate.is_some() { " at this rate" } else { "" });
+    let found = at(format!("{max}{how}; {granted} bytes of {wanted} are given"));
+    found.warning_if(!remedies.is_empty(), problem, remedies.join("; and "))
 }
 
 fn backlog(limits: &Limits) -> Finding {
@@ -110,27 +101,23 @@ fn backlog(limits: &Limits) -> Finding {
     // A network namespace may not show it.
     let Some(backlog) = limits.backlog else { return Finding::ok(check, parameter, "not shown here") };
     let drops = limits.backlog_drops;
-    let found =
-        Finding::ok(check, parameter, format!("{backlog}; {drops} packets lost there since the start"));
-    if backlog < USUAL {
-        let problem = "bursts are lost between the network card and the sockets";
-        found.but(Severity::Warning, problem, format!("sysctl -w {parameter}={USUAL}"))
-    } else if drops > 0 {
-        let problem = "packets were lost between the network card and the sockets, whenever that was";
-        found.but(Severity::Note, problem, format!("sysctl -w {parameter}={}", backlog * 2))
-    } else {
-        found
-    }
+    Finding::ok(check, parameter, format!("{backlog}; {drops} packets lost there since the start"))
+        .warning_if(
+            backlog < USUAL,
+            "bursts are lost between the network card and the sockets",
+            format!("sysctl -w {parameter}={USUAL}"),
+        )
+        .note_if(
+            drops > 0,
+            "packets were lost between the network card and the sockets, whenever that was",
+            format!("sysctl -w {parameter}={}", backlog.saturating_mul(2)),
+        )
 }
 
 fn udp_drops(limits: &Limits) -> Finding {
     let drops = limits.udp_drops;
-    let found = Finding::ok(Check::UdpDrops, "RcvbufErrors", format!("{drops} since the network came up"));
-    if drops == 0 {
-        return found;
-    }
-    found.but(
-        Severity::Note,
+    Finding::ok(Check::UdpDrops, "RcvbufErrors", format!("{drops} since the network came up")).note_if(
+        drops > 0,
         "sockets of this host lost datagrams because their buffers were full, whenever that was",
         "ss -uanm shows the sockets (d is what each has lost); the agent's are culvert_socket_kernel_drops_total",
     )
@@ -138,10 +125,10 @@ fn udp_drops(limits: &Limits) -> Finding {
 
 fn open_files(limits: &Limits, config: &Config) -> Finding {
     let wanted = config.descriptors();
+    let at = |value: String| Finding::ok(Check::OpenFiles, "RLIMIT_NOFILE", value);
     let Some(hard) = limits.descriptors else {
-        let unknown = Finding::ok(Check::OpenFiles, "RLIMIT_NOFILE", "not shown");
-        let remedy = format!("ulimit -Hn: {wanted} or more");
-        return unknown.but(Severity::Note, "the kernel does not say how many files may be open", remedy);
+        let problem = "the kernel does not say how many files may be open";
+        return at("not shown".to_owned()).note(problem, format!("ulimit -Hn: {wanted} or more"));
     };
     let may_raise = limits.has(Limits::SYS_RESOURCE);
     let granted = match limits.most_descriptors {
@@ -149,49 +136,41 @@ fn open_files(limits: &Limits, config: &Config) -> Finding {
         Some(_) | None => hard,
     };
     let raised = if granted > hard { format!(", raised to {granted} at the start") } else { String::new() };
-    let value = format!("{hard}{raised}; [limits] and peers may need {wanted}");
-    let found = Finding::ok(Check::OpenFiles, "RLIMIT_NOFILE", value);
-    if granted >= wanted {
-        return found;
-    }
     let remedy = if may_raise {
         format!("sysctl -w fs.nr_open={wanted}, or a lower limits.flows")
     } else {
         format!("LimitNOFILE={wanted} in the unit, ulimit -Hn {wanted} as root, or a lower limits.flows")
     };
-    found.but(Severity::Warning, "flows and connections above it are refused", remedy)
+    let found = at(format!("{hard}{raised}; [limits] and peers may need {wanted}"));
+    found.warning_if(granted < wanted, "flows and connections above it are refused", remedy)
 }
 
 fn workers(limits: &Limits, config: &Config) -> Finding {
     let workers = config.worker_count();
     let (cpus, quota) = (limits.cpus, limits.cpu_quota);
     let shown = quota.map_or_else(String::new, |quota| format!(", a quota of {quota:.1} CPUs"));
-    let found =
-        Finding::ok(Check::Workers, "transport.workers", format!("{workers}; {cpus} CPUs to run on{shown}"));
     let least = quota.map_or(cpus as f64, |quota| quota.min(cpus as f64));
-    if f64::from(workers) <= least {
-        return found;
-    }
-    if least < 1.0 {
-        let problem = "the kernel stops the agent for the rest of a period when its quota is used up";
-        return found.but(Severity::Warning, problem, "CPUQuota=100% or more in the unit, or no quota");
-    }
-    // At least 1, and no more than the workers: fits.
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "between 1 and 64")]
+    let too_few = f64::from(workers) > least;
+    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown between 1 and 64")]
     let whole = least as u8;
-    found.but(
-        Severity::Warning,
-        "workers wait for each other's CPU while packets wait for them",
-        format!("transport.workers = {whole}, or 0 to follow the CPUs"),
-    )
+    Finding::ok(Check::Workers, "transport.workers", format!("{workers}; {cpus} CPUs to run on{shown}"))
+        .warning_if(
+            too_few && least < 1.0,
+            "the kernel stops the agent for the rest of a period when its quota is used up",
+            "CPUQuota=100% or more in the unit, or no quota",
+        )
+        .warning_if(
+            too_few,
+            "workers wait for each other's CPU while packets wait for them",
+            format!("transport.workers = {whole}, or 0 to follow the CPUs"),
+        )
 }
 
 fn capabilities(facts: &Facts, config: &Config) -> Finding {
-    let limits = &facts.limits;
     let needs =
         [config.tun.is_some().then_some("[tun]"), (config.transport.mark != 0).then_some("transport.mark")];
     let needs: Vec<&str> = needs.into_iter().flatten().collect();
-    let has = limits.has(Limits::NET_ADMIN);
+    let has = facts.limits.has(Limits::NET_ADMIN);
     let value = match (has, needs.is_empty()) {
         (true, _) => "this user has it",
         (false, true) => "this user has it not, and nothing needs it",
@@ -202,17 +181,21 @@ fn capabilities(facts: &Facts, config: &Config) -> Finding {
         return found;
     }
     let needs = needs.join(" and ");
-    if facts.service.unit.as_ref().is_some_and(|unit| unit.gives("CAP_NET_ADMIN")) {
-        let problem = format!("{needs} needs it; {NAME} gives it to the daemon (AmbientCapabilities=)");
-        return found.but(Severity::Note, problem, facts.service.look());
-    }
+    let given = facts.service.unit.as_ref().is_some_and(|unit| unit.gives("CAP_NET_ADMIN"));
     let remedy = "AmbientCapabilities=CAP_NET_ADMIN in the unit, setcap cap_net_admin+ep on the program, or --cap-add \
                   NET_ADMIN for a container";
-    if facts.daemon.may_run() {
-        let problem = format!("{needs} needs it; the daemon that runs may have it");
-        return found.but(Severity::Note, problem, remedy);
-    }
-    found.but(Severity::Error, format!("{needs} needs it: the agent does not start"), remedy)
+    found
+        .note_if(
+            given,
+            format!("{needs} needs it; {NAME} gives it to the daemon (AmbientCapabilities=)"),
+            facts.service.look(),
+        )
+        .note_if(
+            facts.daemon.may_run(),
+            format!("{needs} needs it; the daemon that runs may have it"),
+            remedy,
+        )
+        .error_if(true, format!("{needs} needs it: the agent does not start"), remedy)
 }
 
 fn clock(clock: &Clock, config: Option<&Config>) -> Finding {
@@ -223,17 +206,14 @@ fn clock(clock: &Clock, config: Option<&Config>) -> Finding {
         "nobody keeps it right: once it is off by the other end's access.clock_window, no connection is made";
     let at = |value: String| Finding::ok(Check::Clock, "system clock", value);
     if clock.unix_seconds < LEAST {
-        let problem =
-            "it shows a year before this program was made: no peer believes our knocks, nor we theirs";
-        return at(format!("{} s since 1970", clock.unix_seconds)).but(
-            Severity::Error,
-            problem,
+        return at(format!("{} s since 1970", clock.unix_seconds)).error(
+            "it shows a year before this program was made: no peer believes our knocks, nor we theirs",
             "timedatectl set-ntp true, or date -s",
         );
     }
     let Some(state) = clock.state else {
         let problem = "the kernel does not say whether it is right";
-        return at("not shown".to_owned()).but(Severity::Note, problem, "timedatectl");
+        return at("not shown".to_owned()).note(problem, "timedatectl");
     };
     let knocks = config.is_none_or(|config| {
         let listens = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
@@ -241,17 +221,14 @@ fn clock(clock: &Clock, config: Option<&Config>) -> Finding {
     });
     let severity = if knocks { Severity::Warning } else { Severity::Note };
     if !state.synchronised {
-        return at("not synchronised".to_owned()).but(
-            severity,
-            DRIFTS,
-            "timedatectl set-ntp true, or an NTP client such as chrony",
-        );
+        let remedy = "timedatectl set-ntp true, or an NTP client such as chrony";
+        return at("not synchronised".to_owned()).but(severity, DRIFTS, remedy);
     }
     let window = config.map_or(defaults::ACCESS.clock_window, |config| config.access.clock_window);
-    let off = format!("synchronised, off by {:.1?} at most", state.most_error);
-    if state.most_error > window / 2 {
-        let problem = format!("it may be off by more than half of access.clock_window, {window:?}");
-        return at(off).but(severity, problem, "timedatectl timesync-status, or chronyc tracking");
+    let found = at(format!("synchronised, off by {:.1?} at most", state.most_error));
+    if state.most_error <= window / 2 {
+        return found;
     }
-    at(off)
+    let problem = format!("it may be off by more than half of access.clock_window, {window:?}");
+    found.but(severity, problem, "timedatectl timesync-status, or chronyc tracking")
 }

@@ -186,7 +186,7 @@ pub struct Finding {
 }
 
 impl Finding {
-    /// All is well with `subject`, which is `value`.
+    /// All is well with `subject`, which is `value`, unless a verdict follows.
     fn ok(check: Check, subject: impl Into<String>, value: impl Into<String>) -> Self {
         let (problem, remedy) = (String::new(), String::new());
         Self { check, subject: subject.into(), value: value.into(), severity: Severity::Ok, problem, remedy }
@@ -195,6 +195,31 @@ impl Finding {
     /// The same finding, with what is wrong and what to do.
     fn but(self, severity: Severity, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self { severity, problem: problem.into(), remedy: remedy.into(), ..self }
+    }
+
+    fn note(self, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        self.but(Severity::Note, problem, remedy)
+    }
+
+    fn warning(self, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        self.but(Severity::Warning, problem, remedy)
+    }
+
+    fn error(self, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        self.but(Severity::Error, problem, remedy)
+    }
+
+    /// A note if it `applies`; of several verdicts in a row, the first that applies holds.
+    fn note_if(self, applies: bool, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        if applies && self.severity == Severity::Ok { self.note(problem, remedy) } else { self }
+    }
+
+    fn warning_if(self, applies: bool, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        if applies && self.severity == Severity::Ok { self.warning(problem, remedy) } else { self }
+    }
+
+    fn error_if(self, applies: bool, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        if applies && self.severity == Severity::Ok { self.error(problem, remedy) } else { self }
     }
 }
 

@@ -4,24 +4,23 @@ use config::Config;
 use ipnet::IpNet;
 
 use super::{
-    Check, Finding, Severity,
+    Check, Finding,
     facts::{Conntrack, Daemon, Facts, Opened, Port},
     unit::NAME,
 };
 
 /// What does not need a configuration.
 pub(super) fn host(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
-    let mut findings: Vec<Finding> =
-        facts.network.conntrack.iter().map(|table| conntrack(table, config)).collect();
-    findings.extend(facts.network.interfaces.iter().map(|(name, joins)| {
-        let found = |value: &str| Finding::ok(Check::InterfaceOffload, format!("GRO of {name}"), value);
-        if *joins {
-            return found("on");
-        }
-        let problem = "each packet crosses the kernel by itself, which costs several times the CPU";
-        found("off").but(Severity::Warning, problem, format!("ethtool -K {name} gro on"))
-    }));
-    findings
+    let offload = |(name, joins): &(String, bool)| {
+        let value = if *joins { "on" } else { "off" };
+        Finding::ok(Check::InterfaceOffload, format!("GRO of {name}"), value).warning_if(
+            !joins,
+            "each packet crosses the kernel by itself, which costs several times the CPU",
+            format!("ethtool -K {name} gro on"),
+        )
+    };
+    let conntrack = facts.network.conntrack.iter().map(|table| conntrack(table, config));
+    conntrack.chain(facts.network.interfaces.iter().map(offload)).collect()
 }
 
 /// Checks the network for what the configuration asks of it.
@@ -29,9 +28,7 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
     let mut findings: Vec<Finding> = facts.network.ports.iter().map(|found| port(facts, found)).collect();
     findings.extend(forwarding(facts, config));
     findings.extend(rp_filter(facts, config));
-    if let Some(table) = &facts.network.conntrack {
-        findings.extend(conntrack_timeout(table, config));
-    }
+    findings.extend(facts.network.conntrack.and_then(|table| conntrack_timeout(&table, config)));
     findings
 }
 
@@ -42,45 +39,36 @@ fn port(facts: &Facts, port: &Port) -> Finding {
     let at = |value: &str| Finding::ok(Check::Ports, format!("{key} {address} {protocol}"), value);
     match (opened, &facts.daemon) {
         (Opened::Taken, Daemon::Running(_)) => at("open, of the running daemon"),
-        (Opened::Taken, Daemon::Mute(_)) => at("taken").but(
-            Severity::Note,
-            "probably by the daemon that seems to run",
-            format!("ss {option} 'sport = :{number}'"),
-        ),
-        (Opened::Taken, Daemon::Unasked | Daemon::Absent) => at("taken").but(
-            Severity::Error,
+        (Opened::Taken, Daemon::Mute(_)) => at("taken")
+            .note("probably by the daemon that seems to run", format!("ss {option} 'sport = :{number}'")),
+        (Opened::Taken, Daemon::Unasked | Daemon::Absent) => at("taken").error(
             "another process listens there: the agent does not start",
             format!("stop it: ss {option} 'sport = :{number}' shows it; or another {key}"),
         ),
-        (Opened::Free, Daemon::Running(_)) if number != 0 => at("free").but(
-            Severity::Note,
+        (Opened::Free, Daemon::Running(_)) => at("free").note_if(
+            number != 0,
             "the daemon that runs does not listen there: it has an older configuration",
             "culvert reload, or systemctl restart culvert where that says so",
         ),
-        (Opened::Free, Daemon::Running(_) | Daemon::Mute(_) | Daemon::Unasked | Daemon::Absent) => at("free"),
+        (Opened::Free, Daemon::Mute(_) | Daemon::Unasked | Daemon::Absent) => at("free"),
         (Opened::Forbidden, Daemon::Running(_)) => at("of the running daemon, or not for this user"),
         (Opened::Forbidden, Daemon::Mute(_) | Daemon::Unasked | Daemon::Absent) => {
             let first = facts.network.unprivileged_ports.unwrap_or(1_024);
-            if facts.service.unit.as_ref().is_some_and(|unit| unit.gives("CAP_NET_BIND_SERVICE")) {
-                let problem = format!("ports below {first} need CAP_NET_BIND_SERVICE, which {NAME} gives");
-                return at("not for this user").but(Severity::Note, problem, facts.service.look());
-            }
-            at("not for this user").but(
-                Severity::Error,
-                format!("ports below {first} need CAP_NET_BIND_SERVICE"),
-                format!(
-                    "AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, sysctl -w \
-                     net.ipv4.ip_unprivileged_port_start={number}, or a port from {first} on"
-                ),
-            )
+            let given = facts.service.unit.as_ref().is_some_and(|unit| unit.gives("CAP_NET_BIND_SERVICE"));
+            let problem = format!("ports below {first} need CAP_NET_BIND_SERVICE");
+            let remedy = format!(
+                "AmbientCapabilities=CAP_NET_BIND_SERVICE in the unit, sysctl -w \
+                 net.ipv4.ip_unprivileged_port_start={number}, or a port from {first} on"
+            );
+            at("not for this user")
+                .note_if(given, format!("{problem}, which {NAME} gives"), facts.service.look())
+                .error_if(true, problem, remedy)
         }
-        (Opened::NoAddress, _) => at("not an address of this host").but(
-            Severity::Error,
+        (Opened::NoAddress, _) => at("not an address of this host").error(
             "the agent does not start",
             format!("an address that `ip address` shows, or 0.0.0.0 or [::] for all, in {key}"),
         ),
-        (Opened::Failed(error), _) => at(error).but(
-            Severity::Error,
+        (Opened::Failed(error), _) => at(error).error(
             "the agent does not start",
             format!("another address or port in {key}; for IPv6, sysctl -w net.ipv6.conf.all.disable_ipv6=0"),
         ),
@@ -98,22 +86,21 @@ fn forwarding(facts: &Facts, config: &Config) -> Vec<Finding> {
         let is_of = |prefix: &IpNet| (family == "IPv6") == prefix.addr().is_ipv6();
         let with = config.peers.iter().filter(|peer| peer.allowed_ips.iter().any(is_of)).count();
         let (Some(on), true) = (on, with > 0) else { continue };
-        let found = Finding::ok(Check::Forwarding, parameter, if on { "1" } else { "0" });
         let uplinks: &[String] = if family == "IPv6" { &facts.network.advertised } else { &[] };
         let remedy = forward(parameter, uplinks);
-        findings.push(match (on, with) {
-            (true, _) => found,
-            (false, 1) => found.but(
-                Severity::Note,
-                format!("{family} ends at this host: networks behind it are not reached through the tunnel"),
-                remedy,
-            ),
-            (false, _) => found.but(
-                Severity::Warning,
-                format!("{with} peers have {family} addresses, and cannot reach each other, nor networks behind this host"),
-                remedy,
-            ),
-        });
+        findings.push(
+            Finding::ok(Check::Forwarding, parameter, if on { "1" } else { "0" })
+                .note_if(
+                    !on && with == 1,
+                    format!("{family} ends at this host: networks behind it are not reached through the tunnel"),
+                    remedy.clone(),
+                )
+                .warning_if(
+                    !on,
+                    format!("{with} peers have {family} addresses, and cannot reach each other, nor networks behind this host"),
+                    remedy,
+                ),
+        );
     }
     findings
 }
@@ -141,10 +128,10 @@ fn of_interface(family: &str, name: &str, parameter: &str) -> String {
     format!("net/{family}/conf/{name}/{parameter}")
 }
 
-fn rp_filter(facts: &Facts, config: &Config) -> Vec<Finding> {
+fn rp_filter(facts: &Facts, config: &Config) -> Option<Finding> {
     /// Loose; 1 is strict, 0 off.
     const STRICT: u8 = 1;
-    let Some(tun) = &config.tun else { return Vec::new() };
+    let tun = config.tun.as_ref()?;
     let strict = facts.network.rp_filter.iter().filter(|(name, mode)| *mode == STRICT && **name != *tun.name);
     let strict: Vec<&str> = strict.map(|(name, _)| name.as_str()).collect();
     let value = if strict.is_empty() {
@@ -152,18 +139,13 @@ fn rp_filter(facts: &Facts, config: &Config) -> Vec<Finding> {
     } else {
         format!("strict on {}", strict.join(", "))
     };
-    let found = Finding::ok(Check::RpFilter, "net.ipv4.conf.*.rp_filter", value);
-    if strict.is_empty() || config.transport.mark == 0 {
-        return vec![found];
-    }
-    let remedies: Vec<String> =
-        strict.iter().map(|name| of_interface("ipv4", name, "rp_filter") + "=2").collect();
-    vec![found.but(
-        Severity::Warning,
+    let remedies = strict.iter().map(|name| of_interface("ipv4", name, "rp_filter") + "=2");
+    Some(Finding::ok(Check::RpFilter, "net.ipv4.conf.*.rp_filter", value).warning_if(
+        !strict.is_empty() && config.transport.mark != 0,
         "with transport.mark the way back to a peer seems to be the tunnel: what peers send is dropped unseen where the \
          filter is strict",
-        format!("sysctl -w {}", remedies.join(" ")),
-    )]
+        format!("sysctl -w {}", remedies.collect::<Vec<_>>().join(" ")),
+    ))
 }
 
 /// Shares of the table from which on it is short, and as good as full.
@@ -172,50 +154,32 @@ const FULL: f64 = 0.95;
 
 fn conntrack(table: &Conntrack, config: Option<&Config>) -> Finding {
     let Conntrack { count, max, .. } = *table;
-    let found = Finding::ok(Check::Conntrack, "nf_conntrack_count", format!("{count} of {max}"));
     let filled = count as f64 / max.max(1) as f64;
-    let raise = |to: u64| format!("sysctl -w net.netfilter.nf_conntrack_max={to}");
     let flows = config.filter(|config| !config.services.is_empty()).map_or(0, |config| config.limits.flows);
-    if filled >= FULL {
-        return found.but(Severity::Error, "the table is full: the kernel drops new flows", raise(max * 2));
-    }
-    if filled >= SHORT {
-        return found.but(Severity::Warning, "when it is full, the kernel drops new flows", raise(max * 2));
-    }
-    if max < flows as u64 {
-        let problem = format!("fewer than limits.flows, {flows}: each flow to a service takes an entry");
-        return found.but(Severity::Note, problem, raise(flows as u64 * 2));
-    }
-    found
+    let double = |of: u64| format!("sysctl -w net.netfilter.nf_conntrack_max={}", of.saturating_mul(2));
+    Finding::ok(Check::Conntrack, "nf_conntrack_count", format!("{count} of {max}"))
+        .error_if(filled >= FULL, "the table is full: the kernel drops new flows", double(max))
+        .warning_if(filled >= SHORT, "when it is full, the kernel drops new flows", double(max))
+        .note_if(
+            max < flows as u64,
+            format!("fewer than limits.flows, {flows}: each flow to a service takes an entry"),
+            double(flows as u64),
+        )
 }
 
 fn conntrack_timeout(table: &Conntrack, config: &Config) -> Option<Finding> {
     let timeout = table.udp_timeout;
-    let dialled = config.peers.iter().filter(|peer| !peer.endpoints.is_empty());
-    let silent: Vec<&str> = dialled
-        .clone()
-        .filter(|peer| peer.keepalive.is_none_or(|keepalive| keepalive >= timeout))
-        .map(|peer| &*peer.name)
-        .collect();
-    let count = dialled.count();
-    if count == 0 {
-        return None;
-    }
-    let found = Finding::ok(
-        Check::ConntrackTimeout,
-        "nf_conntrack_udp_timeout_stream",
-        format!("{} s", timeout.as_secs()),
-    );
-    Some(if silent.is_empty() {
-        found
-    } else {
-        found.but(
-            Severity::Warning,
-            format!(
-                "a stateful firewall here forgets an idle tunnel to {}, and what the peer sends is lost",
-                silent.join(", ")
-            ),
-            "peer.keepalive = \"20s\", or a firewall rule that lets the peer's UDP in",
-        )
-    })
+    let mut dialled = config.peers.iter().filter(|peer| !peer.endpoints.is_empty()).peekable();
+    dialled.peek()?;
+    let silent = dialled.filter(|peer| peer.keepalive.is_none_or(|keepalive| keepalive >= timeout));
+    let silent: Vec<&str> = silent.map(|peer| &*peer.name).collect();
+    let subject = "nf_conntrack_udp_timeout_stream";
+    Some(Finding::ok(Check::ConntrackTimeout, subject, format!("{} s", timeout.as_secs())).warning_if(
+        !silent.is_empty(),
+        format!(
+            "a stateful firewall here forgets an idle tunnel to {}, and what the peer sends is lost",
+            silent.join(", ")
+        ),
+        "peer.keepalive = \"20s\", or a firewall rule that lets the peer's UDP in",
+    ))
 }

@@ -7,7 +7,7 @@ use wire::context::INNER_OVERHEAD;
 
 use super::{
     Check, Finding, Severity,
-    facts::{Address, Answer, Facts, Lookup, Peer},
+    facts::{Address, Answer, Endpoint, Facts, Lookup, Peer},
 };
 
 /// The UDP payload that every path of QUIC carries (RFC 9000 §14).
@@ -20,20 +20,18 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
     let tunnel = config.tun.is_some();
     let mut findings = Vec::new();
     for peer in &facts.peers {
-        let addresses = || peer.endpoints.iter().flat_map(|endpoint| addresses(&endpoint.lookup));
-        let status = facts
-            .daemon
-            .status()
-            .and_then(|status| status.peers.iter().find(|listed| *listed.name == *peer.name));
-        findings.extend(names(peer));
-        let any_way = addresses().any(|address| address.way.is_ok());
-        findings.extend(addresses().map(|address| route(peer, address, any_way)));
-        findings.extend(addresses().filter_map(|address| path_mtu(peer, address, tunnel)));
-        findings.extend(match status {
-            Some(status) => vec![by_daemon(status)],
-            None => by_dialling(peer, &addresses().collect::<Vec<_>>()),
-        });
-        let measured = addresses().find_map(|address| match &address.answer {
+        let addresses: Vec<&Address> = peer.endpoints.iter().flat_map(Endpoint::addresses).collect();
+        let statuses = facts.daemon.status().into_iter().flat_map(|status| &status.peers);
+        let status = statuses.into_iter().find(|listed| *listed.name == *peer.name);
+        findings.extend(peer.endpoints.iter().map(|endpoint| name(peer, endpoint)));
+        let any_way = addresses.iter().any(|address| address.way.is_ok());
+        findings.extend(addresses.iter().map(|address| route(peer, address, any_way)));
+        findings.extend(addresses.iter().filter_map(|address| path_mtu(peer, address, tunnel)));
+        match status {
+            Some(status) => findings.push(by_daemon(status)),
+            None => findings.extend(by_dialling(peer, &addresses)),
+        }
+        let measured = addresses.iter().find_map(|address| match &address.answer {
             Some(Answer::Connected { inner_mtu, .. }) => *inner_mtu,
             Some(Answer::Failed { .. }) | None => None,
         });
@@ -43,72 +41,46 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn addresses(lookup: &Lookup) -> &[Address] {
-    match lookup {
-        Lookup::Found(addresses) => addresses,
-        Lookup::Unasked | Lookup::Failed(_) => &[],
-    }
-}
-
-fn names(peer: &Peer) -> Vec<Finding> {
-    let any = peer.endpoints.iter().any(|endpoint| !addresses(&endpoint.lookup).is_empty());
+fn name(peer: &Peer, endpoint: &Endpoint) -> Finding {
+    let any = peer.endpoints.iter().any(|endpoint| !endpoint.addresses().is_empty());
     let severity = if any { Severity::Warning } else { Severity::Error };
-    let finding = |endpoint: &super::facts::Endpoint| {
-        let at = |value: &str| {
-            Finding::ok(Check::EndpointName, format!("{}: {}", peer.name, endpoint.text), value)
-        };
-        match &endpoint.lookup {
-            Lookup::Found(addresses) if addresses.is_empty() => at("no address").but(
-                severity,
-                "the name has no address",
-                format!("getent ahosts {}; the peer's endpoints", host(&endpoint.text)),
-            ),
-            Lookup::Found(addresses) => {
-                let shown: Vec<String> =
-                    addresses.iter().map(|address| address.remote.ip().to_string()).collect();
-                at(&shown.join(", "))
-            }
-            Lookup::Unasked => at("not looked up").but(
-                Severity::Note,
-                "--offline: nobody is asked",
-                "culvert doctor without --offline",
-            ),
-            Lookup::Failed(error) => at("not found").but(
-                severity,
-                format!("its address is not known: {error}"),
-                format!(
-                    "getent ahosts {}; /etc/resolv.conf; or an address instead of the name",
-                    host(&endpoint.text)
-                ),
-            ),
+    let at =
+        |value: &str| Finding::ok(Check::EndpointName, format!("{}: {}", peer.name, endpoint.text), value);
+    let host = endpoint.text.rsplit_once(':').map_or(&*endpoint.text, |(host, _)| host);
+    match &endpoint.lookup {
+        Lookup::Found(addresses) if addresses.is_empty() => at("no address").but(
+            severity,
+            "the name has no address",
+            format!("getent ahosts {host}; the peer's endpoints"),
+        ),
+        Lookup::Found(addresses) => {
+            let shown = addresses.iter().map(|address| address.remote.ip().to_string());
+            at(&shown.collect::<Vec<_>>().join(", "))
         }
-    };
-    peer.endpoints.iter().map(finding).collect()
-}
-
-fn host(endpoint: &str) -> &str {
-    endpoint.rsplit_once(':').map_or(endpoint, |(host, _)| host)
+        Lookup::Unasked => {
+            at("not looked up").note("--offline: nobody is asked", "culvert doctor without --offline")
+        }
+        Lookup::Failed(error) => at("not found").but(
+            severity,
+            format!("its address is not known: {error}"),
+            format!("getent ahosts {host}; /etc/resolv.conf; or an address instead of the name"),
+        ),
+    }
 }
 
 fn route(peer: &Peer, address: &Address, any_way: bool) -> Finding {
     let Address { remote, way, .. } = address;
     let at = |value: String| Finding::ok(Check::EndpointRoute, format!("{}: {remote}", peer.name), value);
+    let remedy = format!("ip route get {}", remote.ip());
     match way {
-        Ok(_) if address.is_own() => at("this host".to_owned()).but(
-            Severity::Note,
+        Ok(_) if address.is_own() => at("this host".to_owned()).note(
             "the peer's address is our own",
             "another address in its endpoints, unless it runs on this host",
         ),
         Ok(way) => at(format!("from {}", way.source)),
-        Err(error) => at(error.clone()).but(
-            if any_way { Severity::Note } else { Severity::Error },
-            if any_way {
-                "attempts over it fail; others of its addresses are tried"
-            } else {
-                "no address of the peer can be reached"
-            },
-            format!("ip route get {}", remote.ip()),
-        ),
+        Err(error) => at(error.clone())
+            .note_if(any_way, "attempts over it fail; others of its addresses are tried", remedy.clone())
+            .error_if(!any_way, "no address of the peer can be reached", remedy),
     }
 }
 
@@ -122,46 +94,40 @@ fn path_mtu(peer: &Peer, address: &Address, tunnel: bool) -> Option<Finding> {
     let remote = address.remote;
     let least = LEAST_QUIC + headers(address);
     let for_tunnel = u32::from(LEAST_MTU) + INNER_OVERHEAD as u32 + headers(address);
-    let found = Finding::ok(
-        Check::PathMtu,
-        format!("{}: {remote}", peer.name),
-        format!("{mtu} bytes, as far as the kernel knows"),
-    );
+    let (subject, value) =
+        (format!("{}: {remote}", peer.name), format!("{mtu} bytes, as far as the kernel knows"));
     let remedy = format!("ip route get {}; the MTU of that interface, or of that route", remote.ip());
-    Some(if mtu < least {
-        let problem = format!("QUIC needs {least}: no connection is made");
-        found.but(Severity::Error, problem, remedy)
-    } else if tunnel && mtu < for_tunnel {
-        let problem = format!("IPv6 inside needs {for_tunnel}: only IPv4 is carried to this peer");
-        found.but(Severity::Warning, problem, remedy)
-    } else {
-        found
-    })
+    let found = Finding::ok(Check::PathMtu, subject, value)
+        .error_if(mtu < least, format!("QUIC needs {least}: no connection is made"), remedy.clone())
+        .warning_if(
+            tunnel && mtu < for_tunnel,
+            format!("IPv6 inside needs {for_tunnel}: only IPv4 is carried to this peer"),
+            remedy,
+        );
+    Some(found)
 }
 
 /// What the daemon that runs knows.
 fn by_daemon(peer: &PeerStatus) -> Finding {
     let address = peer.address.map_or_else(|| "no address yet".to_owned(), |address| address.to_string());
     let at = |value: String| Finding::ok(Check::Reachability, format!("{}: {address}", peer.name), value);
-    let error = peer.last_error.as_ref();
     match peer.state {
-        PeerState::Connected => {
-            let rtt = peer.rtt_seconds.map_or_else(String::new, |rtt| format!(", {:.1} ms", rtt * 1_000.0));
-            at(format!("connected{rtt}"))
-        }
+        PeerState::Connected => at(format!("connected{}", after_comma(peer.rtt_seconds))),
         PeerState::Dialling => {
-            let reason = error.map_or("no answer yet", |error| &error.failure.reason);
-            let causes =
-                error.map(|error| error.failure.causes.join("; ")).filter(|causes| !causes.is_empty());
+            let failure = peer.last_error.as_ref().map(|error| &error.failure);
+            let reason = failure.map_or("no answer yet", |failure| &failure.reason);
+            let causes = failure.map(|failure| failure.causes.join("; ")).filter(|causes| !causes.is_empty());
             let remedy = causes.unwrap_or_else(|| "culvert status, in some seconds".to_owned());
-            at("not connected".to_owned()).but(Severity::Error, reason, remedy)
+            at("not connected".to_owned()).error(reason, remedy)
         }
-        PeerState::Waiting => at("not connected".to_owned()).but(
-            Severity::Note,
-            "it has no endpoints here: only the peer can make a connection",
-            "culvert doctor there",
-        ),
+        PeerState::Waiting => at("not connected".to_owned())
+            .note("it has no endpoints here: only the peer can make a connection", "culvert doctor there"),
     }
+}
+
+/// A round-trip time as the end of a value, if it is known.
+fn after_comma(rtt_seconds: Option<f64>) -> String {
+    rtt_seconds.map_or_else(String::new, |rtt| format!(", {:.1} ms", rtt * 1_000.0))
 }
 
 /// What came of dialling, if that was tried.
@@ -172,21 +138,15 @@ fn by_dialling(peer: &Peer, addresses: &[&Address]) -> Vec<Finding> {
     }
     if let Some(why) = peer.not_dialled {
         let found = at(peer.name.clone(), "not dialled".to_owned());
-        return vec![found.but(Severity::Note, why, "culvert status, while the daemon runs")];
+        return vec![found.note(why, "culvert status, while the daemon runs")];
     }
-    let connected = |address: &&&Address| match address.answer {
-        Some(Answer::Connected { .. }) => true,
-        Some(Answer::Failed { .. }) | None => false,
-    };
-    let severity =
-        if addresses.iter().any(|address| connected(&address)) { Severity::Warning } else { Severity::Error };
+    let connected = |address: &&Address| matches!(address.answer, Some(Answer::Connected { .. }));
+    let severity = if addresses.iter().any(connected) { Severity::Warning } else { Severity::Error };
     let finding = |address: &&Address| {
         let subject = format!("{}: {}", peer.name, address.remote);
         Some(match address.answer.as_ref()? {
             Answer::Connected { rtt, .. } => {
-                let rtt =
-                    rtt.map_or_else(String::new, |rtt| format!(", {:.1} ms", rtt.as_secs_f64() * 1_000.0));
-                at(subject, format!("answers{rtt}"))
+                at(subject, format!("answers{}", after_comma(rtt.map(|rtt| rtt.as_secs_f64()))))
             }
             Answer::Failed { reason, causes } => {
                 let remedy = if causes.is_empty() { "culvert doctor there" } else { causes };
@@ -198,18 +158,15 @@ fn by_dialling(peer: &Peer, addresses: &[&Address]) -> Vec<Finding> {
 }
 
 fn inner_mtu(peer: &Peer, mtu: u16, tunnel: bool) -> Finding {
-    let found =
-        Finding::ok(Check::InnerMtu, peer.name.clone(), format!("{mtu} bytes fit into one packet, measured"));
-    if !tunnel || mtu >= LEAST_MTU {
-        return found;
-    }
-    found.but(
-        Severity::Warning,
+    let least = usize::from(LEAST_MTU) + INNER_OVERHEAD;
+    let value = format!("{mtu} bytes fit into one packet, measured");
+    Finding::ok(Check::InnerMtu, peer.name.clone(), value).warning_if(
+        tunnel && mtu < LEAST_MTU,
         format!("the path is too narrow for {LEAST_MTU} inside: IPv6 is not carried to this peer"),
         format!(
             "tracepath to its address finds the narrow link, which must carry {} bytes over IPv4, {} over IPv6",
-            usize::from(LEAST_MTU) + INNER_OVERHEAD + 28,
-            usize::from(LEAST_MTU) + INNER_OVERHEAD + 48
+            least + 28,
+            least + 48
         ),
     )
 }

@@ -5,7 +5,7 @@ use engine::tunnel::QUEUE_PACKETS;
 use net::{host::TunFeatures, tun::DRIVER};
 
 use super::{
-    Check, Finding, Severity,
+    Check, Finding,
     facts::{Daemon, Facts},
     files::split,
     kernel::numbers,
@@ -17,11 +17,11 @@ pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<F
     match &facts.tun.driver {
         None => {}
         Some(Ok(features)) => {
+            let opens = || Finding::ok(Check::TunDriver, DRIVER, "opens");
             findings
-                .push(kept(facts, "opens").unwrap_or_else(|| Finding::ok(Check::TunDriver, DRIVER, "opens")));
-            findings.push(offload(facts, config, tun, *features));
+                .extend([kept(facts, "opens").unwrap_or_else(opens), offload(facts, config, tun, *features)]);
         }
-        Some(Err(error)) => findings.push(driver(facts, error)),
+        Some(Err(error)) => findings.push(unopened(facts, error)),
     }
     findings.extend(device(facts, tun));
     findings.extend(queue(facts, tun));
@@ -29,21 +29,27 @@ pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<F
     findings
 }
 
-fn driver(facts: &Facts, error: &str) -> Finding {
-    let found = Finding::ok(Check::TunDriver, DRIVER, error);
-    let remedy = "modprobe tun; --device /dev/net/tun for a container; where its mode keeps the daemon's user out, chgrp \
-                  GROUP /dev/net/tun && chmod 0660 /dev/net/tun, with that user's group";
-    if facts.daemon.may_run() {
-        let problem = "this user cannot open it; the daemon that runs could";
-        return found.but(Severity::Note, problem, facts.service.look());
-    }
-    if facts.tun.denied && facts.service.unit.is_some() {
-        return kept(facts, error).unwrap_or_else(|| {
-            let problem = format!("this user cannot open it, and need not: {NAME} lets the daemon");
-            found.but(Severity::Note, problem, facts.service.look())
-        });
-    }
-    found.but(Severity::Error, "there can be no TUN device: the agent does not start", remedy)
+/// The driver, which this user cannot open.
+fn unopened(facts: &Facts, error: &str) -> Finding {
+    let denied = facts.tun.denied && facts.service.unit.is_some();
+    let kept = kept(facts, error).filter(|_| denied);
+    kept.unwrap_or_else(|| Finding::ok(Check::TunDriver, DRIVER, error))
+        .note_if(
+            facts.daemon.may_run(),
+            "this user cannot open it; the daemon that runs could",
+            facts.service.look(),
+        )
+        .note_if(
+            denied,
+            format!("this user cannot open it, and need not: {NAME} lets the daemon"),
+            facts.service.look(),
+        )
+        .error_if(
+            true,
+            "there can be no TUN device: the agent does not start",
+            "modprobe tun; --device /dev/net/tun for a container; where its mode keeps the daemon's user out, chgrp \
+             GROUP /dev/net/tun && chmod 0660 /dev/net/tun, with that user's group",
+        )
 }
 
 /// What keeps the driver's node from the daemon of a unit, whoever looks.
@@ -52,16 +58,17 @@ fn kept(facts: &Facts, value: &str) -> Option<Finding> {
     let unit = service.unit.as_ref().filter(|_| !facts.daemon.may_run())?;
     let found = Finding::ok(Check::TunDriver, DRIVER, value);
     if !unit.tun {
-        let problem = format!("{NAME} hides it from the daemon: the agent does not start");
-        let remedy = format!("systemctl edit culvert: DeviceAllow={DRIVER} rw and BindPaths={DRIVER}");
-        return Some(found.but(Severity::Error, problem, remedy));
+        return Some(found.error(
+            format!("{NAME} hides it from the daemon: the agent does not start"),
+            format!("systemctl edit culvert: DeviceAllow={DRIVER} rw and BindPaths={DRIVER}"),
+        ));
     }
     let node = facts.tun.node.filter(|node| !service.lets_in(*node))?;
     let user = service.account.as_ref().map_or("culvert", |account| &account.name);
-    let problem =
-        format!("mode {:04o} keeps out {user}, the user of {NAME}: the agent does not start", node.mode);
-    let remedy = format!("chgrp {user} {DRIVER} && chmod 0660 {DRIVER}, and systemctl restart culvert");
-    Some(found.but(Severity::Error, problem, remedy))
+    Some(found.error(
+        format!("mode {:04o} keeps out {user}, the user of {NAME}: the agent does not start", node.mode),
+        format!("chgrp {user} {DRIVER} && chmod 0660 {DRIVER}, and systemctl restart culvert"),
+    ))
 }
 
 fn offload(facts: &Facts, config: &Config, tun: &config::Tun, features: TunFeatures) -> Finding {
@@ -75,33 +82,29 @@ fn offload(facts: &Facts, config: &Config, tun: &config::Tun, features: TunFeatu
         (true, true, false) => "TCP",
         (true, false, _) => "none",
     };
-    let found = Finding::ok(Check::TunOffload, "super-packets", value);
-    if !vnet_header && tun.offload {
-        let problem = "each packet of the tunnel costs a system call";
-        found.but(Severity::Warning, problem, "a kernel whose TUN driver has IFF_VNET_HDR")
-    } else if !several_queues && config.worker_count() > 1 {
-        let problem = "one worker reads the TUN device for all";
-        found.but(
-            Severity::Warning,
-            problem,
+    Finding::ok(Check::TunOffload, "super-packets", value)
+        .warning_if(
+            !vnet_header && tun.offload,
+            "each packet of the tunnel costs a system call",
+            "a kernel whose TUN driver has IFF_VNET_HDR",
+        )
+        .warning_if(
+            !several_queues && config.worker_count() > 1,
+            "one worker reads the TUN device for all",
             "a kernel whose TUN driver has IFF_MULTI_QUEUE, or transport.workers = 1",
         )
-    } else if !tun.offload {
-        let problem = "tun.offload = \"off\": each packet of the tunnel costs a system call";
-        found.but(Severity::Note, problem, "tun.offload = \"auto\"")
-    } else if !uso {
-        let problem = "UDP crosses the TUN device packet by packet";
-        found.but(Severity::Note, problem, "a kernel from 6.2 on")
-    } else {
-        found
-    }
+        .note_if(
+            !tun.offload,
+            "tun.offload = \"off\": each packet of the tunnel costs a system call",
+            "tun.offload = \"auto\"",
+        )
+        .note_if(!uso, "UDP crosses the TUN device packet by packet", "a kernel from 6.2 on")
 }
 
 fn device(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
     let at = |value: &str| Finding::ok(Check::TunDevice, format!("device {}", tun.name), value);
     Some(match (facts.tun.free.as_ref()?, &facts.daemon) {
-        (Ok(()), Daemon::Running(_)) => at("missing").but(
-            Severity::Error,
+        (Ok(()), Daemon::Running(_)) => at("missing").error(
             "the daemon runs without its device: somebody has removed it, or it has an older configuration",
             "systemctl restart culvert",
         ),
@@ -110,15 +113,11 @@ fn device(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
         (Err(_), Daemon::Running(_)) => at("of the running daemon"),
         (Err(error), Daemon::Mute(_)) => {
             let (problem, remedy) = split(error);
-            at("taken").but(
-                Severity::Note,
-                format!("probably by the daemon that seems to run: {problem}"),
-                remedy,
-            )
+            at("taken").note(format!("probably by the daemon that seems to run: {problem}"), remedy)
         }
         (Err(error), Daemon::Unasked | Daemon::Absent) => {
             let (problem, remedy) = split(error);
-            at("taken").but(Severity::Error, format!("{problem}: the agent does not start"), remedy)
+            at("taken").error(format!("{problem}: the agent does not start"), remedy)
         }
     })
 }
@@ -127,23 +126,17 @@ fn device(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
 fn queue(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
     let packets = facts.tun.queue_packets.filter(|_| facts.daemon.status().is_some())?;
     let name = &tun.name;
-    let found = Finding::ok(Check::TunQueue, format!("txqueuelen of {name}"), packets.to_string());
-    Some(if packets >= u64::from(QUEUE_PACKETS) {
-        found
-    } else {
-        let remedy = format!("ip link set {name} txqueuelen {QUEUE_PACKETS}");
-        found.but(Severity::Warning, "bursts into the tunnel are lost", remedy)
-    })
+    Some(Finding::ok(Check::TunQueue, format!("txqueuelen of {name}"), packets.to_string()).warning_if(
+        packets < u64::from(QUEUE_PACKETS),
+        "bursts into the tunnel are lost",
+        format!("ip link set {name} txqueuelen {QUEUE_PACKETS}"),
+    ))
 }
 
 fn ipv6(facts: &Facts, tun: &config::Tun) -> Finding {
     let disabled = facts.tun.no_ipv6;
-    let found = Finding::ok(Check::TunIpv6, "IPv6", if disabled { "disabled" } else { "enabled" });
-    if !disabled || !tun.addresses.iter().any(|address| address.addr().is_ipv6()) {
-        return found;
-    }
-    found.but(
-        Severity::Error,
+    Finding::ok(Check::TunIpv6, "IPv6", if disabled { "disabled" } else { "enabled" }).error_if(
+        disabled && tun.addresses.iter().any(|address| address.addr().is_ipv6()),
         "tun.address has IPv6 addresses, which cannot be set: the agent does not start",
         "sysctl -w net.ipv6.conf.default.disable_ipv6=0, and no ipv6.disable=1 among the kernel's parameters",
     )

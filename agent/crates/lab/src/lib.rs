@@ -3,3 +3,4 @@
 pub mod bench;
 pub mod out;
 pub mod probe;
+pub mod rate;

@@ -17,3 +17,4 @@ pub mod metrics;
 pub mod operator;
 pub mod qlog;
 pub mod reload;
+mod reload_error;

@@ -9,8 +9,6 @@ use std::{
 
 use gate::identity::{Identity, IdentityError};
 
-use super::folder_of;
-
 /// The files that are to be written, with their contents.
 pub(super) struct New<'a> {
     /// The path of the configuration file.
@@ -56,7 +54,7 @@ pub(super) fn write(new: &New<'_>) -> Result<(), WriteError> {
     };
     match DirBuilder::new().mode(0o700).create(folder) {
         Ok(()) => {
-            made.0.push(Thing::Folder(folder.to_owned()));
+            made.0.push(folder.to_owned());
             let opened = File::open(folder).and_then(|opened| share(&opened, new.group, 0o750));
             opened.map_err(|cause| refused(folder, cause))?;
         }
@@ -65,10 +63,10 @@ pub(super) fn write(new: &New<'_>) -> Result<(), WriteError> {
     }
     if let Some((path, identity)) = new.key {
         match identity.write_new(path) {
-            Ok(()) => made.0.push(Thing::File(path.to_owned())),
+            Ok(()) => made.0.push(path.to_owned()),
             Err(IdentityError::Write { path, cause }) => {
                 // The file may be there, without what belongs into it.
-                made.0.push(Thing::File(path.clone()));
+                made.0.push(path.clone());
                 return Err(refused(&path, cause));
             }
             Err(error) => return Err(WriteError::Key { cause: error }),
@@ -82,7 +80,7 @@ pub(super) fn write(new: &New<'_>) -> Result<(), WriteError> {
         }
         Err(error) => return Err(refused(new.config, error)),
     };
-    made.0.push(Thing::File(new.config.to_owned()));
+    made.0.push(new.config.to_owned());
     let written = file.write_all(new.text.as_bytes()).and_then(|()| share(&file, new.group, 0o640));
     written.and_then(|()| file.sync_all()).map_err(|cause| refused(new.config, cause))?;
     made.0.clear();
@@ -99,23 +97,20 @@ fn share(made: &File, group: Option<u32>, mode: u32) -> io::Result<()> {
 
 /// What was made so far, in order; it is removed when this is dropped.
 #[derive(Default)]
-struct Made(Vec<Thing>);
-
-enum Thing {
-    Folder(PathBuf),
-    File(PathBuf),
-}
+struct Made(Vec<PathBuf>);
 
 impl Drop for Made {
     fn drop(&mut self) {
-        for thing in self.0.drain(..).rev() {
-            // Whatever cannot be removed now could not be told either: the first failure is what is reported.
-            match thing {
-                Thing::Folder(path) => drop(fs::remove_dir(path)),
-                Thing::File(path) => drop(fs::remove_file(path)),
-            }
+        for path in self.0.drain(..).rev() {
+            // A file or a folder. Whatever cannot be removed could not be told either: the first failure is what is reported.
+            fs::remove_file(&path).or_else(|_| fs::remove_dir(&path)).ok();
         }
     }
+}
+
+/// The folder of a file; the parent of a bare name is the current folder.
+pub(super) fn folder_of(file: &Path) -> &Path {
+    file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
 }
 
 #[cfg(test)]

@@ -8,8 +8,8 @@ use gate::identity::{PublicKey, ShareLink};
 use ipnet::IpNet;
 
 use super::{
-    Pair, Role,
     host::Facts,
+    options::{Pair, Role},
     plan::{Plan, neighbour},
 };
 use crate::cli::reach::DEFAULT_CONFIG;

@@ -6,7 +6,10 @@ use gate::identity::{EndpointError, ShareLink, ShareLinkError};
 use ip::routes::is_default_like;
 use ipnet::IpNet;
 
-use super::{Init, Pair, Role, host::Facts};
+use super::{
+    host::Facts,
+    options::{Init, Pair, Role},
+};
 use crate::cli::reach::DEFAULT_CONFIG;
 
 /// What the configuration will say; texts are checked with the whole of it.

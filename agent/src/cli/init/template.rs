@@ -2,7 +2,10 @@
 
 use std::fmt::Display;
 
-use super::{KEY_FILE, Pair, Role, plan::Plan};
+use super::{
+    options::{KEY_FILE, Pair, Role},
+    plan::Plan,
+};
 
 /// What an entry calls the exit that it dials.
 pub(super) const EXIT: &str = "exit";

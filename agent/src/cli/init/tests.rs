@@ -1,9 +1,11 @@
 //! What `init` writes is a configuration, for every combination of options, and says what the options said.
 
+use std::path::Path;
+
 use clap::Parser;
 use ipnet::IpNet;
 
-use super::{plan::PlanError, *};
+use super::{options::Pair, plan::PlanError, *};
 
 #[derive(Parser)]
 struct Line {

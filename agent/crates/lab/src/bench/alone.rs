@@ -1,7 +1,7 @@
 //! The sink in a process of its own: what it counts, its senders are told.
 
 use std::{
-    net::SocketAddr,
+    io::{IsTerminal, stderr},
     sync::{Arc, atomic::Ordering},
     time::Duration,
 };
@@ -12,48 +12,37 @@ use serde_json::json;
 use wire::clock::{Clock, SystemClock};
 
 use crate::{
-    bench::{client::Shared, shell, sink::Sink},
+    bench::{
+        options::{self, SinkOptions},
+        party::{Common, Shared},
+        shell,
+        sink::Sink,
+    },
     out,
 };
 
-/// The options of a sink in a process of its own.
-#[derive(Clone, Copy, Debug)]
-pub struct SinkOptions {
-    /// The address at which the sink listens.
-    pub listen: SocketAddr,
-    /// The time for which it runs; none is until it is killed.
-    pub duration: Option<Duration>,
-    /// Whether it uses GSO for what it sends.
-    pub gso: bool,
-    /// Whether to tell on standard error what happens.
-    pub progress: bool,
-    /// Whether to print JSON instead of words.
-    pub json: bool,
-}
-
 /// Runs a sink and prints what the last run brought it.
-///
-/// # Errors
-/// An address that cannot be used.
-pub fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
+pub(super) fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
     let SinkOptions { listen, gso, .. } = *options;
+    let duration = options.seconds.map(options::duration).transpose()?;
+    let progress = stderr().is_terminal();
     let shared = Arc::new(Shared::default());
     let for_sink = Arc::clone(&shared);
     let start = SystemClock.now();
     let make = move |net: &mut KernelNet, clock| {
         let socket = shell::sink_socket(net, listen, gso)?;
         out::complain(&format_args!("the sink listens on {}", socket.local_addr()));
-        Ok(Sink::new(clock, start, false, for_sink, socket))
+        Ok(Sink::new(Common { clock, epoch: start, one_clock: false, shared: for_sink }, socket))
     };
     let sink = shell::spawn("bench-sink".to_owned(), make, Sink::finish)?;
     let mut tick = start;
     let mut before = 0;
-    while !sink.is_finished() && options.duration.is_none_or(|duration| tick < start + duration) {
+    while !sink.is_finished() && duration.is_none_or(|duration| tick < start + duration) {
         let until = tick + Duration::from_secs(1);
-        tick = options.duration.map_or(until, |duration| until.min(start + duration));
+        tick = duration.map_or(until, |duration| until.min(start + duration));
         std::thread::sleep(tick.saturating_duration_since(SystemClock.now()));
         let received = shared.received.load(Ordering::Relaxed);
-        if options.progress && received > before {
+        if progress && received > before {
             out::complain(&format_args!("{} datagrams received", received - before));
         }
         before = received;

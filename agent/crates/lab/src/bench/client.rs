@@ -5,21 +5,18 @@
 //! ```
 
 use std::{
-    rc::Rc,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
-    },
+    collections::BTreeSet,
+    io::ErrorKind,
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
-use wire::clock::Clock;
 
 use crate::bench::{
-    Party, Turn,
     datagram::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
-    sender::{Next, Sender, Sent, Target, nanoseconds},
+    party::{Common, Party, Turn},
+    sender::{Sender, Sent, Target},
     tally::{Counts, FlowTally, Received},
 };
 
@@ -32,34 +29,14 @@ const STRAGGLERS: Duration = Duration::from_secs(1);
 /// Batches that one socket gives in one turn at most.
 const BATCHES_PER_TURN: usize = 4;
 
-/// The state that the threads of a run share. None of it is touched per datagram.
-#[derive(Debug, Default)]
-pub(super) struct Shared {
-    /// Flows that the sink has welcomed.
-    pub(super) welcomed: AtomicU32,
-    /// When the load starts, in nanoseconds since the epoch; 0 until all flows are welcomed.
-    pub(super) start_ns: AtomicU64,
-    /// Counted datagrams so far, for the progress line.
-    pub(super) sent: AtomicU64,
-    pub(super) received: AtomicU64,
-    /// The sink and the probe shall end; before the start, the clients too.
-    pub(super) stop: AtomicBool,
-    /// Nobody listens where a client sends to.
-    pub(super) refused: AtomicBool,
-}
-
 /// The parameters of one thread of clients.
 pub(super) struct Setup {
-    pub(super) clock: Rc<dyn Clock>,
-    pub(super) epoch: Instant,
+    pub(super) common: Common,
     pub(super) run: u32,
     /// The rate in it is this thread's share.
     pub(super) plan: Plan,
     /// The plan that the sink is told, for all threads together.
     pub(super) total_plan: Plan,
-    /// Whether the sink's times are of this process.
-    pub(super) one_clock: bool,
-    pub(super) shared: Arc<Shared>,
 }
 
 /// The results of one thread of clients.
@@ -92,23 +69,18 @@ enum State {
 pub(super) struct Client {
     setup: Setup,
     sockets: Vec<Box<dyn UdpSocket>>,
-    /// The sockets that may have something to read, each once.
-    readable: Vec<usize>,
-    is_readable: Vec<bool>,
+    /// The sockets that may have something to read.
+    readable: BTreeSet<usize>,
     flows: Vec<Flow>,
     state: State,
     sender: Option<Sender>,
     received: Received,
-    /// Counted datagrams that arrived, each once.
-    arrived: u64,
     /// Whether the sink has started to send.
     sink_sends: bool,
     batch: ReceiveBatch,
     control: SendBatch,
     /// Datagrams sent that were added to `shared`.
     published_sent: u64,
-    /// Datagrams received that were added to `shared`.
-    published_received: u64,
 }
 
 impl Client {
@@ -118,26 +90,23 @@ impl Client {
             number: *number,
             path: *path,
             welcomed: false,
-            tally: FlowTally::new(),
+            tally: FlowTally::default(),
             drops_before: 0,
             report: None,
         };
-        let again = setup.clock.now();
+        let again = setup.common.clock.now();
         Self {
             setup,
-            readable: Vec::with_capacity(sockets.len()),
-            is_readable: vec![false; sockets.len()],
+            readable: BTreeSet::new(),
             sockets,
             flows: flows.iter().map(flow).collect(),
             state: State::Opening { again },
             sender: None,
-            received: Received::new(),
-            arrived: 0,
+            received: Received::default(),
             sink_sends: false,
             batch: ReceiveBatch::default(),
             control: SendBatch::new(CONTROL_LEN),
             published_sent: 0,
-            published_received: 0,
         }
     }
 
@@ -155,7 +124,7 @@ impl Client {
     }
 
     fn open(&mut self, again: Instant, now: Instant) -> Turn {
-        let Setup { shared, epoch, .. } = &self.setup;
+        let Common { shared, epoch, .. } = &self.setup.common;
         let (start, stop) = (shared.start_ns.load(Ordering::Acquire), shared.stop.load(Ordering::Relaxed));
         if stop {
             self.state = State::Ended;
@@ -181,13 +150,12 @@ impl Client {
     }
 
     fn start(&mut self, start: Instant) {
-        let Setup { clock, epoch, run, plan, .. } = &self.setup;
+        let Setup { common, run, plan, .. } = &self.setup;
         let length = Duration::from_millis(u64::from(plan.warmup_ms) + u64::from(plan.measured_ms));
         if plan.direction.up() {
             let targets = self.flows.iter().enumerate();
             let targets = targets.map(|(index, flow)| Target::new(flow.number, index, flow.path)).collect();
-            let sender = Sender::new(Rc::clone(clock), *epoch, start, *run, false, *plan, targets);
-            self.sender = Some(sender);
+            self.sender = Some(Sender::new(common.clone(), *run, start, false, *plan, targets));
         }
         self.state = State::Running { again: plan.direction.down().then_some(start), until: start + length };
     }
@@ -205,13 +173,13 @@ impl Client {
         self.state = State::Running { again, until };
         let next = match &mut self.sender {
             Some(sender) => sender.turn(&mut self.sockets),
-            None if now >= until => Next::Ended,
-            None => Next::At(until),
+            None if now >= until => Turn::Ended,
+            None => Turn::At(until),
         };
         match next {
-            Next::Now => Turn::Now,
-            Next::At(at) | Next::Room(at) => Turn::At(again.map_or(at, |again| again.min(at))),
-            Next::Ended => {
+            Turn::Now => Turn::Now,
+            Turn::At(at) => Turn::At(again.map_or(at, |again| again.min(at))),
+            Turn::Ended => {
                 self.state = State::Draining { again: now, until: now + STRAGGLERS };
                 Turn::Now
             }
@@ -241,57 +209,48 @@ impl Client {
         let flow = &self.flows[index];
         let sent = self.sender.as_ref().map_or(0, |sender| sender.targets[index].sent);
         flow.report.is_some_and(|report| {
-            report.distinct >= sent && !report.sending && flow.tally.counts.distinct >= report.sent
+            report.counts.distinct >= sent && !report.sending && flow.tally.counts.distinct >= report.sent
         })
     }
 
     /// Sends a control datagram; what the kernel refuses is repeated like what is lost.
     fn tell(&mut self, index: usize, kind: Kind, now: Instant, body: &dyn Fn(&mut [u8])) {
-        let flow = &self.flows[index];
-        let (run, sent_ns) = (self.setup.run, nanoseconds(self.setup.epoch, now));
-        let Some(room) = self.control.tail(CONTROL_LEN) else { return };
-        Header { kind, down: false, run, flow: flow.number, sequence: 0, sent_ns }.write(room);
-        body(&mut room[HEADER_LEN..]);
-        self.control.commit(&flow.path, 0, CONTROL_LEN, 1);
+        let Flow { number: flow, path, .. } = self.flows[index];
+        let (run, sent_ns) = (self.setup.run, self.setup.common.nanoseconds(now));
+        let header = Header { kind, down: false, run, flow, sequence: 0, sent_ns };
+        header.put_control(&mut self.control, &path, body);
         self.sockets[index].send(&mut self.control, &mut |_, _| {});
         self.control.clear();
     }
 
     /// Reads what is there; whether there may be more.
     fn receive(&mut self) -> bool {
-        let mut index = 0;
-        while index < self.readable.len() {
-            let socket = self.readable[index];
-            let mut more = true;
-            for _ in 0..BATCHES_PER_TURN {
-                match self.sockets[socket].receive(&mut self.batch) {
-                    Ok(()) => self.take_batch(socket),
-                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                        more = false;
-                        break;
-                    }
-                    Err(error) => {
-                        if error.kind() == std::io::ErrorKind::ConnectionRefused {
-                            self.setup.shared.refused.store(true, Ordering::Relaxed);
-                        }
-                    }
-                }
-            }
-            if more {
-                index += 1;
-            } else {
-                self.is_readable[socket] = false;
-                self.readable.swap_remove(index);
-            }
-        }
+        let mut readable = std::mem::take(&mut self.readable);
+        readable.retain(|socket| self.receive_from(*socket));
+        self.readable = readable;
         !self.readable.is_empty()
     }
 
+    fn receive_from(&mut self, socket: usize) -> bool {
+        for _ in 0..BATCHES_PER_TURN {
+            match self.sockets[socket].receive(&mut self.batch).map_err(|error| error.kind()) {
+                Ok(()) => self.take_batch(socket),
+                Err(ErrorKind::WouldBlock) => return false,
+                Err(ErrorKind::ConnectionRefused) => {
+                    self.setup.common.shared.refused.store(true, Ordering::Relaxed);
+                }
+                Err(_) => {}
+            }
+        }
+        true
+    }
+
     fn take_batch(&mut self, socket: usize) {
-        let Self { setup, sockets, flows, received, batch, sink_sends, arrived, .. } = self;
-        let now = setup.clock.now();
-        let now_ns = nanoseconds(setup.epoch, now);
+        let Self { setup, sockets, flows, received, batch, sink_sends, .. } = self;
+        let now = setup.common.clock.now();
+        let now_ns = setup.common.nanoseconds(now);
         let flow = &mut flows[socket];
+        let mut arrived = 0;
         for index in 0..batch.len() {
             let buffer = batch.buffer(index);
             for segment in batch.meta(index).segments() {
@@ -312,8 +271,8 @@ impl Client {
                         }
                         received.seen_at(now);
                         if flow.tally.see(header.sequence) {
-                            *arrived += 1;
-                            if setup.one_clock {
+                            arrived += 1;
+                            if setup.common.one_clock {
                                 received.one_way.record(now_ns.saturating_sub(header.sent_ns));
                             }
                         }
@@ -321,38 +280,29 @@ impl Client {
                     Kind::Warmup => *sink_sends = true,
                     Kind::Welcome if !flow.welcomed => {
                         flow.welcomed = true;
-                        setup.shared.welcomed.fetch_add(1, Ordering::AcqRel);
+                        setup.common.shared.welcomed.fetch_add(1, Ordering::AcqRel);
                     }
                     Kind::Report => flow.report = Some(Report::read(&datagram[HEADER_LEN..])),
                     Kind::Welcome | Kind::Open | Kind::Start | Kind::Probe | Kind::Echo | Kind::End => {}
                 }
             }
         }
+        setup.common.shared.received.fetch_add(arrived, Ordering::Relaxed);
     }
 
-    /// Brings the counts of the progress line up to date.
+    /// Brings the count of what was sent up to date, for the progress line.
     fn publish(&mut self) {
         let sent = self.sender.as_ref().map_or(0, |sender| sender.sent.datagrams);
-        let received = self.arrived;
-        let shared = &self.setup.shared;
-        shared.sent.fetch_add(sent - self.published_sent, Ordering::Relaxed);
-        shared.received.fetch_add(received - self.published_received, Ordering::Relaxed);
-        (self.published_sent, self.published_received) = (sent, received);
+        self.setup.common.shared.sent.fetch_add(sent - self.published_sent, Ordering::Relaxed);
+        self.published_sent = sent;
     }
 }
 
 impl Party for Client {
     fn turn(&mut self, ready: &[Token]) -> Turn {
-        for Token(number) in ready {
-            let socket = *number as usize;
-            if let Some(is_readable) = self.is_readable.get_mut(socket)
-                && !std::mem::replace(is_readable, true)
-            {
-                self.readable.push(socket);
-            }
-        }
+        self.readable.extend(ready.iter().map(|Token(socket)| *socket as usize));
         let more = self.receive();
-        let now = self.setup.clock.now();
+        let now = self.setup.common.clock.now();
         let turn = match self.state {
             State::Opening { again } => self.open(again, now),
             State::Running { again, until } => self.run(again, until, now),

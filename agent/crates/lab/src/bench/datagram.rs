@@ -7,20 +7,25 @@
 //!
 //! All numbers are big-endian. `sent ns` counts from the sender's own start, so only one process can subtract it.
 
+use bytes::BufMut as _;
+use net::{Path, SendBatch};
+
+use crate::bench::tally::Counts;
+
 /// The bytes of the header that precedes the body.
 pub(super) const HEADER_LEN: usize = 32;
 
 /// The smallest payload of a run: the header, and the longest body of a control datagram that an agent must carry.
-pub const MIN_SIZE: usize = 64;
+pub(super) const MIN_SIZE: usize = 64;
 
 /// The largest payload of a UDP datagram over IPv4.
-pub const MAX_SIZE: usize = 65_507;
+pub(super) const MAX_SIZE: usize = 65_507;
 
 /// The bytes of the longest control datagram.
 pub(super) const CONTROL_LEN: usize = 128;
 
 /// Flows of a run: what one source address has of dynamic ports.
-pub const MAX_FLOWS: u32 = 28_232;
+pub(super) const MAX_FLOWS: u32 = 28_232;
 
 /// The flow number of the probe, which is none of the load's flows.
 pub(super) const PROBE_FLOW: u32 = u32::MAX;
@@ -127,6 +132,14 @@ impl Header {
         if complete && intact { Ok(read) } else { Err(Corrupt) }
     }
 
+    /// Adds a control datagram with this header to `batch`, if there is room.
+    pub(super) fn put_control(&self, batch: &mut SendBatch, path: &Path, body: &dyn Fn(&mut [u8])) {
+        let Some(room) = batch.tail(CONTROL_LEN) else { return };
+        self.write(room);
+        body(&mut room[HEADER_LEN..]);
+        batch.commit(path, 0, CONTROL_LEN, 1);
+    }
+
     /// Makes `datagram`, which holds a probe, its echo.
     pub(super) fn set_echo(datagram: &mut [u8]) {
         datagram[4] = Kind::Echo as u8;
@@ -193,25 +206,14 @@ pub(super) struct Plan {
 
 impl Plan {
     /// Writes the body of [`Kind::Open`] behind the header.
-    pub(super) fn write(&self, body: &mut [u8]) {
-        let direction = match self.direction {
-            Direction::Up => 0,
-            Direction::Down => 1,
-            Direction::Both => 2_u8,
-        };
-        let rate = self.bits_per_second.unwrap_or(0);
-        put(
-            body,
-            &[
-                &[direction],
-                &self.flows.to_be_bytes(),
-                &self.size.to_be_bytes(),
-                &self.burst.to_be_bytes(),
-                &rate.to_be_bytes(),
-                &self.warmup_ms.to_be_bytes(),
-                &self.measured_ms.to_be_bytes(),
-            ],
-        );
+    pub(super) fn write(&self, mut body: &mut [u8]) {
+        body.put_u8(self.direction as u8);
+        body.put_u32(self.flows);
+        body.put_u16(self.size);
+        body.put_u16(self.burst);
+        body.put_u64(self.bits_per_second.unwrap_or(0));
+        body.put_u32(self.warmup_ms);
+        body.put_u32(self.measured_ms);
     }
 
     /// Reads the body; none if a sender cannot have meant it.
@@ -219,12 +221,7 @@ impl Plan {
         let mut fields = Fields(body);
         let [direction] = fields.take();
         let plan = Self {
-            direction: match direction {
-                0 => Direction::Up,
-                1 => Direction::Down,
-                2 => Direction::Both,
-                _ => return None,
-            },
+            direction: *Direction::ALL.get(usize::from(direction))?,
             flows: u32::from_be_bytes(fields.take()),
             size: u16::from_be_bytes(fields.take()),
             burst: u16::from_be_bytes(fields.take()),
@@ -243,10 +240,8 @@ impl Plan {
 /// The counts of one flow at the sink, and those of the sink itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Report {
-    /// Datagrams of the flow that arrived, each counted once.
-    pub(super) distinct: u64,
-    pub(super) duplicates: u64,
-    pub(super) reordered: u64,
+    /// The datagrams of the flow that arrived.
+    pub(super) counts: Counts,
     /// The datagrams that the sink sent on the flow.
     pub(super) sent: u64,
     /// Whether the sink will send more.
@@ -260,50 +255,31 @@ pub(super) struct Report {
 
 impl Report {
     /// Writes the body of [`Kind::Report`] behind the header.
-    pub(super) fn write(&self, body: &mut [u8]) {
-        put(
-            body,
-            &[
-                &self.distinct.to_be_bytes(),
-                &self.duplicates.to_be_bytes(),
-                &self.reordered.to_be_bytes(),
-                &self.sent.to_be_bytes(),
-                &self.corrupt.to_be_bytes(),
-                &self.kernel_drops.to_be_bytes(),
-                &self.blocked.to_be_bytes(),
-                &self.errors.to_be_bytes(),
-                &[self.sending.into()],
-            ],
-        );
+    pub(super) fn write(&self, mut body: &mut [u8]) {
+        body.put_u64(self.counts.distinct);
+        body.put_u64(self.counts.duplicates);
+        body.put_u64(self.counts.reordered);
+        body.put_u64(self.sent);
+        body.put_u64(self.corrupt);
+        body.put_u64(self.kernel_drops);
+        body.put_u64(self.blocked);
+        body.put_u64(self.errors);
+        body.put_u8(self.sending.into());
     }
 
     /// Reads the body of [`Kind::Report`] behind the header.
     pub(super) fn read(body: &[u8]) -> Self {
         let mut fields = Fields(body);
         let mut number = || u64::from_be_bytes(fields.take());
-        let [distinct, duplicates, reordered, sent, corrupt, kernel_drops, blocked, errors] =
-            std::array::from_fn(|_| number());
-        let [sending] = fields.take();
         Self {
-            distinct,
-            duplicates,
-            reordered,
-            sent,
-            sending: sending != 0,
-            corrupt,
-            kernel_drops,
-            blocked,
-            errors,
+            counts: Counts { distinct: number(), duplicates: number(), reordered: number() },
+            sent: number(),
+            corrupt: number(),
+            kernel_drops: number(),
+            blocked: number(),
+            errors: number(),
+            sending: fields.take() != [0],
         }
-    }
-}
-
-/// Writes `fields` one after the other to the front of `body`, which has room for them.
-fn put(body: &mut [u8], fields: &[&[u8]]) {
-    let mut at = 0;
-    for field in fields {
-        body[at..at + field.len()].copy_from_slice(field);
-        at += field.len();
     }
 }
 
@@ -387,9 +363,7 @@ mod tests {
         plan.write(&mut body);
         assert_eq!(body, [2, 0, 0, 0, 1, 4, 0x7e, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 4, 0, 0, 0, 5]);
         let report = Report {
-            distinct: 1,
-            duplicates: 2,
-            reordered: 3,
+            counts: Counts { distinct: 1, duplicates: 2, reordered: 3 },
             sent: 4,
             sending: true,
             corrupt: 5,
@@ -441,9 +415,7 @@ mod tests {
         assert_eq!(Plan::read(&[3; 32]), None);
 
         let report = Report {
-            distinct: 1,
-            duplicates: 2,
-            reordered: 3,
+            counts: Counts { distinct: 1, duplicates: 2, reordered: 3 },
             sent: 4,
             sending: true,
             corrupt: 5,

@@ -18,16 +18,17 @@ use wire::clock::{Clock, SystemClock};
 
 use crate::{
     bench::{
-        Mode, Options,
-        client::{self, Client, Setup, Shared},
+        client::{self, Client, Setup},
         datagram::Plan,
+        options::{Mode, Options},
         pace::{default_burst, largest_burst},
+        party::{Common, Shared, nanoseconds},
         probe::{self, Probe},
-        results::{Results, RoundTrip, Way, rate_text},
-        sender::{Sent, nanoseconds},
+        results::{Results, Way, rate_text},
+        sender::Sent,
         shell,
         sink::{self, Sink},
-        tally::{Latency, Received},
+        tally::Received,
     },
     out,
 };
@@ -41,17 +42,18 @@ const LOOK: Duration = Duration::from_millis(2);
 type Handle<T> = JoinHandle<anyhow::Result<T>>;
 
 /// The threads that take part in a run.
+#[derive(Default)]
 struct Threads {
     sink: Option<Handle<Option<sink::Outcome>>>,
     clients: Vec<Handle<client::Outcome>>,
-    probe: Option<Handle<probe::Outcome>>,
+    probe: Option<Handle<probe::RoundTrip>>,
 }
 
 /// The outcomes of all threads of a run.
 struct Collected {
     sink: Option<sink::Outcome>,
     clients: Vec<client::Outcome>,
-    probe: Option<probe::Outcome>,
+    probe: Option<probe::RoundTrip>,
 }
 
 /// Measures `size` at a rate.
@@ -61,10 +63,10 @@ struct Collected {
 pub(super) fn run(options: &Options, size: u16, bits_per_second: Option<u64>) -> anyhow::Result<Results> {
     let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
     let most = largest_burst(size, kernel::most_segments());
-    let burst = options.burst.unwrap_or_else(|| default_burst(size, bits_per_second, most));
+    let burst = options.load.burst.unwrap_or_else(|| default_burst(size, bits_per_second, most));
     let plan = Plan {
-        direction: options.direction,
-        flows: options.flows,
+        direction: options.load.direction,
+        flows: options.load.flows,
         size,
         burst: burst.clamp(1, most),
         bits_per_second,
@@ -73,7 +75,7 @@ pub(super) fn run(options: &Options, size: u16, bits_per_second: Option<u64>) ->
     };
     let shared = Arc::new(Shared::default());
     let epoch = SystemClock.now();
-    let mut threads = Threads { sink: None, clients: Vec::new(), probe: None };
+    let mut threads = Threads::default();
     let outcome = start(options, plan, epoch, &shared, &mut threads)
         .and_then(|()| watch(options, plan, epoch, &shared, &threads));
     shared.stop.store(true, Ordering::Relaxed);
@@ -103,9 +105,9 @@ fn start(
         Mode::Send { to } => (false, to),
     };
     let run: u32 = rand::random();
-    let gso = options.gso;
+    let gso = options.load.gso;
     let path = Path { destination: to, source: None, tos: 0 };
-    let count = options.threads.clamp(1, plan.flows);
+    let count = options.load.threads.clamp(1, plan.flows);
     for thread in 0..count {
         let flows = share(plan.flows, count, thread);
         let rate = plan.bits_per_second.map(|rate| {
@@ -115,23 +117,24 @@ fn start(
         });
         let shared = Arc::clone(shared);
         let make = move |net: &mut kernel::KernelNet, clock| {
+            let common = Common { clock, epoch, one_clock, shared };
             let sockets = (0..flows.end - flows.start)
                 .map(|token| shell::client_socket(net, to, gso, Token(token)))
                 .collect::<anyhow::Result<Vec<_>>>()?;
             let flows: Vec<(u32, Path)> = flows.map(|flow| (flow, path)).collect();
             let plan_here = Plan { bits_per_second: rate, ..plan };
-            let setup = Setup { clock, epoch, run, plan: plan_here, total_plan: plan, one_clock, shared };
+            let setup = Setup { common, run, plan: plan_here, total_plan: plan };
             Ok(Client::new(setup, sockets, &flows))
         };
         threads.clients.push(shell::spawn(format!("bench-client-{thread}"), make, Client::finish)?);
     }
-    if options.probe {
+    if options.load.probe() {
         let shared = Arc::clone(shared);
         let warmup = Duration::from_millis(plan.warmup_ms.into());
         let counted = warmup..warmup + Duration::from_millis(plan.measured_ms.into());
         let make = move |net: &mut kernel::KernelNet, clock| {
             let socket = shell::client_socket(net, to, false, Token(0))?;
-            Ok(Probe::new(clock, epoch, run, counted, shared, socket, path))
+            Ok(Probe::new(Common { clock, epoch, one_clock, shared }, run, counted, socket, path))
         };
         threads.probe = Some(shell::spawn("bench-probe".to_owned(), make, Probe::finish)?);
     }
@@ -156,12 +159,12 @@ fn start_sink(
     threads: &mut Threads,
 ) -> anyhow::Result<SocketAddr> {
     let (told, address): (SyncSender<SocketAddr>, _) = sync_channel(1);
-    let (shared, gso) = (Arc::clone(shared), options.gso);
+    let (shared, gso) = (Arc::clone(shared), options.load.gso);
     let make = move |net: &mut kernel::KernelNet, clock| {
         let socket = shell::sink_socket(net, listen, gso)?;
         // The other end waits for it, or is gone with the whole run.
         let _told = told.send(socket.local_addr()).is_ok();
-        Ok(Sink::new(clock, epoch, true, shared, socket))
+        Ok(Sink::new(Common { clock, epoch, one_clock: true, shared }, socket))
     };
     threads.sink = Some(shell::spawn("bench-sink".to_owned(), make, Sink::finish)?);
     address.recv().map_err(|_| anyhow!("the sink did not start"))
@@ -198,7 +201,7 @@ fn watch(
         tick = (tick + Duration::from_secs(1)).min(counted_until);
         sleep_until(tick);
         let now = (shared.sent.load(Ordering::Relaxed), shared.received.load(Ordering::Relaxed));
-        if options.progress {
+        if options.load.progress() {
             out::complain(&progress(plan, tick - counted_from, now.0 - before.0, now.1 - before.1));
         }
         before = now;
@@ -268,19 +271,37 @@ fn join<T>(handle: Handle<T>) -> anyhow::Result<T> {
 fn evaluate(options: &Options, plan: Plan, collected: Collected, cpu_seconds: f64) -> Results {
     let Collected { sink, clients, probe } = collected;
     let seconds = f64::from(plan.measured_ms) / 1e3;
-    let (mut sent_up, mut received_down) = (Sent::default(), Received::new());
-    let mut reported = Reported::default();
+    let (mut sent_up, mut received_down) = (Sent::default(), Received::default());
+    // What a sink in another process reported.
+    let (mut sent_down, mut received_up) = (Sent::default(), Received::default());
     for client in clients {
         sent_up.add(&client.sent);
         received_down.add(client.received);
-        client.reports.iter().flatten().for_each(|report| reported.add(report));
+        for report in client.reports.iter().flatten() {
+            sent_down.datagrams += report.sent;
+            received_up.counts.add(&report.counts);
+            // These are of the whole sink, and grow: the last report has the most.
+            sent_down.blocked = sent_down.blocked.max(report.blocked);
+            sent_down.errors = sent_down.errors.max(report.errors);
+            received_up.corrupt = received_up.corrupt.max(report.corrupt);
+            received_up.kernel_drops = received_up.kernel_drops.max(report.kernel_drops);
+        }
     }
     let one_clock = sink.is_some();
-    let (sent_down, received_up) = match sink {
-        Some(sink) => (sink.sent, sink.received),
-        None => (reported.sent, reported.received),
+    if let Some(sink) = sink {
+        (sent_down, received_up) = (sink.sent, sink.received);
+    }
+    let way = |sent, received: Received| {
+        let took = received.span.map_or(0.0, |(first, last)| (last - first).as_secs_f64());
+        Way {
+            sent,
+            counts: received.counts,
+            corrupt: received.corrupt,
+            kernel_drops: received.kernel_drops,
+            one_way: one_clock.then(|| received.one_way.histogram()),
+            seconds: took.max(seconds),
+        }
     };
-    let way = |sent, received| way(sent, received, one_clock, seconds);
     Results {
         mode: options.mode.name(),
         direction: plan.direction,
@@ -290,51 +311,9 @@ fn evaluate(options: &Options, plan: Plan, collected: Collected, cpu_seconds: f6
         offered_bps: plan.bits_per_second,
         up: plan.direction.up().then(|| way(sent_up, received_up)),
         down: plan.direction.down().then(|| way(sent_down, received_down)),
-        round_trip: probe.map(|mut probe| RoundTrip {
-            times: probe.round_trip.histogram().clone(),
-            sent: probe.sent,
-            returned: probe.returned,
-        }),
+        round_trip: probe,
         cpu_seconds,
         seconds,
-    }
-}
-
-fn way(sent: Sent, mut received: Received, one_clock: bool, seconds: f64) -> Way {
-    let took = received.span.map_or(0.0, |(first, last)| (last - first).as_secs_f64());
-    Way {
-        sent,
-        counts: received.counts,
-        corrupt: received.corrupt,
-        kernel_drops: received.kernel_drops,
-        one_way: one_clock.then(|| Latency::histogram(&mut received.one_way).clone()),
-        seconds: took.max(seconds),
-    }
-}
-
-/// The results that a sink in another process reported.
-struct Reported {
-    sent: Sent,
-    received: Received,
-}
-
-impl Default for Reported {
-    fn default() -> Self {
-        Self { sent: Sent::default(), received: Received::new() }
-    }
-}
-
-impl Reported {
-    fn add(&mut self, report: &crate::bench::datagram::Report) {
-        self.sent.datagrams += report.sent;
-        self.received.counts.distinct += report.distinct;
-        self.received.counts.duplicates += report.duplicates;
-        self.received.counts.reordered += report.reordered;
-        // These are of the whole sink, and grow: the last report has the most.
-        self.sent.blocked = self.sent.blocked.max(report.blocked);
-        self.sent.errors = self.sent.errors.max(report.errors);
-        self.received.corrupt = self.received.corrupt.max(report.corrupt);
-        self.received.kernel_drops = self.received.kernel_drops.max(report.kernel_drops);
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | what can be asked for, and what it does | this one: [`Options`], [`run`] |
+//! | what can be asked for | `options.rs` |
+//! | what is done | this one: [`Bench::run`] |
+//! | what a part of a run is, and what it is given | `party.rs` |
 //! | what the datagrams look like | `datagram.rs` (pure) |
 //! | when a datagram is due, how large a burst is | `pace.rs` (pure) |
 //! | how sequence numbers and times are counted | `tally.rs` (pure) |
@@ -18,13 +20,7 @@
 //! Client, sink and probe do their work in turns over the traits of [`net`], with a clock that is given: what is
 //! measured is what those do, and tests run them over a network in memory.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
-
 use anyhow::anyhow;
-use net::Token;
 
 use crate::out;
 
@@ -32,126 +28,72 @@ mod alone;
 mod client;
 mod datagram;
 mod measure;
-pub mod memory;
+mod memory;
+mod options;
 mod pace;
+pub(crate) mod party;
 mod probe;
 mod results;
 mod search;
-mod sender;
+pub(crate) mod sender;
 pub(crate) mod shell;
 mod sink;
 mod tally;
 #[cfg(test)]
 mod tests;
 
-pub use alone::{SinkOptions, run_sink};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use datagram::bench_datagram;
-pub use datagram::{Direction, MAX_FLOWS, MAX_SIZE, MIN_SIZE};
+pub use options::Bench;
 
+use datagram::MIN_SIZE;
+use options::{Load, Mode, Options, Part};
 use results::Results;
 use search::Search;
 
-/// The path that the load of a run takes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
-    /// To an agent's port; the sink is what its service leads to.
-    Through {
-        /// The address of the agent's port.
-        to: SocketAddr,
-        /// The address that the agent's service leads to.
-        sink: SocketAddr,
-    },
-    /// Over loopback, to a sink in this process, without agents.
-    Direct,
-    /// To a sink in another process.
-    Send {
-        /// The sink, or an agent's port that leads to it.
-        to: SocketAddr,
-    },
-}
-
-impl Mode {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Through { .. } => "through",
-            Self::Direct => "direct",
-            Self::Send { .. } => "send",
-        }
+impl Bench {
+    /// Measures what the options ask for, and prints it.
+    ///
+    /// # Errors
+    /// Options that do not go together, addresses that cannot be used, a sink that does not answer, nothing that arrives.
+    pub fn run(self) -> anyhow::Result<()> {
+        let mode = match (self.part, self.to, self.sink) {
+            (Some(Part::Send(send)), _, _) => {
+                return measure(&send.load.options(Mode::Send { to: send.to })?);
+            }
+            (Some(Part::Sink(sink)), _, _) => return alone::run_sink(&sink),
+            (None, _, _) if self.in_memory => return in_memory(self.load),
+            (None, Some(to), Some(sink)) => Mode::Through { to, sink },
+            (None, _, _) if self.direct => Mode::Direct,
+            (None, _, _) => {
+                let why =
+                    "say what to measure: --to and --sink for an agent, --direct, --in-memory, send, or sink";
+                return Err(anyhow!("{why} (--help has examples)"));
+            }
+        };
+        measure(&self.load.options(mode)?)
     }
-}
-
-/// The options of a run of `culvert bench`.
-#[derive(Clone, Debug)]
-pub struct Options {
-    /// The path that the load takes.
-    pub mode: Mode,
-    /// The direction in which the load goes.
-    pub direction: Direction,
-    /// UDP flows, each from a port of its own.
-    pub flows: u32,
-    /// Payloads in bytes; they run one after the other.
-    pub sizes: Vec<u16>,
-    /// Payload bits per second over all flows, for each direction; none is as fast as it goes.
-    pub bits_per_second: Option<u64>,
-    /// The time that is counted, at least a millisecond.
-    pub measured: Duration,
-    /// The duration of the warm-up, which is not counted.
-    pub warmup: Duration,
-    /// Whether the senders use GSO for bursts.
-    pub gso: bool,
-    /// Datagrams of a burst; none is what fits.
-    pub burst: Option<u16>,
-    /// Look for the highest rate of which less than this share is lost.
-    pub search: Option<f64>,
-    /// The number of threads that clients run on.
-    pub threads: u32,
-    /// Whether a probe runs beside the load.
-    pub probe: bool,
-    /// Whether to tell on standard error what happens.
-    pub progress: bool,
-    /// Print JSON instead of a table.
-    pub json: bool,
-}
-
-/// A part of a run that works in turns.
-pub(crate) trait Party {
-    /// Does what there is to do; `ready` names the sockets that may make progress.
-    fn turn(&mut self, ready: &[Token]) -> Turn;
-}
-
-/// The event that a [`Party`] waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// Nothing: it is called again at once.
-    Now,
-    /// A socket, at most until then.
-    At(Instant),
-    /// Nothing: the party has done all its work.
-    Ended,
 }
 
 /// Measures and prints.
-///
-/// # Errors
-/// Addresses that cannot be used, a sink that does not answer, nothing that arrives.
-pub fn run(options: &Options) -> anyhow::Result<()> {
-    let limit = 64 + u64::from(options.flows);
+fn measure(options: &Options) -> anyhow::Result<()> {
+    let load = &options.load;
+    let limit = 64 + u64::from(load.flows);
     if net::process::raise_descriptor_limit(limit)? < limit {
-        return Err(anyhow!("{} flows need {limit} open files; raise the limit: ulimit -n", options.flows));
+        return Err(anyhow!("{} flows need {limit} open files; raise the limit: ulimit -n", load.flows));
     }
-    let mut runs = Vec::with_capacity(options.sizes.len());
-    for size in &options.sizes {
-        let outcome = match options.search {
+    let mut runs = Vec::with_capacity(load.size.len());
+    for size in &load.size {
+        let outcome = match load.search() {
             Some(limit) => look_for_the_highest_rate(options, *size, limit)?,
-            None => Found { best: measure::run(options, *size, options.bits_per_second)?, steps: Vec::new() },
+            None => Found { best: measure::run(options, *size, load.bits_per_second())?, steps: Vec::new() },
         };
-        if !options.json {
+        if !load.json {
             out::say(&outcome.best.text())?;
         }
         runs.push(outcome);
     }
-    if options.json {
+    if load.json {
         out::say(&json(&runs))?;
     }
     let silent = runs.iter().any(|found| found.best.received_nothing());
@@ -164,6 +106,18 @@ pub fn run(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
+fn in_memory(load: Load) -> anyhow::Result<()> {
+    let duration = options::duration(load.seconds)?;
+    for size in load.size {
+        if size > memory::MAX_SIZE {
+            let most = memory::MAX_SIZE;
+            return Err(anyhow!("--in-memory takes payloads of {MIN_SIZE} to {most} bytes"));
+        }
+        memory::run(size, duration, load.json)?;
+    }
+    Ok(())
+}
+
 /// A run, and what a search tried to find it.
 struct Found {
     best: Results,
@@ -171,7 +125,7 @@ struct Found {
 }
 
 fn look_for_the_highest_rate(options: &Options, size: u16, limit: f64) -> anyhow::Result<Found> {
-    let mut search = Search::new(limit, options.bits_per_second);
+    let mut search = Search::new(limit, options.load.bits_per_second());
     let mut steps: Vec<Results> = Vec::new();
     while let Some(rate) = search.next_rate() {
         let step = measure::run(options, size, rate)?;

@@ -2,19 +2,16 @@
 
 use std::{
     ops::Range,
-    rc::Rc,
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
+use hdrhistogram::Histogram;
 use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
-use wire::clock::Clock;
 
 use crate::bench::{
-    Party, Turn,
-    client::Shared,
     datagram::{Header, Kind, MIN_SIZE, PROBE_FLOW},
-    sender::nanoseconds,
+    party::{Common, Party, Turn},
     tally::{FlowTally, Latency},
 };
 
@@ -32,10 +29,10 @@ fn interval(number: u64) -> Duration {
     INTERVAL.mul_f64(1.0 + (shift(number + 1) - shift(number)) / 2.0)
 }
 
-/// The counts and times of the probe.
-#[derive(Debug)]
-pub(super) struct Outcome {
-    pub(super) round_trip: Latency,
+/// The results of the probe of a run.
+#[derive(Clone, Debug)]
+pub(super) struct RoundTrip {
+    pub(super) times: Histogram<u64>,
     /// Probes sent while the load was counted.
     pub(super) sent: u64,
     /// The number of those probes that came back.
@@ -44,19 +41,20 @@ pub(super) struct Outcome {
 
 /// The probe that runs beside the load.
 pub(super) struct Probe {
-    clock: Rc<dyn Clock>,
-    epoch: Instant,
+    common: Common,
     run: u32,
     /// When probes are counted, after the start.
     counted: Range<Duration>,
-    shared: Arc<Shared>,
     socket: Box<dyn UdpSocket>,
     path: Path,
     due: Instant,
     /// The number of probes sent so far.
     number: u64,
+    /// The probes that came back.
     seen: FlowTally,
-    outcome: Outcome,
+    round_trip: Latency,
+    /// The number of probes sent while the load was counted.
+    sent: u64,
     received: ReceiveBatch,
     batch: SendBatch,
 }
@@ -64,40 +62,37 @@ pub(super) struct Probe {
 impl Probe {
     /// A probe over `socket` to `path`, counted in a span of time after the start.
     pub(super) fn new(
-        clock: Rc<dyn Clock>,
-        epoch: Instant,
+        common: Common,
         run: u32,
         counted: Range<Duration>,
-        shared: Arc<Shared>,
         socket: Box<dyn UdpSocket>,
         path: Path,
     ) -> Self {
-        let due = clock.now();
         Self {
-            clock,
-            epoch,
+            due: common.clock.now(),
+            common,
             run,
             counted,
-            shared,
             socket,
             path,
-            due,
             number: 0,
-            seen: FlowTally::new(),
-            outcome: Outcome { round_trip: Latency::new(), sent: 0, returned: 0 },
+            seen: FlowTally::default(),
+            round_trip: Latency::default(),
+            sent: 0,
             received: ReceiveBatch::new(4, 2048),
             batch: SendBatch::new(MIN_SIZE),
         }
     }
 
-    /// The outcome of the probe, after [`Turn::Ended`].
-    pub(super) fn finish(self) -> Outcome {
-        self.outcome
+    /// The results, after [`Turn::Ended`].
+    pub(super) fn finish(self) -> RoundTrip {
+        let Self { round_trip, sent, seen, .. } = self;
+        RoundTrip { times: round_trip.histogram(), sent, returned: seen.counts.distinct }
     }
 
     fn receive(&mut self) {
         while self.socket.receive(&mut self.received).is_ok() {
-            let now_ns = nanoseconds(self.epoch, self.clock.now());
+            let now_ns = self.common.nanoseconds(self.common.clock.now());
             for index in 0..self.received.len() {
                 let buffer = self.received.buffer(index);
                 for segment in self.received.meta(index).segments() {
@@ -105,8 +100,7 @@ impl Probe {
                     // Sequence 0 stands for a probe of the warm-up.
                     let ours = header.kind == Kind::Echo && header.run == self.run && header.sequence > 0;
                     if ours && self.seen.see(header.sequence) {
-                        self.outcome.returned += 1;
-                        self.outcome.round_trip.record(now_ns.saturating_sub(header.sent_ns));
+                        self.round_trip.record(now_ns.saturating_sub(header.sent_ns));
                     }
                 }
             }
@@ -114,11 +108,11 @@ impl Probe {
     }
 
     fn send(&mut self, now: Instant) {
-        let start = self.shared.start_ns.load(Ordering::Acquire);
-        let start = self.epoch + Duration::from_nanos(start);
-        let counted = start > self.epoch && self.counted.contains(&now.saturating_duration_since(start));
+        let Common { epoch, shared, .. } = &self.common;
+        let start = *epoch + Duration::from_nanos(shared.start_ns.load(Ordering::Acquire));
+        let counted = start > *epoch && self.counted.contains(&now.saturating_duration_since(start));
         if counted {
-            self.outcome.sent += 1;
+            self.sent += 1;
         }
         let Some(room) = self.batch.tail(MIN_SIZE) else { return };
         let header = Header {
@@ -126,8 +120,8 @@ impl Probe {
             down: false,
             run: self.run,
             flow: PROBE_FLOW,
-            sequence: if counted { self.outcome.sent } else { 0 },
-            sent_ns: nanoseconds(self.epoch, now),
+            sequence: if counted { self.sent } else { 0 },
+            sent_ns: self.common.nanoseconds(now),
         };
         header.write(room);
         self.batch.commit(&self.path, 0, MIN_SIZE, 1);
@@ -139,10 +133,10 @@ impl Probe {
 impl Party for Probe {
     fn turn(&mut self, _ready: &[Token]) -> Turn {
         self.receive();
-        if self.shared.stop.load(Ordering::Relaxed) {
+        if self.common.shared.stop.load(Ordering::Relaxed) {
             return Turn::Ended;
         }
-        let now = self.clock.now();
+        let now = self.common.clock.now();
         if now >= self.due {
             self.send(now);
             // A probe that was due while the thread did not run is not made up for: it would measure the thread.

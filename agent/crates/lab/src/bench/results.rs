@@ -6,14 +6,15 @@ use hdrhistogram::Histogram;
 use serde_json::{Value, json};
 
 use crate::bench::{
-    Direction,
+    datagram::Direction,
+    probe::RoundTrip,
     search::{Search, Step},
     sender::Sent,
     tally::Counts,
 };
 
 /// The results of one direction of a run.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Way {
     pub(super) sent: Sent,
     pub(super) counts: Counts,
@@ -23,14 +24,6 @@ pub(super) struct Way {
     pub(super) one_way: Option<Histogram<u64>>,
     /// The time that the receiver took for what it counted, not less than the sender sent.
     pub(super) seconds: f64,
-}
-
-/// The results of the probe of a run.
-#[derive(Clone, Debug)]
-pub(super) struct RoundTrip {
-    pub(super) times: Histogram<u64>,
-    pub(super) sent: u64,
-    pub(super) returned: u64,
 }
 
 /// The results of a whole run.
@@ -77,28 +70,8 @@ impl Results {
 
     /// The sums of both directions, as one.
     fn total(&self) -> Way {
-        let mut ways = self.ways().map(|(_, way)| way.clone());
-        let mut total = ways.next().unwrap_or_else(|| Way {
-            sent: Sent::default(),
-            counts: Counts::default(),
-            corrupt: 0,
-            kernel_drops: 0,
-            one_way: None,
-            seconds: self.seconds,
-        });
-        for way in ways {
-            total.sent.add(&way.sent);
-            total.counts.add(&way.counts);
-            total.corrupt += way.corrupt;
-            total.kernel_drops += way.kernel_drops;
-            total.seconds = total.seconds.max(way.seconds);
-            if let (Some(all), Some(one)) = (&mut total.one_way, &way.one_way) {
-                // Equal bounds: nothing can be out of range.
-                let added = all.add(one).is_ok();
-                debug_assert!(added, "all histograms have the same bounds");
-            }
-        }
-        total
+        let both = self.ways().map(|(_, way)| way.clone());
+        both.reduce(Way::plus).unwrap_or_default()
     }
 
     /// The step that a search learns from.
@@ -231,6 +204,20 @@ impl Results {
 }
 
 impl Way {
+    fn plus(mut self, other: Self) -> Self {
+        self.sent.add(&other.sent);
+        self.counts.add(&other.counts);
+        self.corrupt += other.corrupt;
+        self.kernel_drops += other.kernel_drops;
+        self.seconds = self.seconds.max(other.seconds);
+        if let (Some(all), Some(one)) = (&mut self.one_way, &other.one_way) {
+            // Equal bounds: nothing can be out of range.
+            let added = all.add(one).is_ok();
+            debug_assert!(added, "all histograms have the same bounds");
+        }
+        self
+    }
+
     /// The share that was lost; nothing sent is nothing lost.
     fn loss(&self) -> f64 {
         let sent = self.sent.datagrams;

@@ -1,16 +1,13 @@
 //! The load of one thread: bursts that rotate over its flows, at its rate.
 
-use std::{
-    rc::Rc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use net::{Path, SendBatch, SendFailure, SendOutcome, UdpSocket, batch::MAX_MESSAGE_BYTES};
-use wire::clock::Clock;
 
 use crate::bench::{
     datagram::{Header, Kind, Plan},
     pace::Pacer,
+    party::{Common, Turn},
 };
 
 /// Bursts that one turn sends at most, so that what arrives meanwhile is not left waiting.
@@ -56,32 +53,19 @@ impl Sent {
     }
 }
 
-/// The event that the sender waits for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
-    /// Nothing: there is more to send.
-    Now,
-    /// The next burst, or the end.
-    At(Instant),
-    /// Room in the socket, or the end.
-    Room(Instant),
-    /// Nothing: the sender has sent everything.
-    Ended,
-}
-
 /// The least time to wait for the next burst.
 const LEAST_REST: Duration = Duration::from_micros(50);
 
 /// Sends first what is not counted, then what is, until its time is over.
 pub(super) struct Sender {
-    clock: Rc<dyn Clock>,
-    epoch: Instant,
+    common: Common,
     run: u32,
     down: bool,
     plan: Plan,
     pub(super) targets: Vec<Target>,
     next_target: usize,
-    counted: Phase,
+    /// The end of the warm-up, until then; what is sent later is counted.
+    warmup: Option<Instant>,
     end: Instant,
     pacer: Pacer,
     batch: SendBatch,
@@ -91,36 +75,27 @@ pub(super) struct Sender {
     pub(super) sent: Sent,
 }
 
-/// Whether what is sent now is counted.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Warmup { until: Instant },
-    Counted,
-}
-
 impl Sender {
-    /// A sender that begins at `start`; the times that it writes count from `epoch`.
+    /// A sender that begins at `start`.
     ///
     /// `plan.bits_per_second` is what these targets share.
     pub(super) fn new(
-        clock: Rc<dyn Clock>,
-        epoch: Instant,
-        start: Instant,
+        common: Common,
         run: u32,
+        start: Instant,
         down: bool,
         plan: Plan,
         targets: Vec<Target>,
     ) -> Self {
         let counted_from = start + Duration::from_millis(plan.warmup_ms.into());
         Self {
-            clock,
-            epoch,
+            common,
             run,
             down,
             plan,
             targets,
             next_target: 0,
-            counted: Phase::Warmup { until: counted_from },
+            warmup: Some(counted_from),
             end: counted_from + Duration::from_millis(plan.measured_ms.into()),
             pacer: Pacer::new(start, plan.size, plan.bits_per_second),
             batch: SendBatch::with_segments(
@@ -133,49 +108,44 @@ impl Sender {
         }
     }
 
-    /// Sends the bursts that are due.
-    pub(super) fn turn(&mut self, sockets: &mut [Box<dyn UdpSocket>]) -> Next {
+    /// Sends the bursts that are due. It waits for the next one, for room in the socket, or for the end.
+    pub(super) fn turn(&mut self, sockets: &mut [Box<dyn UdpSocket>]) -> Turn {
         if self.targets.is_empty() {
-            return Next::Ended;
+            return Turn::Ended;
         }
         for _ in 0..BURSTS_PER_TURN {
-            let now = self.clock.now();
+            let now = self.common.clock.now();
             if now >= self.end {
                 // What the kernel has not taken by now is not sent.
                 self.batch.clear();
-                return Next::Ended;
+                return Turn::Ended;
             }
             if let Some(socket) = self.waiting
                 && !self.flush(socket, sockets)
             {
-                return Next::Room(self.end);
+                return Turn::At(self.end);
             }
-            if let Phase::Warmup { until } = self.counted
-                && now >= until
-            {
+            if let Some(until) = self.warmup.filter(|until| now >= *until) {
                 self.count_from(until);
             }
             let due = self.pacer.due();
             if due > now {
-                let boundary = match self.counted {
-                    Phase::Warmup { until } => until,
-                    Phase::Counted => self.end,
-                };
+                let boundary = self.warmup.unwrap_or(self.end);
                 // Less than that costs more than the bursts; the schedule is made up for.
-                return Next::At(due.max(now + LEAST_REST).min(boundary));
+                return Turn::At(due.max(now + LEAST_REST).min(boundary));
             }
             let socket = self.fill(now);
             if !self.flush(socket, sockets) {
-                self.sent.blocked += u64::from(self.counted == Phase::Counted);
-                return Next::Room(self.end);
+                self.sent.blocked += u64::from(self.warmup.is_none());
+                return Turn::At(self.end);
             }
         }
-        Next::Now
+        Turn::Now
     }
 
     /// Starts the schedule and the counts anew at `start`.
     fn count_from(&mut self, start: Instant) {
-        self.counted = Phase::Counted;
+        self.warmup = None;
         self.pacer = Pacer::new(start, self.plan.size, self.plan.bits_per_second);
         for target in &mut self.targets {
             target.sequence = 0;
@@ -188,12 +158,12 @@ impl Sender {
         let target = &mut self.targets[self.next_target];
         let size = usize::from(self.plan.size);
         let mut header = Header {
-            kind: if self.counted == Phase::Counted { Kind::Data } else { Kind::Warmup },
+            kind: if self.warmup.is_none() { Kind::Data } else { Kind::Warmup },
             down: self.down,
             run: self.run,
             flow: target.flow,
             sequence: target.sequence,
-            sent_ns: nanoseconds(self.epoch, now),
+            sent_ns: self.common.nanoseconds(now),
         };
         for _ in 0..self.plan.burst {
             let Some(room) = self.batch.tail(size) else { break };
@@ -213,7 +183,7 @@ impl Sender {
     /// Names the burst's target, and whether it is counted. Neighbours differ, so that no message joins two bursts.
     fn owner(&self) -> u32 {
         // There are fewer flows than 2^15.
-        (self.next_target as u32) << 2 | (self.bursts & 1) << 1 | u32::from(self.counted == Phase::Counted)
+        (self.next_target as u32) << 2 | (self.bursts & 1) << 1 | u32::from(self.warmup.is_none())
     }
 
     /// Gives the batch to the kernel; false if it has no room for all of it.
@@ -223,11 +193,7 @@ impl Sender {
             if message.owner & 1 == 0 {
                 return;
             }
-            let (failed, why) = match outcome {
-                SendOutcome::Sent => (0, None),
-                SendOutcome::Partly { failed, why } => (failed, Some(why)),
-                SendOutcome::Failed(why) => (message.segments, Some(why)),
-            };
+            let (failed, why) = refused(outcome, message.segments);
             let taken = u64::from(message.segments - failed);
             targets[(message.owner >> 2) as usize].sent += taken;
             sent.datagrams += taken;
@@ -239,7 +205,11 @@ impl Sender {
     }
 }
 
-/// The time from `epoch` to `now`.
-pub(super) fn nanoseconds(epoch: Instant, now: Instant) -> u64 {
-    u64::try_from(now.saturating_duration_since(epoch).as_nanos()).unwrap_or(u64::MAX)
+/// How many of the `segments` of a message the kernel did not take, and why.
+pub(crate) fn refused(outcome: SendOutcome, segments: u16) -> (u16, Option<SendFailure>) {
+    match outcome {
+        SendOutcome::Sent => (0, None),
+        SendOutcome::Partly { failed, why } => (failed, Some(why)),
+        SendOutcome::Failed(why) => (segments, Some(why)),
+    }
 }

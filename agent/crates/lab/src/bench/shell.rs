@@ -9,7 +9,7 @@ use net::{
 };
 use wire::clock::{Clock, SystemClock};
 
-use crate::bench::{Party, Turn};
+use crate::bench::party::{Party, Turn};
 
 /// Socket buffers in bytes: what a millisecond of 64 Gbit/s needs. A sink that cannot hold a burst measures itself.
 const BUFFER_BYTES: usize = 8 << 20;
@@ -53,14 +53,19 @@ pub(super) fn client_socket(
     gso: bool,
     token: Token,
 ) -> anyhow::Result<Box<dyn UdpSocket>> {
-    let options = UdpOptions {
-        bind: wildcard_for(to),
-        connect: Some(to),
-        role: UdpRole::Upstream,
-        buffer_bytes: BUFFER_BYTES,
-        mark: 0,
-        gso,
-    };
+    connected(net, to, BUFFER_BYTES, gso, token)
+}
+
+/// Opens a socket that hears `to` alone, and of ICMP errors.
+pub(crate) fn connected(
+    net: &mut dyn Net,
+    to: SocketAddr,
+    buffer_bytes: usize,
+    gso: bool,
+    token: Token,
+) -> anyhow::Result<Box<dyn UdpSocket>> {
+    let (bind, role) = (wildcard_for(to), UdpRole::Upstream);
+    let options = UdpOptions { bind, connect: Some(to), role, buffer_bytes, mark: 0, gso };
     net.udp(&options, token).with_context(|| format!("cannot open a socket to {to}"))
 }
 
@@ -70,14 +75,8 @@ pub(super) fn sink_socket(
     listen: SocketAddr,
     gso: bool,
 ) -> anyhow::Result<Box<dyn UdpSocket>> {
-    let options = UdpOptions {
-        bind: listen,
-        connect: None,
-        role: UdpRole::Ingress,
-        buffer_bytes: BUFFER_BYTES,
-        mark: 0,
-        gso,
-    };
+    let (role, buffer_bytes) = (UdpRole::Ingress, BUFFER_BYTES);
+    let options = UdpOptions { bind: listen, connect: None, role, buffer_bytes, mark: 0, gso };
     net.udp(&options, Token(0)).with_context(|| {
         format!("the sink cannot listen on {listen}: is another process there? `ss -ulnp` names it")
     })

@@ -1,19 +1,16 @@
 //! The sink: knows the flows that were opened, counts what arrives, answers, and sends back where the plan says so.
 
 use std::{
-    rc::Rc,
-    sync::{Arc, atomic::Ordering},
+    sync::atomic::Ordering,
     time::{Duration, Instant},
 };
 
 use net::{Path, ReceiveBatch, SendBatch, Token, UdpSocket};
-use wire::clock::Clock;
 
 use crate::bench::{
-    Party, Turn,
-    client::Shared,
-    datagram::{CONTROL_LEN, HEADER_LEN, Header, Kind, Plan, Report},
-    sender::{Next, Sender, Sent, Target, nanoseconds},
+    datagram::{HEADER_LEN, Header, Kind, Plan, Report},
+    party::{Common, Party, Turn},
+    sender::{Sender, Sent, Target},
     tally::{FlowTally, Received},
 };
 
@@ -51,42 +48,24 @@ struct Flow {
 
 /// The sink of one address; it serves one run at a time.
 pub(super) struct Sink {
-    clock: Rc<dyn Clock>,
-    epoch: Instant,
-    /// Whether the clients' times are of this process.
-    one_clock: bool,
-    shared: Arc<Shared>,
+    common: Common,
     /// One socket; a list, because a sender takes one.
     sockets: [Box<dyn UdpSocket>; 1],
     run: Option<Run>,
     batch: ReceiveBatch,
     replies: SendBatch,
     readable: bool,
-    arrived: u64,
-    /// Datagrams received that were added to `shared`.
-    told: u64,
 }
 
 impl Sink {
-    pub(super) fn new(
-        clock: Rc<dyn Clock>,
-        epoch: Instant,
-        one_clock: bool,
-        shared: Arc<Shared>,
-        socket: Box<dyn UdpSocket>,
-    ) -> Self {
+    pub(super) fn new(common: Common, socket: Box<dyn UdpSocket>) -> Self {
         Self {
-            clock,
-            epoch,
-            one_clock,
-            shared,
+            common,
             sockets: [socket],
             run: None,
             batch: ReceiveBatch::default(),
             replies: SendBatch::default(),
             readable: false,
-            arrived: 0,
-            told: 0,
         }
     }
 
@@ -121,8 +100,9 @@ impl Sink {
     }
 
     fn take_batch(&mut self) {
-        let now = self.clock.now();
-        let now_ns = nanoseconds(self.epoch, now);
+        let now = self.common.clock.now();
+        let now_ns = self.common.nanoseconds(now);
+        let mut arrived = 0;
         // Taken out of the sink, because answers change other parts of it.
         let mut batch = std::mem::replace(&mut self.batch, ReceiveBatch::new(0, 0));
         for index in 0..batch.len() {
@@ -131,7 +111,9 @@ impl Sink {
             for segment in meta.segments() {
                 let datagram = &mut buffer[segment];
                 match Header::read(datagram) {
-                    Ok(header) if header.kind == Kind::Data => self.count(&header, now, now_ns),
+                    Ok(header) if header.kind == Kind::Data => {
+                        arrived += u64::from(self.count(&header, now, now_ns));
+                    }
                     Ok(header) => self.answer(&header, &path, datagram, now),
                     Err(_corrupt) => {
                         if let Some(run) = &mut self.run {
@@ -142,32 +124,33 @@ impl Sink {
             }
         }
         self.batch = batch;
+        self.common.shared.received.fetch_add(arrived, Ordering::Relaxed);
     }
 
-    fn count(&mut self, header: &Header, now: Instant, now_ns: u64) {
-        let Some(run) = self.run.as_mut().filter(|run| run.number == header.run) else { return };
-        let Some(Some(flow)) = run.flows.get_mut(header.flow as usize) else { return };
+    /// Counts load; whether it arrived for the first time.
+    fn count(&mut self, header: &Header, now: Instant, now_ns: u64) -> bool {
+        let Some(run) = self.run.as_mut().filter(|run| run.number == header.run) else { return false };
+        let Some(Some(flow)) = run.flows.get_mut(header.flow as usize) else { return false };
         if run.received.span.is_none() {
             // What was dropped in the warm-up is not counted.
             run.drops_before = self.sockets[0].kernel_drops();
         }
         run.received.seen_at(now);
-        if flow.tally.see(header.sequence) {
-            self.arrived += 1;
-            if self.one_clock {
-                run.received.one_way.record(now_ns.saturating_sub(header.sent_ns));
-            }
+        let first = flow.tally.see(header.sequence);
+        if first && self.common.one_clock {
+            run.received.one_way.record(now_ns.saturating_sub(header.sent_ns));
         }
+        first
     }
 
     fn answer(&mut self, header: &Header, path: &Path, datagram: &mut [u8], now: Instant) {
-        let sent_ns = nanoseconds(self.epoch, now);
+        let sent_ns = self.common.nanoseconds(now);
         let reply = |kind| Header { kind, down: true, sent_ns, ..*header };
         match header.kind {
             Kind::Open => {
                 let Some(plan) = Plan::read(&datagram[HEADER_LEN..]) else { return };
                 if self.open(header, path, plan) {
-                    put(&mut self.replies, path, &reply(Kind::Welcome), &|_| {});
+                    reply(Kind::Welcome).put_control(&mut self.replies, path, &|_| {});
                 }
             }
             Kind::Probe => {
@@ -181,7 +164,7 @@ impl Sink {
             Kind::Start => self.start(header.run, now),
             Kind::End => {
                 let Some(report) = self.report(header) else { return };
-                put(&mut self.replies, path, &reply(Kind::Report), &|body| report.write(body));
+                reply(Kind::Report).put_control(&mut self.replies, path, &|body| report.write(body));
             }
             Kind::Warmup | Kind::Data | Kind::Welcome | Kind::Echo | Kind::Report => {}
         }
@@ -198,14 +181,14 @@ impl Sink {
                 flows: (0..plan.flows).map(|_| None).collect(),
                 sender: None,
                 sending: plan.direction.down(),
-                received: Received::new(),
+                received: Received::default(),
                 drops_before,
             }),
         };
         let Some(slot) = run.flows.get_mut(header.flow as usize) else { return false };
         match slot {
             Some(flow) => flow.path = *path,
-            None => *slot = Some(Flow { path: *path, tally: FlowTally::new(), target: None }),
+            None => *slot = Some(Flow { path: *path, tally: FlowTally::default(), target: None }),
         }
         true
     }
@@ -223,8 +206,7 @@ impl Sink {
                 targets.push(Target::new(number, 0, flow.path));
             }
         }
-        let clock = Rc::clone(&self.clock);
-        run.sender = Some(Sender::new(clock, self.epoch, now, run.number, true, run.plan, targets));
+        run.sender = Some(Sender::new(self.common.clone(), run.number, now, true, run.plan, targets));
     }
 
     fn report(&self, header: &Header) -> Option<Report> {
@@ -233,11 +215,8 @@ impl Sink {
         let sender = run.sender.as_ref();
         let target = sender.zip(flow.target).map(|(sender, target)| &sender.targets[target]);
         let sent = sender.map(|sender| sender.sent).unwrap_or_default();
-        let counts = flow.tally.counts;
         Some(Report {
-            distinct: counts.distinct,
-            duplicates: counts.duplicates,
-            reordered: counts.reordered,
+            counts: flow.tally.counts,
             sent: target.map_or(0, |target| target.sent),
             sending: run.sending,
             corrupt: run.received.corrupt,
@@ -247,11 +226,11 @@ impl Sink {
         })
     }
 
-    fn send(&mut self) -> Next {
-        let Some(run) = &mut self.run else { return Next::Ended };
-        let Some(sender) = run.sender.as_mut().filter(|_| run.sending) else { return Next::Ended };
+    fn send(&mut self) -> Turn {
+        let Some(run) = &mut self.run else { return Turn::Ended };
+        let Some(sender) = run.sender.as_mut().filter(|_| run.sending) else { return Turn::Ended };
         let next = sender.turn(&mut self.sockets);
-        run.sending = next != Next::Ended;
+        run.sending = next != Turn::Ended;
         next
     }
 }
@@ -259,29 +238,18 @@ impl Sink {
 impl Party for Sink {
     fn turn(&mut self, ready: &[Token]) -> Turn {
         self.readable |= !ready.is_empty();
-        if self.shared.stop.load(Ordering::Relaxed) {
+        if self.common.shared.stop.load(Ordering::Relaxed) {
             return Turn::Ended;
         }
         if self.readable {
             self.receive();
         }
-        self.shared.received.fetch_add(self.arrived - self.told, Ordering::Relaxed);
-        self.told = self.arrived;
         let next = self.send();
-        let look = self.clock.now() + LOOK;
+        let look = self.common.clock.now() + LOOK;
         match next {
-            Next::Now => Turn::Now,
-            _ if self.readable => Turn::Now,
-            Next::At(at) | Next::Room(at) => Turn::At(at.min(look)),
-            Next::Ended => Turn::At(look),
+            Turn::At(at) if !self.readable => Turn::At(at.min(look)),
+            Turn::Ended if !self.readable => Turn::At(look),
+            Turn::Now | Turn::At(_) | Turn::Ended => Turn::Now,
         }
     }
-}
-
-/// Adds a control datagram to `replies`, if there is room.
-fn put(replies: &mut SendBatch, path: &Path, header: &Header, body: &dyn Fn(&mut [u8])) {
-    let Some(room) = replies.tail(CONTROL_LEN) else { return };
-    header.write(room);
-    body(&mut room[HEADER_LEN..]);
-    replies.commit(path, 0, CONTROL_LEN, 1);
 }

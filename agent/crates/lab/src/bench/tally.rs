@@ -10,7 +10,9 @@ use hdrhistogram::Histogram;
 ///            next - BITS                next
 ///  … too old | 1 0 1 1 1 … 1 0 0 1 1 1 | unseen …
 /// ```
-#[derive(Clone, Debug)]
+///
+/// It grows as it is used, so that thousands of slow flows stay small.
+#[derive(Clone, Debug, Default)]
 pub(super) struct Window {
     /// One past the highest number seen.
     next: u64,
@@ -33,11 +35,6 @@ pub(super) enum Arrival {
 impl Window {
     /// The distance that a datagram may be behind: 8 KiB a flow, and 60 ms of 64-byte datagrams at a million a second.
     const BITS: u64 = 65_536;
-
-    pub(super) fn new() -> Self {
-        // It grows as it is used, so that thousands of slow flows stay small.
-        Self { next: 0, words: Vec::new() }
-    }
 
     /// Records `sequence` and says how it relates to those before.
     pub(super) fn see(&mut self, sequence: u64) -> Arrival {
@@ -86,7 +83,7 @@ impl Window {
 }
 
 /// The counts of one flow in one direction.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct FlowTally {
     window: Window,
     pub(super) counts: Counts,
@@ -112,10 +109,6 @@ impl Counts {
 }
 
 impl FlowTally {
-    pub(super) fn new() -> Self {
-        Self { window: Window::new(), counts: Counts::default() }
-    }
-
     /// Counts a datagram; whether it is to be counted as received.
     pub(super) fn see(&mut self, sequence: u64) -> bool {
         match self.window.see(sequence) {
@@ -149,13 +142,15 @@ struct Pending {
     count: u64,
 }
 
-impl Latency {
-    pub(super) fn new() -> Self {
+impl Default for Latency {
+    fn default() -> Self {
         let histogram =
             Histogram::new_with_max(60_000_000_000, 3).expect("the bounds are more than a factor of 2 apart");
         Self { histogram, pending: Pending::default() }
     }
+}
 
+impl Latency {
     pub(super) fn record(&mut self, nanoseconds: u64) {
         if self.pending.nanoseconds == nanoseconds {
             self.pending.count += 1;
@@ -166,12 +161,12 @@ impl Latency {
     }
 
     /// The histogram of all times that were recorded.
-    pub(super) fn histogram(&mut self) -> &Histogram<u64> {
+    pub(super) fn histogram(mut self) -> Histogram<u64> {
         self.settle();
-        &self.histogram
+        self.histogram
     }
 
-    pub(super) fn add(&mut self, other: &mut Self) {
+    pub(super) fn add(&mut self, other: Self) {
         // Equal bounds: nothing can be out of range.
         let added = self.histogram.add(other.histogram()).is_ok();
         debug_assert!(added, "all histograms have the same bounds");
@@ -186,7 +181,7 @@ impl Latency {
 }
 
 /// The datagrams that one thread received in one direction.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct Received {
     pub(super) counts: Counts,
     pub(super) corrupt: u64,
@@ -198,20 +193,16 @@ pub(super) struct Received {
 }
 
 impl Received {
-    pub(super) fn new() -> Self {
-        Self { counts: Counts::default(), corrupt: 0, kernel_drops: 0, one_way: Latency::new(), span: None }
-    }
-
     /// Notes that a counted datagram came at `now`.
     pub(super) fn seen_at(&mut self, now: Instant) {
         self.span = Some((self.span.map_or(now, |(first, _)| first), now));
     }
 
-    pub(super) fn add(&mut self, mut other: Self) {
+    pub(super) fn add(&mut self, other: Self) {
         self.counts.add(&other.counts);
         self.corrupt += other.corrupt;
         self.kernel_drops += other.kernel_drops;
-        self.one_way.add(&mut other.one_way);
+        self.one_way.add(other.one_way);
         self.span = match (self.span, other.span) {
             (Some(ours), Some(theirs)) => Some((ours.0.min(theirs.0), ours.1.max(theirs.1))),
             (ours, theirs) => ours.or(theirs),
@@ -227,7 +218,7 @@ mod tests {
 
     #[test]
     fn order_lateness_and_repetition_are_told_apart() {
-        let mut flow = FlowTally::new();
+        let mut flow = FlowTally::default();
         for sequence in [0, 1, 4, 2, 2, 3, 5, 5, 4] {
             flow.see(sequence);
         }
@@ -236,7 +227,7 @@ mod tests {
 
     #[test]
     fn a_jump_forgets_what_is_too_old_and_nothing_else() {
-        let mut window = Window::new();
+        let mut window = Window::default();
         assert_eq!(window.see(10), Arrival::InOrder);
         assert_eq!(window.see(Window::BITS + 9), Arrival::InOrder);
         assert_eq!(window.see(10), Arrival::Duplicate);
@@ -252,7 +243,7 @@ mod tests {
         let seed = 20_261_121;
         println!("seed {seed}");
         let mut random = SmallRng::seed_from_u64(seed);
-        let (mut window, mut seen, mut next) = (Window::new(), std::collections::BTreeSet::new(), 0_u64);
+        let (mut window, mut seen, mut next) = (Window::default(), std::collections::BTreeSet::new(), 0_u64);
         for _ in 0..200_000 {
             let sequence = match random.random_range(0..100) {
                 0 => next + random.random_range(0..5_000),
@@ -272,12 +263,12 @@ mod tests {
 
     #[test]
     fn equal_times_are_all_recorded() {
-        let (mut one, mut other) = (Latency::new(), Latency::new());
+        let (mut one, mut other) = (Latency::default(), Latency::default());
         for nanoseconds in [5_000, 5_000, 5_000, 7_000, 5_000, 0, 0] {
             one.record(nanoseconds);
         }
         other.record(1_000_000);
-        other.add(&mut one);
+        other.add(one);
         let histogram = other.histogram();
         assert_eq!(histogram.len(), 8);
         assert_eq!(histogram.count_at(5_000), 4);

@@ -16,10 +16,9 @@ use rand::{RngExt, SeedableRng, rngs::SmallRng};
 use wire::clock::{Clock, ManualClock};
 
 use crate::bench::{
-    Party, Turn,
-    client::{Client, Outcome, Setup, Shared},
+    client::{Client, Outcome, Setup},
     datagram::{Direction, Header, Kind, Plan},
-    sender::nanoseconds,
+    party::{Common, Party, Shared, Turn, nanoseconds},
     sink::{self, Sink},
     tally::Counts,
 };
@@ -64,16 +63,9 @@ fn run(plan: Plan, fabric: &MemoryFabric) -> (Outcome, sink::Outcome) {
     let flows: Vec<(u32, Path)> = (0..plan.flows).map(|flow| (flow, path)).collect();
 
     let given: Rc<dyn Clock> = Rc::new(clock.clone());
-    let mut sink = Sink::new(Rc::clone(&given), epoch, true, Arc::clone(&shared), at_sink);
-    let setup = Setup {
-        clock: given,
-        epoch,
-        run: 9,
-        plan,
-        total_plan: plan,
-        one_clock: true,
-        shared: Arc::clone(&shared),
-    };
+    let common = Common { clock: given, epoch, one_clock: true, shared: Arc::clone(&shared) };
+    let mut sink = Sink::new(common.clone(), at_sink);
+    let setup = Setup { common, run: 9, plan, total_plan: plan };
     let mut client = Client::new(setup, sockets, &flows);
     let take_turn = |party: &mut dyn Party, ready: &Ready| {
         let mut tokens = Vec::new();
@@ -116,7 +108,7 @@ fn a_network_without_loss_delivers_all_and_the_sink_says_so() {
     assert_eq!((client.sent.datagrams, sink.sent.datagrams), (1_200, 1_200));
     assert_eq!((client.received.counts, sink.received.counts), (all, all));
     let reports: Vec<_> = client.reports.iter().map(|report| report.unwrap()).collect();
-    assert_eq!(reports.iter().map(|report| report.distinct).sum::<u64>(), 1_200);
+    assert_eq!(reports.iter().map(|report| report.counts.distinct).sum::<u64>(), 1_200);
     assert_eq!(reports.iter().map(|report| report.sent).collect::<Vec<_>>(), [400; 3]);
 }
 

@@ -7,15 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
-use net::{
-    Net, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
-    wildcard_for,
-};
+use net::{Net, Path, ReceiveBatch, SendBatch, SendFailure, Token, UdpSocket};
 use wire::clock::Clock;
 
 use crate::{
-    bench::{Party, Turn},
+    bench::{
+        party::{Party, Turn},
+        sender::refused,
+        shell,
+    },
     probe::{
         Class, Options, Probe,
         report::{Answer, Report, Row},
@@ -105,7 +105,8 @@ impl Runner {
         for (probe, port) in port_of.iter().enumerate() {
             if *port == ports.len() {
                 let token = Token(u32::try_from(*port)?);
-                ports.push(Port { socket: open(net, &options, token)?, probe });
+                let socket = shell::connected(net, options.target, BUFFER_BYTES, true, token)?;
+                ports.push(Port { socket, probe });
             }
         }
         let rows = Class::ALL.map(|class| (class, Row::new(class))).into();
@@ -163,11 +164,7 @@ impl Runner {
         let Port { socket, probe } = &mut ports[port];
         let Some(row) = rows.get_mut(&probes[*probe].class) else { return true };
         socket.send(outgoing, &mut |message, outcome| {
-            let (failed, why) = match outcome {
-                SendOutcome::Sent => (0, None),
-                SendOutcome::Partly { failed, why } => (failed, Some(why)),
-                SendOutcome::Failed(why) => (message.segments, Some(why)),
-            };
+            let (failed, why) = refused(outcome, message.segments);
             row.sent += u64::from(message.segments - failed);
             row.unsent += u64::from(failed);
             row.refused += u64::from(why == Some(SendFailure::Refused));
@@ -234,18 +231,4 @@ impl Party for Runner {
             Phase::Ended => Turn::Ended,
         }
     }
-}
-
-/// A socket that hears the target alone, and of ICMP errors.
-fn open(net: &mut dyn Net, options: &Options, token: Token) -> anyhow::Result<Box<dyn UdpSocket>> {
-    let to = options.target;
-    let options = UdpOptions {
-        bind: wildcard_for(to),
-        connect: Some(to),
-        role: UdpRole::Upstream,
-        buffer_bytes: BUFFER_BYTES,
-        mark: 0,
-        gso: true,
-    };
-    net.udp(&options, token).with_context(|| format!("cannot open a socket to {to}"))
 }

@@ -18,7 +18,7 @@ use wire::clock::{Clock, ManualClock};
 
 use super::*;
 use crate::{
-    bench::{Party, Turn},
+    bench::party::{Party, Turn},
     probe::runner::{Runner, ports},
 };
 

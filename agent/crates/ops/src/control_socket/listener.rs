@@ -27,10 +27,7 @@ use tokio::{
 };
 use wire::panics::{self, Part};
 
-use crate::control_socket::{
-    Desk,
-    protocol::{Answer, MAX_REQUEST_BYTES},
-};
+use crate::control_socket::{Desk, failed, protocol::MAX_REQUEST_BYTES, wrong};
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: usize = 8;
@@ -231,13 +228,12 @@ async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: Owne
             let answer = move || panics::isolate(Part::Control, || desk.answer(&line));
             match tokio::task::spawn_blocking(answer).await {
                 Ok(Ok(answer)) => answer,
-                Ok(Err(panicked)) => Answer::Refused { bad_input: false, error: panicked.to_string() },
+                Ok(Err(panicked)) => failed(panicked),
                 // The runtime is ending.
                 Err(_) => return,
             }
         } else {
-            let error = format!("not a line of at most {MAX_REQUEST_BYTES} bytes");
-            Answer::Refused { bad_input: true, error }
+            wrong(format!("not a line of at most {MAX_REQUEST_BYTES} bytes"))
         };
         let sent = timeout(TIMEOUT, to.write_all(answer.to_line().as_bytes())).await;
         if !complete || !matches!(sent, Ok(Ok(()))) {

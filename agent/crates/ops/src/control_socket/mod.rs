@@ -16,7 +16,7 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use crate::reload::ReloadError;
+use crate::reload_error::ReloadError;
 
 pub mod client;
 mod listener;
@@ -104,45 +104,44 @@ impl Desk {
     #[must_use]
     pub fn answer(&self, line: &[u8]) -> Answer {
         fault::point(Fault::Control);
-        match Request::from_line(line) {
-            Ok(Request::PeerList {}) => self.list(),
-            Ok(Request::PeerAdd(new)) => {
+        self.try_answer(line).unwrap_or_else(|refused| refused)
+    }
+
+    /// Answers; the error is an [`Answer::Refused`].
+    fn try_answer(&self, line: &[u8]) -> Result<Answer, Answer> {
+        match Request::from_line(line).map_err(wrong)? {
+            Request::PeerList {} => Ok(self.list()),
+            Request::PeerAdd(new) => {
                 let _one_at_a_time = self.one_at_a_time();
                 self.add(&new)
             }
-            Ok(Request::PeerRemove { name }) => {
+            Request::PeerRemove { name } => {
                 let _one_at_a_time = self.one_at_a_time();
                 self.remove(&name)
             }
-            Ok(Request::Reload { dry_run }) => self.reload(dry_run),
-            Ok(Request::Status(scope)) => self.status(&scope),
-            Ok(Request::QlogStart(order)) => {
-                let started = self.peers.captures().start(&order, &self.peers.config());
-                started.map_or_else(|refusal| no_capture(&refusal), |id| Answer::QlogStarted { id })
+            Request::Reload { dry_run } => self.reload(dry_run),
+            Request::Status(scope) => {
+                let status = self.peers.status(&scope);
+                match status.lacks(&scope) {
+                    Some(error) => Err(wrong(error)),
+                    None => Ok(Answer::Status { status: Box::new(status) }),
+                }
             }
-            Ok(Request::QlogTake { id }) => {
-                let taken = self.peers.captures().take(id);
-                taken.map_or_else(|refusal| no_capture(&refusal), Answer::Qlog)
+            Request::QlogStart(order) => {
+                let id = self.peers.captures().start(&order, &self.peers.config()).map_err(no_capture)?;
+                Ok(Answer::QlogStarted { id })
             }
-            Ok(Request::QlogStop { id }) => {
-                let stopped = self.peers.captures().stop(id);
-                stopped.map_or_else(|refusal| no_capture(&refusal), |()| Answer::Done { note: None })
+            Request::QlogTake { id } => self.peers.captures().take(id).map(Answer::Qlog).map_err(no_capture),
+            Request::QlogStop { id } => {
+                self.peers.captures().stop(id).map_err(no_capture)?;
+                Ok(Answer::Done { note: None })
             }
-            Err(error) => Answer::Refused { bad_input: true, error: error.to_string() },
         }
     }
 
     fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
         // It guards no state: the registry and the file are each whole after a panic of a request.
         self.changing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn status(&self, scope: &Scope) -> Answer {
-        let status = self.peers.status(scope);
-        match status.lacks(scope) {
-            Some(error) => Answer::Refused { bad_input: true, error },
-            None => Answer::Status { status: Box::new(status) },
-        }
     }
 
     fn list(&self) -> Answer {
@@ -154,7 +153,7 @@ impl Desk {
 
     /// The peer is let in before it is written, so that a refusal leaves no trace; what can fail without being
     /// effective is tried first.
-    fn add(&self, new: &state::NewPeer) -> Answer {
+    fn add(&self, new: &state::NewPeer) -> Result<Answer, Answer> {
         let config = self.peers.config();
         // A peer of open mode makes way for one that is added with its key.
         let known = self.peers.list().into_iter().filter(|listed| listed.origin != PeerOrigin::Open);
@@ -167,49 +166,36 @@ impl Desk {
         if let Some(removed) =
             configured.find(|peer| returns(peer) && !known.iter().any(|known| known.name == peer.name))
         {
-            return Answer::Refused { bad_input: true, error: returns_by_itself(&removed.name) };
+            return Err(wrong(returns_by_itself(&removed.name)));
         }
-        let peer = match state::check(&config, self.own_key, &known, new) {
-            Ok(peer) => peer,
-            Err(problems) => return Answer::Refused { bad_input: true, error: problems.to_string() },
-        };
+        let peer = state::check(&config, self.own_key, &known, new).map_err(wrong)?;
         let name = Arc::clone(&peer.name);
-        let edit = self.edit().and_then(|mut edit| edit.add(new).map(|()| edit));
-        let edit = match edit {
-            Ok(edit) => edit,
-            Err(error) => return failed(&error),
-        };
-        if let Err(error) = self.peers.add(peer) {
-            return failed(&*error);
-        }
+        let mut edit = self.edit().map_err(failed)?;
+        edit.add(new).map_err(failed)?;
+        self.peers.add(peer).map_err(failed)?;
         tracing::info!(peer = &*name, key = new.public_key, "a peer was added through the control socket");
-        match edit.commit() {
-            Ok(()) => Answer::Done {
-                note: config.closed.iter().any(|closed| **closed == *name).then(|| still_closed(&name)),
-            },
-            Err(error) => {
-                tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file");
-                failed(&format_args!("the peer is let in, but not kept: a restart ends that: {error}"))
-            }
-        }
+        edit.commit().map_err(|error| {
+            tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file");
+            failed(format!("the peer is let in, but not kept: a restart ends that: {error}"))
+        })?;
+        let was_closed = config.closed.iter().any(|closed| **closed == *name);
+        Ok(Answer::Done { note: was_closed.then(|| still_closed(&name)) })
     }
 
     /// The peer goes before the file is written: a full disk must not keep a stolen key alive.
-    fn remove(&self, name: &str) -> Answer {
+    fn remove(&self, name: &str) -> Result<Answer, Answer> {
         let known = self.peers.list().into_iter().find(|listed| *listed.peer.name == *name);
         if known.is_some() {
-            if let Err(error) = self.peers.remove(name) {
-                return failed(&*error);
-            }
+            self.peers.remove(name).map_err(failed)?;
             tracing::info!(peer = name, "a peer was removed through the control socket");
         }
         let config = self.peers.config();
         let as_guest = (config.access.mode == AccessMode::Open).then_some(AS_GUEST.to_owned());
         match known.as_ref().map(|known| known.origin) {
             Some(PeerOrigin::Config) => {
-                return Answer::Done { note: joined([Some(still_configured(name)), as_guest]) };
+                return Ok(Answer::Done { note: joined([Some(still_configured(name)), as_guest]) });
             }
-            Some(PeerOrigin::Open) => return Answer::Done { note: as_guest },
+            Some(PeerOrigin::Open) => return Ok(Answer::Done { note: as_guest }),
             Some(PeerOrigin::State) | None => {}
         }
         let named = config.forwards_to(name);
@@ -219,30 +205,25 @@ impl Desk {
         });
         match (known, kept) {
             (None, Ok(false)) => {
-                let error = format!("no peer is named {name:?} (remedy: see culvert peer list)");
-                Answer::Refused { bad_input: true, error }
+                Err(wrong(format!("no peer is named {name:?} (remedy: see culvert peer list)")))
             }
-            (_, Ok(_)) => Answer::Done { note: joined([named.then(|| still_named(name)), as_guest]) },
-            (None, Err(error)) => failed(&error),
+            (_, Ok(_)) => Ok(Answer::Done { note: joined([named.then(|| still_named(name)), as_guest]) }),
+            (None, Err(error)) => Err(failed(error)),
             (Some(_), Err(error)) => {
                 tracing::warn!(peer = name, %error, "the peer that was removed is still in the state file");
-                failed(&format_args!(
+                Err(failed(format!(
                     "the peer is shut out, but still in the state file: a restart lets it in again: {error}"
-                ))
+                )))
             }
         }
     }
 
-    fn reload(&self, dry_run: bool) -> Answer {
-        match self.peers.reload(dry_run) {
-            Ok(Reloaded { changes, notes }) => {
-                Answer::Reloaded { changes: changes.iter().map(ShownChange::from).collect(), notes }
-            }
-            Err(error) => {
-                let bad_input = error.downcast_ref::<ReloadError>().is_some_and(ReloadError::is_bad_input);
-                Answer::Refused { bad_input, error: error.to_string() }
-            }
-        }
+    fn reload(&self, dry_run: bool) -> Result<Answer, Answer> {
+        let Reloaded { changes, notes } = self.peers.reload(dry_run).map_err(|error| {
+            let bad_input = error.downcast_ref::<ReloadError>().is_some_and(ReloadError::is_bad_input);
+            Answer::Refused { bad_input, error: error.to_string() }
+        })?;
+        Ok(Answer::Reloaded { changes: changes.iter().map(ShownChange::from).collect(), notes })
     }
 
     fn edit(&self) -> Result<Edit, state::StateError> {
@@ -291,10 +272,16 @@ pub fn still_named(name: &str) -> String {
     )
 }
 
-fn no_capture(refusal: &crate::qlog::Refusal) -> Answer {
+fn no_capture(refusal: crate::qlog::Refusal) -> Answer {
     Answer::Refused { bad_input: refusal.is_bad_input(), error: refusal.to_string() }
 }
 
-fn failed(error: &(impl ToString + ?Sized)) -> Answer {
+/// What was asked for is wrong.
+fn wrong(error: impl ToString) -> Answer {
+    Answer::Refused { bad_input: true, error: error.to_string() }
+}
+
+/// The daemon's surroundings do not let it do what was asked for.
+fn failed(error: impl ToString) -> Answer {
     Answer::Refused { bad_input: false, error: error.to_string() }
 }

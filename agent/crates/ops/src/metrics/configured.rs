@@ -4,47 +4,31 @@ use std::time::Duration;
 
 use config::Limits;
 use engine::metrics::Samples;
-use wire::panics::lock;
 
-use crate::metrics::Metrics;
-
-/// How a reload ended: the label `outcome`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reload {
-    /// What could be changed was changed, if anything was different.
-    Done,
-    /// The configuration was wrong; the old one runs.
-    Refused,
-    /// The configuration was right and could not be put into effect, such as a port that is taken; the old one runs.
-    Failed,
-}
-
-impl Reload {
-    /// All, in the order of their declaration.
-    pub const ALL: [Self; 3] = [Self::Done, Self::Refused, Self::Failed];
-
-    /// Returns the outcome as the value of the metric's label.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Done => "done",
-            Self::Refused => "refused",
-            Self::Failed => "failed",
-        }
+wire::labelled! {
+    /// How a reload ended: the label `outcome`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Reload {
+        /// What could be changed was changed, if anything was different.
+        Done => "done",
+        /// The configuration was wrong; the old one runs.
+        Refused => "refused",
+        /// The configuration was right and could not be put into effect, such as a port that is taken; the old one runs.
+        Failed => "failed",
     }
 }
 
 /// The configuration that runs, and the reloads until now.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Configured {
-    pub(super) reloads: [u64; Reload::ALL.len()],
-    now: Option<Now>,
+    pub(super) reloads: [u64; Reload::COUNT],
+    pub(super) now: Option<Now>,
 }
 
 /// The configuration that runs, as far as metrics tell of it.
 #[derive(Clone, Debug)]
 pub(super) struct Now {
-    limits: Limits,
+    pub(super) limits: Limits,
     /// When it was read, by the wall clock.
     pub(super) since: Duration,
     /// Whether the last reload succeeded; `true` before the first one.
@@ -59,25 +43,8 @@ impl Configured {
 }
 
 impl Now {
-    pub(super) fn limits(&self, out: &mut Samples) {
+    pub(super) fn show_limits(&self, out: &mut Samples) {
         counted(&self.limits).iter().for_each(|(key, limit)| out.add(&[key], *limit));
-    }
-}
-
-impl Metrics {
-    /// A configuration with these limits runs from now on. To be called at the start, and after each reload that is
-    /// [`Reload::Done`]; `unix_time` is the wall clock's.
-    pub fn configured(&self, limits: &Limits, unix_time: Duration) {
-        lock(&self.configured).now = Some(Now { limits: *limits, since: unix_time, successful: true });
-    }
-
-    /// Counts a reload by its outcome, and remembers whether it succeeded.
-    pub fn reloaded(&self, outcome: Reload) {
-        let Configured { reloads, now } = &mut *lock(&self.configured);
-        reloads[outcome as usize] += 1;
-        if let Some(now) = now {
-            now.successful = outcome == Reload::Done;
-        }
     }
 }
 

@@ -20,11 +20,17 @@ mod process;
 use std::{
     fmt::Write as _,
     sync::{Arc, Mutex},
+    time::Duration,
 };
 
+use config::Limits;
 use engine::{
     health::Health,
-    metrics::{FamilyInfo, Kind, Samples, Value},
+    metrics::{
+        FamilyInfo,
+        Kind::{self, Counter, Gauge},
+        Samples, Value,
+    },
     worker::Snapshots,
 };
 use wire::{
@@ -32,7 +38,10 @@ use wire::{
     panics::{self, Part},
 };
 
-use self::{configured::Configured, process::Process};
+use self::{
+    configured::{Configured, Now},
+    process::Process,
+};
 
 pub use configured::Reload;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -63,42 +72,34 @@ struct Family {
     read: fn(&Scrape<'_>, &mut Samples),
 }
 
-const fn counter(
+const fn family(
+    kind: Kind,
     name: &'static str,
     labels: &'static [&'static str],
     help: &'static str,
     read: fn(&Scrape<'_>, &mut Samples),
 ) -> Family {
-    Family { info: FamilyInfo { name, kind: Kind::Counter, labels, help }, read }
-}
-
-const fn gauge(
-    name: &'static str,
-    labels: &'static [&'static str],
-    help: &'static str,
-    read: fn(&Scrape<'_>, &mut Samples),
-) -> Family {
-    Family { info: FamilyInfo { name, kind: Kind::Gauge, labels, help }, read }
+    Family { info: FamilyInfo { name, kind, labels, help }, read }
 }
 
 #[rustfmt::skip]
 static FAMILIES: &[Family] = &[
-    gauge("culvert_build_info", &["version"], "Always 1; the label is the program's version.", |it, out| out.add(&[&it.metrics.version], 1_u64)),
-    gauge("culvert_ready", &[], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.", |it, out| out.add(&[], u64::from(it.metrics.health.readiness().is_ok()))),
-    gauge("culvert_workers", &[], "Threads that move packets.", |it, out| out.add(&[], u32::from(it.metrics.workers))),
-    counter("culvert_reloads_total", &["outcome"], "Reloads by outcome: done, also where nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(&Reload::ALL.map(Reload::label), &it.configured.reloads)),
-    gauge("culvert_config_last_reload_successful", &[], "1 if the last reload put its configuration into effect, 0 if the old one still runs.", |it, out| it.configured.each(|now| out.add(&[], u64::from(now.successful)))),
-    gauge("culvert_config_last_reload_success_timestamp_seconds", &[], "When the configuration that runs was read, since the Unix epoch.", |it, out| it.configured.each(|now| out.add(&[], now.since))),
-    gauge("culvert_limit", &["limit"], "Ceilings of the section limits, by key; those on what grows.", |it, out| it.configured.each(|now| now.limits(out))),
-    counter("culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(&Part::ALL.map(Part::label), &panics::counts())),
-    counter("culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
-    gauge("culvert_process_resident_memory_bytes", &[], "Resident memory.", |it, out| it.process(out, |it| it.resident_bytes)),
-    gauge("culvert_process_open_fds", &[], "Open file descriptors.", |it, out| it.process(out, |it| it.open_fds)),
-    gauge("culvert_process_max_fds", &[], "File descriptors that the process may have open: its limit RLIMIT_NOFILE.", |it, out| it.process(out, |it| it.max_fds)),
-    gauge("culvert_process_start_time_seconds", &[], "Start of the process, since the Unix epoch.", |it, out| it.process(out, |it| it.start_time_seconds)),
-    counter("culvert_kernel_listen_overflows_total", &[], "Connections that the kernel dropped because a listen backlog was full, of all programs in the network namespace.", |it, out| it.process(out, |it| it.listen_overflows)),
-    gauge("culvert_process_threads", &[], "Threads of the process.", |it, out| it.process(out, |it| it.threads)),
-    counter("culvert_process_thread_cpu_seconds_total", &["thread"], "User and system CPU time of the agent's own threads; culvert-0 is the first worker.", |it, out| {
+    family(Gauge, "culvert_build_info", &["version"], "Always 1; the label is the program's version.", |it, out| out.add(&[&it.metrics.version], 1_u64)),
+    family(Gauge, "culvert_ready", &[], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.", |it, out| out.add(&[], u64::from(it.metrics.health.readiness().is_ok()))),
+    family(Gauge, "culvert_workers", &[], "Threads that move packets.", |it, out| out.add(&[], u32::from(it.metrics.workers))),
+    family(Counter, "culvert_reloads_total", &["outcome"], "Reloads by outcome: done, also where nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(&Reload::LABELS, &it.configured.reloads)),
+    family(Gauge, "culvert_config_last_reload_successful", &[], "1 if the last reload put its configuration into effect, 0 if the old one still runs.", |it, out| it.configured.each(|now| out.add(&[], u64::from(now.successful)))),
+    family(Gauge, "culvert_config_last_reload_success_timestamp_seconds", &[], "When the configuration that runs was read, since the Unix epoch.", |it, out| it.configured.each(|now| out.add(&[], now.since))),
+    family(Gauge, "culvert_limit", &["limit"], "Ceilings of the section limits, by key; those on what grows.", |it, out| it.configured.each(|now| now.show_limits(out))),
+    family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(&Part::LABELS, &panics::counts())),
+    family(Counter, "culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
+    family(Gauge, "culvert_process_resident_memory_bytes", &[], "Resident memory.", |it, out| it.process(out, |it| it.resident_bytes)),
+    family(Gauge, "culvert_process_open_fds", &[], "Open file descriptors.", |it, out| it.process(out, |it| it.open_fds)),
+    family(Gauge, "culvert_process_max_fds", &[], "File descriptors that the process may have open: its limit RLIMIT_NOFILE.", |it, out| it.process(out, |it| it.max_fds)),
+    family(Gauge, "culvert_process_start_time_seconds", &[], "Start of the process, since the Unix epoch.", |it, out| it.process(out, |it| it.start_time_seconds)),
+    family(Counter, "culvert_kernel_listen_overflows_total", &[], "Connections that the kernel dropped because a listen backlog was full, of all programs in the network namespace.", |it, out| it.process(out, |it| it.listen_overflows)),
+    family(Gauge, "culvert_process_threads", &[], "Threads of the process.", |it, out| it.process(out, |it| it.threads)),
+    family(Counter, "culvert_process_thread_cpu_seconds_total", &["thread"], "User and system CPU time of the agent's own threads; culvert-0 is the first worker.", |it, out| {
         let threads = it.process.as_ref().and_then(|_| process::threads().ok()).unwrap_or_default();
         threads.iter().for_each(|(name, seconds)| out.add(&[name], *seconds));
     }),
@@ -120,6 +121,22 @@ impl Metrics {
     /// Every family that exists, also those without a value yet, in no particular order.
     pub fn info() -> impl Iterator<Item = &'static FamilyInfo> {
         Snapshots::families().chain(FAMILIES.iter().map(|family| &family.info))
+    }
+
+    /// A configuration with these limits runs from now on. To be called at the start, and after each reload that is
+    /// [`Reload::Done`]; `unix_time` is the wall clock's.
+    pub fn configured(&self, limits: &Limits, unix_time: Duration) {
+        panics::lock(&self.configured).now =
+            Some(Now { limits: *limits, since: unix_time, successful: true });
+    }
+
+    /// Counts a reload by its outcome, and remembers whether it succeeded.
+    pub fn reloaded(&self, outcome: Reload) {
+        let Configured { reloads, now } = &mut *panics::lock(&self.configured);
+        reloads[outcome as usize] += 1;
+        if let Some(now) = now {
+            now.successful = outcome == Reload::Done;
+        }
     }
 
     /// All values in Prometheus' text format, version 0.0.4.

@@ -47,7 +47,7 @@ fn the_document_lists_the_registry_and_nothing_else() {
 fn names_follow_the_conventions() {
     for family in Metrics::info() {
         assert!(family.name.starts_with("culvert_"), "{}", family.name);
-        assert_eq!(family.name.ends_with("_total"), family.kind == Kind::Counter, "{}", family.name);
+        assert_eq!(family.name.ends_with("_total"), family.kind == Counter, "{}", family.name);
         assert!(family.help.ends_with('.') && !family.help.contains('|'), "{}", family.help);
     }
 }
@@ -77,8 +77,7 @@ fn histograms_are_cumulative_and_have_the_unit_of_their_name() {
 
 #[test]
 fn labels_stand_in_the_order_of_their_names_and_are_escaped() {
-    let family =
-        FamilyInfo { name: "a", kind: Kind::Gauge, labels: &["peer", "direction"], help: "One \\ line." };
+    let family = FamilyInfo { name: "a", kind: Gauge, labels: &["peer", "direction"], help: "One \\ line." };
     let mut samples = Samples::default();
     samples.add(&["a\"b\\c\nd", "uplink"], f64::INFINITY);
     samples.add(&["x", "uplink"], 0.5);

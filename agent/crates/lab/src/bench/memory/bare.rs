@@ -6,7 +6,7 @@ use anyhow::anyhow;
 use quic_core::{HEADER_LEN, OVERHEAD, TAG_LEN, frame::datagram};
 use ring::aead::{AES_128_GCM, Aad, LessSafeKey, Nonce, UnboundKey, quic};
 
-use crate::bench::memory::{BATCH, Carrier};
+use crate::bench::memory::carrier::{BATCH, Carrier};
 
 /// Packets that are sealed and opened in place, with a header mask for each.
 pub(super) struct Bare {

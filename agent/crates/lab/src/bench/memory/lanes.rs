@@ -8,7 +8,7 @@ use quic_core::{
     frame::datagram,
 };
 
-use crate::bench::memory::{BATCH, Carrier};
+use crate::bench::memory::carrier::{BATCH, Carrier};
 
 /// The sender, the receiver, and what is between them.
 pub(super) struct Pair {

@@ -3,13 +3,14 @@
 //! | question | file |
 //! |---|---|
 //! | which runs there are, how they alternate, what is printed | this one |
+//! | what they have in common | `carrier.rs` |
 //! | two lanes, one sending | `lanes.rs` |
 //! | two quinn-proto endpoints, one sending | `quinn.rs` |
 //! | the cryptography alone | `bare.rs` |
 
 use std::{
     sync::{Arc, Barrier},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::anyhow;
@@ -19,38 +20,20 @@ use wire::clock::{Clock, SystemClock};
 use crate::out;
 
 mod bare;
+mod carrier;
 mod lanes;
 mod quinn;
 
 use bare::Bare;
+use carrier::{BATCH, Carrier};
 use lanes::Pair;
 use quinn::Endpoints;
 
-/// Datagrams that are sent before any is opened: what one GSO message carries.
-const BATCH: usize = 64;
-
 /// The largest payload: a packet of it fits the 1,472 bytes that quinn-proto takes at most without being told.
-pub const MAX_SIZE: u16 = 1_400;
+pub(super) const MAX_SIZE: u16 = 1_400;
 
 /// The number of rounds: the kinds take turns, so that a disturbance of the machine affects all of them.
 const ROUNDS: u32 = 5;
-
-/// The options of an in-memory comparison.
-#[derive(Clone, Copy, Debug)]
-pub struct Options {
-    /// Payload of a datagram in bytes.
-    pub size: u16,
-    /// The time that each kind runs, over all its rounds.
-    pub duration: Duration,
-    /// Print JSON instead of a table.
-    pub json: bool,
-}
-
-/// Something that carries a batch of datagrams from one end to the other.
-trait Carrier {
-    /// Carries [`BATCH`] datagrams; those that arrived.
-    fn carry(&mut self, now: Instant) -> anyhow::Result<usize>;
-}
 
 /// A number of datagrams that were carried, and the time that took.
 #[derive(Clone, Copy, Debug, Default)]
@@ -74,26 +57,26 @@ impl Sum {
     }
 }
 
-/// Measures and prints.
+/// Measures payloads of `size` bytes and prints; each kind runs for `duration`, over all its rounds.
 ///
 /// # Errors
 /// A datagram that did not arrive, which would be a defect; a thread that cannot be started.
-pub fn run(options: &Options) -> anyhow::Result<()> {
-    let slice = options.duration / ROUNDS;
-    let size = usize::from(options.size);
+pub(super) fn run(size: u16, duration: Duration, json: bool) -> anyhow::Result<()> {
+    let slice = duration / ROUNDS;
+    let bytes = usize::from(size);
     let (mut bare, mut lanes, mut quinn) = (Sum::default(), Sum::default(), Sum::default());
     // Threads of one round overlap: their rates are added, not their times.
     let (mut one, mut two) = (0.0, 0.0);
     for _ in 0..ROUNDS {
-        bare.add(alone(&mut Bare::new(size)?, slice)?);
-        lanes.add(alone(&mut Pair::new(size)?, slice)?);
-        quinn.add(alone(&mut Endpoints::new(size)?, slice)?);
-        one += on_threads(1, size, slice)?;
-        two += on_threads(2, size, slice)?;
+        bare.add(alone(&mut Bare::new(bytes)?, slice)?);
+        lanes.add(alone(&mut Pair::new(bytes)?, slice)?);
+        quinn.add(alone(&mut Endpoints::new(bytes)?, slice)?);
+        one += on_threads(1, bytes, slice)?;
+        two += on_threads(2, bytes, slice)?;
     }
     let rounds = f64::from(ROUNDS);
-    let found = Found { size: options.size, bare, lanes, quinn, one: one / rounds, two: two / rounds };
-    if options.json { out::say(&found.json()) } else { out::say(&found.text()) }
+    let found = Found { size, bare, lanes, quinn, one: one / rounds, two: two / rounds };
+    if json { out::say(&found.json()) } else { out::say(&found.text()) }
 }
 
 /// Runs a carrier on this thread, after a tenth of the time that is not counted.

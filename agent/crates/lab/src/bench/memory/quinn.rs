@@ -1,8 +1,7 @@
-//! Two quinn-proto endpoints, set up for datagrams as well as they can be: no congestion control and no pacing, an ACK
+//! Two quinn-proto endpoints, set up for datagrams as well as they can be: a window that nothing fills, so no pacing, an ACK
 //! for 64 packets, GSO batches, the same suite from the same library, payloads that are shared instead of copied.
 
 use std::{
-    any::Any,
     hint::black_box,
     net::{Ipv4Addr, SocketAddr},
     sync::Arc,
@@ -14,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint, EndpointConfig,
     Event, ServerConfig, TransportConfig,
-    congestion::{Controller, ControllerFactory},
+    congestion::NewRenoConfig,
     crypto::rustls::{QuicClientConfig, QuicServerConfig},
 };
 use rustls::{
@@ -27,7 +26,7 @@ use rustls::{
 };
 use rustls_pki_types::PrivatePkcs8KeyDer;
 
-use crate::bench::memory::{BATCH, Carrier};
+use crate::bench::memory::carrier::{BATCH, Carrier};
 
 /// The host name in the certificate of the server.
 const NAME: &str = "bench.invalid";
@@ -183,13 +182,16 @@ fn configs(mtu: u16) -> anyhow::Result<(ClientConfig, ServerConfig)> {
     let mut acks = AckFrequencyConfig::default();
     // One more than this many packets wait for an ACK.
     acks.ack_eliciting_threshold(63_u32.into());
+    // A window that nothing fills: neither congestion control nor pacing limits the sender.
+    let mut window = NewRenoConfig::default();
+    window.initial_window(u32::MAX.into());
     let mut transport = TransportConfig::default();
     transport
         .initial_mtu(mtu)
         .mtu_discovery_config(None)
         .max_idle_timeout(None)
         .ack_frequency_config(Some(acks))
-        .congestion_controller_factory(Arc::new(Unbounded))
+        .congestion_controller_factory(Arc::new(window))
         .datagram_send_buffer_size(8 << 20)
         .datagram_receive_buffer_size(Some(8 << 20));
     let transport = Arc::new(transport);
@@ -199,36 +201,4 @@ fn configs(mtu: u16) -> anyhow::Result<(ClientConfig, ServerConfig)> {
     let mut server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server)?));
     server.transport_config(transport);
     Ok((client, server))
-}
-
-/// A window that nothing fills: neither congestion control nor pacing limits the sender.
-#[derive(Clone)]
-struct Unbounded;
-
-impl ControllerFactory for Unbounded {
-    fn build(self: Arc<Self>, _now: Instant, _current_mtu: u16) -> Box<dyn Controller> {
-        Box::new(Self)
-    }
-}
-
-impl Controller for Unbounded {
-    fn on_congestion_event(&mut self, _now: Instant, _sent: Instant, _persistent: bool, _lost_bytes: u64) {}
-
-    fn on_mtu_update(&mut self, _new_mtu: u16) {}
-
-    fn window(&self) -> u64 {
-        u64::from(u32::MAX)
-    }
-
-    fn initial_window(&self) -> u64 {
-        self.window()
-    }
-
-    fn clone_box(&self) -> Box<dyn Controller> {
-        Box::new(self.clone())
-    }
-
-    fn into_any(self: Box<Self>) -> Box<dyn Any> {
-        self
-    }
 }

@@ -1,9 +1,9 @@
 //! One peer in full, and one lane.
 
 use crate::control_socket::status::{
-    Accounting, FlowStatus, LaneDetails, LaneRates, LaneStatus, PeerStatus, Status, StreamsStatus,
+    Accounting, LaneDetails, LaneStatus, PeerStatus, Status, StreamsStatus,
     page::{Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
-    text::{account_row, head_of_accounts, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
+    text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
 
 impl Status {
@@ -15,13 +15,10 @@ impl Status {
         for peer in &self.peers {
             page.gap();
             peer_facts(peer, &mut page);
-            lane_table(peer.lanes.iter().map(|lane| (&*peer.name, lane)), &mut page);
+            lane_table([peer], &mut page);
             stream_connections(peer, &mut page);
-            page.table(&[
-                head_of_accounts(),
-                account_row(&peer.uplink, "uplink"),
-                account_row(&peer.downlink, "downlink"),
-            ]);
+            let accounts = [("uplink", &peer.uplink), ("downlink", &peer.downlink)];
+            account_table(accounts.map(|(name, account)| (name.to_owned(), account)).into(), &mut page);
             if let Some(drops) = peer_drops(peer) {
                 page.gap();
                 page.line(drops);
@@ -55,10 +52,10 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     let packets = &peer.lane_packets;
     page.facts(&[
         ("  from", peer.origin.label().to_owned()),
-        ("  address", or_dash(peer.address.map(|address| address.to_string()))),
+        ("  address", or_dash(peer.address)),
         ("  since", or_dash(peer.since_seconds.map(age))),
-        ("  software", or_dash(peer.software.as_deref().map(str::to_owned))),
-        ("  datagrams by", or_dash(peer.mode.as_deref().map(str::to_owned))),
+        ("  software", or_dash(peer.software.as_deref())),
+        ("  datagrams by", or_dash(peer.mode.as_deref())),
         ("  RTT", or_dash(peer.rtt_seconds.map(short_time))),
         (
             "  lane packets",
@@ -91,41 +88,51 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ("  flows", peer.flows.to_string()),
         ("  TCP streams", peer.tcp_streams.to_string()),
         ("  congestion", or_dash(peer.streams.as_ref().map(congestion))),
-        ("  inner MTU", or_dash(peer.inner_mtu.map(|mtu| mtu.to_string()))),
-        ("  UDP payload", or_dash(peer.largest_datagram.map(|most| most.to_string()))),
+        ("  inner MTU", or_dash(peer.inner_mtu)),
+        ("  UDP payload", or_dash(peer.largest_datagram)),
     ]);
 }
 
 fn stream_connections(peer: &PeerStatus, page: &mut Page) {
-    if peer.stream_connections.is_empty() {
-        return;
-    }
-    let head = ["STREAMS", "STATE", "WORKER", "DIALLED BY", "FORWARDS"];
-    let mut rows = vec![head.map(str::to_owned)];
-    rows.extend(peer.stream_connections.iter().map(|connection| {
+    page.table_of(
+        peer.stream_connections.iter().map(|connection| (&peer.name, connection)),
         [
-            format!("{}/{}", peer.name, connection.number),
-            connection.state.to_string(),
-            connection.worker.to_string(),
-            if connection.dialled_by == "here" { "us".to_owned() } else { "the peer".to_owned() },
-            connection.forwards.to_string(),
-        ]
-    }));
-    page.table(&rows);
+            ("STREAMS", |(peer, it)| format!("{peer}/{}", it.number)),
+            ("STATE", |(_, it)| it.state.to_string()),
+            ("WORKER", |(_, it)| it.worker.to_string()),
+            ("DIALLED BY", |(_, it)| which_end(&it.dialled_by).to_owned()),
+            ("FORWARDS", |(_, it)| it.forwards.to_string()),
+        ],
+    );
 }
 
 fn flows(peer: &PeerStatus, page: &mut Page) {
-    if peer.recent_flows.is_empty() {
-        return;
-    }
-    let head = ["FLOW", "SERVICE", "OPENED BY", "LOCAL", "STATE", "LANE", "WORKER", "SILENT", "ENDS AFTER"];
-    let mut rows = vec![head.map(str::to_owned)];
-    rows.extend(peer.recent_flows.iter().map(flow_row));
-    page.table(&rows);
+    page.table_of(
+        &peer.recent_flows,
+        [
+            ("FLOW", |flow| flow.number.to_string()),
+            ("SERVICE", |flow| flow.service.to_string()),
+            ("OPENED BY", |flow| which_end(&flow.opened_by).to_owned()),
+            ("LOCAL", |flow| or_dash(flow.local_address)),
+            ("STATE", |flow| flow.standing.to_string()),
+            ("LANE", |flow| match (flow.lane, flow.on_lane) {
+                (Some(lane), Some(on)) if on != lane => format!("{on}, for {lane}"),
+                (lane, on) => or_dash(lane.or(on)),
+            }),
+            ("WORKER", |flow| flow.worker.to_string()),
+            ("SILENT", |flow| short_time(flow.silent_seconds)),
+            ("ENDS AFTER", |flow| age(flow.idle_seconds)),
+        ],
+    );
     let more = peer.flows.saturating_sub(peer.recent_flows.len());
-    if more > 0 {
+    if more > 0 && !peer.recent_flows.is_empty() {
         page.line(format!("… {more} more flows"));
     }
+}
+
+/// Who began something.
+fn which_end(end: &str) -> &'static str {
+    if end == "here" { "us" } else { "the peer" }
 }
 
 fn rate(bytes: f64, packets: f64) -> String {
@@ -147,44 +154,23 @@ fn carried(uplink: &Accounting, downlink: &Accounting) -> String {
     format!("{} up, {} down", bytes(uplink.delivered_bytes), bytes(downlink.delivered_bytes))
 }
 
-fn flow_row(flow: &FlowStatus) -> [String; 9] {
-    let lane = match (flow.lane, flow.on_lane) {
-        (Some(lane), Some(on)) if on != lane => format!("{on}, for {lane}"),
-        (lane, on) => or_dash(lane.or(on).map(|lane| lane.to_string())),
-    };
-    [
-        flow.number.to_string(),
-        flow.service.to_string(),
-        if flow.opened_by == "here" { "us".to_owned() } else { "the peer".to_owned() },
-        or_dash(flow.local_address.map(|address| address.to_string())),
-        flow.standing.to_string(),
-        lane,
-        flow.worker.to_string(),
-        short_time(flow.silent_seconds),
-        age(flow.idle_seconds),
-    ]
-}
-
 fn lane_facts(lane: &LaneStatus, peer: &str, page: &mut Page) {
     let rates = lane.rates.as_ref();
-    let passed = |of: fn(&LaneRates) -> (f64, f64)| {
-        or_dash(rates.map(|rates| {
-            let (bytes, packets) = of(rates);
-            rate(bytes, packets)
-        }))
-    };
     page.line(format!("lane {}/{}: {}", plain(peer), lane.index, plain(&lane.state)));
     page.facts(&[
         (
             "  opened",
             format!("{} ago, epoch {}, by worker {}", age(lane.age_seconds), lane.epoch, lane.worker),
         ),
-        ("  local address", or_dash(lane.local_address.map(|address| address.to_string()))),
-        ("  remote address", or_dash(lane.remote_address.map(|address| address.to_string()))),
+        ("  local address", or_dash(lane.local_address)),
+        ("  remote address", or_dash(lane.remote_address)),
         ("  heard", or_dash(lane.heard_seconds.map(|seconds| format!("{} ago", short_time(seconds))))),
         ("  flows", lane.flows.to_string()),
-        ("  sending", passed(|it| (it.sent_bytes_per_second, it.sent_packets_per_second))),
-        ("  receiving", passed(|it| (it.received_bytes_per_second, it.received_packets_per_second))),
+        ("  sending", or_dash(rates.map(|it| rate(it.sent_bytes_per_second, it.sent_packets_per_second)))),
+        (
+            "  receiving",
+            or_dash(rates.map(|it| rate(it.received_bytes_per_second, it.received_packets_per_second))),
+        ),
         ("  sent", format!("{} packets, {}", lane.sent_packets, bytes(lane.sent_bytes))),
         ("  received", format!("{} packets, {}", lane.received_packets, bytes(lane.received_bytes))),
         ("  lost", format!("{}, of which {} came late", lane_lost(lane), lane.late_packets)),
@@ -217,7 +203,6 @@ fn lane_facts(lane: &LaneStatus, peer: &str, page: &mut Page) {
 }
 
 fn detail_facts(details: &LaneDetails, page: &mut Page) {
-    let number = |number: Option<u64>| or_dash(number.map(|number| number.to_string()));
     let time = |seconds: Option<f64>| or_dash(seconds.map(short_time));
     page.facts(&[
         (
@@ -237,9 +222,9 @@ fn detail_facts(details: &LaneDetails, page: &mut Page) {
         ("  delivered", or_dash(details.delivery_bytes_per_second.map(|rate| bits(rate as f64)))),
         (
             "  packet numbers",
-            format!("next {}, largest acknowledged {}", details.next_packet, number(details.largest_acked)),
+            format!("next {}, largest acknowledged {}", details.next_packet, or_dash(details.largest_acked)),
         ),
-        ("  replay window", format!("top {}", number(details.largest_received))),
+        ("  replay window", format!("top {}", or_dash(details.largest_received))),
         (
             "  ACKs",
             format!(

@@ -23,7 +23,7 @@ pub use engine::status::{
     PeerState, PeerStatus, QueueStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, TunDirection,
     TunStatus, Word,
 };
-pub use page::{Kind, Page, age, plain, table};
+pub use page::{Column, Kind, Page, age, plain, rows, table};
 pub use parts::{LimitsStatus, Totals, Used};
 pub use text::Show;
 

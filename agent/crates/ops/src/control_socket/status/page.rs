@@ -74,6 +74,18 @@ impl Page {
         }
     }
 
+    /// A table with a row for each of `items`; nothing if there are none.
+    pub(super) fn table_of<T, const COLUMNS: usize>(
+        &mut self,
+        items: impl IntoIterator<Item = T>,
+        columns: [Column<'_, T>; COLUMNS],
+    ) {
+        let rows = rows(items, columns);
+        if rows.len() > 1 {
+            self.table(&rows);
+        }
+    }
+
     /// Names and what they are, below each other.
     pub(super) fn facts(&mut self, facts: &[(&str, String)]) {
         let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
@@ -81,6 +93,19 @@ impl Page {
             self.line(format!("{name:width$}  {}", plain(fact)));
         }
     }
+}
+
+/// A column of a table: its head, and what it shows of the item of a row.
+pub type Column<'a, T> = (&'a str, fn(&T) -> String);
+
+/// The rows of a table: the head, then one for each of `items`.
+pub fn rows<T, const COLUMNS: usize>(
+    items: impl IntoIterator<Item = T>,
+    columns: [Column<'_, T>; COLUMNS],
+) -> Vec<[String; COLUMNS]> {
+    let head = columns.map(|(head, _)| head.to_owned());
+    let row = |item| columns.map(|(_, cell)| cell(&item));
+    std::iter::once(head).chain(items.into_iter().map(row)).collect()
 }
 
 /// Columns as wide as their widest cell; the last one ends where its text does. Cells are made [`plain`].
@@ -186,7 +211,7 @@ pub(super) fn short_time(seconds: f64) -> String {
     }
 }
 
-/// A text, or "-" for none.
-pub(super) fn or_dash(text: Option<String>) -> String {
-    text.unwrap_or_else(|| "-".to_owned())
+/// What there is as text, or "-" for none.
+pub(super) fn or_dash(value: Option<impl ToString>) -> String {
+    value.map_or_else(|| "-".to_owned(), |value| value.to_string())
 }

@@ -1,9 +1,8 @@
 //! A status on one screen.
 
 use crate::control_socket::status::{
-    Accounting, Counts, LaneStatus, PeerRates, PeerStatus, Refusal, SocketStatus, Status, TunDirection,
-    TunStatus, Word,
-    page::{Page, age, bits, or_dash, per_second, plain, share, short_time},
+    Accounting, Counts, LaneStatus, PeerStatus, SocketStatus, Status, TunStatus, Word,
+    page::{Page, age, bits, or_dash, per_second, plain, rows, share, short_time},
     parts::Used,
 };
 
@@ -44,18 +43,20 @@ impl Status {
         self.drops(&mut page);
         for (what, counts) in [("handshakes", &self.handshakes), ("gate", &self.gate)] {
             let counts = counts.iter().filter(|(_, count)| **count > 0);
-            let counts: Vec<String> =
-                counts.map(|(outcome, count)| format!("{} {count}", plain(outcome))).collect();
-            if !counts.is_empty() {
+            if let Some(counts) = listed(counts) {
                 page.gap();
-                page.line(format!("{what}: {}", counts.join(", ")));
+                page.line(format!("{what}: {counts}"));
             }
         }
-        if !self.refusals.is_empty() {
-            let mut rows = vec![["REFUSED", "PACKETS", "SOURCE", "REASON"].map(str::to_owned)];
-            rows.extend(self.refusals.iter().map(Refusal::row));
-            page.table(&rows);
-        }
+        page.table_of(
+            &self.refusals,
+            [
+                ("REFUSED", |refusal| format!("{} ago", age(refusal.age_seconds))),
+                ("PACKETS", |refusal| refusal.count.to_string()),
+                ("SOURCE", |refusal| refusal.source.clone()),
+                ("REASON", |refusal| refusal.reason.clone()),
+            ],
+        );
         page
     }
 
@@ -93,18 +94,30 @@ impl Status {
     }
 
     fn peer_rows(&self) -> Vec<[String; 12]> {
-        let head = [
-            "PEER", "STATE", "SINCE", "ADDRESS", "RTT", "LOSS", "UP", "DOWN", "LANES", "FLOWS", "MTU",
-            "SOFTWARE",
-        ];
-        let mut rows = vec![head.map(str::to_owned)];
-        rows.extend(self.peers.iter().map(peer_row));
-        rows
+        rows(
+            &self.peers,
+            [
+                ("PEER", |peer| peer.name.to_string()),
+                ("STATE", |peer| peer.state.words().to_owned()),
+                ("SINCE", |peer| or_dash(peer.since_seconds.map(age))),
+                ("ADDRESS", |peer| or_dash(peer.address)),
+                ("RTT", |peer| or_dash(peer.rtt_seconds.map(short_time))),
+                ("LOSS", |peer| or_dash(peer.lane_packets.lost_share_last_second.map(share))),
+                ("UP", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.uplink_bytes_per_second)))),
+                ("DOWN", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.downlink_bytes_per_second)))),
+                ("LANES", |peer| match peer.mode.as_deref() {
+                    Some("standard") => "none".to_owned(),
+                    Some(_) | None => peer.lanes_up.to_string(),
+                }),
+                ("FLOWS", |peer| peer.flows.to_string()),
+                ("MTU", |peer| or_dash(peer.inner_mtu)),
+                ("SOFTWARE", |peer| or_dash(peer.software.as_deref())),
+            ],
+        )
     }
 
     fn lanes(&self, page: &mut Page) {
-        let lanes = self.peers.iter().flat_map(|peer| peer.lanes.iter().map(|lane| (&*peer.name, lane)));
-        lane_table(lanes, page);
+        lane_table(&self.peers, page);
         if self.lanes_left_out > 0 {
             page.line(format!("… {} more lanes", self.lanes_left_out));
         }
@@ -112,39 +125,44 @@ impl Status {
 
     fn accounts(&self, page: &mut Page) {
         let each = self.peers.len() <= SOME_PEERS;
-        let mut rows = vec![head_of_accounts()];
+        let mut shown: Vec<NamedAccount<'_>> = Vec::new();
         for peer in &self.peers {
             for (direction, account) in [("uplink", &peer.uplink), ("downlink", &peer.downlink)] {
                 if !is_empty(account) && (each || !account.balances) {
-                    rows.push(account_row(account, &format!("{} {direction}", peer.name)));
+                    shown.push((format!("{} {direction}", peer.name), account));
                 }
             }
         }
         for (name, account) in [("all uplink", &self.totals.uplink), ("all downlink", &self.totals.downlink)]
         {
             if !is_empty(account) && self.peers.len() != 1 {
-                rows.push(account_row(account, name));
+                shown.push((name.to_owned(), account));
             }
         }
-        if rows.len() > 1 {
-            page.table(&rows);
-        }
+        account_table(shown, page);
     }
 
     pub(super) fn device(&self, page: &mut Page) {
         let Some(tun) = &self.tun else { return };
         page.gap();
         page.line(tun_line(tun));
-        let mut rows =
-            vec![["TUN", "PACKETS", "RATE", "SUPER-PACKETS", "ERRORS", "KERNEL DROPS"].map(str::to_owned)];
-        rows.push(tun_row(&tun.uplink, "from the device"));
-        rows.push(tun_row(&tun.downlink, "to the device"));
-        page.table(&rows);
+        page.table_of(
+            [("from the device", &tun.uplink), ("to the device", &tun.downlink)],
+            [
+                ("TUN", |(name, _)| (*name).to_owned()),
+                ("PACKETS", |(_, it)| it.packets.to_string()),
+                ("RATE", |(_, it)| {
+                    let rates = it.bytes_per_second.zip(it.packets_per_second);
+                    or_dash(rates.map(|(bytes, packets)| format!("{} {}", bits(bytes), per_second(packets))))
+                }),
+                ("SUPER-PACKETS", |(_, it)| it.super_packets.to_string()),
+                ("ERRORS", |(_, it)| it.errors.to_string()),
+                ("KERNEL DROPS", |(_, it)| or_dash(it.kernel_drops)),
+            ],
+        );
         for (what, counts) in [("to no peer", &tun.dropped), ("answered by ICMP", &tun.answers)] {
-            let counts: Vec<_> =
-                counts.iter().map(|(reason, count)| format!("{} {count}", plain(reason))).collect();
-            if !counts.is_empty() {
-                page.line(format!("{what}: {}", counts.join(", ")));
+            if let Some(counts) = listed(counts) {
+                page.line(format!("{what}: {counts}"));
             }
         }
     }
@@ -152,12 +170,19 @@ impl Status {
     fn sockets(&self, page: &mut Page) {
         let used =
             |socket: &&SocketStatus| socket.open > 0 || socket.received_datagrams + socket.sent_datagrams > 0;
-        let head = ["SOCKETS", "OPEN", "RECEIVED", "SENT", "BLOCKED", "FAILED", "NO GSO", "KERNEL DROPS"];
-        let mut rows = vec![head.map(str::to_owned)];
-        rows.extend(self.sockets.iter().filter(used).map(socket_row));
-        if rows.len() > 1 {
-            page.table(&rows);
-        }
+        page.table_of(
+            self.sockets.iter().filter(used),
+            [
+                ("SOCKETS", |socket| socket.role.replace('_', " ")),
+                ("OPEN", |socket| socket.open.to_string()),
+                ("RECEIVED", |socket| socket.received_datagrams.to_string()),
+                ("SENT", |socket| socket.sent_datagrams.to_string()),
+                ("BLOCKED", |socket| socket.would_block.to_string()),
+                ("FAILED", |socket| socket.send_failures.to_string()),
+                ("NO GSO", |socket| socket.gso_fallbacks.to_string()),
+                ("KERNEL DROPS", |socket| socket.kernel_drops.to_string()),
+            ],
+        );
     }
 
     /// A line for each peer of which something was dropped.
@@ -172,23 +197,11 @@ impl Status {
     }
 }
 
-fn peer_row(peer: &PeerStatus) -> [String; 12] {
-    let rates = peer.rates.as_ref();
-    let rate = |of: fn(&PeerRates) -> f64| or_dash(rates.map(|rates| bits(of(rates))));
-    [
-        peer.name.to_string(),
-        peer.state.words().to_owned(),
-        or_dash(peer.since_seconds.map(age)),
-        or_dash(peer.address.map(|address| address.to_string())),
-        or_dash(peer.rtt_seconds.map(short_time)),
-        or_dash(peer.lane_packets.lost_share_last_second.map(share)),
-        rate(|rates| rates.uplink_bytes_per_second),
-        rate(|rates| rates.downlink_bytes_per_second),
-        if peer.mode.as_deref() == Some("standard") { "none".to_owned() } else { peer.lanes_up.to_string() },
-        peer.flows.to_string(),
-        or_dash(peer.inner_mtu.map(|mtu| mtu.to_string())),
-        or_dash(peer.software.as_deref().map(str::to_owned)),
-    ]
+/// Counts by their names, if there are any.
+fn listed<'a>(counts: impl IntoIterator<Item = (&'a Word, &'a u64)>) -> Option<String> {
+    let counts: Vec<String> =
+        counts.into_iter().map(|(what, count)| format!("{} {count}", plain(what))).collect();
+    (!counts.is_empty()).then(|| counts.join(", "))
 }
 
 /// Why the last attempt or connection ended, and what to look at.
@@ -208,44 +221,49 @@ pub(super) fn peer_error(peer: &PeerStatus, page: &mut Page) {
 /// What was dropped, by direction and reason.
 pub(super) fn peer_drops(peer: &PeerStatus) -> Option<String> {
     let counted = |(direction, reasons): (&Word, &Counts)| {
-        let reasons: Vec<String> =
-            reasons.iter().map(|(reason, count)| format!("{} {count}", plain(reason))).collect();
-        format!("{} {}", plain(direction), reasons.join(", "))
+        format!("{} {}", plain(direction), listed(reasons).unwrap_or_default())
     };
     let directions: Vec<String> = peer.dropped.iter().rev().map(counted).collect();
     (!directions.is_empty()).then(|| format!("{} dropped: {}", plain(&peer.name), directions.join("; ")))
 }
 
-/// Adds the compact table of lanes to `page`.
-pub(super) fn lane_table<'a>(lanes: impl Iterator<Item = (&'a str, &'a LaneStatus)>, page: &mut Page) {
-    let head = [
-        "LANE", "STATE", "SENT", "RECEIVED", "LOST", "UNACKED", "RTT", "KEYS", "PACKET", "OFFLOAD", "FLOWS",
-        "HEARD",
-    ];
-    let mut rows = vec![head.map(str::to_owned)];
-    rows.extend(lanes.map(|(peer, lane)| lane_row(lane, peer)));
-    if rows.len() > 1 {
-        page.table(&rows);
-    }
+/// Adds the compact table of the lanes of `peers` to `page`.
+pub(super) fn lane_table<'a>(peers: impl IntoIterator<Item = &'a PeerStatus>, page: &mut Page) {
+    let lanes = peers.into_iter().flat_map(|peer| peer.lanes.iter().map(move |lane| (&peer.name, lane)));
+    page.table_of(
+        lanes,
+        [
+            ("LANE", |(peer, lane)| format!("{peer}/{}", lane.index)),
+            ("STATE", |(_, lane)| lane.state.to_string()),
+            ("SENT", |(_, lane)| {
+                let rates = lane.rates.as_ref();
+                or_dash(rates.map(|it| rate(it.sent_bytes_per_second, it.sent_packets_per_second)))
+            }),
+            ("RECEIVED", |(_, lane)| {
+                let rates = lane.rates.as_ref();
+                or_dash(rates.map(|it| rate(it.received_bytes_per_second, it.received_packets_per_second)))
+            }),
+            ("LOST", |(_, lane)| lane_lost(lane)),
+            ("UNACKED", |(_, lane)| lane.in_flight_packets.to_string()),
+            ("RTT", |(_, lane)| or_dash(lane.rtt_seconds.map(short_time))),
+            // The key phase and how often keys were updated.
+            ("KEYS", |(_, lane)| {
+                let under_way = if lane.key_update_under_way { "…" } else { "" };
+                format!("{} ({}){under_way}", lane.key_phase, lane.key_updates)
+            }),
+            // The packet size, and whether larger ones are being tried.
+            ("PACKET", |(_, lane)| {
+                format!("{}{}", lane.packet_bytes, if lane.mtu_search { " …" } else { "" })
+            }),
+            ("OFFLOAD", |(_, lane)| lane_offload(lane)),
+            ("FLOWS", |(_, lane)| lane.flows.to_string()),
+            ("HEARD", |(_, lane)| or_dash(lane.heard_seconds.map(short_time))),
+        ],
+    );
 }
 
-fn lane_row(lane: &LaneStatus, peer: &str) -> [String; 12] {
-    let rates = lane.rates.as_ref();
-    let rate = |bytes: f64, packets: f64| format!("{} {}", bits(bytes), per_second(packets));
-    [
-        format!("{peer}/{}", lane.index),
-        lane.state.to_string(),
-        or_dash(rates.map(|it| rate(it.sent_bytes_per_second, it.sent_packets_per_second))),
-        or_dash(rates.map(|it| rate(it.received_bytes_per_second, it.received_packets_per_second))),
-        lane_lost(lane),
-        lane.in_flight_packets.to_string(),
-        or_dash(lane.rtt_seconds.map(short_time)),
-        lane_keys(lane),
-        lane_packet(lane),
-        lane_offload(lane),
-        lane.flows.to_string(),
-        or_dash(lane.heard_seconds.map(short_time)),
-    ]
+fn rate(bytes: f64, packets: f64) -> String {
+    format!("{} {}", bits(bytes), per_second(packets))
 }
 
 /// In all, and in the last second if any were.
@@ -256,17 +274,6 @@ pub(super) fn lane_lost(lane: &LaneStatus) -> String {
         }
         Some(_) | None => lane.lost_packets.to_string(),
     }
-}
-
-/// The key phase and how often keys were updated.
-fn lane_keys(lane: &LaneStatus) -> String {
-    let under_way = if lane.key_update_under_way { "…" } else { "" };
-    format!("{} ({}){under_way}", lane.key_phase, lane.key_updates)
-}
-
-/// The packet size, and whether larger ones are being tried.
-fn lane_packet(lane: &LaneStatus) -> String {
-    format!("{}{}", lane.packet_bytes, if lane.mtu_search { " …" } else { "" })
 }
 
 /// What the kernel does for its packets.
@@ -280,24 +287,30 @@ pub(super) fn lane_offload(lane: &LaneStatus) -> String {
     if all.is_empty() { "none".to_owned() } else { all.join("+") }
 }
 
-pub(super) fn head_of_accounts() -> [String; 6] {
-    ["ACCOUNT", "RECEIVED", "DELIVERED", "QUEUED", "DROPPED", ""].map(str::to_owned)
+/// An account, and the name of its row.
+type NamedAccount<'a> = (String, &'a Accounting);
+
+/// Adds the table of `accounts` to `page`.
+pub(super) fn account_table(accounts: Vec<NamedAccount<'_>>, page: &mut Page) {
+    page.table_of(
+        accounts,
+        [
+            ("ACCOUNT", |(name, _)| name.clone()),
+            ("RECEIVED", |(_, it)| it.account.received.to_string()),
+            ("DELIVERED", |(_, it)| it.account.delivered.to_string()),
+            ("QUEUED", |(_, it)| it.queued.to_string()),
+            ("DROPPED", |(_, it)| it.dropped.to_string()),
+            ("", |(_, it)| if it.balances { "" } else { "DOES NOT BALANCE: please report this" }.to_owned()),
+        ],
+    );
 }
 
 /// Nothing has come: there is nothing to show.
-pub(super) fn is_empty(account: &Accounting) -> bool {
+fn is_empty(account: &Accounting) -> bool {
     account.account.received == 0
         && account.account.delivered == 0
         && account.queued == 0
         && account.dropped == 0
-}
-
-pub(super) fn account_row(account: &Accounting, name: &str) -> [String; 6] {
-    let counts = [account.account.received, account.account.delivered, account.queued, account.dropped]
-        .map(|count| count.to_string());
-    let [received, delivered, queued, dropped] = counts;
-    let mark = if account.balances { "" } else { "DOES NOT BALANCE: please report this" };
-    [name.to_owned(), received, delivered, queued, dropped, mark.to_owned()]
 }
 
 fn tun_line(tun: &TunStatus) -> String {
@@ -312,39 +325,5 @@ fn tun_line(tun: &TunStatus) -> String {
         (false, true) => "UDP offload, no TCP offload",
         (false, false) => "no offload",
     };
-    let mtu = or_dash(tun.mtu.map(|mtu| mtu.to_string()));
-    format!("tun {}: {state}, MTU {mtu}, {offload}", plain(&tun.name))
-}
-
-fn tun_row(direction: &TunDirection, name: &str) -> [String; 6] {
-    let rates = direction.bytes_per_second.zip(direction.packets_per_second);
-    [
-        name.to_owned(),
-        direction.packets.to_string(),
-        or_dash(rates.map(|(bytes, packets)| format!("{} {}", bits(bytes), per_second(packets)))),
-        direction.super_packets.to_string(),
-        direction.errors.to_string(),
-        or_dash(direction.kernel_drops.map(|drops| drops.to_string())),
-    ]
-}
-
-fn socket_row(socket: &SocketStatus) -> [String; 8] {
-    let counts = [
-        socket.open as u64,
-        socket.received_datagrams,
-        socket.sent_datagrams,
-        socket.would_block,
-        socket.send_failures,
-        socket.gso_fallbacks,
-        socket.kernel_drops,
-    ];
-    let [open, received, sent, blocked, failed, no_gso, drops] = counts.map(|count| count.to_string());
-    [socket.role.replace('_', " "), open, received, sent, blocked, failed, no_gso, drops]
-}
-
-impl Refusal {
-    fn row(&self) -> [String; 4] {
-        let ago = format!("{} ago", age(self.age_seconds));
-        [ago, self.count.to_string(), self.source.clone(), self.reason.clone()]
-    }
+    format!("tun {}: {state}, MTU {}, {offload}", plain(&tun.name), or_dash(tun.mtu))
 }

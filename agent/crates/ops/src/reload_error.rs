@@ -1,0 +1,45 @@
+//! Why a reload changed nothing.
+
+use std::path::PathBuf;
+
+use config::LoadError;
+use engine::{registry::RegistryError, tunnel::TunnelError, worker::remedy};
+
+/// The reason why a reload changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum ReloadError {
+    /// The agent was not started from a file.
+    #[error("this agent was not started from a file: there is nothing to read again")]
+    NoFile,
+    /// The path is not that of a regular file, so that reading it might never end.
+    #[error("{}: is not a regular file: nothing was read (remedy: put the file back)", .0.display())]
+    NoRegularFile(PathBuf),
+    /// The file, the state file or the key is wrong.
+    #[error(transparent)]
+    Config(#[from] LoadError),
+    /// A new inner address of a peer is somebody else's.
+    #[error(transparent)]
+    Route(#[from] TunnelError),
+    /// A port could not be opened.
+    #[error("cannot listen on {} ({what}): {error}{}", .address, remedy(.error))]
+    Port {
+        address: std::net::SocketAddr,
+        /// The configuration key it comes from.
+        what: &'static str,
+        error: std::io::Error,
+    },
+    /// A peer that was added while the agent ran is in the way.
+    #[error("a peer that was added with culvert peer is in the way, see culvert peer list: {0}")]
+    PeerRegistry(#[from] RegistryError),
+}
+
+impl ReloadError {
+    /// Whether the file is wrong, and not the daemon's surroundings.
+    #[must_use]
+    pub fn is_bad_input(&self) -> bool {
+        match self {
+            Self::NoRegularFile(_) | Self::Config(_) | Self::PeerRegistry(_) => true,
+            Self::NoFile | Self::Route(_) | Self::Port { .. } => false,
+        }
+    }
+}
