@@ -177,7 +177,7 @@ fn peer_row(peer: &PeerStatus) -> [String; 12] {
     let rate = |of: fn(&PeerRates) -> f64| or_dash(rates.map(|rates| bits(of(rates))));
     [
         peer.name.to_string(),
-        peer.state.words().to_owned(),
+        peer.state.label().to_owned(),
         or_dash(peer.since_seconds.map(age)),
         or_dash(peer.address.map(|address| address.to_string())),
         or_dash(peer.rtt_seconds.map(short_time)),
