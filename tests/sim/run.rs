@@ -147,9 +147,9 @@ impl<'a> Run<'a> {
         let setup = &schedule.setup;
         let mut world = World::new(setup.seed);
         world.digest();
-        world.set_offload(TunOffload { tcp: false, udp: false });
+        world.offload = TunOffload { tcp: false, udp: false };
         for agent in 0..=EXIT {
-            world.set_workers(setup.workers[usize::from(agent)]);
+            world.workers = setup.workers[usize::from(agent)];
             let seed = agent + 1;
             let toml = configuration(setup, agent, 0);
             world.start(&toml, &identity(setup, agent), &[address(agent)], seed);
@@ -463,7 +463,7 @@ impl<'a> Run<'a> {
             self.world.lose_state(place);
         }
         let setup = &self.schedule.setup;
-        self.world.set_workers(setup.workers[place]);
+        self.world.workers = setup.workers[place];
         self.starts = self.starts.wrapping_add(1);
         self.outcome.restarts += 1;
         let toml = configuration(setup, agent, self.variants[place]);

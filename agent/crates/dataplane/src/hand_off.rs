@@ -1,11 +1,11 @@
-//! The hand-over: what came to the wrong worker goes to its owner as a batch, through a bounded ring.
+//! Hand-off batches: datagrams that came to the wrong worker and go to another one through a bounded ring.
 //!
 //! | what | when | where it goes |
 //! |---|---|---|
-//! | packets of the underlay | GRO joined datagrams of several owners; the kernel could not steer | the worker that their connection ID names |
-//! | contents of DATAGRAM frames | the flow's own lane is down, or its worker has none | the worker that keeps the flow |
-//! | payloads | the same, in the other direction | the worker that keeps the lane |
-//! | strangers' datagrams | the agent has a decoy | worker 0, which has all of its flows |
+//! | packets of the underlay | GRO joined datagrams of several workers; the kernel could not steer | the worker that their connection ID names |
+//! | contents of DATAGRAM frames | the flow's own lane is down, or its worker has none | the worker that has the flow |
+//! | payloads | the same, in the other direction | the lane host |
+//! | datagrams of unauthenticated senders | the agent has a decoy | worker 0, which has all flows of the decoy |
 
 use std::{
     ops::Range,
@@ -27,32 +27,26 @@ const HAND_OFF_BYTES: usize = 64 * 1024;
 /// A hand-off batch holds no more pieces than this.
 const HAND_OFF_PIECES: usize = 256;
 
-/// What a hand-off batch is for.
+/// What a hand-off batch holds. A `port` is the index of the listening port in `transport.listen`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Packets that came to this listening port.
-    Packets {
-        /// The index of the listening port in `transport.listen`.
-        port: usize,
-    },
+    Packets { port: usize },
     /// Contents of DATAGRAM frames that came on lane `lane`.
     Frames { peer: PeerId, lane: u8 },
     /// Payloads, or messages about flows, for lane `lane`.
     Payloads { peer: PeerId, lane: u8 },
-    /// Payloads that did not fit beside the opening form, back to where their flow lives.
+    /// Payloads that did not fit beside the opening form, on their way back to the worker that has their flow.
     Returned { peer: PeerId },
-    /// Datagrams of strangers, for the decoy, that came to this listening port.
-    Strangers {
-        /// The index of the listening port in `transport.listen`.
-        port: usize,
-    },
+    /// Datagrams of unauthenticated senders, for the decoy, that came to this listening port.
+    Strangers { port: usize },
 }
 
 impl Kind {
     /// The values of the metric label `kind`.
     pub const LABELS: [&'static str; 4] = ["packets", "frames", "payloads", "strangers"];
 
-    /// The place of this kind in [`Kind::LABELS`].
+    /// The index of this kind in [`Kind::LABELS`].
     pub fn label_index(self) -> usize {
         match self {
             Self::Packets { .. } => 0,
@@ -66,20 +60,25 @@ impl Kind {
 /// Part of a hand-off batch: a run of datagrams.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
-    /// How long it is, how it divides, where it came from.
+    /// The length of the run, the size of its datagrams, and where they came from.
     pub meta: Meta,
-    /// What precedes each payload in its frame; `None` where the frame is whole.
+    /// The header that precedes each payload in its frame; `None` if the piece is a complete frame.
     pub header: Option<Header>,
-    /// How many of its datagrams an account counts.
+    /// The number of datagrams of the run that an account counts.
     pub counted: u32,
-    /// And how many bytes of payload.
+    /// The number of payload bytes that an account counts.
     counted_bytes: usize,
-    /// The traffic class of the packets that are to carry them.
+    /// The traffic class of the packets that are to carry the datagrams.
     pub tos: u8,
 }
 
 impl Piece {
-    /// What precedes its payloads, and how many of them an account counts.
+    /// A run that no account counts.
+    fn uncounted(meta: Meta) -> Self {
+        Self { meta, header: None, counted: 0, counted_bytes: 0, tos: 0 }
+    }
+
+    /// The header that precedes the payloads, with the number of them that an account counts.
     pub fn counted_header(&self) -> CountedHeader {
         CountedHeader { header: self.header.unwrap_or_default(), counted: self.counted }
     }
@@ -89,25 +88,21 @@ impl Piece {
 #[derive(Debug)]
 pub struct HandOff {
     pub kind: Kind,
-    /// The peer's process to which the numbers in its headers mean something; that of payloads and frames.
+    /// The peer's process in which the flow numbers of payloads and frames are valid.
     pub process: u64,
     bytes: Vec<u8>,
     pieces: Vec<Piece>,
-    /// When it went into a ring.
+    /// The time at which the batch went into a ring.
     pub handed: Option<Instant>,
 }
 
 impl HandOff {
-    fn new(kind: Kind) -> Self {
-        Self { kind, process: 0, bytes: Vec::new(), pieces: Vec::new(), handed: None }
-    }
-
     fn has_room(&self, len: usize) -> bool {
         self.pieces.len() < HAND_OFF_PIECES
             && (self.bytes.is_empty() || self.bytes.len() + len <= HAND_OFF_BYTES)
     }
 
-    /// Its pieces, in the order in which they came.
+    /// The pieces of the batch with their bytes, oldest first.
     pub fn pieces(&self) -> impl Iterator<Item = (&Piece, &[u8])> {
         let mut start = 0;
         self.pieces.iter().map(move |piece| {
@@ -117,12 +112,12 @@ impl HandOff {
         })
     }
 
-    /// How many datagrams an account counts.
+    /// The number of datagrams that an account counts.
     pub fn counted(&self) -> u64 {
         self.pieces.iter().map(|piece| u64::from(piece.counted)).sum()
     }
 
-    /// How many bytes of payload an account counts.
+    /// The number of payload bytes that an account counts.
     pub fn counted_bytes(&self) -> u64 {
         self.pieces.iter().map(|piece| piece.counted_bytes as u64).sum()
     }
@@ -138,7 +133,7 @@ impl HandOff {
         self.bytes.len() + self.pieces.len() * size_of::<Piece>()
     }
 
-    /// The peer whose datagrams it holds, if that is known.
+    /// The peer whose datagrams the batch holds, if that is known.
     pub fn peer(&self) -> Option<PeerId> {
         match self.kind {
             Kind::Packets { .. } | Kind::Strangers { .. } => None,
@@ -147,7 +142,7 @@ impl HandOff {
     }
 }
 
-/// What a worker has collected for the others in this turn.
+/// The hand-off batches that a worker has collected for others in this turn.
 #[derive(Debug, Default)]
 pub struct Outgoing {
     /// The hand-off batches in order, each with the index of the worker that it is for.
@@ -157,22 +152,16 @@ pub struct Outgoing {
 impl Outgoing {
     /// A buffer of the underlay for the worker `to`, that came to listening port `port`.
     pub fn packet(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
-        self.add(
-            to,
-            Kind::Packets { port },
-            Piece { meta, header: None, counted: 0, counted_bytes: 0, tos: 0 },
-            data,
-        );
+        self.add(to, Kind::Packets { port }, Piece::uncounted(meta), data);
     }
 
-    /// A stranger's datagram for the worker `to`, that came to listening port `port`.
+    /// An unauthenticated sender's datagram for the worker `to`, that came to listening port `port`.
     pub fn stranger(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
-        let piece = Piece { meta, header: None, counted: 0, counted_bytes: 0, tos: 0 };
-        self.add(to, Kind::Strangers { port }, piece, data);
+        self.add(to, Kind::Strangers { port }, Piece::uncounted(meta), data);
     }
 
-    /// The content of a DATAGRAM frame for the worker `to`, that came on this lane; `payload` is how many of its bytes are a
-    /// datagram, if it carries one.
+    /// The content of a DATAGRAM frame for the worker `to`, that came on this lane; `payload` is the size of the datagram in
+    /// it, if it carries one.
     pub fn frame(
         &mut self,
         to: u8,
@@ -183,11 +172,11 @@ impl Outgoing {
     ) {
         let meta = Meta { len: data.len(), segment: data.len().max(1), ..meta };
         let (counted, counted_bytes) = (u32::from(payload.is_some()), payload.unwrap_or(0));
-        let piece = Piece { meta, header: None, counted, counted_bytes, tos: 0 };
+        let piece = Piece { counted, counted_bytes, ..Piece::uncounted(meta) };
         self.add(to, Kind::Frames { peer, lane }, piece, data);
     }
 
-    /// Payloads for a lane that the worker `to` keeps.
+    /// Payloads for a lane whose host is the worker `to`.
     pub fn payloads(
         &mut self,
         to: u8,
@@ -201,7 +190,7 @@ impl Outgoing {
         self.add(to, Kind::Payloads { peer, lane }, piece, data);
     }
 
-    /// IP packets for a lane that the worker `to` keeps.
+    /// IP packets for a lane whose host is the worker `to`.
     pub fn packets(
         &mut self,
         to: u8,
@@ -221,8 +210,7 @@ impl Outgoing {
         });
     }
 
-    /// Payloads of a flow that the worker `to` keeps, which did not fit beside the header and came to
-    /// this host `age` ago.
+    /// Payloads of a flow of the worker `to`, which did not fit beside the header and came to this host `age` ago.
     pub fn returned(
         &mut self,
         to: u8,
@@ -242,26 +230,22 @@ impl Outgoing {
 
     /// Adds a piece, whose bytes `write` appends.
     fn add_with(&mut self, to: u8, kind: Kind, piece: Piece, write: impl FnOnce(&mut Vec<u8>)) {
-        let fits = |(place, hand_off): &&mut (u8, HandOff)| {
-            *place == to && hand_off.kind == kind && hand_off.has_room(piece.meta.len)
-        };
         // The newest for this worker: nothing overtakes what is already in a hand-off batch.
-        let newest = self.hand_offs.iter_mut().rfind(|(place, _)| *place == to);
-        let place = match newest.filter(fits) {
-            Some((_, hand_off)) => hand_off,
-            None => {
-                self.hand_offs.push((to, HandOff::new(kind)));
-                match self.hand_offs.last_mut() {
-                    Some((_, hand_off)) => hand_off,
-                    None => return,
-                }
-            }
-        };
-        place.pieces.push(piece);
-        write(&mut place.bytes);
+        let newest = self.hand_offs.iter().rposition(|(worker, _)| *worker == to).filter(|newest| {
+            let (_, hand_off) = &self.hand_offs[*newest];
+            hand_off.kind == kind && hand_off.has_room(piece.meta.len)
+        });
+        let index = newest.unwrap_or_else(|| {
+            let hand_off = HandOff { kind, process: 0, bytes: Vec::new(), pieces: Vec::new(), handed: None };
+            self.hand_offs.push((to, hand_off));
+            self.hand_offs.len() - 1
+        });
+        let (_, hand_off) = &mut self.hand_offs[index];
+        hand_off.pieces.push(piece);
+        write(&mut hand_off.bytes);
     }
 
-    /// Takes out what was collected of a peer's flows, in either direction.
+    /// Takes out the batches with a peer's datagrams, in either direction.
     pub fn take_of_peer(&mut self, id: PeerId) -> impl Iterator<Item = HandOff> {
         self.hand_offs
             .extract_if(.., move |(_, hand_off)| hand_off.peer() == Some(id))

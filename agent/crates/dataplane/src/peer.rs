@@ -43,7 +43,7 @@ pub trait PeerTable {
     fn data_mut(&mut self, id: PeerId) -> Option<&mut PeerData>;
 }
 
-/// A session, as every worker sees it: the way of datagrams.
+/// A session, as the data plane of every worker sees it.
 #[derive(Debug)]
 pub struct Link {
     pub session: SessionId,
@@ -54,9 +54,9 @@ pub struct Link {
     pub pool: Pool,
     /// The largest packet to the peer on any of its lanes, in bytes of UDP payload.
     pub budget: usize,
-    /// In place of lanes, at the owner, if one of the ends has none: standard mode.
+    /// The frames for the control connection, at the session owner in standard mode: one of the ends has no lanes.
     pub plain: Option<Plain>,
-    /// Whether it is in standard mode, so that the owner alone reaches the peer.
+    /// Whether the session is in standard mode, so that its owner alone reaches the peer.
     pub standard: bool,
     /// Whether the peer takes IP packets.
     pub takes_packets: bool,
@@ -64,7 +64,7 @@ pub struct Link {
     pub completes_checksums: bool,
     /// Whether the peer puts datagrams together that come in pieces.
     pub takes_pieces: bool,
-    /// From when on `budget` is relied on: a search for what the path carries may be under way until then.
+    /// The time from which `budget` is relied on: until then a search for the path's MTU may be under way.
     pub settles_at: Instant,
     /// The reasons to doubt this session.
     pub doubts: Doubts,
@@ -77,12 +77,12 @@ pub struct Link {
 }
 
 wire::labelled! {
-    /// What may speak against a session. While anything does, the peer is dialled anew beside it.
+    /// A reason to doubt a session. While there is one, the peer is dialled anew beside the session.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Doubt {
-        /// Nothing was heard of the peer on any lane while something was outstanding: payloads wait.
+        /// Nothing was heard from the peer on any lane while something was outstanding. Payloads wait.
         Silent => "silent",
-        /// The lanes work, the control connection does not answer: the far end's address is another one, and the end that dialled
+        /// The lanes work, but the control connection does not answer: the far end has another address, and the end that dialled
         /// cannot follow it (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
         ControlDead => "deaf",
     }
@@ -115,26 +115,25 @@ impl Doubts {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PeerStanding {
     Live,
-    /// It was removed, and something that names it may be under way.
+    /// The peer was removed, which this worker learned at `since`; something that names it may be under way.
     Leaving {
-        /// When this worker heard of it.
         since: Instant,
     },
-    /// Nothing is left of it; its place waits for another.
+    /// Nothing is left of the peer; its slot waits for another.
     Vacant,
 }
 
-/// How much work a peer may ask a worker for, where that is more than a datagram is.
+/// The work that a peer may ask a worker for, apart from plain datagrams.
 #[derive(Clone, Copy, Debug)]
 pub struct Allowances {
     /// Control messages, in units of what they cost; beyond them the connection is closed.
     pub messages: Allowance,
-    /// Flows that it opens; beyond them openings are dropped.
+    /// Flows that the peer opens; beyond them openings are dropped.
     pub flows: Allowance,
-    /// Answers that it gets to datagrams of flows that nobody knows, as many as it may open; beyond them such datagrams are dropped in
-    /// silence.
+    /// Answers to the peer's datagrams of unknown flows, as many as it may open flows; beyond them such datagrams are dropped
+    /// silently.
     pub answers: Allowance,
-    /// Streams that it opens; beyond them they wait.
+    /// Streams that the peer opens; beyond them they wait.
     pub streams: Allowance,
 }
 
@@ -144,26 +143,21 @@ impl Allowances {
     /// signs of a path that comes and goes are some 300 at once.
     const MESSAGES: Pace = Pace { per_second: 1_000, at_once: 2_000 };
 
-    /// Openings of flows a second and at once, at least. A fifth of the flows that a peer may have is granted in any case: so all of
-    /// them are there again within five seconds of this agent's restart.
+    /// The least number of flow openings a second, and at once. A fifth of the flows that a peer may have is always granted, so
+    /// that all of them are there again within five seconds of this agent's restart.
     const FLOWS: Pace = Pace { per_second: 2_000, at_once: 5_000 };
 
-    /// Openings of streams a second and at once, at least; as many as may be open at a time are granted at once in any case.
+    /// The least number of stream openings a second, and at once. As many as may be open at a time are always granted at once.
     const STREAMS: Pace = Pace { per_second: 2_000, at_once: 2_000 };
 
-    /// All that a peer may ask for under these limits.
+    /// The full allowances under these limits.
     #[must_use]
     pub fn new(limits: &::config::Limits, now: Instant) -> Self {
-        let full = |pace| Allowance::new(pace, now);
-        let (messages, flows, streams) = (Self::MESSAGES, Self::FLOWS, Self::STREAMS);
-        let mut made = Self {
-            messages: full(messages),
-            flows: full(flows),
-            answers: full(flows),
-            streams: full(streams),
-        };
-        made.set(limits);
-        made
+        let [messages, flows, streams] =
+            [Self::MESSAGES, Self::FLOWS, Self::STREAMS].map(|pace| Allowance::new(pace, now));
+        let mut allowances = Self { messages, flows, answers: flows, streams };
+        allowances.set(limits);
+        allowances
     }
 
     /// Takes over new limits that the operator has set.
@@ -184,12 +178,20 @@ pub struct TooLarge {
     pub size: usize,
     /// The largest size that fits, in bytes.
     pub most: usize,
-    /// Its service wants such datagrams to travel in pieces, and the peer cannot put them together.
+    /// True if its service wants such datagrams to travel in pieces, but the peer cannot put them together.
     pub wanted: bool,
 }
 
+/// How long after a peer connected its packet budget is not relied on. Where the path carries less than the most, the search of
+/// a lane ends within 2 s at a round trip of 40 ms (testkit/tests/agents/mtu.rs).
+pub const SETTLE_TIME: Duration = Duration::from_secs(3);
+
+/// How long after a path has shrunk its packet budget is not relied on: the search starts again from the smallest size, which
+/// must not be reported to anyone.
+pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
+
 impl PeerData {
-    /// Whether `context` opens a flow of the peer's and the peer has opened as many as it may by now.
+    /// Whether `context` opens a flow of the peer, which has used up its allowance of openings.
     #[must_use]
     pub fn is_too_fast(&self, context: &Context, now: Instant) -> bool {
         context.opens()
@@ -197,7 +199,7 @@ impl PeerData {
             && self.allowances.flows.is_spent(now)
     }
 
-    /// Drops the opening `context`, a frame of `len` bytes: nobody looks for its flow, which another worker may keep.
+    /// Drops the opening `context`, a frame of `len` bytes, without a look for its flow, which another worker may have.
     pub fn refuse_opening(&mut self, context: &Context, len: usize) {
         self.relay.stats.openings_refused += 1;
         match context.payload_at() {
@@ -208,18 +210,9 @@ impl PeerData {
             None => self.relay.stats.count_received(context),
         }
     }
-}
 
-/// How long after a peer connected its packet budget is not relied on: where the path carries less than the most, the search of
-/// a lane ends within 2 s at a round trip of 40 ms (testkit/tests/agents/mtu.rs).
-pub const SETTLE_TIME: Duration = Duration::from_secs(3);
-
-/// The same after a path has shrunk: the search goes on from the least, which nobody is to be told.
-pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
-
-impl PeerData {
-    /// The largest IP packet that fits into one packet to it, at most `most` bytes; `None` while it is not connected, or so
-    /// freshly that its path has not been measured: nobody is to be told to send less because of that.
+    /// The largest IP packet that fits into one packet to the peer, at most `most` bytes; `None` while it is not connected, or
+    /// its path has not been measured yet: nobody should be told to send less because of that.
     #[inline]
     #[must_use]
     pub fn inner_mtu(&self, most: u16, now: Instant) -> Option<u16> {
@@ -229,34 +222,34 @@ impl PeerData {
         settled.then(|| fits.min(most))
     }
 
-    /// The process that the numbers of its flows belong to, for comparison; 0 before any was met.
+    /// A number for the peer's process, in which its flow numbers are valid; 0 before the first connection.
     #[must_use]
     pub fn process(&self) -> u64 {
         self.instance
             .map_or(0, |instance| u64::from_be_bytes(instance.first_chunk().copied().unwrap_or_default()))
     }
 
-    /// The largest UDP datagram that fits into one packet to it, in bytes, whatever its flow; `None` as long as that is so of
-    /// [`PeerData::inner_mtu`].
+    /// The largest UDP datagram that fits into one packet to the peer, in bytes, whatever its flow; `None` while
+    /// [`PeerData::inner_mtu`] is.
     #[must_use]
     pub fn largest_datagram(&self, now: Instant) -> Option<u16> {
-        // Beside the context that an IP packet has too, the number of a flow, below 2^30.
+        // An IP packet has the context, too; a datagram adds the number of its flow, which is below 2^30.
         self.inner_mtu(u16::MAX, now).map(|most| most.saturating_sub(4))
     }
 
-    /// Whether it has not been removed.
+    /// True unless the peer has been removed.
     #[must_use]
     pub fn is_live(&self) -> bool {
         self.standing == PeerStanding::Live
     }
 
-    /// Whether a worker is connected to it and its lanes answer: datagrams are sent.
+    /// Whether a worker is connected to the peer and its lanes answer, so that datagrams are sent.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
         self.link.as_ref().is_some_and(|link| !link.doubts.silent)
     }
 
-    /// Whether a worker is connected to it and nothing speaks against that: it need not be dialled.
+    /// Whether a worker is connected to the peer and there is no doubt about the session, so that it need not be dialled.
     #[must_use]
     pub fn is_well(&self) -> bool {
         self.link.as_ref().is_some_and(|link| !link.doubts.any())

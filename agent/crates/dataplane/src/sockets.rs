@@ -20,7 +20,7 @@ use crate::{
     socket_stats::{self, SocketStats},
 };
 
-/// The source that a token stands for.
+/// The source of events that a token stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     /// A socket that carries QUIC to and from peers.
@@ -29,22 +29,22 @@ pub enum Source {
     Local(LocalId),
     /// The worker's queue of the TUN device.
     Tun,
-    /// A local TCP port: its place in the configuration's `[[tcp]]` list.
+    /// A local TCP port: its index in the configuration's `[[tcp]]` list.
     Listener(usize),
     /// The TCP connection of a TCP forward.
     Tcp(TcpId),
     /// The lookup of a peer's endpoint.
     Resolve(PeerId),
-    /// A stranger's socket to the decoy.
+    /// An unauthenticated sender's socket to the decoy.
     Decoy(DecoyId),
     /// The worker's inbox for commands and its mailbox at the hub, which share a token.
     Inbox,
 }
 
-/// Buffers of a stranger's socket to the decoy: about 50 full datagrams, within what Linux allows everyone by default.
+/// Buffers of an unauthenticated sender's socket to the decoy: about 50 full datagrams, within the default limit of Linux.
 const DECOY_BUFFER_BYTES: usize = 128 * 1024;
 
-/// Opens and closes what the worker reaches the outside world through.
+/// Opens and closes the sockets of a worker.
 pub struct SocketFactory {
     net: Box<dyn Net>,
     tokens: Slab<Source>,
@@ -56,7 +56,7 @@ pub struct SocketFactory {
     opened: u64,
 }
 
-/// What all UDP sockets have in common.
+/// The options that all UDP sockets of a worker share.
 #[derive(Clone, Copy, Debug)]
 struct UdpDefaults {
     buffer_bytes: usize,
@@ -83,7 +83,7 @@ impl UdpDefaults {
     }
 }
 
-/// The ports of a configuration, that all workers open together: `transport.listen`, then `[[udp]]`; `[[tcp]]`.
+/// The ports of a configuration that all workers open together: `transport.listen`, then `[[udp]]`; `[[tcp]]`.
 #[must_use]
 pub fn port_plan(config: &Config) -> PortPlan {
     let defaults = UdpDefaults::new(config);
@@ -96,12 +96,12 @@ pub fn port_plan(config: &Config) -> PortPlan {
     }
 }
 
-/// The ports of `config` at these places of `[[udp]]` and of `[[tcp]]`, which open while the agent runs.
+/// The ports of `config` with these indices in `[[udp]]` and in `[[tcp]]`, which open while the agent runs.
 #[must_use]
 pub fn more_ports(config: &Config, udp: &[usize], tcp: &[usize]) -> PortPlan {
     let defaults = UdpDefaults::new(config);
-    let listen = |forwards: &[Forward], places: &[usize]| -> Vec<SocketAddr> {
-        places.iter().filter_map(|place| forwards.get(*place)).map(|forward| forward.listen).collect()
+    let listen = |forwards: &[Forward], indices: &[usize]| -> Vec<SocketAddr> {
+        indices.iter().filter_map(|index| forwards.get(*index)).map(|forward| forward.listen).collect()
     };
     let udp = listen(&config.udp, udp).into_iter();
     PortPlan {
@@ -118,7 +118,7 @@ impl SocketFactory {
         Self { net, tokens: Slab::new(), udp, closing: Vec::new(), stats: SocketStats::default(), opened: 0 }
     }
 
-    /// How many sockets and connections it has opened, or tried to.
+    /// The number of sockets and connections that it has opened, or tried to.
     #[must_use]
     pub fn opened(&self) -> u64 {
         self.opened
@@ -129,12 +129,12 @@ impl SocketFactory {
         self.net.adopt(ports);
     }
 
-    /// What all sockets did, those that are closed included.
+    /// The counts of all sockets, those that are closed included.
     pub fn stats(&mut self) -> &mut SocketStats {
         &mut self.stats
     }
 
-    /// What stands behind a token; `None` if that has been closed meanwhile.
+    /// The source that a token stands for; `None` if that has been closed meanwhile.
     #[must_use]
     pub fn source(&self, token: Token) -> Option<Source> {
         self.tokens.get(token.0 as usize).copied()
@@ -146,7 +146,7 @@ impl SocketFactory {
         Token(u32::try_from(self.tokens.insert(source)).unwrap_or(u32::MAX))
     }
 
-    /// How many tokens are given out.
+    /// The number of tokens in use.
     #[must_use]
     pub fn sources(&self) -> usize {
         self.tokens.len()
@@ -162,8 +162,7 @@ impl SocketFactory {
     /// # Errors
     /// The kernel's.
     pub fn tun(&mut self) -> io::Result<Option<(Box<dyn TunQueue>, Token)>> {
-        let token = self.token(Source::Tun);
-        let queue = self.net.tun(token)?;
+        let (queue, token) = self.with_token(Source::Tun, |net, token| net.tun(token))?;
         if queue.is_none() {
             self.release(token);
         }
@@ -204,13 +203,10 @@ impl SocketFactory {
         };
         let from = underlay.socket.local_addr();
         let options = self.udp.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
-        let (socket, token) = self.socket(&options, Source::Underlay(id))?;
-        let to = socket.local_addr();
-        if to.ip() == from.ip() {
-            drop(socket);
-            self.release(token);
+        let Some((socket, token)) = self.renewed(&options, Source::Underlay(id), from)? else {
             return Ok(None);
-        }
+        };
+        let to = socket.local_addr();
         if let Some((old, token, mut booked)) = underlays.replace(id, socket, token) {
             self.stats.book(UdpRole::QuicDial, &*old, &mut booked, true);
             self.release(token);
@@ -259,13 +255,10 @@ impl SocketFactory {
         id: LocalId,
         upstream: SocketAddr,
     ) -> io::Result<bool> {
+        let Some(old) = locals.get_mut(id) else { return Ok(false) };
         let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
-        let (fresh, token) = self.socket(&options, Source::Local(id))?;
-        let local = fresh.local_addr().ip();
-        let old = locals.get_mut(id).filter(|old| old.socket.local_addr().ip() != local);
-        let Some(old) = old else {
-            drop(fresh);
-            self.release(token);
+        let from = old.socket.local_addr();
+        let Some((fresh, token)) = self.renewed(&options, Source::Local(id), from)? else {
             return Ok(false);
         };
         self.stats.book(UdpRole::Upstream, &*old.socket, &mut old.booked, true);
@@ -276,7 +269,7 @@ impl SocketFactory {
         Ok(true)
     }
 
-    /// A socket to the decoy for one stranger; the token is its and must be given back with it.
+    /// A socket to the decoy for one unauthenticated sender, with its token, which must be released with it.
     ///
     /// # Errors
     /// The kernel's, e.g. `EMFILE` when the process has no descriptor left.
@@ -293,9 +286,8 @@ impl SocketFactory {
 
     /// Closes the socket of a flow that has ended at the end of the batch, if it had one of its own.
     pub fn close_flow_later(&mut self, origin: Origin) {
-        match origin {
-            Origin::Upstream { socket, .. } => self.close_later(socket),
-            Origin::Ingress { .. } => {}
+        if let Origin::Upstream { socket, .. } = origin {
+            self.close_later(socket);
         }
     }
 
@@ -309,39 +301,25 @@ impl SocketFactory {
         }
     }
 
-    /// Listens for TCP connections.
+    /// Listens for TCP connections to the forward `index` of the configuration's `[[tcp]]` list.
     ///
     /// # Errors
     /// The kernel's.
     pub fn tcp_listen(
         &mut self,
         address: SocketAddr,
-        place: usize,
+        index: usize,
     ) -> io::Result<(Box<dyn TcpListener>, Token)> {
-        let token = self.token(Source::Listener(place));
-        match self.net.tcp_listen(address, token) {
-            Ok(listener) => Ok((listener, token)),
-            Err(error) => {
-                self.release(token);
-                Err(error)
-            }
-        }
+        self.with_token(Source::Listener(index), |net, token| net.tcp_listen(address, token))
     }
 
-    /// Starts a TCP connection to a service; the token is its and must be released with it.
+    /// Starts a TCP connection to a service; its token must be released with it.
     ///
     /// # Errors
     /// The kernel's.
     pub fn tcp_connect(&mut self, address: SocketAddr, id: TcpId) -> io::Result<(Box<dyn TcpStream>, Token)> {
-        let token = self.token(Source::Tcp(id));
         self.opened += 1;
-        match self.net.tcp_connect(address, token) {
-            Ok(stream) => Ok((stream, token)),
-            Err(error) => {
-                self.release(token);
-                Err(error)
-            }
-        }
+        self.with_token(Source::Tcp(id), |net, token| net.tcp_connect(address, token))
     }
 
     /// Starts to look up a peer's endpoint.
@@ -366,15 +344,35 @@ impl SocketFactory {
         Ok(locals.insert(socket, local, token))
     }
 
-    fn socket(&mut self, options: &UdpOptions, source: Source) -> io::Result<(Box<dyn UdpSocket>, Token)> {
-        let token = self.token(source);
-        self.opened += 1;
-        match self.net.udp(options, token) {
-            Ok(socket) => Ok((socket, token)),
-            Err(error) => {
-                self.release(token);
-                Err(error)
-            }
+    /// A fresh socket for `source`, unless it has the same address as the old one, `from`.
+    fn renewed(
+        &mut self,
+        options: &UdpOptions,
+        source: Source,
+        from: SocketAddr,
+    ) -> io::Result<Option<(Box<dyn UdpSocket>, Token)>> {
+        let (socket, token) = self.socket(options, source)?;
+        if socket.local_addr().ip() != from.ip() {
+            return Ok(Some((socket, token)));
         }
+        drop(socket);
+        self.release(token);
+        Ok(None)
+    }
+
+    fn socket(&mut self, options: &UdpOptions, source: Source) -> io::Result<(Box<dyn UdpSocket>, Token)> {
+        self.opened += 1;
+        self.with_token(source, |net, token| net.udp(options, token))
+    }
+
+    /// Opens something under a token for `source`, which is released again on an error.
+    fn with_token<T>(
+        &mut self,
+        source: Source,
+        open: impl FnOnce(&mut dyn Net, Token) -> io::Result<T>,
+    ) -> io::Result<(T, Token)> {
+        let token = self.token(source);
+        let opened = open(&mut *self.net, token).inspect_err(|_| self.release(token))?;
+        Ok((opened, token))
     }
 }

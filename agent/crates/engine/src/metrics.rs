@@ -1,6 +1,6 @@
-//! What a metric is: a family, and samples that bear the values of its labels.
+//! Metrics: families, and samples with the values of their labels.
 //!
-//! `worker/families.rs` has the families that workers know of, one line each; `ops::metrics` adds what it alone knows and renders text.
+//! `worker/families.rs` has the families of the workers, one line each; `ops::metrics` adds its own and renders text.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -19,26 +19,16 @@ pub struct FamilyInfo {
     pub help: &'static str,
 }
 
-/// The type of a metric family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// Only grows, from 0 at the start of the process.
-    Counter,
-    /// A gauge rises and falls.
-    Gauge,
-    /// A histogram counts observations by size or age.
-    Histogram,
-}
-
-impl Kind {
-    /// The type's name in Prometheus' text format.
-    #[must_use]
-    pub fn label(self) -> &'static str {
-        match self {
-            Self::Counter => "counter",
-            Self::Gauge => "gauge",
-            Self::Histogram => "histogram",
-        }
+wire::labelled! {
+    /// The type of a metric family, by its name in Prometheus' text format.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Kind {
+        /// A counter only grows, from 0 at the start of the process.
+        Counter => "counter",
+        /// A gauge rises and falls.
+        Gauge => "gauge",
+        /// A histogram counts observations by size or age.
+        Histogram => "histogram",
     }
 }
 
@@ -50,10 +40,10 @@ impl FamilyInfo {
         labels.sort_unstable();
         labels.extend(le.map(|bound| ("le", bound)));
         let mut series = format!("{}{suffix}", self.name);
-        for (place, (name, value)) in labels.iter().enumerate() {
+        for (index, (name, value)) in labels.iter().enumerate() {
             let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             // Writing to a String cannot fail.
-            write!(series, "{}{name}=\"{value}\"", if place == 0 { '{' } else { ',' }).ok();
+            write!(series, "{}{name}=\"{value}\"", if index == 0 { '{' } else { ',' }).ok();
         }
         if !labels.is_empty() {
             series.push('}');

@@ -1,17 +1,17 @@
-//! Who the peers are, while the workers run: read without a lock, changed one at a time.
+//! The peers while the workers run: read without a lock, changed one at a time.
 //!
 //! ```text
 //!   gate, handshakes ──► snapshot of the keys      (no lock, no allocation)
 //!   control socket   ──► add, remove ──┐
 //!   reload           ──► revise ───────┤
-//!   open mode        ──► admit ────────┤ one lock: the snapshot, and an order to every worker
+//!   open mode        ──► admit ────────┤ one lock: the snapshot, and a message to every worker
 //!   idle open peers  ──► expire ───────┘
 //!
 //!   vacant ── add, admit ──► live ── remove, expire ──► leaving ── every worker has nothing of it left ──► vacant
 //! ```
 //!
-//! A peer's place in the list is its [`PeerId`]. It is given to another peer only once every worker has said that nothing
-//! of the old one is left there, so that what was said of one peer never reaches another.
+//! The index of a peer's slot is its [`PeerId`]. A slot is given to another peer only once every worker has said that nothing
+//! of the old one is left there, so that a message about one peer never reaches another.
 
 use std::{
     collections::HashMap,
@@ -33,7 +33,7 @@ use wire::{
 
 use crate::{hub::Hub, origin::PeerOrigin};
 
-/// Characters of the key in such a name.
+/// The number of characters of the key in the name of a peer of open mode.
 const OPEN_NAME_CHARS: usize = 8;
 
 /// Why the list was not changed.
@@ -56,10 +56,10 @@ pub enum RegistryError {
     /// No private key belongs to it.
     #[error("this is no Ed25519 public key (remedy: write what `culvert pubkey` prints at the peer)")]
     NoKey,
-    /// As many peers as may be are known.
+    /// The limit on peers is reached.
     #[error("{0} peers are known, more may not be (remedy: remove some, or a higher limits.peers)")]
     Full(usize),
-    /// As many peers of open mode as may be are there.
+    /// The limit on peers of open mode is reached.
     #[error("{0} peers of open mode are there, more may not be (remedy: a higher limits.open_peers)")]
     OpenFull(usize),
     /// The access mode is not open, so only known peers may connect.
@@ -79,14 +79,14 @@ pub struct Listed {
     pub origin: PeerOrigin,
 }
 
-/// What a reload changes of the list: the peers of the configuration, and who else may come.
+/// The changes of a reload: the peers of the configuration, and who else may connect.
 #[derive(Clone, Debug)]
 pub struct Revision {
-    /// Whose handshake is completed from now on.
+    /// The new access mode.
     pub mode: AccessMode,
-    /// What peers of open mode may use from now on, as indices into [`Config::services`].
+    /// The services that peers of open mode may use from now on, as indices into [`Config::services`].
     pub open_services: Vec<usize>,
-    /// The ceilings that apply from now on.
+    /// The limits that apply from now on.
     pub limits: config::Limits,
     /// Names of peers of the configuration that it no longer has.
     pub removed: Vec<Arc<str>>,
@@ -102,25 +102,25 @@ pub struct PeerRegistry {
     own_key: PublicKey,
     rules: ArcSwap<Rules>,
     keys: ArcSwap<Keys>,
-    book: Mutex<Book>,
+    list: Mutex<List>,
     /// The workers, once there are any.
     hub: OnceLock<Arc<Hub>>,
 }
 
-/// Who may come, and how many.
+/// Who may connect, and how many.
 struct Rules {
     mode: AccessMode,
-    /// What peers of open mode may use.
+    /// The services that peers of open mode may use.
     open_services: Vec<usize>,
     limits: config::Limits,
 }
 
-/// The list of peers, and the keys that stay shut out.
-struct Book {
+/// The list of peers, and the keys that stay denied.
+struct List {
     slots: Vec<Slot>,
-    /// Keys of peers of the configuration that were removed while an agent ran: a reload does not let them in again as
-    /// long as the configuration goes on naming them.
-    shut_out: Vec<PublicKey>,
+    /// Keys of peers of the configuration that were removed while the agent ran: a reload does not add them again while the
+    /// configuration still names them.
+    denied: Vec<PublicKey>,
 }
 
 #[derive(Default)]
@@ -146,6 +146,11 @@ enum State {
 }
 
 impl Slot {
+    fn live(peer: config::Peer, origin: PeerOrigin) -> Self {
+        let agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
+        Self { peer: Arc::new(peer), origin, agreements, state: State::Live }
+    }
+
     fn is_live(&self) -> bool {
         self.state == State::Live
     }
@@ -155,13 +160,8 @@ impl PeerRegistry {
     /// The peers of the configuration; `own_key` is nobody else's.
     #[must_use]
     pub fn new(config: &Config, own_key: PublicKey) -> Arc<Self> {
-        let slot = |peer: &config::Peer| Slot {
-            agreements: peer.public_keys.iter().filter_map(PublicKey::agreement).collect(),
-            origin: peer.origin.into(),
-            peer: Arc::new(peer.clone()),
-            state: State::Live,
-        };
-        let slots: Vec<Slot> = config.peers.iter().map(slot).collect();
+        let live = |peer: &config::Peer| Slot::live(peer.clone(), peer.origin.into());
+        let slots: Vec<Slot> = config.peers.iter().map(live).collect();
         Arc::new(Self {
             own_key,
             rules: ArcSwap::from_pointee(Rules {
@@ -170,12 +170,12 @@ impl PeerRegistry {
                 limits: config.limits,
             }),
             keys: ArcSwap::from_pointee(Keys::of(&slots)),
-            book: Mutex::new(Book { slots, shut_out: Vec::new() }),
+            list: Mutex::new(List { slots, denied: Vec::new() }),
             hub: OnceLock::new(),
         })
     }
 
-    /// Names the workers that are told of every change from now on; the first exchange named stays.
+    /// Sets the hub through which the workers are told of every change from now on; only the first call has an effect.
     pub fn attach(&self, hub: &Arc<Hub>) {
         self.hub.get_or_init(|| Arc::clone(hub));
     }
@@ -195,16 +195,13 @@ impl PeerRegistry {
     /// True in open mode, in which unknown keys may connect.
     #[must_use]
     pub fn is_open(&self) -> bool {
-        match self.rules.load().mode {
-            AccessMode::Allowlist => false,
-            AccessMode::Open => true,
-        }
+        self.rules.load().mode == AccessMode::Open
     }
 
-    /// The peers that are known, in the order of their places.
+    /// The known peers, in the order of their slots.
     #[must_use]
     pub fn list(&self) -> Vec<Listed> {
-        let slots = &lock(&self.book).slots;
+        let slots = &lock(&self.list).slots;
         fault::point(Fault::Roster);
         let listed = |(id, slot): (u32, &Slot)| Listed {
             id: PeerId(id),
@@ -220,94 +217,93 @@ impl PeerRegistry {
     /// # Errors
     /// A name, a key or a prefix that exists, keys that cannot be a peer's, too many peers.
     pub fn add(&self, peer: config::Peer, origin: PeerOrigin) -> Result<PeerId, RegistryError> {
-        let slots = &mut lock(&self.book).slots;
-        let mut known: Vec<&config::Peer> = named(slots).map(|slot| &*slot.peer).collect();
+        let slots = &mut lock(&self.list).slots;
+        let known: Vec<&config::Peer> = named(slots).map(|slot| &*slot.peer).collect();
         self.suits(&peer, &known)?;
-        known.push(&peer);
-        self.fits(known.len())?;
-        Ok(self.let_in(slots, peer, origin))
+        if known.len() >= self.rules.load().limits.peers {
+            return Err(RegistryError::Full(known.len()));
+        }
+        Ok(self.insert(slots, peer, origin))
     }
 
-    /// Removes a peer: its keys open nothing from now on, and every worker ends what it has. In open mode its holder may
-    /// come back, as anyone may.
+    /// Removes a peer: its keys open nothing from now on, and every worker ends what it has of it. In open mode the holder of its
+    /// keys may connect again, as anyone may.
     ///
     /// # Errors
     /// No peer has that name.
     pub fn remove(&self, name: &str) -> Result<Listed, RegistryError> {
-        let Book { slots, shut_out } = &mut *lock(&self.book);
-        let place = slots.iter().position(|slot| slot.is_live() && *slot.peer.name == *name);
-        let place = place.ok_or_else(|| RegistryError::Unknown(name.into()))?;
-        let (peer, origin) = (Arc::clone(&slots[place].peer), slots[place].origin);
-        match origin {
-            PeerOrigin::Config => shut_out.extend(&peer.public_keys),
-            PeerOrigin::State | PeerOrigin::Open => {}
+        let List { slots, denied } = &mut *lock(&self.list);
+        let index = slots.iter().position(|slot| slot.is_live() && *slot.peer.name == *name);
+        let index = index.ok_or_else(|| RegistryError::Unknown(name.into()))?;
+        let (peer, origin) = (Arc::clone(&slots[index].peer), slots[index].origin);
+        if origin == PeerOrigin::Config {
+            denied.extend(&peer.public_keys);
         }
-        self.leave(slots, place);
-        Ok(Listed { id: id_of(place), peer, origin })
+        self.leave(slots, index);
+        Ok(Listed { id: id_of(index), peer, origin })
     }
 
-    /// Follows a changed configuration: all of it, or nothing. Its peers that were removed while the agent ran stay shut out.
+    /// Follows a changed configuration: all of it, or nothing. Its peers that were removed while the agent ran stay denied.
     ///
     /// # Errors
     /// A peer of the state file is in the way, or there are too many peers; nothing has changed then.
     pub fn revise(&self, revision: Revision) -> Result<(), RegistryError> {
-        let book = &mut *lock(&self.book);
-        let (wanted, leaving) = self.check(book, &revision)?;
-        let Book { slots, shut_out } = book;
+        let list = &mut *lock(&self.list);
+        let (wanted, leaving) = self.check(list, &revision)?;
+        let List { slots, denied } = list;
         let Revision { mode, open_services, limits, named: keys, .. } = revision;
-        for place in leaving {
-            self.leave(slots, place);
+        for index in leaving {
+            self.leave(slots, index);
         }
         let services_changed = self.rules.load().open_services != open_services;
         self.rules.store(Arc::new(Rules { mode, open_services: open_services.clone(), limits }));
-        for place in 0..slots.len() {
-            let guest = slots.get(place).filter(|slot| slot.is_live() && slot.origin == PeerOrigin::Open);
-            match (guest, mode) {
-                (Some(_), AccessMode::Allowlist) => self.leave(slots, place),
-                (Some(guest), AccessMode::Open) if services_changed => {
+        for index in 0..slots.len() {
+            let open = slots.get(index).filter(|slot| slot.is_live() && slot.origin == PeerOrigin::Open);
+            match (open, mode) {
+                (Some(_), AccessMode::Allowlist) => self.leave(slots, index),
+                (Some(slot), AccessMode::Open) if services_changed => {
                     let services = open_services.clone();
-                    let guest = config::Peer { services, ..config::Peer::clone(&guest.peer) };
-                    self.change(slots, place, guest);
+                    let peer = config::Peer { services, ..config::Peer::clone(&slot.peer) };
+                    self.change(slots, index, peer);
                 }
                 (Some(_), AccessMode::Open) | (None, _) => {}
             }
         }
-        // Changed ones first: one that is new may have the prefix or the key that another has given up.
+        // Changed peers first: a new one may have the prefix or the key that another has given up.
         let (changed, added): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|peer| {
             named(slots).any(|slot| slot.origin == PeerOrigin::Config && slot.peer.name == peer.name)
         });
         for peer in changed {
             let same = |slot: &Slot| slot.is_live() && slot.peer.name == peer.name;
-            if let Some(place) = slots.iter().position(same) {
-                self.guests_leave(slots, &peer);
-                self.change(slots, place, peer);
+            if let Some(index) = slots.iter().position(same) {
+                self.open_peers_leave(slots, &peer);
+                self.change(slots, index, peer);
             }
         }
         for peer in added {
-            self.let_in(slots, peer, PeerOrigin::Config);
+            self.insert(slots, peer, PeerOrigin::Config);
         }
-        shut_out.retain(|key| keys.contains(key));
+        denied.retain(|key| keys.contains(key));
         Ok(())
     }
 
-    /// Whether [`PeerRegistry::revise`] would do it now.
+    /// Whether [`PeerRegistry::revise`] would succeed now.
     ///
     /// # Errors
-    /// As its own.
+    /// The same as those of [`PeerRegistry::revise`].
     pub fn would_take(&self, revision: &Revision) -> Result<(), RegistryError> {
-        self.check(&lock(&self.book), revision).map(drop)
+        self.check(&lock(&self.list), revision).map(drop)
     }
 
-    /// The peers that are to be as a revision has them, and the places of those that are to leave.
+    /// The peers of a revision that are changed or added, and the indices of the slots whose peers are to leave.
     fn check(
         &self,
-        book: &Book,
+        List { slots, denied }: &List,
         revision: &Revision,
     ) -> Result<(Vec<config::Peer>, Vec<usize>), RegistryError> {
-        let Book { slots, shut_out } = book;
         let Revision { limits, removed, changed, added, .. } = revision;
-        let out = |peer: &&config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
-        let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.iter().chain(added).partition(out);
+        let is_denied = |peer: &&config::Peer| peer.public_keys.iter().any(|key| denied.contains(key));
+        let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.iter().chain(added).partition(is_denied);
         let replaced = |slot: &Slot| {
             let name = &slot.peer.name;
             slot.origin == PeerOrigin::Config
@@ -325,20 +321,20 @@ impl PeerRegistry {
         let leaves = |slot: &Slot| {
             slot.is_live() && replaced(slot) && !wanted.iter().any(|peer| peer.name == slot.peer.name)
         };
-        let leaving = slots.iter().enumerate().filter(|(_, slot)| leaves(slot)).map(|(place, _)| place);
+        let leaving = slots.iter().enumerate().filter(|(_, slot)| leaves(slot)).map(|(index, _)| index);
         let leaving = leaving.collect();
         Ok((wanted.into_iter().cloned().collect(), leaving))
     }
 
-    /// Which of these peers of the configuration were removed while the agent ran, and so are kept out.
+    /// The names of those of these peers of the configuration that were removed while the agent ran, and so stay denied.
     #[must_use]
     pub fn kept_out<'a>(&self, peers: impl IntoIterator<Item = &'a config::Peer>) -> Vec<Arc<str>> {
-        let shut_out = &lock(&self.book).shut_out;
-        let is_out = |peer: &&config::Peer| peer.public_keys.iter().any(|key| shut_out.contains(key));
-        peers.into_iter().filter(is_out).map(|peer| Arc::clone(&peer.name)).collect()
+        let denied = &lock(&self.list).denied;
+        let is_denied = |peer: &&config::Peer| peer.public_keys.iter().any(|key| denied.contains(key));
+        peers.into_iter().filter(is_denied).map(|peer| Arc::clone(&peer.name)).collect()
     }
 
-    /// Whether `peer` may be one beside those that are `known`.
+    /// Whether `peer` may be added to those that are `known`.
     fn suits(&self, peer: &config::Peer, known: &[&config::Peer]) -> Result<(), RegistryError> {
         if peer.public_keys.iter().any(|key| key.agreement().is_none()) {
             return Err(RegistryError::NoKey);
@@ -363,15 +359,10 @@ impl PeerRegistry {
         Ok(())
     }
 
-    /// Whether so many peers may be known.
-    fn fits(&self, known: usize) -> Result<(), RegistryError> {
-        if known > self.rules.load().limits.peers { Err(RegistryError::Full(known - 1)) } else { Ok(()) }
-    }
-
-    /// The peer of a key that nobody is known by, in open mode. It may use what `[access]` grants.
+    /// Adds a peer with an unknown key, in open mode. It may use the services that `[access]` grants.
     ///
     /// # Errors
-    /// Open mode is off, the key is ours, or too many such peers are there.
+    /// Open mode is off, the key is ours, or there are too many such peers.
     pub fn admit(&self, key: [u8; 32]) -> Result<PeerId, RegistryError> {
         let key = PublicKey(key);
         if !self.is_open() {
@@ -380,16 +371,16 @@ impl PeerRegistry {
         if key == self.own_key {
             return Err(RegistryError::OwnKey);
         }
-        let slots = &mut lock(&self.book).slots;
+        let slots = &mut lock(&self.list).slots;
         let rules = self.rules.load();
         // Another worker may have been faster.
         if let Some(id) = self.peer_of(&key.0) {
             return Ok(id);
         }
         let live = || slots.iter().filter(|slot| slot.is_live());
-        let guests = live().filter(|slot| slot.origin == PeerOrigin::Open).count();
-        if guests >= rules.limits.open_peers {
-            return Err(RegistryError::OpenFull(guests));
+        let open_peers = live().filter(|slot| slot.origin == PeerOrigin::Open).count();
+        if open_peers >= rules.limits.open_peers {
+            return Err(RegistryError::OpenFull(open_peers));
         }
         let text = key.to_string();
         let names = [OPEN_NAME_CHARS, text.len()].map(|chars| format!("{OPEN_PREFIX}{}", &text[..chars]));
@@ -404,24 +395,22 @@ impl PeerRegistry {
             origin: config::PeerOrigin::State,
             ..config::Peer::default()
         };
-        let agreements = key.agreement().into_iter().collect();
-        let slot = Slot { peer: Arc::new(peer), origin: PeerOrigin::Open, agreements, state: State::Live };
-        Ok(self.enter(slots, slot))
+        Ok(self.enter(slots, Slot::live(peer, PeerOrigin::Open)))
     }
 
     /// Removes a peer of open mode that has been idle; no other.
     pub(crate) fn expire(&self, id: PeerId) {
-        let slots = &mut lock(&self.book).slots;
+        let slots = &mut lock(&self.list).slots;
         let idle = |slot: &Slot| slot.is_live() && slot.origin == PeerOrigin::Open;
         if slots.get(id.0 as usize).is_some_and(idle) {
             self.leave(slots, id.0 as usize);
         }
     }
 
-    /// `worker` has nothing left of a peer that was removed. If no worker has, its place is free, and `forget` is called
-    /// with its name if no other peer bears it.
+    /// Notes that `worker` has nothing left of a removed peer. Once no worker has, its slot is free, and `forget` is called with
+    /// its name unless another peer has that name.
     pub(crate) fn left(&self, id: PeerId, worker: u8, forget: impl FnOnce(&str)) {
-        let slots = &mut lock(&self.book).slots;
+        let slots = &mut lock(&self.list).slots;
         let Some(slot) = slots.get_mut(id.0 as usize) else { return };
         let State::Leaving(waiting) = slot.state else { return };
         let waiting = waiting & !bit(worker);
@@ -439,47 +428,41 @@ impl PeerRegistry {
     }
 
     /// Adds a peer that has been checked already.
-    fn let_in(&self, slots: &mut Vec<Slot>, peer: config::Peer, origin: PeerOrigin) -> PeerId {
-        self.guests_leave(slots, &peer);
-        let agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
-        self.enter(slots, Slot { peer: Arc::new(peer), origin, agreements, state: State::Live })
+    fn insert(&self, slots: &mut Vec<Slot>, peer: config::Peer, origin: PeerOrigin) -> PeerId {
+        self.open_peers_leave(slots, &peer);
+        self.enter(slots, Slot::live(peer, origin))
     }
 
-    /// Peers of open mode make way for one that has a key of theirs.
-    fn guests_leave(&self, slots: &mut [Slot], peer: &config::Peer) {
-        for place in 0..slots.len() {
-            let in_the_way = slots.get(place).is_some_and(|slot| {
-                slot.is_live()
-                    && slot.origin == PeerOrigin::Open
-                    && slot.peer.public_keys.iter().any(|key| peer.public_keys.contains(key))
-            });
-            if in_the_way {
-                self.leave(slots, place);
+    /// Removes peers of open mode that have a key of `peer`.
+    fn open_peers_leave(&self, slots: &mut [Slot], peer: &config::Peer) {
+        for index in 0..slots.len() {
+            let slot = &slots[index];
+            let has_key = || slot.peer.public_keys.iter().any(|key| peer.public_keys.contains(key));
+            if slot.is_live() && slot.origin == PeerOrigin::Open && has_key() {
+                self.leave(slots, index);
             }
         }
     }
 
-    /// A peer is otherwise from now on: tells the workers, then lets its keys in, and no others of its.
-    fn change(&self, slots: &mut [Slot], place: usize, peer: config::Peer) {
-        let Some(slot) = slots.get_mut(place) else { return };
-        slot.agreements = peer.public_keys.iter().filter_map(PublicKey::agreement).collect();
-        slot.peer = Arc::new(peer);
-        let peer = Arc::clone(&slot.peer);
+    /// Changes a peer: tells the workers, then accepts its new keys instead of the old ones.
+    fn change(&self, slots: &mut [Slot], index: usize, peer: config::Peer) {
+        let Some(slot) = slots.get_mut(index) else { return };
+        *slot = Slot::live(peer, slot.origin);
         if let Some(hub) = self.hub.get() {
-            hub.change_peer(id_of(place), &peer);
+            hub.change_peer(id_of(index), &slot.peer);
         }
         self.keys.store(Arc::new(Keys::of(slots)));
     }
 
-    /// Gives a peer a place, tells the workers, then lets its keys in.
+    /// Gives a peer a slot, tells the workers, then accepts its keys.
     fn enter(&self, slots: &mut Vec<Slot>, slot: Slot) -> PeerId {
         let (peer, origin) = (Arc::clone(&slot.peer), slot.origin);
-        let place = slots.iter().position(|slot| slot.state == State::Vacant).unwrap_or(slots.len());
-        match slots.get_mut(place) {
+        let index = slots.iter().position(|slot| slot.state == State::Vacant).unwrap_or(slots.len());
+        match slots.get_mut(index) {
             Some(vacant) => *vacant = slot,
             None => slots.push(slot),
         }
-        let id = id_of(place);
+        let id = id_of(index);
         if let Some(hub) = self.hub.get() {
             hub.add_peer(id, &peer, origin);
         }
@@ -487,30 +470,24 @@ impl PeerRegistry {
         id
     }
 
-    /// Lets a peer's keys in no more, then tells the workers.
-    fn leave(&self, slots: &mut [Slot], place: usize) {
+    /// Rejects a peer's keys from now on, then tells the workers.
+    fn leave(&self, slots: &mut [Slot], index: usize) {
         let hub = self.hub.get();
-        let Some(slot) = slots.get_mut(place) else { return };
+        let Some(slot) = slots.get_mut(index) else { return };
         slot.state = match hub {
             Some(hub) => State::Leaving((0..hub.workers()).map(bit).sum()),
             None => State::Vacant,
         };
         self.keys.store(Arc::new(Keys::of(slots)));
         if let Some(hub) = hub {
-            hub.remove_peer(id_of(place));
+            hub.remove_peer(id_of(index));
         }
     }
 }
 
 /// The live peers of the configuration and of the state file.
 fn named(slots: &[Slot]) -> impl Iterator<Item = &Slot> {
-    slots.iter().filter(|slot| {
-        slot.is_live()
-            && match slot.origin {
-                PeerOrigin::Config | PeerOrigin::State => true,
-                PeerOrigin::Open => false,
-            }
-    })
+    slots.iter().filter(|slot| slot.is_live() && slot.origin != PeerOrigin::Open)
 }
 
 impl Keys {
@@ -529,9 +506,9 @@ fn bit(worker: u8) -> u64 {
     1 << (worker % 64)
 }
 
-fn id_of(place: usize) -> PeerId {
-    // The ceilings on peers keep the list far shorter than 2^32.
-    PeerId(u32::try_from(place).unwrap_or(u32::MAX))
+fn id_of(index: usize) -> PeerId {
+    // The limits on peers keep the list far shorter than 2^32.
+    PeerId(u32::try_from(index).unwrap_or(u32::MAX))
 }
 
 impl Allowlist for PeerRegistry {

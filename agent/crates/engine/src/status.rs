@@ -1,4 +1,4 @@
-//! What an operator is told of peers, lanes, flows, sockets and the device: workers fill it, `culvert status --json` prints it.
+//! The status of peers, lanes, flows, sockets and the device: workers fill it, `culvert status --json` prints it.
 //!
 //! `docs/status.md` describes the JSON, which only ever gains members.
 
@@ -33,13 +33,13 @@ pub(crate) fn not_zero(labels: &[&'static str], counts: &[u64]) -> Counts {
 #[serde(default)]
 pub struct PeerStatus {
     pub name: Arc<str>,
-    /// How it came to be known.
+    /// The source of the peer.
     pub origin: PeerOrigin,
     /// The state of the connection to the peer.
     pub state: PeerState,
-    /// The other end of the connection, or what was dialled last.
+    /// The other end of the connection, or the address that was dialled last.
     pub address: Option<SocketAddr>,
-    /// Seconds since `state` has been so.
+    /// The time for which `state` has not changed, in seconds.
     pub since_seconds: Option<f64>,
     /// The name that the peer's software gives itself.
     pub software: Option<Arc<str>>,
@@ -59,15 +59,15 @@ pub struct PeerStatus {
     pub inner_mtu: Option<u16>,
     /// The largest UDP datagram that fits into one packet to the peer, in bytes.
     pub largest_datagram: Option<u16>,
-    /// What passed in the last second.
+    /// The rates in the last second.
     pub rates: Option<PeerRates>,
     pub queue: QueueStatus,
     pub lane_packets: LanePackets,
-    /// What became of the datagrams for it.
+    /// The account of datagrams to the peer.
     pub uplink: Accounting,
-    /// What became of the datagrams from it.
+    /// The account of datagrams from the peer.
     pub downlink: Accounting,
-    /// What was dropped since the peer is known, by direction ("uplink": towards it) and then by reason; none that is 0.
+    /// The drops since the peer is known, by direction ("uplink": towards it) and then by reason; counts of 0 are left out.
     pub dropped: BTreeMap<Word, Counts>,
     /// Its lanes, by index; draining ones have the index of the one that replaced them.
     pub lanes: Vec<LaneStatus>,
@@ -77,39 +77,39 @@ pub struct PeerStatus {
     pub recent_flows: Vec<FlowStatus>,
     /// Why the last attempt or connection ended.
     pub last_error: Option<LastError>,
-    /// What status does not show of it.
+    /// Figures that status does not show.
     #[serde(skip)]
     pub more: PeerFigures,
 }
 
-/// What the metrics show of a peer beside its status, and what a sum over workers needs.
+/// Figures of a peer that only the metrics show, or that a sum over workers needs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PeerFigures {
-    /// It was removed: what it counted is shown until its place is given up.
+    /// True if the peer was removed: its counts are shown until its slot is free.
     pub removed: bool,
-    /// Nothing is left of it: its place waits for another.
+    /// True if nothing is left of the peer: its slot waits for another.
     pub(crate) vacant: bool,
-    /// How many peers had its place before.
+    /// The number of peers that had its slot before.
     pub generation: u32,
-    /// Endpoints at which it is dialled.
+    /// The number of endpoints at which it is dialled.
     pub endpoints: usize,
-    /// Flows that were opened, of both openers.
+    /// The number of flows that either end opened.
     pub flows_opened: u64,
-    /// Datagrams that may wait in its queues, at all workers together; none once it was removed.
+    /// The number of datagrams that may wait in its queues, at all workers together; 0 once it was removed.
     pub queue_packets: usize,
     /// Bytes of datagrams that may wait in the peer's queues, at all workers together.
     pub queue_bytes: usize,
     /// The longest time that datagrams may wait in the peer's queues.
     pub queue_time: Duration,
-    /// What datagrams take of which pieces are missing, in bytes.
+    /// The memory of datagrams of which pieces are missing, in bytes.
     pub reassembly_bytes: usize,
-    /// What its lanes counted, those that have ended included.
+    /// The counts of its lanes, those that have ended included.
     pub lanes: LaneStats,
     /// Its lanes, as the owner of its session knows them; `None` while it is not connected.
     pub owned_lanes: Option<OwnedLanes>,
 }
 
-/// What the worker that owns a peer's session knows of its lanes.
+/// A peer's lanes, as its session owner knows them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct OwnedLanes {
     /// The number of lanes that carry payloads.
@@ -120,17 +120,19 @@ pub struct OwnedLanes {
     pub packet_bytes: usize,
 }
 
-/// What is going on with a peer.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum PeerState {
-    /// There is no connection, and only the peer can make one.
-    #[default]
-    Waiting,
-    /// There is none, and it is being dialled.
-    Dialling,
-    /// The peer has a connection.
-    Connected,
+wire::labelled! {
+    /// The state of the connection to a peer.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+    #[serde(rename_all = "kebab-case")]
+    pub enum PeerState {
+        /// There is no connection, and only the peer can make one.
+        #[default]
+        Waiting => "waiting",
+        /// There is no connection, and the peer is being dialled.
+        Dialling => "dialling",
+        /// There is a connection.
+        Connected => "connected",
+    }
 }
 
 /// Why an attempt or a connection ended.
@@ -457,18 +459,6 @@ pub struct TunDirection {
     pub bytes_per_second: Option<f64>,
 }
 
-impl PeerState {
-    /// The state as one lower-case word.
-    #[must_use]
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::Connected => "connected",
-            Self::Dialling => "dialling",
-            Self::Waiting => "waiting",
-        }
-    }
-}
-
 impl PeerStatus {
     /// True if the peer has a connection.
     #[must_use]
@@ -508,7 +498,7 @@ impl PeerStatus {
         self.more.add(&other.more);
     }
 
-    /// All workers have been added: says what only the sum can.
+    /// Completes the fields that follow from the sum of all workers.
     pub(crate) fn complete(&mut self) {
         for (way, direction) in [("uplink", &mut self.uplink), ("downlink", &mut self.downlink)] {
             direction.complete();
@@ -526,7 +516,7 @@ impl PeerStatus {
             received,
             lost,
             lost_share: share(lost as f64, sent as f64),
-            // What was sent before that second may be found lost in it.
+            // Packets that were sent before that second may be found lost in it.
             lost_share_last_second: last.map(|share| share.min(1.0)),
         };
     }
@@ -584,11 +574,11 @@ impl Accounting {
         add!(self.pieces, other.pieces; datagrams, pieces);
     }
 
-    /// Everything has been added: closes the account.
+    /// Closes the account after everything has been added.
     pub fn complete(&mut self) {
         let Account { handed_over, taken_over, .. } = self.account;
-        // What is between two workers waits in the agent. If it seems less than nothing, the worker that handed it over had
-        // received it since it published.
+        // Datagrams between two workers wait in the agent. If more were taken over than handed over, the worker that handed them
+        // over had received them since it published.
         self.queued += handed_over.saturating_sub(taken_over);
         self.account.received += taken_over.saturating_sub(handed_over);
         (self.account.handed_over, self.account.taken_over) = (0, 0);

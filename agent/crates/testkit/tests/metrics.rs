@@ -20,7 +20,7 @@ fn shown_with(peers: usize) -> String {
         writeln!(toml, "[[peer]]\nname = \"peer-{place}\"\npublic_key = \"{key}\"").unwrap();
     }
     let mut world = World::new(1);
-    world.set_workers(2);
+    world.workers = 2;
     let agent =
         world.start(&toml, &Identity::generate().unwrap(), &["192.0.2.1".parse::<IpAddr>().unwrap()], 1);
     assert_eq!(world.peers(agent).len(), peers);

@@ -28,9 +28,9 @@ use crate::{
     },
     forward::{Locals, tun::TunSide},
     hand_off::Outgoing,
-    lanes::{LaneId, Lanes, UnderlayId, Underlays},
+    lanes::{LaneId, Lanes, UnderlayId, Underlays, send_buffer::copy_of},
     peer::PeerTable,
-    relay::{DatagramRelay, DropReason, FlowId, Origin, Standing},
+    relay::{DatagramRelay, DropReason, FlowId, Origin, Standing, flow::confirmed_header},
     sockets::SocketFactory,
 };
 
@@ -41,7 +41,7 @@ pub fn challenge_data(rng: &mut StdRng) -> [u8; 8] {
     data
 }
 
-/// What the downlink of a worker needs.
+/// The parts of a worker that the downlink uses.
 pub struct Downlink<'a, P, O> {
     pub peers: &'a mut P,
     /// Takes the datagrams that are no lane's of this worker.
@@ -58,23 +58,22 @@ pub struct Downlink<'a, P, O> {
     pub rng: &'a mut StdRng,
     /// The services that peers may use.
     pub config: &'a Config,
-    /// What to do when the batch is done, and scratch space.
+    /// Collects what is to be done after the batch; also scratch space.
     pub notes: &'a mut Notes,
-    /// The messages for other workers.
+    /// The hand-off batches for other workers.
     pub outgoing: &'a mut Outgoing,
-    /// Which worker this is, and of how many.
     pub worker: WorkerId,
     pub now: Instant,
 }
 
-/// What a pass over a batch leaves to be done, and scratch space that keeps its capacity.
+/// The work that a pass over a batch leaves for later, and scratch space that keeps its capacity.
 #[derive(Debug, Default)]
 pub struct Notes {
-    /// Flows that came to be during the pass.
+    /// Flows that were accepted during the pass.
     pub new_flows: Vec<(PeerId, FlowId)>,
     /// Lanes that came up or moved.
     pub lanes_up: Vec<LaneId>,
-    /// Lanes whose peer asked whether their packets come from us, and the data of its PATH_CHALLENGE.
+    /// Lanes whose peer sent a PATH_CHALLENGE, and its data.
     pub challenged: Vec<(LaneId, [u8; 8])>,
     /// Lanes whose peer broke the protocol.
     pub violations: Vec<(LaneId, OpenError)>,
@@ -82,9 +81,9 @@ pub struct Notes {
     pub spoofed: Option<(PeerId, IpAddr)>,
     /// Peers of whose datagrams pieces are missing.
     pub incomplete: Vec<PeerId>,
-    /// What the passes of this turn took.
+    /// The work that the passes of this turn have done.
     pub work: Work,
-    /// What peers ask this worker for.
+    /// The work that peers ask this worker for.
     pub shares: Shares,
     /// Ranges of the payloads of one packet within its buffer.
     ranges: Vec<Range<usize>>,
@@ -138,7 +137,7 @@ struct Origins {
 #[derive(Clone, Copy, Debug)]
 pub struct Received {
     pub underlay: UnderlayId,
-    /// Its place in `transport.listen`, if it is one of those.
+    /// Its index in `transport.listen`, if it is a listening socket.
     pub port: Option<usize>,
 }
 
@@ -153,17 +152,13 @@ pub trait Outside {
 pub enum Outcome<'a> {
     /// Nothing: the datagram was taken, or dropped and counted.
     Taken,
-    /// Hands it to the worker that its connection ID names.
-    HandOff {
-        worker: u8,
-        /// The index of the listening port in `transport.listen`.
-        port: usize,
-    },
+    /// Hands it to the worker that its connection ID names; `port` is the index of its listening port in `transport.listen`.
+    HandOff { worker: u8, port: usize },
     /// Sends this packet back to where it came from.
     Reply(&'a [u8]),
 }
 
-/// A datagram's place in a batch.
+/// The position of a datagram in a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Place {
     slot: usize,
@@ -270,25 +265,16 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         None
     }
 
-    /// Takes a datagram that is no lane's of this worker: another worker's, a control connection's, or a stranger's.
+    /// Takes a datagram that is no lane's of this worker: another worker's, a control connection's, or an unauthenticated sender's.
     fn outside(&mut self, received: Received, meta: Meta, datagram: &[u8]) {
         match self.outside.datagram(received, &meta, datagram, self.now) {
             Outcome::Taken => {}
             Outcome::HandOff { worker, port } => self.outgoing.packet(worker, port, meta, datagram),
             Outcome::Reply(packet) => {
                 let path = Path { destination: meta.source, source: meta.local, tos: 0 };
-                // What finds no room is asked for again: the client repeats its Initial.
-                let _sent = self.underlays.packet(
-                    self.lanes,
-                    received.underlay,
-                    &path,
-                    packet.len(),
-                    self.now,
-                    |_, tail| {
-                        tail.copy_from_slice(packet);
-                        Some(packet.len())
-                    },
-                );
+                let (lanes, underlay, write) = (&mut *self.lanes, received.underlay, copy_of(packet));
+                // A packet that finds no room is asked for again: the client repeats its Initial.
+                let _sent = self.underlays.packet(lanes, underlay, &path, packet.len(), self.now, write);
             }
         }
     }
@@ -305,7 +291,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let opened = match slot.core.open(&mut buffer[place.clone()], self.now) {
             Ok(opened) => opened,
             Err(error) => {
-                // The lane has counted it. Only what ends a lane needs more.
+                // The lane has counted the error. Only an error that ends the lane needs more.
                 if let OpenError::Violation(_) | OpenError::IntegrityLimit = error {
                     self.notes.violations.push((id, error));
                 }
@@ -346,7 +332,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let mut rest = &ranges[..];
         while let [first, after @ ..] = rest {
             if let [context @ (0 | 1), ..] = batch.buffer(origins.slot)[first.clone()] {
-                // What is moved down after it would land on it: it stays where it is until it is written.
+                // It stays where it is until it is written: a payload that is moved down after it would overwrite it.
                 self.notes.recent = None;
                 self.ip(batch, origins.slot, first.start + 1..first.end, context == 1, peer);
                 rest = after;
@@ -364,27 +350,20 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         self.notes.shares.charge(peer, self.notes.work.done() - before);
     }
 
-    /// Drops a datagram that has waited for too long; false for a message about a flow, which is still of use.
+    /// Drops a datagram that has waited for too long; false for a message about a flow, which is still useful.
     fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
-        let payload_at = match Context::decode(data) {
-            Some(
-                Context::Packet { payload_at, .. }
-                | Context::Flow { payload_at, .. }
-                | Context::Open { payload_at, .. },
-            ) => payload_at,
-            Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
-                let cutting = Cutting { number, datagram, total, offset };
-                return self.late_piece(peer, cutting, data.len() - payload_at);
-            }
-            Some(
-                Context::OpenEmpty { .. }
-                | Context::Confirmed(_)
-                | Context::Refused(..)
-                | Context::Unknown(_)
-                | Context::Closed(_)
-                | Context::Unsupported(_),
-            )
-            | None => return false,
+        let context = Context::decode(data);
+        if let Some(Context::Piece { number, datagram, total, offset, payload_at }) = context {
+            let cutting = Cutting { number, datagram, total, offset };
+            return self.late_piece(peer, cutting, data.len() - payload_at);
+        }
+        let Some(
+            Context::Packet { payload_at, .. }
+            | Context::Flow { payload_at, .. }
+            | Context::Open { payload_at, .. },
+        ) = context
+        else {
+            return false;
         };
         let Some(state) = self.peers.data_mut(peer) else { return false };
         state.relay.downlink.receive(1, (data.len() - payload_at) as u64);
@@ -457,7 +436,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         }
         if known.is_none()
             && let Some(context) = &context
-            && let Some(worker) = lane_host(&state.relay, context, self.worker)
+            && let Some(worker) = other_worker(&state.relay, context, self.worker)
         {
             let payload = context.payload_at().map(|at| data.len() - at);
             self.outgoing.frame(worker, lane, payload, *batch.meta(slot), data);
@@ -475,7 +454,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     Some(flow) => {
                         let end = payload.end;
                         let way = self.deliver(lane, flow, slot, payload);
-                        let header = Context::Flow { number, payload_at: 0 }.encode();
+                        let header = confirmed_header(number);
                         self.notes.recent = way.map(|way| Recent { lane, header, way, slot, end });
                     }
                     None => {
@@ -570,12 +549,12 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
     pub(super) fn say(&mut self, LaneRef { peer, lane }: LaneRef, message: Context) {
         if let Some(mut uplink) = self.uplink(peer) {
-            // What finds no room is said again when the peer repeats its opening or its datagram.
+            // A message that finds no room is sent when the peer repeats its opening or its datagram.
             uplink.say(lane, message);
         }
     }
 
-    /// Says that a flow is not known, unless the peer has heard that too often of late.
+    /// Tells the peer that a flow is not known, within its allowance of answers.
     pub(super) fn say_unknown(&mut self, lane: LaneRef, number: FlowNumber) {
         let Some(state) = self.peers.data_mut(lane.peer) else { return };
         if state.allowances.answers.take(1, self.now) {
@@ -610,15 +589,15 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 /// Answers to clients per send: a client's socket is as patient as the service's would be.
 const INGRESS_BURST: u16 = MOST_SEGMENTS;
 
-/// The other worker that keeps the flow of `context`, which worker `own` does not; a new flow is claimed for `own`.
-pub(super) fn lane_host(relay: &DatagramRelay, context: &Context, worker: WorkerId) -> Option<u8> {
+/// The other worker that has the flow of `context`, which is unknown at `worker`; a new flow is claimed for `worker`.
+fn other_worker(relay: &DatagramRelay, context: &Context, worker: WorkerId) -> Option<u8> {
     let WorkerId { index: own, count: workers } = worker;
     if workers == 1 {
         return None;
     }
     let number = context.flow()?;
     if context.opens() && !relay.flows.is_ours(number) {
-        return Some(relay.flows.registry().claim(number, own)).filter(|lane_host| *lane_host != own);
+        return Some(relay.flows.registry().claim(number, own)).filter(|worker| *worker != own);
     }
     relay.flows.elsewhere(number)
 }

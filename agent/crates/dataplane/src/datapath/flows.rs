@@ -11,11 +11,11 @@ use crate::{
         work,
     },
     peer::PeerTable,
-    relay::{DatagramRelay, DropReason, FlowId, Origin, Standing},
+    relay::{DatagramRelay, DropReason, FlowId, Standing},
 };
 
 impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
-    /// The flow of an opening, which comes to be if this is its first.
+    /// The flow of an opening; it is accepted if this is its first.
     pub(super) fn opened(
         &mut self,
         lane: LaneRef,
@@ -70,10 +70,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             return Err(Unopened::TooFast);
         }
         self.notes.work.charge(work::OPENING);
-        let place = service.0 as usize;
+        let index = service.0 as usize;
         let unknown = Unopened::Refused(Refusal::UnknownService, DropReason::UnknownService);
-        let offered = self.config.services.get(place).filter(|service| service.udp).ok_or(unknown)?;
-        if !state.config.services.contains(&place) {
+        let offered = self.config.services.get(index).filter(|service| service.udp).ok_or(unknown)?;
+        if !state.config.services.contains(&index) {
             return Err(Unopened::Refused(Refusal::NotAllowed, DropReason::NotAllowed));
         }
         if state.relay.is_full(self.config.limits.flows) {
@@ -89,7 +89,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             state.relay.socket_error = Some(error);
             Unopened::Refused(Refusal::Upstream, DropReason::SocketOpen)
         })?;
-        let id = state.relay.flows.accept(number, socket, place, lane, offered.idle, self.now);
+        let id = state.relay.flows.accept(number, socket, index, lane, offered.idle, self.now);
         self.locals.set_flow(socket, id);
         state.relay.stats.flows_accepted += 1;
         self.notes.new_flows.push((peer, id));
@@ -152,10 +152,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         if let Some(flow) = state.relay.remove_flow(id) {
             self.notes.work.charge(work::CLOSING);
             state.relay.stats.flows_closed += 1;
-            match flow.origin {
-                Origin::Upstream { socket, .. } => self.factory.close_later(socket),
-                Origin::Ingress { .. } => {}
-            }
+            self.factory.close_flow_later(flow.origin);
         }
     }
 }

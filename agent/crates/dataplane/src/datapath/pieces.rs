@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use net::ReceiveBatch;
 use wire::{
-    context::{Context, FlowNumber, MOST_DATAGRAM},
+    context::{FlowNumber, MOST_DATAGRAM},
     ids::{LaneRef, PeerId},
 };
 
@@ -17,7 +17,7 @@ use crate::{
     },
     lanes::{Frame, PushError},
     peer::{PeerTable, TooLarge},
-    relay::{Begun, DropReason, FlowId, Origin, Piece, fragments::LEAST_PIECE},
+    relay::{Begun, DropReason, FlowId, Origin, Piece, flow::confirmed_header, fragments::LEAST_PIECE},
 };
 
 /// How far a datagram was cut.
@@ -27,11 +27,8 @@ pub(super) enum Progress {
     Done,
     /// There is no room, or no lane, for more of it.
     Stopped(PushError, Cutting),
-    /// Even a piece would have to be too small.
-    TooSmall {
-        /// The largest payload that fits now.
-        most: usize,
-    },
+    /// Even a piece would be too small: the largest payload that fits now has `most` bytes.
+    TooSmall { most: usize },
 }
 
 impl Uplink<'_> {
@@ -40,7 +37,7 @@ impl Uplink<'_> {
         self.link.as_deref().is_some_and(|link| link.takes_pieces) && self.wants_pieces(origin)
     }
 
-    /// Whether the service of a flow wants that.
+    /// Whether the service of a flow wants such datagrams to travel in pieces.
     pub(super) fn wants_pieces(&self, origin: &Origin) -> bool {
         match *origin {
             Origin::Ingress { ingress, .. } => {
@@ -50,14 +47,13 @@ impl Uplink<'_> {
         }
     }
 
-    /// The datagram `data` of a flow, of which nothing is in packets; `None` if it is larger than any that can be.
+    /// The start of cutting the datagram `data` of a flow; `None` if it is too large to travel in pieces.
     pub(super) fn cutting(&mut self, number: FlowNumber, data: &[u8]) -> Option<Cutting> {
         let total = u16::try_from(data.len()).ok().filter(|total| usize::from(*total) <= MOST_DATAGRAM)?;
         Some(Cutting { number, datagram: self.relay.name_datagram(), total, offset: 0 })
     }
 
-    /// Puts what is left of a datagram into packets. Its last piece alone is counted: what becomes of that packet is what
-    /// becomes of the datagram.
+    /// Puts the rest of a datagram into packets. Only its last piece is counted: the datagram shares the fate of that packet.
     pub(super) fn cut(&mut self, way: Way, mut cutting: Cutting, mut left: &[u8], tos: u8) -> Progress {
         loop {
             let header = cutting.header();
@@ -79,9 +75,8 @@ impl Uplink<'_> {
             let Some(offset) = u16::try_from(piece.len()).ok().filter(|_| fits) else {
                 return Progress::TooSmall { most };
             };
-            match self.push(way, Frame { payload: piece, counted: false, ..rest }) {
-                Ok(()) => {}
-                Err(error) => return Progress::Stopped(error, cutting),
+            if let Err(error) = self.push(way, Frame { payload: piece, counted: false, ..rest }) {
+                return Progress::Stopped(error, cutting);
             }
             self.relay.stats.fragmented.pieces += 1;
             cutting.offset += offset;
@@ -89,8 +84,8 @@ impl Uplink<'_> {
         }
     }
 
-    /// Goes on with the first of `left` datagrams, `data`, which was cut in part or, without `begun`, not at all. Returns what
-    /// is to be remembered of it if it has to wait.
+    /// Goes on with the first of `left` datagrams, `data`, which was partly sent or, without `begun`, not at all. Returns how
+    /// far it has come if it has to wait.
     pub(super) fn go_on(
         &mut self,
         way: Way,
@@ -99,23 +94,15 @@ impl Uplink<'_> {
         begun: Option<Begun>,
         left: usize,
     ) -> Option<Begun> {
-        let cutting = match (begun, self.cutting(number, data)) {
-            (Some(Begun { datagram, offset, .. }), Some(new)) => {
-                let offset = u16::try_from(offset).unwrap_or(u16::MAX);
-                Cutting { datagram, offset, ..new }
-            }
-            (None, Some(new)) => new,
-            (_, None) => {
-                self.drop_too_large(data.len(), MOST_DATAGRAM, false);
-                return None;
-            }
+        let Some(new) = self.cutting(number, data) else {
+            self.drop_too_large(data.len(), MOST_DATAGRAM, false);
+            return None;
         };
+        let cutting = new.resumed(begun);
         let rest = data.get(usize::from(cutting.offset)..).unwrap_or_default();
         match self.cut(way, cutting, rest, self.tos) {
             Progress::Done => None,
-            Progress::Stopped(_, Cutting { datagram, offset, .. }) => {
-                Some(Begun { left, datagram, offset: offset.into() })
-            }
+            Progress::Stopped(_, Cutting { datagram, offset, .. }) => Some(Begun { left, datagram, offset }),
             Progress::TooSmall { most } => {
                 self.drop_too_large(data.len(), most, false);
                 None
@@ -129,8 +116,8 @@ impl Uplink<'_> {
         *self.too_large = Some(TooLarge { size, most, wanted });
     }
 
-    /// Hands datagrams of a confirmed flow, some of which may fit into no packet, to `worker`, which keeps the lane: each by
-    /// itself, under a number of its own if it has to be cut there.
+    /// Hands datagrams of a confirmed flow, some of which may fit into no packet, to the lane host `worker`: each by itself, with
+    /// a number of its own in case it has to be cut there.
     pub(super) fn hand_over_large(
         &mut self,
         worker: u8,
@@ -146,10 +133,8 @@ impl Uplink<'_> {
                 self.drop_too_large(datagram.len(), MOST_DATAGRAM, false);
                 continue;
             };
-            let (name, offset) = begun.map_or((new.datagram, 0), |begun| (begun.datagram, begun.offset));
-            let cutting =
-                Cutting { datagram: name, offset: u16::try_from(offset).unwrap_or(u16::MAX), ..new };
-            let rest = datagram.get(offset..).unwrap_or_default();
+            let cutting = new.resumed(begun);
+            let rest = datagram.get(usize::from(cutting.offset)..).unwrap_or_default();
             let header = CountedHeader { header: cutting.header(), counted: 1 };
             let rest = Segments { data: rest, segment: rest.len() };
             self.outgoing.payloads(worker, lane, header, rest, self.marks());
@@ -157,10 +142,10 @@ impl Uplink<'_> {
         }
     }
 
-    /// Takes over a datagram of which nothing, or what precedes `rest`, is in packets: it goes out whole if it fits.
+    /// Takes over the rest of a datagram from another worker; if that is all of it, it goes out uncut if it fits.
     pub(super) fn take_over_large(&mut self, way: Way, cutting: Cutting, rest: &[u8], tos: u8) {
         if cutting.offset == 0 {
-            let header = Context::Flow { number: cutting.number, payload_at: 0 }.encode();
+            let header = confirmed_header(cutting.number);
             let whole = Frame { header: header.as_slice(), payload: rest, counted: true, tos };
             if self.push(way, whole).is_ok() {
                 return self.note_sent(1, rest.len());
@@ -193,7 +178,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         state.relay.stats.reassembled.pieces += 1;
         let Cutting { number, datagram, total, offset } = cutting;
         let Some(flow) = known else {
-            // It counts, and is answered, once: with the piece that begins it.
+            // The datagram is counted and answered once, with its first piece.
             if offset == 0 {
                 state.relay.downlink.receive(1, bytes.len() as u64);
                 state.relay.downlink.drop(DropReason::UnknownFlow, 1);
@@ -221,14 +206,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         }
     }
 
-    /// Drops a piece that has waited for too long, and its datagram with it; false if that is put together elsewhere.
+    /// Drops a piece that has waited for too long, and its datagram with it; false if that is put together at another worker.
     pub(super) fn late_piece(&mut self, peer: PeerId, cutting: Cutting, bytes: usize) -> bool {
         let Some(state) = self.peers.data_mut(peer) else { return false };
         let relay = &mut state.relay;
         let Some(flow) = relay.flows.of_number(cutting.number) else { return false };
         relay.stats.reassembled.pieces += 1;
-        let reason = DropReason::Expired;
-        relay.reassembly.give_up(flow, cutting.datagram, bytes, self.now, reason, &mut relay.downlink);
+        relay.reassembly.give_up(flow, cutting.datagram, bytes, self.now, &mut relay.downlink);
         true
     }
 }

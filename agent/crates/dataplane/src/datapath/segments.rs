@@ -1,8 +1,10 @@
-//! What a run of payloads is made of, where it passes from worker to worker or to a lane.
+//! The parts of a run of payloads that passes to a lane or to another worker.
 
 use std::time::Duration;
 
 use wire::context::{Context, FlowNumber, Header};
+
+use crate::relay::Begun;
 
 /// Datagrams that lie end to end, all of one size.
 #[derive(Clone, Copy, Debug)]
@@ -22,7 +24,7 @@ pub struct CountedHeader {
     pub counted: u32,
 }
 
-/// What goes along with a run of datagrams besides its bytes.
+/// The marks that go along with the bytes of a run of datagrams.
 #[derive(Clone, Copy, Debug)]
 pub struct Marks {
     /// The traffic class of the packets that are to carry the datagrams.
@@ -41,6 +43,11 @@ pub(super) struct Cutting {
 }
 
 impl Cutting {
+    /// This datagram where it was partly sent before, if it was.
+    pub(super) fn resumed(self, begun: Option<Begun>) -> Self {
+        begun.map_or(self, |Begun { datagram, offset, .. }| Self { datagram, offset, ..self })
+    }
+
     pub(super) fn header(&self) -> Header {
         let &Self { number, datagram, total, offset } = self;
         Context::Piece { number, datagram, total, offset, payload_at: 0 }.encode()

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
-    context::{Context, FlowNumber, Header, MOST_DATAGRAM, ServiceNumber},
+    context::{Context, MOST_DATAGRAM, ServiceNumber},
     ids::{IngressId, LaneRef, LocalId, PeerId},
 };
 
@@ -17,11 +17,11 @@ use crate::{
     peer::{Link, PeerData, TooLarge},
     relay::{
         Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
-        fragments::LEAST_PIECE,
+        flow::confirmed_header, fragments::LEAST_PIECE,
     },
 };
 
-/// What the uplink of one peer needs.
+/// The parts of a worker that the uplink of one peer uses.
 pub struct Uplink<'a> {
     pub peer: PeerId,
     pub relay: &'a mut DatagramRelay,
@@ -29,25 +29,25 @@ pub struct Uplink<'a> {
     pub link: Option<&'a mut Link>,
     pub lanes: &'a mut Lanes,
     pub underlays: &'a mut Underlays,
-    /// What goes to other workers: a flow's own lane is down, or this worker has none.
+    /// The hand-off batches for other workers: a flow's own lane is down, or this worker hosts none.
     pub outgoing: &'a mut Outgoing,
-    /// The traffic class of what carries payloads that have none of their own.
+    /// The traffic class of packets with payloads that have none of their own.
     pub tos: u8,
     pub now: Instant,
-    /// When what is being sent came to this host.
+    /// The time at which the datagrams that are being sent came to this host.
     pub arrived: Instant,
     /// Notes the largest payload that fits when one did not.
     pub too_large: &'a mut Option<TooLarge>,
 }
 
-/// What a call of [`Uplink::drain`] left.
+/// The state of the queue after a call of [`Uplink::drain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
     /// Nothing waits any more.
     Empty,
     /// More waits, and there may be room for it.
     More,
-    /// After so many datagrams there was no lane, or no room.
+    /// After this number of datagrams there was no lane, or no room.
     Blocked(usize),
 }
 
@@ -57,10 +57,9 @@ pub(super) enum Way {
     Lane(LaneId),
     /// The control connection carries the payload: standard mode.
     Plain,
-    /// Another worker, which keeps a lane; in standard mode, the owner of the control connection.
+    /// Another worker, which hosts the lane with index `lane`; in standard mode, the session owner and index 0.
     Worker {
         worker: u8,
-        /// The index of the lane, 0 in standard mode.
         lane: u8,
     },
 }
@@ -68,50 +67,39 @@ pub(super) enum Way {
 /// An unanswered opening without a datagram is repeated after this long: the lane's payloads are not retransmitted.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A flow that was silent for this long overtakes nothing when it goes back to its own lane: what it sent before has long
-/// been handed over.
+/// A flow that was silent for this long overtakes nothing when it goes back to its own lane: the datagrams that it sent before
+/// have long been handed over.
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Flows that came to be in a pass over a batch: the worker watches over their idle time.
-pub type NewFlows = Vec<FlowId>;
-
 impl Uplink<'_> {
-    /// Datagrams of clients came to a local port.
+    /// Takes datagrams of clients, which came to a local port. Flows that they open are added to `new_flows`.
     pub fn ingress(
         &mut self,
         batch: &ReceiveBatch,
         socket: LocalId,
         ingress: IngressId,
         limits: &Limits,
-        new_flows: &mut NewFlows,
+        new_flows: &mut Vec<FlowId>,
     ) {
         for slot in 0..batch.len() {
             let (meta, data) = (batch.meta(slot), batch.buffer(slot));
             let client = Client { socket, address: meta.source, local: meta.local };
-            let known = self.relay.flows.of_client(&client);
-            let flow = match known {
-                Some(flow) => flow,
-                None => {
-                    let full = self.relay.is_full(limits.flows);
-                    match self.open(client, ingress, full) {
-                        Ok(flow) => {
-                            new_flows.push(flow);
-                            flow
-                        }
-                        Err(reason) => {
-                            let datagrams = meta.datagrams() as u64;
-                            self.relay.uplink.receive(datagrams, data.len() as u64);
-                            self.relay.uplink.drop(reason, datagrams);
-                            continue;
-                        }
-                    }
-                }
+            let flow = match self.relay.flows.of_client(&client) {
+                Some(flow) => Ok(flow),
+                None => self.open(client, ingress, limits).inspect(|flow| new_flows.push(*flow)),
             };
-            self.carry(flow, data, meta);
+            match flow {
+                Ok(flow) => self.carry(flow, data, meta),
+                Err(reason) => {
+                    let datagrams = meta.datagrams() as u64;
+                    self.relay.uplink.receive(datagrams, data.len() as u64);
+                    self.relay.uplink.drop(reason, datagrams);
+                }
+            }
         }
     }
 
-    /// A service's answers came to the socket of one flow.
+    /// Takes a service's answers, which came to the socket of one flow.
     pub fn upstream(&mut self, batch: &ReceiveBatch, flow: FlowId) {
         for slot in 0..batch.len() {
             let (meta, data) = (batch.meta(slot), batch.buffer(slot));
@@ -151,7 +139,7 @@ impl Uplink<'_> {
         }
     }
 
-    /// Sends what waits, as far as there are lanes and room, and no more once `most` datagrams were sent.
+    /// Sends waiting datagrams while there are lanes and room, up to about `most` of them.
     pub fn drain(&mut self, most: usize) -> Drained {
         self.relay.expire(self.now);
         let mut done = 0;
@@ -174,12 +162,12 @@ impl Uplink<'_> {
         if self.relay.queue.is_empty() { Drained::Empty } else { Drained::More }
     }
 
-    /// A flow was confirmed: what waited for that follows now.
+    /// A flow was confirmed: sends the datagrams that waited for that.
     pub fn confirmed(&mut self, id: FlowId) {
         self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
         let mut runs = self.relay.awaiting.take_flow(id);
         if !runs.is_empty() {
-            // What of the flow came to the queue meanwhile is younger, and stays behind.
+            // Datagrams of the flow that came to the queue meanwhile are younger, and stay behind.
             runs.extend(self.relay.queue.take_flow(id));
         }
         for mut run in runs {
@@ -216,8 +204,8 @@ impl Uplink<'_> {
     }
 
     /// Puts datagrams of one flow into packets; returns how many were dealt with: sent, dropped for a reason, or put
-    /// among those that await a confirmation. The rest finds no lane or no room; the first of it may be `begun`, as the first of
-    /// all may have been.
+    /// among those that await a confirmation. The rest found no lane or no room; its first datagram may be partly sent, as the
+    /// first of all may have been (`begun`).
     fn seal(
         &mut self,
         id: FlowId,
@@ -239,7 +227,7 @@ impl Uplink<'_> {
             self.relay.uplink.drop(DropReason::FlowRefused, datagrams as u64);
             return all;
         }
-        // What waits goes first: nothing overtakes within a flow.
+        // Waiting datagrams go first: nothing overtakes within a flow.
         if self.relay.awaiting.holds(id) {
             self.await_confirmation(id, data, segment);
             return all;
@@ -251,9 +239,9 @@ impl Uplink<'_> {
         };
         self.note_move(id, way);
         let Some(flow) = self.relay.flows.get(id) else { return all };
-        let (header, short, number) = (flow.header(service), flow.confirmed_header(), flow.number);
+        let (header, short, number) = (flow.header(service), confirmed_header(flow.number), flow.number);
         if standing == Standing::Opening {
-            // The far end has forgotten the flow, and what came of the datagram with it.
+            // The far end has forgotten the flow, and with it the first part of the datagram.
             begun = None;
         }
         if let Way::Worker { worker, lane } = way {
@@ -275,54 +263,54 @@ impl Uplink<'_> {
             self.relay.uplink.handed_over += u64::from(counted);
             return all;
         }
-        let mut place = 0;
-        while place < datagrams {
-            let rest = data.get(place * segment..).unwrap_or_default();
+        let mut done = 0;
+        while done < datagrams {
+            let rest = data.get(done * segment..).unwrap_or_default();
             if begun.is_some() {
                 let first = &rest[..rest.len().min(segment)];
-                begun = self.go_on(way, number, first, begun, datagrams - place);
+                begun = self.go_on(way, number, first, begun, datagrams - done);
                 if begun.is_some() {
-                    return (place, begun);
+                    return (done, begun);
                 }
-                place += 1;
+                done += 1;
                 continue;
             }
             let payloads = Payloads::new(header.as_slice(), rest, segment, self.tos);
             let (sent, result) = self.send(way, &payloads);
             self.note_sent(sent, (sent * segment).min(rest.len()));
-            place += sent;
+            done += sent;
             match result {
                 Ok(()) => {}
                 Err(PushError::TooLarge { most }) => {
-                    let rest = data.get(place * segment..).unwrap_or_default();
+                    let rest = data.get(done * segment..).unwrap_or_default();
                     let size = rest.len().min(segment);
                     let most_confirmed =
                         (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
                     let pieces = size <= MOST_DATAGRAM && self.may_fragment(&origin);
                     if standing == Standing::Opening && (size <= most_confirmed || pieces) {
-                        // It fits only without the opening form, or in pieces, which do not open a flow: it and what follows
+                        // It fits only without the opening form, or in pieces, which do not open a flow: it and those behind it
                         // wait for the confirmation.
                         self.await_confirmation(id, rest, segment);
                         return all;
                     }
                     if pieces {
-                        begun = self.go_on(way, number, &rest[..size], None, datagrams - place);
+                        begun = self.go_on(way, number, &rest[..size], None, datagrams - done);
                         if begun.is_some() {
-                            return (place, begun);
+                            return (done, begun);
                         }
                     } else {
                         let wanted = size <= MOST_DATAGRAM && self.wants_pieces(&origin);
                         self.drop_too_large(size, most_confirmed, wanted);
                     }
-                    place += 1;
+                    done += 1;
                 }
-                Err(PushError::Blocked | PushError::NotUp) => return (place, None),
+                Err(PushError::Blocked | PushError::NotUp) => return (done, None),
             }
         }
         all
     }
 
-    /// Takes over what another worker wants to be sent on lane `index`, which this one keeps.
+    /// Takes over payloads from another worker, for lane `index`, which this worker hosts.
     pub fn take_over(
         &mut self,
         index: u8,
@@ -339,7 +327,7 @@ impl Uplink<'_> {
         }
         let way = self.way(index).filter(|way| match way {
             Way::Lane(_) | Way::Plain => true,
-            // It has gone round once: the lane went down meanwhile.
+            // The payloads were handed over once already: the lane went down meanwhile.
             Way::Worker { .. } => false,
         });
         let Some(way) = way else {
@@ -354,38 +342,39 @@ impl Uplink<'_> {
             return self.take_over_large(way, Cutting { number, datagram, total, offset }, data, tos);
         }
         if counted == 0 {
-            // What finds no room is said again when the peer repeats itself.
+            // A message that finds no room is sent again when the peer repeats its datagram.
             let _said = self.send_message(way, header.as_slice()).is_ok();
             return;
         }
-        let (mut place, datagrams) = (0, count(data, segment));
-        while place < datagrams {
-            let rest = data.get(place * segment..).unwrap_or_default();
+        let datagrams = Payloads::new(header.as_slice(), data, segment, tos).count();
+        let mut done = 0;
+        while done < datagrams {
+            let rest = data.get(done * segment..).unwrap_or_default();
             let payloads = Payloads::new(header.as_slice(), rest, segment, tos);
             let (sent, result) = self.send(way, &payloads);
             self.note_sent(sent, (sent * segment).min(rest.len()));
-            place += sent;
-            let left = (datagrams - place) as u64;
+            done += sent;
+            let left = (datagrams - done) as u64;
             match result {
                 Ok(()) => {}
                 Err(PushError::TooLarge { most }) => {
-                    let rest = data.get(place * segment..).unwrap_or_default();
+                    let rest = data.get(done * segment..).unwrap_or_default();
                     let size = rest.len().min(segment);
                     if let Some(Context::Open { number, .. }) = context
-                        && let Some(lane_host) = self.relay.flows.elsewhere(number)
-                        && size + short_header(number).as_slice().len() <= most + header.as_slice().len()
+                        && let Some(worker) = self.relay.flows.elsewhere(number)
+                        && size + confirmed_header(number).as_slice().len() <= most + header.as_slice().len()
                     {
-                        // It fits only without the opening form: it and what follows wait where the flow lives.
+                        // It fits only without the opening form: it and those behind it wait at the flow's worker.
                         let counted = u32::try_from(left).unwrap_or(u32::MAX);
                         self.relay.uplink.handed_over += left;
                         let age = self.age();
                         let header = CountedHeader { header, counted };
                         let segments = Segments { data: rest, segment };
-                        self.outgoing.returned(lane_host, self.peer, header, segments, age);
+                        self.outgoing.returned(worker, self.peer, header, segments, age);
                         return;
                     }
                     self.drop_too_large(size, most, false);
-                    place += 1;
+                    done += 1;
                 }
                 Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
                 Err(PushError::NotUp) => return self.relay.uplink.drop(DropReason::LaneClosed, left),
@@ -393,8 +382,8 @@ impl Uplink<'_> {
         }
     }
 
-    /// Takes back datagrams that did not fit beside the opening form, where their flow lives: they wait for its confirmation, and
-    /// have `waited` since they came to this host.
+    /// Takes back datagrams of a flow of this worker that did not fit beside the opening form: they wait for its confirmation,
+    /// and have `waited` since they came to this host.
     pub fn take_back(
         &mut self,
         waited: Duration,
@@ -410,13 +399,13 @@ impl Uplink<'_> {
         }
     }
 
-    /// For how long what is being sent has been at this host.
+    /// The time for which the datagrams that are being sent have been at this host.
     #[inline]
     pub(super) fn age(&self) -> Duration {
         self.now.saturating_duration_since(self.arrived)
     }
 
-    /// What goes along with a run of payloads that have no traffic class of their own.
+    /// The marks of payloads that have no traffic class of their own.
     pub(super) fn marks(&self) -> Marks {
         Marks { tos: self.tos, age: self.age() }
     }
@@ -476,7 +465,7 @@ impl Uplink<'_> {
         }
     }
 
-    /// Notes it when a flow takes another lane than before.
+    /// Notes the lane that a flow takes, which may be another one than before.
     fn note_move(&mut self, id: FlowId, way: Way) {
         let index = match way {
             Way::Lane(lane) => match self.lanes.get(lane) {
@@ -514,8 +503,8 @@ impl Uplink<'_> {
     }
 
     /// Opens a flow for a client.
-    fn open(&mut self, client: Client, ingress: IngressId, full: bool) -> Result<FlowId, DropReason> {
-        if full {
+    fn open(&mut self, client: Client, ingress: IngressId, limits: &Limits) -> Result<FlowId, DropReason> {
+        if self.relay.is_full(limits.flows) {
             return Err(DropReason::FlowLimit);
         }
         let idle = match (self.relay.service(ingress), &self.link) {
@@ -533,16 +522,6 @@ impl Uplink<'_> {
 /// How long a flow opened before the first connection may be silent.
 const DEFAULT_IDLE: Duration = Duration::from_secs(60);
 
-/// The header of a datagram of a confirmed flow.
-fn short_header(number: FlowNumber) -> Header {
-    Context::Flow { number, payload_at: 0 }.encode()
-}
-
-/// How many datagrams of `segment` bytes a buffer holds; an empty buffer is one empty datagram.
-fn count(data: &[u8], segment: usize) -> usize {
-    if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) }
-}
-
 impl PeerData {
     /// The way of datagrams to it.
     pub fn uplink<'a>(
@@ -552,7 +531,7 @@ impl PeerData {
         outgoing: &'a mut Outgoing,
         now: Instant,
     ) -> Uplink<'a> {
-        // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
+        // Datagrams to a peer that fell silent would only be lost: they wait, and expire if nobody answers.
         let link = self.link.as_mut().filter(|link| !link.doubts.silent);
         Uplink {
             peer: self.id,

@@ -21,38 +21,29 @@ use crate::relay::{FlowId, Settlement, Settlements};
 pub mod tcp;
 pub mod tun;
 
-/// What a local socket is for.
+/// The purpose of a local socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Local {
-    /// `[[udp]]`: clients' datagrams come in, answers go out to whoever asked.
-    Ingress {
-        /// The ingress that the socket serves.
-        ingress: IngressId,
-        /// The peer that offers the service.
-        peer: PeerId,
-    },
+    /// `[[udp]]`: receives datagrams of clients and sends them the answers; `peer` offers the service.
+    Ingress { ingress: IngressId, peer: PeerId },
     /// Connected to a service, for one flow.
-    Upstream {
-        peer: PeerId,
-        /// The flow that the socket serves.
-        flow: FlowId,
-    },
+    Upstream { peer: PeerId, flow: FlowId },
 }
 
-/// A local UDP socket and what is about to be delivered to it.
+/// A local UDP socket and the payloads that are about to be delivered to it.
 pub struct LocalSocket {
     pub socket: Box<dyn UdpSocket>,
     pub local: Local,
     /// Its token, to be released with it.
     pub token: Token,
-    /// What has been booked of it.
+    /// The counts that [`crate::socket_stats`] has added already.
     pub booked: Booked,
-    /// It had traffic since the kernel was last asked what it dropped.
+    /// True if it had traffic since the kernel was last asked for its drops.
     touched: bool,
     delivery: Option<Delivery>,
 }
 
-/// Sockets without a way that are noted at a time: others are noted with their next datagram.
+/// The number of unreachable sockets that are noted at a time: others are noted with their next datagram.
 const MOST_UNREACHABLE: usize = 64;
 
 /// All local UDP sockets of a worker.
@@ -62,14 +53,14 @@ pub struct Locals {
     /// Lists that no socket is using: an idle socket costs none.
     spare: Vec<Delivery>,
     dirty: Vec<LocalId>,
-    /// Sockets with traffic since the kernel was last asked what it dropped, each once.
+    /// Sockets with traffic since the kernel was last asked for its drops, each once.
     touched: Vec<LocalId>,
-    /// Sockets to services to which there is no way from their address, of the last batches.
+    /// Sockets from whose address the kernel had no route to their service, of the last batches.
     unreachable: Vec<LocalId>,
     /// When a fresh socket in place of one of those was last of no use.
     pub renewed: Option<Instant>,
     settlements: Settlements,
-    /// Payloads of one message, at most: what the kernel takes.
+    /// The number of payloads that the kernel takes in one message.
     most_segments: u16,
 }
 
@@ -80,14 +71,14 @@ impl Locals {
         Self { most_segments, ..Self::default() }
     }
 
-    /// Payloads of one message, of the `burst` that the operator allows.
+    /// The number of payloads in one message, within the `burst` that the operator allows.
     #[inline]
     #[must_use]
     pub fn burst(&self, burst: u16) -> u16 {
         burst.min(self.most_segments)
     }
 
-    /// The place that [`Locals::insert`] will give the next socket.
+    /// The id that [`Locals::insert`] will give the next socket.
     #[must_use]
     pub fn vacant(&mut self) -> LocalId {
         LocalId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
@@ -135,7 +126,7 @@ impl Locals {
         self.sockets.iter().map(|(_, socket)| socket)
     }
 
-    /// The sockets that are for what `is_it` says.
+    /// The sockets whose purpose satisfies `is_it`.
     #[must_use]
     pub fn find(&self, is_it: impl Fn(&Local) -> bool) -> Vec<LocalId> {
         let found = self.sockets.iter().filter(|(_, socket)| is_it(&socket.local));
@@ -233,7 +224,7 @@ impl Locals {
         }
     }
 
-    /// Takes one of the sockets to services to which there is no way.
+    /// Takes one of the sockets from which the kernel had no route to their service.
     pub fn take_unreachable(&mut self) -> Option<LocalId> {
         self.unreachable.pop()
     }

@@ -6,8 +6,8 @@
 //! ```
 //!
 //! Each direction holds at most [`PIECE`] bytes: it reads no more until the other side has taken them, so a slow
-//! reader slows its writer and nothing grows. What a stream has, packet by packet, goes to TCP in one call. An end of stream is passed on as such (half-close); a reset ends both
-//! directions.
+//! reader slows its writer and nothing grows. The packets of a stream go to TCP in one call. An end of stream is passed on as
+//! such (half-close); a reset ends both directions.
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -16,61 +16,48 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use net::{TcpStream, Token};
-use quinn_proto::{Connection, ReadError, StreamId, VarInt, WriteError};
-use wire::messages::{Framer, MAX_STREAM_HEADER_BYTES, StreamAnswer, StreamOpen};
+use quinn_proto::{Chunk, Connection, ReadError, StreamId, VarInt, WriteError};
+use wire::messages::{Framer, MAX_STREAM_HEADER_BYTES, MessageError, StreamAnswer, StreamOpen};
 
-/// A TCP forward's place among the worker's.
+/// The index of a TCP forward among those of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TcpId(pub u32);
 
-/// What one call of [`TcpForward::pump`] moves at most in each direction, in bytes, before others have their turn.
+/// The largest number of bytes that one call of [`TcpForward::pump`] moves in each direction before others have their turn.
 const BUDGET: usize = 256 * 1024;
 
-/// What is read at once, in bytes.
+/// The largest number of bytes that are read at once.
 pub const PIECE: usize = 64 * 1024;
 
-/// Parts of a stream that are written to TCP at once: [`PIECE`] in packets of Ethernet.
+/// The number of parts of a stream that are written to TCP at once: [`PIECE`] in packets of Ethernet.
 const MOST_PARTS: usize = 64;
 
-/// How long the end that opened a stream may take to say what it is for: its header is in the first packet of the stream.
+/// How long the end that opened a stream may take to send its header, which is in the first packet of the stream.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long a service may take to accept a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long the other end may take to answer: its service's [`CONNECT_TIMEOUT`], and as long again for the way.
+/// How long the other end may take to answer: [`CONNECT_TIMEOUT`] for its service, and as long again for the network.
 pub const ANSWER_TIMEOUT: Duration = CONNECT_TIMEOUT.saturating_mul(2);
 
 /// The error code of streams that are reset because their TCP connection was.
 pub const RESET: VarInt = VarInt::from_u32(1);
 
-/// How far a forward has come.
+/// The progress of a forward. A `framer` has the part of the frame that has come; `until` is when waiting is given up.
 #[derive(Debug)]
-pub enum Stage {
+enum Stage {
     /// Opened here: the answer has not come. Bytes of the client are sent already.
-    AwaitingAnswer {
-        /// The framer with the part of the answer that has come.
-        framer: Framer,
-        /// The time at which waiting for the answer is given up.
-        until: Instant,
-    },
+    AwaitingAnswer { framer: Framer, until: Instant },
     /// Opened by the peer: the header has not come.
-    AwaitingHeader {
-        /// The framer with the part of the header that has come.
-        framer: Framer,
-        /// The time at which waiting for the header is given up.
-        until: Instant,
-    },
+    AwaitingHeader { framer: Framer, until: Instant },
     /// Opened by the peer: the service is being connected.
-    Connecting {
-        /// The time at which connecting is given up.
-        until: Instant,
-    },
+    Connecting { until: Instant },
     /// The forward is open, and bytes flow.
     Open,
 }
 
-/// What a call of [`TcpForward::pump`] found.
+/// The result of a call of [`TcpForward::pump`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pumped {
     /// Nothing more to do until a source is ready.
@@ -93,11 +80,11 @@ struct Direction {
     piece: Bytes,
     /// True once the reading side has ended.
     ended: bool,
-    /// The end was passed on, or the direction was given up.
+    /// True once the end was passed on, or the direction was given up.
     closed: bool,
-    /// Bytes of the piece that are the forward's own, a header or an answer.
+    /// The number of bytes of the piece that are the forward's own: a header or an answer.
     framing: usize,
-    /// Bytes of the connection that were written.
+    /// The number of bytes of the TCP connection that were written.
     bytes: u64,
 }
 
@@ -126,11 +113,11 @@ pub struct TcpForward {
     outward: Direction,
     /// The direction from the stream to TCP.
     inward: Direction,
-    /// Its stream has something to say, and its turn has not come.
+    /// True if its stream has had an event and the forward waits to be served.
     pub stirred: bool,
-    /// Which pass it was served in last: who was served longest ago comes first.
+    /// The pass in which it was served last: the forward that was served longest ago comes first.
     pub served: u64,
-    /// Its reader had stopped when that was last asked.
+    /// True if its reader had stopped when [`TcpForward::stall_changed`] was last called.
     stalled: bool,
 }
 
@@ -146,35 +133,27 @@ impl TcpForward {
     ) -> Self {
         let mut header = Vec::new();
         StreamOpen { service }.encode(&mut header);
-        let outward = Direction::beginning_with(header);
         let framer = Framer::new(MAX_STREAM_HEADER_BYTES);
         let stage = Stage::AwaitingAnswer { framer, until: now + ANSWER_TIMEOUT };
-        Self {
-            stream,
-            tcp: Some((tcp, token)),
-            stage,
-            service: None,
-            outward,
-            inward: Direction::default(),
-            stirred: false,
-            served: 0,
-            stalled: false,
-        }
+        let outward = Direction::beginning_with(header);
+        Self { tcp: Some((tcp, token)), outward, ..Self::new(stream, stage) }
     }
 
     /// A stream that the peer opened.
     #[must_use]
     pub fn accepted(stream: StreamId, now: Instant) -> Self {
         let framer = Framer::new(MAX_STREAM_HEADER_BYTES);
-        let stage = Stage::AwaitingHeader { framer, until: now + HEADER_TIMEOUT };
-        let [outward, inward] = Default::default();
+        Self::new(stream, Stage::AwaitingHeader { framer, until: now + HEADER_TIMEOUT })
+    }
+
+    fn new(stream: StreamId, stage: Stage) -> Self {
         Self {
             stream,
             tcp: None,
             stage,
             service: None,
-            outward,
-            inward,
+            outward: Direction::default(),
+            inward: Direction::default(),
             stirred: false,
             served: 0,
             stalled: false,
@@ -193,25 +172,25 @@ impl TcpForward {
         (self.outward.bytes, self.inward.bytes)
     }
 
-    /// Whether its reader has stopped, if that has changed since this was last asked.
+    /// Whether its reader has stopped, if that has changed since the last call.
     pub fn stall_changed(&mut self) -> Option<bool> {
         let stalled = !self.inward.piece.is_empty();
         (std::mem::replace(&mut self.stalled, stalled) != stalled).then_some(stalled)
     }
 
-    /// Bytes that it has read and could not pass on.
+    /// The number of bytes that it has read and could not pass on.
     #[must_use]
     pub fn held(&self) -> usize {
         self.outward.piece.len() + self.inward.piece.len()
     }
 
-    /// Whether its reader had stopped when [`TcpForward::stall_changed`] was last asked.
+    /// Whether its reader had stopped when [`TcpForward::stall_changed`] was last called.
     #[must_use]
     pub fn is_stalled(&self) -> bool {
         self.stalled
     }
 
-    /// When it is given up, unless it is open by then.
+    /// The time at which it is given up, unless it is open by then.
     #[must_use]
     pub fn open_by(&self) -> Option<Instant> {
         match self.stage {
@@ -222,37 +201,36 @@ impl TcpForward {
         }
     }
 
-    /// It was not open in time: tells the other end, and the client if it has one.
+    /// Gives up a forward that was not open in time: tells the other end, and the client if it has one.
     pub fn give_up(&mut self, quinn: &mut Connection) {
-        match self.stage {
-            Stage::Connecting { .. } => self.refuse(quinn, StreamAnswer::UpstreamTimeout),
-            Stage::AwaitingAnswer { .. } | Stage::AwaitingHeader { .. } | Stage::Open => {
-                self.end(quinn);
-            }
+        if let Stage::Connecting { .. } = self.stage {
+            self.refuse(quinn, StreamAnswer::UpstreamTimeout);
+        } else {
+            self.end(quinn);
         }
     }
 
-    /// The service of ours that it leads to, once the peer has named it; `None` if it was opened here.
+    /// Our service that it leads to, once the peer has named it; `None` if it was opened here.
     #[must_use]
     pub fn service(&self) -> Option<u32> {
         self.service
     }
 
-    /// Ends the stream without an orderly end, because the service is no longer the peer's.
+    /// Resets both directions of the stream.
     pub fn reset(&mut self, quinn: &mut Connection) {
-        // A stream that has ended already needs no reset.
+        // A direction that has ended already needs no reset.
         let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
         let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
     }
 
-    /// `service` is being connected, for [`CONNECT_TIMEOUT`] at most.
+    /// Notes that `service` is being connected, for [`CONNECT_TIMEOUT`] at most.
     pub fn connect(&mut self, service: u32, tcp: Box<dyn TcpStream>, token: Token, now: Instant) {
         self.service = Some(service);
         self.tcp = Some((tcp, token));
         self.stage = Stage::Connecting { until: now + CONNECT_TIMEOUT };
     }
 
-    /// The forward is not opened: tells the peer why.
+    /// Refuses the forward and tells the peer why.
     pub fn refuse(&mut self, quinn: &mut Connection, answer: StreamAnswer) {
         let mut bytes = Vec::new();
         answer.encode(&mut bytes);
@@ -262,7 +240,7 @@ impl TcpForward {
         let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
     }
 
-    /// The TCP side is given up with a reset, because the connection to the peer is gone.
+    /// Resets the TCP side, because the connection to the peer is gone.
     pub fn abort(&mut self) {
         if let Some((tcp, _)) = self.tcp.as_mut() {
             tcp.abort();
@@ -273,25 +251,17 @@ impl TcpForward {
     pub fn pump(&mut self, quinn: &mut Connection, scratch: &mut Scratch) -> Pumped {
         match &self.stage {
             Stage::AwaitingHeader { .. } => return self.read_header(quinn),
-            Stage::Connecting { .. } => {
-                if let Some(ended) = self.finish_connect(quinn) {
+            Stage::Connecting { .. } => return self.finish_connect(quinn).unwrap_or(Pumped::Waiting),
+            Stage::AwaitingAnswer { .. } => {
+                if let Err(ended) = self.read_answer(quinn) {
                     return ended;
                 }
-                return Pumped::Waiting;
             }
-            Stage::AwaitingAnswer { .. } => match self.read_answer(quinn) {
-                Ok(()) => {}
-                Err(ended) => return ended,
-            },
             Stage::Open => {}
         }
         let outward = self.pump_outward(quinn, &mut scratch.read[..scratch.piece]);
-        let inward = match self.stage {
-            Stage::Open => self.pump_inward(quinn, scratch),
-            Stage::AwaitingAnswer { .. } | Stage::AwaitingHeader { .. } | Stage::Connecting { .. } => {
-                Ok(false)
-            }
-        };
+        let is_open = matches!(self.stage, Stage::Open);
+        let inward = if is_open { self.pump_inward(quinn, scratch) } else { Ok(false) };
         match (outward, inward) {
             (Ok(_), Ok(_)) if self.outward.closed && self.inward.closed => Pumped::Done,
             (Ok(false), Ok(false)) => Pumped::Waiting,
@@ -303,55 +273,36 @@ impl TcpForward {
     /// Resets both sides of the forward.
     fn end(&mut self, quinn: &mut Connection) -> Pumped {
         self.abort();
-        // Either fails when that half has ended already.
-        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
-        let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
+        self.reset(quinn);
         Pumped::Done
     }
 
     fn read_header(&mut self, quinn: &mut Connection) -> Pumped {
-        loop {
-            let Stage::AwaitingHeader { framer, .. } = &mut self.stage else { return Pumped::Waiting };
-            match read_piece(quinn, self.stream) {
-                Ok(Piece::Data(mut bytes)) => {
-                    match framer.pull(&mut bytes).map(|header| header.map(|bytes| StreamOpen::decode(&bytes)))
-                    {
-                        Ok(Some(Ok(header))) => {
-                            self.inward.piece = bytes;
-                            return Pumped::Wants(header);
-                        }
-                        Ok(None) => {}
-                        Ok(Some(Err(_))) | Err(_) => return self.end(quinn),
-                    }
-                }
-                Ok(Piece::Nothing) => return Pumped::Waiting,
-                Ok(Piece::End) | Err(Broken) => return self.end(quinn),
+        let Stage::AwaitingHeader { framer, .. } = &mut self.stage else { return Pumped::Waiting };
+        match read_frame(quinn, self.stream, framer, StreamOpen::decode) {
+            Ok(Some((header, rest))) => {
+                self.inward.piece = rest;
+                Pumped::Wants(header)
             }
+            Ok(None) => Pumped::Waiting,
+            Err(Broken) => self.end(quinn),
         }
     }
 
     fn read_answer(&mut self, quinn: &mut Connection) -> Result<(), Pumped> {
-        loop {
-            let Stage::AwaitingAnswer { framer, .. } = &mut self.stage else { return Ok(()) };
-            match read_piece(quinn, self.stream) {
-                Ok(Piece::Data(mut bytes)) => match framer
-                    .pull(&mut bytes)
-                    .map(|answer| answer.map(|bytes| StreamAnswer::decode(&bytes)))
-                {
-                    Ok(Some(Ok(StreamAnswer::Ok))) => {
-                        self.inward.piece = bytes;
-                        self.stage = Stage::Open;
-                    }
-                    Ok(Some(Ok(refused))) => {
-                        self.end(quinn);
-                        return Err(Pumped::Refused(refused));
-                    }
-                    Ok(None) => {}
-                    Ok(Some(Err(_))) | Err(_) => return Err(self.end(quinn)),
-                },
-                Ok(Piece::Nothing) => return Ok(()),
-                Ok(Piece::End) | Err(Broken) => return Err(self.end(quinn)),
+        let Stage::AwaitingAnswer { framer, .. } = &mut self.stage else { return Ok(()) };
+        match read_frame(quinn, self.stream, framer, StreamAnswer::decode) {
+            Ok(Some((StreamAnswer::Ok, rest))) => {
+                self.inward.piece = rest;
+                self.stage = Stage::Open;
+                Ok(())
             }
+            Ok(Some((refused, _))) => {
+                self.end(quinn);
+                Err(Pumped::Refused(refused))
+            }
+            Ok(None) => Ok(()),
+            Err(Broken) => Err(self.end(quinn)),
         }
     }
 
@@ -388,10 +339,10 @@ impl TcpForward {
                         moved += written;
                     }
                     Err(WriteError::Blocked) => return Ok(false),
-                    // The peer wants no more: what its service said may still come the other way.
+                    // The peer takes no more, but data of its service may still come the other way.
                     Err(WriteError::Stopped(_)) => {
                         outward.closed = true;
-                        // Else quinn-proto would keep the stream open for an end that never comes.
+                        // Otherwise quinn-proto would keep the stream open for an end that never comes.
                         let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
                     }
                     Err(WriteError::ClosedStream) => return Err(Broken),
@@ -460,10 +411,10 @@ impl TcpForward {
     }
 }
 
-/// What forwards of a worker use while they are served: nothing of it is theirs in between.
+/// Buffers that the forwards of a worker share: each uses them only while it is served.
 #[derive(Debug)]
 pub struct Scratch {
-    /// What a forward may take at once and then hold, in bytes; [`PIECE`] at most.
+    /// The number of bytes that a forward may take at once and then hold; [`PIECE`] at most.
     pub piece: usize,
     /// [`PIECE`] bytes that TCP is read into.
     read: Box<[u8]>,
@@ -477,11 +428,11 @@ impl Default for Scratch {
     }
 }
 
-/// What [`gather`] took out of a stream.
+/// The result of [`gather`].
 #[derive(Clone, Copy, Debug)]
 struct Gathered {
     bytes: usize,
-    /// The stream has no more for now.
+    /// True if the stream has no more for now.
     emptied: bool,
     /// True if the stream has ended.
     ended: bool,
@@ -541,7 +492,8 @@ fn write_parts(tcp: &mut dyn TcpStream, parts: &[Bytes], bytes: usize) -> io::Re
     }
 }
 
-/// What is left of `parts`, of `bytes` together, after `written` of them: one piece, so that a slow reader holds what it says.
+/// The rest of `parts`, which have `bytes` bytes, after `written` bytes: as one piece, so that a forward holds no more memory than
+/// it reports.
 fn rest(parts: &mut Vec<Bytes>, written: usize, bytes: usize) -> Bytes {
     let mut left = Vec::new();
     if written < bytes {
@@ -561,27 +513,29 @@ fn rest(parts: &mut Vec<Bytes>, written: usize, bytes: usize) -> Bytes {
 #[derive(Clone, Copy, Debug)]
 struct Broken;
 
-enum Piece {
-    Data(Bytes),
-    End,
-    Nothing,
-}
-
-fn read_piece(quinn: &mut Connection, stream: StreamId) -> Result<Piece, Broken> {
+/// Reads the frame at the start of a stream, with the bytes behind it that came along; `None` if it is not complete yet.
+fn read_frame<T>(
+    quinn: &mut Connection,
+    stream: StreamId,
+    framer: &mut Framer,
+    decode: impl FnOnce(&[u8]) -> Result<T, MessageError>,
+) -> Result<Option<(T, Bytes)>, Broken> {
     let mut stream = quinn.recv_stream(stream);
     let mut chunks = stream.read(true).map_err(|_| Broken)?;
-    let piece = match chunks.next(PIECE) {
-        Ok(Some(chunk)) => Ok(Piece::Data(chunk.bytes)),
-        Ok(None) => Ok(Piece::End),
-        Err(ReadError::Blocked) => Ok(Piece::Nothing),
-        Err(ReadError::Reset(_)) => Err(Broken),
-    };
-    // Flow control updates are sent anyway: the worker polls the connection after it was used.
-    let _transmit = chunks.finalize();
-    piece
+    loop {
+        match chunks.next(PIECE) {
+            Ok(Some(Chunk { mut bytes, .. })) => {
+                if let Some(frame) = framer.pull(&mut bytes).map_err(|_| Broken)? {
+                    return decode(&frame).map(|frame| Some((frame, bytes))).map_err(|_| Broken);
+                }
+            }
+            Err(ReadError::Blocked) => return Ok(None),
+            Ok(None) | Err(ReadError::Reset(_)) => return Err(Broken),
+        }
+    }
 }
 
-/// What the peer is told of a failed connection attempt.
+/// The answer to the peer about a failed connection attempt.
 #[must_use]
 pub fn answer_for(error: &io::Error) -> StreamAnswer {
     if error.kind() == ErrorKind::TimedOut {

@@ -2,11 +2,11 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | which lane has this connection ID; is it validated; where do its packets go | this one |
+//! | which lane has this connection ID, and is it validated | this one |
 //! | what is put into packets | `frame.rs` |
 //! | how payloads become packets in a socket's send batch, and how those are sent | `send_buffer.rs` |
 //! | how a peer without lanes is sent to | `plain.rs` |
-//! | which lanes a peer has, and where each is kept | `pool.rs` |
+//! | which lanes a peer has, and which worker hosts each | `pool.rs` |
 //! | how they are opened, and opened again | `openings.rs` |
 //! | where a lane's packets go, and when to another address | `paths.rs` |
 //!
@@ -51,10 +51,10 @@ pub use send_buffer::{Expiry, PushError, STRANGERS, UnderlayId, Underlays, Waiti
 /// A lane that is not validated after this long is opened again (design: "within 3 s").
 pub const VALIDATION_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a replaced lane still opens packets that were under way, at least as long as any queue holds them.
+/// How long a replaced lane still opens packets that were under way: at least as long as any queue holds them.
 pub const DRAIN_TIME: Duration = Duration::from_secs(3);
 
-/// A lane's place in the worker's table. It is used again after the lane has ended.
+/// The index of a lane in the worker's table. It is used again after the lane has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct LaneId(pub u32);
 
@@ -74,18 +74,15 @@ pub enum LaneState {
     Validating,
     /// The lane carries payloads.
     Up,
-    /// It has been replaced: it opens packets until the given time, and sends none.
-    Draining {
-        /// The time at which draining ends.
-        until: Instant,
-    },
+    /// The lane has been replaced: it opens packets until the given time, and sends none.
+    Draining { until: Instant },
 }
 
 impl LaneState {
     /// The values of the metric label `state`.
     pub const LABELS: [&'static str; 3] = ["validating", "up", "draining"];
 
-    /// The place of this state in [`LaneState::LABELS`].
+    /// The index of this state in [`LaneState::LABELS`].
     #[must_use]
     pub const fn label_index(self) -> usize {
         match self {
@@ -108,7 +105,7 @@ pub struct LaneSlot {
     pub session: SessionId,
     /// Its index within the peer's pool.
     pub index: u8,
-    /// Which opening of that index this is.
+    /// The number of this opening among those of its index.
     pub epoch: u64,
     /// The connection ID that the lane's received packets carry.
     pub local_cid: ConnectionId,
@@ -117,22 +114,22 @@ pub struct LaneSlot {
     /// The socket that it sends on.
     pub underlay: UnderlayId,
     paths: Paths,
-    /// The largest packet to send, in bytes of UDP payload: that of all of the peer's lanes, at most its own.
+    /// The largest packet to send, in bytes of UDP payload: the least that fits through any of the peer's lanes.
     pub packet_budget: usize,
-    /// What the search for its path's MTU does not go above, in bytes of UDP payload.
+    /// The upper end of the search for its path's MTU, in bytes of UDP payload.
     pub largest_packet: usize,
     /// The time at which the lane was opened.
     pub opened: Instant,
-    /// The data of the far end's first PATH_CHALLENGE, and when a later one was last told of.
+    /// The data of the far end's first PATH_CHALLENGE, and when a later one was last reported.
     challenged: (Option<[u8; 8]>, Option<Instant>),
-    /// Its keys have sealed all that they may.
+    /// True once its keys have sealed as much as they may.
     pub exhausted: bool,
-    /// When its owner was last told that it is to be replaced, because its limits are near.
-    worn_since: Option<Instant>,
+    /// When its owner was last told to replace it because its key limit is near.
+    near_limit_since: Option<Instant>,
     /// Packets and bytes sent, packets and bytes received, packets lost.
     pub meter: Sampler<5>,
     touched: bool,
-    /// The largest packet that its own search last told; `None` before it began.
+    /// The largest packet that its own search last found; `None` before the search began.
     path_packet: Option<usize>,
 }
 
@@ -163,7 +160,7 @@ impl LaneSlot {
             opened,
             challenged: (None, None),
             exhausted: false,
-            worn_since: None,
+            near_limit_since: None,
             meter: Sampler::new(opened),
             touched: false,
             path_packet: None,
@@ -174,10 +171,11 @@ impl LaneSlot {
     #[inline]
     #[must_use]
     pub fn is_up(&self) -> bool {
-        match self.state {
-            LaneState::Up => true,
-            LaneState::Validating | LaneState::Draining { .. } => false,
-        }
+        matches!(self.state, LaneState::Up)
+    }
+
+    fn is_draining(&self) -> bool {
+        matches!(self.state, LaneState::Draining { .. })
     }
 
     /// Where its packets go; `None` until a path has been validated.
@@ -187,7 +185,7 @@ impl LaneSlot {
         self.paths.present()
     }
 
-    /// Where its packets went before it moved, once.
+    /// The address that its packets went to before it moved; returned once after each move.
     pub fn take_moved(&mut self) -> Option<SocketAddr> {
         self.paths.take_moved()
     }
@@ -208,26 +206,20 @@ impl LaneSlot {
         data: impl FnMut() -> [u8; 8],
         now: Instant,
     ) {
-        match self.state {
-            LaneState::Validating | LaneState::Up => {
-                let pto = || self.core.rtt().pto();
-                self.paths.came_by(source, number.0, len, data, pto, now);
-            }
-            LaneState::Draining { .. } => {}
+        if !self.is_draining() {
+            let pto = || self.core.rtt().pto();
+            self.paths.came_by(source, number.0, len, data, pto, now);
         }
     }
 
-    /// How large the answer may be to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes, which
-    /// [`LaneSlot::came_by`] was told of; `None` if it is not to be answered.
+    /// The largest answer to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes, which [`LaneSlot::came_by`] has
+    /// taken in before; `None` if the challenge is not to be answered.
     pub fn answer_bytes(&mut self, source: &Path, len: usize) -> Option<usize> {
-        match self.state {
-            LaneState::Validating | LaneState::Up => Some(self.paths.answer_bytes(source, len)),
-            LaneState::Draining { .. } => None,
-        }
+        (!self.is_draining()).then(|| self.paths.answer_bytes(source, len))
     }
 
-    /// The far end sent a PATH_CHALLENGE: whether it does so because it hears the lane from another address, and that was not said
-    /// within `interval`. It does so once at first, and repeats that with the same data.
+    /// The far end sent a PATH_CHALLENGE: whether it does so because it hears the lane from another address, which was not
+    /// reported within `interval`. A far end sends one at first, and repeats it with the same data.
     pub fn is_challenged_anew(&mut self, data: [u8; 8], interval: Duration, now: Instant) -> bool {
         let (first, told) = &mut self.challenged;
         let is_first = *first.get_or_insert(data) == data;
@@ -239,7 +231,7 @@ impl LaneSlot {
         true
     }
 
-    /// The far end answered a challenge: true if the lane came up or moved by it.
+    /// The far end answered a challenge: true if the lane came up or moved because of it.
     pub fn on_path_response(&mut self, data: [u8; 8], now: Instant) -> bool {
         let turn = self.paths.on_response(data, now);
         self.take_turn(turn) == Due::Moved
@@ -257,31 +249,31 @@ impl LaneSlot {
         }
     }
 
-    /// Whether its owner is to be told that its limits are near: once, and again if nothing came of it.
+    /// Whether its owner is to be told that its key limit is near: once, and again if the lane was not replaced since.
     #[inline]
     pub fn note_near_limit(&mut self, now: Instant) -> bool {
         let told = |since| now.saturating_duration_since(since) < VALIDATION_TIMEOUT;
-        if !self.is_up() || !self.core.is_near_key_limit() || self.worn_since.is_some_and(told) {
+        if !self.is_up() || !self.core.is_near_key_limit() || self.near_limit_since.is_some_and(told) {
             return false;
         }
-        self.worn_since = Some(now);
+        self.near_limit_since = Some(now);
         true
     }
 
-    /// Whether it carries payloads, and both directions of it were found to work within `time`.
+    /// Whether it carries payloads, and both of its directions have worked within `time`.
     #[must_use]
     pub fn works(&self, time: Duration, now: Instant) -> bool {
         let heard = self.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) < time);
         self.is_up() && !self.exhausted && heard && self.core.probe_count() == 0
     }
 
-    /// Searches for the MTU of a path that has been validated: from the budget on, or from what the path before it carried.
+    /// Starts the search for the MTU of a validated path, from the budget, or from what the path before it carried.
     pub fn search_mtu(&mut self) {
         let start = self.path_packet.unwrap_or(self.packet_budget);
         self.core.start_mtu_search(self.largest_packet, start);
     }
 
-    /// The largest packet that its path carries, in bytes of UDP payload, if that has changed. If it fell, it holds at once.
+    /// The largest packet that its path carries, in bytes of UDP payload, if that has changed. A smaller one applies at once.
     #[inline]
     pub fn take_path_packet(&mut self) -> Option<usize> {
         let bytes = self.core.max_packet();
@@ -293,37 +285,34 @@ impl LaneSlot {
         Some(bytes)
     }
 
-    /// The largest packet on any lane of the peer has changed: it holds here, too, unless this path carries less.
+    /// Applies the packet size of all of the peer's lanes, unless this path carries less.
     pub fn set_budget(&mut self, bytes: usize) {
         self.packet_budget = self.path_packet.map_or(bytes, |own| own.min(bytes));
     }
 
-    /// A challenge that is to be sent now, where to, and how large its packet may be; asked again until there is none.
+    /// A challenge that is due now, its path and its largest packet; to be called until there is none.
     pub fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
         self.paths.due_challenge(now)
     }
 
-    /// When [`LaneSlot::on_timeout`] wants to be called.
+    /// When [`LaneSlot::on_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
-        let draining = match self.state {
-            LaneState::Draining { until } => return Some(until),
-            LaneState::Validating | LaneState::Up => None,
-        };
+        if let LaneState::Draining { until } = self.state {
+            return Some(until);
+        }
         let core = self.core.poll_timeout().map(|(at, _)| at);
-        [draining, self.paths.poll_timeout(), core].into_iter().flatten().min()
+        self.paths.poll_timeout().into_iter().chain(core).min()
     }
 
     /// Does what is due at `now`, and returns what the caller has to do.
     pub fn on_timeout(&mut self, now: Instant) -> Due {
-        match self.state {
-            LaneState::Draining { until } => return if until <= now { Due::Remove } else { Due::Nothing },
-            LaneState::Validating | LaneState::Up => {}
+        if let LaneState::Draining { until } = self.state {
+            return if until <= now { Due::Remove } else { Due::Nothing };
         }
         let turn = self.paths.on_timeout(now);
-        match self.take_turn(turn) {
-            due @ (Due::Moved | Due::Reopen) => return due,
-            Due::Nothing | Due::Transmit | Due::Remove => {}
+        if let due @ (Due::Moved | Due::Reopen) = self.take_turn(turn) {
+            return due;
         }
         if self.core.poll_timeout().is_some_and(|(at, _)| at <= now) {
             self.core.handle_timeout(now);
@@ -347,14 +336,14 @@ pub enum Due {
     Remove,
 }
 
-/// A connection ID that we drew for a lane of ours. Which of them there are, and so how many share a place, peers have no say in;
-/// they only choose what is looked for.
+/// A connection ID that we drew for a lane of ours. Peers cannot influence which ones exist, and so how many collide; they only
+/// choose the one that is looked up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct OwnId(ConnectionId);
 
 impl Issued for OwnId {}
 
-/// All lanes of a worker, found by place or by the connection ID of a received packet.
+/// All lanes of a worker, found by index or by the connection ID of a received packet.
 #[derive(Debug, Default)]
 pub struct Lanes {
     slots: Slab<LaneSlot>,

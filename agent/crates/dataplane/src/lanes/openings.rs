@@ -1,4 +1,4 @@
-//! The openings of a session's lanes, as the worker of the control connection keeps them.
+//! The openings of a session's lanes, at the session owner.
 //!
 //! ```text
 //!   dialler   missing ── ask ──► asked ── placed ──► at its lane host ── lost ──► missing
@@ -15,9 +15,9 @@ use crate::lanes::{DRAIN_TIME, VALIDATION_TIMEOUT, pool::MAX_LANES};
 #[derive(Clone, Copy, Debug)]
 pub struct Opening {
     pub index: u8,
-    /// Which opening of that index this is.
+    /// The number of this opening among those of its index.
     pub epoch: u64,
-    /// What its packets to us will carry.
+    /// The connection ID of the packets to us.
     pub local_cid: ConnectionId,
     /// The time at which the opening was asked for.
     since: Instant,
@@ -41,40 +41,46 @@ struct Placed {
     largest: Option<usize>,
 }
 
-/// A lane that has been replaced and carries payloads until the one in its place does.
-#[derive(Clone, Copy, Debug)]
-struct Former {
-    epoch: u64,
-    largest: Option<usize>,
+/// The lanes with one index.
+#[derive(Clone, Copy, Debug, Default)]
+struct Lane {
+    placed: Option<Placed>,
+    /// The lane before, which carries payloads until `placed` is up or its lane host says that it is gone.
+    replaced: Option<Placed>,
+    /// The newest epoch that the listener was asked for: an older one would repeat nonces.
+    seen: u64,
+}
+
+impl Lane {
+    /// The lanes that carry payloads.
+    fn carrying(&self) -> impl Iterator<Item = &Placed> {
+        self.placed.iter().chain(&self.replaced).filter(|placed| placed.up)
+    }
 }
 
 /// Which lanes of one session there are, and which were asked for.
 #[derive(Debug)]
 pub struct Openings {
-    /// How many are wanted; at the listener, as many as the dialler opened.
+    /// The number of lanes wanted; at the listener, as many as the dialler opened.
     pub wanted: u8,
     asked: Vec<Opening>,
-    placed: Vec<Option<Placed>>,
-    /// By index, until its lane host says that it is gone.
-    former: Vec<Option<Former>>,
+    /// The lanes by index.
+    lanes: Vec<Lane>,
     /// The times at which replaced lanes have drained.
     draining: Vec<Instant>,
     /// The next epoch that the dialler gives out.
     next_epoch: u64,
-    /// The newest epoch seen of each index: an older one would repeat nonces.
-    seen: Vec<u64>,
 }
 
 impl Openings {
     /// The openings of a peer that has no lanes yet and is to have `wanted`.
     #[must_use]
     pub fn new(wanted: u8) -> Self {
-        let most = usize::from(MAX_LANES);
-        let (placed, former, seen) = (vec![None; most], vec![None; most], vec![0; most]);
-        Self { wanted, asked: Vec::new(), placed, former, draining: Vec::new(), next_epoch: 1, seen }
+        let lanes = vec![Lane::default(); usize::from(MAX_LANES)];
+        Self { wanted, asked: Vec::new(), lanes, draining: Vec::new(), next_epoch: 1 }
     }
 
-    /// The dialler asks for lane `index`: its epoch is one that was never used on this connection.
+    /// The dialler asks for lane `index`, with an epoch that was never used on this connection.
     pub fn ask(&mut self, index: u8, local_cid: ConnectionId, now: Instant) -> Opening {
         let opening = Opening { index, epoch: self.next_epoch, local_cid, since: now };
         self.next_epoch += 1;
@@ -82,16 +88,17 @@ impl Openings {
         opening
     }
 
-    /// Since when the oldest opening waits for its answer.
+    /// The time since which the oldest opening waits for its answer.
     #[must_use]
     pub fn asked_since(&self) -> Option<Instant> {
         self.asked.iter().map(|opening| opening.since).min()
     }
 
-    /// The answer to [`Openings::ask`] came: takes the opening, if it is still wanted.
+    /// Takes the opening that was asked for and is answered now, if it is still wanted.
     pub fn answered(&mut self, index: u8, epoch: u64) -> Option<Opening> {
-        let place = self.asked.iter().position(|opening| opening.index == index && opening.epoch == epoch)?;
-        Some(self.asked.swap_remove(place))
+        let of_answer = |opening: &Opening| opening.index == index && opening.epoch == epoch;
+        let position = self.asked.iter().position(of_answer)?;
+        Some(self.asked.swap_remove(position))
     }
 
     /// Forgets openings that were not answered in time.
@@ -99,10 +106,10 @@ impl Openings {
         self.asked.retain(|opening| opening.deadline() > now);
     }
 
-    /// The indices that have neither a lane nor an opening, of those that are wanted.
+    /// The wanted indices that have neither a lane nor an opening.
     #[must_use]
     pub fn missing(&self) -> Vec<u8> {
-        (0..self.wanted).filter(|index| self.place(*index).is_none() && !self.is_asked(*index)).collect()
+        (0..self.wanted).filter(|index| self.get(*index).is_none() && !self.is_asked(*index)).collect()
     }
 
     /// Whether the dialler waits for an answer about this index.
@@ -111,44 +118,38 @@ impl Openings {
         self.asked.iter().any(|opening| opening.index == index)
     }
 
-    /// When an opening is next given up.
+    /// The time at which an opening is next given up.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.asked.iter().map(Opening::deadline).min()
     }
 
-    /// The listener is asked for a lane: whether this (lane, epoch) is new on this connection.
+    /// The listener is asked for a lane: whether this epoch of it is new on this connection.
     pub fn admit(&mut self, index: u8, epoch: u64) -> bool {
-        match self.seen.get_mut(usize::from(index)) {
-            Some(seen) if *seen < epoch => {
-                *seen = epoch;
-                true
-            }
-            Some(_) | None => false,
-        }
+        let lane = self.lanes.get_mut(usize::from(index)).filter(|lane| lane.seen < epoch);
+        lane.map(|lane| lane.seen = epoch).is_some()
     }
 
-    /// When the lane with this index was placed.
+    /// The time at which the lane with this index was placed.
     #[must_use]
     pub fn since(&self, index: u8) -> Option<Instant> {
-        self.place(index).map(|placed| placed.since)
+        self.get(index).map(|placed| placed.since)
     }
 
-    /// How many lanes there are, those that drain included.
+    /// The number of lanes, those that drain included.
     pub fn held(&mut self, now: Instant) -> usize {
         self.draining.retain(|until| *until > now);
-        self.placed.iter().flatten().count() + self.draining.len()
+        self.lanes.iter().filter(|lane| lane.placed.is_some()).count() + self.draining.len()
     }
 
-    /// A lane host was told to keep this lane; one that had its index carries payloads until this one does, if it works.
+    /// A lane host was told to keep this lane. A lane that worked under this index carries payloads until the new one does.
     pub fn placed(&mut self, index: u8, epoch: u64, now: Instant) {
-        let place = usize::from(index);
-        if let (Some(placed), Some(former)) = (self.placed.get_mut(place), self.former.get_mut(place))
-            && let Some(old) = placed.replace(Placed { epoch, since: now, up: false, largest: None })
+        if let Some(lane) = self.lanes.get_mut(usize::from(index))
+            && let Some(old) = lane.placed.replace(Placed { epoch, since: now, up: false, largest: None })
         {
             self.draining.push(now + DRAIN_TIME);
             if old.up {
-                *former = Some(Former { epoch: old.epoch, largest: old.largest });
+                lane.replaced = Some(old);
             }
         }
         self.wanted = self.wanted.max(index.saturating_add(1));
@@ -157,50 +158,42 @@ impl Openings {
     /// Whether this opening is the index's lane.
     #[must_use]
     pub fn is_placed(&self, index: u8, epoch: u64) -> bool {
-        self.place(index).is_some_and(|placed| placed.epoch == epoch)
+        self.get(index).is_some_and(|placed| placed.epoch == epoch)
     }
 
     /// Whether this opening is the index's lane and carries payloads.
     #[must_use]
     pub fn is_up(&self, index: u8, epoch: u64) -> bool {
-        self.place(index).is_some_and(|placed| placed.epoch == epoch && placed.up)
+        self.get(index).is_some_and(|placed| placed.epoch == epoch && placed.up)
     }
 
     /// Notes that the lane at `index` carries payloads, if `epoch` is its present opening.
     pub fn up(&mut self, index: u8, epoch: u64) {
-        if let Some(Some(placed)) = self.placed.get_mut(usize::from(index))
-            && placed.epoch == epoch
+        if let Some(lane) = self.lanes.get_mut(usize::from(index))
+            && let Some(placed) = lane.placed.as_mut().filter(|placed| placed.epoch == epoch)
         {
             placed.up = true;
-            self.former[usize::from(index)] = None;
+            lane.replaced = None;
         }
     }
 
-    /// The path of a lane carries packets of so many bytes.
+    /// Notes that the path of a lane carries packets of `bytes` bytes.
     pub fn carries(&mut self, index: u8, epoch: u64, bytes: usize) {
-        if let Some(Some(placed)) = self.placed.get_mut(usize::from(index))
-            && placed.epoch == epoch
-        {
-            placed.largest = Some(bytes);
-        }
-        if let Some(Some(former)) = self.former.get_mut(usize::from(index))
-            && former.epoch == epoch
-        {
-            former.largest = Some(bytes);
-        }
+        let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
+        let openings = lane.placed.iter_mut().chain(&mut lane.replaced);
+        openings.filter(|opening| opening.epoch == epoch).for_each(|opening| opening.largest = Some(bytes));
     }
 
-    /// A lane that was replaced carries payloads no more; false if none did.
+    /// Notes that a replaced lane no longer carries payloads; false if none did.
     pub fn replaced_gone(&mut self, index: u8, epoch: u64) -> bool {
-        let former = self.former.get_mut(usize::from(index));
-        former.and_then(|former| former.take_if(|former| former.epoch == epoch)).is_some()
+        let lane = self.lanes.get_mut(usize::from(index));
+        lane.and_then(|lane| lane.replaced.take_if(|replaced| replaced.epoch == epoch)).is_some()
     }
 
-    /// The largest packet that the paths of all lanes that carry payloads carry; `None` while none is known.
+    /// The largest packet that fits through the paths of all lanes that carry payloads; `None` while no path is known.
     #[must_use]
     pub fn largest_packet(&self) -> Option<usize> {
-        let up = self.placed.iter().flatten().filter(|placed| placed.up).map(|placed| placed.largest);
-        up.chain(self.former.iter().flatten().map(|former| former.largest)).flatten().min()
+        self.lanes.iter().flat_map(Lane::carrying).filter_map(|lane| lane.largest).min()
     }
 
     /// A lane is no longer there; false if it was not.
@@ -208,7 +201,7 @@ impl Openings {
         if !self.is_placed(index, epoch) {
             return false;
         }
-        self.placed[usize::from(index)] = None;
+        self.lanes[usize::from(index)].placed = None;
         self.draining.retain(|until| *until > now);
         self.draining.push(now + DRAIN_TIME);
         true
@@ -217,17 +210,12 @@ impl Openings {
     /// The indices that carry payloads, one bit each: on their lane, or on the one before it.
     #[must_use]
     pub fn mask(&self) -> u64 {
-        let carries = self
-            .placed
-            .iter()
-            .zip(&self.former)
-            .enumerate()
-            .filter(|(_, (placed, former))| former.is_some() || placed.is_some_and(|placed| placed.up));
-        carries.fold(0, |mask, (index, _)| mask | 1 << index)
+        let carry = self.lanes.iter().enumerate().filter(|(_, lane)| lane.carrying().next().is_some());
+        carry.fold(0, |mask, (index, _)| mask | 1 << index)
     }
 
-    fn place(&self, index: u8) -> Option<&Placed> {
-        self.placed.get(usize::from(index))?.as_ref()
+    fn get(&self, index: u8) -> Option<&Placed> {
+        self.lanes.get(usize::from(index))?.placed.as_ref()
     }
 }
 
@@ -249,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn an_index_carries_payloads_on_the_former_lane_until_the_next_is_up_or_that_is_gone() {
+    fn an_index_carries_payloads_on_the_replaced_lane_until_the_next_is_up_or_that_is_gone() {
         let clock = ManualClock::default();
         let mut openings = Openings::new(1);
         openings.placed(0, 1, clock.now());

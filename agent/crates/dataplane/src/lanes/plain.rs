@@ -9,10 +9,10 @@ use bytes::{Bytes, BytesMut};
 
 use crate::lanes::{Frame, Payloads, PushError, frame::MOST_PREFIX};
 
-/// What may wait for quinn-proto to take it, in bytes: as much as quinn-proto's own buffer.
+/// The limit on the bytes that wait for quinn-proto: as much as quinn-proto's own buffer.
 const MAX_BYTES: usize = 1 << 20;
 
-/// What a frame is reckoned to take beside its bytes: its entry and its allocation. Empty datagrams are bounded by it.
+/// The memory that a frame costs beside its bytes: its entry and its allocation. It bounds the number of empty datagrams.
 const OVERHEAD_BYTES: usize = 128;
 
 /// Frames on their way to a control connection.
@@ -31,25 +31,25 @@ pub struct PlainFrame {
     pub data: Bytes,
     /// Whether it carries a datagram, which the peer's account settles.
     pub counted: bool,
-    /// When what it carries came to this host.
+    /// The time at which its datagram came to this host.
     pub arrived: Instant,
 }
 
 impl PlainFrame {
-    /// What it counts for in the bound.
+    /// The bytes that it counts for in the limit.
     fn cost(&self) -> usize {
         self.data.len() + OVERHEAD_BYTES
     }
 }
 
 impl Plain {
-    /// Nothing waits; frames of up to `most` bytes are taken.
+    /// An empty queue, which takes frames of up to `most` bytes.
     #[must_use]
     pub fn new(most: Option<usize>) -> Self {
         Self { waiting: VecDeque::new(), held: 0, most: most.unwrap_or(0) }
     }
 
-    /// The connection takes frames of up to `most` bytes now.
+    /// Sets the largest frame that the connection takes now to `most` bytes.
     pub fn set_most(&mut self, most: Option<usize>) {
         self.most = most.unwrap_or(0);
     }
@@ -60,7 +60,7 @@ impl Plain {
         self.waiting.is_empty()
     }
 
-    /// Adds a frame with what came to this host at `arrived`.
+    /// Adds a frame whose datagram came to this host at `arrived`.
     ///
     /// # Errors
     /// See [`PushError`]; the frame is then not added.
@@ -80,7 +80,7 @@ impl Plain {
         Ok(())
     }
 
-    /// Adds a frame for each of some datagrams, in order; returns how many, and why the next of them was not.
+    /// Adds a frame for each datagram, in order; returns how many were added, and why the next one was not.
     pub fn push_all(&mut self, payloads: &Payloads<'_>, arrived: Instant) -> (usize, Result<(), PushError>) {
         let (all, mut prefix) = (payloads.count(), [0; MOST_PREFIX]);
         for done in 0..all {
@@ -103,7 +103,7 @@ impl Plain {
         Some(frame)
     }
 
-    /// Takes the oldest frame if what it carries has waited for longer than `limit`.
+    /// Takes the oldest frame if its datagram has waited for longer than `limit`.
     pub fn pop_late(&mut self, now: Instant, limit: Duration) -> Option<PlainFrame> {
         let late = now.saturating_duration_since(self.waiting.front()?.arrived) > limit;
         if late { self.pop() } else { None }

@@ -1,4 +1,4 @@
-//! The lanes of one peer, as each worker sees them: those that it keeps, and which others are up.
+//! The lanes of one peer, as each worker sees them: those that it hosts, and which others are up.
 //!
 //! ```text
 //!   control connection at worker c of W          lane i lives at worker (c + i) mod W
@@ -10,13 +10,13 @@ use wire::ids::WorkerId;
 use crate::lanes::{LaneId, LaneSlot, Lanes, OpeningId};
 pub use wire::messages::MAX_LANES;
 
-/// Lanes that `lanes = 0` opens, at most.
+/// The largest number of lanes that `lanes = 0` opens.
 const MAX_AUTOMATIC_LANES: u32 = 8;
 
 /// The label of the TLS exporter (RFC 8446 §7.5) from which lanes take their secrets.
 const EXPORTER_LABEL: &[u8] = b"EXPORTER culvert lane";
 
-/// How many lanes to open: as configured, or one per worker of the end that has more, within what the peer takes.
+/// The number of lanes to open: as configured, or one per worker of the end that has more, within the peer's limit.
 #[must_use]
 pub fn wanted(configured: u8, own_workers: u32, peer_workers: u32, peer_takes: u32) -> u8 {
     let wanted = match configured {
@@ -44,48 +44,48 @@ pub fn derive_secret(
     session.export_keying_material(secret, EXPORTER_LABEL, &context).is_ok()
 }
 
-/// The place at which a lane is kept.
+/// The worker that hosts a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// The lane is kept by this worker.
+    /// This worker hosts the lane.
     Here(LaneId),
-    /// At this other worker, under this index.
+    /// The other worker that hosts the lane, and the lane's index.
     There(u8, u8),
 }
 
 /// The lanes of one session, seen from one worker.
 #[derive(Debug)]
 pub struct Pool {
-    /// How many there are to be; at the listener, as many as the dialler opened.
+    /// The number of lanes wanted; at the listener, as many as the dialler opened.
     pub wanted: u8,
-    /// The lanes that are up at this end, at whichever worker: bit `i` is lane `i`.
+    /// The lanes that are up at this end, at any worker: bit `i` is lane `i`.
     pub up: u64,
-    /// The worker of the control connection, this one, and how many there are.
+    /// The session owner, this worker, and the number of workers.
     owner: u8,
     own: u8,
     workers: u8,
-    /// The lanes that this worker keeps, by index.
-    kept: Vec<Option<LaneId>>,
-    /// Lanes that still carry payloads while the ones that replace them are validated.
-    former: Vec<(u8, LaneId)>,
+    /// The lanes that this worker hosts, by index.
+    hosted: Vec<Option<LaneId>>,
+    /// Lanes that still carry payloads while the ones that replace them are validated, with their indices.
+    replaced: Vec<(u8, LaneId)>,
 }
 
 impl Pool {
-    /// A pool without lanes at `worker`; the control connection is at worker `owner`.
+    /// A pool without lanes at `worker`; the session owner is worker `owner`.
     #[must_use]
     pub fn new(owner: u8, worker: WorkerId, wanted: u8) -> Self {
         let WorkerId { index: own, count: workers } = WorkerId { count: worker.count.max(1), ..worker };
-        let kept = vec![None; usize::from(MAX_LANES)];
-        Self { wanted, up: 0, owner, own, workers, kept, former: Vec::new() }
+        let hosted = vec![None; usize::from(MAX_LANES)];
+        Self { wanted, up: 0, owner, own, workers, hosted, replaced: Vec::new() }
     }
 
-    /// The worker of the control connection.
+    /// The session owner.
     #[must_use]
     pub fn owner(&self) -> u8 {
         self.owner
     }
 
-    /// The worker that keeps lane `index`.
+    /// The worker that hosts lane `index`.
     #[inline]
     #[must_use]
     pub fn lane_host(&self, index: u8) -> u8 {
@@ -94,52 +94,49 @@ impl Pool {
 
     /// Makes `lane` the one with this index; returns the one that it replaces.
     pub fn set(&mut self, index: u8, lane: Option<LaneId>) -> Option<LaneId> {
-        let place = self.kept.get_mut(usize::from(index))?;
-        std::mem::replace(place, lane)
+        std::mem::replace(self.hosted.get_mut(usize::from(index))?, lane)
     }
 
     /// Lets `lane`, which was replaced under this index, carry payloads until [`Pool::take_replaced`].
     pub fn keep_replaced(&mut self, index: u8, lane: LaneId) {
-        self.former.push((index, lane));
+        self.replaced.push((index, lane));
     }
 
-    /// The lane of this index that carried payloads until now, if one did.
+    /// Takes out the replaced lane of this index, if it carried payloads until now.
     pub fn take_replaced(&mut self, index: u8) -> Option<LaneId> {
-        let place = self.former.iter().position(|former| former.0 == index)?;
-        Some(self.former.swap_remove(place).1)
+        let position = self.replaced.iter().position(|replaced| replaced.0 == index)?;
+        Some(self.replaced.swap_remove(position).1)
     }
 
-    /// Forgets a lane that is gone; false if it was not a former one.
+    /// Forgets a replaced lane that is gone; false if it was none.
     pub fn forget_replaced(&mut self, lane: LaneId) -> bool {
-        let before = self.former.len();
-        self.former.retain(|former| former.1 != lane);
-        self.former.len() < before
+        self.replaced.extract_if(.., |replaced| replaced.1 == lane).count() > 0
     }
 
     /// The lanes that carry payloads until those that replace them do.
     pub fn replaced(&self) -> impl Iterator<Item = LaneId> {
-        self.former.iter().map(|former| former.1)
+        self.replaced.iter().map(|replaced| replaced.1)
     }
 
-    /// The lane with this index, if this worker keeps it.
+    /// The lane with this index, if this worker hosts it.
     #[inline]
     #[must_use]
     pub fn get(&self, index: u8) -> Option<LaneId> {
-        self.kept.get(usize::from(index)).copied().flatten()
+        self.hosted.get(usize::from(index)).copied().flatten()
     }
 
-    /// The lanes that this worker keeps.
+    /// The lanes that this worker hosts.
     pub fn lanes(&self) -> impl Iterator<Item = LaneId> {
-        self.kept.iter().flatten().copied()
+        self.hosted.iter().flatten().copied()
     }
 
-    /// Whether flows that begin here belong on lane `index`: it is wanted, and this worker's if any is.
+    /// Whether flows that begin here belong on lane `index`: it is wanted, and this worker hosts it unless it hosts none.
     #[must_use]
     pub fn suits(&self, index: u8) -> bool {
         index < self.wanted && (self.lane_host(index) == self.own || self.own_lanes() == 0)
     }
 
-    /// The lane for the `turn`-th flow that begins at this worker: its own lanes in turn, or all if it keeps none.
+    /// The lane for the `turn`-th flow that begins at this worker: its own lanes in turn, or all if it hosts none.
     #[must_use]
     pub fn lane_for(&self, turn: u64) -> u8 {
         let (own, workers) = (self.own_lanes(), u64::from(self.workers));
@@ -151,17 +148,17 @@ impl Pool {
         u8::try_from(lane).unwrap_or(0)
     }
 
-    /// The lowest index that this worker keeps.
+    /// The lowest index that this worker hosts.
     fn first_own(&self) -> u64 {
         (u64::from(self.own) + u64::from(self.workers) - u64::from(self.owner)) % u64::from(self.workers)
     }
 
-    /// How many of the wanted lanes this worker keeps.
+    /// The number of wanted lanes that this worker hosts.
     fn own_lanes(&self) -> u64 {
         u64::from(self.wanted).saturating_sub(self.first_own()).div_ceil(u64::from(self.workers))
     }
 
-    /// The lane for a flow that prefers lane `index`: that one if it is up, else lane 0, else any that is, this worker's
+    /// The lane for a flow that prefers lane `index`: that one if it is up, else lane 0, else any lane that is up, this worker's
     /// first.
     #[inline]
     #[must_use]
@@ -184,9 +181,9 @@ impl Pool {
         if let Some(id) = self.get(index).filter(|id| is_up(lanes, *id)) {
             return Some(Place::Here(id));
         }
-        // Also if its replacement has failed.
-        if let Some(former) = self.former.iter().find(|former| former.0 == index && is_up(lanes, former.1)) {
-            return Some(Place::Here(former.1));
+        // Even if its replacement has failed.
+        if let Some((_, id)) = self.replaced.iter().find(|(of, id)| *of == index && is_up(lanes, *id)) {
+            return Some(Place::Here(*id));
         }
         let there = self.lane_host(index);
         let up = index < MAX_LANES && self.up & 1 << index != 0;
@@ -199,7 +196,7 @@ fn is_up(lanes: &Lanes, id: LaneId) -> bool {
     lanes.get(id).is_some_and(LaneSlot::is_up)
 }
 
-/// The worker that keeps lane `index` if the control connection is at worker `owner`.
+/// The worker that hosts lane `index` of a session whose owner is worker `owner`.
 #[inline]
 #[must_use]
 pub fn lane_host(owner: u8, index: u8, workers: u8) -> u8 {

@@ -1,4 +1,4 @@
-//! Outboxes: payloads become packets here, straight in the tail of their socket's send batch.
+//! Send buffers: payloads become packets here, straight in the tail of their socket's send batch.
 //!
 //! ```text
 //!   SendBatch  [packet][packet][packet][ header room | frame | frame | … ]
@@ -11,7 +11,7 @@
 //! GSO message.
 //!
 //! While the kernel has no room, a send buffer takes no payloads, and keeps those that it has for as long as they may wait
-//! (`send_buffer_expiry.rs`). A reserve at its end is for what the agent itself says.
+//! (`send_buffer_expiry.rs`). A reserve at its end is for the agent's own packets.
 
 use std::time::Instant;
 
@@ -33,23 +33,23 @@ const MAX_PREFIX: usize = 33;
 /// Marks a message without a peer's payloads: control packets, acknowledgements.
 const NO_OWNER: u32 = u32::MAX;
 
-/// Whose the decoy's answers to strangers are; no peer has this number.
+/// The owner of the decoy's answers to unauthenticated senders; no peer has this number.
 pub const STRANGERS: PeerId = PeerId(u32::MAX - 1);
 
-/// What of a send buffer is not for payloads: room for acknowledgements, challenges, probes and control packets while they fill the
-/// rest, some 20 of full size.
+/// The part of a send buffer that is not for payloads: room for acknowledgements, challenges, probes and control packets, some
+/// 20 of full size, while payloads fill the rest.
 const RESERVE_BYTES: usize = 32 * 1024;
 
 const RESERVE_MESSAGES: usize = 64;
 
-/// Outboxes of a worker that sockets may hold at once: 36 MiB. Those that do not need theirs give it back before a further one gets
-/// any; then the socket gives way that has been without room for longest.
-const MOST_OUTBOXES: usize = 128;
+/// The send buffers that the sockets of a worker may hold at once: 36 MiB. Before another socket gets one, sockets that do not
+/// need theirs give it back; if none does, the socket that has been without room for longest loses its own.
+const MOST_SEND_BUFFERS: usize = 128;
 
-/// Outboxes that a worker keeps for the next sockets, in 2.3 MiB: allocating one costs 10 µs, which matters from turn to turn.
+/// The send buffers that a worker keeps for the next sockets, 2.3 MiB: allocating one costs 10 µs, which matters from turn to turn.
 const MOST_SPARE: usize = 8;
 
-/// A socket's place among the worker's underlay sockets.
+/// The index of a socket among the worker's underlay sockets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnderlayId(pub u32);
 
@@ -64,11 +64,8 @@ pub struct Waiting {
 /// Why a payload was not put into a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PushError {
-    /// It does not fit into a packet; `most` is the largest payload that does, with this header.
-    TooLarge {
-        /// The largest payload that fits, in bytes.
-        most: usize,
-    },
+    /// The payload does not fit into a packet; `most` is the largest one that does, with this header, in bytes.
+    TooLarge { most: usize },
     /// The socket has no room: try again when it has.
     Blocked,
     /// The lane is not up, so it takes no payloads.
@@ -90,7 +87,7 @@ struct OpenPacket {
 }
 
 impl OpenPacket {
-    /// It will not be sent: its lane or its socket is gone, or the lane's keys are used up.
+    /// Drops the packet: its lane or its socket is gone, or the lane's keys are used up.
     fn drop(self, settlements: &mut Settlements) {
         settlements.note(self.peer, u64::from(self.payloads), Some(DropReason::LaneClosed));
     }
@@ -143,7 +140,7 @@ pub struct Underlays {
 }
 
 impl Underlays {
-    /// The place that [`Underlays::insert`] will give the next socket.
+    /// The id that [`Underlays::insert`] will give the next socket.
     #[must_use]
     pub fn vacant(&mut self) -> UnderlayId {
         UnderlayId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
@@ -326,8 +323,8 @@ impl Underlays {
         self.whole(lanes, id, Whole { path, most, owner: NO_OWNER }, now, write)
     }
 
-    /// Adds an answer of the decoy to a stranger, as it is. One that is added is settled as a payload of [`STRANGERS`]; false
-    /// if it finds no room.
+    /// Adds an answer of the decoy to an unauthenticated sender, as it is. One that is added is settled as a payload of
+    /// [`STRANGERS`]; false if it finds no room.
     pub fn answer(
         &mut self,
         lanes: &mut Lanes,
@@ -337,10 +334,7 @@ impl Underlays {
         now: Instant,
     ) -> bool {
         let whole = Whole { path, most: datagram.len(), owner: STRANGERS.0 };
-        self.whole(lanes, id, whole, now, |_, tail| {
-            tail.copy_from_slice(datagram);
-            Some(datagram.len())
-        })
+        self.whole(lanes, id, whole, now, copy_of(datagram))
     }
 
     /// Adds one datagram: `write` fills a slice of as many bytes as it may have and returns its length, or `None` to add nothing.
@@ -391,7 +385,7 @@ impl Underlays {
             Some(batch) if share.fits(batch, most) => return Ok(()),
             Some(_) => {}
             None => {
-                self.give_outbox(id, now);
+                self.give_send_buffer(id, now);
                 return Ok(());
             }
         }
@@ -426,11 +420,12 @@ impl Underlays {
     }
 
     /// Gives socket `id` a send buffer.
-    fn give_outbox(&mut self, id: UnderlayId, now: Instant) {
-        if self.held >= MOST_OUTBOXES {
+    fn give_send_buffer(&mut self, id: UnderlayId, now: Instant) {
+        if self.held >= MOST_SEND_BUFFERS {
             self.reclaim(now);
         }
-        let batch = self.spare.pop().unwrap_or_else(new_outbox);
+        let batch = self.spare.pop();
+        let batch = batch.unwrap_or_else(|| SendBatch::new(SendBatch::DEFAULT_BYTES + RESERVE_BYTES));
         if let Some(underlay) = self.sockets.get_mut(id.0 as usize) {
             underlay.send_buffer = Some(batch);
             self.held += 1;
@@ -440,8 +435,8 @@ impl Underlays {
     /// Takes back the send buffers of sockets that can send what is in them; if there is none, that of the socket which has had no room
     /// for longest, and what waits there is dropped.
     fn reclaim(&mut self, now: Instant) {
-        for place in 0..self.dirty.len() {
-            let id = self.dirty[place];
+        for index in 0..self.dirty.len() {
+            let id = self.dirty[index];
             let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { continue };
             if underlay.blocked.is_some() || underlay.open.is_some() {
                 continue;
@@ -452,13 +447,13 @@ impl Underlays {
                 self.give_back(batch);
             }
         }
-        if self.held < MOST_OUTBOXES {
+        if self.held < MOST_SEND_BUFFERS {
             return;
         }
         let blocked = self.sockets.iter().filter(|(_, underlay)| underlay.send_buffer.is_some());
-        let blocked = blocked.filter_map(|(place, underlay)| Some((underlay.blocked?, place)));
-        let Some((_, place)) = blocked.min() else { return };
-        let Some(underlay) = self.sockets.get_mut(place) else { return };
+        let blocked = blocked.filter_map(|(index, underlay)| Some((underlay.blocked?, index)));
+        let Some((_, index)) = blocked.min() else { return };
+        let Some(underlay) = self.sockets.get_mut(index) else { return };
         underlay.blocked = None;
         if let Some(batch) = underlay.send_buffer.take() {
             for message in batch.messages().iter().filter(|message| message.owner != NO_OWNER) {
@@ -467,10 +462,10 @@ impl Underlays {
             }
             self.give_back(batch);
         }
-        self.evicted.extend(u32::try_from(place).map(UnderlayId));
+        self.evicted.extend(u32::try_from(index).map(UnderlayId));
     }
 
-    /// A send buffer that no socket needs any more.
+    /// Takes back a send buffer that no socket needs any more.
     fn give_back(&mut self, mut batch: SendBatch) {
         self.held = self.held.saturating_sub(1);
         if self.spare.len() < MOST_SPARE {
@@ -694,8 +689,12 @@ impl Share {
     }
 }
 
-fn new_outbox() -> SendBatch {
-    SendBatch::new(SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
+/// Writes a copy of `datagram`, which is complete: for [`Underlays::packet`].
+pub fn copy_of(datagram: &[u8]) -> impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize> {
+    |_, tail| {
+        tail.copy_from_slice(datagram);
+        Some(datagram.len())
+    }
 }
 
 /// Notes what became of a message's payloads; other messages are nobody's.

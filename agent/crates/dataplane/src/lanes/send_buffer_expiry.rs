@@ -1,4 +1,4 @@
-//! Outboxes that the kernel does not take: what is in them is dropped when its time is over, not sent late.
+//! Send buffers that the kernel does not take: their packets are dropped when their time is over, not sent late.
 
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ pub struct Expiry {
     pub emptied: bool,
 }
 
-/// Timers fire at their time or just before: so much later what has expired has done so.
+/// How much later than its deadline a packet is dropped: timers fire at their time or just before.
 const SLACK: Duration = Duration::from_millis(1);
 
 impl Underlays {
@@ -28,8 +28,8 @@ impl Underlays {
         self.newly_blocked.pop()
     }
 
-    /// Drops what has waited in the send buffer of socket `id` since the kernel had no room any more, and for longer than `limit` says of its
-    /// peer. What is no peer's has the peer [`crate::lanes::send_buffer::STRANGERS`] or one that nobody is.
+    /// Drops packets that have waited in the send buffer of socket `id`, since the kernel ran out of room, for longer than the
+    /// `limit` of their peer. Packets without a peer have [`crate::lanes::send_buffer::STRANGERS`] or an unused number.
     pub fn expire(&mut self, id: UnderlayId, now: Instant, limit: impl Fn(PeerId) -> Duration) -> Expiry {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return Expiry::default() };
         let (Some(since), Some(batch)) = (underlay.blocked, underlay.send_buffer.as_mut()) else {

@@ -246,7 +246,7 @@ fn outboxes_are_bounded_and_given_back() {
     let all = |underlays: &mut Underlays, lanes: &mut Lanes| {
         for id in &ids {
             assert!(underlays.answer(lanes, *id, &path, &[7; 100], now), "each gets one");
-            assert!(underlays.held <= MOST_OUTBOXES);
+            assert!(underlays.held <= MOST_SEND_BUFFERS);
         }
         underlays.flush(lanes, now);
     };
@@ -257,11 +257,11 @@ fn outboxes_are_bounded_and_given_back() {
 
     full.set(true);
     all(&mut underlays, &mut lanes);
-    assert_eq!(underlays.held, MOST_OUTBOXES);
-    let most = (MOST_OUTBOXES + MOST_SPARE) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES);
+    assert_eq!(underlays.held, MOST_SEND_BUFFERS);
+    let most = (MOST_SEND_BUFFERS + MOST_SPARE) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES);
     assert!(underlays.send_buffer_bytes() <= most);
     let dropped: Vec<Settlement> = underlays.settlements().collect();
-    let evicted = SOCKETS - MOST_OUTBOXES;
+    let evicted = SOCKETS - MOST_SEND_BUFFERS;
     assert!(dropped.iter().all(|settled| settled.dropped == Some(DropReason::QueueMemory)), "{dropped:?}");
     assert_eq!(dropped.iter().map(|settled| settled.payloads).sum::<u64>(), evicted as u64);
     assert_eq!(underlays.take_evicted().len(), evicted);
@@ -272,5 +272,5 @@ fn outboxes_are_bounded_and_given_back() {
     }
     assert_eq!((underlays.held, underlays.spare.len()), (0, MOST_SPARE));
     let sent: u64 = underlays.settlements().map(|settled| settled.payloads).sum();
-    assert_eq!(sent, MOST_OUTBOXES as u64);
+    assert_eq!(sent, MOST_SEND_BUFFERS as u64);
 }

@@ -134,21 +134,29 @@ impl Account {
         self.dropped[reason as usize] += datagrams;
     }
 
+    /// Counts payloads that were handed to a socket: the kernel took them, or they were dropped.
+    pub fn settle(&mut self, settled: Settlement) {
+        match settled.dropped {
+            None => self.delivered += settled.payloads,
+            Some(reason) => self.drop(reason, settled.payloads),
+        }
+    }
+
     /// The number of datagrams dropped for all reasons together.
     #[must_use]
     pub fn dropped_total(&self) -> u64 {
         self.dropped.iter().sum()
     }
 
-    /// What the invariant says must still be in the queue.
+    /// The number of datagrams that must still be in the queue, by the invariant.
     #[must_use]
     pub fn outstanding(&self) -> u64 {
         (self.received + self.taken_over)
             .saturating_sub(self.delivered + self.dropped_total() + self.handed_over)
     }
 
-    /// The invariant: everything received was delivered, dropped for a reason, or is one of `queued`. What is between two
-    /// workers is queued too, in the sum of their accounts.
+    /// The invariant: everything received was delivered, dropped for a reason, or is one of `queued`. In the sum of two workers'
+    /// accounts, datagrams on their way between them count as queued.
     #[must_use]
     pub fn balances(&self, queued: u64) -> bool {
         self.received + self.taken_over == self.delivered + queued + self.dropped_total() + self.handed_over
@@ -225,10 +233,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_index_their_own_place_and_have_distinct_labels() {
+    fn reasons_have_their_own_indices_and_distinct_labels() {
         let mut labels = std::collections::BTreeSet::new();
-        for (place, reason) in DropReason::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, place);
+        for (index, reason) in DropReason::ALL.into_iter().enumerate() {
+            assert_eq!(reason as usize, index);
             assert!(labels.insert(reason.label()));
         }
     }

@@ -21,7 +21,7 @@ use wire::{
 
 use crate::relay::registry::FlowRegistry;
 
-/// A flow's place in its peer's table. It is used again after the flow has ended.
+/// The index of a flow in its peer's table. It is used again after the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct FlowId(pub u32);
 
@@ -38,28 +38,20 @@ pub struct Client {
 /// Which end opened a flow, and its local side.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Origin {
-    /// Opened here by a client's datagram.
-    Ingress {
-        client: Client,
-        /// Which forward they came through, and so which service they are for.
-        ingress: IngressId,
-    },
-    /// Opened by the peer; its datagrams go to a service through a socket of its own.
-    Upstream {
-        socket: LocalId,
-        /// Place of the service in the configuration.
-        service: usize,
-    },
+    /// Opened here by a client's datagram, which came through the forward `ingress`.
+    Ingress { client: Client, ingress: IngressId },
+    /// Opened by the peer; its datagrams go to a service, by its index in the configuration, through a socket of its own.
+    Upstream { socket: LocalId, service: usize },
 }
 
 /// What the far end knows of a flow that was opened here.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Standing {
-    /// Perhaps nothing: every datagram carries the opening form.
+    /// The far end may know nothing of the flow: every datagram carries the opening form.
     Opening,
-    /// It confirmed: datagrams carry the short form. A flow that was accepted here is confirmed from the start.
+    /// The far end confirmed the flow: datagrams carry the short form. A flow that was accepted here is confirmed from the start.
     Confirmed,
-    /// It refused, for good; datagrams are dropped here until the client falls silent.
+    /// The far end refused the flow for good; datagrams are dropped here until the client falls silent.
     Refused,
 }
 
@@ -76,9 +68,9 @@ pub struct Flow {
     pub standing: Standing,
     /// The index of the lane that its datagrams take; [`NO_LANE`] until the peer is connected.
     pub lane: u8,
-    /// The index of the lane that they took last: another one while its own is down.
+    /// The index of the lane that its datagrams took last: another one while its own is down.
     pub on: u8,
-    /// It has paused, so it may go back to its own lane without overtaking itself.
+    /// True if the flow has paused, so that it may go back to its own lane without overtaking itself.
     pub paused: bool,
     /// When a datagram last passed, in either direction.
     pub last_active: Instant,
@@ -101,20 +93,20 @@ impl Flow {
         }
     }
 
-    /// The header that its next datagrams carry, and the shorter one that they will carry once confirmed.
+    /// The header that its next datagrams carry.
     #[must_use]
     pub fn header(&self, service: ServiceNumber) -> Header {
         match self.standing {
             Standing::Opening => Context::Open { number: self.number, service, payload_at: 0 }.encode(),
-            Standing::Confirmed | Standing::Refused => self.confirmed_header(),
+            Standing::Confirmed | Standing::Refused => confirmed_header(self.number),
         }
     }
+}
 
-    /// The header of a datagram of a flow that both ends know.
-    #[must_use]
-    pub fn confirmed_header(&self) -> Header {
-        Context::Flow { number: self.number, payload_at: 0 }.encode()
-    }
+/// The header of a datagram of a flow that both ends know.
+#[must_use]
+pub fn confirmed_header(number: FlowNumber) -> Header {
+    Context::Flow { number, payload_at: 0 }.encode()
 }
 
 /// The flows of one peer at one worker, found by client or by number.
@@ -123,13 +115,12 @@ pub struct Flows {
     flows: Slab<Flow>,
     /// Keyed by numbers of which the peer chooses its own.
     by_number: PeerMap<FlowNumber, FlowId>,
-    /// Keyed by what strangers choose (addresses), so hashed with a secret.
+    /// Keyed by addresses, which clients choose, so hashed with a secret.
     by_client: HashMap<Client, FlowId>,
-    /// Those opened here that the far end refused, and perhaps some that it has confirmed since.
+    /// Flows opened here that the far end refused, and perhaps some that it has confirmed since.
     refused: BTreeSet<FlowId>,
-    /// The number of the next flow opened here: the low bit says that, the rest modulo the workers which of them.
+    /// The number of the next flow opened here: its low bit names this end, the rest modulo the workers names the worker.
     next: u64,
-    /// Which worker this is, and of how many.
     worker: WorkerId,
     /// The peer's flow registry, which all workers share.
     registry: Arc<FlowRegistry>,
@@ -138,7 +129,7 @@ pub struct Flows {
 /// How a worker numbers the flows that it opens, so that no other worker and neither end gives a number twice.
 #[derive(Clone, Copy, Debug)]
 pub struct Numbering {
-    /// The low bit of the numbers: 0 or 1, another one at the far end.
+    /// The low bit of the numbers: 0 at one end, 1 at the other.
     pub parity: u64,
     pub worker: WorkerId,
 }
@@ -166,19 +157,19 @@ impl Flows {
         &self.registry
     }
 
-    /// The other worker that keeps the flow with this number, if one does.
+    /// The other worker that has the flow with this number, if one does.
     #[must_use]
     pub fn elsewhere(&self, number: FlowNumber) -> Option<u8> {
         let WorkerId { index: own, count: workers } = self.worker;
         if workers == 1 {
             return None;
         }
-        let lane_host = if self.is_ours(number) {
+        let worker = if self.is_ours(number) {
             u8::try_from((number.0 >> 1) % u64::from(workers)).ok()
         } else {
-            self.registry.lane_host(number)
+            self.registry.worker_of(number)
         };
-        lane_host.filter(|lane_host| *lane_host != own)
+        worker.filter(|worker| *worker != own)
     }
 
     /// The next number of a flow opened here.
@@ -224,7 +215,7 @@ impl Flows {
         self.flows.get_mut(id.0 as usize)
     }
 
-    /// The far end refuses a flow that was opened here, for good.
+    /// Notes that the far end refuses a flow that was opened here, for good.
     pub fn refuse(&mut self, id: FlowId) {
         if let Some(flow) = self.flows.get_mut(id.0 as usize) {
             flow.standing = Standing::Refused;
@@ -232,8 +223,8 @@ impl Flows {
         }
     }
 
-    /// Has flows that were refused ask once more: the peer offers something else. Returns how many it looked at: those alone, however
-    /// many others there are.
+    /// Has refused flows ask once more, because the peer offers something else. Returns the number of flows that it looked at,
+    /// which are the refused ones alone.
     pub fn ask_again(&mut self) -> usize {
         let refused = std::mem::take(&mut self.refused);
         for id in &refused {
@@ -252,7 +243,7 @@ impl Flows {
         number.0 & 1 == self.next & 1
     }
 
-    /// How many flows were opened here before the one with this number: lanes are given out by it, in turn.
+    /// The number of flows that were opened here before the one with this number. Lanes are given out by it, in turn.
     #[must_use]
     pub fn turn_of(&self, number: FlowNumber) -> u64 {
         (number.0 >> 1) / u64::from(self.worker.count)
@@ -269,19 +260,7 @@ impl Flows {
     ) -> FlowId {
         let number = self.take_number();
         let lane = lane(self.turn_of(number));
-        let origin = Origin::Ingress { client, ingress };
-        let flow = Flow {
-            number,
-            origin,
-            standing: Standing::Opening,
-            lane,
-            on: lane,
-            paused: true,
-            last_active: now,
-            idle,
-            asked: None,
-        };
-        let id = self.insert(flow);
+        let id = self.insert(number, Origin::Ingress { client, ingress }, lane, idle, now);
         self.by_client.insert(client, id);
         id
     }
@@ -296,18 +275,7 @@ impl Flows {
         idle: Duration,
         now: Instant,
     ) -> FlowId {
-        let origin = Origin::Upstream { socket, service };
-        self.insert(Flow {
-            number,
-            origin,
-            standing: Standing::Confirmed,
-            lane,
-            on: lane,
-            paused: true,
-            last_active: now,
-            idle,
-            asked: None,
-        })
+        self.insert(number, Origin::Upstream { socket, service }, lane, idle, now)
     }
 
     /// Ends the flow with this id and returns it.
@@ -332,25 +300,21 @@ impl Flows {
         self.refused.clear();
         let renumber = self.next & 1 != parity & 1;
         self.next ^= u64::from(renumber);
-        for (id, flow) in &mut self.flows {
-            match flow.origin {
-                Origin::Ingress { .. } => {
-                    flow.standing = Standing::Opening;
-                    flow.asked = None;
-                    if renumber && let Some(place) = self.by_number.remove(&flow.number) {
-                        debug_assert_eq!(place.0 as usize, id);
-                        flow.number = FlowNumber(self.next);
-                        self.next += 2 * u64::from(self.worker.count);
-                        self.by_number.insert(flow.number, place);
-                    }
-                }
-                Origin::Upstream { .. } => {}
+        for (index, flow) in &mut self.flows {
+            let Origin::Ingress { .. } = flow.origin else { continue };
+            flow.standing = Standing::Opening;
+            flow.asked = None;
+            if renumber && let Some(id) = self.by_number.remove(&flow.number) {
+                debug_assert_eq!(id.0 as usize, index);
+                flow.number = FlowNumber(self.next);
+                self.next += 2 * u64::from(self.worker.count);
+                self.by_number.insert(flow.number, id);
             }
         }
     }
 
-    /// Flows that were opened here may be silent for as long as `idle` says of their ingress; returns those for which that is less
-    /// than they were opened with.
+    /// Sets how long flows that were opened here may be silent, by their ingress; returns those that may be silent for less time
+    /// now.
     pub fn set_idle(&mut self, idle: impl Fn(IngressId) -> Option<Duration>) -> Vec<FlowId> {
         let mut shorter = Vec::new();
         for (id, flow) in &mut self.flows {
@@ -364,14 +328,14 @@ impl Flows {
         shorter
     }
 
-    /// All flows, each with how many were opened here before it.
+    /// All flows, each with the number of flows that were opened here before it.
     pub fn iter(&self) -> impl Iterator<Item = (FlowId, u64, &Flow)> {
         let flows = self.flows.iter();
         flows
             .filter_map(|(id, flow)| Some((FlowId(u32::try_from(id).ok()?), self.turn_of(flow.number), flow)))
     }
 
-    /// Adds to each sum the flows that belong on the lane of its index.
+    /// Adds to the sum of each lane, by its index, the flows that belong on it.
     pub fn count_lanes(&self, sums: &mut Vec<u64>) {
         for (_, flow) in self.flows.iter().filter(|(_, flow)| flow.lane != NO_LANE) {
             let lane = usize::from(flow.lane);
@@ -382,13 +346,10 @@ impl Flows {
         }
     }
 
-    /// The places of the flows that the peer opened.
+    /// The ids of the flows that the peer opened.
     #[must_use]
     pub fn accepted(&self) -> Vec<FlowId> {
-        self.ids(|flow| match flow.origin {
-            Origin::Upstream { .. } => true,
-            Origin::Ingress { .. } => false,
-        })
+        self.ids(|flow| matches!(flow.origin, Origin::Upstream { .. }))
     }
 
     /// The ids of all flows.
@@ -405,9 +366,27 @@ impl Flows {
             .collect()
     }
 
-    fn insert(&mut self, flow: Flow) -> FlowId {
-        let number = flow.number;
-        self.registry.enter(matches!(flow.origin, Origin::Upstream { .. }));
+    fn insert(
+        &mut self,
+        number: FlowNumber,
+        origin: Origin,
+        lane: u8,
+        idle: Duration,
+        now: Instant,
+    ) -> FlowId {
+        let accepted = matches!(origin, Origin::Upstream { .. });
+        self.registry.enter(accepted);
+        let flow = Flow {
+            number,
+            origin,
+            standing: if accepted { Standing::Confirmed } else { Standing::Opening },
+            lane,
+            on: lane,
+            paused: true,
+            last_active: now,
+            idle,
+            asked: None,
+        };
         // The ceilings on flows (at most 2^24, see the configuration) keep a slab index far below 2^32.
         let id = FlowId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
         self.by_number.insert(number, id);
@@ -494,7 +473,7 @@ mod tests {
                 assert!(numbers.insert(number), "{number:?} was given twice");
                 assert_eq!(flows.elsewhere(number), None);
                 assert_eq!(flows.turn_of(number), u64::from(round));
-                assert_eq!(registry.lane_host(number), None, "the number itself says it: worker {worker}");
+                assert_eq!(registry.worker_of(number), None, "the number itself says it: worker {worker}");
             }
         }
         for number in numbers {

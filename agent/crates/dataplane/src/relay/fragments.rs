@@ -61,7 +61,7 @@ pub struct Begun {
     pub left: usize,
     pub datagram: u32,
     /// Bytes of it that are in packets.
-    pub offset: usize,
+    pub offset: u16,
 }
 
 /// A datagram of which some pieces have come.
@@ -247,7 +247,7 @@ impl Reassembler {
         let known = self.place_of(piece.flow, piece.datagram);
         let place = match known {
             Some(place) => place,
-            None if self.has_ended(piece.flow, piece.datagram, now) => return None,
+            None if self.ended.has(piece.flow, piece.datagram, now) => return None,
             None => {
                 account.receive(1, 0);
                 let reserved = if fits { self.reserve(piece, limit_bytes, now, account) } else { None };
@@ -282,25 +282,24 @@ impl Reassembler {
         self.end(place, now).map(Incomplete::whole)
     }
 
-    /// Gives up `datagram` of `flow`, to which a piece of `bytes` bytes belongs, for `reason`: the piece is not to be taken in.
+    /// Gives up `datagram` of `flow`, because a piece of `bytes` bytes came too late to be taken in.
     pub fn give_up(
         &mut self,
         flow: FlowId,
         datagram: u32,
         bytes: usize,
         now: Instant,
-        reason: DropReason,
         account: &mut Account,
     ) {
         match self.place_of(flow, datagram) {
             Some(place) => drop(self.end(place, now)),
-            None if self.has_ended(flow, datagram, now) => return,
+            None if self.ended.has(flow, datagram, now) => return,
             None => {
                 account.receive(1, bytes as u64);
                 self.remember(flow, datagram, now);
             }
         }
-        account.drop(reason, 1);
+        account.drop(DropReason::Expired, 1);
     }
 
     /// Gives up what has waited for too long.
@@ -368,10 +367,6 @@ impl Reassembler {
     /// Its place among the incomplete ones. Most pieces are of the newest.
     fn place_of(&self, flow: FlowId, datagram: u32) -> Option<usize> {
         self.incomplete.iter().rposition(|known| (known.flow, known.datagram) == (flow, datagram))
-    }
-
-    fn has_ended(&self, flow: FlowId, datagram: u32, now: Instant) -> bool {
-        self.ended.has(flow, datagram, now)
     }
 
     fn remember(&mut self, flow: FlowId, datagram: u32, now: Instant) {

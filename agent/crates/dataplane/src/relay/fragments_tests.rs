@@ -271,8 +271,7 @@ fn a_late_piece_ends_its_datagram_once() {
     assert_eq!(bench.take((FLOW, 0), &whole, 0..1500), None);
     for datagram in [0, 0, 1, 1] {
         let now = bench.clock.now();
-        let reason = DropReason::Expired;
-        bench.reassembler.give_up(FLOW, datagram, 1500, now, reason, &mut bench.account);
+        bench.reassembler.give_up(FLOW, datagram, 1500, now, &mut bench.account);
         assert!(bench.account.balances(bench.reassembler.len() as u64));
     }
     assert_eq!(bench.take((FLOW, 1), &whole, 0..1500), None);

@@ -6,7 +6,7 @@
 //! | which flow does a datagram belong to | `flow.rs` |
 //! | pieces of datagrams that fit into no packet | `fragments.rs` |
 //! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
-//! | which worker keeps a flow, how many there are | `registry.rs` |
+//! | which worker has a flow, how many flows there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs` |
 //! | what waits at all peers together | `memory.rs` |
 //! | which lane IP packets take | `stripes.rs` |
@@ -43,13 +43,13 @@ pub use queue::{Belongs, PacketClass, Queue, Run};
 pub use registry::{AgentTotals, FlowRegistry};
 pub use stripes::Stripes;
 
-/// The longest that a flow to a peer's service may be silent here, whatever the peer says of it: its place counts against our ceilings.
+/// The longest that a flow to a peer's service may be silent here, whatever the peer allows: the flow counts against our limits.
 pub const MOST_IDLE: Duration = Duration::from_secs(3600);
 
 /// A service that the peer offers to us.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RemoteService {
-    /// What the peer calls it on the wire.
+    /// The service's number on the wire.
     pub number: ServiceNumber,
     /// How long a flow to it may be silent, at most [`MOST_IDLE`].
     pub idle: Duration,
@@ -58,7 +58,7 @@ pub struct RemoteService {
 }
 
 impl RemoteService {
-    /// What the peer says of a service, as far as it goes.
+    /// The service as the peer describes it, within our limits.
     fn of(service: &messages::Service) -> Self {
         Self {
             number: ServiceNumber(service.number),
@@ -94,7 +94,7 @@ pub struct RelayStats {
     pub flows_removed: u64,
     /// Flows ended because the configuration has changed: the port or the service is no more, or leads elsewhere.
     pub flows_reconfigured: u64,
-    /// Flows refused, or for clients here the buffers that opened none, by ceiling.
+    /// Flows refused at a ceiling; for clients here, the received buffers that opened no flow.
     pub flows_refused: FlowsRefused,
     /// Flows of the peer refused because no socket to the service could be opened.
     pub sockets_refused: u64,
@@ -168,28 +168,28 @@ pub struct DatagramRelay {
     pub in_send_buffer: u64,
     /// Datagrams from the peer of which some pieces have come.
     pub reassembly: Reassembler,
-    /// What those may take, in bytes.
+    /// The limit on the memory of those, in bytes.
     pub reassembly_bytes: usize,
-    /// The number of the next datagram that travels in pieces. One count for all flows: a number comes again for a flow when
-    /// nothing of the datagram that had it is under way.
+    /// The number of the next datagram that travels in pieces. All flows share the count, so that by the time a flow gets a
+    /// number again, nothing of the datagram that had it before is under way.
     next_datagram: u32,
-    /// Which of our services, by their places, have what fits into no packet travel in pieces.
+    /// For each of our services, by index, whether datagrams that fit into no packet travel in pieces.
     fragmenting: Box<[bool]>,
-    /// Which lanes its IP packets take; made with the first of them.
+    /// The lanes that the peer's IP packets take; made with the first packet.
     pub stripes: Option<Box<Stripes>>,
     pub stats: RelayStats,
     /// Why the last socket to a service could not be opened, until it has been logged.
     pub socket_error: Option<io::Error>,
     /// The ceiling on flows at all workers.
     pub max_flows: usize,
-    /// Per ingress, the service that its datagrams are for: its name, and what the peer says of it.
+    /// For each ingress, the name of the service that its datagrams are for, and what the peer says of that service.
     services: Vec<(Arc<str>, Option<RemoteService>)>,
     /// The services that the peer offered last.
     offered: Vec<messages::Service>,
 }
 
 impl DatagramRelay {
-    /// A relay without flows; `numbering` is that of the flows that it opens, `ingresses` are the services' names of all ingresses of this agent, in their order.
+    /// A relay without flows; `numbering` is that of the flows that it opens, `ingresses` names the service of each ingress.
     #[must_use]
     pub fn new(
         peer: &config::Peer,
@@ -221,7 +221,7 @@ impl DatagramRelay {
         }
     }
 
-    /// The operator wants other bounds; what waits already stays.
+    /// Changes the bounds as the operator wants; what waits already stays.
     pub fn set_bounds(&mut self, peer: &config::Peer, limits: &config::Limits) {
         let (queue, awaiting) = bounds(peer, limits);
         self.queue.set_limits(queue);
@@ -231,18 +231,18 @@ impl DatagramRelay {
         self.flows.registry().memory().set_most(limits.queue_bytes);
     }
 
-    /// What our services, by their places, want done with what fits into no packet.
+    /// Notes which of our services have datagrams that fit into no packet travel in pieces.
     pub fn set_oversize(&mut self, services: &[config::Service]) {
         let fragments = |service: &config::Service| service.oversize == config::Oversize::Fragment;
-        // None, as a rule: then nothing is held for it.
+        // Usually none, and then no memory is held for it.
         let most = services.iter().rposition(fragments).map_or(0, |last| last + 1);
         self.fragmenting = services[..most].iter().map(fragments).collect();
     }
 
-    /// Whether what fits into no packet travels in pieces from our service at `place`.
+    /// Whether datagrams from our service with this index travel in pieces if they fit into no packet.
     #[must_use]
-    pub fn fragments_of(&self, place: usize) -> bool {
-        self.fragmenting.get(place).copied().unwrap_or(false)
+    pub fn fragments_of(&self, service: usize) -> bool {
+        self.fragmenting.get(service).copied().unwrap_or(false)
     }
 
     /// A number for a datagram that travels in pieces.
@@ -252,14 +252,14 @@ impl DatagramRelay {
         name
     }
 
-    /// The operator wants other ingresses: `ingresses` are the services' names of all of them.
+    /// Changes the ingresses as the operator wants: `ingresses` names the service of each.
     pub fn set_ingresses(&mut self, ingresses: &[Arc<str>]) {
         self.services = ingresses.iter().map(|name| (Arc::clone(name), None)).collect();
         let offered = std::mem::take(&mut self.offered);
         self.set_services(&offered);
     }
 
-    /// Learns what the peer offers. Returns how many flows it looked at.
+    /// Learns what the peer offers. Returns the number of flows that it looked at.
     pub fn set_services(&mut self, offered: &[messages::Service]) -> usize {
         self.offered = offered.to_vec();
         for (name, known) in &mut self.services {
@@ -270,8 +270,8 @@ impl DatagramRelay {
         self.flows.ask_again()
     }
 
-    /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier: they
-    /// were opened before it had said so.
+    /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier,
+    /// because they were opened before the peer had said so.
     pub fn learn_idle(&mut self) -> Vec<FlowId> {
         let services = &self.services;
         self.flows.set_idle(|ingress| services.get(ingress.0 as usize)?.1.map(|known| known.idle))
@@ -334,21 +334,10 @@ impl DatagramRelay {
         self.reassembly.expire(now, &mut self.downlink);
     }
 
-    /// Payloads that were in a send buffer are with the kernel, or were dropped.
+    /// Counts payloads that were in a send buffer: the kernel took them, or they were dropped.
     pub fn settle_uplink(&mut self, settled: Settlement) {
         self.in_send_buffer = self.in_send_buffer.saturating_sub(settled.payloads);
-        match settled.dropped {
-            None => self.uplink.delivered += settled.payloads,
-            Some(reason) => self.uplink.drop(reason, settled.payloads),
-        }
-    }
-
-    /// Payloads for local sockets are with the kernel, or were dropped.
-    pub fn settle_downlink(&mut self, settled: Settlement) {
-        match settled.dropped {
-            None => self.downlink.delivered += settled.payloads,
-            Some(reason) => self.downlink.drop(reason, settled.payloads),
-        }
+        self.uplink.settle(settled);
     }
 
     /// Ends a flow; datagrams of it that still wait are dropped.

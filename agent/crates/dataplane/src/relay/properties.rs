@@ -8,7 +8,7 @@ use wire::{
 };
 
 use crate::relay::{
-    Account, DropReason, FlowId, Piece, Reassembler,
+    Account, FlowId, Piece, Reassembler,
     fragments::{LEAST_PIECE, MOST_INCOMPLETE, REASSEMBLY_TIME},
 };
 
@@ -50,10 +50,7 @@ pub fn reassembly(input: &[u8]) {
             215..225 => reassembler.expire(now, &mut account),
             225..235 => reassembler.end_flow(flow, &mut account),
             235..240 => reassembler.clear(&mut account),
-            240.. => {
-                let reason = DropReason::Expired;
-                reassembler.give_up(flow, datagram, total, now, reason, &mut account);
-            }
+            240.. => reassembler.give_up(flow, datagram, total, now, &mut account),
         }
         assert!(reassembler.held_bytes() <= limit && reassembler.len() <= MOST_INCOMPLETE);
         assert_eq!(reassembler.is_empty(), reassembler.held_bytes() == 0);

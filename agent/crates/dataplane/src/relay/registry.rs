@@ -1,7 +1,7 @@
-//! What the workers of one agent share about flows: how many there are, and who keeps those that a peer opened.
+//! What the workers of one agent share about flows: how many there are, and which worker has those that a peer opened.
 //!
-//! It is asked when a flow begins or ends, and for a datagram of a flow that its worker does not keep: never for the
-//! datagrams of a flow that came where it lives.
+//! It is asked when a flow begins or ends, and for a datagram that came to a worker without its flow; never for a datagram
+//! that came to the worker of its flow.
 
 use std::{
     collections::HashMap,
@@ -11,24 +11,21 @@ use std::{
     },
 };
 
-use wire::{
-    context::FlowNumber,
-    panics::{Held, lock},
-};
+use wire::{context::FlowNumber, panics::lock};
 
 use crate::relay::memory::QueueMemory;
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;
 
-/// What all peers of an agent have together.
+/// The totals over all peers of an agent.
 #[derive(Debug, Default)]
 pub struct AgentTotals {
     /// The number of flows of all peers, whichever end opened them.
     flows: AtomicUsize,
-    /// Those of them that peers opened: each has a socket.
+    /// The number of flows that peers opened: each has a socket.
     accepted: AtomicUsize,
-    /// For how many of those the process may have sockets; 0 if that is not known.
+    /// The number of sockets that the process may have for those; 0 if that is not known.
     sockets: AtomicUsize,
     /// The number of peers that have a flow registry.
     peers: AtomicUsize,
@@ -37,7 +34,7 @@ pub struct AgentTotals {
 }
 
 impl AgentTotals {
-    /// The process may have `most` sockets for flows that peers open.
+    /// Sets the number of sockets that the process may have for flows that peers open.
     pub fn set_sockets(&self, most: usize) {
         self.sockets.store(most, Ordering::Relaxed);
     }
@@ -50,9 +47,8 @@ pub struct FlowRegistry {
     /// The number of this peer's flows.
     count: AtomicUsize,
     accepted: AtomicUsize,
-    /// Of the flows that the peer opened, the worker that keeps each. The peer chooses the numbers, so they are hashed with
-    /// a secret.
-    keepers: Mutex<HashMap<FlowNumber, u8>>,
+    /// The worker of each flow that the peer opened. The peer chooses the numbers, so they are hashed with a secret.
+    workers: Mutex<HashMap<FlowNumber, u8>>,
 }
 
 impl FlowRegistry {
@@ -64,19 +60,19 @@ impl FlowRegistry {
             total: Arc::clone(total),
             count: AtomicUsize::default(),
             accepted: AtomicUsize::default(),
-            keepers: Mutex::default(),
+            workers: Mutex::default(),
         })
     }
 
-    /// Whether this peer may have no further flow, because all peers together have `most`, or because what is left of that is set aside
-    /// for others: of an eighth of `most` each peer has its part for itself, however many flows the others have.
+    /// Whether this peer may have no further flow, because all peers together have `most`, or because the rest is set aside for
+    /// others: an eighth of `most` is divided among the peers, so that each has its part however many flows the others have.
     #[must_use]
     pub fn is_full(&self, most: usize) -> bool {
         self.is_beyond(most, self.total(), self.count())
     }
 
-    /// Whether this peer may have no further socket to a service: the same of the descriptors and ports that there are for sockets, where
-    /// that is known.
+    /// Whether this peer may have no further socket to a service, by the same rule for the sockets that the process may have, if
+    /// their number is known.
     #[must_use]
     pub fn is_out_of_sockets(&self) -> bool {
         let most = self.total.sockets.load(Ordering::Relaxed);
@@ -123,34 +119,30 @@ impl FlowRegistry {
         if let Some(number) = accepted {
             self.total.accepted.fetch_sub(1, Ordering::Relaxed);
             self.accepted.fetch_sub(1, Ordering::Relaxed);
-            self.keepers().remove(&number);
+            self.unclaim(number);
         }
     }
 
-    /// Makes `worker` the lane host of a flow that the peer opens, unless another worker is; returns the lane host.
+    /// Gives a flow that the peer opens to `worker`, unless another worker has it; returns the worker that has it.
     pub fn claim(&self, number: FlowNumber, worker: u8) -> u8 {
-        *self.keepers().entry(number).or_insert(worker)
+        *lock(&self.workers).entry(number).or_insert(worker)
     }
 
-    /// Takes a claim back for which no flow was made.
+    /// Takes a claim back: no flow was made, or the flow has ended.
     pub fn unclaim(&self, number: FlowNumber) {
-        self.keepers().remove(&number);
+        lock(&self.workers).remove(&number);
     }
 
-    /// The worker that keeps a flow that the peer opened.
+    /// The worker of a flow that the peer opened.
     #[must_use]
-    pub fn lane_host(&self, number: FlowNumber) -> Option<u8> {
-        self.keepers().get(&number).copied()
-    }
-
-    fn keepers(&self) -> Held<'_, HashMap<FlowNumber, u8>> {
-        lock(&self.keepers)
+    pub fn worker_of(&self, number: FlowNumber) -> Option<u8> {
+        lock(&self.workers).get(&number).copied()
     }
 }
 
 impl Drop for FlowRegistry {
     fn drop(&mut self) {
-        // One that was made for itself alone counts for nobody.
+        // One that was made by `default` is not counted.
         let one_less = |peers: usize| peers.checked_sub(1);
         let _counted = self.total.peers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
     }
@@ -167,9 +159,9 @@ mod tests {
         assert_eq!(registry.claim(number, 1), 1);
         assert_eq!(registry.claim(number, 0), 1);
         registry.enter(true);
-        assert_eq!(registry.lane_host(number), Some(1));
+        assert_eq!(registry.worker_of(number), Some(1));
         registry.leave(Some(number));
-        assert_eq!((registry.lane_host(number), registry.count(), registry.total()), (None, 0, 0));
+        assert_eq!((registry.worker_of(number), registry.count(), registry.total()), (None, 0, 0));
         assert_eq!(registry.claim(number, 0), 0);
     }
 

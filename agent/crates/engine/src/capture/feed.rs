@@ -1,4 +1,4 @@
-//! What a worker puts aside of a lane until the control thread takes it.
+//! The records of a lane, which wait here until the control thread takes them.
 
 use std::{net::SocketAddr, sync::Mutex};
 
@@ -8,10 +8,10 @@ use quic_core::{
 };
 use wire::panics::lock;
 
-/// Records that a lane may make in one turn: two for each packet of a full receive batch, and as many sent.
+/// The number of records that a lane may make in one turn: two for each packet of a full receive batch, and as many sent.
 pub const RECORDER_RECORDS: usize = 16_384;
 
-/// Entries that wait at most. With as many under way to the client, and the recorder's, they stay within 4 MiB.
+/// The limit on waiting entries. With as many under way to the client, and the recorder's, they stay within 4 MiB.
 const MOST_ENTRIES: usize = 40_000;
 
 const _: () = assert!(
@@ -24,16 +24,16 @@ const _: () = assert!(
 pub enum Entry {
     /// An event on the lane.
     Lane(Record),
-    /// What happened to it, so many microseconds after the capture began.
+    /// A note about the lane, and its time in microseconds after the capture began.
     Note(u32, Note),
-    /// So many events found no room.
+    /// The number of events that found no room, after the time in microseconds.
     Lost(u32, u64),
 }
 
-/// What happens to a lane as a whole.
+/// Something that happened to a lane as a whole.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Note {
-    /// It is recorded from now on, or its path has moved.
+    /// The recording began, or the lane's path has moved.
     Began(Box<Began>),
     /// The lane has come to another state.
     Phase(Phase),
@@ -63,7 +63,7 @@ pub enum Phase {
 }
 
 impl Entry {
-    /// Whether it begins something, and is not a frame of the packet before.
+    /// Whether it is something of its own, not a frame of the packet before.
     fn is_head(&self) -> bool {
         match self {
             Self::Lane(record) => is_head(record),
@@ -76,7 +76,7 @@ fn is_head(record: &Record) -> bool {
     !matches!(record.event, Event::Frame(_))
 }
 
-/// Where a lane's records wait. A packet is in it with all of its frames, or not at all. One that was made by default has no room.
+/// The waiting records of a lane: a packet with all of its frames, or nothing of it. A default feed has no room.
 #[derive(Debug, Default)]
 pub struct Feed {
     shared: Mutex<Shared>,
@@ -85,15 +85,15 @@ pub struct Feed {
 #[derive(Debug, Default)]
 struct Shared {
     entries: Vec<Entry>,
-    /// Events that found no room since that was last said.
+    /// The number of events that found no room since the last `Lost` entry.
     untold: u64,
     lost: u64,
-    /// When the last entry was made.
+    /// The time of the last entry.
     micros: u32,
 }
 
 impl Feed {
-    /// With all the memory that it will have: nothing is allocated while packets wait.
+    /// A feed with all the memory that it will have: nothing is allocated while packets wait.
     #[must_use]
     pub fn with_room() -> Self {
         let feed = Self::default();
@@ -101,7 +101,7 @@ impl Feed {
         feed
     }
 
-    /// Takes all that a recorder has.
+    /// Takes all records of a recorder.
     pub fn append(&self, recorder: &mut Recorder) {
         let records = recorder.records();
         if records.is_empty() && recorder.lost() == 0 {
@@ -121,7 +121,7 @@ impl Feed {
         recorder.clear();
     }
 
-    /// Takes a note that was made so many microseconds after the capture began.
+    /// Takes a note that was made `micros` microseconds after the capture began.
     pub fn note(&self, micros: u32, note: Note) {
         let shared = &mut *lock(&self.shared);
         shared.say_lost(Some(micros));
@@ -133,8 +133,7 @@ impl Feed {
         shared.micros = micros;
     }
 
-    /// Puts all that waits into `entries`, oldest first, in place of what was there; the last of it says how much was lost since,
-    /// if anything was.
+    /// Replaces `entries` by all waiting ones, oldest first; the last of them says how many events were lost since, if any were.
     pub fn take(&self, entries: &mut Vec<Entry>) {
         entries.clear();
         let shared = &mut *lock(&self.shared);
@@ -148,13 +147,13 @@ impl Feed {
         }
     }
 
-    /// Events that found no room so far; a packet is one, whatever its frames.
+    /// The number of events that found no room so far; a packet with all of its frames is one event.
     #[must_use]
     pub fn lost(&self) -> u64 {
         lock(&self.shared).lost
     }
 
-    /// Drops all that waits, and its memory: nobody asks for it any more.
+    /// Drops all waiting entries and their memory, because nobody asks for them any more.
     pub fn abandon(&self) {
         let shared = &mut *lock(&self.shared);
         let lost = std::mem::take(&mut shared.entries).iter().filter(|entry| entry.is_head()).count();
@@ -167,7 +166,7 @@ impl Shared {
         MOST_ENTRIES.min(self.entries.capacity()).saturating_sub(self.entries.len())
     }
 
-    /// What was lost is told before what follows it.
+    /// Adds an entry about lost events, before the entries that follow them.
     fn say_lost(&mut self, micros: Option<u32>) {
         if self.untold > 0 && self.room() > 0 {
             let lost = std::mem::take(&mut self.untold);

@@ -14,8 +14,8 @@
 //!   quinn-proto ── JSON ──► Tap ──────────────────────┘
 //! ```
 //!
-//! All of it is bounded: what finds no room is counted, and the file says so. A capture ends by itself when its time is over, or
-//! when nobody asks for what it has.
+//! All of it is bounded: records that find no room are counted, and the file says so. A capture ends by itself when its time is
+//! over, or when nobody asks for its records.
 
 use std::{
     sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
@@ -31,7 +31,7 @@ mod tap;
 pub use feed::{Began, Entry, Feed, Note, Phase, RECORDER_RECORDS};
 pub use tap::{Tap, Taps};
 
-/// A capture that nobody asks for so long ends: its client is gone.
+/// A capture ends when nobody has asked for its records for this long: its client is gone.
 pub const PATIENCE: Duration = Duration::from_secs(10);
 
 /// The longest capture. Its memory is bounded in any case; the times in the file lose their microseconds above that.
@@ -39,7 +39,7 @@ pub const MOST_TIME: Duration = Duration::from_secs(600);
 
 /// The subject of a capture; in JSON the index of a lane, or nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "Option<u8>", into = "Option<u8>")]
+#[serde(untagged)]
 pub enum Subject {
     /// The lane with this index, each time that it is opened.
     Lane(u8),
@@ -55,33 +55,18 @@ impl Subject {
     }
 }
 
-impl From<Option<u8>> for Subject {
-    fn from(lane: Option<u8>) -> Self {
-        lane.map_or(Self::Control, Self::Lane)
-    }
-}
-
-impl From<Subject> for Option<u8> {
-    fn from(subject: Subject) -> Self {
-        match subject {
-            Subject::Lane(lane) => Some(lane),
-            Subject::Control => None,
-        }
-    }
-}
-
 /// One capture, as workers and the control thread share it.
 #[derive(Debug)]
 pub struct Capture {
     pub peer: PeerId,
     pub subject: Subject,
-    /// When it began; the times in the file are counted from then.
+    /// The time at which it began; the times in the file are counted from then.
     pub since: Instant,
     until: Instant,
-    /// When what it has was last asked for, in milliseconds after it began.
+    /// The time at which its records were last asked for, in milliseconds after it began.
     asked: AtomicU64,
     closed: AtomicBool,
-    /// Lanes or connections that were recorded.
+    /// The number of lanes or connections that were recorded.
     begun: AtomicU32,
     /// The number of lanes that are being recorded.
     armed: AtomicU32,
@@ -95,10 +80,7 @@ impl Capture {
     /// A capture that begins `now` and ends after `time`.
     #[must_use]
     pub fn new(peer: PeerId, subject: Subject, now: Instant, time: Duration) -> Self {
-        let feed = match subject {
-            Subject::Lane(_) => Feed::with_room(),
-            Subject::Control => Feed::default(),
-        };
+        let feed = if subject.is_control() { Feed::default() } else { Feed::with_room() };
         Self {
             peer,
             subject,
@@ -124,33 +106,32 @@ impl Capture {
         self.tap.close();
     }
 
-    /// What it has is asked for.
+    /// Notes that its records are asked for.
     pub fn asked(&self, now: Instant) {
         self.asked.store(self.millis(now), Ordering::Relaxed);
     }
 
-    /// Whether nobody has asked for what it has for too long.
+    /// Whether nobody has asked for its records for too long.
     #[must_use]
     pub fn is_abandoned(&self, now: Instant) -> bool {
         let silence = self.millis(now).saturating_sub(self.asked.load(Ordering::Relaxed));
         u128::from(silence) >= PATIENCE.as_millis()
     }
 
-    /// A lane, or a connection, is recorded from now on.
+    /// Notes that a lane or a connection is recorded from now on.
     pub fn begin(&self) {
         self.begun.fetch_add(1, Ordering::Relaxed);
-        match self.subject {
-            Subject::Lane(_) => drop(self.armed.fetch_add(1, Ordering::AcqRel)),
-            Subject::Control => {}
+        if let Subject::Lane(_) = self.subject {
+            self.armed.fetch_add(1, Ordering::AcqRel);
         }
     }
 
-    /// A lane is no longer recorded, and all that was has been put into the feed.
+    /// Notes that a lane is no longer recorded, and that all of its records are in the feed.
     pub fn lane_done(&self) {
         self.armed.fetch_sub(1, Ordering::AcqRel);
     }
 
-    /// How many lanes or connections were recorded.
+    /// The number of lanes or connections that were recorded.
     #[must_use]
     pub fn begun(&self) -> u32 {
         self.begun.load(Ordering::Relaxed)

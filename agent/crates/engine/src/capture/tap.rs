@@ -1,4 +1,4 @@
-//! What quinn-proto writes of control connections, until the control thread takes it.
+//! The text that quinn-proto writes about control connections, which waits here until the control thread takes it.
 
 use std::{
     io::{self, Write},
@@ -14,10 +14,10 @@ use wire::{ids::PeerId, panics::lock};
 
 use crate::capture::Capture;
 
-/// Bytes of text that wait at most.
+/// The limit on waiting text, in bytes.
 const MOST_BYTES: usize = 1 << 20;
 
-/// Where the text waits: whole records, or none of a record.
+/// The waiting text: complete records only.
 #[derive(Debug, Default)]
 pub struct Tap {
     shared: Mutex<Shared>,
@@ -27,7 +27,7 @@ pub struct Tap {
 #[derive(Debug, Default)]
 struct Shared {
     text: Vec<u8>,
-    /// Records that found no room since that was last said.
+    /// The number of records that found no room since the text was last taken.
     untold: u64,
     lost: u64,
 }
@@ -43,31 +43,31 @@ impl Tap {
         }
     }
 
-    /// The text that waits, and how many records were lost behind it.
+    /// Takes the waiting text, and the number of records that were lost after it.
     pub fn take(&self) -> (Vec<u8>, u64) {
         let shared = &mut *lock(&self.shared);
         (std::mem::take(&mut shared.text), std::mem::take(&mut shared.untold))
     }
 
-    /// Records that found no room so far.
+    /// The number of records that found no room so far.
     #[must_use]
     pub fn lost(&self) -> u64 {
         lock(&self.shared).lost
     }
 
-    /// What is written from now on goes nowhere.
+    /// Closes the tap: whatever is written from now on is dropped.
     pub(super) fn close(&self) {
         self.closed.store(true, Ordering::Release);
     }
 
-    /// Closes the tap and drops the text that waits.
+    /// Closes the tap and drops the waiting text.
     pub(super) fn abandon(&self) {
         self.close();
         lock(&self.shared).text = Vec::new();
     }
 }
 
-/// What quinn-proto writes the records of one connection to. Its header is not ours, and is left out.
+/// The sink for quinn-proto's records of one connection. It leaves out quinn-proto's file header.
 pub(super) struct Writer {
     capture: Arc<Capture>,
     record: Vec<u8>,
@@ -104,7 +104,7 @@ impl Write for Writer {
     }
 }
 
-/// The captures of control connections: asked when one begins.
+/// The running captures of control connections, which are looked up when a connection begins.
 #[derive(Debug, Default)]
 pub struct Taps {
     running: Mutex<Vec<Arc<Capture>>>,
@@ -112,14 +112,14 @@ pub struct Taps {
 }
 
 impl Taps {
-    /// From now on the connections of its peer are recorded, from the first packet of each.
+    /// Adds a capture: from now on the connections of its peer are recorded, each from its first packet.
     pub fn add(&self, capture: &Arc<Capture>) {
         let mut running = lock(&self.running);
         running.push(Arc::clone(capture));
         self.any.store(true, Ordering::Release);
     }
 
-    /// Where a connection of `peer` that begins now is to be recorded, if it is.
+    /// The stream for the records of a connection of `peer` that begins now, if it is to be recorded.
     #[must_use]
     pub fn stream(&self, peer: PeerId, now: Instant) -> Option<QlogStream> {
         if !self.any.load(Ordering::Acquire) {
@@ -133,7 +133,7 @@ impl Taps {
         config.into_stream()
     }
 
-    /// Ends those whose time is over, or that nobody asks for.
+    /// Ends captures whose time is over, or that nobody asks for.
     pub fn expire(&self, now: Instant) {
         if !self.any.load(Ordering::Acquire) {
             return;

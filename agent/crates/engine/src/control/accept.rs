@@ -17,15 +17,15 @@ use crate::control::{
     driver::{Begun, Control, ControlConnection},
 };
 
-/// How long a connection that another started may take until it is a session: handshake and hello, with losses.
+/// How long a connection that a far end started may take to become a session: handshake and hello, with losses.
 pub(super) const ESTABLISH_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Handshakes that one knocking key may have under way at a worker: as many as a dialler keeps alive, if a quarter of those
-/// allowed are not fewer.
+/// The limit on concurrent handshakes of one knocking key at a worker: as many as a dialler keeps alive, at most a quarter of all
+/// that are allowed.
 const MOST_PER_KEY: usize = 4;
 
-/// Handshakes under way from which on a client without a knock must prove its address first (RFC 9000 §8.1.2), if half
-/// of those allowed are not fewer.
+/// The number of concurrent handshakes, at most half of those allowed, from which on a client without a knock must prove its
+/// address first (RFC 9000 §8.1.2).
 const VALIDATE_FROM: usize = 32;
 
 /// Makes the TLS of one client at this address: with a knock, of that client alone.
@@ -38,30 +38,26 @@ pub type OwnTransport = Box<dyn Fn(Option<&Admission>) -> TransportConfig>;
 pub struct Acceptance {
     /// The QUIC parameters and the key of Retry tokens; its TLS accepts nobody.
     pub server: Arc<ServerConfig>,
-    /// What takes the place of its TLS for each client.
+    /// Makes each client's own TLS, which replaces that of `server`.
     pub tls: OwnTls,
-    /// What takes the place of its transport for each client.
+    /// Makes each client's own transport, which replaces that of `server`.
     pub transport: OwnTransport,
-    /// Whether the gate must have admitted it.
+    /// Whether the gate must have admitted a client.
     pub knock: bool,
 }
 
-/// The handshakes that others started and that are no session yet.
+/// The handshakes that far ends started and that are no sessions yet.
 #[derive(Debug)]
 pub(super) struct Pending {
-    /// They, oldest first, and with which key they knocked.
+    /// The handshakes, oldest first, each with the key that its client knocked with.
     begun: Vec<(ConnectionHandle, Option<[u8; 32]>)>,
-    /// As many as that. Each costs some 20 KiB until it is a session or ends.
-    most: usize,
+    /// The limit on their number. Each costs some 20 KiB until it is a session or ends.
+    pub(super) most: usize,
 }
 
 impl Pending {
     pub(super) fn new(most: usize) -> Self {
         Self { begun: Vec::new(), most }
-    }
-
-    pub(super) fn set_most(&mut self, most: usize) {
-        self.most = most;
     }
 
     pub(super) fn len(&self) -> usize {
@@ -72,7 +68,7 @@ impl Pending {
         self.begun.push((handle, agreement));
     }
 
-    /// A connection is a session now, or over.
+    /// Forgets a connection that is a session now, or over.
     pub(super) fn end(&mut self, handle: ConnectionHandle) {
         self.begun.retain(|(begun, _)| *begun != handle);
     }
@@ -98,13 +94,13 @@ impl Pending {
 }
 
 impl Control {
-    /// How much room there is for handshakes that others start.
+    /// The room for handshakes that far ends start.
     #[must_use]
     pub fn room(&self) -> Room {
         self.pending.room()
     }
 
-    /// Decides about a handshake that another starts; whether it began.
+    /// Decides about a handshake that a far end starts; returns whether it began.
     pub(super) fn incoming(
         &mut self,
         incoming: Incoming,
@@ -122,7 +118,7 @@ impl Control {
             self.retry(incoming, underlay, local);
             return false;
         }
-        // The TLS of each client is made last: it costs more than all that is asked before.
+        // The TLS of each client is made last: it costs more than all checks before.
         let congestion = Arc::default();
         let config = if full { None } else { self.own_config(&incoming, admission.as_ref(), &congestion) };
         let Some(config) = config else {

@@ -1,8 +1,8 @@
-//! What quinn-proto holds of a peer's DATAGRAM frames in standard mode, and what becomes of each (pure).
+//! The DATAGRAM frames of a peer that quinn-proto holds in standard mode, and the fate of each (pure).
 //!
-//! quinn-proto tells how many it has sent in packets, and how much memory the others take. It drops frames without a word: those
-//! that are longer than a path takes whose MTU has fallen, and all that it holds when the connection ends. So what it holds is kept
-//! here as well, and what it has dropped follows from the memory: it sends the oldest first, and drops by length.
+//! quinn-proto reports how many frames it has sent in packets, and how much memory the others take. It drops frames silently: those
+//! that are too long for a path whose MTU has fallen, and all that it holds when the connection ends. So this list mirrors the
+//! frames that it holds, and the dropped ones follow from the memory: quinn-proto sends the oldest first, and drops by length.
 
 use std::collections::VecDeque;
 
@@ -11,7 +11,7 @@ use quinn_proto::Connection;
 
 use crate::control::transport::DATAGRAM_BUFFER_BYTES;
 
-/// What quinn-proto reckons a frame to take beside its data, in bytes.
+/// The memory that quinn-proto counts for a frame beside its data, in bytes.
 const OVERHEAD_BYTES: usize = size_of::<Bytes>();
 
 /// The frames of one connection that quinn-proto holds, oldest first.
@@ -31,12 +31,12 @@ struct Held {
     counted: bool,
 }
 
-/// What quinn-proto tells of its DATAGRAM frames.
+/// quinn-proto's counts of DATAGRAM frames.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
-    /// Frames that it has sent in packets, in all.
+    /// The number of frames that it has sent in packets so far.
     sent: u64,
-    /// What those take that it holds, in bytes.
+    /// The memory of the frames that it holds, in bytes.
     bytes: usize,
 }
 
@@ -48,17 +48,17 @@ impl Told {
     }
 }
 
-/// What became of frames that carry datagrams.
+/// The fate of frames that carry datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Fates {
     /// The number of frames that were sent in packets.
     pub(super) sent: u64,
-    /// The path takes no frames as long as they were.
+    /// The number of frames that were too long for the path.
     pub(super) too_large: u64,
 }
 
 impl Ahead {
-    /// quinn-proto took a frame of `len` bytes.
+    /// Notes that quinn-proto took a frame of `len` bytes.
     pub(super) fn push(&mut self, len: usize, counted: bool) {
         self.bytes += len + OVERHEAD_BYTES;
         self.frames.push_back(Held { len, counted });
@@ -69,7 +69,7 @@ impl Ahead {
         self.frames.is_empty()
     }
 
-    /// What became of frames since the last call. To be called whenever quinn-proto may have sent some: it drops frames before it
+    /// The fate of frames since the last call. To be called whenever quinn-proto may have sent some: it drops frames before it
     /// sends the others.
     pub(super) fn settle(&mut self, told: Told) -> Fates {
         let mut fates = Fates::default();
@@ -94,7 +94,7 @@ impl Ahead {
         fates
     }
 
-    /// What would be left, in bytes, if those longer than `most` were dropped and the `newly` oldest of the others sent.
+    /// The memory in bytes that would be left if frames longer than `most` were dropped and the `newly` oldest of the others sent.
     fn left_after(&self, newly: usize, most: usize) -> usize {
         let cost = |frame: &Held| frame.len + OVERHEAD_BYTES;
         if most == usize::MAX {
@@ -103,7 +103,7 @@ impl Ahead {
         self.frames.iter().filter(|frame| frame.len <= most).skip(newly).map(cost).sum()
     }
 
-    /// The connection has ended: how many frames that carry datagrams quinn-proto will not send.
+    /// Ends the list with its connection; returns the number of frames with datagrams that quinn-proto will not send.
     pub(super) fn end(&mut self) -> u64 {
         self.bytes = 0;
         self.frames.drain(..).map(|frame| u64::from(frame.counted)).sum()

@@ -15,7 +15,7 @@ use wire::{join::MAX_STREAM_CONNECTIONS, messages::Join};
 
 use crate::control::liveness::Liveness;
 
-/// The handshakes of stream connections that a dialler has under way with one peer: a listener ends a key's oldest of four.
+/// The limit on a dialler's concurrent handshakes of stream connections with one peer: a listener ends a key's oldest of four.
 const MOST_UNDER_WAY: usize = 3;
 
 /// The first pause after a stream connection that could not be made; each next one is twice as long.
@@ -50,20 +50,18 @@ pub struct StreamConnection {
     pub instance: [u8; 16],
     /// True if this end dialled the connection.
     pub dialled: bool,
-    /// How far it has come, and since when.
     pub stage: Stage,
-    /// Since when it has been in that stage.
+    /// The time since which it has been in that stage.
     pub since: Instant,
     /// The number of TCP forwards on the connection.
     pub forwards: u32,
-    /// Since when it was seen without a forward.
+    /// The time since which it has had no forward.
     pub idle_since: Option<Instant>,
-    /// The liveness of the connection.
     pub liveness: Liveness,
-    /// When the far end was last told where we are.
+    /// When the far end was last told our address.
     pub told: Option<Instant>,
-    /// The ACK frames that had come when it was asked whether it outlived the session that was replaced. It takes no new forwards until
-    /// there are more.
+    /// The number of ACK frames when it was asked whether it outlived the session that was replaced. It takes no new forwards
+    /// until there are more.
     pub asked: Option<u64>,
 }
 
@@ -83,12 +81,12 @@ pub struct EarlyJoin {
     pub join: Join,
 }
 
-/// What became of a stream connection that was to be dialled.
+/// The outcome of dialling a stream connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The stream connection carries forwards.
     Up,
-    /// It was up, or was not needed any more.
+    /// The stream connection was up, or was not needed any more.
     Ended,
     /// The stream connection could not be made.
     Failed,
@@ -100,12 +98,11 @@ enum Slot {
     Closed,
     UnderWay,
     Up,
-    Paused {
-        until: Instant,
-    },
+    /// Not dialled again before this time.
+    Paused(Instant),
 }
 
-/// Which stream connections there are to be, at the worker that dials the peer.
+/// The stream connections that are wanted, at the worker that dials the peer.
 #[derive(Debug, Default)]
 pub struct Plan {
     slots: [Slot; MAX_STREAM_CONNECTIONS as usize],
@@ -115,12 +112,12 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Somebody has forwards for stream connections.
+    /// Notes that a worker has forwards for stream connections.
     pub fn wish(&mut self, now: Instant) {
         self.wished = Some(now);
     }
 
-    /// Whether somebody had a moment ago.
+    /// Whether a worker had forwards for stream connections a moment ago.
     #[must_use]
     pub fn is_wished(&self, now: Instant) -> bool {
         self.wished.is_some_and(|at| now.saturating_duration_since(at) < WISH_LASTS)
@@ -134,7 +131,7 @@ impl Plan {
         }
         let is_due = |slot: &Slot| match slot {
             Slot::Closed => true,
-            Slot::Paused { until } => *until <= now,
+            Slot::Paused(until) => *until <= now,
             Slot::UnderWay | Slot::Up => false,
         };
         let number = (1..count.min(MAX_STREAM_CONNECTIONS))
@@ -145,8 +142,8 @@ impl Plan {
 
     /// Notes what became of the stream connection `number`.
     pub fn ended(&mut self, number: u8, outcome: Outcome, now: Instant) {
-        let place = usize::from(number);
-        let (Some(slot), Some(pause)) = (self.slots.get_mut(place), self.pauses.get_mut(place)) else {
+        let index = usize::from(number);
+        let (Some(slot), Some(pause)) = (self.slots.get_mut(index), self.pauses.get_mut(index)) else {
             return;
         };
         *slot = match outcome {
@@ -157,21 +154,21 @@ impl Plan {
             Outcome::Ended => Slot::Closed,
             Outcome::Failed => {
                 *pause = (*pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
-                Slot::Paused { until: now + *pause }
+                Slot::Paused(now + *pause)
             }
         };
     }
 }
 
-/// What one worker knows of a peer's stream connections.
+/// A peer's stream connections at one worker.
 #[derive(Debug, Default)]
 pub struct StreamConnections {
     pub all: Vec<StreamConnection>,
     /// Joins that wait for their session.
     pub early: Vec<EarlyJoin>,
-    /// Which there are to be; at the worker that dials the peer.
+    /// The plan, at the worker that dials the peer.
     pub plan: Plan,
-    /// When this worker last asked for some.
+    /// When this worker last asked for stream connections.
     pub asked: Option<Instant>,
 }
 
@@ -189,8 +186,8 @@ impl StreamConnections {
 
     /// Takes the one that runs on this connection out.
     pub fn take(&mut self, handle: ConnectionHandle) -> Option<StreamConnection> {
-        let place = self.all.iter().position(|connection| connection.handle == handle)?;
-        Some(self.all.swap_remove(place))
+        let index = self.all.iter().position(|connection| connection.handle == handle)?;
+        Some(self.all.swap_remove(index))
     }
 
     pub fn carriers(&self) -> impl Iterator<Item = &StreamConnection> {
@@ -198,7 +195,7 @@ impl StreamConnections {
     }
 }
 
-/// The TCP forwards of one peer at all workers, and who can take more.
+/// The TCP forwards of one peer at all workers, and which workers can take more.
 #[derive(Debug)]
 pub struct PeerForwards {
     total: AtomicU32,
@@ -210,12 +207,12 @@ pub struct PeerForwards {
 #[derive(Debug, Default)]
 struct AtWorker {
     forwards: AtomicU32,
-    /// It has a connection for more.
+    /// Whether the worker has a connection for more forwards.
     takes: AtomicBool,
 }
 
 impl PeerForwards {
-    /// None yet, at so many workers.
+    /// No forwards at any of the `workers`.
     #[must_use]
     pub fn new(workers: u8) -> Self {
         let at = (0..workers.max(1)).map(|_| AtWorker::default()).collect();
@@ -227,11 +224,10 @@ impl PeerForwards {
         self.total.load(Ordering::Relaxed)
     }
 
-    /// A worker opens one; false if there are `most` already.
+    /// Counts a forward that a worker opens; false if there are `most` already.
     #[must_use]
     pub fn open(&self, worker: u8, most: u32) -> bool {
-        if self.total.fetch_add(1, Ordering::Relaxed) >= most {
-            self.total.fetch_sub(1, Ordering::Relaxed);
+        if !count_below(&self.total, most) {
             return false;
         }
         if let Some(at) = self.at.get(usize::from(worker)) {
@@ -240,7 +236,7 @@ impl PeerForwards {
         true
     }
 
-    /// One that [`PeerForwards::open`] counted is over.
+    /// Ends a forward that [`PeerForwards::open`] counted.
     pub fn close(&self, worker: u8) {
         self.total.fetch_sub(1, Ordering::Relaxed);
         if let Some(at) = self.at.get(usize::from(worker)) {
@@ -248,14 +244,14 @@ impl PeerForwards {
         }
     }
 
-    /// Whether a worker has a connection for more.
+    /// Says whether a worker has a connection for more forwards.
     pub fn set_takes(&self, worker: u8, takes: bool) {
         if let Some(at) = self.at.get(usize::from(worker)) {
             at.takes.store(takes, Ordering::Relaxed);
         }
     }
 
-    /// A worker that has fewer forwards than `worker` and takes more, the one with the fewest; none if `worker` has the fewest.
+    /// The worker with the fewest forwards of those that take more; `None` if `worker` itself has the fewest.
     #[must_use]
     pub fn less_busy_than(&self, worker: u8) -> Option<u8> {
         let own = self.at.get(usize::from(worker))?.forwards.load(Ordering::Relaxed);
@@ -272,32 +268,34 @@ impl PeerForwards {
         self.takers().filter(|(_, other)| *other != worker).min().map(|(_, other)| other)
     }
 
-    /// The workers that take more, each after how many forwards it has.
+    /// The workers that take more, each after the number of its forwards.
     fn takers(&self) -> impl Iterator<Item = (u32, u8)> {
         let takers = (0..).zip(self.at.iter()).filter(|(_, at)| at.takes.load(Ordering::Relaxed));
         takers.map(|(worker, at)| (at.forwards.load(Ordering::Relaxed), worker))
     }
 
-    /// Stream connections that carry forwards, at all workers.
+    /// The number of stream connections that carry forwards, at all workers.
     #[must_use]
     pub fn connections(&self) -> u32 {
         self.connections.load(Ordering::Relaxed)
     }
 
-    /// One more carries forwards; false if there are `most` already.
+    /// Counts a stream connection that carries forwards; false if there are `most` already.
     #[must_use]
     pub fn connection_up(&self, most: u32) -> bool {
-        let full = self.connections.fetch_add(1, Ordering::Relaxed) >= most;
-        if full {
-            self.connections.fetch_sub(1, Ordering::Relaxed);
-        }
-        !full
+        count_below(&self.connections, most)
     }
 
-    /// One that [`PeerForwards::connection_up`] counted is gone.
+    /// Ends a stream connection that [`PeerForwards::connection_up`] counted.
     pub fn connection_down(&self) {
         self.connections.fetch_sub(1, Ordering::Relaxed);
     }
+}
+
+/// Adds one to `count`; false, and nothing added, if it is `most` already.
+fn count_below(count: &AtomicU32, most: u32) -> bool {
+    let more = |count| (count < most).then_some(count + 1);
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).is_ok()
 }
 
 #[cfg(test)]

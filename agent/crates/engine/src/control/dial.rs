@@ -33,17 +33,17 @@ pub const IDLE_INTERVAL: Duration = Duration::from_secs(15);
 /// An address of the other family is dialled so long after the first (RFC 8305 §8: the connection attempt delay).
 const FAMILY_DELAY: Duration = Duration::from_millis(250);
 
-/// A lookup that takes longer than this is not waited for; its answer is used when it comes. Resolvers that are well answer
-/// in tens of milliseconds, and what they do not know at once within some hundred.
+/// A lookup that takes longer than this is not waited for; its answer is used when it comes. Healthy resolvers answer within tens
+/// of milliseconds from their cache, and otherwise within some hundred.
 const LOOKUP_PATIENCE: Duration = Duration::from_millis(500);
 
 /// A lookup that has not been answered after this long never will be: the C library gives up after 10 to 30 s.
 const LOOKUP_LIMIT: Duration = Duration::from_secs(30);
 
-/// What is to be done now to reach a peer.
+/// The next step to reach a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Look up this endpoint, then say under which token: [`Dialler::looks_up`].
+    /// Look up this endpoint, then report the token: [`Dialler::looks_up`].
     LookUp(Endpoint),
     Dial(SocketAddr),
 }
@@ -51,9 +51,9 @@ pub enum Step {
 #[derive(Debug)]
 pub struct Dialler {
     targets: Vec<Target>,
-    /// Rounds since the last success; chooses the endpoint.
+    /// The number of rounds since the last success; it chooses the endpoint.
     turn: usize,
-    /// Endpoints in a row that had no address to dial.
+    /// The number of endpoints in a row that had no address to dial.
     skipped: usize,
     interval: Duration,
     /// The earliest time of the next round; none if there is nothing to dial.
@@ -73,19 +73,19 @@ pub struct Dialler {
 /// The round of a dialler that is under way.
 #[derive(Clone, Copy, Debug, Default)]
 struct Round {
-    /// The place of the round's target among the targets.
+    /// The index of the round's target among the targets.
     target: usize,
     /// The number of addresses of the target that were dialled in the round.
     dialled: usize,
 }
 
-/// An endpoint, and what is known of it.
+/// An endpoint and its known addresses.
 #[derive(Debug)]
 struct Target {
     endpoint: Endpoint,
-    /// What the last lookup that succeeded said, the families in turn.
+    /// The addresses from the last lookup that succeeded, the families in turn.
     known: Vec<SocketAddr>,
-    /// The next of them to dial.
+    /// The number of addresses taken so far, which chooses the next one.
     cursor: usize,
     /// The lookup that is under way.
     lookup: Option<(Token, Instant)>,
@@ -96,11 +96,15 @@ impl Target {
         Self { endpoint, known: Vec::new(), cursor: 0, lookup: None }
     }
 
+    fn is_looked_up_as(&self, token: Token) -> bool {
+        self.lookup.is_some_and(|(other, _)| other == token)
+    }
+
     fn next_address(&self) -> Option<SocketAddr> {
         self.known.get(self.cursor % self.known.len().max(1)).copied()
     }
 
-    /// Takes in what a lookup said; true if those are other addresses than before.
+    /// Takes in the addresses from a lookup; true if they are others than before.
     fn learn(&mut self, addresses: &[SocketAddr]) -> bool {
         let same = addresses.len() == self.known.len()
             && addresses.iter().all(|address| self.known.contains(address));
@@ -170,7 +174,7 @@ impl Dialler {
         self.next.is_some()
     }
 
-    /// What is to be done now; asked again until there is nothing. Without traffic that waits, intervals grow to `slowest`.
+    /// The next step that is due; to be called until there is none. Without waiting traffic, intervals grow to `slowest`.
     pub fn step(
         &mut self,
         traffic_waits: bool,
@@ -186,22 +190,20 @@ impl Dialler {
         }
         if due(self.patience) {
             self.patience = None;
-            match self.first_address(self.current.target, now) {
-                Some(address) => return Some(Step::Dial(address)),
-                None => self.pass(now),
+            if let Some(address) = self.first_address(self.current.target, now) {
+                return Some(Step::Dial(address));
             }
         }
         while due(self.next) {
             self.begin_round(traffic_waits, slowest, now, rng);
-            let place = self.current.target;
-            let target = self.targets.get_mut(place)?;
+            let index = self.current.target;
+            let target = self.targets.get_mut(index)?;
             if target.lookup.is_none() {
                 self.patience = Some(now + LOOKUP_PATIENCE);
                 return Some(Step::LookUp(target.endpoint.clone()));
             }
-            match self.first_address(place, now) {
-                Some(address) => return Some(Step::Dial(address)),
-                None => self.pass(now),
+            if let Some(address) = self.first_address(index, now) {
+                return Some(Step::Dial(address));
             }
         }
         None
@@ -225,7 +227,7 @@ impl Dialler {
         }
     }
 
-    /// This round's endpoint has no address to dial: the next one has its turn, unless all had.
+    /// This round's endpoint has no address to dial: the next one has its turn, unless all have had theirs.
     fn pass(&mut self, now: Instant) {
         self.skipped += 1;
         if self.skipped < self.targets.len() {
@@ -235,14 +237,18 @@ impl Dialler {
         }
     }
 
-    /// The next address of a target, which becomes the round's; one of the other family follows soon.
-    fn first_address(&mut self, place: usize, now: Instant) -> Option<SocketAddr> {
-        let target = self.targets.get_mut(place)?;
-        let address = target.next_address()?;
+    /// The next address of a target, which becomes the round's; one of the other family follows soon. Without an address the next
+    /// endpoint has its turn.
+    fn first_address(&mut self, index: usize, now: Instant) -> Option<SocketAddr> {
+        let target = self.targets.get_mut(index)?;
+        let Some(address) = target.next_address() else {
+            self.pass(now);
+            return None;
+        };
         target.cursor += 1;
         let other = target.next_address().is_some_and(|next| next.is_ipv4() != address.is_ipv4());
         self.second = other.then_some(now + FAMILY_DELAY);
-        self.current = Round { target: place, dialled: 1 };
+        self.current = Round { target: index, dialled: 1 };
         Some(address)
     }
 
@@ -262,27 +268,20 @@ impl Dialler {
         }
     }
 
-    /// A lookup was answered; without addresses, it failed. The address to dial now, if there is one.
+    /// A lookup was answered; without addresses, it failed. Returns the address to dial now, if there is one.
     ///
-    /// Who was not waited for is dialled as well, if it has moved.
+    /// The answer to a lookup that was no longer waited for is dialled as well, if the addresses have changed.
     pub fn answered(&mut self, token: Token, addresses: &[SocketAddr], now: Instant) -> Option<SocketAddr> {
-        let place = self.targets.iter().position(|target| target.is_looked_up_as(token))?;
-        let target = self.targets.get_mut(place)?;
+        let index = self.targets.iter().position(|target| target.is_looked_up_as(token))?;
+        let target = &mut self.targets[index];
         target.lookup = None;
         let moved = !addresses.is_empty() && target.learn(addresses);
-        let waited = self.current.target == place && self.patience.take().is_some();
+        let waited = self.current.target == index && self.patience.take().is_some();
         self.next?;
-        if !waited && !moved {
-            return None;
-        }
-        let address = self.first_address(place, now);
-        if address.is_none() {
-            self.pass(now);
-        }
-        address
+        if waited || moved { self.first_address(index, now) } else { None }
     }
 
-    /// No attempt could be made at the address of the last step: the next one has its turn now.
+    /// No attempt could be made at the address of the last step: the next address has its turn now.
     pub fn failed(&mut self, now: Instant) {
         let known = self.targets.get(self.current.target).map_or(0, |target| target.known.len());
         if self.current.dialled < known {
@@ -292,7 +291,7 @@ impl Dialler {
         }
     }
 
-    /// Traffic waits: the next round is at most a second behind the last one.
+    /// Traffic waits: the next round begins at most a second after the last one.
     pub fn dial_soon(&mut self, now: Instant) {
         let soon = self.last.map_or(now, |last| (last + BUSY_INTERVAL).max(now));
         if let Some(next) = self.next.as_mut().filter(|next| **next > soon) {
@@ -300,8 +299,8 @@ impl Dialler {
         }
     }
 
-    /// The operator names other endpoints; `wanted`: there is no connection. Returns the attempts to end, if there is nothing
-    /// to dial any more.
+    /// Changes the endpoints; `wanted` is true if there is no connection. Returns the attempts to end, if there is nothing to dial
+    /// any more.
     pub fn set_endpoints(
         &mut self,
         endpoints: Vec<Endpoint>,
@@ -328,7 +327,7 @@ impl Dialler {
         std::mem::take(&mut self.abandoned)
     }
 
-    /// Waits for no lookup any more.
+    /// Abandons all lookups.
     pub fn forget_lookups(&mut self) {
         let lookups = self.targets.iter_mut().filter_map(|target| target.lookup.take());
         self.abandoned.extend(lookups.map(|(token, _)| token));
@@ -349,14 +348,14 @@ impl Dialler {
         self.attempts.len() < before
     }
 
-    /// There is a connection: dial no more. Returns the attempts that are under way.
+    /// Stops dialling, because there is a connection. Returns the attempts that are under way.
     pub fn stop(&mut self) -> Vec<ConnectionHandle> {
         self.next = None;
         self.begin_anew();
         std::mem::take(&mut self.attempts)
     }
 
-    /// The connection was lost: dial again after `delay`, or without one after a moment that no two ends share.
+    /// The connection was lost: dials again after `delay` or, without one, after a random moment, so that not both ends dial at once.
     pub fn restart(&mut self, delay: Option<Duration>, now: Instant, rng: &mut impl Rng) {
         if !self.targets.is_empty() {
             self.begin_anew();
@@ -370,12 +369,6 @@ impl Dialler {
         for target in &mut self.targets {
             target.cursor = 0;
         }
-    }
-}
-
-impl Target {
-    fn is_looked_up_as(&self, token: Token) -> bool {
-        self.lookup.is_some_and(|(other, _)| other == token)
     }
 }
 

@@ -12,14 +12,14 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use wire::messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError};
 
-/// What may wait to be cut into messages, in bytes: four of the longest messages. An honest peer's longest burst, its hello and
-/// an opening of each of its lanes, is 20 KiB.
+/// The limit on bytes that wait to be cut into messages: four of the longest messages. An honest peer's longest burst, its hello
+/// and an opening of each of its lanes, is 20 KiB.
 pub const MOST_WAITING_BYTES: usize = 4 * MAX_MESSAGE_BYTES;
 
-/// What a piece is reckoned to take beside its bytes: its entry and its allocation.
+/// The memory that a piece costs beside its bytes: its entry and its allocation.
 const PIECE_BYTES: usize = 96;
 
-/// More bytes of control messages wait than may.
+/// More bytes of control messages wait than [`MOST_WAITING_BYTES`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("more than {MOST_WAITING_BYTES} bytes of control messages wait")]
 pub(super) struct TooMuch;
@@ -32,19 +32,19 @@ pub(super) struct Pulled {
     pub(super) units: u32,
 }
 
-/// What has come of a control stream and has not been handled.
+/// The part of a control stream that has come and has not been handled.
 #[derive(Debug)]
 pub(super) struct Inward {
     framer: Framer,
-    /// Where in the stream `front` begins.
+    /// The offset in the stream at which `front` begins.
     next: u64,
     /// The piece that is being cut.
     front: Bytes,
-    /// Those after it, by where they begin; none overlap.
+    /// The pieces after it, by their offsets; none overlap.
     pieces: BTreeMap<u64, Bytes>,
-    /// What all of them take, in bytes.
+    /// The memory of all pieces, in bytes.
     waiting: usize,
-    /// A message could not be read, and so nothing after it.
+    /// True once a message could not be read: nothing after it can be.
     broken: bool,
 }
 
@@ -60,7 +60,7 @@ impl Inward {
         }
     }
 
-    /// Takes a piece of the stream, none of which has come before.
+    /// Takes a piece of the stream. Pieces never overlap.
     pub(super) fn add(&mut self, offset: u64, bytes: Bytes) -> Result<(), TooMuch> {
         if self.broken || bytes.is_empty() {
             return Ok(());
@@ -105,7 +105,7 @@ impl Inward {
         None
     }
 
-    /// Whether something can be cut: a message, or the part of one that is here.
+    /// Whether something can be cut: a message, or the first part of one.
     pub(super) fn has_more(&self) -> bool {
         !self.broken && (!self.front.is_empty() || self.pieces.contains_key(&self.next))
     }
@@ -118,29 +118,14 @@ impl Inward {
     }
 }
 
-/// What a message of so many bytes costs whom it is from: one unit, one for each 256 bytes, and 15 more if every worker is told of it.
-/// A unit takes 0.2 to 3 µs.
+/// The cost of a message of `bytes` bytes, which is charged to its sender: one unit, one for each 256 bytes, and 15 more if every
+/// worker is told of it. A unit takes 0.2 to 3 µs.
 fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
     const UNIT_BYTES: usize = 256;
     const TELLING: u32 = 15;
     // A message has at most 64 KiB.
     let units = 1 + u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX - TELLING - 1);
-    match message {
-        Ok(Message::ServicesChanged(_)) => units + TELLING,
-        Ok(
-            Message::Hello(_)
-            | Message::LaneOpen(_)
-            | Message::LaneAccept(_)
-            | Message::LaneRefuse(_)
-            | Message::LaneClose(_)
-            | Message::Here
-            | Message::Join(_)
-            | Message::Joined
-            | Message::StreamsWanted
-            | Message::Release,
-        )
-        | Err(_) => units,
-    }
+    if let Ok(Message::ServicesChanged(_)) = message { units + TELLING } else { units }
 }
 
 #[cfg(test)]

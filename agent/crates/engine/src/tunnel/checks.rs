@@ -1,4 +1,4 @@
-//! Why there is no tunnel, and what is looked at before there is one.
+//! The errors of the tunnel, and the checks before the device is made.
 
 use std::{fs::File, io, sync::Arc};
 
@@ -32,51 +32,30 @@ pub enum TunnelError {
     NameTaken { name: Arc<str> },
     /// Another interface has one of our addresses.
     #[error("tun.address {address}: {interface} has this address already (remedy: another inner address)")]
-    AddressTaken {
-        /// The inner address that is configured here.
-        address: IpNet,
-        interface: String,
-    },
+    AddressTaken { address: IpNet, interface: String },
     /// Another interface has some of the addresses of our link.
     #[error(
         "tun.address {address}: {interface} leads to {other}, which overlaps it (remedy: inner addresses that nothing outside \
          uses, or a longer prefix, as in \"{}/{}\" with the peers' in allowed_ips)", .address.addr(), .address.max_prefix_len()
     )]
-    Overlap {
-        /// The inner address that is configured here.
-        address: IpNet,
-        /// The address of the other interface.
-        other: IpNet,
-        interface: String,
-    },
+    Overlap { address: IpNet, other: IpNet, interface: String },
     /// An IPv6 address cannot be set.
     #[error(
         "tun.address {address}: IPv6 is disabled (remedy: `sysctl net.ipv6.conf.default.disable_ipv6=0`, and no ipv6.disable=1 \
          among the kernel's parameters; or no IPv6 addresses in tun.address)"
     )]
-    Ipv6Disabled {
-        /// The IPv6 address that is configured here.
-        address: IpNet,
-    },
+    Ipv6Disabled { address: IpNet },
     /// Somebody else has a route for exactly this prefix.
     #[error(
         "no route to {prefix} through the tunnel: {interface} has one already (remedy: remove that one, another prefix in the \
          peer's allowed_ips, or tun.routes = false)"
     )]
-    RouteTaken {
-        /// The prefix of a peer's `allowed_ips`.
-        prefix: IpNet,
-        interface: String,
-    },
+    RouteTaken { prefix: IpNet, interface: String },
     /// The kernel does not accept a route through the tunnel.
     #[error(
         "no route to {prefix} through the tunnel: {error} (remedy: tun.routes = false, and routes by hand)"
     )]
-    Route {
-        /// The prefix of a peer's `allowed_ips`.
-        prefix: IpNet,
-        error: io::Error,
-    },
+    Route { prefix: IpNet, error: io::Error },
     /// There are too many agents with a mark.
     #[error(
         "routing tables {first} and the {count} after it are all in use (remedy: stop some agents that have a transport.mark)"
@@ -90,7 +69,7 @@ pub enum TunnelError {
 impl TunnelError {
     /// Why the device `name` could not be made.
     pub(super) fn of_device(name: &Arc<str>, error: io::Error) -> Self {
-        // The same error may come from the driver's file and from the device: the file is asked again.
+        // The same error may come from the driver's file and from the device: the file is opened again.
         if let Err(error) = File::options().read(true).write(true).open(DRIVER) {
             return Self::Driver { error };
         }
@@ -114,17 +93,8 @@ impl TunnelError {
 
     /// The prefix that has no route, if that is all that is wrong.
     pub(super) fn prefix(&self) -> Option<IpNet> {
-        match self {
-            Self::RouteTaken { prefix, .. } | Self::Route { prefix, .. } => Some(*prefix),
-            Self::Permission { .. }
-            | Self::Driver { .. }
-            | Self::NameTaken { .. }
-            | Self::AddressTaken { .. }
-            | Self::Overlap { .. }
-            | Self::Ipv6Disabled { .. }
-            | Self::Tables { .. }
-            | Self::Kernel { .. } => None,
-        }
+        let (Self::RouteTaken { prefix, .. } | Self::Route { prefix, .. }) = self else { return None };
+        Some(*prefix)
     }
 
     /// Why something of the device `name` could not be set.
@@ -136,8 +106,8 @@ impl TunnelError {
     }
 }
 
-/// Looks whether name and addresses are free. A device that was made with a taken name would be another agent's, of which we
-/// would take away packets.
+/// Checks that name and addresses are free. A device that was opened under a taken name would be another agent's, and we would
+/// take packets away from it.
 pub fn before(netlink: &mut Netlink, tun: &config::Tun) -> Result<(), TunnelError> {
     let failed = |error| TunnelError::of_setting(&tun.name, "the addresses", error);
     if netlink.link(Which::Name(&tun.name)).map_err(failed)?.is_some() {
@@ -156,8 +126,8 @@ pub fn before(netlink: &mut Netlink, tun: &config::Tun) -> Result<(), TunnelErro
     }
 }
 
-/// Looks whether the routes for `prefixes`, of a peer that is to be added while the device `tun` runs, would find another
-/// interface's in the main table, which goes first. Where the kernel cannot be asked, they count as free.
+/// Checks that the main table, which goes first, has no routes of other interfaces for `prefixes`, which belong to a peer that is
+/// to be added while the device `tun` runs. If the kernel cannot be asked, they count as free.
 ///
 /// # Errors
 /// [`TunnelError::RouteTaken`].

@@ -1,4 +1,4 @@
-//! How a plan becomes the kernel's: routes, rules and the device's MTU, one change at a time.
+//! Applies a plan to the kernel: routes, rules and the device's MTU, one change at a time.
 //!
 //! ```text
 //!   main table:             our routes beside everybody else's
@@ -29,22 +29,22 @@ use crate::tunnel::{
 /// A metric that goes before the kernel's own route for an on-link prefix of IPv6, which has 256.
 const BEFORE_ON_LINK: u32 = 128;
 
-/// Which other interface has a route, by prefix and table; 0 where it names none.
+/// The other interface that has a route, by prefix and table; 0 if the route names none.
 type Taken = BTreeMap<(IpNet, u32), u32>;
 
-/// What we have changed in the kernel. Dropping it takes the rules back; the routes go with the device.
+/// The changes that we have made in the kernel. Dropping it takes the rules back; the routes go with the device.
 pub(super) struct Kernel {
     netlink: Netlink,
     index: u32,
-    /// Of the underlay's packets, or 0.
+    /// The mark of the underlay's packets, or 0.
     mark: u32,
     /// The table of our own, if there is a mark.
     apart: Option<Apart>,
     mtu: u16,
-    /// By prefix, and whether it is in the table of our own: a route that moves is in both for a moment.
+    /// Our routes, by prefix and whether they are in the table of our own: a route that moves is in both for a moment.
     routes: BTreeMap<(IpNet, bool), Wish>,
     rules: Vec<Rule>,
-    /// Routes that could not be set, which has been said.
+    /// Routes that could not be set, each of which has been logged.
     refused: BTreeSet<IpNet>,
 }
 
@@ -78,11 +78,11 @@ impl Kernel {
         &mut self.netlink
     }
 
-    /// Sees which of our routes somebody has removed, as the kernel does when the device goes down, however shortly: the next
-    /// plan sets them again. Says how many there are.
+    /// Finds out which of our routes were removed, as the kernel does when the device goes down, however shortly: the next plan
+    /// sets them again. Returns their number.
     ///
     /// # Errors
-    /// The kernel's; the routes are taken to be there.
+    /// The kernel's; the routes count as present.
     pub(super) fn find_lost_routes(&mut self) -> io::Result<usize> {
         let mut lost = self.missing_routes()?;
         if !lost.is_empty() {
@@ -106,23 +106,14 @@ impl Kernel {
         Ok(self.routes.keys().filter(|key| !there.contains(key)).copied().collect())
     }
 
-    /// Sets rules again that somebody has removed, without which all packets take the host's other routes. Says how many there
-    /// were. What fails is left to the next plan.
+    /// Sets rules again that were removed: without them all packets take the host's other routes. Returns their number. A rule
+    /// that fails is left to the next plan.
     pub(super) fn restore_rules(&mut self) -> usize {
-        let mut restored = 0;
-        let netlink = &mut self.netlink;
-        self.rules.retain(|rule| match netlink.add_rule(rule) {
-            Ok(()) => {
-                restored += 1;
-                true
-            }
-            // It is refused when it is there; what fails otherwise is tried again, and taken back at the end.
-            Err(_) => true,
-        });
-        restored
+        // A rule that is there is refused; one that fails otherwise is tried again, and taken back at the end.
+        self.rules.iter().filter(|rule| self.netlink.add_rule(rule).is_ok()).count()
     }
 
-    /// The device has this MTU, in bytes: if it is not ours, ours is set again. What fails is left to the next plan.
+    /// Sets our MTU again if the device has another one, `there` bytes; a failure is left to the next plan.
     pub(super) fn restore_mtu(&mut self, there: u32) -> bool {
         if there == u32::from(self.mtu) {
             return false;
@@ -135,7 +126,7 @@ impl Kernel {
         restored
     }
 
-    /// Makes it so, and says what failed, which is tried again with the next plan. A route that is refused is said once.
+    /// Applies a plan. Returns what failed and is tried again with the next plan; a refused route is reported once.
     pub(super) fn apply(&mut self, plan: &Plan) -> Vec<TunnelError> {
         let mut failed = Vec::new();
         // A larger device before routes with less, and a smaller one after them: no packet meets too large an MTU.
@@ -151,9 +142,9 @@ impl Kernel {
             }
             Err(error) => failed.push(TunnelError::Kernel { what: "the routes", error }),
         }
-        // Once there is something to find.
+        // After the routes that they lead to.
         failed.extend(self.set_rules(plan).err());
-        // Once nothing looks for them there, and what moves is in its new place.
+        // Once no rule leads to them, and routes that move are in their new table.
         failed.extend(self.remove_routes(plan).err());
         if plan.mtu < self.mtu {
             failed.extend(self.set_mtu(plan.mtu).err());
@@ -172,7 +163,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Takes a table of our own if there is need of one, and none was free at the start.
+    /// Takes a table of our own if one is needed, and none was free at the start.
     fn take_table(&mut self, plan: &Plan) -> Result<(), TunnelError> {
         if self.apart.is_none() && plan.has_apart(None) {
             self.apart = Some(Apart::take(&mut self.netlink)?);
@@ -180,7 +171,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// A route as the kernel is told of it; `None` if it needs a table of our own and there is none.
+    /// A route in the kernel's form; `None` if it needs a table of our own and there is none.
     fn route(&self, prefix: IpNet, wish: Wish) -> Option<Route> {
         let table = if wish.apart { self.apart.as_ref()?.table() } else { TABLE_MAIN };
         let metric = (wish.on_link && prefix.addr().is_ipv6()).then_some(BEFORE_ON_LINK);
@@ -207,8 +198,8 @@ impl Kernel {
         Ok(())
     }
 
-    /// Who else has a route for what is to be set for the first time: with whatever metric, one of both would lie idle. A
-    /// route of our own table that somebody has in the main one would, too, as that goes first, unless it is a default route.
+    /// Routes of other interfaces for the prefixes that are to be set for the first time: whatever their metrics, one of both would
+    /// be unused. So would a route in our own table if the main table, which goes first, has one, unless it is a default route.
     fn find_taken(&mut self, plan: &Plan) -> io::Result<Taken> {
         let new: BTreeSet<IpNet> = plan
             .routes
@@ -259,7 +250,7 @@ impl Kernel {
         }
         let interface = match holder {
             Some(index) if index > 0 => self.netlink.name(index),
-            // Several, or one that drops them.
+            // Several interfaces, or a route that drops packets.
             Some(_) | None => "somebody else".to_owned(),
         };
         Err(TunnelError::RouteTaken { prefix, interface })
@@ -281,10 +272,10 @@ impl Kernel {
                 self.rules.push(*rule);
             }
         }
-        // The last one first: what leads into our table, then what goes before it.
-        while let Some(place) = self.rules.iter().rposition(|rule| !wanted.contains(rule)) {
-            self.netlink.remove_rule(&self.rules[place]).map_err(failed)?;
-            self.rules.remove(place);
+        // The last one first: the rule that leads into our table, then the one before it.
+        while let Some(index) = self.rules.iter().rposition(|rule| !wanted.contains(rule)) {
+            self.netlink.remove_rule(&self.rules[index]).map_err(failed)?;
+            self.rules.remove(index);
         }
         Ok(())
     }

@@ -1,13 +1,13 @@
-//! The TUN device as the control plane sees it: what the workers find out about the paths becomes MTUs and kernel routes.
+//! The TUN device as the control plane sees it: the packet sizes that workers find out become MTUs and kernel routes.
 //!
 //! | question | file |
 //! |---|---|
 //! | the device is made, and looked after on a thread of its own | this one |
 //! | which MTU and which routes there should be | `plan.rs` (pure) |
-//! | how the kernel is brought there, and its rules taken back | `kernel.rs` |
+//! | how a plan is applied to the kernel, and its rules taken back | `kernel.rs` |
 //! | which routing table is ours among several agents' | `table.rs` |
-//! | what is said again in the log, and when | `said.rs` |
-//! | why there is no tunnel | `checks.rs` |
+//! | which log lines are repeated, and when | `said.rs` |
+//! | checks before the device is made, and all errors | `checks.rs` |
 //!
 //! ```text
 //!   workers ─ set_mtu ─► MtuTable ───┐                       ┌──► device: MTU
@@ -58,10 +58,10 @@ pub use checks::TunnelError;
 pub use checks::{before, routes_are_free};
 pub use plan::LEAST_MTU;
 
-/// Packets that wait in each queue of the device; the 500 that are usual are short of a burst at our rates.
+/// The length of each queue of the device, in packets; the usual 500 are too few for a burst at our rates.
 pub const QUEUE_PACKETS: u32 = 1_000;
 
-/// How often the peers, the device and its counters are looked at.
+/// The interval at which the peers, the device and its counters are looked at.
 const TICK: Duration = Duration::from_secs(1);
 
 /// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
@@ -74,12 +74,11 @@ pub struct Tunnel {
 }
 
 impl Tunnel {
-    /// Makes the device of the configuration with the routes of `registry`'s peers, and brings it up; also gives each worker its
-    /// share. What the kernel drops there is told to `snapshots` from then on; should somebody remove the device, `health`
-    /// is not ready any more.
+    /// Makes the device of the configuration with the routes of `registry`'s peers, and brings it up; returns the queue of each
+    /// worker, too. From then on `snapshots` has the kernel's drops; if somebody removes the device, `health` is no longer ready.
     ///
     /// # Errors
-    /// See [`TunnelError`]. What was done until then is undone.
+    /// See [`TunnelError`]. Everything done until then is undone.
     pub fn open(
         config: &Config,
         tun: &config::Tun,
@@ -101,7 +100,7 @@ impl Tunnel {
             let added = netlink.add_address(device.index, *address);
             added.map_err(|error| TunnelError::of_address(&tun.name, *address, error))?;
         }
-        let mut lane_host = Keeper {
+        let mut follower = Follower {
             kernel: Kernel::new(netlink, device.index, start, config.transport.mark)?,
             tun: tun.clone(),
             start,
@@ -115,13 +114,13 @@ impl Tunnel {
             device: Device::Up,
             said: Said::default(),
         };
-        lane_host.begin()?;
-        snapshots.set_device(lane_host.seen);
+        follower.begin()?;
+        snapshots.set_device(follower.seen);
         let board = Arc::<MtuTable>::default();
         let watched = Arc::clone(&board);
         let thread = std::thread::Builder::new()
             .name("culvert-tunnel".to_owned())
-            .spawn(move || lane_host.run(&watched, &SystemClock))
+            .spawn(move || follower.run(&watched, &SystemClock))
             .map_err(|error| TunnelError::Kernel { what: "the thread", error })?;
         tracing::info!(
             name = &*tun.name,
@@ -152,8 +151,8 @@ impl Drop for Tunnel {
     }
 }
 
-/// The state of the tunnel's thread.
-struct Keeper {
+/// The state of the tunnel's thread, which makes the device and the kernel's routes follow the peers.
+struct Follower {
     kernel: Kernel,
     tun: config::Tun,
     start: u16,
@@ -168,18 +167,18 @@ struct Keeper {
     said: Said,
 }
 
-/// How the device was when it was last looked at.
+/// The state of the device when it was last looked at.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Device {
     Up,
     Down,
-    /// Somebody has removed it, for we hold it; another one of its name would not be ours.
+    /// Somebody has removed the device, which we hold open; another one of its name would not be ours.
     Gone,
 }
 
-impl Keeper {
-    /// The first plan. A route of a peer that was added while an agent ran may be refused: the host has changed since, and that
-    /// peer does without.
+impl Follower {
+    /// Applies the first plan. A route of a peer that was added while an agent ran may be refused, because the host has changed
+    /// since; that peer goes without it.
     fn begin(&mut self) -> Result<(), TunnelError> {
         let peers = self.registry.list();
         for error in self.plan(&Mtus::new()) {
@@ -250,7 +249,7 @@ impl Keeper {
         }
     }
 
-    /// The workers learn of it or not, as they happen to look.
+    /// Reports that the device is gone. The workers may or may not notice it themselves.
     fn say_gone(&mut self) {
         self.health.set_ready(false);
         self.seen.present = Some(false);
@@ -261,8 +260,8 @@ impl Keeper {
         );
     }
 
-    /// Sets again what somebody has removed or changed, and what the kernel removes when the device goes down, however shortly:
-    /// IPv6 addresses, and routes.
+    /// Restores settings that somebody has removed or changed, and those that the kernel removes when the device goes down, however
+    /// shortly: IPv6 addresses and routes.
     fn restore(&mut self, link: &Link, now: Instant) {
         // Somebody may undo it each second.
         let mut say = |text: &str, warn: bool| match self.said.is_due(text, now) {
@@ -299,7 +298,7 @@ impl Keeper {
         }
     }
 
-    /// What the kernel sends into the device is what we read from it, the uplink.
+    /// Publishes the kernel's drops. Packets that the kernel sends into the device are those that we read: the uplink.
     fn publish(&mut self, link: &Link) {
         self.seen.dropped = [link.tx_dropped + link.tx_errors, link.rx_dropped + link.rx_errors];
         self.snapshots.set_device(self.seen);
@@ -307,8 +306,8 @@ impl Keeper {
 
     fn say_widths(&mut self, mtus: &Mtus) {
         let peers = self.registry.list();
-        for (place, width) in self.narrow.look(&peers, mtus) {
-            let name = &*peers[place].peer.name;
+        for (index, width) in self.narrow.look(&peers, mtus) {
+            let name = &*peers[index].peer.name;
             match width {
                 Width::Narrow(mtu) => tracing::warn!(
                     peer = name,
@@ -321,7 +320,7 @@ impl Keeper {
         }
     }
 
-    /// Makes the kernel's state follow the peers and their paths; says what failed.
+    /// Makes the kernel's state follow the peers and their paths; returns what failed.
     fn plan(&mut self, mtus: &Mtus) -> Vec<TunnelError> {
         let peers = self.registry.list();
         let plan = Plan::new(&self.tun, self.start, &self.underlay, &peers, mtus);
@@ -329,8 +328,8 @@ impl Keeper {
     }
 }
 
-/// Has the kernel say nothing of its own into the device: no redirects, which name a better next hop on a link that has none,
-/// and no link-local address, which looks for routers. What cannot be set is worth a warning only.
+/// Keeps the kernel from sending packets of its own into the device: no redirects, which name a better next hop on a link that has
+/// none, and no link-local address, which looks for routers. A setting that fails is only worth a warning.
 fn set_quiet(name: &str) {
     for (family, key, value) in [("ipv4", "send_redirects", "0"), ("ipv6", "addr_gen_mode", "1")] {
         let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{name}/{key}"));

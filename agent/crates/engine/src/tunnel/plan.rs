@@ -1,4 +1,4 @@
-//! What the device and the kernel's routes should be like, from who the peers are and what fits to each. No system calls.
+//! The wanted state of the device and the kernel's routes, from the peers and the packet size of each. No system calls.
 
 use std::{
     collections::BTreeMap,
@@ -34,16 +34,17 @@ pub(super) struct Wish {
     pub(super) mtu: Option<u16>,
     /// The kernel has a route of its own for this prefix, because an address of the device names it.
     pub(super) on_link: bool,
-    /// In a table of our own, which packets with the mark do not use: in the main table it would take the underlay's packets.
+    /// Whether it is in a table of our own, which packets with the mark do not use: in the main table it would take the underlay's
+    /// packets.
     pub(super) apart: bool,
 }
 
-/// What carries the tunnel, as far as the configuration says.
+/// The underlay of the tunnel, according to the configuration.
 #[derive(Debug)]
 pub(super) struct Underlay {
-    /// Whether its packets can be told from others, by `transport.mark`.
+    /// Whether `transport.mark` distinguishes its packets from others.
     pub(super) marked: bool,
-    /// Where we listen, wildcards left out.
+    /// The addresses at which we listen, wildcards left out.
     pub(super) listen: Vec<IpAddr>,
 }
 
@@ -56,8 +57,8 @@ impl Underlay {
         }
     }
 
-    /// All addresses of it that are known, in order: ours, and those in the peers' endpoints. What a name stands for is not
-    /// known, nor where a peer comes from that dials us.
+    /// All known addresses of the underlay, in order: ours, and those in the peers' endpoints. The addresses of names and of peers
+    /// that dial us are not known.
     fn addresses(&self, peers: &[Listed]) -> Vec<IpAddr> {
         let endpoints = peers.iter().flat_map(|peer| &peer.peer.endpoints);
         let literal = endpoints.filter_map(|endpoint| endpoint.host.parse::<IpAddr>().ok());
@@ -103,7 +104,7 @@ impl Plan {
         Self { mtu, routes }
     }
 
-    /// Whether any route is to be in a table of our own, of the family of `any` or, without it, of whichever.
+    /// Whether any route is to be in a table of our own: of the family of `any`, or of either family without it.
     pub(super) fn has_apart(&self, any: Option<IpAddr>) -> bool {
         let family = |prefix: &IpNet| any.is_none_or(|any| prefix.addr().is_ipv4() == any.is_ipv4());
         self.routes.iter().any(|(prefix, wish)| wish.apart && family(prefix))
@@ -117,18 +118,18 @@ fn takes_any(prefix: IpNet, addresses: &[IpAddr]) -> bool {
     is_default_like(&prefix) || addresses.get(first).is_some_and(|address| prefix.contains(address))
 }
 
-/// Looks in a row that find a path too narrow before it is said: the search for its MTU and a path that has just changed go
-/// below 1280 for about two seconds.
+/// The number of looks in a row that find a path too narrow before it is reported: the search for its MTU, and a path that has
+/// just changed, go below 1280 for about two seconds.
 const LOOKS: u8 = 5;
 
-/// Paths that are too narrow for IPv6: each is said once, when it has been so for a while.
+/// Paths that are too narrow for IPv6: each is reported once, after it has been so for a while.
 #[derive(Debug, Default)]
 pub(super) struct Narrow {
-    /// How many looks in a row have found it so; at [`LOOKS`] it was said.
+    /// The number of looks in a row that have found each path too narrow; at [`LOOKS`] it was reported.
     looks: BTreeMap<PeerId, u8>,
 }
 
-/// A change that is worth a word.
+/// A change of a path's width that is to be reported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
     /// Fewer than 1280 bytes fit through the path to a peer; the field is what fits.
@@ -138,15 +139,15 @@ pub(super) enum Width {
 }
 
 impl Narrow {
-    /// What is to be said of which peer now, by its place in `peers`. To be called once a second.
+    /// The changes to be reported now, each with the index of its peer in `peers`. To be called once a second.
     pub(super) fn look(&mut self, peers: &[Listed], mtus: &Mtus) -> Vec<(usize, Width)> {
         self.looks.retain(|id, _| mtus.contains_key(id));
         let mut changes = Vec::new();
-        for (place, peer) in peers.iter().enumerate() {
+        for (index, peer) in peers.iter().enumerate() {
             let Some(mtu) = mtus.get(&peer.id).copied() else { continue };
             if mtu >= LEAST_MTU {
                 if self.looks.remove(&peer.id) == Some(LOOKS) {
-                    changes.push((place, Width::Wide));
+                    changes.push((index, Width::Wide));
                 }
                 continue;
             }
@@ -154,7 +155,7 @@ impl Narrow {
             if *looks < LOOKS {
                 *looks += 1;
                 if *looks == LOOKS {
-                    changes.push((place, Width::Narrow(mtu)));
+                    changes.push((index, Width::Narrow(mtu)));
                 }
             }
         }

@@ -1,21 +1,21 @@
-//! What has been said in the log of late.
+//! Which lines were logged lately.
 
 use std::{
     collections::BTreeMap,
     time::{Duration, Instant},
 };
 
-/// After so long the same is said again.
+/// The same line is logged again after this time.
 const AGAIN: Duration = Duration::from_secs(60);
 
-/// Says everything that is new, and what is not at most once a minute.
+/// Lets each line through once a minute.
 #[derive(Debug, Default)]
 pub(super) struct Said {
     when: BTreeMap<String, Instant>,
 }
 
 impl Said {
-    /// Whether `text` is to be said now, which it is then taken to have been.
+    /// Whether `text` is to be logged now; then it counts as logged.
     pub(super) fn is_due(&mut self, text: &str, now: Instant) -> bool {
         self.when.retain(|_, said| now.saturating_duration_since(*said) < AGAIN);
         let due = !self.when.contains_key(text);

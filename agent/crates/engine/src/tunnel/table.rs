@@ -1,4 +1,4 @@
-//! Tables of our own: which agent of a host has which, and what killed ones have left.
+//! Routing tables of our own: which agent of a host has which, and the rules that killed agents have left.
 
 use std::{
     collections::BTreeSet,
@@ -14,25 +14,26 @@ use net::netlink::{Netlink, Rule, RuleKind};
 
 use crate::tunnel::{TunnelError, plan::FAMILIES};
 
-/// The table of the first agent of a host that needs one; the numbers around it are nobody's by default.
+/// The table of the first agent of a host that needs one; the numbers around it are not used by default.
 const FIRST_TABLE: u32 = 51_900;
 
 /// The priority of its first rule; the kernel's own for the main table is 32,766.
 const FIRST_PRIORITY: u32 = 31_900;
 
-/// Agents of one host that have a table of their own, at most.
+/// The largest number of agents of one host that have a table of their own.
 const MOST_TABLES: u32 = 16;
 
-/// A place for routes apart from the main table. It is nobody else's until it is dropped, or the process ends.
+/// A routing table apart from the main table. It is ours until this is dropped, or the process ends.
 pub(super) struct Apart {
-    /// Which of the tables it is.
+    /// The number of the table among ours.
     number: u32,
-    /// Its name is taken in this network namespace, as tables are; the kernel gives it free, however the process ends.
+    /// An abstract socket whose name stands for the table in this network namespace; the kernel releases it, however the process
+    /// ends.
     _claim: UnixDatagram,
 }
 
 impl Apart {
-    /// Takes the first of our tables that nobody has; what a killed agent has left of its rules is removed.
+    /// Takes the first of our tables that is free; rules that a killed agent has left for it are removed.
     ///
     /// # Errors
     /// [`TunnelError::Tables`] when all are in use; the kernel's.
@@ -47,7 +48,7 @@ impl Apart {
         Err(TunnelError::Tables { first: FIRST_TABLE, count: MOST_TABLES })
     }
 
-    /// `None` if somebody has it, of whatever program.
+    /// Claims a table; `None` if it is in use, by an agent or by another program.
     fn claim(number: u32, used: &BTreeSet<u32>) -> Result<Option<Self>, TunnelError> {
         if used.contains(&(FIRST_TABLE + number)) {
             return Ok(None);
@@ -65,7 +66,7 @@ impl Apart {
         FIRST_TABLE + self.number
     }
 
-    /// The rules that lead there for packets without `mark`: the first keeps the main table's routes.
+    /// The rules that lead packets without `mark` to the table: the first keeps the main table's routes.
     pub(super) fn rules(&self, family_of: IpAddr, mark: u32) -> [Rule; 2] {
         let [before, into] = priorities(self.number);
         let unmarked = RuleKind::Unmarked { mark, table: self.table() };
@@ -76,7 +77,7 @@ impl Apart {
     }
 }
 
-/// Removes the rules of all killed agents, and says which mark other than `mark` another agent has.
+/// Removes the rules of all killed agents, and returns a mark other than `mark` that another agent has.
 pub(super) fn clear_up(netlink: &mut Netlink, mark: u32) -> Result<Option<u32>, TunnelError> {
     let used = used(netlink)?;
     let there = rules(netlink)?;
@@ -94,7 +95,7 @@ pub(super) fn clear_up(netlink: &mut Netlink, mark: u32) -> Result<Option<u32>, 
     Ok(rules(netlink)?.into_iter().find_map(other))
 }
 
-/// Removes the rules of a table that we have claimed: its agent, if it ever had one, is gone.
+/// Removes the rules of a table that we have claimed: the agent that left them is gone.
 fn clear(netlink: &mut Netlink, number: u32) -> Result<(), TunnelError> {
     for rule in rules(netlink)?.iter().filter(|rule| belongs(rule, number)) {
         netlink.remove_rule(rule).map_err(failed)?;
@@ -125,7 +126,7 @@ fn rules(netlink: &mut Netlink) -> Result<Vec<Rule>, TunnelError> {
     Ok(rules)
 }
 
-/// Those of our tables that have routes, whoever set them.
+/// The tables of ours that have routes, whoever set them.
 fn used(netlink: &mut Netlink) -> Result<BTreeSet<u32>, TunnelError> {
     let mut used = BTreeSet::new();
     for family_of in FAMILIES {

@@ -188,7 +188,7 @@ impl DataPlane {
             tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
         for settled in sockets.locals.settlements().chain(written) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
-                peer.data.relay.settle_downlink(settled);
+                peer.data.relay.downlink.settle(settled);
             }
         }
     }

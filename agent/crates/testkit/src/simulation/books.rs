@@ -1,11 +1,14 @@
-//! What agents have counted and what they hold, read from their workers without going through the metrics.
+//! The counts and contents of agents, read from their workers without the metrics.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use dataplane::relay::{Account, Direction};
+use dataplane::{
+    forward::Local,
+    relay::{Account, Direction},
+};
 use engine::worker::Worker;
 
 use crate::simulation::World;
@@ -19,39 +22,39 @@ pub struct DirectionBooks {
     pub queued: u64,
 }
 
-/// The books of a peer at one worker.
+/// The counts and contents of a peer at one worker.
 #[derive(Clone, Debug)]
 pub struct PeerBooks {
     pub name: Arc<str>,
     pub uplink: DirectionBooks,
     pub downlink: DirectionBooks,
-    /// Of what waits for a lane and of what waits for its flow's confirmation: datagrams and bytes.
+    /// The datagrams, and their bytes, that wait for a lane, and those that wait for their flow's confirmation.
     pub waiting: [(usize, usize); 2],
     /// When the oldest of those arrived.
     pub oldest: Option<Instant>,
-    /// What the configuration says that may wait: datagrams, bytes, time.
+    /// The configured limits on what waits: datagrams, bytes, time.
     pub bounds: (usize, usize, Duration),
     /// The number of the peer's flows at this worker.
     pub flows: usize,
     /// The ceiling on the number of the peer's flows.
     pub max_flows: usize,
-    /// Times that a flow, or a bucket of IP packets, went to another lane.
+    /// The number of times that a flow, or a bucket of IP packets, went to another lane.
     pub moved: u64,
-    /// Whether this worker owns the connection with it.
+    /// Whether this worker is the session owner.
     pub is_owner: bool,
-    /// Lanes that are wanted, and those of them that are up, if there is a connection.
+    /// The number of lanes that are wanted, and of those that are up, if there is a connection.
     pub lanes: Option<(u32, u32)>,
     /// The number of the peer's TCP forwards at this worker.
     pub tcp_streams: u32,
 }
 
-/// The books of one worker of an agent.
+/// The counts and contents of one worker of an agent.
 #[derive(Clone, Debug)]
 pub struct WorkerBooks {
     pub peers: Vec<PeerBooks>,
-    /// Control connections, those included that are being made or closed.
+    /// The number of control connections, those included that are being made or closed.
     pub connections: usize,
-    /// Lanes, those included that are draining.
+    /// The number of lanes, those included that are draining.
     pub lanes: usize,
     /// The number of sockets that carry QUIC.
     pub underlays: usize,
@@ -59,22 +62,22 @@ pub struct WorkerBooks {
     pub upstreams: usize,
     /// The number of TCP forwards at this worker.
     pub forwards: usize,
-    /// What one of its turns did beyond what any turn may, in words.
+    /// The first excess of a turn over the bound of any turn, in words.
     pub excess: Option<String>,
 }
 
 impl World {
-    /// The books of an agent, by worker; none while it is not running.
+    /// The counts and contents of an agent, by worker; none while it is not running.
     pub fn books(&self, place: usize) -> Vec<WorkerBooks> {
-        let agent = self.agents.get(place).and_then(Option::as_ref);
-        let Some(agent) = agent else { return Vec::new() };
-        agent.workers.iter().zip(&agent.excess).map(|(worker, excess)| books(worker, excess)).collect()
+        let agents = self.agents.get(place).and_then(Option::as_ref).into_iter();
+        let workers = agents.flat_map(|agent| agent.workers.iter().zip(&agent.excess));
+        workers.map(|(worker, excess)| books(worker, excess)).collect()
     }
 }
 
 fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
     let peers = worker.peers().iter().map(|peer| {
-        let relay = &peer.data.relay;
+        let (relay, limits) = (&peer.data.relay, &peer.data.config.queue);
         let direction = |direction| DirectionBooks {
             account: *relay.account(direction),
             queued: relay.queued(direction),
@@ -86,11 +89,7 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
             downlink: direction(Direction::Downlink),
             waiting: [&relay.queue, &relay.awaiting].map(|queue| (queue.datagrams(), queue.bytes())),
             oldest: relay.oldest(),
-            bounds: (
-                peer.data.config.queue.packets,
-                peer.data.config.queue.bytes,
-                peer.data.config.queue.time,
-            ),
+            bounds: (limits.packets, limits.bytes, limits.time),
             flows: relay.flows.len(),
             max_flows: relay.max_flows,
             moved: relay.stats.flows_moved + relay.stripes.as_ref().map_or(0, |stripes| stripes.moved()),
@@ -104,15 +103,8 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
         connections: worker.control().len(),
         lanes: worker.lanes().iter().count(),
         underlays: worker.underlays().iter().count(),
-        upstreams: worker.locals().iter().filter(|socket| !is_ingress(socket)).count(),
+        upstreams: worker.locals().find(|local| matches!(local, Local::Upstream { .. })).len(),
         forwards: worker.forwards(),
         excess: excess.clone(),
-    }
-}
-
-fn is_ingress(socket: &dataplane::forward::LocalSocket) -> bool {
-    match socket.local {
-        dataplane::forward::Local::Ingress { .. } => true,
-        dataplane::forward::Local::Upstream { .. } => false,
     }
 }

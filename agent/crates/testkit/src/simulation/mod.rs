@@ -1,7 +1,7 @@
 //! Whole agents over a network in memory, in virtual time: what the tests of this package and `tests/sim` drive.
 //!
 //! The agents' code is the daemon's own, from [`Worker::turn`] on: a [`World`] gives it the clock, the network and the seeds.
-#![expect(clippy::unwrap_used, reason = "what a test gives wrong is to end the test")]
+#![expect(clippy::unwrap_used, reason = "a mistake of a test is to end the test")]
 
 use std::{
     cell::RefCell,
@@ -19,7 +19,7 @@ mod network;
 mod seeded;
 mod trace;
 pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
-use bottleneck::{Counts, Parameters};
+use bottleneck::{Bottleneck, Counts, Parameters};
 use config::{
     Config,
     reload::{Change, plan},
@@ -45,7 +45,7 @@ pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
 use trace::{Trace, WorkerOf};
 use wire::clock::{Clock, ManualClock};
 
-/// A machine's clock: the world's, and how many seconds it is ahead.
+/// A machine's clock: that of the world, and the number of seconds that it is ahead.
 struct Skewed(ManualClock, i64);
 
 impl Clock for Skewed {
@@ -63,22 +63,23 @@ impl Clock for Skewed {
 pub struct World {
     pub clock: ManualClock,
     pub weather: Rc<RefCell<Weather>>,
-    fabric: MemoryFabric,
+    /// The hosts, their addresses and names, which may change at any time.
+    pub fabric: MemoryFabric,
     network: Rc<RefCell<Network>>,
     /// The addresses of the hosts that are not agents.
     other_addresses: RefCell<Vec<IpAddr>>,
     agents: Vec<Option<Agent>>,
-    /// How many workers the next agent gets.
-    workers: u8,
-    /// How many seconds the clock of the next agent is ahead.
-    skew: i64,
-    /// Each agent's state directory: the knocks that its workers let in. `None` where there is none to be trusted.
-    journals: Vec<Option<Vec<MemoryReplayLog>>>,
-    /// What is done to the configuration of the next agents.
-    tune: fn(&mut Config),
-    /// What the TUN devices of the next agents can do.
-    offload: TunOffload,
-    /// An agent with little CPU: its place, how long each of its turns takes, and when it may take the next.
+    /// The number of workers of agents that are started from now on.
+    pub workers: u8,
+    /// The number of seconds that the clocks of agents are ahead that are started from now on.
+    pub skew: i64,
+    /// Each agent's state directory: the replay logs of its workers. `None` if it is lost.
+    replay_logs: Vec<Option<Vec<MemoryReplayLog>>>,
+    /// Changes the configuration of agents that are started from now on.
+    pub tune: fn(&mut Config),
+    /// The offloads of the TUN devices of agents that are started from now on.
+    pub offload: TunOffload,
+    /// An agent with little CPU: its index, how long each of its turns takes, and when it may take the next.
     slow: Option<(usize, Duration, Instant)>,
 }
 
@@ -90,26 +91,26 @@ pub struct Agent {
     hub: Arc<Hub>,
     tun: Option<MemoryTun>,
     pub snapshots: Arc<Snapshots>,
-    /// Of each worker, when it wants its next turn; `None` once it has ended.
+    /// When each worker wants its next turn; `None` once it has ended.
     deadlines: Vec<Option<Option<Instant>>>,
-    /// The most of each kind that any turn did since this was last asked.
+    /// The most work of each kind that any turn did since [`Agent::most_work`] was last called.
     most: TurnWork,
-    /// Of each worker, what a turn did beyond its bound, in words: the first that did.
+    /// For each worker, the first excess of a turn over its bound, in words.
     excess: Vec<Option<String>>,
 }
 
 impl Agent {
-    /// The number of lanes that all workers of the agent keep.
+    /// The number of lanes at all workers of the agent.
     pub fn lanes(&self) -> usize {
         self.workers.iter().map(|worker| worker.lanes().iter().count()).sum()
     }
 
-    /// Local sockets of all workers, ports for clients included.
+    /// The number of local sockets of all workers, ports for clients included.
     pub fn local_sockets(&self) -> usize {
         self.workers.iter().map(|worker| worker.locals().iter().count()).sum()
     }
 
-    /// The most of each kind of work that any turn did since this was last asked.
+    /// The most work of each kind that any turn did since the last call.
     pub fn most_work(&mut self) -> TurnWork {
         std::mem::take(&mut self.most)
     }
@@ -143,131 +144,99 @@ impl World {
             agents: Vec::new(),
             workers: 1,
             skew: 0,
-            journals: Vec::new(),
+            replay_logs: Vec::new(),
             tune: |_| (),
             offload: TunOffload { tcp: true, udp: true },
             slow: None,
         }
     }
 
-    /// The names, and who has which address: they may change at any time.
-    pub fn fabric(&self) -> &MemoryFabric {
-        &self.fabric
-    }
-
-    /// The host of an agent that has `address` has these from now on.
+    /// Gives the host of an agent that has `address` these addresses instead.
     pub fn set_addresses(&self, address: IpAddr, addresses: &[IpAddr]) {
         self.network.borrow_mut().agents.extend_from_slice(addresses);
         self.fabric.set_addresses(address, addresses);
     }
 
-    /// From now on each turn of an agent takes so long.
+    /// Lets each turn of an agent take `turn` from now on.
     pub fn slow_down(&mut self, place: usize, turn: Duration) {
         self.slow = Some((place, turn, self.clock.now()));
     }
 
-    /// Whether datagrams of equal length that arrive together are joined.
-    pub fn set_gro(&self, gro: bool) {
-        self.fabric.set_gro(gro);
-    }
-
-    /// What was put on the network since this was last asked, from the first time on.
+    /// The datagrams that were put on the network since the last call; none at the first call.
     pub fn tapped(&self) -> Vec<Tapped> {
         self.network.borrow_mut().tap.replace(Vec::new()).unwrap_or_default()
     }
 
-    /// A hash of every datagram, deadline and account of the agents, from the first time that this is asked on.
+    /// A hash of every datagram, deadline and account of the agents since the first call.
     pub fn digest(&self) -> u64 {
         self.network.borrow_mut().trace.get_or_insert_with(Trace::new).digest()
     }
 
-    /// From now on the network does this to datagrams from `from` to `to`; datagrams that are under way are not affected.
+    /// Sets the treatment of datagrams from `from` to `to`; datagrams that are under way are not affected.
     pub fn set_path(&self, from: IpAddr, to: IpAddr, path: NetworkPath) {
-        self.network.borrow_mut().set_path(from, to, path);
+        self.network.borrow_mut().paths.insert((from, to), path);
     }
 
     /// A bottleneck for [`NetworkPath::bottleneck`]; its losses come from `seed` and change nobody else's.
     pub fn add_bottleneck(&self, parameters: Parameters, seed: u64) -> BottleneckId {
-        self.network.borrow_mut().add_bottleneck(parameters, seed)
+        let bottlenecks = &mut self.network.borrow_mut().bottlenecks;
+        bottlenecks.push(Bottleneck::new(parameters, seed));
+        BottleneckId(bottlenecks.len() - 1)
     }
 
-    /// A step: from now on the bottleneck is like this, and what waits in it goes on.
-    pub fn set_bottleneck(&self, id: BottleneckId, parameters: Parameters) {
-        self.network.borrow_mut().set_bottleneck(id, parameters);
+    /// Changes the parameters of a bottleneck; packets that wait in it go on.
+    pub fn set_bottleneck(&self, BottleneckId(id): BottleneckId, parameters: Parameters) {
+        self.network.borrow_mut().bottlenecks[id].set(self.clock.now(), parameters);
     }
 
-    /// What became of the packets that a bottleneck took, and how many it still holds.
-    pub fn bottleneck(&self, id: BottleneckId) -> (Counts, usize) {
-        self.network.borrow().bottleneck(id)
+    /// The counts of the packets that a bottleneck took, and the number that it still holds.
+    pub fn bottleneck(&self, BottleneckId(id): BottleneckId) -> (Counts, usize) {
+        let bottleneck = &self.network.borrow().bottlenecks[id];
+        (bottleneck.counts(), bottleneck.held())
     }
 
-    /// A NAT in front of `inside` forgets its mappings: the ports that it dials from appear under new ones, of the address
-    /// `outside`, and what is still sent to the old ones is lost. Ports that it listens at stay.
+    /// Has a NAT in front of `inside` forget its mappings: the ports that `inside` dials from appear as new ones of the address
+    /// `outside`, and datagrams to the old ones are lost. Ports that it listens at stay.
     pub fn rebind(&self, inside: IpAddr, outside: IpAddr) {
         if inside != outside && !self.other_addresses.borrow().contains(&outside) {
-            // To nobody at all nothing would even be sent.
+            // The fabric would not even send datagrams to an address without a host.
             drop(self.host(&[outside]));
         }
         self.network.borrow_mut().rebind(inside, outside);
     }
 
-    /// From now on a NAT shows `inside` as `outside`, in place of what it showed before.
+    /// Has a NAT translate `inside` to `outside` from now on, instead of any address before.
     pub fn translate(&self, inside: SocketAddr, outside: SocketAddr) {
         self.network.borrow_mut().translate(inside, outside);
     }
 
-    /// Puts a datagram on the network in anyone's name; it arrives at once, and what it draws is seen by the tap.
+    /// Puts a datagram on the network in anyone's name; it arrives at once, and the tap sees the answers.
     pub fn send_as(&self, datagram: &Tapped) {
         let from = datagram.from.ip();
         let known = [&self.network.borrow().agents[..], &self.other_addresses.borrow()[..]].concat();
         if !known.contains(&from) {
-            // To nobody at all nothing would even be sent.
+            // The fabric would not even send answers to an address without a host.
             drop(self.host(&[from]));
         }
-        self.fabric.inject(&Datagram {
-            from: datagram.from,
-            to: datagram.to,
-            tos: datagram.tos,
-            payload: &datagram.payload,
-        });
+        self.fabric.inject(&datagram.as_datagram());
     }
 
-    /// How many seconds the clocks of the agents are ahead that are started from now on.
-    pub fn set_skew(&mut self, seconds: i64) {
-        self.skew = seconds;
-    }
-
-    /// Loses an agent's state directory, and with it the record of used knocks.
+    /// Loses an agent's state directory, and with it the replay logs.
     pub fn lose_state(&mut self, place: usize) {
-        self.journals[place] = None;
+        self.replay_logs[place] = None;
     }
 
-    /// How many workers the agents have that are started from now on.
-    pub fn set_workers(&mut self, workers: u8) {
-        self.workers = workers;
-    }
-
-    /// What is done to the configuration of agents that are started from now on.
-    pub fn set_tune(&mut self, tune: fn(&mut Config)) {
-        self.tune = tune;
-    }
-
-    /// What the TUN devices can do of agents that are started from now on.
-    pub fn set_offload(&mut self, offload: TunOffload) {
-        self.offload = offload;
-    }
-
-    /// Starts an agent on a host of its own with these addresses; returns its place.
+    /// Starts an agent on a host of its own with these addresses; returns its index.
     pub fn start(&mut self, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) -> usize {
         self.agents.push(None);
-        self.journals.push(Some(Vec::new()));
+        self.replay_logs.push(Some(Vec::new()));
         self.network.borrow_mut().agents.extend_from_slice(addresses);
         let place = self.agents.len() - 1;
         self.restart(place, toml, identity, addresses, seed);
         place
     }
 
-    /// Starts an agent again under the same place, as a new process; the old one is gone without a word.
+    /// Starts an agent again under the same index, as a new process; the old one is killed.
     pub fn restart(&mut self, place: usize, toml: &str, identity: &Identity, addresses: &[IpAddr], seed: u8) {
         self.agents[place] = None;
         let config = Arc::new(self.read(toml));
@@ -344,22 +313,22 @@ impl World {
         Ok(changes)
     }
 
-    /// What an agent finds in its state directory: an empty one to begin with, and after [`World::lose_state`] none.
+    /// The used knocks in an agent's state directory, which is empty at first, and gone after [`World::lose_state`].
     fn knocks(&mut self, place: usize, clock: &dyn Clock) -> Vec<SingleUse> {
         let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
-        let before = self.journals[place].take();
+        let before = self.replay_logs[place].take();
         let blind_until = if before.is_some() { 0 } else { unix_seconds - 1 };
         let records: Vec<_> = before.iter().flatten().flat_map(MemoryReplayLog::records).collect();
-        let journals: Vec<MemoryReplayLog> = (0..self.workers).map(|_| MemoryReplayLog::default()).collect();
-        self.journals[place] = Some(journals.clone());
-        let table = |journal| {
+        let logs: Vec<MemoryReplayLog> = (0..self.workers).map(|_| MemoryReplayLog::default()).collect();
+        self.replay_logs[place] = Some(logs.clone());
+        let table = |log| {
             let (workers, records) = (self.workers, records.clone());
-            SingleUse::restore(Box::new(journal), workers, records, blind_until, now, unix_seconds)
+            SingleUse::restore(Box::new(log), workers, records, blind_until, now, unix_seconds)
         };
-        journals.into_iter().map(table).collect()
+        logs.into_iter().map(table).collect()
     }
 
-    /// Ends an agent without a word, as `kill -9` does.
+    /// Kills an agent without notice, as `kill -9` does.
     pub fn kill(&mut self, place: usize) {
         self.agents[place] = None;
     }
@@ -386,25 +355,22 @@ impl World {
 
     /// The peers of an agent, as they are now.
     pub fn peers(&mut self, place: usize) -> Vec<PeerStatus> {
-        let now = self.clock.now();
-        let agent = self.agent(place);
-        for worker in &mut agent.workers {
-            worker.publish_last(now);
-        }
-        agent.snapshots.get().peers
+        self.publish(place);
+        self.agent(place).snapshots.get().peers
     }
 
     /// The value of a series of an agent's metrics, e.g. `culvert_flows{peer="exit"}`.
     pub fn metric(&mut self, place: usize, series: &str) -> u64 {
-        let now = self.clock.now();
-        let agent = self.agent(place);
-        for worker in &mut agent.workers {
-            worker.publish_last(now);
-        }
+        self.publish(place);
         self.published(place, series)
     }
 
-    /// The same, as the agent has last published it.
+    fn publish(&mut self, place: usize) {
+        let now = self.clock.now();
+        self.agent(place).workers.iter_mut().for_each(|worker| worker.publish_last(now));
+    }
+
+    /// The value of a series, as the agent has last published it.
     pub fn published(&mut self, place: usize, series: &str) -> u64 {
         match self.agent(place).snapshots.value(series) {
             Some(Value::Count(count)) => count,
@@ -434,7 +400,7 @@ impl World {
 
     fn run_until(&mut self, until: Instant, mut done: impl FnMut(&mut Self) -> bool) -> bool {
         loop {
-            self.turns();
+            self.settle();
             if done(self) {
                 return true;
             }
@@ -460,11 +426,11 @@ impl World {
         let step = next.saturating_duration_since(now).max(Duration::from_micros(1));
         self.clock.advance(step);
         self.arrive();
-        self.turns();
+        self.settle();
         true
     }
 
-    /// What a turn of an agent did beyond what any turn may, in words: the first that did.
+    /// The first excess of an agent's turn over the bound of any turn, in words.
     pub fn excess(&self, place: usize) -> Option<&str> {
         self.agents.get(place)?.as_ref()?.excess.iter().flatten().map(String::as_str).next()
     }
@@ -473,14 +439,9 @@ impl World {
         self.clock.now()
     }
 
-    /// Lets agents do what there is for them to do now; for whoever has given them something.
-    pub fn settle(&mut self) {
-        self.turns();
-    }
-
-    /// Lets every agent take turns until none has anything to do now. As with the daemon, a worker has one when something is
+    /// Lets every agent take turns until none has anything to do now. As with the daemon, a worker has a turn when something is
     /// ready or due, or it was busy.
-    fn turns(&mut self) {
+    pub fn settle(&mut self) {
         for _ in 0..10_000 {
             let (mut busy, now) = (false, self.clock.now());
             for (place, agent) in self.agents.iter_mut().enumerate() {
@@ -508,7 +469,7 @@ impl World {
                     if excess.is_none() {
                         *excess = worker.excess_of_turn();
                     }
-                    // What is busy is due at once.
+                    // A busy worker is due at once.
                     let due = if turn.busy { Some(now) } else { turn.deadline };
                     *deadline = (!turn.ended).then_some(due);
                     busy |= turn.busy && !turn.ended && !is_slow;
@@ -516,11 +477,9 @@ impl World {
                 if is_slow {
                     continue;
                 }
-                // A worker may have given another that had its turn something to do.
-                let given = agent.workers.iter().zip(&agent.deadlines);
-                busy |= given
-                    .into_iter()
-                    .any(|(worker, deadline)| deadline.is_some() && !worker.ready().is_empty());
+                // A worker may have given something to another one that had its turn before.
+                let mut running = agent.workers.iter().zip(&agent.deadlines);
+                busy |= running.any(|(worker, deadline)| deadline.is_some() && !worker.ready().is_empty());
             }
             if !busy {
                 return;
@@ -533,29 +492,19 @@ impl World {
         let now = self.clock.now();
         loop {
             let Some(datagram) = self.network.borrow_mut().arrived(now) else { break };
-            if !self.fabric.inject(&datagram.as_datagram()) {
+            if !self.fabric.inject(&datagram.datagram.as_datagram()) {
                 self.network.borrow_mut().refuse(&datagram);
             }
         }
     }
 
-    /// Larger datagrams between these hosts vanish on their way, in both directions.
+    /// Lets datagrams above `bytes` between these hosts vanish on their way, in both directions.
     pub fn set_mtu(&self, one: IpAddr, other: IpAddr, bytes: usize) {
         self.fabric.set_mtu(one, other, bytes);
         self.fabric.set_mtu(other, one, bytes);
     }
 
-    /// The device of a host refuses larger datagrams.
-    pub fn set_device_mtu(&self, host: IpAddr, bytes: usize) {
-        self.fabric.set_device_mtu(host, bytes);
-    }
-
-    /// Whether datagrams to a listening port go to the worker that their connection ID names, or all to the first.
-    pub fn set_steering(&self, steering: bool) {
-        self.fabric.set_steering(steering);
-    }
-
-    /// Lets a datagram arrive that says it comes from `from`.
+    /// Lets a datagram arrive with the forged source `from`.
     pub fn forge(&self, from: SocketAddr, to: SocketAddr, payload: &[u8]) {
         assert!(self.fabric.inject(&Datagram { from, to, tos: 0, payload }), "nobody listens at {to}");
     }

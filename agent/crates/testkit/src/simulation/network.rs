@@ -14,18 +14,18 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::clock::{Clock, ManualClock};
 
 use crate::simulation::{
-    bottleneck::{Bottleneck, Counts, Packet, Parameters},
+    bottleneck::{Bottleneck, Packet},
     trace::Trace,
 };
 
 /// Ports from here on are taken for dialling (RFC 6335 §6): a NAT gives them others.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
 
-/// What the network does to datagrams between hosts of which it knows nothing else.
+/// The treatment of datagrams between hosts that have no [`NetworkPath`].
 pub struct Weather {
     /// The one-way delay of each datagram.
     pub delay: Duration,
-    /// How many of a hundred are lost between agents.
+    /// The percentage of datagrams that are lost between agents.
     pub loss_percent: u32,
     /// Datagrams for which this is true are lost.
     pub block: Box<dyn Fn(SocketAddr, SocketAddr) -> bool>,
@@ -40,30 +40,30 @@ impl Default for Weather {
     }
 }
 
-/// What the network does to datagrams from one host to another.
+/// The treatment of datagrams from one host to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NetworkPath {
     /// The least one-way delay of a datagram, to which jitter may add.
     pub delay: Duration,
-    /// So much longer a datagram may take, so that others overtake it.
+    /// The largest additional delay, by which datagrams overtake others.
     pub jitter: Duration,
-    /// How many of a thousand are lost.
+    /// The number of datagrams of a thousand that are lost.
     pub loss: u32,
-    /// How many of a thousand arrive twice.
+    /// The number of datagrams of a thousand that arrive twice.
     pub duplicates: u32,
-    /// How many of a thousand arrive with flipped bits.
+    /// The number of datagrams of a thousand that arrive with flipped bits.
     pub corrupted: u32,
-    /// Datagrams with a longer payload vanish, in bytes.
+    /// The largest payload in bytes; datagrams with a longer one vanish.
     pub most_bytes: usize,
     /// Whether the path is cut, so that nothing arrives.
     pub is_cut: bool,
-    /// Datagrams pass this bottleneck, and after it the delay.
+    /// The bottleneck that datagrams pass before the delay.
     pub bottleneck: Option<BottleneckId>,
 }
 
 /// A bottleneck of a world, which several paths may share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct BottleneckId(usize);
+pub struct BottleneckId(pub(super) usize);
 
 impl Default for NetworkPath {
     /// 5 ms one way, nothing else.
@@ -81,10 +81,10 @@ impl Default for NetworkPath {
     }
 }
 
-/// A datagram that a host put on the network, before anything was done to it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A datagram that a host put on the network.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Tapped {
-    /// Who sent it, as others see that.
+    /// The address of the sender, as others see it.
     pub from: SocketAddr,
     /// The destination of the datagram, as it is behind any NAT.
     pub to: SocketAddr,
@@ -92,37 +92,32 @@ pub struct Tapped {
     pub payload: Vec<u8>,
 }
 
+impl Tapped {
+    pub(super) fn as_datagram(&self) -> Datagram<'_> {
+        Datagram { from: self.from, to: self.to, tos: self.tos, payload: &self.payload }
+    }
+}
+
 /// A datagram that is on its way and arrives at a set time.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct InTransit {
     arrives: Instant,
     order: u64,
-    from: SocketAddr,
-    to: SocketAddr,
-    tos: u8,
-    payload: Vec<u8>,
+    pub(super) datagram: Tapped,
     /// The index of the bottleneck that the datagram passed, if there was one.
     passed: Option<usize>,
 }
 
 /// A datagram while a bottleneck holds it.
-struct Carried {
-    from: SocketAddr,
-    to: SocketAddr,
-    payload: Vec<u8>,
-    /// How long it takes behind the bottleneck.
+pub(super) struct Carried {
+    datagram: Tapped,
+    /// The delay behind the bottleneck.
     delay: Duration,
 }
 
 /// Bytes of the IP and UDP headers around a payload.
 fn header_bytes(to: SocketAddr) -> usize {
     if to.is_ipv4() { 20 + 8 } else { 40 + 8 }
-}
-
-impl InTransit {
-    pub(super) fn as_datagram(&self) -> Datagram<'_> {
-        Datagram { from: self.from, to: self.to, tos: self.tos, payload: &self.payload }
-    }
 }
 
 /// A NAT in front of a host.
@@ -146,21 +141,21 @@ impl Nat {
     }
 }
 
-/// The network, its randomness, and what is under way.
+/// The network, its randomness, and the datagrams that are under way.
 pub(super) struct Network {
     weather: Rc<RefCell<Weather>>,
-    paths: BTreeMap<(IpAddr, IpAddr), NetworkPath>,
+    pub(super) paths: BTreeMap<(IpAddr, IpAddr), NetworkPath>,
     pub(super) agents: Vec<IpAddr>,
     /// Addresses that a NAT translates: inside, outside.
     translated: Vec<(SocketAddr, SocketAddr)>,
     nats: BTreeMap<IpAddr, Nat>,
-    bottlenecks: Vec<Bottleneck<Carried>>,
+    pub(super) bottlenecks: Vec<Bottleneck<Carried>>,
     transit: BinaryHeap<Reverse<InTransit>>,
     order: u64,
     clock: ManualClock,
     rng: StdRng,
     pub(super) tap: Option<Vec<Tapped>>,
-    /// What was put on the network and what the agents did, once somebody has asked.
+    /// The hash over the datagrams and the agents' turns, once it has been asked for.
     pub(super) trace: Option<Trace>,
 }
 
@@ -182,24 +177,7 @@ impl Network {
         }
     }
 
-    pub(super) fn set_path(&mut self, from: IpAddr, to: IpAddr, path: NetworkPath) {
-        self.paths.insert((from, to), path);
-    }
-
-    pub(super) fn add_bottleneck(&mut self, parameters: Parameters, seed: u64) -> BottleneckId {
-        self.bottlenecks.push(Bottleneck::new(parameters, seed));
-        BottleneckId(self.bottlenecks.len() - 1)
-    }
-
-    pub(super) fn set_bottleneck(&mut self, BottleneckId(id): BottleneckId, parameters: Parameters) {
-        self.bottlenecks[id].set(self.clock.now(), parameters);
-    }
-
-    pub(super) fn bottleneck(&self, BottleneckId(id): BottleneckId) -> (Counts, usize) {
-        (self.bottlenecks[id].counts(), self.bottlenecks[id].held())
-    }
-
-    /// Nobody took a datagram that had arrived.
+    /// Notes that nobody took a datagram that had arrived.
     pub(super) fn refuse(&mut self, datagram: &InTransit) {
         if let Some(id) = datagram.passed {
             self.bottlenecks[id].refuse();
@@ -231,13 +209,14 @@ impl Network {
         }
     }
 
-    /// Who is behind `address`; `None` where nobody is any more. The own address of a host behind a NAT stays good for services and
-    /// clients, which are on its side, and leads agents nowhere: what they learnt before the NAT changed is no mapping of it.
+    /// The host's own address behind `address`; `None` if nobody is there any more. The own address of a host behind a NAT stays
+    /// valid for services and clients, which are on its side, but not for agents: an address that they learnt before the NAT changed
+    /// is no mapping of it.
     fn inside(&self, address: SocketAddr, is_agents: bool) -> Option<SocketAddr> {
         if let Some(pair) = self.translated.iter().find(|pair| pair.1 == address) {
             return Some(pair.0);
         }
-        // Behind a NAT nobody is reached under the address that he has there.
+        // Nobody behind a NAT is reached under its inside address.
         if self.translated.iter().any(|pair| pair.0 == address) {
             return None;
         }
@@ -250,7 +229,7 @@ impl Network {
         (!is_forgotten).then_some(address)
     }
 
-    /// Takes a datagram of one host for another; what is sent to itself arrives at once.
+    /// Takes a datagram of one host for another; a datagram of a host to itself arrives at once.
     pub(super) fn take(&mut self, datagram: &Datagram<'_>) -> Verdict {
         if datagram.to.ip().is_loopback() {
             return Verdict::Deliver;
@@ -281,7 +260,7 @@ impl Network {
         }
         let mark = rules.mark.filter(|_| between_agents);
         let tos = mark.map_or(datagram.tos, |ecn| datagram.tos & !0b11 | ecn);
-        self.send(rules.delay, from, to, tos, datagram.payload.to_vec());
+        self.transfer(rules.delay, Tapped { from, to, tos, payload: datagram.payload.to_vec() }, None);
     }
 
     fn pass(&mut self, path: NetworkPath, from: SocketAddr, to: SocketAddr, datagram: &Datagram<'_>) {
@@ -293,8 +272,8 @@ impl Network {
             let mut payload = datagram.payload.to_vec();
             if self.happens(path.corrupted) && !payload.is_empty() {
                 for _ in 0..self.rng.random_range(1..=3) {
-                    let place = self.rng.random_range(0..payload.len());
-                    payload[place] ^= 1 << self.rng.random_range(0..8);
+                    let index = self.rng.random_range(0..payload.len());
+                    payload[index] ^= 1 << self.rng.random_range(0..8);
                 }
             }
             let late = match path.jitter {
@@ -302,12 +281,12 @@ impl Network {
                 jitter => self.rng.random_range(Duration::ZERO..=jitter),
             };
             let delay = path.delay + late;
+            let (bytes, tos) = (payload.len() + header_bytes(to), datagram.tos);
+            let datagram = Tapped { from, to, tos, payload };
             match path.bottleneck {
-                None => self.send(delay, from, to, datagram.tos, payload),
+                None => self.transfer(delay, datagram, None),
                 Some(BottleneckId(id)) => {
-                    let bytes = payload.len() + header_bytes(to);
-                    let content = Carried { from, to, payload, delay };
-                    let packet = Packet { bytes, tos: datagram.tos, content };
+                    let packet = Packet { bytes, tos, content: Carried { datagram, delay } };
                     self.bottlenecks[id].enqueue(self.clock.now(), packet);
                 }
             }
@@ -318,15 +297,11 @@ impl Network {
         of_thousand > 0 && self.rng.random_range(0..1000) < of_thousand
     }
 
-    fn send(&mut self, delay: Duration, from: SocketAddr, to: SocketAddr, tos: u8, payload: Vec<u8>) {
-        let arrives = self.clock.now() + delay;
-        self.transfer(InTransit { arrives, order: 0, from, to, tos, payload, passed: None });
-    }
-
-    fn transfer(&mut self, mut datagram: InTransit) {
+    /// Lets a datagram, which may have passed a bottleneck, arrive after `delay`.
+    fn transfer(&mut self, delay: Duration, datagram: Tapped, passed: Option<usize>) {
         self.order += 1;
-        datagram.order = self.order;
-        self.transit.push(Reverse(datagram));
+        let arrives = self.clock.now() + delay;
+        self.transit.push(Reverse(InTransit { arrives, order: self.order, datagram, passed }));
     }
 
     /// When the next datagram arrives, or may leave a bottleneck.
@@ -347,9 +322,8 @@ impl Network {
     fn empty_bottlenecks(&mut self, now: Instant) {
         for id in 0..self.bottlenecks.len() {
             while let Some(Packet { tos, content, .. }) = self.bottlenecks[id].pop(now) {
-                let Carried { from, to, payload, delay } = content;
-                let (arrives, passed) = (now + delay, Some(id));
-                self.transfer(InTransit { arrives, order: 0, from, to, tos, payload, passed });
+                let Carried { datagram, delay } = content;
+                self.transfer(delay, Tapped { tos, ..datagram }, Some(id));
             }
         }
     }

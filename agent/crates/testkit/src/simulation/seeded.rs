@@ -23,10 +23,10 @@ pub(super) fn seed(seed: u64) {
     GENERATOR.set(Some(StdRng::seed_from_u64(seed)));
 }
 
-/// What TLS is to draw from.
+/// The source of randomness for TLS.
 pub(super) const RANDOMNESS: Randomness = Randomness { random: &Generator, group: &Generator };
 
-/// The seeded random number generator of the current thread, which TLS draws from.
+/// The seeded random number generator of the current thread, from which TLS draws.
 #[derive(Debug)]
 struct Generator;
 
@@ -44,7 +44,7 @@ impl SupportedKxGroup for Generator {
         let mut secret = [0; 32];
         self.fill(&mut secret)?;
         let public = MontgomeryPoint::mul_base_clamped(secret).to_bytes();
-        Ok(Box::new(Hub { secret, public }))
+        Ok(Box::new(KeyExchange { secret, public }))
     }
 
     fn name(&self) -> NamedGroup {
@@ -52,13 +52,13 @@ impl SupportedKxGroup for Generator {
     }
 }
 
-/// One X25519 exchange (RFC 7748 §6.1).
-struct Hub {
+/// One X25519 key exchange (RFC 7748 §6.1).
+struct KeyExchange {
     secret: [u8; 32],
     public: [u8; 32],
 }
 
-impl ActiveKeyExchange for Hub {
+impl ActiveKeyExchange for KeyExchange {
     fn complete(self: Box<Self>, theirs: &[u8]) -> Result<SharedSecret, rustls::Error> {
         let theirs: [u8; 32] = theirs.try_into().map_err(|_| PeerMisbehaved::InvalidKeyShare)?;
         let shared = MontgomeryPoint(theirs).mul_clamped(self.secret);

@@ -99,7 +99,7 @@ fn strangers_reach_the_decoy_byte_for_byte_whichever_worker_they_come_to() {
         .flat_map(|(seed, workers)| [(seed, workers, true), (seed + 10, workers, false)])
     {
         let mut site = Site::new(seed, workers, "");
-        site.pair.world.set_steering(steering);
+        site.pair.world.fabric.set_steering(steering);
         let mut strangers: Vec<Udp> = (0..6).map(|port| site.stranger(2000 + port)).collect();
         let mut known = Vec::new();
         for (stranger, place) in strangers.iter_mut().zip(0..) {
@@ -296,7 +296,7 @@ fn a_decoy_that_does_not_listen_is_noticed_and_harms_nobody() {
 fn a_connected_peer_does_not_notice_strangers_even_at_its_own_address() {
     for (workers, steering) in [(1, true), (2, true), (3, false)] {
         let mut site = Site::new(1000, workers, "");
-        site.pair.world.set_steering(steering);
+        site.pair.world.fabric.set_steering(steering);
         site.pair.wait_for_lanes(1);
         let peer = site.pair.world.agent(site.pair.entry).workers[0].addresses().transport[0];
         let peer = SocketAddr::new(ENTRY, peer.port());

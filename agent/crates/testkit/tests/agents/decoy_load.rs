@@ -143,7 +143,7 @@ fn five_hundred_flows_of_the_decoy_leave_peers_their_share_and_each_other_theirs
 fn what_came_and_was_not_dropped_went_on() {
     for (seed, workers, steering) in [(1020, 1, true), (1021, 2, true), (1022, 3, false), (1023, 3, true)] {
         let mut site = Site::new(seed, workers, "decoy_flows = 40");
-        site.pair.world.set_steering(steering);
+        site.pair.world.fabric.set_steering(steering);
         let mut rng = StdRng::seed_from_u64(seed);
         // There is a way back to most of them.
         let homes: Vec<IpAddr> = (0..70).map(|network| IpAddr::from([10, 0, network, 1])).collect();
@@ -192,7 +192,7 @@ fn what_came_and_was_not_dropped_went_on() {
 fn a_flood_from_a_thousand_sources_stays_within_its_bounds_and_harms_no_peer() {
     for (seed, workers, steering) in [(1030, 1, true), (1031, 3, true), (1032, 2, false)] {
         let mut site = Site::new(seed, workers, "decoy_flows = 256");
-        site.pair.world.set_steering(steering);
+        site.pair.world.fabric.set_steering(steering);
         site.pair.wait_for_lanes(1);
         let mut rng = StdRng::seed_from_u64(seed);
         let (mut client, mut answers, mut arrived) = (site.pair.client(4000), Vec::new(), 0);

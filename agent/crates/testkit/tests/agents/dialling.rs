@@ -18,7 +18,7 @@ use crate::{
 fn named(seed: u64, endpoints: &str, names: &[(&str, &[IpAddr])], exit_has: &[IpAddr]) -> (Pair, Crowd) {
     let mut pair = Pair::new(seed, "", "");
     for (name, addresses) in names {
-        pair.world.fabric().add_name(name, addresses);
+        pair.world.fabric.add_name(name, addresses);
     }
     pair.entry_toml = pair.entry_toml.replace(&format!("\"{EXIT}:4433\""), endpoints);
     pair.exit_toml = pair.exit_toml.replace(&format!("\"{EXIT}:4433\""), "\"0.0.0.0:4433\", \"[::]:4433\"");
@@ -83,7 +83,7 @@ fn a_listener_at_another_address_is_found_by_its_name() {
         // The name says so a moment later.
         let late = StdRng::seed_from_u64(seed).random_range(0..5000);
         crowd.run(&mut pair, Duration::from_millis(late));
-        pair.world.fabric().add_name("exit.example", &[EXIT_2]);
+        pair.world.fabric.add_name("exit.example", &[EXIT_2]);
         times.push(crowd.recovery(&mut pair, 2 * SECOND));
         crowd.run(&mut pair, SECOND);
         pair.assert_balanced();
@@ -97,11 +97,11 @@ fn a_resolver_that_hangs_delays_neither_other_endpoints_nor_a_known_address() {
     for seed in 8760..8780 {
         let endpoints = "\"hangs.example:4433\", \"exit.example:4433\"";
         let (mut pair, mut crowd) = named(seed, endpoints, &[("exit.example", &[EXIT])], &[EXIT]);
-        pair.world.fabric().hang_name("hangs.example", true);
+        pair.world.fabric.hang_name("hangs.example", true);
         times.push(crowd.recovery(&mut pair, SECOND));
         crowd.run(&mut pair, SECOND);
         // No name is answered any more; the exit is restarted where it was.
-        pair.world.fabric().hang_name("exit.example", true);
+        pair.world.fabric.hang_name("exit.example", true);
         let (exit, toml) = (pair.exit, pair.exit_toml.clone());
         let key = Identity::from_pem(pair.exit_key.to_pem().as_bytes()).unwrap();
         pair.world.restart(exit, &toml, &key, &[EXIT], 92);

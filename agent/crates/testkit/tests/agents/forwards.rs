@@ -159,7 +159,7 @@ fn six_peers_whose_service_reads_nothing_stay_within_the_memory_of_streams_and_g
         for (number, key) in (11..).zip(&keys) {
             let address = IpAddr::from([192, 0, 2, number]);
             let toml = pair.entry_toml.replace(&ENTRY.to_string(), &address.to_string());
-            pair.world.set_workers(1);
+            pair.world.workers = 1;
             places.push(pair.world.start(&toml, key, &[address], number));
             addresses.push(address);
         }

@@ -330,7 +330,7 @@ fn over_ipv6(seed: u64, access: &str) -> (World, [usize; 2], [SocketAddr; 2]) {
     let [entry_key, exit_key] = [(); 2].map(|()| Identity::generate().unwrap());
     println!("seed {seed}");
     let mut world = World::new(seed);
-    world.set_workers(2);
+    world.workers = 2;
     let exit = format!(
         "identity.key_file = \"none\"\ntransport.listen = [\"{listen}\"]\n[[peer]]\nname = \"entry\"\n\
          public_key = \"{}\"\n{access}",

@@ -81,7 +81,7 @@ impl GateFlood {
         const TURN: Duration = Duration::from_micros(500);
         let exit = self.pair.exit;
         // All of it in one batch.
-        self.pair.world.set_gro(true);
+        self.pair.world.fabric.set_gro(true);
         let mut client = self.pair.client(9_100);
         client.send(INGRESS, &numbered(1));
         self.run(50);

@@ -134,13 +134,13 @@ impl Pair {
             "#,
             exit_key.public_key()
         );
-        world.set_workers(workers.1);
+        world.workers = workers.1;
         let exit = world.start(&exit_toml, &exit_key, &[EXIT], 1);
-        world.set_workers(workers.0);
-        world.set_skew(skew);
+        world.workers = workers.0;
+        world.skew = skew;
         let entry = world.start(&entry_toml, &entry_key, &[ENTRY], 2);
-        world.set_workers(workers.1);
-        world.set_skew(0);
+        world.workers = workers.1;
+        world.skew = 0;
         let clients = world.host(&[CLIENT]);
         let mut services = world.host(&[SERVICE]);
         let echo = services.udp(UPSTREAM, None);

@@ -98,7 +98,7 @@ fn a_device_that_shrinks_refuses_packets_and_is_followed_as_well() {
     let mut pair = Pair::connected(93, "", "");
     let mut client = pair.client(1000);
     pair.hub(&mut client, &filling(1452), SECOND / 2);
-    pair.world.set_device_mtu(ENTRY, 1300);
+    pair.world.fabric.set_device_mtu(ENTRY, 1300);
     pair.hub(&mut client, &filling(1452), 2 * SECOND);
     assert!(pair.world.metric(pair.entry, BLACK_HOLES) >= 1);
     let refused = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"send_too_large\"}";

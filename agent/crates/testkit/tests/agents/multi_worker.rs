@@ -174,7 +174,7 @@ fn flows_of_a_dead_lane_take_lane_0_across_workers_and_keep_their_upstream_ports
 #[test]
 fn datagrams_that_the_kernel_did_not_steer_are_handed_over() {
     let mut pair = Pair::with_workers(740, (2, 3), "", "");
-    pair.world.set_steering(false);
+    pair.world.fabric.set_steering(false);
     pair.wait_for_lanes(3);
     let mut clients = pair.clients(20);
     for answers in pair.converse(&mut clients, 0..20, Duration::from_millis(5)) {
@@ -238,9 +238,9 @@ fn workers_of_ends_that_dial_each_other_agree_on_one_connection() {
             )
         };
         let (here, there) = (SocketAddr::new(ENTRY, 4433), SocketAddr::new(EXIT, 4433));
-        world.set_workers(workers.0);
+        world.workers = workers.0;
         let one = world.start(&toml(here, there, &keys[1]), &keys[0], &[ENTRY], 1);
-        world.set_workers(workers.1);
+        world.workers = workers.1;
         let other = world.start(&toml(there, here, &keys[0]), &keys[1], &[EXIT], 2);
         let lanes = usize::from(workers.0.max(workers.1));
         world.run(Duration::from_secs(10));

@@ -51,7 +51,7 @@ impl Pair {
 
     /// One turn of the agent at `place` takes a millisecond, and carries so many datagrams of a kind of socket.
     fn slow_down(&mut self, place: usize, units: i64) {
-        self.world.set_gro(false);
+        self.world.fabric.set_gro(false);
         self.world.slow_down(place, MS);
         for worker in &mut self.world.agent(place).workers {
             worker.set_budget(units);

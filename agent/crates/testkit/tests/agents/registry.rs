@@ -365,13 +365,13 @@ fn open_exit(world: &mut World, key: &Identity) -> usize {
         crate::UPSTREAM,
         crate::UPSTREAM
     );
-    world.set_tune(|config| {
+    world.tune = |config| {
         config.access.mode = AccessMode::Open;
         config.access.services = vec![0];
         config.limits.open_peers = 2;
-    });
+    };
     let place = world.start(&toml, key, &[EXIT], 1);
-    world.set_tune(|_| ());
+    world.tune = |_| ();
     place
 }
 
@@ -380,7 +380,7 @@ fn in_open_mode_strangers_get_what_access_grants_until_they_are_idle() {
     for (workers, seed) in [1, 2, 3].into_iter().zip(1040..) {
         println!("seed {seed}, {workers} workers");
         let mut world = World::new(seed);
-        world.set_workers(workers);
+        world.workers = workers;
         let (exit_key, key) = (Identity::generate().unwrap(), Identity::generate().unwrap());
         let exit = open_exit(&mut world, &exit_key);
         let secret = "[[udp]]\nlisten = \"0.0.0.0:5301\"\npeer = \"exit\"\nservice = \"secret\"";
@@ -426,7 +426,7 @@ fn in_open_mode_strangers_get_what_access_grants_until_they_are_idle() {
 fn the_ceiling_on_peers_of_open_mode_holds_and_no_stranger_gets_more_than_is_granted() {
     println!("seed 1050");
     let mut world = World::new(1050);
-    world.set_workers(2);
+    world.workers = 2;
     let exit_key = Identity::generate().unwrap();
     let exit = open_exit(&mut world, &exit_key);
     let mut host = world.host(&[ROGUE]);

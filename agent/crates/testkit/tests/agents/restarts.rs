@@ -151,7 +151,7 @@ impl Restarts {
         self.instance += 1;
         let (exit, toml) = (self.pair.exit, self.pair.exit_toml.clone());
         self.lose_state_perhaps(exit);
-        self.pair.world.set_workers(self.rng.random_range(1..=3));
+        self.pair.world.workers = self.rng.random_range(1..=3);
         let key = Identity::from_pem(self.pair.exit_key.to_pem().as_bytes()).unwrap();
         self.pair.world.restart(exit, &toml, &key, &[EXIT], self.instance);
     }
@@ -160,7 +160,7 @@ impl Restarts {
         self.instance += 1;
         let (entry, toml) = (self.pair.entry, self.pair.entry_toml.clone());
         self.lose_state_perhaps(entry);
-        self.pair.world.set_workers(self.rng.random_range(1..=3));
+        self.pair.world.workers = self.rng.random_range(1..=3);
         let key = Identity::from_pem(self.pair.entry_key.to_pem().as_bytes()).unwrap();
         self.pair.world.restart(entry, &toml, &key, &[ENTRY], self.instance);
     }

@@ -180,7 +180,7 @@ fn a_new_process_at_either_end_goes_on_carrying_packets() {
         assert!(arrived.len() > 200 && arrived.ends_with(&[419]), "{arrived:?}");
         tunnel.run(20);
         let entry_toml = tunnel.pair.entry_toml.clone();
-        tunnel.pair.world.set_workers(workers.0);
+        tunnel.pair.world.workers = workers.0;
         tunnel.pair.world.restart(entry, &entry_toml, &tunnel.pair.entry_key, &[ENTRY], 78);
         tunnel.written(exit);
         let mut back = Vec::new();

@@ -19,7 +19,7 @@ fn marks_on_the_way_become_marks_inside() {
         let mut tunnel = Tunnel::new(seed, workers, "").settled(usize::from(workers.0.max(workers.1)));
         let ends = tunnel.ends();
         // Without steering most of what comes to the exit is handed from worker to worker.
-        tunnel.pair.world.set_steering(seed == 1400);
+        tunnel.pair.world.fabric.set_steering(seed == 1400);
         let (mut read, mut unmarked) = ([0; 2], [0; 2]);
         for (outer, inner) in (0..4u8).flat_map(|outer| (0..4u8).map(move |inner| (outer, inner))) {
             tunnel.pair.world.weather.borrow_mut().mark = Some(outer);

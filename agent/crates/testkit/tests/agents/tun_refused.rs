@@ -296,7 +296,7 @@ fn a_peer_that_is_added_while_workers_run_has_its_prefixes_until_it_is_removed()
              endpoints = [\"{EXIT}:4433\"]\nkeepalive = \"1s\"\n{BEHIND_EXIT}\n{ENTRY_TUN}",
             pair.exit_key.public_key()
         );
-        pair.world.set_workers(workers);
+        pair.world.workers = workers;
         let late = pair.world.start(&toml, &key, &[ROGUE], 9);
         let to_late = |pair: &mut Pair, flow: u8| {
             let given = Given::new(&udp(flow.is_multiple_of(2), flow), How::Partial).back();

@@ -59,10 +59,10 @@ impl Tunnel {
 
     /// Both agents are new processes, on devices with this offload.
     pub(super) fn with_offload(mut self, entry: TunOffload, exit: TunOffload) -> Self {
-        self.pair.world.set_offload(exit);
+        self.pair.world.offload = exit;
         let (place, toml) = (self.pair.exit, self.pair.exit_toml.clone());
         self.pair.world.restart(place, &toml, &self.pair.exit_key, &[EXIT], 31);
-        self.pair.world.set_offload(entry);
+        self.pair.world.offload = entry;
         let (place, toml) = (self.pair.entry, self.pair.entry_toml.clone());
         self.pair.world.restart(place, &toml, &self.pair.entry_key, &[ENTRY], 32);
         self

@@ -3,13 +3,13 @@
 //! | question | file |
 //! |---|---|
 //! | which algorithm a connection has, and how quinn-proto asks it | this one |
-//! | what BBR knows of a path, and what it does | `bbr.rs` |
+//! | BBR: the model of a path, and the window and rate that follow from it | `bbr.rs` |
 //! | how fast data arrives | `delivery.rs` |
 //! | when packets leave: a connection's pacer, a peer's rate | `pacing.rs` |
 //!
 //! quinn-proto asks a controller for a window only, and paces by that. The pace is ours: the driver reads
 //! [`Congestion::pacing_rate`] and lets packets go accordingly ([`pacing::Pacer`]). Datagrams and IP packets on lanes are not
-//! concerned: what they carry controls itself.
+//! concerned: the traffic inside them controls itself.
 
 use std::{
     any::Any,
@@ -93,24 +93,11 @@ impl ControllerFactory for Congestion {
     }
 }
 
-/// What is in flight at [`CongestionControl::Rate`].
-#[derive(Clone, Debug)]
-struct FixedRate {
-    /// The last measured round-trip time.
-    rtt: Duration,
-}
-
-impl FixedRate {
-    /// Two round trips at the rate, so that repeated losses of the same packet do not stop it, and what hosts add.
-    fn window(&self, rate: u64) -> u64 {
-        (rate as f64 * (2.0 * self.rtt.as_secs_f64() + 0.05)) as u64
-    }
-}
-
 enum Model {
     Bbr(Box<Bbr>),
     Cubic(Box<dyn Controller>),
-    Rate(FixedRate),
+    /// A fixed rate, and the last measured round-trip time.
+    Rate(Duration),
 }
 
 impl Model {
@@ -118,7 +105,7 @@ impl Model {
         match algorithm {
             CongestionControl::Bbr => Self::Bbr(Box::new(Bbr::new(now, mtu))),
             CongestionControl::Cubic => Self::Cubic(Arc::new(CubicConfig::default()).build(now, mtu)),
-            CongestionControl::Rate => Self::Rate(FixedRate { rtt: Duration::from_millis(50) }),
+            CongestionControl::Rate => Self::Rate(Duration::from_millis(50)),
         }
     }
 }
@@ -128,7 +115,7 @@ impl Clone for Model {
         match self {
             Self::Bbr(bbr) => Self::Bbr(bbr.clone()),
             Self::Cubic(cubic) => Self::Cubic(cubic.clone_box()),
-            Self::Rate(rate) => Self::Rate(rate.clone()),
+            Self::Rate(rtt) => Self::Rate(*rtt),
         }
     }
 }
@@ -229,15 +216,12 @@ impl StreamController {
         if app_limited {
             self.delivery.limit_by_application(in_flight);
         }
-        let min_rtt = match &self.model {
-            Model::Bbr(bbr) => bbr.min_rtt(),
-            Model::Cubic(_) | Model::Rate(_) => None,
-        };
+        let min_rtt = if let Model::Bbr(bbr) = &self.model { bbr.min_rtt() } else { None };
         let Some(sample) = self.delivery.sample(now, min_rtt) else { return };
         self.loss.rtt = sample.rtt;
         match &mut self.model {
             Model::Bbr(bbr) => bbr.on_sample(&sample, self.delivery.delivered(), in_flight, now),
-            Model::Rate(fixed) => fixed.rtt = sample.rtt,
+            Model::Rate(rtt) => *rtt = sample.rtt,
             Model::Cubic(_) => {}
         }
         if let Some(rate) = sample.rate {
@@ -271,10 +255,8 @@ impl StreamController {
     /// tail makes a gap of each of them.
     fn limit_growth(&mut self, rate: u64, rtt: Duration) {
         let arrived = (rate as f64 * rtt.as_secs_f64()) as u64;
-        self.growth_limit = match &self.model {
-            Model::Cubic(_) => Some(arrived + MOST_EXCESS * u64::from(self.mtu)),
-            Model::Bbr(_) | Model::Rate(_) => None,
-        };
+        let is_cubic = matches!(self.model, Model::Cubic(_));
+        self.growth_limit = is_cubic.then_some(arrived + MOST_EXCESS * u64::from(self.mtu));
     }
 
     fn publish_pace(&self) {
@@ -290,7 +272,11 @@ impl StreamController {
         let window = match &self.model {
             Model::Bbr(bbr) => bbr.window(),
             Model::Cubic(cubic) => cubic.window(),
-            Model::Rate(fixed) => fixed.window(self.shared.rate.load(Ordering::Relaxed)),
+            // Two round trips at the rate, so that repeated losses of the same packet do not stop it, and the delay of hosts.
+            Model::Rate(rtt) => {
+                let rate = self.shared.rate.load(Ordering::Relaxed);
+                (rate as f64 * (2.0 * rtt.as_secs_f64() + 0.05)) as u64
+            }
         };
         let window = window.max(LEAST_WINDOW_PACKETS * u64::from(self.mtu));
         let window = self.growth_limit.map_or(window, |limit| window.min(limit));

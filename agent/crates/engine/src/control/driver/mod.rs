@@ -13,7 +13,7 @@
 //! | one connection: its counts, windows, messages that wait to be sent | `connection.rs` |
 //! | what quinn-proto has for us, the control stream | `inbound.rs` |
 //!
-//! The endpoint never answers a stranger by itself: whatever quinn-proto would send without a connection (version
+//! The endpoint never answers an unauthenticated sender by itself: whatever quinn-proto would send without a connection (version
 //! negotiation, stateless reset, a close of an unaccepted handshake) is dropped here.
 
 use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Instant};
@@ -21,7 +21,7 @@ use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Instant};
 use bytes::{Bytes, BytesMut};
 use config::CongestionControl;
 use dataplane::{
-    lanes::{Lanes, UnderlayId, Underlays},
+    lanes::{Lanes, UnderlayId, Underlays, send_buffer::copy_of},
     relay::{Settlement, Settlements},
 };
 use gate::admission::Admission;
@@ -51,14 +51,14 @@ use crate::control::{
 mod connection;
 mod inbound;
 
-/// Control messages that may wait for the far end to read them, in bytes: every lane opened several times over.
+/// The limit on control messages that wait for the far end to read them, in bytes: every lane opened several times over.
 const MAX_OUTGOING: usize = 64 * 1024;
 
-/// What a connection may say in one turn, in units of what messages cost (`inward.rs`), and its last message beyond that: about
-/// 0.1 ms. An honest peer needs no more but for the openings of many lanes, which then take two turns.
+/// The cost of the messages that are taken from a connection in one turn, in the units of `inward.rs`, about 0.1 ms; the last
+/// message may exceed it. An honest peer needs more only for the openings of many lanes, which then take two turns.
 pub const UNITS_PER_TURN: u32 = 64;
 
-/// Events that there is room for without asking for memory: more than a turn has, as a rule.
+/// The number of events for which memory is kept: usually more than a turn has.
 const SPARE_EVENTS: usize = 256;
 
 /// What happened on a control connection.
@@ -66,18 +66,10 @@ const SPARE_EVENTS: usize = 256;
 pub enum Event {
     /// The handshake is complete; the key is the far end's, proved by its certificate.
     Connected { key: [u8; 32] },
-    Message {
-        message: Message,
-        /// The cost of the message, in units.
-        units: u32,
-    },
-    /// The far end broke the protocol of the control stream.
-    Violation {
-        /// The error that broke the protocol.
-        error: MessageError,
-        /// The cost of the violation, in units.
-        units: u32,
-    },
+    /// A control message came, which costs this many units.
+    Message { message: Message, units: u32 },
+    /// The far end broke the protocol of the control stream, which costs this many units.
+    Violation { error: MessageError, units: u32 },
     /// The far end opened streams for TCP forwards: [`Control::accept`] has them.
     Opened,
     /// A stream may have something to read, may take more, or was stopped by the far end.
@@ -88,12 +80,8 @@ pub enum Event {
     Datagrams,
     /// Path MTU discovery has found another size.
     Mtu,
-    /// Its far end is at another address, which came from there.
-    Moved {
-        /// The address at which the far end was before.
-        from: SocketAddr,
-        to: SocketAddr,
-    },
+    /// The far end has moved to another address.
+    Moved { from: SocketAddr, to: SocketAddr },
     /// The far end does not read the control messages that wait for it.
     Overflow,
     /// The far end sends more control messages than may wait.
@@ -117,14 +105,14 @@ pub(super) struct Begun {
     pub(super) at: Instant,
 }
 
-/// What a connection may still say in a turn, in units.
+/// The cost of the messages that may still be taken from a connection in a turn, in units.
 #[derive(Clone, Copy, Debug, Default)]
 struct Portion {
     turn: u64,
     left: u32,
 }
 
-/// When something goes on: not before a time, and not before a turn.
+/// The earliest time and the earliest turn at which something goes on.
 #[derive(Clone, Copy, Debug)]
 struct Later {
     at: Instant,
@@ -138,53 +126,53 @@ pub struct ControlConnection {
     pub peer: Option<PeerId>,
     /// The key that the far end proved.
     pub key: Option<[u8; 32]>,
-    /// The key that the far end proved, while our hello is held back: the session that there is may be heard again.
+    /// The key that the far end proved, while our hello is held back because the existing session may be heard again.
     pub held: Option<[u8; 32]>,
     /// When this end dialled it, or its first packet came.
     begun: Instant,
     /// The knock that let it in.
     admission: Option<Admission>,
-    /// Its number, if it is a stream connection and not a peer's control connection.
+    /// The number of a stream connection; `None` for a control connection.
     pub stream_number: Option<u8>,
     /// The pace at which the connection's packets leave.
     pace: Pace,
-    /// Our services that the far end was told of last.
+    /// Our services, as the far end was last told.
     pub told: Vec<Service>,
     control: Option<StreamId>,
     inward: Inward,
     portion: Portion,
-    /// It is among those that have more to say than one turn takes.
+    /// True while it is in [`Control::unread`].
     has_more: bool,
-    /// Streams that the far end opened wait.
+    /// When streams that the far end opened and that wait are accepted.
     streams: Option<Later>,
     outgoing: Vec<u8>,
-    /// An accepted connection that is no session by then is closed.
+    /// The time at which an accepted connection is closed unless it is a session by then.
     establish_by: Option<Instant>,
     /// Frames of standard mode that quinn-proto holds.
     ahead: Ahead,
-    /// DATAGRAM frames that were taken from quinn-proto, or are known to be lost there.
+    /// The number of DATAGRAM frames that were taken from quinn-proto, or are known to be lost there.
     frames_taken: u64,
     /// The last path MTU that was reported.
     mtu: u16,
     /// The last address of the far end that was reported.
     remote: SocketAddr,
     dirty: bool,
-    /// It is among those that packets have come for.
+    /// True while it is in [`Control::fed`].
     fed: bool,
     lost: bool,
-    /// It has been a peer's session.
+    /// True once it has been a peer's session.
     established: bool,
-    /// The endpoint has forgotten it, though it has not drained.
+    /// True once the endpoint has forgotten it, though it has not drained.
     forgotten: bool,
     /// A stream that was opened and not used: the far end does not know of it.
     spare: Option<StreamId>,
-    /// TCP forwards that the far end may have open, when many are.
+    /// The limit on TCP forwards that the far end may have open.
     most_forwards: u32,
-    /// What it may hold, once it is a session.
+    /// Its flow-control windows, once it is a session.
     windows: Option<Windows>,
 }
 
-/// What a connection is dialled with.
+/// The settings with which a connection is dialled.
 #[derive(Debug)]
 pub struct Dial {
     /// The client's TLS and knock.
@@ -204,7 +192,7 @@ pub struct ControlStats {
     pub handshakes_ignored: u64,
     /// Clients without a knock that were asked to prove their address, because many handshakes were under way.
     pub retries_sent: u64,
-    /// Packets that quinn-proto would have sent to strangers.
+    /// Packets that quinn-proto would have sent to unauthenticated senders.
     pub answers_suppressed: u64,
     /// Datagrams that belong to no lane and no connection.
     pub unroutable: u64,
@@ -215,7 +203,7 @@ pub struct ControlStats {
 /// All control connections of a worker.
 pub struct Control {
     pub(super) endpoint: Endpoint,
-    /// Whose handshakes it accepts; nobody's, if it only dials.
+    /// The settings by which it accepts handshakes; `None` if it only dials.
     pub(super) acceptance: Option<Acceptance>,
     pub(super) pending: Pending,
     /// Retry packets that are still to be sent.
@@ -223,16 +211,16 @@ pub struct Control {
     /// Boxed, because each is taken out and put back while it is polled, and quinn-proto's part is several KiB.
     connections: IssuedMap<ConnectionHandle, Box<ControlConnection>>,
     dirty: Vec<ConnectionHandle>,
-    /// Sessions that packets have come for, whose datagrams were not asked for since.
+    /// Sessions that have received packets since their datagrams were last taken.
     fed: Vec<ConnectionHandle>,
-    /// What became of datagrams that quinn-proto held.
+    /// The fate of datagrams that quinn-proto held.
     settlements: Settlements,
-    /// Connections whose far end does not read what it asked for.
+    /// Connections whose far end does not read our answers.
     overflowing: Vec<ConnectionHandle>,
-    /// Connections that have more to say than one turn takes.
+    /// Connections with more messages than one turn takes.
     unread: Vec<ConnectionHandle>,
     turn: u64,
-    /// Streams of the connection that is being polled that an event names already.
+    /// Streams of the connection that is being polled for which there is an event already.
     named: HashSet<StreamId>,
     events: Vec<(ConnectionHandle, Event)>,
     /// True once no further connection is accepted.
@@ -241,12 +229,12 @@ pub struct Control {
     pub stats: ControlStats,
     /// The traffic of connections that are gone.
     retired: Traffic,
-    /// What the windows of connections are taken from.
+    /// The pool from which the windows of connections are taken.
     memory: Arc<StreamMemory>,
 }
 
 impl Control {
-    /// An endpoint that dials, and accepts whom `acceptance` names: `most_handshakes` at a time.
+    /// An endpoint that dials, and accepts handshakes by `acceptance`, at most `most_handshakes` at a time.
     #[must_use]
     pub fn new(
         config: EndpointConfig,
@@ -277,12 +265,12 @@ impl Control {
         }
     }
 
-    /// The operator wants so many handshakes of others at a time, at most.
+    /// Sets the limit on concurrent handshakes that far ends start.
     pub fn set_most_handshakes(&mut self, most: usize) {
-        self.pending.set_most(most);
+        self.pending.most = most;
     }
 
-    /// The operator wants so many TCP forwards of the other end on a connection at a time, at most.
+    /// Sets the limit on concurrent TCP forwards that the far end opens on a connection.
     pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
         if let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) {
             connection.most_forwards = most;
@@ -295,9 +283,7 @@ impl Control {
         let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
             return false;
         };
-        if connection.spare.is_none() {
-            connection.spare = connection.quinn.streams().open(Dir::Bi);
-        }
+        connection.spare = connection.spare.or_else(|| connection.quinn.streams().open(Dir::Bi));
         connection.spare.is_some()
     }
 
@@ -306,7 +292,7 @@ impl Control {
         self.has_stream(handle).then(|| self.connections.get_mut(&handle)?.spare.take()).flatten()
     }
 
-    /// A forward has passed on `delivered` bytes of the far end, and its reader has stopped or goes on, if that has changed.
+    /// A forward has passed on `delivered` bytes of the far end; `stalled` says whether its reader has stopped, if that has changed.
     pub fn forward_moved(&mut self, handle: ConnectionHandle, delivered: u64, stalled: Option<bool>) {
         if let Some(windows) =
             self.connections.get_mut(&handle).and_then(|connection| connection.windows.as_mut())
@@ -318,7 +304,7 @@ impl Control {
         }
     }
 
-    /// Sees to the connections whose windows may be larger than they need: those of idle ones shrink, too.
+    /// Has the connections polled whose windows may be larger than needed, so that those of idle ones shrink, too.
     pub fn look_at_windows(&mut self) {
         for handle in self.handles() {
             let windows = self.connections.get(&handle).and_then(|connection| connection.windows.as_ref());
@@ -328,7 +314,7 @@ impl Control {
         }
     }
 
-    /// Sets the congestion control of a connection, now that it is known whose it is: `account` is what may be sent to that peer.
+    /// Sets the congestion control of a connection once its peer is known: `account` limits the rate to that peer.
     pub fn set_congestion(
         &mut self,
         handle: ConnectionHandle,
@@ -347,7 +333,7 @@ impl Control {
         }
     }
 
-    /// Accepts no further connection: who dials meets silence, and whoever listens here next.
+    /// Accepts no further connection: a client that dials gets no answer from this process.
     pub fn stop_accepting(&mut self) {
         self.closed = true;
     }
@@ -373,7 +359,7 @@ impl Control {
     }
 
     /// Takes a datagram that the gate let through and that is no lane's; `meta` says where it came from. If it is the first of a
-    /// handshake, `admission` says whose; false then if none began.
+    /// handshake, `admission` names the client; the result is false if no handshake began.
     pub fn datagram(
         &mut self,
         underlay: UnderlayId,
@@ -427,7 +413,7 @@ impl Control {
         self.connections.get(&handle).map(|connection| &**connection)
     }
 
-    /// A connection by its handle; it is seen to in the next [`Control::poll`].
+    /// A connection by its handle; the next [`Control::poll`] polls it.
     pub fn get_mut(&mut self, handle: ConnectionHandle) -> Option<&mut ControlConnection> {
         self.touch(handle);
         self.connections.get_mut(&handle).map(|connection| &mut **connection)
@@ -449,7 +435,7 @@ impl Control {
         handles
     }
 
-    /// Forgets a connection that is drained; its socket.
+    /// Forgets a connection that is drained; returns its socket.
     pub fn remove(&mut self, handle: ConnectionHandle) -> Option<UnderlayId> {
         self.pending.end(handle);
         let mut connection = self.connections.remove(&handle)?;
@@ -458,7 +444,7 @@ impl Control {
         Some(connection.underlay)
     }
 
-    /// The connection is a peer's session now: it may live for as long as it likes.
+    /// Notes that the connection is a peer's session now, which has no deadline any more.
     pub fn established(&mut self, handle: ConnectionHandle, now: Instant) {
         self.pending.end(handle);
         if let Some(connection) = self.connections.get_mut(&handle) {
@@ -471,18 +457,16 @@ impl Control {
         }
     }
 
-    /// A socket has room again: sees to the connections that run on it.
+    /// A socket has room again: has the connections polled that run on it.
     pub fn unblocked(&mut self, underlay: UnderlayId) {
-        let mut waiting = self.handles();
-        waiting.retain(|handle| {
-            self.connections.get(handle).is_some_and(|connection| connection.underlay == underlay)
-        });
-        for handle in waiting {
-            self.touch(handle);
+        for handle in self.handles() {
+            if self.get(handle).is_some_and(|connection| connection.underlay == underlay) {
+                self.touch(handle);
+            }
         }
     }
 
-    /// What all connections sent and received, those that are gone included. Looks at each.
+    /// The traffic of all connections, those that are gone included. Looks at each.
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         let mut sum = self.retired;
@@ -492,13 +476,13 @@ impl Control {
         sum
     }
 
-    /// Handshakes that others have begun and not completed.
+    /// The number of handshakes that far ends have begun and not completed.
     #[must_use]
     pub fn handshakes_pending(&self) -> usize {
         self.pending.len()
     }
 
-    /// Takes one of the sessions that packets have come for: it may have datagrams.
+    /// Takes one of the sessions that have received packets: it may have datagrams.
     pub fn take_fed(&mut self) -> Option<ConnectionHandle> {
         let handle = self.fed.pop()?;
         if let Some(connection) = self.connections.get_mut(&handle) {
@@ -526,8 +510,8 @@ impl Control {
         Ok(())
     }
 
-    /// Notes that the worker took `taken` frames of standard mode from quinn-proto, which holds none now; returns how many more had
-    /// come, for which it had no room.
+    /// Notes that the worker took `taken` frames of standard mode from quinn-proto, which holds none now; returns the number of
+    /// further frames for which quinn-proto had no room.
     pub fn frames_taken(&mut self, handle: ConnectionHandle, taken: u64) -> u64 {
         let Some(connection) = self.connections.get_mut(&handle) else { return 0 };
         let came = connection.quinn.stats().frame_rx.datagram;
@@ -565,12 +549,12 @@ impl Control {
         self.stats.messages_sent += 1;
         self.touch(handle);
         if self.connections.get(&handle).is_some_and(|connection| connection.outgoing.len() > MAX_OUTGOING) {
-            // It asks and does not read the answers.
+            // The far end asks and does not read the answers.
             self.overflowing.push(handle);
         }
     }
 
-    /// Closes a connection with a reason that the far end is told.
+    /// Closes a connection and tells the far end the reason.
     pub fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
         if let Some(connection) = self.connections.get_mut(&handle)
             && !connection.lost
@@ -584,7 +568,7 @@ impl Control {
         }
     }
 
-    /// A turn begins: connections that had more to say go on.
+    /// Begins a turn: connections with unread messages go on.
     pub fn begin_turn(&mut self) {
         self.turn += 1;
         for handle in std::mem::take(&mut self.unread) {
@@ -595,18 +579,18 @@ impl Control {
         }
     }
 
-    /// Whether a connection has more to say than this turn took.
+    /// Whether a connection has more messages than this turn took.
     #[must_use]
     pub fn has_unread(&self) -> bool {
         !self.unread.is_empty()
     }
 
-    /// A stream that the far end opened for a TCP forward, the oldest that was not accepted yet.
+    /// Accepts the oldest stream that the far end opened for a TCP forward.
     pub fn accept(&mut self, handle: ConnectionHandle) -> Option<StreamId> {
         self.quinn(handle)?.streams().accept(Dir::Bi)
     }
 
-    /// The other streams that the far end opened wait for a later turn, until `at`; [`Event::Opened`] comes again then.
+    /// Leaves the other streams that the far end opened for a later turn, at `at`; [`Event::Opened`] comes again then.
     pub fn accept_later(&mut self, handle: ConnectionHandle, at: Instant, now: Instant) {
         let turn = self.turn;
         if let Some(connection) = self.get_mut(handle) {
@@ -617,8 +601,8 @@ impl Control {
         }
     }
 
-    /// Sees to every connection that something happened to: what it wants to send goes to its send buffer, its next
-    /// deadline to `arm`, and what it has to say to `events`.
+    /// Polls every connection that something happened to: its packets go to its send buffer, its next deadline to `arm`, and its
+    /// events to `events`.
     pub fn poll(
         &mut self,
         lanes: &mut Lanes,
@@ -628,11 +612,8 @@ impl Control {
         events: &mut Vec<(ConnectionHandle, Event)>,
     ) {
         for (underlay, path, packet) in self.retries.drain(..) {
-            // What finds no room is asked for again: the client repeats its Initial.
-            let _sent = underlays.packet(lanes, underlay, &path, packet.len(), now, |_, tail| {
-                tail.copy_from_slice(&packet);
-                Some(packet.len())
-            });
+            // A Retry that finds no room is asked for again: the client repeats its Initial.
+            let _sent = underlays.packet(lanes, underlay, &path, packet.len(), now, copy_of(&packet));
         }
         while let Some(handle) = self.dirty.pop() {
             let Some(mut connection) = self.connections.remove(&handle) else { continue };
@@ -651,11 +632,11 @@ impl Control {
             // Sending may have used up connection IDs or ended the draining period.
             self.exchange_endpoint_events(handle, &mut connection);
             if connection.lost && !connection.established && connection.quinn.side() == Side::Server {
-                // A stranger's handshake that failed needs no draining; quinn-proto would keep some for 30 s.
+                // A failed handshake of an unauthenticated client needs no draining; quinn-proto would keep some for 30 s.
                 self.forget(handle, &mut connection);
             }
             if connection.quinn.is_drained() || connection.forgotten {
-                // It stays known until the worker has seen to what hangs on it, and calls `remove`.
+                // It stays known until the worker has cleaned up after it, and calls `remove`.
                 self.events.push((handle, Event::Drained));
                 self.connections.insert(handle, connection);
                 continue;
@@ -717,7 +698,7 @@ impl Control {
         underlays: &mut Underlays,
         now: Instant,
     ) {
-        // What neither the socket nor the reserve of its send buffer has room for stays in quinn-proto until they have.
+        // Packets stay in quinn-proto until the socket or the reserve of its send buffer has room for them.
         while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
             self.scratch.clear();
             let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };
@@ -739,13 +720,9 @@ impl Control {
             let packets = &self.scratch[..transmit.size];
             let (mut refused, mut all) = (0, 0);
             for packet in packets.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                let added =
-                    underlays.packet(lanes, connection.underlay, &path, packet.len(), now, |_, tail| {
-                        tail.copy_from_slice(packet);
-                        Some(packet.len())
-                    });
                 all += 1;
-                if !added {
+                let underlay = connection.underlay;
+                if !underlays.packet(lanes, underlay, &path, packet.len(), now, copy_of(packet)) {
                     self.stats.packets_blocked += 1;
                     refused += 1;
                 }

@@ -45,7 +45,7 @@ impl Status {
 }
 
 fn peer_facts(peer: &PeerStatus, page: &mut Page) {
-    page.line(format!("{}: {}", plain(&peer.name), peer.state.words()));
+    page.line(format!("{}: {}", plain(&peer.name), peer.state.label()));
     let rates = peer.rates.as_ref();
     let queue = &peer.queue;
     let lost = |share_of: Option<f64>| or_dash(share_of.map(share));

@@ -98,7 +98,7 @@ impl Status {
             &self.peers,
             [
                 ("PEER", |peer| peer.name.to_string()),
-                ("STATE", |peer| peer.state.words().to_owned()),
+                ("STATE", |peer| peer.state.label().to_owned()),
                 ("SINCE", |peer| or_dash(peer.since_seconds.map(age))),
                 ("ADDRESS", |peer| or_dash(peer.address)),
                 ("RTT", |peer| or_dash(peer.rtt_seconds.map(short_time))),
