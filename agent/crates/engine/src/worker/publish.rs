@@ -41,7 +41,8 @@ impl Worker {
     /// Publishes a new snapshot of this worker and reports the ceilings that were reached.
     pub(super) fn publish(&mut self, now: Instant) {
         self.cx.stats.unpublished = false;
-        // What was delivered earlier in this turn is in the account of what came, and not yet of what self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut went.self.tunnel);
+        // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
+        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
         self.sockets.book_sockets(&mut self.decoy, false);
         let reached = |peer: &&Peer| refused(&peer.data.relay) != peer.refused;
         let reached: Vec<PeerId> = self.cx.peers.iter().filter(reached).map(|peer| peer.data.id).collect();
