@@ -20,6 +20,7 @@ use crate::{
     peer::Peers,
     registry::PeerRegistry,
     worker::{
+        parts::Sockets,
         sources::Sources,
         stats::{Ceilings, RetiredLanes, Totals},
         timer::{LOG_INTERVAL, Timer},
@@ -32,6 +33,7 @@ pub(super) struct Context {
     pub(super) config: Arc<Config>,
     pub(super) identity: Arc<TlsIdentity>,
     pub(super) id: WorkerId,
+    pub(super) sockets: Sockets,
     pub(super) hub: Arc<Hub>,
     pub(super) registry: Arc<PeerRegistry>,
     pub(super) peers: Peers,

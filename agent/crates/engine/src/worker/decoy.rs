@@ -23,7 +23,7 @@ use net::{Path, UdpRole};
 use crate::worker::{
     context::Context,
     decoys::{Decoys, EXPIRY_STEP, OWNER},
-    parts::{DataPlane, Decoy, LaneHost, Sockets},
+    parts::{DataPlane, Decoy, LaneHost},
     timer::Timer,
 };
 
@@ -32,13 +32,7 @@ const MOST_BATCHES: usize = 8;
 
 impl Decoy {
     /// Sends on what strangers sent in this turn: to the decoy, or to the worker that has the flows.
-    pub(super) fn serve_strangers(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        data: &mut DataPlane,
-        now: Instant,
-    ) {
+    pub(super) fn serve_strangers(&mut self, cx: &mut Context, data: &mut DataPlane, now: Instant) {
         if data.strangers.waiting.is_empty() {
             return;
         }
@@ -54,7 +48,7 @@ impl Decoy {
             let stats = &mut data.strangers.stats;
             for (port, meta, datagram) in waiting.iter() {
                 let stranger = Sender { source: meta.source, port, local: meta.local };
-                decoys.forward(stranger, meta.ecn, datagram, &mut sockets.factory, stats, now);
+                decoys.forward(stranger, meta.ecn, datagram, &mut cx.sockets.factory, stats, now);
             }
             decoys.flush(stats);
             if let Some(at) = decoys.flows.deadline() {
@@ -72,7 +66,6 @@ impl Decoy {
     pub(super) fn serve_decoys(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         data: &mut DataPlane,
         host: &mut LaneHost,
         others: usize,
@@ -80,7 +73,7 @@ impl Decoy {
     ) {
         for _ in 0..MOST_BATCHES.min(others + 1) {
             let Some(id) = self.flows.as_mut().and_then(Decoys::next) else { return };
-            if self.service_decoy(cx, sockets, data, host, id, now)
+            if self.service_decoy(cx, data, host, id, now)
                 && let Some(decoys) = &mut self.flows
             {
                 decoys.mark(id);
@@ -92,7 +85,6 @@ impl Decoy {
     fn service_decoy(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         data: &mut DataPlane,
         host: &mut LaneHost,
         id: DecoyId,
@@ -126,8 +118,8 @@ impl Decoy {
                     }
                 };
                 let path = Path { destination: source, source: local, tos: meta.ecn };
-                let sent = sockets.ports.get(port).is_some_and(|underlay| {
-                    sockets.underlays.answer(&mut host.lanes, *underlay, &path, answer, now)
+                let sent = cx.sockets.ports.get(port).is_some_and(|underlay| {
+                    cx.sockets.underlays.answer(&mut host.lanes, *underlay, &path, answer, now)
                 });
                 if !sent {
                     stats.drop(DecoyDrop::ToSender, 1);
@@ -138,10 +130,10 @@ impl Decoy {
     }
 
     /// Forgets strangers that have been silent for too long.
-    pub(super) fn end_silent_strangers(&mut self, cx: &mut Context, sockets: &mut Sockets, now: Instant) {
+    pub(super) fn end_silent_strangers(&mut self, cx: &mut Context, now: Instant) {
         let Some(decoys) = &mut self.flows else { return };
         while let Some(id) = decoys.flows.expire(now) {
-            decoys.close(id, &mut sockets.factory);
+            decoys.close(id, &mut cx.sockets.factory);
             cx.stats.unpublished = true;
         }
         if let Some(at) = decoys.flows.deadline() {

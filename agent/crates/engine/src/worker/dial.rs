@@ -35,21 +35,14 @@ use crate::{
         context::Context,
         endpoint::max_packet,
         liveness::{IN_USE, LEAST_SILENCE},
-        parts::{Sessions, Sockets, Tunnel},
+        parts::{Sessions, Tunnel},
         timer::Timer,
     },
 };
 
 impl Sessions {
     /// It is time to dial a peer, or soon will be.
-    pub(super) fn dial(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        tunnel: &mut Tunnel,
-        id: PeerId,
-        now: Instant,
-    ) {
+    pub(super) fn dial(&mut self, cx: &mut Context, tunnel: &mut Tunnel, id: PeerId, now: Instant) {
         if cx.stopping || !cx.peers.is_live(id) {
             return;
         }
@@ -62,25 +55,24 @@ impl Sessions {
         }
         while let Some(step) = cx.next_step(id, now) {
             match step {
-                Step::LookUp(endpoint) => sockets.look_up(cx, id, &endpoint, now),
-                Step::Dial(remote) => self.dial_address(cx, sockets, tunnel, id, remote, now),
+                Step::LookUp(endpoint) => cx.look_up(id, &endpoint, now),
+                Step::Dial(remote) => self.dial_address(cx, tunnel, id, remote, now),
             }
         }
-        sockets.watch_dialler(cx, id);
+        cx.watch_dialler(id);
     }
 
     /// A peer's endpoint was looked up: dials it.
     pub(super) fn resolved(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         tunnel: &mut Tunnel,
         id: PeerId,
         token: Token,
         now: Instant,
     ) {
-        let Some(answer) = sockets.factory.resolved(token) else { return };
-        sockets.factory.release(token);
+        let Some(answer) = cx.sockets.factory.resolved(token) else { return };
+        cx.sockets.factory.release(token);
         if let Err(error) = &answer {
             cx.report_failed_lookup(id, token, error, now);
         }
@@ -93,17 +85,16 @@ impl Sessions {
             .and_then(|peer| peer.dialler.answered(token, &addresses, now))
             .filter(|_| needed);
         if let Some(remote) = remote {
-            self.dial_address(cx, sockets, tunnel, id, remote, now);
+            self.dial_address(cx, tunnel, id, remote, now);
         }
         if needed {
-            self.dial(cx, sockets, tunnel, id, now);
+            self.dial(cx, tunnel, id, now);
         }
     }
 
     fn dial_address(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         tunnel: &Tunnel,
         id: PeerId,
         remote: SocketAddr,
@@ -112,7 +103,7 @@ impl Sessions {
         let Some(client) = self.client_config(cx, id, None, now) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let name = Arc::clone(&peer.name);
-        let underlay = match sockets.factory.dial(&mut sockets.underlays, remote) {
+        let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, remote) {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
@@ -127,7 +118,7 @@ impl Sessions {
         };
         peer.dialled = Some(remote);
         let Some(handle) = self.control.dial(id, remote, underlay, client, now) else {
-            sockets.factory.close_underlay(&mut sockets.underlays, underlay);
+            cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
             return;
         };
         self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id));
@@ -262,24 +253,24 @@ impl Sessions {
     }
 }
 
-impl Sockets {
-    fn look_up(&mut self, cx: &mut Context, id: PeerId, endpoint: &Endpoint, now: Instant) {
-        tracing::debug!(peer = cx.peers.name(id), %endpoint, "looking up");
-        let token = self.factory.token(Source::Resolve(id));
-        self.factory.resolve(&endpoint.host, endpoint.port, token);
-        if let Some(peer) = cx.peers.get_mut(id) {
+impl Context {
+    fn look_up(&mut self, id: PeerId, endpoint: &Endpoint, now: Instant) {
+        tracing::debug!(peer = self.peers.name(id), %endpoint, "looking up");
+        let token = self.sockets.factory.token(Source::Resolve(id));
+        self.sockets.factory.resolve(&endpoint.host, endpoint.port, token);
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.dialler.looks_up(token, now);
         }
     }
 
     /// Arms what the dialler of a peer waits for, and gives back the tokens that it does not need any more.
-    pub(super) fn watch_dialler(&mut self, cx: &mut Context, id: PeerId) {
-        let Some(peer) = cx.peers.get_mut(id) else { return };
+    pub(super) fn watch_dialler(&mut self, id: PeerId) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
         if let Some(at) = peer.dialler.deadline() {
-            cx.timers.arm(Timer::Dial(id), at);
+            self.timers.arm(Timer::Dial(id), at);
         }
         for token in peer.dialler.take_abandoned() {
-            self.factory.release(token);
+            self.sockets.factory.release(token);
         }
     }
 }

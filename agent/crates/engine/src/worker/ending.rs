@@ -12,7 +12,7 @@ use crate::{
     worker::{
         Worker,
         context::{Context, Effect},
-        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        parts::{DataPlane, LaneHost, Sessions},
         timer::Timer,
     },
 };
@@ -29,20 +29,20 @@ impl Worker {
             tracing::info!("shutting down");
         }
         self.tcp.listeners.clear();
-        self.data.drain_queues(&mut self.cx, &mut self.sockets, &mut self.host, now);
-        self.sockets.underlays.finish(&mut self.host.lanes, now);
-        self.sockets.underlays.flush(&mut self.host.lanes, now);
-        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
+        self.data.drain_queues(&mut self.cx, &mut self.host, now);
+        self.cx.sockets.underlays.finish(&mut self.host.lanes, now);
+        self.cx.sockets.underlays.flush(&mut self.host.lanes, now);
+        self.data.settle(&mut self.cx, &mut self.sessions, &mut self.tunnel);
         for id in self.cx.peers.ids() {
             for flow in self.cx.peers.get(id).map(|peer| peer.data.relay.flows.all()).unwrap_or_default() {
-                self.data.close_flow(&mut self.cx, &mut self.sockets, &mut self.host, id, flow, now);
+                self.data.close_flow(&mut self.cx, &mut self.host, id, flow, now);
             }
             if let Some(peer) = self.cx.peers.get_mut(id) {
                 // What still waits are IP packets.
                 peer.data.relay.queue.clear(DropReason::Shutdown, &mut peer.data.relay.uplink);
             }
         }
-        self.sockets.underlays.finish(&mut self.host.lanes, now);
+        self.cx.sockets.underlays.finish(&mut self.host.lanes, now);
         for id in self.cx.peers.ids() {
             self.sessions.end_session(&mut self.cx, id, Some(CloseReason::Shutdown), now);
             self.sessions.end_stream_connections(&mut self.cx, id, CloseReason::Shutdown, now);
@@ -146,7 +146,6 @@ impl DataPlane {
     pub(super) fn close_flow(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         id: PeerId,
         flow: FlowId,
@@ -154,9 +153,9 @@ impl DataPlane {
     ) {
         let Some(state) = cx.peers.get_mut(id) else { return };
         let Some(flow) = state.data.relay.remove_flow(flow) else { return };
-        if let Some(mut uplink) = self.uplink(cx, sockets, host, id, now) {
+        if let Some(mut uplink) = self.uplink(cx, host, id, now) {
             uplink.say(flow.lane, context::Context::Closed(flow.number));
         }
-        sockets.close_flow_socket(flow.origin);
+        cx.sockets.close_flow_socket(flow.origin);
     }
 }

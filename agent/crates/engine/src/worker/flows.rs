@@ -88,7 +88,6 @@ impl DataPlane {
     pub(super) fn flow_timeout(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         peer: PeerId,
         id: FlowId,
@@ -105,9 +104,9 @@ impl DataPlane {
         if let Some(flow) = state.data.relay.remove_flow(id) {
             state.data.relay.stats.flows_idle += 1;
             let mut uplink =
-                state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
+                state.data.uplink(&mut host.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now);
             uplink.say(lane, context::Context::Closed(flow.number));
-            sockets.close_flow_socket(flow.origin);
+            cx.sockets.close_flow_socket(flow.origin);
         }
     }
 
@@ -115,20 +114,18 @@ impl DataPlane {
     pub(super) fn uplink<'a>(
         &'a mut self,
         cx: &'a mut Context,
-        sockets: &'a mut Sockets,
         host: &'a mut LaneHost,
         peer: PeerId,
         now: Instant,
     ) -> Option<Uplink<'a>> {
         let state = cx.peers.get_mut(peer)?;
-        Some(state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now))
+        Some(state.data.uplink(&mut host.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now))
     }
 
     /// A batch from a local socket.
     pub(super) fn service_local(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         id: LocalId,
         now: Instant,
@@ -137,7 +134,7 @@ impl DataPlane {
             // Nothing more is taken in: what comes now stays with the kernel.
             return false;
         }
-        let Some(socket) = sockets.locals.get_mut(id) else { return false };
+        let Some(socket) = cx.sockets.locals.get_mut(id) else { return false };
         let local = socket.local;
         if let Err(error) = socket.socket.receive(&mut self.batch) {
             if error.kind() == io::ErrorKind::WouldBlock {
@@ -146,14 +143,15 @@ impl DataPlane {
             cx.report_refusal(&local, &error, now);
             return true;
         }
-        sockets.locals.touch(id);
+        cx.sockets.locals.touch(id);
         let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
         if !cx.peers.is_live(peer) {
             self.drop_batch_of_removed(cx, peer);
             return true;
         }
         let Some(state) = cx.peers.get_mut(peer) else { return false };
-        let mut uplink = state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
+        let mut uplink =
+            state.data.uplink(&mut host.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now);
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
@@ -170,14 +168,8 @@ impl DataPlane {
     }
 
     /// Books what became of payloads in send buffers and deliveries.
-    pub(super) fn settle(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        tunnel: &mut Tunnel,
-    ) {
-        for settled in sockets.underlays.settlements().chain(sessions.control.settlements()) {
+    pub(super) fn settle(&mut self, cx: &mut Context, sessions: &mut Sessions, tunnel: &mut Tunnel) {
+        for settled in cx.sockets.underlays.settlements().chain(sessions.control.settlements()) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
                 peer.data.relay.settle_uplink(settled);
             } else if settled.peer == STRANGERS {
@@ -186,7 +178,7 @@ impl DataPlane {
         }
         let written =
             tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
-        for settled in sockets.locals.settlements().chain(written) {
+        for settled in cx.sockets.locals.settlements().chain(written) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
                 peer.data.relay.settle_downlink(settled);
             }

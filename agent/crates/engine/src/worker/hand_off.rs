@@ -42,7 +42,7 @@ impl Worker {
                 hand_off.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
             match hand_off.kind {
                 Kind::Packets { port } => {
-                    let Some(underlay) = self.sockets.ports.get(port).copied() else { continue };
+                    let Some(underlay) = self.cx.sockets.ports.get(port).copied() else { continue };
                     let received = Received { underlay, port: Some(port) };
                     self.take_batches(&hand_off, waited, |worker| {
                         worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
@@ -56,9 +56,7 @@ impl Worker {
                     });
                 }
                 Kind::Returned { peer } => {
-                    if let Some(mut uplink) =
-                        self.data.uplink(&mut self.cx, &mut self.sockets, &mut self.host, peer, now)
-                    {
+                    if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
                         for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             uplink.take_back(waited + piece.meta.age, piece.counted_header(), run);
@@ -67,9 +65,7 @@ impl Worker {
                     self.cx.watch_queue(peer, now);
                 }
                 Kind::Payloads { peer, lane } => {
-                    if let Some(mut uplink) =
-                        self.data.uplink(&mut self.cx, &mut self.sockets, &mut self.host, peer, now)
-                    {
+                    if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
                         for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             let marks = Marks { tos: piece.tos, age: waited + piece.meta.age };

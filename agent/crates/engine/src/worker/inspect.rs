@@ -36,7 +36,7 @@ use crate::{
         context::Context,
         decoys::Decoys,
         inbox::{Command, Inbox},
-        parts::{Decoy, LaneHost, Sockets, Tun, Tunnel},
+        parts::{Decoy, LaneHost, Tun, Tunnel},
     },
 };
 
@@ -121,7 +121,7 @@ impl Worker {
             let named = |peer: &&Peer| peer.data.is_live() && peer.name == *name;
             self.cx.peers.iter().find(named).map(|peer| peer.data.id)
         });
-        let (lanes, lanes_left_out) = self.host.lane_rows(&self.cx, &self.sockets, chosen, asks.lane, now);
+        let (lanes, lanes_left_out) = self.host.lane_rows(&self.cx, chosen, asks.lane, now);
         let flows = match (chosen.flatten(), asks.lane) {
             (Some(peer), None) => self.cx.flow_rows(peer, now),
             (Some(_) | None, _) => Vec::new(),
@@ -132,7 +132,7 @@ impl Worker {
             lane_flows: self.cx.flows_by_lane(chosen),
             stream_connections: self.cx.stream_connection_rows(chosen),
             flows,
-            sockets: self.sockets.socket_rows(&mut self.cx, &mut self.decoy),
+            sockets: self.cx.socket_rows(&mut self.decoy),
             tun: self.tunnel.tun_row(),
         };
         inspection.answer(self.cx.id.index, view);
@@ -208,7 +208,6 @@ impl LaneHost {
     fn lane_rows(
         &self,
         cx: &Context,
-        sockets: &Sockets,
         chosen: Option<Option<PeerId>>,
         index: Option<u8>,
         now: Instant,
@@ -217,16 +216,16 @@ impl LaneHost {
             chosen.is_none_or(|peer| peer == Some(slot.peer)) && index.is_none_or(|index| index == slot.index)
         };
         let mut wanted = self.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
-        let row = |slot: &LaneSlot| (slot.peer, sockets.lane_row(cx, slot, index.is_some(), now));
+        let row = |slot: &LaneSlot| (slot.peer, cx.lane_row(slot, index.is_some(), now));
         let rows = wanted.by_ref().take(MOST_LANES).map(row).collect();
         (rows, wanted.count())
     }
 }
 
-impl Sockets {
-    fn lane_row(&self, cx: &Context, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneStatus {
+impl Context {
+    fn lane_row(&self, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneStatus {
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
-        let socket = self.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
+        let socket = self.sockets.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
         let remote = slot.path().map(|path| path.destination);
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
         let (stats, view, rtt, in_flight) =
@@ -236,7 +235,7 @@ impl Sockets {
         LaneStatus {
             index: slot.index,
             epoch: slot.epoch,
-            worker: cx.id.index,
+            worker: self.id.index,
             state: LaneState::LABELS[slot.state.label_index()].into(),
             age_seconds: since(slot.opened),
             heard_seconds: slot.core.last_heard().map(since),
@@ -280,7 +279,7 @@ impl Sockets {
     fn lane_details(&self, slot: &LaneSlot, now: Instant) -> LaneDetails {
         let seconds = |duration: Duration| duration.as_secs_f64();
         let (stats, view, rtt) = (slot.core.stats(), slot.core.view(), slot.core.rtt());
-        let waiting = self.underlays.waiting(slot.underlay);
+        let waiting = self.sockets.underlays.waiting(slot.underlay);
         LaneDetails {
             connection_id: data_encoding::HEXLOWER.encode(&slot.local_cid.0),
             next_packet: view.next_packet,
@@ -309,18 +308,18 @@ impl Sockets {
             key_updates_begun: stats.key_updates_initiated,
             waiting_datagrams: waiting.datagrams,
             waiting_bytes: waiting.bytes,
-            blocked: self.underlays.is_blocked(slot.underlay),
+            blocked: self.sockets.underlays.is_blocked(slot.underlay),
         }
     }
 
-    fn socket_rows(&mut self, cx: &mut Context, decoy: &mut Decoy) -> Vec<SocketStatus> {
+    fn socket_rows(&mut self, decoy: &mut Decoy) -> Vec<SocketStatus> {
         let mut open = [0; SocketStats::ROLES.len()];
-        let locals = self.locals.iter().map(|socket| role(&socket.local));
-        for role in self.underlays.iter().map(|underlay| underlay.role).chain(locals) {
+        let locals = self.sockets.locals.iter().map(|socket| role(&socket.local));
+        for role in self.sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
             open[role_place(role)] += 1;
         }
         open[role_place(UdpRole::Decoy)] = decoy.flows.as_ref().map_or(0, Decoys::count);
-        let books = *self.factory.stats();
+        let books = *self.sockets.factory.stats();
         let row = |(place, label): (usize, &&'static str)| {
             let Booked { stats, kernel_drops, .. } = books.0[place];
             SocketStatus {
@@ -333,7 +332,7 @@ impl Sockets {
                 would_block: stats.would_block,
                 send_failures: stats.send_failures,
                 gso_fallbacks: stats.gso_fallbacks,
-                refusals: cx.stats.totals.refusals[place],
+                refusals: self.stats.totals.refusals[place],
                 kernel_drops,
             }
         };

@@ -59,21 +59,21 @@ impl Worker {
 
     #[must_use]
     pub fn locals(&self) -> &Locals {
-        &self.sockets.locals
+        &self.cx.sockets.locals
     }
 
     #[must_use]
     pub fn underlays(&self) -> &Underlays {
-        &self.sockets.underlays
+        &self.cx.sockets.underlays
     }
 
     pub fn underlays_mut(&mut self) -> &mut Underlays {
-        &mut self.sockets.underlays
+        &mut self.cx.sockets.underlays
     }
 
     #[must_use]
     pub fn socket_factory(&self) -> &SocketFactory {
-        &self.sockets.factory
+        &self.cx.sockets.factory
     }
 
     /// The control connections.

@@ -31,7 +31,7 @@ impl Worker {
             let id = PeerId(number(place));
             if self.cx.is_silent(id, now) {
                 self.host.ask_for_life(&self.cx, id);
-                self.sessions.follow_route(&mut self.cx, &mut self.sockets, &mut self.host, id, now);
+                self.sessions.follow_route(&mut self.cx, &mut self.host, id, now);
             }
             self.sessions.check_control(&mut self.cx, id, now);
             self.settle_effects(now);
@@ -48,7 +48,7 @@ impl Worker {
             self.metrics.vacate(&mut self.cx, id);
         }
         self.tunnel.see_to_tun(&mut self.cx, &mut self.sessions, now);
-        self.sessions.take_stock(&mut self.cx, &mut self.sockets, &mut self.decoy, now);
+        self.sessions.take_stock(&mut self.cx, &mut self.decoy, now);
         self.tunnel.look_at_meters(&mut self.cx, &mut self.host, now);
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);
@@ -63,18 +63,12 @@ impl Worker {
 
 impl LaneHost {
     /// The owner of a session wants a lane to be kept here.
-    pub(super) fn open_lane(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        order: &LaneRequest,
-        now: Instant,
-    ) {
+    pub(super) fn open_lane(&mut self, cx: &mut Context, order: &LaneRequest, now: Instant) {
         let LaneName { peer, session, index, .. } = order.name;
         if cx.peers.link_named(peer, session).is_none() {
             return;
         }
-        let Some((underlay, remote)) = sockets.lane_socket(cx, order, now) else {
+        let Some((underlay, remote)) = cx.lane_socket(order, now) else {
             cx.report_lane(order.name, LaneLoss::NoSocket);
             return;
         };
@@ -95,7 +89,7 @@ impl LaneHost {
             );
         }
         let id = self.lanes.insert(slot);
-        self.capture_lane(sockets, id, now);
+        self.capture_lane(cx, id, now);
         cx.hub.lane_kept(peer);
         self.lanes.touch(id);
         let old = cx.peers.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
@@ -157,13 +151,13 @@ impl LaneHost {
     }
 
     /// A lane carries payloads from now on, or its path has moved.
-    pub(super) fn lane_up(&mut self, cx: &mut Context, sockets: &Sockets, id: LaneId, now: Instant) {
+    pub(super) fn lane_up(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         slot.search_mtu();
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
         let from = slot.take_moved();
         self.lanes.touch(id);
-        self.note_path(sockets, id, now);
+        self.note_path(cx, id, now);
         self.note_phase(id, Phase::Up, now);
         cx.stats.totals.path_moves.lanes += u64::from(from.is_some());
         if let Some(suppressed) = cx.logs.details.allow(now) {
@@ -301,13 +295,14 @@ impl LaneHost {
         }
     }
 
-    /// Closes a dialled socket that nothing uses any more.
-    pub(super) fn release_underlay(&self, sockets: &mut Sockets, sessions: &Sessions, id: UnderlayId) {
-        let dialled = sockets.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
+    /// Closes a dialled socket that no lane and no connection uses any more.
+    pub(super) fn release_underlay(&self, cx: &mut Context, sessions: &Sessions, id: UnderlayId) {
+        let Sockets { factory, underlays, .. } = &mut cx.sockets;
+        let dialled = underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
         let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
             || sessions.control.iter().any(|connection| connection.underlay() == id);
         if dialled && !in_use {
-            sockets.factory.close_underlay(&mut sockets.underlays, id);
+            factory.close_underlay(underlays, id);
         }
     }
 
@@ -348,7 +343,7 @@ impl LaneHost {
         }
     }
 
-    pub(super) fn lane_timeout(&mut self, cx: &mut Context, sockets: &Sockets, id: LaneId, now: Instant) {
+    pub(super) fn lane_timeout(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         match slot.on_timeout(now) {
             Due::Nothing => {
@@ -360,31 +355,30 @@ impl LaneHost {
                 self.lanes.touch(id);
                 self.check_silence(cx, id, now);
             }
-            Due::Moved => self.lane_up(cx, sockets, id, now),
+            Due::Moved => self.lane_up(cx, id, now),
             Due::Reopen => self.end_lane(cx, id, LaneLoss::Unvalidated, now),
             Due::Remove => self.remove_lane(cx, id, now),
         }
     }
 }
 
-impl Sockets {
+impl Context {
     /// The socket of a lane, and where to if this end dials.
     fn lane_socket(
         &mut self,
-        cx: &mut Context,
         order: &LaneRequest,
         now: Instant,
     ) -> Option<(UnderlayId, Option<std::net::SocketAddr>)> {
         match order.port {
             LanePort::Shared(underlay, remote) => {
-                self.underlays.get(underlay).is_some().then_some((underlay, remote))
+                self.sockets.underlays.get(underlay).is_some().then_some((underlay, remote))
             }
-            LanePort::Listening(port) => self.ports.get(port).map(|underlay| (*underlay, None)),
-            LanePort::Dial(remote) => match self.factory.dial(&mut self.underlays, remote) {
+            LanePort::Listening(port) => self.sockets.ports.get(port).map(|underlay| (*underlay, None)),
+            LanePort::Dial(remote) => match self.sockets.factory.dial(&mut self.sockets.underlays, remote) {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
-                    if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
-                        let (peer, lane) = (cx.peers.name(order.name.peer), order.name.index);
+                    if let Some(suppressed) = self.logs.lane.socket.allow(now) {
+                        let (peer, lane) = (self.peers.name(order.name.peer), order.name.index);
                         tracing::warn!(
                             peer,
                             lane,

@@ -25,7 +25,7 @@ use crate::{
         context::Context,
         endpoint::largest_packet,
         liveness::LEAST_SILENCE,
-        parts::{Sessions, Sockets, Tunnel},
+        parts::{Sessions, Tunnel},
         timer::Timer,
     },
 };
@@ -60,7 +60,6 @@ impl Sessions {
     pub(super) fn lane_asked(
         &mut self,
         cx: &mut Context,
-        sockets: &Sockets,
         id: PeerId,
         handle: ConnectionHandle,
         offer: &LaneOffer,
@@ -94,7 +93,7 @@ impl Sessions {
         let port = if lane_host == cx.id.index {
             LanePort::Shared(underlay, None)
         } else {
-            match sockets.ports.iter().position(|port| *port == underlay) {
+            match cx.sockets.ports.iter().position(|port| *port == underlay) {
                 Some(port) => LanePort::Listening(port),
                 None => return,
             }

@@ -19,7 +19,7 @@ use crate::{
     worker::{
         context::{Context, Effect, parity},
         hand_off::drop_outdated,
-        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        parts::{DataPlane, LaneHost, Sessions},
     },
 };
 
@@ -28,7 +28,6 @@ impl Sessions {
     pub(super) fn link_up(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         data: &mut DataPlane,
         host: &mut LaneHost,
         connected: &Arc<Connected>,
@@ -101,7 +100,7 @@ impl Sessions {
                     Kind::Packets { .. } | Kind::Strangers { .. } => {}
                 }
             }
-            sockets.orphan_flows(cx, id, *key);
+            cx.orphan_flows(id, *key);
         }
         let shorter = cx.peers.get_mut(id).map(|peer| peer.data.relay.learn_idle());
         for flow in shorter.into_iter().flatten() {

@@ -17,7 +17,7 @@ use crate::{
     hub::WorkerMessage,
     worker::{
         context::{Context, Effect},
-        parts::{LaneHost, Sessions, Sockets},
+        parts::{LaneHost, Sessions},
         timer::HOUSEKEEPING_INTERVAL,
     },
 };
@@ -177,15 +177,8 @@ impl Sessions {
     }
 
     /// Looks for another way to a peer that fell silent.
-    pub(super) fn seek(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        id: PeerId,
-        now: Instant,
-    ) {
-        let moved = self.follow_route(cx, sockets, host, id, now);
+    pub(super) fn seek(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
+        let moved = self.follow_route(cx, host, id, now);
         // What the session says from another address may be answered: a new one would cost its TCP forwards.
         let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
         cx.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);

@@ -28,17 +28,17 @@ impl Worker {
                 Effect::LaneCarries { lane, id } => {
                     self.host.drain_replaced(&mut self.cx, lane, id, now);
                     self.cx.settle_flows(lane.peer);
-                    self.data.drain_queue(&mut self.cx, &mut self.sockets, &mut self.host, lane.peer, now);
+                    self.data.drain_queue(&mut self.cx, &mut self.host, lane.peer, now);
                 }
                 Effect::SeekPeer(peer) => {
-                    self.sessions.seek(&mut self.cx, &mut self.sockets, &mut self.host, peer, now);
+                    self.sessions.seek(&mut self.cx, &mut self.host, peer, now);
                 }
                 Effect::Drain(peer) => {
-                    self.data.drain_queue(&mut self.cx, &mut self.sockets, &mut self.host, peer, now);
+                    self.data.drain_queue(&mut self.cx, &mut self.host, peer, now);
                 }
                 Effect::WakeListeners(peer) => self.tcp.wake_listeners(&mut self.cx, peer),
                 Effect::AbortForwards(handle) => {
-                    self.tcp.abort_streams(&mut self.cx, &mut self.sockets, &mut self.sessions, handle);
+                    self.tcp.abort_streams(&mut self.cx, &mut self.sessions, handle);
                 }
                 Effect::EndStream { peer, handle } => self.sessions.end_stream_connection(
                     &mut self.cx,
@@ -51,7 +51,7 @@ impl Worker {
                     self.sessions.open_stream_connections(&mut self.cx, peer, now);
                 }
                 Effect::ReleaseSocket(id) => {
-                    self.host.release_underlay(&mut self.sockets, &self.sessions, id);
+                    self.host.release_underlay(&mut self.cx, &self.sessions, id);
                 }
             }
             self.cx.effects.extend(later);
@@ -62,14 +62,7 @@ impl Worker {
         match message {
             WorkerMessage::Connected(connected) => {
                 if self.cx.hub.is_current(connected.peer, connected.session) {
-                    self.sessions.link_up(
-                        &mut self.cx,
-                        &mut self.sockets,
-                        &mut self.data,
-                        &mut self.host,
-                        &connected,
-                        now,
-                    );
+                    self.sessions.link_up(&mut self.cx, &mut self.data, &mut self.host, &connected, now);
                 }
             }
             WorkerMessage::Disconnected { peer, session } => {
@@ -80,9 +73,7 @@ impl Worker {
                     self.sessions.end_session(&mut self.cx, peer, Some(reason), now);
                 }
             }
-            WorkerMessage::OpenLane(message) => {
-                self.host.open_lane(&mut self.cx, &mut self.sockets, &message, now)
-            }
+            WorkerMessage::OpenLane(message) => self.host.open_lane(&mut self.cx, &message, now),
             WorkerMessage::DrainLane { lane } => self.host.drain_named(&mut self.cx, lane, now),
             WorkerMessage::LanesUp { peer, session, up, wanted } => {
                 self.cx.set_lanes(SessionRef { peer, session }, up, wanted);
@@ -140,9 +131,7 @@ impl Worker {
             WorkerMessage::StreamsWanted { peer, session } => {
                 self.sessions.streams_wanted(&mut self.cx, peer, session, now)
             }
-            WorkerMessage::DialStream(message) => {
-                self.sessions.dial_stream(&mut self.cx, &mut self.sockets, &message, now)
-            }
+            WorkerMessage::DialStream(message) => self.sessions.dial_stream(&mut self.cx, &message, now),
             WorkerMessage::StreamEnded { peer, number, outcome } => {
                 self.sessions.stream_ended(&mut self.cx, peer, number, outcome, now)
             }
@@ -150,19 +139,14 @@ impl Worker {
             WorkerMessage::PeerAdded { id, peer, origin } => {
                 self.cx.peer_added(id, &peer, origin, now);
                 self.tunnel.route_peer(&self.cx, id);
-                self.tcp.point_forwards(&mut self.cx, &mut self.sockets, &peer.name, id);
+                self.tcp.point_forwards(&mut self.cx, &peer.name, id);
             }
-            WorkerMessage::PeerRemoved { id } => self.sessions.peer_removed(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tunnel,
-                id,
-                now,
-            ),
+            WorkerMessage::PeerRemoved { id } => {
+                self.sessions.peer_removed(&mut self.cx, &mut self.host, &mut self.tunnel, id, now)
+            }
             WorkerMessage::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
             WorkerMessage::Configured(new) => self.configured(*new, now),
-            WorkerMessage::Capture(capture) => self.host.capture(&self.cx, &self.sockets, capture, now),
+            WorkerMessage::Capture(capture) => self.host.capture(&self.cx, capture, now),
         }
     }
 }

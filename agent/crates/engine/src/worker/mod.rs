@@ -125,7 +125,7 @@ pub use inbox::{Command, Inbox};
 pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
 pub use knocks::used_knocks;
 use outside::{Gateway, WorkerDownlink};
-use parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel};
+use parts::{DataPlane, Decoy, LaneHost, Sessions, TcpForwards, Tun, Tunnel};
 pub use parts::{LaneLimits, Publisher};
 use sources::{Class, Party, Served};
 pub use start::{Addresses, Setup, TunSetup};
@@ -156,7 +156,6 @@ pub struct Turn {
 /// A worker of the agent: its sockets, sessions, lanes and forwards, which it serves in turns.
 pub struct Worker {
     cx: Context,
-    sockets: Sockets,
     data: DataPlane,
     sessions: Sessions,
     host: LaneHost,
@@ -193,14 +192,14 @@ impl Worker {
         self.cx.ready.drain(&mut self.fresh);
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
-            self.cx.add_source(&self.sockets, &self.tcp, token);
+            self.cx.add_source(&self.tcp, token);
         }
         self.fresh = fresh;
         self.data.notes.work = Work::default();
         self.data.notes.shares.begin_turn(now);
-        self.cx.stats.work.begin(self.sockets.factory.opened());
+        self.cx.stats.work.begin(self.cx.sockets.factory.opened());
         self.sessions.control.begin_turn();
-        self.data.rests.forget(|id| self.sockets.underlays.get(id).is_none());
+        self.data.rests.forget(|id| self.cx.sockets.underlays.get(id).is_none());
         let all_stopped = self.cx.hub.all_stopped();
         fault::point(Fault::Worker);
         while let Some(command) = self.inbox.take() {
@@ -221,28 +220,15 @@ impl Worker {
         }
         self.due.clear();
         let batches = self.serve_sources(now);
-        self.decoy.serve_decoys(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.data,
-            &mut self.host,
-            batches,
-            now,
-        );
-        self.decoy.serve_strangers(&mut self.cx, &mut self.sockets, &mut self.data, now);
+        self.decoy.serve_decoys(&mut self.cx, &mut self.data, &mut self.host, batches, now);
+        self.decoy.serve_strangers(&mut self.cx, &mut self.data, now);
         self.poll_control(now);
         self.see_to_lanes(now);
-        self.sockets.underlays.flush(&mut self.host.lanes, now);
-        self.sessions.see_to_unreachable(&mut self.cx, &mut self.sockets, &mut self.host, now);
-        self.data.watch_send_buffers(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.sessions,
-            &mut self.host,
-            now,
-        );
+        self.cx.sockets.underlays.flush(&mut self.host.lanes, now);
+        self.sessions.see_to_unreachable(&mut self.cx, &mut self.host, now);
+        self.data.watch_send_buffers(&mut self.cx, &mut self.sessions, &mut self.host, now);
         self.host.see_to_captures(now);
-        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
+        self.data.settle(&mut self.cx, &mut self.sessions, &mut self.tunnel);
         self.data.hand_over(&mut self.cx, now);
         self.end_if_done(all_stopped);
         if self.cx.stats.unpublished {
@@ -251,7 +237,7 @@ impl Worker {
             self.cx.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
         }
         let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoys::Decoys::is_busy);
-        self.cx.stats.work.end(&self.data.notes.work, self.sockets.factory.opened());
+        self.cx.stats.work.end(&self.data.notes.work, self.cx.sockets.factory.opened());
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
         let busy = decoys_busy
             || waits
@@ -288,30 +274,26 @@ impl Worker {
     fn service(&mut self, token: Token, now: Instant) -> Served {
         self.cx.stats.unpublished = true;
         self.data.batch.clear();
-        let more = match self.sockets.factory.source(token) {
+        let more = match self.cx.sockets.factory.source(token) {
             Some(Source::Underlay(id)) => {
                 let served = self.service_underlay(id, now);
                 self.take_plain(now);
                 return served;
             }
-            Some(Source::Local(id)) => {
-                self.data.service_local(&mut self.cx, &mut self.sockets, &mut self.host, id, now)
-            }
-            Some(Source::Tun) => {
-                self.tunnel.service_tun(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.host, now)
-            }
+            Some(Source::Local(id)) => self.data.service_local(&mut self.cx, &mut self.host, id, now),
+            Some(Source::Tun) => self.tunnel.service_tun(&mut self.cx, &mut self.data, &mut self.host, now),
             Some(Source::Listener(place)) => {
-                self.tcp.accept_tcp(&mut self.cx, &mut self.sockets, &mut self.sessions, place, now)
+                self.tcp.accept_tcp(&mut self.cx, &mut self.sessions, place, now)
             }
             Some(Source::Tcp(id)) => {
                 let before = self.tcp.tcp_bytes(id);
-                self.tcp.pump(&mut self.cx, &mut self.sockets, &mut self.sessions, id, now);
+                self.tcp.pump(&mut self.cx, &mut self.sessions, id, now);
                 let bytes = self.tcp.tcp_bytes(id).saturating_sub(before);
                 // What it has more of, it reports.
                 return Served { more: false, units: sockets::batch::units(0, bytes) };
             }
             Some(Source::Resolve(peer)) => {
-                self.sessions.resolved(&mut self.cx, &mut self.sockets, &mut self.tunnel, peer, token, now);
+                self.sessions.resolved(&mut self.cx, &mut self.tunnel, peer, token, now);
                 false
             }
             Some(Source::Decoy(id)) => {
@@ -360,12 +342,12 @@ impl Worker {
     }
 
     fn receive_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
-        if self.sockets.underlays.unblock(id, &mut self.host.lanes, now) {
-            self.data.unblocked(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.host, id, now);
+        if self.cx.sockets.underlays.unblock(id, &mut self.host.lanes, now) {
+            self.data.unblocked(&mut self.cx, &mut self.sessions, &mut self.host, id, now);
         }
-        let Some(underlay) = self.sockets.underlays.get_mut(id) else { return false };
+        let Some(underlay) = self.cx.sockets.underlays.get_mut(id) else { return false };
         let port = match underlay.role {
-            UdpRole::QuicListen => self.sockets.ports.iter().position(|port| *port == id),
+            UdpRole::QuicListen => self.cx.sockets.ports.iter().position(|port| *port == id),
             UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => None,
         };
         let outcome = underlay.socket.receive(&mut self.data.batch);
@@ -398,10 +380,10 @@ impl Worker {
                 worker: self.cx.id,
             },
             lanes: &mut self.host.lanes,
-            underlays: &mut self.sockets.underlays,
-            locals: &mut self.sockets.locals,
+            underlays: &mut self.cx.sockets.underlays,
+            locals: &mut self.cx.sockets.locals,
             tun: self.tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun),
-            factory: &mut self.sockets.factory,
+            factory: &mut self.cx.sockets.factory,
             rng: &mut self.cx.rng,
             config: &self.cx.config,
             notes: &mut self.data.notes,
@@ -410,12 +392,12 @@ impl Worker {
             now,
         };
         pass(&mut downlink, &mut self.data.batch);
-        self.sockets.locals.flush(&self.data.batch);
+        self.cx.sockets.locals.flush(&self.data.batch);
         if let Some(Tun { side: tun, .. }) = &mut self.tunnel.device {
             tun.flush(&self.data.batch);
         }
-        self.sockets.factory.close_now(&mut self.sockets.locals);
-        self.sockets.renew_upstreams(&self.cx, now);
+        self.cx.sockets.factory.close_now(&mut self.cx.sockets.locals);
+        self.cx.renew_upstreams(now);
         self.take_notes(now);
     }
 
@@ -425,7 +407,7 @@ impl Worker {
             self.cx.watch_flow(peer, flow, now);
         }
         while let Some(lane) = self.data.notes.lanes_up.pop() {
-            self.host.lane_up(&mut self.cx, &self.sockets, lane, now);
+            self.host.lane_up(&mut self.cx, lane, now);
             self.settle_effects(now);
         }
         while let Some((lane, data)) = self.data.notes.challenged.pop() {
@@ -449,12 +431,10 @@ impl Worker {
         self.cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
-            Timer::Lane(id) => self.host.lane_timeout(&mut self.cx, &self.sockets, id, now),
+            Timer::Lane(id) => self.host.lane_timeout(&mut self.cx, id, now),
             Timer::Pool(peer) => self.sessions.pool_timeout(&mut self.cx, peer, now),
             Timer::Hello(handle) => self.send_deferred_hello(handle, now),
-            Timer::Flow(peer, flow) => {
-                self.data.flow_timeout(&mut self.cx, &mut self.sockets, &mut self.host, peer, flow, now)
-            }
+            Timer::Flow(peer, flow) => self.data.flow_timeout(&mut self.cx, &mut self.host, peer, flow, now),
             Timer::Queue(peer) => {
                 if let Some(state) = self.cx.peers.get_mut(peer) {
                     state.data.relay.expire(now);
@@ -463,27 +443,18 @@ impl Worker {
             }
             Timer::Listener(place) => self.tcp.wake_listener(&mut self.cx, place),
             Timer::Join(handle) => self.sessions.early_join_timeout(&mut self.cx, handle, now),
-            Timer::SendBuffer(id) => self.data.send_buffer_timeout(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.sessions,
-                &mut self.host,
-                id,
-                now,
-            ),
-            Timer::Dial(peer) => {
-                self.sessions.dial(&mut self.cx, &mut self.sockets, &mut self.tunnel, peer, now)
+            Timer::SendBuffer(id) => {
+                self.data.send_buffer_timeout(&mut self.cx, &mut self.sessions, &mut self.host, id, now)
             }
-            Timer::Tcp(id) => {
-                self.tcp.tcp_timeout(&mut self.cx, &mut self.sockets, &mut self.sessions, id, now)
-            }
+            Timer::Dial(peer) => self.sessions.dial(&mut self.cx, &mut self.tunnel, peer, now),
+            Timer::Tcp(id) => self.tcp.tcp_timeout(&mut self.cx, &mut self.sessions, id, now),
             Timer::Publish => self.publish(now),
             Timer::Housekeeping => {
                 self.housekeeping(now);
                 self.data.rests.tidy();
                 self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
             }
-            Timer::Decoys => self.decoy.end_silent_strangers(&mut self.cx, &mut self.sockets, now),
+            Timer::Decoys => self.decoy.end_silent_strangers(&mut self.cx, now),
             Timer::Stop => self.ended = true,
         }
         self.settle_effects(now);
@@ -491,7 +462,7 @@ impl Worker {
 
     /// Lanes that sent or received: their challenges, acknowledgements and probes, then their deadlines.
     fn see_to_lanes(&mut self, now: Instant) {
-        self.sockets.underlays.finish(&mut self.host.lanes, now);
+        self.cx.sockets.underlays.finish(&mut self.host.lanes, now);
         while let Some(id) = self.host.lanes.next_touched() {
             self.host.note_heard(&mut self.cx, id, now);
             self.settle_effects(now);
@@ -512,7 +483,7 @@ impl Worker {
             while let Some((data, path, most)) =
                 self.host.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))
             {
-                self.sockets.underlays.packet(
+                self.cx.sockets.underlays.packet(
                     &mut self.host.lanes,
                     underlay,
                     &path,
@@ -523,7 +494,7 @@ impl Worker {
             }
             if let Some(path) = path {
                 while let Some(most) = self.host.lanes.get(id).map(|slot| slot.core.transmit_capacity(now))
-                    && self.sockets.underlays.packet(
+                    && self.cx.sockets.underlays.packet(
                         &mut self.host.lanes,
                         underlay,
                         &path,
@@ -542,11 +513,11 @@ impl Worker {
 
 impl Context {
     /// Notes that a source has, or may have, something.
-    fn add_source(&mut self, sockets: &Sockets, tcp: &TcpForwards, token: Token) {
+    fn add_source(&mut self, tcp: &TcpForwards, token: Token) {
         let peers = |peer| (Class::Local, Party::Peer(peer));
-        let (class, party) = match sockets.factory.source(token) {
+        let (class, party) = match self.sockets.factory.source(token) {
             Some(Source::Underlay(_)) => (Class::Underlay, Party::Source(token)),
-            Some(Source::Local(id)) => match sockets.locals.get(id).map(|socket| socket.local) {
+            Some(Source::Local(id)) => match self.sockets.locals.get(id).map(|socket| socket.local) {
                 Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => peers(peer),
                 None => return,
             },

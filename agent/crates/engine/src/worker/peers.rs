@@ -19,7 +19,7 @@ use crate::{
     worker::{
         Worker,
         context::Context,
-        parts::{DataPlane, LaneHost, Publisher, Sessions, Sockets, TcpForwards, Tunnel},
+        parts::{DataPlane, LaneHost, Publisher, Sessions, TcpForwards, Tunnel},
         peer_maker::PeerMaker,
         timer::{Timer, number},
     },
@@ -104,13 +104,13 @@ impl Publisher {
 
 impl TcpForwards {
     /// The local ports whose peer bears `name` lead to `id`.
-    pub(super) fn point_forwards(&mut self, cx: &mut Context, sockets: &mut Sockets, name: &str, id: PeerId) {
+    pub(super) fn point_forwards(&mut self, cx: &mut Context, name: &str, id: PeerId) {
         for (named, current) in cx.config.peers.iter().zip(&mut self.peers) {
             if *named.name == *name {
                 *current = id;
             }
         }
-        sockets.point_ingresses(cx, self);
+        cx.point_ingresses(self);
     }
 
     /// Who the peer of a `[[udp]]` or `[[tcp]]` is now.
@@ -164,7 +164,6 @@ impl Sessions {
     pub(super) fn peer_removed(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         tunnel: &mut Tunnel,
         id: PeerId,
@@ -188,7 +187,7 @@ impl Sessions {
         drop(peer.dialler.stop());
         peer.dialler.forget_lookups();
         for token in peer.dialler.take_abandoned() {
-            sockets.factory.release(token);
+            cx.sockets.factory.release(token);
         }
         self.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = link {
@@ -205,12 +204,12 @@ impl Sessions {
         for flow in peer.data.relay.flows.all() {
             if let Some(flow) = peer.data.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
                 peer.data.relay.stats.flows_removed += 1;
-                sockets.factory.close_flow_later(flow.origin);
+                cx.sockets.factory.close_flow_later(flow.origin);
             }
         }
         // What still waits are IP packets.
         peer.data.relay.queue.clear(DropReason::PeerRemoved, &mut peer.data.relay.uplink);
-        sockets.factory.close_now(&mut sockets.locals);
+        cx.sockets.factory.close_now(&mut cx.sockets.locals);
         tunnel.unroute_peer(id);
         cx.stats.unpublished = true;
     }
@@ -253,12 +252,12 @@ impl Sessions {
     }
 }
 
-impl Sockets {
+impl Context {
     /// The local UDP ports lead to the peers that their forwards name.
-    pub(super) fn point_ingresses(&mut self, cx: &Context, tcp: &TcpForwards) {
-        for local in self.locals.iter_mut() {
+    pub(super) fn point_ingresses(&mut self, tcp: &TcpForwards) {
+        for local in self.sockets.locals.iter_mut() {
             if let Local::Ingress { ingress, peer } = local
-                && let Some(forward) = cx.config.udp.get(ingress.0 as usize)
+                && let Some(forward) = self.config.udp.get(ingress.0 as usize)
                 && let Some(current) = tcp.peers.get(forward.peer)
             {
                 *peer = *current;

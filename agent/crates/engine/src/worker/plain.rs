@@ -12,7 +12,7 @@ use crate::{
     worker::{
         Worker,
         context::Context,
-        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        parts::{DataPlane, LaneHost, Sessions},
     },
 };
 
@@ -86,7 +86,6 @@ impl DataPlane {
     pub(super) fn send_plain(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         host: &mut LaneHost,
         now: Instant,
@@ -96,7 +95,7 @@ impl DataPlane {
             let link = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref());
             let waits = link.and_then(|link| link.plain.as_ref());
             if waits.is_some_and(|plain| !plain.is_empty()) {
-                taken |= self.send_plain_to(cx, sockets, sessions, host, id, now);
+                taken |= self.send_plain_to(cx, sessions, host, id, now);
             }
         }
         taken
@@ -105,7 +104,6 @@ impl DataPlane {
     fn send_plain_to(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         host: &mut LaneHost,
         id: PeerId,
@@ -153,7 +151,7 @@ impl DataPlane {
         }
         // What waited behind a full buffer comes next.
         if !blocked {
-            self.drain_queue(cx, sockets, host, id, now);
+            self.drain_queue(cx, host, id, now);
         }
         taken
     }

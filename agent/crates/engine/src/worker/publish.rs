@@ -34,7 +34,7 @@ use crate::{
 impl Worker {
     /// Publishes everything, with what the kernel dropped until now.
     pub fn publish_last(&mut self, now: Instant) {
-        self.sessions.take_stock(&mut self.cx, &mut self.sockets, &mut self.decoy, now);
+        self.sessions.take_stock(&mut self.cx, &mut self.decoy, now);
         self.publish(now);
     }
 
@@ -42,8 +42,8 @@ impl Worker {
     pub(super) fn publish(&mut self, now: Instant) {
         self.cx.stats.unpublished = false;
         // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
-        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
-        self.sockets.book_sockets(&mut self.decoy, false);
+        self.data.settle(&mut self.cx, &mut self.sessions, &mut self.tunnel);
+        self.cx.sockets.book_sockets(&mut self.decoy, false);
         let reached = |peer: &&Peer| refused(&peer.data.relay) != peer.refused;
         let reached: Vec<PeerId> = self.cx.peers.iter().filter(reached).map(|peer| peer.data.id).collect();
         for peer in reached {
@@ -106,13 +106,13 @@ impl Worker {
             lane_indices: self.host.lane_indices(&self.cx, &self.tunnel),
             limit_reached: self.sessions.limit_reached(&self.cx, &self.data, &relays),
             relays,
-            sockets: *self.sockets.factory.stats(),
+            sockets: *self.cx.sockets.factory.stats(),
             totals: self.cx.stats.totals.clone(),
             control: self.sessions.control.stats,
             refused_keys: self.metrics.refused_keys.load(Ordering::Relaxed),
             gate,
             in_use,
-            send_buffer_bytes: self.sockets.underlays.send_buffer_bytes(),
+            send_buffer_bytes: self.cx.sockets.underlays.send_buffer_bytes(),
             connections: self.sessions.control.len(),
             tcp_streams: self.tcp.open.len(),
             stream_connections: carriers.sum(),
@@ -127,22 +127,16 @@ impl Worker {
 impl Sessions {
     /// Takes stock of what is not counted as it happens: which flow belongs on which lane, what the kernel dropped at the
     /// sockets that many share and at those that had traffic, and what waits there.
-    pub(super) fn take_stock(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        decoy: &mut Decoy,
-        now: Instant,
-    ) {
+    pub(super) fn take_stock(&mut self, cx: &mut Context, decoy: &mut Decoy, now: Instant) {
         let mut lane_flows = Vec::new();
         for peer in &cx.peers {
             peer.data.relay.flows.count_lanes(&mut lane_flows);
         }
         cx.stats.totals.lane_flows = lane_flows;
         cx.stats.totals.control = self.control.traffic();
-        let before = sockets.factory.stats().kernel_drops();
-        sockets.book_sockets(decoy, true);
-        let dropped = sockets.factory.stats().kernel_drops() - before;
+        let before = cx.sockets.factory.stats().kernel_drops();
+        cx.sockets.book_sockets(decoy, true);
+        let dropped = cx.sockets.factory.stats().kernel_drops() - before;
         if dropped > 0
             && let Some(suppressed) = cx.logs.drops.allow(now)
         {

@@ -9,7 +9,7 @@
 
 use std::{mem, sync::Arc, time::Instant};
 
-use config::{self, Config, Forward, Service};
+use config::{self, Config, Service};
 use dataplane::{
     lanes::LaneId,
     relay::{FlowId, Origin},
@@ -40,7 +40,7 @@ impl Worker {
             return;
         }
         let NewConfig { config, ports } = new;
-        self.sockets.factory.adopt(ports);
+        self.cx.sockets.factory.adopt(ports);
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
         self.tcp.name_forward_peers(&self.cx);
         self.follow_services(&old.services, &config.services, now);
@@ -58,8 +58,8 @@ impl Worker {
                 peer.throttles.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
-        self.sockets.follow_udp(&mut self.cx, &mut self.data, &mut self.host, &mut self.tcp, &old, now);
-        self.tcp.follow_tcp(&mut self.cx, &mut self.sockets, &old, &config, now);
+        self.data.follow_udp(&mut self.cx, &mut self.host, &self.tcp, &old, now);
+        self.tcp.follow_tcp(&mut self.cx, &old, &config, now);
         self.cx.hub.streams().set_most(config.limits.stream_bytes);
         self.sessions.gate.set_window(config.access.clock_window);
         self.sessions
@@ -68,7 +68,7 @@ impl Worker {
         for handle in self.sessions.control.handles() {
             self.sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
-        self.decoy.follow_decoy(&self.cx, &mut self.sockets, &mut self.data, now);
+        self.decoy.follow_decoy(&mut self.cx, &mut self.data, now);
         for id in self.cx.peers.ids() {
             self.sessions.offer_services(&self.cx, id);
             self.tcp.warn_of_missing_services(&mut self.cx, id, now);
@@ -95,21 +95,17 @@ impl Worker {
         }
         if old.services != wanted.services {
             let revoked = |place: usize| !wanted.services.contains(&place);
-            self.data.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.host, id, now, |origin| {
-                match origin {
-                    Origin::Upstream { service, .. } => revoked(*service),
-                    Origin::Ingress { .. } => false,
-                }
+            self.data.end_flows_where(&mut self.cx, &mut self.host, id, now, |origin| match origin {
+                Origin::Upstream { service, .. } => revoked(*service),
+                Origin::Ingress { .. } => false,
             });
-            self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |peer, place| {
-                peer == id && revoked(place)
-            });
+            self.tcp.end_served(&mut self.cx, &mut self.sessions, |peer, place| peer == id && revoked(place));
             self.sessions.offer_services(&self.cx, id);
         }
         if self.cx.dialler_of(id) == self.cx.id.index {
             let Some(peer) = self.cx.peers.get_mut(id) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
-            self.sockets.watch_dialler(&mut self.cx, id);
+            self.cx.watch_dialler(id);
             for attempt in surplus {
                 self.sessions.close_connection(&mut self.cx, attempt, CloseReason::Replaced, now);
             }
@@ -135,11 +131,9 @@ impl Worker {
             (_, _) => (true, true, std::time::Duration::ZERO),
         };
         for id in self.cx.peers.ids() {
-            self.data.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.host, id, now, |origin| {
-                match origin {
-                    Origin::Upstream { service, .. } => fate(*service).0,
-                    Origin::Ingress { .. } => false,
-                }
+            self.data.end_flows_where(&mut self.cx, &mut self.host, id, now, |origin| match origin {
+                Origin::Upstream { service, .. } => fate(*service).0,
+                Origin::Ingress { .. } => false,
             });
             let Some(peer) = self.cx.peers.get_mut(id) else { continue };
             for flow in peer.data.relay.flows.accepted() {
@@ -153,7 +147,7 @@ impl Worker {
                 }
             }
         }
-        self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |_, place| fate(place).1);
+        self.tcp.end_served(&mut self.cx, &mut self.sessions, |_, place| fate(place).1);
     }
 }
 
@@ -231,22 +225,15 @@ impl TcpForwards {
     }
 
     /// Opens and closes the ports of `[[tcp]]`; connections that are there stay.
-    fn follow_tcp(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        old: &Config,
-        new: &Config,
-        now: Instant,
-    ) {
+    fn follow_tcp(&mut self, cx: &mut Context, old: &Config, new: &Config, now: Instant) {
         self.listeners.resize_with(new.tcp.len(), || None);
         for (place, forward) in new.tcp.iter().enumerate() {
             let was_open = old.tcp.get(place).is_some_and(|before| before.open);
             match (was_open, forward.open) {
-                (false, true) => match sockets.factory.tcp_listen(forward.listen, place) {
+                (false, true) => match cx.sockets.factory.tcp_listen(forward.listen, place) {
                     Ok((listener, token)) => {
                         self.listeners[place] = Some((listener, token));
-                        cx.add_source(sockets, self, token);
+                        cx.add_source(self, token);
                     }
                     Err(error) => {
                         tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
@@ -255,7 +242,7 @@ impl TcpForwards {
                 (true, false) => {
                     if let Some((listener, token)) = self.listeners[place].take() {
                         drop(listener);
-                        sockets.factory.release(token);
+                        cx.sockets.factory.release(token);
                         cx.hub.crowds().end(place);
                     }
                 }
@@ -267,28 +254,20 @@ impl TcpForwards {
     }
 }
 
-impl Sockets {
-    fn open_ingress(&mut self, forward: &Forward, local: Local) {
-        if let Err(error) = self.factory.ingress(&mut self.locals, forward.listen, local) {
-            // The port itself is bound already.
-            tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
-        }
-    }
-
-    /// Opens and closes the ports of `[[udp]]`; one that leads elsewhere now keeps its socket.
+impl DataPlane {
+    /// Opens and closes the ports of `[[udp]]`. A port that now leads to another peer or service keeps its socket.
     fn follow_udp(
         &mut self,
         cx: &mut Context,
-        data: &mut DataPlane,
         host: &mut LaneHost,
-        tcp: &mut TcpForwards,
+        tcp: &TcpForwards,
         old: &Config,
         now: Instant,
     ) {
         let new = Arc::clone(&cx.config);
-        for (place, forward) in new.udp.iter().enumerate() {
-            let ingress = IngressId(number(place));
-            let before = old.udp.get(place).filter(|before| before.open);
+        for (index, forward) in new.udp.iter().enumerate() {
+            let ingress = IngressId(number(index));
+            let before = old.udp.get(index).filter(|before| before.open);
             let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
             let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
             let same = forward.open
@@ -296,34 +275,40 @@ impl Sockets {
                 && led_to == leads_to;
             if before.is_some() && !same {
                 for id in cx.peers.ids() {
-                    data.end_flows_where(cx, self, host, id, now, |origin| match origin {
+                    self.end_flows_where(cx, host, id, now, |origin| match origin {
                         Origin::Ingress { ingress: of, .. } => *of == ingress,
                         Origin::Upstream { .. } => false,
                     });
                 }
             }
-            let peer = tcp.forward_peer(forward);
+            let Sockets { factory, locals, .. } = &mut cx.sockets;
             match (before, forward.open) {
-                (None, true) => self.open_ingress(forward, Local::Ingress { ingress, peer }),
+                (None, true) => {
+                    let local = Local::Ingress { ingress, peer: tcp.forward_peer(forward) };
+                    // The kernel's port itself is bound already.
+                    if let Err(error) = factory.ingress(locals, forward.listen, local) {
+                        tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
+                    }
+                }
                 (Some(_), false) => {
                     let is_it = |local: &Local| match local {
                         Local::Ingress { ingress: of, .. } => *of == ingress,
                         Local::Upstream { .. } => false,
                     };
-                    for id in self.locals.find(is_it) {
-                        self.factory.close_later(id);
+                    for id in locals.find(is_it) {
+                        factory.close_later(id);
                     }
-                    self.factory.close_now(&mut self.locals);
+                    factory.close_now(locals);
                 }
                 (Some(_), true) | (None, false) => {}
             }
         }
-        self.point_ingresses(cx, tcp);
+        cx.point_ingresses(tcp);
     }
 }
 
 impl Decoy {
-    fn follow_decoy(&mut self, cx: &Context, sockets: &mut Sockets, data: &mut DataPlane, now: Instant) {
+    fn follow_decoy(&mut self, cx: &mut Context, data: &mut DataPlane, now: Instant) {
         data.strangers.set_decoy(cx.config.access.decoy);
         let same = match &self.flows {
             Some(decoys) => decoys.follows(&cx.config),
@@ -331,7 +316,7 @@ impl Decoy {
         };
         if !same {
             if let Some(mut decoys) = self.flows.take() {
-                decoys.close_all(&mut sockets.factory, &mut data.strangers.stats);
+                decoys.close_all(&mut cx.sockets.factory, &mut data.strangers.stats);
             }
             self.flows = Decoys::of_worker(cx.id.index, &cx.config, now);
         }
@@ -358,7 +343,6 @@ impl DataPlane {
     fn end_flows_where(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         id: PeerId,
         now: Instant,
@@ -371,7 +355,7 @@ impl DataPlane {
             if let Some(peer) = cx.peers.get_mut(id) {
                 peer.data.relay.stats.flows_reconfigured += 1;
             }
-            self.close_flow(cx, sockets, host, id, flow, now);
+            self.close_flow(cx, host, id, flow, now);
         }
     }
 }

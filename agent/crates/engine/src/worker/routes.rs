@@ -16,7 +16,7 @@ use crate::{
     peer::Failure,
     worker::{
         context::Context,
-        parts::{LaneHost, Sessions, Sockets},
+        parts::{LaneHost, Sessions},
     },
 };
 
@@ -28,19 +28,13 @@ const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Sessions {
     /// The kernel knew no way for packets that were sent: perhaps there is another.
-    pub(super) fn see_to_unreachable(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        now: Instant,
-    ) {
-        while let Some(underlay) = sockets.underlays.take_unreachable() {
+    pub(super) fn see_to_unreachable(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
+        while let Some(underlay) = cx.sockets.underlays.take_unreachable() {
             let lane = host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
             let of_lane = lane.map(|(_, slot)| slot.peer);
             let connection = || self.control.iter().find(|connection| connection.underlay() == underlay);
             if let Some(peer) = of_lane.or_else(|| connection()?.peer) {
-                self.follow_route(cx, sockets, host, peer, now);
+                self.follow_route(cx, host, peer, now);
             }
         }
     }
@@ -50,7 +44,6 @@ impl Sessions {
     pub(super) fn follow_route(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         id: PeerId,
         now: Instant,
@@ -63,7 +56,7 @@ impl Sessions {
         peer.route_asked = Some(now);
         let (mut moves, mut moved) = (0, None);
         for (underlay, remote) in self.sockets_towards(cx, host, id) {
-            match sockets.factory.redial(&mut sockets.underlays, underlay, remote) {
+            match cx.sockets.factory.redial(&mut cx.sockets.underlays, underlay, remote) {
                 Ok(None) => {}
                 Ok(Some(addresses)) => {
                     (moves, moved) = (moves + 1, Some(addresses));
@@ -145,25 +138,36 @@ impl Sessions {
     }
 }
 
-impl Sockets {
+impl Context {
     /// Flows whose sockets to their service have an address that this host has lost go on from another one.
-    pub(super) fn renew_upstreams(&mut self, cx: &Context, now: Instant) {
-        while let Some(socket) = self.locals.take_unreachable() {
-            if self.locals.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL) {
+    pub(super) fn renew_upstreams(&mut self, now: Instant) {
+        while let Some(socket) = self.sockets.locals.take_unreachable() {
+            if self
+                .sockets
+                .locals
+                .renewed
+                .is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL)
+            {
                 continue;
             }
-            let Some(Local::Upstream { peer, flow }) = self.locals.get(socket).map(|socket| socket.local)
+            let Some(Local::Upstream { peer, flow }) =
+                self.sockets.locals.get(socket).map(|socket| socket.local)
             else {
                 continue;
             };
-            let flow = cx.peers.get(peer).and_then(|peer| peer.data.relay.flows.get(flow));
+            let flow = self.peers.get(peer).and_then(|peer| peer.data.relay.flows.get(flow));
             let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
-            let Some(upstream) = cx.config.services.get(service).map(|service| service.upstream) else {
+            let Some(upstream) = self.config.services.get(service).map(|service| service.upstream) else {
                 continue;
             };
             // Most likely it is so for the others, too.
-            if !self.factory.renew_upstream(&mut self.locals, socket, upstream).unwrap_or(false) {
-                self.locals.renewed = Some(now);
+            if !self
+                .sockets
+                .factory
+                .renew_upstream(&mut self.sockets.locals, socket, upstream)
+                .unwrap_or(false)
+            {
+                self.sockets.locals.renewed = Some(now);
             }
         }
     }

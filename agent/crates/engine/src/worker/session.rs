@@ -41,7 +41,7 @@ use crate::{
         context::Context,
         endpoint::largest_packet,
         liveness,
-        parts::{Sessions, Sockets, TcpForwards, Tunnel},
+        parts::{Sessions, TcpForwards, Tunnel},
         timer::Timer,
     },
 };
@@ -67,19 +67,13 @@ impl Worker {
         }
         self.take_plain(now);
         loop {
-            let moved = self.data.send_plain(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.sessions,
-                &mut self.host,
-                now,
-            );
+            let moved = self.data.send_plain(&mut self.cx, &mut self.sessions, &mut self.host, now);
             let mut events = std::mem::take(&mut self.sessions.events);
             let timers = &mut self.cx.timers;
             let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
             self.sessions.control.poll(
                 &mut self.host.lanes,
-                &mut self.sockets.underlays,
+                &mut self.cx.sockets.underlays,
                 now,
                 arm,
                 &mut events,
@@ -92,7 +86,7 @@ impl Worker {
             }
             events.shrink_to(SPARE_EVENTS);
             self.sessions.events = events;
-            self.tcp.pump_stirred(&mut self.cx, &mut self.sockets, &mut self.sessions, now);
+            self.tcp.pump_stirred(&mut self.cx, &mut self.sessions, now);
             // What quinn-proto has sent on made room for more.
             if quiet && !moved {
                 break;
@@ -127,9 +121,7 @@ impl Worker {
                     self.sessions.control_violation(&mut self.cx, handle, &error, now);
                 }
             }
-            Event::Opened => {
-                self.tcp.streams_opened(&mut self.cx, &mut self.sockets, &mut self.sessions, handle, now)
-            }
+            Event::Opened => self.tcp.streams_opened(&mut self.cx, &mut self.sessions, handle, now),
             Event::Stream(stream) => self.tcp.stream_ready(handle, stream),
             Event::Lost(reason) => self.sessions.connection_lost(&mut self.cx, handle, &reason, now),
             Event::Mtu => self.sessions.mtu_changed(&mut self.cx, handle),
@@ -268,7 +260,7 @@ impl Worker {
             _ if !established => self.sessions.out_of_order(&mut self.cx, handle, now),
             Message::Hello(_) => self.sessions.out_of_order(&mut self.cx, handle, now),
             Message::LaneOpen(offer) if side == Side::Server => {
-                self.sessions.lane_asked(&mut self.cx, &self.sockets, peer, handle, &offer, now)
+                self.sessions.lane_asked(&mut self.cx, peer, handle, &offer, now)
             }
             Message::LaneAccept(offer) if side == Side::Client => {
                 self.sessions.lane_accepted(&mut self.cx, peer, handle, &offer, now)
@@ -402,14 +394,7 @@ impl Worker {
             forwards: 0,
         });
         self.cx.stats.totals.handshakes.established += 1;
-        self.sessions.link_up(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.data,
-            &mut self.host,
-            &connected,
-            now,
-        );
+        self.sessions.link_up(&mut self.cx, &mut self.data, &mut self.host, &connected, now);
         self.settle_effects(now);
         self.sessions.begin_budget(&mut self.cx, &mut self.tunnel, id, now);
         if dialled {
@@ -611,16 +596,16 @@ impl Context {
     }
 }
 
-impl Sockets {
+impl Context {
     /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
-    pub(super) fn orphan_flows(&mut self, cx: &mut Context, id: PeerId, key: [u8; 32]) {
-        let parity = cx.parity_towards(&key);
-        let Some(peer) = cx.peers.get_mut(id) else { return };
+    pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
+        let parity = self.parity_towards(&key);
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for flow in peer.data.relay.flows.accepted() {
             if let Some(flow) = peer.data.relay.remove_flow(flow) {
                 peer.data.relay.stats.flows_orphaned += 1;
                 match flow.origin {
-                    Origin::Upstream { socket, .. } => self.factory.close_later(socket),
+                    Origin::Upstream { socket, .. } => self.sockets.factory.close_later(socket),
                     Origin::Ingress { .. } => {}
                 }
             }
@@ -629,7 +614,7 @@ impl Sockets {
         peer.data.relay.reassembly.clear(&mut peer.data.relay.downlink);
         // Then: a number that the peer's flows have left may be given again.
         peer.data.relay.flows.reopen_all(parity);
-        self.factory.close_now(&mut self.locals);
+        self.sockets.factory.close_now(&mut self.sockets.locals);
     }
 }
 

@@ -192,14 +192,14 @@ impl Worker {
                     unpublished: true,
                 },
                 stopping: false,
+                sockets: Sockets {
+                    factory,
+                    underlays: Underlays::default(),
+                    locals: Locals::new(most_segments),
+                    ports: Vec::new(),
+                },
                 effects: VecDeque::new(),
                 config: Arc::clone(&config),
-            },
-            sockets: Sockets {
-                factory,
-                underlays: Underlays::default(),
-                locals: Locals::new(most_segments),
-                ports: Vec::new(),
             },
             data: DataPlane {
                 batch: Box::default(),
@@ -242,7 +242,7 @@ impl Worker {
             stopped: false,
             ended: false,
         };
-        made.sockets.open_ports(&mut made.cx, &mut made.tcp)?;
+        made.cx.open_ports(&mut made.tcp)?;
         made.cx.arm_timers(now);
         Ok(made)
     }
@@ -250,12 +250,18 @@ impl Worker {
     /// The bound addresses: underlay, `[[udp]]`, `[[tcp]]`, each in the configuration's order.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
-        let ingress = self.sockets.locals.iter().filter(|socket| match socket.local {
+        let ingress = self.cx.sockets.locals.iter().filter(|socket| match socket.local {
             Local::Ingress { .. } => true,
             Local::Upstream { .. } => false,
         });
         Addresses {
-            transport: self.sockets.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
+            transport: self
+                .cx
+                .sockets
+                .underlays
+                .iter()
+                .map(|underlay| underlay.socket.local_addr())
+                .collect(),
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
             tcp: self.tcp.listeners.iter().flatten().map(|(listener, _)| listener.local_addr()).collect(),
         }
@@ -274,26 +280,29 @@ impl Context {
     }
 }
 
-impl Sockets {
-    fn open_ports(&mut self, cx: &mut Context, tcp: &mut TcpForwards) -> Result<(), StartError> {
-        let config = Arc::clone(&cx.config);
+impl Context {
+    fn open_ports(&mut self, tcp: &mut TcpForwards) -> Result<(), StartError> {
+        let config = Arc::clone(&self.config);
         let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
         for address in &config.transport.listen {
             let port = self
+                .sockets
                 .factory
-                .listen(&mut self.underlays, *address)
+                .listen(&mut self.sockets.underlays, *address)
                 .map_err(failed(*address, "transport.listen"))?;
-            self.ports.push(port);
+            self.sockets.ports.push(port);
         }
         for (place, forward) in config.udp.iter().enumerate() {
             let local =
                 Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
-            self.factory
-                .ingress(&mut self.locals, forward.listen, local)
+            self.sockets
+                .factory
+                .ingress(&mut self.sockets.locals, forward.listen, local)
                 .map_err(failed(forward.listen, "udp.listen"))?;
         }
         for (place, forward) in config.tcp.iter().enumerate() {
             let listener = self
+                .sockets
                 .factory
                 .tcp_listen(forward.listen, place)
                 .map_err(failed(forward.listen, "tcp.listen"))?;

@@ -35,7 +35,7 @@ use crate::{
         Worker,
         context::{Context, Effect},
         liveness::{LEAST_CONTROL_SILENCE, TELL_INTERVAL, counts},
-        parts::{Sessions, Sockets},
+        parts::Sessions,
         stats::StreamFailure,
         timer::Timer,
     },
@@ -190,34 +190,22 @@ impl Sessions {
     }
 
     /// The owner of a session wants a stream connection to be dialled here.
-    pub(super) fn dial_stream(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        order: &StreamRequest,
-        now: Instant,
-    ) {
+    pub(super) fn dial_stream(&mut self, cx: &mut Context, order: &StreamRequest, now: Instant) {
         let (id, number) = (order.peer, order.number);
         if cx.stopping || cx.peers.link_named(id, order.session).is_none() {
             return cx.report_stream(id, number, Outcome::Ended);
         }
-        if self.start_stream(cx, sockets, order, now).is_none() {
+        if self.start_stream(cx, order, now).is_none() {
             cx.stats.totals.streams.failed[StreamFailure::Local as usize] += 1;
             cx.report_stream(id, number, Outcome::Failed);
         }
     }
 
     /// Dials a stream connection, from a socket of its own.
-    fn start_stream(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        order: &StreamRequest,
-        now: Instant,
-    ) -> Option<()> {
+    fn start_stream(&mut self, cx: &mut Context, order: &StreamRequest, now: Instant) -> Option<()> {
         let (id, number) = (order.peer, order.number);
         let client = self.client_config(cx, id, Some(order), now)?;
-        let underlay = match sockets.factory.dial(&mut sockets.underlays, order.remote) {
+        let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, order.remote) {
             Ok(underlay) => underlay,
             Err(error) => {
                 if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
@@ -233,7 +221,7 @@ impl Sessions {
             }
         };
         let Some(handle) = self.control.dial(id, order.remote, underlay, client, now) else {
-            sockets.factory.close_underlay(&mut sockets.underlays, underlay);
+            cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
             return None;
         };
         if let Some(connection) = self.control.get_mut(handle) {

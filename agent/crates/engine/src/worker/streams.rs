@@ -22,7 +22,7 @@ use crate::{
         TcpRefusal,
         ceilings::socket_remedy,
         context::Context,
-        parts::{OpenForward, Sessions, Sockets, TcpForwards},
+        parts::{OpenForward, Sessions, TcpForwards},
         timer::Timer,
     },
 };
@@ -41,7 +41,6 @@ impl TcpForwards {
     pub(super) fn accept_tcp(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         place: usize,
         now: Instant,
@@ -57,9 +56,9 @@ impl TcpForwards {
                 None => cx.hub.crowds().end(place),
             }
             let id = self.vacant_tcp();
-            let token = sockets.factory.token(Source::Tcp(id));
+            let token = cx.sockets.factory.token(Source::Tcp(id));
             let Some(Some((listener, _))) = self.listeners.get_mut(place) else {
-                sockets.factory.release(token);
+                cx.sockets.factory.release(token);
                 return false;
             };
             match listener.accept(token) {
@@ -69,7 +68,6 @@ impl TcpForwards {
                         let forward = TcpForward::opened(id, stream, token, service, now);
                         self.insert_tcp(
                             cx,
-                            sockets,
                             sessions,
                             OpenForward {
                                 key: StreamKey { connection: handle.0, stream: id },
@@ -86,7 +84,7 @@ impl TcpForwards {
                         }
                         // A reset, not an orderly end: the client must not take it for an empty answer.
                         stream.abort();
-                        sockets.factory.release(token);
+                        cx.sockets.factory.release(token);
                         cx.stats.totals.tcp.refuse(reason);
                         if reason == TcpRefusal::Limit
                             && let Some(peer) = cx.config.tcp.get(place).map(|to| self.forward_peer(to))
@@ -97,7 +95,7 @@ impl TcpForwards {
                     }
                 },
                 Err(error) => {
-                    sockets.factory.release(token);
+                    cx.sockets.factory.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
                         // Who comes next has all of its time.
                         cx.hub.crowds().end(place);
@@ -153,7 +151,6 @@ impl TcpForwards {
     pub(super) fn streams_opened(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         handle: ConnectionHandle,
         now: Instant,
@@ -170,7 +167,7 @@ impl TcpForwards {
             }
             let Some(stream) = sessions.control.accept(handle) else { return };
             state.data.allowances.streams.take(1, now);
-            self.stream_opened(cx, sockets, sessions, handle, stream, now);
+            self.stream_opened(cx, sessions, handle, stream, now);
         }
         sessions.control.accept_later(handle, now, now);
     }
@@ -179,7 +176,6 @@ impl TcpForwards {
     fn stream_opened(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         handle: ConnectionHandle,
         stream: StreamId,
@@ -203,7 +199,6 @@ impl TcpForwards {
         }
         self.insert_tcp(
             cx,
-            sockets,
             sessions,
             OpenForward { key: StreamKey { connection: handle.0, stream }, peer, forward },
             now,
@@ -223,20 +218,14 @@ impl TcpForwards {
 
     /// Serves the forwards whose streams had something to say, those first that were served longest ago: room in the connection
     /// that is too little for all goes to each in turn (quinn-proto reports those first that were blocked last).
-    pub(super) fn pump_stirred(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        now: Instant,
-    ) {
+    pub(super) fn pump_stirred(&mut self, cx: &mut Context, sessions: &mut Sessions, now: Instant) {
         let mut stirred = std::mem::take(&mut self.stirred);
         let served = |id: &TcpId| self.open.get(id.0 as usize).map_or(0, |open| open.forward.served);
         stirred.sort_by_key(served);
         for id in stirred.drain(..) {
             if let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) {
                 forward.stirred = false;
-                self.pump(cx, sockets, sessions, id, now);
+                self.pump(cx, sessions, id, now);
             }
         }
         self.stirred = stirred;
@@ -249,19 +238,12 @@ impl TcpForwards {
     }
 
     /// Moves what a forward can move; one that could move more is given another turn after the others.
-    pub(super) fn pump(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        id: TcpId,
-        now: Instant,
-    ) {
+    pub(super) fn pump(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
         let Some(OpenForward { key, peer, forward }) = self.open.get_mut(id.0 as usize) else { return };
         let (key, peer) = (*key, *peer);
         let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) else {
             forward.abort();
-            self.remove_tcp(cx, sockets, sessions, id);
+            self.remove_tcp(cx, sessions, id);
             return;
         };
         self.passes += 1;
@@ -282,21 +264,21 @@ impl TcpForwards {
                     cx.ready.mark(token);
                 }
             }
-            Pumped::Wants(open) => self.connect_service(cx, sockets, sessions, id, &open, now),
-            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sockets, sessions, id, now),
+            Pumped::Wants(open) => self.connect_service(cx, sessions, id, &open, now),
+            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sessions, id, now),
             Pumped::Answered(answer) => {
                 cx.report_service(peer, &answer, now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(cx, sockets, sessions, id);
+                self.remove_tcp(cx, sessions, id);
             }
             Pumped::Refused(answer) => {
                 if let Some(suppressed) = cx.logs.details.allow(now) {
                     tracing::debug!(reason = ?answer, suppressed, "the peer refused a TCP forward");
                 }
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(cx, sockets, sessions, id);
+                self.remove_tcp(cx, sessions, id);
             }
-            Pumped::Done => self.remove_tcp(cx, sockets, sessions, id),
+            Pumped::Done => self.remove_tcp(cx, sessions, id),
         }
     }
 
@@ -304,7 +286,6 @@ impl TcpForwards {
     fn connect_service(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         id: TcpId,
         open: &StreamOpen,
@@ -318,7 +299,7 @@ impl TcpForwards {
             None => Err(StreamAnswer::UnknownService),
             Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
             Some(service) => {
-                sockets.factory.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
+                cx.sockets.factory.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
             }
         };
         let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
@@ -326,7 +307,7 @@ impl TcpForwards {
             Ok((stream, token)) => {
                 forward.connect(open.service, stream, token, now);
                 self.watch_opening(cx, id);
-                self.pump(cx, sockets, sessions, id, now);
+                self.pump(cx, sessions, id, now);
             }
             Err(answer) => {
                 if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
@@ -334,7 +315,7 @@ impl TcpForwards {
                 }
                 cx.report_service(peer, &answer, now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(cx, sockets, sessions, id);
+                self.remove_tcp(cx, sessions, id);
             }
         }
     }
@@ -347,14 +328,7 @@ impl TcpForwards {
     }
 
     /// A forward may not have been open in time: the header, the service or the other end's answer has not come.
-    pub(super) fn tcp_timeout(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        id: TcpId,
-        now: Instant,
-    ) {
+    pub(super) fn tcp_timeout(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
         let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
@@ -367,25 +341,23 @@ impl TcpForwards {
         }
         let named = forward.token().is_some();
         cx.stats.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
-        self.remove_tcp(cx, sockets, sessions, id);
+        self.remove_tcp(cx, sessions, id);
     }
 
     /// The connection is gone: resets the TCP side of its forwards.
     pub(super) fn abort_streams(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         handle: ConnectionHandle,
     ) {
-        self.abort_forwards(cx, sockets, sessions, |open| open.key.connection == handle.0);
+        self.abort_forwards(cx, sessions, |open| open.key.connection == handle.0);
     }
 
     /// Connections to these services of ours, by peer and place, are ended: both sides are reset.
     pub(super) fn end_served(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         ends: impl Fn(PeerId, usize) -> bool,
     ) {
@@ -396,7 +368,7 @@ impl TcpForwards {
                 forward.reset(quinn);
             }
         }
-        self.abort_forwards(cx, sockets, sessions, |open| {
+        self.abort_forwards(cx, sessions, |open| {
             open.forward.service().is_some_and(|service| ends(open.peer, service as usize))
         });
     }
@@ -404,7 +376,6 @@ impl TcpForwards {
     fn abort_forwards(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         ends: impl Fn(&OpenForward) -> bool,
     ) {
@@ -414,7 +385,7 @@ impl TcpForwards {
             if let Some(OpenForward { forward, .. }) = self.open.get_mut(place) {
                 forward.abort();
             }
-            self.remove_tcp(cx, sockets, sessions, TcpId(crate::worker::number(place)));
+            self.remove_tcp(cx, sessions, TcpId(crate::worker::number(place)));
         }
     }
 
@@ -422,14 +393,7 @@ impl TcpForwards {
         TcpId(crate::worker::number(self.open.vacant_key()))
     }
 
-    fn insert_tcp(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        opened: OpenForward,
-        now: Instant,
-    ) {
+    fn insert_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, opened: OpenForward, now: Instant) {
         let (key, peer, held) = (opened.key, opened.peer, opened.forward.held());
         let id = TcpId(crate::worker::number(self.open.insert(opened)));
         self.by_stream.insert(key, id);
@@ -442,14 +406,14 @@ impl TcpForwards {
         if let Some(forwards) = cx.forwards_on(peer, ConnectionHandle(key.connection)) {
             *forwards += 1;
         }
-        self.pump(cx, sockets, sessions, id, now);
+        self.pump(cx, sessions, id, now);
     }
 
-    fn remove_tcp(&mut self, cx: &mut Context, sockets: &mut Sockets, sessions: &mut Sessions, id: TcpId) {
+    fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
         let Some(OpenForward { key, peer, forward }) = self.open.try_remove(id.0 as usize) else { return };
         self.by_stream.remove(&key);
         if let Some(token) = forward.token() {
-            sockets.factory.release(token);
+            cx.sockets.factory.release(token);
         }
         cx.hub.streams().leave(forward.held());
         if forward.is_stalled() {

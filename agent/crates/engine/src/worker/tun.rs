@@ -17,7 +17,7 @@ use crate::{
     worker::{
         context::Context,
         endpoint,
-        parts::{DataPlane, LaneHost, Sessions, Sockets, Tun, Tunnel},
+        parts::{DataPlane, LaneHost, Sessions, Tun, Tunnel},
         timer::number,
     },
 };
@@ -30,7 +30,6 @@ impl Tunnel {
     pub(super) fn service_tun(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         data: &mut DataPlane,
         host: &mut LaneHost,
         now: Instant,
@@ -50,7 +49,7 @@ impl Tunnel {
             peers: &mut cx.peers,
             tun,
             lanes: &mut host.lanes,
-            underlays: &mut sockets.underlays,
+            underlays: &mut cx.sockets.underlays,
             outgoing: &mut data.outgoing,
             now,
         };

@@ -22,7 +22,7 @@ use crate::{
     peer::Peers,
     worker::{
         context::Context,
-        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        parts::{DataPlane, LaneHost, Sessions},
         timer::{Timer, number},
     },
 };
@@ -32,20 +32,14 @@ const DRAIN_SHARE: usize = 128;
 
 impl DataPlane {
     /// Sends what waits at every peer, a share from each in turn, as long as there is room.
-    pub(super) fn drain_queues(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        now: Instant,
-    ) {
+    pub(super) fn drain_queues(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
         let (all, first) = (number(cx.peers.len()), self.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
         let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| !peer.data.relay.queue.is_empty());
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
         while let Some(peer) = waiting.pop_front() {
-            let drained = self.drain_share(cx, sockets, host, peer, DRAIN_SHARE, now);
+            let drained = self.drain_share(cx, host, peer, DRAIN_SHARE, now);
             match drained {
                 Drained::Empty | Drained::Blocked(_) => {}
                 Drained::More => waiting.push_back(peer),
@@ -62,35 +56,26 @@ impl DataPlane {
     }
 
     /// Sends what waits at a peer, as long as there is room.
-    pub(super) fn drain_queue(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        peer: PeerId,
-        now: Instant,
-    ) {
-        self.drain_share(cx, sockets, host, peer, usize::MAX, now);
+    pub(super) fn drain_queue(&mut self, cx: &mut Context, host: &mut LaneHost, peer: PeerId, now: Instant) {
+        self.drain_share(cx, host, peer, usize::MAX, now);
     }
 
     /// Sends up to `most` datagrams of what waits at a peer, and those that came together with the last of them.
     fn drain_share(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         peer: PeerId,
         most: usize,
         now: Instant,
     ) -> Drained {
-        self.uplink(cx, sockets, host, peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
+        self.uplink(cx, host, peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
     }
 
     /// A socket of the underlay has room again: what the agent itself has to say comes first, then what waited for it.
     pub(super) fn unblocked(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         host: &mut LaneHost,
         id: UnderlayId,
@@ -102,23 +87,22 @@ impl DataPlane {
         for lane in lanes {
             host.lanes.touch(lane);
         }
-        self.drain_queues(cx, sockets, host, now);
+        self.drain_queues(cx, host, now);
     }
 
     /// Makes sure that what sockets without room keep in their send buffers is dropped in time.
     pub(super) fn watch_send_buffers(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         host: &mut LaneHost,
         now: Instant,
     ) {
-        for id in sockets.underlays.take_evicted() {
-            self.unblocked(cx, sockets, sessions, host, id, now);
+        for id in cx.sockets.underlays.take_evicted() {
+            self.unblocked(cx, sessions, host, id, now);
         }
-        while let Some(id) = sockets.underlays.next_blocked() {
-            self.send_buffer_timeout(cx, sockets, sessions, host, id, now);
+        while let Some(id) = cx.sockets.underlays.next_blocked() {
+            self.send_buffer_timeout(cx, sessions, host, id, now);
         }
     }
 
@@ -126,20 +110,19 @@ impl DataPlane {
     pub(super) fn send_buffer_timeout(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         host: &mut LaneHost,
         id: UnderlayId,
         now: Instant,
     ) {
         let peers = &cx.peers;
-        let expiry = sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
+        let expiry = cx.sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
         if let Some(at) = expiry.next {
             cx.timers.arm(Timer::SendBuffer(id), at);
         }
         if expiry.emptied {
             // What is younger takes the place, and goes out as soon as there is room.
-            self.unblocked(cx, sockets, sessions, host, id, now);
+            self.unblocked(cx, sessions, host, id, now);
         }
     }
 }
