@@ -104,7 +104,7 @@ macro_rules! mutants {
 variant!(genuine);
 mutants! {
     woken_before_the_message_is_there
-    flag_before_the_order
+    flag_before_the_message
     flag_cleared_after_the_messages_are_taken
     woken_before_the_hand_off_is_there
     messages_before_hand_offs
