@@ -16,11 +16,12 @@ use dataplane::sockets::port_plan;
 use engine::{
     health::Health,
     hub::Hub,
+    mtu_table::MtuTable,
     registry::PeerRegistry,
     tunnel::Tunnel,
     worker::{
-        Addresses, Command, Inbox, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, TunSetup,
-        Worker, shell, used_knocks,
+        Addresses, Command, Inbox, Publisher, Setup, Snapshot, Snapshots, StartError, Summary, Worker, shell,
+        used_knocks,
     },
 };
 use gate::{Own, identity::Identity, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
@@ -124,7 +125,7 @@ impl Daemon {
                 hub: Arc::clone(&hub),
                 ports,
                 queue: queues.next(),
-                tun: tunnel.as_ref().map(|tunnel| TunSetup { board: tunnel.board() }),
+                tun: tunnel.as_ref().map(|tunnel| tunnel.board()),
             };
             let (thread, bound) = start.spawn(Arc::clone(&ended))?;
             threads.push(thread);
@@ -267,7 +268,7 @@ struct WorkerStart {
     hub: Arc<Hub>,
     ports: Ports,
     queue: Option<TunPort>,
-    tun: Option<TunSetup>,
+    tun: Option<Arc<MtuTable>>,
 }
 
 /// Makes the TUN device, if there is to be one, and a share of it for each worker.

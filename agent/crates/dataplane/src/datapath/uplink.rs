@@ -553,7 +553,7 @@ impl PeerData {
         now: Instant,
     ) -> Uplink<'a> {
         // What a peer that fell silent is sent would only be lost: it waits, and expires if nobody answers.
-        let link = self.link.as_mut().filter(|link| !link.doubts.silent);
+        let link = self.link.as_mut().filter(|link| !link.suspicions.unresponsive);
         Uplink {
             peer: self.id,
             relay: &mut self.relay,

@@ -14,30 +14,30 @@ use crate::{
 };
 
 impl LaneHost {
-    /// Starts an operator's capture of a lane of this worker. A capture that is over is left to [`LaneHost::see_to_captures`].
+    /// Starts an operator's capture of a lane of this worker. A capture that is over is left to [`LaneHost::drain_captures`].
     pub(super) fn capture(&mut self, cx: &Context, capture: Arc<Capture>, now: Instant) {
-        let known = self.captures.armed.iter().any(|armed| Arc::ptr_eq(&armed.capture, &capture));
+        let known = self.captures.iter().any(|armed| Arc::ptr_eq(&armed.capture, &capture));
         if known || capture.is_over(now) {
             return;
         }
         let Subject::Lane(index) = capture.subject else { return };
         let link = cx.peers.get(capture.peer).and_then(|peer| peer.data.link.as_ref());
         let lane = link.and_then(|link| link.pool.get(index));
-        self.captures.armed.push(Armed { capture, lane: None });
+        self.captures.push(Armed { capture, lane: None });
         if let Some(lane) = lane {
-            self.arm(cx, self.captures.armed.len() - 1, lane, now);
+            self.arm(cx, self.captures.len() - 1, lane, now);
         }
     }
 
     /// Starts the capture that waits for a lane, if there is one, when the lane has been opened.
     pub(super) fn capture_lane(&mut self, cx: &Context, id: LaneId, now: Instant) {
-        if self.captures.armed.is_empty() {
+        if self.captures.is_empty() {
             return;
         }
         let Some(slot) = self.lanes.get(id) else { return };
         let (peer, subject) = (slot.peer, Subject::Lane(slot.index));
         let wanted = |armed: &Armed| armed.capture.peer == peer && armed.capture.subject == subject;
-        if let Some(index) = self.captures.armed.iter().position(wanted) {
+        if let Some(index) = self.captures.iter().position(wanted) {
             self.arm(cx, index, id, now);
         }
     }
@@ -72,28 +72,28 @@ impl LaneHost {
     }
 
     /// At the end of a turn: moves the recorded packets to where the control thread reads them, and ends captures that are over.
-    pub(super) fn see_to_captures(&mut self, now: Instant) {
-        for index in (0..self.captures.armed.len()).rev() {
+    pub(super) fn drain_captures(&mut self, now: Instant) {
+        for index in (0..self.captures.len()).rev() {
             self.empty(index);
-            let capture = &self.captures.armed[index].capture;
+            let capture = &self.captures[index].capture;
             if capture.is_over(now) {
                 if capture.is_abandoned(now) {
                     capture.feed.abandon();
                 }
                 self.disarm(index);
-                self.captures.armed.swap_remove(index);
+                self.captures.swap_remove(index);
             }
         }
     }
 
     fn capture_of(&self, id: LaneId) -> Option<usize> {
-        self.captures.armed.iter().position(|armed| armed.lane == Some(id))
+        self.captures.iter().position(|armed| armed.lane == Some(id))
     }
 
     /// Starts to record a lane, in index of the one that the capture recorded before.
     fn arm(&mut self, cx: &Context, index: usize, id: LaneId, now: Instant) {
         self.disarm(index);
-        let (Some(slot), Some(armed)) = (self.lanes.get_mut(id), self.captures.armed.get_mut(index)) else {
+        let (Some(slot), Some(armed)) = (self.lanes.get_mut(id), self.captures.get_mut(index)) else {
             return;
         };
         slot.core.record(Some(Box::new(Recorder::new(RECORDER_RECORDS, armed.capture.since))));
@@ -106,7 +106,7 @@ impl LaneHost {
 
     fn disarm(&mut self, index: usize) {
         self.empty(index);
-        let Some(armed) = self.captures.armed.get_mut(index) else { return };
+        let Some(armed) = self.captures.get_mut(index) else { return };
         let Some(id) = armed.lane.take() else { return };
         if let Some(slot) = self.lanes.get_mut(id) {
             slot.core.record(None);
@@ -115,7 +115,7 @@ impl LaneHost {
     }
 
     fn empty(&mut self, index: usize) {
-        let Some(Armed { capture, lane: Some(id) }) = self.captures.armed.get(index) else { return };
+        let Some(Armed { capture, lane: Some(id) }) = self.captures.get(index) else { return };
         if let Some(recorder) = self.lanes.get_mut(*id).and_then(|slot| slot.core.recorder_mut()) {
             capture.feed.append(recorder);
         }
@@ -124,7 +124,7 @@ impl LaneHost {
     /// Adds a note behind everything recorded so far.
     fn note(&mut self, index: usize, note: Note, now: Instant) {
         self.empty(index);
-        if let Some(Armed { capture, .. }) = self.captures.armed.get(index) {
+        if let Some(Armed { capture, .. }) = self.captures.get(index) {
             let micros = now.saturating_duration_since(capture.since).as_micros();
             capture.feed.note(u32::try_from(micros).unwrap_or(u32::MAX), note);
         }

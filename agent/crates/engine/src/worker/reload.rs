@@ -1,17 +1,18 @@
-//! A reload, as a worker follows it: what has not changed goes on, datagram for datagram.
+//! A reload at one worker: everything that has not changed goes on without losing a datagram.
 //!
 //! ```text
 //!   reload: ports opened → registry revised ──► PeerRemoved, PeerChanged, PeerAdded ──► Configured, with this worker's ports
 //! ```
 //!
-//! The messages come in this sequence, in one mailbox. The new configuration names services and forwards by the places that they
-//! had, so that what a message, a flow or the far end names by a place goes on to mean the same.
+//! The messages come in this order, in one mailbox. Services and forwards keep their indexes in the new configuration, so an index in
+//! a message, in a flow or at the far end still means the same.
 
 use std::{mem, sync::Arc, time::Instant};
 
 use config::{self, Config, Service};
 use dataplane::{
     lanes::LaneId,
+    peer::Link,
     relay::{FlowId, Origin},
 };
 use gate::identity::PublicKey;
@@ -24,6 +25,7 @@ use wire::{
 use crate::{
     hub::NewConfig,
     origin::PeerOrigin,
+    peer::Peer,
     worker::{
         Local, PeerId, Worker,
         context::Context,
@@ -34,7 +36,7 @@ use crate::{
 };
 
 impl Worker {
-    /// Runs another configuration from now on.
+    /// Applies a new configuration.
     pub(super) fn configured(&mut self, new: NewConfig, now: Instant) {
         if self.cx.stopping {
             return;
@@ -44,114 +46,108 @@ impl Worker {
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
         self.tcp.name_forward_peers(&self.cx);
         self.follow_services(&old.services, &config.services, now);
+        let Self { cx, data, sessions, host, tcp, decoy, .. } = self;
         let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        for peer in &mut self.cx.peers {
+        for peer in &mut cx.peers {
             let wanted = Arc::clone(&peer.data.config);
             peer.data.relay.set_bounds(&wanted, &config.limits);
             peer.data.allowances.set(&config.limits);
             peer.data.relay.set_ingresses(&names);
             peer.data.relay.set_oversize(&config.services);
             if forwards_differ {
-                // Whether a new forward's service is offered is said anew.
+                // Missing services of new forwards are to be reported.
                 peer.known_services = None;
                 peer.throttles.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
-        self.data.follow_udp(&mut self.cx, &mut self.host, &self.tcp, &old, now);
-        self.tcp.follow_tcp(&mut self.cx, &old, &config, now);
-        self.cx.hub.streams().set_most(config.limits.stream_bytes);
-        self.sessions.gate.set_window(config.access.clock_window);
-        self.sessions
-            .control
-            .set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(self.cx.id.count)));
-        for handle in self.sessions.control.handles() {
-            self.sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
+        data.follow_udp(cx, host, tcp, &old, now);
+        tcp.follow_tcp(cx, &old, &config, now);
+        cx.hub.streams().set_most(config.limits.stream_bytes);
+        sessions.gate.set_window(config.access.clock_window);
+        sessions.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(cx.id.count)));
+        for handle in sessions.control.handles() {
+            sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
-        self.decoy.follow_decoy(&mut self.cx, &mut self.data, now);
-        for id in self.cx.peers.ids() {
-            self.sessions.offer_services(&self.cx, id);
-            self.tcp.warn_of_missing_services(&mut self.cx, id, now);
+        decoy.follow_decoy(cx, data, now);
+        for id in cx.peers.ids() {
+            sessions.offer_services(cx, id);
+            tcp.warn_of_missing_services(cx, id, now);
         }
-        self.cx.stats.unpublished = true;
+        cx.stats.unpublished = true;
     }
 
-    /// The operator wants a peer otherwise. Its connection stays, unless the key that it proved is no longer its.
+    /// Applies changed settings of a peer. Its connections stay, unless the key that they proved is no longer one of its keys.
     pub(super) fn peer_changed(&mut self, id: PeerId, wanted: Arc<config::Peer>, now: Instant) {
-        let is_well = self.cx.peers.get(id).is_some_and(|peer| peer.data.is_well());
-        let Some(peer) = self.cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
+        let Self { cx, data, sessions, host, tcp, tunnel, .. } = self;
+        let is_well = cx.peers.get(id).is_some_and(|peer| peer.data.is_well());
+        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
         let old = mem::replace(&mut peer.data.config, Arc::clone(&wanted));
-        peer.data.relay.set_bounds(&wanted, &self.cx.config.limits);
-        peer.data.allowances.set(&self.cx.config.limits);
+        peer.data.relay.set_bounds(&wanted, &cx.config.limits);
+        peer.data.allowances.set(&cx.config.limits);
         if old.public_keys != wanted.public_keys {
-            self.sessions.end_connections_of_other_keys(&mut self.cx, id, &wanted.public_keys, now);
-            self.host.remove_lanes_of_other_keys(
-                &mut self.cx,
-                &mut self.sessions,
-                id,
-                &wanted.public_keys,
-                now,
-            );
+            sessions.end_connections_of_other_keys(cx, id, &wanted.public_keys, now);
+            host.remove_lanes_of_other_keys(cx, sessions, id, &wanted.public_keys, now);
         }
         if old.services != wanted.services {
-            let revoked = |place: usize| !wanted.services.contains(&place);
-            self.data.end_flows_where(&mut self.cx, &mut self.host, id, now, |origin| match origin {
+            let revoked = |service: usize| !wanted.services.contains(&service);
+            data.end_flows_where(cx, host, id, now, |origin| match origin {
                 Origin::Upstream { service, .. } => revoked(*service),
                 Origin::Ingress { .. } => false,
             });
-            self.tcp.end_served(&mut self.cx, &mut self.sessions, |peer, place| peer == id && revoked(place));
-            self.sessions.offer_services(&self.cx, id);
+            tcp.end_served(cx, sessions, |peer, service| peer == id && revoked(service));
+            sessions.offer_services(cx, id);
         }
-        if self.cx.dialler_of(id) == self.cx.id.index {
-            let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        if cx.dialler_of(id) == cx.id.index {
+            let Some(peer) = cx.peers.get_mut(id) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
-            self.cx.watch_dialler(id);
+            cx.watch_dialler(id);
             for attempt in surplus {
-                self.sessions.close_connection(&mut self.cx, attempt, CloseReason::Replaced, now);
+                sessions.close_connection(cx, attempt, CloseReason::Replaced, now);
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
         if old.rate != wanted.rate {
-            self.cx.hub.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
-            self.sessions.control.rate_changed(id);
+            cx.hub.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
+            sessions.control.rate_changed(id);
         }
         if old.allowed_ips != wanted.allowed_ips {
-            self.tunnel.reroute_peer(&self.cx, id);
+            tunnel.reroute_peer(cx, id);
         }
-        self.cx.stats.unpublished = true;
+        cx.stats.unpublished = true;
     }
 
-    /// Ends the flows and connections to services that are no more, or are elsewhere now: their peers open them anew.
+    /// Ends the flows and connections to services that were removed or have another upstream, and applies new idle times.
     fn follow_services(&mut self, old: &[Service], new: &[Service], now: Instant) {
-        let fate = |place: usize| match (old.get(place), new.get(place)) {
-            (Some(old), Some(new)) => {
-                let moved = old.upstream != new.upstream;
-                (moved || !new.udp, moved || !new.tcp, new.idle)
-            }
-            (_, _) => (true, true, std::time::Duration::ZERO),
+        let Self { cx, data, sessions, host, tcp, .. } = self;
+        let unmoved = |index: usize| {
+            let (old, new) = (old.get(index)?, new.get(index)?);
+            (old.upstream == new.upstream).then_some(new)
         };
-        for id in self.cx.peers.ids() {
-            self.data.end_flows_where(&mut self.cx, &mut self.host, id, now, |origin| match origin {
-                Origin::Upstream { service, .. } => fate(*service).0,
+        for id in cx.peers.ids() {
+            data.end_flows_where(cx, host, id, now, |origin| match origin {
+                Origin::Upstream { service, .. } => unmoved(*service).is_none_or(|service| !service.udp),
                 Origin::Ingress { .. } => false,
             });
-            let Some(peer) = self.cx.peers.get_mut(id) else { continue };
+            let Some(peer) = cx.peers.get_mut(id) else { continue };
             for flow in peer.data.relay.flows.accepted() {
                 let Some(flow_state) = peer.data.relay.flows.get_mut(flow) else { continue };
-                if let Origin::Upstream { service, .. } = flow_state.origin {
-                    let idle = fate(service).2;
-                    if idle < flow_state.idle {
-                        self.cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + idle);
+                if let Origin::Upstream { service, .. } = flow_state.origin
+                    && let Some(Service { idle, .. }) = unmoved(service)
+                {
+                    if *idle < flow_state.idle {
+                        cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + *idle);
                     }
-                    flow_state.idle = idle;
+                    flow_state.idle = *idle;
                 }
             }
         }
-        self.tcp.end_served(&mut self.cx, &mut self.sessions, |_, place| fate(place).1);
+        tcp.end_served(cx, sessions, |_, service| unmoved(service).is_none_or(|service| !service.tcp));
     }
 }
 
 impl Sessions {
+    /// Closes the connections of a peer that have proved a key which is not in `keys`.
     fn end_connections_of_other_keys(
         &mut self,
         cx: &mut Context,
@@ -174,7 +170,7 @@ impl Sessions {
         }
     }
 
-    /// Tells a connected peer which of our services it may use, if that has changed since it was told.
+    /// Sends a connected peer the services that it may use, if they have changed since they were last sent.
     pub(super) fn offer_services(&mut self, cx: &Context, id: PeerId) {
         let services = cx.services_for(id);
         let Some(handle) = cx.peers.session(id).map(|session| session.handle) else { return };
@@ -185,8 +181,8 @@ impl Sessions {
 }
 
 impl LaneHost {
-    /// Ends the lanes of a key that is no longer the peer's, at once: packets that are under way on them deliver nothing any more.
-    /// Those of earlier sessions, which drain, end too.
+    /// Ends the lanes of sessions whose key is no longer the peer's at once, so that no packet under way delivers anything. Draining
+    /// lanes of earlier sessions end too.
     fn remove_lanes_of_other_keys(
         &mut self,
         cx: &mut Context,
@@ -195,13 +191,12 @@ impl LaneHost {
         keys: &[PublicKey],
         now: Instant,
     ) {
-        let link = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref());
-        let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
-        if let Some((session, false)) = link {
-            // Wherever its control connection is.
+        let has_key = |link: &&Link| keys.contains(&PublicKey(link.key));
+        let stays = cx.peers.link(id).filter(has_key).map(|link| link.session);
+        if let Some(session) = cx.peers.link(id).map(|link| link.session).filter(|_| stays.is_none()) {
+            // Whichever worker owns the session.
             sessions.link_down(cx, self, id, session, now);
         }
-        let stays = link.filter(|(_, stays)| *stays).map(|(session, _)| session);
         let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
         let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
         for lane in of_others {
@@ -211,28 +206,27 @@ impl LaneHost {
 }
 
 impl TcpForwards {
-    /// Which peer each place in [`Config::peers`] means; nobody, until a message says so.
+    /// Finds the peer for each entry of [`Config::peers`] by its name. An entry without one gets an invalid id until the peer is added.
     fn name_forward_peers(&mut self, cx: &Context) {
         let id_of = |named: &config::Peer| {
-            let bears =
-                |peer: &&crate::peer::Peer| *peer.name == *named.name && peer.origin != PeerOrigin::Open;
-            let alike = || cx.peers.iter().filter(bears);
-            let live = alike().find(|peer| peer.data.is_live());
-            // What comes for one that was removed is counted under it.
-            live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.data.id)
+            let has_name = |peer: &&Peer| *peer.name == *named.name && peer.origin != PeerOrigin::Open;
+            let same_name = || cx.peers.iter().filter(has_name);
+            let live = same_name().find(|peer| peer.data.is_live());
+            // Datagrams for a removed peer are counted under it.
+            live.or_else(|| same_name().next_back()).map_or(PeerId(u32::MAX), |peer| peer.data.id)
         };
         self.peers = cx.config.peers.iter().map(id_of).collect();
     }
 
-    /// Opens and closes the ports of `[[tcp]]`; connections that are there stay.
+    /// Opens and closes the ports of `[[tcp]]`; existing connections stay.
     fn follow_tcp(&mut self, cx: &mut Context, old: &Config, new: &Config, now: Instant) {
         self.listeners.resize_with(new.tcp.len(), || None);
-        for (place, forward) in new.tcp.iter().enumerate() {
-            let was_open = old.tcp.get(place).is_some_and(|before| before.open);
+        for (port, forward) in new.tcp.iter().enumerate() {
+            let was_open = old.tcp.get(port).is_some_and(|before| before.open);
             match (was_open, forward.open) {
-                (false, true) => match cx.sockets.factory.tcp_listen(forward.listen, place) {
+                (false, true) => match cx.sockets.factory.tcp_listen(forward.listen, port) {
                     Ok((listener, token)) => {
-                        self.listeners[place] = Some((listener, token));
+                        self.listeners[port] = Some((listener, token));
                         cx.add_source(self, token);
                     }
                     Err(error) => {
@@ -240,14 +234,14 @@ impl TcpForwards {
                     }
                 },
                 (true, false) => {
-                    if let Some((listener, token)) = self.listeners[place].take() {
+                    if let Some((listener, token)) = self.listeners[port].take() {
                         drop(listener);
                         cx.sockets.factory.release(token);
-                        cx.hub.crowds().end(place);
+                        cx.hub.backlogs().end(port);
                     }
                 }
-                // Whose turn it is to accept may have changed.
-                (true, true) => cx.timers.arm(Timer::Listener(place), now),
+                // The worker that accepts may have changed.
+                (true, true) => cx.timers.arm(Timer::Listener(port), now),
                 (false, false) => {}
             }
         }
@@ -308,15 +302,16 @@ impl DataPlane {
 }
 
 impl Decoy {
+    /// Opens or closes the flows to the decoy after a change of `access.decoy` or its limit.
     fn follow_decoy(&mut self, cx: &mut Context, data: &mut DataPlane, now: Instant) {
-        data.strangers.set_decoy(cx.config.access.decoy);
+        data.unauthenticated.set_decoy(cx.config.access.decoy);
         let same = match &self.flows {
             Some(decoys) => decoys.follows(&cx.config),
             None => cx.config.access.decoy.is_none(),
         };
         if !same {
             if let Some(mut decoys) = self.flows.take() {
-                decoys.close_all(&mut cx.sockets.factory, &mut data.strangers.stats);
+                decoys.close_all(&mut cx.sockets.factory, &mut data.unauthenticated.stats);
             }
             self.flows = Decoys::of_worker(cx.id.index, &cx.config, now);
         }
@@ -324,22 +319,22 @@ impl Decoy {
 }
 
 impl Context {
-    /// Our services that a peer may use.
+    /// The services of this agent that a peer may use.
     pub(super) fn services_for(&self, peer: PeerId) -> Vec<messages::Service> {
         let allowed = self.peers.get(peer).map_or(&[][..], |peer| &peer.data.config.services);
-        let services = allowed.iter().filter_map(|place| {
-            let service = self.config.services.get(*place)?;
+        let services = allowed.iter().filter_map(|index| {
+            let service = self.config.services.get(*index)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
             let fragment = service.oversize == config::Oversize::Fragment;
-            (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle, fragment })
+            (udp || tcp).then(|| messages::Service { number: number(*index), name, udp, tcp, idle, fragment })
         });
         services.collect()
     }
 }
 
 impl DataPlane {
-    /// Ends the flows of a peer whose local side is as `ends` says, and tells the far end.
+    /// Ends the flows of a peer for whose local side `ends` is true, and tells the far end.
     fn end_flows_where(
         &mut self,
         cx: &mut Context,

@@ -1,9 +1,9 @@
-//! What waits for room in a socket of the underlay: send buffers that the kernel does not take, queues behind them.
+//! Payloads that wait for room in a socket of the underlay: in send buffers that the kernel does not take, and in queues behind them.
 //!
 //! ```text
-//!   queue of peer A ─┐ a share each, in turn,
-//!   queue of peer B ─┼─► send_buffer ──► socket      no room: a send buffer keeps what it has until its peer's time is over,
-//!   queue of peer C ─┘                          and a reserve for what the agent itself says
+//!   queue of peer A ─┐ a share each, in turn
+//!   queue of peer B ─┼─► send buffer ──► socket      no room: payloads stay in the send buffer until `peer.queue.time` is over;
+//!   queue of peer C ─┘                               a reserve is left for the agent's own packets
 //! ```
 
 use std::{
@@ -27,11 +27,11 @@ use crate::{
     },
 };
 
-/// Datagrams that a peer's queue may send before the next peer's: two full packets of the offloads.
+/// Datagrams that one peer's queue may send before the next peer's: two full GSO batches.
 const DRAIN_SHARE: usize = 128;
 
 impl DataPlane {
-    /// Sends what waits at every peer, a share from each in turn, as long as there is room.
+    /// Sends from the queues of all peers, a share from each in turn, while there is room.
     pub(super) fn drain_queues(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
         let (all, first) = (number(cx.peers.len()), self.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
@@ -48,19 +48,19 @@ impl DataPlane {
                 served = served.or(Some(peer));
             }
         }
-        // Whoever was the first to get something is the last the next time. Peers that got nothing, for want of a way or of room in
-        // a socket of their own, do not hold the turn up.
+        // The first peer that could send comes last the next time. Peers that could not, because they have no lane or no room in their
+        // own sockets, are skipped.
         if let Some(peer) = served {
             self.first_to_drain = (peer.0 + 1) % all;
         }
     }
 
-    /// Sends what waits at a peer, as long as there is room.
+    /// Sends from the queue of a peer, while there is room.
     pub(super) fn drain_queue(&mut self, cx: &mut Context, host: &mut LaneHost, peer: PeerId, now: Instant) {
         self.drain_share(cx, host, peer, usize::MAX, now);
     }
 
-    /// Sends up to `most` datagrams of what waits at a peer, and those that came together with the last of them.
+    /// Sends up to `most` datagrams from the queue of a peer, and those that came in one batch with the last of them.
     fn drain_share(
         &mut self,
         cx: &mut Context,
@@ -72,7 +72,7 @@ impl DataPlane {
         self.uplink(cx, host, peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
     }
 
-    /// A socket of the underlay has room again: what the agent itself has to say comes first, then what waited for it.
+    /// Uses the room that a socket of the underlay has again: first for the agent's own packets, then for waiting payloads.
     pub(super) fn unblocked(
         &mut self,
         cx: &mut Context,
@@ -90,7 +90,7 @@ impl DataPlane {
         self.drain_queues(cx, host, now);
     }
 
-    /// Makes sure that what sockets without room keep in their send buffers is dropped in time.
+    /// Arms the timers that drop expired payloads in the send buffers of sockets without room.
     pub(super) fn watch_send_buffers(
         &mut self,
         cx: &mut Context,
@@ -106,7 +106,7 @@ impl DataPlane {
         }
     }
 
-    /// Drops what has waited for room in a socket for longer than its peer's queue allows.
+    /// Drops payloads that have waited for room in a socket for longer than `peer.queue.time`.
     pub(super) fn send_buffer_timeout(
         &mut self,
         cx: &mut Context,
@@ -121,13 +121,13 @@ impl DataPlane {
             cx.timers.arm(Timer::SendBuffer(id), at);
         }
         if expiry.emptied {
-            // What is younger takes the place, and goes out as soon as there is room.
+            // Younger payloads move up and leave as soon as there is room.
             self.unblocked(cx, sessions, host, id, now);
         }
     }
 }
 
-/// How long what is a peer's may wait; what is nobody's waits as long as it does by default.
+/// How long payloads of a peer may wait; other packets wait for the default time.
 fn time_of(peers: &Peers, peer: PeerId) -> Duration {
     peers.get(peer).map_or(defaults::QUEUE.time, |peer| peer.data.config.queue.time)
 }
