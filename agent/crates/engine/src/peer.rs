@@ -3,6 +3,7 @@
 use std::{
     borrow::Cow,
     net::SocketAddr,
+    ops::{Deref, DerefMut},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -49,7 +50,7 @@ pub struct Session {
     pub since: Instant,
     /// Whether quinn-proto sends keepalives. False if `peer.keepalive` was not set when the connection was made.
     pub keeps_alive: bool,
-    /// When [`Session::keeps_alive`] being false last made us ping the control connection.
+    /// When this worker last pinged the control connection itself, because quinn-proto does not keep it alive.
     pub pinged: Instant,
     /// When we last sent on every path to show the peer our address, because it received a lane from another address.
     pub told: Option<Instant>,
@@ -208,26 +209,7 @@ impl Peers {
         }
     }
 
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// Iterates over all peers in the order of their identifiers.
-    pub fn iter(&self) -> std::slice::Iter<'_, Peer> {
-        self.0.iter()
-    }
-
-    /// Iterates over all peers in the order of their identifiers.
-    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Peer> {
-        self.0.iter_mut()
-    }
-
+    /// The identifiers of all peers, in ascending order.
     pub fn ids(&self) -> impl Iterator<Item = PeerId> + use<> {
         (0..u32::try_from(self.0.len()).unwrap_or(u32::MAX)).map(PeerId)
     }
@@ -278,37 +260,18 @@ impl Peers {
     }
 }
 
-impl<'a> IntoIterator for &'a Peers {
-    type Item = &'a Peer;
-    type IntoIter = std::slice::Iter<'a, Peer>;
+/// All peers in the order of their identifiers.
+impl Deref for Peers {
+    type Target = [Peer];
 
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
+    fn deref(&self) -> &[Peer] {
+        &self.0
     }
 }
 
-impl<'a> IntoIterator for &'a mut Peers {
-    type Item = &'a mut Peer;
-    type IntoIter = std::slice::IterMut<'a, Peer>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter_mut()
-    }
-}
-
-#[cfg(feature = "inspection")]
-impl std::ops::Index<usize> for Peers {
-    type Output = Peer;
-
-    fn index(&self, index: usize) -> &Peer {
-        &self.0[index]
-    }
-}
-
-#[cfg(feature = "inspection")]
-impl std::ops::IndexMut<usize> for Peers {
-    fn index_mut(&mut self, index: usize) -> &mut Peer {
-        &mut self.0[index]
+impl DerefMut for Peers {
+    fn deref_mut(&mut self) -> &mut [Peer] {
+        &mut self.0
     }
 }
 

@@ -66,10 +66,9 @@ impl Context {
         let refused = refused(&peer.data.relay);
         let before = std::mem::replace(&mut peer.refused, refused);
         let more = |ceiling: Ceiling| refused[ceiling as usize] > before[ceiling as usize];
-        let (name, limits) = (&*peer.name, &self.config.limits);
-        if more(Ceiling::Flows)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::Flows, now)
-        {
+        let (name, limits, ceilings) = (&*peer.name, &self.config.limits, &mut self.stats.ceilings);
+        let mut allow = |ceiling| if more(ceiling) { ceilings.allow(ceiling, now) } else { None };
+        if let Some(suppressed) = allow(Ceiling::Flows) {
             tracing::warn!(
                 peer = name,
                 limit = limits.flows,
@@ -78,9 +77,7 @@ impl Context {
                  limits.flows_per_peer)"
             );
         }
-        if more(Ceiling::FlowsPerPeer)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::FlowsPerPeer, now)
-        {
+        if let Some(suppressed) = allow(Ceiling::FlowsPerPeer) {
             tracing::warn!(
                 peer = name,
                 limit = limits.flows_per_peer,
@@ -89,9 +86,7 @@ impl Context {
                  service.idle)"
             );
         }
-        if more(Ceiling::QueueBytes)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::QueueBytes, now)
-        {
+        if let Some(suppressed) = allow(Ceiling::QueueBytes) {
             tracing::warn!(
                 peer = name,
                 limit = limits.queue_bytes,
@@ -100,9 +95,7 @@ impl Context {
                  memory, or smaller peer.queue.bytes and peer.queue.time)"
             );
         }
-        if more(Ceiling::FlowRate)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::FlowRate, now)
-        {
+        if let Some(suppressed) = allow(Ceiling::FlowRate) {
             tracing::warn!(
                 peer = name,
                 suppressed,
@@ -111,7 +104,7 @@ impl Context {
         }
         if more(Ceiling::Sockets)
             && let error = peer.data.relay.socket_error.take()
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::Sockets, now)
+            && let Some(suppressed) = allow(Ceiling::Sockets)
         {
             tracing::warn!(
                 peer = name,

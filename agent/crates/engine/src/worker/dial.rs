@@ -275,9 +275,7 @@ impl Context {
             self.timers.arm(Timer::Dial(id), at);
         }
     }
-}
 
-impl Context {
     fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
         let peer = self.peers.get_mut(id)?;
         let is_control_dead = peer.data.link.as_ref().is_some_and(|link| link.suspicions.control_dead);

@@ -129,7 +129,7 @@ static FAMILIES: &[Family] = &[
     ways(Type::Counter, "culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.", |it| it.ever.ways(|way| way.account.received)),
     ways(Type::Counter, "culvert_peer_datagrams_delivered_total", "Payloads handed to the kernel.", |it| it.ever.ways(|way| way.account.delivered)),
     ways(Type::Counter, "culvert_peer_datagrams_dropped_total", "Payloads dropped for any reason.", |it| it.ever.ways(|way| way.account.dropped_total())),
-    // Not what is between two workers: they publish at different moments, and the difference could be below 0.
+    // Payloads between two workers are left out: workers publish at different times, so the difference could be negative.
     ways(Type::Gauge, "culvert_peer_datagrams_queued", "Payloads inside the agent: neither delivered nor dropped yet.", |it| it.now.ways(|way| way.queued)),
     ways(Type::Counter, "culvert_peer_bytes_received_total", "Bytes of the payloads received.", |it| it.ever.ways(|way| way.account.received_bytes)),
     ways(Type::Counter, "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.", |it| it.ever.ways(|way| way.delivered_bytes)),
@@ -188,7 +188,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_lane_packets_unopened_total", &[], "Packets on lanes that were dropped unopened: their peers asked for most of a worker that fell behind.", |it, out| out.add(&[], it.unopened)),
     counter("culvert_sessions_doubted_total", &["reason"], "Sessions beside which the peer was dialled anew, or would be if this end had an endpoint.", |it, out| out.each(&Suspicion::LABELS, &it.totals.sessions_suspected)),
     counter("culvert_path_moves_total", &["what"], "Addresses that changed while the session went on: of the far end, as a lane or a control connection sees it, or our own (socket).", |it, out| out.each(&["lane", "control", "socket"], &it.totals.path_moves.counts())),
-    // Control connections, and who is let in.
+    // Control connections and the gate.
     counter("culvert_control_messages_total", &["direction"], "Control messages, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.control.messages_sent, it.control.messages_received])),
     counter("culvert_control_datagrams_total", &["direction"], "UDP datagrams of control connections, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.sent.datagrams, it.totals.control.received.datagrams])),
     counter("culvert_control_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| out.each(&WAYS, &[it.totals.control.sent.bytes, it.totals.control.received.bytes])),
@@ -246,7 +246,7 @@ static FAMILIES: &[Family] = &[
     gauge("culvert_stream_connections", &[], "Connections that carry TCP forwards beside the control connections.", |it, out| out.add(&[], it.stream_connections as u64)),
     counter("culvert_stream_connections_opened_total", &[], "Stream connections that came up.", |it, out| out.add(&[], it.totals.streams.opened)),
     counter("culvert_stream_connections_failed_total", &["reason"], "Stream connections that could not be made or were lost, by reason: no socket for one (local), no answer to the handshake (handshake), not let in by the far end (refused), ended while it was in use (lost).", |it, out| out.each(&StreamFailure::LABELS, &it.totals.streams.failed)),
-    // Strangers and the decoy.
+    // Unauthenticated senders and the decoy.
     counter("culvert_decoy_datagrams_total", &["direction"], "Datagrams that came from strangers (to_decoy) or from the decoy (to_stranger); those that were not dropped went on.", |it, out| {
         out.each(&DECOY_WAYS, &[it.decoy.from_senders.datagrams, it.decoy.from_decoy.datagrams]);
     }),
@@ -254,9 +254,9 @@ static FAMILIES: &[Family] = &[
         out.each(&DECOY_WAYS, &[it.decoy.from_senders.bytes, it.decoy.from_decoy.bytes]);
     }),
     counter("culvert_decoy_drops_total", &["direction", "reason"], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.", |it, out| {
-        for (place, reason) in DecoyDrop::ALL.into_iter().enumerate() {
-            let way = DECOY_WAYS[usize::from(place >= DecoyDrop::TO_DECOY)];
-            out.add(&[way, reason.label()], it.decoy.dropped[place]);
+        for (index, reason) in DecoyDrop::ALL.into_iter().enumerate() {
+            let way = DECOY_WAYS[usize::from(index >= DecoyDrop::TO_DECOY)];
+            out.add(&[way, reason.label()], it.decoy.dropped[index]);
         }
     }),
     gauge("culvert_decoy_flows", &[], "Strangers whose datagrams go to the decoy.", |it, out| out.add(&[], it.in_use.decoy_flows as u64)),

@@ -337,9 +337,7 @@ impl Context {
         };
         SocketStats::LABELS.iter().enumerate().map(row).collect()
     }
-}
 
-impl Context {
     fn flows_by_lane(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, Vec<u64>)> {
         let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.data.id));
         let peers = self.peers.iter().filter(wanted).filter(|peer| !peer.data.relay.flows.is_empty());

@@ -384,9 +384,7 @@ impl Context {
             },
         }
     }
-}
 
-impl Context {
     fn warn_of_replay_log(&mut self, error: &std::io::Error, now: Instant) {
         if let Some(suppressed) = self.logs.replay_log.allow(now) {
             tracing::warn!(

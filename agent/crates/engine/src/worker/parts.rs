@@ -44,6 +44,7 @@ pub(super) struct Sockets {
 }
 
 /// Datagrams on their way through the worker.
+#[derive(Default)]
 pub(super) struct DataPlane {
     pub(super) batch: Box<ReceiveBatch>,
     pub(super) notes: Notes,
@@ -95,6 +96,7 @@ pub(super) struct OpenForward {
 }
 
 /// The TCP forwards of this worker and the ports at which it accepts them.
+#[derive(Default)]
 pub(super) struct TcpForwards {
     /// Indexed as [`config::Config::tcp`]; `None` where the port is closed.
     pub(super) listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,

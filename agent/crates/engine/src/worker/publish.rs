@@ -61,7 +61,7 @@ impl Worker {
         let retired = &cx.stats.retired;
         let mut lane_states = [0; LaneState::LABELS.len()];
         let mut of_peers: Vec<OfPeer> = sessions.stream_snapshots(cx);
-        for (sum, peer) in of_peers.iter_mut().zip(&cx.peers) {
+        for (sum, peer) in of_peers.iter_mut().zip(cx.peers.iter()) {
             sum.lanes = retired.of(peer.data.id);
         }
         for (_, slot) in host.lanes.iter() {
@@ -126,7 +126,7 @@ impl Sessions {
     /// kernel's queues and drops at shared sockets and at local sockets with traffic.
     pub(super) fn reconcile(&mut self, cx: &mut Context, decoy: &mut Decoy, now: Instant) {
         let mut lane_flows = Vec::new();
-        for peer in &cx.peers {
+        for peer in cx.peers.iter() {
             peer.data.relay.flows.count_lanes(&mut lane_flows);
         }
         cx.stats.totals.lane_flows = lane_flows;

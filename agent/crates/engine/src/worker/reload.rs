@@ -49,7 +49,7 @@ impl Worker {
         let Self { cx, data, sessions, host, tcp, decoy, .. } = self;
         let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        for peer in &mut cx.peers {
+        for peer in cx.peers.iter_mut() {
             let wanted = Arc::clone(&peer.data.config);
             peer.data.relay.set_bounds(&wanted, &config.limits);
             peer.data.allowances.set(&config.limits);

@@ -169,9 +169,7 @@ impl Context {
             }
         }
     }
-}
 
-impl Context {
     fn report_no_route(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");

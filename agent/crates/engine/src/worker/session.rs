@@ -578,9 +578,7 @@ impl Context {
         let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
         same_process && (overtaken || is_twin && old.dialled == we_are_smaller)
     }
-}
 
-impl Context {
     /// Ends the flows that an earlier process of the peer had opened; flows that we opened start anew.
     pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
         let parity = self.parity_towards(&key);
@@ -617,27 +615,23 @@ impl TcpForwards {
             leads_here && !offers(&forward.service, *udp)
         });
         let missing: Vec<_> = missing.collect();
-        let suppressed = match missing.is_empty() {
-            true => 0,
-            // A suppressed line is repeated when the peer connects again.
-            false => match peer.throttles.no_service.allow(now) {
-                Some(suppressed) => suppressed,
-                None => return,
-            },
-        };
-        peer.known_services = Some(offered.clone());
-        if !missing.is_empty() {
-            let named = missing.iter().take(MOST_NAMED).map(|(forward, udp)| {
-                let protocol = if *udp { "udp" } else { "tcp" };
-                format!("{} ({protocol} {})", forward.service, forward.listen)
-            });
-            tracing::warn!(
-                peer = &*peer.name,
-                missing = missing.len(),
-                services = wire::throttle::list(named),
-                suppressed,
-                "the peer does not offer services that our forwards need (remedy: add them to `services` of our [[peer]] there)"
-            );
+        if missing.is_empty() {
+            peer.known_services = Some(offered.clone());
+            return;
         }
+        // A suppressed line is repeated when the peer connects again.
+        let Some(suppressed) = peer.throttles.no_service.allow(now) else { return };
+        peer.known_services = Some(offered.clone());
+        let named = missing.iter().take(MOST_NAMED).map(|(forward, udp)| {
+            let protocol = if *udp { "udp" } else { "tcp" };
+            format!("{} ({protocol} {})", forward.service, forward.listen)
+        });
+        tracing::warn!(
+            peer = &*peer.name,
+            missing = missing.len(),
+            services = wire::throttle::list(named),
+            suppressed,
+            "the peer does not offer services that our forwards need (remedy: add them to `services` of our [[peer]] there)"
+        );
     }
 }

@@ -141,15 +141,8 @@ impl Worker {
                 config: Arc::clone(&config),
             },
             data: DataPlane {
-                batch: Box::default(),
-                notes: Notes::default(),
-                rests: Rests::default(),
-                outgoing: Outgoing::default(),
-                hand_offs: VecDeque::new(),
                 unauthenticated: Unauthenticated::new(config.access.decoy),
-                served: Vec::new(),
-                first_to_drain: 0,
-                plain_waiting: Vec::new(),
+                ..DataPlane::default()
             },
             sessions: Sessions {
                 control,
@@ -164,13 +157,8 @@ impl Worker {
             },
             host: LaneHost::default(),
             tcp: TcpForwards {
-                listeners: Vec::new(),
                 peers: (0..).map(PeerId).take(config.peers.len()).collect(),
-                open: Slab::new(),
-                by_stream: PeerMap::default(),
-                stirred: Vec::new(),
-                passes: 0,
-                scratch: tcp::Scratch::default(),
+                ..TcpForwards::default()
             },
             tunnel: Tunnel { device: tun },
             decoy: Decoy { flows: Decoys::of_worker(id.index, &config, now) },
@@ -209,7 +197,7 @@ impl Worker {
 
 impl Context {
     fn arm_timers(&mut self, now: Instant) {
-        for peer in &self.peers {
+        for peer in self.peers.iter() {
             if let Some(at) = peer.dialler.deadline() {
                 self.timers.arm(Timer::Dial(peer.data.id), at);
             }
@@ -217,9 +205,7 @@ impl Context {
         self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
         self.timers.arm(Timer::Publish, now);
     }
-}
 
-impl Context {
     fn open_ports(&mut self, tcp: &mut TcpForwards) -> Result<(), StartError> {
         let config = Arc::clone(&self.config);
         let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };

@@ -465,7 +465,7 @@ wire::labelled! {
     }
 }
 
-/// Throttles of the log lines about limits, and counts that no other place has.
+/// Throttles of the log lines about limits, and counts of refusals that no other part has.
 #[derive(Debug)]
 pub(super) struct Ceilings {
     logs: [Throttle; Ceiling::COUNT],

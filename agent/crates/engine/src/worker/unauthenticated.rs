@@ -15,6 +15,7 @@ const MOST_BYTES: usize = 2 << 20;
 const MOST_DATAGRAMS: usize = 4_096;
 
 /// Datagrams of unauthenticated senders in this turn, and their counts. Without a decoy they are only counted.
+#[derive(Default)]
 pub struct Unauthenticated {
     has_decoy: bool,
     pub(super) waiting: Waiting,
@@ -32,7 +33,7 @@ pub(super) struct Waiting {
 
 impl Unauthenticated {
     pub(super) fn new(decoy: Option<SocketAddr>) -> Self {
-        Self { has_decoy: decoy.is_some(), waiting: Waiting::default(), stats: DecoyStats::default() }
+        Self { has_decoy: decoy.is_some(), ..Self::default() }
     }
 
     /// Follows a changed `access.decoy`.
