@@ -70,13 +70,13 @@ const MUTANTS: [Mutant; 9] = [
     },
     Mutant {
         name: "broadcast_one_by_one",
-        from: "        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();",
-        to: r"        if let Some((last, before)) = boxes.split_last() {
+        from: "        let mut locked: Vec<_> = mailboxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();",
+        to: r"        if let Some((last, before)) = mailboxes.split_last() {
             before.iter().for_each(|mailbox| mailbox.post(message()));
             last.post(message());
             return;
         }
-        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();",
+        let mut locked: Vec<_> = mailboxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();",
     },
     Mutant {
         name: "joined_without_a_look",

@@ -126,6 +126,6 @@ fn early_message() {
 
 fn early_hand_off() {
     let mailbox = Arc::new(Shared::default());
-    spawn(&mailbox, |mailbox| mailbox.hand(1, 100, Party::Strangers).expect("there is room"));
+    spawn(&mailbox, |mailbox| mailbox.hand(1, 100, Party::Unauthenticated).expect("there is room"));
     assert_eq!(Worker::join(&mailbox).run(1), [1]);
 }

@@ -14,7 +14,7 @@ use engine::{
     hub::Hub,
     metrics::Value,
     registry::PeerRegistry,
-    worker::{Publisher, Setup, Snapshots, TunSetup, Worker},
+    worker::{Publisher, Setup, Snapshots, Worker},
 };
 use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use ip::{
@@ -63,7 +63,7 @@ fn agent(
         hub: Hub::new(1, config.peers.len(), now),
         metrics: Publisher::new(0, Arc::new(Health::new(1, now)), Arc::clone(&snapshots)),
         config: Arc::clone(&config),
-        tun: Some(TunSetup { board: Arc::default() }),
+        tun: Some(Arc::default()),
     };
     (Worker::new(setup, now).unwrap(), snapshots)
 }

@@ -66,8 +66,8 @@ pub struct Link {
     pub takes_pieces: bool,
     /// The time from which `budget` is relied on: until then a search for the path's MTU may be under way.
     pub settles_at: Instant,
-    /// The reasons to doubt this session.
-    pub doubts: Doubts,
+    /// The reasons to suspect this session.
+    pub suspicions: Suspicions,
     /// The services that the peer offers.
     pub services: Vec<messages::Service>,
     /// The name that stream connections use for this session.
@@ -77,37 +77,37 @@ pub struct Link {
 }
 
 wire::labelled! {
-    /// A reason to doubt a session. While there is one, the peer is dialled anew beside the session.
+    /// A reason to suspect that a session is dead. While one holds, the peer is dialled anew beside the session.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-    pub enum Doubt {
-        /// Nothing was heard from the peer on any lane while something was outstanding. Payloads wait.
-        Silent => "silent",
-        /// The lanes work, but the control connection does not answer: the far end has another address, and the end that dialled
-        /// cannot follow it (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
+    pub enum Suspicion {
+        /// Nothing was received from the peer on any lane while packets were outstanding: payloads wait.
+        Unresponsive => "silent",
+        /// The lanes work, but the control connection does not answer: the far end has another address, which the end that dialled
+        /// cannot follow (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
         ControlDead => "deaf",
     }
 }
 
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Doubts {
-    /// True while [`Doubt::Silent`] stands against the session.
-    pub silent: bool,
-    /// True while [`Doubt::ControlDead`] stands against the session.
+pub struct Suspicions {
+    /// Whether [`Suspicion::Unresponsive`] holds.
+    pub unresponsive: bool,
+    /// Whether [`Suspicion::ControlDead`] holds.
     pub control_dead: bool,
 }
 
-impl Doubts {
-    /// True if any doubt stands against the session.
+impl Suspicions {
+    /// Whether any suspicion holds.
     #[must_use]
     pub fn any(self) -> bool {
-        self.silent || self.control_dead
+        self.unresponsive || self.control_dead
     }
 
-    /// The flag of `doubt`, to be read or changed.
-    pub fn of(&mut self, doubt: Doubt) -> &mut bool {
-        match doubt {
-            Doubt::Silent => &mut self.silent,
-            Doubt::ControlDead => &mut self.control_dead,
+    /// The flag of `suspicion`, to be read or changed.
+    pub fn of(&mut self, suspicion: Suspicion) -> &mut bool {
+        match suspicion {
+            Suspicion::Unresponsive => &mut self.unresponsive,
+            Suspicion::ControlDead => &mut self.control_dead,
         }
     }
 }
@@ -246,12 +246,12 @@ impl PeerData {
     /// Whether a worker is connected to the peer and its lanes answer, so that datagrams are sent.
     #[must_use]
     pub fn is_reachable(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| !link.doubts.silent)
+        self.link.as_ref().is_some_and(|link| !link.suspicions.unresponsive)
     }
 
     /// Whether a worker is connected to the peer and there is no doubt about the session, so that it need not be dialled.
     #[must_use]
     pub fn is_well(&self) -> bool {
-        self.link.as_ref().is_some_and(|link| !link.doubts.any())
+        self.link.as_ref().is_some_and(|link| !link.suspicions.any())
     }
 }

@@ -1,8 +1,9 @@
-//! One peer, as a worker sees it.
+//! A peer at one worker, and the table of all peers.
 
 use std::{
     borrow::Cow,
     net::SocketAddr,
+    ops::{Deref, DerefMut},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -34,120 +35,121 @@ use crate::{
 /// The established control connection with a peer, at the worker that owns it.
 #[derive(Debug)]
 pub struct Session {
-    /// Its name, under which the other workers know it.
+    /// The identifier that messages between workers use.
     pub id: SessionId,
     pub handle: ConnectionHandle,
     /// True if this end dialled the connection.
     pub dialled: bool,
-    /// What the peer said of itself.
+    /// The peer's hello, with its current services.
     pub hello: Hello,
-    /// The name and version that the peer's software gives itself.
+    /// The name and version that the peer's software reports.
     pub software: Arc<str>,
-    /// Its lanes, wherever they are kept.
+    /// The lanes of the session, whichever workers host them.
     pub openings: Openings,
     /// The time at which the session was established.
     pub since: Instant,
-    /// Whether the connection is kept alive by itself: a keepalive that came later is not known to it.
+    /// Whether quinn-proto sends keepalives. False if `peer.keepalive` was not set when the connection was made.
     pub keeps_alive: bool,
-    /// When the control connection was last pinged because its lanes are in use, or because it is not kept alive.
+    /// When this worker last pinged the control connection itself, because quinn-proto does not keep it alive.
     pub pinged: Instant,
-    /// When the peer was last told, on every path, where we are, because it heard a lane from another address.
+    /// When we last sent on every path to show the peer our address, because it received a lane from another address.
     pub told: Option<Instant>,
-    /// The liveness of the control connection.
+    /// Liveness of the control connection.
     pub liveness: Liveness,
-    /// Since when it was seen without a lane.
+    /// The time since which a dialled session has had no lane that is up.
     pub laneless_since: Option<Instant>,
-    /// TCP forwards on the control connection.
+    /// Number of TCP forwards on the control connection.
     pub forwards: u32,
 }
 
-/// A peer: its configuration, its connection, its datagrams.
+/// A peer at one worker: its settings, its connections and its datagrams.
 #[derive(Debug)]
 pub struct Peer {
     pub data: PeerData,
-    /// Its name in logs and metrics.
+    /// The name in logs and metrics.
     pub name: Arc<str>,
-    /// How it came to be known.
+    /// Whether the configuration, the state file or open mode added the peer.
     pub origin: PeerOrigin,
-    /// How many peers had this place before.
+    /// Number of earlier peers in this slot.
     pub generation: u32,
-    /// Since when a peer of open mode has had neither session nor flows, at the worker that watches over that.
+    /// The time since which an open-mode peer has had neither a session nor flows, at the worker that expires it.
     pub idle_since: Option<Instant>,
-    /// When and where to dial it, at the worker that does.
+    /// When and where to dial the peer, at the worker that dials it.
     pub dialler: Dialler,
-    /// The connection with it, if this worker owns it.
+    /// The session with the peer, if this worker owns it.
     pub session: Option<Session>,
-    /// TCP forwards that are open at this worker.
+    /// Number of TCP forwards at this worker.
     pub tcp_streams: u32,
-    /// TCP forwards that are open at all workers.
+    /// Counts of TCP forwards and stream connections at all workers.
     pub forwards: Arc<PeerForwards>,
-    /// Its stream connections at this worker.
+    /// The stream connections at this worker.
     pub streams: StreamConnections,
-    /// What its relay had refused at ceilings when that was last looked at.
+    /// The relay's counts of refusals when they were last reported.
     pub refused: Refused,
-    /// What it offered when missing services were last looked for.
+    /// The services that the peer offered when missing ones were last reported.
     pub known_services: Option<Vec<messages::Service>>,
-    /// When the worker that dials it was last told that datagrams wait here.
+    /// When this worker last told the dialling worker that datagrams wait here.
     pub asked_to_dial: Option<Instant>,
-    /// Until when datagrams wait for it at another worker, as far as that has said.
+    /// The time until which datagrams are assumed to wait for the peer at another worker.
     pub awaited_until: Option<Instant>,
-    /// When it was last looked at whether packets to it leave from the addresses of its sockets.
+    /// When this worker last asked the kernel for the source address of packets to the peer.
     pub route_asked: Option<Instant>,
     /// The address that was dialled last.
     pub dialled: Option<SocketAddr>,
-    /// Why the last attempt or connection ended.
+    /// Why the last attempt or connection ended, and when.
     pub failure: Option<(Instant, Arc<Failure>)>,
-    /// Datagrams and bytes delivered uplink, the same downlink, lane packets sent, of those lost.
-    pub meter: Sampler<6>,
-    /// The brake on what is logged about its attempts.
+    /// Rates of datagrams and bytes delivered uplink, the same downlink, lane packets sent, and lane packets lost.
+    pub rates: Sampler<6>,
+    /// Throttle of log lines about attempts to connect.
     pub attempts_log: Throttle,
-    /// The brake on what is logged about its connections.
+    /// Throttle of log lines about connections that end.
     pub connections_log: Throttle,
-    /// Those on what else is logged about it.
+    /// Throttles of the other log lines about the peer.
     pub throttles: Throttles,
 }
 
-/// The throttles on what is logged of one peer, whose path or whose twin with the same key may have it come and go all day.
+/// Throttles of log lines about one peer: an unstable path, or a second host with the same key, may make it come and go all day.
 #[derive(Debug)]
 pub struct Throttles {
-    /// It connected: once a second, for that is news each time.
+    /// Throttle of the line about a new session, once a second.
     pub connected: Throttle,
-    /// The throttle of the message that the peer fell silent.
-    pub silent: Throttle,
+    /// Throttle of the line about an unresponsive peer.
+    pub unresponsive: Throttle,
+    /// Throttle of the line about a peer that is heard again.
     pub heard: Throttle,
-    /// The throttle of the message that the peer takes no IP packets.
+    /// Throttle of the line about a peer that takes no IP packets.
     pub no_tunnel: Throttle,
-    /// It does not offer services that our forwards need.
+    /// Throttle of the line about services that our forwards need and the peer does not offer.
     pub no_service: Throttle,
-    /// It is at another address, or we are.
+    /// Throttle of the lines about a changed address, of the peer or of this host.
     pub moved: Throttle,
-    /// There is no way to it.
-    pub no_way: Throttle,
+    /// Throttle of the line about a peer to which the kernel has no route.
+    pub no_route: Throttle,
 }
 
 impl Throttles {
-    /// With so long between two lines of a kind.
+    /// Throttles that let through one line of a kind per `interval`.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        let [silent, heard, no_tunnel, no_service, moved, no_way] =
+        let [unresponsive, heard, no_tunnel, no_service, moved, no_route] =
             std::array::from_fn(|_| Throttle::new(interval));
         let connected = Throttle::new(Duration::from_secs(1));
-        Self { connected, silent, heard, no_tunnel, no_service, moved, no_way }
+        Self { connected, unresponsive, heard, no_tunnel, no_service, moved, no_route }
     }
 }
 
 /// Why an attempt or a connection ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The reason of the failure, in words.
+    /// The reason in words.
     pub reason: String,
-    /// What to look at, the likeliest first.
+    /// Likely causes for an operator to check, the likeliest first.
     #[serde(rename = "likely_causes")]
     pub causes: Vec<Cow<'static, str>>,
 }
 
 impl Failure {
-    /// A failure that happened at `now`, with its time.
+    /// Makes a failure at `now`, as [`Peer::failure`] holds it.
     pub fn at(now: Instant, reason: impl Into<String>, causes: &[&'static str]) -> (Instant, Arc<Self>) {
         let causes = causes.iter().copied().map(Cow::Borrowed).collect();
         (now, Arc::new(Self { reason: reason.into(), causes }))
@@ -174,7 +176,7 @@ impl PeerTable for Peers {
     }
 }
 
-/// The peers of an agent, as one worker sees them, by [`PeerId`].
+/// Peers of an agent at one worker, indexed by [`PeerId`].
 #[derive(Debug, Default)]
 pub struct Peers(Vec<Peer>);
 
@@ -196,7 +198,7 @@ impl Peers {
         self.0.get_mut(id.0 as usize)
     }
 
-    /// Puts `peer` in its slot; returns the peer that had the slot before.
+    /// Puts `peer` into its slot and returns the peer that had the slot before.
     pub fn insert(&mut self, peer: Peer) -> Option<Peer> {
         match self.get_mut(peer.data.id) {
             Some(slot) => Some(std::mem::replace(slot, peer)),
@@ -207,26 +209,7 @@ impl Peers {
         }
     }
 
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.0.len()
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
-    }
-
-    /// All peers in the order of their identifiers.
-    pub fn iter(&self) -> std::slice::Iter<'_, Peer> {
-        self.0.iter()
-    }
-
-    /// All peers in the order of their identifiers.
-    pub fn iter_mut(&mut self) -> std::slice::IterMut<'_, Peer> {
-        self.0.iter_mut()
-    }
-
+    /// The identifiers of all peers, in ascending order.
     pub fn ids(&self) -> impl Iterator<Item = PeerId> + use<> {
         (0..u32::try_from(self.0.len()).unwrap_or(u32::MAX)).map(PeerId)
     }
@@ -243,9 +226,15 @@ impl Peers {
         self.get(id)?.session.as_ref()
     }
 
-    /// The session with `id`, if this worker owns it.
+    /// The same as [`Peers::session`], mutable.
     pub fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
         self.get_mut(id)?.session.as_mut()
+    }
+
+    /// Whether `handle` is the control connection of the session with `id`.
+    #[must_use]
+    pub fn is_session(&self, id: PeerId, handle: ConnectionHandle) -> bool {
+        self.session(id).is_some_and(|session| session.handle == handle)
     }
 
     /// The session `name` of `id`, if this worker owns it.
@@ -253,62 +242,43 @@ impl Peers {
         self.session_mut(id).filter(|session| session.id == name)
     }
 
+    /// The link to `id`, while some worker has a session with it.
+    #[must_use]
+    pub fn link(&self, id: PeerId) -> Option<&Link> {
+        self.get(id)?.data.link.as_ref()
+    }
+
     /// The link to `id`, if it still belongs to session `name`.
     pub fn link_named(&mut self, id: PeerId, name: SessionId) -> Option<&mut Link> {
         self.get_mut(id)?.data.link.as_mut().filter(|link| link.session == name)
     }
 
-    /// The link to `id`, if it still belongs to session `name`.
-    #[must_use]
-    pub fn link(&self, id: PeerId, name: SessionId) -> Option<&Link> {
-        self.get(id)?.data.link.as_ref().filter(|link| link.session == name)
-    }
-
-    /// Whether `id` has not been removed.
+    /// Whether `id` is a peer that has not been removed.
     #[must_use]
     pub fn is_live(&self, id: PeerId) -> bool {
         self.get(id).is_some_and(|peer| peer.data.is_live())
     }
 }
 
-impl<'a> IntoIterator for &'a Peers {
-    type Item = &'a Peer;
-    type IntoIter = std::slice::Iter<'a, Peer>;
+/// All peers in the order of their identifiers.
+impl Deref for Peers {
+    type Target = [Peer];
 
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter()
+    fn deref(&self) -> &[Peer] {
+        &self.0
     }
 }
 
-impl<'a> IntoIterator for &'a mut Peers {
-    type Item = &'a mut Peer;
-    type IntoIter = std::slice::IterMut<'a, Peer>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.0.iter_mut()
+impl DerefMut for Peers {
+    fn deref_mut(&mut self) -> &mut [Peer] {
+        &mut self.0
     }
 }
 
-#[cfg(feature = "inspection")]
-impl std::ops::Index<usize> for Peers {
-    type Output = Peer;
-
-    fn index(&self, index: usize) -> &Peer {
-        &self.0[index]
-    }
-}
-
-#[cfg(feature = "inspection")]
-impl std::ops::IndexMut<usize> for Peers {
-    fn index_mut(&mut self, index: usize) -> &mut Peer {
-        &mut self.0[index]
-    }
-}
-
-/// What one relay refused, by the ceilings that concern relays: the first ones, in their order.
+/// Refusals of one relay by limit: the first variants of `Ceiling`, in their order.
 pub(crate) type Refused = [u64; 5];
 
-/// What a relay has refused until now.
+/// Returns how often a relay has refused something at each of its limits.
 pub(super) fn refused(relay: &DatagramRelay) -> Refused {
     let stats = &relay.stats;
     [

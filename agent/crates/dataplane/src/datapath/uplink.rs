@@ -531,8 +531,8 @@ impl PeerData {
         outgoing: &'a mut Outgoing,
         now: Instant,
     ) -> Uplink<'a> {
-        // Datagrams to a peer that fell silent would only be lost: they wait, and expire if nobody answers.
-        let link = self.link.as_mut().filter(|link| !link.doubts.silent);
+        // Datagrams to an unresponsive peer would only be lost: they wait, and expire if nobody answers.
+        let link = self.link.as_mut().filter(|link| !link.suspicions.unresponsive);
         Uplink {
             peer: self.id,
             relay: &mut self.relay,

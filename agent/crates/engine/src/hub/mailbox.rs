@@ -1,12 +1,12 @@
-//! What waits for one worker: messages, which are never lost, and hand-off batches in a ring of bounded size.
+//! The mailbox of one worker: messages, which are never dropped, and hand-off batches in a ring of bounded size.
 //!
 //! ```text
 //!   sender   put, set the flag ─► mark the token ─► wake
-//!   worker   drain the tokens ─► take what the flags show ─► … ─► register to be woken ─► look at the tokens ─► sleep
+//!   worker   drain the tokens ─► take what the flags show ─► … ─► register to be woken ─► check the tokens ─► sleep
 //! ```
 //!
-//! Whoever puts something marks the worker's token afterwards, and the worker takes out everything after it has drained its
-//! tokens, so that nothing waits while the worker sleeps. `tests/model` runs this file and `net/src/ready.rs` through every
+//! A sender marks the worker's token after it has put something, and the worker empties the mailbox after it has drained its
+//! tokens, so nothing waits while the worker sleeps. `tests/model` runs this file and `net/src/ready.rs` through every
 //! interleaving of small cases.
 
 use std::{
@@ -20,15 +20,15 @@ use std::{
 use net::{Ready, Token};
 use wire::{hash::IssuedMap, ids::PeerId, panics::lock};
 
-/// The most bytes in a ring, and twice the most of one peer: as much as a socket's receive buffer has by default.
+/// Capacity of a ring in bytes, the default size of a socket's receive buffer. One peer may use half of it.
 pub(super) const RING_BYTES: usize = 4 << 20;
 
-/// The most hand-off batches in a ring, so that empty datagrams are bounded too.
+/// Capacity of a ring in hand-off batches, so that empty datagrams are bounded too.
 pub(super) const RING_HAND_OFFS: usize = 1024;
 
-/// Strangers' part of a ring, in bytes and in hand-off batches: however many there are, peers' packets find room.
-pub(super) const STRANGERS_BYTES: usize = RING_BYTES / 4;
-pub(super) const STRANGERS_HAND_OFFS: usize = RING_HAND_OFFS / 4;
+/// The share of unauthenticated senders in a ring, in bytes and in hand-off batches: the rest is left for peers' packets.
+pub(super) const UNAUTHENTICATED_BYTES: usize = RING_BYTES / 4;
+pub(super) const UNAUTHENTICATED_HAND_OFFS: usize = RING_HAND_OFFS / 4;
 
 /// The mailbox of one worker, for messages `M` and hand-off batches `H`.
 pub(super) struct Mailbox<M, H> {
@@ -51,17 +51,17 @@ impl<M, H> Default for Mailbox<M, H> {
 }
 
 impl<M, H> Mailbox<M, H> {
-    /// Says how its worker is woken, and wakes it if something came before.
+    /// Sets how the worker is woken, and wakes it if something has come before.
     pub(super) fn join(&self, ready: Ready, token: Token) {
         // A worker joins once, when it is made.
         let _first = self.wake.set((ready, token)).is_ok();
-        // Locked: whoever put something before this has set its flag, and whoever does so later knows whom to wake.
+        // The locks order this against senders: an earlier one has left something to be seen here, a later one sees `wake`.
         if !lock(&self.messages).is_empty() || !lock(&self.ring.inside).hand_offs.is_empty() {
             self.wake();
         }
     }
 
-    /// Puts a message into the mailbox and wakes its worker.
+    /// Puts a message into the mailbox and wakes the worker.
     pub(super) fn post(&self, message: M) {
         let mut messages = lock(&self.messages);
         messages.push_back(message);
@@ -70,30 +70,31 @@ impl<M, H> Mailbox<M, H> {
         self.wake();
     }
 
-    /// Gives every worker of `boxes` a message at one moment: none can act on it and name it to another that has not got it.
-    pub(super) fn post_all(boxes: &[Self], mut message: impl FnMut() -> M) {
-        let mut locked: Vec<_> = boxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();
-        for (mailbox, messages) in boxes.iter().zip(&mut locked) {
+    /// Puts a message into all `mailboxes` at one moment, so that no worker can act on it and refer to it in a message to a
+    /// worker that has not received it.
+    pub(super) fn post_all(mailboxes: &[Self], mut message: impl FnMut() -> M) {
+        let mut locked: Vec<_> = mailboxes.iter().map(|mailbox| lock(&mailbox.messages)).collect();
+        for (mailbox, messages) in mailboxes.iter().zip(&mut locked) {
             messages.push_back(message());
             mailbox.has_messages.store(true, Ordering::Release);
         }
         drop(locked);
-        for mailbox in boxes {
+        for mailbox in mailboxes {
             mailbox.wake();
         }
     }
 
-    /// Hands its worker a hand-off batch of `bytes`; gives it back if there is no room.
+    /// Puts a hand-off batch of `bytes` into the ring and wakes the worker; returns the batch if there is no room.
     pub(super) fn hand(&self, hand_off: H, bytes: usize, party: Party) -> Result<(), H> {
         self.ring.put(hand_off, bytes, party)?;
         self.wake();
         Ok(())
     }
 
-    /// Takes the hand-off batches out, oldest first, unless `hand_offs` still holds some, and the messages, oldest first.
+    /// Takes the messages, oldest first. If `hand_offs` is empty, it receives the waiting hand-off batches, oldest first.
     pub(super) fn take(&self, hand_offs: &mut VecDeque<H>) -> VecDeque<M> {
-        // First: what was handed over was so after the messages that it depends on. Only when all before it has been taken in, so
-        // that the ring's bound is the bound of what waits.
+        // The ring comes first: a batch is handed over after the messages that it depends on. It is taken only when all earlier
+        // batches are done, so that the bound of the ring bounds everything that waits.
         if hand_offs.is_empty() {
             *hand_offs = self.ring.take_all();
         }
@@ -101,14 +102,14 @@ impl<M, H> Mailbox<M, H> {
     }
 
     fn messages(&self) -> VecDeque<M> {
-        // Looked at in every turn: a load alone does not take the cache line from the others.
+        // Read in every turn: a plain load does not take the cache line away from the senders.
         if !self.has_messages.load(Ordering::Relaxed) || !self.has_messages.swap(false, Ordering::Acquire) {
             return VecDeque::new();
         }
         std::mem::take(&mut *lock(&self.messages))
     }
 
-    /// Wakes its worker, also if nothing is there for it.
+    /// Wakes the worker, even if the mailbox is empty.
     pub(super) fn wake(&self) {
         if let Some((ready, token)) = self.wake.get() {
             ready.mark(*token);
@@ -116,21 +117,21 @@ impl<M, H> Mailbox<M, H> {
     }
 }
 
-/// Whose part of a ring a hand-off batch takes.
+/// The party whose share of a ring a hand-off batch counts against.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Party {
-    /// A peer has no more than half of a ring.
+    /// A peer uses at most half of a ring.
     Peer(PeerId),
-    /// All strangers together have no more than a quarter.
-    Strangers,
-    /// A batch whose peer is not known yet is bounded by the size of the ring alone.
+    /// All unauthenticated senders together use at most a quarter of a ring.
+    Unauthenticated,
+    /// A batch whose peer is not known yet is limited by the capacity of the ring alone.
     Unknown,
 }
 
-/// Hand-off batches that wait for one worker. Each is locked in and out once, not its datagrams.
+/// Hand-off batches that wait for one worker. The lock is taken once for a batch, not for each datagram.
 struct Ring<H> {
     inside: Mutex<Inside<H>>,
-    /// Whether the ring may hold hand-off batches: while it is false, nobody locks the ring to look.
+    /// Whether the ring may hold hand-off batches: while it is false, the worker does not take the lock.
     filled: AtomicBool,
 }
 
@@ -140,8 +141,8 @@ impl<H> Default for Ring<H> {
             hand_offs: VecDeque::new(),
             bytes: 0,
             by_peer: IssuedMap::default(),
-            stranger_bytes: 0,
-            stranger_hand_offs: 0,
+            unauthenticated_bytes: 0,
+            unauthenticated_hand_offs: 0,
         };
         Self { inside: Mutex::new(inside), filled: AtomicBool::default() }
     }
@@ -152,8 +153,8 @@ struct Inside<H> {
     bytes: usize,
     /// Bytes of each peer's hand-off batches in the ring.
     by_peer: IssuedMap<PeerId, usize>,
-    stranger_bytes: usize,
-    stranger_hand_offs: usize,
+    unauthenticated_bytes: usize,
+    unauthenticated_hand_offs: usize,
 }
 
 impl<H> Ring<H> {
@@ -171,13 +172,13 @@ impl<H> Ring<H> {
                 }
                 *held += bytes;
             }
-            Party::Strangers => {
-                let full = inside.stranger_hand_offs >= STRANGERS_HAND_OFFS;
-                if full || inside.stranger_bytes + bytes > STRANGERS_BYTES {
+            Party::Unauthenticated => {
+                let full = inside.unauthenticated_hand_offs >= UNAUTHENTICATED_HAND_OFFS;
+                if full || inside.unauthenticated_bytes + bytes > UNAUTHENTICATED_BYTES {
                     return Err(hand_off);
                 }
-                inside.stranger_bytes += bytes;
-                inside.stranger_hand_offs += 1;
+                inside.unauthenticated_bytes += bytes;
+                inside.unauthenticated_hand_offs += 1;
             }
             Party::Unknown => {}
         }
@@ -196,7 +197,7 @@ impl<H> Ring<H> {
         let mut inside = lock(&self.inside);
         inside.bytes = 0;
         inside.by_peer.clear();
-        (inside.stranger_bytes, inside.stranger_hand_offs) = (0, 0);
+        (inside.unauthenticated_bytes, inside.unauthenticated_hand_offs) = (0, 0);
         std::mem::take(&mut inside.hand_offs)
     }
 }
@@ -222,11 +223,11 @@ mod tests {
     }
 
     #[test]
-    fn strangers_fill_a_quarter_of_a_ring_and_peers_packets_find_room() {
+    fn unauthenticated_senders_fill_a_quarter_of_a_ring_and_peers_packets_find_room() {
         let ring = Ring::default();
-        for (bytes, most) in [(SIZE, STRANGERS_BYTES / SIZE), (0, STRANGERS_HAND_OFFS)] {
+        for (bytes, most) in [(SIZE, UNAUTHENTICATED_BYTES / SIZE), (0, UNAUTHENTICATED_HAND_OFFS)] {
             let put = |party| ring.put((), bytes, party).is_ok();
-            assert_eq!((0..2 * most).filter(|_| put(Party::Strangers)).count(), most);
+            assert_eq!((0..2 * most).filter(|_| put(Party::Unauthenticated)).count(), most);
             assert!((0..2 * most).all(|_| put(Party::Unknown)));
             assert_eq!(ring.take_all().len(), 3 * most);
         }

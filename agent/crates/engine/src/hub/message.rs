@@ -1,4 +1,4 @@
-//! What workers tell each other.
+//! Messages between the workers of an agent.
 
 use std::{
     fmt,
@@ -8,7 +8,7 @@ use std::{
 };
 
 use config::{self, Config};
-use dataplane::{lanes::UnderlayId, peer::Doubt};
+use dataplane::{lanes::UnderlayId, peer::Suspicion};
 use net::ports::Ports;
 use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
@@ -19,74 +19,74 @@ use zeroize::Zeroizing;
 
 use crate::{capture::Capture, control::connections::Outcome, origin::PeerOrigin};
 
-/// What one worker tells another, or itself.
+/// Message from one worker to another, or to itself.
 #[derive(Debug)]
 pub(crate) enum WorkerMessage {
-    /// A peer is connected: the control connection is at worker `owner`.
+    /// A peer has a new session, whose control connection is at worker [`Connected::owner`].
     Connected(Arc<Connected>),
     /// A session has ended: its lanes drain.
     Disconnected { peer: PeerId, session: SessionId },
-    /// Another connection has taken a session's place: its owner is to close it.
+    /// To the owner: close a session, for example because another connection has replaced it.
     EndSession { peer: PeerId, session: SessionId, reason: CloseReason },
-    /// To the lane host: open a lane and keep it.
+    /// To the lane host: open a lane.
     OpenLane(Box<LaneRequest>),
     /// To the lane host: let a lane drain.
     DrainLane { lane: LaneName },
-    /// The lanes that are up, one bit each, and how many are wanted.
+    /// The lanes of a session that are up, one bit each, and the number of lanes that are wanted.
     LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
     /// The largest packet to a peer has changed, in bytes of UDP payload.
     Budget { peer: PeerId, session: SessionId, bytes: usize },
-    /// Something speaks against a session, or no longer does.
-    Doubt { peer: PeerId, session: SessionId, doubt: Doubt, holds: bool },
+    /// A reason to suspect a session holds, or no longer does.
+    Suspect { peer: PeerId, session: SessionId, suspicion: Suspicion, holds: bool },
     /// The services that a connected peer offers have changed.
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
-    /// To the owner: TCP forwards come to a worker that has no stream connection.
+    /// To the owner: a worker has TCP forwards for a peer and too few stream connections.
     StreamsWanted { peer: PeerId, session: SessionId },
     /// To the lane host: dial a stream connection of a session.
     DialStream(Box<StreamRequest>),
-    /// To the worker that dials a peer: what became of a stream connection.
+    /// To the worker that dials a peer: the outcome of a stream connection.
     StreamEnded { peer: PeerId, number: u8, outcome: Outcome },
-    /// A port has connections, and this worker has the fewest forwards of its peer.
-    AcceptTcp { place: usize },
+    /// A `[[tcp]]` port has connections, and the receiving worker has the fewest forwards of the port's peer.
+    AcceptTcp { port: usize },
     /// To the owner: a lane carries payloads.
     LaneUp { lane: LaneName },
-    /// To the owner: the path of a lane carries packets of so many bytes of UDP payload.
+    /// To the owner: the largest packet that the path of a lane carries, in bytes of UDP payload.
     LaneBudget { lane: LaneName, bytes: usize },
-    /// To the owner: a lane could not go on.
+    /// To the owner: a lane was removed because it could not go on.
     LaneLost { lane: LaneName, why: LaneLoss },
     /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.
     LaneNearLimit { lane: LaneName },
-    /// To the owner: a lane that was replaced no longer carries payloads in place of its replacement.
+    /// To the owner: a replaced lane no longer carries payloads on behalf of its replacement.
     ReplacedGone { lane: LaneName },
-    /// To the owner: something has been outstanding on a lane, which heard nothing, for so long. From `limit` on it is dead.
+    /// To the owner: packets of a lane have been outstanding for `silence`, and nothing was received. At `limit` the lane is dead.
     LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
-    /// A lane hears nothing: are the others alive?
+    /// Ping the peer on all lanes, to learn whether it is alive.
     AskForLife { peer: PeerId, session: SessionId },
     /// To the owner: the peer hears a lane from another address than before.
     Challenged { peer: PeerId, session: SessionId },
     /// To the owner: a lane of a session that this end dialled has followed the far end to another address.
     ListenerMoved { peer: PeerId, session: SessionId },
-    /// To the owner: a peer that was silent is heard.
+    /// To the owner: an unresponsive peer is heard again.
     Heard { peer: PeerId, session: SessionId },
-    /// To the worker that dials a peer: datagrams wait for it elsewhere.
+    /// To the worker that dials a peer: datagrams for it wait at another worker.
     DialSoon { peer: PeerId },
-    /// A peer is known from now on.
+    /// A peer was added.
     PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: PeerOrigin },
-    /// A peer is known no more: all that it has ends.
+    /// A peer was removed: its connections, lanes and flows end.
     PeerRemoved { id: PeerId },
-    /// An operator wants to look at a lane, or has seen enough.
+    /// An operator starts or ends the capture of a lane.
     Capture(Arc<Capture>),
-    /// The operator wants a peer otherwise.
+    /// The settings of a peer have changed.
     PeerChanged { id: PeerId, peer: Arc<config::Peer> },
-    /// The operator wants the agent otherwise.
+    /// The configuration has changed.
     Configured(Box<NewConfig>),
 }
 
-/// What a worker runs from now on.
+/// The configuration that a worker runs after a reload.
 #[derive(Debug)]
 pub(crate) struct NewConfig {
     pub(crate) config: Arc<Config>,
-    /// Its share of the ports that open with it.
+    /// This worker's sockets of the ports that the configuration opens.
     pub(crate) ports: Ports,
 }
 
@@ -99,7 +99,7 @@ pub(crate) struct LaneName {
     pub(crate) epoch: u64,
 }
 
-/// A session, as all workers need to know it.
+/// A new session, with everything that the other workers need to know about it.
 #[derive(Debug)]
 pub(crate) struct Connected {
     pub(crate) peer: PeerId,
@@ -111,15 +111,15 @@ pub(crate) struct Connected {
     /// The name of the session, by which stream connections join it.
     pub(crate) name: [u8; 16],
     pub(crate) hello: Hello,
-    /// How many lanes are wanted; none in standard mode.
+    /// The number of lanes that are wanted; 0 in standard mode.
     pub(crate) wanted: u8,
-    /// When its handshake began, as this end saw it.
+    /// When the handshake began at this end.
     pub(crate) begun: Instant,
-    /// The time at which the session was established.
+    /// When the session was established.
     pub(crate) since: Instant,
 }
 
-/// The secrets of a lane. They are wiped when dropped, and never shown.
+/// The secrets of a lane: wiped when dropped, and absent from debug output.
 pub(crate) struct LaneSecrets(pub(crate) [Zeroizing<[u8; 48]>; 2]);
 
 impl fmt::Debug for LaneSecrets {
@@ -128,19 +128,19 @@ impl fmt::Debug for LaneSecrets {
     }
 }
 
-/// All that a worker needs to keep a lane.
+/// All that a worker needs to host a lane.
 #[derive(Debug)]
 pub(crate) struct LaneRequest {
     pub(crate) name: LaneName,
     pub(crate) local_cid: ConnectionId,
     pub(crate) remote_cid: ConnectionId,
     pub(crate) suite: Suite,
-    /// To send with and to receive with; as long as the suite's hash.
+    /// The secrets for sending and for receiving; the suite says how many of their bytes count.
     pub(crate) secrets: LaneSecrets,
     pub(crate) initial_rtt: Duration,
-    /// The largest packet at first, in bytes of UDP payload.
+    /// The initial limit on packets, in bytes of UDP payload.
     pub(crate) budget: usize,
-    /// The largest that both ends agree to, if the path carries it.
+    /// The limit that both ends agree to, if the path carries such packets, in bytes of UDP payload.
     pub(crate) largest: usize,
     pub(crate) port: LanePort,
 }
@@ -148,15 +148,15 @@ pub(crate) struct LaneRequest {
 /// The socket that carries the packets of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LanePort {
-    /// The control connection's own, at its worker; where to, if this end dials.
+    /// The socket of the control connection, at its worker; with the address to send to if this end dialled.
     Shared(UnderlayId, Option<SocketAddr>),
-    /// The lane host's socket of this listening port.
+    /// The lane host's socket of the listening port with this index.
     Listening(usize),
-    /// One of its own, to this address.
+    /// A socket of its own, connected to this address.
     Dial(SocketAddr),
 }
 
-/// A stream connection to be dialled.
+/// All that a worker needs to dial a stream connection.
 #[derive(Debug)]
 pub(crate) struct StreamRequest {
     pub(crate) peer: PeerId,
@@ -166,17 +166,17 @@ pub(crate) struct StreamRequest {
     pub(crate) remote: SocketAddr,
     /// The key that the peer proved on the control connection.
     pub(crate) key: [u8; 32],
-    /// The first byte of the Initial's destination: it leads to the worker at the far end.
+    /// The first byte of the Initial's destination connection ID, which selects the worker at the far end.
     pub(crate) first: u8,
 }
 
 /// Why a lane could not go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum LaneLoss {
-    /// Its path was not validated in time.
+    /// The path of the lane was not validated in time.
     Unvalidated,
-    /// The peer broke the protocol on it; without an error, its keys are used up.
+    /// The peer violated the protocol on the lane; `None` if the lane's keys are used up.
     Ended(Option<OpenError>),
-    /// No socket, or no keys, could be had for it.
+    /// The host could not get a socket or keys for the lane.
     NoSocket,
 }

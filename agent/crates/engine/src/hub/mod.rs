@@ -1,18 +1,18 @@
-//! Between the workers of one agent: messages about sessions and lanes, and the hand-over of what came to the wrong one.
+//! What the workers of one agent share: a mailbox for each, the session of each peer, and counts of all workers together.
 //!
 //! ```text
-//!   worker a ── Message ─► mailbox of b     control plane: never dropped, order kept
-//!   worker a ── HandOff ──► ring of b        packet path: a batch each, bounded; what finds it full is dropped, counted
+//!   worker a ── WorkerMessage ─► mailbox of b   control plane: never dropped, delivered in order
+//!   worker a ── HandOff ───────► ring of b      packet path: batches of datagrams; a full ring drops them and counts the drop
 //! ```
 //!
-//! With at least as many lanes as workers at both ends, neither is used in the steady state: a lane, its flows and their
-//! sockets live at one worker.
+//! If both ends have at least as many lanes as workers, no datagram crosses workers in the steady state: a lane, its flows and
+//! their sockets belong to one worker.
 
-mod crowds;
+mod backlogs;
 mod mailbox;
 mod message;
 
-pub(crate) use crowds::Crowds;
+pub(crate) use backlogs::Backlogs;
 pub(crate) use message::{
     Connected, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, NewConfig, StreamRequest,
     WorkerMessage,
@@ -47,7 +47,7 @@ use crate::{
     origin::PeerOrigin,
 };
 
-/// Which connection is a peer's session.
+/// The connection that is a peer's session, and the worker that owns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) owner: u8,
@@ -55,39 +55,42 @@ pub(crate) struct Record {
     pub(crate) dialled: bool,
     pub(crate) key: [u8; 32],
     pub(crate) instance: [u8; 16],
+    /// When the handshake began.
     pub(crate) begun: Instant,
+    /// When the session was established.
     pub(crate) since: Instant,
 }
 
-/// What the workers of an agent share.
+/// Mailboxes, peers and totals that the workers of an agent share.
 pub struct Hub {
-    boxes: Vec<Mailbox<WorkerMessage, HandOff>>,
-    /// By [`PeerId`]; they come and go while workers read.
+    mailboxes: Vec<Mailbox<WorkerMessage, HandOff>>,
+    /// Indexed by [`PeerId`]. The registry replaces the list while workers read it.
     peers: ArcSwap<Vec<Arc<Shared>>>,
-    /// Flows of all peers, and what waits for them.
+    /// Totals of the flows and queues of all peers.
     flows: Arc<AgentTotals>,
-    /// TCP forwards of all peers, and their memory.
+    /// Count and window memory of the TCP forwards of all peers.
     streams: Arc<StreamMemory>,
-    /// The ports at which TCP connections wait.
-    crowds: Crowds,
+    /// The `[[tcp]]` ports at which connections wait to be accepted.
+    backlogs: Backlogs,
     next_session: AtomicU64,
-    /// Workers that have shut down and hand nothing over any more.
+    /// Number of workers that have shut down and send no more hand-off batches.
     stopped: AtomicU8,
-    /// Which control connections an operator wants to look at.
+    /// Captures of control connections that operators have asked for.
     taps: Taps,
     /// The instant from which the hub counts milliseconds.
     base: Instant,
 }
 
+/// One peer's share of the hub.
 struct Shared {
     session: Mutex<Option<Record>>,
     /// When the peer was last heard on a lane, in milliseconds since the base; 0 for never.
     heard: AtomicU64,
-    /// Lanes that workers keep, those that drain included.
+    /// Lanes of the peer at all workers, draining lanes included.
     lanes: AtomicUsize,
     flows: Arc<FlowRegistry>,
     forwards: Arc<PeerForwards>,
-    /// What its streams may be sent, at all workers together.
+    /// Sending rate of the peer's streams at all workers together.
     rate: Arc<RateAccount>,
 }
 
@@ -105,17 +108,17 @@ impl Shared {
 }
 
 impl Hub {
-    /// The exchange of `workers` workers, for `peers` peers.
+    /// Makes the hub of `workers` workers and `peers` peers; the hub counts time from `now`.
     #[must_use]
     pub fn new(workers: u8, peers: usize, now: Instant) -> Arc<Self> {
         let flows = Arc::default();
         let shared = (0..peers).map(|_| Shared::new(&flows, workers)).collect();
         Arc::new(Self {
-            boxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
+            mailboxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
             peers: ArcSwap::from_pointee(shared),
             flows,
             streams: Arc::default(),
-            crowds: Crowds::default(),
+            backlogs: Backlogs::default(),
             next_session: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
             taps: Taps::default(),
@@ -126,84 +129,98 @@ impl Hub {
     /// The number of workers that share this hub.
     #[must_use]
     pub fn workers(&self) -> u8 {
-        u8::try_from(self.boxes.len()).unwrap_or(u8::MAX)
+        u8::try_from(self.mailboxes.len()).unwrap_or(u8::MAX)
     }
 
-    /// TCP forwards of all peers, and their memory.
+    /// Count and window memory of the TCP forwards of all peers.
     pub(crate) fn streams(&self) -> &Arc<StreamMemory> {
         &self.streams
     }
 
-    /// The ports at which TCP connections wait.
-    pub(crate) fn crowds(&self) -> &Crowds {
-        &self.crowds
+    /// The `[[tcp]]` ports at which connections wait to be accepted.
+    pub(crate) fn backlogs(&self) -> &Backlogs {
+        &self.backlogs
+    }
+
+    /// Reads what the workers share about `peer`; `None` if the hub does not know the peer.
+    fn with<T>(&self, peer: PeerId, read: impl FnOnce(&Shared) -> T) -> Option<T> {
+        self.peers.load().get(peer.0 as usize).map(|shared| read(shared))
     }
 
     /// Sets the ready queue and the token by which the mailbox of `worker` wakes it.
     pub(crate) fn join(&self, worker: u8, ready: Ready, token: Token) {
-        if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
+        if let Some(mailbox) = self.mailboxes.get(usize::from(worker)) {
             mailbox.join(ready, token);
         }
     }
 
-    /// Puts a message into the mailbox of `worker` and wakes it.
-    pub(crate) fn post(&self, worker: u8, message: WorkerMessage) {
-        if let Some(mailbox) = self.boxes.get(usize::from(worker)) {
+    /// Puts `message` into the mailbox of `worker` and wakes the worker.
+    pub(crate) fn send(&self, worker: u8, message: WorkerMessage) {
+        if let Some(mailbox) = self.mailboxes.get(usize::from(worker)) {
             mailbox.post(message);
         }
     }
 
-    /// Tells `worker` that `doubt` stands against a session.
+    /// Tells `worker` that a session is suspect, for tests.
     #[cfg(feature = "inspection")]
-    pub fn post_doubt(&self, worker: u8, of: wire::ids::SessionRef, doubt: dataplane::peer::Doubt) {
+    pub fn send_suspicion(
+        &self,
+        worker: u8,
+        of: wire::ids::SessionRef,
+        suspicion: dataplane::peer::Suspicion,
+    ) {
         let (peer, session) = (of.peer, of.session);
-        self.post(worker, WorkerMessage::Doubt { peer, session, doubt, holds: true });
+        self.send(worker, WorkerMessage::Suspect { peer, session, suspicion, holds: true });
     }
 
-    /// Gives every worker but `from` a message.
-    pub(crate) fn post_others(&self, from: u8, message: impl Fn() -> WorkerMessage) {
+    /// Sends a message to every worker except `from`.
+    pub(crate) fn send_to_others(&self, from: u8, message: impl Fn() -> WorkerMessage) {
         for worker in (0..self.workers()).filter(|worker| *worker != from) {
-            self.post(worker, message());
+            self.send(worker, message());
         }
     }
 
-    /// All workers are to know a peer, under a place that none of them uses. Only the registry says so, one change at a time.
+    /// Announces a new peer to all workers, in a slot that none of them uses. Only the registry calls this, for one change at a time.
     pub(crate) fn add_peer(&self, id: PeerId, peer: &Arc<config::Peer>, origin: PeerOrigin) {
         let mut peers = Vec::clone(&self.peers.load());
         let shared = Shared::new(&self.flows, self.workers());
         match peers.get_mut(id.0 as usize) {
-            Some(place) => *place = shared,
+            Some(slot) => *slot = shared,
             None => peers.push(shared),
         }
         self.peers.store(Arc::new(peers));
-        Mailbox::post_all(&self.boxes, || WorkerMessage::PeerAdded { id, peer: Arc::clone(peer), origin });
+        Mailbox::post_all(&self.mailboxes, || WorkerMessage::PeerAdded {
+            id,
+            peer: Arc::clone(peer),
+            origin,
+        });
     }
 
-    /// All workers are to end what a peer has. Only the registry says so.
+    /// Has all workers end everything of a peer. Only the registry calls this.
     pub(crate) fn remove_peer(&self, id: PeerId) {
-        Mailbox::post_all(&self.boxes, || WorkerMessage::PeerRemoved { id });
+        Mailbox::post_all(&self.mailboxes, || WorkerMessage::PeerRemoved { id });
     }
 
-    /// All workers are to know a peer as `peer`. Only the registry says so.
+    /// Gives all workers the changed settings of a peer. Only the registry calls this.
     pub(crate) fn change_peer(&self, id: PeerId, peer: &Arc<config::Peer>) {
-        Mailbox::post_all(&self.boxes, || WorkerMessage::PeerChanged { id, peer: Arc::clone(peer) });
+        Mailbox::post_all(&self.mailboxes, || WorkerMessage::PeerChanged { id, peer: Arc::clone(peer) });
     }
 
-    /// All workers are to run `config`, each with its share of the ports that open with it.
+    /// Has all workers run `config`, each with its share of the newly bound ports.
     pub(crate) fn configure(&self, config: &Arc<Config>, shares: Vec<Ports>) {
         let mut shares = shares.into_iter();
-        Mailbox::post_all(&self.boxes, || {
+        Mailbox::post_all(&self.mailboxes, || {
             let ports = shares.next().unwrap_or_default();
             WorkerMessage::Configured(Box::new(NewConfig { config: Arc::clone(config), ports }))
         });
     }
 
-    /// All workers are to look whether a capture of a lane is theirs, or over.
+    /// Announces a capture of a lane to all workers: the worker that hosts the lane starts or ends it.
     pub fn capture(&self, capture: &Arc<Capture>) {
-        Mailbox::post_all(&self.boxes, || WorkerMessage::Capture(Arc::clone(capture)));
+        Mailbox::post_all(&self.mailboxes, || WorkerMessage::Capture(Arc::clone(capture)));
     }
 
-    /// The captures of control connections that operators want to look at.
+    /// Captures of control connections that operators have asked for.
     pub fn taps(&self) -> &Taps {
         &self.taps
     }
@@ -216,56 +233,55 @@ impl Hub {
     /// Ends the session with a peer, if there is one.
     pub fn end_session(&self, peer: PeerId, reason: CloseReason) {
         if let Some(Record { owner, session, .. }) = self.record(peer) {
-            self.post(owner, WorkerMessage::EndSession { peer, session, reason });
+            self.send(owner, WorkerMessage::EndSession { peer, session, reason });
         }
     }
 
     fn record(&self, peer: PeerId) -> Option<Record> {
-        *lock(&self.peers.load().get(peer.0 as usize)?.session)
+        self.with(peer, |shared| *lock(&shared.session))?
     }
 
-    /// The messages that wait for `worker`, oldest first; the hand-off batches go to `hand_offs`, once those that it held are taken in.
+    /// Takes the messages that wait for `worker`, oldest first. If `hand_offs` is empty, it receives the waiting hand-off batches.
     pub(crate) fn take(&self, worker: u8, hand_offs: &mut VecDeque<HandOff>) -> VecDeque<WorkerMessage> {
-        self.boxes.get(usize::from(worker)).map(|mailbox| mailbox.take(hand_offs)).unwrap_or_default()
+        self.mailboxes.get(usize::from(worker)).map(|mailbox| mailbox.take(hand_offs)).unwrap_or_default()
     }
 
-    /// Hands a hand-off batch to `worker`; gives it back if there is no room.
+    /// Puts a hand-off batch into the ring of `worker`, or returns the batch if there is no room.
     pub fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
-        let Some(mailbox) = self.boxes.get(usize::from(worker)) else { return Err(hand_off) };
+        let Some(mailbox) = self.mailboxes.get(usize::from(worker)) else { return Err(hand_off) };
         let (bytes, party) = (hand_off.ring_bytes(), party(&hand_off));
         mailbox.hand(hand_off, bytes, party)
     }
 
-    /// A name for a new session.
+    /// Returns an identifier that no other session of this process has.
     pub(crate) fn name_session(&self) -> SessionId {
         SessionId(self.next_session.fetch_add(1, Ordering::Relaxed))
     }
 
-    /// The process may have `most` sockets for flows that peers open; 0 if that is not known.
+    /// Sets the limit on sockets for flows that peers open; 0 if the limit is not known.
     pub fn set_sockets(&self, most: usize) {
         self.flows.set_sockets(most);
     }
 
     /// The flow registry of a peer, or an empty one if the hub does not know the peer.
     pub(crate) fn flows(&self, peer: PeerId) -> Arc<FlowRegistry> {
-        self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.flows)).unwrap_or_default()
+        self.with(peer, |shared| Arc::clone(&shared.flows)).unwrap_or_default()
     }
 
-    /// The TCP forwards of a peer.
+    /// The counts of a peer's TCP forwards and stream connections at all workers.
     pub(crate) fn forwards(&self, peer: PeerId) -> Arc<PeerForwards> {
-        let peers = self.peers.load();
-        let shared = peers.get(peer.0 as usize).map(|shared| Arc::clone(&shared.forwards));
-        shared.unwrap_or_else(|| Arc::new(PeerForwards::new(self.workers())))
+        let forwards = self.with(peer, |shared| Arc::clone(&shared.forwards));
+        forwards.unwrap_or_else(|| Arc::new(PeerForwards::new(self.workers())))
     }
 
-    /// What the streams of a peer may be sent.
+    /// The sending rate that a peer's streams at all workers share.
     pub(crate) fn rate(&self, peer: PeerId) -> Arc<RateAccount> {
-        self.peers.load().get(peer.0 as usize).map(|shared| Arc::clone(&shared.rate)).unwrap_or_default()
+        self.with(peer, |shared| Arc::clone(&shared.rate)).unwrap_or_default()
     }
 
-    /// Makes a connection its peer's session, unless the one that there is `stays`; all other workers are told.
+    /// Makes a connection its peer's session and tells all other workers, unless `stays` decides that the existing session stays.
     ///
-    /// Returns the record of the session that it replaces, or gives up with `Err`.
+    /// Returns the record of the session that was replaced, if there was one.
     pub(crate) fn establish(
         &self,
         connected: &Arc<Connected>,
@@ -289,37 +305,34 @@ impl Hub {
         // Under the lock, so that all workers hear of sessions in one order.
         if let Some(old) = old.filter(|old| old.owner != connected.owner) {
             let reason = CloseReason::Replaced;
-            self.post(
+            self.send(
                 old.owner,
                 WorkerMessage::EndSession { peer: connected.peer, session: old.session, reason },
             );
         }
-        self.post_others(connected.owner, || WorkerMessage::Connected(Arc::clone(connected)));
+        self.send_to_others(connected.owner, || WorkerMessage::Connected(Arc::clone(connected)));
         Ok(old)
     }
 
-    /// Whether `session` is still its peer's: what was said of an older one may be read late.
+    /// Whether `session` is still its peer's session: a message about an older one may be read late.
     pub(crate) fn is_current(&self, peer: PeerId, session: SessionId) -> bool {
-        let peers = self.peers.load();
-        let shared = peers.get(peer.0 as usize);
-        shared.is_some_and(|shared| lock(&shared.session).is_some_and(|record| record.session == session))
+        self.record(peer).is_some_and(|record| record.session == session)
     }
 
-    /// A session has ended at worker `owner`; all other workers are told.
+    /// Ends a session of worker `owner` and tells all other workers.
     pub(crate) fn end(&self, peer: PeerId, session: SessionId, owner: u8) {
         let peers = self.peers.load();
         let Some(shared) = peers.get(peer.0 as usize) else { return };
+        // Under the lock, as in [`Hub::establish`].
         let mut record = lock(&shared.session);
-        if record.as_ref().is_some_and(|record| record.session == session) {
-            *record = None;
-        }
-        self.post_others(owner, || WorkerMessage::Disconnected { peer, session });
+        record.take_if(|record| record.session == session);
+        self.send_to_others(owner, || WorkerMessage::Disconnected { peer, session });
     }
 
-    /// A worker has shut down: it hands nothing over any more.
+    /// Notes that a worker has shut down and sends no more hand-off batches.
     pub(crate) fn stopped(&self) {
         self.stopped.fetch_add(1, Ordering::AcqRel);
-        for mailbox in &self.boxes {
+        for mailbox in &self.mailboxes {
             mailbox.wake();
         }
     }
@@ -329,40 +342,36 @@ impl Hub {
         self.stopped.load(Ordering::Acquire) >= self.workers()
     }
 
-    /// A worker keeps one more lane of a peer.
-    pub(crate) fn lane_kept(&self, peer: PeerId) {
-        if let Some(shared) = self.peers.load().get(peer.0 as usize) {
-            shared.lanes.fetch_add(1, Ordering::Relaxed);
-        }
+    /// Counts one more lane of a peer at some worker.
+    pub(crate) fn lane_hosted(&self, peer: PeerId) {
+        self.with(peer, |shared| shared.lanes.fetch_add(1, Ordering::Relaxed));
     }
 
-    /// A worker keeps one lane less of a peer.
+    /// Counts one lane less of a peer at some worker.
     pub(crate) fn lane_gone(&self, peer: PeerId) {
-        if let Some(shared) = self.peers.load().get(peer.0 as usize) {
-            shared.lanes.fetch_sub(1, Ordering::Relaxed);
-        }
+        self.with(peer, |shared| shared.lanes.fetch_sub(1, Ordering::Relaxed));
     }
 
-    /// Lanes of a peer at all workers, those of ended sessions included while they drain.
+    /// Lanes of a peer at all workers, draining lanes of ended sessions included.
     pub(crate) fn lanes(&self, peer: PeerId) -> usize {
-        self.peers.load().get(peer.0 as usize).map_or(0, |shared| shared.lanes.load(Ordering::Relaxed))
+        self.with(peer, |shared| shared.lanes.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
     /// Notes that a peer was heard at `now`.
     pub(crate) fn note_heard(&self, peer: PeerId, now: Instant) {
-        /// Notes closer together than this say nothing new; each costs the other workers a cache miss.
+        /// A store costs the other workers a cache miss, so one is made at most once in this time.
         const RESOLUTION_MILLIS: u64 = 20;
-        let peers = self.peers.load();
-        let Some(shared) = peers.get(peer.0 as usize) else { return };
         let millis = self.millis(now);
-        if shared.heard.load(Ordering::Relaxed) + RESOLUTION_MILLIS <= millis {
-            shared.heard.store(millis, Ordering::Relaxed);
-        }
+        self.with(peer, |shared| {
+            if shared.heard.load(Ordering::Relaxed) + RESOLUTION_MILLIS <= millis {
+                shared.heard.store(millis, Ordering::Relaxed);
+            }
+        });
     }
 
-    /// How long a peer has not been heard on any lane; `None` if it never was.
+    /// How long a peer has not been heard on any lane; `None` if it has never been heard.
     pub(crate) fn silence(&self, peer: PeerId, now: Instant) -> Option<Duration> {
-        let heard = self.peers.load().get(peer.0 as usize)?.heard.load(Ordering::Relaxed);
+        let heard = self.with(peer, |shared| shared.heard.load(Ordering::Relaxed))?;
         (heard > 0).then(|| Duration::from_millis(self.millis(now).saturating_sub(heard)))
     }
 
@@ -373,15 +382,15 @@ impl Hub {
     }
 }
 
-/// The session that there is stays.
+/// Error of [`Hub::establish`]: the peer's existing session stays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stays;
 
-/// Whose part of a ring `hand_off` takes.
+/// The party whose share of a ring `hand_off` counts against.
 fn party(hand_off: &HandOff) -> Party {
     match hand_off.kind {
         Kind::Packets { .. } => Party::Unknown,
-        Kind::Strangers { .. } => Party::Strangers,
+        Kind::Strangers { .. } => Party::Unauthenticated,
         Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
             Party::Peer(peer)
         }

@@ -1,7 +1,7 @@
-//! What waits in the listen backlogs of `[[tcp]]` ports: which worker takes it, and how long it waits for what is missing.
+//! Connections in the listen backlogs of `[[tcp]]` ports: which worker accepts them, and how long they wait if none can.
 //!
-//! All workers listen at a port, and share one backlog. What is missing may come: room for another forward, or an answer of a peer
-//! whose session is in doubt. Until then connections stay in the backlog, whose wait is counted for the port ([`Crowds`]), not for each.
+//! All workers listen at a port and share one backlog. If there is no room for another forward, or the peer's session is suspect,
+//! connections stay in the backlog for a while. The wait is measured for the port (`hub/backlogs.rs`), not for each connection.
 
 use std::time::{Duration, Instant};
 
@@ -18,30 +18,28 @@ use crate::{
     },
 };
 
-/// How long connections wait in the listen backlog for what is missing; then they are reset, so that clients learn it.
+/// How long connections wait in the listen backlog. Then they are reset, so that their clients learn of the problem.
 const BACKLOG_PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a connection to a `[[tcp]]` port would be refused for, and may get if it waits.
+/// Why a connection to a `[[tcp]]` port cannot be forwarded now, although it may be later.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Obstacle {
-    /// No room: other forwards may end, or the far end lets us open more streams.
+    /// A limit is reached: other forwards may end, or the far end may allow more streams.
     Room,
-    /// The session with the peer is in doubt: it may be heard again, or another one replaces it.
-    Doubt,
+    /// The session with the peer is suspect: it may be heard again, or another one may replace it.
+    Suspect,
 }
 
 impl TcpForwards {
-    /// Whether the next connection to this port is for this worker. All of them listen; of those that have a connection to the
-    /// peer the one with the fewest forwards accepts. The owner of the session lets wait, and refuses, what none can carry, and
-    /// without a session the worker that dials the peer refuses.
-    pub(super) fn may_accept(&self, cx: &Context, sessions: &Sessions, place: usize) -> bool {
-        let Some(id) = cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
-            return true;
-        };
+    /// Whether this worker accepts the next connection to this port. All workers listen; of those that have a connection to the peer,
+    /// the one with the fewest forwards accepts. If none has one, the session owner decides between waiting and refusal. Without a
+    /// session, the worker that dials the peer refuses.
+    pub(super) fn may_accept(&self, cx: &Context, sessions: &Sessions, port: usize) -> bool {
+        let Some(id) = self.port_peer(cx, port) else { return true };
         let Some(peer) = cx.peers.get(id) else { return true };
         let Some(link) = peer.data.link.as_ref() else { return cx.dialler_of(id) == cx.id.index };
         let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
-        // Others may go by what was so a moment ago.
+        // The other workers may have an older value.
         sessions.note_carrier(cx, id);
         let carries = sessions.carrier(cx, id).is_some();
         let other = match (carries, has_streams) {
@@ -53,16 +51,16 @@ impl TcpForwards {
             (false, false) => None,
         };
         if let Some(other) = other {
-            // It may have looked when it was not the one.
-            cx.hub.post(other, WorkerMessage::AcceptTcp { place });
+            // The other worker may have checked before it had the fewest forwards.
+            cx.hub.send(other, WorkerMessage::AcceptTcp { port });
             return false;
         }
         carries || owner == cx.id.index
     }
 
-    /// What the next connection to this port would be refused for, if that may change.
-    pub(super) fn obstacle(&self, cx: &Context, sessions: &mut Sessions, place: usize) -> Option<Obstacle> {
-        let forward = cx.config.tcp.get(place)?;
+    /// The temporary reason, if there is one, for which the next connection to this port cannot be forwarded.
+    pub(super) fn obstacle(&self, cx: &Context, sessions: &mut Sessions, port: usize) -> Option<Obstacle> {
+        let forward = cx.config.tcp.get(port)?;
         let id = self.forward_peer(forward);
         let peer = cx.peers.get(id)?;
         let link = peer.data.link.as_ref()?;
@@ -70,17 +68,17 @@ impl TcpForwards {
             return None;
         }
         let is_full = cx.is_full() || peer.forwards.total() >= cx.config.limits.tcp_streams_per_peer;
-        let Some(handle) = sessions.carrier(cx, id) else { return Some(Obstacle::Doubt) };
+        let Some(handle) = sessions.carrier(cx, id) else { return Some(Obstacle::Suspect) };
         (is_full || !sessions.control.has_stream(handle)).then_some(Obstacle::Room)
     }
 
-    /// Whether connections wait at this port, before an obstacle, and have time left.
-    pub(super) fn lets_wait(&self, cx: &mut Context, place: usize, obstacle: Obstacle, now: Instant) -> bool {
-        let listener = self.listeners.get(place).and_then(Option::as_ref);
+    /// Whether connections that wait at this port, because of `obstacle`, have time left.
+    pub(super) fn lets_wait(&self, cx: &mut Context, port: usize, obstacle: Obstacle, now: Instant) -> bool {
+        let listener = self.listeners.get(port).and_then(Option::as_ref);
         if !listener.is_some_and(|(listener, _)| listener.has_waiting()) {
             return false;
         }
-        let (since, begins) = cx.hub.crowds().wait(place, now);
+        let (since, begins) = cx.hub.backlogs().wait(port, now);
         cx.stats.totals.tcp.accept_pauses += u64::from(begins);
         let until = since + BACKLOG_PATIENCE;
         if until <= now {
@@ -88,54 +86,56 @@ impl TcpForwards {
         }
         let next_look = match obstacle {
             Obstacle::Room => until,
-            Obstacle::Doubt => {
-                self.await_peer(cx, place, now);
+            Obstacle::Suspect => {
+                self.await_peer(cx, port, now);
                 until.min(now + DIAL_SOON_LASTS)
             }
         };
-        cx.timers.arm(Timer::Listener(place), next_look);
+        cx.timers.arm(Timer::Listener(port), next_look);
         true
     }
 
-    /// There may be room for what waits in the listen backlogs.
+    /// Checks the ports at which connections wait: there may be room for them.
     pub(super) fn retry_listeners(&mut self, cx: &mut Context) {
-        for place in cx.hub.crowds().places() {
-            self.wake_listener(cx, place);
+        for port in cx.hub.backlogs().ports() {
+            self.wake_listener(cx, port);
         }
     }
 
-    /// Somebody wants the peer of a `[[tcp]]` port and could not be served: it is dialled soon.
-    pub(super) fn await_peer(&self, cx: &mut Context, place: usize, now: Instant) {
-        let Some(id) = cx.config.tcp.get(place).map(|forward| self.forward_peer(forward)) else {
-            return;
-        };
+    /// Has the peer of a `[[tcp]]` port dialled soon, because a connection waits or was refused.
+    pub(super) fn await_peer(&self, cx: &mut Context, port: usize, now: Instant) {
+        let Some(id) = self.port_peer(cx, port) else { return };
         if let Some(peer) = cx.peers.get_mut(id) {
             peer.awaited_until = Some(now + DIAL_SOON_LASTS);
         }
         cx.dial_soon(id, now);
     }
 
-    /// Whose turn it is to accept a peer's TCP connections may have changed.
+    /// Checks all ports of a peer, after a change in which worker accepts their connections.
     pub(super) fn wake_listeners(&self, cx: &mut Context, id: PeerId) {
-        for (listener, forward) in self.listeners.iter().zip(&cx.config.tcp) {
-            if let Some((_, token)) = listener
-                && self.peers.get(forward.peer) == Some(&id)
-            {
-                cx.sources.add(*token, Class::Other, Party::Source(*token));
+        for port in 0..self.listeners.len() {
+            let forward = cx.config.tcp.get(port);
+            if forward.is_some_and(|forward| self.peers.get(forward.peer) == Some(&id)) {
+                self.wake_listener(cx, port);
             }
         }
     }
 
-    /// A port may have connections for this worker.
-    pub(super) fn wake_listener(&self, cx: &mut Context, place: usize) {
-        if let Some(Some((_, token))) = self.listeners.get(place) {
+    /// The peer that a `[[tcp]]` port leads to.
+    pub(super) fn port_peer(&self, cx: &Context, port: usize) -> Option<PeerId> {
+        cx.config.tcp.get(port).map(|forward| self.forward_peer(forward))
+    }
+
+    /// Checks a port, which may have connections for this worker.
+    pub(super) fn wake_listener(&self, cx: &mut Context, port: usize) {
+        if let Some(Some((_, token))) = self.listeners.get(port) {
             cx.sources.add(*token, Class::Other, Party::Source(*token));
         }
     }
 }
 
 impl Context {
-    /// Whether all peers together may have no more forwards.
+    /// Whether the limit on TCP forwards of all peers together is reached.
     pub(super) fn is_full(&self) -> bool {
         self.hub.streams().forwards() >= self.config.limits.tcp_streams
     }

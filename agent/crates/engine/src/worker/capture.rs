@@ -1,4 +1,4 @@
-//! The lanes of this worker that an operator looks at: armed, emptied at the end of each turn, and let be.
+//! Captures of this worker's lanes for an operator: started, emptied at the end of each turn, and ended.
 
 use std::{sync::Arc, time::Instant};
 
@@ -9,98 +9,104 @@ use crate::{
     capture::{Began, Capture, Note, Phase, RECORDER_RECORDS, Subject},
     worker::{
         context::Context,
-        parts::{Armed, LaneHost, Sockets},
+        parts::{Armed, LaneHost},
     },
 };
 
 impl LaneHost {
-    /// An operator wants to look at a lane; or it is over, which the end of this turn sees to.
-    pub(super) fn capture(&mut self, cx: &Context, sockets: &Sockets, capture: Arc<Capture>, now: Instant) {
-        let known = self.captures.armed.iter().any(|armed| Arc::ptr_eq(&armed.capture, &capture));
+    /// Starts an operator's capture of a lane of this worker. A capture that is over is left to [`LaneHost::drain_captures`].
+    pub(super) fn capture(&mut self, cx: &Context, capture: Arc<Capture>, now: Instant) {
+        let known = self.captures.iter().any(|armed| Arc::ptr_eq(&armed.capture, &capture));
         if known || capture.is_over(now) {
             return;
         }
         let Subject::Lane(index) = capture.subject else { return };
         let link = cx.peers.get(capture.peer).and_then(|peer| peer.data.link.as_ref());
         let lane = link.and_then(|link| link.pool.get(index));
-        self.captures.armed.push(Armed { capture, lane: None });
+        self.captures.push(Armed { capture, lane: None });
         if let Some(lane) = lane {
-            self.arm(sockets, self.captures.armed.len() - 1, lane, now);
+            self.arm(cx, self.captures.len() - 1, lane, now);
         }
     }
 
-    /// A lane was opened: an operator may be waiting for it.
-    pub(super) fn capture_lane(&mut self, sockets: &Sockets, id: LaneId, now: Instant) {
-        if self.captures.armed.is_empty() {
+    /// Starts the capture that waits for a lane, if there is one, when the lane has been opened.
+    pub(super) fn capture_lane(&mut self, cx: &Context, id: LaneId, now: Instant) {
+        if self.captures.is_empty() {
             return;
         }
         let Some(slot) = self.lanes.get(id) else { return };
         let (peer, subject) = (slot.peer, Subject::Lane(slot.index));
         let wanted = |armed: &Armed| armed.capture.peer == peer && armed.capture.subject == subject;
-        if let Some(place) = self.captures.armed.iter().position(wanted) {
-            self.arm(sockets, place, id, now);
+        if let Some(index) = self.captures.iter().position(wanted) {
+            self.arm(cx, index, id, now);
         }
     }
 
-    /// The path of a lane has been validated.
-    pub(super) fn note_path(&mut self, sockets: &Sockets, id: LaneId, now: Instant) {
-        let Some(place) = self.capture_of(id) else { return };
-        if let Some(began) = self.began(sockets, id) {
-            self.note(place, Note::Began(began), now);
-        }
+    /// Records the addresses of a lane whose path has been validated.
+    pub(super) fn note_path(&mut self, cx: &Context, id: LaneId, now: Instant) {
+        let Some(index) = self.capture_of(id) else { return };
+        let Some(slot) = self.lanes.get(id) else { return };
+        let Some(underlay) = cx.sockets.underlays.get(slot.underlay) else { return };
+        let began = Began {
+            local: underlay.socket.local_addr(),
+            remote: slot.path().map(|path| path.destination),
+            local_cid: slot.local_cid,
+            epoch: slot.epoch,
+        };
+        self.note(index, Note::Began(Box::new(began)), now);
     }
 
-    /// The state of a lane is another one.
+    /// Records that the state of a lane has changed.
     pub(super) fn note_phase(&mut self, id: LaneId, phase: Phase, now: Instant) {
-        if let Some(place) = self.capture_of(id) {
-            self.note(place, Note::Phase(phase), now);
+        if let Some(index) = self.capture_of(id) {
+            self.note(index, Note::Phase(phase), now);
         }
     }
 
-    /// A lane is about to be gone.
+    /// Ends the capture of a lane that is about to be removed.
     pub(super) fn end_capture_of(&mut self, id: LaneId, now: Instant) {
-        if let Some(place) = self.capture_of(id) {
-            self.note(place, Note::Phase(Phase::Ended), now);
-            self.disarm(place);
+        if let Some(index) = self.capture_of(id) {
+            self.note(index, Note::Phase(Phase::Ended), now);
+            self.disarm(index);
         }
     }
 
-    /// At the end of a turn: what was recorded goes where the control thread takes it; what is over is let be.
-    pub(super) fn see_to_captures(&mut self, now: Instant) {
-        for place in (0..self.captures.armed.len()).rev() {
-            self.empty(place);
-            let capture = &self.captures.armed[place].capture;
+    /// At the end of a turn: moves the recorded packets to where the control thread reads them, and ends captures that are over.
+    pub(super) fn drain_captures(&mut self, now: Instant) {
+        for index in (0..self.captures.len()).rev() {
+            self.empty(index);
+            let capture = &self.captures[index].capture;
             if capture.is_over(now) {
                 if capture.is_abandoned(now) {
                     capture.feed.abandon();
                 }
-                self.disarm(place);
-                self.captures.armed.swap_remove(place);
+                self.disarm(index);
+                self.captures.swap_remove(index);
             }
         }
     }
 
     fn capture_of(&self, id: LaneId) -> Option<usize> {
-        self.captures.armed.iter().position(|armed| armed.lane == Some(id))
+        self.captures.iter().position(|armed| armed.lane == Some(id))
     }
 
-    /// Records a lane from now on, in place of the one before.
-    fn arm(&mut self, sockets: &Sockets, place: usize, id: LaneId, now: Instant) {
-        self.disarm(place);
-        let (Some(slot), Some(armed)) = (self.lanes.get_mut(id), self.captures.armed.get_mut(place)) else {
+    /// Starts to record a lane, in index of the one that the capture recorded before.
+    fn arm(&mut self, cx: &Context, index: usize, id: LaneId, now: Instant) {
+        self.disarm(index);
+        let (Some(slot), Some(armed)) = (self.lanes.get_mut(id), self.captures.get_mut(index)) else {
             return;
         };
         slot.core.record(Some(Box::new(Recorder::new(RECORDER_RECORDS, armed.capture.since))));
         armed.lane = Some(id);
         armed.capture.begin();
         let phase = phase_of(slot);
-        self.note_path(sockets, id, now);
+        self.note_path(cx, id, now);
         self.note_phase(id, phase, now);
     }
 
-    fn disarm(&mut self, place: usize) {
-        self.empty(place);
-        let Some(armed) = self.captures.armed.get_mut(place) else { return };
+    fn disarm(&mut self, index: usize) {
+        self.empty(index);
+        let Some(armed) = self.captures.get_mut(index) else { return };
         let Some(id) = armed.lane.take() else { return };
         if let Some(slot) = self.lanes.get_mut(id) {
             slot.core.record(None);
@@ -108,30 +114,20 @@ impl LaneHost {
         armed.capture.lane_done();
     }
 
-    fn empty(&mut self, place: usize) {
-        let Some(Armed { capture, lane: Some(id) }) = self.captures.armed.get(place) else { return };
+    fn empty(&mut self, index: usize) {
+        let Some(Armed { capture, lane: Some(id) }) = self.captures.get(index) else { return };
         if let Some(recorder) = self.lanes.get_mut(*id).and_then(|slot| slot.core.recorder_mut()) {
             capture.feed.append(recorder);
         }
     }
 
-    /// Notes what happened after all that was recorded so far.
-    fn note(&mut self, place: usize, note: Note, now: Instant) {
-        self.empty(place);
-        if let Some(Armed { capture, .. }) = self.captures.armed.get(place) {
+    /// Adds a note behind everything recorded so far.
+    fn note(&mut self, index: usize, note: Note, now: Instant) {
+        self.empty(index);
+        if let Some(Armed { capture, .. }) = self.captures.get(index) {
             let micros = now.saturating_duration_since(capture.since).as_micros();
             capture.feed.note(u32::try_from(micros).unwrap_or(u32::MAX), note);
         }
-    }
-
-    fn began(&self, sockets: &Sockets, id: LaneId) -> Option<Box<Began>> {
-        let slot = self.lanes.get(id)?;
-        Some(Box::new(Began {
-            local: sockets.underlays.get(slot.underlay)?.socket.local_addr(),
-            remote: slot.path().map(|path| path.destination),
-            local_cid: slot.local_cid,
-            epoch: slot.epoch,
-        }))
     }
 }
 

@@ -1,7 +1,7 @@
-//! Ceilings that are reached: what an operator is told, and what is counted.
+//! Limits that are reached: their counts and log lines.
 //!
-//! Whoever refuses something counts it where it happens, in plain integers. Here they are compared with what they were when last
-//! looked at, with each publication: nothing is formatted for a single refusal, however many there are.
+//! Refusals are counted where they happen, in plain integers. With each publication the counts are compared with their previous
+//! values, so nothing is formatted for a single refusal.
 
 use std::{io, time::Instant};
 
@@ -15,7 +15,7 @@ use crate::{
 };
 
 impl Context {
-    /// A TCP forward of a peer was refused: all peers together have too many, or this one.
+    /// Counts and logs that a TCP forward was refused because all peers together, or this one, have too many.
     pub(super) fn tcp_ceiling_reached(&mut self, peer: PeerId, now: Instant) {
         let open = self.hub.streams().forwards();
         if open >= self.config.limits.tcp_streams {
@@ -43,7 +43,7 @@ impl Context {
         }
     }
 
-    /// Says that windows of TCP forwards did not grow for want of memory, if that is new. One worker says so for all.
+    /// Logs that windows of TCP forwards could not grow for lack of memory, if that is new. Worker 0 does so for all.
     pub(super) fn report_stream_memory(&mut self, now: Instant) {
         let refused = self.hub.streams().refused();
         if self.id.index == 0
@@ -60,17 +60,15 @@ impl Context {
         }
     }
 
-    /// Says which ceilings were reached since a peer was last looked at.
+    /// Logs the limits that a peer has reached since the last report.
     pub(super) fn report_ceilings(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let refused = refused(&peer.data.relay);
         let before = std::mem::replace(&mut peer.refused, refused);
         let more = |ceiling: Ceiling| refused[ceiling as usize] > before[ceiling as usize];
-        let name = &*peer.name;
-        let limits = &self.config.limits;
-        if more(Ceiling::Flows)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::Flows, now)
-        {
+        let (name, limits, ceilings) = (&*peer.name, &self.config.limits, &mut self.stats.ceilings);
+        let mut allow = |ceiling| if more(ceiling) { ceilings.allow(ceiling, now) } else { None };
+        if let Some(suppressed) = allow(Ceiling::Flows) {
             tracing::warn!(
                 peer = name,
                 limit = limits.flows,
@@ -79,9 +77,7 @@ impl Context {
                  limits.flows_per_peer)"
             );
         }
-        if more(Ceiling::FlowsPerPeer)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::FlowsPerPeer, now)
-        {
+        if let Some(suppressed) = allow(Ceiling::FlowsPerPeer) {
             tracing::warn!(
                 peer = name,
                 limit = limits.flows_per_peer,
@@ -90,9 +86,7 @@ impl Context {
                  service.idle)"
             );
         }
-        if more(Ceiling::QueueBytes)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::QueueBytes, now)
-        {
+        if let Some(suppressed) = allow(Ceiling::QueueBytes) {
             tracing::warn!(
                 peer = name,
                 limit = limits.queue_bytes,
@@ -101,9 +95,7 @@ impl Context {
                  memory, or smaller peer.queue.bytes and peer.queue.time)"
             );
         }
-        if more(Ceiling::FlowRate)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::FlowRate, now)
-        {
+        if let Some(suppressed) = allow(Ceiling::FlowRate) {
             tracing::warn!(
                 peer = name,
                 suppressed,
@@ -112,7 +104,7 @@ impl Context {
         }
         if more(Ceiling::Sockets)
             && let error = peer.data.relay.socket_error.take()
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::Sockets, now)
+            && let Some(suppressed) = allow(Ceiling::Sockets)
         {
             tracing::warn!(
                 peer = name,
@@ -124,9 +116,9 @@ impl Context {
         }
     }
 
-    /// Says that strangers at the decoy gave way to others, if they did since this was last called.
-    pub(super) fn report_strangers(&mut self, gave_way: u64, now: Instant) {
-        if gave_way > std::mem::replace(&mut self.stats.ceilings.strangers, gave_way)
+    /// Logs that flows to the decoy were evicted, if there are more than at the last report.
+    pub(super) fn report_decoy_flows(&mut self, gave_way: u64, now: Instant) {
+        if gave_way > std::mem::replace(&mut self.stats.ceilings.decoy_flows, gave_way)
             && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::DecoyFlows, now)
         {
             tracing::warn!(
@@ -140,7 +132,7 @@ impl Context {
 }
 
 impl Sessions {
-    /// The peer behind a connection sends more control messages than it may: it is cut off.
+    /// Closes the connection of a peer that sends more control messages than it may.
     pub(super) fn flooded(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         if self.control.get(handle).is_none_or(|connection| connection.is_over()) {
             return;
@@ -157,7 +149,7 @@ impl Sessions {
     }
 }
 
-/// What to do about a socket that could not be opened.
+/// Returns the remedy to log for a socket that could not be opened.
 pub(super) fn socket_remedy(error: &io::Error) -> &'static str {
     // EAGAIN of bind(2), and EADDRNOTAVAIL of connect(2).
     let ports = [io::ErrorKind::WouldBlock, io::ErrorKind::AddrNotAvailable];

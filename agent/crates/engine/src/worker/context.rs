@@ -1,6 +1,6 @@
-//! What the parts of a worker share.
+//! The state that all parts of a worker share, and the effects through which they reach each other.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
 use config::Config;
 use dataplane::lanes::{LaneId, UnderlayId};
@@ -20,6 +20,7 @@ use crate::{
     peer::Peers,
     registry::PeerRegistry,
     worker::{
+        parts::Sockets,
         sources::Sources,
         stats::{Ceilings, RetiredLanes, Totals},
         timer::{LOG_INTERVAL, Timer},
@@ -27,11 +28,12 @@ use crate::{
     },
 };
 
-/// What every part of a worker reads, writes to or counts in, and none of them owns.
+/// State that every part of a worker uses and none of them owns.
 pub(super) struct Context {
     pub(super) config: Arc<Config>,
     pub(super) identity: Arc<TlsIdentity>,
     pub(super) id: WorkerId,
+    pub(super) sockets: Sockets,
     pub(super) hub: Arc<Hub>,
     pub(super) registry: Arc<PeerRegistry>,
     pub(super) peers: Peers,
@@ -42,73 +44,76 @@ pub(super) struct Context {
     pub(super) sources: Sources,
     pub(super) logs: Logs,
     pub(super) stats: Stats,
-    /// The worker is shutting down: it takes nothing more in.
+    /// True while the worker shuts down: it accepts no more traffic.
     pub(super) stopping: bool,
-    /// Handled in this order once the current step is over.
+    /// Effects of the current step, carried out in this order once it is over.
     pub(super) effects: VecDeque<Effect>,
 }
 
-/// What a step of one part asks of the others.
+/// Something that a step of one part asks of other parts.
 #[derive(Debug)]
 pub(super) enum Effect {
-    /// Handle a message of this worker to itself.
+    /// Handle a message that the worker has sent to itself.
     Message(WorkerMessage),
-    /// Lane `id` carries payloads, and the owner of its session has heard of it: payloads move to it.
+    /// Move payloads to lane `id`: it is up, and the owner of its session has been told.
     LaneCarries { lane: LaneName, id: LaneId },
-    /// A peer fell silent: look for another way to it.
+    /// Look for another path to a peer that has become unresponsive.
     SeekPeer(PeerId),
-    /// Send what waits for a peer.
+    /// Send the datagrams that wait for a peer.
     Drain(PeerId),
-    /// The TCP ports that lead to a peer may have connections for this worker.
+    /// Check the `[[tcp]]` ports that lead to a peer: they may have connections for this worker.
     WakeListeners(PeerId),
-    /// A connection is gone: reset the TCP side of its forwards.
+    /// Reset the TCP side of the forwards on a connection that is gone.
     AbortForwards(ConnectionHandle),
-    /// End a stream connection of a process that has been replaced.
+    /// End a stream connection to an earlier process of the peer.
     EndStream { peer: PeerId, handle: ConnectionHandle },
-    /// Dial the stream connections that a peer's forwards need and that are missing.
+    /// Dial the missing stream connections that a peer's forwards need.
     OpenStreams(PeerId),
+    /// Warn if packets to `remote`, where a peer is dialled in vain, may go into the tunnel.
+    CheckLoop { peer: PeerId, remote: SocketAddr },
     /// Close a dialled socket unless something still uses it.
     ReleaseSocket(UnderlayId),
 }
 
 impl Context {
-    /// Gives a message to `worker`, which may be this one.
-    pub(super) fn tell(&mut self, worker: u8, message: WorkerMessage) {
+    /// Sends a message to `worker`, which may be this one.
+    pub(super) fn send(&mut self, worker: u8, message: WorkerMessage) {
         if worker == self.id.index {
             self.effects.push_back(Effect::Message(message));
         } else {
-            self.hub.post(worker, message);
+            self.hub.send(worker, message);
         }
     }
 
-    /// Gives a message to every worker, this one included.
-    pub(super) fn tell_all(&mut self, message: impl Fn() -> WorkerMessage) {
-        self.hub.post_others(self.id.index, &message);
+    /// Sends a message to every worker, this one included.
+    pub(super) fn broadcast(&mut self, message: impl Fn() -> WorkerMessage) {
+        self.hub.send_to_others(self.id.index, &message);
         self.effects.push_back(Effect::Message(message()));
     }
 
-    /// Tells the worker that owns a lane's session.
-    pub(super) fn tell_owner(&mut self, lane: LaneName, message: WorkerMessage) {
-        if let Some(link) = self.peers.link(lane.peer, lane.session) {
-            self.tell(link.pool.owner(), message);
+    /// Sends a message to the worker that owns a lane's session.
+    pub(super) fn send_to_owner(&mut self, lane: LaneName, message: WorkerMessage) {
+        if let Some(link) = self.peers.link_named(lane.peer, lane.session) {
+            let owner = link.pool.owner();
+            self.send(owner, message);
         }
     }
 }
 
-/// Counters of a worker, apart from those that its parts keep where they arise.
+/// Counters of a worker, besides those of its parts.
 #[derive(Debug)]
 pub(super) struct Stats {
     pub(super) totals: Totals,
-    /// What lanes that have ended counted.
+    /// Counts of lanes that have ended.
     pub(super) retired: RetiredLanes,
     pub(super) ceilings: Ceilings,
-    /// What the current turn has done so far.
+    /// The work of the current turn so far.
     pub(super) work: TurnWork,
-    /// Something has happened since the last publication.
+    /// True if something has happened since the last publication.
     pub(super) unpublished: bool,
 }
 
-/// Throttles of the log lines that do not belong to a single peer.
+/// Throttles of log lines that do not belong to a single peer.
 #[derive(Debug)]
 pub(super) struct Logs {
     pub(super) too_large: Throttle,
@@ -118,12 +123,12 @@ pub(super) struct Logs {
     pub(super) drops: Throttle,
     pub(super) resolve: Throttle,
     pub(super) service: Throttle,
-    pub(super) journal: Throttle,
+    pub(super) replay_log: Throttle,
     pub(super) tun: Throttle,
     pub(super) source: Throttle,
     pub(super) routing_loop: Throttle,
     pub(super) violation: Throttle,
-    /// The limit on debug lines about single events.
+    /// Limit on debug lines about single events.
     pub(super) details: Lines,
 }
 
@@ -138,7 +143,7 @@ impl Logs {
             drops: throttle(),
             resolve: throttle(),
             service: throttle(),
-            journal: throttle(),
+            replay_log: throttle(),
             tun: throttle(),
             source: throttle(),
             routing_loop: throttle(),
@@ -148,27 +153,27 @@ impl Logs {
     }
 }
 
-/// The throttles on what is logged about lanes.
+/// Throttles of log lines about lanes.
 #[derive(Debug)]
 pub(super) struct LaneLogs {
     pub(super) refused: Throttle,
     pub(super) closed: Throttle,
     pub(super) unvalidated: Throttle,
     pub(super) ended: Throttle,
-    pub(super) silent: Throttle,
-    /// The limit on log lines about sockets that lanes or stream connections could not get.
+    pub(super) unresponsive: Throttle,
+    /// Throttle of the lines about a socket that a lane or a stream connection could not get.
     pub(super) socket: Throttle,
 }
 
 impl LaneLogs {
     pub(super) fn new() -> Self {
-        let [refused, closed, unvalidated, ended, silent, socket] =
+        let [refused, closed, unvalidated, ended, unresponsive, socket] =
             std::array::from_fn(|_| Throttle::new(LOG_INTERVAL));
-        Self { refused, closed, unvalidated, ended, silent, socket }
+        Self { refused, closed, unvalidated, ended, unresponsive, socket }
     }
 }
 
-/// The low bit of the numbers of flows that the end with key `own` opens towards `peer`: 0 at the smaller key.
+/// The low bit of the numbers of flows that the end with key `own` opens towards `peer`: 0 at the end with the smaller key.
 pub(super) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
     u64::from(own > peer)
 }

@@ -1,4 +1,4 @@
-//! Unauthenticated senders that have a flow to the decoy.
+//! The flows of unauthenticated senders to the decoy, and their sockets.
 
 use std::{
     collections::VecDeque,
@@ -13,34 +13,34 @@ use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Sender};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 use wire::throttle::Throttle;
 
-use crate::worker::timer::LOG_INTERVAL;
+use crate::worker::timer::{LOG_INTERVAL, number};
 
-/// The strangers that have a flow, and their sockets.
+/// The flows to the decoy, and their sockets.
 pub(super) struct Decoys {
     decoy: SocketAddr,
-    /// The most strangers that may have a flow at a time, from `limits.decoy_flows`.
+    /// Limit on the number of flows, from `limits.decoy_flows`.
     limit: usize,
     pub(super) flows: DecoyFlows,
-    /// The sockets to the decoy, each at the index of its flow.
+    /// The sockets to the decoy, indexed by [`DecoyId`].
     pub(super) sockets: Vec<Option<DecoySocket>>,
     /// Datagrams for the socket of the flow `sending`.
     send_buffer: SendBatch,
     sending: Option<DecoyId>,
-    /// Sockets that have, or may have, answers, each once: the one that was served longest ago first.
+    /// Sockets that may have replies, each once, the least recently served first.
     ready: VecDeque<DecoyId>,
-    /// Sockets with traffic since the kernel was last asked what it dropped, each once.
+    /// Sockets with traffic since the kernel was last asked for drops, each once.
     touched: Vec<DecoyId>,
     refused_log: Throttle,
     socket_log: Throttle,
 }
 
 impl Decoys {
-    /// Strangers whose datagrams go to the decoy.
+    /// The number of flows.
     pub(super) fn count(&self) -> usize {
         self.flows.len()
     }
 
-    /// What `worker` needs of it: nothing without a decoy, or if it is not the one that has the flows.
+    /// Makes the flows of `worker`: `None` without a decoy, or if `worker` is not [`OWNER`].
     pub(super) fn of_worker(worker: u8, config: &Config, now: Instant) -> Option<Self> {
         let decoy = config.access.decoy.filter(|_| worker == OWNER)?;
         Some(Self {
@@ -57,25 +57,25 @@ impl Decoys {
         })
     }
 
-    /// Whether it is what `config` wants.
+    /// Whether the decoy and the limit are those of `config`.
     pub(super) fn follows(&self, config: &Config) -> bool {
         config.access.decoy == Some(self.decoy) && self.limit == config.limits.decoy_flows
     }
 
-    /// Sends what still waits for the decoy and closes the sockets of all strangers.
+    /// Sends the datagrams in the send buffer and closes all sockets.
     pub(super) fn close_all(&mut self, factory: &mut SocketFactory, stats: &mut DecoyStats) {
         self.flush(stats);
-        for place in 0..self.sockets.len() {
-            self.close(DecoyId(crate::worker::number(place)), factory);
+        for index in 0..self.sockets.len() {
+            self.close(DecoyId(number(index)), factory);
         }
     }
 
-    /// Books what the sockets that had traffic did; with `drops`, they are forgotten until they have more.
-    pub(super) fn book(&mut self, books: &mut SocketStats, drops: bool) {
+    /// Adds what sockets with traffic have counted to `stats`; with `drops`, also asks the kernel what it dropped.
+    pub(super) fn read_sockets(&mut self, stats: &mut SocketStats, drops: bool) {
         for id in &self.touched {
             if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
                 socket.touched = !drops;
-                books.look_at(UdpRole::Decoy, &*socket.socket, &mut socket.booked, drops);
+                stats.look_at(UdpRole::Decoy, &*socket.socket, &mut socket.booked, drops);
             }
         }
         if drops {
@@ -83,17 +83,17 @@ impl Decoys {
         }
     }
 
-    /// Adds a stranger's datagram to what its socket is to send.
+    /// Adds a sender's datagram to the send buffer of its flow's socket.
     pub(super) fn forward(
         &mut self,
-        stranger: Sender,
+        sender: Sender,
         ecn: u8,
         datagram: &[u8],
         factory: &mut SocketFactory,
         stats: &mut DecoyStats,
         now: Instant,
     ) {
-        let admitted = match self.flows.admit(stranger, datagram, now) {
+        let admitted = match self.flows.admit(sender, datagram, now) {
             Ok(admitted) => admitted,
             Err(reason) => {
                 stats.drop(reason, 1);
@@ -114,7 +114,7 @@ impl Decoys {
             self.flush(stats);
         }
         let Some(tail) = self.send_buffer.tail(datagram.len()) else {
-            // No datagram is larger than an empty send buffer takes.
+            // Unreachable: an empty send buffer takes any datagram.
             stats.drop(DecoyDrop::ToDecoy, 1);
             return;
         };
@@ -139,21 +139,21 @@ impl Decoys {
                 stats.drop(if refused { DecoyDrop::Refused } else { DecoyDrop::ToDecoy }, lost.into());
             });
         }
-        // What the kernel has no room for is lost, as it would be on the way.
+        // Datagrams for which the kernel has no room are lost, as they might be on the path.
         stats.drop(DecoyDrop::ToDecoy, self.send_buffer.datagrams() as u64);
         self.send_buffer.clear();
     }
 
-    /// Opens the socket of a new flow; ends the flow if there is none to be had.
+    /// Opens the socket of a new flow. Ends the flow and returns false if no socket can be opened.
     fn open(&mut self, id: DecoyId, factory: &mut SocketFactory, now: Instant) -> bool {
-        let place = id.0 as usize;
+        let index = id.0 as usize;
         match factory.open_decoy(self.decoy, id) {
             Ok((socket, token)) => {
-                if self.sockets.len() <= place {
-                    self.sockets.resize_with(place + 1, || None);
+                if self.sockets.len() <= index {
+                    self.sockets.resize_with(index + 1, || None);
                 }
                 let booked = Booked::default();
-                self.sockets[place] =
+                self.sockets[index] =
                     Some(DecoySocket { socket, token, booked, ready: false, touched: false });
                 true
             }
@@ -178,7 +178,7 @@ impl Decoys {
         if let Some(mut socket) = self.sockets.get_mut(id.0 as usize).and_then(Option::take) {
             factory.stats().book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
             factory.release(socket.token);
-            // Its place is the next one's, who must be in neither list, and later not twice.
+            // The next flow with this id must not be in either list yet, lest it is in one twice.
             if socket.ready {
                 self.ready.retain(|ready| *ready != id);
             }
@@ -188,7 +188,7 @@ impl Decoys {
         }
     }
 
-    /// Notes that a socket has, or may have, answers.
+    /// Notes that a socket may have replies.
     pub(super) fn mark(&mut self, id: DecoyId) {
         if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize)
             && !std::mem::replace(&mut socket.ready, true)
@@ -197,12 +197,12 @@ impl Decoys {
         }
     }
 
-    /// Whether any socket has, or may have, answers.
+    /// Whether any socket may have replies.
     pub(super) fn is_busy(&self) -> bool {
         !self.ready.is_empty()
     }
 
-    /// The socket whose turn it is.
+    /// Takes the next socket that may have replies.
     pub(super) fn next(&mut self) -> Option<DecoyId> {
         let id = self.ready.pop_front()?;
         if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize) {
@@ -211,11 +211,11 @@ impl Decoys {
         Some(id)
     }
 
+    /// Notes that a socket has had traffic.
     pub(super) fn touch(&mut self, id: DecoyId) {
         if let Some(Some(socket)) = self.sockets.get_mut(id.0 as usize)
-            && !socket.touched
+            && !std::mem::replace(&mut socket.touched, true)
         {
-            socket.touched = true;
             self.touched.push(id);
         }
     }
@@ -235,7 +235,7 @@ impl Decoys {
 
 #[cfg(feature = "inspection")]
 impl Decoys {
-    /// How many flows there are, and the most that any of its other tables holds or has places for.
+    /// The number of flows, and the largest size of any other table.
     pub(super) fn sizes(&self) -> (usize, usize) {
         (self.flows.len(), self.sockets.len().max(self.ready.len()).max(self.touched.len()))
     }
@@ -251,7 +251,7 @@ pub(super) struct DecoySocket {
     touched: bool,
 }
 
-/// Flows are looked at no more often than this for their end.
+/// The minimum interval between checks for idle flows.
 pub(super) const EXPIRY_STEP: Duration = Duration::from_millis(100);
 
 /// The worker that has all flows.

@@ -1,4 +1,4 @@
-//! Dialling: when it is time, where to, and what an operator is told when it fails.
+//! Dialling: when and where to, and the log lines about failures.
 
 use std::{
     io,
@@ -32,92 +32,67 @@ use crate::{
     hub::{StreamRequest, WorkerMessage},
     peer::Failure,
     worker::{
-        context::Context,
+        context::{Context, Effect},
         endpoint::max_packet,
         liveness::{IN_USE, LEAST_SILENCE},
-        parts::{Sessions, Sockets, Tunnel},
+        parts::Sessions,
         timer::Timer,
     },
 };
 
 impl Sessions {
-    /// It is time to dial a peer, or soon will be.
-    pub(super) fn dial(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        tunnel: &mut Tunnel,
-        id: PeerId,
-        now: Instant,
-    ) {
+    /// Dials a peer if that is due, and arms the timer of the next attempt.
+    pub(super) fn dial(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         if cx.stopping || !cx.peers.is_live(id) {
             return;
         }
         if !cx.needs_dialling(id, now) {
             if cx.peers.get(id).is_some_and(|peer| !peer.data.is_well()) {
-                // It was heard a moment ago, and is suspect still.
+                // The peer is suspect, but was heard a moment ago.
                 cx.timers.arm(Timer::Dial(id), now + LEAST_SILENCE);
             }
             return;
         }
         while let Some(step) = cx.next_step(id, now) {
             match step {
-                Step::LookUp(endpoint) => sockets.look_up(cx, id, &endpoint, now),
-                Step::Dial(remote) => self.dial_address(cx, sockets, tunnel, id, remote, now),
+                Step::LookUp(endpoint) => cx.look_up(id, &endpoint, now),
+                Step::Dial(remote) => self.dial_address(cx, id, remote, now),
             }
         }
-        sockets.watch_dialler(cx, id);
+        cx.watch_dialler(id);
     }
 
-    /// A peer's endpoint was looked up: dials it.
-    pub(super) fn resolved(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        tunnel: &mut Tunnel,
-        id: PeerId,
-        token: Token,
-        now: Instant,
-    ) {
-        let Some(answer) = sockets.factory.resolved(token) else { return };
-        sockets.factory.release(token);
+    /// Dials a peer at the addresses of an endpoint that has been looked up.
+    pub(super) fn resolved(&mut self, cx: &mut Context, id: PeerId, token: Token, now: Instant) {
+        let Some(answer) = cx.sockets.factory.resolved(token) else { return };
+        cx.sockets.factory.release(token);
         if let Err(error) = &answer {
             cx.report_failed_lookup(id, token, error, now);
         }
-        // Meanwhile the peer may have come to us, or another attempt may have succeeded.
+        // Meanwhile the peer may have connected to us, or another attempt may have succeeded.
         let needed = !cx.stopping && cx.needs_dialling(id, now);
         let addresses = answer.unwrap_or_default();
-        let remote = cx
-            .peers
-            .get_mut(id)
-            .and_then(|peer| peer.dialler.answered(token, &addresses, now))
-            .filter(|_| needed);
+        let peer = cx.peers.get_mut(id);
+        let remote = peer.and_then(|peer| peer.dialler.answered(token, &addresses, now));
+        if !needed {
+            return;
+        }
         if let Some(remote) = remote {
-            self.dial_address(cx, sockets, tunnel, id, remote, now);
+            self.dial_address(cx, id, remote, now);
         }
-        if needed {
-            self.dial(cx, sockets, tunnel, id, now);
-        }
+        self.dial(cx, id, now);
     }
 
-    fn dial_address(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        tunnel: &Tunnel,
-        id: PeerId,
-        remote: SocketAddr,
-        now: Instant,
-    ) {
+    fn dial_address(&mut self, cx: &mut Context, id: PeerId, remote: SocketAddr, now: Instant) {
         let Some(client) = self.client_config(cx, id, None, now) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let name = Arc::clone(&peer.name);
-        let underlay = match sockets.factory.dial(&mut sockets.underlays, remote) {
+        let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, remote) {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
-                peer.failure = Some(Failure::at(now, reason, NO_WAY));
-                // A host without one of the families has the other.
+                peer.failure = Some(Failure::at(now, reason, NO_ROUTE));
+                // The host may lack one address family and have the other.
                 peer.dialler.failed(now);
                 if let Some(suppressed) = peer.attempts_log.allow(now) {
                     tracing::warn!(peer = &*name, %remote, %error, suppressed, "cannot open a socket to the peer");
@@ -127,7 +102,7 @@ impl Sessions {
         };
         peer.dialled = Some(remote);
         let Some(handle) = self.control.dial(id, remote, underlay, client, now) else {
-            sockets.factory.close_underlay(&mut sockets.underlays, underlay);
+            cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
             return;
         };
         self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id));
@@ -143,7 +118,7 @@ impl Sessions {
         let surplus = peer.dialler.started(handle);
         cx.stats.totals.handshakes.dialled += 1;
         if again {
-            tunnel.warn_of_loop(cx, Some(id), remote, now);
+            cx.effects.push_back(Effect::CheckLoop { peer: id, remote });
         }
         if let Some(oldest) = surplus {
             self.control.close(oldest, CloseReason::Replaced, now);
@@ -152,7 +127,7 @@ impl Sessions {
         }
     }
 
-    /// What an attempt at a peer is made with: the keys to expect, and a knock of its own.
+    /// Makes the configuration of an attempt to connect to a peer: the keys to expect, the transport, and a fresh knock.
     pub(super) fn client_config(
         &self,
         cx: &mut Context,
@@ -163,7 +138,7 @@ impl Sessions {
         let peer = cx.peers.get_mut(id)?;
         let name = Arc::clone(&peer.name);
         let keys: Vec<[u8; 32]> = match stream {
-            // Of a peer's keys it is the one that its session has proved.
+            // A stream connection expects the key that the session has proved.
             Some(stream) => vec![stream.key],
             None => peer.data.config.public_keys.iter().map(|key| key.0).collect(),
         };
@@ -176,7 +151,7 @@ impl Sessions {
                 return None;
             }
         };
-        // A stream connection lives for as long as it has forwards, however silent these are.
+        // A stream connection lives for as long as it has forwards, even idle ones.
         let keepalive = peer.data.config.keepalive.or_else(|| stream.map(|_| IN_USE));
         let limits = &cx.config.limits;
         let mut transport = transport::transport_config(
@@ -188,7 +163,7 @@ impl Sessions {
         if stream.is_none() {
             transport.qlog_stream(cx.hub.taps().stream(id, now));
         }
-        // During a rotation the peer holds one of its keys, and the next attempt may choose another.
+        // During a key rotation the peer holds one of its keys, and the next attempt may choose another one.
         let choice = keys.choose(&mut cx.rng);
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
             if let Some(suppressed) = peer.attempts_log.allow(now) {
@@ -234,16 +209,15 @@ impl Sessions {
             }
             return;
         };
-        let session = cx.peers.session(id).is_some_and(|session| session.handle == handle);
-        if !session && side == Side::Client {
+        if !cx.peers.is_session(id, handle) && side == Side::Client {
             cx.stats.totals.handshakes.failed += 1;
             cx.report_failure(id, &words, likely_causes(reason), now);
         }
         let planned = CloseReason::of(reason).is_some_and(CloseReason::is_planned);
-        self.lose_as(cx, handle, &words, planned, now);
+        self.lose(cx, handle, &words, planned, now);
     }
 
-    /// The kernel learnt that nobody listens where a peer is being dialled.
+    /// Reports a failed attempt when the kernel has learnt that no process listens at the dialled address.
     pub(super) fn report_unreachable(
         &self,
         cx: &mut Context,
@@ -262,43 +236,45 @@ impl Sessions {
     }
 }
 
-impl Sockets {
-    fn look_up(&mut self, cx: &mut Context, id: PeerId, endpoint: &Endpoint, now: Instant) {
-        tracing::debug!(peer = cx.peers.name(id), %endpoint, "looking up");
-        let token = self.factory.token(Source::Resolve(id));
-        self.factory.resolve(&endpoint.host, endpoint.port, token);
-        if let Some(peer) = cx.peers.get_mut(id) {
+impl Context {
+    fn look_up(&mut self, id: PeerId, endpoint: &Endpoint, now: Instant) {
+        tracing::debug!(peer = self.peers.name(id), %endpoint, "looking up");
+        let token = self.sockets.factory.token(Source::Resolve(id));
+        self.sockets.factory.resolve(&endpoint.host, endpoint.port, token);
+        if let Some(peer) = self.peers.get_mut(id) {
             peer.dialler.looks_up(token, now);
         }
     }
 
-    /// Arms what the dialler of a peer waits for, and gives back the tokens that it does not need any more.
-    pub(super) fn watch_dialler(&mut self, cx: &mut Context, id: PeerId) {
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        if let Some(at) = peer.dialler.deadline() {
-            cx.timers.arm(Timer::Dial(id), at);
-        }
+    /// Arms the timer of a peer's dialler, and releases the tokens that it no longer needs.
+    pub(super) fn watch_dialler(&mut self, id: PeerId) {
+        self.arm_dial(id);
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for token in peer.dialler.take_abandoned() {
-            self.factory.release(token);
+            self.sockets.factory.release(token);
         }
     }
-}
 
-impl Context {
+    /// Arms the timer of a peer's dialler, if the dialler has a deadline.
+    pub(super) fn arm_dial(&mut self, id: PeerId) {
+        if let Some(at) = self.peers.get(id).and_then(|peer| peer.dialler.deadline()) {
+            self.timers.arm(Timer::Dial(id), at);
+        }
+    }
+
     fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
         let peer = self.peers.get_mut(id)?;
-        let is_control_dead = peer.data.link.as_ref().is_some_and(|link| link.doubts.control_dead);
+        let is_control_dead = peer.data.link.as_ref().is_some_and(|link| link.suspicions.control_dead);
         let awaited = peer.awaited_until.is_some_and(|until| until > now);
         let waiting = is_control_dead || awaited || peer.data.relay.oldest().is_some();
-        // Who wants to know every few seconds whether the peer is there wants it to be found as soon.
+        // With a keepalive, a peer that is back is found within the keepalive interval.
         let slowest = peer.data.config.keepalive.unwrap_or(IDLE_INTERVAL);
         peer.dialler.step(waiting, slowest, now, &mut self.rng)
     }
 
-    /// Whether no worker has a session with a peer that is one, or something speaks against that.
+    /// Whether a peer that has not been removed lacks a session, or its session is suspect.
     fn needs_dialling(&self, id: PeerId, now: Instant) -> bool {
-        let linked = self.peers.get(id).is_some_and(|peer| peer.data.link.is_some());
-        self.peers.is_live(id) && (!linked || self.is_doubted(id, now))
+        self.peers.is_live(id) && (self.peers.link(id).is_none() || self.is_suspect(id, now))
     }
 
     fn report_failed_lookup(&mut self, id: PeerId, token: Token, error: &io::Error, now: Instant) {
@@ -332,7 +308,7 @@ impl Context {
         }
     }
 
-    /// Dials a peer beside its session, if this is the worker that dials it. A peer that dials us does so again when it notices.
+    /// Dials a peer beside its suspect session, if this worker dials the peer. A peer that dials us does the same when it notices.
     pub(super) fn dial_anew(&mut self, id: PeerId, delay: Duration, why: &'static str, now: Instant) {
         if self.dialler_of(id) != self.id.index {
             return;
@@ -341,16 +317,14 @@ impl Context {
         if state.dialler.is_scheduled() || state.data.config.endpoints.is_empty() {
             return;
         }
-        if let Some(suppressed) = state.throttles.silent.allow(now) {
+        if let Some(suppressed) = state.throttles.unresponsive.allow(now) {
             tracing::warn!(peer = &*state.name, suppressed, "{why}");
         }
         state.dialler.restart(Some(delay), now, &mut self.rng);
-        if let Some(at) = state.dialler.deadline() {
-            self.timers.arm(Timer::Dial(id), at);
-        }
+        self.arm_dial(id);
     }
 
-    /// The session with a peer has ended somewhere: the worker that dials it does so again.
+    /// Dials a peer again after its session has ended at any worker, if this worker dials the peer.
     pub(super) fn redial(&mut self, id: PeerId, now: Instant) {
         if self.stopping || self.dialler_of(id) != self.id.index || !self.peers.is_live(id) {
             return;
@@ -359,17 +333,15 @@ impl Context {
         if !peer.dialler.is_scheduled() {
             peer.dialler.restart(None, now, &mut self.rng);
         }
-        if let Some(at) = peer.dialler.deadline() {
-            self.timers.arm(Timer::Dial(id), at);
-        }
+        self.arm_dial(id);
     }
 
-    /// The worker that dials a peer: always the same, so that its lanes are where they were.
+    /// The worker that dials a peer: always the same one, so that the peer's lanes stay with their workers.
     pub(super) fn dialler_of(&self, id: PeerId) -> u8 {
         u8::try_from(id.0 % u32::from(self.id.count)).unwrap_or(0)
     }
 
-    /// Datagrams wait for a peer that is not reached: it is dialled soon.
+    /// Has an unreachable peer dialled soon because datagrams wait for it.
     pub(super) fn dial_soon(&mut self, id: PeerId, now: Instant) {
         let dialler = self.dialler_of(id);
         let Some(peer) = self.peers.get_mut(id) else { return };
@@ -378,18 +350,16 @@ impl Context {
         }
         if dialler == self.id.index {
             peer.dialler.dial_soon(now);
-            if let Some(at) = peer.dialler.deadline() {
-                self.timers.arm(Timer::Dial(id), at);
-            }
+            self.arm_dial(id);
         } else if peer.asked_to_dial.is_none_or(|at| now.saturating_duration_since(at) >= DIAL_SOON_INTERVAL)
         {
             peer.asked_to_dial = Some(now);
-            self.hub.post(dialler, WorkerMessage::DialSoon { peer: id });
+            self.hub.send(dialler, WorkerMessage::DialSoon { peer: id });
         }
     }
 }
 
-/// Characters of a far end's reason phrase that are shown.
+/// Limit on the characters of a far end's reason phrase that are shown.
 const MOST_PHRASE: usize = 100;
 
 /// Why a connection ended, in words.
@@ -400,7 +370,7 @@ fn in_words(reason: &ConnectionError) -> String {
             None => format!("closed by the peer with code {}", close.error_code),
         },
         ConnectionError::TimedOut => "no answer".to_owned(),
-        // Its reason phrase comes from the far end, or before the handshake is complete from anyone on the path.
+        // The reason phrase comes from the far end or, before the handshake is complete, from anyone on the path.
         ConnectionError::ConnectionClosed(close) => {
             let phrase: String =
                 String::from_utf8_lossy(&close.reason).escape_debug().take(MOST_PHRASE).collect();
@@ -414,15 +384,15 @@ fn in_words(reason: &ConnectionError) -> String {
     }
 }
 
-/// What an operator should look at when the kernel knows no way there.
-const NO_WAY: &[&str] = &["has this host a route there, and an address of that family? (path)"];
+/// Causes for an operator to check when the kernel has no route to an endpoint.
+const NO_ROUTE: &[&str] = &["has this host a route there, and an address of that family? (path)"];
 
-/// What an operator should look at when the kernel says that nobody listens at the endpoint.
+/// Causes for an operator to check when the kernel reports that no process listens at an endpoint.
 const NOBODY_LISTENS: &[&str] = &["is the peer running, and its endpoint right? (path)"];
 
-/// What an operator should look at when a dialled handshake fails, the likeliest first.
+/// Causes for an operator to check when a dialled handshake fails, the likeliest first.
 ///
-/// A peer that does not accept us is silent, as one that is not there: only its own log says which it is.
+/// A peer that does not accept us sends nothing, as if it were not there. Only its own log tells the difference.
 fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
     match reason {
         ConnectionError::TimedOut => &[
@@ -449,13 +419,13 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
     }
 }
 
-/// Whether `worker` dials this peer, which exactly one worker does.
+/// Whether `worker` is the one worker that dials `peer`.
 pub(super) fn dials(peer: PeerId, worker: WorkerId) -> bool {
     peer.0 % u32::from(worker.count) == u32::from(worker.index)
 }
 
-/// The worker that dials a peer is not told more often than this that datagrams wait elsewhere.
+/// The minimum interval between messages to the dialling worker that datagrams wait at another worker.
 const DIAL_SOON_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What it was told is true for so long.
+/// How long such a message holds.
 pub(super) const DIAL_SOON_LASTS: Duration = Duration::from_secs(1);

@@ -1,8 +1,8 @@
-//! Connections, sessions and flows end, each alone or all of them when the agent stops.
+//! The end of connections, sessions and flows, singly or all of them when the agent stops.
 
 use std::time::{Duration, Instant};
 
-use dataplane::relay::{DropReason, FlowId};
+use dataplane::relay::{DropReason, FlowId, Origin};
 use quinn_proto::ConnectionHandle;
 use wire::{context, ids::PeerId, messages::CloseReason};
 
@@ -12,56 +12,53 @@ use crate::{
     worker::{
         Worker,
         context::{Context, Effect},
-        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        parts::{DataPlane, LaneHost, Sessions},
         timer::Timer,
     },
 };
 
 impl Worker {
-    /// Stops: takes nothing more in, sends what waits, tells every peer.
+    /// Shuts down: accepts no more traffic, sends what waits, and closes every session.
     pub(super) fn shut_down(&mut self, within: Duration, now: Instant) {
-        if self.cx.stopping {
+        let Self { cx, data, sessions, host, tcp, tunnel, .. } = self;
+        if cx.stopping {
             return;
         }
-        self.cx.stopping = true;
-        self.sessions.control.stop_accepting();
-        if self.cx.id.index == 0 {
+        cx.stopping = true;
+        sessions.control.stop_accepting();
+        if cx.id.index == 0 {
             tracing::info!("shutting down");
         }
-        self.tcp.listeners.clear();
-        self.data.drain_queues(&mut self.cx, &mut self.sockets, &mut self.host, now);
-        self.sockets.underlays.finish(&mut self.host.lanes, now);
-        self.sockets.underlays.flush(&mut self.host.lanes, now);
-        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
-        for id in self.cx.peers.ids() {
-            for flow in self.cx.peers.get(id).map(|peer| peer.data.relay.flows.all()).unwrap_or_default() {
-                self.data.close_flow(&mut self.cx, &mut self.sockets, &mut self.host, id, flow, now);
+        tcp.listeners.clear();
+        data.drain_queues(cx, host, now);
+        cx.sockets.underlays.finish(&mut host.lanes, now);
+        cx.sockets.underlays.flush(&mut host.lanes, now);
+        data.settle(cx, sessions, tunnel);
+        for id in cx.peers.ids() {
+            for flow in cx.peers.get(id).map(|peer| peer.data.relay.flows.all()).unwrap_or_default() {
+                data.close_flow(cx, host, id, flow, now);
             }
-            if let Some(peer) = self.cx.peers.get_mut(id) {
-                // What still waits are IP packets.
+            if let Some(peer) = cx.peers.get_mut(id) {
+                // The rest of the queue are IP packets, which belong to no flow.
                 peer.data.relay.queue.clear(DropReason::Shutdown, &mut peer.data.relay.uplink);
             }
         }
-        self.sockets.underlays.finish(&mut self.host.lanes, now);
-        for id in self.cx.peers.ids() {
-            self.sessions.end_session(&mut self.cx, id, Some(CloseReason::Shutdown), now);
-            self.sessions.end_stream_connections(&mut self.cx, id, CloseReason::Shutdown, now);
+        cx.sockets.underlays.finish(&mut host.lanes, now);
+        for id in cx.peers.ids() {
+            sessions.end_session(cx, id, Some(CloseReason::Shutdown), now);
+            sessions.end_stream_connections(cx, id, CloseReason::Shutdown, now);
         }
-        for handle in self.sessions.control.handles() {
-            self.sessions.control.close(handle, CloseReason::Shutdown, now);
+        for handle in sessions.control.handles() {
+            sessions.control.close(handle, CloseReason::Shutdown, now);
         }
-        self.cx.timers.arm(Timer::Stop, now + within);
+        cx.timers.arm(Timer::Stop, now + within);
     }
 }
 
 impl Sessions {
-    /// A connection is gone: if it was a peer's session, that ends, and the peer is dialled again.
-    pub(super) fn lose(&mut self, cx: &mut Context, handle: ConnectionHandle, words: &str, now: Instant) {
-        self.lose_as(cx, handle, words, false, now);
-    }
-
-    /// A connection is gone; `planned` if the far end said so.
-    pub(super) fn lose_as(
+    /// Handles a connection that is gone, because the far end planned it if `planned`. If it carried a session, the session ends
+    /// and the peer is dialled again.
+    pub(super) fn lose(
         &mut self,
         cx: &mut Context,
         handle: ConnectionHandle,
@@ -70,14 +67,14 @@ impl Sessions {
         now: Instant,
     ) {
         cx.effects.push_back(Effect::AbortForwards(handle));
-        let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else {
-            return;
-        };
+        let Some(id) = self.peer_of(handle) else { return };
         if self.stream_connection_lost(cx, id, handle, None, now) {
             return;
         }
-        cx.forget_attempt(id, handle);
-        if cx.peers.session(id).is_none_or(|session| session.handle != handle) {
+        if let Some(peer) = cx.peers.get_mut(id) {
+            peer.dialler.ended(handle);
+        }
+        if !cx.peers.is_session(id, handle) {
             return;
         }
         self.end_session(cx, id, None, now);
@@ -92,7 +89,7 @@ impl Sessions {
         }
     }
 
-    /// Ends a peer's session here: its lanes drain, its TCP forwards are reset; its UDP flows stay.
+    /// Ends a peer's session at its owner: its lanes drain and its TCP forwards are reset; its UDP flows stay.
     pub(super) fn end_session(
         &mut self,
         cx: &mut Context,
@@ -111,7 +108,7 @@ impl Sessions {
         }
     }
 
-    /// Closes a connection with a reason that the far end is told, and ends what hangs on it.
+    /// Closes a connection, tells the far end the reason, and ends everything that the connection carried.
     pub(super) fn close_connection(
         &mut self,
         cx: &mut Context,
@@ -120,12 +117,12 @@ impl Sessions {
         now: Instant,
     ) {
         self.control.close(handle, reason, now);
-        self.lose(cx, handle, reason.label(), now);
+        self.lose(cx, handle, reason.label(), false, now);
     }
 
-    /// quinn-proto has forgotten a connection: what ran on it is over, and its handle may be used again.
+    /// Removes a connection that quinn-proto has forgotten, after which quinn-proto may use its handle again.
     pub(super) fn connection_drained(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
-        self.lose(cx, handle, "it is gone", now);
+        self.lose(cx, handle, "it is gone", false, now);
         self.admission_ended(handle);
         if let Some(underlay) = self.control.remove(handle) {
             cx.effects.push_back(Effect::ReleaseSocket(underlay));
@@ -133,20 +130,11 @@ impl Sessions {
     }
 }
 
-impl Context {
-    fn forget_attempt(&mut self, id: PeerId, handle: ConnectionHandle) {
-        if let Some(peer) = self.peers.get_mut(id) {
-            peer.dialler.ended(handle);
-        }
-    }
-}
-
 impl DataPlane {
-    /// Ends a flow and tells the far end.
+    /// Ends a flow, tells the far end, and closes the flow's socket to a service.
     pub(super) fn close_flow(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         id: PeerId,
         flow: FlowId,
@@ -154,9 +142,12 @@ impl DataPlane {
     ) {
         let Some(state) = cx.peers.get_mut(id) else { return };
         let Some(flow) = state.data.relay.remove_flow(flow) else { return };
-        if let Some(mut uplink) = self.uplink(cx, sockets, host, id, now) {
+        if let Some(mut uplink) = self.uplink(cx, host, id, now) {
             uplink.say(flow.lane, context::Context::Closed(flow.number));
         }
-        sockets.close_flow_socket(flow.origin);
+        if let Origin::Upstream { socket, .. } = flow.origin {
+            cx.sockets.factory.close_later(socket);
+            cx.sockets.factory.close_now(&mut cx.sockets.locals);
+        }
     }
 }

@@ -1,4 +1,4 @@
-//! The QUIC endpoint of a worker: who may connect, and how large packets may be.
+//! The QUIC endpoint of a worker: which clients may connect, and how large packets may be.
 
 use std::{
     io,
@@ -12,7 +12,6 @@ use std::{
 
 use config::{self, Config, MaxPacket};
 use gate::{
-    Own,
     admission::{Admission, Admits, Allowlist},
     identity::PublicKey,
     refusals::{Refusal, Refusals, Why},
@@ -30,13 +29,13 @@ use crate::{
     },
     hub::Hub,
     registry::PeerRegistry,
-    worker::parts::Publisher,
+    worker::setup::Setup,
 };
 
-/// The client that presents its certificate in one handshake.
-struct Guest {
+/// Checks the certificate of the client in one handshake.
+struct Client {
     registry: Arc<PeerRegistry>,
-    /// The X25519 key that knocked; without one, any allowed key.
+    /// The X25519 key in the client's knock. Without a knock, any allowed key is accepted.
     agreement: Option<[u8; 32]>,
     source: SocketAddr,
     refused: Arc<AtomicU64>,
@@ -44,15 +43,15 @@ struct Guest {
     clock: Arc<dyn Clock + Send + Sync>,
 }
 
-impl Guest {
+impl Client {
     fn knocked_with(&self, key: &[u8; 32]) -> bool {
         self.agreement.is_none_or(|knocked| PublicKey(*key).agreement() == Some(knocked))
     }
 }
 
-impl tls::ClientKeys for Guest {
+impl tls::ClientKeys for Client {
     fn is_allowed(&self, key: &[u8; 32]) -> bool {
-        // Asked in the midst of the handshake: the key may have been removed since it knocked.
+        // The registry is asked again here: the key may have been removed since the knock.
         self.knocked_with(key) && self.registry.allows(key)
     }
 
@@ -67,29 +66,11 @@ impl tls::ClientKeys for Guest {
     }
 }
 
-/// What the endpoint of a worker is made from, besides the configuration.
-pub(super) struct EndpointParts<'a> {
-    /// The certificate that this agent presents.
-    pub(super) identity: &'a Arc<tls::TlsIdentity>,
-    /// The keys of this agent besides its certificate, of which the endpoint takes that of Retry tokens.
-    pub(super) own: &'a Arc<Own>,
-    /// The source of the worker's connection IDs.
-    pub(super) ids: &'a ConnectionIds,
-    /// The registry of the peers that may connect.
-    pub(super) registry: &'a Arc<PeerRegistry>,
-    /// The list that refused clients are added to.
-    pub(super) refusals: &'a Arc<Refusals>,
-    /// What all workers of the agent share.
-    pub(super) hub: &'a Arc<Hub>,
-    pub(super) metrics: &'a Publisher,
-    pub(super) clock: &'a Arc<dyn Clock + Send + Sync>,
-    /// The random bytes that the endpoint's own keys are made from.
-    pub(super) seed: [u8; 32],
-}
-
 /// Makes the endpoint of a worker's control connections.
-pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Control, StartError> {
-    let &EndpointParts { identity, own, ids, registry, refusals, hub, metrics, clock, seed } = parts;
+///
+/// The endpoint's own keys are made from `seed`.
+pub(super) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Result<Control, StartError> {
+    let Setup { config, identity, own, registry, refusals, hub, metrics, clock, .. } = setup;
     let generator = ids.clone();
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
     let endpoint =
@@ -104,7 +85,7 @@ pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Cont
             Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
         };
         let (max_packet, limits) = (max_packet(config), config.limits);
-        // The dialler keeps the connection alive: it is the one behind a NAT.
+        // The dialler keeps the connection alive, because it is the end that may be behind a NAT.
         let transport = move || {
             transport::transport_config(None, max_packet, limits.tcp_streams_per_peer, limits.stream_bytes)
         };
@@ -115,7 +96,7 @@ pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Cont
             (Arc::clone(identity), Arc::clone(registry), Arc::clone(refusals), Arc::clone(clock));
         let refused = metrics.refused_keys();
         let tls = move |admission: Option<&Admission>, source| {
-            let guest = Guest {
+            let client = Client {
                 registry: Arc::clone(&registry),
                 agreement: admission.map(|admission| admission.agreement),
                 source,
@@ -123,16 +104,16 @@ pub(super) fn control(config: &Config, parts: &EndpointParts<'_>) -> Result<Cont
                 refusals: Arc::clone(&refusals),
                 clock: Arc::clone(&clock),
             };
-            tls::server_crypto(&identity, Arc::new(guest)).ok()
+            tls::server_crypto(&identity, Arc::new(client)).ok()
         };
         Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), transport, knock })
     };
-    // All workers together may have as many as the operator says.
+    // The operator's limit is for all workers together.
     let handshakes = config.limits.handshakes.div_ceil(usize::from(ids.workers()));
     Ok(Control::new(endpoint, acceptance, handshakes, Arc::clone(hub.streams())))
 }
 
-/// Makes the transport of each connection; that of a peer that an operator looks at is recorded.
+/// Makes the transport configuration of each connection, with a qlog stream for peers that an operator captures.
 fn captured(
     transport: impl Fn() -> TransportConfig + 'static,
     registry: &Arc<PeerRegistry>,
@@ -151,7 +132,7 @@ fn captured(
     })
 }
 
-/// Our wall clock, as quinn-proto asks for it: when was a Retry token made?
+/// Gives quinn-proto the wall-clock time, which tells the age of Retry tokens.
 struct WallClock(Arc<dyn Clock + Send + Sync>);
 
 impl quinn_proto::TimeSource for WallClock {
@@ -167,7 +148,7 @@ pub(super) fn max_packet(config: &Config) -> Option<u16> {
     }
 }
 
-/// The largest packet that we send or accept on a lane, in bytes of UDP payload.
+/// The configured limit on packets of lanes, sent and received, in bytes of UDP payload.
 pub(super) fn largest_packet(config: &Config) -> u16 {
     max_packet(config).unwrap_or(tls::DEFAULT_MAX_PACKET)
 }
@@ -179,7 +160,7 @@ pub enum StartError {
     #[error("cannot listen on {address} ({what}): {error}{}", remedy(.error))]
     Listen {
         address: SocketAddr,
-        /// The configuration key it comes from.
+        /// The configuration key of the address.
         what: &'static str,
         error: io::Error,
     },
@@ -194,7 +175,7 @@ pub enum StartError {
     Tls(#[from] tls::TlsError),
 }
 
-/// The end of an error message about a socket: what the operator can do, where that is known.
+/// Returns the end of an error message about a socket: a remedy, or an empty string if none is known.
 pub fn remedy(error: &io::Error) -> &'static str {
     const REMEDIES: [(io::ErrorKind, &str); 3] = [
         (

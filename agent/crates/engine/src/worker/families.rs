@@ -1,7 +1,7 @@
-//! The metrics that workers know of, one line each: name, labels, meaning, and how it is read from what was published.
+//! The metrics of workers, one line each: name, labels, meaning, and how the value is read from the published snapshots.
 //!
-//! What is read of a worker is summed over the workers, what is read of a socket over those of one use. Of the peers under a label
-//! ([`Bearers`]) a counter shows all that `ever` bore it, so that it never goes backwards.
+//! Values of workers are summed over the workers, values of sockets over the sockets of one role. A counter of the peers under a label
+//! ([`Bearers`]) covers all peers that `ever` had the label, so it never decreases.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -10,7 +10,7 @@ use dataplane::{
     forward::tun::{Answer, TunDrop},
     hand_off::Kind,
     lanes::LaneState,
-    peer::Doubt,
+    peer::Suspicion,
     relay::{Direction, DropReason},
     socket_stats::SocketStats,
 };
@@ -34,7 +34,7 @@ use crate::{
 /// The values of the label `direction`.
 const WAYS: [&str; 2] = [Direction::Uplink.label(), Direction::Downlink.label()];
 
-/// The same, of strangers and the decoy.
+/// The values of the label `direction` of metrics about the decoy.
 const DECOY_WAYS: [&str; 2] = ["to_decoy", "to_stranger"];
 
 type Labels = &'static [&'static str];
@@ -44,7 +44,7 @@ type OfSocket = fn(&Booked) -> Value;
 type OfPeer = fn(&Bearers) -> Value;
 type OfWays = fn(&Bearers) -> [u64; 2];
 
-/// Where the series of a family are read.
+/// The source of a family's values.
 enum Read {
     Worker(OfWorker),
     Device(OfDevice),
@@ -129,7 +129,7 @@ static FAMILIES: &[Family] = &[
     ways(Type::Counter, "culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.", |it| it.ever.ways(|way| way.account.received)),
     ways(Type::Counter, "culvert_peer_datagrams_delivered_total", "Payloads handed to the kernel.", |it| it.ever.ways(|way| way.account.delivered)),
     ways(Type::Counter, "culvert_peer_datagrams_dropped_total", "Payloads dropped for any reason.", |it| it.ever.ways(|way| way.account.dropped_total())),
-    // Not what is between two workers: they publish at different moments, and the difference could be below 0.
+    // Payloads between two workers are left out: workers publish at different times, so the difference could be negative.
     ways(Type::Gauge, "culvert_peer_datagrams_queued", "Payloads inside the agent: neither delivered nor dropped yet.", |it| it.now.ways(|way| way.queued)),
     ways(Type::Counter, "culvert_peer_bytes_received_total", "Bytes of the payloads received.", |it| it.ever.ways(|way| way.account.received_bytes)),
     ways(Type::Counter, "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.", |it| it.ever.ways(|way| way.delivered_bytes)),
@@ -186,9 +186,9 @@ static FAMILIES: &[Family] = &[
     counter("culvert_lane_probes_total", &[], "Packets sent on lanes because the last ones stayed unacknowledged.", |it, out| out.add(&[], it.lanes.probes_sent)),
     counter("culvert_lane_window_overflows_total", &[], "Packets sent on lanes whose fate is unknown, because too many were unacknowledged to remember them.", |it, out| out.add(&[], it.lanes.window_overflows)),
     counter("culvert_lane_packets_unopened_total", &[], "Packets on lanes that were dropped unopened: their peers asked for most of a worker that fell behind.", |it, out| out.add(&[], it.unopened)),
-    counter("culvert_sessions_doubted_total", &["reason"], "Sessions beside which the peer was dialled anew, or would be if this end had an endpoint.", |it, out| out.each(&Doubt::LABELS, &it.totals.sessions_doubted)),
+    counter("culvert_sessions_doubted_total", &["reason"], "Sessions beside which the peer was dialled anew, or would be if this end had an endpoint.", |it, out| out.each(&Suspicion::LABELS, &it.totals.sessions_suspected)),
     counter("culvert_path_moves_total", &["what"], "Addresses that changed while the session went on: of the far end, as a lane or a control connection sees it, or our own (socket).", |it, out| out.each(&["lane", "control", "socket"], &it.totals.path_moves.counts())),
-    // Control connections, and who is let in.
+    // Control connections and the gate.
     counter("culvert_control_messages_total", &["direction"], "Control messages, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.control.messages_sent, it.control.messages_received])),
     counter("culvert_control_datagrams_total", &["direction"], "UDP datagrams of control connections, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.sent.datagrams, it.totals.control.received.datagrams])),
     counter("culvert_control_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| out.each(&WAYS, &[it.totals.control.sent.bytes, it.totals.control.received.bytes])),
@@ -216,7 +216,7 @@ static FAMILIES: &[Family] = &[
     }),
     counter("culvert_gate_datagrams_total", &["step"], "Datagrams at the gate, by the step at which they ended.", |it, out| out.each(&Step::LABELS, &it.gate)),
     gauge("culvert_gate_used_tokens", &[], "Knocks that were used and are remembered, so that none works twice.", |it, out| out.add(&[], it.in_use.used_tokens as u64)),
-    counter("culvert_gate_journal_errors_total", &[], "Times that used knocks could not be written down; after a restart none of before would be trusted.", |it, out| out.add(&[], it.totals.journal_errors)),
+    counter("culvert_gate_journal_errors_total", &[], "Times that used knocks could not be written down; after a restart none of before would be trusted.", |it, out| out.add(&[], it.totals.replay_log_errors)),
     // Flows and payloads.
     counter("culvert_datagrams_dropped_total", &["direction", "reason"], "Payloads dropped, by reason; the sum equals that over all peers as long as none was removed.", |it, out| {
         let labels = DropReason::ALL.map(DropReason::label);
@@ -239,14 +239,14 @@ static FAMILIES: &[Family] = &[
     gauge("culvert_tcp_streams", &[], "TCP forwards now open.", |it, out| out.add(&[], it.tcp_streams as u64)),
     counter("culvert_tcp_streams_opened_total", &[], "TCP forwards begun by either end, those that were then refused included.", |it, out| out.add(&[], it.totals.tcp.opened)),
     counter("culvert_tcp_refused_total", &["reason"], "TCP forwards refused, by reason.", |it, out| {
-        out.each(&TcpRefusal::ALL.map(TcpRefusal::label), &it.totals.tcp.refused);
+        out.each(&TcpRefusal::LABELS, &it.totals.tcp.refused);
     }),
     counter("culvert_tcp_accept_pauses_total", &[], "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the peer was in doubt.", |it, out| out.add(&[], it.totals.tcp.accept_pauses)),
     gauge("culvert_stream_bytes", &[], "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.", |it, out| out.add(&[], it.in_use.stream_bytes)),
     gauge("culvert_stream_connections", &[], "Connections that carry TCP forwards beside the control connections.", |it, out| out.add(&[], it.stream_connections as u64)),
     counter("culvert_stream_connections_opened_total", &[], "Stream connections that came up.", |it, out| out.add(&[], it.totals.streams.opened)),
     counter("culvert_stream_connections_failed_total", &["reason"], "Stream connections that could not be made or were lost, by reason: no socket for one (local), no answer to the handshake (handshake), not let in by the far end (refused), ended while it was in use (lost).", |it, out| out.each(&StreamFailure::LABELS, &it.totals.streams.failed)),
-    // Strangers and the decoy.
+    // Unauthenticated senders and the decoy.
     counter("culvert_decoy_datagrams_total", &["direction"], "Datagrams that came from strangers (to_decoy) or from the decoy (to_stranger); those that were not dropped went on.", |it, out| {
         out.each(&DECOY_WAYS, &[it.decoy.from_senders.datagrams, it.decoy.from_decoy.datagrams]);
     }),
@@ -254,9 +254,9 @@ static FAMILIES: &[Family] = &[
         out.each(&DECOY_WAYS, &[it.decoy.from_senders.bytes, it.decoy.from_decoy.bytes]);
     }),
     counter("culvert_decoy_drops_total", &["direction", "reason"], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.", |it, out| {
-        for (place, reason) in DecoyDrop::ALL.into_iter().enumerate() {
-            let way = DECOY_WAYS[usize::from(place >= DecoyDrop::TO_DECOY)];
-            out.add(&[way, reason.label()], it.decoy.dropped[place]);
+        for (index, reason) in DecoyDrop::ALL.into_iter().enumerate() {
+            let way = DECOY_WAYS[usize::from(index >= DecoyDrop::TO_DECOY)];
+            out.add(&[way, reason.label()], it.decoy.dropped[index]);
         }
     }),
     gauge("culvert_decoy_flows", &[], "Strangers whose datagrams go to the decoy.", |it, out| out.add(&[], it.in_use.decoy_flows as u64)),
@@ -289,21 +289,21 @@ fn by_index(worker: &WorkerSnapshot, out: &mut Samples, read: fn(&IndexCounts) -
     }
 }
 
-/// The peers under one label: those of open mode share theirs, and one that was removed may have a successor.
+/// The peers under one label: open-mode peers share a label, and a removed peer may have a successor with its name.
 #[derive(Default)]
 struct Bearers {
-    /// Connections of those that bear it now.
+    /// Established connections of the peers that have the label now.
     connected: u64,
-    /// The sum of the peers that bear the label now.
+    /// The sum over the peers that have the label now.
     now: PeerStatus,
-    /// Those, and all whose places were given up.
+    /// The sum over all peers that have had the label.
     ever: PeerStatus,
-    /// The one that it names: none of open mode, nor one that was removed.
+    /// The live peer with that name, if it is not an open-mode peer.
     own: PeerStatus,
 }
 
 impl Bearers {
-    /// The peers that are shown, by label.
+    /// Groups all peers by label.
     fn all(published: &Published) -> BTreeMap<Arc<str>, Self> {
         let mut all: BTreeMap<Arc<str>, Self> = BTreeMap::new();
         for peer in published.workers.iter().flat_map(|worker| &worker.peers).filter(|peer| !peer.more.vacant)
@@ -316,10 +316,10 @@ impl Bearers {
                 own.add(peer);
             }
         }
-        for (label, former) in &published.former {
-            // A worker with nothing left of a peer waits for the others; the label of open mode stays.
+        for (label, removed) in &published.removed {
+            // A removed peer counts while another worker still has it. The label of open mode always stays.
             if all.contains_key(label) || **label == *OPEN_LABEL {
-                all.entry(Arc::clone(label)).or_default().ever.add(former);
+                all.entry(Arc::clone(label)).or_default().ever.add(removed);
             }
         }
         all
@@ -345,7 +345,7 @@ impl Family {
             Read::Socket(read) => {
                 for worker in &published.workers {
                     let sockets = SocketStats::ROLES.iter().zip(&worker.sockets.0);
-                    sockets.for_each(|((_, label), booked)| out.add(&[label], read(booked)));
+                    sockets.for_each(|((_, label), counts)| out.add(&[label], read(counts)));
                 }
             }
             Read::Peer(read) => peers.iter().for_each(|(label, peer)| out.add(&[label], read(peer))),
@@ -356,7 +356,7 @@ impl Family {
 }
 
 impl Snapshots {
-    /// The families, also those without a value yet.
+    /// All families, including those without a value yet.
     pub fn families() -> impl Iterator<Item = &'static FamilyInfo> {
         FAMILIES.iter().map(|family| &family.info)
     }
@@ -366,7 +366,7 @@ impl Snapshots {
     pub fn series(&self, prefix: &str) -> Vec<(&'static FamilyInfo, Samples)> {
         let mut published = self.published();
         if published.workers.is_empty() {
-            // Every counter is there from the start.
+            // Before the first publication every counter is 0.
             published.workers.push(Arc::default());
         }
         let peers = Bearers::all(&published);
@@ -425,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn a_counter_never_goes_backwards_while_anybody_bears_its_label() {
+    fn a_counter_never_goes_backwards_while_a_peer_has_its_label() {
         let snapshots = Snapshots::default();
         let mut old = peer("a", PeerOrigin::State, 10, 1);
         old.more.removed = true;
@@ -435,13 +435,13 @@ mod tests {
         assert_eq!(shown(&snapshots, "a"), [Some(20), Some(2), Some(2), Some(0)], "it was removed");
         snapshots.retire(0, PeerId(0));
         assert_eq!(shown(&snapshots, "a"), [Some(20), Some(1), Some(1), Some(0)]);
-        // Another one of its name, at another place, while one worker has something left of the first.
+        // Another peer of the name has another slot, while one worker still has the first peer.
         old.more.vacant = true;
         set(&snapshots, 0, &[old.clone(), peer("a", PeerOrigin::State, 3, 5)]);
         assert_eq!(shown(&snapshots, "a"), [Some(23), Some(6), Some(2), Some(2)]);
         snapshots.retire(1, PeerId(0));
         assert_eq!(shown(&snapshots, "a"), [Some(23), Some(5), Some(1), Some(2)]);
-        // Nobody is left.
+        // No peer is left.
         snapshots.retire(0, PeerId(1));
         snapshots.forget("a");
         assert_eq!(shown(&snapshots, "a"), [None; 4]);

@@ -1,4 +1,4 @@
-//! Flows that fall silent, what waits for too long, and what an operator is told of datagrams that are not taken.
+//! Timeouts of flows and queues, batches of local sockets, and log lines about datagrams that are not delivered.
 
 use std::{
     io,
@@ -12,20 +12,17 @@ use dataplane::{
     relay::{FlowId, Origin},
     socket_stats::{role, role_place},
 };
-use wire::{
-    context,
-    ids::{LocalId, PeerId},
-};
+use wire::ids::{LocalId, PeerId};
 
 use crate::worker::{
     Sessions,
     context::Context,
-    parts::{DataPlane, LaneHost, Sockets, Tun, Tunnel},
+    parts::{DataPlane, LaneHost, Tunnel},
     timer::Timer,
 };
 
 impl Context {
-    /// Makes sure that what waits is dropped in time, and that a peer for whom something waits is dialled soon.
+    /// Arms the timer that drops expired payloads of a peer, and has the peer dialled soon if payloads wait.
     pub(super) fn watch_queue(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         if let Some(deadline) = peer.data.relay.reassembly.deadline() {
@@ -36,19 +33,19 @@ impl Context {
         self.dial_soon(id, now);
     }
 
+    /// Arms the idle timer of a flow.
     pub(super) fn watch_flow(&mut self, peer: PeerId, id: FlowId, now: Instant) {
         if let Some(flow) = self.peers.get(peer).and_then(|state| state.data.relay.flows.get(id)) {
             self.timers.arm(Timer::Flow(peer, id), now + flow.idle);
         }
     }
 
-    /// The kernel reports that an earlier datagram was not taken: an ICMP error, so of a datagram that was delivered.
+    /// Counts and logs an ICMP error about an earlier datagram, which counts as delivered.
     pub(super) fn report_refusal(&mut self, local: &Local, error: &io::Error, now: Instant) {
         self.stats.totals.refusals[role_place(role(local))] += 1;
         let Local::Upstream { peer, flow } = *local else { return };
-        let origin =
-            self.peers.get(peer).and_then(|state| state.data.relay.flows.get(flow)).map(|flow| flow.origin);
-        if let Some(Origin::Upstream { service, .. }) = origin
+        let flow = self.peers.get(peer).and_then(|state| state.data.relay.flows.get(flow));
+        if let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin)
             && let Some(service) = self.config.services.get(service)
             && let Some(suppressed) = self.logs.refusal.allow(now)
         {
@@ -62,6 +59,7 @@ impl Context {
         }
     }
 
+    /// Logs a payload that fitted into no packet to the peer.
     pub(super) fn report_too_large(&mut self, peer: PeerId, now: Instant) {
         let Some(state) = self.peers.get_mut(peer) else { return };
         if let Some(too_large) = state.data.too_large.take()
@@ -84,11 +82,10 @@ impl Context {
 }
 
 impl DataPlane {
-    /// Ends a flow that has been silent for too long.
+    /// Ends a flow that has been idle for too long.
     pub(super) fn flow_timeout(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         peer: PeerId,
         id: FlowId,
@@ -101,43 +98,35 @@ impl DataPlane {
             cx.timers.arm(Timer::Flow(peer, id), until);
             return;
         }
-        let lane = flow.lane;
-        if let Some(flow) = state.data.relay.remove_flow(id) {
-            state.data.relay.stats.flows_idle += 1;
-            let mut uplink =
-                state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
-            uplink.say(lane, context::Context::Closed(flow.number));
-            sockets.close_flow_socket(flow.origin);
-        }
+        state.data.relay.stats.flows_idle += 1;
+        self.close_flow(cx, host, peer, id, now);
     }
 
-    /// The way of datagrams to a peer.
+    /// The uplink to a peer: the path of datagrams from this worker.
     pub(super) fn uplink<'a>(
         &'a mut self,
         cx: &'a mut Context,
-        sockets: &'a mut Sockets,
         host: &'a mut LaneHost,
         peer: PeerId,
         now: Instant,
     ) -> Option<Uplink<'a>> {
         let state = cx.peers.get_mut(peer)?;
-        Some(state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now))
+        Some(state.data.uplink(&mut host.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now))
     }
 
-    /// A batch from a local socket.
+    /// Handles a batch from a local socket; returns whether the socket may have more.
     pub(super) fn service_local(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         id: LocalId,
         now: Instant,
     ) -> bool {
         if cx.stopping {
-            // Nothing more is taken in: what comes now stays with the kernel.
+            // No more traffic is accepted; it stays in the kernel.
             return false;
         }
-        let Some(socket) = sockets.locals.get_mut(id) else { return false };
+        let Some(socket) = cx.sockets.locals.get_mut(id) else { return false };
         let local = socket.local;
         if let Err(error) = socket.socket.receive(&mut self.batch) {
             if error.kind() == io::ErrorKind::WouldBlock {
@@ -146,14 +135,15 @@ impl DataPlane {
             cx.report_refusal(&local, &error, now);
             return true;
         }
-        sockets.locals.touch(id);
+        cx.sockets.locals.touch(id);
         let (Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) = local;
         if !cx.peers.is_live(peer) {
             self.drop_batch_of_removed(cx, peer);
             return true;
         }
         let Some(state) = cx.peers.get_mut(peer) else { return false };
-        let mut uplink = state.data.uplink(&mut host.lanes, &mut sockets.underlays, &mut self.outgoing, now);
+        let mut uplink =
+            state.data.uplink(&mut host.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now);
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
@@ -169,39 +159,20 @@ impl DataPlane {
         true
     }
 
-    /// Books what became of payloads in send buffers and deliveries.
-    pub(super) fn settle(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        tunnel: &mut Tunnel,
-    ) {
-        for settled in sockets.underlays.settlements().chain(sessions.control.settlements()) {
+    /// Counts the outcome of payloads that were in send buffers or handed to the kernel.
+    pub(super) fn settle(&mut self, cx: &mut Context, sessions: &mut Sessions, tunnel: &mut Tunnel) {
+        for settled in cx.sockets.underlays.settlements().chain(sessions.control.settlements()) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
                 peer.data.relay.settle_uplink(settled);
             } else if settled.peer == STRANGERS {
-                self.strangers.settle(&settled);
+                self.unauthenticated.settle(&settled);
             }
         }
-        let written =
-            tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun.settlements()).into_iter().flatten();
-        for settled in sockets.locals.settlements().chain(written) {
+        let written = tunnel.device.iter_mut().flat_map(|tun| tun.side.settlements());
+        for settled in cx.sockets.locals.settlements().chain(written) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
                 peer.data.relay.downlink.settle(settled);
             }
-        }
-    }
-}
-
-impl Sockets {
-    pub(super) fn close_flow_socket(&mut self, origin: Origin) {
-        match origin {
-            Origin::Upstream { socket, .. } => {
-                self.factory.close_later(socket);
-                self.factory.close_now(&mut self.locals);
-            }
-            Origin::Ingress { .. } => {}
         }
     }
 }

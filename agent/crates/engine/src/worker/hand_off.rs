@@ -1,4 +1,4 @@
-//! Hand-off batches: what comes from other workers, and what goes to them.
+//! Hand-off batches from and to other workers.
 
 use std::time::{Duration, Instant};
 
@@ -16,17 +16,17 @@ use wire::ids::LaneRef;
 
 use crate::worker::{Worker, context::Context, parts::DataPlane};
 
-/// Frames came from a process of the peer that has been replaced: nobody knows their flows.
+/// Drops frames from an earlier process of the peer, whose flows no longer exist.
 pub(super) fn drop_outdated(downlink: &mut Account, hand_off: &HandOff) {
     downlink.receive(hand_off.counted(), hand_off.counted_bytes());
     downlink.drop(DropReason::UnknownFlow, hand_off.counted());
 }
 
-/// Hand-off batches that are taken in one turn, so that the worker's own sockets get theirs.
+/// Limit on hand-off batches accepted in one turn, so that the worker's own sockets get their share.
 const HAND_OFFS_PER_TURN: usize = 64;
 
 impl Worker {
-    /// Takes in some of what other workers handed over, before this one's own sockets.
+    /// Accepts hand-off batches of other workers, before this worker's own sockets are served.
     pub(super) fn accept_hand_offs(&mut self, now: Instant) {
         for _ in 0..HAND_OFFS_PER_TURN {
             if self.data.notes.work.is_over() {
@@ -35,20 +35,20 @@ impl Worker {
             let Some(hand_off) = self.data.hand_offs.pop_front() else { return };
             self.cx.stats.unpublished = true;
             self.cx.stats.totals.handed_in[hand_off.kind.label_index()] += hand_off.datagrams();
-            if self.cx.is_outdated(&hand_off) {
+            if self.cx.drop_if_outdated(&hand_off) {
                 continue;
             }
             let waited =
                 hand_off.handed.map_or(Duration::ZERO, |handed| now.saturating_duration_since(handed));
             match hand_off.kind {
                 Kind::Packets { port } => {
-                    let Some(underlay) = self.sockets.ports.get(port).copied() else { continue };
+                    let Some(underlay) = self.cx.sockets.ports.get(port).copied() else { continue };
                     let received = Received { underlay, port: Some(port) };
                     self.take_batches(&hand_off, waited, |worker| {
                         worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
                     });
                 }
-                Kind::Strangers { port } => self.data.strangers.take_over(&hand_off, port),
+                Kind::Strangers { port } => self.data.unauthenticated.accept(&hand_off, port),
                 Kind::Frames { peer, lane } => {
                     self.take_batches(&hand_off, waited, |worker| {
                         worker
@@ -56,9 +56,7 @@ impl Worker {
                     });
                 }
                 Kind::Returned { peer } => {
-                    if let Some(mut uplink) =
-                        self.data.uplink(&mut self.cx, &mut self.sockets, &mut self.host, peer, now)
-                    {
+                    if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
                         for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             uplink.take_back(waited + piece.meta.age, piece.counted_header(), run);
@@ -67,9 +65,7 @@ impl Worker {
                     self.cx.watch_queue(peer, now);
                 }
                 Kind::Payloads { peer, lane } => {
-                    if let Some(mut uplink) =
-                        self.data.uplink(&mut self.cx, &mut self.sockets, &mut self.host, peer, now)
-                    {
+                    if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
                         for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             let marks = Marks { tos: piece.tos, age: waited + piece.meta.age };
@@ -83,7 +79,7 @@ impl Worker {
         }
     }
 
-    /// Puts the pieces of a hand-off batch, which has `waited`, where received buffers lie, and lets `pass` take each batch.
+    /// Copies the pieces of a hand-off batch, which has `waited`, into the receive batch, and runs `pass` over each full one.
     fn take_batches(&mut self, hand_off: &HandOff, waited: Duration, mut pass: impl FnMut(&mut Self)) {
         self.data.batch.clear();
         for (piece, data) in hand_off.pieces() {
@@ -101,9 +97,9 @@ impl Worker {
 }
 
 impl Context {
-    /// Whether payloads are for a process of the peer that has been replaced, or frames are of one: its flows' numbers are
-    /// others' now. They are dropped.
-    fn is_outdated(&mut self, hand_off: &HandOff) -> bool {
+    /// Drops payloads for, and frames from, an earlier process of the peer, whose flow numbers mean other flows now. Returns whether
+    /// it did.
+    fn drop_if_outdated(&mut self, hand_off: &HandOff) -> bool {
         let Some(peer) = hand_off.peer().and_then(|peer| self.peers.get_mut(peer)) else {
             return false;
         };
@@ -121,8 +117,8 @@ impl Context {
 }
 
 impl DataPlane {
-    /// Hands over what was collected for other workers in this turn.
-    pub(super) fn hand_over(&mut self, cx: &mut Context, now: Instant) {
+    /// Sends the hand-off batches collected for other workers in this turn.
+    pub(super) fn send_hand_offs(&mut self, cx: &mut Context, now: Instant) {
         for (worker, mut hand_off) in self.outgoing.take() {
             if let Some(peer) = hand_off.peer() {
                 hand_off.process = cx.peers.get(peer).map_or(0, |peer| peer.data.process());
@@ -133,22 +129,19 @@ impl DataPlane {
                 Ok(()) => cx.stats.totals.handed_out[kind] += datagrams,
                 Err(hand_off) => {
                     cx.stats.totals.hand_over_drops[kind] += datagrams;
-                    let counted = hand_off.counted();
-                    match hand_off.kind {
-                        Kind::Packets { .. } => {}
-                        Kind::Strangers { .. } => self.strangers.stats.drop(DecoyDrop::Overload, datagrams),
-                        Kind::Frames { peer, .. } => {
-                            if let Some(state) = cx.peers.get_mut(peer) {
-                                state.data.relay.downlink.receive(counted, hand_off.counted_bytes());
-                                state.data.relay.downlink.drop(DropReason::HandOverFull, counted);
-                            }
-                        }
-                        Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
-                            if let Some(state) = cx.peers.get_mut(peer) {
-                                state.data.relay.uplink.handed_over -= counted;
-                                state.data.relay.uplink.drop(DropReason::HandOverFull, counted);
-                            }
-                        }
+                    if let Kind::Strangers { .. } = hand_off.kind {
+                        self.unauthenticated.stats.drop(DecoyDrop::Overload, datagrams);
+                    }
+                    let Some(peer) = hand_off.peer().and_then(|peer| cx.peers.get_mut(peer)) else {
+                        continue;
+                    };
+                    let (relay, counted) = (&mut peer.data.relay, hand_off.counted());
+                    if let Kind::Frames { .. } = hand_off.kind {
+                        relay.downlink.receive(counted, hand_off.counted_bytes());
+                        relay.downlink.drop(DropReason::HandOverFull, counted);
+                    } else {
+                        relay.uplink.handed_over -= counted;
+                        relay.uplink.drop(DropReason::HandOverFull, counted);
                     }
                 }
             }

@@ -11,22 +11,22 @@ use wire::panics::lock;
 
 use crate::worker::Inspection;
 
-/// A command that the worker gets from outside, through its inbox.
+/// Command to a worker from another thread.
 #[derive(Clone, Debug)]
 pub enum Command {
-    /// Stop taking traffic in, tell the peers, end.
+    /// Stop accepting traffic, tell the peers, and end.
     Shutdown {
         /// The longest time that the shutdown may take.
         within: Duration,
     },
-    /// Say what it has, for an operator.
+    /// Answer an operator's inspection.
     Inspect(Arc<Inspection>),
 }
 
-/// Commands that may wait at once; they are few, and looked at in every turn.
+/// Limit on waiting commands, which are few and read in every turn.
 const MAX_COMMANDS: usize = 64;
 
-/// Commands from other threads to a worker.
+/// Queue of commands from other threads to a worker.
 #[derive(Debug)]
 pub struct Inbox {
     commands: Mutex<VecDeque<Command>>,

@@ -1,11 +1,11 @@
-//! What an operator may look at inside a worker, made when somebody asks: lanes, flows, sockets, the device.
+//! Details of a worker for an operator, made on request: lanes, flows, sockets, the TUN device.
 //!
 //! ```text
 //!   control thread:  Inspection::ask ──► inboxes ──► Worker::inspect, in its next turn ──► Inspection::wait
 //! ```
 //!
-//! What is cheap and of every peer is published all the time (`stats.rs`). What is of each lane or flow is too much for that
-//! with a thousand peers, and is bounded here in what one request may cost.
+//! Values of each peer are cheap and published all the time (`stats.rs`). Values of each lane or flow are too many for that with a
+//! thousand peers, so they are made here, with limits on the cost of one request.
 
 use std::{
     cmp::Reverse,
@@ -36,26 +36,26 @@ use crate::{
         context::Context,
         decoys::Decoys,
         inbox::{Command, Inbox},
-        parts::{Decoy, LaneHost, Sockets, Tun, Tunnel},
+        parts::{Decoy, LaneHost, Tun, Tunnel},
     },
 };
 
-/// Lanes that one worker tells of in one inspection: a row takes about a microsecond.
+/// Limit on the lanes, and on the stream connections, in one worker's answer: a row takes about a microsecond.
 const MOST_LANES: usize = 4_096;
 
-/// Flows that one worker tells of in one inspection.
+/// Limit on the flows in one worker's answer.
 pub const MOST_FLOWS: usize = 50;
 
-/// What an inspection is to show.
+/// The selection of an inspection.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Asks {
-    /// The lanes of this peer only, and its most recent flows; else the lanes of all peers, and no flows.
+    /// Only the lanes of this peer, and its most recent flows. `None`: the lanes of all peers, and no flows.
     pub peer: Option<Arc<str>>,
-    /// Of those, the lane of this index only, with its details.
+    /// Only the lane with this index, with its details.
     pub lane: Option<u8>,
 }
 
-/// A question to all workers, and their answers.
+/// A request to all workers, and their answers.
 #[derive(Debug)]
 pub struct Inspection {
     asks: Asks,
@@ -66,35 +66,35 @@ pub struct Inspection {
 /// What one worker reports to an operator: its lanes, stream connections and flows.
 #[derive(Clone, Debug, Default)]
 pub struct WorkerView {
-    /// Its lanes by peer, in no order.
+    /// The lanes with their peers, in no particular order.
     pub lanes: Vec<(PeerId, LaneStatus)>,
-    /// Lanes that there was no room for.
+    /// The number of lanes beyond the limit.
     pub lanes_left_out: usize,
-    /// Its flows by peer and the index of the lane that they belong on.
+    /// The number of flows by peer and by the index of their lane.
     pub lane_flows: Vec<(PeerId, Vec<u64>)>,
-    /// Its stream connections, by peer, at most [`MOST_LANES`].
+    /// The stream connections with their peers.
     pub stream_connections: Vec<(PeerId, StreamConnectionStatus)>,
-    /// The most recent flows of the peer that was asked for, the latest first, at most [`MOST_FLOWS`].
+    /// The most recent flows of the selected peer, the latest first, at most [`MOST_FLOWS`].
     pub flows: Vec<FlowStatus>,
     pub sockets: Vec<SocketStatus>,
-    /// Its queue of the TUN device; what only the kernel knows is left out.
+    /// The worker's queue of the TUN device, without the values that only the kernel knows.
     pub tun: Option<TunStatus>,
 }
 
 impl Inspection {
-    /// Asks the workers behind `inboxes`; one that takes no commands will not answer.
+    /// Sends a request to the workers behind `inboxes`. A worker with a full inbox does not answer.
     #[must_use]
     pub fn ask(asks: Asks, inboxes: &[Arc<Inbox>]) -> Arc<Self> {
         let views = Mutex::new(vec![None; inboxes.len()]);
         let inspection = Arc::new(Self { asks, views, answered: Condvar::new() });
         for inbox in inboxes {
-            // Who does not answer in time is told to the operator, for whatever reason.
+            // The operator learns which workers have not answered in time, whatever the reason.
             let _asked = inbox.put(Command::Inspect(Arc::clone(&inspection)));
         }
         inspection
     }
 
-    /// Waits until all have answered, at most `within`; `None` for each worker that has not.
+    /// Waits until all workers have answered, at most `within`. Returns `None` for each worker that has not.
     #[must_use]
     pub fn wait(&self, within: Duration) -> Vec<Option<WorkerView>> {
         let missing = |views: &mut Vec<Option<WorkerView>>| views.iter().any(Option::is_none);
@@ -105,15 +105,15 @@ impl Inspection {
 
     fn answer(&self, worker: u8, view: WorkerView) {
         let mut views = lock(&self.views);
-        if let Some(place) = views.get_mut(usize::from(worker)) {
-            *place = Some(view);
+        if let Some(slot) = views.get_mut(usize::from(worker)) {
+            *slot = Some(view);
             self.answered.notify_one();
         }
     }
 }
 
 impl Worker {
-    /// Answers an operator, and publishes, so that what is published is not older.
+    /// Answers an inspection. Publishes first, so that the published values are as recent as the answer.
     pub(super) fn inspect(&mut self, inspection: &Inspection, now: Instant) {
         self.publish(now);
         let asks = &inspection.asks;
@@ -121,7 +121,7 @@ impl Worker {
             let named = |peer: &&Peer| peer.data.is_live() && peer.name == *name;
             self.cx.peers.iter().find(named).map(|peer| peer.data.id)
         });
-        let (lanes, lanes_left_out) = self.host.lane_rows(&self.cx, &self.sockets, chosen, asks.lane, now);
+        let (lanes, lanes_left_out) = self.host.lane_rows(&self.cx, chosen, asks.lane, now);
         let flows = match (chosen.flatten(), asks.lane) {
             (Some(peer), None) => self.cx.flow_rows(peer, now),
             (Some(_) | None, _) => Vec::new(),
@@ -132,7 +132,7 @@ impl Worker {
             lane_flows: self.cx.flows_by_lane(chosen),
             stream_connections: self.cx.stream_connection_rows(chosen),
             flows,
-            sockets: self.sockets.socket_rows(&mut self.cx, &mut self.decoy),
+            sockets: self.cx.socket_rows(&mut self.decoy),
             tun: self.tunnel.tun_row(),
         };
         inspection.answer(self.cx.id.index, view);
@@ -140,9 +140,9 @@ impl Worker {
 }
 
 impl Tunnel {
-    /// Once a second: what passed since the last time. Here, and not where somebody asks, because whoever asks once would have to
-    /// wait for a second look, and two who ask would disturb each other.
-    pub(super) fn look_at_meters(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
+    /// Samples the rates of lanes, peers and the TUN device, once a second. Sampling on request would take two requests for a rate, and
+    /// two operators would disturb each other.
+    pub(super) fn sample_rates(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
         let mut sums: Vec<LaneStats> =
             cx.peers.iter().map(|peer| cx.stats.retired.of(peer.data.id)).collect();
         for slot in host.lanes.iter_mut() {
@@ -156,11 +156,10 @@ impl Tunnel {
         }
         for (peer, lanes) in cx.peers.iter_mut().zip(&sums) {
             let (relay, stats) = (&peer.data.relay, &peer.data.relay.stats);
-            let uplink = [relay.uplink.delivered, stats.uplink_bytes];
-            let downlink = [relay.downlink.delivered, stats.downlink_bytes];
-            let [[up, up_bytes], [down, down_bytes]] = [uplink, downlink];
+            let (up, down) = (relay.uplink.delivered, relay.downlink.delivered);
+            let (up_bytes, down_bytes) = (stats.uplink_bytes, stats.downlink_bytes);
             let counts = [up, up_bytes, down, down_bytes, lanes.sealed_packets, lanes.lost_packets];
-            peer.meter.sample(counts, now);
+            peer.rates.sample(counts, now);
         }
         if let Some(Tun { side: tun, .. }) = &mut self.device {
             let stats = tun.queue.stats();
@@ -172,9 +171,9 @@ impl Tunnel {
     fn tun_row(&self) -> Option<TunStatus> {
         let Tun { side: tun, .. } = self.device.as_ref()?;
         let (offload, stats, totals) = (tun.queue.offload(), tun.queue.stats(), &tun.totals);
-        let rates = tun.meter.last().map(|growth| growth.per_second());
+        let rates = tun.meter.last().map(|delta| delta.per_second());
         let [read, read_bytes, written, written_bytes] =
-            std::array::from_fn(|place| rates.map(|rates| rates[place]));
+            std::array::from_fn(|index| rates.map(|rates| rates[index]));
         Some(TunStatus {
             tcp_offload: offload.tcp,
             udp_offload: offload.udp,
@@ -204,11 +203,10 @@ impl Tunnel {
 }
 
 impl LaneHost {
-    /// The lanes of one peer or of all, and how many of them there was no room for.
+    /// The rows of the lanes of one peer or of all, and the number of lanes beyond the limit.
     fn lane_rows(
         &self,
         cx: &Context,
-        sockets: &Sockets,
         chosen: Option<Option<PeerId>>,
         index: Option<u8>,
         now: Instant,
@@ -217,26 +215,26 @@ impl LaneHost {
             chosen.is_none_or(|peer| peer == Some(slot.peer)) && index.is_none_or(|index| index == slot.index)
         };
         let mut wanted = self.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
-        let row = |slot: &LaneSlot| (slot.peer, sockets.lane_row(cx, slot, index.is_some(), now));
+        let row = |slot: &LaneSlot| (slot.peer, cx.lane_row(slot, index.is_some(), now));
         let rows = wanted.by_ref().take(MOST_LANES).map(row).collect();
         (rows, wanted.count())
     }
 }
 
-impl Sockets {
-    fn lane_row(&self, cx: &Context, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneStatus {
+impl Context {
+    fn lane_row(&self, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneStatus {
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
-        let socket = self.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
+        let socket = self.sockets.underlays.get(slot.underlay).map(|underlay| &underlay.socket);
         let remote = slot.path().map(|path| path.destination);
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
         let (stats, view, rtt, in_flight) =
             (slot.core.stats(), slot.core.view(), slot.core.rtt(), slot.core.in_flight());
-        let rates = slot.meter.last().map(|growth| growth.per_second());
+        let rates = slot.meter.last().map(|delta| delta.per_second());
         let key_updates = stats.key_phase();
         LaneStatus {
             index: slot.index,
             epoch: slot.epoch,
-            worker: cx.id.index,
+            worker: self.id.index,
             state: LaneState::LABELS[slot.state.label_index()].into(),
             age_seconds: since(slot.opened),
             heard_seconds: slot.core.last_heard().map(since),
@@ -280,7 +278,7 @@ impl Sockets {
     fn lane_details(&self, slot: &LaneSlot, now: Instant) -> LaneDetails {
         let seconds = |duration: Duration| duration.as_secs_f64();
         let (stats, view, rtt) = (slot.core.stats(), slot.core.view(), slot.core.rtt());
-        let waiting = self.underlays.waiting(slot.underlay);
+        let waiting = self.sockets.underlays.waiting(slot.underlay);
         LaneDetails {
             connection_id: data_encoding::HEXLOWER.encode(&slot.local_cid.0),
             next_packet: view.next_packet,
@@ -309,23 +307,23 @@ impl Sockets {
             key_updates_begun: stats.key_updates_initiated,
             waiting_datagrams: waiting.datagrams,
             waiting_bytes: waiting.bytes,
-            blocked: self.underlays.is_blocked(slot.underlay),
+            blocked: self.sockets.underlays.is_blocked(slot.underlay),
         }
     }
 
-    fn socket_rows(&mut self, cx: &mut Context, decoy: &mut Decoy) -> Vec<SocketStatus> {
+    fn socket_rows(&mut self, decoy: &mut Decoy) -> Vec<SocketStatus> {
         let mut open = [0; SocketStats::ROLES.len()];
-        let locals = self.locals.iter().map(|socket| role(&socket.local));
-        for role in self.underlays.iter().map(|underlay| underlay.role).chain(locals) {
+        let locals = self.sockets.locals.iter().map(|socket| role(&socket.local));
+        for role in self.sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
             open[role_place(role)] += 1;
         }
         open[role_place(UdpRole::Decoy)] = decoy.flows.as_ref().map_or(0, Decoys::count);
-        let books = *self.factory.stats();
-        let row = |(place, label): (usize, &&'static str)| {
-            let Booked { stats, kernel_drops, .. } = books.0[place];
+        let by_role = *self.sockets.factory.stats();
+        let row = |(index, label): (usize, &&'static str)| {
+            let Booked { stats, kernel_drops, .. } = by_role.0[index];
             SocketStatus {
                 role: (*label).into(),
-                open: open[place],
+                open: open[index],
                 received_datagrams: stats.received_datagrams,
                 received_bytes: stats.received_bytes,
                 sent_datagrams: stats.sent_datagrams,
@@ -333,15 +331,13 @@ impl Sockets {
                 would_block: stats.would_block,
                 send_failures: stats.send_failures,
                 gso_fallbacks: stats.gso_fallbacks,
-                refusals: cx.stats.totals.refusals[place],
+                refusals: self.stats.totals.refusals[index],
                 kernel_drops,
             }
         };
         SocketStats::LABELS.iter().enumerate().map(row).collect()
     }
-}
 
-impl Context {
     fn flows_by_lane(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, Vec<u64>)> {
         let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.data.id));
         let peers = self.peers.iter().filter(wanted).filter(|peer| !peer.data.relay.flows.is_empty());
@@ -375,7 +371,7 @@ impl Context {
     /// The flows of a peer with the latest datagrams.
     fn flow_rows(&self, peer: PeerId, now: Instant) -> Vec<FlowStatus> {
         let Some(state) = self.peers.get(peer) else { return Vec::new() };
-        // The oldest of those that are kept is on top.
+        // The top of the heap is the oldest of the flows found so far.
         let mut latest = BinaryHeap::with_capacity(MOST_FLOWS + 1);
         for (id, _, flow) in state.data.relay.flows.iter() {
             latest.push(Reverse((flow.last_active, id)));

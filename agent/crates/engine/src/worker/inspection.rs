@@ -1,5 +1,4 @@
-//! What tests see of a worker and set in it, and how much work one of its turns may do: a schedule in which a turn does more
-//! fails.
+//! What tests read and set in a worker, and the bounds on the work of a turn: a simulation in which a turn exceeds them fails.
 
 use std::{sync::Arc, time::Instant};
 
@@ -54,26 +53,26 @@ impl Worker {
     /// The number of captures of lanes that are armed.
     #[must_use]
     pub fn captures(&self) -> usize {
-        self.host.captures.armed.len()
+        self.host.captures.len()
     }
 
     #[must_use]
     pub fn locals(&self) -> &Locals {
-        &self.sockets.locals
+        &self.cx.sockets.locals
     }
 
     #[must_use]
     pub fn underlays(&self) -> &Underlays {
-        &self.sockets.underlays
+        &self.cx.sockets.underlays
     }
 
     pub fn underlays_mut(&mut self) -> &mut Underlays {
-        &mut self.sockets.underlays
+        &mut self.cx.sockets.underlays
     }
 
     #[must_use]
     pub fn socket_factory(&self) -> &SocketFactory {
-        &self.sockets.factory
+        &self.cx.sockets.factory
     }
 
     /// The control connections.
@@ -82,7 +81,7 @@ impl Worker {
         &self.sessions.control
     }
 
-    /// How many events of control connections the scratch space for them holds.
+    /// Capacity of the scratch space for events of control connections.
     #[must_use]
     pub fn events_capacity(&self) -> usize {
         self.sessions.events.capacity()
@@ -101,32 +100,32 @@ impl Worker {
     }
 
     pub fn set_tun(&mut self, side: TunSide) {
-        self.tunnel.device = Some(Tun { side, board: Arc::default() });
+        self.tunnel.device = Some(Tun { side, mtu_table: Arc::default() });
     }
 
-    /// How many flows to the decoy there are, and the most that any of its other tables holds or has room for.
+    /// The number of flows to the decoy, and the largest size of any of the decoy's other tables.
     #[must_use]
     pub fn decoys(&self) -> Option<(usize, usize)> {
         self.decoy.flows.as_ref().map(Decoys::sizes)
     }
 
-    /// How much a turn takes from its sources, in units of a datagram.
+    /// Sets the budget of a class of sources in one turn, in datagrams.
     pub fn set_budget(&mut self, units: i64) {
         self.cx.sources.set_budget(units);
     }
 
-    /// Spends what the gate may spend on clients that have not proved their address.
+    /// Spends the gate's budget for clients that have not proved their address.
     pub fn exhaust_gate_budget(&mut self, now: Instant) {
         self.sessions.gate.exhaust_budget(now);
     }
 
-    /// Hands over what `fill` collects for other workers.
+    /// Sends the hand-off batches for other workers that `fill` collects.
     pub fn hand_over(&mut self, fill: impl FnOnce(&mut Outgoing), now: Instant) {
         fill(&mut self.data.outgoing);
-        self.data.hand_over(&mut self.cx, now);
+        self.data.send_hand_offs(&mut self.cx, now);
     }
 
-    /// Lowers the limits of lanes that are opened from now on, so that a test reaches them.
+    /// Lowers the limits of lanes opened from now on, so that a test reaches them.
     pub fn set_lane_limits(&mut self, limits: LaneLimits) {
         self.host.limits = limits;
     }
@@ -142,7 +141,7 @@ impl Worker {
         self.cx.stats.work
     }
 
-    /// The first count of the last turn that exceeds what any turn may do, in words.
+    /// Describes the first count of the last turn that exceeds its bound.
     #[must_use]
     pub fn excess_of_turn(&self) -> Option<String> {
         let flows: usize = self.cx.peers.iter().map(|peer| peer.data.relay.flows.len()).sum();
@@ -151,7 +150,7 @@ impl Worker {
 }
 
 impl TurnWork {
-    /// What of it is more than a turn may do of a worker with so many control connections and flows, in words.
+    /// Describes the first count that exceeds its bound, given the number of control connections and flows of the worker.
     ///
     /// | count | bound | why |
     /// |---|---|---|

@@ -1,4 +1,4 @@
-//! Where the knocks that were used are kept over a restart: the state directory, or memory where there is none.
+//! The used knocks of earlier processes, read from the state directory if there is one.
 
 use std::{io, path::Path};
 
@@ -10,9 +10,9 @@ use gate::{
 use net::{folder, process};
 use wire::clock::Clock;
 
-/// The used knocks of all workers, as an earlier process left them.
+/// Opens the tables of used knocks of all workers, with the knocks that an earlier process has used.
 ///
-/// Without a state directory the agent runs all the same: after a restart it then trusts no knock of before.
+/// Without a state directory the tables are in memory only, and after a restart no earlier knock is trusted.
 #[must_use]
 pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<SingleUse> {
     let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
@@ -27,9 +27,9 @@ pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Singl
                     );
                 }
                 let blind_until = before(opened.blind_until);
-                let table = |kept: Kept| {
-                    let journal = Box::new(kept.journal);
-                    SingleUse::restore(journal, workers, kept.records, blind_until, now, unix_seconds)
+                let table = |restored: Restored| {
+                    let log = Box::new(restored.log);
+                    SingleUse::restore(log, workers, restored.records, blind_until, now, unix_seconds)
                 };
                 return opened.workers.into_iter().map(table).collect();
             }
@@ -45,37 +45,37 @@ pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Singl
     (0..workers).map(table).collect()
 }
 
-/// Knocks of the second of a start are trusted: only a process that ended in that very second can have used them, and
-/// agents that start together need not wait for the next one.
+/// The last second whose knocks are not trusted. Knocks of the second of the start are: only a process that ended in that very
+/// second can have used them, and agents that start together need not wait for the next second.
 fn before(unix_seconds: u64) -> u64 {
     unix_seconds.saturating_sub(1)
 }
 
-/// The used knocks that an earlier process left for all workers.
-struct AllKept {
-    workers: Vec<Kept>,
+/// Used knocks of an earlier process, for all workers.
+struct AllRestored {
+    workers: Vec<Restored>,
     blind_until: u64,
     trusted: bool,
 }
 
-/// What it left for one worker, which a disk that hangs does not hold up.
-struct Kept {
-    journal: Beside,
+/// Used knocks for one worker, and its log on disk. A thread beside the worker writes the log, so a slow disk does not block it.
+struct Restored {
+    log: Beside,
     records: Vec<Record>,
 }
 
-fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<AllKept, ReplayLogError> {
+fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<AllRestored, ReplayLogError> {
     let denied = |error: io::Error| ReplayLogError::Failed { path: directory.to_owned(), error };
     match folder::make(directory) {
         Ok(true) => tracing::info!(state_dir = %directory.display(), "made the state directory"),
         Ok(false) => {}
-        // What is wrong with it is said when it is opened.
+        // Opening it reports what is wrong.
         Err(error) => tracing::debug!(%error, "cannot make the state directory"),
     }
     let boot = process::boot_id().ok().and_then(|content| BootId::parse(&content));
     let boot = boot.ok_or(io::ErrorKind::InvalidData).map_err(io::Error::from).map_err(denied)?;
     let Opened { workers, blind_until, trusted } = replay_log::open(directory, workers, boot, unix_seconds)?;
-    let kept = |(journal, records)| Ok(Kept { journal: Beside::new(journal)?, records });
-    let workers = workers.into_iter().map(kept).collect::<io::Result<_>>().map_err(denied)?;
-    Ok(AllKept { workers, blind_until, trusted })
+    let restored = |(log, records)| Ok(Restored { log: Beside::new(log)?, records });
+    let workers = workers.into_iter().map(restored).collect::<io::Result<_>>().map_err(denied)?;
+    Ok(AllRestored { workers, blind_until, trusted })
 }

@@ -1,6 +1,6 @@
-//! The lanes that this worker keeps, whichever worker owns their control connection: opened, validated, found silent, drained.
+//! The lanes that this worker hosts, whichever worker owns their session: opened, validated, found dead, drained.
 
-use std::time::Instant;
+use std::{net::SocketAddr, time::Instant};
 
 use config::Profile;
 use dataplane::{
@@ -20,73 +20,69 @@ use crate::{
         context::{Context, Effect},
         liveness::LEAST_SILENCE,
         parts::{LaneHost, Sessions, Sockets},
-        timer::{Timer, number},
+        timer::{HOUSEKEEPING_INTERVAL, Timer},
     },
 };
 
 impl Worker {
-    /// Once a second: silence is looked at again, and what is idle is kept alive.
+    /// Runs the periodic work of all parts, once a second: liveness, keepalives, samples, expiry.
     pub(super) fn housekeeping(&mut self, now: Instant) {
-        for place in 0..self.cx.peers.len() {
-            let id = PeerId(number(place));
-            if self.cx.is_silent(id, now) {
+        for id in self.cx.peers.ids() {
+            if self.cx.is_unresponsive(id, now) {
                 self.host.ask_for_life(&self.cx, id);
-                self.sessions.follow_route(&mut self.cx, &mut self.sockets, &mut self.host, id, now);
+                self.sessions.follow_route(&mut self.cx, &mut self.host, id, now);
             }
             self.sessions.check_control(&mut self.cx, id, now);
             self.settle_effects(now);
-            self.sessions.see_to_stream_connections(&mut self.cx, id, now);
+            self.sessions.check_stream_connections(&mut self.cx, id, now);
             self.settle_effects(now);
             self.sessions.keep_alive(&mut self.cx, &mut self.host, id, now);
         }
-        let gone = self.sessions.see_to_registry(&mut self.cx, &self.host, &self.tcp, now);
+        let gone = self.sessions.expire_peers(&mut self.cx, &self.host, &self.tcp, now);
         if !gone.is_empty() {
-            // What they counted until now stays.
+            // Their latest counts stay in the sums.
             self.publish(now);
         }
         for id in gone {
             self.metrics.vacate(&mut self.cx, id);
         }
-        self.tunnel.see_to_tun(&mut self.cx, &mut self.sessions, now);
-        self.sessions.take_stock(&mut self.cx, &mut self.sockets, &mut self.decoy, now);
-        self.tunnel.look_at_meters(&mut self.cx, &mut self.host, now);
+        self.tunnel.check_tun(&mut self.cx, &self.sessions, now);
+        self.sessions.reconcile(&mut self.cx, &mut self.decoy, now);
+        self.tunnel.sample_rates(&mut self.cx, &mut self.host, now);
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);
         self.sessions.gate.expire(now);
         self.cx.hub.taps().expire(now);
         if let Some(error) = self.sessions.gate.take_replay_log_error() {
-            self.cx.stats.totals.journal_errors += 1;
-            self.cx.warn_of_journal(&error, now);
+            self.cx.stats.totals.replay_log_errors += 1;
+            self.cx.warn_of_replay_log(&error, now);
         }
+        self.data.rests.tidy();
+        self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }
 }
 
 impl LaneHost {
-    /// The owner of a session wants a lane to be kept here.
-    pub(super) fn open_lane(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        order: &LaneRequest,
-        now: Instant,
-    ) {
-        let LaneName { peer, session, index, .. } = order.name;
+    /// Opens a lane for the owner of its session.
+    pub(super) fn open_lane(&mut self, cx: &mut Context, request: &LaneRequest, now: Instant) {
+        let lane = request.name;
+        let LaneName { peer, session, index, .. } = lane;
         if cx.peers.link_named(peer, session).is_none() {
             return;
         }
-        let Some((underlay, remote)) = sockets.lane_socket(cx, order, now) else {
-            cx.report_lane(order.name, LaneLoss::NoSocket);
+        let Some((underlay, remote)) = cx.lane_socket(request, now) else {
+            cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why: LaneLoss::NoSocket });
             return;
         };
-        let Some(core) = self.lane_core(cx, order) else {
+        let Some(core) = self.lane_core(cx, request) else {
             cx.effects.push_back(Effect::ReleaseSocket(underlay));
-            cx.report_lane(order.name, LaneLoss::NoSocket);
+            cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why: LaneLoss::NoSocket });
             return;
         };
         let owner = SessionRef { peer, session };
-        let opening = OpeningId { index, epoch: order.name.epoch };
-        let mut slot = LaneSlot::new(core, owner, opening, order.local_cid, underlay, order.budget, now);
-        slot.largest_packet = order.largest;
+        let opening = OpeningId { index, epoch: request.name.epoch };
+        let mut slot = LaneSlot::new(core, owner, opening, request.local_cid, underlay, request.budget, now);
+        slot.largest_packet = request.largest;
         if let Some(destination) = remote {
             slot.validate(
                 Path { destination, source: None, tos: 0 },
@@ -95,16 +91,16 @@ impl LaneHost {
             );
         }
         let id = self.lanes.insert(slot);
-        self.capture_lane(sockets, id, now);
-        cx.hub.lane_kept(peer);
+        self.capture_lane(cx, id, now);
+        cx.hub.lane_hosted(peer);
         self.lanes.touch(id);
         let old = cx.peers.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
         if let Some(old) = old {
-            self.replace_lane(cx, order.name, old, now);
+            self.replace_lane(cx, lane, old, now);
         }
     }
 
-    /// The lane `old` has been replaced: if it works it carries payloads until the one in its place does.
+    /// Handles the replacement of lane `old`: if it works, it carries payloads until its replacement does.
     fn replace_lane(&mut self, cx: &mut Context, by: LaneName, old: LaneId, now: Instant) {
         let LaneName { peer, session, index, .. } = by;
         let works = self.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
@@ -114,39 +110,39 @@ impl LaneHost {
         }
     }
 
-    /// A lane that was replaced carries payloads no more, though the one in its place does not yet: its owner is told.
+    /// Drains a replaced lane although its replacement does not carry payloads yet, and tells the session owner.
     fn drop_replaced(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(lane) = self.lanes.get(id).map(name_of_lane) else { return };
         if let Some(link) = cx.peers.link_named(lane.peer, lane.session) {
             link.pool.forget_replaced(id);
         }
         self.drain_lane(cx, id, now);
-        cx.tell_owner(lane, WorkerMessage::ReplacedGone { lane });
+        cx.send_to_owner(lane, WorkerMessage::ReplacedGone { lane });
     }
 
-    /// The lane of an index carries payloads: the one before it need no longer.
+    /// Drains the lane that `id` has replaced, now that `id` carries payloads.
     pub(super) fn drain_replaced(&mut self, cx: &mut Context, lane: LaneName, id: LaneId, now: Instant) {
         if let Some(link) = cx.peers.link_named(lane.peer, lane.session)
             && link.pool.get(lane.index) == Some(id)
-            && let Some(former) = link.pool.take_replaced(lane.index)
+            && let Some(replaced) = link.pool.take_replaced(lane.index)
         {
-            self.drain_lane(cx, former, now);
+            self.drain_lane(cx, replaced, now);
         }
     }
 
-    fn lane_core(&self, cx: &Context, order: &LaneRequest) -> Option<Lane> {
-        let len = order.suite.secret_len();
+    fn lane_core(&self, cx: &Context, request: &LaneRequest) -> Option<Lane> {
+        let len = request.suite.secret_len();
         let config = LaneConfig {
-            suite: order.suite,
-            send_secret: &order.secrets.0[0][..len],
-            receive_secret: &order.secrets.0[1][..len],
-            remote_cid: order.remote_cid,
-            local_cid: order.local_cid,
-            ack: match cx.peers.get(order.name.peer)?.data.config.profile {
+            suite: request.suite,
+            send_secret: &request.secrets.0[0][..len],
+            receive_secret: &request.secrets.0[1][..len],
+            remote_cid: request.remote_cid,
+            local_cid: request.local_cid,
+            ack: match cx.peers.get(request.name.peer)?.data.config.profile {
                 Profile::Throughput => AckProfile::Throughput,
                 Profile::Latency => AckProfile::Latency,
             },
-            initial_rtt: Some(order.initial_rtt),
+            initial_rtt: Some(request.initial_rtt),
             key_limit: self.limits.sealed,
         };
         let mut core = Lane::new(&config).ok()?;
@@ -156,14 +152,14 @@ impl LaneHost {
         Some(core)
     }
 
-    /// A lane carries payloads from now on, or its path has moved.
-    pub(super) fn lane_up(&mut self, cx: &mut Context, sockets: &Sockets, id: LaneId, now: Instant) {
+    /// Handles a lane that is up from now on, or whose path has moved.
+    pub(super) fn lane_up(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         slot.search_mtu();
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
         let from = slot.take_moved();
         self.lanes.touch(id);
-        self.note_path(sockets, id, now);
+        self.note_path(cx, id, now);
         self.note_phase(id, Phase::Up, now);
         cx.stats.totals.path_moves.lanes += u64::from(from.is_some());
         if let Some(suppressed) = cx.logs.details.allow(now) {
@@ -175,16 +171,16 @@ impl LaneHost {
                 None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
             }
         }
-        cx.tell_owner(lane, WorkerMessage::LaneUp { lane });
+        cx.send_to_owner(lane, WorkerMessage::LaneUp { lane });
         let (peer, session) = (lane.peer, lane.session);
         if from.is_some() && cx.peers.link_named(peer, session).is_some_and(|link| link.dialled) {
-            cx.tell_owner(lane, WorkerMessage::ListenerMoved { peer, session });
+            cx.send_to_owner(lane, WorkerMessage::ListenerMoved { peer, session });
         }
         self.note_path_packet(cx, id, now);
         cx.effects.push_back(Effect::LaneCarries { lane, id });
     }
 
-    /// The owner is told if a lane has found that its path carries other packets than it last said.
+    /// Tells the session owner if a lane has found a new size of packets that its path carries.
     pub(super) fn note_path_packet(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         let Some(bytes) = slot.take_path_packet() else { return };
@@ -198,10 +194,10 @@ impl LaneHost {
                 "what the lane's path carries"
             );
         }
-        cx.tell_owner(lane, WorkerMessage::LaneBudget { lane, bytes });
+        cx.send_to_owner(lane, WorkerMessage::LaneBudget { lane, bytes });
     }
 
-    /// Removes a lane that cannot go on, and reports why if its session still uses it.
+    /// Removes a lane that cannot go on, and tells the session owner why if the session still uses it.
     pub(super) fn end_lane(&mut self, cx: &mut Context, id: LaneId, why: LaneLoss, now: Instant) {
         let Some(slot) = self.lanes.get(id) else { return };
         let lane = name_of_lane(slot);
@@ -214,37 +210,30 @@ impl LaneHost {
         }
         self.remove_lane(cx, id, now);
         if current {
-            cx.report_lane(lane, why);
+            cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why });
         }
     }
 
-    /// Something is outstanding on a lane: its owner is told if it has heard nothing for long.
+    /// Tells the session owner if packets of a lane have been outstanding for long and nothing was received.
     pub(super) fn check_silence(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get(id) else { return };
         let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
         let Some(since) = slot.core.silent_since() else { return };
         let silence = now.saturating_duration_since(since);
-        let alive = match slot.state {
-            LaneState::Validating | LaneState::Up => true,
-            LaneState::Draining { .. } => false,
-        };
-        if alive && silence >= limit / 2 {
-            let lane = name_of_lane(slot);
-            let is_former = cx
-                .peers
-                .link_named(lane.peer, lane.session)
-                .is_some_and(|link| link.pool.replaced().any(|former| former == id));
-            if is_former {
-                if silence >= limit {
-                    self.drop_replaced(cx, id, now);
-                }
-                return;
-            }
-            cx.tell_owner(lane, WorkerMessage::LaneSilent { lane, silence, limit });
+        if matches!(slot.state, LaneState::Draining { .. }) || silence < limit / 2 {
+            return;
+        }
+        let lane = name_of_lane(slot);
+        let link = cx.peers.link_named(lane.peer, lane.session);
+        let is_replaced = link.is_some_and(|link| link.pool.replaced().any(|replaced| replaced == id));
+        if !is_replaced {
+            cx.send_to_owner(lane, WorkerMessage::LaneSilent { lane, silence, limit });
+        } else if silence >= limit {
+            self.drop_replaced(cx, id, now);
         }
     }
 
-    /// A lane was heard, or may have been: all workers may ask when.
+    /// Shares with all workers when a peer was heard on a lane.
     pub(super) fn note_heard(&self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get(id) else { return };
         let (peer, session) = (slot.peer, slot.session);
@@ -254,27 +243,24 @@ impl LaneHost {
         };
         cx.hub.note_heard(peer, at);
         if let Some(link) = cx.peers.link_named(peer, session)
-            && link.doubts.silent
+            && link.suspicions.unresponsive
         {
             let owner = link.pool.owner();
-            cx.tell(owner, WorkerMessage::Heard { peer, session });
+            cx.send(owner, WorkerMessage::Heard { peer, session });
         }
     }
 
-    /// Lets the lane of an opening drain.
+    /// Drains a lane, or removes it if it was never up.
     pub(super) fn drain_named(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
         let Some(link) = cx.peers.link_named(lane.peer, lane.session) else { return };
         let Some(id) = link.pool.get(lane.index) else { return };
-        if self.lanes.get(id).is_some_and(|slot| slot.epoch == lane.epoch) {
-            if let Some(link) = cx.peers.link_named(lane.peer, lane.session) {
-                link.pool.set(lane.index, None);
-            }
-            if self.lanes.get(id).is_some_and(LaneSlot::is_up) {
-                self.drain_lane(cx, id, now);
-            } else {
-                // Nothing can be under way on it.
-                self.remove_lane(cx, id, now);
-            }
+        let Some(slot) = self.lanes.get(id).filter(|slot| slot.epoch == lane.epoch) else { return };
+        link.pool.set(lane.index, None);
+        if slot.is_up() {
+            self.drain_lane(cx, id, now);
+        } else {
+            // No packets with payloads can be under way on it.
+            self.remove_lane(cx, id, now);
         }
     }
 
@@ -294,24 +280,25 @@ impl LaneHost {
             let lane = name_of_lane(&slot);
             if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_replaced(id))
             {
-                cx.tell_owner(lane, WorkerMessage::ReplacedGone { lane });
+                cx.send_to_owner(lane, WorkerMessage::ReplacedGone { lane });
             }
             cx.stats.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
             cx.effects.push_back(Effect::ReleaseSocket(slot.underlay));
         }
     }
 
-    /// Closes a dialled socket that nothing uses any more.
-    pub(super) fn release_underlay(&self, sockets: &mut Sockets, sessions: &Sessions, id: UnderlayId) {
-        let dialled = sockets.underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
+    /// Closes a dialled socket that no lane and no connection uses any more.
+    pub(super) fn release_underlay(&self, cx: &mut Context, sessions: &Sessions, id: UnderlayId) {
+        let Sockets { factory, underlays, .. } = &mut cx.sockets;
+        let dialled = underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
         let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
             || sessions.control.iter().any(|connection| connection.underlay() == id);
         if dialled && !in_use {
-            sockets.factory.close_underlay(&mut sockets.underlays, id);
+            factory.close_underlay(underlays, id);
         }
     }
 
-    /// The largest packet to a peer has changed.
+    /// Applies a new limit on packets to a peer, in bytes of UDP payload, to the lanes that this worker hosts.
     pub(super) fn set_budget(
         &mut self,
         cx: &mut Context,
@@ -337,9 +324,9 @@ impl LaneHost {
         }
     }
 
-    /// Asks a peer for a sign of life on every lane.
+    /// Pings a peer on every lane that this worker hosts.
     pub(super) fn ask_for_life(&mut self, cx: &Context, id: PeerId) {
-        let Some(link) = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref()) else { return };
+        let Some(link) = cx.peers.link(id) else { return };
         for lane in link.pool.lanes() {
             if let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
                 slot.core.request_ping();
@@ -348,7 +335,7 @@ impl LaneHost {
         }
     }
 
-    pub(super) fn lane_timeout(&mut self, cx: &mut Context, sockets: &Sockets, id: LaneId, now: Instant) {
+    pub(super) fn lane_timeout(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         match slot.on_timeout(now) {
             Due::Nothing => {
@@ -360,31 +347,30 @@ impl LaneHost {
                 self.lanes.touch(id);
                 self.check_silence(cx, id, now);
             }
-            Due::Moved => self.lane_up(cx, sockets, id, now),
+            Due::Moved => self.lane_up(cx, id, now),
             Due::Reopen => self.end_lane(cx, id, LaneLoss::Unvalidated, now),
             Due::Remove => self.remove_lane(cx, id, now),
         }
     }
 }
 
-impl Sockets {
-    /// The socket of a lane, and where to if this end dials.
+impl Context {
+    /// Gets the socket of a lane, and the address to send to if this end dials.
     fn lane_socket(
         &mut self,
-        cx: &mut Context,
-        order: &LaneRequest,
+        request: &LaneRequest,
         now: Instant,
-    ) -> Option<(UnderlayId, Option<std::net::SocketAddr>)> {
-        match order.port {
+    ) -> Option<(UnderlayId, Option<SocketAddr>)> {
+        match request.port {
             LanePort::Shared(underlay, remote) => {
-                self.underlays.get(underlay).is_some().then_some((underlay, remote))
+                self.sockets.underlays.get(underlay).is_some().then_some((underlay, remote))
             }
-            LanePort::Listening(port) => self.ports.get(port).map(|underlay| (*underlay, None)),
-            LanePort::Dial(remote) => match self.factory.dial(&mut self.underlays, remote) {
+            LanePort::Listening(port) => self.sockets.ports.get(port).map(|underlay| (*underlay, None)),
+            LanePort::Dial(remote) => match self.sockets.factory.dial(&mut self.sockets.underlays, remote) {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
-                    if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
-                        let (peer, lane) = (cx.peers.name(order.name.peer), order.name.index);
+                    if let Some(suppressed) = self.logs.lane.socket.allow(now) {
+                        let (peer, lane) = (self.peers.name(request.name.peer), request.name.index);
                         tracing::warn!(
                             peer,
                             lane,
@@ -398,15 +384,9 @@ impl Sockets {
             },
         }
     }
-}
 
-impl Context {
-    fn report_lane(&mut self, lane: LaneName, why: LaneLoss) {
-        self.tell_owner(lane, WorkerMessage::LaneLost { lane, why });
-    }
-
-    fn warn_of_journal(&mut self, error: &std::io::Error, now: Instant) {
-        if let Some(suppressed) = self.logs.journal.allow(now) {
+    fn warn_of_replay_log(&mut self, error: &std::io::Error, now: Instant) {
+        if let Some(suppressed) = self.logs.replay_log.allow(now) {
             tracing::warn!(
                 %error,
                 suppressed,
@@ -417,7 +397,7 @@ impl Context {
     }
 }
 
-/// The name of a lane: its peer, session, index and epoch.
+/// Returns the name of a lane, by which messages between workers refer to it.
 pub(super) fn name_of_lane(slot: &LaneSlot) -> LaneName {
     LaneName { peer: slot.peer, session: slot.session, index: slot.index, epoch: slot.epoch }
 }

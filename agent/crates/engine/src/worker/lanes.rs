@@ -1,5 +1,5 @@
-//! The lanes of a session, at the worker that owns its control connection: asked for, accepted, lost, asked for again.
-//! Who keeps them is in `lane_host.rs`.
+//! The lanes of a session, at the worker that owns the session: requested, accepted, lost, requested again. `lane_host.rs` has the
+//! lanes themselves.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use dataplane::{
         OpeningId, VALIDATION_TIMEOUT,
         pool::{self, MAX_LANES},
     },
-    peer::Doubt,
+    peer::Suspicion,
 };
 use gate::suite;
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
@@ -25,12 +25,12 @@ use crate::{
         context::Context,
         endpoint::largest_packet,
         liveness::LEAST_SILENCE,
-        parts::{Sessions, Sockets, Tunnel},
+        parts::{Sessions, Tunnel},
         timer::Timer,
     },
 };
 
-/// A lane is not replaced by another opening before this age, shorter than any silence: openings cost keys and memory.
+/// The least age at which a lane may be replaced, because openings cost keys and memory. It is shorter than [`LEAST_SILENCE`].
 const LEAST_LANE_AGE: Duration = Duration::from_millis(250);
 
 /// The connection IDs of a lane.
@@ -43,41 +43,33 @@ struct LaneCids {
 }
 
 impl Sessions {
-    /// Asks the peer for lane `index`.
+    /// Requests lane `index` from the peer.
     pub(super) fn ask_for_lane(&mut self, cx: &mut Context, id: PeerId, index: u8, now: Instant) {
         let lane_host = pool::lane_host(cx.id.index, index, cx.id.count);
         let cid = self.ids.next_for(lane_host);
         let Some(session) = cx.peers.session_mut(id) else { return };
         let handle = session.handle;
         let opening = session.openings.ask(index, cid, now);
-        // Before: is there anybody?
+        // Until the answer comes, the timer checks whether the peer is alive.
         cx.timers.arm(Timer::Pool(id), now + LEAST_SILENCE);
         let offer = LaneOffer { lane: index, epoch: opening.epoch, connection_id: cid.0 };
         self.control.send(handle, &Message::LaneOpen(offer));
     }
 
-    /// The dialler asks for a lane.
-    pub(super) fn lane_asked(
-        &mut self,
-        cx: &mut Context,
-        sockets: &Sockets,
-        id: PeerId,
-        handle: ConnectionHandle,
-        offer: &LaneOffer,
-        now: Instant,
-    ) {
-        let kept = cx.hub.lanes(id);
+    /// Handles the dialler's request for a lane: accepts it, or refuses it with a reason.
+    pub(super) fn lane_asked(&mut self, cx: &mut Context, id: PeerId, offer: &LaneOffer, now: Instant) {
+        let hosted = cx.hub.lanes(id);
         let Some(session) = cx.peers.session_mut(id) else { return };
-        let openings = &mut session.openings;
+        let (handle, openings) = (session.handle, &mut session.openings);
         let refusal = if !openings.admit(offer.lane, offer.epoch) {
             Some(LaneRefusal::EpochReused)
         } else {
-            // A lane is replaced when it could not be validated or fell silent: not within moments.
+            // A lane is replaced when it could not be validated or is dead, neither of which happens this soon.
             let young = openings
                 .since(offer.lane)
                 .is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE);
-            // Replaced lanes linger: all of them once beside all of the new ones, and no more.
-            let full = openings.held(now).max(kept) >= 2 * usize::from(MAX_LANES);
+            // Replaced lanes linger: at most one complete set of them beside the new ones.
+            let full = openings.held(now).max(hosted) >= 2 * usize::from(MAX_LANES);
             (young || full || session.hello.max_lanes == 0).then_some(LaneRefusal::TooMany)
         };
         if let Some(reason) = refusal {
@@ -94,32 +86,25 @@ impl Sessions {
         let port = if lane_host == cx.id.index {
             LanePort::Shared(underlay, None)
         } else {
-            match sockets.ports.iter().position(|port| *port == underlay) {
+            match cx.sockets.ports.iter().position(|port| *port == underlay) {
                 Some(port) => LanePort::Listening(port),
                 None => return,
             }
         };
         let cids = LaneCids { local, remote: ConnectionId(offer.connection_id) };
         if self.place_lane(cx, id, OpeningId { index: offer.lane, epoch: offer.epoch }, cids, port, now) {
-            // Its lane host has heard of it before its first packet can come.
+            // The lane host receives the request before the first packet of the lane can come.
             let answer = LaneOffer { connection_id: local.0, ..*offer };
             self.control.send(handle, &Message::LaneAccept(answer));
         }
     }
 
-    /// The listener has the lane: its path is validated with the first packets on it.
-    pub(super) fn lane_accepted(
-        &mut self,
-        cx: &mut Context,
-        id: PeerId,
-        handle: ConnectionHandle,
-        offer: &LaneOffer,
-        now: Instant,
-    ) {
+    /// Opens a lane that the listener has accepted. The first packets on the lane validate its path.
+    pub(super) fn lane_accepted(&mut self, cx: &mut Context, id: PeerId, offer: &LaneOffer, now: Instant) {
         let Some(session) = cx.peers.session_mut(id) else { return };
         let Some(opening) = session.openings.answered(offer.lane, offer.epoch) else { return };
-        let name = session.id;
-        // Whoever answers is there.
+        let (name, handle) = (session.id, session.handle);
+        // The answer shows that the peer is alive.
         cx.hub.note_heard(id, now);
         cx.heard(id, name);
         let Some(connection) = self.control.get(handle) else { return };
@@ -132,7 +117,7 @@ impl Sessions {
         self.place_lane(cx, id, OpeningId { index: opening.index, epoch: opening.epoch }, cids, port, now);
     }
 
-    /// Tells its lane host to keep a lane, with the keys that both ends derive from the control connection.
+    /// Has the lane host open a lane, with the keys that both ends derive from the control connection. Returns whether it could.
     fn place_lane(
         &mut self,
         cx: &mut Context,
@@ -157,7 +142,7 @@ impl Sessions {
                 return false;
             }
         }
-        let order = LaneRequest {
+        let request = LaneRequest {
             name: LaneName { peer: id, session, index, epoch },
             local_cid: cids.local,
             remote_cid: cids.remote,
@@ -171,12 +156,13 @@ impl Sessions {
         if let Some(session) = cx.peers.session_mut(id) {
             session.openings.placed(index, epoch, now);
         }
-        self.tell_lanes(cx, id);
+        self.broadcast_lanes(cx, id);
         let lane_host = pool::lane_host(cx.id.index, index, cx.id.count);
-        cx.tell(lane_host, WorkerMessage::OpenLane(Box::new(order)));
+        cx.send(lane_host, WorkerMessage::OpenLane(Box::new(request)));
         true
     }
 
+    /// Handles a lane that the peer has closed, or that the listener asks to be replaced.
     pub(super) fn lane_closed(
         &mut self,
         cx: &mut Context,
@@ -185,15 +171,15 @@ impl Sessions {
         now: Instant,
     ) {
         let Some(session) = cx.peers.session_mut(id) else { return };
-        let (session_id, dialled) = (session.id, session.dialled);
+        let dialled = session.dialled;
+        let lane = LaneName { peer: id, session: session.id, index: end.lane, epoch: end.epoch };
         if dialled && end.reason == LaneCloseCause::WornOut {
-            // Else a peer that says so of each at once has lanes opened without end. It says so again if it is true.
+            // Young lanes are exempt, so that a peer cannot have lanes replaced without end. It repeats a true report.
             let is_up = session.openings.is_up(end.lane, end.epoch);
             let age = session.openings.since(end.lane).map(|since| now.saturating_duration_since(since));
             if !is_up || age.is_none_or(|age| age < VALIDATION_TIMEOUT) {
                 return;
             }
-            let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
             return self.lane_nears_limit(cx, lane, now);
         }
         let since = session.openings.since(end.lane);
@@ -209,9 +195,8 @@ impl Sessions {
                 "the peer closed a lane"
             );
         }
-        let lane = LaneName { peer: id, session: session_id, index: end.lane, epoch: end.epoch };
         cx.drain_at_host(lane);
-        self.tell_lanes(cx, id);
+        self.broadcast_lanes(cx, id);
         if dialled && end.reason != LaneCloseCause::Done {
             cx.stats.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
             self.ask_again(cx, id, end.lane, since, now);
@@ -222,34 +207,34 @@ impl Sessions {
     pub(super) fn lane_is_up(&mut self, cx: &mut Context, lane: LaneName) {
         if let Some(session) = cx.peers.session_named(lane.peer, lane.session) {
             session.openings.up(lane.index, lane.epoch);
-            self.tell_lanes(cx, lane.peer);
+            self.broadcast_lanes(cx, lane.peer);
         }
     }
 
-    /// A lane that was replaced carries payloads no more.
+    /// Notes that a replaced lane carries payloads no more.
     pub(super) fn replaced_gone(&mut self, cx: &mut Context, lane: LaneName) {
         if let Some(session) = cx.peers.session_named(lane.peer, lane.session)
             && session.openings.replaced_gone(lane.index, lane.epoch)
         {
-            self.tell_lanes(cx, lane.peer);
+            self.broadcast_lanes(cx, lane.peer);
         }
     }
 
-    /// The path of a lane carries packets of so many bytes.
+    /// Notes the largest packet that the path of a lane carries, in bytes of UDP payload.
     pub(super) fn lane_carries(&mut self, cx: &mut Context, lane: LaneName, bytes: usize) {
         if let Some(session) = cx.peers.session_named(lane.peer, lane.session) {
             session.openings.carries(lane.index, lane.epoch, bytes);
-            self.settle_budget(cx, lane.peer);
+            self.broadcast_budget(cx, lane.peer);
         }
     }
 
-    /// A lane could not go on: the peer is told, and a dialler opens it again with new keys.
+    /// Handles a lane that could not go on: tells the peer, and requests the lane again with new keys if this end dialled.
     pub(super) fn lane_lost(&mut self, cx: &mut Context, lane: LaneName, why: LaneLoss, now: Instant) {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
-            // It ended before its lane host heard that it is replaced.
+            // The lane ended before its host heard of the replacement.
             return self.replaced_gone(cx, lane);
         }
         let (index, peer) = (lane.index, lane.peer);
@@ -291,13 +276,14 @@ impl Sessions {
                 }
             }
         }
-        self.tell_lanes(cx, peer);
+        self.broadcast_lanes(cx, peer);
         if again {
             self.ask_again(cx, peer, index, since, now);
         }
     }
 
-    /// The limits of a lane are near. The dialler opens it again, the listener asks it to; until then it goes on.
+    /// Handles a lane whose key limits are near: the dialler requests a replacement, the listener asks the dialler to. The lane works
+    /// until then.
     pub(super) fn lane_nears_limit(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
@@ -322,7 +308,7 @@ impl Sessions {
         }
     }
 
-    /// Asks for a lane that is gone; one that did not live for long costs a pause first.
+    /// Requests a lane that is gone again, after a pause if it lived only for a short time.
     fn ask_again(&mut self, cx: &mut Context, peer: PeerId, index: u8, since: Option<Instant>, now: Instant) {
         if since.is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE) {
             cx.timers.arm(Timer::Pool(peer), now + LEAST_LANE_AGE);
@@ -331,10 +317,10 @@ impl Sessions {
         }
     }
 
-    /// Something is outstanding on a lane that hears nothing: if nothing at all has been heard for too long, the peer is
-    /// suspect and dialled anew beside the old connection; if only this lane is silent, it is opened again.
+    /// Handles a lane on which nothing was received for `silence` while packets were outstanding. At `limit` the peer is suspect if
+    /// nothing was received on any lane, and it is dialled anew beside the old connection. Otherwise this lane is dead and replaced.
     ///
-    /// The others may be idle: half-way to the `limit` they are asked for a sign of life.
+    /// The other lanes may be idle, so they are pinged half-way to the limit.
     pub(super) fn lane_is_silent(
         &mut self,
         cx: &mut Context,
@@ -345,10 +331,10 @@ impl Sessions {
     ) {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         if !session.openings.is_placed(lane.index, lane.epoch) {
-            // One that was to be replaced, but there was no socket for another.
+            // The lane was to be replaced, but there was no socket for its replacement.
             if silence >= limit && session.openings.replaced_gone(lane.index, lane.epoch) {
                 cx.drain_at_host(lane);
-                self.tell_lanes(cx, lane.peer);
+                self.broadcast_lanes(cx, lane.peer);
             }
             return;
         }
@@ -357,30 +343,29 @@ impl Sessions {
         let others = cx.hub.silence(peer, now);
         if silence < limit {
             if others.is_none_or(|others| others >= limit / 2) {
-                let session = lane.session;
-                cx.tell_all(|| WorkerMessage::AskForLife { peer, session });
+                cx.broadcast(|| WorkerMessage::AskForLife { peer, session: lane.session });
             }
             return;
         }
         if others.is_some_and(|others| others < limit) {
-            // One that is being validated has its time for that.
+            // A lane that is being validated has the time of the validation.
             if is_up {
                 self.lane_is_dead(cx, lane, now);
             }
             return;
         }
-        cx.doubt(SessionRef { peer: lane.peer, session: lane.session }, Doubt::Silent, true);
+        cx.suspect(SessionRef { peer: lane.peer, session: lane.session }, Suspicion::Unresponsive, true);
     }
 
-    /// Only this lane is silent: its flows take another one. The dialler opens it again; the listener asks it to, for a
-    /// dialler with nothing outstanding on the lane does not notice.
+    /// Handles a dead lane of a peer that other lanes reach: its flows take another lane. The dialler requests it again. The listener
+    /// asks the dialler to, which does not notice if it has no packets outstanding on the lane.
     fn lane_is_dead(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
         let (handle, dialled) = (session.handle, session.dialled);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             return;
         }
-        if let Some(suppressed) = cx.logs.lane.silent.allow(now) {
+        if let Some(suppressed) = cx.logs.lane.unresponsive.allow(now) {
             tracing::warn!(
                 peer = cx.peers.name(lane.peer),
                 lane = lane.index,
@@ -390,7 +375,7 @@ impl Sessions {
             );
         }
         cx.drain_at_host(lane);
-        self.tell_lanes(cx, lane.peer);
+        self.broadcast_lanes(cx, lane.peer);
         if dialled {
             cx.stats.totals.lanes_silent += 1;
             self.ask_for_lane(cx, lane.peer, lane.index, now);
@@ -400,7 +385,7 @@ impl Sessions {
         }
     }
 
-    /// Openings that were not answered in time, and lanes that found no socket, are asked for again.
+    /// Requests lanes again whose openings were not answered in time, or for which there was no socket.
     pub(super) fn pool_timeout(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         self.check_openings(cx, id, now);
         let Some(session) = cx.peers.session_mut(id) else { return };
@@ -414,7 +399,7 @@ impl Sessions {
         }
     }
 
-    /// A lane was asked for, and nothing is heard at all: the far end is gone before it had a lane on which that shows.
+    /// Suspects a peer that neither answers a lane request nor is heard at all: it has no lane on which it could be found dead.
     fn check_openings(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(session) = cx.peers.session(id) else { return };
         let Some(since) = session.openings.asked_since() else { return };
@@ -424,20 +409,20 @@ impl Sessions {
         let limit = LEAST_SILENCE.max(connection.quinn().rtt() * 6);
         let silence = now.saturating_duration_since(since);
         if silence >= limit && cx.hub.silence(id, now).is_none_or(|silence| silence >= limit) {
-            cx.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
+            cx.suspect(SessionRef { peer: id, session: name }, Suspicion::Unresponsive, true);
         }
     }
 
-    /// Tells every worker which lanes are up.
-    fn tell_lanes(&mut self, cx: &mut Context, id: PeerId) {
+    /// Tells all workers which lanes are up, and the limit on packets.
+    fn broadcast_lanes(&mut self, cx: &mut Context, id: PeerId) {
         let Some(session) = cx.peers.session(id) else { return };
         let (session, up, wanted) = (session.id, session.openings.mask(), session.openings.wanted);
-        cx.tell_all(|| WorkerMessage::LanesUp { peer: id, session, up, wanted });
-        self.settle_budget(cx, id);
+        cx.broadcast(|| WorkerMessage::LanesUp { peer: id, session, up, wanted });
+        self.broadcast_budget(cx, id);
     }
 
-    /// The largest packet to `peer`, in bytes of UDP payload: what the paths of all its lanes carry, or while there are none
-    /// that of the control connection.
+    /// The limit on packets to `peer`, in bytes of UDP payload: the size that the paths of all its lanes carry, or, without lanes,
+    /// the path of the control connection.
     fn packet_budget(&self, cx: &Context, peer: PeerId) -> Option<usize> {
         let session = cx.peers.session(peer)?;
         let of_lanes = session.openings.largest_packet();
@@ -447,8 +432,8 @@ impl Sessions {
         })
     }
 
-    /// In standard mode: the packet of a lane that would hold as much as a frame of the control connection does, which has
-    /// more around it.
+    /// In standard mode: the size of a lane packet with the same room as a frame of the control connection, whose packets have more
+    /// overhead.
     fn plain_budget(&mut self, cx: &mut Context, peer: PeerId) -> Option<usize> {
         let state = cx.peers.get_mut(peer)?;
         let plain = state.data.link.as_mut()?.plain.as_mut()?;
@@ -457,42 +442,35 @@ impl Sessions {
         Some(most? + HEADER_LEN + 1 + TAG_LEN)
     }
 
-    /// The largest packet to `peer` may be another.
-    fn settle_budget(&mut self, cx: &mut Context, peer: PeerId) {
-        self.tell_budget(cx, peer);
-    }
-
-    /// Tells every worker the largest packet to `peer`; false if they know.
-    fn tell_budget(&mut self, cx: &mut Context, peer: PeerId) -> bool {
+    /// Tells all workers the limit on packets to `peer`; returns false if it has not changed.
+    fn broadcast_budget(&mut self, cx: &mut Context, peer: PeerId) -> bool {
         let Some(bytes) = self.packet_budget(cx, peer) else { return false };
         let bytes = self.plain_budget(cx, peer).map_or(bytes, |most| most.min(bytes));
         let Some(session) = cx.peers.session(peer).map(|session| session.id) else { return false };
         let changed = cx.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
         if changed {
-            cx.tell_all(|| WorkerMessage::Budget { peer, session, bytes });
+            cx.broadcast(|| WorkerMessage::Budget { peer, session, bytes });
         }
         changed
     }
 
-    /// A session begins: with the largest packet that the control connection has found so far.
+    /// Sets the limit on packets of a new session from the path MTU that the control connection has found so far.
     pub(super) fn begin_budget(&mut self, cx: &mut Context, tunnel: &mut Tunnel, peer: PeerId, now: Instant) {
-        if !self.tell_budget(cx, peer) {
+        if !self.broadcast_budget(cx, peer) {
             tunnel.budget_changed(cx, peer, now);
         }
     }
 
-    /// The control connection has found that its path carries other packets.
+    /// Handles a new path MTU of a control connection.
     pub(super) fn mtu_changed(&mut self, cx: &mut Context, handle: ConnectionHandle) {
-        let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) else {
-            return;
-        };
-        if cx.peers.session(peer).is_some_and(|session| session.handle == handle) {
-            self.settle_budget(cx, peer);
+        if let Some(peer) = self.peer_of(handle).filter(|peer| cx.peers.is_session(*peer, handle)) {
+            self.broadcast_budget(cx, peer);
         }
     }
 }
 
 impl Context {
+    /// Handles the peer's refusal of a lane, which is requested again later.
     pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>, now: Instant) {
         let Some(session) = self.peers.session_mut(id) else { return };
         if session.openings.answered(end.lane, end.epoch).is_some() {
@@ -509,12 +487,13 @@ impl Context {
         }
     }
 
+    /// Has the lane host drain a lane.
     fn drain_at_host(&mut self, lane: LaneName) {
         let lane_host = pool::lane_host(self.id.index, lane.index, self.id.count);
-        self.tell(lane_host, WorkerMessage::DrainLane { lane });
+        self.send(lane_host, WorkerMessage::DrainLane { lane });
     }
 
-    /// The largest packet to `peer` that both ends agree to, in bytes of UDP payload.
+    /// The limit on packets to `peer` that both ends agree to, in bytes of UDP payload.
     fn largest_to(&self, peer: PeerId) -> u16 {
         let accepted = self.peers.session(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
         accepted.min(largest_packet(&self.config))

@@ -1,15 +1,15 @@
-//! The link to a peer at each worker, from the session that begins to the one that has ended.
+//! The link to a peer at each worker, for as long as any worker has a session with the peer.
 
 use std::{sync::Arc, time::Instant};
 
 use dataplane::{
     hand_off::Kind,
     lanes::{LaneId, Plain, Pool},
-    peer::{Doubts, Link, SETTLE_TIME},
+    peer::{Link, SETTLE_TIME, Suspicions},
     relay::{DropReason, NO_LANE, Origin},
 };
 use wire::{
-    ids::{PeerId, SessionId, SessionRef},
+    ids::{PeerId, SessionRef},
     join,
     messages::Features,
 };
@@ -19,16 +19,15 @@ use crate::{
     worker::{
         context::{Context, Effect, parity},
         hand_off::drop_outdated,
-        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        parts::{DataPlane, LaneHost, Sessions},
     },
 };
 
 impl Sessions {
-    /// A worker has a session with a peer: the way is open, or will be when its lanes are up.
+    /// Links a peer to its new session, which any worker may own. Datagrams can be sent once a lane is up.
     pub(super) fn link_up(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         data: &mut DataPlane,
         host: &mut LaneHost,
         connected: &Arc<Connected>,
@@ -39,50 +38,42 @@ impl Sessions {
         if cx.stopping || !cx.peers.is_live(id) {
             return;
         }
-        if let Some(old) = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref()) {
-            let old = old.session;
-            self.link_down(cx, host, id, old, now);
+        if let Some(old) = cx.peers.link(id).map(|link| link.session) {
+            self.link_down(cx, host, SessionRef { peer: id, session: old }, now);
         }
         self.stop_dialling(cx, id, now);
-        let plain = if wanted == 0 && owner == cx.id.index {
+        let standard = wanted == 0;
+        let plain = (standard && owner == cx.id.index).then(|| {
             let handle = cx.peers.session(id).map(|session| session.handle);
-            let most = handle.and_then(|handle| self.control.quinn(handle)?.datagrams().max_size());
-            Some(Plain::new(most))
-        } else {
-            None
-        };
+            Plain::new(handle.and_then(|handle| self.control.quinn(handle)?.datagrams().max_size()))
+        });
         let pool = Pool::new(owner, cx.id, wanted);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         cx.stats.work.walked +=
             (peer.data.relay.set_services(&hello.services) + peer.data.relay.flows.len()) as u64;
         let same_process = peer.data.instance == Some(hello.instance);
         peer.data.instance = Some(hello.instance);
-        let budget = quic_core::TRANSMIT_CAPACITY;
-        let standard = wanted == 0;
-        let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
-        let connections = if knows_streams { join::connections_for(cx.id.count, hello.workers) } else { 1 };
-        let takes_packets = hello.features.contains(Features::PACKETS);
-        let takes_pieces = hello.features.contains(Features::PIECES);
-        let completes_checksums = hello.features.contains(Features::PARTIAL_CHECKSUM);
+        let has = |feature| hello.features.contains(feature);
+        let knows_streams = !standard && has(Features::STREAM_CONNECTIONS);
         peer.data.link = Some(Link {
             session,
             key: *key,
             dialled,
             pool,
-            budget,
+            budget: quic_core::TRANSMIT_CAPACITY,
             plain,
             standard,
-            takes_packets,
-            completes_checksums,
-            takes_pieces,
+            takes_packets: has(Features::PACKETS),
+            completes_checksums: has(Features::PARTIAL_CHECKSUM),
+            takes_pieces: has(Features::PIECES),
             settles_at: now + SETTLE_TIME,
-            doubts: Doubts::default(),
+            suspicions: Suspicions::default(),
             services: hello.services.clone(),
             name,
-            connections,
+            connections: if knows_streams { join::connections_for(cx.id.count, hello.workers) } else { 1 },
         });
         if same_process {
-            self.ask_stream_connections(cx, id);
+            self.ping_stream_connections(cx, id);
         } else {
             let handles = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
             let ends = handles.map(|stream| Effect::EndStream { peer: id, handle: stream.handle });
@@ -90,7 +81,7 @@ impl Sessions {
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if !same_process {
-            // Numbers of flows mean others to the new process.
+            // Flow numbers mean other flows to the new process.
             for hand_off in data.outgoing.take_of_peer(id) {
                 match hand_off.kind {
                     Kind::Payloads { .. } | Kind::Returned { .. } => {
@@ -101,7 +92,7 @@ impl Sessions {
                     Kind::Packets { .. } | Kind::Strangers { .. } => {}
                 }
             }
-            sockets.orphan_flows(cx, id, *key);
+            cx.orphan_flows(id, *key);
         }
         let shorter = cx.peers.get_mut(id).map(|peer| peer.data.relay.learn_idle());
         for flow in shorter.into_iter().flatten() {
@@ -114,15 +105,9 @@ impl Sessions {
         cx.effects.push_back(Effect::Drain(id));
     }
 
-    /// A session has ended: its lanes drain, its flows stay.
-    pub(super) fn link_down(
-        &self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        id: PeerId,
-        session: SessionId,
-        now: Instant,
-    ) {
+    /// Removes the link of an ended session: its lanes drain, its flows stay.
+    pub(super) fn link_down(&self, cx: &mut Context, host: &mut LaneHost, of: SessionRef, now: Instant) {
+        let SessionRef { peer: id, session } = of;
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
@@ -140,36 +125,34 @@ impl Sessions {
 }
 
 impl Context {
-    /// Gives each flow that was opened here and has no lane of its own one that suits.
+    /// Assigns a suitable lane to each flow that was opened here and has none.
     pub(super) fn settle_flows(&mut self, id: PeerId) {
-        let Some(Some(link)) = self.peers.get(id).map(|peer| &peer.data.link) else { return };
-        let pool = &link.pool;
-        let mut moves = Vec::new();
-        if let Some(peer) = self.peers.get(id) {
-            let homeless = peer.data.relay.flows.iter().filter(|(_, _, flow)| match flow.origin {
-                Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
-                Origin::Upstream { .. } => false,
-            });
-            self.stats.work.walked += peer.data.relay.flows.len() as u64;
-            moves.extend(homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))));
-        }
         let Some(peer) = self.peers.get_mut(id) else { return };
+        let Some(pool) = peer.data.link.as_ref().map(|link| &link.pool) else { return };
+        let flows = &mut peer.data.relay.flows;
+        let homeless = flows.iter().filter(|(_, _, flow)| match flow.origin {
+            Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
+            Origin::Upstream { .. } => false,
+        });
+        self.stats.work.walked += flows.len() as u64;
+        let moves: Vec<_> = homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))).collect();
         for (flow, lane) in moves {
-            if let Some(flow) = peer.data.relay.flows.get_mut(flow) {
+            if let Some(flow) = flows.get_mut(flow) {
                 flow.lane = lane;
             }
         }
     }
 
+    /// Notes which lanes of a session are up, as bits, and how many are wanted.
     pub(super) fn set_lanes(&mut self, SessionRef { peer, session }: SessionRef, up: u64, wanted: u8) {
         let Some(link) = self.peers.link_named(peer, session) else { return };
         let more = up & !link.pool.up != 0;
-        let wider = wanted != link.pool.wanted;
+        let resized = wanted != link.pool.wanted;
         link.pool.up = up;
         if !link.standard {
             link.pool.wanted = wanted;
         }
-        if wider {
+        if resized {
             self.settle_flows(peer);
         }
         if more {
@@ -177,7 +160,7 @@ impl Context {
         }
     }
 
-    /// The number of the low bit of flows that we open towards a peer that proved `key`.
+    /// The low bit of the numbers of flows that we open towards a peer that proved `key`.
     pub(super) fn parity_towards(&self, key: &[u8; 32]) -> u64 {
         parity(self.identity.public_key(), key)
     }

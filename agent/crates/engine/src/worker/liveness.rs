@@ -1,10 +1,10 @@
-//! Whether the far end of a session still answers on its control connection, and what keeps that and idle lanes alive.
+//! Liveness of a session: suspicions that its peer or its control connection is dead, and keepalives.
 
 use std::time::{Duration, Instant};
 
 use dataplane::{
     lanes::LaneId,
-    peer::{Doubt, Doubts},
+    peer::{Suspicion, Suspicions},
 };
 use quinn_proto::ConnectionStats;
 use wire::{
@@ -17,32 +17,32 @@ use crate::{
     hub::WorkerMessage,
     worker::{
         context::{Context, Effect},
-        parts::{LaneHost, Sessions, Sockets},
+        parts::{LaneHost, Sessions},
         timer::HOUSEKEEPING_INTERVAL,
     },
 };
 
-/// A lane that was heard within this time keeps its control connection alive, which else ends after 30 s.
+/// A lane that was heard within this time counts as in use, and keeps its control connection from ending after 30 s.
 pub(super) const IN_USE: Duration = Duration::from_secs(10);
 
-/// A control connection is given up at the earliest after so long in which nothing was acknowledged on it, and lanes were heard. A path
-/// that loses 87 of 100 packets, as a listener does whose CPU carries an eighth of what comes, loses all of the 19 that are
-/// sent meanwhile once in fourteen times; the next connection fares no better, and this one is asked again before it ends.
+/// The least time without an acknowledgement on a control connection, while lanes are heard, after which the control path counts as
+/// dead. A path that loses 87 % of packets, as a listener does whose CPU handles an eighth of them, loses all 19 packets sent in
+/// this time once in fourteen times. A new connection would fare no better, and this one is pinged again before it ends.
 pub(super) const LEAST_CONTROL_SILENCE: Duration = Duration::from_secs(4);
 
-/// A peer is not told more often where we are, whatever it asks. A NAT that changes its mind twice within that is found by silence.
+/// The minimum interval between packets that show a peer our address. If a NAT changes our address twice within it, the peer
+/// becomes unresponsive.
 pub(super) const TELL_INTERVAL: Duration = Duration::from_millis(50);
 
 impl Sessions {
-    /// Once a second: whether a peer answers on the control connection.
+    /// Once a second: checks whether a peer answers on the control connection.
     pub(super) fn check_control(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(session) = cx.peers.session(id) else { return };
         let (name, handle) = (session.id, session.handle);
+        let of = SessionRef { peer: id, session: name };
         let has_lanes = session.openings.wanted > 0;
         let is_laneless = session.dialled && has_lanes && session.openings.mask() == 0;
-        let Some(quinn) = self.control.get(handle).map(|connection| connection.quinn()) else {
-            return;
-        };
+        let Some(quinn) = self.control.get(handle).map(|connection| connection.quinn()) else { return };
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
         let seen = Look { frames: counts(&stats), lanes: cx.hub.silence(id, now), rtt };
         let Some(session) = cx.peers.session_mut(id) else { return };
@@ -53,37 +53,35 @@ impl Sessions {
         session.laneless_since = since;
         let answered = session.liveness.silence(now);
         if begins && dialled && has_lanes {
-            // If a NAT gave us another address, pings are too short for an answer.
+            // If a NAT gave us another address, the far end cannot answer packets as short as pings.
             self.control.send(handle, &Message::Here);
         } else if finding != Finding::Answers || is_laneless {
-            // One without a lane has none to fall silent, and has asked for some.
+            // A session without lanes cannot become unresponsive on one.
             if let Some(quinn) = self.control.quinn(handle) {
                 quinn.ping();
             }
         }
-        // As long as for an opening that is not answered: it may have gone just when the handshake was complete.
+        // As long as for a lane request that is not answered: the peer may be gone since just after the handshake.
         let limit = LEAST_SILENCE.max(rtt * 6);
         if since.is_some_and(|since| answered.min(now.saturating_duration_since(since)) >= limit) {
-            cx.doubt(SessionRef { peer: id, session: name }, Doubt::Silent, true);
+            cx.suspect(of, Suspicion::Unresponsive, true);
             return;
         }
-        let is_silent = cx.peers.link_named(id, name).is_some_and(|link| link.doubts.silent);
-        if finding != Finding::Answers && has_lanes && !is_silent {
-            // Idle lanes tell whether the peer is there; else it falls silent on them.
-            cx.tell_all(|| WorkerMessage::AskForLife { peer: id, session: name });
+        let is_unresponsive = cx.peers.link_named(id, name).is_some_and(|link| link.suspicions.unresponsive);
+        if finding != Finding::Answers && has_lanes && !is_unresponsive {
+            // Idle lanes must show whether the peer is alive.
+            cx.broadcast(|| WorkerMessage::AskForLife { peer: id, session: name });
         }
         match finding {
-            Finding::Answers => cx.doubt(SessionRef { peer: id, session: name }, Doubt::ControlDead, false),
+            Finding::Answers => cx.suspect(of, Suspicion::ControlDead, false),
             Finding::Waits => {}
-            Finding::ControlDead => {
-                cx.doubt(SessionRef { peer: id, session: name }, Doubt::ControlDead, true)
-            }
+            Finding::ControlDead => cx.suspect(of, Suspicion::ControlDead, true),
         }
     }
 
-    /// A packet on the control connection and on each lane tells the peer where we are, so that what it sends on them comes here:
-    /// it cannot follow us before it hears us (RFC 9000 §9.3), and has no other way to ask.
-    pub(super) fn address_doubted(&mut self, cx: &mut Context, peer: PeerId, name: SessionId, now: Instant) {
+    /// Sends a packet on the control connection and on each lane to show the peer our address: it cannot follow us before it receives
+    /// a packet from there (RFC 9000 §9.3), and has no other means to ask.
+    pub(super) fn address_suspect(&mut self, cx: &mut Context, peer: PeerId, name: SessionId, now: Instant) {
         let Some(session) = cx.peers.session_named(peer, name) else { return };
         if session.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL) {
             return;
@@ -91,32 +89,28 @@ impl Sessions {
         session.told = Some(now);
         let handle = session.handle;
         self.control.send(handle, &Message::Here);
-        cx.tell_all(|| WorkerMessage::AskForLife { peer, session: name });
+        cx.broadcast(|| WorkerMessage::AskForLife { peer, session: name });
     }
 
-    /// The far end of a connection that we dialled is at another address. A lane can follow it, the control connection cannot (RFC
-    /// 9000 §9): unless it is still reached at the old one, too, it takes a new connection.
+    /// Handles a dialled peer that is at another address. A lane follows it, but a control connection cannot (RFC 9000 §9): unless
+    /// the peer still answers at the old address, a new connection replaces the old one.
     pub(super) fn listener_moved(&mut self, cx: &mut Context, peer: PeerId, name: SessionId) {
-        let Some(handle) = cx.peers.session_named(peer, name).map(|session| session.handle) else {
-            return;
-        };
-        if let Some(quinn) = self.control.quinn(handle) {
+        let Some(session) = cx.peers.session_named(peer, name) else { return };
+        if let Some(quinn) = self.control.quinn(session.handle) {
             quinn.ping();
         }
-        cx.doubt(SessionRef { peer, session: name }, Doubt::ControlDead, true);
+        cx.suspect(SessionRef { peer, session: name }, Suspicion::ControlDead, true);
     }
 
-    /// Idle lanes of a dialled session are kept alive, each has a NAT mapping of its own.
+    /// Keeps idle lanes of a dialled session alive, each of which has a NAT mapping of its own, and the control connection.
     pub(super) fn keep_alive(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.as_ref().filter(|link| link.dialled) else { return };
         if let Some(interval) = peer.data.config.keepalive {
             for lane in link.pool.lanes() {
-                let Some(slot) = host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else {
-                    continue;
-                };
+                let Some(slot) = host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
                 let last = slot.core.last_heard().unwrap_or(slot.opened);
-                // So early that the interval is not over before the peer is known to be silent.
+                // Early enough that an unresponsive peer is found before the interval is over.
                 let early = HOUSEKEEPING_INTERVAL + LEAST_SILENCE;
                 if now.saturating_duration_since(last) >= interval.saturating_sub(early) {
                     slot.core.request_ping();
@@ -124,7 +118,7 @@ impl Sessions {
                 }
             }
         }
-        // Without a keepalive the control connection lives for as long as its lanes are used.
+        // Without a keepalive, the control connection lives for as long as its lanes are in use.
         let used = cx.hub.silence(id, now).is_some_and(|silence| silence < IN_USE);
         let interval = peer.data.config.keepalive.or_else(|| used.then_some(IN_USE));
         if let Some(session) = peer.session.as_mut().filter(|session| !session.keeps_alive)
@@ -136,22 +130,22 @@ impl Sessions {
         }
     }
 
-    pub(super) fn set_doubt(
+    /// Applies a suspicion of a session's owner at this worker, or lifts it: payloads and forwards wait while one holds.
+    pub(super) fn set_suspicion(
         &mut self,
         cx: &mut Context,
-        of: SessionRef,
-        doubt: Doubt,
+        SessionRef { peer: id, session }: SessionRef,
+        suspicion: Suspicion,
         holds: bool,
         now: Instant,
     ) {
-        let SessionRef { peer: id, session } = of;
         let Some(link) = cx.peers.link_named(id, session) else { return };
-        *link.doubts.of(doubt) = holds;
-        let is_well = !link.doubts.any();
+        *link.suspicions.of(suspicion) = holds;
+        let is_well = !link.suspicions.any();
         self.note_carrier(cx, id);
-        match (doubt, holds) {
-            (Doubt::Silent, true) => cx.fell_silent(id, session, now),
-            (Doubt::ControlDead, true) => {
+        match (suspicion, holds) {
+            (Suspicion::Unresponsive, true) => cx.became_unresponsive(id, session, now),
+            (Suspicion::ControlDead, true) => {
                 let what =
                     "the peer does not answer on the control connection, only on lanes; dialling it anew";
                 cx.dial_anew(id, Duration::ZERO, what, now);
@@ -166,9 +160,9 @@ impl Sessions {
                 if is_well {
                     self.stop_dialling(cx, id, now);
                 }
-                // What came meanwhile waits.
+                // TCP connections and payloads may have come meanwhile.
                 cx.effects.push_back(Effect::WakeListeners(id));
-                if doubt == Doubt::Silent {
+                if suspicion == Suspicion::Unresponsive {
                     cx.settle_flows(id);
                     cx.effects.push_back(Effect::Drain(id));
                 }
@@ -176,25 +170,18 @@ impl Sessions {
         }
     }
 
-    /// Looks for another way to a peer that fell silent.
-    pub(super) fn seek(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        id: PeerId,
-        now: Instant,
-    ) {
-        let moved = self.follow_route(cx, sockets, host, id, now);
-        // What the session says from another address may be answered: a new one would cost its TCP forwards.
+    /// Looks for another path to an unresponsive peer.
+    pub(super) fn seek(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
+        let moved = self.follow_route(cx, host, id, now);
+        // From another address the session may be answered, whereas a new session would cost its TCP forwards.
         let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
         cx.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);
     }
 }
 
 impl LaneHost {
-    /// The far end of a lane asked whether its packets come from us. If that was not to open it, and we dialled, they reach it from
-    /// another address: most likely a NAT has forgotten all of our ports, not this one alone.
+    /// Handles a path challenge on a lane. Unless it validates a new lane, a challenge on a dialled lane means that our packets reach
+    /// the far end from another address: most likely a NAT has forgotten all of our ports, not only this one.
     pub(super) fn lane_challenged(&mut self, cx: &mut Context, id: LaneId, data: [u8; 8], now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         if !slot.is_challenged_anew(data, TELL_INTERVAL, now) {
@@ -203,64 +190,65 @@ impl LaneHost {
         let (peer, session) = (slot.peer, slot.session);
         let dialled = cx.peers.link_named(peer, session).filter(|link| link.dialled);
         if let Some(owner) = dialled.map(|link| link.pool.owner()) {
-            cx.tell(owner, WorkerMessage::Challenged { peer, session });
+            cx.send(owner, WorkerMessage::Challenged { peer, session });
         }
     }
 }
 
 impl Context {
-    /// Asks a peer for a sign of life on all that its session has.
+    /// Pings a peer on all connections and lanes of its session.
     pub(super) fn ask_the_session(&mut self, peer: PeerId) {
-        let link = self.peers.get(peer).and_then(|peer| peer.data.link.as_ref());
-        let Some((session, owner)) = link.map(|link| (link.session, link.pool.owner())) else { return };
-        self.tell_all(|| WorkerMessage::AskForLife { peer, session });
-        self.tell(owner, WorkerMessage::Challenged { peer, session });
+        let Some((session, owner)) = self.peers.link(peer).map(|link| (link.session, link.pool.owner()))
+        else {
+            return;
+        };
+        self.broadcast(|| WorkerMessage::AskForLife { peer, session });
+        self.send(owner, WorkerMessage::Challenged { peer, session });
     }
 
-    /// The owner finds that something speaks against a session, or no longer does.
-    pub(super) fn doubt(&mut self, SessionRef { peer, session }: SessionRef, doubt: Doubt, holds: bool) {
-        let known = self.peers.link_named(peer, session).is_none_or(|link| *link.doubts.of(doubt) == holds);
-        if known {
+    /// Tells all workers that a suspicion of this worker's session holds, or no longer does, if that is new.
+    pub(super) fn suspect(&mut self, of: SessionRef, suspicion: Suspicion, holds: bool) {
+        let SessionRef { peer, session } = of;
+        let link = self.peers.link_named(peer, session);
+        if link.is_none_or(|link| *link.suspicions.of(suspicion) == holds) {
             return;
         }
-        if holds {
-            self.stats.totals.sessions_doubted[doubt as usize] += 1;
-        }
-        self.tell_all(|| WorkerMessage::Doubt { peer, session, doubt, holds });
+        self.stats.totals.sessions_suspected[suspicion as usize] += u64::from(holds);
+        self.broadcast(|| WorkerMessage::Suspect { peer, session, suspicion, holds });
     }
 
-    /// The owner learns that a peer is heard: it is silent no more.
+    /// Notes at the owner that a peer is heard, so it is not unresponsive.
     pub(super) fn heard(&mut self, peer: PeerId, session: SessionId) {
-        self.doubt(SessionRef { peer, session }, Doubt::Silent, false);
+        self.suspect(SessionRef { peer, session }, Suspicion::Unresponsive, false);
     }
 
-    /// Whether a peer with a session was found silent and has not been heard since.
-    pub(super) fn is_silent(&self, id: PeerId, now: Instant) -> bool {
-        self.doubts_of(id).silent && self.hub.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
+    /// Whether a peer with a session was found unresponsive and has not been heard since.
+    pub(super) fn is_unresponsive(&self, id: PeerId, now: Instant) -> bool {
+        self.suspicions_of(id).unresponsive
+            && self.hub.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
     }
 
-    /// Whether something speaks against the session with a peer.
-    pub(super) fn is_doubted(&self, id: PeerId, now: Instant) -> bool {
-        self.doubts_of(id).control_dead || self.is_silent(id, now)
+    /// Whether any suspicion of the session with a peer holds.
+    pub(super) fn is_suspect(&self, id: PeerId, now: Instant) -> bool {
+        self.suspicions_of(id).control_dead || self.is_unresponsive(id, now)
     }
 
-    fn doubts_of(&self, id: PeerId) -> Doubts {
-        let link = self.peers.get(id).and_then(|peer| peer.data.link.as_ref());
-        link.map_or_else(Doubts::default, |link| link.doubts)
+    fn suspicions_of(&self, id: PeerId) -> Suspicions {
+        self.peers.link(id).map(|link| link.suspicions).unwrap_or_default()
     }
 
-    fn fell_silent(&mut self, id: PeerId, session: SessionId, now: Instant) {
+    fn became_unresponsive(&mut self, id: PeerId, session: SessionId, now: Instant) {
         if self.hub.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
-            // It was heard while the message was under way.
-            if let Some(owner) = self.peers.link(id, session).map(|link| link.pool.owner()) {
-                self.tell(owner, WorkerMessage::Heard { peer: id, session });
+            // The peer was heard while the message was under way.
+            if let Some(owner) = self.peers.link_named(id, session).map(|link| link.pool.owner()) {
+                self.send(owner, WorkerMessage::Heard { peer: id, session });
             }
         }
         self.effects.push_back(Effect::SeekPeer(id));
     }
 }
 
-/// The frames that have come and gone on a connection. A packet with an ACK alone is never acknowledged.
+/// Counts of frames on a connection for its liveness. Sent ACK frames are left out, because they are never acknowledged.
 pub(super) fn counts(stats: &ConnectionStats) -> FrameCounts {
     let sent = &stats.frame_tx;
     let asking = sent.ping + sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
@@ -268,5 +256,5 @@ pub(super) fn counts(stats: &ConnectionStats) -> FrameCounts {
     FrameCounts { acks: stats.frame_rx.acks, sent }
 }
 
-/// The least silence, with something outstanding, after which a peer is dialled anew.
+/// The least time without a received packet, while packets are outstanding, after which a peer is dialled anew.
 pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);

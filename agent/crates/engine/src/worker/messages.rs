@@ -1,4 +1,4 @@
-//! What the workers of an agent tell and hand each other, and what this one makes of it.
+//! The effects of a worker's steps, and the messages that workers send to each other.
 
 use std::time::Instant;
 
@@ -19,150 +19,118 @@ impl Worker {
         }
     }
 
-    /// Does what the parts asked for in the last step, and what follows from that, depth first.
+    /// Carries out the effects of the last step and, depth first, the effects that follow from them.
     pub(super) fn settle_effects(&mut self, now: Instant) {
         while let Some(effect) = self.cx.effects.pop_front() {
             let later = std::mem::take(&mut self.cx.effects);
+            let Self { cx, data, sessions, host, tcp, tunnel, .. } = self;
             match effect {
                 Effect::Message(message) => self.handle_message(message, now),
                 Effect::LaneCarries { lane, id } => {
-                    self.host.drain_replaced(&mut self.cx, lane, id, now);
-                    self.cx.settle_flows(lane.peer);
-                    self.data.drain_queue(&mut self.cx, &mut self.sockets, &mut self.host, lane.peer, now);
+                    host.drain_replaced(cx, lane, id, now);
+                    cx.settle_flows(lane.peer);
+                    data.drain_queue(cx, host, lane.peer, now);
                 }
-                Effect::SeekPeer(peer) => {
-                    self.sessions.seek(&mut self.cx, &mut self.sockets, &mut self.host, peer, now);
-                }
-                Effect::Drain(peer) => {
-                    self.data.drain_queue(&mut self.cx, &mut self.sockets, &mut self.host, peer, now);
-                }
-                Effect::WakeListeners(peer) => self.tcp.wake_listeners(&mut self.cx, peer),
+                Effect::SeekPeer(peer) => sessions.seek(cx, host, peer, now),
+                Effect::Drain(peer) => data.drain_queue(cx, host, peer, now),
+                Effect::WakeListeners(peer) => tcp.wake_listeners(cx, peer),
                 Effect::AbortForwards(handle) => {
-                    self.tcp.abort_streams(&mut self.cx, &mut self.sockets, &mut self.sessions, handle);
+                    tcp.abort_forwards(cx, sessions, |open| open.key.connection == handle.0);
                 }
-                Effect::EndStream { peer, handle } => self.sessions.end_stream_connection(
-                    &mut self.cx,
-                    peer,
-                    handle,
-                    CloseReason::Replaced,
-                    now,
-                ),
-                Effect::OpenStreams(peer) => {
-                    self.sessions.open_stream_connections(&mut self.cx, peer, now);
+                Effect::EndStream { peer, handle } => {
+                    sessions.end_stream_connection(cx, peer, handle, CloseReason::Replaced, now);
                 }
-                Effect::ReleaseSocket(id) => {
-                    self.host.release_underlay(&mut self.sockets, &self.sessions, id);
-                }
+                Effect::OpenStreams(peer) => sessions.open_stream_connections(cx, peer, now),
+                Effect::CheckLoop { peer, remote } => tunnel.warn_of_loop(cx, Some(peer), remote, now),
+                Effect::ReleaseSocket(id) => host.release_underlay(cx, sessions, id),
             }
             self.cx.effects.extend(later);
         }
     }
 
     fn handle_message(&mut self, message: WorkerMessage, now: Instant) {
+        let Self { cx, data, sessions, host, tcp, tunnel, .. } = self;
         match message {
             WorkerMessage::Connected(connected) => {
-                if self.cx.hub.is_current(connected.peer, connected.session) {
-                    self.sessions.link_up(
-                        &mut self.cx,
-                        &mut self.sockets,
-                        &mut self.data,
-                        &mut self.host,
-                        &connected,
-                        now,
-                    );
+                if cx.hub.is_current(connected.peer, connected.session) {
+                    sessions.link_up(cx, data, host, &connected, now);
                 }
             }
             WorkerMessage::Disconnected { peer, session } => {
-                self.sessions.link_down(&mut self.cx, &mut self.host, peer, session, now)
+                sessions.link_down(cx, host, SessionRef { peer, session }, now);
             }
             WorkerMessage::EndSession { peer, session, reason } => {
-                if self.cx.peers.session_named(peer, session).is_some() {
-                    self.sessions.end_session(&mut self.cx, peer, Some(reason), now);
+                if cx.peers.session_named(peer, session).is_some() {
+                    sessions.end_session(cx, peer, Some(reason), now);
                 }
             }
-            WorkerMessage::OpenLane(message) => {
-                self.host.open_lane(&mut self.cx, &mut self.sockets, &message, now)
-            }
-            WorkerMessage::DrainLane { lane } => self.host.drain_named(&mut self.cx, lane, now),
+            WorkerMessage::OpenLane(request) => host.open_lane(cx, &request, now),
+            WorkerMessage::DrainLane { lane } => host.drain_named(cx, lane, now),
             WorkerMessage::LanesUp { peer, session, up, wanted } => {
-                self.cx.set_lanes(SessionRef { peer, session }, up, wanted);
+                cx.set_lanes(SessionRef { peer, session }, up, wanted);
             }
             WorkerMessage::Budget { peer, session, bytes } => {
-                self.host.set_budget(&mut self.cx, SessionRef { peer, session }, bytes, now);
-                self.tunnel.budget_changed(&self.cx, peer, now);
+                host.set_budget(cx, SessionRef { peer, session }, bytes, now);
+                tunnel.budget_changed(cx, peer, now);
             }
-            WorkerMessage::Doubt { peer, session, doubt, holds } => {
-                self.sessions.set_doubt(&mut self.cx, SessionRef { peer, session }, doubt, holds, now);
+            WorkerMessage::Suspect { peer, session, suspicion, holds } => {
+                sessions.set_suspicion(cx, SessionRef { peer, session }, suspicion, holds, now);
             }
             WorkerMessage::Services { peer, session, services } => {
-                if self.cx.peers.link_named(peer, session).is_some()
-                    && let Some(state) = self.cx.peers.get_mut(peer)
+                if cx.peers.link_named(peer, session).is_some()
+                    && let Some(state) = cx.peers.get_mut(peer)
                 {
-                    self.cx.stats.work.walked += state.data.relay.set_services(&services) as u64;
+                    cx.stats.work.walked += state.data.relay.set_services(&services) as u64;
                     if let Some(link) = state.data.link.as_mut() {
                         link.services = services;
                     }
                 }
             }
-            WorkerMessage::LaneUp { lane } => self.sessions.lane_is_up(&mut self.cx, lane),
-            WorkerMessage::LaneBudget { lane, bytes } => {
-                self.sessions.lane_carries(&mut self.cx, lane, bytes)
-            }
-            WorkerMessage::LaneLost { lane, why } => self.sessions.lane_lost(&mut self.cx, lane, why, now),
-            WorkerMessage::LaneNearLimit { lane } => self.sessions.lane_nears_limit(&mut self.cx, lane, now),
-            WorkerMessage::ReplacedGone { lane } => self.sessions.replaced_gone(&mut self.cx, lane),
+            WorkerMessage::LaneUp { lane } => sessions.lane_is_up(cx, lane),
+            WorkerMessage::LaneBudget { lane, bytes } => sessions.lane_carries(cx, lane, bytes),
+            WorkerMessage::LaneLost { lane, why } => sessions.lane_lost(cx, lane, why, now),
+            WorkerMessage::LaneNearLimit { lane } => sessions.lane_nears_limit(cx, lane, now),
+            WorkerMessage::ReplacedGone { lane } => sessions.replaced_gone(cx, lane),
             WorkerMessage::LaneSilent { lane, silence, limit } => {
-                self.sessions.lane_is_silent(&mut self.cx, lane, silence, limit, now)
+                sessions.lane_is_silent(cx, lane, silence, limit, now);
             }
             WorkerMessage::AskForLife { peer, session } => {
-                if self.cx.peers.link_named(peer, session).is_some() {
-                    self.host.ask_for_life(&self.cx, peer);
-                    self.sessions.tell_on_streams(&mut self.cx, peer, now);
+                if cx.peers.link_named(peer, session).is_some() {
+                    host.ask_for_life(cx, peer);
+                    sessions.send_here_on_streams(cx, peer, now);
                 }
             }
-            WorkerMessage::Challenged { peer, session } => {
-                self.sessions.address_doubted(&mut self.cx, peer, session, now)
-            }
-            WorkerMessage::ListenerMoved { peer, session } => {
-                self.sessions.listener_moved(&mut self.cx, peer, session)
-            }
+            WorkerMessage::Challenged { peer, session } => sessions.address_suspect(cx, peer, session, now),
+            WorkerMessage::ListenerMoved { peer, session } => sessions.listener_moved(cx, peer, session),
             WorkerMessage::Heard { peer, session } => {
-                if self.cx.peers.session_named(peer, session).is_some() {
-                    self.cx.heard(peer, session);
+                if cx.peers.session_named(peer, session).is_some() {
+                    cx.heard(peer, session);
                 }
             }
             WorkerMessage::DialSoon { peer } => {
-                if let Some(state) = self.cx.peers.get_mut(peer) {
+                if let Some(state) = cx.peers.get_mut(peer) {
                     state.awaited_until = Some(now + DIAL_SOON_LASTS);
-                    self.cx.dial_soon(peer, now);
+                    cx.dial_soon(peer, now);
                 }
             }
-            WorkerMessage::StreamsWanted { peer, session } => {
-                self.sessions.streams_wanted(&mut self.cx, peer, session, now)
-            }
-            WorkerMessage::DialStream(message) => {
-                self.sessions.dial_stream(&mut self.cx, &mut self.sockets, &message, now)
-            }
+            WorkerMessage::StreamsWanted { peer, session } => sessions.streams_wanted(cx, peer, session, now),
+            WorkerMessage::DialStream(request) => sessions.dial_stream(cx, &request, now),
             WorkerMessage::StreamEnded { peer, number, outcome } => {
-                self.sessions.stream_ended(&mut self.cx, peer, number, outcome, now)
+                sessions.stream_ended(cx, peer, number, outcome, now);
             }
-            WorkerMessage::AcceptTcp { place } => self.tcp.wake_listener(&mut self.cx, place),
+            WorkerMessage::AcceptTcp { port } => tcp.wake_listener(cx, port),
             WorkerMessage::PeerAdded { id, peer, origin } => {
-                self.cx.peer_added(id, &peer, origin, now);
-                self.tunnel.route_peer(&self.cx, id);
-                self.tcp.point_forwards(&mut self.cx, &mut self.sockets, &peer.name, id);
+                cx.peer_added(id, &peer, origin, now);
+                tunnel.route_peer(cx, id);
+                tcp.point_forwards(cx, &peer.name, id);
             }
-            WorkerMessage::PeerRemoved { id } => self.sessions.peer_removed(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.host,
-                &mut self.tunnel,
-                id,
-                now,
-            ),
+            WorkerMessage::PeerRemoved { id } => {
+                sessions.peer_removed(cx, host, id, now);
+                tunnel.unroute_peer(id);
+            }
             WorkerMessage::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
             WorkerMessage::Configured(new) => self.configured(*new, now),
-            WorkerMessage::Capture(capture) => self.host.capture(&self.cx, &self.sockets, capture, now),
+            WorkerMessage::Capture(capture) => host.capture(cx, capture, now),
         }
     }
 }

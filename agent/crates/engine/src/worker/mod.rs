@@ -1,14 +1,14 @@
 //! A worker: one thread's share of the agent, driven in turns.
 //!
-//! [`Worker::turn`] keeps the order of the steps. The parts in `parts.rs` own the state; what a step asks of other parts is an
-//! effect in `context.rs`, carried out when the step is over. `docs/architecture.md` has the parts and five paths through them.
+//! [`Worker::turn`] runs the steps in order. The parts in `parts.rs` own the state. What a step asks of other parts is an effect
+//! in `context.rs`, carried out when the step is over. `docs/architecture.md` lists the parts and follows five paths through them.
 //!
 //! | question | file |
 //! |---|---|
 //! | what happens in a turn, in which order | `mod.rs` |
-//! | the parts and what they own | `context.rs`, `parts.rs`; how a worker begins: `start.rs`; with a peer: `peer_maker.rs` |
-//! | which source is next, and for how much | `sources.rs` |
-//! | how much work a turn may do, and the rest of a batch | `work.rs` |
+//! | the parts and what they own | `context.rs`, `parts.rs`; the start of a worker: `setup.rs`, `start.rs`; of a peer: `peer_maker.rs` |
+//! | which source is served next, and how much it may read | `sources.rs` |
+//! | the work of a turn, and the rest of a batch that exceeds it | `work.rs` |
 //! | sends that wait for room in a socket | `waiting.rs` |
 //! | dialling, and the log lines and causes when it fails | `dial.rs` |
 //! | control messages and what they cause | `session.rs` |
@@ -19,14 +19,14 @@
 //! | the lanes of a session that this worker owns | `lanes.rs` |
 //! | the lanes that this worker hosts | `lane_host.rs` |
 //! | a changed address or route | `routes.rs` |
-//! | what messages of other workers cause | `messages.rs`; sending them: `engine/src/hub/` |
+//! | messages from other workers | `messages.rs`; sending them: `engine/src/hub/` |
 //! | the link to a peer at each worker, while it has a session | `links.rs` |
 //! | hand-off batches from and to other workers | `hand_off.rs` |
 //! | peers that are added and removed | `peers.rs` |
 //! | a reload | `reload.rs` |
-//! | datagrams that are no lane's: the gate, control connections, strangers | `outside.rs` |
+//! | datagrams that belong to no lane: the gate, control connections, unauthenticated senders | `outside.rs` |
 //! | recorded lanes | `capture.rs` |
-//! | unauthenticated senders' datagrams to the decoy, and its replies | `strangers.rs` (the queue), `decoy.rs`, `decoys.rs` (the flows) |
+//! | unauthenticated senders' datagrams to the decoy, and its replies | `unauthenticated.rs` (the queue), `decoy.rs`, `decoys.rs` (the flows) |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs` |
 //! | stream connections | `stream_connections.rs` |
@@ -34,16 +34,16 @@
 //! | the replay log at the start | `knocks.rs` |
 //! | the thread and the runtime around a worker, and its commands | `shell.rs`, `inbox.rs` |
 //! | deadlines and intervals | `timer.rs` |
-//! | counters and snapshots | `stats.rs`, `publish.rs`; metrics, one line each: `families.rs`; limits that are reached: `ceilings.rs` |
+//! | counters and snapshots | `stats.rs`, `publish.rs`; metrics: `families.rs`; limits that are reached: `ceilings.rs` |
 //! | what `culvert status PEER` reads | `inspect.rs` |
-//! | what tests see of a worker | `inspection.rs`, behind a feature |
+//! | what tests read of a worker | `inspection.rs`, behind a feature |
 //!
-//! A worker has no thread, clock or sockets of its own: `turn` takes the time, [`net::Net`] provides the sockets. The daemon runs
-//! it over the kernel, tests run it over `net`'s memory network.
+//! A worker has no thread and no clock: `turn` takes the time. [`net::Net`] provides the sockets: the kernel's in the daemon, a
+//! network in memory in tests.
 //!
 //! ```text
 //!   turn:  commands, messages → hand-off batches → timers → ready sources, a batch each, within budgets → some of the decoy's
-//!          replies → control connections → lanes' own packets → send → count → hand off
+//!          replies → control connections → lanes' own packets → send → count → send hand-off batches
 //! ```
 
 use std::{
@@ -104,59 +104,59 @@ mod publish;
 mod reload;
 mod routes;
 mod session;
+mod setup;
 pub mod shell;
 mod sources;
 mod start;
 mod stats;
-mod strangers;
 mod stream_connections;
 mod streams;
 mod timer;
 mod tun;
+mod unauthenticated;
 mod waiting;
 mod work;
 
 use context::Context;
 pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, TcpRefusal};
 
-pub use endpoint::StartError;
-pub use endpoint::remedy;
+pub use endpoint::{StartError, remedy};
 pub use inbox::{Command, Inbox};
 pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
 pub use knocks::used_knocks;
 use outside::{Gateway, WorkerDownlink};
-use parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel};
+use parts::{DataPlane, Decoy, LaneHost, Sessions, TcpForwards, Tunnel};
 pub use parts::{LaneLimits, Publisher};
+pub use setup::Setup;
 use sources::{Class, Party, Served};
-pub use start::{Addresses, Setup, TunSetup};
-pub use strangers::Strangers;
+pub use start::Addresses;
 use timer::{HOUSEKEEPING_INTERVAL, Timer, number};
 pub use tun::most_mtu;
+pub use unauthenticated::Unauthenticated;
 use work::Rest;
 pub use work::TurnWork;
 
-/// How often counts are published while there is something new.
+/// The interval between publications while something happens.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// How much longer that takes for each peer: publishing costs half a microsecond per peer, and so 0.2 % of a CPU at most
-/// (docs/reliability.md).
+/// The addition to [`PUBLISH_INTERVAL`] for each peer. Publishing costs half a microsecond per peer (docs/reliability.md), so it
+/// takes at most 0.2 % of a CPU.
 const PUBLISH_PER_PEER: Duration = Duration::from_micros(200);
 
 /// When the worker wants its next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Turn {
-    /// At once: sources still have something.
+    /// At once, because work is left.
     pub busy: bool,
-    /// Else at this time, or when a source is ready.
+    /// If not `busy`: at this time, or earlier when a source is ready.
     pub deadline: Option<Instant>,
-    /// Whether the worker has shut down and wants no further turn.
+    /// The worker has shut down and wants no further turn.
     pub ended: bool,
 }
 
 /// A worker of the agent: its sockets, sessions, lanes and forwards, which it serves in turns.
 pub struct Worker {
     cx: Context,
-    sockets: Sockets,
     data: DataPlane,
     sessions: Sessions,
     host: LaneHost,
@@ -164,18 +164,18 @@ pub struct Worker {
     tunnel: Tunnel,
     decoy: Decoy,
     metrics: Publisher,
-    /// Sources that became ready since the last turn: scratch space.
+    /// Scratch space for sources that have become ready since the last turn.
     fresh: Vec<Token>,
-    /// Timers that are due in this turn: scratch space.
+    /// Scratch space for timers that are due in this turn.
     due: Vec<Timer>,
     inbox: Arc<Inbox>,
-    /// It has shut down and said so.
+    /// True once the hub knows that this worker has shut down.
     stopped: bool,
     ended: bool,
 }
 
 impl Worker {
-    /// The inbox into which commands for this worker are put.
+    /// The queue for commands to this worker.
     #[must_use]
     pub fn inbox(&self) -> Arc<Inbox> {
         Arc::clone(&self.inbox)
@@ -187,20 +187,20 @@ impl Worker {
         &self.cx.ready
     }
 
-    /// One turn: everything that is due and ready at `now`, at most one batch from each source.
+    /// Runs one turn: serves everything that is due and ready at `now`, with at most one batch from each source.
     pub fn turn(&mut self, now: Instant) -> Turn {
-        // First: who is marked from now on comes in the next turn.
+        // A source that is marked after this comes in the next turn.
         self.cx.ready.drain(&mut self.fresh);
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
-            self.cx.add_source(&self.sockets, &self.tcp, token);
+            self.cx.add_source(&self.tcp, token);
         }
         self.fresh = fresh;
         self.data.notes.work = Work::default();
         self.data.notes.shares.begin_turn(now);
-        self.cx.stats.work.begin(self.sockets.factory.opened());
+        self.cx.stats.work.begin(self.cx.sockets.factory.opened());
         self.sessions.control.begin_turn();
-        self.data.rests.forget(|id| self.sockets.underlays.get(id).is_none());
+        self.data.rests.forget(|id| self.cx.sockets.underlays.get(id).is_none());
         let all_stopped = self.cx.hub.all_stopped();
         fault::point(Fault::Worker);
         while let Some(command) = self.inbox.take() {
@@ -212,38 +212,27 @@ impl Worker {
         }
         self.read_messages(now);
         self.accept_hand_offs(now);
-        // All that are due now, and not what they arm: a deadline that is set to the past comes again in the next turn.
+        // Only timers that are due now: one that these arm with a deadline in the past is for the next turn.
         while let Some(timer) = self.cx.timers.pop(now) {
             self.due.push(timer);
         }
-        for place in 0..self.due.len() {
-            self.timeout(self.due[place], now);
+        for index in 0..self.due.len() {
+            self.timeout(self.due[index], now);
         }
         self.due.clear();
         let batches = self.serve_sources(now);
-        self.decoy.serve_decoys(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.data,
-            &mut self.host,
-            batches,
-            now,
-        );
-        self.decoy.serve_strangers(&mut self.cx, &mut self.sockets, &mut self.data, now);
+        let Self { cx, data, host, decoy, .. } = self;
+        decoy.serve_decoys(cx, data, host, batches, now);
+        decoy.serve_unauthenticated(cx, data, now);
         self.poll_control(now);
-        self.see_to_lanes(now);
-        self.sockets.underlays.flush(&mut self.host.lanes, now);
-        self.sessions.see_to_unreachable(&mut self.cx, &mut self.sockets, &mut self.host, now);
-        self.data.watch_send_buffers(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.sessions,
-            &mut self.host,
-            now,
-        );
-        self.host.see_to_captures(now);
-        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
-        self.data.hand_over(&mut self.cx, now);
+        self.drive_lanes(now);
+        let Self { cx, data, sessions, host, tunnel, .. } = self;
+        cx.sockets.underlays.flush(&mut host.lanes, now);
+        sessions.follow_unreachable(cx, host, now);
+        data.watch_send_buffers(cx, sessions, host, now);
+        host.drain_captures(now);
+        data.settle(cx, sessions, tunnel);
+        data.send_hand_offs(cx, now);
         self.end_if_done(all_stopped);
         if self.cx.stats.unpublished {
             let peers = number(self.cx.peers.len());
@@ -251,7 +240,7 @@ impl Worker {
             self.cx.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
         }
         let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoys::Decoys::is_busy);
-        self.cx.stats.work.end(&self.data.notes.work, self.sockets.factory.opened());
+        self.cx.stats.work.end(&self.data.notes.work, self.cx.sockets.factory.opened());
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
         let busy = decoys_busy
             || waits
@@ -261,8 +250,8 @@ impl Worker {
         Turn { busy, deadline: self.cx.timers.next(), ended: self.ended }
     }
 
-    /// Serves the sources that have something, in turn, as many of a class as were ready when it began: one that has more may be
-    /// served again, in the place of one whose share is used up. Returns how many times there may have been more.
+    /// Serves ready sources, one class after the other, as many times as sources of the class were ready at its start: a source that
+    /// has more may be served again in place of one whose share is used up. Returns how often a source may have had more.
     fn serve_sources(&mut self, now: Instant) -> usize {
         let mut batches = 0;
         for class in Class::ALL {
@@ -284,49 +273,44 @@ impl Worker {
         batches
     }
 
-    /// Gives one ready source its share of the turn.
+    /// Serves one ready source once.
     fn service(&mut self, token: Token, now: Instant) -> Served {
-        self.cx.stats.unpublished = true;
-        self.data.batch.clear();
-        let more = match self.sockets.factory.source(token) {
+        let Self { cx, data, sessions, host, tcp, tunnel, decoy, .. } = self;
+        cx.stats.unpublished = true;
+        data.batch.clear();
+        let more = match cx.sockets.factory.source(token) {
             Some(Source::Underlay(id)) => {
                 let served = self.service_underlay(id, now);
                 self.take_plain(now);
                 return served;
             }
-            Some(Source::Local(id)) => {
-                self.data.service_local(&mut self.cx, &mut self.sockets, &mut self.host, id, now)
-            }
-            Some(Source::Tun) => {
-                self.tunnel.service_tun(&mut self.cx, &mut self.sockets, &mut self.data, &mut self.host, now)
-            }
-            Some(Source::Listener(place)) => {
-                self.tcp.accept_tcp(&mut self.cx, &mut self.sockets, &mut self.sessions, place, now)
-            }
+            Some(Source::Local(id)) => data.service_local(cx, host, id, now),
+            Some(Source::Tun) => tunnel.service_tun(cx, data, host, now),
+            Some(Source::Listener(port)) => tcp.accept_tcp(cx, sessions, port, now),
             Some(Source::Tcp(id)) => {
-                let before = self.tcp.tcp_bytes(id);
-                self.tcp.pump(&mut self.cx, &mut self.sockets, &mut self.sessions, id, now);
-                let bytes = self.tcp.tcp_bytes(id).saturating_sub(before);
-                // What it has more of, it reports.
+                let before = tcp.tcp_bytes(id);
+                tcp.pump(cx, sessions, id, now);
+                let bytes = tcp.tcp_bytes(id).saturating_sub(before);
+                // A connection that has more marks itself.
                 return Served { more: false, units: sockets::batch::units(0, bytes) };
             }
             Some(Source::Resolve(peer)) => {
-                self.sessions.resolved(&mut self.cx, &mut self.sockets, &mut self.tunnel, peer, token, now);
+                sessions.resolved(cx, peer, token, now);
                 false
             }
             Some(Source::Decoy(id)) => {
-                if let Some(decoys) = &mut self.decoy.flows {
+                if let Some(decoys) = &mut decoy.flows {
                     decoys.mark(id);
                 }
                 false
             }
-            // Commands are looked at in every turn; what has been closed meanwhile has nothing to say.
+            // Commands are read in every turn; a source without an entry has been closed meanwhile.
             Some(Source::Inbox) | None => false,
         };
-        Served { more, units: self.data.batch.units() }
+        Served { more, units: data.batch.units() }
     }
 
-    /// A batch from a socket that carries QUIC, or what an earlier turn left of one.
+    /// Handles a batch from a socket that carries QUIC, or the rest of a batch that an earlier turn left.
     fn service_underlay(&mut self, id: UnderlayId, now: Instant) -> Served {
         let before = (self.data.notes.work.done(), self.data.notes.shares.dropped());
         let more = match self.data.rests.take_of(id) {
@@ -334,38 +318,38 @@ impl Worker {
                 let fresh = std::mem::replace(&mut self.data.batch, rest.batch);
                 self.data.rests.keep(fresh);
                 self.take_batch(rest.received, rest.from, now);
-                // What it counts for in datagrams it counted for when it came.
+                // The datagrams of the rest were counted when the batch was received.
                 self.data.batch.clear();
                 true
             }
-            // Where nothing more can be laid aside nothing is taken that may have to be.
+            // Without room for another rest, no batch is received that might leave one.
             None if self.data.rests.is_full() => true,
             None => self.receive_underlay(id, now),
         };
         let work = self.data.notes.work.done() - before.0;
-        // What was dropped unopened cost less.
+        // Datagrams that were dropped unopened cost less.
         let units = u64::from(self.data.batch.units())
             .saturating_sub(shares::saved(self.data.notes.shares.dropped() - before.1));
         Served { more, units: u32::try_from(units.max(work / FRAMES_PER_UNIT)).unwrap_or(u32::MAX) }
     }
 
-    /// Takes the received batch as far as the turn's share of work goes, and lays the rest aside.
+    /// Handles the received batch as far as the turn's share of work allows, and keeps the rest for the next turn.
     fn take_batch(&mut self, received: Received, from: Place, now: Instant) {
         let mut left = None;
         self.downlink(now, |downlink, batch| left = downlink.batch(batch, received, from));
         if let Some(from) = left {
             let batch = std::mem::replace(&mut self.data.batch, self.data.rests.fresh());
-            self.data.rests.lay_aside(Rest { batch, received, from });
+            self.data.rests.push(Rest { batch, received, from });
         }
     }
 
     fn receive_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
-        if self.sockets.underlays.unblock(id, &mut self.host.lanes, now) {
-            self.data.unblocked(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.host, id, now);
+        if self.cx.sockets.underlays.unblock(id, &mut self.host.lanes, now) {
+            self.data.unblocked(&mut self.cx, &mut self.sessions, &mut self.host, id, now);
         }
-        let Some(underlay) = self.sockets.underlays.get_mut(id) else { return false };
+        let Some(underlay) = self.cx.sockets.underlays.get_mut(id) else { return false };
         let port = match underlay.role {
-            UdpRole::QuicListen => self.sockets.ports.iter().position(|port| *port == id),
+            UdpRole::QuicListen => self.cx.sockets.ports.iter().position(|port| *port == id),
             UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => None,
         };
         let outcome = underlay.socket.receive(&mut self.data.batch);
@@ -375,7 +359,7 @@ impl Worker {
         match outcome {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
-            // An ICMP error about an earlier packet; more may wait behind it. The other end's silence says the rest.
+            // An ICMP error about an earlier packet; datagrams may wait behind it. Liveness checks find out whether it matters.
             Err(error) => {
                 self.cx.stats.totals.refusals[role_place(underlay.role)] += 1;
                 self.sessions.report_unreachable(&mut self.cx, id, &error, now);
@@ -387,21 +371,21 @@ impl Worker {
         true
     }
 
-    /// Lets `pass` take the received batch, then delivers what it listed and does what it noted.
+    /// Runs `pass` over the received batch, then delivers the payloads and handles the notes that the pass has left.
     fn downlink(&mut self, now: Instant, pass: impl FnOnce(&mut WorkerDownlink<'_>, &mut ReceiveBatch)) {
         let mut downlink = Downlink {
             peers: &mut self.cx.peers,
             outside: Gateway {
                 gate: &mut self.sessions.gate,
                 control: &mut self.sessions.control,
-                strangers: &mut self.data.strangers,
+                unauthenticated: &mut self.data.unauthenticated,
                 worker: self.cx.id,
             },
             lanes: &mut self.host.lanes,
-            underlays: &mut self.sockets.underlays,
-            locals: &mut self.sockets.locals,
-            tun: self.tunnel.device.as_mut().map(|Tun { side: tun, .. }| tun),
-            factory: &mut self.sockets.factory,
+            underlays: &mut self.cx.sockets.underlays,
+            locals: &mut self.cx.sockets.locals,
+            tun: self.tunnel.device.as_mut().map(|tun| &mut tun.side),
+            factory: &mut self.cx.sockets.factory,
             rng: &mut self.cx.rng,
             config: &self.cx.config,
             notes: &mut self.data.notes,
@@ -410,22 +394,22 @@ impl Worker {
             now,
         };
         pass(&mut downlink, &mut self.data.batch);
-        self.sockets.locals.flush(&self.data.batch);
-        if let Some(Tun { side: tun, .. }) = &mut self.tunnel.device {
-            tun.flush(&self.data.batch);
+        self.cx.sockets.locals.flush(&self.data.batch);
+        if let Some(tun) = &mut self.tunnel.device {
+            tun.side.flush(&self.data.batch);
         }
-        self.sockets.factory.close_now(&mut self.sockets.locals);
-        self.sockets.renew_upstreams(&self.cx, now);
+        self.cx.sockets.factory.close_now(&mut self.cx.sockets.locals);
+        self.cx.renew_upstreams(now);
         self.take_notes(now);
     }
 
-    /// What a pass over a batch of the underlay left to be done.
+    /// Handles the notes that a pass over a batch of the underlay has left.
     fn take_notes(&mut self, now: Instant) {
         while let Some((peer, flow)) = self.data.notes.new_flows.pop() {
             self.cx.watch_flow(peer, flow, now);
         }
         while let Some(lane) = self.data.notes.lanes_up.pop() {
-            self.host.lane_up(&mut self.cx, &self.sockets, lane, now);
+            self.host.lane_up(&mut self.cx, lane, now);
             self.settle_effects(now);
         }
         while let Some((lane, data)) = self.data.notes.challenged.pop() {
@@ -445,53 +429,37 @@ impl Worker {
     }
 
     fn timeout(&mut self, timer: Timer, now: Instant) {
-        // What it leads to, such as a packet that is sent, is counted.
-        self.cx.stats.unpublished |= timer != Timer::Publish;
+        let Self { cx, data, sessions, host, tcp, decoy, .. } = self;
+        // A timer may cause something that is counted, such as a packet.
+        cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
-            Timer::Connection(place) => self.sessions.control.timeout(ConnectionHandle(place), now),
-            Timer::Lane(id) => self.host.lane_timeout(&mut self.cx, &self.sockets, id, now),
-            Timer::Pool(peer) => self.sessions.pool_timeout(&mut self.cx, peer, now),
+            Timer::Connection(index) => sessions.control.timeout(ConnectionHandle(index), now),
+            Timer::Lane(id) => host.lane_timeout(cx, id, now),
+            Timer::Pool(peer) => sessions.pool_timeout(cx, peer, now),
             Timer::Hello(handle) => self.send_deferred_hello(handle, now),
-            Timer::Flow(peer, flow) => {
-                self.data.flow_timeout(&mut self.cx, &mut self.sockets, &mut self.host, peer, flow, now)
-            }
+            Timer::Flow(peer, flow) => data.flow_timeout(cx, host, peer, flow, now),
             Timer::Queue(peer) => {
-                if let Some(state) = self.cx.peers.get_mut(peer) {
+                if let Some(state) = cx.peers.get_mut(peer) {
                     state.data.relay.expire(now);
                 }
-                self.cx.watch_queue(peer, now);
+                cx.watch_queue(peer, now);
             }
-            Timer::Listener(place) => self.tcp.wake_listener(&mut self.cx, place),
-            Timer::Join(handle) => self.sessions.early_join_timeout(&mut self.cx, handle, now),
-            Timer::SendBuffer(id) => self.data.send_buffer_timeout(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.sessions,
-                &mut self.host,
-                id,
-                now,
-            ),
-            Timer::Dial(peer) => {
-                self.sessions.dial(&mut self.cx, &mut self.sockets, &mut self.tunnel, peer, now)
-            }
-            Timer::Tcp(id) => {
-                self.tcp.tcp_timeout(&mut self.cx, &mut self.sockets, &mut self.sessions, id, now)
-            }
+            Timer::Listener(port) => tcp.wake_listener(cx, port),
+            Timer::Join(handle) => sessions.early_join_timeout(cx, handle, now),
+            Timer::SendBuffer(id) => data.send_buffer_timeout(cx, sessions, host, id, now),
+            Timer::Dial(peer) => sessions.dial(cx, peer, now),
+            Timer::Tcp(id) => tcp.tcp_timeout(cx, sessions, id, now),
             Timer::Publish => self.publish(now),
-            Timer::Housekeeping => {
-                self.housekeeping(now);
-                self.data.rests.tidy();
-                self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
-            }
-            Timer::Decoys => self.decoy.end_silent_strangers(&mut self.cx, &mut self.sockets, now),
+            Timer::Housekeeping => self.housekeeping(now),
+            Timer::Decoys => decoy.expire_flows(cx, now),
             Timer::Stop => self.ended = true,
         }
         self.settle_effects(now);
     }
 
-    /// Lanes that sent or received: their challenges, acknowledgements and probes, then their deadlines.
-    fn see_to_lanes(&mut self, now: Instant) {
-        self.sockets.underlays.finish(&mut self.host.lanes, now);
+    /// Drives lanes that sent or received: seals challenges, acknowledgements and probes, then arms the lanes' deadlines.
+    fn drive_lanes(&mut self, now: Instant) {
+        self.cx.sockets.underlays.finish(&mut self.host.lanes, now);
         while let Some(id) = self.host.lanes.next_touched() {
             self.host.note_heard(&mut self.cx, id, now);
             self.settle_effects(now);
@@ -506,59 +474,49 @@ impl Worker {
             }
             if slot.note_near_limit(now) {
                 let lane = lane_host::name_of_lane(slot);
-                self.cx.tell_owner(lane, WorkerMessage::LaneNearLimit { lane });
+                self.cx.send_to_owner(lane, WorkerMessage::LaneNearLimit { lane });
                 self.settle_effects(now);
             }
-            while let Some((data, path, most)) =
-                self.host.lanes.get_mut(id).and_then(|slot| slot.due_challenge(now))
-            {
-                self.sockets.underlays.packet(
-                    &mut self.host.lanes,
-                    underlay,
-                    &path,
-                    most,
-                    now,
-                    |lanes, tail| lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok(),
-                );
+            let Self { cx, host: LaneHost { lanes, .. }, .. } = self;
+            let underlays = &mut cx.sockets.underlays;
+            while let Some((data, path, most)) = lanes.get_mut(id).and_then(|slot| slot.due_challenge(now)) {
+                underlays.packet(lanes, underlay, &path, most, now, |lanes, tail| {
+                    lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok()
+                });
             }
             if let Some(path) = path {
-                while let Some(most) = self.host.lanes.get(id).map(|slot| slot.core.transmit_capacity(now))
-                    && self.sockets.underlays.packet(
-                        &mut self.host.lanes,
-                        underlay,
-                        &path,
-                        most,
-                        now,
-                        |lanes, tail| lanes.get_mut(id)?.core.poll_transmit(tail, now).ok().flatten(),
-                    )
+                while let Some(most) = lanes.get(id).map(|slot| slot.core.transmit_capacity(now))
+                    && underlays.packet(lanes, underlay, &path, most, now, |lanes, tail| {
+                        lanes.get_mut(id)?.core.poll_transmit(tail, now).ok().flatten()
+                    })
                 {}
             }
-            if let Some(at) = self.host.lanes.get(id).and_then(|slot| slot.poll_timeout()) {
-                self.cx.timers.arm(Timer::Lane(id), at);
+            if let Some(at) = lanes.get(id).and_then(|slot| slot.poll_timeout()) {
+                cx.timers.arm(Timer::Lane(id), at);
             }
         }
     }
 }
 
 impl Context {
-    /// Notes that a source has, or may have, something.
-    fn add_source(&mut self, sockets: &Sockets, tcp: &TcpForwards, token: Token) {
-        let peers = |peer| (Class::Local, Party::Peer(peer));
-        let (class, party) = match sockets.factory.source(token) {
+    /// Queues a source that may have something to read.
+    fn add_source(&mut self, tcp: &TcpForwards, token: Token) {
+        let of_peer = |peer| (Class::Local, Party::Peer(peer));
+        let (class, party) = match self.sockets.factory.source(token) {
             Some(Source::Underlay(_)) => (Class::Underlay, Party::Source(token)),
-            Some(Source::Local(id)) => match sockets.locals.get(id).map(|socket| socket.local) {
-                Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => peers(peer),
+            Some(Source::Local(id)) => match self.sockets.locals.get(id).map(|socket| socket.local) {
+                Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => of_peer(peer),
                 None => return,
             },
             Some(Source::Tcp(id)) => match tcp.open.get(id.0 as usize) {
-                Some(opened) => peers(opened.peer),
+                Some(opened) => of_peer(opened.peer),
                 None => return,
             },
             Some(Source::Tun) => (Class::Device, Party::Source(token)),
             Some(Source::Listener(_) | Source::Resolve(_) | Source::Decoy(_) | Source::Inbox) => {
                 (Class::Other, Party::Source(token))
             }
-            // It has been closed meanwhile.
+            // The source has been closed meanwhile.
             None => return,
         };
         self.sources.add(token, class, party);

@@ -1,4 +1,5 @@
-//! Datagrams of the underlay that are no lane's of this worker: another worker's, a control connection's, or a stranger's.
+//! Datagrams of the underlay that belong to no lane of this worker: they are for another worker, for a control connection, or from
+//! an unauthenticated sender.
 
 use std::time::Instant;
 
@@ -7,19 +8,18 @@ use gate::{Arrival, Gate, Verdict};
 use net::{batch::Meta, steering};
 use wire::ids::WorkerId;
 
-use crate::{control::driver::Control, peer::Peers, worker::strangers::Strangers};
+use crate::{control::driver::Control, peer::Peers, worker::unauthenticated::Unauthenticated};
 
-/// The way of datagrams from the underlay to local sockets, at a worker.
+/// The downlink of a worker: the path of datagrams from the underlay to local sockets.
 pub(super) type WorkerDownlink<'a> = Downlink<'a, Peers, Gateway<'a>>;
 
-/// The gate, and what lies behind it.
+/// The gate, the control connections behind it, and the queue of datagrams that it rejects.
 pub(super) struct Gateway<'a> {
     pub(super) gate: &'a mut Gate,
     /// The control connections, which take the datagrams that pass the gate.
     pub(super) control: &'a mut Control,
-    /// The datagrams that strangers sent in this turn.
-    pub(super) strangers: &'a mut Strangers,
-    /// Which worker this is, and of how many.
+    /// Datagrams of unauthenticated senders in this turn.
+    pub(super) unauthenticated: &'a mut Unauthenticated,
     pub(super) worker: WorkerId,
 }
 
@@ -30,11 +30,11 @@ impl Outside for Gateway<'_> {
             && let owner = steering::owner(datagram, self.worker.count)
             && owner != self.worker.index
         {
-            // Strangers must not fill the way to another worker, so they are told apart here already.
+            // Unauthenticated senders must not fill the ring of another worker, so the gate screens their datagrams here.
             if self.gate.screen(datagram, now) {
                 return Outcome::HandOff { worker: owner, port };
             }
-            self.strangers.push(port, *meta, datagram);
+            self.unauthenticated.push(port, *meta, datagram);
             return Outcome::Taken;
         }
         let arrival = Arrival { source: meta.source, listening: port.is_some(), room: self.control.room() };
@@ -44,7 +44,7 @@ impl Outside for Gateway<'_> {
             Verdict::Retry => return Outcome::Reply(self.gate.retry_packet()),
             Verdict::Unauthenticated => {
                 if let Some(port) = port {
-                    self.strangers.push(port, *meta, datagram);
+                    self.unauthenticated.push(port, *meta, datagram);
                 }
                 return Outcome::Taken;
             }

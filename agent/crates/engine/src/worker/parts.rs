@@ -30,10 +30,10 @@ use crate::{
     },
     health::Health,
     mtu_table::MtuTable,
-    worker::{decoys::Decoys, stats::Snapshots, strangers::Strangers, work::Rests},
+    worker::{decoys::Decoys, stats::Snapshots, unauthenticated::Unauthenticated, work::Rests},
 };
 
-/// Sockets of the worker, and what opens and closes them.
+/// Sockets of the worker, and the factory that opens and closes them.
 pub(super) struct Sockets {
     pub(super) factory: SocketFactory,
     pub(super) underlays: Underlays,
@@ -44,27 +44,27 @@ pub(super) struct Sockets {
 }
 
 /// Datagrams on their way through the worker.
+#[derive(Default)]
 pub(super) struct DataPlane {
     pub(super) batch: Box<ReceiveBatch>,
     pub(super) notes: Notes,
-    /// What is left of batches that held more work than a turn takes.
+    /// Rests of batches that held more work than a turn may do.
     pub(super) rests: Rests,
     /// Batches for other workers, sent at the end of the turn.
     pub(super) outgoing: Outgoing,
     /// Batches from other workers that have not been handled.
     pub(super) hand_offs: VecDeque<HandOff>,
     /// Datagrams of unauthenticated senders that came in this turn.
-    pub(super) strangers: Strangers,
-    /// Peers that packets of the TUN device were for, in the current batch.
+    pub(super) unauthenticated: Unauthenticated,
+    /// Peers to which the current batch of the TUN device has packets.
     pub(super) served: Vec<PeerId>,
-    /// Index of the peer whose queue is sent from first once a socket has room again: the one after the first that was served
-    /// the last time.
+    /// Index of the peer whose queue is drained first when a socket has room again: the one after the first peer served last time.
     pub(super) first_to_drain: u32,
     /// Connections of peers in standard mode that have more frames than a turn takes.
     pub(super) plain_waiting: Vec<ConnectionHandle>,
 }
 
-/// Control connections and who may open them.
+/// Control connections, and the gate before them.
 pub(super) struct Sessions {
     pub(super) control: Control,
     pub(super) gate: Gate,
@@ -83,7 +83,8 @@ pub(super) struct Sessions {
 #[derive(Default)]
 pub(super) struct LaneHost {
     pub(super) lanes: Lanes,
-    pub(super) captures: Captures,
+    /// Captures of lanes for an operator; almost always none.
+    pub(super) captures: Vec<Armed>,
     pub(super) limits: LaneLimits,
 }
 
@@ -95,17 +96,18 @@ pub(super) struct OpenForward {
 }
 
 /// The TCP forwards of this worker and the ports at which it accepts them.
+#[derive(Default)]
 pub(super) struct TcpForwards {
-    /// By index in [`config::Config::tcp`]; `None` where the port is closed.
+    /// Indexed as [`config::Config::tcp`]; `None` where the port is closed.
     pub(super) listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
-    /// By index in [`config::Config::peers`]: the peer that bears that name now.
+    /// Indexed as [`config::Config::peers`]: the peer that has the entry's name now.
     pub(super) peers: Vec<PeerId>,
     pub(super) open: Slab<OpenForward>,
-    /// Keyed by streams, whose numbers a peer chooses.
+    /// Keyed by stream numbers, which a peer chooses: the map has a keyed hasher.
     pub(super) by_stream: PeerMap<StreamKey, TcpId>,
-    /// Forwards whose streams have something to say, each once.
+    /// Forwards whose streams have events, each once.
     pub(super) stirred: Vec<TcpId>,
-    /// How often a forward was served.
+    /// Number of times that any forward was served, which orders forwards by when they were served last.
     pub(super) passes: u64,
     pub(super) scratch: tcp::Scratch,
 }
@@ -113,68 +115,58 @@ pub(super) struct TcpForwards {
 /// The TUN side of a worker.
 #[derive(Default)]
 pub(super) struct Tunnel {
-    /// Its queue of the device, if the agent has one.
+    /// The worker's queue of the device, if the agent has one.
     pub(super) device: Option<Tun>,
 }
 
 /// The decoy side of a worker.
 #[derive(Default)]
 pub(super) struct Decoy {
-    /// The unauthenticated senders that have a flow to the decoy, at the worker that keeps them.
+    /// Flows of unauthenticated senders to the decoy, at the worker that has them.
     pub(super) flows: Option<Decoys>,
 }
 
-/// The TUN device, and the table in which the tunnel's thread reads the MTU towards each peer.
+/// The TUN device, and the table from which the tunnel's thread reads the MTU towards each peer.
 pub(super) struct Tun {
     pub(super) side: TunSide,
-    pub(super) board: Arc<MtuTable>,
+    pub(super) mtu_table: Arc<MtuTable>,
 }
 
-/// Lanes that an operator records; almost always none.
-#[derive(Default)]
-pub(super) struct Captures {
-    pub(super) armed: Vec<Armed>,
-}
-
-/// A capture, and the lane of this worker that it records, if it is one of them.
+/// A capture of a lane, and the lane if this worker hosts it.
 pub(super) struct Armed {
     pub(super) capture: Arc<Capture>,
     pub(super) lane: Option<LaneId>,
 }
 
-/// Limits of a lane, where they are lower than those of its suite (RFC 9001 §6.6): for tests.
+/// Limits of a lane that tests set below the limits of its cipher suite (RFC 9001 §6.6).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct LaneLimits {
-    /// Packets that one key seals; keys are updated after half of it.
+    /// Packets that one key may seal; the keys are updated after half of them.
     pub sealed: Option<u64>,
-    /// Packets of a lane that may fail authentication.
+    /// Packets that may fail authentication.
     pub failed: Option<u64>,
 }
 
-/// The outlet through which one worker publishes its snapshots and shows that it is alive.
+/// Publishes the snapshots of one worker and its signs of life.
 pub struct Publisher {
     pub(super) worker: usize,
     pub(super) health: Arc<Health>,
+    /// The newest snapshots of all workers.
     pub(super) snapshots: Arc<Snapshots>,
     pub(super) refused_keys: Arc<AtomicU64>,
     pub(super) beats: u64,
 }
 
 impl Publisher {
-    /// Of the worker with this index.
+    /// Makes the publisher of the worker with this index.
     #[must_use]
     pub fn new(worker: usize, health: Arc<Health>, snapshots: Arc<Snapshots>) -> Self {
         Self { worker, health, snapshots, refused_keys: Arc::default(), beats: 0 }
     }
 
-    /// Where the TLS verifier counts handshakes with a key that is not allowed.
+    /// The counter of handshakes with a key that is not allowed, which the TLS verifier increments.
     #[must_use]
     pub fn refused_keys(&self) -> Arc<AtomicU64> {
         Arc::clone(&self.refused_keys)
-    }
-
-    /// The newest snapshots of all workers, to which this worker publishes its own.
-    pub(super) fn snapshots(&self) -> Arc<Snapshots> {
-        Arc::clone(&self.snapshots)
     }
 }

@@ -1,4 +1,4 @@
-//! How a worker begins with a peer.
+//! The initial state of a peer at a worker.
 
 use std::{sync::Arc, time::Instant};
 
@@ -14,28 +14,27 @@ use wire::{
 };
 
 use crate::{
-    control::dial::Dialler,
+    control::{connections::StreamConnections, dial::Dialler},
     hub::Hub,
     origin::PeerOrigin,
-    peer::{Peer, Refused},
+    peer::{Peer, Refused, Throttles},
     worker::{context::parity, dial::dials, timer::LOG_INTERVAL},
 };
 
-/// The values that a worker makes its peers from.
+/// Makes the peers of a worker.
 pub(super) struct PeerMaker<'a> {
     pub(super) config: &'a Config,
     pub(super) hub: &'a Hub,
     pub(super) own_key: &'a [u8; 32],
-    /// Which worker this is, and of how many.
     pub(super) worker: WorkerId,
 }
 
 impl PeerMaker<'_> {
-    /// A peer as a worker begins with it: about to be dialled, without flows.
+    /// Makes a peer without flows, ready to be dialled by the worker that dials it.
     pub(super) fn make(&self, id: PeerId, peer: Arc<config::Peer>, origin: PeerOrigin, now: Instant) -> Peer {
-        // Of several keys the one that the peer proves counts; until then no number leaves this agent.
+        // If the peer has several keys, the key that it proves will count. Until then no flow number leaves this agent.
         let parity = peer.public_keys.first().map_or(0, |key| parity(self.own_key, &key.0));
-        // One worker dials.
+        // Exactly one worker dials a peer.
         let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
         self.hub.rate(id).set_rate(peer.rate.map(|bits| bits / 8));
         Peer {
@@ -59,22 +58,21 @@ impl PeerMaker<'_> {
             awaited_until: None,
             tcp_streams: 0,
             forwards: self.hub.forwards(id),
-            streams: crate::control::connections::StreamConnections::default(),
+            streams: StreamConnections::default(),
             refused: Refused::default(),
             known_services: None,
             route_asked: None,
             dialled: None,
             failure: None,
-            meter: Sampler::new(now),
+            rates: Sampler::new(now),
             attempts_log: Throttle::new(LOG_INTERVAL),
             connections_log: Throttle::new(LOG_INTERVAL),
-            throttles: crate::peer::Throttles::new(LOG_INTERVAL),
+            throttles: Throttles::new(LOG_INTERVAL),
         }
     }
 
     pub(super) fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64) -> DatagramRelay {
-        let names: Vec<Arc<str>> =
-            self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
+        let names: Vec<_> = self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         let numbering = Numbering { parity, worker: self.worker };
         let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, self.hub.flows(id), &names);
         relay.set_oversize(&self.config.services);

@@ -1,7 +1,7 @@
-//! Peers come and go while the worker runs: what the registry messages, and what is left of a peer that was removed.
+//! Peers that are added and removed while the worker runs, and the life of a peer's slot.
 //!
 //! ```text
-//!   Live ── PeerRemoved ──► Leaving ── nothing left, after a while ──► Vacant ── PeerAdded ──► Live, as another
+//!   Live ── PeerRemoved ──► Leaving ── after a while, if nothing is left ──► Vacant ── PeerAdded ──► Live, with another peer
 //! ```
 
 use std::{
@@ -11,7 +11,10 @@ use std::{
 
 use config;
 use dataplane::{forward::Local, peer::PeerStanding, relay::DropReason};
-use wire::{ids::PeerId, messages::CloseReason};
+use wire::{
+    ids::{PeerId, SessionRef},
+    messages::CloseReason,
+};
 
 use crate::{
     origin::PeerOrigin,
@@ -19,21 +22,20 @@ use crate::{
     worker::{
         Worker,
         context::Context,
-        parts::{DataPlane, LaneHost, Publisher, Sessions, Sockets, TcpForwards, Tunnel},
+        parts::{DataPlane, LaneHost, Publisher, Sessions, TcpForwards},
         peer_maker::PeerMaker,
         timer::{Timer, number},
     },
 };
 
-/// The place of a peer that was removed is not given to another before this: longer than anything that names it is under
-/// way.
+/// The slot of a removed peer stays unused for this long: longer than any message that names the peer is under way.
 const QUARANTINE: Duration = Duration::from_secs(60);
 
 /// A peer of open mode without a session and without flows is removed after this long.
 const OPEN_IDLE: Duration = Duration::from_secs(60);
 
 impl Worker {
-    /// The peer that proved `key` to us; in open mode a new one, if nobody is known by it.
+    /// Returns the peer that has `key`; in open mode a new peer, if no peer has the key.
     pub(super) fn peer_behind(&mut self, key: &[u8; 32], now: Instant) -> Result<PeerId, CloseReason> {
         let id = match self.cx.registry.peer_of(key) {
             Some(id) => id,
@@ -43,7 +45,7 @@ impl Worker {
             None => return Err(CloseReason::KeyRemoved),
         };
         if !self.cx.knows(id, key) {
-            // The order that says who it is has been given and not been read.
+            // The message that adds the peer has been sent and not been read.
             self.read_messages(now);
         }
         if self.cx.knows(id, key) { Ok(id) } else { Err(CloseReason::KeyRemoved) }
@@ -51,7 +53,7 @@ impl Worker {
 }
 
 impl Context {
-    /// Takes up a peer that the peer registry has got, in place of any earlier one with the same id.
+    /// Adds a peer of the registry to the table, in place of an earlier peer in the same slot.
     pub(super) fn peer_added(
         &mut self,
         id: PeerId,
@@ -66,7 +68,7 @@ impl Context {
         let deadline = made.dialler.deadline();
         made.generation = self.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
         if let Some(old) = self.peers.insert(made) {
-            self.stats.totals.retire(&old.data.relay);
+            self.stats.totals.removed.add(&old.data.relay);
         }
         if let Some(at) = deadline {
             self.timers.arm(Timer::Dial(id), at);
@@ -76,7 +78,7 @@ impl Context {
                 PeerOrigin::Config | PeerOrigin::State => {
                     tracing::info!(peer = &*peer.name, origin = origin.label(), "peer added")
                 }
-                // As often as guests come and go.
+                // Open-mode peers may come and go often.
                 PeerOrigin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode added"),
             }
         }
@@ -85,7 +87,7 @@ impl Context {
 }
 
 impl Publisher {
-    /// Nothing is left of a peer: what it counted stays in the sums, its series end.
+    /// Gives up the slot of a removed peer. Its counts stay in the sums; its own series end.
     pub(super) fn vacate(&self, cx: &mut Context, id: PeerId) {
         let own_key = *cx.identity.public_key();
         let (config, hub) = (&*cx.config, &*cx.hub);
@@ -93,27 +95,26 @@ impl Publisher {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.data.standing = PeerStanding::Vacant;
         let empty = maker.relay(id, &peer.data.config, 0);
-        cx.stats.totals.retire(&std::mem::replace(&mut peer.data.relay, empty));
+        cx.stats.totals.removed.add(&std::mem::replace(&mut peer.data.relay, empty));
         cx.stats.retired.merge(id);
-        let snapshots = self.snapshots();
-        snapshots.retire(cx.id.index, id);
-        cx.registry.left(id, cx.id.index, |name| snapshots.forget(name));
+        self.snapshots.retire(cx.id.index, id);
+        cx.registry.left(id, cx.id.index, |name| self.snapshots.forget(name));
         cx.stats.unpublished = true;
     }
 }
 
 impl TcpForwards {
-    /// The local ports whose peer bears `name` lead to `id`.
-    pub(super) fn point_forwards(&mut self, cx: &mut Context, sockets: &mut Sockets, name: &str, id: PeerId) {
+    /// Points the local ports whose peer is called `name` to `id`.
+    pub(super) fn point_forwards(&mut self, cx: &mut Context, name: &str, id: PeerId) {
         for (named, current) in cx.config.peers.iter().zip(&mut self.peers) {
             if *named.name == *name {
                 *current = id;
             }
         }
-        sockets.point_ingresses(cx, self);
+        cx.point_ingresses(self);
     }
 
-    /// Who the peer of a `[[udp]]` or `[[tcp]]` is now.
+    /// The peer that a `[[udp]]` or `[[tcp]]` entry leads to now.
     pub(super) fn forward_peer(&self, forward: &config::Forward) -> PeerId {
         self.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
     }
@@ -125,7 +126,7 @@ impl TcpForwards {
 }
 
 impl DataPlane {
-    /// Drops a batch that came to a port whose peer was removed.
+    /// Drops a batch that came to a local socket of a removed peer.
     pub(super) fn drop_batch_of_removed(&self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for slot in 0..self.batch.len() {
@@ -137,12 +138,12 @@ impl DataPlane {
 }
 
 impl Context {
-    /// Whether a peer that has not been removed has this key.
+    /// Whether `id` has not been removed and has this key.
     pub(super) fn knows(&self, id: PeerId, key: &[u8; 32]) -> bool {
         self.peers.get(id).is_some_and(|peer| peer.data.is_live() && peer.has_key(key))
     }
 
-    /// One worker watches over each peer of open mode.
+    /// Removes an idle open-mode peer, at the one worker that dials it.
     fn expire_if_idle(&mut self, id: PeerId, now: Instant) {
         if self.dialler_of(id) != self.id.index {
             return;
@@ -160,20 +161,12 @@ impl Context {
 }
 
 impl Sessions {
-    /// The registry knows a peer no more: its connections end, those that are being made too, its flows, and what waits.
-    pub(super) fn peer_removed(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        tunnel: &mut Tunnel,
-        id: PeerId,
-        now: Instant,
-    ) {
+    /// Handles the removal of a peer by the registry: ends its connections, attempts and flows, and drops its waiting payloads.
+    pub(super) fn peer_removed(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
         let dials = cx.dialler_of(id) == cx.id.index;
         let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
         peer.data.standing = PeerStanding::Leaving { since: now };
-        // Packets that are under way on its lanes open nothing any more.
+        // Packets that are under way on its lanes must not open flows.
         Arc::make_mut(&mut peer.data.config).services.clear();
         if dials {
             match peer.origin {
@@ -183,21 +176,21 @@ impl Sessions {
                 PeerOrigin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
             }
         }
-        let link = peer.data.link.as_ref().map(|link| link.session);
-        // Its attempts are among the connections that end below.
+        let session = peer.data.link.as_ref().map(|link| link.session);
+        // The attempts are among the connections that are closed below.
         drop(peer.dialler.stop());
         peer.dialler.forget_lookups();
         for token in peer.dialler.take_abandoned() {
-            sockets.factory.release(token);
+            cx.sockets.factory.release(token);
         }
         self.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
-        if let Some(session) = link {
-            // Wherever its control connection is.
-            self.link_down(cx, host, id, session, now);
+        if let Some(session) = session {
+            // Whichever worker owns the session.
+            self.link_down(cx, host, SessionRef { peer: id, session }, now);
         }
         self.end_stream_connections(cx, id, CloseReason::KeyRemoved, now);
         for handle in self.control.handles() {
-            if self.control.get(handle).is_some_and(|connection| connection.peer == Some(id)) {
+            if self.peer_of(handle) == Some(id) {
                 self.close_connection(cx, handle, CloseReason::KeyRemoved, now);
             }
         }
@@ -205,19 +198,18 @@ impl Sessions {
         for flow in peer.data.relay.flows.all() {
             if let Some(flow) = peer.data.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
                 peer.data.relay.stats.flows_removed += 1;
-                sockets.factory.close_flow_later(flow.origin);
+                cx.sockets.factory.close_flow_later(flow.origin);
             }
         }
-        // What still waits are IP packets.
+        // The rest of the queue are IP packets, which belong to no flow.
         peer.data.relay.queue.clear(DropReason::PeerRemoved, &mut peer.data.relay.uplink);
-        sockets.factory.close_now(&mut sockets.locals);
-        tunnel.unroute_peer(id);
+        cx.sockets.factory.close_now(&mut cx.sockets.locals);
         cx.stats.unpublished = true;
     }
 
-    /// Once a second: idle peers of open mode go. Returns the removed peers of which nothing is left.
+    /// Once a second: removes idle open-mode peers. Returns the removed peers whose slots can be given up.
     #[must_use]
-    pub(super) fn see_to_registry(
+    pub(super) fn expire_peers(
         &self,
         cx: &mut Context,
         host: &LaneHost,
@@ -241,24 +233,24 @@ impl Sessions {
         gone
     }
 
-    /// Whether nothing at this worker names a peer that was removed.
+    /// Whether nothing at this worker refers to a removed peer.
     fn is_gone(&self, cx: &Context, host: &LaneHost, tcp: &TcpForwards, peer: &Peer) -> bool {
         peer.data.relay.in_send_buffer == 0
             && peer.tcp_streams == 0
             && !peer.dialler.is_resolving()
-            // What comes to ports that name it is counted under it, until a peer of its name is added.
+            // Datagrams to ports that name the peer are counted under it, until a peer of that name is added.
             && !tcp.forwards_lead_to(cx, peer.data.id)
             && !host.lanes.iter().any(|(_, slot)| slot.peer == peer.data.id)
             && !self.control.iter().any(|connection| connection.peer == Some(peer.data.id))
     }
 }
 
-impl Sockets {
-    /// The local UDP ports lead to the peers that their forwards name.
-    pub(super) fn point_ingresses(&mut self, cx: &Context, tcp: &TcpForwards) {
-        for local in self.locals.iter_mut() {
+impl Context {
+    /// Points the local UDP ports to the peers that their forwards name.
+    pub(super) fn point_ingresses(&mut self, tcp: &TcpForwards) {
+        for local in self.sockets.locals.iter_mut() {
             if let Local::Ingress { ingress, peer } = local
-                && let Some(forward) = cx.config.udp.get(ingress.0 as usize)
+                && let Some(forward) = self.config.udp.get(ingress.0 as usize)
                 && let Some(current) = tcp.peers.get(forward.peer)
             {
                 *peer = *current;

@@ -1,4 +1,4 @@
-//! How a worker's plain integers reach whoever asks for a snapshot, the metrics among them.
+//! Publication of a worker's counters as a snapshot for status and metrics.
 
 use std::{
     sync::{Arc, atomic::Ordering},
@@ -32,24 +32,24 @@ use crate::{
 };
 
 impl Worker {
-    /// Publishes everything, with what the kernel dropped until now.
+    /// Publishes the last snapshot of a worker, with the latest kernel drops.
     pub fn publish_last(&mut self, now: Instant) {
-        self.sessions.take_stock(&mut self.cx, &mut self.sockets, &mut self.decoy, now);
+        self.sessions.reconcile(&mut self.cx, &mut self.decoy, now);
         self.publish(now);
     }
 
-    /// Publishes a new snapshot of this worker and reports the ceilings that were reached.
+    /// Publishes a new snapshot of this worker and logs the limits that were reached.
     pub(super) fn publish(&mut self, now: Instant) {
         self.cx.stats.unpublished = false;
-        // What was delivered earlier in this turn is in the account of what came, and not yet of what went.
-        self.data.settle(&mut self.cx, &mut self.sockets, &mut self.sessions, &mut self.tunnel);
-        self.sockets.book_sockets(&mut self.decoy, false);
+        // Payloads that were delivered earlier in this turn are counted as received, but not yet as delivered.
+        self.data.settle(&mut self.cx, &mut self.sessions, &mut self.tunnel);
+        self.cx.sockets.read_sockets(&mut self.decoy, false);
         let reached = |peer: &&Peer| refused(&peer.data.relay) != peer.refused;
         let reached: Vec<PeerId> = self.cx.peers.iter().filter(reached).map(|peer| peer.data.id).collect();
         for peer in reached {
             self.cx.report_ceilings(peer, now);
         }
-        self.cx.report_strangers(self.data.strangers.stats.gave_way, now);
+        self.cx.report_decoy_flows(self.data.unauthenticated.stats.gave_way, now);
         self.metrics.beats += 1;
         let snapshot = self.snapshot(now);
         self.metrics.snapshots.set(snapshot);
@@ -57,92 +57,83 @@ impl Worker {
     }
 
     fn snapshot(&mut self, now: Instant) -> WorkerSnapshot {
-        let retired = &self.cx.stats.retired;
+        let Self { cx, data, sessions, host, tcp, tunnel, decoy, metrics, .. } = self;
+        let retired = &cx.stats.retired;
         let mut lane_states = [0; LaneState::LABELS.len()];
-        let mut of_peers: Vec<OfPeer> = self.sessions.stream_snapshots(&self.cx);
-        for (sum, peer) in of_peers.iter_mut().zip(&self.cx.peers) {
+        let mut of_peers: Vec<OfPeer> = sessions.stream_snapshots(cx);
+        for (sum, peer) in of_peers.iter_mut().zip(cx.peers.iter()) {
             sum.lanes = retired.of(peer.data.id);
         }
-        for (_, slot) in self.host.lanes.iter() {
+        for (_, slot) in host.lanes.iter() {
             lane_states[slot.state.label_index()] += 1;
             if let Some(sum) = of_peers.get_mut(slot.peer.0 as usize) {
                 add_lane(&mut sum.lanes, slot.core.stats());
                 sum.lanes_up += usize::from(slot.is_up());
             }
         }
-        let (mut lanes, mut relays) = (retired.of_former(), self.cx.stats.totals.former);
-        let mut peers = Vec::with_capacity(self.cx.peers.len());
-        for (peer, of_peer) in self.cx.peers.iter().zip(&of_peers) {
+        let (mut lanes, mut relays) = (retired.of_removed(), cx.stats.totals.removed);
+        let mut peers = Vec::with_capacity(cx.peers.len());
+        for (peer, of_peer) in cx.peers.iter().zip(&of_peers) {
             add_lane(&mut lanes, &of_peer.lanes);
             relays.add(&peer.data.relay);
-            peers.push(self.sessions.peer_status(&self.host, &self.tunnel, peer, of_peer, now));
+            peers.push(sessions.peer_status(host, tunnel, peer, of_peer, now));
         }
-        let mut gate = self.sessions.gate.stats.ended;
-        // Where no knock is required, quinn-proto makes them.
-        gate[Step::Retry as usize] += self.sessions.control.stats.retries_sent;
-        let carriers = self.cx.peers.iter().map(|peer| peer.streams.carriers().count());
-        // Every worker knows them all, and all share the memory: one publishes.
-        let speaks = self.cx.id.index == 0;
-        let stream_bytes = if speaks { self.cx.hub.streams().taken() } else { 0 };
+        let mut gate = sessions.gate.stats.ended;
+        // Without required knocks, quinn-proto sends the Retry packets.
+        gate[Step::Retry as usize] += sessions.control.stats.retries_sent;
+        let carriers = cx.peers.iter().map(|peer| peer.streams.carriers().count());
+        // All workers share these values, so only worker 0 publishes them.
+        let publishes_shared = cx.id.index == 0;
+        let stream_bytes = if publishes_shared { cx.hub.streams().taken() } else { 0 };
         let in_use = InUse {
-            handshakes: self.sessions.control.handshakes_pending(),
-            used_tokens: self.sessions.gate.remembered(),
-            decoy_flows: self.decoy.flows.as_ref().map_or(0, Decoys::count),
+            handshakes: sessions.control.handshakes_pending(),
+            used_tokens: sessions.gate.remembered(),
+            decoy_flows: decoy.flows.as_ref().map_or(0, Decoys::count),
             stream_bytes,
         };
-        let (tun, tun_totals) = self
-            .tunnel
-            .device
-            .as_ref()
-            .map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()))
-            .unwrap_or_default();
+        let tun = tunnel.device.as_ref().map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()));
+        let (tun, tun_totals) = tun.unwrap_or_default();
         WorkerSnapshot {
-            worker: self.cx.id.index,
-            beats: self.metrics.beats,
+            worker: cx.id.index,
+            beats: metrics.beats,
             peers,
-            known: if speaks { self.cx.by_origin() } else { Default::default() },
+            known: if publishes_shared { cx.by_origin() } else { Default::default() },
             lane_states,
             lanes,
-            lane_indices: self.host.lane_indices(&self.cx, &self.tunnel),
-            limit_reached: self.sessions.limit_reached(&self.cx, &self.data, &relays),
+            lane_indices: host.lane_indices(cx, tunnel),
+            limit_reached: sessions.limit_reached(cx, data, &relays),
             relays,
-            sockets: *self.sockets.factory.stats(),
-            totals: self.cx.stats.totals.clone(),
-            control: self.sessions.control.stats,
-            refused_keys: self.metrics.refused_keys.load(Ordering::Relaxed),
+            sockets: *cx.sockets.factory.stats(),
+            totals: cx.stats.totals.clone(),
+            control: sessions.control.stats,
+            refused_keys: metrics.refused_keys.load(Ordering::Relaxed),
             gate,
             in_use,
-            send_buffer_bytes: self.sockets.underlays.send_buffer_bytes(),
-            connections: self.sessions.control.len(),
-            tcp_streams: self.tcp.open.len(),
+            send_buffer_bytes: cx.sockets.underlays.send_buffer_bytes(),
+            connections: sessions.control.len(),
+            tcp_streams: tcp.open.len(),
             stream_connections: carriers.sum(),
-            unopened: self.data.notes.shares.dropped(),
+            unopened: data.notes.shares.dropped(),
             tun,
             tun_totals,
-            decoy: self.data.strangers.stats,
+            decoy: data.unauthenticated.stats,
         }
     }
 }
 
 impl Sessions {
-    /// Takes stock of what is not counted as it happens: which flow belongs on which lane, what the kernel dropped at the
-    /// sockets that many share and at those that had traffic, and what waits there.
-    pub(super) fn take_stock(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        decoy: &mut Decoy,
-        now: Instant,
-    ) {
+    /// Samples values that are not counted as they change: the flows of each lane, the traffic of control connections, and the
+    /// kernel's queues and drops at shared sockets and at local sockets with traffic.
+    pub(super) fn reconcile(&mut self, cx: &mut Context, decoy: &mut Decoy, now: Instant) {
         let mut lane_flows = Vec::new();
-        for peer in &cx.peers {
+        for peer in cx.peers.iter() {
             peer.data.relay.flows.count_lanes(&mut lane_flows);
         }
         cx.stats.totals.lane_flows = lane_flows;
         cx.stats.totals.control = self.control.traffic();
-        let before = sockets.factory.stats().kernel_drops();
-        sockets.book_sockets(decoy, true);
-        let dropped = sockets.factory.stats().kernel_drops() - before;
+        let before = cx.sockets.factory.stats().kernel_drops();
+        cx.sockets.read_sockets(decoy, true);
+        let dropped = cx.sockets.factory.stats().kernel_drops() - before;
         if dropped > 0
             && let Some(suppressed) = cx.logs.drops.allow(now)
         {
@@ -178,17 +169,16 @@ impl Sessions {
         of_peers
     }
 
-    /// What was refused at each ceiling.
+    /// The number of refusals at each limit.
     fn limit_reached(&self, cx: &Context, data: &DataPlane, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
         let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
-        // All workers share them: one publishes.
+        // All workers share these values, so only worker 0 publishes them.
         let (shared, stream_bytes) = match cx.id.index {
             0 => (self.refusals.at_ceilings(), cx.hub.streams().refused()),
             _ => Default::default(),
         };
         let AtCeilings { handshakes, open_peers, used_tokens } = shared;
-        let (tcp, strangers) = (cx.stats.ceilings.tcp, data.strangers.stats.gave_way);
-        let messages = cx.stats.ceilings.messages;
+        let (tcp, messages) = (cx.stats.ceilings.tcp, cx.stats.ceilings.messages);
         [
             flows,
             flows_per_peer,
@@ -201,7 +191,7 @@ impl Sessions {
             handshakes,
             open_peers,
             used_tokens,
-            strangers,
+            data.unauthenticated.stats.gave_way,
             messages,
         ]
     }
@@ -244,7 +234,7 @@ impl Sessions {
             streams: of_peer.streams.clone(),
             inner_mtu: most_mtu.and_then(|most| peer.data.inner_mtu(most, now)),
             largest_datagram: peer.data.largest_datagram(now),
-            rates: PeerRates::of(&peer.meter),
+            rates: PeerRates::of(&peer.rates),
             queue: QueueStatus {
                 datagrams: relay.queue.datagrams() + relay.awaiting.datagrams(),
                 bytes: relay.queue.bytes() + relay.awaiting.bytes(),
@@ -277,7 +267,7 @@ impl Sessions {
 }
 
 impl Context {
-    /// Peers that are known, by [`PeerOrigin`].
+    /// The number of peers by [`PeerOrigin`].
     fn by_origin(&self) -> [u64; PeerOrigin::ALL.len()] {
         let mut known = [0; PeerOrigin::ALL.len()];
         for peer in self.peers.iter().filter(|peer| peer.data.is_live()) {
@@ -295,7 +285,7 @@ impl LaneHost {
             wanted: link.pool.wanted.into(),
             packet_bytes: packet_bytes(peer, &self.lanes),
         });
-        // One that was removed may hold nothing any more.
+        // A removed peer has no queue any more.
         let (queue_packets, queue_bytes) =
             if peer.data.is_live() { (queue.packets, queue.bytes) } else { (0, 0) };
         PeerFigures {
@@ -313,7 +303,7 @@ impl LaneHost {
         }
     }
 
-    /// What the lanes of each index have in common.
+    /// Sums over the lanes of each index.
     fn lane_indices(&self, cx: &Context, tunnel: &Tunnel) -> Vec<IndexCounts> {
         let mut indices = Vec::new();
         for (index, bytes) in cx.stats.retired.by_index().iter().enumerate() {
@@ -333,7 +323,7 @@ impl LaneHost {
     }
 }
 
-/// What a worker gathers of a peer from its lanes and connections.
+/// Sums over a peer's lanes and connections at this worker.
 #[derive(Clone, Default)]
 struct OfPeer {
     lanes: LaneStats,
@@ -362,19 +352,20 @@ fn rtt(peer: &Peer, lanes: &Lanes) -> Option<Duration> {
 }
 
 impl Sockets {
-    fn book_sockets(&mut self, decoy: &mut Decoy, drops: bool) {
-        let books = self.factory.stats();
+    /// Adds what sockets with traffic have counted to the statistics; with `drops`, also asks the kernel what it dropped.
+    fn read_sockets(&mut self, decoy: &mut Decoy, drops: bool) {
+        let stats = self.factory.stats();
         if drops {
-            books.forget_kernel_queues();
+            stats.forget_kernel_queues();
         }
         for underlay in self.underlays.iter_mut() {
-            books.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
+            stats.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
         }
         self.locals.each_touched(drops, |socket| {
-            books.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
+            stats.look_at(role(&socket.local), &*socket.socket, &mut socket.booked, drops);
         });
         if let Some(decoys) = &mut decoy.flows {
-            decoys.book(books, drops);
+            decoys.read_sockets(stats, drops);
         }
     }
 }

@@ -1,22 +1,22 @@
-//! A reload, as a worker follows it: what has not changed goes on, datagram for datagram.
+//! A reload at one worker: everything that has not changed goes on without losing a datagram.
 //!
 //! ```text
 //!   reload: ports opened → registry revised ──► PeerRemoved, PeerChanged, PeerAdded ──► Configured, with this worker's ports
 //! ```
 //!
-//! The messages come in this sequence, in one mailbox. The new configuration names services and forwards by the places that they
-//! had, so that what a message, a flow or the far end names by a place goes on to mean the same.
+//! The messages come in this order, in one mailbox. Services and forwards keep their indexes in the new configuration, so an index in
+//! a message, in a flow or at the far end still means the same.
 
 use std::{mem, sync::Arc, time::Instant};
 
-use config::{self, Config, Forward, Service};
+use config::{self, Config, Service};
 use dataplane::{
     lanes::LaneId,
     relay::{FlowId, Origin},
 };
 use gate::identity::PublicKey;
 use wire::{
-    ids::IngressId,
+    ids::{IngressId, SessionRef},
     messages::{self, CloseReason, Message},
     throttle::Throttle,
 };
@@ -24,6 +24,7 @@ use wire::{
 use crate::{
     hub::NewConfig,
     origin::PeerOrigin,
+    peer::Peer,
     worker::{
         Local, PeerId, Worker,
         context::Context,
@@ -34,138 +35,122 @@ use crate::{
 };
 
 impl Worker {
-    /// Runs another configuration from now on.
+    /// Applies a new configuration.
     pub(super) fn configured(&mut self, new: NewConfig, now: Instant) {
         if self.cx.stopping {
             return;
         }
         let NewConfig { config, ports } = new;
-        self.sockets.factory.adopt(ports);
+        self.cx.sockets.factory.adopt(ports);
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
         self.tcp.name_forward_peers(&self.cx);
         self.follow_services(&old.services, &config.services, now);
+        let Self { cx, data, sessions, host, tcp, decoy, .. } = self;
         let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
-        for peer in &mut self.cx.peers {
+        for peer in cx.peers.iter_mut() {
             let wanted = Arc::clone(&peer.data.config);
             peer.data.relay.set_bounds(&wanted, &config.limits);
             peer.data.allowances.set(&config.limits);
             peer.data.relay.set_ingresses(&names);
             peer.data.relay.set_oversize(&config.services);
             if forwards_differ {
-                // Whether a new forward's service is offered is said anew.
+                // Missing services of new forwards are to be reported.
                 peer.known_services = None;
                 peer.throttles.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
-        self.sockets.follow_udp(&mut self.cx, &mut self.data, &mut self.host, &mut self.tcp, &old, now);
-        self.tcp.follow_tcp(&mut self.cx, &mut self.sockets, &old, &config, now);
-        self.cx.hub.streams().set_most(config.limits.stream_bytes);
-        self.sessions.gate.set_window(config.access.clock_window);
-        self.sessions
-            .control
-            .set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(self.cx.id.count)));
-        for handle in self.sessions.control.handles() {
-            self.sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
+        data.follow_udp(cx, host, tcp, &old, now);
+        tcp.follow_tcp(cx, &old, &config, now);
+        cx.hub.streams().set_most(config.limits.stream_bytes);
+        sessions.gate.set_window(config.access.clock_window);
+        sessions.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(cx.id.count)));
+        for handle in sessions.control.handles() {
+            sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
-        self.decoy.follow_decoy(&self.cx, &mut self.sockets, &mut self.data, now);
-        for id in self.cx.peers.ids() {
-            self.sessions.offer_services(&self.cx, id);
-            self.tcp.warn_of_missing_services(&mut self.cx, id, now);
+        decoy.follow_decoy(cx, data, now);
+        for id in cx.peers.ids() {
+            sessions.offer_services(cx, id);
+            tcp.warn_of_missing_services(cx, id, now);
         }
-        self.cx.stats.unpublished = true;
+        cx.stats.unpublished = true;
     }
 
-    /// The operator wants a peer otherwise. Its connection stays, unless the key that it proved is no longer its.
+    /// Applies changed settings of a peer. Its connections stay, unless the key that they proved is no longer one of its keys.
     pub(super) fn peer_changed(&mut self, id: PeerId, wanted: Arc<config::Peer>, now: Instant) {
-        let is_well = self.cx.peers.get(id).is_some_and(|peer| peer.data.is_well());
-        let Some(peer) = self.cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
+        let Self { cx, data, sessions, host, tcp, tunnel, .. } = self;
+        let is_well = cx.peers.get(id).is_some_and(|peer| peer.data.is_well());
+        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
         let old = mem::replace(&mut peer.data.config, Arc::clone(&wanted));
-        peer.data.relay.set_bounds(&wanted, &self.cx.config.limits);
-        peer.data.allowances.set(&self.cx.config.limits);
+        peer.data.relay.set_bounds(&wanted, &cx.config.limits);
+        peer.data.allowances.set(&cx.config.limits);
         if old.public_keys != wanted.public_keys {
-            self.sessions.end_connections_of_other_keys(&mut self.cx, id, &wanted.public_keys, now);
-            self.host.remove_lanes_of_other_keys(
-                &mut self.cx,
-                &mut self.sessions,
-                id,
-                &wanted.public_keys,
-                now,
-            );
+            sessions.end_connections_of_other_keys(cx, id, now);
+            host.remove_lanes_of_other_keys(cx, sessions, id, now);
         }
         if old.services != wanted.services {
-            let revoked = |place: usize| !wanted.services.contains(&place);
-            self.data.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.host, id, now, |origin| {
-                match origin {
-                    Origin::Upstream { service, .. } => revoked(*service),
-                    Origin::Ingress { .. } => false,
-                }
+            let revoked = |service: usize| !wanted.services.contains(&service);
+            data.end_flows_where(cx, host, id, now, |origin| match origin {
+                Origin::Upstream { service, .. } => revoked(*service),
+                Origin::Ingress { .. } => false,
             });
-            self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |peer, place| {
-                peer == id && revoked(place)
-            });
-            self.sessions.offer_services(&self.cx, id);
+            tcp.end_served(cx, sessions, |peer, service| peer == id && revoked(service));
+            sessions.offer_services(cx, id);
         }
-        if self.cx.dialler_of(id) == self.cx.id.index {
-            let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        if cx.dialler_of(id) == cx.id.index {
+            let Some(peer) = cx.peers.get_mut(id) else { return };
             let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
-            self.sockets.watch_dialler(&mut self.cx, id);
+            cx.watch_dialler(id);
             for attempt in surplus {
-                self.sessions.close_connection(&mut self.cx, attempt, CloseReason::Replaced, now);
+                sessions.close_connection(cx, attempt, CloseReason::Replaced, now);
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
         if old.rate != wanted.rate {
-            self.cx.hub.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
-            self.sessions.control.rate_changed(id);
+            cx.hub.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
+            sessions.control.rate_changed(id);
         }
         if old.allowed_ips != wanted.allowed_ips {
-            self.tunnel.reroute_peer(&self.cx, id);
+            tunnel.reroute_peer(cx, id);
         }
-        self.cx.stats.unpublished = true;
+        cx.stats.unpublished = true;
     }
 
-    /// Ends the flows and connections to services that are no more, or are elsewhere now: their peers open them anew.
+    /// Ends the flows and connections to services that were removed or have another upstream, and applies new idle times.
     fn follow_services(&mut self, old: &[Service], new: &[Service], now: Instant) {
-        let fate = |place: usize| match (old.get(place), new.get(place)) {
-            (Some(old), Some(new)) => {
-                let moved = old.upstream != new.upstream;
-                (moved || !new.udp, moved || !new.tcp, new.idle)
-            }
-            (_, _) => (true, true, std::time::Duration::ZERO),
+        let Self { cx, data, sessions, host, tcp, .. } = self;
+        let unmoved = |index: usize| {
+            let (old, new) = (old.get(index)?, new.get(index)?);
+            (old.upstream == new.upstream).then_some(new)
         };
-        for id in self.cx.peers.ids() {
-            self.data.end_flows_where(&mut self.cx, &mut self.sockets, &mut self.host, id, now, |origin| {
-                match origin {
-                    Origin::Upstream { service, .. } => fate(*service).0,
-                    Origin::Ingress { .. } => false,
-                }
+        for id in cx.peers.ids() {
+            data.end_flows_where(cx, host, id, now, |origin| match origin {
+                Origin::Upstream { service, .. } => unmoved(*service).is_none_or(|service| !service.udp),
+                Origin::Ingress { .. } => false,
             });
-            let Some(peer) = self.cx.peers.get_mut(id) else { continue };
+            let Some(peer) = cx.peers.get_mut(id) else { continue };
             for flow in peer.data.relay.flows.accepted() {
                 let Some(flow_state) = peer.data.relay.flows.get_mut(flow) else { continue };
-                if let Origin::Upstream { service, .. } = flow_state.origin {
-                    let idle = fate(service).2;
-                    if idle < flow_state.idle {
-                        self.cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + idle);
+                if let Origin::Upstream { service, .. } = flow_state.origin
+                    && let Some(Service { idle, .. }) = unmoved(service)
+                {
+                    if *idle < flow_state.idle {
+                        cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + *idle);
                     }
-                    flow_state.idle = idle;
+                    flow_state.idle = *idle;
                 }
             }
         }
-        self.tcp.end_served(&mut self.cx, &mut self.sockets, &mut self.sessions, |_, place| fate(place).1);
+        tcp.end_served(cx, sessions, |_, service| unmoved(service).is_none_or(|service| !service.tcp));
     }
 }
 
 impl Sessions {
-    fn end_connections_of_other_keys(
-        &mut self,
-        cx: &mut Context,
-        id: PeerId,
-        keys: &[PublicKey],
-        now: Instant,
-    ) {
-        let is_other = |key: Option<[u8; 32]>| key.is_some_and(|key| !keys.contains(&PublicKey(key)));
+    /// Closes the connections of a peer that have proved a key which the peer no longer has.
+    fn end_connections_of_other_keys(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(config) = cx.peers.get(id).map(|peer| Arc::clone(&peer.data.config)) else { return };
+        let is_other =
+            |key: Option<[u8; 32]>| key.is_some_and(|key| !config.public_keys.contains(&PublicKey(key)));
         let session = cx.peers.session(id).map(|session| session.handle);
         let proved =
             session.and_then(|handle| self.control.get(handle)).and_then(|connection| connection.key);
@@ -180,7 +165,7 @@ impl Sessions {
         }
     }
 
-    /// Tells a connected peer which of our services it may use, if that has changed since it was told.
+    /// Sends a connected peer the services that it may use, if they have changed since they were last sent.
     pub(super) fn offer_services(&mut self, cx: &Context, id: PeerId) {
         let services = cx.services_for(id);
         let Some(handle) = cx.peers.session(id).map(|session| session.handle) else { return };
@@ -191,23 +176,22 @@ impl Sessions {
 }
 
 impl LaneHost {
-    /// Ends the lanes of a key that is no longer the peer's, at once: packets that are under way on them deliver nothing any more.
-    /// Those of earlier sessions, which drain, end too.
+    /// Ends the lanes of sessions whose key is no longer the peer's at once, so that no packet under way delivers anything. Draining
+    /// lanes of earlier sessions end too.
     fn remove_lanes_of_other_keys(
         &mut self,
         cx: &mut Context,
-        sessions: &mut Sessions,
+        sessions: &Sessions,
         id: PeerId,
-        keys: &[PublicKey],
         now: Instant,
     ) {
-        let link = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref());
-        let link = link.map(|link| (link.session, keys.contains(&PublicKey(link.key))));
-        if let Some((session, false)) = link {
-            // Wherever its control connection is.
-            sessions.link_down(cx, self, id, session, now);
+        let Some(peer) = cx.peers.get(id) else { return };
+        let session = peer.data.link.as_ref().map(|link| link.session);
+        let stays = peer.data.link.as_ref().filter(|link| peer.has_key(&link.key)).map(|link| link.session);
+        if let Some(session) = session.filter(|_| stays.is_none()) {
+            // Whichever worker owns the session.
+            sessions.link_down(cx, self, SessionRef { peer: id, session }, now);
         }
-        let stays = link.filter(|(_, stays)| *stays).map(|(session, _)| session);
         let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
         let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
         for lane in of_others {
@@ -217,78 +201,62 @@ impl LaneHost {
 }
 
 impl TcpForwards {
-    /// Which peer each place in [`Config::peers`] means; nobody, until a message says so.
+    /// Finds the peer for each entry of [`Config::peers`] by its name. An entry without one gets an invalid id until the peer is added.
     fn name_forward_peers(&mut self, cx: &Context) {
         let id_of = |named: &config::Peer| {
-            let bears =
-                |peer: &&crate::peer::Peer| *peer.name == *named.name && peer.origin != PeerOrigin::Open;
-            let alike = || cx.peers.iter().filter(bears);
-            let live = alike().find(|peer| peer.data.is_live());
-            // What comes for one that was removed is counted under it.
-            live.or_else(|| alike().next_back()).map_or(PeerId(u32::MAX), |peer| peer.data.id)
+            let has_name = |peer: &&Peer| *peer.name == *named.name && peer.origin != PeerOrigin::Open;
+            let same_name = || cx.peers.iter().filter(has_name);
+            let live = same_name().find(|peer| peer.data.is_live());
+            // Datagrams for a removed peer are counted under it.
+            live.or_else(|| same_name().next_back()).map_or(PeerId(u32::MAX), |peer| peer.data.id)
         };
         self.peers = cx.config.peers.iter().map(id_of).collect();
     }
 
-    /// Opens and closes the ports of `[[tcp]]`; connections that are there stay.
-    fn follow_tcp(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        old: &Config,
-        new: &Config,
-        now: Instant,
-    ) {
+    /// Opens and closes the ports of `[[tcp]]`; existing connections stay.
+    fn follow_tcp(&mut self, cx: &mut Context, old: &Config, new: &Config, now: Instant) {
         self.listeners.resize_with(new.tcp.len(), || None);
-        for (place, forward) in new.tcp.iter().enumerate() {
-            let was_open = old.tcp.get(place).is_some_and(|before| before.open);
+        for (port, forward) in new.tcp.iter().enumerate() {
+            let was_open = old.tcp.get(port).is_some_and(|before| before.open);
             match (was_open, forward.open) {
-                (false, true) => match sockets.factory.tcp_listen(forward.listen, place) {
+                (false, true) => match cx.sockets.factory.tcp_listen(forward.listen, port) {
                     Ok((listener, token)) => {
-                        self.listeners[place] = Some((listener, token));
-                        cx.add_source(sockets, self, token);
+                        self.listeners[port] = Some((listener, token));
+                        cx.add_source(self, token);
                     }
                     Err(error) => {
                         tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
                     }
                 },
                 (true, false) => {
-                    if let Some((listener, token)) = self.listeners[place].take() {
+                    if let Some((listener, token)) = self.listeners[port].take() {
                         drop(listener);
-                        sockets.factory.release(token);
-                        cx.hub.crowds().end(place);
+                        cx.sockets.factory.release(token);
+                        cx.hub.backlogs().end(port);
                     }
                 }
-                // Whose turn it is to accept may have changed.
-                (true, true) => cx.timers.arm(Timer::Listener(place), now),
+                // The worker that accepts may have changed.
+                (true, true) => cx.timers.arm(Timer::Listener(port), now),
                 (false, false) => {}
             }
         }
     }
 }
 
-impl Sockets {
-    fn open_ingress(&mut self, forward: &Forward, local: Local) {
-        if let Err(error) = self.factory.ingress(&mut self.locals, forward.listen, local) {
-            // The port itself is bound already.
-            tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
-        }
-    }
-
-    /// Opens and closes the ports of `[[udp]]`; one that leads elsewhere now keeps its socket.
+impl DataPlane {
+    /// Opens and closes the ports of `[[udp]]`. A port that now leads to another peer or service keeps its socket.
     fn follow_udp(
         &mut self,
         cx: &mut Context,
-        data: &mut DataPlane,
         host: &mut LaneHost,
-        tcp: &mut TcpForwards,
+        tcp: &TcpForwards,
         old: &Config,
         now: Instant,
     ) {
         let new = Arc::clone(&cx.config);
-        for (place, forward) in new.udp.iter().enumerate() {
-            let ingress = IngressId(number(place));
-            let before = old.udp.get(place).filter(|before| before.open);
+        for (index, forward) in new.udp.iter().enumerate() {
+            let ingress = IngressId(number(index));
+            let before = old.udp.get(index).filter(|before| before.open);
             let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
             let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
             let same = forward.open
@@ -296,42 +264,49 @@ impl Sockets {
                 && led_to == leads_to;
             if before.is_some() && !same {
                 for id in cx.peers.ids() {
-                    data.end_flows_where(cx, self, host, id, now, |origin| match origin {
+                    self.end_flows_where(cx, host, id, now, |origin| match origin {
                         Origin::Ingress { ingress: of, .. } => *of == ingress,
                         Origin::Upstream { .. } => false,
                     });
                 }
             }
-            let peer = tcp.forward_peer(forward);
+            let Sockets { factory, locals, .. } = &mut cx.sockets;
             match (before, forward.open) {
-                (None, true) => self.open_ingress(forward, Local::Ingress { ingress, peer }),
+                (None, true) => {
+                    let local = Local::Ingress { ingress, peer: tcp.forward_peer(forward) };
+                    // The kernel's port itself is bound already.
+                    if let Err(error) = factory.ingress(locals, forward.listen, local) {
+                        tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
+                    }
+                }
                 (Some(_), false) => {
                     let is_it = |local: &Local| match local {
                         Local::Ingress { ingress: of, .. } => *of == ingress,
                         Local::Upstream { .. } => false,
                     };
-                    for id in self.locals.find(is_it) {
-                        self.factory.close_later(id);
+                    for id in locals.find(is_it) {
+                        factory.close_later(id);
                     }
-                    self.factory.close_now(&mut self.locals);
+                    factory.close_now(locals);
                 }
                 (Some(_), true) | (None, false) => {}
             }
         }
-        self.point_ingresses(cx, tcp);
+        cx.point_ingresses(tcp);
     }
 }
 
 impl Decoy {
-    fn follow_decoy(&mut self, cx: &Context, sockets: &mut Sockets, data: &mut DataPlane, now: Instant) {
-        data.strangers.set_decoy(cx.config.access.decoy);
+    /// Opens or closes the flows to the decoy after a change of `access.decoy` or its limit.
+    fn follow_decoy(&mut self, cx: &mut Context, data: &mut DataPlane, now: Instant) {
+        data.unauthenticated.set_decoy(cx.config.access.decoy);
         let same = match &self.flows {
             Some(decoys) => decoys.follows(&cx.config),
             None => cx.config.access.decoy.is_none(),
         };
         if !same {
             if let Some(mut decoys) = self.flows.take() {
-                decoys.close_all(&mut sockets.factory, &mut data.strangers.stats);
+                decoys.close_all(&mut cx.sockets.factory, &mut data.unauthenticated.stats);
             }
             self.flows = Decoys::of_worker(cx.id.index, &cx.config, now);
         }
@@ -339,26 +314,25 @@ impl Decoy {
 }
 
 impl Context {
-    /// Our services that a peer may use.
+    /// The services of this agent that a peer may use.
     pub(super) fn services_for(&self, peer: PeerId) -> Vec<messages::Service> {
         let allowed = self.peers.get(peer).map_or(&[][..], |peer| &peer.data.config.services);
-        let services = allowed.iter().filter_map(|place| {
-            let service = self.config.services.get(*place)?;
+        let services = allowed.iter().filter_map(|index| {
+            let service = self.config.services.get(*index)?;
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
             let fragment = service.oversize == config::Oversize::Fragment;
-            (udp || tcp).then(|| messages::Service { number: number(*place), name, udp, tcp, idle, fragment })
+            (udp || tcp).then(|| messages::Service { number: number(*index), name, udp, tcp, idle, fragment })
         });
         services.collect()
     }
 }
 
 impl DataPlane {
-    /// Ends the flows of a peer whose local side is as `ends` says, and tells the far end.
+    /// Ends the flows of a peer for whose local side `ends` is true, and tells the far end.
     fn end_flows_where(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         id: PeerId,
         now: Instant,
@@ -371,7 +345,7 @@ impl DataPlane {
             if let Some(peer) = cx.peers.get_mut(id) {
                 peer.data.relay.stats.flows_reconfigured += 1;
             }
-            self.close_flow(cx, sockets, host, id, flow, now);
+            self.close_flow(cx, host, id, flow, now);
         }
     }
 }

@@ -1,7 +1,7 @@
-//! What a change of addresses leads to: of the far end's, which quinn-proto and the lanes have validated, and of our own.
+//! Changes of addresses: the far end's, which quinn-proto and the lanes have validated, and our own.
 //!
-//! A dialled socket is connected, so that its local address stays what it was. Where packets to a peer leave from another
-//! one now (the host has moved, an interface is gone), it gives way to a fresh socket, and the session goes on from there.
+//! A dialled socket is connected, so its local address is fixed. If packets to a peer leave from another address now (the host has
+//! moved, an interface is gone), a fresh socket replaces it, and the session continues from there.
 
 use std::{
     net::SocketAddr,
@@ -16,41 +16,34 @@ use crate::{
     peer::Failure,
     worker::{
         context::Context,
-        parts::{LaneHost, Sessions, Sockets},
+        parts::{LaneHost, Sessions},
     },
 };
 
-/// The kernel is not asked more often than this which way packets to a peer go: it costs a socket each time.
+/// The minimum interval between questions to the kernel about the route to a peer, each of which takes a socket.
 const ROUTE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// After one that did not help, sockets to services are renewed again.
+/// After a socket to a service was replaced in vain, none is replaced for this long.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Sessions {
-    /// The kernel knew no way for packets that were sent: perhaps there is another.
-    pub(super) fn see_to_unreachable(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        now: Instant,
-    ) {
-        while let Some(underlay) = sockets.underlays.take_unreachable() {
+    /// Looks for another route to peers for whose packets the kernel had none.
+    pub(super) fn follow_unreachable(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
+        while let Some(underlay) = cx.sockets.underlays.take_unreachable() {
             let lane = host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
             let of_lane = lane.map(|(_, slot)| slot.peer);
             let connection = || self.control.iter().find(|connection| connection.underlay() == underlay);
             if let Some(peer) = of_lane.or_else(|| connection()?.peer) {
-                self.follow_route(cx, sockets, host, peer, now);
+                self.follow_route(cx, host, peer, now);
             }
         }
     }
 
-    /// The sockets of a dialled session get others in their place if packets to the peer leave from another address now;
-    /// whether any did.
+    /// Replaces the sockets of a dialled session if packets to the peer leave from another address now. Returns whether it
+    /// replaced any.
     pub(super) fn follow_route(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         host: &mut LaneHost,
         id: PeerId,
         now: Instant,
@@ -63,13 +56,13 @@ impl Sessions {
         peer.route_asked = Some(now);
         let (mut moves, mut moved) = (0, None);
         for (underlay, remote) in self.sockets_towards(cx, host, id) {
-            match sockets.factory.redial(&mut sockets.underlays, underlay, remote) {
+            match cx.sockets.factory.redial(&mut cx.sockets.underlays, underlay, remote) {
                 Ok(None) => {}
                 Ok(Some(addresses)) => {
                     (moves, moved) = (moves + 1, Some(addresses));
                     self.socket_moved(host, underlay);
                 }
-                Err(error) => cx.report_no_way(id, remote, &error, now),
+                Err(error) => cx.report_no_route(id, remote, &error, now),
             }
         }
         cx.stats.totals.path_moves.sockets += moves;
@@ -90,7 +83,7 @@ impl Sessions {
         true
     }
 
-    /// The sockets of a peer's session at this worker, and where each sends to.
+    /// The sockets of a peer's session at this worker, and the address to which each sends.
     fn sockets_towards(&self, cx: &Context, host: &LaneHost, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
         let session = cx.peers.session(id).and_then(|session| self.control.get(session.handle));
         let control = session.map(|connection| (connection.underlay(), connection.path().destination));
@@ -105,7 +98,7 @@ impl Sessions {
         sockets
     }
 
-    /// What runs on a socket has another local address: the far end is told by a packet from there.
+    /// Sends a packet on everything that uses a socket whose local address has changed, so that the far end learns it.
     fn socket_moved(&mut self, host: &mut LaneHost, underlay: UnderlayId) {
         for handle in self.control.handles() {
             if self.control.get(handle).is_some_and(|connection| connection.underlay() == underlay)
@@ -124,7 +117,7 @@ impl Sessions {
         }
     }
 
-    /// The far end of a control connection is at another address.
+    /// Counts and logs that the far end of a control connection is at another address.
     pub(super) fn control_moved(
         &self,
         cx: &mut Context,
@@ -134,9 +127,7 @@ impl Sessions {
         now: Instant,
     ) {
         cx.stats.totals.path_moves.control += 1;
-        let Some(id) = self.control.get(handle).and_then(|connection| connection.peer) else {
-            return;
-        };
+        let Some(id) = self.peer_of(handle) else { return };
         if let Some(peer) = cx.peers.get_mut(id)
             && let Some(suppressed) = peer.throttles.moved.allow(now)
         {
@@ -145,36 +136,45 @@ impl Sessions {
     }
 }
 
-impl Sockets {
-    /// Flows whose sockets to their service have an address that this host has lost go on from another one.
-    pub(super) fn renew_upstreams(&mut self, cx: &Context, now: Instant) {
-        while let Some(socket) = self.locals.take_unreachable() {
-            if self.locals.renewed.is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL) {
+impl Context {
+    /// Replaces sockets to services whose local address this host has lost.
+    pub(super) fn renew_upstreams(&mut self, now: Instant) {
+        while let Some(socket) = self.sockets.locals.take_unreachable() {
+            if self
+                .sockets
+                .locals
+                .renewed
+                .is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL)
+            {
                 continue;
             }
-            let Some(Local::Upstream { peer, flow }) = self.locals.get(socket).map(|socket| socket.local)
+            let Some(Local::Upstream { peer, flow }) =
+                self.sockets.locals.get(socket).map(|socket| socket.local)
             else {
                 continue;
             };
-            let flow = cx.peers.get(peer).and_then(|peer| peer.data.relay.flows.get(flow));
+            let flow = self.peers.get(peer).and_then(|peer| peer.data.relay.flows.get(flow));
             let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
-            let Some(upstream) = cx.config.services.get(service).map(|service| service.upstream) else {
+            let Some(upstream) = self.config.services.get(service).map(|service| service.upstream) else {
                 continue;
             };
-            // Most likely it is so for the others, too.
-            if !self.factory.renew_upstream(&mut self.locals, socket, upstream).unwrap_or(false) {
-                self.locals.renewed = Some(now);
+            // Replacing the other sockets would most likely not help either.
+            if !self
+                .sockets
+                .factory
+                .renew_upstream(&mut self.sockets.locals, socket, upstream)
+                .unwrap_or(false)
+            {
+                self.sockets.locals.renewed = Some(now);
             }
         }
     }
-}
 
-impl Context {
-    fn report_no_way(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
+    fn report_no_route(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");
         peer.failure = Some(Failure::at(now, reason, &[]));
-        if let Some(suppressed) = peer.throttles.no_way.allow(now) {
+        if let Some(suppressed) = peer.throttles.no_route.allow(now) {
             tracing::warn!(
                 peer = &*peer.name,
                 %remote,

@@ -1,25 +1,23 @@
-//! Control connections become sessions: who may connect, which connection stays, which lanes it has.
+//! From control connection to session: which keys may connect, which of two connections stays, and control messages.
 //!
 //! ```text
 //!   dialler                                       listener
 //!   handshake, both keys pinned ◄───────────────► handshake, key on the allowlist
 //!   Hello ──────────────────────────────────────► session established
 //!   session established ◄──────────────────────── Hello
-//!   LaneOpen 0 … n ─────────────────────────────► slots (see lanes/)
+//!   LaneOpen 0 … n ─────────────────────────────► lanes (see lanes.rs)
 //! ```
 //!
-//! One session per peer, at whichever worker its connection is; the others are told (`messages.rs`). If both ends dialled, the connection dialled by the end with the smaller key stays; of two
-//! dialled by the same end, the one begun later. A session whose process has been replaced (another instance) never stays.
+//! A peer has one session, at the worker that has its control connection; the other workers are told (`messages.rs`). If both ends
+//! dialled, the connection dialled by the end with the smaller key stays. Of two dialled by the same end, the one begun later stays.
+//! A session of an earlier process (another instance) never stays.
 
 use std::{
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use dataplane::{
-    lanes::{Openings, pool},
-    relay::Origin,
-};
+use dataplane::lanes::{Openings, pool};
 use gate::{
     identity::PublicKey,
     refusals::{Refusal, Why},
@@ -41,25 +39,25 @@ use crate::{
         context::Context,
         endpoint::largest_packet,
         liveness,
-        parts::{Sessions, Sockets, TcpForwards, Tunnel},
+        parts::{Sessions, TcpForwards, Tunnel},
         timer::Timer,
     },
 };
 
-/// Connections that both ends dialled at once are established within this time: a round trip, of the longest.
+/// Two connections count as dialled at the same time within this time, the longest round trip.
 const MOST_CROSSING: Duration = Duration::from_secs(2);
 
-/// How long an ACK of a lane may be delayed (RFC 9000 §18.2), and then some.
+/// Time for an ACK on a lane, a little more than its longest delay (RFC 9000 §18.2).
 const ANSWER_DELAY: Duration = Duration::from_millis(30);
 
-/// Missing services that a line of the log names.
+/// Limit on missing services that a log line names.
 const MOST_NAMED: usize = 10;
 
-/// Events that there is room for without asking for memory: more than a turn has, as a rule.
+/// Events for which memory is kept, usually more than a turn has.
 const SPARE_EVENTS: usize = 256;
 
 impl Worker {
-    /// Polls the control connections until they have nothing more to say.
+    /// Polls the control connections until they have no more events.
     pub(super) fn poll_control(&mut self, now: Instant) {
         self.data.notes.work.begin_share();
         for handle in std::mem::take(&mut self.data.plain_waiting) {
@@ -67,23 +65,11 @@ impl Worker {
         }
         self.take_plain(now);
         loop {
-            let moved = self.data.send_plain(
-                &mut self.cx,
-                &mut self.sockets,
-                &mut self.sessions,
-                &mut self.host,
-                now,
-            );
-            let mut events = std::mem::take(&mut self.sessions.events);
-            let timers = &mut self.cx.timers;
-            let arm = |handle: ConnectionHandle, at| timers.arm(Timer::Connection(handle.0), at);
-            self.sessions.control.poll(
-                &mut self.host.lanes,
-                &mut self.sockets.underlays,
-                now,
-                arm,
-                &mut events,
-            );
+            let Self { cx, data, sessions, host, .. } = self;
+            let moved = data.send_plain(cx, sessions, host, now);
+            let mut events = std::mem::take(&mut sessions.events);
+            let arm = |handle: ConnectionHandle, at| cx.timers.arm(Timer::Connection(handle.0), at);
+            sessions.control.poll(&mut host.lanes, &mut cx.sockets.underlays, now, arm, &mut events);
             let quiet = events.is_empty();
             self.cx.stats.work.events(&events);
             for (handle, event) in events.drain(..) {
@@ -92,16 +78,16 @@ impl Worker {
             }
             events.shrink_to(SPARE_EVENTS);
             self.sessions.events = events;
-            self.tcp.pump_stirred(&mut self.cx, &mut self.sockets, &mut self.sessions, now);
-            // What quinn-proto has sent on made room for more.
+            self.tcp.pump_stirred(&mut self.cx, &mut self.sessions, now);
+            // Frames that quinn-proto has sent have made room for more.
             if quiet && !moved {
                 break;
             }
         }
     }
 
-    /// Ends a worker that has shut down, once no other hands it anything more: `all_stopped` is how it was when the turn
-    /// began. Peers are told first; attempts to reach one that does not answer are not waited for.
+    /// Ends a worker that has shut down, once all workers had stopped when the turn began (`all_stopped`), so that no hand-off batch
+    /// can come. It waits until peers have been told, except for attempts that are not answered.
     pub(super) fn end_if_done(&mut self, all_stopped: bool) {
         if !self.cx.stopping {
             return;
@@ -115,37 +101,33 @@ impl Worker {
     }
 
     fn control_event(&mut self, handle: ConnectionHandle, event: Event, now: Instant) {
+        let Self { cx, sessions, tcp, .. } = self;
         match event {
             Event::Connected { key } => self.connected(handle, &key, now),
             Event::Message { message, units } => {
-                if self.sessions.may_say(&mut self.cx, handle, units, now) {
+                if sessions.charge(cx, handle, units, now) {
                     self.message(handle, message, now);
                 }
             }
             Event::Violation { error, units } => {
-                if self.sessions.may_say(&mut self.cx, handle, units, now) {
-                    self.sessions.control_violation(&mut self.cx, handle, &error, now);
+                if sessions.charge(cx, handle, units, now) {
+                    sessions.control_violation(cx, handle, &error, now);
                 }
             }
-            Event::Opened => {
-                self.tcp.streams_opened(&mut self.cx, &mut self.sockets, &mut self.sessions, handle, now)
-            }
-            Event::Stream(stream) => self.tcp.stream_ready(handle, stream),
-            Event::Lost(reason) => self.sessions.connection_lost(&mut self.cx, handle, &reason, now),
-            Event::Mtu => self.sessions.mtu_changed(&mut self.cx, handle),
-            Event::Moved { from, to } => self.sessions.control_moved(&mut self.cx, handle, from, to, now),
+            Event::Opened => tcp.streams_opened(cx, sessions, handle, now),
+            Event::Stream(stream) => tcp.stream_ready(handle, stream),
+            Event::Lost(reason) => sessions.connection_lost(cx, handle, &reason, now),
+            Event::Mtu => sessions.mtu_changed(cx, handle),
+            Event::Moved { from, to } => sessions.control_moved(cx, handle, from, to, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
-            Event::Overflow => {
-                self.sessions.log_overflow(&mut self.cx, handle, now);
-                self.sessions.close_connection(&mut self.cx, handle, CloseReason::LimitReached, now);
-            }
-            Event::Flooded => self.sessions.flooded(&mut self.cx, handle, now),
-            Event::MoreStreams => self.tcp.retry_listeners(&mut self.cx),
-            Event::Drained => self.sessions.connection_drained(&mut self.cx, handle, now),
+            Event::Overflow => sessions.overflowed(cx, handle, now),
+            Event::Flooded => sessions.flooded(cx, handle, now),
+            Event::MoreStreams => tcp.retry_listeners(cx),
+            Event::Drained => sessions.connection_drained(cx, handle, now),
         }
     }
 
-    /// Takes a connection whose handshake is complete: finds the peer that proved `key`, or closes the connection.
+    /// Handles a completed handshake: finds the peer that proved `key`, or closes the connection.
     fn connected(&mut self, handle: ConnectionHandle, key: &[u8; 32], now: Instant) {
         self.sessions.admission_ended(handle);
         // The limit may have changed since the endpoint was made.
@@ -170,55 +152,45 @@ impl Worker {
             Some(_) => Err(CloseReason::KeyRemoved),
             None => self.peer_behind(key, now),
         };
+        let Self { cx, sessions, tunnel, .. } = self;
         let peer = match found {
             Ok(peer) => peer,
             Err(reason) => {
                 if reason == CloseReason::LimitReached {
-                    self.sessions.note_refusal(handle, Why::OpenPeers, now);
+                    sessions.note_refusal(handle, Why::OpenPeers, now);
                 }
-                self.sessions.close_connection(&mut self.cx, handle, reason, now);
+                sessions.close_connection(cx, handle, reason, now);
                 return;
             }
         };
-        if side == Side::Client && self.sessions.stream_connected(&mut self.cx, handle, peer, key, now) {
+        if side == Side::Client && sessions.stream_connected(cx, handle, peer, key, now) {
             return;
         }
-        let linked = self.cx.peers.get(peer).is_some_and(|state| state.data.link.is_some());
-        if side == Side::Client && linked && !self.cx.is_doubted(peer, now) {
-            // The session that was feared dead is heard again: it, and the TCP forwards on it, stay.
-            self.sessions.close_connection(&mut self.cx, handle, CloseReason::Replaced, now);
+        let (linked, suspect) = (cx.peers.link(peer).is_some(), cx.is_suspect(peer, now));
+        if side == Side::Client && linked && !suspect {
+            // The suspect session is heard again: it stays, with the TCP forwards on it.
+            sessions.close_connection(cx, handle, CloseReason::Replaced, now);
             return;
         }
-        if side == Side::Client
-            && self.cx.is_doubted(peer, now)
-            && self.sessions.defer_hello(&mut self.cx, handle, peer, key, now)
-        {
+        if side == Side::Client && suspect && sessions.defer_hello(cx, handle, peer, key, now) {
             return;
         }
-        if let Some(connection) = self.sessions.control.get_mut(handle) {
+        if let Some(connection) = sessions.control.get_mut(handle) {
             connection.peer = Some(peer);
             connection.key = Some(*key);
         }
-        if let Some(state) = self.cx.peers.get(peer) {
-            self.sessions.control.set_congestion(
-                handle,
-                state.data.config.congestion,
-                self.cx.hub.rate(peer),
-            );
+        if let Some(state) = cx.peers.get(peer) {
+            sessions.control.set_congestion(handle, state.data.config.congestion, cx.hub.rate(peer));
         }
         if side == Side::Client {
-            let possession = self
-                .sessions
-                .control
-                .get(handle)
-                .and_then(|connection| connection.exported())
-                .and_then(|exported| self.cx.identity.sign(&messages::possession(&exported)));
-            let hello = self.sessions.hello(&self.cx, &self.tunnel, peer, possession);
-            self.sessions.control.send(handle, &hello);
+            let exported = sessions.control.get(handle).and_then(|connection| connection.exported());
+            let possession = exported.and_then(|exported| cx.identity.sign(&messages::possession(&exported)));
+            let hello = sessions.hello(cx, tunnel, peer, possession);
+            sessions.control.send(handle, &hello);
         }
     }
 
-    /// The session that there is has had its time to be heard.
+    /// Checks a suspect session that has had its time to be heard, then completes the connection that was to replace it.
     pub(super) fn send_deferred_hello(&mut self, handle: ConnectionHandle, now: Instant) {
         let Some(connection) = self.sessions.control.get(handle) else { return };
         let peer = connection.peer;
@@ -232,74 +204,65 @@ impl Worker {
     }
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
-        let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
-        else {
+        let Self { cx, sessions, tunnel, .. } = self;
+        let Some(connection) = sessions.control.get(handle).filter(|connection| !connection.is_over()) else {
             return;
         };
         let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
             return;
         };
         if connection.stream_number.is_some() {
-            return self.sessions.stream_message(&mut self.cx, handle, peer, &message, now);
+            return sessions.stream_message(cx, handle, peer, &message, now);
         }
-        let established = self.cx.peers.session(peer).is_some_and(|session| session.handle == handle);
+        let established = cx.peers.session(peer).is_some_and(|session| session.handle == handle);
         match message {
             Message::Join(join) if !established && side == Side::Server => {
                 self.join_asked(handle, peer, key, join, now);
             }
             Message::Hello(hello) if !established => {
                 if side == Side::Server {
-                    if !self.sessions.possesses(handle, &key, hello.possession.as_ref()) {
-                        self.sessions.note_refusal(handle, Why::Possession, now);
-                        self.sessions.close_connection(
-                            &mut self.cx,
-                            handle,
-                            CloseReason::ProtocolViolation,
-                            now,
-                        );
+                    if !sessions.possesses(handle, &key, hello.possession.as_ref()) {
+                        sessions.note_refusal(handle, Why::Possession, now);
+                        sessions.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
                         return;
                     }
-                    let answer = self.sessions.hello(&self.cx, &self.tunnel, peer, None);
-                    self.sessions.control.send(handle, &answer);
+                    let answer = sessions.hello(cx, tunnel, peer, None);
+                    sessions.control.send(handle, &answer);
                 }
                 self.establish(peer, handle, side, key, hello, now);
             }
-            // Before its hello, or of a connection that another one has replaced meanwhile.
-            _ if !established => self.sessions.out_of_order(&mut self.cx, handle, now),
-            Message::Hello(_) => self.sessions.out_of_order(&mut self.cx, handle, now),
-            Message::LaneOpen(offer) if side == Side::Server => {
-                self.sessions.lane_asked(&mut self.cx, &self.sockets, peer, handle, &offer, now)
-            }
+            // The message came before the hello, or on a connection that has been replaced.
+            _ if !established => sessions.out_of_order(cx, handle, now),
+            Message::Hello(_) => sessions.out_of_order(cx, handle, now),
+            Message::LaneOpen(offer) if side == Side::Server => sessions.lane_asked(cx, peer, &offer, now),
             Message::LaneAccept(offer) if side == Side::Client => {
-                self.sessions.lane_accepted(&mut self.cx, peer, handle, &offer, now)
+                sessions.lane_accepted(cx, peer, &offer, now)
             }
-            Message::LaneRefuse(end) if side == Side::Client => self.cx.lane_refused(peer, &end, now),
+            Message::LaneRefuse(end) if side == Side::Client => cx.lane_refused(peer, &end, now),
             Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => {
-                self.sessions.out_of_order(&mut self.cx, handle, now)
+                sessions.out_of_order(cx, handle, now)
             }
-            Message::LaneClose(end) => self.sessions.lane_closed(&mut self.cx, peer, &end, now),
-            // quinn-proto has seen where it came from.
+            Message::LaneClose(end) => sessions.lane_closed(cx, peer, &end, now),
+            // quinn-proto has noted the source address.
             Message::Here => {}
-            Message::StreamsWanted if side == Side::Client => {
-                self.sessions.peer_wants_streams(&mut self.cx, peer, now)
-            }
+            Message::StreamsWanted if side == Side::Client => sessions.peer_wants_streams(cx, peer, now),
             Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
-                self.sessions.out_of_order(&mut self.cx, handle, now)
+                sessions.out_of_order(cx, handle, now)
             }
             Message::ServicesChanged(services) => {
-                let Some(state) = self.cx.peers.get_mut(peer) else { return };
+                let Some(state) = cx.peers.get_mut(peer) else { return };
                 let Some(session) = state.session.as_mut() else { return };
                 if session.hello.services == services {
                     return;
                 }
                 session.hello.services.clone_from(&services);
                 let session = session.id;
-                self.cx.tell_all(|| WorkerMessage::Services { peer, session, services: services.clone() });
+                cx.broadcast(|| WorkerMessage::Services { peer, session, services: services.clone() });
             }
         }
     }
 
-    /// The peer's hello came: this connection becomes its session, unless another one stays.
+    /// Makes a connection its peer's session after the peer's hello, unless another connection stays.
     fn establish(
         &mut self,
         id: PeerId,
@@ -309,62 +272,63 @@ impl Worker {
         hello: Hello,
         now: Instant,
     ) {
-        if self.cx.stopping {
-            self.sessions.close_connection(&mut self.cx, handle, CloseReason::Shutdown, now);
+        let Self { cx, data, sessions, host, .. } = self;
+        if cx.stopping {
+            sessions.close_connection(cx, handle, CloseReason::Shutdown, now);
             return;
         }
         let dialled = side == Side::Client;
         let wanted = if dialled {
-            let (own, theirs) = (u32::from(self.cx.id.count), u32::from(hello.workers));
-            let configured = self.cx.peers.get(id).map_or(0, |peer| peer.data.config.lanes);
+            let (own, theirs) = (u32::from(cx.id.count), u32::from(hello.workers));
+            let configured = cx.peers.get(id).map_or(0, |peer| peer.data.config.lanes);
             pool::wanted(configured, own, theirs, u32::from(hello.max_lanes))
         } else {
-            // The dialler decides; its openings will tell.
+            // The dialler decides, and its requests will tell.
             u8::from(hello.max_lanes > 0)
         };
-        let session = self.cx.hub.name_session();
-        // One that has none is closing: nobody can join it.
-        let name = self.sessions.control.get(handle).and_then(session_name);
-        let name = name.unwrap_or_else(|| self.cx.rng.random());
+        let session = cx.hub.name_session();
+        // A connection without a name is closing, so no stream connection can join it.
+        let name = sessions.control.get(handle).and_then(session_name);
+        let name = name.unwrap_or_else(|| cx.rng.random());
         let connected = Arc::new(Connected {
             peer: id,
             session,
-            owner: self.cx.id.index,
+            owner: cx.id.index,
             dialled,
             key,
             name,
             hello,
             wanted,
-            begun: self.sessions.control.get(handle).map_or(now, |connection| connection.begun()),
+            begun: sessions.control.get(handle).map_or(now, |connection| connection.begun()),
             since: now,
         });
-        let doubted = self.cx.is_doubted(id, now);
+        let suspect = cx.is_suspect(id, now);
         let Ok(replaced) =
-            self.cx.hub.establish(&connected, |old| !doubted && self.cx.old_session_stays(&connected, old))
+            cx.hub.establish(&connected, |old| !suspect && cx.old_session_stays(&connected, old))
         else {
-            if let Some(suppressed) = self.cx.logs.details.allow(now) {
+            if let Some(suppressed) = cx.logs.details.allow(now) {
                 tracing::debug!(
-                    peer = self.sessions.name_of(&self.cx, handle),
+                    peer = sessions.name_of(cx, handle),
                     suppressed,
                     "a second connection was not needed"
                 );
             }
-            self.sessions.close_connection(&mut self.cx, handle, CloseReason::Replaced, now);
+            sessions.close_connection(cx, handle, CloseReason::Replaced, now);
             return;
         };
-        if replaced.is_some_and(|old| old.owner == self.cx.id.index) {
-            self.sessions.end_session(&mut self.cx, id, Some(CloseReason::Replaced), now);
+        if replaced.is_some_and(|old| old.owner == cx.id.index) {
+            sessions.end_session(cx, id, Some(CloseReason::Replaced), now);
         }
-        self.sessions.control.established(handle, now);
+        sessions.control.established(handle, now);
         let hello = connected.hello.clone();
-        let Some(peer) = self.cx.peers.get_mut(id) else { return };
+        let Some(peer) = cx.peers.get_mut(id) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
-        let remote = self.sessions.control.get(handle).map(|connection| connection.path().destination);
+        let remote = sessions.control.get(handle).map(|connection| connection.path().destination);
         let (peer_name, remote) = (&*peer.name, remote.map(tracing::field::display));
         let software = &*hello.software;
         match peer.origin {
             PeerOrigin::Open => {
-                if let Some(suppressed) = self.cx.logs.details.allow(now) {
+                if let Some(suppressed) = cx.logs.details.allow(now) {
                     tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
                 }
             }
@@ -384,7 +348,7 @@ impl Worker {
             }
         }
         let openings = Openings::new(wanted);
-        let stats = self.sessions.control.quinn(handle).map(|quinn| quinn.stats());
+        let stats = sessions.control.quinn(handle).map(|quinn| quinn.stats());
         let frames = stats.map(|stats| liveness::counts(&stats)).unwrap_or_default();
         peer.session = Some(Session {
             id: session,
@@ -401,34 +365,29 @@ impl Worker {
             laneless_since: Some(now),
             forwards: 0,
         });
-        self.cx.stats.totals.handshakes.established += 1;
-        self.sessions.link_up(
-            &mut self.cx,
-            &mut self.sockets,
-            &mut self.data,
-            &mut self.host,
-            &connected,
-            now,
-        );
+        cx.stats.totals.handshakes.established += 1;
+        sessions.link_up(cx, data, host, &connected, now);
         self.settle_effects(now);
-        self.sessions.begin_budget(&mut self.cx, &mut self.tunnel, id, now);
+        let Self { cx, sessions, tcp, tunnel, .. } = self;
+        sessions.begin_budget(cx, tunnel, id, now);
         if dialled {
             for index in 0..wanted {
-                self.sessions.ask_for_lane(&mut self.cx, id, index, now);
+                sessions.ask_for_lane(cx, id, index, now);
             }
         }
-        // They may have changed since the hello was sent.
-        self.sessions.offer_services(&self.cx, id);
-        self.tcp.warn_of_missing_services(&mut self.cx, id, now);
-        self.tunnel.warn_of_missing_tunnel(&mut self.cx, id, now);
-        // A client without lanes may have sent datagrams that overtook its hello.
+        // Our services may have changed since our hello was sent.
+        sessions.offer_services(cx, id);
+        tcp.warn_of_missing_services(cx, id, now);
+        tunnel.warn_of_missing_tunnel(cx, id, now);
+        // Datagrams of a client without lanes may have overtaken its hello.
         self.plain_datagrams(handle, now);
     }
 }
 
 impl Sessions {
-    /// Charges the peer behind a connection for a control message. One that says more than anybody needs to is cut off: false then.
-    fn may_say(&mut self, cx: &mut Context, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
+    /// Charges the peer behind a connection for a control message. Beyond its allowance the connection is closed, and the result is
+    /// false.
+    fn charge(&mut self, cx: &mut Context, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
         let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
             return false;
         };
@@ -440,8 +399,8 @@ impl Sessions {
         false
     }
 
-    /// Holds back the hello that would replace a session that something speaks against: now that there is a way, the session may be
-    /// heard again, and with it TCP forwards live on. False if that was done already.
+    /// Holds back the hello that would replace a suspect session: the path works again, so the session may be heard, and its TCP
+    /// forwards survive. Returns false if the hello was held back before.
     fn defer_hello(
         &mut self,
         cx: &mut Context,
@@ -461,17 +420,17 @@ impl Sessions {
         true
     }
 
-    /// A handshake that knocked is over, either way: its token is of no more use.
+    /// Tells the gate that an admitted handshake is over, so that its token is forgotten.
     pub(super) fn admission_ended(&mut self, handle: ConnectionHandle) {
         if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission()) {
             self.gate.handshake_ended(admission);
         }
     }
 
-    /// Whether the dialler of a connection has proved with its hello that it holds the key that it `named`.
+    /// Whether the dialler of a connection has proved, with its hello or join, that it holds the private key of `named`.
     ///
-    /// TLS has checked its signature already. A knock can be made by whoever stole our private key, so whoever came in by
-    /// one says it again, bound to this connection.
+    /// TLS has checked a signature already. But a knock can be forged with our own private key, so a client that was admitted by a
+    /// knock must sign once more, bound to this connection.
     pub(super) fn possesses(
         &self,
         handle: ConnectionHandle,
@@ -487,7 +446,7 @@ impl Sessions {
         }
     }
 
-    /// What we say of ourselves to `peer`.
+    /// Makes our hello to `peer`.
     fn hello(
         &self,
         cx: &Context,
@@ -508,7 +467,7 @@ impl Sessions {
         })
     }
 
-    /// Notes why the client of a connection is refused.
+    /// Adds the client of a connection to the list of refusals.
     pub(super) fn note_refusal(&self, handle: ConnectionHandle, why: Why, now: Instant) {
         if let Some(connection) = self.control.get(handle) {
             let (at, source) = (self.clock.unix_seconds(), connection.path().destination);
@@ -516,7 +475,8 @@ impl Sessions {
         }
     }
 
-    fn log_overflow(&self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
+    /// Closes the connection of a peer that does not read the answers to its messages.
+    fn overflowed(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         if let Some(suppressed) = cx.logs.violation.allow(now) {
             tracing::warn!(
                 peer = self.name_of(cx, handle),
@@ -524,8 +484,10 @@ impl Sessions {
                 "the peer asks and does not read the answers; closing the connection"
             );
         }
+        self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }
 
+    /// Closes a connection on which a control message came out of order.
     pub(super) fn out_of_order(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         cx.stats.totals.out_of_order += 1;
         if let Some(suppressed) = cx.logs.violation.allow(now) {
@@ -566,8 +528,8 @@ impl Sessions {
         }
     }
 
-    /// Dials a peer no more. An attempt whose hello is on its way is left to the far end: it keeps the one that began last, and
-    /// both ends must agree on it.
+    /// Stops dialling a peer. An attempt whose hello is on its way stays: the far end keeps the connection that began last, and both
+    /// ends must agree.
     pub(super) fn stop_dialling(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for attempt in peer.dialler.stop() {
@@ -579,17 +541,21 @@ impl Sessions {
 
     /// The name of the peer behind a connection, for logs.
     pub(super) fn name_of<'a>(&self, cx: &'a Context, handle: ConnectionHandle) -> &'a str {
-        let peer = self.control.get(handle).and_then(|connection| connection.peer);
-        peer.and_then(|id| cx.peers.get(id)).map_or("?", |peer| &peer.name)
+        self.peer_of(handle).map_or("?", |id| cx.peers.name(id))
+    }
+
+    /// The peer behind a connection, once it is known.
+    pub(super) fn peer_of(&self, handle: ConnectionHandle) -> Option<PeerId> {
+        self.control.get(handle)?.peer
     }
 }
 
 impl Tunnel {
-    /// What we can do beyond the version.
+    /// The optional features that our hello offers.
     fn features(&self) -> Features {
         let always = Features::PIECES.and(Features::STREAM_CONNECTIONS);
         match self.device {
-            // What the device does not complete, we do.
+            // We complete checksums that the device does not complete.
             Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
             None => always,
         }
@@ -597,11 +563,12 @@ impl Tunnel {
 }
 
 impl Context {
-    /// Whether a peer's existing session is kept and the new connection is not.
+    /// Whether a peer's existing session stays and the new connection is closed.
     ///
-    /// A peer dials only if it has lost the session, or suspects that we have: it knows better, and the new one stays. Unless its
-    /// attempt is older than that: one that the session overtook, or one that crossed ours because both ends dialled at once.
-    /// However late its hello comes, what counts is when it began. Of two that the peer dialled the listener alone decides.
+    /// A peer dials only if it has lost the session, or suspects that we have, so the new connection usually stays. The exceptions are
+    /// attempts older than the session: one that the session overtook, or one that crossed ours because both ends dialled at once.
+    /// The time at which an attempt began counts, not the time of its hello. Of two connections that the peer dialled, only the
+    /// listener decides.
     fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
         let we_are_smaller = *self.identity.public_key() < old.key;
         let same_process = old.instance == new.hello.instance;
@@ -609,32 +576,27 @@ impl Context {
         let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
         same_process && (overtaken || is_twin && old.dialled == we_are_smaller)
     }
-}
 
-impl Sockets {
-    /// The process that the peer's flows belonged to is gone: its own flows end, ours start anew.
-    pub(super) fn orphan_flows(&mut self, cx: &mut Context, id: PeerId, key: [u8; 32]) {
-        let parity = cx.parity_towards(&key);
-        let Some(peer) = cx.peers.get_mut(id) else { return };
+    /// Ends the flows that an earlier process of the peer had opened; flows that we opened start anew.
+    pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
+        let parity = self.parity_towards(&key);
+        let Some(peer) = self.peers.get_mut(id) else { return };
         for flow in peer.data.relay.flows.accepted() {
             if let Some(flow) = peer.data.relay.remove_flow(flow) {
                 peer.data.relay.stats.flows_orphaned += 1;
-                match flow.origin {
-                    Origin::Upstream { socket, .. } => self.factory.close_later(socket),
-                    Origin::Ingress { .. } => {}
-                }
+                self.sockets.factory.close_flow_later(flow.origin);
             }
         }
-        // Of the flows that stay: the new process counts its datagrams anew.
+        // The flows that stay: the new process numbers its datagrams anew.
         peer.data.relay.reassembly.clear(&mut peer.data.relay.downlink);
-        // Then: a number that the peer's flows have left may be given again.
+        // Afterwards, because it may reuse the numbers of the flows removed above.
         peer.data.relay.flows.reopen_all(parity);
-        self.factory.close_now(&mut self.locals);
+        self.sockets.factory.close_now(&mut self.sockets.locals);
     }
 }
 
 impl TcpForwards {
-    /// Says once which of the services that our forwards need the peer does not offer, and again when that changes, in one line.
+    /// Warns once, and again after a change, about services that our forwards need and the peer does not offer.
     pub(super) fn warn_of_missing_services(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(offered) = peer.session.as_ref().map(|session| &session.hello.services) else { return };
@@ -651,27 +613,23 @@ impl TcpForwards {
             leads_here && !offers(&forward.service, *udp)
         });
         let missing: Vec<_> = missing.collect();
-        let suppressed = match missing.is_empty() {
-            true => 0,
-            // What is not said now is said when the peer connects again.
-            false => match peer.throttles.no_service.allow(now) {
-                Some(suppressed) => suppressed,
-                None => return,
-            },
-        };
-        peer.known_services = Some(offered.clone());
-        if !missing.is_empty() {
-            let named = missing.iter().take(MOST_NAMED).map(|(forward, udp)| {
-                let protocol = if *udp { "udp" } else { "tcp" };
-                format!("{} ({protocol} {})", forward.service, forward.listen)
-            });
-            tracing::warn!(
-                peer = &*peer.name,
-                missing = missing.len(),
-                services = wire::throttle::list(named),
-                suppressed,
-                "the peer does not offer services that our forwards need (remedy: add them to `services` of our [[peer]] there)"
-            );
+        if missing.is_empty() {
+            peer.known_services = Some(offered.clone());
+            return;
         }
+        // A suppressed line is repeated when the peer connects again.
+        let Some(suppressed) = peer.throttles.no_service.allow(now) else { return };
+        peer.known_services = Some(offered.clone());
+        let named = missing.iter().take(MOST_NAMED).map(|(forward, udp)| {
+            let protocol = if *udp { "udp" } else { "tcp" };
+            format!("{} ({protocol} {})", forward.service, forward.listen)
+        });
+        tracing::warn!(
+            peer = &*peer.name,
+            missing = missing.len(),
+            services = wire::throttle::list(named),
+            suppressed,
+            "the peer does not offer services that our forwards need (remedy: add them to `services` of our [[peer]] there)"
+        );
     }
 }

@@ -1,4 +1,4 @@
-//! The thread and the runtime around a worker: they wait for it, and give it the time.
+//! The loop that runs a worker on a tokio runtime: it waits for events and passes the time.
 
 use std::{future::poll_fn, task::Poll};
 
@@ -10,21 +10,21 @@ use crate::worker::Worker;
 pub async fn run(mut worker: Worker, clock: &dyn Clock) {
     loop {
         let now = clock.now();
-        // A turn has budgets of its own. tokio's would make every socket beyond the 128th operation look as if it had nothing.
+        // A turn has budgets of its own. tokio's budget would make sockets look empty after 128 operations.
         let turn = tokio::task::unconstrained(poll_fn(|_| Poll::Ready(worker.turn(now)))).await;
         if turn.ended {
             worker.publish_last(now);
             return;
         }
         if turn.busy {
-            // Lets the runtime look at its sockets, so that no source starves.
+            // Lets the runtime poll its sockets, so that no source starves.
             tokio::task::yield_now().await;
             continue;
         }
         let woken = worker.ready().marked();
         match turn.deadline {
             Some(deadline) => {
-                // Either way there is a turn to take.
+                // A turn follows in either case.
                 let _elapsed = tokio::time::timeout_at(deadline.into(), woken).await.is_err();
             }
             None => woken.await,

@@ -1,4 +1,4 @@
-//! Whose turn it is: the sources that have, or may have, something, and how much of a turn each gets (pure).
+//! Scheduling of sources within a turn: which source is served next, and how much it may read (pure).
 //!
 //! ```text
 //!   a turn:  others, once each → underlay, up to its budget → local, up to its budget → the device, up to its budget
@@ -7,10 +7,10 @@
 //!            └ peer B: port                     ┘   between peers first, then between the sources of one
 //! ```
 //!
-//! Three classes share a turn, so that datagrams of peers wait for no more than a budget of clients' datagrams, and the other
-//! way round, however many sockets have something. Within a class a source that reads more than a fair share (GRO gives 1,800
-//! datagrams in a call that else gives 32) owes the difference, and the others come first until it is paid (deficit round
-//! robin). Nobody owes anything while nobody waits.
+//! Three classes share a turn, so datagrams of peers wait for at most one budget of clients' datagrams and vice versa, however many
+//! sockets are ready. Within a class the scheduler is a deficit round robin: a source that reads more than its share (with GRO, a call
+//! may return 1,800 datagrams instead of 32) owes the difference, and the others come first until it is paid. Debts end when no
+//! source waits.
 
 use std::{
     collections::{VecDeque, hash_map::Entry},
@@ -23,18 +23,18 @@ use wire::{
     ids::PeerId,
 };
 
-/// What a source is credited with each time round, in units: what a receive call gets when nothing is joined.
+/// The credit of a source in each round, in units: the datagrams of a receive call without GRO.
 const QUANTUM: i64 = 32;
 
-/// What a class gets in one turn, in units, and what its last source reads beyond that, which is one batch. A unit takes 0.3 to
-/// 3 µs, so the timers and the control connections wait for some milliseconds at most.
+/// The budget of a class in one turn, in units; the last source may exceed it by one batch. A unit takes 0.3 to 3 µs, so timers and
+/// control connections wait for a few milliseconds at most.
 const BUDGET: i64 = 1_024;
 
 /// A class of sources, which has its own budget in each turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(usize)]
 pub(super) enum Class {
-    /// What reads no datagrams: listeners, look-ups, commands.
+    /// Sources without datagrams: listeners, look-ups, commands.
     Other,
     /// Sockets that carry QUIC to and from peers.
     Underlay,
@@ -45,49 +45,50 @@ pub(super) enum Class {
 }
 
 impl Class {
-    /// All of them, in the order in which they are served.
+    /// All classes in the order in which they are served.
     pub(super) const ALL: [Self; 4] = [Self::Other, Self::Underlay, Self::Local, Self::Device];
 }
 
+/// A participant of the round robin between sources of a class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Party {
     /// A single source that has a share of its own.
     Source(Token),
-    /// All sources of a peer, which have one share together.
+    /// All sources of a peer, which share one share.
     Peer(PeerId),
 }
 
 impl Issued for Party {}
 
-/// What a source did when it was served.
+/// The result of serving a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Served {
     /// Whether the source may have more to read.
     pub(super) more: bool,
-    /// What it took: datagrams, or 1,500 bytes each if that is more.
+    /// Units that the source read: its datagrams, or its bytes in units of 1,500 if that is more.
     pub(super) units: u32,
 }
 
-/// The sources that have, or may have, something, each once.
+/// The sources that may have something to read, each once.
 #[derive(Debug)]
 pub(super) struct Sources {
     classes: [Shares; Class::ALL.len()],
-    /// The class and the party of each source that has, or may have, something.
+    /// The class and the party of each source that may have something.
     known: IssuedMap<Token, (Class, Party)>,
     budget: i64,
 }
 
-/// The sources of one class that have, or may have, something, by party.
+/// The sources of one class that may have something to read, by party.
 #[derive(Debug, Default)]
 struct Shares {
     parties: Ring<Party>,
     sources: IssuedMap<Party, Ring<Token>>,
-    /// Empty ones, for whoever has something next: nothing is allocated when a source wakes up.
+    /// Empty rings for parties that become ready, so that no memory is allocated then.
     spare: Vec<Ring<Token>>,
     ready: usize,
 }
 
-/// Empty rings that a class keeps.
+/// Limit on the spare rings of a class.
 const MOST_SPARE: usize = 64;
 
 impl Sources {
@@ -95,12 +96,12 @@ impl Sources {
         Self { classes: Default::default(), known: IssuedMap::default(), budget: BUDGET }
     }
 
-    /// Notes that a source has something, if that is not known.
+    /// Adds a source that may have something, unless it is queued already.
     pub(super) fn add(&mut self, token: Token, class: Class, party: Party) {
         match self.known.entry(token) {
-            // Or a number that has changed hands: it is served where it stands.
+            // A token that now means another source is served in the old position.
             Entry::Occupied(_) => return,
-            Entry::Vacant(place) => place.insert((class, party)),
+            Entry::Vacant(entry) => entry.insert((class, party)),
         };
         let shares = &mut self.classes[class as usize];
         shares.ready += 1;
@@ -109,17 +110,17 @@ impl Sources {
         shares.sources.entry(party).or_insert_with(|| spare.pop().unwrap_or_default()).mark(token);
     }
 
-    /// Whether no source has anything to be served.
+    /// Whether no source waits to be served.
     pub(super) fn is_empty(&self) -> bool {
         self.known.is_empty()
     }
 
-    /// How many sources of a class have something.
+    /// The number of sources of a class that wait to be served.
     pub(super) fn count(&self, class: Class) -> usize {
         self.classes[class as usize].ready
     }
 
-    /// What a class may take in one turn.
+    /// The budget of a class in one turn, in units.
     pub(super) fn budget(&self, class: Class) -> i64 {
         match class {
             Class::Other => i64::MAX,
@@ -127,14 +128,14 @@ impl Sources {
         }
     }
 
-    /// The source of `class` whose turn it is; [`Sources::served`] follows.
+    /// The next source of `class`. The caller serves it and calls [`Sources::served`].
     pub(super) fn next(&mut self, class: Class) -> Option<Token> {
         let shares = &mut self.classes[class as usize];
         let party = shares.parties.next()?;
         shares.sources.get_mut(&party)?.next()
     }
 
-    /// The source that [`Sources::next`] gave last was served.
+    /// Charges the source that [`Sources::next`] returned last for what it has read.
     pub(super) fn served(&mut self, token: Token, served: Served) {
         let Some((class, party)) = self.known.get(&token).copied() else { return };
         if !served.more {
@@ -154,14 +155,14 @@ impl Sources {
         shares.parties.charge(party, Served { more, ..served });
     }
 
-    /// With another budget, so that a test has a slow worker.
+    /// Sets the budget of a class, so that a test has a slow worker.
     #[cfg(feature = "inspection")]
     pub(super) fn set_budget(&mut self, units: i64) {
         self.budget = units;
     }
 }
 
-/// A deficit round robin, in which each member is credited with [`QUANTUM`] units each time round.
+/// A deficit round robin, in which each member gets [`QUANTUM`] units of credit in each round.
 #[derive(Debug)]
 struct Ring<K> {
     order: VecDeque<K>,
@@ -172,9 +173,9 @@ struct Ring<K> {
 
 #[derive(Clone, Copy, Debug)]
 struct Member {
-    /// What it may read before others come first; not above [`QUANTUM`].
+    /// Units that the member may read before others come first; at most [`QUANTUM`].
     credit: i64,
-    /// It has something; else it only owes.
+    /// Whether the member has something to read. If not, it only has a debt.
     ready: bool,
 }
 
@@ -185,7 +186,7 @@ impl<K> Default for Ring<K> {
 }
 
 impl<K: Copy + Eq + Hash + Issued> Ring<K> {
-    /// Notes that a member has something.
+    /// Notes that a member has something to read.
     fn mark(&mut self, key: K) {
         let order = &mut self.order;
         let member = self.members.entry(key).or_insert_with(|| {
@@ -195,7 +196,7 @@ impl<K: Copy + Eq + Hash + Issued> Ring<K> {
         self.ready += usize::from(!std::mem::replace(&mut member.ready, true));
     }
 
-    /// The member whose turn it is.
+    /// The next member to be served.
     fn next(&mut self) -> Option<K> {
         while self.ready > 0 {
             let key = *self.order.front()?;
@@ -205,7 +206,7 @@ impl<K: Copy + Eq + Hash + Issued> Ring<K> {
             }
             self.order.pop_front();
             if member.credit > 0 {
-                // It has nothing, and owes nothing any more.
+                // The member has nothing to read and no debt.
                 self.members.remove(&key);
                 continue;
             }
@@ -215,7 +216,7 @@ impl<K: Copy + Eq + Hash + Issued> Ring<K> {
         None
     }
 
-    /// The member that [`Ring::next`] gave took something: the others come before it is looked at again.
+    /// Charges the member that [`Ring::next`] returned, and moves it behind the others.
     fn charge(&mut self, key: K, served: Served) {
         let Some(member) = self.members.get_mut(&key) else { return };
         member.credit = (member.credit - i64::from(served.units.max(1)) + QUANTUM).min(QUANTUM);
@@ -225,11 +226,11 @@ impl<K: Copy + Eq + Hash + Issued> Ring<K> {
         self.ready -= usize::from(!served.more);
         member.ready = served.more;
         if self.ready == 0 {
-            // Nobody waits.
+            // No member waits.
             self.order.clear();
             self.members.clear();
         } else if self.ready == 1 && served.more {
-            // Nobody else does.
+            // No other member waits.
             member.credit = member.credit.max(1);
         }
     }

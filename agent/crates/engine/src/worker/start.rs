@@ -1,36 +1,23 @@
-//! What a worker is made of, and how it begins: every port opened, every peer about to be dialled.
+//! The start of a worker: opens every port and prepares to dial every peer.
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
 use config::{self, Config};
 use dataplane::{
-    datapath::downlink::Notes,
-    forward::{Local, Locals, tcp, tun::TunSide},
-    hand_off::Outgoing,
+    forward::{Local, Locals, tun::TunSide},
     lanes::Underlays,
     sockets::{SocketFactory, Source},
 };
-use gate::{
-    Gate, GateParts, Own,
-    budget::Budget,
-    refusals::Refusals,
-    table::SingleUse,
-    tls::{self, TlsIdentity},
-};
-use net::{Net, Ready};
+use gate::{Gate, GateParts, budget::Budget, tls};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use slab::Slab;
 use wire::{
     cid::ConnectionIds,
-    clock::Clock,
-    hash::PeerMap,
     ids::{IngressId, PeerId, WorkerId},
     messages::Features,
     timers::Timers,
 };
 
 use crate::{
-    hub::Hub,
     mtu_table::MtuTable,
     peer::{Peer, Peers},
     registry::PeerRegistry,
@@ -38,57 +25,19 @@ use crate::{
         StartError, Worker,
         context::{Context, Logs, Stats},
         decoys::Decoys,
-        endpoint::{self, EndpointParts},
+        endpoint,
         inbox::Inbox,
-        parts::{DataPlane, Decoy, LaneHost, Publisher, Sessions, Sockets, TcpForwards, Tun, Tunnel},
+        parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel},
         peer_maker::PeerMaker,
+        setup::Setup,
         sources::Sources,
         stats::{self, Ceilings},
-        strangers::Strangers,
         timer::{HOUSEKEEPING_INTERVAL, Timer, number},
         tun,
-        work::{Rests, TurnWork},
+        unauthenticated::Unauthenticated,
+        work::TurnWork,
     },
 };
-
-/// What a worker is made of.
-pub struct Setup {
-    pub config: Arc<Config>,
-    /// The key and the certificate of this agent.
-    pub identity: Arc<TlsIdentity>,
-    /// The other keys that follow from the identity.
-    pub own: Arc<Own>,
-    /// The list in which refused handshakes are noted.
-    pub refusals: Arc<Refusals>,
-    /// The knocks that were used, those of earlier processes included.
-    pub knocks: SingleUse,
-    /// The clock that tells wall-clock time.
-    pub clock: Arc<dyn Clock + Send + Sync>,
-    /// The way to the outside world: sockets, look-ups and the TUN device.
-    pub net: Box<dyn Net>,
-    /// Where sources report that they are ready.
-    pub ready: Ready,
-    /// Random, made at process start; flow numbers are unique within it.
-    pub instance: [u8; 16],
-    /// Seed of the worker's randomness: connection IDs, jitter, path challenges.
-    pub seed: [u8; 32],
-    /// The index of this worker, from 0.
-    pub worker: u8,
-    /// What it shares with the others.
-    pub hub: Arc<Hub>,
-    /// Who the peers are; those of the configuration have its first places.
-    pub registry: Arc<PeerRegistry>,
-    /// The outlet through which the worker publishes its counts.
-    pub metrics: Publisher,
-    /// What it shares with the tunnel's thread; none without a `[tun]`.
-    pub tun: Option<TunSetup>,
-}
-
-/// The TUN side of [`Setup`]; the worker's queue comes from [`Net::tun`].
-pub struct TunSetup {
-    /// Where it says what fits into a packet to each peer.
-    pub board: Arc<MtuTable>,
-}
 
 /// The bound addresses of a worker.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -101,51 +50,38 @@ pub struct Addresses {
     pub tcp: Vec<SocketAddr>,
 }
 
-/// The device as the worker has it, if there is one.
+/// Opens the worker's queue of the TUN device, if the agent has a device.
 fn tun_side(
-    setup: Option<TunSetup>,
+    mtu_table: Option<Arc<MtuTable>>,
     factory: &mut SocketFactory,
     config: &Config,
     peers: &[Peer],
     now: Instant,
 ) -> Result<Option<Tun>, StartError> {
-    let Some((setup, (queue, token))) = setup.zip(factory.tun().map_err(StartError::Tun)?) else {
+    let Some((mtu_table, (queue, token))) = mtu_table.zip(factory.tun().map_err(StartError::Tun)?) else {
         return Ok(None);
     };
     let mut side = TunSide::new(queue, token, tun::most_mtu(config), now);
     for peer in peers {
         side.add_peer(peer.data.id, &peer.data.config.allowed_ips);
     }
-    Ok(Some(Tun { side, board: setup.board }))
+    Ok(Some(Tun { side, mtu_table }))
 }
 
 impl Worker {
-    /// Opens every port of the configuration and starts to dial.
+    /// Opens every port of the configuration and prepares to dial the peers.
     ///
     /// # Errors
     /// See [`StartError`].
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
+        let id = WorkerId { index: setup.worker, count: setup.hub.workers() };
+        let mut rng = StdRng::from_seed(setup.seed);
+        let ids = ConnectionIds::new(setup.own.issued.clone(), rng.random(), id.index, id.count);
+        let control = endpoint::control(&setup, &ids, rng.random())?;
         let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
-        let Setup { seed, worker, hub, metrics, tun, .. } = setup;
-        let id = WorkerId { index: worker, count: hub.workers() };
+        let Setup { hub, metrics, tun, .. } = setup;
         hub.streams().set_most(config.limits.stream_bytes);
-        let mut rng = StdRng::from_seed(seed);
-        let ids = ConnectionIds::new(own.issued.clone(), rng.random(), id.index, id.count);
-        let control = endpoint::control(
-            &config,
-            &EndpointParts {
-                identity: &identity,
-                own: &own,
-                ids: &ids,
-                registry: &registry,
-                refusals: &refusals,
-                hub: &hub,
-                metrics: &metrics,
-                clock: &clock,
-                seed: rng.random(),
-            },
-        )?;
         let gate = Gate::new(GateParts {
             own: Arc::clone(&own),
             ids: ids.clone(),
@@ -163,14 +99,13 @@ impl Worker {
         let mut factory = SocketFactory::new(net, &config);
         let inbox_token = factory.token(Source::Inbox);
         let inbox = Inbox::new(ready.clone(), inbox_token);
-        hub.join(worker, ready.clone(), inbox_token);
+        hub.join(id.index, ready.clone(), inbox_token);
         let own_key = *identity.public_key();
         let maker = PeerMaker { config: &config, hub: &hub, own_key: &own_key, worker: id };
-        let peers = (0..)
-            .map(PeerId)
-            .zip(&config.peers)
-            .map(|(id, peer)| maker.make(id, Arc::new(peer.clone()), peer.origin.into(), now));
-        let peers: Vec<Peer> = peers.collect();
+        let make = |(id, peer): (_, &config::Peer)| {
+            maker.make(PeerId(id), Arc::new(peer.clone()), peer.origin.into(), now)
+        };
+        let peers: Vec<Peer> = (0..).zip(&config.peers).map(make).collect();
         let tun = tun_side(tun, &mut factory, &config, &peers, now)?;
         let mut made = Self {
             cx: Context {
@@ -192,25 +127,18 @@ impl Worker {
                     unpublished: true,
                 },
                 stopping: false,
+                sockets: Sockets {
+                    factory,
+                    underlays: Underlays::default(),
+                    locals: Locals::new(most_segments),
+                    ports: Vec::new(),
+                },
                 effects: VecDeque::new(),
                 config: Arc::clone(&config),
             },
-            sockets: Sockets {
-                factory,
-                underlays: Underlays::default(),
-                locals: Locals::new(most_segments),
-                ports: Vec::new(),
-            },
             data: DataPlane {
-                batch: Box::default(),
-                notes: Notes::default(),
-                rests: Rests::default(),
-                outgoing: Outgoing::default(),
-                hand_offs: VecDeque::new(),
-                strangers: Strangers::new(config.access.decoy),
-                served: Vec::new(),
-                first_to_drain: 0,
-                plain_waiting: Vec::new(),
+                unauthenticated: Unauthenticated::new(config.access.decoy),
+                ..DataPlane::default()
             },
             sessions: Sessions {
                 control,
@@ -225,16 +153,11 @@ impl Worker {
             },
             host: LaneHost::default(),
             tcp: TcpForwards {
-                listeners: Vec::new(),
                 peers: (0..).map(PeerId).take(config.peers.len()).collect(),
-                open: Slab::new(),
-                by_stream: PeerMap::default(),
-                stirred: Vec::new(),
-                passes: 0,
-                scratch: tcp::Scratch::default(),
+                ..TcpForwards::default()
             },
             tunnel: Tunnel { device: tun },
-            decoy: Decoy { flows: Decoys::of_worker(worker, &config, now) },
+            decoy: Decoy { flows: Decoys::of_worker(id.index, &config, now) },
             metrics,
             fresh: Vec::new(),
             due: Vec::new(),
@@ -242,20 +165,26 @@ impl Worker {
             stopped: false,
             ended: false,
         };
-        made.sockets.open_ports(&mut made.cx, &mut made.tcp)?;
+        made.cx.open_ports(&mut made.tcp)?;
         made.cx.arm_timers(now);
         Ok(made)
     }
 
-    /// The bound addresses: underlay, `[[udp]]`, `[[tcp]]`, each in the configuration's order.
+    /// The bound addresses of the underlay, `[[udp]]` and `[[tcp]]` sockets, each in the configuration's order.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
-        let ingress = self.sockets.locals.iter().filter(|socket| match socket.local {
+        let ingress = self.cx.sockets.locals.iter().filter(|socket| match socket.local {
             Local::Ingress { .. } => true,
             Local::Upstream { .. } => false,
         });
         Addresses {
-            transport: self.sockets.underlays.iter().map(|underlay| underlay.socket.local_addr()).collect(),
+            transport: self
+                .cx
+                .sockets
+                .underlays
+                .iter()
+                .map(|underlay| underlay.socket.local_addr())
+                .collect(),
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
             tcp: self.tcp.listeners.iter().flatten().map(|(listener, _)| listener.local_addr()).collect(),
         }
@@ -264,7 +193,7 @@ impl Worker {
 
 impl Context {
     fn arm_timers(&mut self, now: Instant) {
-        for peer in &self.peers {
+        for peer in self.peers.iter() {
             if let Some(at) = peer.dialler.deadline() {
                 self.timers.arm(Timer::Dial(peer.data.id), at);
             }
@@ -272,30 +201,31 @@ impl Context {
         self.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
         self.timers.arm(Timer::Publish, now);
     }
-}
 
-impl Sockets {
-    fn open_ports(&mut self, cx: &mut Context, tcp: &mut TcpForwards) -> Result<(), StartError> {
-        let config = Arc::clone(&cx.config);
+    fn open_ports(&mut self, tcp: &mut TcpForwards) -> Result<(), StartError> {
+        let config = Arc::clone(&self.config);
         let failed = |address: SocketAddr, what| move |error| StartError::Listen { address, what, error };
         for address in &config.transport.listen {
             let port = self
+                .sockets
                 .factory
-                .listen(&mut self.underlays, *address)
+                .listen(&mut self.sockets.underlays, *address)
                 .map_err(failed(*address, "transport.listen"))?;
-            self.ports.push(port);
+            self.sockets.ports.push(port);
         }
-        for (place, forward) in config.udp.iter().enumerate() {
+        for (index, forward) in config.udp.iter().enumerate() {
             let local =
-                Local::Ingress { ingress: IngressId(number(place)), peer: PeerId(number(forward.peer)) };
-            self.factory
-                .ingress(&mut self.locals, forward.listen, local)
+                Local::Ingress { ingress: IngressId(number(index)), peer: PeerId(number(forward.peer)) };
+            self.sockets
+                .factory
+                .ingress(&mut self.sockets.locals, forward.listen, local)
                 .map_err(failed(forward.listen, "udp.listen"))?;
         }
-        for (place, forward) in config.tcp.iter().enumerate() {
+        for (index, forward) in config.tcp.iter().enumerate() {
             let listener = self
+                .sockets
                 .factory
-                .tcp_listen(forward.listen, place)
+                .tcp_listen(forward.listen, index)
                 .map_err(failed(forward.listen, "tcp.listen"))?;
             tcp.listeners.push(Some(listener));
         }

@@ -1,4 +1,4 @@
-//! What a worker counts besides what its parts count themselves, and how others see it.
+//! Counters of a worker besides those of its parts, and the snapshots in which other threads see them.
 
 use std::{
     collections::BTreeMap,
@@ -34,7 +34,7 @@ use crate::{
     worker::timer::LOG_INTERVAL,
 };
 
-/// Handshakes by what this end saw of them.
+/// Counts of handshakes at this end.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Handshakes {
     pub(super) dialled: u64,
@@ -68,18 +68,18 @@ pub(super) struct MessageErrors(pub(super) [u64; MessageError::LABELS.len()]);
 impl MessageErrors {
     pub(super) fn count(&mut self, error: &MessageError) {
         let label = error.label();
-        if let Some(place) = MessageError::LABELS.iter().position(|known| *known == label) {
-            self.0[place] += 1;
+        if let Some(index) = MessageError::LABELS.iter().position(|known| *known == label) {
+            self.0[index] += 1;
         }
     }
 }
 
-/// What lanes that have ended counted.
+/// Counts of lanes that have ended.
 #[derive(Debug, Default)]
 pub(super) struct RetiredLanes {
     by_peer: Vec<LaneStats>,
-    /// Of peers whose place was given up.
-    of_former: LaneStats,
+    /// Sum over peers whose slot was given up.
+    of_removed: LaneStats,
     by_index: Vec<LaneBytes>,
 }
 
@@ -88,7 +88,7 @@ pub(super) struct RetiredLanes {
 pub(super) struct LaneBytes {
     /// The bytes of the packets that were sent.
     pub(super) sent: u64,
-    /// The bytes of the packets that came and were opened.
+    /// The bytes of the received packets that passed authentication.
     pub(super) received: u64,
 }
 
@@ -105,11 +105,11 @@ impl LaneBytes {
 
 impl RetiredLanes {
     pub(super) fn add(&mut self, LaneRef { peer, lane }: LaneRef, stats: &LaneStats) {
-        let (place, index) = (peer.0 as usize, usize::from(lane));
-        if self.by_peer.len() <= place {
-            self.by_peer.resize_with(place + 1, LaneStats::default);
+        let (slot, index) = (peer.0 as usize, usize::from(lane));
+        if self.by_peer.len() <= slot {
+            self.by_peer.resize_with(slot + 1, LaneStats::default);
         }
-        add_lane(&mut self.by_peer[place], stats);
+        add_lane(&mut self.by_peer[slot], stats);
         if self.by_index.len() <= index {
             self.by_index.resize(index + 1, LaneBytes::default());
         }
@@ -120,16 +120,16 @@ impl RetiredLanes {
         self.by_peer.get(peer.0 as usize).copied().unwrap_or_default()
     }
 
-    /// A peer's place is given up: what its lanes counted stays in the sum.
+    /// Moves the counts of a peer whose slot is given up to the sum.
     pub(super) fn merge(&mut self, peer: PeerId) {
         if let Some(stats) = self.by_peer.get_mut(peer.0 as usize) {
-            add_lane(&mut self.of_former, &std::mem::take(stats));
+            add_lane(&mut self.of_removed, &std::mem::take(stats));
         }
     }
 
-    /// The sum over peers whose place was given up.
-    pub(super) fn of_former(&self) -> LaneStats {
-        self.of_former
+    /// The sum over peers whose slot was given up.
+    pub(super) fn of_removed(&self) -> LaneStats {
+        self.of_removed
     }
 
     /// The bytes of lanes that have ended, by their index.
@@ -138,16 +138,16 @@ impl RetiredLanes {
     }
 }
 
-/// What the relays of peers counted, summed over peers.
+/// Counts of relays, summed over peers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RelaySums {
     /// Drops by direction, in the order of [`Direction::ALL`], then by [`DropReason`].
     pub(super) dropped: [[u64; DropReason::COUNT]; 2],
     /// Messages by direction, sent before received, then by kind.
     pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
-    /// Flows that ended, in the order of the label's values.
+    /// Flows that ended, in the order of the metric's label values.
     pub(super) ended: [u64; 5],
-    /// Refused at the ceilings that concern relays.
+    /// Refusals at the limits that concern relays.
     pub(super) refused: Refused,
     pub(super) moved: u64,
     /// Buckets of IP packets that went to another lane.
@@ -182,25 +182,25 @@ impl RelaySums {
     }
 }
 
-/// Addresses that changed while the session went on.
+/// Counts of address changes that sessions survived.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PathMoves {
-    /// The times that the far end of a lane was at another address.
+    /// Lanes whose far end moved to another address.
     pub(super) lanes: u64,
-    /// The times that the far end of a control connection was at another address.
+    /// Control connections whose far end moved to another address.
     pub(super) control: u64,
-    /// The times that a dialled socket was replaced by one with another address.
+    /// Dialled sockets that were replaced by one with another address.
     pub(super) sockets: u64,
 }
 
 impl PathMoves {
-    /// The counts, in the order of the values of the metric's label.
+    /// The counts in the order of the metric's label values.
     pub(super) fn counts(self) -> [u64; 3] {
         [self.lanes, self.control, self.sockets]
     }
 }
 
-/// What a worker counts besides what its parts count themselves. All of it only grows.
+/// Counters of a worker besides those of its parts. They never decrease, except for `lane_flows` and `control`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     pub(super) handshakes: Handshakes,
@@ -210,35 +210,30 @@ pub(super) struct Totals {
     pub(super) lanes_silent: u64,
     pub(super) lanes_refused: u64,
     pub(super) path_moves: PathMoves,
-    /// Sessions that fell silent, and whose control connection alone did.
-    pub(super) sessions_doubted: [u64; 2],
+    /// Suspect sessions, by [`Suspicion`](dataplane::peer::Suspicion).
+    pub(super) sessions_suspected: [u64; 2],
     pub(super) lanes_near_limit: u64,
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketStats::ROLES.len()],
-    /// Of peers whose place was given up.
-    pub(super) former: RelaySums,
-    /// Flows by the index of their lane, when last looked at.
+    /// Sum over peers whose slot was given up.
+    pub(super) removed: RelaySums,
+    /// Flows by the index of their lane, sampled once a second.
     pub(super) lane_flows: Vec<u64>,
-    /// Datagrams handed to other workers, taken from them, and dropped because their rings were full; by kind.
+    /// Datagrams handed to other workers, by kind.
     pub(super) handed_out: [u64; Kind::LABELS.len()],
+    /// Datagrams accepted from other workers, by kind.
     pub(super) handed_in: [u64; Kind::LABELS.len()],
+    /// Datagrams dropped because another worker's ring was full, by kind.
     pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
-    /// Times that used knocks could not be written down.
-    pub(super) journal_errors: u64,
-    /// Turns in which a class of sources had its budget before all of them were served.
+    /// Failures to write used knocks to the replay log.
+    pub(super) replay_log_errors: u64,
+    /// Turns in which the budget of a class was used up before all of its sources were served.
     pub(super) turns_full: u64,
     pub(super) tcp: TcpTotals,
     pub(super) streams: StreamTotals,
-    /// Of control connections, when last looked at.
+    /// Traffic of control connections, sampled once a second.
     pub(super) control: Traffic,
-}
-
-impl Totals {
-    /// A relay is given up: what it counted stays in the sums.
-    pub(super) fn retire(&mut self, relay: &DatagramRelay) {
-        self.former.add(relay);
-    }
 }
 
 /// What `systemctl status` shows of the peers.
@@ -264,35 +259,35 @@ pub(super) struct IndexCounts {
     pub(super) flows: u64,
     /// The bytes of the lanes, of those that have ended too.
     pub(super) bytes: LaneBytes,
-    /// IP packets of the device that the hash of their flow gave the index.
+    /// IP packets of the device that the hash of their flow assigned to the index.
     pub(super) packets: u64,
 }
 
-/// How much of what is limited a worker has in use.
+/// Current use of limited resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InUse {
-    /// Handshakes that others have begun and that are no session yet.
+    /// Incomplete handshakes that others have started.
     pub handshakes: usize,
-    /// Knocks that were used and are remembered.
+    /// Used knocks that are remembered.
     pub used_tokens: usize,
-    /// Strangers whose datagrams go to the decoy.
+    /// Unauthenticated senders that have a flow to the decoy.
     pub decoy_flows: usize,
-    /// Bytes that the windows of TCP forwards of all workers have taken, told by worker 0.
+    /// Bytes that the windows of TCP forwards of all workers have taken; published by worker 0.
     pub stream_bytes: u64,
 }
 
-/// A worker, as it was when it was published; `families.rs` says what the metrics show of it.
+/// The state of a worker at its last publication, from which `families.rs` reads the metrics.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WorkerSnapshot {
     pub(super) worker: u8,
-    /// The times that it was published.
+    /// The number of publications.
     pub(super) beats: u64,
-    /// By their places: the configuration's first, in its order.
+    /// Indexed by [`PeerId`]: the peers of the configuration come first, in its order.
     pub(super) peers: Vec<PeerStatus>,
-    /// Peers by [`PeerOrigin`], told by worker 0.
+    /// Peers by [`PeerOrigin`]; published by worker 0.
     pub(super) known: [u64; PeerOrigin::ALL.len()],
     pub(super) lane_states: [u64; LaneState::LABELS.len()],
-    /// What all lanes counted, those that have ended included.
+    /// Sum over all lanes, including lanes that have ended.
     pub(super) lanes: LaneStats,
     pub(super) lane_indices: Vec<IndexCounts>,
     pub(super) relays: RelaySums,
@@ -308,34 +303,34 @@ pub(super) struct WorkerSnapshot {
     pub(super) connections: usize,
     pub(super) tcp_streams: usize,
     pub(super) stream_connections: usize,
-    /// Packets on lanes that were dropped unopened.
+    /// Packets of lanes that were dropped before authentication.
     pub(super) unopened: u64,
     pub(super) tun: TunStats,
     pub(super) tun_totals: TunTotals,
     pub(super) decoy: DecoyStats,
 }
 
-/// The agent, as its workers last published it.
+/// The state of the agent, summed over the last publications of its workers.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshot {
-    /// Its peers by their places: the configuration's first, in its order.
+    /// Indexed by [`PeerId`]: the peers of the configuration come first, in its order.
     pub peers: Vec<PeerStatus>,
-    /// Buffers that the kernel dropped at its sockets, all roles together.
+    /// Buffers that the kernel dropped at the agent's sockets, all roles together.
     pub kernel_drops: u64,
-    /// How much of what is limited is in use.
+    /// Current use of limited resources.
     pub in_use: InUse,
 }
 
-/// The TUN device, as the tunnel's thread last saw it.
+/// The state of the TUN device when the tunnel's thread last checked it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceSnapshot {
     /// Whether the agent has its device; `None` without a `[tun]`.
     pub present: Option<bool>,
-    /// Packets that the kernel dropped at it, by direction.
+    /// Packets that the kernel dropped at the device, by direction.
     pub dropped: [u64; 2],
 }
 
-/// The value of a peer's label in the metrics.
+/// The value of the label `peer` in the metrics.
 pub(super) fn label(peer: &PeerStatus) -> Arc<str> {
     match peer.origin {
         PeerOrigin::Config | PeerOrigin::State => Arc::clone(&peer.name),
@@ -347,8 +342,8 @@ pub(super) fn label(peer: &PeerStatus) -> Arc<str> {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Published {
     pub(super) workers: Vec<Arc<WorkerSnapshot>>,
-    /// What peers counted whose places were given up, by label: a label that another peer bears goes on counting.
-    pub(super) former: BTreeMap<Arc<str>, PeerStatus>,
+    /// Counts of peers whose slots were given up, by label: another peer with the label continues them.
+    pub(super) removed: BTreeMap<Arc<str>, PeerStatus>,
     pub(super) device: DeviceSnapshot,
 }
 
@@ -357,7 +352,7 @@ pub(super) struct Published {
 pub struct Snapshots(Mutex<Published>);
 
 impl Snapshots {
-    /// The agent: the sum over its workers.
+    /// The sum over all workers.
     #[must_use]
     pub fn get(&self) -> Snapshot {
         let mut sum = Snapshot::default();
@@ -368,7 +363,7 @@ impl Snapshots {
         sum
     }
 
-    /// How many peers are connected, and flows of all peers; how many peers there are the registry knows.
+    /// The numbers of connected peers and of flows. [`Summary::peers`] is left at 0: the registry knows it.
     #[must_use]
     pub fn summary(&self) -> Summary {
         let peers = self.get().peers;
@@ -385,36 +380,36 @@ impl Snapshots {
 
     /// Replaces the snapshot of a worker.
     pub(super) fn set(&self, snapshot: WorkerSnapshot) {
-        let (place, snapshot) = (usize::from(snapshot.worker), Arc::new(snapshot));
+        let (index, snapshot) = (usize::from(snapshot.worker), Arc::new(snapshot));
         let before = {
             let workers = &mut lock(&self.0).workers;
-            if workers.len() <= place {
-                workers.resize_with(place + 1, Arc::default);
+            if workers.len() <= index {
+                workers.resize_with(index + 1, Arc::default);
             }
-            std::mem::replace(&mut workers[place], snapshot)
+            std::mem::replace(&mut workers[index], snapshot)
         };
-        // Freed once the lock is released.
+        // The old snapshot is freed after the lock is released.
         drop(before);
     }
 
-    /// The tunnel's thread has looked at the device.
+    /// Replaces the snapshot of the TUN device.
     pub fn set_device(&self, device: DeviceSnapshot) {
         lock(&self.0).device = device;
     }
 
-    /// Nothing is left of a peer at `worker`, as its snapshot says: what it counted there stays with its label.
+    /// Marks the slot of a peer at `worker` as vacant and moves the peer's counts to its label.
     pub(super) fn retire(&self, worker: u8, peer: PeerId) {
-        let Published { workers, former, .. } = &mut *lock(&self.0);
+        let Published { workers, removed, .. } = &mut *lock(&self.0);
         let worker = workers.get_mut(usize::from(worker)).map(Arc::make_mut);
         if let Some(peer) = worker.and_then(|worker| worker.peers.get_mut(peer.0 as usize)) {
             peer.more.vacant = true;
-            former.entry(label(peer)).or_default().add(peer);
+            removed.entry(label(peer)).or_default().add(peer);
         }
     }
 
-    /// Nobody bears `label` any more: its series end.
+    /// Ends the series of a label that no peer has any more.
     pub(super) fn forget(&self, label: &str) {
-        lock(&self.0).former.remove(label);
+        lock(&self.0).removed.remove(label);
     }
 }
 
@@ -425,9 +420,9 @@ impl Snapshot {
         self.in_use.used_tokens += worker.in_use.used_tokens;
         self.in_use.decoy_flows += worker.in_use.decoy_flows;
         self.in_use.stream_bytes += worker.in_use.stream_bytes;
-        for (place, peer) in worker.peers.iter().enumerate() {
-            match self.peers.get_mut(place) {
-                // One of the workers has not heard yet that the place is another peer's.
+        for (slot, peer) in worker.peers.iter().enumerate() {
+            match self.peers.get_mut(slot) {
+                // One of the workers has not read yet that the slot has another peer.
                 Some(sum) if sum.more.generation > peer.more.generation => {}
                 Some(sum) if sum.more.generation < peer.more.generation => *sum = peer.clone(),
                 Some(sum) => sum.add(peer),
@@ -437,71 +432,51 @@ impl Snapshot {
     }
 }
 
-/// A ceiling at which something is refused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum Ceiling {
-    /// The number of flows of all peers together.
-    Flows,
-    /// The number of flows of one peer.
-    FlowsPerPeer,
-    /// Bytes that wait in the queues of all peers.
-    QueueBytes,
-    /// Sockets to services: descriptors, ports, memory of the kernel.
-    Sockets,
-    /// Openings of flows of one peer in a time.
-    FlowRate,
-    /// The number of TCP forwards of one peer.
-    TcpStreamsPerPeer,
-    /// The number of TCP forwards of all peers together.
-    TcpStreams,
-    /// Memory of the windows of all TCP forwards.
-    StreamBytes,
-    /// The number of handshakes that others have begun.
-    Handshakes,
-    /// Peers that open mode has let in.
-    OpenPeers,
-    /// The number of used knocks that are remembered.
-    UsedTokens,
-    /// The number of strangers that have a flow to the decoy.
-    DecoyFlows,
-    /// Control messages of one peer in a time.
-    ControlMessages,
+wire::labelled! {
+    /// A limit at which something is refused. The labels are keys of `[limits]`, where there is one.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Ceiling {
+        /// The number of flows of all peers together.
+        Flows => "flows",
+        /// The number of flows of one peer.
+        FlowsPerPeer => "flows_per_peer",
+        /// Bytes in the queues of all peers together.
+        QueueBytes => "queue_bytes",
+        /// Sockets to services: descriptors, ports, memory of the kernel.
+        Sockets => "sockets",
+        /// The rate at which one peer opens flows.
+        FlowRate => "flow_rate",
+        /// The number of TCP forwards of one peer.
+        TcpStreamsPerPeer => "tcp_streams_per_peer",
+        /// The number of TCP forwards of all peers together.
+        TcpStreams => "tcp_streams",
+        /// Memory of the windows of all TCP forwards.
+        StreamBytes => "stream_bytes",
+        /// The number of incomplete handshakes that others have started.
+        Handshakes => "handshakes",
+        /// The number of open-mode peers.
+        OpenPeers => "open_peers",
+        /// The number of used knocks that are remembered.
+        UsedTokens => "used_tokens",
+        /// The number of unauthenticated senders that have a flow to the decoy.
+        DecoyFlows => "decoy_flows",
+        /// The rate of control messages of one peer.
+        ControlMessages => "control_messages",
+    }
 }
 
-impl Ceiling {
-    pub const COUNT: usize = Self::LABELS.len();
-
-    /// The values of the metric label `limit`, in the order of their discriminants: keys of `[limits]`, as far as there is one.
-    pub const LABELS: [&'static str; 13] = [
-        "flows",
-        "flows_per_peer",
-        "queue_bytes",
-        "sockets",
-        "flow_rate",
-        "tcp_streams_per_peer",
-        "tcp_streams",
-        "stream_bytes",
-        "handshakes",
-        "open_peers",
-        "used_tokens",
-        "decoy_flows",
-        "control_messages",
-    ];
-}
-
-/// The throttles on what is logged, one for each ceiling, and what is counted here alone.
+/// Throttles of the log lines about limits, and counts of refusals that no other part has.
 #[derive(Debug)]
 pub(super) struct Ceilings {
     logs: [Throttle; Ceiling::COUNT],
-    /// TCP forwards refused: one peer had too many, or all together.
+    /// Refused TCP forwards.
     pub(super) tcp: TcpCeilings,
-    /// How often windows did not grow for want of memory, when last looked at.
+    /// The count of windows that could not grow for lack of memory when it was last reported.
     pub(super) stream_memory: u64,
-    /// Connections closed because the peer said more than it may.
+    /// Connections closed because the peer sent more control messages than it may.
     pub(super) messages: u64,
-    /// Strangers at the decoy who gave way, when last looked at.
-    pub(super) strangers: u64,
+    /// The count of evicted flows to the decoy when it was last reported.
+    pub(super) decoy_flows: u64,
 }
 
 impl Ceilings {
@@ -511,7 +486,7 @@ impl Ceilings {
             tcp: TcpCeilings::default(),
             stream_memory: 0,
             messages: 0,
-            strangers: 0,
+            decoy_flows: 0,
         }
     }
 
@@ -520,65 +495,35 @@ impl Ceilings {
     }
 }
 
-/// TCP forwards refused, by the ceiling.
+/// Counts of refused TCP forwards, by the limit that was reached.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TcpCeilings {
     pub(super) per_peer: u64,
     pub(super) all: u64,
 }
 
-/// Why a TCP forward was not opened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub enum TcpRefusal {
-    /// The peer has no session, or no connection that can carry the forward.
-    NotConnected,
-    /// The service that the forward is for is not offered.
-    UnknownService,
-    /// The service is there, but the end that asks for it may not use it.
-    NotAllowed,
-    /// Too many TCP forwards are open, of the peer or of all peers.
-    Limit,
-    /// The service refused the TCP connection to it.
-    UpstreamRefused,
-    /// The service did not answer the attempt to connect to it.
-    UpstreamTimeout,
-    /// This host has no resources for another connection.
-    Accept,
-    /// The peer opened a stream and did not say what for.
-    NoHeader,
-    /// A reason that this version does not know.
-    Other,
-}
-
-impl TcpRefusal {
-    /// All of them, in the order of their discriminants.
-    pub const ALL: [Self; 9] = [
-        Self::NotConnected,
-        Self::UnknownService,
-        Self::NotAllowed,
-        Self::Limit,
-        Self::UpstreamRefused,
-        Self::UpstreamTimeout,
-        Self::Accept,
-        Self::NoHeader,
-        Self::Other,
-    ];
-
-    /// The value of the metric label `reason`.
-    #[must_use]
-    pub const fn label(self) -> &'static str {
-        match self {
-            Self::NotConnected => "not_connected",
-            Self::UnknownService => "unknown_service",
-            Self::NotAllowed => "not_allowed",
-            Self::Limit => "limit",
-            Self::UpstreamRefused => "upstream_refused",
-            Self::UpstreamTimeout => "upstream_timeout",
-            Self::Accept => "accept",
-            Self::NoHeader => "no_header",
-            Self::Other => "other",
-        }
+wire::labelled! {
+    /// Why a TCP forward was not opened.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum TcpRefusal {
+        /// The peer has no session, or no connection that can carry the forward.
+        NotConnected => "not_connected",
+        /// The service that the forward is for is not offered.
+        UnknownService => "unknown_service",
+        /// The service is there, but the end that asks for it may not use it.
+        NotAllowed => "not_allowed",
+        /// Too many TCP forwards are open, of the peer or of all peers.
+        Limit => "limit",
+        /// The service refused the TCP connection to it.
+        UpstreamRefused => "upstream_refused",
+        /// The service did not answer the attempt to connect to it.
+        UpstreamTimeout => "upstream_timeout",
+        /// This host has no resources for another connection.
+        Accept => "accept",
+        /// The peer opened a stream and did not name the service.
+        NoHeader => "no_header",
+        /// A reason that this version does not know.
+        Other => "other",
     }
 }
 
@@ -599,27 +544,23 @@ impl From<StreamAnswer> for TcpRefusal {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StreamTotals {
     pub(super) opened: u64,
-    /// Stream connections that could not be made or were lost, at the index that their [`StreamFailure`] is.
+    /// Stream connections that could not be made or were lost, by [`StreamFailure`].
     pub(super) failed: [u64; StreamFailure::LABELS.len()],
 }
 
-/// Why a stream connection could not be made, or was lost.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(usize)]
-pub(super) enum StreamFailure {
-    /// This host gave no socket, or no keys, for it.
-    Local,
-    /// The handshake of the stream connection was not completed.
-    Handshake,
-    /// The far end did not let it join the session.
-    Refused,
-    /// It was up, and ended unexpectedly.
-    Lost,
-}
-
-impl StreamFailure {
-    /// The values of the metric label `reason`, in the order of the discriminants.
-    pub(super) const LABELS: [&'static str; 4] = ["local", "handshake", "refused", "lost"];
+wire::labelled! {
+    /// Why a stream connection could not be made, or was lost.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum StreamFailure {
+        /// This host had no socket or no keys for the stream connection.
+        Local => "local",
+        /// The handshake of the stream connection was not completed.
+        Handshake => "handshake",
+        /// The far end did not let the connection join the session.
+        Refused => "refused",
+        /// The connection was up and ended unexpectedly.
+        Lost => "lost",
+    }
 }
 
 #[cfg(test)]

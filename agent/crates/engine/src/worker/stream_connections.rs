@@ -1,4 +1,5 @@
-//! The connections that carry a peer's TCP forwards beside its control connection: one for each worker of the end that has more.
+//! Stream connections, which carry a peer's TCP forwards beside its control connection: one for each worker of the end with more
+//! workers, of which the control connection is the first.
 //!
 //! ```text
 //!   dialler: owner                    dialler: worker (c + i) mod W            listener: worker (c + i) mod W
@@ -8,7 +9,7 @@
 //!   StreamEnded { Up } ◄───────────── up ◄──────────────────────────── Joined
 //! ```
 //!
-//! They belong to the peer's process: another control connection of the same process takes them over as they are.
+//! They belong to the peer's process: they stay when another control connection of the same process replaces the session.
 
 use std::{
     sync::Arc,
@@ -31,51 +32,56 @@ use crate::{
         liveness::{Finding, FrameCounts, Liveness, Look},
     },
     hub::{StreamRequest, WorkerMessage},
+    peer::Peer,
     worker::{
         Worker,
         context::{Context, Effect},
         liveness::{LEAST_CONTROL_SILENCE, TELL_INTERVAL, counts},
-        parts::{Sessions, Sockets},
+        parts::Sessions,
         stats::StreamFailure,
         timer::Timer,
     },
 };
 
-/// A stream connection without a forward is closed after so long.
+/// How long a stream connection without forwards stays open.
 const IDLE: Duration = Duration::from_secs(60);
 
-/// How long the far end may take to close one that it was asked to.
+/// How long the far end may take to close a stream connection after it was asked to.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long handshake and join may take together, with losses.
+/// Limit on the time of handshake and join together, with losses.
 const JOIN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How long a join waits for its session to be known.
+/// How long a join waits for its session to become known.
 const EARLY_JOIN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Joins of one peer that wait at a worker.
+/// Limit on joins of one peer that wait at a worker.
 const MOST_EARLY: usize = 8;
 
-/// Stream connections of one peer at all workers: all of them twice, because those of the session before may still be in use.
+/// Limit on stream connections of one peer at all workers: two sets, because those of the previous session may still be in use.
 const MOST_CONNECTIONS: u32 = 2 * (MAX_STREAM_CONNECTIONS as u32 - 1);
 
-/// A worker asks for stream connections no more often than this.
+/// The minimum interval between a worker's requests for stream connections of a peer.
 const ASK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// One that was up for less is not dialled again at once.
+/// A stream connection that was up for less than this is dialled again only after a pause.
 const LEAST_LIFE: Duration = Duration::from_secs(1);
 
-/// What is to be done about a stream connection, once a second.
-enum Care {
+/// The result of the check of a stream connection, once a second.
+enum Action {
+    /// Close it: it did not get up in time, or was not closed in time.
     GiveUp,
+    /// Ask the far end to close it, because it is idle.
     Release,
-    Tell,
+    /// Send a message that shows our address.
+    SendHere,
     Ping,
+    /// Close it: it does not answer.
     Dead,
 }
 
 impl Worker {
-    /// The dialler of a connection wants it to join a session.
+    /// Handles the request of a connection's dialler to join a session.
     pub(super) fn join_asked(
         &mut self,
         handle: ConnectionHandle,
@@ -89,10 +95,10 @@ impl Worker {
             self.sessions.close_connection(&mut self.cx, handle, CloseReason::ProtocolViolation, now);
             return;
         }
-        // Among them may be the one that tells of the session.
+        // The message about the session may be among them.
         self.read_messages(now);
         let Some(peer) = self.cx.peers.get_mut(id) else { return };
-        if peer.streams.early.iter().any(|early| early.handle == handle) {
+        if waits(peer, handle) {
             return self.sessions.out_of_order(&mut self.cx, handle, now);
         }
         if peer.streams.early.len() >= MOST_EARLY {
@@ -100,19 +106,18 @@ impl Worker {
         }
         peer.streams.early.push(EarlyJoin { handle, join });
         self.sessions.take_early_joins(&mut self.cx, id, now);
-        let waits = |peer: &crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
-        if self.cx.peers.get(id).is_some_and(waits) {
+        if self.cx.peers.get(id).is_some_and(|peer| waits(peer, handle)) {
             self.cx.timers.arm(Timer::Join(handle), now + EARLY_JOIN_TIMEOUT);
         }
     }
 }
 
 impl Sessions {
-    /// The connection at this worker that the next TCP forward of a peer goes to: the one with the fewest.
+    /// The connection at this worker for the next TCP forward of a peer: the one with the fewest forwards.
     pub(super) fn carrier(&self, cx: &Context, id: PeerId) -> Option<ConnectionHandle> {
         let peer = cx.peers.get(id)?;
-        let link = peer.data.link.as_ref().filter(|link| !link.doubts.silent)?;
-        let session = peer.session.as_ref().filter(|_| !link.doubts.any());
+        let link = peer.data.link.as_ref().filter(|link| !link.suspicions.unresponsive)?;
+        let session = peer.session.as_ref().filter(|_| !link.suspicions.any());
         let control = session.map(|session| (session.handle, session.forwards));
         let streams = peer.streams.carriers().filter(|stream| self.outlived(stream));
         let carriers = control.into_iter().chain(streams.map(|stream| (stream.handle, stream.forwards)));
@@ -125,9 +130,9 @@ impl Sessions {
         stream.asked.is_none_or(|asked| acks.is_some_and(|acks| acks > asked))
     }
 
-    /// The session was replaced, perhaps because the far end's address is another one: asks on each stream connection whether it
-    /// goes on.
-    pub(super) fn ask_stream_connections(&mut self, cx: &mut Context, id: PeerId) {
+    /// Pings on each stream connection after the session was replaced, perhaps because the far end's address has changed. A stream
+    /// connection takes new forwards once it has answered.
+    pub(super) fn ping_stream_connections(&mut self, cx: &mut Context, id: PeerId) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for stream in &mut peer.streams.all {
             if let Some(quinn) = self.control.quinn(stream.handle) {
@@ -137,7 +142,7 @@ impl Sessions {
         }
     }
 
-    /// Tells the other workers whether this one takes TCP forwards of a peer.
+    /// Shares with the other workers whether this one takes TCP forwards of a peer.
     pub(super) fn note_carrier(&self, cx: &Context, id: PeerId) {
         let takes = !cx.stopping && self.carrier(cx, id).is_some();
         if let Some(peer) = cx.peers.get(id) {
@@ -145,7 +150,7 @@ impl Sessions {
         }
     }
 
-    /// Some worker has forwards for stream connections of the session that this one owns.
+    /// Handles a worker's request for stream connections of a session that this worker owns.
     pub(super) fn streams_wanted(&mut self, cx: &mut Context, id: PeerId, name: SessionId, now: Instant) {
         let Some(session) = cx.peers.session_named(id, name) else { return };
         if session.dialled {
@@ -156,7 +161,7 @@ impl Sessions {
         }
     }
 
-    /// The peer of a dialled session, or a worker, has forwards for stream connections.
+    /// Handles a request for stream connections of a dialled session, by the peer or by a worker.
     pub(super) fn peer_wants_streams(&self, cx: &mut Context, id: PeerId, now: Instant) {
         if let Some(peer) = cx.peers.get_mut(id) {
             peer.streams.plan.wish(now);
@@ -165,59 +170,44 @@ impl Sessions {
         self.note_carrier(cx, id);
     }
 
-    /// Has the stream connections dialled that are wanted and missing, as many at a time as a listener takes.
+    /// Has missing stream connections dialled if they are wanted, as many at a time as a listener accepts.
     pub(super) fn open_stream_connections(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if cx.stopping || !peer.data.is_live() || !peer.data.is_well() || !peer.streams.plan.is_wished(now) {
             return;
         }
         let (Some(link), Some(session)) = (&peer.data.link, &peer.session) else { return };
-        let (count, name, workers) = (link.connections, session.id, session.hello.workers);
-        let Some(connection) = self.control.get(session.handle).filter(|_| session.dialled) else {
-            return;
-        };
-        let (remote, Some(key)) = (connection.path().destination, connection.key) else { return };
-        let Some(number) = cx.peers.get_mut(id).and_then(|peer| peer.streams.plan.next(count, now)) else {
-            return;
-        };
+        let (name, workers) = (session.id, session.hello.workers);
+        let connection = self.control.get(session.handle).filter(|_| session.dialled);
+        let Some((connection, key)) = connection.and_then(|it| Some((it, it.key?))) else { return };
+        let remote = connection.path().destination;
+        let Some(number) = peer.streams.plan.next(link.connections, now) else { return };
         let lane_host = pool::lane_host(cx.id.index, number, cx.id.count);
         let choice = cx.rng.random();
         let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
-        let order = StreamRequest { peer: id, session: name, number, remote, key, first };
-        cx.tell(lane_host, WorkerMessage::DialStream(Box::new(order)));
-        // The next one after this one has been dialled.
+        let request = StreamRequest { peer: id, session: name, number, remote, key, first };
+        cx.send(lane_host, WorkerMessage::DialStream(Box::new(request)));
+        // The next one follows when this one has been dialled.
         cx.effects.push_back(Effect::OpenStreams(id));
     }
 
-    /// The owner of a session wants a stream connection to be dialled here.
-    pub(super) fn dial_stream(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        order: &StreamRequest,
-        now: Instant,
-    ) {
-        let (id, number) = (order.peer, order.number);
-        if cx.stopping || cx.peers.link_named(id, order.session).is_none() {
+    /// Dials a stream connection for the owner of its session.
+    pub(super) fn dial_stream(&mut self, cx: &mut Context, request: &StreamRequest, now: Instant) {
+        let (id, number) = (request.peer, request.number);
+        if cx.stopping || cx.peers.link_named(id, request.session).is_none() {
             return cx.report_stream(id, number, Outcome::Ended);
         }
-        if self.start_stream(cx, sockets, order, now).is_none() {
+        if self.start_stream(cx, request, now).is_none() {
             cx.stats.totals.streams.failed[StreamFailure::Local as usize] += 1;
             cx.report_stream(id, number, Outcome::Failed);
         }
     }
 
     /// Dials a stream connection, from a socket of its own.
-    fn start_stream(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        order: &StreamRequest,
-        now: Instant,
-    ) -> Option<()> {
-        let (id, number) = (order.peer, order.number);
-        let client = self.client_config(cx, id, Some(order), now)?;
-        let underlay = match sockets.factory.dial(&mut sockets.underlays, order.remote) {
+    fn start_stream(&mut self, cx: &mut Context, request: &StreamRequest, now: Instant) -> Option<()> {
+        let (id, number) = (request.peer, request.number);
+        let client = self.client_config(cx, id, Some(request), now)?;
+        let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, request.remote) {
             Ok(underlay) => underlay,
             Err(error) => {
                 if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
@@ -232,8 +222,8 @@ impl Sessions {
                 return None;
             }
         };
-        let Some(handle) = self.control.dial(id, order.remote, underlay, client, now) else {
-            sockets.factory.close_underlay(&mut sockets.underlays, underlay);
+        let Some(handle) = self.control.dial(id, request.remote, underlay, client, now) else {
+            cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
             return None;
         };
         if let Some(connection) = self.control.get_mut(handle) {
@@ -243,11 +233,11 @@ impl Sessions {
         self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id));
         let instance = peer.data.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
-        tracing::debug!(peer = &*peer.name, number, remote = %order.remote, "dialling a stream connection");
+        tracing::debug!(peer = &*peer.name, number, remote = %request.remote, "dialling a stream connection");
         Some(())
     }
 
-    /// A worker says what became of a stream connection that it was to dial.
+    /// Handles the outcome of a stream connection, at the worker that dials the peer.
     pub(super) fn stream_ended(
         &self,
         cx: &mut Context,
@@ -262,7 +252,7 @@ impl Sessions {
         self.open_stream_connections(cx, id, now);
     }
 
-    /// A dialled connection has completed its handshake; false if it is no stream connection.
+    /// Joins the session after the handshake of a dialled stream connection; returns false if the connection is not one.
     pub(super) fn stream_connected(
         &mut self,
         cx: &mut Context,
@@ -280,7 +270,7 @@ impl Sessions {
         let Some(peer) = cx.peers.get_mut(id) else { return true };
         let session = peer.data.link.as_ref().map(|link| link.name);
         let (Some(stream), Some(session)) = (peer.streams.find_mut(handle), session) else {
-            // The session has ended meanwhile: the next one has it dialled again.
+            // The session has ended meanwhile; the next one will have it dialled again.
             self.end_stream_connection(cx, id, handle, CloseReason::Replaced, now);
             return true;
         };
@@ -289,7 +279,7 @@ impl Sessions {
         true
     }
 
-    /// Lets join who waited for the session that there is.
+    /// Completes joins that have waited for the current session.
     pub(super) fn take_early_joins(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.as_ref() else { return };
@@ -298,22 +288,21 @@ impl Sessions {
             |early: &mut EarlyJoin| early.join.session == name && Some(early.join.instance) == instance;
         let known: Vec<EarlyJoin> = peer.streams.early.extract_if(.., is_known).collect();
         for early in known {
-            self.let_join(cx, id, &early, now);
+            self.complete_join(cx, id, &early, now);
         }
     }
 
-    /// A connection joins the session of a peer.
-    fn let_join(&mut self, cx: &mut Context, id: PeerId, early: &EarlyJoin, now: Instant) {
+    /// Makes a connection a stream connection of a peer's session, or closes it.
+    fn complete_join(&mut self, cx: &mut Context, id: PeerId, early: &EarlyJoin, now: Instant) {
         let &EarlyJoin { handle, join: Join { instance, number, .. } } = early;
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let link = peer.data.link.as_ref();
-        // Only who dialled the session dials stream connections.
+        // Stream connections are dialled only by the end that dialled the session.
         if link.is_none_or(|link| link.connections <= 1 || link.dialled) || cx.stopping {
             return self.close_connection(cx, handle, CloseReason::NoSession, now);
         }
         let is_same = |other: &&StreamConnection| other.number == number && !other.dialled;
-        let replaced: Vec<ConnectionHandle> =
-            peer.streams.all.iter().filter(is_same).map(|other| other.handle).collect();
+        let replaced: Vec<_> = peer.streams.all.iter().filter(is_same).map(|other| other.handle).collect();
         let forwards = Arc::clone(&peer.forwards);
         for old in replaced {
             self.end_stream_connection(cx, id, old, CloseReason::Replaced, now);
@@ -326,21 +315,17 @@ impl Sessions {
             connection.stream_number = Some(number);
         }
         if let Some(peer) = cx.peers.get_mut(id) {
-            let mut connection = stream_connection(number, handle, instance, Stage::Up, now);
-            connection.dialled = false;
-            peer.streams.all.push(connection);
+            let connection = stream_connection(number, handle, instance, Stage::Up, now);
+            peer.streams.all.push(StreamConnection { dialled: false, ..connection });
         }
         self.control.send(handle, &Message::Joined);
         self.stream_is_up(cx, id, number);
     }
 
-    /// A join has waited for its session for long enough.
+    /// Closes a connection whose join has waited too long for its session.
     pub(super) fn early_join_timeout(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
-        let peer = self.control.get(handle).and_then(|connection| connection.peer);
-        let peer = peer.and_then(|id| cx.peers.get_mut(id));
-        let waits =
-            |peer: &mut crate::peer::Peer| peer.streams.early.iter().any(|early| early.handle == handle);
-        if peer.is_some_and(waits) {
+        let peer = self.peer_of(handle).and_then(|id| cx.peers.get(id));
+        if peer.is_some_and(|peer| waits(peer, handle)) {
             cx.stats.totals.streams.failed[StreamFailure::Refused as usize] += 1;
             self.close_connection(cx, handle, CloseReason::NoSession, now);
         }
@@ -354,7 +339,7 @@ impl Sessions {
         cx.stats.unpublished = true;
     }
 
-    /// A control message came on a stream connection.
+    /// Handles a control message on a stream connection.
     pub(super) fn stream_message(
         &mut self,
         cx: &mut Context,
@@ -382,7 +367,7 @@ impl Sessions {
                     self.end_stream_connection(cx, id, handle, CloseReason::Idle, now);
                 }
             }
-            // quinn-proto has seen where it came from.
+            // quinn-proto has noted the source address.
             Message::Here => {}
             Message::Hello(_)
             | Message::LaneOpen(_)
@@ -397,8 +382,8 @@ impl Sessions {
         }
     }
 
-    /// A connection is gone, for `reason` if that was not ours; false if it was no stream connection. Its forwards end with it, and
-    /// nothing else.
+    /// Handles a stream connection that is gone, for `reason` unless this end closed it. Its forwards end with it. Returns false if the
+    /// connection was no stream connection.
     pub(super) fn stream_connection_lost(
         &self,
         cx: &mut Context,
@@ -437,7 +422,7 @@ impl Sessions {
         true
     }
 
-    /// Takes a stream connection out of the list of its peer.
+    /// Removes a stream connection from the list of its peer.
     fn forget_stream(
         &self,
         cx: &mut Context,
@@ -455,7 +440,7 @@ impl Sessions {
         Some(stream)
     }
 
-    /// Ends one stream connection, and the forwards on it.
+    /// Closes a stream connection and ends the forwards on it.
     pub(super) fn end_stream_connection(
         &mut self,
         cx: &mut Context,
@@ -471,7 +456,7 @@ impl Sessions {
         }
     }
 
-    /// Ends all stream connections of a peer at this worker.
+    /// Closes all stream connections of a peer at this worker.
     pub(super) fn end_stream_connections(
         &mut self,
         cx: &mut Context,
@@ -480,45 +465,46 @@ impl Sessions {
         now: Instant,
     ) {
         let Some(peer) = cx.peers.get(id) else { return };
-        let handles: Vec<ConnectionHandle> = peer.streams.all.iter().map(|stream| stream.handle).collect();
-        for handle in handles {
+        for handle in handles(peer) {
             self.end_stream_connection(cx, id, handle, reason, now);
         }
     }
 
-    /// Once a second: stream connections are closed when they are idle, given up when they do not answer, and dialled again.
-    pub(super) fn see_to_stream_connections(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+    /// Once a second: closes stream connections that are idle or do not answer, and has missing ones dialled.
+    pub(super) fn check_stream_connections(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get(id) else { return };
-        if !peer.streams.all.is_empty() {
-            let handles: Vec<ConnectionHandle> =
-                peer.streams.all.iter().map(|stream| stream.handle).collect();
-            for handle in handles {
-                match self.care_for(cx, id, handle, now) {
-                    Some(Care::GiveUp) => self.close_connection(cx, handle, CloseReason::Idle, now),
-                    Some(Care::Dead) => {
-                        cx.stats.totals.streams.failed[StreamFailure::Lost as usize] += 1;
-                        self.close_connection(cx, handle, CloseReason::Idle, now);
-                    }
-                    Some(Care::Release) => self.control.send(handle, &Message::Release),
-                    Some(Care::Tell) => {
-                        self.control.send(handle, &Message::Here);
-                        cx.ask_lanes(id);
-                    }
-                    Some(Care::Ping) => {
-                        if let Some(quinn) = self.control.quinn(handle) {
-                            quinn.ping();
-                        }
-                        cx.ask_lanes(id);
-                    }
-                    None => {}
+        for handle in handles(peer) {
+            match self.check_stream_connection(cx, id, handle, now) {
+                Some(Action::GiveUp) => self.close_connection(cx, handle, CloseReason::Idle, now),
+                Some(Action::Dead) => {
+                    cx.stats.totals.streams.failed[StreamFailure::Lost as usize] += 1;
+                    self.close_connection(cx, handle, CloseReason::Idle, now);
                 }
+                Some(Action::Release) => self.control.send(handle, &Message::Release),
+                Some(Action::SendHere) => {
+                    self.control.send(handle, &Message::Here);
+                    cx.ping_lanes(id);
+                }
+                Some(Action::Ping) => {
+                    if let Some(quinn) = self.control.quinn(handle) {
+                        quinn.ping();
+                    }
+                    cx.ping_lanes(id);
+                }
+                None => {}
             }
         }
         self.open_stream_connections(cx, id, now);
     }
 
-    /// What is to be done about a stream connection. Only its dialler acts: it is the end that can make another.
-    fn care_for(&self, cx: &mut Context, id: PeerId, handle: ConnectionHandle, now: Instant) -> Option<Care> {
+    /// Checks one stream connection. Only its dialler acts, because it is the end that can dial another one.
+    fn check_stream_connection(
+        &self,
+        cx: &mut Context,
+        id: PeerId,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) -> Option<Action> {
         let quinn = self.control.get(handle)?.quinn();
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
         let seen = Look { frames: counts(&stats), lanes: cx.hub.silence(id, now), rtt };
@@ -528,8 +514,8 @@ impl Sessions {
         }
         let age = now.saturating_duration_since(stream.since);
         match stream.stage {
-            Stage::Handshake | Stage::Joining => return (age >= JOIN_TIMEOUT).then_some(Care::GiveUp),
-            Stage::Releasing => return (age >= RELEASE_TIMEOUT).then_some(Care::GiveUp),
+            Stage::Handshake | Stage::Joining => return (age >= JOIN_TIMEOUT).then_some(Action::GiveUp),
+            Stage::Releasing => return (age >= RELEASE_TIMEOUT).then_some(Action::GiveUp),
             Stage::Up => {}
         }
         if stream.forwards > 0 {
@@ -540,21 +526,21 @@ impl Sessions {
                 stream.enter(Stage::Releasing, now);
                 stream.idle_since = None;
                 self.note_carrier(cx, id);
-                return Some(Care::Release);
+                return Some(Action::Release);
             }
         }
         let waited = stream.liveness.waits();
         match stream.liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now) {
             Finding::Answers => None,
-            // If a NAT gave us another address, pings are too short for an answer.
-            Finding::Waits if !waited => Some(Care::Tell),
-            Finding::Waits => Some(Care::Ping),
-            Finding::ControlDead => Some(Care::Dead),
+            // If a NAT gave us another address, the far end cannot answer packets as short as pings.
+            Finding::Waits if !waited => Some(Action::SendHere),
+            Finding::Waits => Some(Action::Ping),
+            Finding::ControlDead => Some(Action::Dead),
         }
     }
 
-    /// The far end may hear us from another address: it is told so on each stream connection that we dialled.
-    pub(super) fn tell_on_streams(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+    /// Shows the far end our address on each stream connection that we dialled.
+    pub(super) fn send_here_on_streams(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for stream in &mut peer.streams.all {
             let recently = stream.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL);
@@ -576,7 +562,7 @@ impl Context {
         }
     }
 
-    /// The far end opened a stream on a connection: whether that carries forwards, or will in a moment.
+    /// Whether a connection on which the far end opened a stream carries forwards, or will in a moment.
     pub(super) fn takes_streams(&mut self, id: PeerId, handle: ConnectionHandle, now: Instant) -> bool {
         if self.peers.session(id).is_some_and(|session| session.handle == handle) {
             return true;
@@ -586,7 +572,7 @@ impl Context {
         match connection.stage {
             Stage::Handshake => false,
             Stage::Joining | Stage::Up => true,
-            // It was opened before the far end was asked to close the connection, which therefore stays.
+            // The stream was opened before the request to close the connection arrived, so the connection stays.
             Stage::Releasing => {
                 connection.enter(Stage::Up, now);
                 true
@@ -594,7 +580,7 @@ impl Context {
         }
     }
 
-    /// A TCP connection for a peer was accepted by this worker: there are to be stream connections.
+    /// Requests stream connections, after this worker has accepted a TCP connection for a peer.
     pub(super) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.as_ref() else { return };
@@ -605,24 +591,34 @@ impl Context {
         }
         peer.streams.asked = Some(now);
         let (session, owner) = (link.session, link.pool.owner());
-        self.tell(owner, WorkerMessage::StreamsWanted { peer: id, session });
+        self.send(owner, WorkerMessage::StreamsWanted { peer: id, session });
     }
 
-    /// Tells the worker that dials a peer what became of a stream connection.
+    /// Tells the worker that dials a peer the outcome of a stream connection.
     fn report_stream(&mut self, id: PeerId, number: u8, outcome: Outcome) {
-        self.tell(self.dialler_of(id), WorkerMessage::StreamEnded { peer: id, number, outcome });
+        self.send(self.dialler_of(id), WorkerMessage::StreamEnded { peer: id, number, outcome });
     }
 
-    /// Asks whether the peer is there: what does not answer while its lanes do is dead.
-    fn ask_lanes(&mut self, id: PeerId) {
-        let link = self.peers.get(id).and_then(|peer| peer.data.link.as_ref());
-        if let Some(session) = link.filter(|link| !link.doubts.silent).map(|link| link.session) {
-            self.tell_all(|| WorkerMessage::AskForLife { peer: id, session });
+    /// Pings the peer on all lanes: a stream connection that does not answer while lanes do is dead.
+    fn ping_lanes(&mut self, id: PeerId) {
+        if let Some(session) =
+            self.peers.link(id).filter(|link| !link.suspicions.unresponsive).map(|link| link.session)
+        {
+            self.broadcast(|| WorkerMessage::AskForLife { peer: id, session });
         }
     }
 }
 
-/// A stream connection that this end dialled.
+/// Whether a connection waits to join a session of `peer`.
+fn waits(peer: &Peer, handle: ConnectionHandle) -> bool {
+    peer.streams.early.iter().any(|early| early.handle == handle)
+}
+
+fn handles(peer: &Peer) -> Vec<ConnectionHandle> {
+    peer.streams.all.iter().map(|stream| stream.handle).collect()
+}
+
+/// Makes the entry of a stream connection that this end dialled.
 fn stream_connection(
     number: u8,
     handle: ConnectionHandle,
@@ -645,7 +641,7 @@ fn stream_connection(
     }
 }
 
-/// Whether the far end ended a connection that it needed no more.
+/// Whether the far end closed a connection because it was no longer needed.
 fn is_orderly(error: &ConnectionError) -> bool {
     CloseReason::of(error).is_some_and(|reason| {
         reason.is_planned() || [CloseReason::Idle, CloseReason::KeyRemoved].contains(&reason)

@@ -1,4 +1,4 @@
-//! TCP forwards: streams and connections meet.
+//! TCP forwards, each a stream of a peer's connection and a TCP connection.
 
 use std::{
     io::ErrorKind,
@@ -22,74 +22,72 @@ use crate::{
         TcpRefusal,
         ceilings::socket_remedy,
         context::Context,
-        parts::{OpenForward, Sessions, Sockets, TcpForwards},
-        timer::Timer,
+        parts::{OpenForward, Sessions, TcpForwards},
+        timer::{Timer, number},
     },
 };
 
-/// After an error that may last, such as a full table of descriptors.
+/// How long a listener rests after an error that may last, such as a full table of descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Connections taken from one listener in one turn.
+/// Limit on connections accepted from one listener in one turn.
 const ACCEPTS_PER_TURN: usize = 16;
 
-/// Streams of the peer taken from one connection in one turn: each may be a connection to a service, which takes 20 to 40 µs to open.
+/// Limit on streams accepted from one connection in one turn. Opening a connection to a service for one takes 20 to 40 µs.
 const OPENED_PER_TURN: usize = 64;
 
+/// A stream that this end opened for a TCP forward.
+struct OpenedStream {
+    peer: PeerId,
+    key: StreamKey,
+    /// The number of the service at the peer.
+    service: u32,
+}
+
 impl TcpForwards {
-    /// Clients connect to a local TCP port; true if more may be waiting.
+    /// Accepts connections at a `[[tcp]]` port; returns whether more may wait.
     pub(super) fn accept_tcp(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
-        place: usize,
+        port: usize,
         now: Instant,
     ) -> bool {
         for _ in 0..ACCEPTS_PER_TURN {
-            if !self.may_accept(cx, sessions, place) {
+            if !self.may_accept(cx, sessions, port) {
                 return false;
             }
-            match self.obstacle(cx, sessions, place) {
-                Some(obstacle) if self.lets_wait(cx, place, obstacle, now) => return false,
-                // Who has waited for long enough is refused below.
+            match self.obstacle(cx, sessions, port) {
+                Some(obstacle) if self.lets_wait(cx, port, obstacle, now) => return false,
+                // A connection that has waited for long enough is refused below.
                 Some(_) => {}
-                None => cx.hub.crowds().end(place),
+                None => cx.hub.backlogs().end(port),
             }
-            let id = self.vacant_tcp();
-            let token = sockets.factory.token(Source::Tcp(id));
-            let Some(Some((listener, _))) = self.listeners.get_mut(place) else {
-                sockets.factory.release(token);
+            let id = TcpId(number(self.open.vacant_key()));
+            let token = cx.sockets.factory.token(Source::Tcp(id));
+            let Some(Some((listener, _))) = self.listeners.get_mut(port) else {
+                cx.sockets.factory.release(token);
                 return false;
             };
             match listener.accept(token) {
-                Ok((mut stream, client)) => match self.open_stream(cx, sessions, place) {
-                    Ok((peer, handle, id, service)) => {
+                Ok((mut stream, client)) => match self.open_stream(cx, sessions, port) {
+                    Ok(opened) => {
+                        let OpenedStream { peer, key, service } = opened;
                         tracing::debug!(%client, service, "TCP forward");
-                        let forward = TcpForward::opened(id, stream, token, service, now);
-                        self.insert_tcp(
-                            cx,
-                            sockets,
-                            sessions,
-                            OpenForward {
-                                key: StreamKey { connection: handle.0, stream: id },
-                                peer,
-                                forward,
-                            },
-                            now,
-                        );
+                        let forward = TcpForward::opened(key.stream, stream, token, service, now);
+                        self.insert_tcp(cx, sessions, OpenForward { key, peer, forward }, now);
                         cx.want_stream_connections(peer, now);
                     }
                     Err(reason) => {
                         if reason == TcpRefusal::NotConnected {
-                            self.await_peer(cx, place, now);
+                            self.await_peer(cx, port, now);
                         }
-                        // A reset, not an orderly end: the client must not take it for an empty answer.
+                        // A reset: the client must not take an orderly end for an empty answer.
                         stream.abort();
-                        sockets.factory.release(token);
+                        cx.sockets.factory.release(token);
                         cx.stats.totals.tcp.refuse(reason);
                         if reason == TcpRefusal::Limit
-                            && let Some(peer) = cx.config.tcp.get(place).map(|to| self.forward_peer(to))
+                            && let Some(peer) = self.port_peer(cx, port)
                         {
                             cx.tcp_ceiling_reached(peer, now);
                         }
@@ -97,10 +95,10 @@ impl TcpForwards {
                     }
                 },
                 Err(error) => {
-                    sockets.factory.release(token);
+                    cx.sockets.factory.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
-                        // Who comes next has all of its time.
-                        cx.hub.crowds().end(place);
+                        // The backlog is empty: the next connection may wait for the full time.
+                        cx.hub.backlogs().end(port);
                     } else {
                         cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
                         if let Some(suppressed) = cx.logs.accept.allow(now) {
@@ -111,8 +109,8 @@ impl TcpForwards {
                                 "cannot accept a TCP connection (remedy: {remedy})"
                             );
                         }
-                        // Nothing reports what still waits: the listener is asked again after a while.
-                        cx.timers.arm(Timer::Listener(place), now + ACCEPT_PAUSE);
+                        // No event reports the connections that still wait, so a timer checks the listener again.
+                        cx.timers.arm(Timer::Listener(port), now + ACCEPT_PAUSE);
                     }
                     return false;
                 }
@@ -121,14 +119,14 @@ impl TcpForwards {
         true
     }
 
-    /// A stream to the service of a `[[tcp]]` forward.
+    /// Opens a stream for the service of a `[[tcp]]` port.
     fn open_stream(
         &self,
         cx: &mut Context,
         sessions: &mut Sessions,
-        place: usize,
-    ) -> Result<(PeerId, ConnectionHandle, StreamId, u32), TcpRefusal> {
-        let forward = cx.config.tcp.get(place).ok_or(TcpRefusal::UnknownService)?;
+        port: usize,
+    ) -> Result<OpenedStream, TcpRefusal> {
+        let forward = cx.config.tcp.get(port).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
         let peer = cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
         let link = peer.data.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
@@ -146,22 +144,19 @@ impl TcpForwards {
             forwards.close(cx.id.index);
             TcpRefusal::Limit
         })?;
-        Ok((id, handle, stream, service))
+        Ok(OpenedStream { peer: id, key: StreamKey { connection: handle.0, stream }, service })
     }
 
-    /// The peer opened streams: takes as many as a turn and its allowance give, and leaves the others where they are.
+    /// Accepts streams that the peer opened, as many as the turn and the peer's allowance permit; the others wait.
     pub(super) fn streams_opened(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         handle: ConnectionHandle,
         now: Instant,
     ) {
         for _ in 0..OPENED_PER_TURN {
-            let Some(peer) = sessions.control.get(handle).and_then(|connection| connection.peer) else {
-                return;
-            };
+            let Some(peer) = sessions.peer_of(handle) else { return };
             let Some(state) = cx.peers.get_mut(peer) else { return };
             let next = state.data.allowances.streams.next(now);
             if next > now {
@@ -170,29 +165,27 @@ impl TcpForwards {
             }
             let Some(stream) = sessions.control.accept(handle) else { return };
             state.data.allowances.streams.take(1, now);
-            self.stream_opened(cx, sockets, sessions, handle, stream, now);
+            let key = StreamKey { connection: handle.0, stream };
+            self.stream_opened(cx, sessions, peer, key, now);
         }
         sessions.control.accept_later(handle, now, now);
     }
 
-    /// Begins a TCP forward on a stream that the peer opened, or refuses it at a ceiling.
+    /// Starts a TCP forward on a stream that the peer opened, or refuses it if a limit is reached.
     fn stream_opened(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
-        handle: ConnectionHandle,
-        stream: StreamId,
+        peer: PeerId,
+        key: StreamKey,
         now: Instant,
     ) {
-        let Some(peer) = sessions.control.get(handle).and_then(|connection| connection.peer) else {
-            return;
-        };
+        let handle = ConnectionHandle(key.connection);
         let most = cx.config.limits.tcp_streams_per_peer;
         let full = cx.is_full()
             || !cx.takes_streams(peer, handle, now)
             || cx.peers.get(peer).is_none_or(|state| !state.forwards.open(cx.id.index, most));
-        let mut forward = TcpForward::accepted(stream, now);
+        let mut forward = TcpForward::accepted(key.stream, now);
         if full {
             cx.stats.totals.tcp.refuse(TcpRefusal::Limit);
             cx.tcp_ceiling_reached(peer, now);
@@ -201,17 +194,11 @@ impl TcpForwards {
             }
             return;
         }
-        self.insert_tcp(
-            cx,
-            sockets,
-            sessions,
-            OpenForward { key: StreamKey { connection: handle.0, stream }, peer, forward },
-            now,
-        );
+        self.insert_tcp(cx, sessions, OpenForward { key, peer, forward }, now);
     }
 
-    /// A stream may have something to read, or may take more. quinn-proto says so with every frame that comes: its forward is
-    /// served once, after all have been heard.
+    /// Notes that a stream may be readable or writable. quinn-proto reports that for every received frame, but the forward is served
+    /// only once, after all reports.
     pub(super) fn stream_ready(&mut self, handle: ConnectionHandle, stream: StreamId) {
         if let Some(id) = self.by_stream.get(&StreamKey { connection: handle.0, stream }).copied()
             && let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize)
@@ -221,22 +208,16 @@ impl TcpForwards {
         }
     }
 
-    /// Serves the forwards whose streams had something to say, those first that were served longest ago: room in the connection
-    /// that is too little for all goes to each in turn (quinn-proto reports those first that were blocked last).
-    pub(super) fn pump_stirred(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        now: Instant,
-    ) {
+    /// Serves the forwards whose streams had events, the least recently served first. So each gets its turn if the connection has too
+    /// little room for all; quinn-proto reports the streams first that were blocked last.
+    pub(super) fn pump_stirred(&mut self, cx: &mut Context, sessions: &mut Sessions, now: Instant) {
         let mut stirred = std::mem::take(&mut self.stirred);
         let served = |id: &TcpId| self.open.get(id.0 as usize).map_or(0, |open| open.forward.served);
         stirred.sort_by_key(served);
         for id in stirred.drain(..) {
             if let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) {
                 forward.stirred = false;
-                self.pump(cx, sockets, sessions, id, now);
+                self.pump(cx, sessions, id, now);
             }
         }
         self.stirred = stirred;
@@ -248,20 +229,13 @@ impl TcpForwards {
         usize::try_from(out + back).unwrap_or(usize::MAX)
     }
 
-    /// Moves what a forward can move; one that could move more is given another turn after the others.
-    pub(super) fn pump(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        id: TcpId,
-        now: Instant,
-    ) {
+    /// Moves the bytes of a forward in both directions. A forward that has more is served again after the others.
+    pub(super) fn pump(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
         let Some(OpenForward { key, peer, forward }) = self.open.get_mut(id.0 as usize) else { return };
         let (key, peer) = (*key, *peer);
         let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) else {
             forward.abort();
-            self.remove_tcp(cx, sockets, sessions, id);
+            self.remove_tcp(cx, sessions, id);
             return;
         };
         self.passes += 1;
@@ -282,43 +256,42 @@ impl TcpForwards {
                     cx.ready.mark(token);
                 }
             }
-            Pumped::Wants(open) => self.connect_service(cx, sockets, sessions, id, &open, now),
-            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sockets, sessions, id, now),
+            Pumped::Wants(open) => self.connect_service(cx, sessions, id, &open, now),
+            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sessions, id, now),
             Pumped::Answered(answer) => {
                 cx.report_service(peer, &answer, now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(cx, sockets, sessions, id);
+                self.remove_tcp(cx, sessions, id);
             }
             Pumped::Refused(answer) => {
                 if let Some(suppressed) = cx.logs.details.allow(now) {
                     tracing::debug!(reason = ?answer, suppressed, "the peer refused a TCP forward");
                 }
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(cx, sockets, sessions, id);
+                self.remove_tcp(cx, sessions, id);
             }
-            Pumped::Done => self.remove_tcp(cx, sockets, sessions, id),
+            Pumped::Done => self.remove_tcp(cx, sessions, id),
         }
     }
 
-    /// The peer named the service that its stream is for: connects it.
+    /// Connects a stream to the service that the peer has named.
     fn connect_service(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         id: TcpId,
         open: &StreamOpen,
         now: Instant,
     ) {
         let Some(peer) = self.open.get(id.0 as usize).map(|opened| opened.peer) else { return };
-        let place = open.service as usize;
-        let service = cx.config.services.get(place).filter(|service| service.tcp);
-        let allowed = cx.peers.get(peer).is_some_and(|state| state.data.config.services.contains(&place));
+        let index = open.service as usize;
+        let service = cx.config.services.get(index).filter(|service| service.tcp);
+        let allowed = cx.peers.get(peer).is_some_and(|state| state.data.config.services.contains(&index));
         let result = match service {
             None => Err(StreamAnswer::UnknownService),
             Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
             Some(service) => {
-                sockets.factory.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
+                cx.sockets.factory.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
             }
         };
         let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
@@ -326,7 +299,7 @@ impl TcpForwards {
             Ok((stream, token)) => {
                 forward.connect(open.service, stream, token, now);
                 self.watch_opening(cx, id);
-                self.pump(cx, sockets, sessions, id, now);
+                self.pump(cx, sessions, id, now);
             }
             Err(answer) => {
                 if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
@@ -334,31 +307,24 @@ impl TcpForwards {
                 }
                 cx.report_service(peer, &answer, now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
-                self.remove_tcp(cx, sockets, sessions, id);
+                self.remove_tcp(cx, sessions, id);
             }
         }
     }
 
-    /// Makes sure that a forward that is never open does not stay.
+    /// Arms the timer that removes a forward that is not open in time.
     fn watch_opening(&self, cx: &mut Context, id: TcpId) {
         if let Some(until) = self.open.get(id.0 as usize).and_then(|open| open.forward.open_by()) {
             cx.timers.arm(Timer::Tcp(id), until);
         }
     }
 
-    /// A forward may not have been open in time: the header, the service or the other end's answer has not come.
-    pub(super) fn tcp_timeout(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        id: TcpId,
-        now: Instant,
-    ) {
+    /// Removes a forward that is not open in time because the header, the service or the far end's answer has not come.
+    pub(super) fn tcp_timeout(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
         let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
-            // The timer was set for an earlier stage, or for a forward that had this place before.
+            // The timer was set for an earlier stage, or for an earlier forward with this id.
             self.watch_opening(cx, id);
             return;
         }
@@ -367,25 +333,13 @@ impl TcpForwards {
         }
         let named = forward.token().is_some();
         cx.stats.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
-        self.remove_tcp(cx, sockets, sessions, id);
+        self.remove_tcp(cx, sessions, id);
     }
 
-    /// The connection is gone: resets the TCP side of its forwards.
-    pub(super) fn abort_streams(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        handle: ConnectionHandle,
-    ) {
-        self.abort_forwards(cx, sockets, sessions, |open| open.key.connection == handle.0);
-    }
-
-    /// Connections to these services of ours, by peer and place, are ended: both sides are reset.
+    /// Resets both sides of forwards to our services for which `ends`, given the peer and the index of the service, is true.
     pub(super) fn end_served(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         ends: impl Fn(PeerId, usize) -> bool,
     ) {
@@ -396,42 +350,30 @@ impl TcpForwards {
                 forward.reset(quinn);
             }
         }
-        self.abort_forwards(cx, sockets, sessions, |open| {
+        self.abort_forwards(cx, sessions, |open| {
             open.forward.service().is_some_and(|service| ends(open.peer, service as usize))
         });
     }
 
-    fn abort_forwards(
+    /// Resets the TCP side of the forwards for which `ends` is true.
+    pub(super) fn abort_forwards(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         ends: impl Fn(&OpenForward) -> bool,
     ) {
-        let gone = self.open.iter().filter(|(_, open)| ends(open));
-        let gone: Vec<usize> = gone.map(|(place, _)| place).collect();
-        for place in gone {
-            if let Some(OpenForward { forward, .. }) = self.open.get_mut(place) {
-                forward.abort();
-            }
-            self.remove_tcp(cx, sockets, sessions, TcpId(crate::worker::number(place)));
+        let gone = self.open.iter_mut().filter(|(_, open)| ends(open)).map(|(index, open)| {
+            open.forward.abort();
+            TcpId(number(index))
+        });
+        for id in gone.collect::<Vec<_>>() {
+            self.remove_tcp(cx, sessions, id);
         }
     }
 
-    fn vacant_tcp(&self) -> TcpId {
-        TcpId(crate::worker::number(self.open.vacant_key()))
-    }
-
-    fn insert_tcp(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        sessions: &mut Sessions,
-        opened: OpenForward,
-        now: Instant,
-    ) {
+    fn insert_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, opened: OpenForward, now: Instant) {
         let (key, peer, held) = (opened.key, opened.peer, opened.forward.held());
-        let id = TcpId(crate::worker::number(self.open.insert(opened)));
+        let id = TcpId(number(self.open.insert(opened)));
         self.by_stream.insert(key, id);
         cx.hub.streams().enter(held);
         cx.stats.totals.tcp.opened += 1;
@@ -442,14 +384,14 @@ impl TcpForwards {
         if let Some(forwards) = cx.forwards_on(peer, ConnectionHandle(key.connection)) {
             *forwards += 1;
         }
-        self.pump(cx, sockets, sessions, id, now);
+        self.pump(cx, sessions, id, now);
     }
 
-    fn remove_tcp(&mut self, cx: &mut Context, sockets: &mut Sockets, sessions: &mut Sessions, id: TcpId) {
+    fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
         let Some(OpenForward { key, peer, forward }) = self.open.try_remove(id.0 as usize) else { return };
         self.by_stream.remove(&key);
         if let Some(token) = forward.token() {
-            sockets.factory.release(token);
+            cx.sockets.factory.release(token);
         }
         cx.hub.streams().leave(forward.held());
         if forward.is_stalled() {
@@ -467,7 +409,7 @@ impl TcpForwards {
 }
 
 impl Context {
-    /// A peer's TCP forward could not be connected to its service.
+    /// Logs that a peer's TCP forward could not be connected to its service.
     fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
         if let (Some(state), Some(suppressed)) = (self.peers.get(peer), self.logs.service.allow(now)) {
             tracing::warn!(

@@ -10,7 +10,7 @@ use dataplane::{
 use quinn_proto::ConnectionHandle;
 use wire::{hash::Issued, ids::PeerId};
 
-/// What a deadline of the worker is for.
+/// A deadline of the worker, by its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(super) enum Timer {
     Connection(usize),
@@ -32,13 +32,13 @@ pub(super) enum Timer {
 
 impl Issued for Timer {}
 
-/// How often idle peers are looked after: keepalives, kernel drop counters.
+/// The interval of periodic work: keepalives, liveness, kernel drop counters.
 pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The interval between log lines about the same recurring condition.
 pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// A place in a list of the configuration as an identifier; such lists are far shorter than 2^32.
-pub(super) fn number(place: usize) -> u32 {
-    u32::try_from(place).unwrap_or(u32::MAX)
+/// Converts an index into a list of the configuration to an identifier; such lists are far shorter than 2^32.
+pub(super) fn number(index: usize) -> u32 {
+    u32::try_from(index).unwrap_or(u32::MAX)
 }

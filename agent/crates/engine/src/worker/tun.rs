@@ -1,4 +1,4 @@
-//! The TUN side of a worker: packets from the device, who has which address, what fits into a packet to each peer.
+//! The TUN side of a worker: packets from the device, the peers' inner addresses, and the MTU towards each peer.
 
 use std::{
     io,
@@ -17,26 +17,24 @@ use crate::{
     worker::{
         context::Context,
         endpoint,
-        parts::{DataPlane, LaneHost, Sessions, Sockets, Tun, Tunnel},
-        timer::number,
+        parts::{DataPlane, LaneHost, Sessions, Tun, Tunnel},
     },
 };
 
-/// Bytes that are read from the device in one turn: a send batch takes as many, and more would leave the processor's cache.
+/// Bytes read from the device in one turn: the size of a send batch; more would leave the processor's cache.
 const READ_BYTES: usize = 256 * 1024;
 
 impl Tunnel {
-    /// A batch from the TUN device.
+    /// Handles a batch from the TUN device; returns whether the device may have more.
     pub(super) fn service_tun(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         data: &mut DataPlane,
         host: &mut LaneHost,
         now: Instant,
     ) -> bool {
         if cx.stopping {
-            // Nothing more is taken in: what comes now stays with the kernel.
+            // No more traffic is accepted; it stays in the kernel.
             return false;
         }
         let Some(Tun { side: tun, .. }) = &mut self.device else { return false };
@@ -50,7 +48,7 @@ impl Tunnel {
             peers: &mut cx.peers,
             tun,
             lanes: &mut host.lanes,
-            underlays: &mut sockets.underlays,
+            underlays: &mut cx.sockets.underlays,
             outgoing: &mut data.outgoing,
             now,
         };
@@ -66,49 +64,49 @@ impl Tunnel {
         true
     }
 
-    /// The largest packet to a peer has changed, at the worker that owns its session; it is in [`crate::peer::Link::budget`].
+    /// Publishes the MTU towards a peer after its [`Link::budget`](dataplane::peer::Link::budget) has changed, at the session owner.
     pub(super) fn budget_changed(&self, cx: &Context, peer: PeerId, now: Instant) {
-        let Some(Tun { side: tun, board }) = &self.device else { return };
+        let Some(Tun { side: tun, mtu_table }) = &self.device else { return };
         let Some(state) = cx.peers.get(peer) else { return };
         if state.session.is_none() || state.data.config.allowed_ips.is_empty() {
             return;
         }
         if let Some(mtu) = state.data.inner_mtu(tun.most_mtu, now) {
-            board.set_mtu(peer, Some(mtu));
+            mtu_table.set_mtu(peer, Some(mtu));
         }
     }
 
-    /// Once a second: paths that have settled meanwhile, handshakes whose answers may go into the tunnel.
-    pub(super) fn see_to_tun(&mut self, cx: &mut Context, sessions: &mut Sessions, now: Instant) {
+    /// Once a second: publishes the MTU of settled paths, and looks for handshakes whose packets may go into the tunnel.
+    pub(super) fn check_tun(&self, cx: &mut Context, sessions: &Sessions, now: Instant) {
         if self.device.is_some() {
             self.look_for_loops(cx, sessions, now);
-            for place in 0..cx.peers.len() {
-                self.budget_changed(cx, PeerId(number(place)), now);
+            for id in cx.peers.ids() {
+                self.budget_changed(cx, id, now);
             }
         }
     }
 
-    /// Gives a new peer its inner addresses.
+    /// Routes the inner addresses of a new peer to it.
     pub(super) fn route_peer(&mut self, cx: &Context, peer: PeerId) {
         if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
             tun.add_peer(peer, &state.data.config.allowed_ips);
         }
     }
 
-    /// A peer has other inner addresses.
+    /// Replaces the inner addresses of a peer.
     pub(super) fn reroute_peer(&mut self, cx: &Context, peer: PeerId) {
-        if let (Some(Tun { side: tun, board }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
+        if let (Some(Tun { side: tun, mtu_table }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
             tun.routes.remove(peer);
             tun.add_peer(peer, &state.data.config.allowed_ips);
-            board.look_again();
+            mtu_table.look_again();
         }
     }
 
-    /// Takes the inner addresses of a peer that was removed.
+    /// Removes the inner addresses of a removed peer.
     pub(super) fn unroute_peer(&mut self, peer: PeerId) {
-        if let Some(Tun { side: tun, board }) = &mut self.device {
+        if let Some(Tun { side: tun, mtu_table }) = &mut self.device {
             tun.routes.remove(peer);
-            board.set_mtu(peer, None);
+            mtu_table.set_mtu(peer, None);
         }
     }
 }
@@ -127,7 +125,7 @@ impl Context {
 }
 
 impl Tunnel {
-    /// Says of a new session that the peer takes no IP packets, although some are for it.
+    /// Warns if a newly connected peer takes no IP packets although `allowed_ips` routes some to it.
     pub(super) fn warn_of_missing_tunnel(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id).filter(|_| self.device.is_some()) else { return };
         let takes = |features: Features| features.contains(Features::PACKETS);
@@ -144,7 +142,7 @@ impl Tunnel {
         }
     }
 
-    /// An IP packet was dropped because its source is not `id`'s.
+    /// Warns that an IP packet was dropped because its source does not belong to peer `id`.
     pub(super) fn warn_of_source(&self, cx: &mut Context, id: PeerId, source: IpAddr, now: Instant) {
         let Some(Tun { side: tun, .. }) = &self.device else { return };
         let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
@@ -160,20 +158,18 @@ impl Tunnel {
         }
     }
 
-    /// Handshakes that others started last for a round trip: those that are there now may be some whose answers do not arrive.
-    fn look_for_loops(&mut self, cx: &mut Context, sessions: &mut Sessions, now: Instant) {
+    /// Checks incoming handshakes for routing loops. A handshake takes a round trip, so one seen here may be one whose answers do not
+    /// arrive.
+    fn look_for_loops(&self, cx: &mut Context, sessions: &Sessions, now: Instant) {
         let unfinished =
             |connection: &&ControlConnection| connection.peer.is_none() && connection.side() == Side::Server;
-        let remotes =
-            sessions.control.iter().filter(unfinished).map(|connection| connection.path().destination);
-        let remotes: Vec<SocketAddr> = remotes.collect();
-        for remote in remotes {
-            self.warn_of_loop(cx, None, remote, now);
+        for connection in sessions.control.iter().filter(unfinished) {
+            self.warn_of_loop(cx, None, connection.path().destination, now);
         }
     }
 
-    /// A handshake with `remote` is not answered, or our answers may not arrive there: warns if the tunnel's own packets may go into
-    /// the tunnel. The configuration's checks know only addresses that are written in it.
+    /// Warns if packets of an incomplete handshake with `remote` may go into the tunnel itself. The configuration's checks cover only
+    /// addresses that are written in it.
     pub(super) fn warn_of_loop(
         &self,
         cx: &mut Context,
@@ -181,9 +177,7 @@ impl Tunnel {
         remote: SocketAddr,
         now: Instant,
     ) {
-        let (Some(Tun { side: tun, .. }), Some(config)) = (&self.device, &cx.config.tun) else {
-            return;
-        };
+        let (Some(Tun { side: tun, .. }), Some(config)) = (&self.device, &cx.config.tun) else { return };
         let address = remote.ip().to_canonical();
         let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
         let routed = config.routes && cx.config.transport.mark == 0;
@@ -208,7 +202,7 @@ impl Tunnel {
 }
 
 impl Context {
-    /// What to look at when an endpoint cannot be looked up.
+    /// Returns the remedy to log when an endpoint cannot be looked up.
     pub(super) fn failed_lookup(&self) -> &'static str {
         let peers = || self.peers.iter().filter(|peer| peer.data.is_live());
         let allowed = |peer: &Peer| peer.data.config.allowed_ips.clone();
@@ -221,7 +215,7 @@ impl Context {
     }
 }
 
-/// The largest inner packet that the configuration allows, in bytes.
+/// The largest IP packet inside the tunnel that the configuration allows, in bytes.
 pub fn most_mtu(config: &Config) -> u16 {
     let fits = usize::from(endpoint::largest_packet(config)).saturating_sub(INNER_OVERHEAD);
     let fits = u16::try_from(fits).unwrap_or(u16::MAX);

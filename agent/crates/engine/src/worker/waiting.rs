@@ -1,9 +1,9 @@
-//! What waits for room in a socket of the underlay: send buffers that the kernel does not take, queues behind them.
+//! Payloads that wait for room in a socket of the underlay: in send buffers that the kernel does not take, and in queues behind them.
 //!
 //! ```text
-//!   queue of peer A ─┐ a share each, in turn,
-//!   queue of peer B ─┼─► send_buffer ──► socket      no room: a send buffer keeps what it has until its peer's time is over,
-//!   queue of peer C ─┘                          and a reserve for what the agent itself says
+//!   queue of peer A ─┐ a share each, in turn
+//!   queue of peer B ─┼─► send buffer ──► socket      no room: payloads stay in the send buffer until `peer.queue.time` is over;
+//!   queue of peer C ─┘                               a reserve is left for the agent's own packets
 //! ```
 
 use std::{
@@ -22,30 +22,25 @@ use crate::{
     peer::Peers,
     worker::{
         context::Context,
-        parts::{DataPlane, LaneHost, Sessions, Sockets},
+        parts::{DataPlane, LaneHost, Sessions},
         timer::{Timer, number},
     },
 };
 
-/// Datagrams that a peer's queue may send before the next peer's: two full packets of the offloads.
+/// Datagrams that one peer's queue may send before the next peer's: two full GSO batches.
 const DRAIN_SHARE: usize = 128;
 
 impl DataPlane {
-    /// Sends what waits at every peer, a share from each in turn, as long as there is room.
-    pub(super) fn drain_queues(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        now: Instant,
-    ) {
+    /// Sends from the queues of all peers, a share from each in turn, while there is room.
+    pub(super) fn drain_queues(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
         let (all, first) = (number(cx.peers.len()), self.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
         let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| !peer.data.relay.queue.is_empty());
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
         while let Some(peer) = waiting.pop_front() {
-            let drained = self.drain_share(cx, sockets, host, peer, DRAIN_SHARE, now);
+            let uplink = self.uplink(cx, host, peer, now);
+            let drained = uplink.map_or(Drained::Empty, |mut uplink| uplink.drain(DRAIN_SHARE));
             match drained {
                 Drained::Empty | Drained::Blocked(_) => {}
                 Drained::More => waiting.push_back(peer),
@@ -54,43 +49,24 @@ impl DataPlane {
                 served = served.or(Some(peer));
             }
         }
-        // Whoever was the first to get something is the last the next time. Peers that got nothing, for want of a way or of room in
-        // a socket of their own, do not hold the turn up.
+        // The first peer that could send comes last the next time. Peers that could not, because they have no lane or no room in their
+        // own sockets, are skipped.
         if let Some(peer) = served {
             self.first_to_drain = (peer.0 + 1) % all;
         }
     }
 
-    /// Sends what waits at a peer, as long as there is room.
-    pub(super) fn drain_queue(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        peer: PeerId,
-        now: Instant,
-    ) {
-        self.drain_share(cx, sockets, host, peer, usize::MAX, now);
+    /// Sends from the queue of a peer, while there is room.
+    pub(super) fn drain_queue(&mut self, cx: &mut Context, host: &mut LaneHost, peer: PeerId, now: Instant) {
+        if let Some(mut uplink) = self.uplink(cx, host, peer, now) {
+            uplink.drain(usize::MAX);
+        }
     }
 
-    /// Sends up to `most` datagrams of what waits at a peer, and those that came together with the last of them.
-    fn drain_share(
-        &mut self,
-        cx: &mut Context,
-        sockets: &mut Sockets,
-        host: &mut LaneHost,
-        peer: PeerId,
-        most: usize,
-        now: Instant,
-    ) -> Drained {
-        self.uplink(cx, sockets, host, peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
-    }
-
-    /// A socket of the underlay has room again: what the agent itself has to say comes first, then what waited for it.
+    /// Uses the room that a socket of the underlay has again: first for the agent's own packets, then for waiting payloads.
     pub(super) fn unblocked(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         host: &mut LaneHost,
         id: UnderlayId,
@@ -102,49 +78,47 @@ impl DataPlane {
         for lane in lanes {
             host.lanes.touch(lane);
         }
-        self.drain_queues(cx, sockets, host, now);
+        self.drain_queues(cx, host, now);
     }
 
-    /// Makes sure that what sockets without room keep in their send buffers is dropped in time.
+    /// Arms the timers that drop expired payloads in the send buffers of sockets without room.
     pub(super) fn watch_send_buffers(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         host: &mut LaneHost,
         now: Instant,
     ) {
-        for id in sockets.underlays.take_evicted() {
-            self.unblocked(cx, sockets, sessions, host, id, now);
+        for id in cx.sockets.underlays.take_evicted() {
+            self.unblocked(cx, sessions, host, id, now);
         }
-        while let Some(id) = sockets.underlays.next_blocked() {
-            self.send_buffer_timeout(cx, sockets, sessions, host, id, now);
+        while let Some(id) = cx.sockets.underlays.next_blocked() {
+            self.send_buffer_timeout(cx, sessions, host, id, now);
         }
     }
 
-    /// Drops what has waited for room in a socket for longer than its peer's queue allows.
+    /// Drops payloads that have waited for room in a socket for longer than `peer.queue.time`.
     pub(super) fn send_buffer_timeout(
         &mut self,
         cx: &mut Context,
-        sockets: &mut Sockets,
         sessions: &mut Sessions,
         host: &mut LaneHost,
         id: UnderlayId,
         now: Instant,
     ) {
         let peers = &cx.peers;
-        let expiry = sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
+        let expiry = cx.sockets.underlays.expire(id, now, |peer| time_of(peers, peer));
         if let Some(at) = expiry.next {
             cx.timers.arm(Timer::SendBuffer(id), at);
         }
         if expiry.emptied {
-            // What is younger takes the place, and goes out as soon as there is room.
-            self.unblocked(cx, sockets, sessions, host, id, now);
+            // Younger payloads move up and leave as soon as there is room.
+            self.unblocked(cx, sessions, host, id, now);
         }
     }
 }
 
-/// How long what is a peer's may wait; what is nobody's waits as long as it does by default.
+/// How long payloads of a peer may wait; other packets wait for the default time.
 fn time_of(peers: &Peers, peer: PeerId) -> Duration {
     peers.get(peer).map_or(defaults::QUEUE.time, |peer| peer.data.config.queue.time)
 }

@@ -1,6 +1,6 @@
-//! What a turn does, counted, and what is left of batches that hold more work than a turn takes.
+//! The work of a turn, counted, and the rests of batches that hold more work than a turn may do.
 //!
-//! In virtual time a turn takes none, however much it does. So it counts what it does, and the tests bound that:
+//! A turn takes no virtual time, however much it does. Therefore it counts its work, and tests bound the counts:
 //! `inspection.rs`.
 
 use dataplane::{
@@ -15,48 +15,48 @@ use quinn_proto::ConnectionHandle;
 
 use crate::control::driver::Event;
 
-/// Batches that may be laid aside at a time, each of one socket, 2 MiB each.
+/// Limit on batches whose rest waits, at most one for each socket, of 2 MiB each.
 const MOST_RESTS: usize = 4;
 
-/// What is left of a batch.
+/// The part of a batch that a turn has left for the next one.
 #[derive(Debug)]
 pub(super) struct Rest {
     pub(super) batch: Box<ReceiveBatch>,
     pub(super) received: Received,
-    /// The place in the batch at which the next turn goes on.
+    /// The position in the batch at which the next turn continues.
     pub(super) from: Place,
 }
 
-/// What is left of batches, at most one of each socket: nothing overtakes what came before it.
+/// Rests of batches, at most one for each socket, so that no datagram overtakes an earlier one.
 #[derive(Debug, Default)]
 pub(super) struct Rests {
     rests: Vec<Rest>,
-    /// A batch that is empty: nothing is allocated as long as one socket has more than a turn takes.
+    /// An empty batch, so that nothing is allocated while one socket has more than a turn may do.
     spare: Option<Box<ReceiveBatch>>,
 }
 
 impl Rests {
-    /// Takes out what is left of a batch of this socket.
+    /// Takes the rest of this socket's batch.
     pub(super) fn take_of(&mut self, id: UnderlayId) -> Option<Rest> {
-        let place = self.rests.iter().position(|rest| rest.received.underlay == id)?;
-        Some(self.rests.swap_remove(place))
+        let index = self.rests.iter().position(|rest| rest.received.underlay == id)?;
+        Some(self.rests.swap_remove(index))
     }
 
-    /// Whether nothing more can be laid aside.
+    /// Whether there is no room for another rest.
     pub(super) fn is_full(&self) -> bool {
         self.rests.len() >= MOST_RESTS
     }
 
-    pub(super) fn lay_aside(&mut self, rest: Rest) {
+    pub(super) fn push(&mut self, rest: Rest) {
         self.rests.push(rest);
     }
 
-    /// Forgets what came to sockets that are `gone`, as the kernel forgets what it holds of them.
+    /// Forgets the rests of sockets that are `gone`, as the kernel forgets what it holds of them.
     pub(super) fn forget(&mut self, gone: impl Fn(UnderlayId) -> bool) {
         self.rests.retain(|rest| !gone(rest.received.underlay));
     }
 
-    /// Gives back the memory that nothing needs now.
+    /// Frees the spare batch if no rest waits.
     pub(super) fn tidy(&mut self) {
         if self.rests.is_empty() {
             self.spare = None;
@@ -77,23 +77,24 @@ impl Rests {
 /// Counts of what a worker did in one turn.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TurnWork {
-    /// What frames cost, and what they asked for, in frames (`dataplane/src/datapath/work.rs`).
+    /// The cost of received frames and of what they asked for, in frames (`dataplane/src/datapath/work.rs`).
     pub work: u64,
+    /// Frames received in the turn.
     pub frames: u64,
     /// Events that control connections reported in the turn.
     pub events: u64,
-    /// The most bytes of events that waited at a time.
+    /// The largest size of the events that waited at a time, in bytes.
     pub event_bytes: u64,
-    /// What control messages cost, in the units of `engine/src/control/inward.rs`.
+    /// The cost of control messages, in the units of `engine/src/control/inward.rs`.
     pub message_units: u64,
-    /// Flows that were looked at because something may concern all of a peer.
+    /// Flows visited by steps that visit all flows of a peer.
     pub walked: u64,
     /// Sockets and connections opened in the turn.
     pub opened: u64,
 }
 
 impl TurnWork {
-    /// Resets the counts as a turn begins; `opened` is the number of sockets and connections opened until then.
+    /// Resets the counts as a turn begins; `opened` is the number of sockets and connections opened before it.
     pub(super) fn begin(&mut self, opened: u64) {
         *self = Self { opened, ..Self::default() };
     }
@@ -103,7 +104,7 @@ impl TurnWork {
         self.opened = opened - self.opened;
     }
 
-    /// Counts what control connections have to say.
+    /// Counts events of control connections.
     pub(super) fn events(&mut self, events: &[(ConnectionHandle, Event)]) {
         self.events += events.len() as u64;
         self.event_bytes = self.event_bytes.max(size_of_val(events) as u64);

@@ -31,7 +31,7 @@ use engine::{
     metrics::Value,
     registry::{PeerRegistry, RegistryError},
     status::PeerStatus,
-    worker::{Command, Publisher, Setup, Snapshots, TunSetup, TurnWork, Worker},
+    worker::{Command, Publisher, Setup, Snapshots, TurnWork, Worker},
 };
 use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 pub use host::{Host, Udp};
@@ -274,7 +274,7 @@ impl World {
                 hub: Arc::clone(&hub),
                 metrics: Publisher::new(place, Arc::clone(&health), Arc::clone(&snapshots)),
                 config: Arc::clone(&config),
-                tun: tun.as_ref().map(|_| TunSetup { board: Arc::default() }),
+                tun: tun.as_ref().map(|_| Arc::default()),
             };
             Worker::new(setup, now).unwrap()
         });

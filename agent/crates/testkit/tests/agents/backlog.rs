@@ -3,7 +3,7 @@
 use std::{io::ErrorKind, time::Duration};
 
 use ::gate::identity::Identity;
-use dataplane::peer::Doubt;
+use dataplane::peer::Suspicion;
 use engine::origin::PeerOrigin;
 use net::{TcpListener, TcpStream};
 use wire::ids::SessionRef;
@@ -173,9 +173,9 @@ fn while_the_control_connection_does_not_answer_stream_connections_take_who_come
     queue.open(3);
     let worker = &queue.pair.world.agent(queue.pair.entry).workers[0];
     let (peer, link) = (worker.peers()[0].data.id, worker.peers()[0].data.link.as_ref().unwrap());
-    let (session, doubt) = (link.session, Doubt::ControlDead);
+    let (session, doubt) = (link.session, Suspicion::ControlDead);
     for place in 0..2 {
-        worker.hub().post_doubt(place, SessionRef { peer, session }, doubt);
+        worker.hub().send_suspicion(place, SessionRef { peer, session }, doubt);
     }
     let before = queue.served.len();
     for _ in 0..3 {
