@@ -90,8 +90,6 @@ section! {
         /// else uses, and costs throughput on others.
         // The scheduler knows what else runs on a CPU.
         pin_cpus: bool = false, truth(), Restart;
-        /// A key that shows how many places a key has.
-        trial: bool = false, truth(), Now;
         /// Lets the kernel cut large buffers into datagrams (UDP_SEGMENT). The agent probes it, and sends single datagrams
         /// where it fails; `"off"` costs throughput.
         gso: bool = true, one_of(), Restart;

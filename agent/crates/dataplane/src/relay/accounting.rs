@@ -79,8 +79,6 @@ wire::labelled! {
         NoTun => "no_tun",
         /// A router marked the outer packet as having met congestion, and the packet inside cannot say so (RFC 6040 §4.2).
         NotEcnCapable => "not_ecn_capable",
-        /// Shows how many places a drop reason has.
-        Trial => "trial",
         /// It travelled in pieces, and not all of them came in time, or before others needed the room, or before its flow ended.
         Incomplete => "incomplete",
         /// A frame of a peer without lanes (standard mode) came while more of them waited than are held for one turn.

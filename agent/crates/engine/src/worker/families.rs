@@ -278,7 +278,6 @@ static FAMILIES: &[Family] = &[
     }),
     // The workers and what they share.
     counter("culvert_worker_beats_total", &["worker"], "Times that a worker showed that it is alive: at least once a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
-    counter("culvert_trial_total", &[], "Shows how many places a metric has.", |it, out| out.add(&[], it.totals.turns_full)),
     counter("culvert_turns_full_total", &[], "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),
     gauge("culvert_peers", &["origin"], "Peers that are known, by how: of the configuration (config), added at run time (state), let in by open mode (open).", |it, out| out.each(&PeerOrigin::ALL.map(PeerOrigin::label), &it.known)),
     counter("culvert_limit_reached_total", &["limit"], "Times that something was refused, dropped or gave way because a ceiling was reached, by its key in the section limits; sockets, used_tokens, flow_rate and control_messages have none there.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
