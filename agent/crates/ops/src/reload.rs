@@ -17,7 +17,7 @@ use config::{
 };
 use dataplane::sockets::more_ports;
 use engine::{
-    follow::{follow, revision},
+    follow::follow,
     registry::RegistryError,
     tunnel::{self, TunnelError},
     worker::remedy,
@@ -129,7 +129,7 @@ impl Running {
         }
         let shares = self.open(&config, &plan)?;
         if dry_run {
-            self.registry.would_take(&revision(&config, &plan))?;
+            self.registry.would_take(&config, &plan)?;
             return Ok(Reloaded { changes: plan.changes, notes });
         }
         let changes = std::mem::take(&mut plan.changes);

@@ -5,17 +5,15 @@
 //! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver/` |
 //! | which handshakes that others start are accepted, and how many? | `accept.rs` |
 //! | when is a peer dialled, and where? | `dial.rs` |
-//! | what do connection IDs look like? | `cid.rs` |
-//! | who may connect, and with which TLS and transport parameters? | `tls.rs` |
-//! | what do the two ends say, and within which bounds? | `messages.rs` (`framing.rs` cuts the stream, `wire.rs` is the protobuf) |
+//! | which transport parameters does a connection have? | `transport.rs` |
+//! | how much may be in flight on a connection, and how fast does it leave? | `congestion/` |
 //! | how much of the far end's messages waits, and what does each cost? | `inward.rs` |
-//! | which cipher suite did TLS negotiate? | `suite.rs` |
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
-//! | which session does a stream connection join? | `join.rs` |
+//! | which stream connections does a peer have? | `connections.rs` |
+//! | how do stream connections name their session? | `session_name.rs` |
 //! | does the far end still answer? | `liveness.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do control connections count? | `driver/`, `traffic.rs` |
-//! | how does a dialler's first packet prove that it knows whom it dials? | `knock.rs` |
 //!
 //! What the messages lead to, sessions and lanes, is in `engine/src/worker/session.rs`.
 
@@ -38,7 +36,7 @@ pub use traffic::{Traffic, Way};
 /// A QUIC stream of one connection: the key of a TCP forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamKey {
-    /// The connection's place in quinn-proto's endpoint.
+    /// The index of the connection in quinn-proto's endpoint.
     pub connection: usize,
     pub stream: quinn_proto::StreamId,
 }
