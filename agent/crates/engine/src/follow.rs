@@ -8,7 +8,7 @@ use wire::fault::{self, Fault};
 
 use crate::{
     hub::Hub,
-    registry::{PeerRegistry, RegistryError, Revision},
+    registry::{PeerRegistry, RegistryError},
 };
 
 /// Makes the workers follow a plan, whose configuration is `config`; `shares` are the ports that open with it, one share for
@@ -23,22 +23,9 @@ pub fn follow(
     hub: &Hub,
     shares: Vec<Ports>,
 ) -> Result<Arc<Config>, RegistryError> {
-    registry.revise(revision(&config, plan))?;
+    registry.revise(&config, plan)?;
     fault::point(Fault::Follow);
     let config = Arc::new(config);
     hub.configure(&config, shares);
     Ok(config)
-}
-
-/// What a plan, whose configuration is `config`, makes of the list of peers.
-pub fn revision(config: &Config, plan: &Plan) -> Revision {
-    Revision {
-        mode: config.access.mode,
-        open_services: config.access.services.clone(),
-        limits: config.limits,
-        removed: plan.removed.clone(),
-        changed: plan.changed.clone(),
-        added: plan.added.clone(),
-        named: config.peers.iter().flat_map(|peer| &peer.public_keys).copied().collect(),
-    }
 }

@@ -1,11 +1,11 @@
-//! Whether the daemon is alive and ready: its parts tell, the admin server and systemd's watchdog ask.
+//! Whether the daemon is alive and ready: its parts report it, the admin server and systemd's watchdog read it.
 
 use std::{
     sync::atomic::{AtomicU8, AtomicU64, Ordering},
     time::{Duration, Instant},
 };
 
-/// Whether the daemon is alive and whether it should be given traffic, told by its parts and asked by the server.
+/// Whether the daemon is alive, and whether it should be given traffic.
 #[derive(Debug)]
 pub struct Health {
     state: AtomicU8,
@@ -18,9 +18,9 @@ wire::labelled! {
     /// Why the daemon is not ready.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum NotReady {
-        /// Nobody has said yet that it is, or somebody has said that it is not.
+        /// The daemon has not become ready yet, or is no longer ready.
         NotYet => "not ready",
-        /// It is going away; this is final.
+        /// The daemon is going away; this is final.
         Draining => "draining",
     }
 }
@@ -47,20 +47,20 @@ impl Health {
         Self { state: AtomicU8::new(Self::NOT_YET), origin: now, beats }
     }
 
-    /// Worker `worker` is alive at `now`.
+    /// Notes that worker `worker` is alive at `now`.
     pub fn beat(&self, worker: usize, now: Instant) {
         self.beats[worker].fetch_max(self.millis(now), Ordering::Relaxed);
     }
 
-    /// Whether to give the daemon traffic; without effect once it drains.
+    /// Sets whether to give the daemon traffic; without effect once it drains.
     pub fn set_ready(&self, ready: bool) {
         let wanted = if ready { Self::READY } else { Self::NOT_YET };
         let keep_draining = |state| (state != Self::DRAINING).then_some(wanted);
-        // Refused means draining, which is what it stays.
+        // Refused if the daemon is draining, which is final.
         self.state.fetch_update(Ordering::Relaxed, Ordering::Relaxed, keep_draining).ok();
     }
 
-    /// From now on the daemon is going away.
+    /// Notes that the daemon is going away.
     pub fn drain(&self) {
         self.state.store(Self::DRAINING, Ordering::Relaxed);
     }

@@ -19,7 +19,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX};
+use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX, reload::Plan};
 use gate::{
     admission::{Admits, Allowlist},
     identity::PublicKey,
@@ -79,25 +79,6 @@ pub struct Listed {
     pub origin: PeerOrigin,
 }
 
-/// The changes of a reload: the peers of the configuration, and who else may connect.
-#[derive(Clone, Debug)]
-pub struct Revision {
-    /// The new access mode.
-    pub mode: AccessMode,
-    /// The services that peers of open mode may use from now on, as indices into [`Config::services`].
-    pub open_services: Vec<usize>,
-    /// The limits that apply from now on.
-    pub limits: config::Limits,
-    /// Names of peers of the configuration that it no longer has.
-    pub removed: Vec<Arc<str>>,
-    /// Peers that kept their names and are otherwise different.
-    pub changed: Vec<config::Peer>,
-    /// Peers that the configuration did not have.
-    pub added: Vec<config::Peer>,
-    /// All keys that the configuration now names.
-    pub named: Vec<PublicKey>,
-}
-
 pub struct PeerRegistry {
     own_key: PublicKey,
     rules: ArcSwap<Rules>,
@@ -110,9 +91,16 @@ pub struct PeerRegistry {
 /// Who may connect, and how many.
 struct Rules {
     mode: AccessMode,
-    /// The services that peers of open mode may use.
+    /// The services that peers of open mode may use, as indices into [`Config::services`].
     open_services: Vec<usize>,
     limits: config::Limits,
+}
+
+impl Rules {
+    fn of(config: &Config) -> Self {
+        let open_services = config.access.services.clone();
+        Self { mode: config.access.mode, open_services, limits: config.limits }
+    }
 }
 
 /// The list of peers, and the keys that stay denied.
@@ -164,11 +152,7 @@ impl PeerRegistry {
         let slots: Vec<Slot> = config.peers.iter().map(live).collect();
         Arc::new(Self {
             own_key,
-            rules: ArcSwap::from_pointee(Rules {
-                mode: config.access.mode,
-                open_services: config.access.services.clone(),
-                limits: config.limits,
-            }),
+            rules: ArcSwap::from_pointee(Rules::of(config)),
             keys: ArcSwap::from_pointee(Keys::of(&slots)),
             list: Mutex::new(List { slots, denied: Vec::new() }),
             hub: OnceLock::new(),
@@ -243,20 +227,21 @@ impl PeerRegistry {
         Ok(Listed { id: id_of(index), peer, origin })
     }
 
-    /// Follows a changed configuration: all of it, or nothing. Its peers that were removed while the agent ran stay denied.
+    /// Follows the `plan` for a changed configuration, which is `config`: all of it, or nothing. Its peers that were removed while
+    /// the agent ran stay denied.
     ///
     /// # Errors
     /// A peer of the state file is in the way, or there are too many peers; nothing has changed then.
-    pub fn revise(&self, revision: Revision) -> Result<(), RegistryError> {
+    pub fn revise(&self, config: &Config, plan: &Plan) -> Result<(), RegistryError> {
         let list = &mut *lock(&self.list);
-        let (wanted, leaving) = self.check(list, &revision)?;
+        let (wanted, leaving) = self.check(list, config, plan)?;
         let List { slots, denied } = list;
-        let Revision { mode, open_services, limits, named: keys, .. } = revision;
         for index in leaving {
             self.leave(slots, index);
         }
-        let services_changed = self.rules.load().open_services != open_services;
-        self.rules.store(Arc::new(Rules { mode, open_services: open_services.clone(), limits }));
+        let (mode, open_services) = (config.access.mode, &config.access.services);
+        let services_changed = self.rules.load().open_services != *open_services;
+        self.rules.store(Arc::new(Rules::of(config)));
         for index in 0..slots.len() {
             let open = slots.get(index).filter(|slot| slot.is_live() && slot.origin == PeerOrigin::Open);
             match (open, mode) {
@@ -283,7 +268,7 @@ impl PeerRegistry {
         for peer in added {
             self.insert(slots, peer, PeerOrigin::Config);
         }
-        denied.retain(|key| keys.contains(key));
+        denied.retain(|key| config.peers.iter().any(|peer| peer.public_keys.contains(key)));
         Ok(())
     }
 
@@ -291,17 +276,17 @@ impl PeerRegistry {
     ///
     /// # Errors
     /// The same as those of [`PeerRegistry::revise`].
-    pub fn would_take(&self, revision: &Revision) -> Result<(), RegistryError> {
-        self.check(&lock(&self.list), revision).map(drop)
+    pub fn would_take(&self, config: &Config, plan: &Plan) -> Result<(), RegistryError> {
+        self.check(&lock(&self.list), config, plan).map(drop)
     }
 
-    /// The peers of a revision that are changed or added, and the indices of the slots whose peers are to leave.
+    /// The peers of a plan that are changed or added, and the indices of the slots whose peers are to leave.
     fn check(
         &self,
         List { slots, denied }: &List,
-        revision: &Revision,
+        Config { limits, .. }: &Config,
+        Plan { removed, changed, added, .. }: &Plan,
     ) -> Result<(Vec<config::Peer>, Vec<usize>), RegistryError> {
-        let Revision { limits, removed, changed, added, .. } = revision;
         let is_denied = |peer: &&config::Peer| peer.public_keys.iter().any(|key| denied.contains(key));
         let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.iter().chain(added).partition(is_denied);
         let replaced = |slot: &Slot| {

@@ -16,7 +16,7 @@ use config::{
 };
 use dataplane::sockets::more_ports;
 use engine::{
-    follow::{follow, revision},
+    follow::follow,
     tunnel,
 };
 use net::ports::{self, PortError, Ports};
@@ -89,7 +89,7 @@ impl Running {
         }
         let shares = self.open(&config, &plan)?;
         if dry_run {
-            self.registry.would_take(&revision(&config, &plan))?;
+            self.registry.would_take(&config, &plan)?;
             return Ok(Reloaded { changes: plan.changes, notes });
         }
         let changes = std::mem::take(&mut plan.changes);

@@ -33,7 +33,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         state.relay.stats.tun_downlink.packets += 1;
         state.relay.stats.tun_downlink.bytes += bytes;
         if !state.is_live() {
-            // What was under way when it was removed.
+            // The packet was under way when the peer was removed.
             state.relay.downlink.drop(DropReason::PeerRemoved, 1);
             return;
         }
@@ -42,10 +42,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             return;
         };
         let outer = batch.meta(slot).ecn;
-        // Where the outer packet says what the inner one does, or nothing, there is nothing to change.
+        // Nothing changes if the outer packet has no ECN mark, or the same one as the inner packet.
         let same_ecn = outer == 0 || inner_class(&batch.buffer(slot)[range.clone()]) & 0b11 == outer;
         let packet = Packet { slot, range, partial, owner: peer.0 };
-        if same_ecn && tun.push_alike(batch, &packet) {
+        if same_ecn && tun.push_continued(batch, &packet) {
             state.relay.stats.downlink_bytes += bytes;
             return;
         }
@@ -87,7 +87,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     }
 }
 
-/// The traffic class of an IP packet whose headers have not been checked; anything of what is none.
+/// The traffic class of an IP packet whose headers have not been checked; any value if it is no IP packet.
 #[inline]
 fn inner_class(packet: &[u8]) -> u8 {
     match packet {

@@ -29,13 +29,13 @@ use crate::{
     relay::{Belongs, DropReason, PacketClass, Stripes},
 };
 
-/// What the way from the TUN device needs.
+/// The parts of a worker that the uplink from the TUN device uses.
 pub struct IpUplink<'a, P> {
     pub peers: &'a mut P,
     pub tun: &'a mut TunSide,
     pub lanes: &'a mut Lanes,
     pub underlays: &'a mut Underlays,
-    /// What goes to other workers: a packet's lane is there.
+    /// The hand-off batches for other workers, which host a packet's lane.
     pub outgoing: &'a mut Outgoing,
     pub now: Instant,
 }
@@ -52,7 +52,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
         }
     }
 
-    /// Takes one packet, or several in one; returns whose it is.
+    /// Takes a packet or super-packet; returns the peer that it is for.
     fn packet(&mut self, packet: &mut [u8], vnet: &VnetHeader) -> Option<PeerId> {
         let viewed = match vnet.gso {
             Gso::None => IpView::parse(packet),
@@ -92,7 +92,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
         if view.dont_fragment || view.len <= usize::from(mtu) {
             return false;
         }
-        // A fragment cannot be completed: its checksum is in another one.
+        // A checksum cannot be completed in a fragment: it is in another one.
         let Ok(cut) = Cut::new(vnet, packet, view, false) else { return false };
         if cut.largest() <= usize::from(mtu) {
             return false;
@@ -135,7 +135,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
     ) -> Option<PeerId> {
         let state = self.peers.data_mut(peer)?;
         let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
-        // What the cut borrows is needed whole for an answer; so the sizes come first.
+        // The sizes come first, because the cut borrows the packet, which an answer needs.
         let Ok(cut) = Cut::new(vnet, packet, view, completes) else {
             self.drop(TunDrop::Malformed);
             return None;
@@ -208,8 +208,8 @@ impl Uplink<'_> {
         lane
     }
 
-    /// Takes over IP packets of one flow that another worker wants to be sent on lane `lane`, which this one keeps; they are in
-    /// the account already. What finds no room waits here.
+    /// Takes over IP packets of one flow from another worker, for lane `lane`, which this worker hosts; they are in the account
+    /// already. Packets that find no room wait here.
     pub(super) fn take_over_packets(
         &mut self,
         lane: u8,
@@ -218,7 +218,7 @@ impl Uplink<'_> {
         tos: u8,
     ) {
         let payloads = Payloads::new(header.as_slice(), data, segment, tos);
-        // The way is not another worker's: whoever calls has made sure.
+        // The way never leads to another worker: the caller has checked that.
         let sent =
             if self.relay.queue.is_empty() { self.seal_packets(lane, &payloads, |_, _, _| {}) } else { 0 };
         if sent < payloads.count() {
@@ -248,8 +248,8 @@ impl Uplink<'_> {
         })
     }
 
-    /// Puts IP packets into packets of the lane that they are given, or of the one in its place; `hand_over` gives them to the
-    /// worker that keeps it. Returns how many were dealt with; the rest finds no lane or no room.
+    /// Puts IP packets into packets of lane `lane`, or of another one if that is down; `hand_over` gives them to its host if that is
+    /// another worker. Returns the number of packets that were dealt with; the rest found no lane or no room.
     fn seal_packets(
         &mut self,
         lane: u8,
@@ -263,19 +263,19 @@ impl Uplink<'_> {
             self.relay.uplink.handed_over += count as u64;
             return count;
         }
-        let mut place = 0;
-        while place < count {
-            let left = payloads.skip(place);
+        let mut done = 0;
+        while done < count {
+            let left = payloads.skip(done);
             let (sent, result) = self.send(way, &left);
             self.note_sent(sent, left.bytes_of(sent));
-            place += sent;
+            done += sent;
             match result {
                 Ok(()) => {}
                 Err(PushError::TooLarge { .. }) => {
                     self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    place += 1;
+                    done += 1;
                 }
-                Err(PushError::Blocked | PushError::NotUp) => return place,
+                Err(PushError::Blocked | PushError::NotUp) => return done,
             }
         }
         count

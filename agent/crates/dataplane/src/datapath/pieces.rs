@@ -17,7 +17,7 @@ use crate::{
     },
     lanes::{Frame, PushError},
     peer::{PeerTable, TooLarge},
-    relay::{Begun, DropReason, FlowId, Origin, Piece, flow::confirmed_header, fragments::LEAST_PIECE},
+    relay::{DropReason, FlowId, Origin, PartlySent, Piece, flow::confirmed_header, fragments::LEAST_PIECE},
 };
 
 /// How far a datagram was cut.
@@ -84,25 +84,27 @@ impl Uplink<'_> {
         }
     }
 
-    /// Goes on with the first of `left` datagrams, `data`, which was partly sent or, without `begun`, not at all. Returns how
+    /// Goes on with the first of `left` datagrams, `data`, which was partly sent or, without `partly_sent`, not at all. Returns how
     /// far it has come if it has to wait.
     pub(super) fn go_on(
         &mut self,
         way: Way,
         number: FlowNumber,
         data: &[u8],
-        begun: Option<Begun>,
+        partly_sent: Option<PartlySent>,
         left: usize,
-    ) -> Option<Begun> {
+    ) -> Option<PartlySent> {
         let Some(new) = self.cutting(number, data) else {
             self.drop_too_large(data.len(), MOST_DATAGRAM, false);
             return None;
         };
-        let cutting = new.resumed(begun);
+        let cutting = new.resumed(partly_sent);
         let rest = data.get(usize::from(cutting.offset)..).unwrap_or_default();
         match self.cut(way, cutting, rest, self.tos) {
             Progress::Done => None,
-            Progress::Stopped(_, Cutting { datagram, offset, .. }) => Some(Begun { left, datagram, offset }),
+            Progress::Stopped(_, Cutting { datagram, offset, .. }) => {
+                Some(PartlySent { left, datagram, offset })
+            }
             Progress::TooSmall { most } => {
                 self.drop_too_large(data.len(), most, false);
                 None
@@ -124,16 +126,16 @@ impl Uplink<'_> {
         lane: u8,
         number: FlowNumber,
         Segments { data, segment }: Segments<'_>,
-        mut begun: Option<Begun>,
+        mut partly_sent: Option<PartlySent>,
     ) {
         let lane = LaneRef { peer: self.peer, lane };
         for datagram in data.chunks(segment.max(1)) {
-            let begun = begun.take();
+            let partly_sent = partly_sent.take();
             let Some(new) = self.cutting(number, datagram) else {
                 self.drop_too_large(datagram.len(), MOST_DATAGRAM, false);
                 continue;
             };
-            let cutting = new.resumed(begun);
+            let cutting = new.resumed(partly_sent);
             let rest = datagram.get(usize::from(cutting.offset)..).unwrap_or_default();
             let header = CountedHeader { header: cutting.header(), counted: 1 };
             let rest = Segments { data: rest, segment: rest.len() };

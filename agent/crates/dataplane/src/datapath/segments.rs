@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wire::context::{Context, FlowNumber, Header};
 
-use crate::relay::Begun;
+use crate::relay::PartlySent;
 
 /// Datagrams that lie end to end, all of one size.
 #[derive(Clone, Copy, Debug)]
@@ -44,8 +44,8 @@ pub(super) struct Cutting {
 
 impl Cutting {
     /// This datagram where it was partly sent before, if it was.
-    pub(super) fn resumed(self, begun: Option<Begun>) -> Self {
-        begun.map_or(self, |Begun { datagram, offset, .. }| Self { datagram, offset, ..self })
+    pub(super) fn resumed(self, partly_sent: Option<PartlySent>) -> Self {
+        partly_sent.map_or(self, |PartlySent { datagram, offset, .. }| Self { datagram, offset, ..self })
     }
 
     pub(super) fn header(&self) -> Header {

@@ -1,7 +1,7 @@
-//! Who gives way when peers that share a listening socket together send more than its worker takes (pure).
+//! Which peers give way when those that share a listening socket together send more than its worker takes (pure).
 //!
-//! The kernel has one receive buffer for all peers of a socket. If the worker falls behind, that buffer fills, and what it has no room for is
-//! lost, whoever sent it. So the worker reads on, and drops packets of the peers that ask for most before they cost anything: unopened.
+//! The kernel has one receive buffer for all peers of a socket. If the worker falls behind, that buffer fills, and further packets are
+//! lost, whoever sent them. So the worker reads on, and drops packets of the heaviest peers before they cost anything: unopened.
 //!
 //! ```text
 //!   each receive call filled its batch, for 10 ms  ─▶  behind   the allowance of heavy peers shrinks by a quarter every 2 ms
@@ -10,54 +10,55 @@
 //!   heavy: asked for more than the average of the peers that sent something, in the 10 ms before
 //! ```
 //!
-//! A peer that is alone is never heavy: what the worker does not take of its packets waits in the kernel, and is lost there.
+//! A peer that is alone is never heavy: packets of it that the worker does not take wait in the kernel, and are lost there.
 
 use std::time::{Duration, Instant};
 
 use wire::ids::PeerId;
 
-/// For how long receive calls must have found more than they took. A worker that the scheduler kept waiting has caught up by then.
+/// How long receive calls must have left packets in the kernel before the worker counts as behind. A worker that the scheduler kept
+/// waiting has caught up by then.
 const PATIENCE: Duration = Duration::from_millis(10);
 
-/// How long what peers ask for is added up.
+/// The time over which the work that peers ask for is added up.
 const WINDOW: Duration = Duration::from_millis(10);
 
-/// Between two changes of the allowance: a turn under load takes about as long.
+/// The time between two changes of the allowance: about as long as a turn under load.
 const STEP: Duration = Duration::from_millis(2);
 
-/// Changes of the allowance at a time, after a long turn.
+/// The largest number of changes of the allowance at a time, after a long turn.
 const MOST_STEPS: u128 = 16;
 
-/// What a packet costs beside its frames, in frames: it is opened, and acknowledged.
+/// The cost of a packet beside its frames, in frames: it is opened, and acknowledged.
 const PACKET: u64 = 4;
 
-/// What a heavy peer may ask for in a turn at the least, in frames: some packets.
+/// The least allowance of a heavy peer in a turn, in frames: some packets.
 const LEAST: u64 = 512;
 
-/// From here on nobody is held back: more than a turn takes.
+/// The allowance at which nobody is held back: more than a turn takes.
 const UNLIMITED: u64 = 4 * crate::datapath::work::PER_TURN;
 
-/// Of so many packets that were dropped unopened, the part that a turn did not have to do: a look at the connection ID is an eighth of
-/// what a datagram costs, or less.
+/// The share of packets dropped unopened that saved work in a turn: the look at the connection ID costs an eighth of a datagram, or
+/// less.
 #[must_use]
 pub fn saved(dropped: u64) -> u64 {
     dropped - dropped / 8
 }
 
-/// What peers ask one worker for, and how much of it heavy ones get.
+/// The work that peers ask one worker for, and the allowance of heavy ones.
 #[derive(Debug)]
 pub struct Shares {
-    /// Of each listening socket: since when receive calls found more than they took.
+    /// The time since which receive calls have left packets in the kernel, for each listening socket.
     full_since: Vec<Option<Instant>>,
-    /// What a heavy peer may ask for in a turn, in frames.
+    /// The work that a heavy peer may ask for in a turn, in frames.
     allowance: u64,
     changed: Option<Instant>,
     turn: u64,
     window: u64,
     window_begun: Option<Instant>,
-    /// By the place of the peer.
+    /// The work that each peer asked for, by [`PeerId`].
     peers: Vec<Asked>,
-    /// Who asked for something in this window.
+    /// The peers that asked for something in this window.
     active: Vec<PeerId>,
     /// Whether more than one peer asked for something in the window before.
     contended: bool,
@@ -118,7 +119,7 @@ impl Shares {
         }
     }
 
-    /// A receive call at the listening socket `port` filled its whole batch, or left room.
+    /// Notes whether a receive call at the listening socket `port` filled its whole batch.
     pub fn received(&mut self, port: usize, is_full: bool, now: Instant) {
         if self.full_since.len() <= port {
             self.full_since.resize(port + 1, None);
@@ -138,13 +139,13 @@ impl Shares {
         if asked.heavy_in != self.window || asked.turn != self.turn || asked.in_turn < self.allowance {
             return true;
         }
-        // It asks for as much as before, though it gets nothing.
+        // The packet asks for as much as the last one that was opened, although it gets nothing.
         self.ask(peer, asked.last);
         self.dropped += 1;
         false
     }
 
-    /// A packet of `peer` was opened; `frames` is what was in it and what that asked for.
+    /// A packet of `peer` was opened; `frames` is its cost: its frames, and the work that they asked for.
     #[inline]
     pub fn charge(&mut self, peer: PeerId, frames: u64) {
         if self.peers.len() <= peer.0 as usize {

@@ -16,7 +16,7 @@ use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::{Link, PeerData, TooLarge},
     relay::{
-        Begun, Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, Standing,
+        Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, Standing,
         flow::confirmed_header, fragments::LEAST_PIECE,
     },
 };
@@ -125,16 +125,17 @@ impl Uplink<'_> {
         let arrived = now.checked_sub(meta.age).unwrap_or(now);
         self.arrived = arrived;
         let empty = self.relay.queue.is_empty();
-        let (sent, begun) = if empty { self.seal(id, data, segment, datagrams, None) } else { (0, None) };
+        let (sent, partly_sent) =
+            if empty { self.seal(id, data, segment, datagrams, None) } else { (0, None) };
         if sent < datagrams {
             let rest = data.get(sent * segment..).unwrap_or_default();
             let queue = &mut self.relay.queue;
             let taken = queue.push(Belongs::Flow(id), rest, segment, arrived, now, &mut self.relay.uplink);
-            if begun.is_some()
+            if partly_sent.is_some()
                 && taken > 0
                 && let Some(run) = queue.newest_mut()
             {
-                run.begun = begun;
+                run.partly_sent = partly_sent;
             }
         }
     }
@@ -148,11 +149,11 @@ impl Uplink<'_> {
                 return Drained::Empty;
             };
             self.arrived = run.arrived;
-            let (sent, begun) = match run.belongs {
-                Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count(), run.begun),
+            let (sent, partly_sent) = match run.belongs {
+                Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count(), run.partly_sent),
                 Belongs::Packets(class) => (self.waiting_packets(class, run.data(), run.segment), None),
             };
-            run.begun = begun;
+            run.partly_sent = partly_sent;
             if sent < run.count() {
                 self.relay.queue.put_back(run, sent);
                 return Drained::Blocked(done + sent);
@@ -173,12 +174,12 @@ impl Uplink<'_> {
         for mut run in runs {
             self.arrived = run.arrived;
             let sealed = if self.relay.queue.is_empty() {
-                self.seal(id, run.data(), run.segment, run.count(), run.begun)
+                self.seal(id, run.data(), run.segment, run.count(), run.partly_sent)
             } else {
-                (0, run.begun)
+                (0, run.partly_sent)
             };
             let sent;
-            (sent, run.begun) = sealed;
+            (sent, run.partly_sent) = sealed;
             self.relay.queue.put_back_last(run, sent);
         }
     }
@@ -205,16 +206,16 @@ impl Uplink<'_> {
 
     /// Puts datagrams of one flow into packets; returns how many were dealt with: sent, dropped for a reason, or put
     /// among those that await a confirmation. The rest found no lane or no room; its first datagram may be partly sent, as the
-    /// first of all may have been (`begun`).
+    /// first of all may have been (`partly_sent`).
     fn seal(
         &mut self,
         id: FlowId,
         data: &[u8],
         segment: usize,
         datagrams: usize,
-        begun: Option<Begun>,
-    ) -> (usize, Option<Begun>) {
-        let mut begun = begun.filter(|begun| begun.left == datagrams);
+        partly_sent: Option<PartlySent>,
+    ) -> (usize, Option<PartlySent>) {
+        let mut partly_sent = partly_sent.filter(|partly_sent| partly_sent.left == datagrams);
         let all = (datagrams, None);
         let Some(flow) = self.relay.flows.get(id) else {
             self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
@@ -232,7 +233,7 @@ impl Uplink<'_> {
             self.await_confirmation(id, data, segment);
             return all;
         }
-        let Some(way) = self.way(index) else { return (0, begun) };
+        let Some(way) = self.way(index) else { return (0, partly_sent) };
         let Some(service) = self.service_of(&origin) else {
             self.relay.uplink.drop(DropReason::UnknownService, datagrams as u64);
             return all;
@@ -242,7 +243,7 @@ impl Uplink<'_> {
         let (header, short, number) = (flow.header(service), confirmed_header(flow.number), flow.number);
         if standing == Standing::Opening {
             // The far end has forgotten the flow, and with it the first part of the datagram.
-            begun = None;
+            partly_sent = None;
         }
         if let Way::Worker { worker, lane } = way {
             let segments = Segments { data, segment };
@@ -251,7 +252,7 @@ impl Uplink<'_> {
                 match standing {
                     Standing::Opening => self.await_confirmation(id, data, segment),
                     Standing::Confirmed | Standing::Refused => {
-                        self.hand_over_large(worker, lane, number, segments, begun);
+                        self.hand_over_large(worker, lane, number, segments, partly_sent);
                     }
                 }
                 return all;
@@ -266,11 +267,11 @@ impl Uplink<'_> {
         let mut done = 0;
         while done < datagrams {
             let rest = data.get(done * segment..).unwrap_or_default();
-            if begun.is_some() {
+            if partly_sent.is_some() {
                 let first = &rest[..rest.len().min(segment)];
-                begun = self.go_on(way, number, first, begun, datagrams - done);
-                if begun.is_some() {
-                    return (done, begun);
+                partly_sent = self.go_on(way, number, first, partly_sent, datagrams - done);
+                if partly_sent.is_some() {
+                    return (done, partly_sent);
                 }
                 done += 1;
                 continue;
@@ -294,9 +295,9 @@ impl Uplink<'_> {
                         return all;
                     }
                     if pieces {
-                        begun = self.go_on(way, number, &rest[..size], None, datagrams - done);
-                        if begun.is_some() {
-                            return (done, begun);
+                        partly_sent = self.go_on(way, number, &rest[..size], None, datagrams - done);
+                        if partly_sent.is_some() {
+                            return (done, partly_sent);
                         }
                     } else {
                         let wanted = size <= MOST_DATAGRAM && self.wants_pieces(&origin);

@@ -1,38 +1,38 @@
-//! What a pass over received datagrams cost, counted and not timed: frames, and what frames ask for.
+//! The cost of a pass over received datagrams, counted and not timed: frames, and the work that frames ask for.
 //!
-//! Datagrams are what a turn is shared out by. But one of 1,400 bytes holds 700 frames, or the openings of 170 flows, and costs 1,000 times
-//! as much as another. So frames are counted as they are taken, and a turn takes no more of them than [`PER_TURN`].
+//! A turn is shared out by datagrams. But a datagram of 1,400 bytes may hold 700 frames, or the openings of 170 flows, and costs 1,000
+//! times as much as another. So frames are counted as they are taken, and a turn takes no more of them than [`PER_TURN`].
 
-/// What the frames may cost that a worker takes in one turn from its sockets, as much again from other workers, and from peers in
-/// standard mode; in frames, and of each the last packet, hand-off batch or batch beyond that. A frame takes 0.05 to 0.3 µs: 1 to 5 ms. A full batch of GRO
-/// buffers, 1,500 packets with eleven small datagrams each, is taken whole.
+/// The cost of the frames that a worker takes in one turn from its sockets, in frames; as much again from other workers, and from peers
+/// in standard mode. Each may exceed it by the last packet, hand-off batch or batch. A frame takes 0.05 to 0.3 µs: 1 to 5 ms in all. A
+/// full batch of GRO buffers, 1,500 packets with eleven small datagrams each, is taken completely.
 pub const PER_TURN: u64 = 16_384;
 
-/// As many frames count for as much as one datagram does where a turn is shared out between sockets.
+/// The number of frames that count as one datagram where a turn is shared out between sockets.
 pub const FRAMES_PER_UNIT: u64 = 16;
 
-/// At this no flow is opened any more in the turn, whoever asks: what is handed over by another worker is taken a hand-off batch at a time, which
-/// may hold the openings of thousands.
+/// The cost at which no flow is opened any more in the turn: a hand-off batch from another worker, which is taken as a whole, may hold
+/// thousands of openings.
 const SPENT: u64 = 4 * PER_TURN;
 
-/// What a turn takes at the very most, in frames: [`SPENT`], and the frames of a hand-off batch beyond that, two bytes each.
+/// The upper bound of a turn's cost, in frames: [`SPENT`], and the frames of a hand-off batch beyond that, two bytes each.
 pub const MOST_PER_TURN: u64 = SPENT + 64 * 1024 / 2;
 
-/// What the opening of a flow costs beside its frame: a socket, bound, connected and watched, takes 8 to 16 µs.
+/// The cost of opening a flow beside its frame: a socket, bound, connected and watched, takes 8 to 16 µs.
 pub(super) const OPENING: u64 = 63;
 
-/// What the end of a flow costs beside its frame: the socket is closed.
+/// The cost of ending a flow beside its frame: the socket is closed.
 pub(super) const CLOSING: u64 = 15;
 
-/// What an answer to a frame costs beside it: a frame that is sealed, and sent.
+/// The cost of an answer to a frame: a frame that is sealed, and sent.
 pub(super) const ANSWER: u64 = 7;
 
-/// What a worker took in a turn.
+/// The work that a worker did in a turn.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
     /// The cost of the work done so far, in frames.
     done: u64,
-    /// What it was when the share began that is being used.
+    /// The cost when the present share began.
     share: u64,
     frames: u64,
 }
@@ -45,12 +45,12 @@ impl Work {
         self.done += frames as u64;
     }
 
-    /// Counts what a frame asked for.
+    /// Counts the work that a frame asked for.
     pub(super) fn charge(&mut self, frames: u64) {
         self.done += frames;
     }
 
-    /// What it cost so far, in frames.
+    /// The cost of the work done so far, in frames.
     #[must_use]
     pub fn done(&self) -> u64 {
         self.done
@@ -67,7 +67,7 @@ impl Work {
         self.done >= SPENT
     }
 
-    /// Another share begins: what came from elsewhere leaves it as it is.
+    /// Begins another share, which work from other sources leaves untouched.
     pub fn begin_share(&mut self) {
         self.share = self.done;
     }

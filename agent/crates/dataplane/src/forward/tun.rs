@@ -1,4 +1,4 @@
-//! The TUN device as a worker sees it: its queue, who has which inner address, what is about to be written.
+//! The TUN device as a worker sees it: its queue, the inner addresses of the peers, and the packets that are about to be written.
 
 use std::{net::IpAddr, time::Instant};
 
@@ -23,9 +23,8 @@ use crate::{
     relay::{Settlement, Settlements},
 };
 
-/// Answers of each kind per second that a worker gives to packets that it cannot carry, and how many it may give at once: path
-/// MTU discovery needs one for each flow, however many packets have no way, and a flood must not be answered by a flood
-/// (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
+/// The limit on answers of each kind that a worker gives to packets that it cannot carry. Path MTU discovery needs one for each flow,
+/// however many packets have no route, and a flood must not be answered by a flood (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
 const ANSWERS: Pace = Pace { per_second: 200, at_once: 100 };
 
 wire::labelled! {
@@ -39,10 +38,10 @@ wire::labelled! {
     }
 }
 
-/// What a packet of the device is answered with.
+/// The ICMP answer to a packet of the device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is larger than what the peer can be sent, which is this many bytes.
+    /// The packet is larger than the largest one for this peer, which has this many bytes.
     TooBig(u16),
     Unreachable,
 }
@@ -59,7 +58,7 @@ impl Answer {
     }
 }
 
-/// What a worker counts at the device besides the peers' accounts and the queue's own counts; monotonic.
+/// The counts of a worker at the device besides the peers' accounts and the queue's own counts; monotonic.
 #[derive(Clone, Debug, Default)]
 pub struct TunTotals {
     /// Packets read from the device, each super-packet counted as the packets cut from it.
@@ -81,11 +80,11 @@ pub struct TunTotals {
 /// The TUN device at one worker.
 pub struct TunSide {
     pub queue: Box<dyn TunQueue>,
-    /// Under which the queue is ready.
+    /// The token of the queue.
     pub token: Token,
-    /// The routes, which say which peer has which inner address.
+    /// The peer of each inner address.
     pub routes: Routes<PeerId>,
-    /// What was said of each packet of the batch that was read last.
+    /// The virtio header of each packet of the batch that was read last.
     pub headers: Vec<VnetHeader>,
     /// The largest inner packet that the operator allows, in bytes.
     pub most_mtu: u16,
@@ -94,7 +93,7 @@ pub struct TunSide {
     pub meter: Sampler<4>,
     /// The buffer in which fragments are made.
     pub fragment: Vec<u8>,
-    /// Where packets are made that are to be cut into fragments.
+    /// The buffer in which packets are made that are to be cut into fragments.
     pub whole: Vec<u8>,
     merger: Merger,
     list: PacketDelivery,
@@ -129,7 +128,7 @@ impl TunSide {
     /// Gives the inner prefixes `prefixes` to a peer.
     pub fn add_peer(&mut self, peer: PeerId, prefixes: &[IpNet]) {
         for prefix in prefixes {
-            // Nobody else has it: the configuration and the registry have made sure.
+            // No other peer has it: the configuration and the registry have checked that.
             self.routes.insert(*prefix, peer);
         }
     }
@@ -143,7 +142,7 @@ impl TunSide {
 
     /// Lists `packet`, whose owner is its peer's number, for writing if it continues the flow of the packet before.
     #[inline]
-    pub fn push_alike(&mut self, batch: &ReceiveBatch, packet: &Packet) -> bool {
+    pub fn push_continued(&mut self, batch: &ReceiveBatch, packet: &Packet) -> bool {
         self.merger.try_join(&mut self.list, batch, packet)
     }
 
@@ -171,12 +170,12 @@ impl TunSide {
         self.merger.clear();
     }
 
-    /// What became of packets since the last call.
+    /// The fate of packets since the last call.
     pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
         self.settlements.drain()
     }
 
-    /// Tells the sender of a packet that it cannot be carried, unless nobody is to be told.
+    /// Tells the sender of a packet that it cannot be carried, if an answer is allowed.
     pub fn answer(&mut self, packet: &[u8], view: &IpView, answer: Answer, now: Instant) {
         let written = match answer {
             Answer::TooBig(mtu) => icmp::too_big(packet, view, mtu, &mut self.answer),

@@ -1,4 +1,4 @@
-//! What is put into packets: one frame, or a run of datagrams that become a frame each.
+//! The contents of packets: one frame, or a run of datagrams that become a frame each.
 
 use ip::cut::{Cut, MOST_HEADER};
 use wire::context;
@@ -6,10 +6,10 @@ use wire::context;
 /// Room for what precedes a payload in its frame: a context, and the headers of an IP packet that is cut from a larger one.
 pub const MOST_PREFIX: usize = context::Header::CAPACITY + MOST_HEADER;
 
-/// What one DATAGRAM frame is to carry.
+/// The content of one DATAGRAM frame.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
-    /// The encoded context, and what else precedes the payload.
+    /// The encoded context and, for a packet that is cut from a larger one, the IP headers.
     pub header: &'a [u8],
     /// The payload; empty for a message about a flow.
     pub payload: &'a [u8],
@@ -22,17 +22,17 @@ pub struct Frame<'a> {
 /// Datagrams of one flow, end to end, each of which a DATAGRAM frame is to carry.
 #[derive(Clone, Copy)]
 pub struct Payloads<'a> {
-    /// The encoded context, alike for all.
+    /// The encoded context, which is the same for all.
     pub header: &'a [u8],
-    /// Their bytes; without any they are one empty datagram.
+    /// The bytes of all datagrams; no bytes are one empty datagram.
     pub data: &'a [u8],
-    /// Bytes of each but the last, which may be shorter.
+    /// The size of each datagram in bytes; the last one may be shorter.
     pub segment: usize,
-    /// They are cut from one IP packet, which has the headers that precede each.
+    /// The cut with the IP headers that precede each, if they are cut from one IP packet.
     pub cut: Option<&'a Cut<'a>>,
     /// The traffic class of the packets that carry them.
     pub tos: u8,
-    /// The place of the first of them among all that were cut.
+    /// The index of the first of them among all that were cut.
     pub(super) first: usize,
 }
 
@@ -55,12 +55,12 @@ impl<'a> Payloads<'a> {
         if self.data.is_empty() { 1 } else { self.data.len().div_ceil(self.segment.max(1)) }
     }
 
-    /// Bytes of the context and of what else precedes each payload.
+    /// The length of the context and the IP headers that precede each payload.
     pub(super) fn prefix_len(&self) -> usize {
         self.header.len() + self.cut.map_or(0, |cut| cut.header().len())
     }
 
-    /// Bytes of the first `count`, what was cut with them included.
+    /// The bytes of the first `count` datagrams, with the IP headers of each.
     #[must_use]
     pub fn bytes_of(&self, count: usize) -> usize {
         let headers = self.cut.map_or(0, |cut| cut.header().len());
@@ -74,7 +74,7 @@ impl<'a> Payloads<'a> {
         Self { data, first: self.first + count, ..*self }
     }
 
-    /// The first, whose header is completed in `prefix` if it is cut.
+    /// The frame of the first datagram, whose header is completed in `prefix` if it is cut.
     pub(super) fn first<'b>(&self, prefix: &'b mut [u8; MOST_PREFIX]) -> Frame<'b>
     where
         'a: 'b,
@@ -92,7 +92,7 @@ impl<'a> Payloads<'a> {
         Frame { header, payload, counted: true, tos: self.tos }
     }
 
-    /// Writes what precedes each payload, as [`Payloads::complete`] wants it.
+    /// Writes the prefix of each payload, for [`Payloads::complete`].
     #[inline]
     pub(super) fn write_prefix(&self, prefix: &mut [u8]) {
         let (context, headers) = prefix.split_at_mut(self.header.len());
@@ -110,7 +110,7 @@ impl<'a> Payloads<'a> {
         }
     }
 
-    /// Those that have the full length.
+    /// The datagrams that have the full length.
     pub(super) fn full(&self) -> std::slice::ChunksExact<'a, u8> {
         self.data.chunks_exact(self.segment.max(1))
     }

@@ -1,4 +1,4 @@
-//! Where a lane's packets go: which address is validated, and when another one takes its place (RFC 9000 §8.2, §9).
+//! The path of a lane: which address is validated, and when another one replaces it (RFC 9000 §8.2, §9).
 //!
 //! ```text
 //!            no path ── packet, or an address of our own choice ──► trial ── answered ──────────────► path
@@ -8,7 +8,7 @@
 //!   path ── newest packet from the one before ──► only that one is challenged: if it answers, the lane returns
 //! ```
 //!
-//! That a packet comes from elsewhere proves nothing: whoever sees it under way can send a copy that is faster. So a lane
+//! A packet from another address proves nothing: an observer on the path can send a copy that arrives earlier. So a lane
 //! moves only when its present path is dead, and goes back when that was a mistake (RFC 9000 §9.3.3 asks for less).
 
 use std::{
@@ -24,16 +24,16 @@ use crate::lanes::{AMPLIFICATION_LIMIT, VALIDATION_TIMEOUT};
 /// An unanswered PATH_CHALLENGE is repeated after this long.
 const CHALLENGE_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Addresses that are validated at once: a genuine one, and copies of its packets from others.
+/// The number of addresses that are validated at once: a genuine one, and sources of copied packets.
 const MOST_CANDIDATES: usize = 3;
 
-/// How long the present path has to answer, in eighths of a PTO. It is asked three times in the first quarter of that.
+/// How long the present path has to answer, in eighths of a PTO. It is challenged three times in the first quarter of that.
 const DECISION_EIGHTHS: u32 = 12;
 
-/// The longest that a path is given to answer: no PTO that was measured is needed beyond it.
+/// The longest time that a path has to answer, longer than any measured PTO needs.
 const LONGEST_DECISION: Duration = Duration::from_secs(1);
 
-/// After the present path has proved to be alive, other addresses are not looked at for so long.
+/// How long other addresses are ignored after the present path has proved to be alive.
 const QUIET: Duration = Duration::from_secs(1);
 
 /// A PATH_CHALLENGE to one address.
@@ -45,7 +45,7 @@ struct Challenge {
     repeat: Instant,
     /// Whether a PATH_CHALLENGE is to be sent at the next opportunity.
     due: bool,
-    /// Bytes that may still be sent there before it is validated; `None` if we chose the address ourselves, or know it.
+    /// The number of bytes that may still be sent there before it is validated; `None` if we chose the address, or know it.
     allowance: Option<usize>,
     answered: bool,
 }
@@ -60,34 +60,34 @@ impl Challenge {
 /// Addresses that may become the lane's.
 #[derive(Debug)]
 struct Trial {
-    /// The one that the newest packet came from is the last.
+    /// The candidates; the source of the newest packet is the last.
     candidates: Vec<Challenge>,
     /// The lane's path, if it has one: while it answers, nothing moves.
     present: Option<Challenge>,
-    /// Until when it has the chance.
+    /// The time until which the present path may answer.
     decide: Instant,
     /// The interval between challenges to the present path.
     interval: Duration,
-    /// Whether the candidate is the path before, which the far end perhaps never left.
+    /// Whether the candidate is the previous path, which the far end may never have left.
     returns: bool,
 }
 
-/// The path of a lane, and what is tried in its place.
+/// The path of a lane, and the paths that are tried in its place.
 #[derive(Debug, Default)]
 pub(super) struct Paths {
     present: Option<Path>,
-    /// The one before, which is validated as well.
-    former: Option<Path>,
+    /// The path before, which was validated as well.
+    previous: Option<Path>,
     trial: Option<Box<Trial>>,
-    /// Until when packets from other addresses are taken for copies.
+    /// The time until which packets from other addresses count as copies.
     quiet_until: Option<Instant>,
-    /// The highest packet number received; an older packet says nothing of where the far end is.
+    /// The highest packet number received; an older packet does not show where the far end is now.
     newest: u64,
-    /// The path before, until that has been told.
+    /// The address of the path before, until it has been reported.
     moved: Option<SocketAddr>,
 }
 
-/// What a received packet, an answer or a timeout led to.
+/// The effect of a received packet, an answer or a timeout.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
     /// The path stays as it is.
@@ -112,14 +112,9 @@ impl Paths {
 
     /// Starts to validate a path that we chose.
     pub(super) fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
-        let candidates = vec![Challenge::new(path, data, None, now)];
-        self.trial = Some(Box::new(Trial {
-            candidates,
-            present: None,
-            decide: now,
-            interval: CHALLENGE_INTERVAL,
-            returns: false,
-        }));
+        let (candidates, interval) = (vec![Challenge::new(path, data, None, now)], CHALLENGE_INTERVAL);
+        let trial = Trial { candidates, present: None, decide: now, interval, returns: false };
+        self.trial = Some(Box::new(trial));
     }
 
     /// Packet `number` of `len` bytes, which opened, came by `source`. `data` draws the data of a PATH_CHALLENGE; `pto` is the
@@ -159,14 +154,14 @@ impl Paths {
         let more = len * AMPLIFICATION_LIMIT;
         let candidates = self.trial.as_mut().map(|trial| &mut trial.candidates);
         if let Some(candidates) = candidates
-            && let Some(place) = candidates.iter().position(|candidate| is_source(&candidate.path))
+            && let Some(index) = candidates.iter().position(|candidate| is_source(&candidate.path))
         {
-            let mut candidate = candidates.remove(place);
+            let mut candidate = candidates.remove(index);
             candidate.allowance = candidate.allowance.map(|allowance| allowance + more);
-            candidates.insert(if newest { candidates.len() } else { place }, candidate);
+            candidates.insert(if newest { candidates.len() } else { index }, candidate);
             return;
         }
-        let returns = self.former.as_ref().is_some_and(is_source);
+        let returns = self.previous.as_ref().is_some_and(is_source);
         let quiet = !returns && self.quiet_until.is_some_and(|until| until > now);
         let returning = self.trial.as_ref().is_some_and(|trial| trial.returns);
         if self.present.is_some() && (!newest || quiet || returning) {
@@ -191,8 +186,8 @@ impl Paths {
         }
     }
 
-    /// How large the answer may be to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes: as large as that packet
-    /// where the address is not validated. It is taken from what may be sent there; two thirds are left for our own challenge.
+    /// The largest answer to a PATH_CHALLENGE that came by `source` in a packet of `len` bytes: as large as that packet if the
+    /// address is not validated. It counts against the bytes that may be sent there; two thirds are left for our own challenge.
     pub(super) fn answer_bytes(&mut self, source: &Path, len: usize) -> usize {
         let is_source = |path: &Path| path.destination == source.destination;
         if self.present.as_ref().is_some_and(is_source) {
@@ -201,7 +196,7 @@ impl Paths {
         let most = len.min(TRANSMIT_CAPACITY);
         let candidates = self.trial.iter_mut().flat_map(|trial| &mut trial.candidates);
         for candidate in candidates.filter(|candidate| is_source(&candidate.path)) {
-            // What came there is more than that: `came_by` has added three times as much.
+            // The allowance is larger than that: `came_by` has added three times as much.
             candidate.allowance = candidate.allowance.map(|allowance| allowance.saturating_sub(most));
         }
         most
@@ -226,7 +221,7 @@ impl Paths {
         self.quiet_until = Some(now + QUIET);
     }
 
-    /// Takes the newest address that answered, if the present one has had its chance.
+    /// Moves to the newest address that answered, if the time of the present one is over.
     fn decide(&mut self, now: Instant) -> Turn {
         let Some(trial) = self.trial.as_ref().filter(|trial| trial.decide <= now) else { return Turn::Stays };
         let Some(candidate) = trial.candidates.iter().rfind(|candidate| candidate.answered) else {
@@ -234,14 +229,14 @@ impl Paths {
         };
         let path = candidate.path;
         // The path that a lane returns from was never the far end's.
-        let former = self.present.replace(path);
-        self.moved = former.map(|path| path.destination);
-        let former = former.filter(|_| !trial.returns);
-        (self.former, self.trial) = (former, None);
+        let previous = self.present.replace(path);
+        self.moved = previous.map(|path| path.destination);
+        self.previous = previous.filter(|_| !trial.returns);
+        self.trial = None;
         Turn::Moved
     }
 
-    /// A challenge that is to be sent now, where to, and how large its packet may be.
+    /// A challenge that is due now, its path and its largest packet.
     pub(super) fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
         let trial = self.trial.as_mut()?;
         let Trial { candidates, present, interval, .. } = &mut **trial;
@@ -262,7 +257,7 @@ impl Paths {
         None
     }
 
-    /// When [`Paths::on_timeout`] wants to be called.
+    /// When [`Paths::on_timeout`] is to be called.
     #[inline]
     pub(super) fn poll_timeout(&self) -> Option<Instant> {
         let trial = self.trial.as_ref()?;
@@ -276,15 +271,14 @@ impl Paths {
 
     /// Decides the trial of other paths, gives candidates up and marks the challenges that are due at `now`.
     pub(super) fn on_timeout(&mut self, now: Instant) -> Turn {
-        match self.decide(now) {
-            Turn::Stays => {}
-            turn @ (Turn::Moved | Turn::Failed) => return turn,
+        if self.decide(now) == Turn::Moved {
+            return Turn::Moved;
         }
         let Some(trial) = &mut self.trial else { return Turn::Stays };
         trial.candidates.retain(|candidate| candidate.give_up > now);
         if trial.candidates.is_empty() {
             if trial.returns {
-                self.former = None;
+                self.previous = None;
             }
             self.trial = None;
             return if self.present.is_none() { Turn::Failed } else { Turn::Stays };

@@ -277,14 +277,14 @@ impl Underlays {
             if let Err(error) = self.push(lanes, lane, left.first(&mut prefix), now) {
                 return (done, Err(error));
             }
-            done += 1 + self.push_alike(lanes, lane, &left.skip(1), now);
+            done += 1 + self.push_same_size(lanes, lane, &left.skip(1), now);
         }
         (done, Ok(()))
     }
 
     /// Does with datagrams what [`Underlays::push`] just did with one of the same length, as long as that is simple:
     /// they fit into the same packet, or each fills one. Returns with how many.
-    fn push_alike(
+    fn push_same_size(
         &mut self,
         lanes: &mut Lanes,
         lane: LaneId,
@@ -294,8 +294,8 @@ impl Underlays {
         let Some(slot) = lanes.get_mut(lane) else { return 0 };
         let Some(underlay) = self.sockets.get_mut(slot.underlay.0 as usize) else { return 0 };
         match underlay.open {
-            Some(open) => underlay.append_alike(open, slot.packet_budget, payloads),
-            None => underlay.seal_alike(slot, payloads, now),
+            Some(open) => underlay.append_same_size(open, slot.packet_budget, payloads),
+            None => underlay.seal_same_size(slot, payloads, now),
         }
     }
 
@@ -564,7 +564,7 @@ impl Underlay {
     }
 
     /// Writes DATAGRAM frames of one length into the packet under construction, as many as fit; returns how many.
-    fn append_alike(&mut self, mut open: OpenPacket, budget: usize, payloads: &Payloads<'_>) -> usize {
+    fn append_same_size(&mut self, mut open: OpenPacket, budget: usize, payloads: &Payloads<'_>) -> usize {
         let Payloads { header, segment, .. } = *payloads;
         // Packets that are cut fill a packet each, but for the smallest.
         if payloads.cut.is_some() {
@@ -598,7 +598,7 @@ impl Underlay {
     }
 
     /// Seals a packet for each of the datagrams that have the full length, while there is room; returns how many.
-    fn seal_alike(&mut self, slot: &mut LaneSlot, payloads: &Payloads<'_>, now: Instant) -> usize {
+    fn seal_same_size(&mut self, slot: &mut LaneSlot, payloads: &Payloads<'_>, now: Instant) -> usize {
         let (Some(batch), Some(path)) = (self.send_buffer.as_mut(), slot.path()) else { return 0 };
         let path = Path { tos: payloads.tos, ..path };
         let mut prefix = [0; MOST_FRAME_PREFIX];

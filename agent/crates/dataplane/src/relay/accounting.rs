@@ -148,13 +148,6 @@ impl Account {
         self.dropped.iter().sum()
     }
 
-    /// The number of datagrams that must still be in the queue, by the invariant.
-    #[must_use]
-    pub fn outstanding(&self) -> u64 {
-        (self.received + self.taken_over)
-            .saturating_sub(self.delivered + self.dropped_total() + self.handed_over)
-    }
-
     /// The invariant: everything received was delivered, dropped for a reason, or is one of `queued`. In the sum of two workers'
     /// accounts, datagrams on their way between them count as queued.
     #[must_use]
@@ -249,7 +242,6 @@ mod tests {
         account.drop(DropReason::Expired, 3);
         assert!(account.balances(1));
         assert!(!account.balances(0));
-        assert_eq!(account.outstanding(), 1);
     }
 
     #[test]

@@ -21,28 +21,29 @@ use crate::relay::{
     flow::FlowId,
 };
 
-/// Every piece but the one that ends its datagram has at least so many bytes. A packet of 1200 bytes has room for more, so
-/// that no sender is hindered, and a peer cannot have a datagram put together from many small ones.
+/// The least size of every piece but the last one of its datagram. A packet of 1200 bytes has room for more, so that no sender is
+/// hindered, and a peer cannot have a datagram put together from many small pieces.
 pub const LEAST_PIECE: usize = 1024;
 
-/// How long the first piece of a datagram waits for the others. They leave one after the other and on one lane, so that a
-/// second is more than reordering takes on any path.
+/// How long the first piece of a datagram waits for the others. They leave one after the other and on one lane, and no path
+/// reorders packets by a second.
 pub const REASSEMBLY_TIME: Duration = Duration::from_secs(1);
 
-/// Datagrams of one peer that may be incomplete at one worker.
+/// The largest number of incomplete datagrams of one peer at one worker.
 pub const MOST_INCOMPLETE: usize = 256;
 
-/// What an incomplete datagram is reckoned to take beside its bytes: its entry and the list of its pieces.
+/// The memory that an incomplete datagram costs beside its bytes: its entry and the list of its pieces.
 pub const OVERHEAD_BYTES: usize = 512;
 
-/// So many datagrams that have ended are remembered at first, each for [`REASSEMBLY_TIME`]: a piece that comes late begins none anew.
+/// The initial number of ended datagrams that are remembered, each for [`REASSEMBLY_TIME`], so that a late piece does not begin one
+/// of them anew.
 const LEAST_REMEMBERED: usize = 64;
 
-/// And so many at most, in 24 KiB: a second of the largest datagrams at 500 Mbit/s, and far longer than pieces are reordered on any
-/// path at the rate of smaller ones.
+/// The largest number of ended datagrams that are remembered, in 24 KiB: a second of the largest datagrams at 500 Mbit/s, and at the
+/// rate of smaller ones far longer than any path reorders pieces.
 const MOST_REMEMBERED: usize = 1024;
 
-/// Of which datagram a piece is, and where it belongs there.
+/// The datagram that a piece belongs to, and its position there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     pub flow: FlowId,
@@ -50,14 +51,15 @@ pub struct Piece {
     pub datagram: u32,
     /// The size of the whole datagram, in bytes.
     pub total: usize,
-    /// Where the piece begins in it.
+    /// The offset of the piece in the datagram.
     pub offset: usize,
 }
 
-/// How far a datagram has come that found no room for all of its pieces.
+/// The progress of a datagram that found no room for all of its pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Begun {
-    /// Datagrams of its run from it on: when one of them is gone, this is of another.
+pub struct PartlySent {
+    /// The number of datagrams that were left in its run, this one included: with another number this belongs to a datagram that is
+    /// gone.
     pub left: usize,
     pub datagram: u32,
     /// Bytes of it that are in packets.
@@ -70,9 +72,9 @@ struct Incomplete {
     flow: FlowId,
     datagram: u32,
     total: usize,
-    /// When the first of them came.
+    /// The time at which the first piece came.
     since: Instant,
-    /// The bytes that have come, as they came: so much is written as was received, wherever it belongs.
+    /// The bytes that have come, in the order in which they came: no more is written than was received.
     bytes: Vec<u8>,
     /// The pieces that have come, in the order of the datagram, not joined: at most `total / LEAST_PIECE + 1`.
     pieces: Vec<Span>,
@@ -81,32 +83,32 @@ struct Incomplete {
 /// A piece of a datagram that has come.
 #[derive(Clone, Copy, Debug)]
 struct Span {
-    /// Where it begins and ends in the datagram.
+    /// Its start and end in the datagram.
     of_whole: (u16, u16),
-    /// Where it begins among the bytes that have come.
+    /// Its start among the bytes that have come.
     at: u16,
 }
 
 impl Incomplete {
-    /// What it counts for in the bounds.
+    /// The bytes that it counts for in the limits.
     fn cost(&self) -> usize {
         self.total + OVERHEAD_BYTES
     }
 
-    /// Adds the bytes at `offset`; false if they overlap with others.
+    /// Adds the bytes at `offset`, unless some of them have come before.
     fn add(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Misfit> {
-        let place_of = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
-        let of_whole = (place_of(offset), place_of(offset + bytes.len()));
-        let place = self.pieces.partition_point(|piece| piece.of_whole < of_whole);
-        if self.pieces.get(place).is_some_and(|next| next.of_whole == of_whole) {
+        let short = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
+        let of_whole = (short(offset), short(offset + bytes.len()));
+        let index = self.pieces.partition_point(|piece| piece.of_whole < of_whole);
+        if self.pieces.get(index).is_some_and(|next| next.of_whole == of_whole) {
             return Err(Misfit::Duplicate);
         }
-        let after_last = place.checked_sub(1).is_none_or(|last| self.pieces[last].of_whole.1 <= of_whole.0);
-        let before_next = self.pieces.get(place).is_none_or(|next| of_whole.1 <= next.of_whole.0);
+        let after_last = index.checked_sub(1).is_none_or(|last| self.pieces[last].of_whole.1 <= of_whole.0);
+        let before_next = self.pieces.get(index).is_none_or(|next| of_whole.1 <= next.of_whole.0);
         if !(after_last && before_next) {
             return Err(Misfit::Overlap);
         }
-        self.pieces.insert(place, Span { of_whole, at: place_of(self.bytes.len()) });
+        self.pieces.insert(index, Span { of_whole, at: short(self.bytes.len()) });
         self.bytes.extend_from_slice(bytes);
         Ok(())
     }
@@ -130,7 +132,7 @@ impl Incomplete {
 enum Misfit {
     /// The same bytes have come already.
     Duplicate,
-    /// Some of these have come, in another piece.
+    /// Some of these bytes have come in another piece.
     Overlap,
 }
 
@@ -148,47 +150,47 @@ impl Ended {
     }
 }
 
-/// The datagrams that have ended lately, each at the place that its number gives it. Numbers are consecutive as a rule, so that
-/// those of a second have places of their own.
+/// The datagrams that have ended lately, each in the slot that its number gives it. Numbers are usually consecutive, so that those
+/// of a second have slots of their own.
 #[derive(Debug, Default)]
 struct Memory(Vec<Option<Ended>>);
 
 impl Memory {
     fn has(&self, flow: FlowId, datagram: u32, now: Instant) -> bool {
-        let known = self.place_of(datagram).and_then(|place| self.0[place]);
+        let known = self.slot_of(datagram).and_then(|slot| self.0[slot]);
         known.is_some_and(|ended| (ended.flow, ended.datagram) == (flow, datagram) && ended.is_fresh(now))
     }
 
-    /// Adds one; if another has its place and is not old, there will be more places.
+    /// Adds a datagram; if a fresh one has its slot, doubles the number of slots.
     fn add(&mut self, new: Ended) {
         if self.0.is_empty() {
             self.0.resize(LEAST_REMEMBERED, None);
         }
-        while let Some(place) = self.place_of(new.datagram) {
-            let taken = self.0[place].is_some_and(|old| {
+        while let Some(slot) = self.slot_of(new.datagram) {
+            let taken = self.0[slot].is_some_and(|old| {
                 (old.flow, old.datagram) != (new.flow, new.datagram) && old.is_fresh(new.at)
             });
             if !taken || self.0.len() == MOST_REMEMBERED {
-                self.0[place] = Some(new);
+                self.0[slot] = Some(new);
                 return;
             }
             let twice = vec![None; 2 * self.0.len()];
             for ended in std::mem::replace(&mut self.0, twice).into_iter().flatten() {
-                if let Some(place) = self.place_of(ended.datagram) {
-                    self.0[place] = Some(ended);
+                if let Some(slot) = self.slot_of(ended.datagram) {
+                    self.0[slot] = Some(ended);
                 }
             }
         }
     }
 
-    /// The number of places is a power of two, or 0.
-    fn place_of(&self, datagram: u32) -> Option<usize> {
+    /// The slot of a datagram; the number of slots is a power of two, or 0.
+    fn slot_of(&self, datagram: u32) -> Option<usize> {
         self.0.len().checked_sub(1).map(|mask| datagram as usize & mask)
     }
 
     fn forget(&mut self, flow: FlowId) {
-        for place in &mut self.0 {
-            place.take_if(|ended| ended.flow == flow);
+        for slot in &mut self.0 {
+            slot.take_if(|ended| ended.flow == flow);
         }
     }
 }
@@ -216,20 +218,20 @@ impl Reassembler {
         self.incomplete.is_empty()
     }
 
-    /// What they are reckoned to take, in bytes.
+    /// The memory of the incomplete datagrams, in bytes.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
         self.held
     }
 
-    /// When the oldest of them is given up.
+    /// The time at which the oldest incomplete datagram is given up.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.incomplete.front().map(|oldest| oldest.since + REASSEMBLY_TIME)
     }
 
-    /// Takes a piece in; returns its datagram if it completes it. What waits then is at most `limit_bytes`: the oldest give
-    /// way.
+    /// Takes a piece in; returns its datagram once that is complete. The oldest datagrams give way, so that the others take at most
+    /// `limit_bytes`.
     ///
     /// A datagram is received with its first piece that comes here, and in `account` it is delivered or dropped once.
     pub fn take(
@@ -244,24 +246,24 @@ impl Reassembler {
         let end = piece.offset + bytes.len();
         let ends = end == piece.total && !bytes.is_empty();
         let fits = end <= piece.total && piece.total <= MOST_DATAGRAM && (ends || bytes.len() >= LEAST_PIECE);
-        let known = self.place_of(piece.flow, piece.datagram);
-        let place = match known {
-            Some(place) => place,
+        let known = self.position(piece.flow, piece.datagram);
+        let index = match known {
+            Some(index) => index,
             None if self.ended.has(piece.flow, piece.datagram, now) => return None,
             None => {
                 account.receive(1, 0);
                 let reserved = if fits { self.reserve(piece, limit_bytes, now, account) } else { None };
-                let Some(place) = reserved else {
+                let Some(index) = reserved else {
                     let reason = if fits { DropReason::Incomplete } else { DropReason::Malformed };
                     account.receive(0, bytes.len() as u64);
                     account.drop(reason, 1);
                     self.remember(piece.flow, piece.datagram, now);
                     return None;
                 };
-                place
+                index
             }
         };
-        let datagram = &mut self.incomplete[place];
+        let datagram = &mut self.incomplete[index];
         let added = if fits && datagram.total == piece.total {
             datagram.add(piece.offset, bytes)
         } else {
@@ -271,7 +273,7 @@ impl Reassembler {
             Ok(()) => account.receive(0, bytes.len() as u64),
             Err(Misfit::Duplicate) => return None,
             Err(Misfit::Overlap) => {
-                self.end(place, now);
+                self.end(index, now);
                 account.drop(DropReason::Malformed, 1);
                 return None;
             }
@@ -279,7 +281,7 @@ impl Reassembler {
         if datagram.bytes.len() < datagram.total {
             return None;
         }
-        self.end(place, now).map(Incomplete::whole)
+        self.end(index, now).map(Incomplete::whole)
     }
 
     /// Gives up `datagram` of `flow`, because a piece of `bytes` bytes came too late to be taken in.
@@ -291,8 +293,8 @@ impl Reassembler {
         now: Instant,
         account: &mut Account,
     ) {
-        match self.place_of(flow, datagram) {
-            Some(place) => drop(self.end(place, now)),
+        match self.position(flow, datagram) {
+            Some(index) => drop(self.end(index, now)),
             None if self.ended.has(flow, datagram, now) => return,
             None => {
                 account.receive(1, bytes as u64);
@@ -302,7 +304,7 @@ impl Reassembler {
         account.drop(DropReason::Expired, 1);
     }
 
-    /// Gives up what has waited for too long.
+    /// Gives up datagrams that have waited for too long.
     pub fn expire(&mut self, now: Instant, account: &mut Account) {
         while self.deadline().is_some_and(|deadline| deadline <= now) {
             self.end(0, now);
@@ -310,7 +312,7 @@ impl Reassembler {
         }
     }
 
-    /// A flow has ended, and with it what has come of its datagrams. Its place may be another's next.
+    /// Drops the incomplete datagrams of a flow that has ended. Its id may be given to another one.
     pub fn end_flow(&mut self, flow: FlowId, account: &mut Account) {
         self.ended.forget(flow);
         let before = self.incomplete.len();
@@ -321,7 +323,7 @@ impl Reassembler {
         }
     }
 
-    /// The process that sent the pieces is gone: the next one gives its datagrams the same numbers.
+    /// Drops everything, because the process that sent the pieces is gone: the next one gives its datagrams the same numbers.
     pub fn clear(&mut self, account: &mut Account) {
         account.drop(DropReason::Incomplete, self.incomplete.len() as u64);
         *self = Self::default();
@@ -356,16 +358,16 @@ impl Reassembler {
         Some(self.incomplete.len() - 1)
     }
 
-    /// Takes the datagram at `place` out, and remembers that it has ended.
-    fn end(&mut self, place: usize, now: Instant) -> Option<Incomplete> {
-        let datagram = self.incomplete.remove(place)?;
+    /// Takes the datagram at `index` out, and remembers that it has ended.
+    fn end(&mut self, index: usize, now: Instant) -> Option<Incomplete> {
+        let datagram = self.incomplete.remove(index)?;
         self.held -= datagram.cost();
         self.remember(datagram.flow, datagram.datagram, now);
         Some(datagram)
     }
 
-    /// Its place among the incomplete ones. Most pieces are of the newest.
-    fn place_of(&self, flow: FlowId, datagram: u32) -> Option<usize> {
+    /// The index of an incomplete datagram. Most pieces belong to the newest.
+    fn position(&self, flow: FlowId, datagram: u32) -> Option<usize> {
         self.incomplete.iter().rposition(|known| (known.flow, known.datagram) == (flow, datagram))
     }
 

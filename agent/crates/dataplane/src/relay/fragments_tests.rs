@@ -173,8 +173,8 @@ fn what_waits_for_too_long_is_dropped_with_the_oldest_first() {
         bench.clock.advance(Duration::from_millis(100));
     }
     let now = bench.clock.now();
-    let begun = now - Duration::from_millis(300);
-    assert_eq!(bench.reassembler.deadline(), Some(begun + REASSEMBLY_TIME));
+    let partly_sent = now - Duration::from_millis(300);
+    assert_eq!(bench.reassembler.deadline(), Some(partly_sent + REASSEMBLY_TIME));
     bench.clock.advance(Duration::from_millis(700));
     bench.reassembler.expire(bench.clock.now(), &mut bench.account);
     assert_eq!((bench.reassembler.len(), bench.counts()), (2, [3, 0, 1, 0]));
@@ -308,7 +308,7 @@ proptest! {
             }
         }
         pieces.sort_by_key(|(order, number, range)| (*order, *number, range.start));
-        let begun: std::collections::BTreeSet<usize> = pieces.iter().map(|piece| piece.1).collect();
+        let partly_sent: std::collections::BTreeSet<usize> = pieces.iter().map(|piece| piece.1).collect();
         let mut done = Vec::new();
         for (_, number, range) in pieces {
             if let Some(whole) = bench.take((FLOW, number as u32), &wholes[number], range) {
@@ -321,7 +321,7 @@ proptest! {
         prop_assert_eq!(&done, &expected);
         bench.clock.advance(REASSEMBLY_TIME);
         bench.reassembler.expire(bench.clock.now(), &mut bench.account);
-        prop_assert_eq!(bench.counts(), [begun.len() as u64, done.len() as u64, (begun.len() - done.len()) as u64, 0]);
+        prop_assert_eq!(bench.counts(), [partly_sent.len() as u64, done.len() as u64, (partly_sent.len() - done.len()) as u64, 0]);
         prop_assert_eq!(bench.reassembler.held_bytes(), 0);
     }
 }

@@ -1,10 +1,10 @@
-//! What the queues of all peers hold together, at all workers.
+//! The memory of the queues of all peers, at all workers.
 //!
-//! It is asked and told when something begins to wait or ends waiting: never for what goes straight into a packet.
+//! It is used when datagrams begin to wait or end waiting: never for those that go straight into a packet.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes that wait in all queues of an agent, and how many may.
+/// The bytes that wait in all queues of an agent, and their limit.
 #[derive(Debug)]
 pub struct QueueMemory {
     used: AtomicUsize,
@@ -12,7 +12,7 @@ pub struct QueueMemory {
 }
 
 impl Default for QueueMemory {
-    /// Nothing waits, and nothing bounds it.
+    /// No bytes, and no limit.
     fn default() -> Self {
         Self { used: AtomicUsize::new(0), most: AtomicUsize::new(usize::MAX) }
     }
@@ -25,23 +25,23 @@ impl QueueMemory {
         self.used.load(Ordering::Relaxed)
     }
 
-    /// From now on so many bytes may wait; what waits already stays.
+    /// Sets the limit on waiting bytes; what waits already stays.
     pub fn set_most(&self, most: usize) {
         self.most.store(most, Ordering::Relaxed);
     }
 
-    /// Bytes that may be added. Two workers that ask at once may both get the last ones: a run each too much.
+    /// The number of bytes that may be added. Two workers that ask at once may both get the last ones, and exceed the limit by a run.
     #[must_use]
     pub fn spare(&self) -> usize {
         self.most.load(Ordering::Relaxed).saturating_sub(self.used())
     }
 
-    /// So many bytes wait from now on.
+    /// Adds bytes that begin to wait.
     pub(super) fn add(&self, bytes: usize) {
         self.used.fetch_add(bytes, Ordering::Relaxed);
     }
 
-    /// So many bytes wait no longer.
+    /// Removes bytes that no longer wait.
     pub(super) fn remove(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }

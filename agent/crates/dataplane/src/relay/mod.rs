@@ -37,7 +37,7 @@ pub mod stripes;
 
 pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Numbering, Origin, Standing};
-pub use fragments::{Begun, Piece, Reassembler};
+pub use fragments::{PartlySent, Piece, Reassembler};
 pub use memory::QueueMemory;
 pub use queue::{Belongs, PacketClass, Queue, Run};
 pub use registry::{AgentTotals, FlowRegistry};

@@ -29,7 +29,7 @@ use wire::hash::{Issued, IssuedMap};
 use crate::relay::{
     accounting::{Account, DropReason},
     flow::FlowId,
-    fragments::Begun,
+    fragments::PartlySent,
     memory::QueueMemory,
 };
 
@@ -106,12 +106,12 @@ pub struct Run {
     pub arrived: Instant,
     /// The size of each datagram but the last, in bytes.
     pub segment: usize,
-    /// The first of them is in packets in part.
-    pub begun: Option<Begun>,
+    /// The progress of the first datagram, if it is partly sent.
+    pub partly_sent: Option<PartlySent>,
     data: Box<[u8]>,
     /// Where the first datagram that is still here starts.
     start: usize,
-    /// Datagrams still here; kept apart, because a run of one empty datagram has no bytes.
+    /// The number of datagrams still here; it does not follow from the bytes, because an empty datagram has none.
     count: usize,
     /// The sequence number of the run, which grows along the queue.
     sequence: u64,
@@ -124,7 +124,7 @@ impl Run {
             belongs,
             arrived,
             segment: segment.max(1),
-            begun: None,
+            partly_sent: None,
             data: data.into(),
             start: 0,
             count,
@@ -158,7 +158,7 @@ impl Run {
     }
 }
 
-/// What one flow or bucket has in the queue.
+/// The datagrams of one flow or bucket in the queue.
 #[derive(Debug, Default)]
 struct Held {
     datagrams: usize,
@@ -177,11 +177,11 @@ pub struct Queue {
     next_sequence: u64,
     datagrams: usize,
     bytes: usize,
-    /// By flow or bucket; only those that have some.
+    /// The flows and buckets that have datagrams here.
     held: IssuedMap<Holder, Held>,
     /// The same by the part of the queue that they take, greatest last.
     by_part: BTreeSet<(u64, Holder)>,
-    /// What it shares with all queues of the agent.
+    /// The memory of all queues of the agent.
     memory: Arc<QueueMemory>,
 }
 
@@ -208,10 +208,10 @@ impl Queue {
         self
     }
 
-    /// The operator wants other bounds; what waits already stays.
+    /// Changes the limits as the operator wants; what waits already stays.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
-        // The parts are of another whole now.
+        // The parts depend on the limits.
         let parts = self.held.iter().map(|(holder, held)| (limits.part(held.datagrams, held.bytes), *holder));
         self.by_part = parts.collect();
     }
@@ -311,7 +311,7 @@ impl Queue {
     pub fn pop_in_time(&mut self, now: Instant, account: &mut Account) -> Option<Run> {
         loop {
             let run = self.pop()?;
-            // What came from another queue stands behind younger ones.
+            // A run from another queue stands behind younger ones.
             if !self.is_late(&run, now) {
                 return Some(run);
             }
@@ -319,7 +319,7 @@ impl Queue {
         }
     }
 
-    /// Puts back what [`Queue::pop`] gave, less its first `sent` datagrams, at the front.
+    /// Puts back a run from [`Queue::pop`], without its first `sent` datagrams, at the front.
     pub fn put_back(&mut self, mut run: Run, sent: usize) {
         run.advance(sent);
         if run.count > 0 {
@@ -330,7 +330,7 @@ impl Queue {
         }
     }
 
-    /// Puts a run, less its first `sent` datagrams, at the end: it came from another queue of the same relay.
+    /// Adds a run from another queue of the same relay, without its first `sent` datagrams, at the end.
     pub fn put_back_last(&mut self, mut run: Run, sent: usize) {
         run.advance(sent);
         if run.count > 0 {
@@ -359,7 +359,7 @@ impl Queue {
         taken
     }
 
-    /// Drops what has waited too long; returns how many datagrams that were.
+    /// Drops datagrams that have waited too long; returns their number.
     pub fn expire(&mut self, now: Instant, account: &mut Account) -> usize {
         let mut expired = 0;
         while self.runs.front().is_some_and(|run| self.is_late(run, now)) {
@@ -398,7 +398,7 @@ impl Queue {
         fitting(run, free, free_bytes)
     }
 
-    /// Who gives way to `run`: who takes the greatest part, the run counted in.
+    /// The flow or bucket that gives way to `run`: the one with the greatest part, the run counted in.
     fn loser(&self, run: &Run) -> Holder {
         let own = run.belongs.holder();
         let held = self.held.get(&own);
@@ -414,9 +414,9 @@ impl Queue {
     fn give_way(&mut self, loser: Holder, run: &mut Run, reason: DropReason, account: &mut Account) {
         account.drop(reason, 1);
         let oldest = self.held.get(&loser).and_then(|held| held.runs.front().copied());
-        let place =
+        let index =
             oldest.and_then(|oldest| self.runs.binary_search_by_key(&oldest, |run| run.sequence).ok());
-        let Some(oldest) = place.and_then(|place| self.runs.get_mut(place)) else {
+        let Some(oldest) = index.and_then(|index| self.runs.get_mut(index)) else {
             // It holds nothing yet.
             run.advance(1);
             return;
@@ -463,7 +463,7 @@ impl Queue {
         self.by_part.insert((self.limits.part(held.datagrams, held.bytes), holder));
     }
 
-    /// Counts datagrams that are gone, with the oldest run of their holder if it is gone whole.
+    /// Counts datagrams that are gone; `whole_run` says whether the oldest run of their holder is gone completely.
     fn forget(&mut self, belongs: Belongs, datagrams: usize, bytes: usize, whole_run: bool) {
         let holder = belongs.holder();
         self.datagrams -= datagrams;

@@ -1,4 +1,4 @@
-//! Which lane IP packets take: that of their hash, alike at both ends, moved only when that costs no order.
+//! The lane that IP packets take: chosen by their hash, the same at both ends, and changed only when that reorders nothing.
 //!
 //! ```text
 //!   hash of addresses and ports ──lowest 8 bits──► bucket ──mod lanes──► the lane it prefers
@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use crate::relay::NO_LANE;
 
-/// How many buckets there are: more than lanes, so that the flows of one bucket are few.
+/// The number of buckets: more than lanes, so that each bucket has few flows.
 const BUCKETS: usize = 256;
 
 /// A bucket that was silent for this long overtakes nothing when it goes to another lane.
@@ -19,8 +19,9 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The buckets of one peer at one worker.
 #[derive(Debug)]
 pub struct Stripes {
-    /// When it was made: what the times are relative to.
+    /// The origin of the times.
     origin: Instant,
+    /// The lane of each bucket.
     on: [u8; BUCKETS],
     /// When each bucket last had a packet, in milliseconds.
     last: [u32; BUCKETS],
@@ -45,24 +46,25 @@ impl Stripes {
     /// The lane, of `wanted`, for the packets of a bucket that come now.
     #[inline]
     pub fn lane(&mut self, bucket: u8, wanted: u8, is_up: impl Fn(u8) -> bool, now: Instant) -> u8 {
-        let place = usize::from(bucket);
+        let index = usize::from(bucket);
         let since = now.saturating_duration_since(self.origin).as_millis();
         // After 49 days the difference of two times wraps, and reads as a pause at worst.
         #[expect(clippy::cast_possible_truncation, reason = "times are compared modulo 2^32")]
         let millis = since as u32;
-        let paused = u128::from(millis.wrapping_sub(self.last[place])) >= PAUSE.as_millis();
-        self.last[place] = millis;
-        let (preferred, on) = (bucket % wanted.max(1), self.on[place]);
+        let paused = u128::from(millis.wrapping_sub(self.last[index])) >= PAUSE.as_millis();
+        self.last[index] = millis;
+        let (preferred, on) = (bucket % wanted.max(1), self.on[index]);
         let stays = on != NO_LANE && (on == preferred || !paused || !is_up(preferred)) && is_up(on);
         if stays {
             return on;
         }
-        // The one that is really taken is remembered: else what comes would go to another as soon as that is up, and overtake.
+        // Remembers the lane that is really taken: otherwise the next packets would take another one as soon as that is up, and
+        // overtake these.
         let stand_in = || (0..wanted).find(|lane| is_up(*lane)).unwrap_or(0);
         let lane = if is_up(preferred) { preferred } else { stand_in() };
         if lane != on {
             self.moved += u64::from(on != NO_LANE);
-            self.on[place] = lane;
+            self.on[index] = lane;
         }
         lane
     }

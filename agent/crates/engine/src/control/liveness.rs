@@ -1,58 +1,58 @@
-//! Whether the far end of a control connection answers, told once a second from the ACK frames that come while lanes are heard.
+//! Whether the far end of a control connection answers, found out once a second from the ACK frames that come while lanes are heard.
 
 use std::time::{Duration, Instant};
 
-/// Looks are a second apart. One that comes later than this says nothing: who looks has not listened either.
+/// Looks are a second apart. A look that comes later than this proves nothing: the worker has not received packets either.
 const LONGEST_INTERVAL: Duration = Duration::from_millis(1500);
 
-/// What a look at a control connection shows.
+/// The result of a look at a control connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Finding {
     /// Something was acknowledged since the last look, or nothing was sent.
     Answers,
-    /// Something was sent since anything was acknowledged: it is to be asked.
+    /// Something was sent since anything was acknowledged: the far end is to be asked.
     Waits,
-    /// Nothing was acknowledged for so long in which the lanes were heard that what was sent has been repeated in vain.
+    /// The lanes were heard for long enough that quinn-proto has repeated its packets, and nothing was acknowledged.
     ControlDead,
 }
 
 /// Counts of the frames on a control connection since it began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FrameCounts {
-    /// ACK frames that have come. Only they show that both directions work, and that it is the far end that speaks.
+    /// ACK frames received. Only they prove that both directions work, and that they are from the far end.
     pub acks: u64,
-    /// Frames that have gone which ask for an ACK.
+    /// Frames sent that ask for an ACK.
     pub sent: u64,
 }
 
 /// The observations of one look at a connection's liveness.
 #[derive(Clone, Copy, Debug)]
 pub struct Look {
-    /// The frames that have come and gone on the control connection.
+    /// The frames received and sent on the control connection.
     pub frames: FrameCounts,
-    /// For how long nothing was heard on any lane; `None` if nothing ever was.
+    /// The time since a packet came on any lane; `None` if none ever did.
     pub lanes: Option<Duration>,
     pub rtt: Duration,
 }
 
-/// What is known of a control connection.
+/// The liveness of a control connection.
 #[derive(Clone, Copy, Debug)]
 pub struct Liveness {
-    /// Its frames when something was last found acknowledged.
+    /// Its frames when a look last found something acknowledged.
     frames: FrameCounts,
-    /// When something was last found acknowledged, and when it was last looked at.
+    /// When a look last found something acknowledged, and when the last look was.
     answered: Instant,
     looked: Instant,
-    /// Whether something was sent since, and the peer was asked.
+    /// Whether something was sent since then, and the peer was asked.
     waits: bool,
-    /// For how long every look has found the lanes heard.
+    /// The time for which every look has found the lanes heard.
     heard: Duration,
-    /// For how long nothing was acknowledged when a look last found them silent.
+    /// The time without an acknowledgement when a look last found the lanes silent.
     outage: Duration,
 }
 
 impl Liveness {
-    /// A connection on which these frames have come and gone.
+    /// The liveness of a connection with these counts, which answers.
     #[must_use]
     pub fn new(frames: FrameCounts, now: Instant) -> Self {
         Self {
@@ -65,7 +65,7 @@ impl Liveness {
         }
     }
 
-    /// Takes in what is seen now. What waits was to be asked, and the lanes too.
+    /// Takes in a look. After [`Finding::Waits`] the far end was to be asked, on the control connection and on the lanes.
     ///
     /// QUIC waits twice as long before each repetition (RFC 9002 §6.2.1), and sends nothing else while its congestion window is
     /// full. So after an outage the next packet may be due after as long again: for that long, and at least for `patience`, the
@@ -97,7 +97,7 @@ impl Liveness {
         self.waits
     }
 
-    /// For how long nothing was acknowledged.
+    /// The time since something was last found acknowledged.
     #[must_use]
     pub fn silence(&self, now: Instant) -> Duration {
         now.saturating_duration_since(self.answered)

@@ -5,11 +5,12 @@
 //! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver/` |
 //! | which handshakes that others start are accepted, and how many? | `accept.rs` |
 //! | when is a peer dialled, and where? | `dial.rs` |
-//! | with which transport parameters? | `transport.rs` |
+//! | which transport parameters does a connection have? | `transport.rs` |
+//! | how much may be in flight on a connection, and how fast does it leave? | `congestion/` |
 //! | how much of the far end's messages waits, and what does each cost? | `inward.rs` |
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
-//! | which connections carry the TCP forwards of a peer? | `connections.rs`; the name of the session that they join: `session_name.rs` |
-//! | how fast may streams send? | `congestion/` |
+//! | which stream connections does a peer have? | `connections.rs` |
+//! | how do stream connections name their session? | `session_name.rs` |
 //! | does the far end still answer? | `liveness.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do control connections count? | `driver/`, `traffic.rs` |
@@ -36,7 +37,7 @@ pub use traffic::{Traffic, Way};
 /// A QUIC stream of one connection: the key of a TCP forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamKey {
-    /// The connection's place in quinn-proto's endpoint.
+    /// The index of the connection in quinn-proto's endpoint.
     pub connection: usize,
     pub stream: quinn_proto::StreamId,
 }

@@ -1,4 +1,4 @@
-//! What control connections sent and received, as quinn-proto counts it.
+//! The traffic of control connections, as quinn-proto counts it.
 
 use quinn_proto::ConnectionStats;
 
@@ -24,7 +24,7 @@ pub struct Traffic {
     pub packets_sent: u64,
     /// Those of them that were declared lost.
     pub packets_lost: u64,
-    /// Times that a path no longer carried packets of the size in use.
+    /// The number of times that a path no longer carried packets of the size in use.
     pub black_holes: u64,
 }
 

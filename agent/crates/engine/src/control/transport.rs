@@ -7,12 +7,12 @@ use quinn_proto::{MtuDiscoveryConfig, TransportConfig, VarInt};
 
 use crate::control::windows;
 
-/// What quinn-proto may hold of DATAGRAM frames in each direction, in bytes. Standard mode only: lanes have queues of their own.
-/// 8 ms at 1 Gbit/s.
+/// The buffer of DATAGRAM frames in quinn-proto for each direction, in bytes: 8 ms at 1 Gbit/s. Standard mode only: lanes have queues
+/// of their own.
 pub const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
 
-/// TCP forwards that the other end may open before any is open. quinn-proto sets each up at once, which takes 200 bytes, so the
-/// number grows as it is used (`Control::poll`).
+/// The number of TCP forwards that the other end may open at first. quinn-proto sets each up at once, which takes 200 bytes, so the
+/// number grows as it is used (`ControlConnection::grant_streams`).
 pub const FIRST_STREAMS: u32 = 128;
 
 /// The transport parameters of a control connection.
@@ -50,7 +50,7 @@ pub fn transport_config(
     config
 }
 
-/// The streams that a far end may have at a time: its TCP forwards, and the one of the control messages.
+/// The limit on concurrent streams of a far end: its TCP forwards, and the control stream.
 pub(crate) fn streams_for(forwards: u32) -> VarInt {
     VarInt::from_u32(forwards.saturating_add(1))
 }

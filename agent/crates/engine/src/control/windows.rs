@@ -6,10 +6,10 @@
 //!                        └───── not needed for 10 s ────────┘
 //! ```
 //!
-//! A receive window is what the far end may send that nobody has read; a send window is what it has not acknowledged. Both start
-//! small and follow the bandwidth-delay product that the connection has shown. A forward whose reader has stopped keeps its part
-//! of the receive window: the far end says that it is blocked (DATA_BLOCKED), and the window grows by what such forwards may hold,
-//! so that the others, and the control messages, go on.
+//! The receive window limits the data that the far end has sent and nobody has read; the send window limits the data that it has not
+//! acknowledged. Both start small and follow the bandwidth-delay product that the connection has shown. A forward whose reader has
+//! stopped occupies its part of the receive window: the far end says that it is blocked (DATA_BLOCKED), and the window grows by that
+//! part, so that the other forwards and the control messages go on.
 
 use std::{
     sync::{
@@ -21,51 +21,51 @@ use std::{
 
 use dataplane::forward::tcp::PIECE;
 
-/// Both windows of a connection that is no session yet, in bytes each: more than a handshake and the first messages need. So many
-/// are granted whatever the pool has.
+/// The size of each window of a connection that is no session yet, in bytes: more than a handshake and the first messages need. It is
+/// granted even if the pool is used up.
 pub const BASE: u64 = 128 << 10;
 
-/// Both windows of a session, in bytes each, if the pool has them: 100 Mbit/s over a round trip of 100 ms.
+/// The initial size of each window of a session, in bytes, if the pool allows it: 100 Mbit/s over a round trip of 100 ms.
 const INITIAL: u64 = 1_250_000;
 
-/// Bandwidth-delay products in a receive window. A lost packet arrives a round trip later, and what follows it waits here.
+/// The number of bandwidth-delay products in a receive window. A lost packet arrives a round trip later, and the data behind it waits.
 const RECEIVE_FACTOR: u64 = 4;
 
-/// Round trips' worth of data in a send window: what is in flight, what was lost, and what comes next.
+/// The number of round trips whose data fits into a send window: data in flight, lost data, and data that comes next.
 const SEND_FACTOR: u64 = 3;
 
-/// Either of them on a path that loses packets at random. At 200 Mbit/s and 10 % loss, some packet in each second is lost four times, and
-/// both windows hold what was sent after it.
+/// The value of either factor on a path that loses packets at random. At 200 Mbit/s and 10 % loss, some packet in each second is lost
+/// four times, and both windows hold the data behind it.
 const LOSSY_FACTOR: u64 = 8;
 
-/// One byte lost of so many sent makes a path a lossy one.
+/// A path that loses one byte of this many is lossy.
 const NOTABLE_LOSS: u64 = 200;
 
-/// Windows are not looked at more often than this, however short the round trip.
+/// The least interval between two looks at the windows, however short the round trip.
 const LEAST_INTERVAL: Duration = Duration::from_millis(10);
 
 /// A window that was not needed for this time shrinks by half.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What the far end may send on one stream that is not read, in bytes: a 20th of the pool (12.8 MiB by default), because it cannot be
-/// changed once a connection is made. That is 1.3 Gbit/s over 80 ms on a path without loss, 190 Mbit/s if it loses 10 %.
+/// The receive window of one stream, in bytes: a 20th of the pool (12.8 MiB by default), because it cannot be changed once a connection
+/// is made. That is 1.3 Gbit/s over 80 ms on a path without loss, 190 Mbit/s if it loses 10 %.
 #[must_use]
 pub fn stream_window(stream_bytes: usize) -> u32 {
-    /// A receiver that has more packets of a stream with gaps between them ends the connection.
+    /// With a larger window, quinn-proto's receiver ends connections because of too many gaps between packets.
     const MOST: u64 = 32 << 20;
     u32::try_from((stream_bytes as u64 / 20).clamp(INITIAL, MOST)).unwrap_or(u32::MAX)
 }
 
-/// What all TCP forwards of an agent have together.
+/// The memory of all TCP forwards of an agent, in bytes.
 #[derive(Debug, Default)]
 pub struct StreamMemory {
     most: AtomicU64,
     taken: AtomicU64,
-    /// Of it, for forwards whose readers have stopped.
+    /// The part of `taken` for forwards whose readers have stopped.
     for_stalled: AtomicU64,
-    /// What forwards have read and could not pass on, beside the windows.
+    /// The bytes that forwards have read and could not pass on, beside the windows.
     held: AtomicUsize,
-    /// How often a window did not grow for want of it.
+    /// The number of times that a window did not grow for want of memory.
     refused: AtomicU64,
     forwards: AtomicUsize,
 }
@@ -79,18 +79,18 @@ impl StreamMemory {
         Arc::new(pool)
     }
 
-    /// The operator wants another size: windows that are larger than it allows shrink as they are read.
+    /// Changes the size of the pool; windows that are too large for it shrink as they are read.
     pub fn set_most(&self, most: usize) {
         self.most.store(most as u64, Ordering::Relaxed);
     }
 
-    /// Bytes that windows were granted, and those that forwards hold between TCP and a stream.
+    /// The bytes that windows were granted, and those that forwards hold between TCP and a stream.
     #[must_use]
     pub fn taken(&self) -> u64 {
         self.taken.load(Ordering::Relaxed) + self.held.load(Ordering::Relaxed) as u64
     }
 
-    /// A forward held `before` bytes, and holds `now`.
+    /// Notes that a forward held `before` bytes, and holds `now` bytes.
     pub fn hold(&self, before: usize, now: usize) {
         if now > before {
             self.held.fetch_add(now - before, Ordering::Relaxed);
@@ -99,7 +99,7 @@ impl StreamMemory {
         }
     }
 
-    /// What a forward may read before it knows that it can pass it on: little, once an eighth of the pool is held so.
+    /// The number of bytes that a forward may read before it knows that it can pass them on: few, once an eighth of the pool is held.
     #[must_use]
     pub fn piece(&self) -> usize {
         const LITTLE: usize = 4 << 10;
@@ -107,36 +107,36 @@ impl StreamMemory {
         if scarce { LITTLE } else { PIECE }
     }
 
-    /// How often a window did not grow for want of memory.
+    /// The number of times that a window did not grow for want of memory.
     #[must_use]
     pub fn refused(&self) -> u64 {
         self.refused.load(Ordering::Relaxed)
     }
 
-    /// TCP forwards of all peers at all workers.
+    /// The number of TCP forwards of all peers at all workers.
     #[must_use]
     pub fn forwards(&self) -> usize {
         self.forwards.load(Ordering::Relaxed)
     }
 
-    /// A forward begins, and holds this many bytes.
+    /// Counts a forward that begins and holds `held` bytes.
     pub fn enter(&self, held: usize) {
         self.forwards.fetch_add(1, Ordering::Relaxed);
         self.hold(0, held);
     }
 
-    /// A forward has ended, which held this many bytes.
+    /// Removes a forward that has ended and held `held` bytes.
     pub fn leave(&self, held: usize) {
         self.forwards.fetch_sub(1, Ordering::Relaxed);
         self.hold(held, 0);
     }
 
-    /// Half of the pool is free.
+    /// Whether half of the pool is free.
     fn is_idle(&self) -> bool {
         self.taken() <= self.most.load(Ordering::Relaxed) / 2
     }
 
-    /// The most that one connection gets for one of its windows.
+    /// The largest window of one connection.
     fn most_for_one(&self) -> u64 {
         (self.most.load(Ordering::Relaxed) / 4).max(BASE)
     }
@@ -156,7 +156,7 @@ impl StreamMemory {
         took
     }
 
-    /// For forwards whose readers have stopped there is a quarter of the pool.
+    /// Takes memory for forwards whose readers have stopped, for which there is a quarter of the pool.
     fn take_for_stalled(&self, bytes: u64) -> bool {
         let most = self.most.load(Ordering::Relaxed) / 4;
         let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= most);
@@ -176,7 +176,7 @@ impl StreamMemory {
     }
 }
 
-/// What a connection shows of itself.
+/// The figures of a connection that its windows follow.
 #[derive(Clone, Copy, Debug)]
 pub struct Shown {
     /// The least round trip, without the queues that we fill ourselves.
@@ -202,30 +202,30 @@ pub struct Windows {
     memory: Arc<StreamMemory>,
     receive: u64,
     send: u64,
-    /// Credit that the far end has from a larger receive window, which reading takes back.
+    /// Credit that the far end still has from a larger receive window; reading takes it back.
     owed: u64,
-    /// Of the receive window, for forwards whose readers have stopped.
+    /// The part of the receive window for forwards whose readers have stopped.
     for_stalled: u64,
     /// The number of forwards whose readers have stopped.
     stalled: u32,
-    /// Bytes that forwards have passed on since the windows were looked at.
+    /// Bytes that forwards have passed on since the last look.
     delivered: u64,
     /// The connection's count of sent bytes as of the last look.
     sent: u64,
     lost: u64,
     blocked: u64,
-    /// The far end was blocked, and the window has not grown since.
+    /// True if the far end was blocked, and the window has not grown since.
     wants_room: bool,
-    /// Bandwidth-delay products in the receive window, and round trips' worth of data in the send window.
+    /// The bandwidth-delay products in the receive window, and the round trips whose data fits into the send window.
     receive_factor: u64,
     send_factor: u64,
     looked: Instant,
-    /// When more than half of the receive window, and of the send window, was needed last.
+    /// When more than half of the receive window, and of the send window, was last needed.
     needed: [Instant; 2],
 }
 
 impl Windows {
-    /// The windows of a connection that becomes a session, and what they are then.
+    /// The windows of a connection that becomes a session, and the change that they begin with.
     #[must_use]
     pub fn new(memory: &Arc<StreamMemory>, now: Instant) -> (Self, Change) {
         memory.take_anyway(2 * BASE);
@@ -254,7 +254,7 @@ impl Windows {
         (windows, change)
     }
 
-    /// A forward has passed on bytes of the far end.
+    /// Notes that a forward has passed on bytes of the far end.
     pub fn delivered(&mut self, bytes: u64) {
         self.delivered += bytes;
         let paid = self.owed.min(bytes);
@@ -262,12 +262,12 @@ impl Windows {
         self.memory.give_back(paid);
     }
 
-    /// The reader of a forward has stopped, or goes on.
+    /// Notes that the reader of a forward has stopped, or goes on.
     pub fn stalled(&mut self, stopped: bool) {
         self.stalled = if stopped { self.stalled + 1 } else { self.stalled.saturating_sub(1) };
     }
 
-    /// Whether [`Windows::look`] may find something although nothing comes: a window to shrink, or room that is free again.
+    /// Whether [`Windows::look`] may find something to change although no packet comes: a window to shrink, or room that is free again.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.receive > INITIAL || self.send > INITIAL || self.wants_room && self.stalled > 0
@@ -279,7 +279,7 @@ impl Windows {
         self.stalled > 0 || now.saturating_duration_since(self.looked) >= LEAST_INTERVAL.max(least_rtt)
     }
 
-    /// What the windows are to be, by what the connection shows.
+    /// Adapts the windows to the figures of the connection; returns the change.
     pub fn look(&mut self, shown: &Shown, now: Instant) -> Change {
         let mut change = Change::default();
         if shown.blocked > self.blocked {
@@ -326,7 +326,7 @@ impl Windows {
         change
     }
 
-    /// Room for what others send beside forwards whose readers have stopped.
+    /// Makes room for other forwards beside those whose readers have stopped.
     fn make_room(&mut self) -> Option<u64> {
         let step = self.receive.min(u64::from(stream_window(usize::MAX)));
         let room = self.memory.most_for_one().saturating_sub(self.receive).min(step);
@@ -343,7 +343,7 @@ impl Windows {
         Some(self.receive)
     }
 
-    /// Towards `wanted`, doubling at most: one burst is no rate.
+    /// Grows towards `wanted`, at most to twice the size: one burst is no rate.
     fn grow_receive(&mut self, wanted: u64) -> Option<u64> {
         let next = self.grown(self.receive, wanted)?;
         self.receive = next;
@@ -371,7 +371,7 @@ impl Windows {
         let of_stalled = self.for_stalled.min(less);
         self.for_stalled -= of_stalled;
         self.memory.for_stalled.fetch_sub(of_stalled, Ordering::Relaxed);
-        // The far end may still send it, once: reading takes it back.
+        // The far end may still send these bytes, once: reading takes them back.
         self.owed += less;
         self.receive = next;
         Some(next)

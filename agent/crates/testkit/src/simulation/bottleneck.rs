@@ -103,7 +103,7 @@ pub struct Packet<T> {
     pub content: T,
 }
 
-/// Packets by what became of them. Packets that came are passed, lost, dropped, or still [held](Bottleneck::held).
+/// Packets by their fate. Packets that came are passed, lost, dropped, or still [held](Bottleneck::held).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets that arrived at the bottleneck, lost ones included.
@@ -222,11 +222,6 @@ impl<T> Bottleneck<T> {
         self.remainder = 0;
     }
 
-    #[must_use]
-    pub fn parameters(&self) -> Parameters {
-        self.parameters
-    }
-
     /// Takes a packet; false if it was lost or dropped at once.
     pub fn enqueue(&mut self, now: Instant, mut packet: Packet<T>) -> bool {
         self.advance(now);
@@ -280,16 +275,10 @@ impl<T> Bottleneck<T> {
         self.counts.refused += 1;
     }
 
-    /// What became of the packets so far.
+    /// The counts of the packets so far.
     #[must_use]
     pub fn counts(&self) -> Counts {
         self.counts
-    }
-
-    /// Bytes that wait, as of the last call.
-    #[must_use]
-    pub fn queued_bytes(&self) -> usize {
-        self.queued_bytes
     }
 
     /// Packets inside: waiting, in transmission, propagating.

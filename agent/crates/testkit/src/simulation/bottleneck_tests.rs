@@ -191,7 +191,7 @@ fn a_step_changes_the_path_and_loses_nothing_that_waits() {
     let now = micros(2500);
     let fast = Parameters { rate_bits: Some(80_000_000), queue_bytes: 0, delay: micros(10_000), ..slow };
     bed.bottleneck.set(bed.begin + now, fast);
-    assert_eq!(bed.bottleneck.parameters(), fast);
+    assert_eq!(bed.bottleneck.parameters, fast);
     assert!(!bed.send(now, 1000, 0), "the new limit holds");
     assert_eq!(bed.finish().tail_dropped, 1);
     let times: Vec<u128> = bed.arrived.iter().map(|(at, ..)| at.as_micros()).collect();

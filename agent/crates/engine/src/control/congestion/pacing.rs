@@ -13,16 +13,16 @@ use quinn_proto::{Connection, Transmit};
 
 use crate::control::congestion::Congestion;
 
-/// What a burst holds at most, as time at the rate.
+/// The largest burst, as time at the rate.
 const BURST: Duration = Duration::from_millis(1);
 
-/// How late a timer may be without losing bytes to it.
+/// The lateness of a timer up to which the next burst makes up for it.
 const LATENESS: Duration = Duration::from_millis(5);
 
-/// The least time between two bursts: fewer wake-ups, and packets enough for GSO.
+/// The least time between two bursts: fewer wake-ups, and enough packets for GSO.
 const LEAST_GAP: Duration = Duration::from_micros(250);
 
-/// What a burst holds at least, in packets.
+/// The smallest burst, in packets.
 const LEAST_BURST: u64 = 2;
 
 fn bytes_in(rate: u64, time: Duration) -> u64 {
@@ -47,10 +47,10 @@ pub enum Release {
 /// late, up to 5 ms.
 #[derive(Clone, Debug)]
 pub struct Pacer {
-    /// Bytes that may leave; below 0 after a burst that was larger than asked for.
+    /// The number of bytes that may leave; negative after a burst that was larger than the credit.
     credit: i64,
     at: Instant,
-    /// When the sender was told to come back.
+    /// The time at which the sender was told to come back.
     release_at: Option<Instant>,
 }
 
@@ -61,7 +61,7 @@ impl Pacer {
         Self { credit: i64::MAX / 2, at: now, release_at: None }
     }
 
-    /// What may leave now, at `rate` bytes a second in packets of `mtu` bytes.
+    /// The bytes that may leave now, at `rate` bytes a second in packets of `mtu` bytes.
     pub fn release(&mut self, rate: u64, mtu: u64, now: Instant) -> Release {
         let elapsed = now.saturating_duration_since(self.at);
         self.at = now;
@@ -84,7 +84,7 @@ impl Pacer {
     }
 }
 
-/// What may be sent to one peer, in bytes a second of IP packets, over all of its connections at all workers.
+/// The limit on the rate to one peer, in bytes of IP packets a second, over all of its connections at all workers.
 ///
 /// It keeps the time at which everything sent so far will have left at the rate (the virtual scheduling algorithm of
 /// ITU-T I.371), so that one atomic is enough.
@@ -111,12 +111,12 @@ impl RateAccount {
     }
 
     fn since_epoch(&self, now: Instant) -> u64 {
-        // A second before anything was charged, so that there is time that nobody used.
+        // A second before the first charge, so that there is unused time.
         let epoch = *self.epoch.get_or_init(|| now.checked_sub(Duration::from_secs(1)).unwrap_or(now));
         now.saturating_duration_since(epoch).as_nanos().min(u128::from(u64::MAX / 2)) as u64
     }
 
-    /// Whether something may leave now: what a sender does not use in 5 ms is lost to it.
+    /// Whether something may leave now. A sender keeps the credit of at most 5 ms.
     #[must_use]
     pub fn release(&self, now: Instant) -> Release {
         let now_ns = self.since_epoch(now);
@@ -141,7 +141,7 @@ impl RateAccount {
     }
 }
 
-/// How fast the packets of one connection leave: by its congestion control, and by what its peer may be sent.
+/// The pace at which the packets of one connection leave: by its congestion control, and by the rate account of its peer.
 ///
 /// It also knows when an acknowledgement is owed: quinn-proto makes none while data waits for the window.
 #[derive(Debug)]
@@ -149,13 +149,13 @@ pub struct Pace {
     congestion: Arc<Congestion>,
     pacer: Pacer,
     account: Option<Arc<RateAccount>>,
-    /// When the next burst may leave, if one waits for that.
+    /// The time at which the next burst may leave, if one waits.
     release_at: Option<Instant>,
     owed: Owed,
     is_closing: bool,
 }
 
-/// What came since the last packet left.
+/// The datagrams that came since the last packet left.
 #[derive(Debug, Default)]
 struct Owed {
     datagrams: u32,
@@ -167,7 +167,7 @@ struct Owed {
 /// How long an acknowledgement may be delayed (`max_ack_delay`, RFC 9000 §18.2, and quinn-proto's default).
 const ACK_DELAY: Duration = Duration::from_millis(25);
 
-/// Datagrams after which one is owed at once, twice as many as RFC 9000 §13.2.2 has.
+/// The number of datagrams after which an acknowledgement is owed at once, twice as many as in RFC 9000 §13.2.2.
 const ACK_AFTER: u32 = 4;
 
 /// The IP and UDP headers of a packet to `address`, in bytes.
@@ -175,7 +175,7 @@ fn outer_overhead(quinn: &Connection) -> u64 {
     if quinn.remote_address().is_ipv4() { 20 + 8 } else { 40 + 8 }
 }
 
-/// Frames with data that were received.
+/// The number of frames with data that were received.
 fn data_frames(quinn: &Connection) -> u64 {
     let frames = quinn.stats().frame_rx;
     frames.stream + frames.datagram
@@ -195,7 +195,7 @@ impl Pace {
         }
     }
 
-    /// What the controllers of the connection share with it.
+    /// The state that it shares with the controllers of the connection.
     #[must_use]
     pub fn congestion(&self) -> &Congestion {
         &self.congestion
@@ -207,7 +207,7 @@ impl Pace {
         self.account = Some(account);
     }
 
-    /// The rate of the account has changed.
+    /// Follows a change of the account's rate.
     pub fn follow_account(&mut self) {
         if let Some(account) = &self.account {
             self.congestion.set(self.congestion.control(), account.rate());
@@ -220,19 +220,19 @@ impl Pace {
         self.owed.since.get_or_insert(now);
     }
 
-    /// The connection ends: its CONNECTION_CLOSE leaves at once.
+    /// Notes that the connection ends: its CONNECTION_CLOSE leaves at once.
     pub fn closing(&mut self) {
         self.is_closing = true;
         self.congestion.lift_window(true);
     }
 
-    /// When something may leave that may not now.
+    /// The time at which packets may leave that must wait now.
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         self.release_at
     }
 
-    /// How many packets may leave now, at most `room`; `None`: later, at the [`deadline`](Self::deadline).
+    /// The number of packets that may leave now, at most `room`; `None` if they must wait for the [`deadline`](Self::deadline).
     pub fn packets(&mut self, quinn: &Connection, room: usize, now: Instant) -> Option<usize> {
         self.release_at = None;
         if self.is_closing {
@@ -264,7 +264,7 @@ impl Pace {
         }
     }
 
-    /// quinn-proto has nothing that it would send. If an acknowledgement is owed all the same, lifts the window for one packet;
+    /// Lifts the window for one packet if quinn-proto has nothing that it would send, but an acknowledgement is owed;
     /// [`lower`](Self::lower) is to follow.
     pub fn lift(&mut self, quinn: &Connection, now: Instant) -> Option<()> {
         let since = self.owed.since?;

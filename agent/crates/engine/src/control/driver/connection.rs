@@ -1,4 +1,4 @@
-//! One control connection: what others may see of it, and what the driver does with it alone.
+//! One control connection: its public view, and the parts of the driver that concern it alone.
 
 use std::time::Instant;
 
@@ -62,13 +62,13 @@ impl ControlConnection {
         self.lost
     }
 
-    /// Which end dialled: `Client` is this one.
+    /// The side of this end: `Client` if it dialled.
     #[must_use]
     pub fn side(&self) -> Side {
         self.quinn.side()
     }
 
-    /// When this end dialled it, or its first packet came.
+    /// The time at which this end dialled it, or its first packet came.
     #[must_use]
     pub fn begun(&self) -> Instant {
         self.begun
@@ -110,8 +110,8 @@ impl ControlConnection {
         self.pace.congestion()
     }
 
-    /// Books what became of frames that quinn-proto held, after it gave `packets` of which `refused` found no room in the socket.
-    /// Which of the frames were in those nobody knows: they are equally full.
+    /// Settles frames that quinn-proto held, after it gave `packets` of which `refused` found no room in the socket. It is not known
+    /// which frames were in those, so their share is taken for that of the packets.
     pub(super) fn settle_ahead(&mut self, refused: u64, packets: u64, settlements: &mut Settlements) {
         if self.ahead.is_empty() {
             return;
@@ -124,7 +124,7 @@ impl ControlConnection {
         settlements.note(peer, fates.too_large, Some(DropReason::SendTooLarge));
     }
 
-    /// Books the frames that quinn-proto holds and will not send: the connection has ended.
+    /// Settles the frames that quinn-proto holds and will not send, because the connection has ended.
     pub(super) fn end_ahead(&mut self, settlements: &mut Settlements) {
         self.settle_ahead(0, 1, settlements);
         let left = self.ahead.end();

@@ -1,4 +1,4 @@
-//! What quinn-proto has for us: its events, and the messages of the control stream.
+//! The input from quinn-proto: its events, and the messages of the control stream.
 
 use gate::tls::peer_key;
 use quinn_proto::{ConnectionHandle, Dir, Event as QuinnEvent, Side, StreamEvent};
@@ -38,7 +38,7 @@ impl Control {
                 }
                 QuinnEvent::Stream(event) => self.stream_event(handle, connection, event),
                 QuinnEvent::DatagramReceived => self.events.push((handle, Event::Datagrams)),
-                // The worker offers what waits in every turn.
+                // The worker offers waiting datagrams in every turn.
                 QuinnEvent::HandshakeDataReady | QuinnEvent::DatagramsUnblocked => {}
             }
         }
@@ -57,7 +57,7 @@ impl Control {
                     connection.control = connection.quinn.streams().accept(Dir::Bi);
                     self.read_control(handle, connection);
                 }
-                // What waits for its turn waits on, and those with it.
+                // If streams wait for a later turn already, these wait with them.
                 if connection.streams.is_none() {
                     self.events.push((handle, Event::Opened));
                 }
@@ -71,7 +71,7 @@ impl Control {
             | StreamEvent::Writable { id }
             | StreamEvent::Finished { id }
             | StreamEvent::Stopped { id, .. } => {
-                // quinn-proto says so for each frame.
+                // quinn-proto has an event for each frame.
                 if self.named.insert(id) {
                     self.events.push((handle, Event::Stream(id)));
                 }
@@ -80,7 +80,7 @@ impl Control {
         }
     }
 
-    /// Takes what has come of the control stream.
+    /// Takes the data that has come on the control stream.
     pub(super) fn read_control(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
         let Some(id) = connection.control else { return };
         let mut stream = connection.quinn.recv_stream(id);
@@ -90,12 +90,12 @@ impl Control {
                 self.events.push((handle, Event::Flooded));
             }
         }
-        // The transmission that it may ask for follows in any case: the connection is being polled.
+        // Flow control updates are sent anyway: the connection is being polled.
         let _transmit = chunks.finalize();
         self.take_messages(handle, connection);
     }
 
-    /// Hands out what a connection has to say, as much of it as a turn takes.
+    /// Takes the messages of a connection, as many as a turn allows.
     pub(super) fn take_messages(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
         let Portion { turn, left } = connection.portion;
         let mut left = if turn == self.turn { left } else { UNITS_PER_TURN };
