@@ -1,6 +1,6 @@
 //! The state that all parts of a worker share, and the effects through which they reach each other.
 
-use std::{collections::VecDeque, sync::Arc, time::Instant};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
 use config::Config;
 use dataplane::lanes::{LaneId, UnderlayId};
@@ -69,6 +69,8 @@ pub(super) enum Effect {
     EndStream { peer: PeerId, handle: ConnectionHandle },
     /// Dial the missing stream connections that a peer's forwards need.
     OpenStreams(PeerId),
+    /// Warn if packets to `remote`, where a peer is dialled in vain, may go into the tunnel.
+    CheckLoop { peer: PeerId, remote: SocketAddr },
     /// Close a dialled socket unless something still uses it.
     ReleaseSocket(UnderlayId),
 }

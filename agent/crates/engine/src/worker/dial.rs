@@ -32,17 +32,17 @@ use crate::{
     hub::{StreamRequest, WorkerMessage},
     peer::Failure,
     worker::{
-        context::Context,
+        context::{Context, Effect},
         endpoint::max_packet,
         liveness::{IN_USE, LEAST_SILENCE},
-        parts::{Sessions, Tunnel},
+        parts::Sessions,
         timer::Timer,
     },
 };
 
 impl Sessions {
     /// Dials a peer if that is due, and arms the timer of the next attempt.
-    pub(super) fn dial(&mut self, cx: &mut Context, tunnel: &mut Tunnel, id: PeerId, now: Instant) {
+    pub(super) fn dial(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         if cx.stopping || !cx.peers.is_live(id) {
             return;
         }
@@ -56,21 +56,14 @@ impl Sessions {
         while let Some(step) = cx.next_step(id, now) {
             match step {
                 Step::LookUp(endpoint) => cx.look_up(id, &endpoint, now),
-                Step::Dial(remote) => self.dial_address(cx, tunnel, id, remote, now),
+                Step::Dial(remote) => self.dial_address(cx, id, remote, now),
             }
         }
         cx.watch_dialler(id);
     }
 
     /// Dials a peer at the addresses of an endpoint that has been looked up.
-    pub(super) fn resolved(
-        &mut self,
-        cx: &mut Context,
-        tunnel: &mut Tunnel,
-        id: PeerId,
-        token: Token,
-        now: Instant,
-    ) {
+    pub(super) fn resolved(&mut self, cx: &mut Context, id: PeerId, token: Token, now: Instant) {
         let Some(answer) = cx.sockets.factory.resolved(token) else { return };
         cx.sockets.factory.release(token);
         if let Err(error) = &answer {
@@ -85,19 +78,12 @@ impl Sessions {
             return;
         }
         if let Some(remote) = remote {
-            self.dial_address(cx, tunnel, id, remote, now);
+            self.dial_address(cx, id, remote, now);
         }
-        self.dial(cx, tunnel, id, now);
+        self.dial(cx, id, now);
     }
 
-    fn dial_address(
-        &mut self,
-        cx: &mut Context,
-        tunnel: &Tunnel,
-        id: PeerId,
-        remote: SocketAddr,
-        now: Instant,
-    ) {
+    fn dial_address(&mut self, cx: &mut Context, id: PeerId, remote: SocketAddr, now: Instant) {
         let Some(client) = self.client_config(cx, id, None, now) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let name = Arc::clone(&peer.name);
@@ -132,7 +118,7 @@ impl Sessions {
         let surplus = peer.dialler.started(handle);
         cx.stats.totals.handshakes.dialled += 1;
         if again {
-            tunnel.warn_of_loop(cx, Some(id), remote, now);
+            cx.effects.push_back(Effect::CheckLoop { peer: id, remote });
         }
         if let Some(oldest) = surplus {
             self.control.close(oldest, CloseReason::Replaced, now);

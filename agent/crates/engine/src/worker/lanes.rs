@@ -57,17 +57,10 @@ impl Sessions {
     }
 
     /// Handles the dialler's request for a lane: accepts it, or refuses it with a reason.
-    pub(super) fn lane_asked(
-        &mut self,
-        cx: &mut Context,
-        id: PeerId,
-        handle: ConnectionHandle,
-        offer: &LaneOffer,
-        now: Instant,
-    ) {
+    pub(super) fn lane_asked(&mut self, cx: &mut Context, id: PeerId, offer: &LaneOffer, now: Instant) {
         let hosted = cx.hub.lanes(id);
         let Some(session) = cx.peers.session_mut(id) else { return };
-        let openings = &mut session.openings;
+        let (handle, openings) = (session.handle, &mut session.openings);
         let refusal = if !openings.admit(offer.lane, offer.epoch) {
             Some(LaneRefusal::EpochReused)
         } else {
@@ -107,17 +100,10 @@ impl Sessions {
     }
 
     /// Opens a lane that the listener has accepted. The first packets on the lane validate its path.
-    pub(super) fn lane_accepted(
-        &mut self,
-        cx: &mut Context,
-        id: PeerId,
-        handle: ConnectionHandle,
-        offer: &LaneOffer,
-        now: Instant,
-    ) {
+    pub(super) fn lane_accepted(&mut self, cx: &mut Context, id: PeerId, offer: &LaneOffer, now: Instant) {
         let Some(session) = cx.peers.session_mut(id) else { return };
         let Some(opening) = session.openings.answered(offer.lane, offer.epoch) else { return };
-        let name = session.id;
+        let (name, handle) = (session.id, session.handle);
         // The answer shows that the peer is alive.
         cx.hub.note_heard(id, now);
         cx.heard(id, name);

@@ -9,7 +9,7 @@ use dataplane::{
     relay::{DropReason, NO_LANE, Origin},
 };
 use wire::{
-    ids::{PeerId, SessionId, SessionRef},
+    ids::{PeerId, SessionRef},
     join,
     messages::Features,
 };
@@ -39,7 +39,7 @@ impl Sessions {
             return;
         }
         if let Some(old) = cx.peers.link(id).map(|link| link.session) {
-            self.link_down(cx, host, id, old, now);
+            self.link_down(cx, host, SessionRef { peer: id, session: old }, now);
         }
         self.stop_dialling(cx, id, now);
         let standard = wanted == 0;
@@ -106,14 +106,8 @@ impl Sessions {
     }
 
     /// Removes the link of an ended session: its lanes drain, its flows stay.
-    pub(super) fn link_down(
-        &self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        id: PeerId,
-        session: SessionId,
-        now: Instant,
-    ) {
+    pub(super) fn link_down(&self, cx: &mut Context, host: &mut LaneHost, of: SessionRef, now: Instant) {
+        let SessionRef { peer: id, session } = of;
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.take_if(|link| link.session == session) else { return };
         let lanes: Vec<LaneId> = link.pool.lanes().collect();

@@ -23,7 +23,7 @@ impl Worker {
     pub(super) fn settle_effects(&mut self, now: Instant) {
         while let Some(effect) = self.cx.effects.pop_front() {
             let later = std::mem::take(&mut self.cx.effects);
-            let Self { cx, data, sessions, host, tcp, .. } = self;
+            let Self { cx, data, sessions, host, tcp, tunnel, .. } = self;
             match effect {
                 Effect::Message(message) => self.handle_message(message, now),
                 Effect::LaneCarries { lane, id } => {
@@ -34,11 +34,14 @@ impl Worker {
                 Effect::SeekPeer(peer) => sessions.seek(cx, host, peer, now),
                 Effect::Drain(peer) => data.drain_queue(cx, host, peer, now),
                 Effect::WakeListeners(peer) => tcp.wake_listeners(cx, peer),
-                Effect::AbortForwards(handle) => tcp.abort_streams(cx, sessions, handle),
+                Effect::AbortForwards(handle) => {
+                    tcp.abort_forwards(cx, sessions, |open| open.key.connection == handle.0);
+                }
                 Effect::EndStream { peer, handle } => {
                     sessions.end_stream_connection(cx, peer, handle, CloseReason::Replaced, now);
                 }
                 Effect::OpenStreams(peer) => sessions.open_stream_connections(cx, peer, now),
+                Effect::CheckLoop { peer, remote } => tunnel.warn_of_loop(cx, Some(peer), remote, now),
                 Effect::ReleaseSocket(id) => host.release_underlay(cx, sessions, id),
             }
             self.cx.effects.extend(later);
@@ -54,7 +57,7 @@ impl Worker {
                 }
             }
             WorkerMessage::Disconnected { peer, session } => {
-                sessions.link_down(cx, host, peer, session, now);
+                sessions.link_down(cx, host, SessionRef { peer, session }, now);
             }
             WorkerMessage::EndSession { peer, session, reason } => {
                 if cx.peers.session_named(peer, session).is_some() {
@@ -121,7 +124,10 @@ impl Worker {
                 tunnel.route_peer(cx, id);
                 tcp.point_forwards(cx, &peer.name, id);
             }
-            WorkerMessage::PeerRemoved { id } => sessions.peer_removed(cx, host, tunnel, id, now),
+            WorkerMessage::PeerRemoved { id } => {
+                sessions.peer_removed(cx, host, id, now);
+                tunnel.unroute_peer(id);
+            }
             WorkerMessage::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
             WorkerMessage::Configured(new) => self.configured(*new, now),
             WorkerMessage::Capture(capture) => host.capture(cx, capture, now),

@@ -273,7 +273,7 @@ impl Worker {
         batches
     }
 
-    /// Serves one ready source once.
+    /// Serves a ready source once; returns how much it read, and whether it may have more.
     fn service(&mut self, token: Token, now: Instant) -> Served {
         let Self { cx, data, sessions, host, tcp, tunnel, decoy, .. } = self;
         cx.stats.unpublished = true;
@@ -295,7 +295,7 @@ impl Worker {
                 return Served { more: false, units: sockets::batch::units(0, bytes) };
             }
             Some(Source::Resolve(peer)) => {
-                sessions.resolved(cx, tunnel, peer, token, now);
+                sessions.resolved(cx, peer, token, now);
                 false
             }
             Some(Source::Decoy(id)) => {
@@ -429,7 +429,7 @@ impl Worker {
     }
 
     fn timeout(&mut self, timer: Timer, now: Instant) {
-        let Self { cx, data, sessions, host, tcp, tunnel, decoy, .. } = self;
+        let Self { cx, data, sessions, host, tcp, decoy, .. } = self;
         // A timer may cause something that is counted, such as a packet.
         cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
@@ -447,7 +447,7 @@ impl Worker {
             Timer::Listener(port) => tcp.wake_listener(cx, port),
             Timer::Join(handle) => sessions.early_join_timeout(cx, handle, now),
             Timer::SendBuffer(id) => data.send_buffer_timeout(cx, sessions, host, id, now),
-            Timer::Dial(peer) => sessions.dial(cx, tunnel, peer, now),
+            Timer::Dial(peer) => sessions.dial(cx, peer, now),
             Timer::Tcp(id) => tcp.tcp_timeout(cx, sessions, id, now),
             Timer::Publish => self.publish(now),
             Timer::Housekeeping => self.housekeeping(now),

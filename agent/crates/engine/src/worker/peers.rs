@@ -11,7 +11,10 @@ use std::{
 
 use config;
 use dataplane::{forward::Local, peer::PeerStanding, relay::DropReason};
-use wire::{ids::PeerId, messages::CloseReason};
+use wire::{
+    ids::{PeerId, SessionRef},
+    messages::CloseReason,
+};
 
 use crate::{
     origin::PeerOrigin,
@@ -19,7 +22,7 @@ use crate::{
     worker::{
         Worker,
         context::Context,
-        parts::{DataPlane, LaneHost, Publisher, Sessions, TcpForwards, Tunnel},
+        parts::{DataPlane, LaneHost, Publisher, Sessions, TcpForwards},
         peer_maker::PeerMaker,
         timer::{Timer, number},
     },
@@ -159,14 +162,7 @@ impl Context {
 
 impl Sessions {
     /// Handles the removal of a peer by the registry: ends its connections, attempts and flows, and drops its waiting payloads.
-    pub(super) fn peer_removed(
-        &mut self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        tunnel: &mut Tunnel,
-        id: PeerId,
-        now: Instant,
-    ) {
+    pub(super) fn peer_removed(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
         let dials = cx.dialler_of(id) == cx.id.index;
         let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
         peer.data.standing = PeerStanding::Leaving { since: now };
@@ -190,7 +186,7 @@ impl Sessions {
         self.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
         if let Some(session) = session {
             // Whichever worker owns the session.
-            self.link_down(cx, host, id, session, now);
+            self.link_down(cx, host, SessionRef { peer: id, session }, now);
         }
         self.end_stream_connections(cx, id, CloseReason::KeyRemoved, now);
         for handle in self.control.handles() {
@@ -208,7 +204,6 @@ impl Sessions {
         // The rest of the queue are IP packets, which belong to no flow.
         peer.data.relay.queue.clear(DropReason::PeerRemoved, &mut peer.data.relay.uplink);
         cx.sockets.factory.close_now(&mut cx.sockets.locals);
-        tunnel.unroute_peer(id);
         cx.stats.unpublished = true;
     }
 

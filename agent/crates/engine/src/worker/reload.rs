@@ -12,12 +12,11 @@ use std::{mem, sync::Arc, time::Instant};
 use config::{self, Config, Service};
 use dataplane::{
     lanes::LaneId,
-    peer::Link,
     relay::{FlowId, Origin},
 };
 use gate::identity::PublicKey;
 use wire::{
-    ids::IngressId,
+    ids::{IngressId, SessionRef},
     messages::{self, CloseReason, Message},
     throttle::Throttle,
 };
@@ -86,8 +85,8 @@ impl Worker {
         peer.data.relay.set_bounds(&wanted, &cx.config.limits);
         peer.data.allowances.set(&cx.config.limits);
         if old.public_keys != wanted.public_keys {
-            sessions.end_connections_of_other_keys(cx, id, &wanted.public_keys, now);
-            host.remove_lanes_of_other_keys(cx, sessions, id, &wanted.public_keys, now);
+            sessions.end_connections_of_other_keys(cx, id, now);
+            host.remove_lanes_of_other_keys(cx, sessions, id, now);
         }
         if old.services != wanted.services {
             let revoked = |service: usize| !wanted.services.contains(&service);
@@ -147,15 +146,11 @@ impl Worker {
 }
 
 impl Sessions {
-    /// Closes the connections of a peer that have proved a key which is not in `keys`.
-    fn end_connections_of_other_keys(
-        &mut self,
-        cx: &mut Context,
-        id: PeerId,
-        keys: &[PublicKey],
-        now: Instant,
-    ) {
-        let is_other = |key: Option<[u8; 32]>| key.is_some_and(|key| !keys.contains(&PublicKey(key)));
+    /// Closes the connections of a peer that have proved a key which the peer no longer has.
+    fn end_connections_of_other_keys(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(config) = cx.peers.get(id).map(|peer| Arc::clone(&peer.data.config)) else { return };
+        let is_other =
+            |key: Option<[u8; 32]>| key.is_some_and(|key| !config.public_keys.contains(&PublicKey(key)));
         let session = cx.peers.session(id).map(|session| session.handle);
         let proved =
             session.and_then(|handle| self.control.get(handle)).and_then(|connection| connection.key);
@@ -186,16 +181,16 @@ impl LaneHost {
     fn remove_lanes_of_other_keys(
         &mut self,
         cx: &mut Context,
-        sessions: &mut Sessions,
+        sessions: &Sessions,
         id: PeerId,
-        keys: &[PublicKey],
         now: Instant,
     ) {
-        let has_key = |link: &&Link| keys.contains(&PublicKey(link.key));
-        let stays = cx.peers.link(id).filter(has_key).map(|link| link.session);
-        if let Some(session) = cx.peers.link(id).map(|link| link.session).filter(|_| stays.is_none()) {
+        let Some(peer) = cx.peers.get(id) else { return };
+        let session = peer.data.link.as_ref().map(|link| link.session);
+        let stays = peer.data.link.as_ref().filter(|link| peer.has_key(&link.key)).map(|link| link.session);
+        if let Some(session) = session.filter(|_| stays.is_none()) {
             // Whichever worker owns the session.
-            sessions.link_down(cx, self, id, session, now);
+            sessions.link_down(cx, self, SessionRef { peer: id, session }, now);
         }
         let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
         let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();

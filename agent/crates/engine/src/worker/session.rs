@@ -234,11 +234,9 @@ impl Worker {
             // The message came before the hello, or on a connection that has been replaced.
             _ if !established => sessions.out_of_order(cx, handle, now),
             Message::Hello(_) => sessions.out_of_order(cx, handle, now),
-            Message::LaneOpen(offer) if side == Side::Server => {
-                sessions.lane_asked(cx, peer, handle, &offer, now)
-            }
+            Message::LaneOpen(offer) if side == Side::Server => sessions.lane_asked(cx, peer, &offer, now),
             Message::LaneAccept(offer) if side == Side::Client => {
-                sessions.lane_accepted(cx, peer, handle, &offer, now)
+                sessions.lane_accepted(cx, peer, &offer, now)
             }
             Message::LaneRefuse(end) if side == Side::Client => cx.lane_refused(peer, &end, now),
             Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => {
@@ -362,7 +360,7 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.data.config.keepalive.is_some(),
             pinged: now,
-            told: None,
+            here_sent: None,
             liveness: Liveness::new(frames, now),
             laneless_since: Some(now),
             forwards: 0,

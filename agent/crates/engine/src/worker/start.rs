@@ -4,18 +4,14 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
 use config::{self, Config};
 use dataplane::{
-    datapath::downlink::Notes,
-    forward::{Local, Locals, tcp, tun::TunSide},
-    hand_off::Outgoing,
+    forward::{Local, Locals, tun::TunSide},
     lanes::Underlays,
     sockets::{SocketFactory, Source},
 };
 use gate::{Gate, GateSetup, budget::Budget, tls};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use slab::Slab;
 use wire::{
     cid::ConnectionIds,
-    hash::PeerMap,
     ids::{IngressId, PeerId, WorkerId},
     messages::Features,
     timers::Timers,
@@ -39,7 +35,7 @@ use crate::{
         timer::{HOUSEKEEPING_INTERVAL, Timer, number},
         tun,
         unauthenticated::Unauthenticated,
-        work::{Rests, TurnWork},
+        work::TurnWork,
     },
 };
 

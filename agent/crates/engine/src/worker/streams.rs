@@ -336,16 +336,6 @@ impl TcpForwards {
         self.remove_tcp(cx, sessions, id);
     }
 
-    /// Resets the TCP side of all forwards on a connection that is gone.
-    pub(super) fn abort_streams(
-        &mut self,
-        cx: &mut Context,
-        sessions: &mut Sessions,
-        handle: ConnectionHandle,
-    ) {
-        self.abort_forwards(cx, sessions, |open| open.key.connection == handle.0);
-    }
-
     /// Resets both sides of forwards to our services for which `ends`, given the peer and the index of the service, is true.
     pub(super) fn end_served(
         &mut self,
@@ -365,7 +355,8 @@ impl TcpForwards {
         });
     }
 
-    fn abort_forwards(
+    /// Resets the TCP side of the forwards for which `ends` is true.
+    pub(super) fn abort_forwards(
         &mut self,
         cx: &mut Context,
         sessions: &mut Sessions,

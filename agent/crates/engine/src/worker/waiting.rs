@@ -39,7 +39,8 @@ impl DataPlane {
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
         while let Some(peer) = waiting.pop_front() {
-            let drained = self.drain_share(cx, host, peer, DRAIN_SHARE, now);
+            let uplink = self.uplink(cx, host, peer, now);
+            let drained = uplink.map_or(Drained::Empty, |mut uplink| uplink.drain(DRAIN_SHARE));
             match drained {
                 Drained::Empty | Drained::Blocked(_) => {}
                 Drained::More => waiting.push_back(peer),
@@ -57,19 +58,9 @@ impl DataPlane {
 
     /// Sends from the queue of a peer, while there is room.
     pub(super) fn drain_queue(&mut self, cx: &mut Context, host: &mut LaneHost, peer: PeerId, now: Instant) {
-        self.drain_share(cx, host, peer, usize::MAX, now);
-    }
-
-    /// Sends up to `most` datagrams from the queue of a peer, and those that came in one batch with the last of them.
-    fn drain_share(
-        &mut self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        peer: PeerId,
-        most: usize,
-        now: Instant,
-    ) -> Drained {
-        self.uplink(cx, host, peer, now).map_or(Drained::Empty, |mut uplink| uplink.drain(most))
+        if let Some(mut uplink) = self.uplink(cx, host, peer, now) {
+            uplink.drain(usize::MAX);
+        }
     }
 
     /// Uses the room that a socket of the underlay has again: first for the agent's own packets, then for waiting payloads.

@@ -153,7 +153,7 @@ pub(super) fn assert_books(world: &mut crate::World, place: usize, read: u64) {
         received += totals.received;
         dropped += totals.dropped.iter().sum::<u64>();
         delivered += totals.delivered;
-        for peer in worker.peers() {
+        for peer in worker.peers().iter() {
             uplink += peer.data.relay.stats.tun_uplink.packets;
             downlink += peer.data.relay.stats.tun_downlink.packets;
         }
