@@ -25,133 +25,60 @@ pub(crate) enum WorkerMessage {
     /// A peer has a new session, whose control connection is at worker [`Connected::owner`].
     Connected(Arc<Connected>),
     /// A session has ended: its lanes drain.
-    Disconnected {
-        peer: PeerId,
-        session: SessionId,
-    },
+    Disconnected { peer: PeerId, session: SessionId },
     /// To the owner: close a session, for example because another connection has replaced it.
-    EndSession {
-        peer: PeerId,
-        session: SessionId,
-        reason: CloseReason,
-    },
+    EndSession { peer: PeerId, session: SessionId, reason: CloseReason },
     /// To the lane host: open a lane.
     OpenLane(Box<LaneRequest>),
     /// To the lane host: let a lane drain.
-    DrainLane {
-        lane: LaneName,
-    },
+    DrainLane { lane: LaneName },
     /// The lanes of a session that are up, one bit each, and the number of lanes that are wanted.
-    LanesUp {
-        peer: PeerId,
-        session: SessionId,
-        up: u64,
-        wanted: u8,
-    },
+    LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
     /// The largest packet to a peer has changed, in bytes of UDP payload.
-    Budget {
-        peer: PeerId,
-        session: SessionId,
-        bytes: usize,
-    },
+    Budget { peer: PeerId, session: SessionId, bytes: usize },
     /// A reason to suspect a session holds, or no longer does.
-    Suspect {
-        peer: PeerId,
-        session: SessionId,
-        suspicion: Suspicion,
-        holds: bool,
-    },
+    Suspect { peer: PeerId, session: SessionId, suspicion: Suspicion, holds: bool },
     /// The services that a connected peer offers have changed.
-    Services {
-        peer: PeerId,
-        session: SessionId,
-        services: Vec<Service>,
-    },
+    Services { peer: PeerId, session: SessionId, services: Vec<Service> },
     /// To the owner: a worker has TCP forwards for a peer and too few stream connections.
-    StreamsWanted {
-        peer: PeerId,
-        session: SessionId,
-    },
+    StreamsWanted { peer: PeerId, session: SessionId },
     /// To the lane host: dial a stream connection of a session.
     DialStream(Box<StreamRequest>),
     /// To the worker that dials a peer: the outcome of a stream connection.
-    StreamEnded {
-        peer: PeerId,
-        number: u8,
-        outcome: Outcome,
-    },
+    StreamEnded { peer: PeerId, number: u8, outcome: Outcome },
     /// A `[[tcp]]` port has connections, and the receiving worker has the fewest forwards of the port's peer.
-    AcceptTcp {
-        port: usize,
-    },
+    AcceptTcp { port: usize },
     /// To the owner: a lane carries payloads.
-    LaneUp {
-        lane: LaneName,
-    },
+    LaneUp { lane: LaneName },
     /// To the owner: the largest packet that the path of a lane carries, in bytes of UDP payload.
-    LaneBudget {
-        lane: LaneName,
-        bytes: usize,
-    },
+    LaneBudget { lane: LaneName, bytes: usize },
     /// To the owner: a lane was removed because it could not go on.
-    LaneLost {
-        lane: LaneName,
-        why: LaneLoss,
-    },
+    LaneLost { lane: LaneName, why: LaneLoss },
     /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.
-    LaneNearLimit {
-        lane: LaneName,
-    },
+    LaneNearLimit { lane: LaneName },
     /// To the owner: a replaced lane no longer carries payloads on behalf of its replacement.
-    ReplacedGone {
-        lane: LaneName,
-    },
+    ReplacedGone { lane: LaneName },
     /// To the owner: packets of a lane have been outstanding for `silence`, and nothing was received. At `limit` the lane is dead.
-    LaneSilent {
-        lane: LaneName,
-        silence: Duration,
-        limit: Duration,
-    },
+    LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
     /// Ping the peer on all lanes, to learn whether it is alive.
-    AskForLife {
-        peer: PeerId,
-        session: SessionId,
-    },
+    AskForLife { peer: PeerId, session: SessionId },
     /// To the owner: the peer hears a lane from another address than before.
-    Challenged {
-        peer: PeerId,
-        session: SessionId,
-    },
+    Challenged { peer: PeerId, session: SessionId },
     /// To the owner: a lane of a session that this end dialled has followed the far end to another address.
-    ListenerMoved {
-        peer: PeerId,
-        session: SessionId,
-    },
+    ListenerMoved { peer: PeerId, session: SessionId },
     /// To the owner: an unresponsive peer is heard again.
-    Heard {
-        peer: PeerId,
-        session: SessionId,
-    },
+    Heard { peer: PeerId, session: SessionId },
     /// To the worker that dials a peer: datagrams for it wait at another worker.
-    DialSoon {
-        peer: PeerId,
-    },
-    PeerAdded {
-        id: PeerId,
-        peer: Arc<config::Peer>,
-        origin: PeerOrigin,
-    },
+    DialSoon { peer: PeerId },
+    /// The registry has added a peer, in a slot that was vacant.
+    PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: PeerOrigin },
     /// A peer was removed: its connections, lanes and flows end.
-    PeerRemoved {
-        id: PeerId,
-    },
+    PeerRemoved { id: PeerId },
     /// An operator starts or ends the capture of a lane.
     Capture(Arc<Capture>),
     /// The settings of a peer have changed.
-    PeerChanged {
-        id: PeerId,
-        peer: Arc<config::Peer>,
-    },
+    PeerChanged { id: PeerId, peer: Arc<config::Peer> },
+    /// A reload has changed the configuration.
     Configured(Box<NewConfig>),
 }
 
