@@ -53,8 +53,7 @@ pub struct Session {
     /// When this worker last pinged the control connection itself, because quinn-proto does not keep it alive.
     pub pinged: Instant,
     /// When we last sent on every path to show the peer our address, because it received a lane from another address.
-    pub told: Option<Instant>,
-    /// Liveness of the control connection.
+    pub here_sent: Option<Instant>,
     pub liveness: Liveness,
     /// The time since which a dialled session has had no lane that is up.
     pub laneless_since: Option<Instant>,
@@ -226,7 +225,7 @@ impl Peers {
         self.get(id)?.session.as_ref()
     }
 
-    /// The same as [`Peers::session`], mutable.
+    /// The session with `id`, to be changed, if this worker owns it.
     pub fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
         self.get_mut(id)?.session.as_mut()
     }

@@ -15,10 +15,7 @@ use config::{
     reload::{Change, Effect, Kind, Plan, plan},
 };
 use dataplane::sockets::more_ports;
-use engine::{
-    follow::follow,
-    tunnel,
-};
+use engine::{follow::follow, tunnel};
 use net::ports::{self, PortError, Ports};
 use wire::{
     fault::{self, Fault},

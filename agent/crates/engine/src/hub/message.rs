@@ -70,7 +70,7 @@ pub(crate) enum WorkerMessage {
     Heard { peer: PeerId, session: SessionId },
     /// To the worker that dials a peer: datagrams for it wait at another worker.
     DialSoon { peer: PeerId },
-    /// A peer was added.
+    /// The registry has added a peer, in a slot that was vacant.
     PeerAdded { id: PeerId, peer: Arc<config::Peer>, origin: PeerOrigin },
     /// A peer was removed: its connections, lanes and flows end.
     PeerRemoved { id: PeerId },
@@ -78,7 +78,7 @@ pub(crate) enum WorkerMessage {
     Capture(Arc<Capture>),
     /// The settings of a peer have changed.
     PeerChanged { id: PeerId, peer: Arc<config::Peer> },
-    /// The configuration has changed.
+    /// A reload has changed the configuration.
     Configured(Box<NewConfig>),
 }
 

@@ -35,7 +35,6 @@ pub(super) struct Decoys {
 }
 
 impl Decoys {
-    /// The number of flows.
     pub(super) fn count(&self) -> usize {
         self.flows.len()
     }

@@ -75,7 +75,6 @@ impl Worker {
         &self.cx.sockets.factory
     }
 
-    /// The control connections.
     #[must_use]
     pub fn control(&self) -> &Control {
         &self.sessions.control

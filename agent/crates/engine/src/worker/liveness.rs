@@ -83,10 +83,10 @@ impl Sessions {
     /// a packet from there (RFC 9000 §9.3), and has no other means to ask.
     pub(super) fn address_suspect(&mut self, cx: &mut Context, peer: PeerId, name: SessionId, now: Instant) {
         let Some(session) = cx.peers.session_named(peer, name) else { return };
-        if session.told.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL) {
+        if session.here_sent.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL) {
             return;
         }
-        session.told = Some(now);
+        session.here_sent = Some(now);
         let handle = session.handle;
         self.control.send(handle, &Message::Here);
         cx.broadcast(|| WorkerMessage::AskForLife { peer, session: name });

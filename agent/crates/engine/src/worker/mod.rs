@@ -273,7 +273,7 @@ impl Worker {
         batches
     }
 
-    /// Serves one ready source once.
+    /// Serves a ready source once; returns how much it read, and whether it may have more.
     fn service(&mut self, token: Token, now: Instant) -> Served {
         let Self { cx, data, sessions, host, tcp, tunnel, decoy, .. } = self;
         cx.stats.unpublished = true;

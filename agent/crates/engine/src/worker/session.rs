@@ -360,7 +360,7 @@ impl Worker {
             since: now,
             keeps_alive: dialled && peer.data.config.keepalive.is_some(),
             pinged: now,
-            told: None,
+            here_sent: None,
             liveness: Liveness::new(frames, now),
             laneless_since: Some(now),
             forwards: 0,

@@ -8,7 +8,7 @@ fn own(token: u32) -> (Token, Party) {
     (Token(token), Party::Source(Token(token)))
 }
 
-/// Serves `class` once, and lets whoever comes take what `takes` says.
+/// Serves the next source of `class`, which reads what `takes` returns for it.
 fn serve(sources: &mut Sources, class: Class, takes: impl Fn(Token) -> Served) -> Option<Token> {
     let token = sources.next(class)?;
     sources.served(token, takes(token));
@@ -69,7 +69,7 @@ fn a_peer_with_a_thousand_sources_gets_no_more_than_one_with_a_single_one() {
 }
 
 #[test]
-fn what_was_read_while_nobody_waited_is_not_owed() {
+fn a_source_that_read_while_no_other_waited_has_no_debt() {
     let mut sources = Sources::new();
     let (token, party) = own(1);
     sources.add(token, Class::Local, party);
@@ -84,14 +84,14 @@ fn what_was_read_while_nobody_waited_is_not_owed() {
 }
 
 #[test]
-fn who_comes_and_goes_pays_what_it_owes_to_those_who_stayed() {
+fn a_source_that_comes_and_goes_pays_its_debt_to_those_that_stayed() {
     let mut sources = Sources::new();
     let ((bursts, bursting), (steady, waiting)) = (own(1), own(2));
     sources.add(steady, Class::Local, waiting);
     let mut taken = [0_u32, 0];
     for _ in 0..2_000 {
         sources.add(bursts, Class::Local, bursting);
-        // It empties its queue in one call each time.
+        // The bursting source empties its queue in one call each time.
         let takes = |token| {
             if token == bursts {
                 Served { more: false, units: 1_000 }
@@ -109,10 +109,10 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
-    fn whoever_waits_is_served_as_much_as_the_others(
+    fn each_waiting_source_is_served_as_much_as_the_others(
         batches in proptest::collection::vec((0..3_u32, 32..2_000_u32), 2..8),
     ) {
-        // Each source has a peer, and reads batches of its size for ever. Who reads less than a call may give has no more.
+        // Each source belongs to a peer and reads batches of its own size for ever.
         let mut sources = Sources::new();
         for (token, (peer, _)) in (0..).map(Token).zip(&batches) {
             sources.add(token, Class::Local, Party::Peer(PeerId(*peer)));
@@ -128,12 +128,12 @@ proptest! {
             batches.iter().zip(&taken).filter(|((owner, _), _)| *owner == peer).map(|(_, taken)| *taken).sum()
         };
         let largest = i64::from(batches.iter().map(|(_, units)| *units).max().unwrap()) + QUANTUM;
-        for (place, (peer, _)) in batches.iter().enumerate() {
+        for (index, (peer, _)) in batches.iter().enumerate() {
             for (other, (owner, _)) in batches.iter().enumerate() {
-                // Each may be a batch and a quantum ahead of its part, and so may its peer.
+                // Each source may be a batch and a quantum ahead of its share, and so may its peer.
                 prop_assert!((of_peer(*peer) - of_peer(*owner)).abs() <= 2 * largest, "{taken:?} of {batches:?}");
                 if peer == owner {
-                    prop_assert!((taken[place] - taken[other]).abs() <= 2 * largest, "{taken:?} of {batches:?}");
+                    prop_assert!((taken[index] - taken[other]).abs() <= 2 * largest, "{taken:?} of {batches:?}");
                 }
             }
         }

@@ -79,7 +79,7 @@ impl Rests {
 pub struct TurnWork {
     /// The cost of received frames and of what they asked for, in frames (`dataplane/src/datapath/work.rs`).
     pub work: u64,
-    /// Frames received in the turn.
+    /// The number of frames received in the turn.
     pub frames: u64,
     /// Events that control connections reported in the turn.
     pub events: u64,
