@@ -39,7 +39,7 @@ pub enum Kind {
     /// Payloads that did not fit beside the opening form, on their way back to the worker that has their flow.
     Returned { peer: PeerId },
     /// Datagrams of unauthenticated senders, for the decoy, that came to this listening port.
-    Strangers { port: usize },
+    Unauthenticated { port: usize },
 }
 
 impl Kind {
@@ -52,7 +52,7 @@ impl Kind {
             Self::Packets { .. } => 0,
             Self::Frames { .. } => 1,
             Self::Payloads { .. } | Self::Returned { .. } => 2,
-            Self::Strangers { .. } => 3,
+            Self::Unauthenticated { .. } => 3,
         }
     }
 }
@@ -136,7 +136,7 @@ impl HandOff {
     /// The peer whose datagrams the batch holds, if that is known.
     pub fn peer(&self) -> Option<PeerId> {
         match self.kind {
-            Kind::Packets { .. } | Kind::Strangers { .. } => None,
+            Kind::Packets { .. } | Kind::Unauthenticated { .. } => None,
             Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => Some(peer),
         }
     }
@@ -157,7 +157,7 @@ impl Outgoing {
 
     /// An unauthenticated sender's datagram for the worker `to`, that came to listening port `port`.
     pub fn stranger(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
-        self.add(to, Kind::Strangers { port }, Piece::uncounted(meta), data);
+        self.add(to, Kind::Unauthenticated { port }, Piece::uncounted(meta), data);
     }
 
     /// The content of a DATAGRAM frame for the worker `to`, that came on this lane; `payload` is the size of the datagram in

@@ -547,8 +547,8 @@ impl PeerRates {
         self.uplink_bytes_per_second + self.downlink_bytes_per_second
     }
 
-    pub(crate) fn of(meter: &Sampler<6>) -> Option<Self> {
-        let [up, up_bytes, down, down_bytes, sent, lost] = meter.last()?.per_second();
+    pub(crate) fn of(sampler: &Sampler<6>) -> Option<Self> {
+        let [up, up_bytes, down, down_bytes, sent, lost] = sampler.last()?.per_second();
         Some(Self {
             uplink_bytes_per_second: up_bytes,
             uplink_datagrams_per_second: up,

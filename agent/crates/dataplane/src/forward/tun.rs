@@ -90,7 +90,7 @@ pub struct TunSide {
     pub most_mtu: u16,
     pub totals: TunTotals,
     /// Packets and bytes read, packets and bytes written.
-    pub meter: Sampler<4>,
+    pub sampler: Sampler<4>,
     /// The buffer in which fragments are made.
     pub fragment: Vec<u8>,
     /// The buffer in which packets are made that are to be cut into fragments.
@@ -114,7 +114,7 @@ impl TunSide {
             headers: Vec::new(),
             most_mtu,
             totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
-            meter: Sampler::new(now),
+            sampler: Sampler::new(now),
             fragment: Vec::new(),
             whole: Vec::new(),
             merger: Merger::default(),

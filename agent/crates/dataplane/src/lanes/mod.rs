@@ -46,7 +46,7 @@ pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
-pub use send_buffer::{Expiry, PushError, STRANGERS, UnderlayId, Underlays, Waiting};
+pub use send_buffer::{Expiry, PushError, UNAUTHENTICATED, UnderlayId, Underlays, Waiting};
 
 /// A lane that is not validated after this long is opened again (design: "within 3 s").
 pub const VALIDATION_TIMEOUT: Duration = Duration::from_secs(3);
@@ -127,7 +127,7 @@ pub struct LaneSlot {
     /// When its owner was last told to replace it because its key limit is near.
     near_limit_since: Option<Instant>,
     /// Packets and bytes sent, packets and bytes received, packets lost.
-    pub meter: Sampler<5>,
+    pub sampler: Sampler<5>,
     touched: bool,
     /// The largest packet that its own search last found; `None` before the search began.
     path_packet: Option<usize>,
@@ -161,7 +161,7 @@ impl LaneSlot {
             challenged: (None, None),
             exhausted: false,
             near_limit_since: None,
-            meter: Sampler::new(opened),
+            sampler: Sampler::new(opened),
             touched: false,
             path_packet: None,
         }

@@ -34,7 +34,7 @@ const MAX_PREFIX: usize = 33;
 const NO_OWNER: u32 = u32::MAX;
 
 /// The owner of the decoy's answers to unauthenticated senders; no peer has this number.
-pub const STRANGERS: PeerId = PeerId(u32::MAX - 1);
+pub const UNAUTHENTICATED: PeerId = PeerId(u32::MAX - 1);
 
 /// The part of a send buffer that is not for payloads: room for acknowledgements, challenges, probes and control packets, some
 /// 20 of full size, while payloads fill the rest.
@@ -324,7 +324,7 @@ impl Underlays {
     }
 
     /// Adds an answer of the decoy to an unauthenticated sender, as it is. One that is added is settled as a payload of
-    /// [`STRANGERS`]; false if it finds no room.
+    /// [`UNAUTHENTICATED`]; false if it finds no room.
     pub fn answer(
         &mut self,
         lanes: &mut Lanes,
@@ -333,7 +333,7 @@ impl Underlays {
         datagram: &[u8],
         now: Instant,
     ) -> bool {
-        let whole = Whole { path, most: datagram.len(), owner: STRANGERS.0 };
+        let whole = Whole { path, most: datagram.len(), owner: UNAUTHENTICATED.0 };
         self.whole(lanes, id, whole, now, copy_of(datagram))
     }
 

@@ -29,7 +29,7 @@ impl Underlays {
     }
 
     /// Drops packets that have waited in the send buffer of socket `id`, since the kernel ran out of room, for longer than the
-    /// `limit` of their peer. Packets without a peer have [`crate::lanes::send_buffer::STRANGERS`] or an unused number.
+    /// `limit` of their peer. Packets without a peer have [`crate::lanes::send_buffer::UNAUTHENTICATED`] or an unused number.
     pub fn expire(&mut self, id: UnderlayId, now: Instant, limit: impl Fn(PeerId) -> Duration) -> Expiry {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return Expiry::default() };
         let (Some(since), Some(batch)) = (underlay.blocked, underlay.send_buffer.as_mut()) else {

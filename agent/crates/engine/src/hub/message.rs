@@ -42,7 +42,7 @@ pub(crate) enum WorkerMessage {
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
     /// To the owner: a worker has TCP forwards for a peer and too few stream connections.
     StreamsWanted { peer: PeerId, session: SessionId },
-    /// To the lane host: dial a stream connection of a session.
+    /// To the worker that is to have it: dial a stream connection of a session.
     DialStream(Box<StreamRequest>),
     /// To the worker that dials a peer: the outcome of a stream connection.
     StreamEnded { peer: PeerId, number: u8, outcome: Outcome },

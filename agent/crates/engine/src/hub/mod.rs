@@ -390,7 +390,7 @@ pub(crate) struct Stays;
 fn party(hand_off: &HandOff) -> Party {
     match hand_off.kind {
         Kind::Packets { .. } => Party::Unknown,
-        Kind::Strangers { .. } => Party::Unauthenticated,
+        Kind::Unauthenticated { .. } => Party::Unauthenticated,
         Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
             Party::Peer(peer)
         }

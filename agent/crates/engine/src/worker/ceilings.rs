@@ -99,7 +99,8 @@ impl Context {
             tracing::warn!(
                 peer = name,
                 suppressed,
-                "the peer opens flows faster than it may: its openings are dropped (remedy: see what opens so many; a higher                  limits.flows_per_peer raises the rate, a fifth of it a second)"
+                "the peer opens flows faster than it may: its openings are dropped (remedy: see what opens so many; a higher \
+                 limits.flows_per_peer raises the rate, a fifth of it a second)"
             );
         }
         if more(Ceiling::Sockets)

@@ -96,9 +96,9 @@ const fn ways(kind: Type, name: &'static str, help: &'static str, read: OfWays) 
 static FAMILIES: &[Family] = &[
     // A peer.
     peer(Type::Gauge, "culvert_peer_connected", "Established control connections of the peer.", |it| it.connected.into()),
-    peer(Type::Gauge, "culvert_peer_endpoints", "Endpoints at which the peer is dialled, as configured; 0 if only the peer can connect.", |it| it.own.more.endpoints.into()),
+    peer(Type::Gauge, "culvert_peer_endpoints", "Configured endpoints at which the peer is dialled; 0 if only the peer can connect.", |it| it.own.more.endpoints.into()),
     peer(Type::Gauge, "culvert_peer_lanes", "Lanes of the peer that carry payloads.", |it| it.own.more.owned_lanes.unwrap_or_default().up.into()),
-    peer(Type::Gauge, "culvert_peer_lanes_wanted", "Lanes that the connected peer is to have; 0 in standard mode, and while it is not connected.", |it| it.own.more.owned_lanes.unwrap_or_default().wanted.into()),
+    peer(Type::Gauge, "culvert_peer_lanes_wanted", "Lanes wanted with the connected peer; 0 in standard mode, and while it is not connected.", |it| it.own.more.owned_lanes.unwrap_or_default().wanted.into()),
     peer(Type::Gauge, "culvert_peer_rtt_seconds", "Smoothed round-trip time of the first lane, in standard mode of the control connection; 0 while it is not known.", |it| it.own.rtt_seconds.unwrap_or(0.0).into()),
     peer(Type::Gauge, "culvert_peer_stream_window_bytes", "Bytes that congestion control lets be in flight on the peer's control and stream connections.", |it| streams(it, |streams| streams.window_bytes)),
     peer(Type::Gauge, "culvert_peer_stream_pacing_bytes_per_second", "Rate at which packets of those connections leave; 0 with peer.congestion = \"cubic\" and before the first round trip.", |it| streams(it, |streams| streams.pacing_bytes_per_second)),
@@ -110,10 +110,10 @@ static FAMILIES: &[Family] = &[
     peer(Type::Counter, "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.", |it| it.ever.more.lanes.acked_packets.into()),
     peer(Type::Counter, "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.", |it| it.ever.more.lanes.lost_packets.into()),
     peer(Type::Counter, "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.", |it| it.ever.more.lanes.spuriously_lost_packets.into()),
-    peer(Type::Counter, "culvert_lane_mtu_probes_total", "Packets sent on lanes to find out how large the path lets them be.", |it| it.ever.more.lanes.mtu_probes_sent.into()),
-    peer(Type::Counter, "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them for their size; no other count of losses holds them.", |it| it.ever.more.lanes.mtu_probes_lost.into()),
+    peer(Type::Counter, "culvert_lane_mtu_probes_total", "Packets sent on lanes to discover the path MTU.", |it| it.ever.more.lanes.mtu_probes_sent.into()),
+    peer(Type::Counter, "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them because of their size; no other loss counter includes them.", |it| it.ever.more.lanes.mtu_probes_lost.into()),
     peer(Type::Counter, "culvert_lane_black_holes_total", "Times that a lane's path stopped carrying packets of the size in use.", |it| it.ever.more.lanes.black_holes.into()),
-    peer(Type::Gauge, "culvert_lane_packet_bytes", "Largest packet that the peer's lanes send now, in bytes of UDP payload.", |it| it.own.more.owned_lanes.unwrap_or_default().packet_bytes.into()),
+    peer(Type::Gauge, "culvert_lane_packet_bytes", "Largest packet that the peer's lanes currently send, in bytes of UDP payload.", |it| it.own.more.owned_lanes.unwrap_or_default().packet_bytes.into()),
     peer(Type::Counter, "culvert_peer_oversized_total", "Payloads for the peer dropped because they fit into no packet to it (reason too_large).", |it| it.ever.uplink.account.dropped[DropReason::TooLarge as usize].into()),
     peer(Type::Counter, "culvert_peer_spoofed_total", "IP packets from the peer dropped because their source address is not its own (reason spoofed).", |it| it.ever.downlink.account.dropped[DropReason::Spoofed as usize].into()),
     peer(Type::Gauge, "culvert_peer_inner_mtu_bytes", "Largest IP packet that fits into one packet to the peer; 0 while that is not known.", |it| u32::from(it.own.inner_mtu.unwrap_or(0)).into()),
@@ -124,7 +124,7 @@ static FAMILIES: &[Family] = &[
     peer(Type::Gauge, "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_bytes.into()),
     peer(Type::Gauge, "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.", |it| it.own.more.queue_time.into()),
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
-    peer(Type::Gauge, "culvert_reassembly_bytes", "What datagrams of the peer take of which pieces are missing, all workers together.", |it| it.now.more.reassembly_bytes.into()),
+    peer(Type::Gauge, "culvert_reassembly_bytes", "Memory held for the peer's incomplete datagrams, summed over all workers.", |it| it.now.more.reassembly_bytes.into()),
     // One direction of a peer: received = delivered + queued + dropped.
     ways(Type::Counter, "culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.", |it| it.ever.ways(|way| way.account.received)),
     ways(Type::Counter, "culvert_peer_datagrams_delivered_total", "Payloads handed to the kernel.", |it| it.ever.ways(|way| way.account.delivered)),
@@ -135,8 +135,8 @@ static FAMILIES: &[Family] = &[
     ways(Type::Counter, "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.", |it| it.ever.ways(|way| way.delivered_bytes)),
     ways(Type::Counter, "culvert_peer_tun_packets_total", "IP packets from the TUN device for the peer (uplink) or from the peer for the device (downlink); they are among the payloads received.", |it| it.ever.ways(|way| way.packets.packets)),
     ways(Type::Counter, "culvert_peer_tun_bytes_total", "Bytes of those IP packets.", |it| it.ever.ways(|way| way.packets.bytes)),
-    ways(Type::Counter, "culvert_peer_fragmented_datagrams_total", "Payloads that fitted into no packet and were put into packets in pieces (uplink), or were put together from pieces (downlink).", |it| it.ever.ways(|way| way.pieces.datagrams)),
-    ways(Type::Counter, "culvert_peer_pieces_total", "Pieces of such payloads that were put into packets (uplink) or came (downlink).", |it| it.ever.ways(|way| way.pieces.pieces)),
+    ways(Type::Counter, "culvert_peer_fragmented_datagrams_total", "Payloads too large for one packet that were sent in pieces (uplink), or reassembled from pieces (downlink).", |it| it.ever.ways(|way| way.pieces.datagrams)),
+    ways(Type::Counter, "culvert_peer_pieces_total", "Pieces of such payloads that were sent (uplink) or received (downlink).", |it| it.ever.ways(|way| way.pieces.pieces)),
     // The sockets of one use.
     socket(Type::Counter, "culvert_socket_received_buffers_total", "Buffers received; GRO joins several datagrams into one.", |socket| socket.stats.received_buffers.into()),
     socket(Type::Counter, "culvert_socket_received_datagrams_total", "Datagrams received.", |socket| socket.stats.received_datagrams.into()),
@@ -150,10 +150,10 @@ static FAMILIES: &[Family] = &[
     socket(Type::Counter, "culvert_socket_gso_fallbacks_total", "Times that GSO was turned off for a destination after an error.", |socket| socket.stats.gso_fallbacks.into()),
     socket(Type::Counter, "culvert_socket_would_block_total", "Sends that found the kernel's send buffer full.", |socket| socket.stats.would_block.into()),
     socket(Type::Counter, "culvert_socket_send_failures_total", "Datagrams that the kernel refused to send.", |socket| socket.stats.send_failures.into()),
-    counter("culvert_socket_refusals_total", &["socket"], "ICMP errors that the kernel reported about datagrams sent earlier: nobody listens there.", |it, out| out.each(&SocketStats::LABELS, &it.totals.refusals)),
+    counter("culvert_socket_refusals_total", &["socket"], "ICMP errors that the kernel reported about datagrams sent earlier, for example because nobody listens there.", |it, out| out.each(&SocketStats::LABELS, &it.totals.refusals)),
     socket(Type::Counter, "culvert_socket_truncated_total", "Received buffers that were longer than ours.", |socket| socket.stats.truncated.into()),
     socket(Type::Counter, "culvert_socket_kernel_drops_total", "Buffers (not datagrams) that the kernel dropped because the receive buffer was full.", |socket| socket.kernel_drops.into()),
-    socket(Type::Gauge, "culvert_socket_kernel_queue_bytes", "Kernel memory of the buffers that waited to be read when the sockets were last looked at, which is once a second.", |socket| socket.kernel_queue.into()),
+    socket(Type::Gauge, "culvert_socket_kernel_queue_bytes", "Kernel memory of the buffers waiting to be read, sampled once a second.", |socket| socket.kernel_queue.into()),
     socket(Type::Histogram, "culvert_socket_receive_batch_datagrams", "Datagrams that one system call received.", |socket| Buckets::sizes(&socket.stats.receive_sizes, socket.stats.received_datagrams).into()),
     socket(Type::Histogram, "culvert_socket_send_segments", "Datagrams of one message that was sent; above 1 the kernel cut it.", |socket| Buckets::sizes(&socket.stats.send_sizes, socket.stats.sent_datagrams).into()),
     socket(Type::Histogram, "culvert_socket_receive_age_seconds", "How long received buffers (not datagrams) waited in the kernel, sampled in one call of 16.", |socket| Buckets::ages(&socket.stats.ages, socket.stats.age_sum_nanos).into()),
@@ -161,9 +161,9 @@ static FAMILIES: &[Family] = &[
     counter("culvert_lane_ack_packets_total", &["direction"], "Lane packets without payload, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.ack_packets_sent, it.lanes.ack_packets_received])),
     counter("culvert_lane_ack_frames_total", &["direction"], "ACK frames on lanes, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.ack_frames_sent, it.lanes.ack_frames_received])),
     counter("culvert_lane_datagram_frames_total", &["direction"], "DATAGRAM frames on lanes, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.datagrams_sent, it.lanes.datagrams_received])),
-    gauge("culvert_lane_flows", &["lane"], "Flows by the index of the lane that they belong on, of all peers: how evenly they are striped.", |it, out| by_index(it, out, |index| index.flows)),
+    gauge("culvert_lane_flows", &["lane"], "Flows of all peers by the index of their lane; shows how evenly flows are spread over lanes.", |it, out| by_index(it, out, |index| index.flows)),
     counter("culvert_lane_sent_bytes_total", &["lane"], "Bytes of UDP payload sent on the lanes of this index, of all peers.", |it, out| by_index(it, out, |index| index.bytes.sent)),
-    counter("culvert_lane_tun_packets_total", &["lane"], "IP packets from the TUN device by the index of the lane that the hash of their flow gave them, of all peers: how evenly they are striped.", |it, out| by_index(it, out, |index| index.packets)),
+    counter("culvert_lane_tun_packets_total", &["lane"], "IP packets from the TUN device, of all peers, by the index of the lane that the hash of their flow selects; shows how evenly they are spread over lanes.", |it, out| by_index(it, out, |index| index.packets)),
     counter("culvert_lane_received_bytes_total", &["lane"], "Bytes of UDP payload received and authenticated on the lanes of this index, of all peers.", |it, out| by_index(it, out, |index| index.bytes.received)),
     gauge("culvert_lanes", &["state"], "Lanes by state.", |it, out| out.each(&LaneState::LABELS, &it.lane_states)),
     counter("culvert_lanes_reopened_total", &["reason"], "Lanes that were opened again or refused, by reason.", |it, out| {
@@ -183,11 +183,11 @@ static FAMILIES: &[Family] = &[
     counter("culvert_lane_key_updates_total", &["initiator"], "Key updates of lanes, by the end that began them: local or remote.", |it, out| {
         out.each(&["local", "remote"], &[it.lanes.key_updates_initiated, it.lanes.key_updates_followed]);
     }),
-    counter("culvert_lane_probes_total", &[], "Packets sent on lanes because the last ones stayed unacknowledged.", |it, out| out.add(&[], it.lanes.probes_sent)),
-    counter("culvert_lane_window_overflows_total", &[], "Packets sent on lanes whose fate is unknown, because too many were unacknowledged to remember them.", |it, out| out.add(&[], it.lanes.window_overflows)),
-    counter("culvert_lane_packets_unopened_total", &[], "Packets on lanes that were dropped unopened: their peers asked for most of a worker that fell behind.", |it, out| out.add(&[], it.unopened)),
-    counter("culvert_sessions_doubted_total", &["reason"], "Sessions beside which the peer was dialled anew, or would be if this end had an endpoint.", |it, out| out.each(&Suspicion::LABELS, &it.totals.sessions_suspected)),
-    counter("culvert_path_moves_total", &["what"], "Addresses that changed while the session went on: of the far end, as a lane or a control connection sees it, or our own (socket).", |it, out| out.each(&["lane", "control", "socket"], &it.totals.path_moves.counts())),
+    counter("culvert_lane_probes_total", &[], "Probe packets sent on lanes because earlier packets were not acknowledged in time.", |it, out| out.add(&[], it.lanes.probes_sent)),
+    counter("culvert_lane_window_overflows_total", &[], "Packets sent on lanes and no longer tracked, because too many were unacknowledged.", |it, out| out.add(&[], it.lanes.window_overflows)),
+    counter("culvert_lane_packets_unopened_total", &[], "Lane packets dropped before decryption because the worker had fallen behind; it drops those of its heaviest peers first.", |it, out| out.add(&[], it.unopened)),
+    counter("culvert_sessions_doubted_total", &["reason"], "Sessions suspected to be dead, by reason; the peer is then dialled again if this end has an endpoint for it.", |it, out| out.each(&Suspicion::LABELS, &it.totals.sessions_suspected)),
+    counter("culvert_path_moves_total", &["what"], "Address changes that the session survived: of the peer, as seen by a lane or a control connection, or of this host (socket).", |it, out| out.each(&["lane", "control", "socket"], &it.totals.path_moves.counts())),
     // Control connections and the gate.
     counter("culvert_control_messages_total", &["direction"], "Control messages, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.control.messages_sent, it.control.messages_received])),
     counter("culvert_control_datagrams_total", &["direction"], "UDP datagrams of control connections, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.sent.datagrams, it.totals.control.received.datagrams])),
@@ -203,7 +203,7 @@ static FAMILIES: &[Family] = &[
         out.each(&MessageError::LABELS, &it.totals.message_errors.0);
         out.add(&["out_of_order"], it.totals.out_of_order);
     }),
-    gauge("culvert_handshakes_pending", &["worker"], "Handshakes that others have begun and not completed; each worker has its share of limits.handshakes.", |it, out| out.add(&[&it.worker.to_string()], it.in_use.handshakes as u64)),
+    gauge("culvert_handshakes_pending", &["worker"], "Incomplete inbound handshakes; each worker has its share of limits.handshakes.", |it, out| out.add(&[&it.worker.to_string()], it.in_use.handshakes as u64)),
     counter("culvert_handshakes_total", &["outcome"], "Handshakes of control connections, by outcome.", |it, out| {
         let Handshakes { dialled, established, failed } = it.totals.handshakes;
         out.each(&["dialled", "established", "failed"], &[dialled, established, failed]);
@@ -215,8 +215,8 @@ static FAMILIES: &[Family] = &[
         out.each(&["unroutable", "answer_suppressed"], &[it.control.unroutable, it.control.answers_suppressed]);
     }),
     counter("culvert_gate_datagrams_total", &["step"], "Datagrams at the gate, by the step at which they ended.", |it, out| out.each(&Step::LABELS, &it.gate)),
-    gauge("culvert_gate_used_tokens", &[], "Knocks that were used and are remembered, so that none works twice.", |it, out| out.add(&[], it.in_use.used_tokens as u64)),
-    counter("culvert_gate_journal_errors_total", &[], "Times that used knocks could not be written down; after a restart none of before would be trusted.", |it, out| out.add(&[], it.totals.replay_log_errors)),
+    gauge("culvert_gate_used_tokens", &[], "Used knocks that the agent remembers, so that none works twice.", |it, out| out.add(&[], it.in_use.used_tokens as u64)),
+    counter("culvert_gate_journal_errors_total", &[], "Failed writes to the replay log of used knocks; after a restart, the agent refuses knocks made before it.", |it, out| out.add(&[], it.totals.replay_log_errors)),
     // Flows and payloads.
     counter("culvert_datagrams_dropped_total", &["direction", "reason"], "Payloads dropped, by reason; the sum equals that over all peers as long as none was removed.", |it, out| {
         let labels = DropReason::ALL.map(DropReason::label);
@@ -232,35 +232,35 @@ static FAMILIES: &[Family] = &[
     counter("culvert_flows_moved_total", &[], "Flows that moved to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.moved)),
     counter("culvert_handed_over_datagrams_total", &["kind"], "Datagrams handed to another worker, because their connection, lane or flow lives there.", |it, out| out.each(&Kind::LABELS, &it.totals.handed_out)),
     counter("culvert_taken_over_datagrams_total", &["kind"], "Datagrams taken from another worker.", |it, out| out.each(&Kind::LABELS, &it.totals.handed_in)),
-    counter("culvert_hand_over_dropped_datagrams_total", &["kind"], "Datagrams dropped because another worker did not take what waits for it.", |it, out| out.each(&Kind::LABELS, &it.totals.hand_over_drops)),
-    gauge("culvert_send_buffer_bytes", &[], "What the outboxes of QUIC sockets take, those kept for the next ones included; at most 38 MiB for each worker.", |it, out| out.add(&[], it.send_buffer_bytes as u64)),
+    counter("culvert_hand_over_dropped_datagrams_total", &["kind"], "Datagrams dropped because the ring of the worker that they were for was full.", |it, out| out.each(&Kind::LABELS, &it.totals.hand_over_drops)),
+    gauge("culvert_send_buffer_bytes", &[], "Memory of the send buffers of QUIC sockets, spare ones included; at most 38 MiB for each worker.", |it, out| out.add(&[], it.send_buffer_bytes as u64)),
     // TCP forwards.
     counter("culvert_tcp_bytes_total", &["direction"], "Bytes of TCP payload forwarded.", |it, out| out.each(&WAYS, &[it.totals.tcp.bytes_outward, it.totals.tcp.bytes_inward])),
     gauge("culvert_tcp_streams", &[], "TCP forwards now open.", |it, out| out.add(&[], it.tcp_streams as u64)),
-    counter("culvert_tcp_streams_opened_total", &[], "TCP forwards begun by either end, those that were then refused included.", |it, out| out.add(&[], it.totals.tcp.opened)),
+    counter("culvert_tcp_streams_opened_total", &[], "TCP forwards started by either end, including those that were then refused.", |it, out| out.add(&[], it.totals.tcp.opened)),
     counter("culvert_tcp_refused_total", &["reason"], "TCP forwards refused, by reason.", |it, out| {
         out.each(&TcpRefusal::LABELS, &it.totals.tcp.refused);
     }),
     counter("culvert_tcp_accept_pauses_total", &[], "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the peer was in doubt.", |it, out| out.add(&[], it.totals.tcp.accept_pauses)),
     gauge("culvert_stream_bytes", &[], "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.", |it, out| out.add(&[], it.in_use.stream_bytes)),
     gauge("culvert_stream_connections", &[], "Connections that carry TCP forwards beside the control connections.", |it, out| out.add(&[], it.stream_connections as u64)),
-    counter("culvert_stream_connections_opened_total", &[], "Stream connections that came up.", |it, out| out.add(&[], it.totals.streams.opened)),
-    counter("culvert_stream_connections_failed_total", &["reason"], "Stream connections that could not be made or were lost, by reason: no socket for one (local), no answer to the handshake (handshake), not let in by the far end (refused), ended while it was in use (lost).", |it, out| out.each(&StreamFailure::LABELS, &it.totals.streams.failed)),
+    counter("culvert_stream_connections_opened_total", &[], "Stream connections that were established.", |it, out| out.add(&[], it.totals.streams.opened)),
+    counter("culvert_stream_connections_failed_total", &["reason"], "Stream connections that failed, by reason: no local socket (local), no answer to the handshake (handshake), refused by the far end (refused), lost while in use (lost).", |it, out| out.each(&StreamFailure::LABELS, &it.totals.streams.failed)),
     // Unauthenticated senders and the decoy.
-    counter("culvert_decoy_datagrams_total", &["direction"], "Datagrams that came from strangers (to_decoy) or from the decoy (to_stranger); those that were not dropped went on.", |it, out| {
+    counter("culvert_decoy_datagrams_total", &["direction"], "Datagrams from unauthenticated senders (to_decoy) or from the decoy (to_stranger); those that were not dropped were forwarded.", |it, out| {
         out.each(&DECOY_WAYS, &[it.decoy.from_senders.datagrams, it.decoy.from_decoy.datagrams]);
     }),
     counter("culvert_decoy_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| {
         out.each(&DECOY_WAYS, &[it.decoy.from_senders.bytes, it.decoy.from_decoy.bytes]);
     }),
-    counter("culvert_decoy_drops_total", &["direction", "reason"], "Datagrams of strangers or of the decoy that were dropped, by reason; no_decoy counts those that met silence.", |it, out| {
+    counter("culvert_decoy_drops_total", &["direction", "reason"], "Datagrams from unauthenticated senders or from the decoy that were dropped, by reason; no_decoy counts those that got no answer because there is no decoy.", |it, out| {
         for (index, reason) in DecoyDrop::ALL.into_iter().enumerate() {
             let way = DECOY_WAYS[usize::from(index >= DecoyDrop::TO_DECOY)];
             out.add(&[way, reason.label()], it.decoy.dropped[index]);
         }
     }),
-    gauge("culvert_decoy_flows", &[], "Strangers whose datagrams go to the decoy.", |it, out| out.add(&[], it.in_use.decoy_flows as u64)),
-    counter("culvert_decoy_flows_opened_total", &[], "Strangers who got a socket to the decoy.", |it, out| out.add(&[], it.decoy.opened)),
+    gauge("culvert_decoy_flows", &[], "Unauthenticated senders whose datagrams go to the decoy.", |it, out| out.add(&[], it.in_use.decoy_flows as u64)),
+    counter("culvert_decoy_flows_opened_total", &[], "Unauthenticated senders that were given a socket to the decoy.", |it, out| out.add(&[], it.decoy.opened)),
     // The TUN device.
     counter("culvert_tun_packets_total", &["direction"], "IP packets read from the TUN device (uplink) or written to it (downlink), super-packets and fragments cut; a super-packet that goes to no peer counts as one.", |it, out| out.each(&WAYS, &[it.tun_totals.received, it.tun_totals.delivered])),
     counter("culvert_tun_bytes_total", &["direction"], "Bytes that were read or written, headers of super-packets once.", |it, out| out.each(&WAYS, &[it.tun.read_bytes, it.tun.write_bytes])),
@@ -270,17 +270,17 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tun_dropped_packets_total", &["reason"], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.", |it, out| out.each(&TunDrop::LABELS, &it.tun_totals.dropped)),
     counter("culvert_tun_icmp_sent_total", &["kind"], "ICMP messages sent to senders of IP packets that could not be carried, by kind.", |it, out| out.each(&Answer::LABELS, &it.tun_totals.answers)),
     counter("culvert_tun_mss_clamped_total", &[], "TCP SYNs whose maximum segment size was lowered to what fits into a packet to the peer.", |it, out| out.add(&[], it.tun_totals.mss_clamped)),
-    counter("culvert_tun_icmp_withheld_total", &[], "ICMP messages to senders of IP packets that were due and not sent, because their rate is limited.", |it, out| out.add(&[], it.tun_totals.answers_withheld)),
-    counter("culvert_tun_flows_moved_total", &[], "Times that IP packets of one hash went to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.buckets_moved)),
+    counter("culvert_tun_icmp_withheld_total", &[], "ICMP messages withheld from senders of IP packets because of the rate limit.", |it, out| out.add(&[], it.tun_totals.answers_withheld)),
+    counter("culvert_tun_flows_moved_total", &[], "Buckets of IP packets that moved to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.buckets_moved)),
     device(Type::Counter, "culvert_tun_kernel_dropped_packets_total", &["direction"], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).", |device, out| out.each(&WAYS, &device.dropped)),
-    device(Type::Gauge, "culvert_tun_device", &[], "1 while the agent has its TUN device, 0 once somebody removed it; not there without a section tun.", |device, out| {
+    device(Type::Gauge, "culvert_tun_device", &[], "1 while the agent has its TUN device, 0 after somebody removed it; absent without a section tun.", |device, out| {
         device.present.into_iter().for_each(|present| out.add(&[], u64::from(present)));
     }),
     // The workers and what they share.
-    counter("culvert_worker_beats_total", &["worker"], "Times that a worker showed that it is alive: at least once a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
-    counter("culvert_turns_full_total", &[], "Turns that ended before all sources of a kind (underlay, local, device) were served, because those before them had all of its budget; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),
-    gauge("culvert_peers", &["origin"], "Peers that are known, by how: of the configuration (config), added at run time (state), let in by open mode (open).", |it, out| out.each(&PeerOrigin::ALL.map(PeerOrigin::label), &it.known)),
-    counter("culvert_limit_reached_total", &["limit"], "Times that something was refused, dropped or gave way because a ceiling was reached, by its key in the section limits; sockets, used_tokens, flow_rate and control_messages have none there.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
+    counter("culvert_worker_beats_total", &["worker"], "Signs of life of the worker, at least one a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
+    counter("culvert_turns_full_total", &[], "Turns that used up the budget of a kind of source (underlay, local, device) before all of its sources were served; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),
+    gauge("culvert_peers", &["origin"], "Known peers by origin: from the configuration (config), added at run time (state), or admitted by open mode (open).", |it, out| out.each(&PeerOrigin::ALL.map(PeerOrigin::label), &it.known)),
+    counter("culvert_limit_reached_total", &["limit"], "Times that a limit was reached and something was refused, dropped or evicted, by its key in the section limits; sockets, used_tokens, flow_rate and control_messages are not keys.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
 ];
 
 fn by_index(worker: &WorkerSnapshot, out: &mut Samples, read: fn(&IndexCounts) -> u64) {

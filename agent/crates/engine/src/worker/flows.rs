@@ -8,7 +8,7 @@ use std::{
 use dataplane::{
     datapath::uplink::Uplink,
     forward::Local,
-    lanes::STRANGERS,
+    lanes::UNAUTHENTICATED,
     relay::{FlowId, Origin},
     socket_stats::{role, role_place},
 };
@@ -164,7 +164,7 @@ impl DataPlane {
         for settled in cx.sockets.underlays.settlements().chain(sessions.control.settlements()) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
                 peer.data.relay.settle_uplink(settled);
-            } else if settled.peer == STRANGERS {
+            } else if settled.peer == UNAUTHENTICATED {
                 self.unauthenticated.settle(&settled);
             }
         }

@@ -48,7 +48,7 @@ impl Worker {
                         worker.downlink(now, |downlink, batch| downlink.whole_batch(batch, received));
                     });
                 }
-                Kind::Strangers { port } => self.data.unauthenticated.accept(&hand_off, port),
+                Kind::Unauthenticated { port } => self.data.unauthenticated.accept(&hand_off, port),
                 Kind::Frames { peer, lane } => {
                     self.take_batches(&hand_off, waited, |worker| {
                         worker
@@ -129,7 +129,7 @@ impl DataPlane {
                 Ok(()) => cx.stats.totals.handed_out[kind] += datagrams,
                 Err(hand_off) => {
                     cx.stats.totals.hand_over_drops[kind] += datagrams;
-                    if let Kind::Strangers { .. } = hand_off.kind {
+                    if let Kind::Unauthenticated { .. } = hand_off.kind {
                         self.unauthenticated.stats.drop(DecoyDrop::Overload, datagrams);
                     }
                     let Some(peer) = hand_off.peer().and_then(|peer| cx.peers.get_mut(peer)) else {

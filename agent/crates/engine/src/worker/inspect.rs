@@ -152,7 +152,7 @@ impl Tunnel {
             }
             let LaneStats { sealed_packets, sealed_bytes, opened_packets, opened_bytes, .. } = *stats;
             let counts = [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.lost_packets];
-            slot.meter.sample(counts, now);
+            slot.sampler.sample(counts, now);
         }
         for (peer, lanes) in cx.peers.iter_mut().zip(&sums) {
             let (relay, stats) = (&peer.data.relay, &peer.data.relay.stats);
@@ -164,14 +164,14 @@ impl Tunnel {
         if let Some(Tun { side: tun, .. }) = &mut self.device {
             let stats = tun.queue.stats();
             let (read, written) = (tun.totals.received, tun.totals.delivered);
-            tun.meter.sample([read, stats.read_bytes, written, stats.write_bytes], now);
+            tun.sampler.sample([read, stats.read_bytes, written, stats.write_bytes], now);
         }
     }
 
     fn tun_row(&self) -> Option<TunStatus> {
         let Tun { side: tun, .. } = self.device.as_ref()?;
         let (offload, stats, totals) = (tun.queue.offload(), tun.queue.stats(), &tun.totals);
-        let rates = tun.meter.last().map(|delta| delta.per_second());
+        let rates = tun.sampler.last().map(|delta| delta.per_second());
         let [read, read_bytes, written, written_bytes] =
             std::array::from_fn(|index| rates.map(|rates| rates[index]));
         Some(TunStatus {
@@ -229,7 +229,7 @@ impl Context {
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
         let (stats, view, rtt, in_flight) =
             (slot.core.stats(), slot.core.view(), slot.core.rtt(), slot.core.in_flight());
-        let rates = slot.meter.last().map(|delta| delta.per_second());
+        let rates = slot.sampler.last().map(|delta| delta.per_second());
         let key_updates = stats.key_phase();
         LaneStatus {
             index: slot.index,

@@ -89,7 +89,7 @@ impl Sessions {
                         peer.data.relay.uplink.drop(DropReason::LaneClosed, hand_off.counted());
                     }
                     Kind::Frames { .. } => drop_outdated(&mut peer.data.relay.downlink, &hand_off),
-                    Kind::Packets { .. } | Kind::Strangers { .. } => {}
+                    Kind::Packets { .. } | Kind::Unauthenticated { .. } => {}
                 }
             }
             cx.orphan_flows(id, *key);

@@ -103,7 +103,7 @@ impl Waiting {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use dataplane::lanes::STRANGERS;
+    use dataplane::lanes::UNAUTHENTICATED;
 
     #[test]
     fn waiting_datagrams_are_bounded_and_each_one_is_kept_or_counted() {
@@ -131,7 +131,7 @@ mod tests {
         for (dropped, payloads) in
             [(None, 7), (Some(DropReason::SendTooLarge), 2), (Some(DropReason::SendBlocked), 3)]
         {
-            senders.settle(&Settlement { peer: STRANGERS, payloads, dropped });
+            senders.settle(&Settlement { peer: UNAUTHENTICATED, payloads, dropped });
         }
         let mut expected = DecoyStats::default();
         expected.drop(DecoyDrop::TooLarge, 2);

@@ -35,7 +35,7 @@ pub struct LimitsStatus {
     pub handshakes: Used,
     /// Knocks that were used and are remembered.
     pub used_tokens: Used,
-    /// Strangers whose datagrams go to the decoy.
+    /// Unauthenticated senders whose datagrams go to the decoy.
     pub decoy_flows: Used,
     /// Files that the process has open.
     pub descriptors: Used,
