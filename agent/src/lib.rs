@@ -1,6 +1,6 @@
 //! Culvert: a gateway that carries UDP flows, IP packets and TCP forwards between sites over QUIC.
 //!
-//! `docs/architecture.md` is the map; the way of a datagram starts in [`engine::datapath`].
+//! `docs/architecture.md` is the map; the way of a datagram starts in [`dataplane::datapath`].
 
 pub mod admin;
 pub mod cli;
