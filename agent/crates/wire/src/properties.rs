@@ -111,5 +111,16 @@ pub fn payload_context(input: &[u8]) {
 
 /// Where the payload is, that of any piece too.
 fn payload_at(context: &Context) -> Option<usize> {
-    if let Context::Piece { payload_at, .. } = *context { Some(payload_at) } else { context.payload_at() }
+    match *context {
+        Context::Packet { payload_at, .. }
+        | Context::Flow { payload_at, .. }
+        | Context::Piece { payload_at, .. }
+        | Context::Open { payload_at, .. } => Some(payload_at),
+        Context::OpenEmpty { .. }
+        | Context::Confirmed(_)
+        | Context::Refused(..)
+        | Context::Unknown(_)
+        | Context::Closed(_)
+        | Context::Unsupported(_) => None,
+    }
 }

@@ -352,18 +352,25 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
     /// Drops a datagram that has waited for too long; false for a message about a flow, which is still useful.
     fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
-        let context = Context::decode(data);
-        if let Some(Context::Piece { number, datagram, total, offset, payload_at }) = context {
-            let cutting = Cutting { number, datagram, total, offset };
-            return self.late_piece(peer, cutting, data.len() - payload_at);
-        }
-        let Some(
-            Context::Packet { payload_at, .. }
-            | Context::Flow { payload_at, .. }
-            | Context::Open { payload_at, .. },
-        ) = context
-        else {
-            return false;
+        let payload_at = match Context::decode(data) {
+            Some(
+                Context::Packet { payload_at, .. }
+                | Context::Flow { payload_at, .. }
+                | Context::Open { payload_at, .. },
+            ) => payload_at,
+            Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
+                let cutting = Cutting { number, datagram, total, offset };
+                return self.late_piece(peer, cutting, data.len() - payload_at);
+            }
+            Some(
+                Context::OpenEmpty { .. }
+                | Context::Confirmed(_)
+                | Context::Refused(..)
+                | Context::Unknown(_)
+                | Context::Closed(_)
+                | Context::Unsupported(_),
+            )
+            | None => return false,
         };
         let Some(state) = self.peers.data_mut(peer) else { return false };
         state.relay.downlink.receive(1, (data.len() - payload_at) as u64);

@@ -39,13 +39,28 @@ pub const MOST_TIME: Duration = Duration::from_secs(600);
 
 /// The subject of a capture; in JSON the index of a lane, or nothing.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
+#[serde(from = "Option<u8>", into = "Option<u8>")]
 pub enum Subject {
     /// The lane with this index, each time that it is opened.
     Lane(u8),
     /// Control connections, from the first packet of each that begins from now on.
     #[default]
     Control,
+}
+
+impl From<Option<u8>> for Subject {
+    fn from(lane: Option<u8>) -> Self {
+        lane.map_or(Self::Control, Self::Lane)
+    }
+}
+
+impl From<Subject> for Option<u8> {
+    fn from(subject: Subject) -> Self {
+        match subject {
+            Subject::Lane(lane) => Some(lane),
+            Subject::Control => None,
+        }
+    }
 }
 
 impl Subject {

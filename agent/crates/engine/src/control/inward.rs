@@ -125,7 +125,23 @@ fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
     const TELLING: u32 = 15;
     // A message has at most 64 KiB.
     let units = 1 + u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX - TELLING - 1);
-    if let Ok(Message::ServicesChanged(_)) = message { units + TELLING } else { units }
+    // Every kind is listed, so that a new one is decided on.
+    match message {
+        Ok(Message::ServicesChanged(_)) => units + TELLING,
+        Ok(
+            Message::Hello(_)
+            | Message::LaneOpen(_)
+            | Message::LaneAccept(_)
+            | Message::LaneRefuse(_)
+            | Message::LaneClose(_)
+            | Message::Here
+            | Message::Join(_)
+            | Message::Joined
+            | Message::StreamsWanted
+            | Message::Release,
+        )
+        | Err(_) => units,
+    }
 }
 
 #[cfg(test)]

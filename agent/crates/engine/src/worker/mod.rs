@@ -234,6 +234,7 @@ impl Worker {
         data.settle(cx, sessions, tunnel);
         data.send_hand_offs(cx, now);
         self.end_if_done(all_stopped);
+        debug_assert!(self.cx.effects.is_empty(), "a step asked for something, and nobody did it");
         if self.cx.stats.unpublished {
             let peers = number(self.cx.peers.len());
             let interval = PUBLISH_INTERVAL + PUBLISH_PER_PEER.saturating_mul(peers);
