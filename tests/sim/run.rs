@@ -17,16 +17,7 @@ use super::{
 };
 
 /// The hosts beside the agents are this far from them.
-const NEAR: NetworkPath = NetworkPath {
-    delay: Duration::from_micros(200),
-    jitter: Duration::ZERO,
-    loss: 0,
-    duplicates: 0,
-    corrupted: 0,
-    most_bytes: usize::MAX,
-    is_cut: false,
-    bottleneck: None,
-};
+const NEAR: NetworkPath = NetworkPath::with_delay(Duration::from_micros(200));
 
 /// A broken rule, to see that it is noticed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

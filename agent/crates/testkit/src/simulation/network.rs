@@ -65,11 +65,12 @@ pub struct NetworkPath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BottleneckId(pub(super) usize);
 
-impl Default for NetworkPath {
-    /// 5 ms one way, nothing else.
-    fn default() -> Self {
+impl NetworkPath {
+    /// A path with this delay, one way, and nothing else.
+    #[must_use]
+    pub const fn with_delay(delay: Duration) -> Self {
         Self {
-            delay: Duration::from_millis(5),
+            delay,
             jitter: Duration::ZERO,
             loss: 0,
             duplicates: 0,
@@ -78,6 +79,13 @@ impl Default for NetworkPath {
             is_cut: false,
             bottleneck: None,
         }
+    }
+}
+
+impl Default for NetworkPath {
+    /// 5 ms one way, nothing else.
+    fn default() -> Self {
+        Self::with_delay(Duration::from_millis(5))
     }
 }
 

@@ -11,7 +11,7 @@ use gate::identity::Identity;
 use wire::{
     clock::Clock,
     context::{Context, ServiceNumber},
-    messages::CloseReason,
+    messages::{CloseReason, Features, Hello, Message},
 };
 
 use crate::{
@@ -21,17 +21,17 @@ use crate::{
     number_of, numbered,
 };
 
-/// The malicious's host.
+/// The malicious peer's host.
 pub(super) const ROGUE: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 6));
 /// What the exit calls its service.
 pub(super) const ECHO: ServiceNumber = ServiceNumber(0);
 
-/// An innocent pair, and a malicious that has an allowed key at the exit.
+/// An innocent pair, and a malicious peer that has an allowed key at the exit.
 pub(super) struct GateFlood {
     /// The innocent is its entry.
     pub(super) pair: Pair,
     pub(super) malicious: MaliciousPeer,
-    /// Where the malicious's sockets are.
+    /// Where the malicious peer's sockets are.
     pub(super) host: Host,
     pub(super) identity: Identity,
     innocent: Udp,
@@ -39,7 +39,7 @@ pub(super) struct GateFlood {
 }
 
 impl GateFlood {
-    /// The malicious's handshake is complete; it has said nothing.
+    /// The malicious peer's handshake is complete; it has said nothing.
     pub(super) fn new(seed: u64, limits: &str) -> Self {
         Self::with_window(seed, limits, None)
     }
@@ -54,7 +54,7 @@ impl GateFlood {
         Self::begin(seed, workers, limits, |pair, host, identity| dial(pair, host, identity, 0, window))
     }
 
-    /// The malicious puts all it has on the wire at once; it has said hello and has lane 0 in epoch 1.
+    /// The malicious peer puts all it has on the wire at once; it has said hello and has lane 0 in epoch 1.
     pub(super) fn greedy(seed: u64, limits: &str) -> Self {
         let dial = |pair: &Pair, host: &mut Host, identity: &Identity| {
             let addresses = (address(ROGUE, 0), SocketAddr::new(EXIT, 4433));
@@ -83,9 +83,21 @@ impl GateFlood {
         flood
     }
 
-    /// The malicious has said hello and has lane 0 in epoch 1.
+    /// The malicious peer has said hello and has lane 0 in epoch 1.
     pub(super) fn with_lane(seed: u64, limits: &str) -> Self {
         Self::new(seed, limits).given_a_lane()
+    }
+
+    /// The malicious peer says hello with these features, in standard mode or for one lane.
+    pub(super) fn say_hello(&mut self, standard: bool, features: Features) {
+        if let Message::Hello(hello) = MaliciousPeer::hello_with_lanes(if standard { 0 } else { 64 }) {
+            self.malicious.say(&Message::Hello(Hello { features, max_datagram_packet: 1452, ..hello }));
+        }
+        if !standard {
+            self.malicious.ask_for_lane(0, 1);
+        }
+        self.run(100);
+        assert_eq!(self.malicious.lanes(), usize::from(!standard));
     }
 
     fn given_a_lane(mut self) -> Self {
@@ -96,7 +108,7 @@ impl GateFlood {
         self
     }
 
-    /// Lets time pass while the service answers and the malicious plays along.
+    /// Lets time pass while the service answers and the malicious peer plays along.
     pub(super) fn run(&mut self, milliseconds: u64) {
         for _ in 0..milliseconds {
             self.pair.run_served(Duration::from_millis(1));
@@ -147,7 +159,7 @@ impl GateFlood {
         }
     }
 
-    /// The malicious's connection was closed for `reason`, and nothing of it is left but what drains.
+    /// The malicious peer's connection was closed for `reason`, and nothing of it is left but what drains.
     pub(super) fn assert_closed(&mut self, reason: CloseReason) {
         self.run(50);
         assert_eq!(self.malicious.closed(), Some(reason));

@@ -7,14 +7,13 @@ use gate::identity::Identity;
 use wire::{
     clock::Clock,
     context::{Context, FlowNumber, MOST_DATAGRAM},
-    messages::{Features, Hello, Message},
+    messages::Features,
 };
 
 use crate::{
     ENTRY, EXIT, INGRESS, Pair,
     flood::{ECHO, GateFlood},
     harness::Udp,
-    malicious::MaliciousPeer,
 };
 
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -283,7 +282,7 @@ fn nothing_is_left_of_datagrams_whose_sender_or_receiver_restarts_midway() {
 
 #[test]
 fn a_flow_that_ends_takes_its_incomplete_datagrams_with_it() {
-    let mut flood = pieces_siege(1360, 1, false, Features::PIECES);
+    let mut flood = flood_of_pieces(1360, 1, false, Features::PIECES);
     let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
     flood.say_data(false, &opening);
     flood.run(30);
@@ -305,20 +304,13 @@ fn piece(number: FlowNumber, datagram: u32, total: u16, offset: u16, bytes: &[u8
     [header.as_slice(), bytes].concat()
 }
 
-/// A malicious with these features beside an innocent pair whose service wants pieces, at an exit with so many workers.
-fn pieces_siege(seed: u64, workers: u8, standard: bool, features: Features) -> GateFlood {
+/// A malicious peer with these features, beside an innocent pair whose service wants pieces.
+fn flood_of_pieces(seed: u64, workers: u8, standard: bool, features: Features) -> GateFlood {
     let mut flood = GateFlood::with_workers(seed, workers, "", None);
     let exit = flood.pair.exit;
     flood.pair.exit_toml = fragmenting(&flood.pair.exit_toml);
     flood.pair.world.reload(exit, &flood.pair.exit_toml.clone()).unwrap();
-    if let Message::Hello(hello) = MaliciousPeer::hello_with_lanes(if standard { 0 } else { 64 }) {
-        flood.malicious.say(&Message::Hello(Hello { features, max_datagram_packet: 1452, ..hello }));
-    }
-    if !standard {
-        flood.malicious.ask_for_lane(0, 1);
-    }
-    flood.run(100);
-    assert_eq!(flood.malicious.lanes(), usize::from(!standard));
+    flood.say_hello(standard, features);
     flood
 }
 
@@ -333,7 +325,7 @@ impl GateFlood {
         self.metric("culvert_reassembly_bytes{peer=\"rogue\"}")
     }
 
-    /// The datagrams of `flow` that came for the malicious in whole, those in pieces put together by their offsets; nothing of them
+    /// The datagrams of `flow` that came for the malicious peer in whole, those in pieces put together by their offsets; nothing of them
     /// came twice.
     fn answers(&mut self, flow: FlowNumber) -> Vec<Vec<u8>> {
         let mut whole = Vec::new();
@@ -366,7 +358,7 @@ impl GateFlood {
 #[test]
 fn pieces_in_any_order_on_any_lane_twice_and_in_standard_mode_make_one_datagram() {
     for (seed, workers, standard) in [(1370, 1, false), (1371, 3, false), (1372, 1, true), (1373, 2, true)] {
-        let mut flood = pieces_siege(seed, workers, standard, Features::PIECES);
+        let mut flood = flood_of_pieces(seed, workers, standard, Features::PIECES);
         let flow = flood.malicious.flow(0);
         let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
         flood.say_data(standard, &opening);
@@ -404,7 +396,7 @@ fn pieces_in_any_order_on_any_lane_twice_and_in_standard_mode_make_one_datagram(
 #[test]
 fn a_peer_that_cannot_put_pieces_together_gets_none() {
     for standard in [false, true] {
-        let mut flood = pieces_siege(1380, 1, standard, Features::default());
+        let mut flood = flood_of_pieces(1380, 1, standard, Features::default());
         let flow = flood.malicious.flow(0);
         let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
         flood.say_data(standard, &opening);
@@ -425,7 +417,7 @@ fn a_peer_that_cannot_put_pieces_together_gets_none() {
 #[test]
 fn a_rogue_holds_no_more_with_pieces_than_it_may_and_harms_nobody() {
     for (seed, workers) in [(1390, 1), (1391, 3)] {
-        let mut flood = pieces_siege(seed, workers, false, Features::PIECES);
+        let mut flood = flood_of_pieces(seed, workers, false, Features::PIECES);
         let flow = flood.malicious.flow(0);
         let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
         flood.say_data(false, &opening);
@@ -468,7 +460,7 @@ fn a_rogue_holds_no_more_with_pieces_than_it_may_and_harms_nobody() {
 #[test]
 fn a_datagram_that_finds_no_room_midway_goes_on_where_it_stopped() {
     const UPLINK: &str = "{direction=\"uplink\",peer=\"rogue\"}";
-    let mut flood = pieces_siege(1395, 1, true, Features::PIECES);
+    let mut flood = flood_of_pieces(1395, 1, true, Features::PIECES);
     let flow = flood.malicious.flow(0);
     let opening = [&flood.open(0, ECHO)[..], b"hello"].concat();
     flood.say_data(true, &opening);

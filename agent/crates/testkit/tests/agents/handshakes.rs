@@ -58,7 +58,7 @@ fn unannounced(flood: &mut GateFlood, place: u16) -> MaliciousPeer {
     MaliciousPeer::dial_unannounced(&mut flood.host, addresses, keys, &flood.pair.world.clock)
 }
 
-/// Lets a malicious take part beside the flood's own.
+/// Lets a malicious peer take part beside the flood's own.
 fn play(flood: &mut GateFlood, malicious: &mut MaliciousPeer, milliseconds: u64) {
     for _ in 0..milliseconds {
         malicious.poll(flood.pair.world.clock.now());
@@ -69,7 +69,7 @@ fn play(flood: &mut GateFlood, malicious: &mut MaliciousPeer, milliseconds: u64)
 
 #[test]
 fn a_client_without_a_knock_connects_where_none_is_required() {
-    // Those that knock connect too: the flood's malicious and its innocent.
+    // Those that knock connect too: the flood's malicious peer and its innocent.
     let mut flood = GateFlood::new(700, OFF);
     let mut plain = unannounced(&mut flood, 1);
     play(&mut flood, &mut plain, 30);
@@ -202,7 +202,7 @@ fn the_ceiling_of_unfinished_handshakes_holds_and_gives_way_again() {
     assert_eq!(
         flood.metric("culvert_connections"),
         1,
-        "the innocent's; the siege's own was idle for too long"
+        "the innocent's; the flood's own was idle for too long"
     );
     flood.assert_innocent_is_unharmed();
 }
@@ -222,7 +222,7 @@ fn knocks_whose_handshakes_are_never_finished_keep_nobody_out() {
         assert_eq!(
             accepted(&mut flood.pair),
             begun,
-            "the pair's, the siege's, those that came through, five"
+            "the pair's, the flood's, those that came through, five"
         );
         assert!(flood.metric("culvert_connections") <= 1 + 4 + 1, "four of one key, and one that drains");
         flood.run(11_000);

@@ -49,7 +49,7 @@ impl GateFlood {
         assert!(worker.events_capacity() <= 256, "{} events are kept", worker.events_capacity());
     }
 
-    /// Packets of the malicious's lane that hold these contents of DATAGRAM frames, as many in each as fit.
+    /// Packets of the malicious peer's lane that hold these contents of DATAGRAM frames, as many in each as fit.
     fn packets(&mut self, contents: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
         let now = self.pair.world.clock.now();
         let (mut packets, mut frames) = (Vec::new(), Vec::new());
@@ -75,7 +75,7 @@ impl GateFlood {
         flows.map(|flow| self.message(flow, |number| Context::OpenEmpty { number, service: ECHO })).collect()
     }
 
-    /// The malicious's packets come to the exit at once, and right behind them a datagram of the innocent's: after how many turns of the exit it is
+    /// The malicious peer's packets come to the exit at once, and right behind them a datagram of the innocent's: after how many turns of the exit it is
     /// with the service, and what has come there then.
     fn turns_behind(&mut self, packets: &[Vec<u8>]) -> (u32, Vec<Vec<u8>>) {
         const TURN: Duration = Duration::from_micros(500);

@@ -473,7 +473,7 @@ impl MaliciousPeer {
     }
 }
 
-/// A malicious's address for its `place`th connection.
+/// A malicious peer's address for its `place`th connection.
 pub(super) fn address(ip: IpAddr, place: u16) -> SocketAddr {
     SocketAddr::new(ip, 50_000 + place)
 }

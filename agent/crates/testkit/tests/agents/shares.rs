@@ -17,7 +17,7 @@ const TURN: Duration = Duration::from_millis(4);
 const PATH_CHALLENGE: u8 = 0x1a;
 
 impl GateFlood {
-    /// Milliseconds in which the malicious sends what `send` sends, and the innocent a datagram each: how many of the innocent's are echoed.
+    /// Milliseconds in which the malicious peer sends what `send` sends, and the innocent a datagram each: how many of the innocent's are echoed.
     fn beside(&mut self, milliseconds: u32, mut send: impl FnMut(&mut Self, u32)) -> usize {
         let mut client = self.pair.client(9_300);
         client.send(INGRESS, &numbered(0));
@@ -40,7 +40,7 @@ impl GateFlood {
         self.pair.world.slow_down(exit, TURN);
     }
 
-    /// The malicious is in standard mode.
+    /// The malicious peer is in standard mode.
     fn plain(seed: u64) -> Self {
         let mut flood = Self::new(seed, "");
         flood.malicious.say(&MaliciousPeer::hello_with_lanes(0));

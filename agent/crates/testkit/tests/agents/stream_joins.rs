@@ -10,7 +10,7 @@ use crate::{
     malicious::MaliciousPeer,
 };
 
-/// A flood whose malicious has said hello, as a peer with four workers, and a second connection of the same key.
+/// A flood whose malicious peer has said hello, as a peer with four workers, and a second connection of the same key.
 struct Joining {
     flood: GateFlood,
     second: MaliciousPeer,

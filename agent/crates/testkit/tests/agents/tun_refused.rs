@@ -10,12 +10,11 @@ use ip::{
     view::{IpView, TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
-use wire::messages::{Features, Hello, Message};
+use wire::messages::Features;
 
 use crate::{
     ENTRY, EXIT, Pair,
     flood::{GateFlood, ROGUE},
-    malicious::MaliciousPeer,
     tunnel::{
         BEHIND_ENTRY, BEHIND_EXIT, ENTRY_TUN, EXIT_TUN, Given, How, MOST_MTU, Tunnel, altered, assert_books,
         cut, icmp_errors,
@@ -171,7 +170,7 @@ fn a_peer_gets_checksums_as_it_takes_them_and_none_before_its_hello_says_so() {
         [(false, Features::PACKETS), (false, partial), (true, Features::PACKETS), (true, partial)]
     {
         let completes = features.contains(Features::PARTIAL_CHECKSUM);
-        let mut flood = besieged(1240, 1, standard, features);
+        let mut flood = flooded_tunnel(1240, 1, standard, features);
         let exit = flood.pair.exit;
         for given in &given {
             assert!(flood.pair.world.agent(exit).tun().push(0, given.vnet, &given.bytes));
@@ -204,25 +203,18 @@ fn a_peer_gets_checksums_as_it_takes_them_and_none_before_its_hello_says_so() {
     }
 }
 
-/// An agent with a device, the inner network behind which a malicious is that has these features.
-fn besieged(seed: u64, workers: u8, standard: bool, features: Features) -> GateFlood {
+/// An agent with a device; a malicious peer with these features is behind its inner network.
+fn flooded_tunnel(seed: u64, workers: u8, standard: bool, features: Features) -> GateFlood {
     let tun = format!("{BEHIND_EXIT}\n{ENTRY_TUN}");
     let mut flood = GateFlood::with_workers(seed, workers, &tun, None);
-    if let Message::Hello(hello) = MaliciousPeer::hello_with_lanes(if standard { 0 } else { 64 }) {
-        flood.malicious.say(&Message::Hello(Hello { features, max_datagram_packet: 1452, ..hello }));
-    }
-    if !standard {
-        flood.malicious.ask_for_lane(0, 1);
-    }
-    flood.run(100);
-    assert_eq!(flood.malicious.lanes(), usize::from(!standard));
+    flood.say_hello(standard, features);
     flood
 }
 
 #[test]
 fn a_packet_that_a_peer_without_features_is_given_goes_nowhere() {
     for standard in [false, true] {
-        let mut flood = besieged(1250, 1, standard, Features::default());
+        let mut flood = flooded_tunnel(1250, 1, standard, Features::default());
         let exit = flood.pair.exit;
         let given = Given::new(&udp(false, 1), How::Partial);
         assert!(flood.pair.world.agent(exit).tun().push(0, given.vnet, &given.bytes));
@@ -237,7 +229,7 @@ fn a_packet_that_a_peer_without_features_is_given_goes_nowhere() {
 #[test]
 fn what_fits_in_standard_mode_is_sent_and_what_does_not_is_answered() {
     for workers in [1, 2, 3] {
-        let mut flood = besieged(1255, workers, true, Features::PACKETS);
+        let mut flood = flooded_tunnel(1255, workers, true, Features::PACKETS);
         let exit = flood.pair.exit;
         flood.run(4000);
         let most = flood.pair.world.peers(exit)[1].inner_mtu.unwrap();
@@ -266,7 +258,7 @@ fn what_fits_in_standard_mode_is_sent_and_what_does_not_is_answered() {
 
 #[test]
 fn malformed_packets_of_a_peer_are_dropped_and_its_others_arrive() {
-    let mut flood = besieged(1260, 1, false, Features::PACKETS);
+    let mut flood = flooded_tunnel(1260, 1, false, Features::PACKETS);
     let exit = flood.pair.exit;
     let good = Given::new(&udp(true, 1), How::Complete).back().bytes;
     let mut longer = good.clone();
