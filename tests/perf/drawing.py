@@ -73,8 +73,8 @@ class Axis:
         return self.bottom - share * (self.bottom - self.top)
 
 
-def panel(drawing, x, y, title, places, series, floor=None):
-    """`series` is {name: (colour, dashed, {place: [values]})}; `places` are the names along the bottom, in order."""
+def frame(drawing, x, y, title, series, floor):
+    """The left, right and lower edge, and the vertical axis of these series with its lines."""
     top, bottom = y + TOP, y + HEIGHT - BOTTOM
     left, right = x + LEFT, x + WIDTH - RIGHT
     everything = [value for *_, points in series.values() for values in points.values() for value in values]
@@ -85,6 +85,22 @@ def panel(drawing, x, y, title, places, series, floor=None):
         drawing.line(left, at, right, at)
         name = label(mark) if floor is None or mark > floor else f"≤ {label(mark)}"
         drawing.text(left - 6, at + 4, name, "end", size=10)
+    return left, right, bottom, axis
+
+
+def timeline(drawing, x, y, title, marks, series, floor=None):
+    """`series` is {name: (colour, dashed, {second: [values]})}; `marks` are the seconds that are named, from 0 to the last."""
+    left, right, bottom, axis = frame(drawing, x, y, title, series, floor)
+    for mark in marks:
+        drawing.text(left + mark / marks[-1] * (right - left), bottom + 16, f"{label(mark)} s", "middle", size=10)
+    for colour, dashed, points in series.values():
+        line = [(left + second / marks[-1] * (right - left), axis.place(median(values))) for second, values in sorted(points.items())]
+        drawing.path(line, colour, dashed)
+
+
+def panel(drawing, x, y, title, places, series, floor=None):
+    """`series` is {name: (colour, dashed, {place: [values]})}; `places` are the names along the bottom, in order."""
+    left, right, bottom, axis = frame(drawing, x, y, title, series, floor)
     across = {place: left + (index + 0.5) * (right - left) / len(places) for index, place in enumerate(places)}
     for place, at in across.items():
         drawing.text(at, bottom + 16, place, "middle", size=10)
@@ -112,8 +128,8 @@ def legend_places(legend, width):
     return places
 
 
-def chart(title, below, panels, legend, floor=None):
-    """Panels in a grid under a title and a legend."""
+def chart(title, below, panels, legend, floor=None, draw=panel):
+    """Panels, each made by `draw`, in a grid under a title and a legend."""
     rows = math.ceil(len(panels) / PER_ROW)
     columns = min(PER_ROW, len(panels))
     width = max(columns, 2) * WIDTH + 20
@@ -125,6 +141,6 @@ def chart(title, below, panels, legend, floor=None):
         drawing.line(x, y, x + 18, y, colour, 2.5)
         drawing.text(x + 23, y + 4, name)
     for index, (name, across, series) in enumerate(panels):
-        panel(drawing, 6 + index % PER_ROW * WIDTH, head + index // PER_ROW * HEIGHT, name, across, series, floor)
+        draw(drawing, 6 + index % PER_ROW * WIDTH, head + index // PER_ROW * HEIGHT, name, across, series, floor)
     drawing.text(14, head + rows * HEIGHT + 12, below, size=10, colour="#6b7078")
     return str(drawing)

@@ -9,6 +9,7 @@ import os
 import platform
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -59,6 +60,15 @@ def check_machine():
         subprocess.run(["iperf3", "--version"], capture_output=True, check=True)
     except FileNotFoundError:
         sys.exit("iperf3 is missing: apt-get install iperf3")
+
+
+def check_tools(**packages):
+    """Ends the program, with the remedy, without root or one of these tools, each given with its package."""
+    if os.geteuid() != 0:
+        sys.exit("network namespaces need root")
+    for tool, package in packages.items():
+        if not shutil.which(tool, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"):
+            sys.exit(f"{tool} is missing: apt-get install {package}")
 
 
 def machine():

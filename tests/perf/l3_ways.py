@@ -9,6 +9,7 @@ import json
 import os
 import shutil
 import subprocess
+import tempfile
 from pathlib import Path
 
 import harness
@@ -85,14 +86,21 @@ class Way:
 
     device = "veth0"
     version = ""
+    # Of the left end and of the right one: its address for the tunnel's packets, and the networks behind it.
+    underlay = UNDERLAY
+    behind = ((), ())
 
     def __init__(self, kind, hosts, number=None):
         self.kind, self.hosts, self.number = kind, hosts, number
-        self.target = UNDERLAY[1] if number is None else self.inner(1)
+        self.target = self.underlay[1] if number is None else self.inner(1)
         self.daemons = []
 
     def inner(self, end):
         return INNER.format(self.number, end + 1)
+
+    def sources(self, end):
+        """The prefixes that an end may send from."""
+        return [f"{self.inner(end)}/32", *self.behind[end]]
 
     def state(self):
         """The answers of /metrics, for a way that has them."""
@@ -149,8 +157,8 @@ class WireGuardGo(Way):
             public = output(["sh", "-c", f"wg pubkey < {keys[1 - end]}"]).strip()
             until(f"{kind} answers", lambda host=host: self.answers(host))
             me = ["wg", "set", self.device, "private-key", keys[end], "listen-port", WIREGUARD_PORT]
-            peer = ["peer", public, "endpoint", f"{UNDERLAY[1 - end]}:{WIREGUARD_PORT}"]
-            host.run(*me, *peer, "allowed-ips", f"{self.inner(1 - end)}/32")
+            peer = ["peer", public, "endpoint", f"{self.underlay[1 - end]}:{WIREGUARD_PORT}"]
+            host.run(*me, *peer, "allowed-ips", ",".join(self.sources(1 - end)))
             host.run("ip", "address", "add", f"{self.inner(end)}/24", "dev", self.device)
             host.run("ip", "link", "set", self.device, "up")
         self.wait()
@@ -165,19 +173,19 @@ class WireGuardGo(Way):
 
 
 class Culvert(Way):
-    """An agent at both ends, with the configuration's defaults; the left one dials."""
+    """An agent at both ends, with the configuration's defaults and these lines about the peer; the left one dials."""
 
-    def __init__(self, kind, hosts, number, program=CULVERT):
+    def __init__(self, kind, hosts, number, program=CULVERT, peer=()):
         super().__init__(kind, hosts, number)
         self.version = output([program, "--version"]).strip()
         self.device, self.metrics, port = f"culvert{number}", METRICS_PORT + number, CULVERT_PORT + number
-        folder = hosts[0].processes.path / kind
-        folder.mkdir()
+        folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=hosts[0].processes.path))
+        lines = "\n".join(peer)
         for host in hosts:
             output([program, "keygen", "--out", folder / f"{host.name}.key"])
         for end, host in enumerate(hosts):
             other = hosts[1 - end].name
-            at = f'"{UNDERLAY[1]}:{port}"'
+            at = f'"{self.underlay[1]}:{port}"'
             (folder / f"{host.name}.toml").write_text(f"""
 identity = {{ key_file = "{folder}/{host.name}.key", state_dir = "{folder}/{host.name}" }}
 control = {{ socket = "" }}
@@ -189,8 +197,9 @@ address = ["{self.inner(end)}/24"]
 [[peer]]
 name = "{other}"
 public_key = "{output([program, "pubkey", folder / f"{other}.key"]).strip()}"
-allowed_ips = ["{self.inner(1 - end)}/32"]
+allowed_ips = {json.dumps(self.sources(1 - end))}
 {"" if end else f"endpoints = [{at}]"}
+{lines}
 """)
             self.daemons.append(host.start(kind, program, "run", "--config", folder / f"{host.name}.toml"))
         self.wait()

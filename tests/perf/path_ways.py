@@ -7,12 +7,13 @@ The three are network namespaces held by processes (l3_ways.Host). The relay's a
 """
 
 import json
+import os
 import select
 import shutil
 import subprocess
 
 import harness
-from harness import CULVERT, Failed, Samples, until
+from harness import CULVERT, Failed, Samples, say, until
 from l3_ways import Host, output
 
 PATH_RELAY = harness.RELEASE / "examples/path_relay"
@@ -34,24 +35,40 @@ def before_others(priority):
     return command if allowed else []
 
 
+def attach(host, gateway, name, address):
+    """Gives the host this address and, as its default route, a gateway with the interface `name`."""
+    ends = (str(gateway.holder.pid), str(host.holder.pid))
+    output(["ip", "link", "add", "name", name, "netns", ends[0], "type", "veth", "peer", "name", "lan", "netns", ends[1]])
+    theirs = address[:-1] + "2"
+    gateway.run("ip", "address", "add", f"{theirs}/24", "dev", name)
+    gateway.run("ip", "link", "set", name, "up")
+    host.run("ip", "address", "add", f"{address}/24", "dev", "lan")
+    host.run("ip", "link", "set", "lan", "up")
+    host.run("ip", "route", "add", "default", "via", theirs)
+    for buffers in ("tcp_rmem", "tcp_wmem"):
+        # The middle value is the one to begin with.
+        host.run("sh", "-c", f"echo 4096 131072 {SOCKET_BYTES} > /proc/sys/net/ipv4/{buffers}")
+
+
+def build(binary):
+    """Builds the relay, and Culvert where that is the binary, unless CULVERT_PERF_BUILT says that they are there."""
+    if os.environ.get("CULVERT_PERF_BUILT"):
+        return
+    say("building the release binaries")
+    cargo = ["cargo", "build", "--release", "--quiet", "--package"]
+    if binary == CULVERT:
+        subprocess.run([*cargo, "culvert"], cwd=harness.ROOT, check=True)
+    subprocess.run([*cargo, "culvert-tests", "--example", "path_relay"], cwd=harness.ROOT, check=True)
+
+
 class Path:
     """The hosts and the relay; `set` makes the path another one."""
 
     def __init__(self, processes, realtime=False):
         self.processes = processes
         self.left, self.router, self.right = (Host(processes, name) for name in ("left", "router", "right"))
-        router = str(self.router.holder.pid)
-        for host, name, ours in ((self.left, "west", LEFT), (self.right, "east", RIGHT)):
-            output(["ip", "link", "add", "name", name, "netns", router, "type", "veth", "peer", "name", "lan", "netns", str(host.holder.pid)])
-            theirs = ours[:-1] + "2"
-            self.router.run("ip", "address", "add", f"{theirs}/24", "dev", name)
-            self.router.run("ip", "link", "set", name, "up")
-            host.run("ip", "address", "add", f"{ours}/24", "dev", "lan")
-            host.run("ip", "link", "set", "lan", "up")
-            host.run("ip", "route", "add", "default", "via", theirs)
-            for buffers in ("tcp_rmem", "tcp_wmem"):
-                # The middle value is the one to begin with.
-                host.run("sh", "-c", f"echo 4096 131072 {SOCKET_BYTES} > /proc/sys/net/ipv4/{buffers}")
+        attach(self.left, self.router, "west", LEFT)
+        attach(self.right, self.router, "east", RIGHT)
         command = [*before_others(10), PATH_RELAY, "--left", "west", "--right", "east"]
         self.relay = processes.start("path_relay", [*self.router.enter, *command], answers=True)
         self.answer()

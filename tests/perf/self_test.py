@@ -5,6 +5,7 @@ import tomllib
 import accounts
 import harness
 import l3_loads
+import modem_ways
 import path_ways
 import transports_report
 import transports_ways
@@ -154,6 +155,21 @@ def paths():
     assert path_ways.share({"Mbit/s": 150, "beside": 50}) == 0.75
 
 
+def modems():
+    assert [modem_ways.jain(rates) for rates in ([3, 3, 3], [5, 0, 0, 0, 0], [0, 0])] == [1, 0.2, 0]
+    streams = [{"receiver": {"bits_per_second": rate}} for rate in (4e6, 6e6)]
+    assert modem_ways.flows({"end": {"streams": streams}}) == [4, 6]
+    udp = {"bytes": 1150000, "packets": 1000, "seconds": 2.0}
+    udp = {"streams": [{"udp": {}}], "sum_sent": udp, "sum_received": {"packets": 990, "lost_packets": 40}}
+    assert modem_ways.flows({"end": udp}) == [4.37]
+    said = "".join(f"[{at}] 64 bytes from 10.2.0.1: icmp_seq=1 ttl=61 time={ms} ms\n" for at, ms in ((100.35, 250), (100.5, 20)))
+    pings = modem_ways.replies(f"PING 10.2.0.1 56(84) bytes of data.\n{said}", 100)
+    assert [(round(at, 3), ms) for at, ms in pings] == [(0.1, 250), (0.48, 20)], pings
+    counts = [{"seconds": 7 + at, "there": {"passed_bytes": there}, "back": {"passed_bytes": 0}} for at, there in ((0, 0), (0.2, 125000), (0.4, 250000))]
+    points = modem_ways.series([(0, 50, counts[0]), (0.2, 10, counts[1]), (0.4, 10, counts[2])], pings)
+    assert [(point["s"], point["link"], round(point["up"], 6), point["ping ms"]) for point in points] == [(0, 50, 5, 250), (0.2, 10, 5, None)], points
+
+
 def transports():
     udp = transports_ways.Candidate("udp", datagrams=True)
     tcp = transports_ways.Candidate("tcp")
@@ -193,7 +209,7 @@ def outside():
 
 
 def main(matrix):
-    for check in (metrics, losses, relays, loads, tunnels, paths, transports, outside):
+    for check in (metrics, losses, relays, loads, tunnels, paths, modems, transports, outside):
         check()
     rows = [
         accounts.with_costs(
