@@ -46,7 +46,7 @@ fn json(agent: &Agent, args: &[&str]) -> Value {
 /// A pair that has carried `count` datagrams to an echo and back.
 fn pair(count: u32) -> (Pair, Echo) {
     let (echo, ingress) = (Echo::new(), ([127, 0, 0, 1], ports::free()).into());
-    let plan = Plan::default().workers([2, 2]).peer("lanes = 3\n");
+    let plan = Plan::default().workers([2, 2]).peer("lanes = 3\nrate = \"1Gbit\"\n");
     let pair = plan.service("echo", echo.address, "").forward("echo", ingress).start();
     pair.wait_for_lanes(3);
     Client::new(0, ingress).converse(count);

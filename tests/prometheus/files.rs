@@ -264,7 +264,7 @@ fn panels_are_told_apart_and_ask_the_chosen_source() {
         }
     }
     let expected =
-        ["Overview", "Traffic", "Accounting and drops", "Lanes", "Flows", "Gate", "TUN", "Process"];
+        ["Overview", "Traffic", "Accounting and drops", "Lanes", "Flows", "Gate", "TUN", "Process", "Rate"];
     rows.sort_unstable();
     let mut sorted = expected;
     sorted.sort_unstable();

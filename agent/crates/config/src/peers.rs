@@ -20,6 +20,11 @@ use crate::{
 /// What to write for a key.
 const KEY_REMEDY: &str = "write what culvert pubkey prints at that peer";
 
+/// Bits a second, or no limit.
+fn rate() -> Kind<Option<u64>> {
+    text("64kbit to 100Gbit", value::bit_rate, value::bit_rate_text).optional()
+}
+
 fn key() -> Kind<PublicKey> {
     text("key", |text| parsed(text, KEY_REMEDY), ToString::to_string).then(Checks::pin)
 }
@@ -78,13 +83,21 @@ section! {
         // Keeps its rate where packets are lost at random, and shares a bottleneck with CUBIC
         // (`docs/decisions/0014-congestion-of-streams.md`).
         congestion: CongestionControl = CongestionControl::Bbr, one_of(), NextConnection;
-        /// The rate limit of TCP forwards to the peer, in bits a second of IP packets, over all connections together. Required
-        /// by `congestion = "rate"`. UDP flows and IP packets are not limited yet.
-        rate: Option<u64> = None, text("64kbit to 100Gbit", value::bit_rate, value::bit_rate_text).optional(), Now;
+        /// The limit on all that we send to the peer, in bits a second of IP packets: UDP flows, IP packets and TCP forwards
+        /// together. A little less than the uplink carries moves the queue from the modem to the agent, where flows take turns
+        /// and `peer.aqm` keeps it short. Required by `congestion = "rate"`.
+        rate: Option<u64> = None, rate(), Now;
+        /// The limit on what the peer sends to us, which it is told: a little less than our downlink carries.
+        rate_receive: Option<u64> = None, rate(), Now;
+        /// Bytes that the path adds to each IP packet, which count against `rate`: 18 for Ethernet, 26 for PPPoE over it, 22 to
+        /// 48 for DSL.
+        rate_overhead: u32 = 0, whole(0..=256), Now;
     }
     tables {
         /// The bounds of its queue.
         queue: Queue;
+        /// How short the queue is kept when there is a rate.
+        aqm: Aqm;
     }
     also {
         /// Which file it stands in.
@@ -101,9 +114,25 @@ section! {
         /// Limit of the queue to this peer in payload bytes, at each worker.
         // 100 ms at 335 Mbit/s. The largest UDP payload must fit.
         bytes: usize = 4 << 20, size(64 << 10..=1 << 30), Now;
-        /// Datagrams that waited longer, in the kernel's receive buffer included, are dropped instead of sent late.
+        /// Datagrams that waited longer, in the kernel's receive buffer included, are dropped instead of sent late. While a rate
+        /// limits the peer, it is at least ten times `peer.aqm.interval`.
         // Where a queue hurts more than a loss.
         time: Duration = Duration::from_millis(100), time(Duration::from_millis(1)..=Duration::from_secs(10), None), Now;
+    }
+    const DEFAULT;
+}
+
+section! {
+    /// CoDel (RFC 8289) on the queue of a peer with a rate: what waits too long tells its sender of congestion. ECN-capable IP packets
+    /// are marked, others are dropped.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct Aqm {
+        /// How long a flow's datagrams may wait while its queue stands.
+        // RFC 8289 §4.4: 5 to 10 % of a round trip.
+        target: Duration = Duration::from_millis(5), time(Duration::from_micros(100)..=Duration::from_secs(1), None), Now;
+        /// For how long they may wait longer before the first signal: about the longest usual round trip.
+        // RFC 8289 §4.3.
+        interval: Duration = Duration::from_millis(100), time(Duration::from_millis(1)..=Duration::from_secs(10), None), Now;
     }
     const DEFAULT;
 }
@@ -205,11 +234,7 @@ impl Checks {
                 let problem = "there is no [tun]: no IP packets are carried";
                 self.report.add(&table.place("allowed_ips"), problem, remedy);
             }
-            if peer.rate.is_some() {
-                let problem = "limits the TCP forwards to this peer, not yet its UDP flows and IP packets";
-                let remedy = "leave room for those, if the path carries both";
-                self.report.note(&table.place("rate"), problem, remedy);
-            } else if peer.congestion == CongestionControl::Rate && !table.has("rate") {
+            if peer.congestion == CongestionControl::Rate && !table.has("rate") {
                 let problem = "missing, and congestion = \"rate\" sends at it";
                 let remedy = "add what the path to the peer carries, as in rate = \"190Mbit\"";
                 self.report.add(&table.place("rate"), problem, remedy);

@@ -163,8 +163,7 @@ fn with(text: &str, key: &str, value: Option<&str>) -> String {
     let headers = [format!("[{section}]"), format!("[[{section}]]")];
     let at = text.lines().position(|line| headers.contains(&line.to_owned())).unwrap();
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
-    let inline = key.strip_prefix("queue.");
-    let key = inline.map_or(key, |_| "queue");
+    let (key, inline) = key.split_once('.').map_or((key, None), |(table, key)| (table, Some(key)));
     let line = lines[at..]
         .iter_mut()
         .find(|line| line.trim_start_matches("# ").starts_with(&format!("{key} = ")))

@@ -74,6 +74,9 @@ fn defaults_stand_for_what_is_left_out() {
         dscp: Dscp::Copy,
         congestion: CongestionControl::Bbr,
         rate: None,
+        rate_receive: None,
+        rate_overhead: 0,
+        aqm: Aqm { target: Duration::from_millis(5), interval: Duration::from_millis(100) },
     };
     assert_eq!(config.peers, [peer]);
     let service = Service {
@@ -205,6 +208,9 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("rate = \"190Mbps\"\n", 9, "peer[0].rate", "as in \"48Mbit\"");
     expect("rate = \"1kbit\"\n", 9, "peer[0].rate", "64kbit");
     expect("rate = \"9999Gbit\"\n", 9, "peer[0].rate", "100Gbit");
+    expect("rate_receive = 5\n", 9, "peer[0].rate_receive", "64kbit to 100Gbit");
+    expect("aqm = { target = \"2s\" }\n", 9, "peer[0].aqm.target", "out of range");
+    expect("rate_overhead = 500\n", 9, "peer[0].rate_overhead", "256");
     expect("quota = 0\n", 9, "peer[0].quota", "above 0");
     expect("quota = 1.5\n", 9, "peer[0].quota", "at most 1");
     expect("quota = nan\n", 9, "peer[0].quota", "is not a share");

@@ -62,6 +62,8 @@ pub struct PeerStatus {
     /// The rates in the last second.
     pub rates: Option<PeerRates>,
     pub queue: QueueStatus,
+    /// The limit on what is sent to it; `None` without one.
+    pub rate: Option<RateStatus>,
     pub lane_packets: LanePackets,
     /// The account of datagrams to the peer.
     pub uplink: Accounting,
@@ -101,6 +103,8 @@ pub struct PeerFigures {
     pub queue_bytes: usize,
     /// The longest time that datagrams may wait in the peer's queues.
     pub queue_time: Duration,
+    /// IP packets that were marked as having met congestion in the queue.
+    pub aqm_marked: u64,
     /// The memory of datagrams of which pieces are missing, in bytes.
     pub reassembly_bytes: usize,
     /// The counts of its lanes, those that have ended included.
@@ -187,6 +191,34 @@ pub struct QueueStatus {
     pub bytes: usize,
     /// How long the oldest has waited.
     pub age_seconds: f64,
+}
+
+/// The limit on what is sent to a peer, and the wait that it causes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RateStatus {
+    /// The limit in force, in bits a second of IP packets.
+    pub bits_per_second: u64,
+    /// Where it comes from: "configured" (`peer.rate` here) or "peer" (the `rate_receive` of the far end).
+    pub from: Word,
+    /// How long datagrams waited for their turn in the last seconds: the median.
+    pub delay_p50_seconds: Option<f64>,
+    /// The wait that 99 % of them did not exceed.
+    pub delay_p99_seconds: Option<f64>,
+    /// IP packets that were marked as having met congestion (ECN) because they waited too long.
+    pub marked: u64,
+}
+
+impl RateStatus {
+    /// The values of `from`.
+    pub const FROM: [&'static str; 2] = ["configured", "peer"];
+
+    /// Adds the queue of another worker. Waits are those of the worker where they are longest.
+    fn add(&mut self, other: &Self) {
+        let longest = |one: Option<f64>, other: Option<f64>| one.into_iter().chain(other).reduce(f64::max);
+        self.delay_p50_seconds = longest(self.delay_p50_seconds, other.delay_p50_seconds);
+        self.delay_p99_seconds = longest(self.delay_p99_seconds, other.delay_p99_seconds);
+        self.marked += other.marked;
+    }
 }
 
 /// The packets of a peer's lanes, those that have ended included.
@@ -490,6 +522,10 @@ impl PeerStatus {
         }
         add!(self.queue, other.queue; datagrams, bytes);
         self.queue.age_seconds = self.queue.age_seconds.max(other.queue.age_seconds);
+        match (&mut self.rate, &other.rate) {
+            (Some(sum), Some(one)) => sum.add(one),
+            (sum, one) => *sum = sum.take().or_else(|| one.clone()),
+        }
         self.uplink.add(&other.uplink);
         self.downlink.add(&other.downlink);
         let errors = [&self.last_error, &other.last_error].into_iter().flatten();
@@ -526,7 +562,7 @@ impl PeerFigures {
     fn add(&mut self, other: &Self) {
         self.removed |= other.removed;
         self.endpoints = self.endpoints.max(other.endpoints);
-        add!(self, other; flows_opened, queue_packets, queue_bytes, reassembly_bytes);
+        add!(self, other; flows_opened, aqm_marked, queue_packets, queue_bytes, reassembly_bytes);
         self.queue_time = self.queue_time.max(other.queue_time);
         add_lane(&mut self.lanes, &other.lanes);
         self.owned_lanes = self.owned_lanes.or(other.owned_lanes);

@@ -61,6 +61,25 @@ pub fn set_ecn(packet: &mut [u8], ecn: u8) {
     }
 }
 
+/// The ECN bits of an IP packet; 0 for what is no IP packet.
+fn ecn_of(packet: &[u8]) -> u8 {
+    match packet {
+        [first, class, ..] if first >> 4 == 4 => class & 3,
+        [first, second, ..] if first >> 4 == 6 => second >> 4 & 3,
+        _ => NOT_ECT,
+    }
+}
+
+/// Marks an IP packet as having met congestion; false if its sender does not understand that (Not-ECT), and it stays as it is.
+#[must_use]
+pub fn mark(packet: &mut [u8]) -> bool {
+    let capable = ecn_of(packet) != NOT_ECT;
+    if capable {
+        set_ecn(packet, CE);
+    }
+    capable
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -163,6 +163,11 @@ pub enum Message {
     StreamsWanted,
     /// The dialler opens nothing more on this stream connection, which has been idle: the listener closes it, unless it has.
     Release,
+    /// The most that the sender wants to receive from the far end, all packets together, in place of an earlier limit.
+    ReceiveRate {
+        /// The limit; 0 is none.
+        bits_per_second: u64,
+    },
 }
 
 /// The bytes of padding in [`Message::Here`].
@@ -344,6 +349,9 @@ impl Message {
             protobuf::Kind::Joined(_) => Ok(Self::Joined),
             protobuf::Kind::StreamsWanted(_) => Ok(Self::StreamsWanted),
             protobuf::Kind::Release(_) => Ok(Self::Release),
+            protobuf::Kind::ReceiveRate(rate) => {
+                Ok(Self::ReceiveRate { bits_per_second: rate.bits_per_second })
+            }
         }
     }
 
@@ -363,6 +371,9 @@ impl Message {
             Self::Joined => protobuf::Kind::Joined(protobuf::Nothing {}),
             Self::StreamsWanted => protobuf::Kind::StreamsWanted(protobuf::Nothing {}),
             Self::Release => protobuf::Kind::Release(protobuf::Nothing {}),
+            Self::ReceiveRate { bits_per_second } => {
+                protobuf::Kind::ReceiveRate(protobuf::ReceiveRate { bits_per_second: *bits_per_second })
+            }
         };
         framing::frame(&protobuf::Envelope { kind: Some(kind) }, out);
     }

@@ -158,6 +158,10 @@ fn every_field_number_is_the_documented_one() {
         (Message::Joined, hand.bytes("Envelope.joined", &[])),
         (Message::StreamsWanted, hand.bytes("Envelope.streams_wanted", &[])),
         (Message::Release, hand.bytes("Envelope.release", &[])),
+        {
+            let rate = hand.number("ReceiveRate.bits_per_second", 48_000_000);
+            (Message::ReceiveRate { bits_per_second: 48_000_000 }, hand.bytes("Envelope.receive_rate", &rate))
+        },
     ];
     for (kind, field, message) in [
         ("LaneOpen", "Envelope.lane_open", Message::LaneOpen(offer)),
@@ -462,6 +466,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         Just(Message::Joined),
         Just(Message::StreamsWanted),
         Just(Message::Release),
+        any::<u64>().prop_map(|bits_per_second| Message::ReceiveRate { bits_per_second }),
     ]
 }
 

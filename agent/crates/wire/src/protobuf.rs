@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
     pub kind: Option<Kind>,
 }
 
@@ -30,6 +30,14 @@ pub(crate) enum Kind {
     StreamsWanted(Nothing),
     #[prost(message, tag = "11")]
     Release(Nothing),
+    #[prost(message, tag = "12")]
+    ReceiveRate(ReceiveRate),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ReceiveRate {
+    #[prost(uint64, tag = "1")]
+    pub bits_per_second: u64,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -168,6 +168,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
             partial: cut.is_partial(),
             tos: state.config.dscp.outer(view.traffic_class) | ecn::encapsulate(view.traffic_class),
             lane: None,
+            ahead: goes_ahead(view.traffic_class),
         };
         let mut uplink = state.uplink(self.lanes, self.underlays, self.outgoing, self.now);
         let lane = uplink.packets(&cut, class);
@@ -188,7 +189,7 @@ impl Uplink<'_> {
     fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
         let (header, marks) = (context(class), Marks { tos: class.tos, age: self.age() });
         let lane = self.stripe(class.bucket);
-        let sent = if self.relay.queue.is_empty() {
+        let sent = if self.relay.sends_at_once() {
             let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
             self.seal_packets(lane, &payloads, |outgoing, worker, place| {
                 outgoing.packets(worker, place, header, cut, marks);
@@ -218,17 +219,18 @@ impl Uplink<'_> {
         tos: u8,
     ) {
         let payloads = Payloads::new(header.as_slice(), data, segment, tos);
-        // The way never leads to another worker: the caller has checked that.
-        let sent =
-            if self.relay.queue.is_empty() { self.seal_packets(lane, &payloads, |_, _, _| {}) } else { 0 };
+        // The way never leads to another worker: the caller has checked that. Under a rate they have had their turn there.
+        let first = self.relay.queue.is_empty() || self.relay.share.is_limited();
+        let sent = if first { self.seal_packets(lane, &payloads, |_, _, _| {}) } else { 0 };
         if sent < payloads.count() {
             let rest = data.get(sent * segment..).unwrap_or_default();
             // They were read by another worker of this agent.
-            let hash = IpView::parse(rest.get(..segment.min(rest.len())).unwrap_or_default());
-            let bucket = hash.map_or(0, |view| Stripes::bucket(view.flow_hash()));
+            let view = IpView::parse(rest.get(..segment.min(rest.len())).unwrap_or_default()).ok();
+            let bucket = view.map_or(0, |view| Stripes::bucket(view.flow_hash()));
+            let ahead = view.is_some_and(|view| goes_ahead(view.traffic_class));
             let partial =
                 matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
-            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos, lane: Some(lane) });
+            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos, lane: Some(lane), ahead });
             self.relay.queue.push(belongs, rest, segment, self.arrived, self.now, &mut self.relay.uplink);
         }
     }
@@ -288,6 +290,12 @@ impl Uplink<'_> {
         let stripes = self.relay.stripes.get_or_insert_with(|| Box::new(Stripes::new(now)));
         stripes.lane(bucket, pool.wanted, |index| pool.is_up(lanes, index), now)
     }
+}
+
+/// Whether packets of this traffic class go ahead of others while there is a rate: network control (CS6) and telephony (EF), as
+/// RFC 4594 §2 names them. Queues bound how much of the rate they take.
+fn goes_ahead(traffic_class: u8) -> bool {
+    matches!(traffic_class >> 2, 46 | 48)
 }
 
 /// The encoded context that precedes IP packets.

@@ -15,8 +15,9 @@ use crate::{
     hand_off::Outgoing,
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
     peer::{Link, PeerData, TooLarge},
+    rate::Release,
     relay::{
-        Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, Standing,
+        Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, Run, Standing,
         flow::confirmed_header, fragments::LEAST_PIECE,
     },
 };
@@ -49,6 +50,8 @@ pub enum Drained {
     More,
     /// After this number of datagrams there was no lane, or no room.
     Blocked(usize),
+    /// The rate lets nothing more go before this time.
+    Paced(Instant),
 }
 
 /// What carries a frame to the peer.
@@ -63,6 +66,15 @@ pub(super) enum Way {
         lane: u8,
     },
 }
+
+/// The bytes of a frame beside its payload, about: its type and length, and the context.
+const FRAME_OVERHEAD: usize = 6;
+
+/// The bytes of a packet beside its frames: header and tag.
+const PACKET_OVERHEAD: usize = quic_core::HEADER_LEN + quic_core::TAG_LEN;
+
+/// The IPv4 and UDP headers around a packet, in bytes.
+const OUTER_HEADERS: usize = 28;
 
 /// An unanswered opening without a datagram is repeated after this long: the lane's payloads are not retransmitted.
 const ASK_INTERVAL: Duration = Duration::from_millis(50);
@@ -124,43 +136,98 @@ impl Uplink<'_> {
         }
         let arrived = now.checked_sub(meta.age).unwrap_or(now);
         self.arrived = arrived;
-        let empty = self.relay.queue.is_empty();
-        let (sent, partly_sent) =
-            if empty { self.seal(id, data, segment, datagrams, None) } else { (0, None) };
+        let (sent, partly_sent) = if self.relay.sends_at_once() {
+            self.seal(id, data, segment, datagrams, None)
+        } else {
+            (0, None)
+        };
         if sent < datagrams {
             let rest = data.get(sent * segment..).unwrap_or_default();
             let queue = &mut self.relay.queue;
             let taken = queue.push(Belongs::Flow(id), rest, segment, arrived, now, &mut self.relay.uplink);
             if partly_sent.is_some()
                 && taken > 0
-                && let Some(run) = queue.newest_mut()
+                && let Some(run) = queue.newest_of(id)
             {
                 run.partly_sent = partly_sent;
             }
         }
     }
 
-    /// Sends waiting datagrams while there are lanes and room, up to about `most` of them.
+    /// Sends waiting datagrams while there are lanes and room, and the rate lets them go, up to about `most` of them.
     pub fn drain(&mut self, most: usize) -> Drained {
+        self.relay.queue.set_rate(self.relay.share.account().rate());
         self.relay.expire(self.now);
-        let mut done = 0;
-        while done < most {
-            let Some(mut run) = self.relay.queue.pop_in_time(self.now, &mut self.relay.uplink) else {
-                return Drained::Empty;
+        let drained = self.drain_in_turn(most);
+        self.relay.share.set_waiting(self.relay.queue.backlogged());
+        drained
+    }
+
+    fn drain_in_turn(&mut self, most: usize) -> Drained {
+        let (mut done, mut credit, mut sparse_is_over) = (0, 0, false);
+        while done < most && !self.relay.queue.is_empty() {
+            let mut sparse = false;
+            if credit == 0 {
+                match self.relay.share.release(self.now) {
+                    Release::Bytes(bytes) => credit = bytes,
+                    Release::At(at) if sparse_is_over || !self.relay.share.may_overdraw(self.now) => {
+                        return Drained::Paced(at);
+                    }
+                    Release::At(_) => sparse = true,
+                }
+            }
+            let Some((mut run, portion)) = self.relay.queue.take(sparse, self.now, &mut self.relay.uplink)
+            else {
+                if !sparse {
+                    break;
+                }
+                // Those that wait have had their share.
+                sparse_is_over = true;
+                continue;
             };
             self.arrived = run.arrived;
-            let (sent, partly_sent) = match run.belongs {
-                Belongs::Flow(flow) => self.seal(flow, run.data(), run.segment, run.count(), run.partly_sent),
-                Belongs::Packets(class) => (self.waiting_packets(class, run.data(), run.segment), None),
-            };
+            let (sent, partly_sent) = self.seal_run(&run, portion);
             run.partly_sent = partly_sent;
-            if sent < run.count() {
-                self.relay.queue.put_back(run, sent);
+            let cost = self.outer_bytes(&run, sent);
+            self.relay.share.spend(cost);
+            credit = credit.saturating_sub(cost);
+            self.relay.queue.put_back(run, sent);
+            if sent < portion {
                 return Drained::Blocked(done + sent);
             }
             done += sent;
         }
         if self.relay.queue.is_empty() { Drained::Empty } else { Drained::More }
+    }
+
+    /// Sends the first `portion` datagrams of a run that waited; returns how many were dealt with.
+    fn seal_run(&mut self, run: &Run, portion: usize) -> (usize, Option<PartlySent>) {
+        let data = run.data();
+        let data = data.get(..data.len().min(portion * run.segment)).unwrap_or(data);
+        match run.belongs {
+            Belongs::Flow(flow) => {
+                // It counts the datagrams that are left, here of the portion, there of the run.
+                let rest = run.count() - portion;
+                let begun = run
+                    .partly_sent
+                    .map(|partly| PartlySent { left: partly.left.wrapping_sub(rest), ..partly });
+                let (sent, partly_sent) = self.seal(flow, data, run.segment, portion, begun);
+                (sent, partly_sent.map(|partly| PartlySent { left: partly.left + rest, ..partly }))
+            }
+            Belongs::Packets(class) => (self.waiting_packets(class, data, run.segment), None),
+        }
+    }
+
+    /// The bytes of IP packets that carry the first `portion` datagrams of a run, about: small ones share a packet.
+    fn outer_bytes(&self, run: &Run, portion: usize) -> u64 {
+        if !self.relay.share.is_limited() {
+            return 0;
+        }
+        let budget = self.link.as_deref().map_or(0, |link| link.budget);
+        let frame = run.segment.min(run.data().len()) + FRAME_OVERHEAD;
+        let per_packet = (budget.saturating_sub(PACKET_OVERHEAD) / frame).max(1);
+        let payload = run.data().len().min(portion * run.segment) + portion * FRAME_OVERHEAD;
+        (payload + portion.div_ceil(per_packet) * (PACKET_OVERHEAD + OUTER_HEADERS)) as u64
     }
 
     /// A flow was confirmed: sends the datagrams that waited for that.
@@ -173,7 +240,7 @@ impl Uplink<'_> {
         }
         for mut run in runs {
             self.arrived = run.arrived;
-            let sealed = if self.relay.queue.is_empty() {
+            let sealed = if self.relay.sends_at_once() {
                 self.seal(id, run.data(), run.segment, run.count(), run.partly_sent)
             } else {
                 (0, run.partly_sent)

@@ -34,6 +34,7 @@ use wire::{
 };
 
 use self::paths::{Paths, Turn};
+use crate::rate::RateAccount;
 
 pub mod frame;
 pub mod openings;
@@ -128,6 +129,8 @@ pub struct LaneSlot {
     near_limit_since: Option<Instant>,
     /// Packets and bytes sent, packets and bytes received, packets lost.
     pub sampler: Sampler<5>,
+    /// The packets and bytes that the account of the peer's rate was last charged with, while there is a rate.
+    charged: Option<(u64, u64)>,
     touched: bool,
     /// The largest packet that its own search last found; `None` before the search began.
     path_packet: Option<usize>,
@@ -162,6 +165,7 @@ impl LaneSlot {
             exhausted: false,
             near_limit_since: None,
             sampler: Sampler::new(opened),
+            charged: None,
             touched: false,
             path_packet: None,
         }
@@ -303,6 +307,25 @@ impl LaneSlot {
         }
         let core = self.core.poll_timeout().map(|(at, _)| at);
         self.paths.poll_timeout().into_iter().chain(core).min()
+    }
+
+    /// Charges `account` with the packets that were sealed since the last call, if it limits the rate.
+    pub fn charge(&mut self, account: &RateAccount, now: Instant) {
+        if account.rate().is_none() {
+            self.charged = None;
+            return;
+        }
+        let stats = self.core.stats();
+        let sealed = (stats.sealed_packets, stats.sealed_bytes);
+        let (packets, bytes) = self
+            .charged
+            .replace(sealed)
+            .map_or((0, 0), |(packets, bytes)| (sealed.0 - packets, sealed.1 - bytes));
+        if packets > 0 {
+            let headers =
+                self.path().map_or(0, |path| if path.destination.is_ipv4() { 20 + 8 } else { 40 + 8 });
+            account.charge(bytes + packets * headers, packets, now);
+        }
     }
 
     /// Does what is due at `now`, and returns what the caller has to do.

@@ -23,6 +23,8 @@ pub struct Plain {
     held: usize,
     /// The largest frame that the connection takes now, in bytes; 0 if the peer takes none.
     most: usize,
+    /// The limit on the sum of their costs.
+    room: usize,
 }
 
 #[derive(Debug)]
@@ -46,12 +48,17 @@ impl Plain {
     /// An empty queue, which takes frames of up to `most` bytes.
     #[must_use]
     pub fn new(most: Option<usize>) -> Self {
-        Self { waiting: VecDeque::new(), held: 0, most: most.unwrap_or(0) }
+        Self { waiting: VecDeque::new(), held: 0, most: most.unwrap_or(0), room: MAX_BYTES }
     }
 
     /// Sets the largest frame that the connection takes now to `most` bytes.
     pub fn set_most(&mut self, most: Option<usize>) {
         self.most = most.unwrap_or(0);
+    }
+
+    /// Sets the limit on the bytes that wait here: beyond it they wait in the queue, where flows take turns. One frame always fits.
+    pub fn set_room(&mut self, bytes: usize) {
+        self.room = bytes.min(MAX_BYTES);
     }
 
     /// True if no frame waits.
@@ -69,7 +76,7 @@ impl Plain {
         if len > self.most {
             return Err(PushError::TooLarge { most: self.most.saturating_sub(frame.header.len()) });
         }
-        if self.held + len + OVERHEAD_BYTES > MAX_BYTES {
+        if self.held > 0 && self.held + len + OVERHEAD_BYTES > self.room {
             return Err(PushError::Blocked);
         }
         let mut data = BytesMut::with_capacity(len);

@@ -31,6 +31,8 @@ wire::labelled! {
         FlowQuota => "flow_quota",
         /// It waited longer than the queue's time limit.
         Expired => "expired",
+        /// Its flow's queue stood for too long at `peer.rate`, and the packet cannot be marked.
+        Aqm => "aqm",
         /// It does not fit into one packet to this peer.
         TooLarge => "too_large",
         /// The ceiling on flows is reached.

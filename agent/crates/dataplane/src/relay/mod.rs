@@ -7,7 +7,8 @@
 //! | pieces of datagrams that fit into no packet | `fragments.rs` |
 //! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
 //! | which worker has a flow, how many flows there are | `registry.rs` |
-//! | what waits, and what gives way | `queue.rs` |
+//! | what waits, and what gives way | `queue.rs`, in runs: `run.rs` |
+//! | whose turn it is; whose queue stands; how long all waited | `turns.rs`, `codel.rs`, `delays.rs` |
 //! | what waits at all peers together | `memory.rs` |
 //! | which lane IP packets take | `stripes.rs` |
 //! | the peer's services; what is outstanding | this one |
@@ -18,6 +19,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::rate::Share;
 use wire::{
     context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
     ids::IngressId,
@@ -25,6 +27,8 @@ use wire::{
 };
 
 pub mod accounting;
+mod codel;
+mod delays;
 pub mod flow;
 pub mod fragments;
 pub mod memory;
@@ -33,7 +37,9 @@ pub mod memory;
 pub mod properties;
 pub mod queue;
 pub mod registry;
+mod run;
 pub mod stripes;
+mod turns;
 
 pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Numbering, Origin, Standing};
@@ -164,6 +170,8 @@ pub struct DatagramRelay {
     pub queue: Queue,
     /// Datagrams that wait for their flow's confirmation, because they do not fit beside the opening form.
     pub awaiting: Queue,
+    /// This worker's share of the rate to the peer.
+    pub share: Share,
     /// Datagrams in packets that the kernel has not taken yet.
     pub in_send_buffer: u64,
     /// Datagrams from the peer of which some pieces have come.
@@ -189,13 +197,15 @@ pub struct DatagramRelay {
 }
 
 impl DatagramRelay {
-    /// A relay without flows; `numbering` is that of the flows that it opens, `ingresses` names the service of each ingress.
+    /// A relay without flows; `numbering` is that of the flows that it opens, `ingresses` names the service of each ingress, and
+    /// `share` is its part of the rate to the peer.
     #[must_use]
     pub fn new(
         peer: &config::Peer,
         limits: &config::Limits,
         numbering: Numbering,
         registry: Arc<FlowRegistry>,
+        share: Share,
         ingresses: &[Arc<str>],
     ) -> Self {
         let (queue, awaiting) = bounds(peer, limits);
@@ -206,6 +216,7 @@ impl DatagramRelay {
             downlink: Account::default(),
             queue: Queue::new(queue).within(memory),
             awaiting: Queue::new(awaiting).within(memory),
+            share,
             flows: Flows::new(numbering, registry),
             in_send_buffer: 0,
             reassembly: Reassembler::default(),
@@ -300,6 +311,22 @@ impl DatagramRelay {
         true
     }
 
+    /// Whether datagrams need not wait for their turn: nothing waits, and no rate limits the peer.
+    #[inline]
+    #[must_use]
+    pub fn sends_at_once(&mut self) -> bool {
+        let rate = self.share.account().rate();
+        self.queue.set_rate(rate);
+        rate.is_none() && self.queue.is_empty()
+    }
+
+    /// Whether datagrams wait that a rate limits.
+    #[inline]
+    #[must_use]
+    pub fn is_paced(&self) -> bool {
+        !self.queue.is_empty() && self.share.is_limited()
+    }
+
     /// Datagrams that wait in the agent, in one direction. The downlink has no queue: what is received is
     /// delivered or dropped in the same turn, but for datagrams of which pieces are missing.
     #[must_use]
@@ -355,7 +382,7 @@ impl DatagramRelay {
     }
 }
 
-/// The bounds of what waits for a lane, and of what waits for its flow's confirmation.
+/// The bounds of what waits for a lane or for its turn, and of what waits for its flow's confirmation.
 fn bounds(peer: &config::Peer, limits: &config::Limits) -> (queue::Limits, queue::Limits) {
     let queue = queue::Limits {
         datagrams: peer.queue.packets,
@@ -365,6 +392,7 @@ fn bounds(peer: &config::Peer, limits: &config::Limits) -> (queue::Limits, queue
         per_flow: share(peer.queue.packets, peer.quota),
         // One datagram of any size is always within a flow's share.
         per_flow_bytes: share(peer.queue.bytes, peer.quota).max(MOST_DATAGRAM_BYTES),
+        aqm: peer.aqm,
     };
     let awaiting =
         queue::Limits { per_flow: limits.pending_open_packets, policy: config::DropPolicy::Newest, ..queue };

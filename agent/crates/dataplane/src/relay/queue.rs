@@ -1,15 +1,16 @@
-//! The relay's queue: bounded in datagrams, in bytes and in time.
+//! The relay's queue: bounded in datagrams, in bytes and in time; flows take turns.
 //!
 //! It is empty while the peer can be reached. It holds what arrives while no lane is open, while the underlay's
-//! socket has no room, or while a flow waits for its confirmation.
+//! socket has no room, while a flow waits for its confirmation, and what exceeds `peer.rate`.
 //!
 //! ```text
-//!           oldest                                    newest
-//!   expire ◄──[run of flow 7][run of flow 4][run of flow 7]◄── push
+//!   take ◄── turns.rs ─┬── flow 7:   [run][run][run] ◄─┐
+//!                      ├── flow 4:   [run]           ◄─┼── push
+//!                      └── bucket 9: [run][run]      ◄─┘
 //! ```
 //!
-//! An item is a run: consecutive datagrams of one flow and of one size (the last may be smaller), as one receive
-//! call gave them.
+//! An item is a run (`run.rs`): consecutive datagrams of one flow and of one size (the last may be smaller), as one receive
+//! call gave them. With a rate, `codel.rs` keeps each flow's wait short: it marks or drops.
 //!
 //! | what is reached | `drop = "newest"` | `drop = "oldest"` |
 //! |---|---|---|
@@ -23,13 +24,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use config::DropPolicy;
-use wire::hash::{Issued, IssuedMap};
+use config::{Aqm, DropPolicy};
+use wire::hash::IssuedMap;
 
+pub use super::run::{Belongs, PacketClass, Run};
+use super::{
+    codel::{Codel, SMALL},
+    delays::Delays,
+    run::Holder,
+    turns::{List, Turns},
+};
 use crate::relay::{
     accounting::{Account, DropReason},
     flow::FlowId,
-    fragments::PartlySent,
     memory::QueueMemory,
 };
 
@@ -47,6 +54,8 @@ pub struct Limits {
     pub per_flow: usize,
     /// Payload bytes that one flow, or the IP packets of one bucket, may hold.
     pub per_flow_bytes: usize,
+    /// With a rate: how long a wait is too long, and for how long.
+    pub aqm: Aqm,
 }
 
 impl Limits {
@@ -57,130 +66,59 @@ impl Limits {
     }
 }
 
-/// The owner of queued datagrams: a flow or a bucket of IP packets.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Belongs {
-    /// A flow of an ingress or a service.
-    Flow(FlowId),
-    /// The IP packets whose addresses and ports have the same hash.
-    Packets(PacketClass),
-}
+/// How many of CoDel's intervals a datagram may wait for its turn, at least: what CoDel would mark or drop has not expired.
+const CODEL_INTERVALS: u32 = 10;
 
-/// What IP packets that travel together have in common.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PacketClass {
-    /// The lowest bits of their hash: see [`crate::relay::Stripes`].
-    pub bucket: u8,
-    /// Whether their L4 checksums are partial.
-    pub partial: bool,
-    /// The traffic class of the packets that carry them.
-    pub tos: u8,
-    /// The lane that another worker has given them, if they were handed over.
-    pub lane: Option<u8>,
-}
+/// A flow's turn is half a millisecond at the rate; shorter ones cost system calls, longer ones make others wait.
+const QUANTA_PER_SECOND: u64 = 2_000;
 
-/// Whose share of a queue datagrams take.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-enum Holder {
-    Flow(FlowId),
-    Bucket(u8),
-}
+/// The smallest turn of a flow, in bytes: one packet (RFC 8290 §4.1.1).
+const LEAST_QUANTUM: usize = 1_514;
 
-impl Issued for Holder {}
-
-impl Belongs {
-    fn holder(self) -> Holder {
-        match self {
-            Self::Flow(flow) => Holder::Flow(flow),
-            Self::Packets(class) => Holder::Bucket(class.bucket),
-        }
-    }
-}
-
-/// Consecutive datagrams of one flow, each `segment` bytes long, the last one at most.
-#[derive(Debug)]
-pub struct Run {
-    /// The flow or bucket that the datagrams belong to.
-    pub belongs: Belongs,
-    /// The time at which the datagrams arrived at this host.
-    pub arrived: Instant,
-    /// The size of each datagram but the last, in bytes.
-    pub segment: usize,
-    /// The progress of the first datagram, if it is partly sent.
-    pub partly_sent: Option<PartlySent>,
-    data: Box<[u8]>,
-    /// Where the first datagram that is still here starts.
-    start: usize,
-    /// The number of datagrams still here; it does not follow from the bytes, because an empty datagram has none.
-    count: usize,
-    /// The sequence number of the run, which grows along the queue.
-    sequence: u64,
-}
-
-impl Run {
-    fn new(belongs: Belongs, data: &[u8], segment: usize, arrived: Instant) -> Self {
-        let count = if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) };
-        Self {
-            belongs,
-            arrived,
-            segment: segment.max(1),
-            partly_sent: None,
-            data: data.into(),
-            start: 0,
-            count,
-            sequence: 0,
-        }
-    }
-
-    /// The datagrams that are still here, end to end.
-    #[must_use]
-    pub fn data(&self) -> &[u8] {
-        &self.data[self.start..]
-    }
-
-    /// How many datagrams are still here.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Takes the first `datagrams` out and returns their bytes.
-    fn advance(&mut self, datagrams: usize) -> usize {
-        let bytes = (datagrams * self.segment).min(self.data.len() - self.start);
-        self.start += bytes;
-        self.count -= datagrams;
-        if 2 * self.start > self.data.len() {
-            // What is gone takes no more memory than what is here.
-            self.data = self.data[self.start..].into();
-            self.start = 0;
-        }
-        bytes
-    }
-}
+/// The largest turn of a flow, in bytes: one run.
+const MOST_QUANTUM: usize = 64 * 1024;
 
 /// The datagrams of one flow or bucket in the queue.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Held {
     datagrams: usize,
     bytes: usize,
-    /// The sequence numbers of its runs, oldest first.
-    runs: VecDeque<u64>,
+    /// Oldest first.
+    runs: VecDeque<Run>,
+    /// The bytes that are left of its turn; what it sent beyond that is taken from the next.
+    deficit: i64,
+    codel: Codel,
+}
+
+/// A run in the order of arrival. It may be gone from the queue.
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    sequence: u64,
+    at: Instant,
+    holder: Holder,
 }
 
 #[derive(Debug)]
 pub struct Queue {
     limits: Limits,
-    /// Sorted by sequence number. A run whose datagrams gave way is hollow until it comes to the front or is swept; the first
-    /// is never hollow.
-    runs: VecDeque<Run>,
-    hollow: usize,
+    /// The rate at which it is emptied, in bytes a second, if there is one.
+    rate: Option<u64>,
+    /// The flows and buckets that have, or just had, datagrams here.
+    held: IssuedMap<Holder, Held>,
+    turns: Turns,
+    /// The same flows by the part of the queue that they take, greatest last.
+    by_part: BTreeSet<(u64, Holder)>,
+    /// The runs by sequence number. The first one is always in the queue; among the others some are gone.
+    arrivals: VecDeque<Arrival>,
+    /// The number of runs in the queue.
+    runs: usize,
     next_sequence: u64,
     datagrams: usize,
     bytes: usize,
-    /// The flows and buckets that have datagrams here.
-    held: IssuedMap<Holder, Held>,
-    /// The same by the part of the queue that they take, greatest last.
-    by_part: BTreeSet<(u64, Holder)>,
+    /// IP packets that were marked as having met congestion here.
+    marked: u64,
+    /// How long datagrams waited, once there is a rate.
+    delays: Option<Box<Delays>>,
     /// The memory of all queues of the agent.
     memory: Arc<QueueMemory>,
 }
@@ -190,13 +128,17 @@ impl Queue {
     pub fn new(limits: Limits) -> Self {
         Self {
             limits,
-            runs: VecDeque::new(),
-            hollow: 0,
+            rate: None,
+            held: IssuedMap::default(),
+            turns: Turns::default(),
+            by_part: BTreeSet::new(),
+            arrivals: VecDeque::new(),
+            runs: 0,
             next_sequence: 0,
             datagrams: 0,
             bytes: 0,
-            held: IssuedMap::default(),
-            by_part: BTreeSet::new(),
+            marked: 0,
+            delays: None,
             memory: Arc::default(),
         }
     }
@@ -212,15 +154,29 @@ impl Queue {
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         // The parts depend on the limits.
-        let parts = self.held.iter().map(|(holder, held)| (limits.part(held.datagrams, held.bytes), *holder));
-        self.by_part = parts.collect();
+        let waiting = self.held.iter().filter(|(_, held)| held.datagrams > 0);
+        self.by_part =
+            waiting.map(|(holder, held)| (limits.part(held.datagrams, held.bytes), *holder)).collect();
+    }
+
+    /// Changes the rate at which it is emptied, in bytes a second.
+    #[inline]
+    pub fn set_rate(&mut self, rate: Option<u64>) {
+        self.rate = rate;
     }
 
     /// How long a datagram may wait.
     #[inline]
     #[must_use]
     pub fn time_limit(&self) -> Duration {
-        self.limits.time
+        let Limits { time, aqm, .. } = self.limits;
+        self.rate.map_or(time, |_| time.max(CODEL_INTERVALS * aqm.interval))
+    }
+
+    /// The bytes of one flow's turn.
+    fn quantum(&self) -> usize {
+        let turn = self.rate.map_or(u64::MAX, |rate| rate / QUANTA_PER_SECOND);
+        usize::try_from(turn).unwrap_or(MOST_QUANTUM).clamp(LEAST_QUANTUM, MOST_QUANTUM)
     }
 
     /// The number of datagrams that wait.
@@ -235,17 +191,36 @@ impl Queue {
         self.bytes
     }
 
+    /// The number of flows and buckets that wait.
+    #[must_use]
+    pub fn backlogged(&self) -> usize {
+        self.by_part.len()
+    }
+
+    /// IP packets that were marked as having met congestion here, since the beginning.
+    #[must_use]
+    pub fn marked(&self) -> u64 {
+        self.marked
+    }
+
+    /// How long datagrams waited lately for their turn, if there is a rate: the median, and what 99 % did not exceed.
+    #[must_use]
+    pub fn delays(&self, now: Instant) -> Option<(Duration, Duration)> {
+        let delays = self.delays.as_ref()?;
+        Some((delays.quantile(0.5, now)?, delays.quantile(0.99, now)?))
+    }
+
     /// True if nothing waits.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {
-        self.runs.is_empty()
+        self.runs == 0
     }
 
     /// The arrival time of the oldest run in the queue.
     #[must_use]
     pub fn oldest(&self) -> Option<Instant> {
-        self.runs.front().map(|run| run.arrived)
+        self.arrivals.front().map(|arrival| arrival.at)
     }
 
     /// Appends a run that came to this host at `arrived`; what does not fit is dropped by the policy and counted in
@@ -263,7 +238,7 @@ impl Queue {
     ) -> usize {
         self.expire(now, account);
         // In order of arrival: the age of a batch is an estimate between two stamped ones.
-        let arrived = self.runs.back().map_or(arrived, |last| arrived.max(last.arrived));
+        let arrived = self.arrivals.back().map_or(arrived, |last| arrived.max(last.at));
         let mut run = Run::new(belongs, data, segment, arrived);
         match self.limits.policy {
             DropPolicy::Newest => {
@@ -273,10 +248,10 @@ impl Queue {
                 cut(&mut run, fits, DropReason::QueueFull, account);
             }
             DropPolicy::Oldest => {
-                while self.allowed(&run) < run.count {
+                while self.allowed(&run) < run.count() {
                     self.give_way(belongs.holder(), &mut run, DropReason::FlowQuota, account);
                 }
-                while self.fitting(&run) < run.count {
+                while self.fitting(&run) < run.count() {
                     let loser = self.loser(&run);
                     self.give_way(loser, &mut run, DropReason::QueueEvicted, account);
                 }
@@ -287,53 +262,81 @@ impl Queue {
             let fits = spare / run.segment;
             cut(&mut run, fits, DropReason::QueueMemory, account);
         }
-        let taken = run.count;
+        let taken = run.count();
         if taken > 0 {
             self.append(run);
         }
         taken
     }
 
-    /// The newest run in the queue.
-    pub fn newest_mut(&mut self) -> Option<&mut Run> {
-        self.runs.back_mut()
+    /// The newest run of `flow`.
+    pub fn newest_of(&mut self, flow: FlowId) -> Option<&mut Run> {
+        self.held.get_mut(&Holder::Flow(flow))?.runs.back_mut()
     }
 
-    /// Takes the oldest run out of the queue.
-    pub fn pop(&mut self) -> Option<Run> {
-        let run = self.runs.pop_front()?;
-        self.forget(run.belongs, run.count, run.data().len(), true);
-        self.sweep();
-        Some(run)
-    }
-
-    /// Takes out the first run that has not waited too long; those before it are dropped.
-    pub fn pop_in_time(&mut self, now: Instant, account: &mut Account) -> Option<Run> {
+    /// Takes out the run whose turn it is, and says how many of its datagrams may go in this turn; [`Queue::put_back`] takes the others.
+    /// Those that have waited too long are dropped, and so are, with a rate, those that are to tell their sender of congestion.
+    /// `sparse` asks for those flows alone that send less than their share.
+    pub fn take(&mut self, sparse: bool, now: Instant, account: &mut Account) -> Option<(Run, usize)> {
         loop {
-            let run = self.pop()?;
-            // A run from another queue stands behind younger ones.
-            if !self.is_late(&run, now) {
-                return Some(run);
+            let (holder, list) = self.turn(sparse)?;
+            let (small, limit) = (self.bytes <= SMALL, self.time_limit());
+            let aqm = self.rate.map(|_| self.limits.aqm);
+            let held = self.held.get_mut(&holder)?;
+            let run = held.runs.front_mut()?;
+            let sojourn = now.saturating_duration_since(run.arrived);
+            if sojourn > limit {
+                // A run from another queue stands behind younger ones.
+                let late = self.remove_first(holder)?;
+                account.drop(DropReason::Expired, late.count() as u64);
+                continue;
             }
-            account.drop(DropReason::Expired, run.count as u64);
+            if aqm.is_some_and(|aqm| held.codel.signals(aqm, sojourn, small, now)) {
+                if run.mark() {
+                    self.marked += 1;
+                } else {
+                    account.drop(DropReason::Aqm, 1);
+                    self.drop_first(holder);
+                    continue;
+                }
+            }
+            let held = self.held.get_mut(&holder)?;
+            let run = held.runs.front()?;
+            // Without a rate nothing waits for a turn's sake: runs stay whole.
+            let turn = usize::try_from(held.deficit).unwrap_or(1);
+            let portion = aqm.map_or_else(|| run.count(), |_| run.portion(turn));
+            let cost = run.cost(portion);
+            if aqm.is_some() {
+                let delays = self.delays.get_or_insert_with(|| Box::new(Delays::new(now)));
+                delays.record(sojourn, portion, now);
+            }
+            held.deficit -= cost as i64;
+            self.turns.sent(list, cost);
+            return Some((self.remove_first(holder)?, portion));
         }
     }
 
-    /// Puts back a run from [`Queue::pop`], without its first `sent` datagrams, at the front.
+    /// Puts back a run from [`Queue::take`], without its first `sent` datagrams, at the front of its flow.
     pub fn put_back(&mut self, mut run: Run, sent: usize) {
         run.advance(sent);
-        if run.count > 0 {
-            let held = self.held.entry(run.belongs.holder()).or_default();
-            held.runs.push_front(run.sequence);
-            self.remember(&run);
-            self.runs.push_front(run);
+        if run.count() == 0 {
+            return;
+        }
+        let arrival = Arrival { sequence: run.sequence, at: run.arrived, holder: run.belongs.holder() };
+        // Unless it was the first, it is still listed.
+        if self.arrivals.front().is_none_or(|first| first.sequence > run.sequence) {
+            self.arrivals.push_front(arrival);
+        }
+        self.remember(&run);
+        if let Some(held) = self.held.get_mut(&arrival.holder) {
+            held.runs.push_front(run);
         }
     }
 
     /// Adds a run from another queue of the same relay, without its first `sent` datagrams, at the end.
     pub fn put_back_last(&mut self, mut run: Run, sent: usize) {
         run.advance(sent);
-        if run.count > 0 {
+        if run.count() > 0 {
             self.append(run);
         }
     }
@@ -342,44 +345,57 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn holds(&self, flow: FlowId) -> bool {
-        self.held.contains_key(&Holder::Flow(flow))
+        self.held.get(&Holder::Flow(flow)).is_some_and(|held| held.datagrams > 0)
     }
 
     /// Takes all runs of `flow` out, oldest first.
     pub fn take_flow(&mut self, flow: FlowId) -> Vec<Run> {
-        if !self.holds(flow) {
-            return Vec::new();
-        }
-        let all = std::mem::take(&mut self.runs).into_iter().filter(|run| run.count > 0);
-        let (taken, kept): (Vec<Run>, Vec<Run>) = all.partition(|run| run.belongs == Belongs::Flow(flow));
-        (self.runs, self.hollow) = (kept.into(), 0);
-        for run in &taken {
-            self.forget(run.belongs, run.count, run.data().len(), true);
-        }
-        taken
+        std::iter::from_fn(|| self.remove_first(Holder::Flow(flow))).collect()
     }
 
     /// Drops datagrams that have waited too long; returns their number.
     pub fn expire(&mut self, now: Instant, account: &mut Account) -> usize {
         let mut expired = 0;
-        while self.runs.front().is_some_and(|run| self.is_late(run, now)) {
-            if let Some(run) = self.pop() {
-                account.drop(DropReason::Expired, run.count as u64);
-                expired += run.count;
-            }
+        while let Some(first) = self.arrivals.front().copied()
+            && now.saturating_duration_since(first.at) > self.time_limit()
+            && let Some(run) = self.remove_first(first.holder)
+        {
+            account.drop(DropReason::Expired, run.count() as u64);
+            expired += run.count();
         }
         expired
     }
 
     /// Empties the queue, and counts what waited as dropped for `reason`.
     pub fn clear(&mut self, reason: DropReason, account: &mut Account) {
-        while let Some(run) = self.pop() {
-            account.drop(reason, run.count as u64);
+        while let Some(first) = self.arrivals.front().copied()
+            && let Some(run) = self.remove_first(first.holder)
+        {
+            account.drop(reason, run.count() as u64);
         }
     }
 
-    fn is_late(&self, run: &Run, now: Instant) -> bool {
-        now.saturating_duration_since(run.arrived) > self.limits.time
+    /// The holder whose turn it is, and its list.
+    fn turn(&mut self, sparse: bool) -> Option<(Holder, List)> {
+        let quantum = self.quantum();
+        loop {
+            let (holder, list) = self.turns.first(sparse)?;
+            let Some(held) = self.held.get_mut(&holder) else {
+                // Nobody is listed without an entry.
+                self.turns.leave(list);
+                continue;
+            };
+            if held.runs.is_empty() {
+                if self.turns.leave(list) {
+                    self.held.remove(&holder);
+                }
+            } else if held.deficit <= 0 {
+                held.deficit += quantum as i64;
+                self.turns.next(list);
+            } else {
+                return Some((holder, list));
+            }
+        }
     }
 
     /// How many datagrams of `run` its flow may still hold.
@@ -403,7 +419,7 @@ impl Queue {
         let own = run.belongs.holder();
         let held = self.held.get(&own);
         let (datagrams, bytes) = held.map_or((0, 0), |held| (held.datagrams, held.bytes));
-        let part = self.limits.part(datagrams + run.count, bytes + run.data().len());
+        let part = self.limits.part(datagrams + run.count(), bytes + run.data().len());
         match self.by_part.iter().rfind(|(_, holder)| *holder != own) {
             Some((most, other)) if *most >= part => *other,
             Some(_) | None => own,
@@ -413,59 +429,97 @@ impl Queue {
     /// Drops the oldest datagram of `loser`; its own newest ones are those of `run`, which is to be added.
     fn give_way(&mut self, loser: Holder, run: &mut Run, reason: DropReason, account: &mut Account) {
         account.drop(reason, 1);
-        let oldest = self.held.get(&loser).and_then(|held| held.runs.front().copied());
-        let index =
-            oldest.and_then(|oldest| self.runs.binary_search_by_key(&oldest, |run| run.sequence).ok());
-        let Some(oldest) = index.and_then(|index| self.runs.get_mut(index)) else {
+        if !self.drop_first(loser) {
             // It holds nothing yet.
             run.advance(1);
-            return;
-        };
-        let bytes = oldest.advance(1);
-        let (belongs, emptied) = (oldest.belongs, oldest.count == 0);
-        self.hollow += usize::from(emptied);
-        self.forget(belongs, 1, bytes, emptied);
-        if emptied {
-            self.sweep();
         }
     }
 
-    /// Removes hollow runs at the front, and all of them once they are most of the queue.
-    fn sweep(&mut self) {
-        while self.runs.front().is_some_and(|run| run.count == 0) {
-            self.runs.pop_front();
-            self.hollow -= 1;
+    /// Removes the oldest datagram of `holder`, which is dropped; false if it has none.
+    fn drop_first(&mut self, holder: Holder) -> bool {
+        let Some(oldest) = self.held.get_mut(&holder).and_then(|held| held.runs.front_mut()) else {
+            return false;
+        };
+        if oldest.count() == 1 {
+            self.remove_first(holder);
+        } else {
+            let bytes = oldest.advance(1);
+            self.forget(holder, 1, bytes);
         }
-        if 2 * self.hollow > self.runs.len() {
-            self.runs.retain(|run| run.count > 0);
-            self.hollow = 0;
+        true
+    }
+
+    /// Removes the oldest run of `holder`.
+    fn remove_first(&mut self, holder: Holder) -> Option<Run> {
+        let run = self.held.get_mut(&holder)?.runs.pop_front()?;
+        self.runs -= 1;
+        self.forget(holder, run.count(), run.data().len());
+        while let Some(first) = self.arrivals.front()
+            && !self.is_here(first)
+        {
+            self.arrivals.pop_front();
         }
+        Some(run)
+    }
+
+    /// Whether the run of `arrival` has not been taken out. Runs leave a holder from the front only.
+    fn is_here(&self, arrival: &Arrival) -> bool {
+        let first = self.held.get(&arrival.holder).and_then(|held| held.runs.front());
+        first.is_some_and(|first| first.sequence <= arrival.sequence)
     }
 
     fn append(&mut self, mut run: Run) {
+        self.sweep();
         run.sequence = self.next_sequence;
         self.next_sequence += 1;
-        self.held.entry(run.belongs.holder()).or_default().runs.push_back(run.sequence);
+        let holder = run.belongs.holder();
+        self.arrivals.push_back(Arrival { sequence: run.sequence, at: run.arrived, holder });
         self.remember(&run);
-        self.runs.push_back(run);
+        if let Some(held) = self.held.get_mut(&holder) {
+            held.runs.push_back(run);
+        }
     }
 
-    /// Counts a run that is among those of its holder.
+    /// Forgets runs that are gone, and flows of which nothing waits, once they are most of those listed.
+    fn sweep(&mut self) {
+        if self.arrivals.len() > 2 * self.runs {
+            let mut arrivals = std::mem::take(&mut self.arrivals);
+            arrivals.retain(|arrival| self.is_here(arrival));
+            self.arrivals = arrivals;
+        }
+        if self.held.len() > 2 * self.by_part.len() + 16 {
+            self.held.retain(|_, held| held.datagrams > 0);
+            let held = &self.held;
+            self.turns.retain(|holder| held.contains_key(holder));
+        }
+    }
+
+    /// Counts a run that is about to be among those of its holder.
     fn remember(&mut self, run: &Run) {
         let (holder, bytes) = (run.belongs.holder(), run.data().len());
-        self.datagrams += run.count;
+        self.runs += 1;
+        self.datagrams += run.count();
         self.bytes += bytes;
         self.memory.add(bytes);
-        let Some(held) = self.held.get_mut(&holder) else { return };
+        let (quantum, turns) = (self.quantum(), &mut self.turns);
+        let held = self.held.entry(holder).or_insert_with(|| {
+            turns.begin(holder);
+            Held {
+                datagrams: 0,
+                bytes: 0,
+                runs: VecDeque::new(),
+                deficit: quantum as i64,
+                codel: Codel::default(),
+            }
+        });
         self.by_part.remove(&(self.limits.part(held.datagrams, held.bytes), holder));
-        held.datagrams += run.count;
+        held.datagrams += run.count();
         held.bytes += bytes;
         self.by_part.insert((self.limits.part(held.datagrams, held.bytes), holder));
     }
 
-    /// Counts datagrams that are gone; `whole_run` says whether the oldest run of their holder is gone completely.
-    fn forget(&mut self, belongs: Belongs, datagrams: usize, bytes: usize, whole_run: bool) {
-        let holder = belongs.holder();
+    /// Counts datagrams of `holder` that are gone.
+    fn forget(&mut self, holder: Holder, datagrams: usize, bytes: usize) {
         self.datagrams -= datagrams;
         self.bytes -= bytes;
         self.memory.remove(bytes);
@@ -473,12 +527,7 @@ impl Queue {
         self.by_part.remove(&(self.limits.part(held.datagrams, held.bytes), holder));
         held.datagrams -= datagrams;
         held.bytes -= bytes;
-        if whole_run {
-            held.runs.pop_front();
-        }
-        if held.datagrams == 0 {
-            self.held.remove(&holder);
-        } else {
+        if held.datagrams > 0 {
             self.by_part.insert((self.limits.part(held.datagrams, held.bytes), holder));
         }
     }
@@ -486,17 +535,15 @@ impl Queue {
 
 /// How many datagrams of `run` fit where `free` datagrams and `free_bytes` bytes still may be.
 fn fitting(run: &Run, free: usize, free_bytes: usize) -> usize {
-    let by_bytes = if run.data().len() <= free_bytes { run.count } else { free_bytes / run.segment };
-    free.min(by_bytes).min(run.count)
+    let by_bytes = if run.data().len() <= free_bytes { run.count() } else { free_bytes / run.segment };
+    free.min(by_bytes).min(run.count())
 }
 
 /// Keeps the first `keep` datagrams of `run` and counts the rest as dropped.
 fn cut(run: &mut Run, keep: usize, reason: DropReason, account: &mut Account) {
-    if keep < run.count {
-        account.drop(reason, (run.count - keep) as u64);
-        let bytes = keep * run.segment;
-        run.data = run.data[..run.start + bytes].into();
-        run.count = keep;
+    if keep < run.count() {
+        account.drop(reason, (run.count() - keep) as u64);
+        run.truncate(keep);
     }
 }
 

@@ -5,7 +5,7 @@ use super::*;
 
 fn limits(policy: DropPolicy) -> Limits {
     let time = Duration::from_millis(100);
-    Limits { datagrams: 10, bytes: 1000, time, policy, per_flow: 8, per_flow_bytes: 700 }
+    Limits { datagrams: 10, bytes: 1000, time, policy, per_flow: 8, per_flow_bytes: 700, aqm: Aqm::DEFAULT }
 }
 
 /// Pushes `datagrams` of 10 bytes that carry `flow` and count up from `first`.
@@ -22,8 +22,9 @@ fn push(
 }
 
 /// Flow and number of everything that waits, oldest first.
-fn drain(queue: &mut Queue) -> Vec<(u32, u8)> {
-    let runs = std::iter::from_fn(|| queue.pop());
+fn drain(queue: &mut Queue, now: Instant) -> Vec<(u32, u8)> {
+    let mut account = Account::default();
+    let runs = std::iter::from_fn(|| Some(queue.take(false, now, &mut account)?.0));
     let numbered = runs.flat_map(|run| {
         let Belongs::Flow(FlowId(flow)) = run.belongs else { panic!("flows went in") };
         run.data().chunks(10).map(|datagram| (flow, datagram[0])).collect::<Vec<_>>()
@@ -40,7 +41,7 @@ fn drop_oldest_takes_the_oldest_of_the_flow_that_holds_most() {
     push(&mut queue, (3, 0), 3, clock.now(), &mut account);
     assert_eq!(account.dropped[DropReason::QueueEvicted as usize], 2);
     let kept = [(2, 0), (2, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (3, 0), (3, 1), (3, 2)];
-    assert_eq!(drain(&mut queue), kept, "flow 2 came first and lost nothing");
+    assert_eq!(drain(&mut queue, clock.now()), kept, "flow 2 came first and lost nothing");
 }
 
 #[test]
@@ -51,7 +52,7 @@ fn a_flow_that_holds_most_makes_room_for_itself_alone() {
     for first in 0..50 {
         push(&mut queue, (1, first), 1, clock.now(), &mut account);
     }
-    let kept = drain(&mut queue);
+    let kept = drain(&mut queue, clock.now());
     assert_eq!(kept, [(2, 0), (2, 1), (2, 2), (2, 3), (1, 44), (1, 45), (1, 46), (1, 47), (1, 48), (1, 49)]);
 }
 
@@ -78,7 +79,7 @@ fn one_flow_holds_no_more_than_its_share_and_the_policy_says_what_it_keeps() {
         push(&mut queue, (1, 5), 5, clock.now(), &mut account);
         assert_eq!(account.dropped[DropReason::FlowQuota as usize], 2);
         assert_eq!(push(&mut queue, (2, 0), 1, clock.now(), &mut account), 1);
-        let all = drain(&mut queue);
+        let all = drain(&mut queue, clock.now());
         assert_eq!(
             all.iter().filter(|(flow, _)| *flow == 1).map(|(_, number)| *number).collect::<Vec<_>>(),
             kept
@@ -105,7 +106,7 @@ fn many_runs_that_gave_way_leave_nothing_behind() {
     push(&mut queue, (2, 0), 1, clock.now(), &mut account);
     for first in 0..200 {
         push(&mut queue, (1, first), 1, clock.now(), &mut account);
-        assert!(queue.runs.len() <= 2 * queue.datagrams() + 1, "{} runs", queue.runs.len());
+        assert!(queue.runs <= queue.datagrams() && queue.arrivals.len() <= 2 * queue.runs + 1, "{queue:?}");
     }
     assert_eq!(queue.datagrams(), 9);
 }
@@ -122,8 +123,8 @@ fn what_came_late_from_another_queue_is_dropped_behind_younger_ones() {
         queue.put_back_last(run, 0);
     }
     clock.advance(Duration::from_millis(20));
-    assert_eq!(queue.pop_in_time(clock.now(), &mut account).map(|run| run.count()), Some(3));
-    assert!(queue.pop_in_time(clock.now(), &mut account).is_none());
+    assert_eq!(queue.take(false, clock.now(), &mut account).map(|(run, _)| run.count()), Some(3));
+    assert!(queue.take(false, clock.now(), &mut account).is_none());
     assert_eq!(account.dropped[DropReason::Expired as usize], 2);
 }
 
@@ -146,7 +147,7 @@ fn an_empty_datagram_waits_like_any_other() {
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest));
     assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, clock.now(), clock.now(), &mut account), 1);
-    let run = queue.pop().unwrap();
+    let (run, _) = queue.take(false, clock.now(), &mut account).unwrap();
     assert_eq!((run.count(), run.data().len()), (1, 0));
 }
 
@@ -167,7 +168,8 @@ fn a_flow_is_taken_out_whole_and_in_order() {
 #[derive(Clone, Debug)]
 enum Step {
     Push { flow: u32, datagrams: usize, size: usize },
-    Pop { keep: bool },
+    Take { keep: bool, sparse: bool },
+    Rate(bool),
     Wait(u64),
     TakeFlow(u32),
 }
@@ -176,7 +178,8 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     let step = prop_oneof![
         4 => (0..4u32, 1..12usize, 0..300usize)
             .prop_map(|(flow, datagrams, size)| Step::Push { flow, datagrams: if size == 0 { 1 } else { datagrams }, size }),
-        2 => any::<bool>().prop_map(|keep| Step::Pop { keep }),
+        2 => any::<(bool, bool)>().prop_map(|(keep, sparse)| Step::Take { keep, sparse }),
+        1 => any::<bool>().prop_map(Step::Rate),
         1 => (0..80u64).prop_map(Step::Wait),
         1 => (0..4u32).prop_map(Step::TakeFlow),
     ];
@@ -200,13 +203,18 @@ proptest! {
                     account.receive(datagrams as u64, data.len() as u64);
                     queue.push(Belongs::Flow(FlowId(flow)), &data, size, clock.now(), clock.now(), &mut account);
                 }
-                Step::Pop { keep } => {
-                    if let Some(run) = queue.pop() {
-                        let sent = if keep { run.count() / 2 } else { run.count() };
+                Step::Take { keep, sparse } => {
+                    let waited = queue.datagrams();
+                    let taken = queue.take(sparse, clock.now(), &mut account);
+                    prop_assert!(sparse || taken.is_some() || queue.is_empty(), "of {waited} none was given: {queue:?}");
+                    if let Some((run, portion)) = taken {
+                        prop_assert!((1..=run.count()).contains(&portion));
+                        let sent = if keep { portion / 2 } else { portion };
                         account.delivered += sent as u64;
                         queue.put_back(run, sent);
                     }
                 }
+                Step::Rate(limited) => queue.set_rate(limited.then_some(100_000)),
                 Step::Wait(ms) => clock.advance(Duration::from_millis(ms)),
                 Step::TakeFlow(flow) => {
                     for run in queue.take_flow(FlowId(flow)) {
@@ -216,13 +224,17 @@ proptest! {
             }
             prop_assert!(queue.datagrams() <= 10 && queue.bytes() <= 1000);
             let held = |flow| {
-                let runs = queue.runs.iter().filter(move |run| run.belongs == Belongs::Flow(FlowId(flow)));
+                let runs = queue.held.get(&Holder::Flow(FlowId(flow))).into_iter().flat_map(|held| &held.runs);
                 runs.fold((0, 0), |(count, bytes), run| (count + run.count(), bytes + run.data().len()))
             };
             prop_assert!((0..4).map(held).all(|(count, bytes)| count <= 8 && bytes <= 700));
-            let memory: usize = queue.runs.iter().map(|run| run.data.len()).sum();
+            let all = || queue.held.values().flat_map(|held| &held.runs);
+            let memory: usize = all().map(Run::memory).sum();
             prop_assert!(memory <= 2 * queue.bytes(), "{memory} bytes for {}", queue.bytes());
-            prop_assert_eq!(queue.by_part.len(), queue.held.len());
+            prop_assert_eq!(queue.by_part.len(), queue.held.values().filter(|held| held.datagrams > 0).count());
+            prop_assert_eq!(queue.runs, all().count());
+            prop_assert!(queue.oldest().is_none_or(|oldest| all().any(|run| run.arrived == oldest)));
+            prop_assert_eq!(queue.oldest().is_none(), queue.is_empty());
             prop_assert!(account.balances(queue.datagrams() as u64), "{account:?} {}", queue.datagrams());
         }
         queue.clear(DropReason::Shutdown, &mut account);
@@ -286,6 +298,128 @@ proptest! {
                 prop_assert!(before[other as usize] >= model.count(flow), "flow {flow} pushed out who held less");
             }
         }
-        prop_assert_eq!(drain(&mut queue), model.0);
+        // Flows take turns, and within each the order is that of arrival.
+        let mut left = drain(&mut queue, clock.now());
+        left.sort_by_key(|(flow, _)| *flow);
+        model.0.sort_by_key(|(flow, _)| *flow);
+        prop_assert_eq!(left, model.0);
     }
+}
+
+/// A queue with room for everything, at 48 Mbit/s.
+fn at_a_rate(clock: &ManualClock) -> Queue {
+    let time = Duration::from_millis(100);
+    let (policy, aqm) = (DropPolicy::Oldest, Aqm::DEFAULT);
+    let most = 1 << 20;
+    let mut queue = Queue::new(Limits {
+        datagrams: most,
+        bytes: 64 * most,
+        time,
+        policy,
+        per_flow: most,
+        per_flow_bytes: 64 * most,
+        aqm,
+    });
+    queue.set_rate(Some(6_000_000));
+    clock.advance(Duration::from_secs(1));
+    queue
+}
+
+/// Takes what goes next, and returns whose it is and its bytes.
+fn next(queue: &mut Queue, sparse: bool, now: Instant, account: &mut Account) -> Option<(Belongs, usize)> {
+    let (run, portion) = queue.take(sparse, now, account)?;
+    let bytes = run.data().len().min(portion * run.segment);
+    let belongs = run.belongs;
+    queue.put_back(run, portion);
+    Some((belongs, bytes))
+}
+
+#[test]
+fn flows_share_a_rate_by_bytes_whatever_their_packets() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = at_a_rate(&clock);
+    let now = clock.now();
+    for (flow, size) in [(1, 1_400), (2, 300), (3, 1_400)] {
+        for _ in 0..40 {
+            queue.push(Belongs::Flow(FlowId(flow)), &vec![0; 30 * size], size, now, now, &mut account);
+        }
+    }
+    let mut sent = [0; 4];
+    while sent.iter().sum::<usize>() < 600_000 {
+        let (Belongs::Flow(FlowId(flow)), bytes) = next(&mut queue, false, now, &mut account).unwrap() else {
+            panic!("flows went in")
+        };
+        sent[flow as usize] += bytes;
+    }
+    // Small packets cost their headers.
+    assert!(sent[1].abs_diff(sent[3]) <= 5_000 && sent[2] * 5 > sent[1] * 4, "{sent:?}");
+}
+
+#[test]
+fn a_flow_that_sends_less_than_its_share_goes_before_the_others() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = at_a_rate(&clock);
+    let now = clock.now();
+    queue.push(Belongs::Flow(FlowId(1)), &[0; 60_000], 1_400, now, now, &mut account);
+    next(&mut queue, false, now, &mut account);
+    next(&mut queue, false, now, &mut account);
+    assert!(queue.take(true, now, &mut account).is_none(), "it had its turn");
+    queue.push(Belongs::Flow(FlowId(2)), &[0; 100], 100, now, now, &mut account);
+    assert_eq!(next(&mut queue, true, now, &mut account), Some((Belongs::Flow(FlowId(2)), 100)));
+    assert!(queue.take(true, now, &mut account).is_none());
+}
+
+/// An IPv4 packet of `len` bytes with this traffic class.
+fn ip_packet(class: u8, len: u16) -> Vec<u8> {
+    let mut packet = vec![0; usize::from(len)];
+    (packet[0], packet[1]) = (0x45, class);
+    packet[2..4].copy_from_slice(&len.to_be_bytes());
+    packet
+}
+
+/// IP packets of one flow.
+fn packets(bucket: u8, ahead: bool) -> Belongs {
+    Belongs::Packets(PacketClass { bucket, partial: false, tos: 0, lane: None, ahead })
+}
+
+#[test]
+fn classes_ahead_of_others_take_a_quarter_at_most() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = at_a_rate(&clock);
+    let now = clock.now();
+    for (bucket, ahead) in [(1, false), (2, true)] {
+        for _ in 0..600 {
+            queue.push(packets(bucket, ahead), &ip_packet(0, 1_000), 1_000, now, now, &mut account);
+        }
+    }
+    let taken: Vec<(Belongs, usize)> =
+        (0..400).filter_map(|_| next(&mut queue, false, now, &mut account)).collect();
+    let ahead = |(belongs, _): &&(Belongs, usize)| *belongs == packets(2, true);
+    assert_eq!(taken[..10].iter().filter(ahead).count(), 10, "they go first");
+    let of_all = taken.iter().filter(ahead).count();
+    assert!((100..=130).contains(&of_all), "{of_all} of 400 went ahead");
+}
+
+#[test]
+fn a_queue_that_stands_marks_who_understands_and_drops_of_others() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = at_a_rate(&clock);
+    for _ in 0..400 {
+        let now = clock.now();
+        for (bucket, class) in [(1, 0), (2, 2)] {
+            account.receive(1, 1_000);
+            queue.push(packets(bucket, false), &ip_packet(class, 1_000), 1_000, now, now, &mut account);
+        }
+        clock.advance(Duration::from_millis(1));
+        // The queue grows until packets wait for long.
+        if queue.datagrams() > 50 {
+            for _ in 0..2 {
+                account.delivered += u64::from(next(&mut queue, false, clock.now(), &mut account).is_some());
+            }
+        }
+    }
+    let dropped = account.dropped[DropReason::Aqm as usize];
+    assert!(dropped > 0 && queue.marked() > 0, "{dropped} dropped, {} marked", queue.marked());
+    assert_eq!(account.dropped.iter().sum::<u64>(), dropped, "nothing is lost otherwise");
+    assert!(account.balances(queue.datagrams() as u64));
 }

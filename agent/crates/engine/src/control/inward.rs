@@ -138,7 +138,8 @@ fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
             | Message::Join(_)
             | Message::Joined
             | Message::StreamsWanted
-            | Message::Release,
+            | Message::Release
+            | Message::ReceiveRate { .. },
         )
         | Err(_) => units,
     }

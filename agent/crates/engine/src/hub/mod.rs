@@ -31,6 +31,7 @@ use arc_swap::ArcSwap;
 use config::{self, Config};
 use dataplane::{
     hand_off::{HandOff, Kind},
+    rate::RateAccount,
     relay::{AgentTotals, FlowRegistry},
 };
 use net::{Ready, Token, ports::Ports};
@@ -42,7 +43,7 @@ use wire::{
 
 use crate::{
     capture::{Capture, Taps},
-    control::{congestion::pacing::RateAccount, connections::PeerForwards, windows::StreamMemory},
+    control::{connections::PeerForwards, windows::StreamMemory},
     hub::mailbox::{Mailbox, Party},
     origin::PeerOrigin,
 };

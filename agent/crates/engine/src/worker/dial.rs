@@ -105,7 +105,7 @@ impl Sessions {
             cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
             return;
         };
-        self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id));
+        self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id), now);
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {

@@ -21,7 +21,7 @@ use wire::{context::Context, messages::MessageError};
 use crate::{
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     origin::PeerOrigin,
-    status::{Accounting, PeerStatus, StreamsStatus},
+    status::{Accounting, PeerStatus, RateStatus, StreamsStatus},
     worker::{
         Ceiling, TcpRefusal,
         stats::{
@@ -123,6 +123,10 @@ static FAMILIES: &[Family] = &[
     peer(Type::Gauge, "culvert_queue_limit_packets", "Payloads that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_packets.into()),
     peer(Type::Gauge, "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_bytes.into()),
     peer(Type::Gauge, "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.", |it| it.own.more.queue_time.into()),
+    peer(Type::Gauge, "culvert_peer_rate_limit_bytes_per_second", "Limit on all that is sent to the peer, in bytes of IP packets a second: peer.rate, or the rate_receive of the peer; 0 without one.", |it| rate(&it.own, |rate| rate.bits_per_second as f64 / 8.0)),
+    peer(Type::Gauge, "culvert_queue_delay_median_seconds", "Median wait of payloads for their turn at the limit, in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p50_seconds.unwrap_or(0.0))),
+    peer(Type::Gauge, "culvert_queue_delay_p99_seconds", "Wait for their turn that 99 % of payloads did not exceed in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p99_seconds.unwrap_or(0.0))),
+    peer(Type::Counter, "culvert_aqm_marked_total", "IP packets marked as having met congestion (ECN) because they waited too long at the limit; those that cannot be marked are dropped (reason aqm).", |it| it.ever.more.aqm_marked.into()),
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
     peer(Type::Gauge, "culvert_reassembly_bytes", "Memory held for the peer's incomplete datagrams, summed over all workers.", |it| it.now.more.reassembly_bytes.into()),
     // One direction of a peer: received = delivered + queued + dropped.
@@ -324,6 +328,11 @@ impl Bearers {
         }
         all
     }
+}
+
+/// A figure of a peer's limit, 0 without one.
+fn rate(peer: &PeerStatus, read: fn(&RateStatus) -> f64) -> Value {
+    peer.rate.as_ref().map_or(0.0, read).into()
 }
 
 fn streams(peers: &Bearers, read: fn(&StreamsStatus) -> u64) -> Value {

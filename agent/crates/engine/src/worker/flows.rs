@@ -29,7 +29,8 @@ impl Context {
             self.timers.arm(Timer::Queue(id), deadline);
         }
         let Some(oldest) = peer.data.relay.oldest() else { return };
-        self.timers.arm(Timer::Queue(id), oldest + peer.data.config.queue.time + Duration::from_millis(1));
+        self.timers
+            .arm(Timer::Queue(id), oldest + peer.data.relay.queue.time_limit() + Duration::from_millis(1));
         self.dial_soon(id, now);
     }
 
@@ -155,7 +156,7 @@ impl DataPlane {
             Local::Upstream { flow, .. } => uplink.upstream(&self.batch, flow),
         }
         cx.report_too_large(peer, now);
-        cx.watch_queue(peer, now);
+        self.look_at_queue(cx, host, peer, now);
         true
     }
 

@@ -73,7 +73,7 @@ impl Worker {
                         }
                     }
                     self.cx.report_too_large(peer, now);
-                    self.cx.watch_queue(peer, now);
+                    self.data.look_at_queue(&mut self.cx, &mut self.host, peer, now);
                 }
             }
         }

@@ -44,7 +44,7 @@ impl Worker {
             self.publish(now);
         }
         for id in gone {
-            self.metrics.vacate(&mut self.cx, id);
+            self.metrics.vacate(&mut self.cx, id, now);
         }
         self.tunnel.check_tun(&mut self.cx, &self.sessions, now);
         self.sessions.reconcile(&mut self.cx, &mut self.decoy, now);

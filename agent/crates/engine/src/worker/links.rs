@@ -45,6 +45,9 @@ impl Sessions {
         let standard = wanted == 0;
         let plain = (standard && owner == cx.id.index).then(|| {
             let handle = cx.peers.session(id).map(|session| session.handle);
+            if let Some(handle) = handle {
+                self.control.carries_datagrams(handle);
+            }
             Plain::new(handle.and_then(|handle| self.control.quinn(handle)?.datagrams().max_size()))
         });
         let pool = Pool::new(owner, cx.id, wanted);

@@ -443,7 +443,7 @@ impl Worker {
                 if let Some(state) = cx.peers.get_mut(peer) {
                     state.data.relay.expire(now);
                 }
-                cx.watch_queue(peer, now);
+                data.look_at_queue(cx, host, peer, now);
             }
             Timer::Listener(port) => tcp.wake_listener(cx, port),
             Timer::Join(handle) => sessions.early_join_timeout(cx, handle, now),
@@ -492,8 +492,13 @@ impl Worker {
                     })
                 {}
             }
-            if let Some(at) = lanes.get(id).and_then(|slot| slot.poll_timeout()) {
-                cx.timers.arm(Timer::Lane(id), at);
+            if let Some(slot) = lanes.get_mut(id) {
+                if let Some(peer) = cx.peers.get(slot.peer) {
+                    slot.charge(peer.data.relay.share.account(), now);
+                }
+                if let Some(at) = slot.poll_timeout() {
+                    cx.timers.arm(Timer::Lane(id), at);
+                }
             }
         }
     }

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Instant};
 use config::{self, Config};
 use dataplane::{
     peer::{Allowances, PeerData, PeerStanding},
+    rate::Share,
     relay::{DatagramRelay, Numbering},
 };
 use wire::{
@@ -36,7 +37,7 @@ impl PeerMaker<'_> {
         let parity = peer.public_keys.first().map_or(0, |key| parity(self.own_key, &key.0));
         // Exactly one worker dials a peer.
         let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
-        self.hub.rate(id).set_rate(peer.rate.map(|bits| bits / 8));
+        self.hub.rate(id).set_rate(peer.rate.map(|bits| bits / 8), peer.rate_overhead);
         Peer {
             name: Arc::clone(&peer.name),
             origin,
@@ -45,7 +46,7 @@ impl PeerMaker<'_> {
             data: PeerData {
                 id,
                 standing: PeerStanding::Live,
-                relay: self.relay(id, &peer, parity),
+                relay: self.relay(id, &peer, parity, now),
                 config: peer,
                 link: None,
                 instance: None,
@@ -71,10 +72,11 @@ impl PeerMaker<'_> {
         }
     }
 
-    pub(super) fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64) -> DatagramRelay {
+    pub(super) fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64, now: Instant) -> DatagramRelay {
         let names: Vec<_> = self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         let numbering = Numbering { parity, worker: self.worker };
-        let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, self.hub.flows(id), &names);
+        let (registry, share) = (self.hub.flows(id), Share::new(self.hub.rate(id), now));
+        let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, registry, share, &names);
         relay.set_oversize(&self.config.services);
         relay
     }

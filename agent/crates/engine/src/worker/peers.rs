@@ -88,13 +88,13 @@ impl Context {
 
 impl Publisher {
     /// Gives up the slot of a removed peer. Its counts stay in the sums; its own series end.
-    pub(super) fn vacate(&self, cx: &mut Context, id: PeerId) {
+    pub(super) fn vacate(&self, cx: &mut Context, id: PeerId, now: Instant) {
         let own_key = *cx.identity.public_key();
         let (config, hub) = (&*cx.config, &*cx.hub);
         let maker = PeerMaker { config, hub, own_key: &own_key, worker: cx.id };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.data.standing = PeerStanding::Vacant;
-        let empty = maker.relay(id, &peer.data.config, 0);
+        let empty = maker.relay(id, &peer.data.config, 0, now);
         cx.stats.totals.removed.add(&std::mem::replace(&mut peer.data.relay, empty));
         cx.stats.retired.merge(id);
         self.snapshots.retire(cx.id.index, id);

@@ -20,6 +20,9 @@ use crate::{
 /// there, so the others wait in the queue of [`dataplane::lanes::Plain`], where they do.
 const AHEAD_BYTES: usize = 64 * 1024;
 
+/// The bytes that always may wait there: two packets.
+const LEAST_AHEAD: usize = 3_000;
+
 impl Worker {
     /// Takes received frames out of quinn-proto, after each batch: beyond [`DATAGRAM_BUFFER_BYTES`] quinn-proto drops the oldest.
     pub(super) fn take_plain(&mut self, now: Instant) {
@@ -69,6 +72,13 @@ impl Worker {
     }
 }
 
+/// How many bytes may wait behind the queue at `rate` bytes a second, and how many in quinn-proto: with a rate they wait in the queue,
+/// where flows take turns, but for 4 ms and 2 ms.
+fn room_at(rate: Option<u64>) -> (usize, usize) {
+    let within = |parts| rate.and_then(|rate| usize::try_from(rate / parts).ok()).unwrap_or(usize::MAX);
+    (within(250).max(LEAST_AHEAD), within(500).clamp(LEAST_AHEAD, AHEAD_BYTES))
+}
+
 impl DataPlane {
     /// Gives quinn-proto the frames that wait for peers without lanes; returns whether it took any.
     pub(super) fn send_plain(
@@ -104,6 +114,8 @@ impl DataPlane {
             let quinn = handle.and_then(|handle| sessions.control.quinn(handle));
             let (Some(plain), Some(quinn), Some(handle)) = (plain, quinn, handle) else { return taken };
             plain.set_most(quinn.datagrams().max_size());
+            let (room, ahead) = room_at(peer.data.relay.share.account().rate());
+            plain.set_room(room);
             // Before the check for space: frames expire even if the connection takes none.
             if let Some(late) = plain.pop_late(now, peer.data.config.queue.time) {
                 if late.counted {
@@ -111,7 +123,7 @@ impl DataPlane {
                 }
                 continue;
             }
-            if quinn.datagrams().send_buffer_space() < DATAGRAM_BUFFER_BYTES - AHEAD_BYTES {
+            if quinn.datagrams().send_buffer_space() < DATAGRAM_BUFFER_BYTES - ahead {
                 // Expired frames may have left room for the queue behind them, which only this function fills.
                 blocked = !plain.is_empty();
                 break;

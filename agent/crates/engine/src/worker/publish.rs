@@ -8,7 +8,7 @@ use std::{
 use dataplane::{
     lanes::{LaneState, Lanes},
     peer::PeerStanding,
-    relay::Direction,
+    relay::{DatagramRelay, Direction},
     socket_stats::role,
 };
 use gate::{Step, refusals::AtCeilings};
@@ -20,7 +20,7 @@ use crate::{
     peer::{Peer, refused},
     status::{
         Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
-        StreamsStatus, add_lane,
+        RateStatus, StreamsStatus, add_lane,
     },
     worker::{
         Worker,
@@ -240,6 +240,7 @@ impl Sessions {
                 bytes: relay.queue.bytes() + relay.awaiting.bytes(),
                 age_seconds: relay.oldest().map_or(0.0, since),
             },
+            rate: rate_of(relay, now),
             uplink: Accounting {
                 account: relay.uplink,
                 queued: relay.queued(Direction::Uplink),
@@ -296,7 +297,8 @@ impl LaneHost {
             flows_opened: relay.stats.flows_opened + relay.stats.flows_accepted,
             queue_packets,
             queue_bytes,
-            queue_time: queue.time,
+            queue_time: relay.queue.time_limit(),
+            aqm_marked: relay.queue.marked(),
             reassembly_bytes: relay.reassembly.held_bytes(),
             lanes: of_peer.lanes,
             owned_lanes: owned,
@@ -368,4 +370,18 @@ impl Sockets {
             decoys.read_sockets(stats, drops);
         }
     }
+}
+
+/// The limit on what is sent to a peer, as this worker knows it.
+fn rate_of(relay: &DatagramRelay, now: Instant) -> Option<RateStatus> {
+    let account = relay.share.account();
+    let delays = relay.queue.delays(now);
+    let from = if account.is_granted() { RateStatus::FROM[1] } else { RateStatus::FROM[0] };
+    account.rate().map(|bytes| RateStatus {
+        bits_per_second: 8 * bytes,
+        from: from.into(),
+        delay_p50_seconds: delays.map(|(median, _)| median.as_secs_f64()),
+        delay_p99_seconds: delays.map(|(_, most)| most.as_secs_f64()),
+        marked: relay.queue.marked(),
+    })
 }

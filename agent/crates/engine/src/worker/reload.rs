@@ -106,9 +106,13 @@ impl Worker {
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
-        if old.rate != wanted.rate {
-            cx.hub.rate(id).set_rate(wanted.rate.map(|bits| bits / 8));
+        if (old.rate, old.rate_overhead) != (wanted.rate, wanted.rate_overhead) {
+            cx.hub.rate(id).set_rate(wanted.rate.map(|bits| bits / 8), wanted.rate_overhead);
             sessions.control.rate_changed(id);
+            data.drain_queue(cx, host, id, now);
+        }
+        if old.rate_receive != wanted.rate_receive {
+            sessions.rate_receive_changed(cx, id);
         }
         if old.allowed_ips != wanted.allowed_ips {
             tunnel.reroute_peer(cx, id);

@@ -180,7 +180,7 @@ impl Worker {
             connection.key = Some(*key);
         }
         if let Some(state) = cx.peers.get(peer) {
-            sessions.control.set_congestion(handle, state.data.config.congestion, cx.hub.rate(peer));
+            sessions.control.set_congestion(handle, state.data.config.congestion, cx.hub.rate(peer), now);
         }
         if side == Side::Client {
             let exported = sessions.control.get(handle).and_then(|connection| connection.exported());
@@ -245,6 +245,11 @@ impl Worker {
             Message::LaneClose(end) => sessions.lane_closed(cx, peer, &end, now),
             // quinn-proto has noted the source address.
             Message::Here => {}
+            Message::ReceiveRate { bits_per_second } => {
+                let granted = Some(bits_per_second / 8).filter(|rate| *rate > 0);
+                cx.hub.rate(peer).set_granted(granted.map(|rate| rate.max(LEAST_GRANTED)));
+                sessions.control.rate_changed(peer);
+            }
             Message::StreamsWanted if side == Side::Client => sessions.peer_wants_streams(cx, peer, now),
             Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
                 sessions.out_of_order(cx, handle, now)
@@ -320,6 +325,8 @@ impl Worker {
             sessions.end_session(cx, id, Some(CloseReason::Replaced), now);
         }
         sessions.control.established(handle, now);
+        cx.hub.rate(id).set_granted(None);
+        sessions.ask_for_rate(cx, id, handle);
         let hello = connected.hello.clone();
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
@@ -384,7 +391,26 @@ impl Worker {
     }
 }
 
+/// The lowest limit of a peer that counts, in bytes a second: the least that the configuration allows.
+const LEAST_GRANTED: u64 = 8_000;
+
 impl Sessions {
+    /// Tells a peer the most that it should send, if that is limited.
+    fn ask_for_rate(&mut self, cx: &Context, id: PeerId, handle: ConnectionHandle) {
+        if let Some(bits_per_second) = cx.peers.get(id).and_then(|peer| peer.data.config.rate_receive) {
+            self.control.send(handle, &Message::ReceiveRate { bits_per_second });
+        }
+    }
+
+    /// Tells a connected peer that the most that it should send has changed.
+    pub(super) fn rate_receive_changed(&mut self, cx: &Context, id: PeerId) {
+        let Some(peer) = cx.peers.get(id) else { return };
+        if let Some(session) = &peer.session {
+            let bits_per_second = peer.data.config.rate_receive.unwrap_or(0);
+            self.control.send(session.handle, &Message::ReceiveRate { bits_per_second });
+        }
+    }
+
     /// Charges the peer behind a connection for a control message. Beyond its allowance the connection is closed, and the result is
     /// false.
     fn charge(&mut self, cx: &mut Context, handle: ConnectionHandle, units: u32, now: Instant) -> bool {

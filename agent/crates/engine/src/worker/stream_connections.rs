@@ -230,7 +230,7 @@ impl Sessions {
             connection.stream_number = Some(number);
         }
         let peer = cx.peers.get_mut(id)?;
-        self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id));
+        self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id), now);
         let instance = peer.data.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
         tracing::debug!(peer = &*peer.name, number, remote = %request.remote, "dialling a stream connection");
@@ -378,7 +378,8 @@ impl Sessions {
             | Message::Join(_)
             | Message::Joined
             | Message::StreamsWanted
-            | Message::Release => self.out_of_order(cx, handle, now),
+            | Message::Release
+            | Message::ReceiveRate { .. } => self.out_of_order(cx, handle, now),
         }
     }
 

@@ -59,7 +59,7 @@ impl Tunnel {
             }
         });
         while let Some(peer) = data.served.pop() {
-            cx.watch_queue(peer, now);
+            data.look_at_queue(cx, host, peer, now);
         }
         true
     }

@@ -44,6 +44,7 @@ impl DataPlane {
             match drained {
                 Drained::Empty | Drained::Blocked(_) => {}
                 Drained::More => waiting.push_back(peer),
+                Drained::Paced(at) => cx.timers.arm(Timer::Queue(peer), at),
             }
             if drained != Drained::Blocked(0) {
                 served = served.or(Some(peer));
@@ -56,11 +57,26 @@ impl DataPlane {
         }
     }
 
-    /// Sends from the queue of a peer, while there is room.
+    /// Sends from the queue of a peer, while there is room and its rate lets it.
     pub(super) fn drain_queue(&mut self, cx: &mut Context, host: &mut LaneHost, peer: PeerId, now: Instant) {
-        if let Some(mut uplink) = self.uplink(cx, host, peer, now) {
-            uplink.drain(usize::MAX);
+        let drained = self.uplink(cx, host, peer, now).map(|mut uplink| uplink.drain(usize::MAX));
+        if let Some(Drained::Paced(at)) = drained {
+            cx.timers.arm(Timer::Queue(peer), at);
         }
+    }
+
+    /// Something has come for a peer: sends what its rate lets go, and watches what has to wait.
+    pub(super) fn look_at_queue(
+        &mut self,
+        cx: &mut Context,
+        host: &mut LaneHost,
+        peer: PeerId,
+        now: Instant,
+    ) {
+        if cx.peers.get(peer).is_some_and(|state| state.data.is_reachable() && state.data.relay.is_paced()) {
+            self.drain_queue(cx, host, peer, now);
+        }
+        cx.watch_queue(peer, now);
     }
 
     /// Uses the room that a socket of the underlay has again: first for the agent's own packets, then for waiting payloads.

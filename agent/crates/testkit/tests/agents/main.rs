@@ -43,6 +43,7 @@ mod multi_worker;
 mod overload;
 mod packing;
 mod paths;
+mod rate;
 mod recorded;
 mod registry;
 mod reload;

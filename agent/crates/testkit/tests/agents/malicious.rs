@@ -195,7 +195,8 @@ impl MaliciousPeer {
             | Message::Join(_)
             | Message::Joined
             | Message::StreamsWanted
-            | Message::Release => message.encode(&mut self.outgoing),
+            | Message::Release
+            | Message::ReceiveRate { .. } => message.encode(&mut self.outgoing),
         }
     }
 

@@ -8,7 +8,7 @@
 //! | when packets leave: a connection's pacer, a peer's rate | `pacing.rs` |
 //!
 //! quinn-proto asks a controller for a window only, and paces by that. The pace is ours: the driver reads
-//! [`Congestion::pacing_rate`] and lets packets go accordingly ([`pacing::Pacer`]). Datagrams and IP packets on lanes are not
+//! [`Congestion::pacing_rate`] and lets packets go accordingly ([`pacing::Pace`]). Datagrams and IP packets on lanes are not
 //! concerned: the traffic inside them controls itself.
 
 use std::{

@@ -10,13 +10,11 @@ use std::{
 };
 
 use config::CongestionControl;
+use dataplane::rate::{Pacer, Release};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::clock::{Clock, ManualClock};
 
-use crate::control::congestion::{
-    Congestion, StreamController,
-    pacing::{Pacer, Release},
-};
+use crate::control::congestion::{Congestion, StreamController};
 
 /// Bytes of a packet as the controller counts them, and as the path carries them.
 const PACKET: u64 = 1452;

@@ -22,6 +22,7 @@ use bytes::{Bytes, BytesMut};
 use config::CongestionControl;
 use dataplane::{
     lanes::{Lanes, UnderlayId, Underlays, send_buffer::copy_of},
+    rate::RateAccount,
     relay::{Settlement, Settlements},
 };
 use gate::admission::Admission;
@@ -40,10 +41,7 @@ use crate::control::{
     Traffic,
     accept::{Acceptance, Pending},
     ahead::Ahead,
-    congestion::{
-        Congestion,
-        pacing::{Pace, RateAccount},
-    },
+    congestion::{Congestion, pacing::Pace},
     inward::Inward,
     windows::{StreamMemory, Windows},
 };
@@ -320,9 +318,17 @@ impl Control {
         handle: ConnectionHandle,
         control: CongestionControl,
         account: Arc<RateAccount>,
+        now: Instant,
     ) {
         if let Some(connection) = self.connections.get_mut(&handle) {
-            connection.pace.set(control, account);
+            connection.pace.set(control, account, now);
+        }
+    }
+
+    /// Notes that a connection carries datagrams, too: its session is in standard mode.
+    pub fn carries_datagrams(&mut self, handle: ConnectionHandle) {
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.pace.carries_datagrams();
         }
     }
 
@@ -711,6 +717,7 @@ impl Control {
                 connection.pace.lower();
                 transmit
             }) else {
+                connection.pace.has_sent_all();
                 connection.settle_ahead(0, 1, &mut self.settlements);
                 return;
             };

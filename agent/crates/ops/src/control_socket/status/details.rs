@@ -1,7 +1,7 @@
 //! One peer in full, and one lane.
 
 use crate::control_socket::status::{
-    Accounting, LaneDetails, LaneStatus, PeerStatus, Status, StreamsStatus,
+    Accounting, LaneDetails, LaneStatus, PeerStatus, RateStatus, Status, StreamsStatus,
     page::{Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
@@ -84,6 +84,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
                 short_time(queue.age_seconds)
             ),
         ),
+        ("  rate limit", or_dash(peer.rate.as_ref().map(rate_limit))),
         ("  lanes up", peer.lanes_up.to_string()),
         ("  flows", peer.flows.to_string()),
         ("  TCP streams", peer.tcp_streams.to_string()),
@@ -91,6 +92,19 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ("  inner MTU", or_dash(peer.inner_mtu)),
         ("  UDP payload", or_dash(peer.largest_datagram)),
     ]);
+}
+
+/// The limit on what is sent, where it comes from, and the wait that it causes.
+fn rate_limit(rate: &RateStatus) -> String {
+    let wait = |seconds: Option<f64>| or_dash(seconds.map(short_time));
+    format!(
+        "{} ({}), wait {} median, {} p99, {} marked",
+        bits(rate.bits_per_second as f64 / 8.0),
+        rate.from,
+        wait(rate.delay_p50_seconds),
+        wait(rate.delay_p99_seconds),
+        rate.marked
+    )
 }
 
 fn stream_connections(peer: &PeerStatus, page: &mut Page) {

@@ -146,6 +146,13 @@ fn connected() -> PeerStatus {
             ..PeerRates::default()
         }),
         queue: QueueStatus { datagrams: 2, bytes: 2_000, age_seconds: 0.004 },
+        rate: Some(RateStatus {
+            bits_per_second: 48_000_000,
+            from: "configured".into(),
+            delay_p50_seconds: Some(0.000_5),
+            delay_p99_seconds: Some(0.007),
+            marked: 12,
+        }),
         lane_packets: LanePackets {
             sent: 10_000,
             received: 12,
@@ -324,6 +331,7 @@ exit: connected
   down          96 bit/s, 0.5 /s
   carried       95.0 kB up, 2.0 kB down
   waiting       2 datagrams, 2.0 kB, the oldest for 4.0 ms
+  rate limit    48.0 Mbit/s (configured), wait 500 µs median, 7.0 ms p99, 12 marked
   lanes up      1
   flows         3
   TCP streams   0

@@ -1,0 +1,120 @@
+//! The account of a peer's rate.
+
+use std::{
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, AtomicU64, Ordering},
+    },
+    time::{Duration, Instant},
+};
+
+use super::{BURST, LATENESS, LEAST_BURST, LEAST_GAP, Release, bytes_in, time_of};
+
+/// The limit on the rate to one peer, in bytes of IP packets a second, over all of its flows and connections at all workers.
+///
+/// It keeps the time at which everything sent so far will have left at the rate (the virtual scheduling algorithm of
+/// ITU-T I.371), so that one atomic is enough.
+#[derive(Debug, Default)]
+pub struct RateAccount {
+    /// The limit that is in force, in bytes a second; 0: none.
+    rate: AtomicU64,
+    /// `peer.rate` in bytes a second; 0: none.
+    own: AtomicU64,
+    /// The most that the far end wants to receive, in bytes a second; 0: it has not said.
+    granted: AtomicU64,
+    /// Bytes that the path adds to each IP packet: `peer.rate_overhead`.
+    overhead: AtomicU32,
+    /// Flows and connections that wait, at all workers.
+    waiting: AtomicU32,
+    /// The time from which the account's times are counted.
+    epoch: OnceLock<Instant>,
+    /// The time until which the rate is used up, in nanoseconds after `epoch`.
+    paid_until: AtomicU64,
+}
+
+/// The debt up to which a sparse flow need not wait, as time at the rate.
+const SPARSE_DEBT: Duration = Duration::from_millis(2);
+
+impl RateAccount {
+    /// Bytes a second, if there is a limit.
+    #[inline]
+    #[must_use]
+    pub fn rate(&self) -> Option<u64> {
+        Some(self.rate.load(Ordering::Relaxed)).filter(|rate| *rate > 0)
+    }
+
+    /// Whether the far end's wish is what limits the rate.
+    #[must_use]
+    pub fn is_granted(&self) -> bool {
+        self.rate().is_some_and(|rate| rate != self.own.load(Ordering::Relaxed))
+    }
+
+    /// Changes our own limit, in bytes a second, and what the path adds to each IP packet; what was sent stays charged.
+    pub fn set_rate(&self, rate: Option<u64>, overhead: u32) {
+        self.own.store(rate.unwrap_or(0), Ordering::Relaxed);
+        self.overhead.store(overhead, Ordering::Relaxed);
+        self.limit();
+    }
+
+    /// Changes the most that the far end wants to receive, in bytes a second.
+    pub fn set_granted(&self, rate: Option<u64>) {
+        self.granted.store(rate.unwrap_or(0), Ordering::Relaxed);
+        self.limit();
+    }
+
+    fn limit(&self) {
+        let limits = [&self.own, &self.granted].map(|limit| limit.load(Ordering::Relaxed));
+        let least = limits.into_iter().filter(|limit| *limit > 0).min();
+        self.rate.store(least.unwrap_or(0), Ordering::Relaxed);
+    }
+
+    /// Flows and connections that wait, at all workers.
+    #[must_use]
+    pub fn waiting(&self) -> u32 {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
+    /// Changes by how many flows wait at one sender.
+    pub(super) fn add_waiting(&self, before: u32, after: u32) {
+        self.waiting.fetch_add(after.wrapping_sub(before), Ordering::Relaxed);
+    }
+
+    /// Whether a flow that sends less than its share may leave although the rate is used up.
+    #[must_use]
+    pub fn may_overdraw(&self, now: Instant) -> bool {
+        let debt = self.paid_until.load(Ordering::Relaxed).saturating_sub(self.since_epoch(now));
+        let packets = self.rate().map_or(Duration::ZERO, |rate| time_of(LEAST_BURST * 1_500, rate));
+        Duration::from_nanos(debt) <= SPARSE_DEBT.max(packets)
+    }
+
+    fn since_epoch(&self, now: Instant) -> u64 {
+        // A second before the first charge, so that there is unused time.
+        let epoch = *self.epoch.get_or_init(|| now.checked_sub(Duration::from_secs(1)).unwrap_or(now));
+        now.saturating_duration_since(epoch).as_nanos().min(u128::from(u64::MAX / 2)) as u64
+    }
+
+    /// Whether something may leave now. A sender keeps the credit of at most 5 ms.
+    #[must_use]
+    pub fn release(&self, now: Instant) -> Release {
+        let now_ns = self.since_epoch(now);
+        let paid_until = self.paid_until.load(Ordering::Relaxed);
+        match self.rate() {
+            None => Release::Bytes(u64::MAX),
+            Some(_) if paid_until > now_ns => {
+                Release::At(now + Duration::from_nanos(paid_until - now_ns).max(LEAST_GAP))
+            }
+            Some(rate) => Release::Bytes(bytes_in(rate, BURST).max(LEAST_BURST * 1_500)),
+        }
+    }
+
+    /// Charges the account with `packets` IP packets of `bytes` bytes together that have left.
+    pub fn charge(&self, bytes: u64, packets: u64, now: Instant) {
+        let Some(rate) = self.rate() else { return };
+        let bytes = bytes + packets * u64::from(self.overhead.load(Ordering::Relaxed));
+        let (now, cost) = (self.since_epoch(now), time_of(bytes, rate).as_nanos() as u64);
+        let least = now.saturating_sub(LATENESS.as_nanos() as u64);
+        let charged = |paid_until: u64| Some(paid_until.max(least).saturating_add(cost));
+        // Only the sum matters: the order in which workers are charged does not.
+        let _before = self.paid_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged);
+    }
+}

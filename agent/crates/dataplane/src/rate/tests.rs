@@ -1,0 +1,132 @@
+use std::sync::Arc;
+
+use wire::clock::{Clock, ManualClock};
+
+use super::*;
+
+const US: Duration = Duration::from_micros(1);
+
+/// Lets a sender with always something to send run for a second; the bytes of each millisecond.
+fn departures(
+    mut release: impl FnMut(Instant) -> Release,
+    mut spend: impl FnMut(u64, Instant),
+    late: Duration,
+) -> Vec<u64> {
+    let start = ManualClock::default().now();
+    let (mut now, mut bins) = (start, vec![0; 1100]);
+    while now < start + Duration::from_secs(1) {
+        match release(now) {
+            Release::Bytes(most) => {
+                let burst = most / 1480 * 1480;
+                let burst = burst.max(1480);
+                spend(burst, now);
+                bins[(now - start).as_millis() as usize] += burst;
+                now += 10 * US;
+            }
+            Release::At(at) => {
+                assert!(at > now);
+                now = at + late;
+            }
+        }
+    }
+    bins
+}
+
+#[test]
+fn a_pacer_keeps_its_rate_in_bursts_of_a_millisecond() {
+    for (rate, late) in [(25_000_000, Duration::ZERO), (25_000_000, 3000 * US), (125_000, Duration::ZERO)] {
+        let pacer = std::cell::RefCell::new(Pacer::new(ManualClock::default().now()));
+        let bins = departures(
+            |now| pacer.borrow_mut().release(rate, 1452, now),
+            |bytes, _| pacer.borrow_mut().spend(bytes),
+            late,
+        );
+        let sum: u64 = bins.iter().sum();
+        let burst = (rate / 1000).max(2 * 1452);
+        assert!(sum.abs_diff(rate) <= rate / 100 + 6 * burst, "{rate} late by {late:?}: {sum}");
+        let most = bins.iter().copied().max().unwrap_or_default();
+        let lateness = bytes_in(rate, late);
+        assert!(most <= 2 * burst + lateness + 2 * 1480, "{rate} late by {late:?}: {most} in a millisecond");
+    }
+}
+
+#[test]
+fn an_account_is_a_ceiling_for_all_of_its_senders_together() {
+    let account = RateAccount::default();
+    account.set_rate(Some(25_000_000), 0);
+    let mut sum = 0;
+    let bins = departures(
+        |now| account.release(now),
+        |bytes, now| {
+            account.charge(bytes, 1, now);
+            account.charge(1480, 1, now);
+        },
+        Duration::ZERO,
+    );
+    sum += bins.iter().sum::<u64>();
+    assert!(sum < 25_000_000, "the other sender has its part: {sum}");
+    assert!(sum > 20_000_000, "{sum}");
+}
+
+#[test]
+fn an_account_without_a_rate_never_waits() {
+    let now = ManualClock::default().now();
+    let account = RateAccount::default();
+    account.charge(1 << 40, 1, now);
+    assert_eq!(account.release(now), Release::Bytes(u64::MAX));
+    account.set_rate(Some(1000), 0);
+    account.charge(1000, 1, now);
+    assert!(matches!(account.release(now), Release::At(at) if at > now + Duration::from_millis(900)));
+}
+
+/// Lets senders with `waiting` flows each send for two seconds, as timers wake them; the bytes of each in the second one.
+fn shares(account: &Arc<RateAccount>, waiting: &[usize]) -> Vec<u64> {
+    let start = ManualClock::default().now();
+    let mut senders: Vec<(Share, Instant, u64)> =
+        waiting.iter().map(|_| (Share::new(Arc::clone(account), start), start, 0)).collect();
+    for ((share, ..), flows) in senders.iter_mut().zip(waiting) {
+        share.set_waiting(*flows);
+    }
+    let (mut now, middle) = (start, start + Duration::from_secs(1));
+    while now < start + Duration::from_secs(2) {
+        for (share, at, sent) in senders.iter_mut().filter(|(_, at, _)| *at <= now) {
+            match share.release(now) {
+                Release::At(next) => *at = next,
+                Release::Bytes(most) => {
+                    let packets = (most / 1_480).max(1);
+                    share.spend(packets * 1_480);
+                    account.charge(packets * 1_480, packets, now);
+                    *sent += if now >= middle { packets * 1_480 } else { 0 };
+                }
+            }
+        }
+        now += 20 * US;
+    }
+    senders.into_iter().map(|(_, _, sent)| sent).collect()
+}
+
+#[test]
+fn workers_share_the_rate_by_the_flows_that_wait_there() {
+    let account = Arc::new(RateAccount::default());
+    account.set_rate(Some(6_250_000), 0);
+    let sent = shares(&account, &[7, 1]);
+    let sum: u64 = sent.iter().sum();
+    assert!(sum.abs_diff(6_250_000) < 125_000, "{sent:?}");
+    assert!(sent[0] * 8 > sum * 6 && sent[1] * 9 > sum, "an eighth each: {sent:?}");
+    assert_eq!(account.waiting(), 0, "senders that are gone wait for nothing");
+}
+
+#[test]
+fn the_lower_of_both_ends_limits_counts_and_overhead_is_charged() {
+    let (account, now) = (RateAccount::default(), ManualClock::default().now());
+    account.set_granted(Some(1_000));
+    assert_eq!((account.rate(), account.is_granted()), (Some(1_000), true));
+    account.set_rate(Some(500), 40);
+    assert_eq!((account.rate(), account.is_granted()), (Some(500), false));
+    account.charge(460, 1, now);
+    assert!(matches!(account.release(now), Release::At(at) if at > now + Duration::from_millis(950)));
+    account.set_rate(None, 0);
+    assert_eq!(account.rate(), Some(1_000));
+    account.set_granted(None);
+    assert_eq!(account.rate(), None);
+}

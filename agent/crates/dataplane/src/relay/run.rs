@@ -1,0 +1,151 @@
+//! What a queue holds: runs of datagrams, and whose they are.
+
+use std::time::Instant;
+
+use ip::ecn;
+use wire::hash::Issued;
+
+use crate::relay::{flow::FlowId, fragments::PartlySent};
+
+/// The IP and UDP headers, the packet header and the tag around a small datagram, about, in bytes: what a datagram costs in its
+/// flow's turn beside its payload.
+const OVERHEAD: usize = 60;
+
+/// The owner of queued datagrams: a flow or a bucket of IP packets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Belongs {
+    /// A flow of an ingress or a service.
+    Flow(FlowId),
+    /// The IP packets whose addresses and ports have the same hash.
+    Packets(PacketClass),
+}
+
+/// What IP packets that travel together have in common.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PacketClass {
+    /// The lowest bits of their hash: see [`crate::relay::Stripes`].
+    pub bucket: u8,
+    /// Whether their L4 checksums are partial.
+    pub partial: bool,
+    /// The traffic class of the packets that carry them.
+    pub tos: u8,
+    /// The lane that another worker has given them, if they were handed over.
+    pub lane: Option<u8>,
+    /// Whether their own traffic class puts them ahead of others: CS6, or EF (RFC 4594 §2).
+    pub ahead: bool,
+}
+
+/// Whose share of a queue datagrams take.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub(super) enum Holder {
+    Flow(FlowId),
+    Bucket(u8),
+    /// The packets of a bucket that go ahead of others.
+    Ahead(u8),
+}
+
+impl Issued for Holder {}
+
+impl Belongs {
+    pub(super) fn holder(self) -> Holder {
+        match self {
+            Self::Flow(flow) => Holder::Flow(flow),
+            Self::Packets(class) if class.ahead => Holder::Ahead(class.bucket),
+            Self::Packets(class) => Holder::Bucket(class.bucket),
+        }
+    }
+}
+
+/// Consecutive datagrams of one flow, each `segment` bytes long, the last one at most.
+#[derive(Debug)]
+pub struct Run {
+    /// The flow or bucket that the datagrams belong to.
+    pub belongs: Belongs,
+    /// The time at which the datagrams arrived at this host.
+    pub arrived: Instant,
+    /// The size of each datagram but the last, in bytes.
+    pub segment: usize,
+    /// The progress of the first datagram, if it is partly sent.
+    pub partly_sent: Option<PartlySent>,
+    data: Box<[u8]>,
+    /// Where the first datagram that is still here starts.
+    start: usize,
+    /// The number of datagrams still here; it does not follow from the bytes, because an empty datagram has none.
+    count: usize,
+    /// The sequence number of the run, which grows along the queue.
+    pub(super) sequence: u64,
+}
+
+impl Run {
+    pub(super) fn new(belongs: Belongs, data: &[u8], segment: usize, arrived: Instant) -> Self {
+        let count = if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) };
+        Self {
+            belongs,
+            arrived,
+            segment: segment.max(1),
+            partly_sent: None,
+            data: data.into(),
+            start: 0,
+            count,
+            sequence: 0,
+        }
+    }
+
+    /// The datagrams that are still here, end to end.
+    #[must_use]
+    pub fn data(&self) -> &[u8] {
+        &self.data[self.start..]
+    }
+
+    /// The bytes of memory that it takes.
+    #[cfg(test)]
+    pub(super) fn memory(&self) -> usize {
+        self.data.len()
+    }
+
+    /// How many datagrams are still here.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Takes the first `datagrams` out and returns their bytes.
+    pub(super) fn advance(&mut self, datagrams: usize) -> usize {
+        let bytes = (datagrams * self.segment).min(self.data.len() - self.start);
+        self.start += bytes;
+        self.count -= datagrams;
+        if 2 * self.start > self.data.len() {
+            // What is gone takes no more memory than what is here.
+            self.data = self.data[self.start..].into();
+            self.start = 0;
+        }
+        bytes
+    }
+
+    /// Keeps the first `keep` datagrams.
+    pub(super) fn truncate(&mut self, keep: usize) {
+        if keep < self.count {
+            let end = self.data.len().min(self.start + keep * self.segment);
+            self.data = self.data[..end].into();
+            self.count = keep;
+        }
+    }
+
+    /// How many datagrams a turn of `bytes` bytes lets go, at least one; the last one may exceed it.
+    pub(super) fn portion(&self, bytes: usize) -> usize {
+        bytes.div_ceil(self.segment + OVERHEAD).clamp(1, self.count)
+    }
+
+    /// What `datagrams` of these cost in a turn, in bytes.
+    pub(super) fn cost(&self, datagrams: usize) -> usize {
+        (datagrams * self.segment).min(self.data().len()) + datagrams * OVERHEAD
+    }
+
+    /// Marks the first datagram as having met congestion, if it is an IP packet whose sender understands that (RFC 3168 §5).
+    pub(super) fn mark(&mut self) -> bool {
+        let end = self.data.len().min(self.start + self.segment);
+        let first = &mut self.data[self.start..end];
+        let is_packet = matches!(self.belongs, Belongs::Packets(_));
+        is_packet && ecn::mark(first)
+    }
+}

@@ -1,0 +1,232 @@
+//! A rate to a peer: flows take turns, whoever sends them, and the far end may say what it takes.
+
+use std::time::Duration;
+
+use dataplane::relay::DropReason;
+
+use net::TcpStream;
+
+use wire::{clock::Clock, messages::Features};
+
+use crate::{
+    INGRESS, Pair, UPSTREAM,
+    flood::{ECHO, GateFlood},
+    number_of, numbered,
+    paths::PathTrial,
+};
+
+const MS: Duration = Duration::from_millis(1);
+
+/// Datagrams of the first greedy sender have these numbers and more, of the second twice these, and so on.
+const GREEDY: u32 = 1_000_000;
+
+/// What came to the service in three seconds: bytes of greedy senders, and numbers of the modest one.
+struct Arrived {
+    greedy: Vec<u64>,
+    modest: Vec<u32>,
+    /// The longest that a datagram of the modest one took.
+    slowest: Duration,
+}
+
+impl Arrived {
+    /// The rate of greedy sender `place`, in Mbit/s of payload.
+    fn mbit(&self, place: usize) -> f64 {
+        self.greedy[place] as f64 * 8.0 / 3e6
+    }
+}
+
+/// Each greedy sender offers 19.2 Mbit/s in datagrams of 1,200 bytes, the modest one 20 datagrams of 600 bytes a second.
+fn load(pair: &mut Pair, greedy: usize) -> Arrived {
+    load_beside(pair, greedy, || {})
+}
+
+/// The same, and `each` is done in every millisecond.
+fn load_beside(pair: &mut Pair, greedy: usize, mut each: impl FnMut()) -> Arrived {
+    let mut senders = Vec::from_iter((0..greedy).map(|place| pair.client(8000 + place as u16)));
+    let mut modest = pair.client(7000);
+    let mut arrived = Arrived { greedy: vec![0; greedy], modest: Vec::new(), slowest: Duration::ZERO };
+    for ms in 0..4_000_u32 {
+        for (place, sender) in senders.iter_mut().enumerate() {
+            let number = GREEDY * (place as u32 + 1) + ms;
+            let datagram = [numbered(number), numbered(number)].concat();
+            sender.send(INGRESS, &datagram);
+            sender.send(INGRESS, &datagram);
+        }
+        if ms % 50 == 0 {
+            modest.send(INGRESS, &numbered(ms));
+        }
+        pair.world.run(MS);
+        each();
+        for (_, payload) in pair.echo.receive() {
+            let number = number_of(&payload);
+            if number < GREEDY {
+                arrived.modest.push(number);
+                arrived.slowest = arrived.slowest.max((ms + 1 - number) * MS);
+            } else if ms >= 1_000 {
+                arrived.greedy[(number / GREEDY - 1) as usize] += payload.len() as u64;
+            }
+        }
+    }
+    arrived
+}
+
+/// A TCP forward whose client always has more to send.
+struct ForwardLoad {
+    client: Box<dyn TcpStream>,
+    service: Box<dyn TcpStream>,
+    received: u64,
+}
+
+impl ForwardLoad {
+    fn open(pair: &mut Pair) -> Self {
+        let mut listener = pair.services.tcp_listen(UPSTREAM);
+        let client = pair.clients.tcp(INGRESS);
+        let token = pair.services.token();
+        let accepted = (0..500).find_map(|_| {
+            pair.world.run(MS);
+            listener.accept(token).ok()
+        });
+        let (service, _) = accepted.expect("the forward connects");
+        Self { client, service, received: 0 }
+    }
+
+    fn pump(&mut self) {
+        while self.client.write(&[0; 4096]).is_ok() {}
+        let mut buffer = vec![0; 64 * 1024];
+        while let Ok(count @ 1..) = self.service.read(&mut buffer) {
+            self.received += count as u64;
+        }
+    }
+}
+
+/// No datagram of the modest sender was lost, or waited long.
+fn assert_unharmed(arrived: &Arrived) {
+    let sent = Vec::from_iter((0..4_000).step_by(50));
+    assert_eq!(arrived.modest, sent, "in order, and all of them");
+    // The three networks on the way take 5 ms each.
+    assert!(arrived.slowest <= 18 * MS, "one took {:?}", arrived.slowest);
+}
+
+#[test]
+fn greedy_flows_are_held_to_the_rate_and_a_modest_one_keeps_its_own() {
+    for workers in [(1, 1), (3, 2)] {
+        let mut pair = Pair::with_workers(900, workers, "rate = \"10Mbit\"", "");
+        pair.wait_for_lanes(1);
+        let arrived = load(&mut pair, 4);
+        assert_unharmed(&arrived);
+        let each = Vec::from_iter((0..4).map(|place| arrived.mbit(place)));
+        let sum: f64 = each.iter().sum();
+        println!("{workers:?}: {each:?}, {sum} Mbit/s, the modest one within {:?}", arrived.slowest);
+        // 1,200 of 1,257 bytes are payload: 9.5 of 10 Mbit/s, and the modest one has its part.
+        assert!((9.1..9.6).contains(&sum), "{sum} Mbit/s");
+        let (sum_of_squares, count) = (each.iter().map(|rate| rate * rate).sum::<f64>(), each.len() as f64);
+        let fairness = sum * sum / (count * sum_of_squares);
+        assert!(fairness > 0.95, "Jain's index {fairness} of {each:?}");
+        let [entry, _] = pair.assert_balanced();
+        let rate = entry.rate.expect("a rate is set");
+        assert_eq!((rate.bits_per_second, &*rate.from), (10_000_000, "configured"));
+        assert!(entry.uplink.account.dropped[DropReason::Aqm as usize] > 0);
+    }
+}
+
+#[test]
+fn the_far_end_says_how_much_it_takes_and_may_change_its_mind() {
+    let mut pair = Pair::connected(901, "rate = \"10Mbit\"", "rate_receive = \"4Mbit\"");
+    let arrived = load(&mut pair, 1);
+    assert_unharmed(&arrived);
+    assert!((3.6..3.85).contains(&arrived.mbit(0)), "{} Mbit/s", arrived.mbit(0));
+    let entry = pair.world.peer(pair.entry);
+    let rate = entry.rate.expect("the far end set one");
+    assert_eq!((rate.bits_per_second, &*rate.from), (4_000_000, "peer"));
+
+    let toml = pair.exit_toml.replace("rate_receive = \"4Mbit\"", "");
+    pair.world.reload(pair.exit, &toml).unwrap();
+    pair.world.run(100 * MS);
+    let entry = pair.world.peer(pair.entry);
+    assert_eq!(entry.rate.map(|rate| rate.bits_per_second), Some(10_000_000));
+    pair.assert_balanced();
+}
+
+#[test]
+fn a_rate_that_is_taken_back_loses_nothing_that_waits() {
+    let mut pair = Pair::connected(902, "rate = \"64kbit\"", "");
+    let mut client = pair.client(7000);
+    for number in 0..50 {
+        client.send(INGRESS, &numbered(number));
+    }
+    pair.world.run(20 * MS);
+    let before = pair.echo.receive().len();
+    assert!((1..10).contains(&before), "{before} have left at 64 kbit/s");
+    let toml = pair.entry_toml.replace("rate = \"64kbit\"", "");
+    pair.world.reload(pair.entry, &toml).unwrap();
+    pair.world.run(20 * MS);
+    assert_eq!(before + pair.echo.receive().len(), 50);
+    let [entry, _] = pair.assert_balanced();
+    assert_eq!((entry.rate, entry.uplink.account.dropped_total()), (None, 0));
+}
+
+#[test]
+fn forwards_are_held_to_the_rate_and_leave_the_modem_empty() {
+    for congestion in ["congestion = \"bbr\"\nrate = \"20Mbit\"", "congestion = \"cubic\"\nrate = \"20Mbit\""]
+    {
+        let trial = PathTrial {
+            rate_bits: 25_000_000,
+            rtt: 40 * MS,
+            streams: 4,
+            seconds: 10,
+            workers: (2, 2),
+            peer: congestion,
+            ..PathTrial::LONG
+        };
+        let outcome = trial.queue_of(10.0).run();
+        let (mbit, rtt) = (outcome.mbit(3), outcome.rtt(0.99));
+        println!("{congestion:?}: {mbit} Mbit/s, RTT {rtt:?}");
+        assert!((18.0..19.6).contains(&mbit), "{congestion}: {mbit} Mbit/s");
+        assert!(rtt < 45 * MS, "{congestion}: the path takes 40 ms, not {rtt:?}");
+    }
+}
+
+#[test]
+fn a_forward_and_flows_of_datagrams_share_a_rate() {
+    let mut pair = Pair::with_workers(903, (2, 2), "rate = \"10Mbit\"", "");
+    pair.wait_for_lanes(1);
+    let mut stream = ForwardLoad::open(&mut pair);
+    let arrived = load_beside(&mut pair, 3, || stream.pump());
+    assert_unharmed(&arrived);
+    let forward = stream.received as f64 * 8.0 / 4e6;
+    let each = Vec::from_iter((0..3).map(|place| arrived.mbit(place)));
+    println!("the forward {forward}, the flows {each:?} Mbit/s");
+    assert!((1.6..2.9).contains(&forward), "{forward} of 10 Mbit/s, a quarter of which is its share");
+    assert!(each.iter().all(|mbit| (1.9..2.9).contains(mbit)), "{each:?}");
+}
+
+/// Lets time pass in which the service says nothing by itself.
+fn run_unserved(flood: &mut GateFlood, milliseconds: u32) {
+    for _ in 0..milliseconds {
+        flood.pair.world.run(MS);
+        flood.malicious.poll(flood.pair.world.clock.now());
+    }
+}
+
+#[test]
+fn a_peer_without_lanes_is_held_to_the_rate_too() {
+    let mut flood = GateFlood::new(904, "rate = \"1Mbit\"");
+    flood.say_hello(true, Features::default());
+    let opening = [&flood.open(0, ECHO)[..], b"opens"].concat();
+    flood.malicious.send_plain(&opening);
+    run_unserved(&mut flood, 50);
+    let flow = flood.pair.echo.receive()[0].0;
+    // They fit into the initial window.
+    for number in 0..20 {
+        flood.pair.echo.send(flow, &numbered(number));
+    }
+    run_unserved(&mut flood, 30);
+    let came = |flood: &GateFlood| flood.malicious.data.iter().filter(|data| data.len() > 600).count();
+    let before = came(&flood);
+    run_unserved(&mut flood, 60);
+    let within = came(&flood) - before;
+    // 7,500 bytes, in packets of 1,267 with two datagrams each.
+    assert!((8..=13).contains(&within), "{within} datagrams in 60 ms");
+    run_unserved(&mut flood, 100);
+    assert_eq!(came(&flood), 20, "and nothing was lost");
+}
