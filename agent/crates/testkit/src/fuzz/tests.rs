@@ -83,6 +83,16 @@ fn the_corpus_of_pieces() {
 }
 
 #[test]
+fn the_corpus_of_repaired_paths() {
+    replay("repair_path", 50, crate::fuzz::repair_path);
+}
+
+#[test]
+fn the_corpus_of_lying_repairs() {
+    replay("repair_peer", 50, crate::fuzz::repair_peer);
+}
+
+#[test]
 fn the_corpus_of_datagrams() {
     replay("classify", 50, crate::fuzz::classify);
 }

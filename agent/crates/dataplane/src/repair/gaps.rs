@@ -1,0 +1,225 @@
+//! Numbers that are missing at the receiver, and requests for them (pure).
+
+use std::{
+    collections::VecDeque,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use super::symbol::END_OF_NUMBERS;
+
+/// A request for payloads that are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ask {
+    pub first: u64,
+    /// How many numbers from `first` on.
+    pub count: u16,
+    /// How often they were asked for before.
+    pub attempt: u8,
+    /// Whether no further request fits before the deadline, so that the answer may be sent more than once.
+    pub last: bool,
+}
+
+impl Ask {
+    /// The numbers that are asked for.
+    #[must_use]
+    pub fn numbers(&self) -> Range<u64> {
+        self.first..self.first + u64::from(self.count)
+    }
+}
+
+/// How to ask.
+#[derive(Clone, Copy, Debug)]
+pub struct Asking {
+    pub rtt: Duration,
+    /// How long after a gap is noticed it is asked for: the path's reordering, or zero.
+    pub patience: Duration,
+    /// How many numbers one call asks for at most.
+    pub most: u16,
+}
+
+/// What a number is to the receiver before it takes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Presence {
+    /// It is the first of its number.
+    New,
+    /// It was received, or given up.
+    Settled,
+    /// It is beyond [`END_OF_NUMBERS`].
+    Refused,
+}
+
+/// Runs of missing numbers, oldest first.
+///
+/// ```text
+/// received or given up … | gap | received | gap | received | next →
+/// ```
+///
+/// A gap is noticed with the first later number, so that older gaps were noticed no later than younger ones.
+#[derive(Debug)]
+pub(super) struct Gaps {
+    gaps: VecDeque<Gap>,
+    next: u64,
+    most: usize,
+    /// No request is due before; `None` if nothing is missing.
+    next_ask: Option<Instant>,
+    /// Numbers that were missing when a later one came, and the runs that they formed.
+    pub(super) noticed: u64,
+    pub(super) runs: u64,
+    /// The number after the last run.
+    run_end: u64,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Gap {
+    first: u64,
+    end: u64,
+    noticed: Instant,
+    asked: Option<Instant>,
+    attempts: u8,
+}
+
+impl Gaps {
+    /// Remembers at most `most` runs, and at least one.
+    pub(super) fn new(most: usize) -> Self {
+        Self {
+            gaps: VecDeque::new(),
+            next: 0,
+            most: most.max(1),
+            next_ask: None,
+            noticed: 0,
+            runs: 0,
+            run_end: 0,
+        }
+    }
+
+    /// The number after the highest one that was received.
+    pub(super) fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Whether there is one gap more than may be, so that the oldest has to be given up.
+    pub(super) fn is_over_limit(&self) -> bool {
+        self.gaps.len() > self.most
+    }
+
+    pub(super) fn is_missing(&self, number: u64) -> bool {
+        self.find(number).is_some()
+    }
+
+    /// Takes note that `number` came, or that it was `recovered`, which says that the path has lost it.
+    pub(super) fn receive(&mut self, number: u64, recovered: bool, now: Instant) -> Presence {
+        if number >= END_OF_NUMBERS {
+            return Presence::Refused;
+        }
+        if number >= self.next {
+            if number > self.next {
+                let gap = Gap { first: self.next, end: number, noticed: now, asked: None, attempts: 0 };
+                self.gaps.push_back(gap);
+                self.next_ask = Some(self.next_ask.map_or(now, |at| at.min(now)));
+            }
+            self.count(self.next..number + u64::from(recovered));
+            self.next = number + 1;
+            return Presence::New;
+        }
+        let Some(index) = self.find(number) else { return Presence::Settled };
+        let gap = &mut self.gaps[index];
+        if gap.first == number {
+            gap.first += 1;
+        } else if gap.end == number + 1 {
+            gap.end -= 1;
+        } else {
+            let rest = Gap { first: number + 1, ..*gap };
+            gap.end = number;
+            self.gaps.insert(index + 1, rest);
+            return Presence::New;
+        }
+        if gap.first == gap.end {
+            self.gaps.remove(index);
+        }
+        Presence::New
+    }
+
+    /// Gives up the oldest gap if it was noticed at or before `noticed`, and returns its numbers.
+    pub(super) fn give_up(&mut self, noticed: Instant) -> Option<Range<u64>> {
+        self.oldest().filter(|oldest| *oldest <= noticed)?;
+        self.give_up_oldest()
+    }
+
+    /// Gives up the oldest gap, however young it is.
+    pub(super) fn give_up_oldest(&mut self) -> Option<Range<u64>> {
+        self.gaps.pop_front().map(|gap| gap.first..gap.end)
+    }
+
+    /// When the oldest gap was noticed.
+    pub(super) fn oldest(&self) -> Option<Instant> {
+        self.gaps.front().map(|gap| gap.noticed)
+    }
+
+    /// When [`Gaps::ask`] has something to ask for, at the earliest.
+    pub(super) fn next_ask(&self) -> Option<Instant> {
+        self.next_ask.filter(|_| !self.gaps.is_empty())
+    }
+
+    /// Appends the requests that are due, oldest numbers first. A number is asked for once in a round trip and an eighth, and as
+    /// long as the answer can come before the deadline.
+    pub(super) fn ask(&mut self, asking: &Asking, deadline: Duration, now: Instant, asks: &mut Vec<Ask>) {
+        if self.next_ask.is_none_or(|at| now < at) {
+            return;
+        }
+        let interval = interval(asking.rtt);
+        let mut left = u64::from(asking.most);
+        let mut next = None;
+        let mut later = |at: Instant| next = Some(next.map_or(at, |next: Instant| next.min(at)));
+        for gap in &mut self.gaps {
+            let end = gap.noticed + deadline;
+            let due = gap.asked.map_or(gap.noticed + asking.patience, |at| at + interval);
+            if due.max(now) + asking.rtt > end {
+                continue;
+            }
+            if due > now || left == 0 {
+                later(due.max(now));
+                continue;
+            }
+            let last = now + interval + asking.rtt > end;
+            let mut first = gap.first;
+            while first < gap.end && left > 0 {
+                let count = (gap.end - first).min(left).min(u16::MAX.into());
+                asks.push(Ask { first, count: count as u16, attempt: gap.attempts, last });
+                first += count;
+                left -= count;
+            }
+            // What did not fit is asked for with the next attempt.
+            gap.asked = Some(now);
+            gap.attempts = gap.attempts.saturating_add(1);
+            later(now + interval);
+        }
+        self.next_ask = next;
+    }
+
+    fn count(&mut self, missing: Range<u64>) {
+        if missing.is_empty() {
+            return;
+        }
+        self.noticed += missing.end - missing.start;
+        self.runs += u64::from(self.runs == 0 || missing.start != self.run_end);
+        self.run_end = missing.end;
+    }
+
+    fn find(&self, number: u64) -> Option<usize> {
+        let after = self.gaps.partition_point(|gap| gap.first <= number);
+        let index = after.checked_sub(1)?;
+        (number < self.gaps[index].end).then_some(index)
+    }
+}
+
+/// The time between two requests for the same number.
+fn interval(rtt: Duration) -> Duration {
+    /// Requests are no closer than this on paths whose round trip is next to nothing.
+    const LEAST: Duration = Duration::from_millis(5);
+    (rtt + rtt / 8).max(LEAST)
+}
+
+#[cfg(test)]
+#[path = "gaps_tests.rs"]
+mod tests;

@@ -1,0 +1,101 @@
+//! Tests of requests for missing numbers, in virtual time.
+
+use wire::clock::{Clock as _, ManualClock};
+
+use super::*;
+
+const DEADLINE: Duration = Duration::from_millis(200);
+const ASKING: Asking = Asking { rtt: Duration::from_millis(80), patience: Duration::ZERO, most: 100 };
+
+struct Bench {
+    clock: ManualClock,
+    gaps: Gaps,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self { clock: ManualClock::default(), gaps: Gaps::new(100) }
+    }
+
+    fn receive(&mut self, number: u64) {
+        assert_eq!(self.gaps.receive(number, false, self.clock.now()), Presence::New);
+    }
+
+    fn pass(&mut self, milliseconds: u64) {
+        self.clock.advance(Duration::from_millis(milliseconds));
+    }
+
+    /// The requests as first number, count, attempt and whether it is the last.
+    fn ask(&mut self, asking: &Asking) -> Vec<(u64, u16, u8, bool)> {
+        let mut asks = Vec::new();
+        self.gaps.ask(asking, DEADLINE, self.clock.now(), &mut asks);
+        asks.iter().map(|ask| (ask.first, ask.count, ask.attempt, ask.last)).collect()
+    }
+}
+
+#[test]
+fn a_gap_is_asked_for_at_once_again_after_a_round_trip_and_never_in_vain() {
+    let mut bench = Bench::new();
+    bench.receive(0);
+    assert_eq!((bench.ask(&ASKING), bench.gaps.next_ask()), (vec![], None));
+    bench.receive(4);
+    assert_eq!(bench.ask(&ASKING), [(1, 3, 0, false)]);
+    assert_eq!(bench.gaps.next_ask(), Some(bench.clock.now() + ASKING.rtt * 9 / 8));
+    bench.pass(89);
+    assert_eq!(bench.ask(&ASKING), []);
+    bench.receive(2);
+    bench.pass(1);
+    assert_eq!(bench.ask(&ASKING), [(1, 1, 1, true), (3, 1, 1, true)]);
+    // A third answer would come 260 ms after the gap was noticed.
+    bench.pass(90);
+    assert_eq!((bench.ask(&ASKING), bench.gaps.next_ask()), (vec![], None));
+}
+
+#[test]
+fn patience_waits_for_what_was_reordered() {
+    let mut bench = Bench::new();
+    let asking = Asking { patience: Duration::from_millis(5), ..ASKING };
+    bench.receive(2);
+    assert_eq!(bench.ask(&asking), []);
+    bench.receive(0);
+    bench.pass(5);
+    assert_eq!(bench.ask(&asking), [(1, 1, 0, false)]);
+}
+
+#[test]
+fn one_call_asks_for_a_limited_number() {
+    let mut bench = Bench::new();
+    let asking = Asking { most: 5, ..ASKING };
+    bench.receive(3);
+    bench.receive(1 << 40);
+    bench.receive((1 << 40) + 2);
+    assert_eq!(bench.ask(&asking), [(0, 3, 0, false), (4, 2, 0, false)]);
+    assert_eq!(bench.ask(&asking), [((1 << 40) + 1, 1, 0, false)]);
+}
+
+#[test]
+fn without_time_for_an_answer_nothing_is_asked_for() {
+    let mut bench = Bench::new();
+    bench.receive(1);
+    let asking = Asking { rtt: DEADLINE + Duration::from_millis(1), ..ASKING };
+    assert_eq!((bench.ask(&asking), bench.gaps.next_ask()), (vec![], None));
+}
+
+#[test]
+fn gaps_are_split_shortened_and_closed() {
+    let mut bench = Bench::new();
+    bench.receive(10);
+    for number in [0, 9, 5, 4, 6] {
+        bench.receive(number);
+        assert_eq!(bench.gaps.receive(number, false, bench.clock.now()), Presence::Settled);
+    }
+    let missing: Vec<_> = (0..12).filter(|number| bench.gaps.is_missing(*number)).collect();
+    assert_eq!(missing, [1, 2, 3, 7, 8]);
+    assert_eq!((bench.gaps.noticed, bench.gaps.runs), (10, 1));
+    for number in [7, 8] {
+        bench.receive(number);
+    }
+    assert_eq!(bench.gaps.give_up(bench.clock.now()), Some(1..4));
+    assert_eq!((bench.gaps.give_up_oldest(), bench.gaps.give_up_oldest()), (None, None));
+    assert_eq!(bench.gaps.oldest(), None);
+}

@@ -1,0 +1,54 @@
+//! Repair of lost datagrams: retransmission, a sliding-window code, and the order of delivery. Pure state; nothing here sends or waits.
+//!
+//! | question | file |
+//! |---|---|
+//! | what a number, a symbol and a repair's header are | `symbol.rs` |
+//! | which payloads the sender can still repair, and what a retransmission may cost | `sent.rs`, `credit.rs` |
+//! | when a repair symbol is due, and what is in it | `encoder.rs` |
+//! | which payloads repair symbols give back | `decoder.rs` |
+//! | which coefficients, and how symbols are multiplied | `coefficients.rs`, `field.rs` |
+//! | which numbers are missing, and when to ask for them | `gaps.rs` |
+//! | when a payload is delivered | `sequencer.rs` |
+//! | which means, and how much of it | `plan.rs` |
+//! | where the bytes are | `arena.rs` |
+//! | what holds for any peer (tests and fuzzing) | `properties.rs` |
+//!
+//! ```text
+//! sender:    payload → Sent::push → number    Encoder::sent, Encoder::repair → repair symbols
+//!                      Sent::answer ← Ask     Planner::update ← losses, round trip, queue
+//! receiver:  payload → Decoder::source → recovered payloads ┐
+//!            repair  → Decoder::repair → recovered payloads ┴→ Sequencer::receive → delivered payloads; Sequencer::ask → Ask
+//! ```
+//!
+//! A payload has a number for each opening of a lane. It is delivered once, byte for byte, never after its deadline, which runs from
+//! the first later payload. What a peer sends can only spoil its own payloads: memory, requests and work of a call are bounded, and
+//! counted.
+
+mod arena;
+mod coefficients;
+mod credit;
+mod decoder;
+mod encoder;
+mod field;
+mod gaps;
+mod plan;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
+mod sent;
+mod sequencer;
+mod symbol;
+
+#[cfg(test)]
+mod path_tests;
+
+pub use credit::WHOLE_PPM;
+pub use decoder::{Decoder, DecoderCounts, DecoderLimits, RepairOutcome, SPAN, SourceOutcome};
+pub use encoder::{Coding, Encoder};
+pub use gaps::{Ask, Asking};
+pub use plan::{Means, Path, Plan, Planner, Policy};
+pub use sent::{Answer, Sent, SentLimits};
+pub use sequencer::{Arrival, Order, Outcome, Sequencer, SequencerCounts, SequencerLimits};
+pub use symbol::{
+    Density, END_OF_NUMBERS, MOST_PAYLOAD, MOST_WINDOW, REPAIR_HEADER_BYTES, Repair, expand, truncate,
+};

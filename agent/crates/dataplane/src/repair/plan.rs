@@ -1,0 +1,308 @@
+//! Which means of repair a path gets, and how much of it (pure).
+
+use std::time::{Duration, Instant};
+
+use super::{credit::WHOLE_PPM, encoder::Coding, symbol::MOST_WINDOW};
+
+/// The means that the operator allows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Means {
+    Off,
+    Retransmit,
+    Fec,
+    /// Whatever the path needs.
+    Auto,
+}
+
+/// What the operator wants.
+#[derive(Clone, Copy, Debug)]
+pub struct Policy {
+    pub means: Means,
+    /// How long a payload may be late, from the first later one.
+    pub deadline: Duration,
+    /// The bytes of repair in proportion to those of payloads, in millionths.
+    pub max_overhead_ppm: u32,
+}
+
+/// A measurement of a path, over the time since the one before.
+#[derive(Clone, Copy, Debug)]
+pub struct Path {
+    /// The share of the payloads that the path lost, before any repair.
+    pub loss: f64,
+    /// The mean length of a run of losses; 1 for random ones.
+    pub burst: f64,
+    pub rtt: Duration,
+    /// The delay in queues: the round trip above the shortest one.
+    pub queue_delay: Duration,
+    /// Payloads that were sent.
+    pub packets: u64,
+}
+
+/// What to do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Plan {
+    /// The bytes of retransmissions in proportion to those of payloads, in millionths; 0 if the receiver need not ask.
+    pub retransmit_ppm: u32,
+    /// How often the answer to the last request that fits is sent.
+    pub copies: u8,
+    /// The repair symbols.
+    pub coding: Option<Coding>,
+}
+
+impl Plan {
+    /// No repair.
+    pub const OFF: Self = Self { retransmit_ppm: 0, copies: 1, coding: None };
+
+    #[must_use]
+    pub fn is_off(&self) -> bool {
+        *self == Self::OFF
+    }
+}
+
+/// Repair begins at this loss, and ends below [`END_LOSS`].
+const BEGIN_LOSS: f64 = 0.003;
+
+/// Below this loss there is no repair, so that a good path pays for the numbers alone.
+const END_LOSS: f64 = 0.002;
+
+/// The share of the losses that may stay lost: 0.02 % of the payloads at a loss of 5 %. At a thousandth the code costs an eighth more.
+const RESIDUAL: f64 = 1.0 / 250.0;
+
+/// Follows the path and says what to do.
+///
+/// ```text
+///           loss ≥ 0.3 %                    time for a request and its answer before the deadline
+///  off ───────────────────→ on:   no → code     yes → retransmission, with a weak code if too much stays lost
+///      ←───────────────────
+///           loss < 0.2 %
+/// ```
+///
+/// If packets queue on the path, the losses are congestion, and repair would make it worse. `strength` then falls from 1 to 0 within a
+/// second and rises again in four: repair stops gently, so that a TCP inside does not meet all losses at once.
+#[derive(Debug)]
+pub struct Planner {
+    policy: Policy,
+    /// Loss, burst and rate of packets, smoothed.
+    loss: f64,
+    burst: f64,
+    per_second: f64,
+    measured: Option<Instant>,
+    on: bool,
+    strength: f64,
+    /// Whether the last plan had retransmissions.
+    retransmits: bool,
+    plan: Plan,
+}
+
+impl Planner {
+    #[must_use]
+    pub fn new(policy: Policy) -> Self {
+        Self {
+            policy,
+            loss: 0.0,
+            burst: 1.0,
+            per_second: 0.0,
+            measured: None,
+            on: false,
+            strength: 1.0,
+            retransmits: false,
+            plan: Plan::OFF,
+        }
+    }
+
+    /// The operator wants something else; the measurements stay.
+    pub fn set(&mut self, policy: Policy) {
+        self.policy = policy;
+    }
+
+    #[must_use]
+    pub fn plan(&self) -> Plan {
+        self.plan
+    }
+
+    /// Takes a measurement, and says what to do from now on.
+    pub fn update(&mut self, path: &Path, now: Instant) -> Plan {
+        let since = self.measured.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
+        self.smooth(path, since);
+        self.measured = Some(now);
+        self.on = match self.on {
+            true => self.loss >= END_LOSS,
+            false => self.loss >= BEGIN_LOSS,
+        };
+        self.ease(path, since);
+        self.plan = match self.policy.means {
+            Means::Off => Plan::OFF,
+            _ if !self.on || self.strength == 0.0 => Plan::OFF,
+            Means::Retransmit => {
+                self.retransmitted(&self.retransmission(attempts(&self.policy, path.rtt).max(1), 1.0))
+            }
+            Means::Fec => self.coded(self.overhead()),
+            Means::Auto => self.auto(path),
+        };
+        self.plan
+    }
+
+    fn smooth(&mut self, path: &Path, since: Duration) {
+        /// The time in which a measurement loses two thirds of its weight.
+        const MEMORY_SECONDS: f64 = 4.0;
+        /// Packets that a measurement needs to count in full.
+        const ENOUGH_PACKETS: f64 = 2_000.0;
+        let seconds = since.as_secs_f64();
+        let enough = (path.packets as f64 / ENOUGH_PACKETS).min(1.0);
+        let weight = match self.measured {
+            None => enough,
+            Some(_) => enough.min(1.0 - (-seconds / MEMORY_SECONDS).exp()),
+        };
+        let toward = |old: f64, new: f64, least: f64, most: f64| {
+            let new = if new.is_finite() { new.clamp(least, most) } else { old };
+            old + weight * (new - old)
+        };
+        self.loss = toward(self.loss, path.loss, 0.0, 1.0);
+        if path.loss > 0.0 {
+            self.burst = toward(self.burst, path.burst, 1.0, 100.0);
+        }
+        if seconds > 0.0 {
+            self.per_second = match self.per_second {
+                0.0 => path.packets as f64 / seconds,
+                _ => toward(self.per_second, path.packets as f64 / seconds, 0.0, 1e9),
+            };
+        }
+    }
+
+    /// Repair gets weaker while there is a queue, and stronger again without one.
+    fn ease(&mut self, path: &Path, since: Duration) {
+        /// A queue shorter than this is no congestion: a few packets at the rate of an access link.
+        const LEAST_QUEUE: Duration = Duration::from_millis(15);
+        let seconds = since.as_secs_f64();
+        let queue = LEAST_QUEUE.max(path.rtt / 4);
+        if path.queue_delay > queue {
+            self.strength = (self.strength - seconds).max(0.0);
+        } else if path.queue_delay < queue / 2 {
+            self.strength = (self.strength + seconds / 4.0).min(1.0);
+        }
+    }
+
+    /// Retransmission where it is enough and no dearer than the code, else the code, and both if the code may not be strong enough.
+    fn auto(&mut self, path: &Path) -> Plan {
+        // A means that is in use is kept until the other one is clearly better.
+        let (rtt, favour) = match self.retransmits {
+            true => (path.rtt, 1.25),
+            false => (path.rtt + path.rtt / 8, 0.8),
+        };
+        let attempts = attempts(&self.policy, rtt);
+        let (again, code, most) = (self.retransmission(attempts, favour), self.overhead(), self.most());
+        let cheaper = again.is_enough && again.cost <= code * favour;
+        self.retransmits = attempts > 0 && (code > most || cheaper);
+        match self.retransmits {
+            false => self.coded(code),
+            true if again.is_enough => self.retransmitted(&again),
+            true => Plan { coding: self.coded(most - again.cost).coding, ..self.retransmitted(&again) },
+        }
+    }
+
+    /// What retransmission costs and leaves lost with this number of requests. One that is favoured may leave more.
+    fn retransmission(&self, attempts: u32, favour: f64) -> Retransmission {
+        /// More copies than this cost more than they give.
+        const MOST_COPIES: u8 = 3;
+        let loss = self.loss;
+        let allowed = loss * RESIDUAL * favour;
+        // A request travels twice, and is lost as easily as its answer. What has reached the sender costs bytes.
+        let asked = 1.0 - loss * loss;
+        let failed = (loss + loss * loss).min(1.0);
+        let before_last = loss * failed.powi(attempts.saturating_sub(1) as i32);
+        let earlier = if attempts > 1 { loss * asked / (1.0 - failed).max(0.1) } else { 0.0 };
+        let cost = |copies: u8| earlier + before_last * f64::from(copies) * asked;
+        // Copies in one burst are lost together.
+        let independent = |copies: u8| 1.0 + f64::from(copies - 1) / self.burst;
+        let left = |copies: u8| before_last * (loss.powf(independent(copies)) + loss * loss);
+        let affordable =
+            (2..=MOST_COPIES).take_while(|copies| cost(*copies) <= self.most()).last().unwrap_or(1);
+        let copies = (1..affordable).find(|copies| left(*copies) <= allowed).unwrap_or(affordable);
+        Retransmission { copies, is_enough: left(copies) <= allowed, cost: cost(copies) }
+    }
+
+    fn retransmitted(&self, again: &Retransmission) -> Plan {
+        // Losses come in runs, which have to be paid for, too.
+        Plan { retransmit_ppm: self.share(1.3 * again.cost + 0.01), copies: again.copies, coding: None }
+    }
+
+    /// The repairs that a code needs in proportion to payloads.
+    fn overhead(&self) -> f64 {
+        overhead(self.window(), self.loss, self.burst)
+    }
+
+    fn coded(&self, overhead: f64) -> Plan {
+        let coding = Coding {
+            window: self.window() as u8,
+            overhead_ppm: self.share(overhead),
+            age: self.policy.deadline,
+            silence: (self.policy.deadline / 8).max(Duration::from_millis(1)),
+        };
+        let coding = (coding.overhead_ppm > 0).then_some(coding);
+        Plan { retransmit_ppm: 0, copies: 1, coding }
+    }
+
+    /// The payloads of a deadline: the first of them is of no use later.
+    fn window(&self) -> f64 {
+        let fit = self.per_second * self.policy.deadline.as_secs_f64() * 0.95;
+        fit.clamp(2.0, MOST_WINDOW as f64)
+    }
+
+    /// A share in millionths, below the operator's limit and at the present strength.
+    fn share(&self, share: f64) -> u32 {
+        (share.clamp(0.0, self.most()) * self.strength * f64::from(WHOLE_PPM)).round() as u32
+    }
+
+    /// The operator's limit, as a share.
+    fn most(&self) -> f64 {
+        f64::from(self.policy.max_overhead_ppm) / f64::from(WHOLE_PPM)
+    }
+}
+
+/// What retransmission gives.
+struct Retransmission {
+    /// How often the answer to the last request is sent.
+    copies: u8,
+    /// Whether few enough payloads stay lost.
+    is_enough: bool,
+    /// Its bytes in proportion to those of payloads.
+    cost: f64,
+}
+
+/// How many requests fit before the deadline. A request and its answer take a round trip; the next one follows an eighth of it later.
+fn attempts(policy: &Policy, rtt: Duration) -> u32 {
+    /// Batches and timers at both ends.
+    const MARGIN: Duration = Duration::from_millis(4);
+    let time = policy.deadline.saturating_sub(MARGIN).as_secs_f64();
+    let rtt = rtt.as_secs_f64().max(1e-3);
+    let first = if time >= rtt { 1.0 + (time - rtt) / (rtt * 1.125) } else { 0.0 };
+    first.min(8.0) as u32
+}
+
+/// Repairs for each payload, so that `window` payloads and their repairs seldom lose more than there are repairs.
+///
+/// Losses in a window are a compound Poisson number: bursts come at random, and their lengths are geometric. Its mean, its deviation and
+/// its skew give the quantile (the first terms of Cornish and Fisher's expansion). For bursts the skew counts by less than it is, so that
+/// the simulated paths of `path_tests.rs` get what they need and no more: a window that fails does not lose all of its losses.
+fn overhead(window: f64, loss: f64, burst: f64) -> f64 {
+    let deviations = normal_quantile(RESIDUAL);
+    let mut overhead = loss;
+    // Repairs are lost as well: they are part of the number, which converges in a few rounds.
+    for _ in 0..8 {
+        let mean = window * (1.0 + overhead) * loss;
+        let spread = (mean * (2.0 * burst - 1.0)).sqrt();
+        let skew = (deviations * deviations - 1.0).max(0.0) / 6.0 * burst * (burst + 1.0) / 2.0;
+        overhead = (mean + deviations * spread + skew) / window;
+    }
+    overhead
+}
+
+/// How many deviations a normal number exceeds its mean by with a probability of at most a half (Abramowitz and Stegun, 26.2.22).
+fn normal_quantile(probability: f64) -> f64 {
+    let t = (-2.0 * probability.ln()).sqrt();
+    t - (2.307_53 + 0.270_61 * t) / (1.0 + 0.992_29 * t + 0.044_81 * t * t)
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -1,0 +1,313 @@
+//! The order in which the receiver delivers payloads: each once, none after its deadline (pure).
+
+use std::{
+    collections::BTreeMap,
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use super::{
+    arena::{Arena, Entry},
+    gaps::{Ask, Asking, Gaps, Presence},
+};
+use wire::hash::PeerMap;
+
+/// The order in which payloads are delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// At once.
+    Asap,
+    /// In the order of their flow, waiting at most the deadline for a missing one.
+    Hold,
+}
+
+/// Limits on what the receiver remembers, and how long.
+#[derive(Clone, Copy, Debug)]
+pub struct SequencerLimits {
+    /// How long a missing payload may still come: the time from the first later payload.
+    pub deadline: Duration,
+    /// Payloads that wait for a missing one.
+    pub held_packets: usize,
+    /// Memory of payloads that wait, in blocks of 16 KiB and at least one of them.
+    pub held_bytes: usize,
+    /// Runs of missing numbers.
+    pub gaps: usize,
+}
+
+/// A payload that came, whichever way.
+#[derive(Clone, Copy, Debug)]
+pub struct Arrival<'a> {
+    pub number: u64,
+    /// The distance to the previous payload of the same flow; 0 if there is none near enough.
+    pub distance: u16,
+    /// Whether a repair symbol gave it, so that the path has lost it.
+    pub recovered: bool,
+    pub payload: &'a [u8],
+}
+
+/// What became of a payload.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Delivered,
+    /// It waits for a missing payload of its flow.
+    Held,
+    /// One with its number was delivered or waits.
+    Duplicate,
+    /// Its number was given up.
+    Late,
+    /// Its number is none that a peer reaches.
+    Refused,
+}
+
+/// Counts of payloads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct SequencerCounts {
+    pub delivered: u64,
+    pub duplicate: u64,
+    pub late: u64,
+    /// Numbers that never came in time.
+    pub given_up: u64,
+    /// Numbers that were missing when a later one came: the path's losses, and what it reordered.
+    pub missing: u64,
+    /// Runs of missing numbers: `missing / runs` is the mean length of a burst.
+    pub runs: u64,
+}
+
+/// Takes payloads in any order and delivers each once.
+///
+/// With [`Order::Hold`] a payload waits while its flow's previous one is missing or waits itself, so that at the beginning of each chain
+/// there is a gap, which ends it:
+///
+/// ```text
+/// 1 ← 4 ← 5      4 and 5 wait until 1 comes, or is given up
+/// 2 ← 3          3 was delivered behind 2
+/// ```
+#[derive(Debug)]
+pub struct Sequencer {
+    order: Order,
+    limits: SequencerLimits,
+    gaps: Gaps,
+    delivered: Recent,
+    /// Payloads that wait, by the number that they wait for and their own.
+    held: BTreeMap<(u64, u64), Entry>,
+    held_numbers: PeerMap<u64, ()>,
+    arena: Arena,
+    /// Numbers that were delivered and may have others waiting behind them.
+    released: Vec<u64>,
+    counts: SequencerCounts,
+}
+
+impl Sequencer {
+    #[must_use]
+    pub fn new(order: Order, limits: SequencerLimits) -> Self {
+        Self {
+            order,
+            limits,
+            gaps: Gaps::new(limits.gaps),
+            delivered: Recent::new(),
+            held: BTreeMap::new(),
+            held_numbers: PeerMap::default(),
+            arena: Arena::new(limits.held_bytes),
+            released: Vec::new(),
+            counts: SequencerCounts::default(),
+        }
+    }
+
+    /// Takes a payload, and delivers it and those that waited for it.
+    pub fn receive(
+        &mut self,
+        arrival: &Arrival<'_>,
+        now: Instant,
+        deliver: &mut impl FnMut(u64, &[u8]),
+    ) -> Outcome {
+        self.expire(now, deliver);
+        let number = arrival.number;
+        match self.gaps.receive(number, arrival.recovered, now) {
+            Presence::New => {}
+            Presence::Settled
+                if self.delivered.contains(number) || self.held_numbers.contains_key(&number) =>
+            {
+                self.counts.duplicate += 1;
+                return Outcome::Duplicate;
+            }
+            Presence::Settled => {
+                self.counts.late += 1;
+                return Outcome::Late;
+            }
+            Presence::Refused => return Outcome::Refused,
+        }
+        while self.gaps.is_over_limit() {
+            self.give_up_oldest(deliver);
+        }
+        if self.order == Order::Hold
+            && let Some(before) = self.waits_for(arrival)
+            && self.hold(before, arrival, deliver)
+        {
+            return Outcome::Held;
+        }
+        self.delivered.insert(number);
+        self.counts.delivered += 1;
+        deliver(number, arrival.payload);
+        self.released.push(number);
+        self.release(deliver);
+        Outcome::Delivered
+    }
+
+    /// Gives up the numbers whose deadline has passed, and delivers what waited for them.
+    pub fn expire(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
+        let Some(noticed) = now.checked_sub(self.limits.deadline) else { return };
+        while let Some(numbers) = self.gaps.give_up(noticed) {
+            self.given_up(numbers, deliver);
+        }
+    }
+
+    /// When [`Sequencer::expire`] has something to do.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.gaps.oldest().map(|noticed| noticed + self.limits.deadline)
+    }
+
+    /// Appends the requests for missing payloads that are due, see [`Ask`].
+    pub fn ask(&mut self, asking: &Asking, now: Instant, asks: &mut Vec<Ask>) {
+        self.gaps.ask(asking, self.limits.deadline, now, asks);
+    }
+
+    /// When [`Sequencer::ask`] has something to ask for, at the earliest.
+    #[must_use]
+    pub fn next_ask(&self) -> Option<Instant> {
+        self.gaps.next_ask()
+    }
+
+    /// The number after the highest one that was received.
+    #[must_use]
+    pub fn next(&self) -> u64 {
+        self.gaps.next()
+    }
+
+    #[must_use]
+    pub fn counts(&self) -> SequencerCounts {
+        SequencerCounts { missing: self.gaps.noticed, runs: self.gaps.runs, ..self.counts }
+    }
+
+    /// How many payloads wait.
+    #[must_use]
+    pub fn held_packets(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Bytes of memory for payloads that wait.
+    #[must_use]
+    pub fn held_bytes(&self) -> usize {
+        self.arena.bytes()
+    }
+
+    /// The number that a payload has to wait for.
+    fn waits_for(&self, arrival: &Arrival<'_>) -> Option<u64> {
+        let before = arrival.number.checked_sub(arrival.distance.into())?;
+        let waits = before < arrival.number
+            && (self.gaps.is_missing(before) || self.held_numbers.contains_key(&before));
+        waits.then_some(before)
+    }
+
+    /// Keeps a payload until `before` is settled; makes room by giving up the oldest gaps. False if that settled `before`, or there is
+    /// no room for it at all.
+    fn hold(&mut self, before: u64, arrival: &Arrival<'_>, deliver: &mut impl FnMut(u64, &[u8])) -> bool {
+        while self.waits_for(arrival).is_some() {
+            if self.held.len() < self.limits.held_packets
+                && let Some(entry) = self.arena.add(&[], arrival.payload)
+            {
+                self.held.insert((before, arrival.number), entry);
+                self.held_numbers.insert(arrival.number, ());
+                return true;
+            }
+            self.give_up_oldest(deliver);
+        }
+        false
+    }
+
+    fn give_up_oldest(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
+        if let Some(numbers) = self.gaps.give_up_oldest() {
+            self.given_up(numbers, deliver);
+        }
+    }
+
+    fn given_up(&mut self, numbers: Range<u64>, deliver: &mut impl FnMut(u64, &[u8])) {
+        self.counts.given_up += numbers.end - numbers.start;
+        while let Some((&(before, number), _)) = self.held.range((numbers.start, 0)..(numbers.end, 0)).next()
+        {
+            self.deliver_held((before, number), deliver);
+            self.release(deliver);
+        }
+    }
+
+    /// Delivers what waits for the released numbers, and for those in turn.
+    fn release(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
+        while let Some(before) = self.released.pop() {
+            while let Some((&key, _)) = self.held.range((before, 0)..(before + 1, 0)).next() {
+                self.deliver_held(key, deliver);
+            }
+        }
+    }
+
+    fn deliver_held(&mut self, key: (u64, u64), deliver: &mut impl FnMut(u64, &[u8])) {
+        let Some(entry) = self.held.remove(&key) else { return };
+        let (_, number) = key;
+        self.held_numbers.remove(&number);
+        self.delivered.insert(number);
+        self.counts.delivered += 1;
+        deliver(number, self.arena.get(&entry));
+        self.arena.remove(entry);
+        self.released.push(number);
+    }
+}
+
+/// Which of the last numbers were delivered: tells a duplicate from a late payload.
+#[derive(Debug)]
+struct Recent {
+    words: Box<[u64]>,
+    /// The number after the highest one.
+    next: u64,
+}
+
+impl Recent {
+    /// The numbers that are remembered: a quarter of a second at 500 Mbit/s.
+    const NUMBERS: u64 = 1 << 14;
+
+    fn new() -> Self {
+        Self { words: vec![0; (Self::NUMBERS / 64) as usize].into(), next: 0 }
+    }
+
+    fn contains(&self, number: u64) -> bool {
+        let (word, bit) = Self::place(number);
+        number < self.next && number + Self::NUMBERS >= self.next && self.words[word] & bit != 0
+    }
+
+    fn insert(&mut self, number: u64) {
+        if number >= self.next {
+            if number - self.next >= Self::NUMBERS {
+                self.words.fill(0);
+            } else {
+                (self.next..number).for_each(|skipped| self.clear(skipped));
+            }
+            self.next = number + 1;
+        } else if number + Self::NUMBERS < self.next {
+            return;
+        }
+        let (word, bit) = Self::place(number);
+        self.words[word] |= bit;
+    }
+
+    fn clear(&mut self, number: u64) {
+        let (word, bit) = Self::place(number);
+        self.words[word] &= !bit;
+    }
+
+    fn place(number: u64) -> (usize, u64) {
+        let place = number % Self::NUMBERS;
+        ((place / 64) as usize, 1 << (place % 64))
+    }
+}
+
+#[cfg(test)]
+#[path = "sequencer_tests.rs"]
+mod tests;

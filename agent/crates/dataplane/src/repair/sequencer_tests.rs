@@ -1,0 +1,178 @@
+//! Tests of the order of delivery, in virtual time.
+
+use proptest::{collection::vec, prelude::*};
+use wire::clock::{Clock as _, ManualClock};
+
+use super::*;
+use crate::repair::END_OF_NUMBERS;
+
+const DEADLINE: Duration = Duration::from_millis(100);
+
+struct Bench {
+    clock: ManualClock,
+    sequencer: Sequencer,
+    delivered: Vec<u64>,
+}
+
+impl Bench {
+    fn new(order: Order) -> Self {
+        let limits = SequencerLimits { deadline: DEADLINE, held_packets: 8, held_bytes: 64 << 10, gaps: 4 };
+        Self {
+            clock: ManualClock::default(),
+            sequencer: Sequencer::new(order, limits),
+            delivered: Vec::new(),
+        }
+    }
+
+    fn receive(&mut self, number: u64, distance: u16) -> Outcome {
+        let payload = number.to_be_bytes();
+        let arrival = Arrival { number, distance, recovered: false, payload: &payload };
+        let delivered = &mut self.delivered;
+        self.sequencer.receive(&arrival, self.clock.now(), &mut |number, bytes| {
+            assert_eq!(bytes, number.to_be_bytes());
+            delivered.push(number);
+        })
+    }
+
+    fn pass(&mut self, milliseconds: u64) {
+        self.clock.advance(Duration::from_millis(milliseconds));
+        let delivered = &mut self.delivered;
+        self.sequencer.expire(self.clock.now(), &mut |number, _| delivered.push(number));
+    }
+}
+
+#[test]
+fn at_once_delivers_each_number_once_and_until_its_deadline() {
+    let mut bench = Bench::new(Order::Asap);
+    assert_eq!([0, 3, 1].map(|number| bench.receive(number, 1)), [Outcome::Delivered; 3]);
+    assert_eq!([0, 3, 1].map(|number| bench.receive(number, 1)), [Outcome::Duplicate; 3]);
+    bench.pass(100);
+    assert_eq!(bench.receive(2, 1), Outcome::Late);
+    assert_eq!(bench.delivered, [0, 3, 1]);
+    let counts = bench.sequencer.counts();
+    assert_eq!((counts.delivered, counts.duplicate, counts.late, counts.given_up), (3, 3, 1, 1));
+    assert_eq!((counts.missing, counts.runs), (2, 1));
+}
+
+#[test]
+fn the_deadline_runs_from_the_first_later_payload() {
+    let mut bench = Bench::new(Order::Asap);
+    bench.pass(1_000);
+    bench.receive(1, 0);
+    bench.pass(99);
+    assert_eq!(bench.receive(0, 0), Outcome::Delivered);
+    bench.receive(5, 0);
+    let deadline = bench.sequencer.next_deadline().unwrap();
+    assert_eq!(deadline, bench.clock.now() + DEADLINE);
+    bench.pass(100);
+    assert_eq!(bench.receive(4, 0), Outcome::Late);
+    assert_eq!(bench.sequencer.next_deadline(), None);
+}
+
+#[test]
+fn held_payloads_wait_for_their_own_flow_alone() {
+    let mut bench = Bench::new(Order::Hold);
+    // Two flows: even and odd numbers. 2 is missing.
+    assert_eq!([0, 1, 3].map(|number| bench.receive(number, 2)), [Outcome::Delivered; 3]);
+    assert_eq!([4, 6].map(|number| bench.receive(number, 2)), [Outcome::Held; 2]);
+    assert_eq!(bench.receive(5, 2), Outcome::Delivered);
+    assert_eq!(bench.receive(4, 2), Outcome::Duplicate);
+    assert_eq!(bench.receive(2, 2), Outcome::Delivered);
+    assert_eq!(bench.delivered, [0, 1, 3, 5, 2, 4, 6]);
+    assert_eq!(bench.sequencer.held_packets(), 0);
+}
+
+#[test]
+fn a_wait_ends_with_the_deadline_of_the_missing_one() {
+    let mut bench = Bench::new(Order::Hold);
+    bench.receive(0, 0);
+    bench.receive(2, 1);
+    bench.pass(60);
+    bench.receive(4, 1);
+    bench.receive(5, 1);
+    bench.pass(39);
+    assert_eq!(bench.delivered, [0]);
+    bench.pass(1);
+    assert_eq!(bench.delivered, [0, 2]);
+    bench.pass(60);
+    assert_eq!(bench.delivered, [0, 2, 4, 5]);
+}
+
+#[test]
+fn payloads_without_a_previous_one_do_not_wait() {
+    let mut bench = Bench::new(Order::Hold);
+    assert_eq!(bench.receive(10, 0), Outcome::Delivered);
+    assert_eq!(bench.receive(12, 13), Outcome::Delivered, "before the first number");
+    assert_eq!(bench.receive(14, 2), Outcome::Delivered);
+}
+
+#[test]
+fn beyond_a_limit_the_oldest_gap_is_given_up() {
+    let mut bench = Bench::new(Order::Hold);
+    bench.receive(1, 1);
+    for number in 2..8 {
+        bench.receive(number, 1);
+    }
+    assert_eq!((bench.sequencer.held_packets(), bench.delivered.len()), (7, 0));
+    bench.receive(8, 1);
+    bench.receive(9, 1);
+    assert_eq!(bench.delivered, (1..10).collect::<Vec<_>>());
+    for number in [20, 30, 40, 50] {
+        bench.receive(number, 0);
+    }
+    assert_eq!(bench.sequencer.counts().given_up, 1);
+    bench.receive(60, 0);
+    assert_eq!(bench.sequencer.counts().given_up, 11);
+}
+
+#[test]
+fn a_jump_costs_one_gap_and_numbers_end() {
+    let mut bench = Bench::new(Order::Hold);
+    assert_eq!(bench.receive(1 << 50, 1), Outcome::Held);
+    assert_eq!(bench.receive(END_OF_NUMBERS, 1), Outcome::Refused);
+    assert_eq!(bench.receive(u64::MAX, 1), Outcome::Refused);
+    bench.pass(100);
+    assert_eq!(bench.delivered, [1 << 50]);
+    assert_eq!(bench.sequencer.counts().given_up, 1 << 50);
+}
+
+#[test]
+fn what_a_repair_gives_first_was_lost() {
+    let mut bench = Bench::new(Order::Asap);
+    bench.receive(0, 1);
+    for number in [1, 2, 4] {
+        let arrival = Arrival { number, distance: 1, recovered: true, payload: &[] };
+        bench.sequencer.receive(&arrival, bench.clock.now(), &mut |_, _| {});
+    }
+    let counts = bench.sequencer.counts();
+    assert_eq!((counts.missing, counts.runs), (4, 1));
+}
+
+proptest! {
+    /// Whatever comes in whatever order: each number once, and each flow in order when held.
+    #[test]
+    fn each_once_and_in_the_order_of_its_flow(
+        hold in any::<bool>(),
+        steps in vec((0_u64..60, 0_u64..8), 1..200),
+    ) {
+        const FLOWS: u64 = 3;
+        let order = if hold { Order::Hold } else { Order::Asap };
+        let mut bench = Bench::new(order);
+        for (number, milliseconds) in steps {
+            bench.pass(milliseconds);
+            bench.receive(number, FLOWS as u16);
+            prop_assert!(bench.sequencer.held_packets() <= 8);
+        }
+        bench.pass(100);
+        prop_assert_eq!(bench.sequencer.held_packets(), 0);
+        prop_assert_eq!(bench.delivered.len() as u64, bench.sequencer.counts().delivered);
+        for flow in 0..FLOWS {
+            let of_flow: Vec<_> = bench.delivered.iter().filter(|number| **number % FLOWS == flow).collect();
+            let mut sorted = of_flow.clone();
+            sorted.sort();
+            sorted.dedup();
+            prop_assert_eq!(sorted.len(), of_flow.len());
+            prop_assert!(!hold || sorted == of_flow);
+        }
+    }
+}
