@@ -109,6 +109,12 @@ impl<M, H> Mailbox<M, H> {
         std::mem::take(&mut *lock(&self.messages))
     }
 
+    /// The number of messages that wait, and the bytes of the hand-off batches in the ring.
+    #[cfg(feature = "inspection")]
+    pub(super) fn waiting(&self) -> (usize, usize) {
+        (lock(&self.messages).len(), lock(&self.ring.inside).bytes)
+    }
+
     /// Wakes the worker, even if the mailbox is empty.
     pub(super) fn wake(&self) {
         if let Some((ready, token)) = self.wake.get() {

@@ -247,6 +247,12 @@ impl Hub {
         self.mailboxes.get(usize::from(worker)).map(|mailbox| mailbox.take(hand_offs)).unwrap_or_default()
     }
 
+    /// The number of messages that wait for `worker`, and the bytes of the hand-off batches in its ring.
+    #[cfg(feature = "inspection")]
+    pub(crate) fn waiting(&self, worker: u8) -> (usize, usize) {
+        self.mailboxes.get(usize::from(worker)).map(Mailbox::waiting).unwrap_or_default()
+    }
+
     /// Puts a hand-off batch into the ring of `worker`, or returns the batch if there is no room.
     pub fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
         let Some(mailbox) = self.mailboxes.get(usize::from(worker)) else { return Err(hand_off) };

@@ -6,7 +6,7 @@ use config::Config;
 use dataplane::{
     datapath::work::MOST_PER_TURN,
     forward::{Locals, tun::TunSide},
-    hand_off::Outgoing,
+    hand_off::{HandOff, Outgoing},
     lanes::{Lanes, Underlays},
     sockets::SocketFactory,
 };
@@ -86,6 +86,25 @@ impl Worker {
         self.sessions.events.capacity()
     }
 
+    /// The memory that peers and unauthenticated senders make this worker hold.
+    #[must_use]
+    pub fn held(&self) -> HeldMemory {
+        let (cx, data) = (&self.cx, &self.data);
+        let relays = || cx.peers.iter().map(|peer| &peer.data.relay);
+        let (messages, ring) = cx.hub.waiting(cx.id.index);
+        HeldMemory {
+            queues: relays().map(|relay| relay.queue.bytes() + relay.awaiting.bytes()).sum(),
+            reassembly: relays().map(|relay| relay.reassembly.held_bytes()).sum(),
+            send_buffers: cx.sockets.underlays.send_buffer_bytes(),
+            batches: data.rests.batches(),
+            hand_offs: ring + data.hand_offs.iter().map(HandOff::ring_bytes).sum::<usize>(),
+            unauthenticated: data.unauthenticated.waiting.bytes(),
+            messages,
+            events: self.sessions.events.capacity() * size_of::<(ConnectionHandle, Event)>(),
+            streams: usize::try_from(cx.hub.streams().taken()).unwrap_or(usize::MAX),
+        }
+    }
+
     /// The number of TCP forwards.
     #[must_use]
     pub fn forwards(&self) -> usize {
@@ -146,6 +165,29 @@ impl Worker {
         let flows: usize = self.cx.peers.iter().map(|peer| peer.data.relay.flows.len()).sum();
         self.cx.stats.work.excess(self.sessions.control.len() as u64, flows as u64)
     }
+}
+
+/// Memory of a worker that grows with what others send, in bytes unless a field says otherwise.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct HeldMemory {
+    /// Payloads that wait for a lane, or for the confirmation of their flow.
+    pub queues: usize,
+    /// Room that is reserved for incomplete datagrams.
+    pub reassembly: usize,
+    /// Send buffers of QUIC sockets, the spare ones included.
+    pub send_buffers: usize,
+    /// The number of receive batches, of 2 MiB each, whose rests wait for another turn.
+    pub batches: usize,
+    /// Hand-off batches of other workers, in the ring and taken out of it.
+    pub hand_offs: usize,
+    /// Datagrams of unauthenticated senders for the decoy.
+    pub unauthenticated: usize,
+    /// The number of messages of other workers that wait.
+    pub messages: usize,
+    /// Capacity of the scratch space for events of control connections.
+    pub events: usize,
+    /// Windows of the TCP forwards of all workers.
+    pub streams: usize,
 }
 
 impl TurnWork {

@@ -123,6 +123,8 @@ pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, Tc
 pub use endpoint::{StartError, remedy};
 pub use inbox::{Command, Inbox};
 pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
+#[cfg(feature = "inspection")]
+pub use inspection::HeldMemory;
 pub use knocks::used_knocks;
 use outside::{Gateway, WorkerDownlink};
 use parts::{DataPlane, Decoy, LaneHost, Sessions, TcpForwards, Tunnel};

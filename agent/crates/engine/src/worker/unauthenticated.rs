@@ -94,6 +94,11 @@ impl Waiting {
         self.datagrams.is_empty()
     }
 
+    #[cfg(feature = "inspection")]
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes.len()
+    }
+
     pub(super) fn clear(&mut self) {
         self.bytes.clear();
         self.datagrams.clear();

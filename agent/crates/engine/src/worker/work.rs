@@ -56,6 +56,12 @@ impl Rests {
         self.rests.retain(|rest| !gone(rest.received.underlay));
     }
 
+    /// The number of batches that are kept, the spare one included.
+    #[cfg(feature = "inspection")]
+    pub(super) fn batches(&self) -> usize {
+        self.rests.len() + usize::from(self.spare.is_some())
+    }
+
     /// Frees the spare batch if no rest waits.
     pub(super) fn tidy(&mut self) {
         if self.rests.is_empty() {

@@ -1,6 +1,7 @@
 //! The counts and contents of agents, read from their workers without the metrics.
 
 use std::{
+    collections::BTreeMap,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -72,6 +73,43 @@ impl World {
         let agents = self.agents.get(place).and_then(Option::as_ref).into_iter();
         let workers = agents.flat_map(|agent| agent.workers.iter().zip(&agent.excess));
         workers.map(|(worker, excess)| books(worker, excess)).collect()
+    }
+}
+
+impl World {
+    /// The memory and the entries that others make an agent hold, the sums over its workers; empty while it is not running. What
+    /// the kernel holds for it is not among them.
+    pub fn held(&self, place: usize) -> BTreeMap<&'static str, usize> {
+        let mut sums = BTreeMap::new();
+        for worker in
+            self.agents.get(place).and_then(Option::as_ref).into_iter().flat_map(|agent| &agent.workers)
+        {
+            let memory = worker.held();
+            let flows = worker.peers().iter().map(|peer| peer.data.relay.flows.len()).sum();
+            let entries = [
+                ("queues", memory.queues),
+                ("reassembly", memory.reassembly),
+                ("send buffers", memory.send_buffers),
+                ("batches", memory.batches),
+                ("hand-offs", memory.hand_offs),
+                ("unauthenticated", memory.unauthenticated),
+                ("messages", memory.messages),
+                ("events", memory.events),
+                ("flows", flows),
+                ("local sockets", worker.locals().iter().count()),
+                ("lanes", worker.lanes().iter().count()),
+                ("underlays", worker.underlays().iter().count()),
+                ("connections", worker.control().len()),
+                ("handshakes", worker.control().handshakes_pending()),
+                ("forwards", worker.forwards()),
+            ];
+            for (what, count) in entries {
+                *sums.entry(what).or_default() += count;
+            }
+            // All workers share them.
+            sums.insert("streams", memory.streams);
+        }
+        sums
     }
 }
 

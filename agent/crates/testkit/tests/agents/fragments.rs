@@ -299,13 +299,13 @@ fn a_flow_that_ends_takes_its_incomplete_datagrams_with_it() {
 }
 
 /// The data of a frame that carries a piece.
-fn piece(number: FlowNumber, datagram: u32, total: u16, offset: u16, bytes: &[u8]) -> Vec<u8> {
+pub(super) fn piece(number: FlowNumber, datagram: u32, total: u16, offset: u16, bytes: &[u8]) -> Vec<u8> {
     let header = Context::Piece { number, datagram, total, offset, payload_at: 0 }.encode();
     [header.as_slice(), bytes].concat()
 }
 
 /// A malicious peer with these features, beside an innocent pair whose service wants pieces.
-fn flood_of_pieces(seed: u64, workers: u8, standard: bool, features: Features) -> GateFlood {
+pub(super) fn flood_of_pieces(seed: u64, workers: u8, standard: bool, features: Features) -> GateFlood {
     let mut flood = GateFlood::with_workers(seed, workers, "", None);
     let exit = flood.pair.exit;
     flood.pair.exit_toml = fragmenting(&flood.pair.exit_toml);

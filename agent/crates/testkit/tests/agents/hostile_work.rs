@@ -50,7 +50,7 @@ impl GateFlood {
     }
 
     /// Packets of the malicious peer's lane that hold these contents of DATAGRAM frames, as many in each as fit.
-    fn packets(&mut self, contents: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
+    pub(super) fn packets(&mut self, contents: impl Iterator<Item = Vec<u8>>) -> Vec<Vec<u8>> {
         let now = self.pair.world.clock.now();
         let (mut packets, mut frames) = (Vec::new(), Vec::new());
         for content in contents {
@@ -71,7 +71,7 @@ impl GateFlood {
         message(self.malicious.flow(flow)).encode().as_slice().to_vec()
     }
 
-    fn openings(&self, flows: std::ops::Range<u64>) -> Vec<Vec<u8>> {
+    pub(super) fn openings(&self, flows: std::ops::Range<u64>) -> Vec<Vec<u8>> {
         flows.map(|flow| self.message(flow, |number| Context::OpenEmpty { number, service: ECHO })).collect()
     }
 

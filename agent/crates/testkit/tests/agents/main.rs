@@ -48,6 +48,7 @@ mod recorded;
 mod registry;
 mod reload;
 mod restarts;
+mod returned;
 mod roaming;
 mod shares;
 mod standard;
