@@ -11,10 +11,12 @@
 //! | what has left, and may anything leave now | `account.rs` |
 //! | how much of the rate is one worker's, or one connection's | `share.rs` |
 //! | when the next burst leaves | `pacer.rs` |
+//! | which rate, if it is to be measured: a law that nothing calls yet | `auto/` |
 
 use std::time::{Duration, Instant};
 
 mod account;
+pub mod auto;
 mod pacer;
 mod share;
 

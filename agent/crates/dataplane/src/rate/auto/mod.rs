@@ -1,0 +1,24 @@
+//! The control law of an automatic rate: pure, and not called yet. The far end's reports are not on the wire.
+//!
+//! | question | file |
+//! |---|---|
+//! | how fast to send with `rate = "auto"` | `law.rs` |
+//! | is the link full, how fast is it, how long is its queue | `evidence.rs` |
+//! | what the far end reported, over all lanes | `reports.rs` |
+//! | the clocks' skew and the path's shortest delay | `skew.rs` |
+//! | what left, and when | `sent.rs` |
+//! | the rate beside others that fill the link | `cubic.rs` |
+
+mod cubic;
+mod evidence;
+pub mod law;
+#[cfg(test)]
+mod law_tests;
+#[cfg(test)]
+mod link_model;
+mod reports;
+mod sent;
+mod skew;
+
+pub use law::{Bounds, Figures, Law, Phase};
+pub use reports::Sample;

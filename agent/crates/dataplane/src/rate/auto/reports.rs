@@ -1,0 +1,364 @@
+//! Reports of the far end: the queue on the path, the rate of delivery and what the path loses, over all lanes of a peer.
+
+use std::{
+    collections::VecDeque,
+    time::{Duration, Instant},
+};
+
+use super::skew::{Floor, Skew};
+
+/// One report of the far end about one lane.
+#[derive(Clone, Copy, Debug)]
+pub struct Sample {
+    /// The lane's index in the peer's pool.
+    pub lane: u8,
+    /// Changes when the lane is opened anew or its path moves; totals and one-way delays of two epochs are not compared.
+    pub epoch: u64,
+    /// When the packet with the highest number left.
+    pub sent_at: Instant,
+    /// When that packet arrived, in microseconds of the far end's clock, whose offset and rate are its own.
+    pub arrived_micros: u64,
+    /// Packets that left on the lane up to and including that one: its number and one.
+    pub packets_sent: u64,
+    /// Packets that arrived on the lane.
+    pub packets: u64,
+    /// Bytes of IP packets that arrived on the lane.
+    pub bytes: u64,
+    /// Packets that arrived marked CE and that we did not mark ourselves.
+    pub marked: u64,
+    /// The lane's smoothed round-trip time.
+    pub smoothed_rtt: Duration,
+    /// The lane's shortest round-trip time.
+    pub min_rtt: Duration,
+}
+
+/// Totals over all lanes of a peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Totals {
+    pub(super) packets_sent: f64,
+    pub(super) packets: f64,
+    pub(super) bytes: f64,
+    pub(super) marked: f64,
+}
+
+impl Totals {
+    pub(super) fn since(self, before: Self) -> Self {
+        Self {
+            packets_sent: self.packets_sent - before.packets_sent,
+            packets: self.packets - before.packets,
+            bytes: self.bytes - before.bytes,
+            marked: self.marked - before.marked,
+        }
+    }
+
+    pub(super) fn lost(self) -> f64 {
+        (self.packets_sent - self.packets).max(0.0)
+    }
+}
+
+/// The reports of 5 ms, of whichever lanes. Times are in seconds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Record {
+    /// The far end's clock.
+    pub(super) arrived: f64,
+    /// When the newest packet of the record left.
+    pub(super) sent: f64,
+    /// How long the packets waited in queues on the path: the mean over the lanes, by their bytes.
+    pub(super) queue: f64,
+    weight: f64,
+    pub(super) totals: Totals,
+}
+
+#[derive(Debug)]
+struct Lane {
+    epoch: u64,
+    arrived_micros: u64,
+    totals: Totals,
+    floor: Floor,
+    /// The floor was seen while the path's queue was known to be empty.
+    is_settled: bool,
+    /// The last two queue delays, the newest first.
+    recent: [f64; 2],
+    /// The newest last.
+    arrivals: VecDeque<Arrival>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Arrival {
+    at: f64,
+    sent: f64,
+    /// Bytes that had arrived until then.
+    bytes: f64,
+}
+
+/// What arrived over some time.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Delivery {
+    /// Bytes a second.
+    pub(super) rate: f64,
+    /// Seconds by which the queue grew for each second of sending; negative: it fell.
+    pub(super) growth: f64,
+}
+
+/// Reports of a lane that are kept: 0.6 s of them.
+const ARRIVALS: usize = 24;
+
+/// A lane that was not reported on for so many seconds carries nothing.
+const STALE: f64 = 0.25;
+
+impl Lane {
+    /// What arrived after `since`.
+    fn delivery(&self, since: f64) -> Option<Delivery> {
+        let newest = self.arrivals.back()?;
+        let first = self.arrivals.partition_point(|arrival| arrival.at < since);
+        let oldest = self.arrivals.get(first.min(self.arrivals.len().checked_sub(2)?))?;
+        let (arriving, sending) = (newest.at - oldest.at, newest.sent - oldest.sent);
+        (arriving > 0.0 && sending > 0.0).then(|| Delivery {
+            rate: (newest.bytes - oldest.bytes) / arriving,
+            growth: arriving / sending - 1.0,
+        })
+    }
+}
+
+/// What the far end reported about one peer's lanes.
+#[derive(Debug)]
+pub(super) struct Reports {
+    start: Instant,
+    far_start: Option<u64>,
+    lanes: Vec<Option<Lane>>,
+    records: VecDeque<Record>,
+    totals: Totals,
+    skew: Skew,
+    skew_lane: u8,
+    noise: f64,
+    smoothed_rtt: f64,
+    rtt_excess: f64,
+    reported: f64,
+}
+
+/// Width of a record in seconds, and how many are kept: at 25 ms a lane, 1.28 s with five lanes or more.
+const STEP: f64 = 0.005;
+const LENGTH: usize = 256;
+
+/// Delays that vary by more are not noise, but queues of others.
+const MOST_NOISE: f64 = 0.006;
+
+/// Seconds without a report after which floors begin anew: 10 ms is what clocks may have drifted by then.
+const FORGET: f64 = 20.0;
+
+/// One-way delays that differ by more mean that a clock was set.
+const CLOCK_SET: f64 = 10.0;
+
+impl Reports {
+    pub(super) fn new(start: Instant) -> Self {
+        Self {
+            start,
+            far_start: None,
+            lanes: Vec::new(),
+            records: VecDeque::with_capacity(LENGTH),
+            totals: Totals::default(),
+            skew: Skew::default(),
+            skew_lane: 0,
+            noise: 0.0,
+            smoothed_rtt: 0.1,
+            rtt_excess: 0.0,
+            reported: 0.0,
+        }
+    }
+
+    /// Takes a report; `is_drained`: no packet that left as late as that one found a queue of ours; `is_steady`: the queue does
+    /// not change on our account.
+    pub(super) fn push(&mut self, sample: &Sample, is_drained: bool, is_steady: bool, now: f64) {
+        if now - self.reported > FORGET {
+            self.forget();
+        }
+        self.reported = now;
+        let far_start = *self.far_start.get_or_insert(sample.arrived_micros);
+        let arrived = sample.arrived_micros.wrapping_sub(far_start).cast_signed() as f64 * 1e-6;
+        let sent = sample.sent_at.saturating_duration_since(self.start).as_secs_f64();
+        let delay = arrived - sent;
+        let totals = Totals {
+            packets_sent: sample.packets_sent as f64,
+            packets: sample.packets as f64,
+            bytes: sample.bytes as f64,
+            marked: sample.marked as f64,
+        };
+        let skew = self.skew.estimate();
+        let index = usize::from(sample.lane);
+        if self.lanes.len() <= index {
+            self.lanes.resize_with(index + 1, || None);
+        }
+        let slot = &mut self.lanes[index];
+        let is_known = slot.as_ref().is_some_and(|lane| {
+            lane.epoch == sample.epoch
+                && sample.arrived_micros >= lane.arrived_micros
+                && totals.packets >= lane.totals.packets
+                && totals.packets_sent >= lane.totals.packets_sent
+        });
+        if !is_known {
+            if sample.lane == self.skew_lane {
+                self.skew.restart();
+            }
+            *slot = Some(Lane {
+                epoch: sample.epoch,
+                arrived_micros: sample.arrived_micros,
+                totals,
+                floor: Floor::new(arrived, delay),
+                is_settled: false,
+                recent: [0.0; 2],
+                arrivals: VecDeque::with_capacity(ARRIVALS),
+            });
+        }
+        let any_settled = self.lanes.iter().flatten().any(|lane| lane.is_settled);
+        let Some(lane) = self.lanes[index].as_mut() else { return };
+        let queue = lane.floor.excess(arrived, delay, skew);
+        if queue > CLOCK_SET {
+            lane.floor = Floor::new(arrived, delay);
+            lane.is_settled = false;
+        }
+        if is_drained {
+            lane.is_settled = true;
+            if let Some((at, least)) = lane.floor.turn(arrived, delay)
+                && sample.lane == self.skew_lane
+            {
+                self.skew.push(at, least);
+            }
+        }
+        if is_steady {
+            let bend = (queue - 2.0 * lane.recent[0] + lane.recent[1]).abs() / 2.0;
+            self.noise = (self.noise + (bend - self.noise) / 16.0).min(MOST_NOISE);
+        }
+        lane.recent = [queue, lane.recent[0]];
+        let more = totals.since(lane.totals);
+        lane.totals = totals;
+        lane.arrived_micros = sample.arrived_micros;
+        if lane.arrivals.len() == ARRIVALS {
+            lane.arrivals.pop_front();
+        }
+        lane.arrivals.push_back(Arrival { at: arrived, sent, bytes: totals.bytes });
+        let counts = lane.is_settled || !any_settled;
+        self.smoothed_rtt += (sample.smoothed_rtt.as_secs_f64() - self.smoothed_rtt)
+            / if self.records.is_empty() { 1.0 } else { 4.0 };
+        self.rtt_excess = sample.smoothed_rtt.saturating_sub(sample.min_rtt).as_secs_f64();
+        self.add(arrived, sent, counts.then_some(queue), more);
+    }
+
+    fn add(&mut self, arrived: f64, sent: f64, queue: Option<f64>, more: Totals) {
+        self.totals.packets_sent += more.packets_sent;
+        self.totals.packets += more.packets;
+        self.totals.bytes += more.bytes;
+        self.totals.marked += more.marked;
+        let weight = queue.map_or(0.0, |_| more.bytes.max(1.0));
+        let totals = self.totals;
+        match self.records.back_mut() {
+            Some(last) if arrived - last.arrived < STEP => {
+                if let Some(queue) = queue {
+                    last.queue = (last.queue * last.weight + queue * weight) / (last.weight + weight);
+                    last.weight += weight;
+                }
+                last.sent = last.sent.max(sent);
+                last.totals = totals;
+            }
+            last => {
+                let queue = queue.or_else(|| last.map(|last| last.queue)).unwrap_or(0.0);
+                if self.records.len() == LENGTH {
+                    self.records.pop_front();
+                }
+                self.records.push_back(Record { arrived, sent, queue, weight, totals });
+            }
+        }
+    }
+
+    pub(super) fn newest(&self) -> Option<&Record> {
+        self.records.back()
+    }
+
+    /// Records, the newest first, whose packets left at `since` or later.
+    pub(super) fn back_to(&self, since: f64) -> impl Iterator<Item = &Record> {
+        self.records.iter().rev().take_while(move |record| record.sent >= since)
+    }
+
+    /// The least queue delay of `reports` records and `span` seconds, of packets that left at `since` or later; `None` while
+    /// there are fewer.
+    pub(super) fn least_queue(&self, since: f64, reports: usize, span: f64) -> Option<f64> {
+        let newest = self.newest()?.arrived;
+        let (mut least, mut count) = (f64::MAX, 0);
+        for record in self.back_to(since) {
+            least = least.min(record.queue);
+            count += 1;
+            if count >= reports && newest - record.arrived >= span {
+                return Some(least);
+            }
+        }
+        None
+    }
+
+    /// What arrived in the last `span` seconds, over all lanes.
+    pub(super) fn delivery(&self, span: f64) -> Option<Delivery> {
+        let newest = self.newest()?.arrived;
+        let lanes = self.lanes.iter().flatten();
+        let fresh = lanes.filter(|lane| lane.arrivals.back().is_some_and(|last| newest - last.at < STALE));
+        let mut all = Delivery::default();
+        for delivery in fresh.filter_map(|lane| lane.delivery(newest - span)) {
+            all.rate += delivery.rate;
+            all.growth += delivery.growth * delivery.rate;
+        }
+        (all.rate > 0.0).then(|| Delivery { growth: all.growth / all.rate, ..all })
+    }
+
+    /// Seconds for which packets have been finding a queue longer than `least`, without a break.
+    pub(super) fn busy_span(&self, least: f64) -> f64 {
+        let Some(newest) = self.newest() else { return 0.0 };
+        let busy = self.records.iter().rev().take_while(|record| record.queue > least).last();
+        busy.map_or(0.0, |oldest| newest.arrived - oldest.arrived)
+    }
+
+    /// Totals of packets that left at `since` or later, as far as they were reported.
+    pub(super) fn totals_since(&self, since: f64) -> Totals {
+        let oldest = self.back_to(since).last();
+        oldest.map_or_else(Totals::default, |oldest| self.totals.since(oldest.totals))
+    }
+
+    /// The median of the queue delays that are remembered, in seconds.
+    pub(super) fn median_queue(&self) -> f64 {
+        let mut queues: Vec<f64> = self.records.iter().map(|record| record.queue).collect();
+        let middle = queues.len() / 2;
+        if queues.is_empty() { 0.0 } else { *queues.select_nth_unstable_by(middle, f64::total_cmp).1 }
+    }
+
+    /// Takes a queue of `delay` for the path's own delay: the path became longer, or a clock was set.
+    pub(super) fn raise_floors(&mut self, delay: f64) {
+        for lane in self.lanes.iter_mut().flatten() {
+            lane.floor.raise(delay);
+        }
+        for record in &mut self.records {
+            record.queue = (record.queue - delay).max(0.0);
+        }
+        self.skew.restart();
+    }
+
+    /// Begins every lane anew, after a silence in which clocks drifted by an unknown amount.
+    fn forget(&mut self) {
+        self.lanes.clear();
+        self.records.clear();
+        self.skew.restart();
+    }
+
+    /// How much one-way delays differ from report to report, in seconds.
+    pub(super) fn noise(&self) -> f64 {
+        self.noise
+    }
+
+    pub(super) fn smoothed_rtt(&self) -> f64 {
+        self.smoothed_rtt
+    }
+
+    /// The smoothed round trip's part above the shortest, of the last lane that reported, in seconds.
+    pub(super) fn rtt_excess(&self) -> f64 {
+        self.rtt_excess
+    }
+
+    pub(super) fn skew(&self) -> f64 {
+        self.skew.estimate()
+    }
+}
