@@ -13,7 +13,7 @@ use wire::{
 use crate::{
     datapath::segments::{CountedHeader, Cutting, Marks, Segments},
     hand_off::Outgoing,
-    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
+    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Room, Underlays},
     peer::{Link, PeerData, TooLarge},
     rate::Release,
     relay::{
@@ -510,6 +510,15 @@ impl Uplink<'_> {
     /// Puts a message about a flow into a packet.
     fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
         self.push(way, Frame { header, payload: &[], counted: false, tos: self.tos })
+    }
+
+    /// The payloads that packets take now behind a header of `header` bytes.
+    pub(super) fn room(&self, way: Way, header: usize, tos: u8) -> Result<Room, PushError> {
+        match (way, self.link.as_deref().and_then(|link| link.plain.as_ref())) {
+            (Way::Lane(lane), _) => self.underlays.room(self.lanes, lane, header, tos),
+            (Way::Plain, Some(plain)) => Ok(plain.room(header)),
+            (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
+        }
     }
 
     /// Puts one frame into a packet.
