@@ -134,6 +134,7 @@ impl ReceiveBatch {
     /// Drops all buffers, so that the batch is empty.
     pub fn clear(&mut self) {
         self.accepted.clear();
+        self.joined.clear();
     }
 
     /// The cost of the batch to a worker, in [`units`]: the sum over its buffers.

@@ -15,7 +15,7 @@ use crate::{
         segments::{CountedHeader, Cutting, Segments},
         uplink::{Uplink, Way},
     },
-    lanes::{Frame, PushError, Room},
+    lanes::{Frame, PushError},
     peer::{PeerTable, TooLarge},
     relay::{DropReason, FlowId, Origin, PartlySent, Piece, flow::confirmed_header, fragments::LEAST_PIECE},
 };
@@ -32,17 +32,6 @@ pub(super) enum Progress {
     Stopped(PushError, Cutting),
     /// Even a piece would be too small: the largest payload that fits now has `most` bytes.
     TooSmall { most: usize },
-}
-
-/// The length of the first of the pieces that the `left` bytes of a datagram are cut into.
-///
-/// It fills the packet that the last piece of the datagram before has begun, unless it would be too short or one more packet would
-/// carry the datagram: then all packets of a run of datagrams have one size, and are one GSO message.
-fn first_piece(left: usize, room: Room) -> usize {
-    let Room { begun, empty } = room;
-    let least = LEAST_PIECE.max(left.saturating_sub((left.div_ceil(empty.max(1)) - 1) * empty));
-    let most = if left > empty && begun >= least { begun } else { empty };
-    left.min(most)
 }
 
 impl Uplink<'_> {
@@ -75,7 +64,7 @@ impl Uplink<'_> {
                 Ok(room) => room,
                 Err(error) => return Progress::Stopped(error, cutting),
             };
-            let (piece, after) = left.split_at(first_piece(left.len(), room));
+            let (piece, after) = left.split_at(room.piece(left.len()));
             let counted = after.is_empty();
             if !counted && piece.len() < LEAST_PIECE {
                 return Progress::TooSmall { most: room.empty };

@@ -225,9 +225,14 @@ impl Uplink<'_> {
         }
         let budget = self.link.as_deref().map_or(0, |link| link.budget);
         let frame = run.segment.min(run.data().len()) + FRAME_OVERHEAD;
-        let per_packet = (budget.saturating_sub(PACKET_OVERHEAD) / frame).max(1);
+        let room = budget.saturating_sub(PACKET_OVERHEAD);
         let payload = run.data().len().min(portion * run.segment) + portion * FRAME_OVERHEAD;
-        (payload + portion.div_ceil(per_packet) * (PACKET_OVERHEAD + OUTER_HEADERS)) as u64
+        // What fits into no packet travels in pieces, which fill packets.
+        let packets = match room / frame {
+            0 => payload.div_ceil(room.max(LEAST_PIECE)),
+            per_packet => portion.div_ceil(per_packet),
+        };
+        (payload + packets * (PACKET_OVERHEAD + OUTER_HEADERS)) as u64
     }
 
     /// A flow was confirmed: sends the datagrams that waited for that.

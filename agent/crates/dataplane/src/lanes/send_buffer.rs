@@ -24,7 +24,7 @@ use wire::ids::PeerId;
 
 use crate::{
     lanes::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX},
-    relay::{DropReason, Settlement, Settlements},
+    relay::{DropReason, Settlement, Settlements, fragments::LEAST_PIECE},
 };
 
 /// Room for what precedes a payload in its packet: a frame's type and length (at most 9 bytes), and a context (at most 24).
@@ -79,6 +79,22 @@ pub struct Room {
     pub begun: usize,
     /// The largest payload that fits into a packet of its own.
     pub empty: usize,
+}
+
+impl Room {
+    /// The length of the first of the pieces that the `left` bytes of a datagram are cut into.
+    ///
+    /// It fills the packet that the last piece of the datagram before has begun, unless it would be too short or more packets would
+    /// carry the datagram. So the packets of a run of datagrams have one size and are one GSO message, and a lost one costs two
+    /// datagrams at most.
+    #[must_use]
+    pub fn piece(self, left: usize) -> usize {
+        let Self { begun, empty } = self;
+        // What the last of the fewest packets has to carry.
+        let rest = left.saturating_sub(left.div_ceil(empty.max(1)).saturating_sub(1) * empty);
+        let most = if left > empty && begun >= rest.max(LEAST_PIECE) { begun } else { empty };
+        left.min(most)
+    }
 }
 
 /// The largest payload that fits behind a header of `header` bytes into a packet of `budget` bytes, alone.

@@ -268,6 +268,30 @@ fn what_is_remembered_of_ended_datagrams_is_bounded() {
 }
 
 #[test]
+fn datagrams_that_follow_each_other_use_the_same_memory_and_no_more_than_they_count_for() {
+    let mut bench = Bench::new();
+    let whole = pattern(1452, 4);
+    let place = |bench: &Bench| bench.reassembler.incomplete[0].parts.bytes.as_ptr();
+    assert_eq!(bench.take((FLOW, 0), &whole, 0..1100), None);
+    let first = place(&bench);
+    assert_eq!(bench.take((FLOW, 0), &whole, 1100..1452), Some(whole.clone()));
+    for datagram in 1..100 {
+        assert_eq!(bench.take((FLOW, datagram), &whole, 1100..1452), None);
+        assert_eq!(place(&bench), first);
+        assert_eq!(bench.take((FLOW, datagram), &whole, 0..1100), Some(whole.clone()));
+    }
+    // Many that have ended leave little behind, and a small one does not get the memory of a large one.
+    for datagram in 100..120 {
+        assert_eq!(bench.take_of((FLOW, datagram, 4000), 0, &[1; 1024]), None);
+    }
+    bench.clock.advance(REASSEMBLY_TIME);
+    bench.reassembler.expire(bench.clock.now(), &mut bench.account);
+    assert_eq!(bench.reassembler.spare.len(), MOST_SPARE);
+    assert_eq!(bench.take_of((FLOW, 200, 1025), 1024, b"x"), None);
+    assert!(bench.reassembler.incomplete[0].parts.bytes.capacity() <= 1025 + SPARE_SLACK_BYTES);
+}
+
+#[test]
 fn a_late_piece_ends_its_datagram_once() {
     let mut bench = Bench::new();
     let whole = pattern(3000, 8);
