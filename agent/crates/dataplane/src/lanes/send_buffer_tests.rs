@@ -223,7 +223,8 @@ proptest! {
             let pieces = push_in_pieces(&mut underlays, &mut lanes, lane, *total, now);
             prop_assert_eq!(pieces.iter().sum::<usize>(), usize::from(*total));
             prop_assert!(pieces[..pieces.len() - 1].iter().all(|piece| *piece >= LEAST_PIECE), "{:?}", pieces);
-            prop_assert!(pieces.len() <= usize::from(*total).div_ceil(1_415), "{:?}", pieces);
+            // The offset takes a byte more from 64 on, which the first piece does not foresee.
+            prop_assert!(pieces.len() <= usize::from(*total).div_ceil(1_412) + 1, "{:?}", pieces);
         }
         underlays.flush(&mut lanes, now);
         let sent = sent.borrow();
