@@ -286,6 +286,7 @@ services = ["load", "probe"]
 [[service]]
 name = "load"
 upstream = "127.0.0.1:{upstream}"
+oversize = "fragment"
 [[service]]
 name = "probe"
 upstream = "127.0.0.1:{self.probe_sink}"

@@ -139,15 +139,13 @@ class Direct(Way):
 
 
 class WireGuardGo(Way):
-    """wireguard-go at both ends, as it is by default."""
+    """wireguard-go at both ends, as it is by default or with another MTU. Only the left one knows where the other is."""
 
-    device = "wg0"
-
-    def __init__(self, kind, hosts, number, program):
+    def __init__(self, kind, hosts, number, program, mtu=None):
         super().__init__(kind, hosts, number)
-        self.version = wireguard_go_version(program)
+        self.version, self.device, self.port = wireguard_go_version(program), f"wg{number}", WIREGUARD_PORT + number
         folder = hosts[0].processes.path
-        keys = [folder / f"{host.name}.wireguard" for host in hosts]
+        keys = [folder / f"{host.name}-{self.device}.key" for host in hosts]
         for host, key in zip(hosts, keys, strict=True):
             # Readable by its owner, like `wg` wants it.
             with open(os.open(key, os.O_WRONLY | os.O_CREAT, 0o600), "w", encoding="ascii") as out:
@@ -156,12 +154,16 @@ class WireGuardGo(Way):
         for end, host in enumerate(hosts):
             public = output(["sh", "-c", f"wg pubkey < {keys[1 - end]}"]).strip()
             until(f"{kind} answers", lambda host=host: self.answers(host))
-            me = ["wg", "set", self.device, "private-key", keys[end], "listen-port", WIREGUARD_PORT]
-            peer = ["peer", public, "endpoint", f"{self.underlay[1 - end]}:{WIREGUARD_PORT}"]
-            host.run(*me, *peer, "allowed-ips", ",".join(self.sources(1 - end)))
+            me = ["wg", "set", self.device, "private-key", keys[end], "listen-port", self.port]
+            endpoint = [] if end else ["endpoint", self.endpoint()]
+            host.run(*me, "peer", public, *endpoint, "allowed-ips", ",".join(self.sources(1 - end)))
             host.run("ip", "address", "add", f"{self.inner(end)}/24", "dev", self.device)
-            host.run("ip", "link", "set", self.device, "up")
+            host.run("ip", "link", "set", self.device, *(["mtu", mtu] if mtu else []), "up")
         self.wait()
+
+    def endpoint(self):
+        """The address to which the left end sends its packets."""
+        return f"{self.underlay[1]}:{self.port}"
 
     def answers(self, host):
         self.check()
@@ -172,44 +174,90 @@ class WireGuardGo(Way):
         return True
 
 
-class Culvert(Way):
-    """An agent at both ends, with the configuration's defaults and these lines about the peer; the left one dials."""
+class Agents:
+    """An agent of Culvert at both ends; the left one dials. `own` and `peer` are lines of the left and the right
+    configuration, beside the defaults: on the agent itself, and about its peer."""
 
-    def __init__(self, kind, hosts, number, program=CULVERT, peer=()):
-        super().__init__(kind, hosts, number)
-        self.version = output([program, "--version"]).strip()
-        self.device, self.metrics, port = f"culvert{number}", METRICS_PORT + number, CULVERT_PORT + number
+    def __init__(self, kind, hosts, number, underlay, program, own, peer=("", "")):
+        self.hosts, self.daemons, self.metrics, port = hosts, [], METRICS_PORT + number, CULVERT_PORT + number
         folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=hosts[0].processes.path))
-        lines = "\n".join(peer)
         for host in hosts:
             output([program, "keygen", "--out", folder / f"{host.name}.key"])
         for end, host in enumerate(hosts):
             other = hosts[1 - end].name
-            at = f'"{self.underlay[1]}:{port}"'
+            at = f'"{underlay[1]}:{port}"'
             (folder / f"{host.name}.toml").write_text(f"""
 identity = {{ key_file = "{folder}/{host.name}.key", state_dir = "{folder}/{host.name}" }}
 control = {{ socket = "" }}
 metrics = {{ listen = "127.0.0.1:{self.metrics}" }}
 {f"transport = {{ listen = [{at}] }}" if end else ""}
-[tun]
-name = "{self.device}"
-address = ["{self.inner(end)}/24"]
+{own[end]}
 [[peer]]
 name = "{other}"
 public_key = "{output([program, "pubkey", folder / f"{other}.key"]).strip()}"
-allowed_ips = {json.dumps(self.sources(1 - end))}
 {"" if end else f"endpoints = [{at}]"}
-{lines}
+{peer[end]}
 """)
             self.daemons.append(host.start(kind, program, "run", "--config", folder / f"{host.name}.toml"))
-        self.wait()
-        # A lane takes part once it is validated, and a packet's size is what path MTU discovery has found by then.
+
+    def settle(self):
+        """A lane takes part once it is validated, and a packet's size is what path MTU discovery has found by then."""
         families = ("culvert_lanes", "culvert_lane_packet_bytes")
         harness.settled(lambda: [samples.total(name) for samples in self.state().values() for name in families])
 
     def state(self):
         get = ["curl", "--silent", "--fail", "--max-time", 5, f"http://127.0.0.1:{self.metrics}/metrics"]
         return {host.name: Samples(host.run(*get)) for host in self.hosts}
+
+
+class Culvert(Way):
+    """An agent at both ends, with the configuration's defaults and these lines about the peer."""
+
+    def __init__(self, kind, hosts, number, program=CULVERT, peer=()):
+        super().__init__(kind, hosts, number)
+        self.version, self.device = output([program, "--version"]).strip(), f"culvert{number}"
+        own = [f'[tun]\nname = "{self.device}"\naddress = ["{self.inner(end)}/24"]' for end in (0, 1)]
+        about = ["\n".join([f"allowed_ips = {json.dumps(self.sources(1 - end))}", *peer]) for end in (0, 1)]
+        self.agents = Agents(kind, hosts, number, self.underlay, program, own, about)
+        self.daemons = self.agents.daemons
+        self.wait()
+        self.agents.settle()
+
+    def state(self):
+        return self.agents.state()
+
+
+class WireGuardInCulvert(WireGuardGo):
+    """wireguard-go whose packets a UDP service of Culvert carries. Its daemons are the agents: what those cost is compared."""
+
+    def __init__(self, kind, hosts, number, program, mtu, culvert=CULVERT):
+        port = WIREGUARD_PORT + number
+        self.agents = Agents(
+            kind + "-agent", hosts, number, self.underlay, culvert,
+            [
+                f'[[udp]]\nlisten = "127.0.0.1:{port + 100}"\npeer = "right"\nservice = "wireguard"',
+                f'[[service]]\nname = "wireguard"\nupstream = "127.0.0.1:{port}"\noversize = "fragment"',
+            ],
+            ("", 'services = ["wireguard"]'),
+        )
+        super().__init__(kind, hosts, number, program, mtu)
+        self.version = output([culvert, "--version"]).strip() + ", " + self.version
+        self.agents.settle()
+
+    def endpoint(self):
+        return f"127.0.0.1:{self.port + 100}"
+
+    def check(self):
+        super().check()
+        for host, agent in zip(self.hosts, self.agents.daemons, strict=True):
+            if agent.poll() is not None:
+                raise Failed(f"{agent.name} has ended with {agent.returncode}\n{host.log(self.kind + '-agent')}")
+
+    def cpu_seconds(self):
+        return sum(map(harness.cpu_seconds, self.agents.daemons))
+
+    def state(self):
+        return self.agents.state()
 
 
 def wireguard_go():

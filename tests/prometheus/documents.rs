@@ -43,6 +43,58 @@ fn every_metric_that_a_document_names_exists() {
     assert!(named > families.len(), "{named} were found");
 }
 
+/// The text of the first string literal in `code`, with its continued lines joined.
+fn first_literal(code: &str) -> String {
+    let (_, literal) = code.split_once('"').expect("a message");
+    let end = literal.char_indices().find(|(at, c)| *c == '"' && !literal[..*at].ends_with('\\'));
+    let lines = literal[..end.expect("it ends").0].split("\\\n");
+    lines.enumerate().map(|(number, line)| if number == 0 { line } else { line.trim_start() }).collect()
+}
+
+#[test]
+fn every_warning_in_the_log_says_what_to_do_or_operations_does() {
+    let operations = fs::read_to_string(root().join("docs/operations.md")).unwrap();
+    let (_, part) = operations.split_once("### Warnings in the log").unwrap();
+    let (part, _) = part.split_once("\n### ").unwrap();
+    let mut folders = vec![root().join("agent")];
+    let rows: Vec<&str> = part
+        .lines()
+        .filter(|line| line.starts_with("| `"))
+        .flat_map(|line| line.split('|').nth(1).unwrap().split('`').skip(1).step_by(2))
+        .collect();
+    let mut listed = vec![false; rows.len()];
+    let mut warnings = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let shown = path.display().to_string();
+            if path.is_dir() && !shown.contains("testkit") {
+                folders.push(path);
+                continue;
+            }
+            if !shown.ends_with(".rs") || shown.contains("tests") {
+                continue;
+            }
+            let source = fs::read_to_string(&path).unwrap();
+            for warning in source.split("tracing::warn!(").skip(1) {
+                let text = first_literal(warning);
+                warnings += 1;
+                // A text that is made elsewhere has its remedy from there.
+                if text.contains("remedy") || text.starts_with('{') {
+                    continue;
+                }
+                let row = rows.iter().position(|row| text.starts_with(row));
+                listed
+                    [row.unwrap_or_else(|| panic!("{shown}: no remedy in {text:?}, nor in operations.md"))] =
+                    true;
+            }
+        }
+    }
+    assert!(warnings > 50, "{warnings} were found");
+    let missing: Vec<_> = rows.iter().zip(listed).filter(|(_, listed)| !listed).collect();
+    assert!(missing.is_empty(), "operations.md: nothing logs {missing:?}");
+}
+
 /// Most steps of a path through the worker in `docs/architecture.md`.
 const MOST_STEPS: usize = 10;
 

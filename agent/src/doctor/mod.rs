@@ -7,7 +7,7 @@
 //! | how that is read from the host | `gather.rs`, `lookup.rs`; the system calls are in `net/src/host.rs` |
 //! | what a systemd unit gives the daemon | `unit.rs` |
 //! | how peers are dialled, if nobody else does | `dial.rs` |
-//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `peers.rs` |
+//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `peers.rs`, `paths.rs` |
 //! | how findings are printed | `report.rs` |
 //!
 //! Nothing is changed, and nothing is sent but questions for names and, if no daemon runs, the handshakes with the peers that
@@ -23,6 +23,7 @@ mod kernel;
 mod limits;
 mod lookup;
 mod network;
+mod paths;
 mod peers;
 mod report;
 #[cfg(test)]
@@ -168,6 +169,10 @@ checks! {
     Reachability = "reachability" in Peers,
     /// What was measured to fit into one packet is enough for IP.
     InnerMtu = "inner-mtu" in Peers,
+    /// Packets do not wait on the path while there is traffic.
+    PathQueue = "path-queue" in Peers,
+    /// The path loses few packets.
+    PathLoss = "path-loss" in Peers,
 }
 
 /// What one check found of one thing.
@@ -245,6 +250,7 @@ pub fn examine(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
         findings.extend(network::checks(facts, config));
         findings.extend(config.tun.iter().flat_map(|tun| tun::checks(facts, config, tun)));
         findings.extend(peers::checks(facts, config));
+        findings.extend(paths::checks(facts));
     }
     findings.sort_by_key(|finding| finding.check);
     findings

@@ -47,6 +47,8 @@ pub struct PeerStatus {
     pub mode: Option<Word>,
     /// Smoothed round-trip time of its first lane, in standard mode of its control connection.
     pub rtt_seconds: Option<f64>,
+    /// The least round-trip time that its first lane has measured on its path.
+    pub rtt_min_seconds: Option<f64>,
     /// The number of the peer's lanes that carry payloads.
     pub lanes_up: usize,
     /// The number of flows, whichever end opened them.
@@ -509,6 +511,7 @@ impl PeerStatus {
         self.state = self.state.max(other.state);
         self.address = self.address.or(other.address);
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
+        self.rtt_min_seconds = self.rtt_min_seconds.or(other.rtt_min_seconds);
         add!(self, other; lanes_up, flows, tcp_streams);
         match (&mut self.streams, &other.streams) {
             (Some(sum), Some(one)) => sum.add(one),

@@ -81,6 +81,8 @@ pub struct ReceiveBatch {
     slots: usize,
     /// The slot of each accepted buffer: a refused one leaves a hole.
     accepted: Vec<(usize, Meta)>,
+    /// Datagrams that lie in no buffer as a whole, put together end to end.
+    joined: Vec<u8>,
 }
 
 impl ReceiveBatch {
@@ -90,6 +92,9 @@ impl ReceiveBatch {
     /// Bytes of a slot: the largest GRO buffer is 65,535 bytes, and a fuller one would be seen as truncated.
     pub const DEFAULT_SLOT_BYTES: usize = 65_536;
 
+    /// In place of a buffer's index, for a [`Delivery`](crate::Delivery): the datagrams that were put together.
+    pub const JOINED: usize = usize::MAX;
+
     /// Room for `slots` buffers of up to `slot_bytes` each.
     #[must_use]
     pub fn new(slots: usize, slot_bytes: usize) -> Self {
@@ -98,15 +103,8 @@ impl ReceiveBatch {
             slot_bytes,
             slots,
             accepted: Vec::with_capacity(slots),
+            joined: Vec::new(),
         }
-    }
-
-    /// One buffer, which no socket received: it holds `bytes`, one datagram.
-    #[must_use]
-    pub fn of(bytes: Vec<u8>) -> Self {
-        let (len, bytes) = (bytes.len(), bytes.into_boxed_slice());
-        let meta = Meta { len, segment: len.max(1), ..Meta::EMPTY };
-        Self { bytes, slot_bytes: len, slots: 1, accepted: vec![(0, meta)] }
     }
 
     /// The number of buffers that were received.
@@ -136,6 +134,7 @@ impl ReceiveBatch {
     /// Drops all buffers, so that the batch is empty.
     pub fn clear(&mut self) {
         self.accepted.clear();
+        self.joined.clear();
     }
 
     /// The cost of the batch to a worker, in [`units`]: the sum over its buffers.
@@ -170,6 +169,11 @@ impl ReceiveBatch {
         &self.bytes[slot * self.slot_bytes..][..meta.len]
     }
 
+    /// Buffer `index`, or the datagrams that were put together.
+    pub(super) fn buffer_or_joined(&self, index: usize) -> &[u8] {
+        if index == Self::JOINED { &self.joined } else { self.buffer(index) }
+    }
+
     /// Buffer `index`, to be decrypted in place, and what came with it.
     ///
     /// # Panics
@@ -177,6 +181,26 @@ impl ReceiveBatch {
     pub fn buffer_mut(&mut self, index: usize) -> (&Meta, &mut [u8]) {
         let (slot, meta) = &self.accepted[index];
         (meta, &mut self.bytes[slot * self.slot_bytes..][..meta.len])
+    }
+
+    /// Buffer `index`, and where datagrams of which parts lie there are put together.
+    ///
+    /// # Panics
+    /// When `index` is not below [`ReceiveBatch::len`].
+    pub fn buffer_and_joined(&mut self, index: usize) -> (&[u8], &mut Vec<u8>) {
+        let (slot, meta) = &self.accepted[index];
+        (&self.bytes[slot * self.slot_bytes..][..meta.len], &mut self.joined)
+    }
+
+    /// The bytes of the datagrams that were put together.
+    #[must_use]
+    pub fn joined_bytes(&self) -> usize {
+        self.joined.len()
+    }
+
+    /// Forgets the datagrams that were put together; nothing may be listed of them any more.
+    pub fn forget_joined(&mut self) {
+        self.joined.clear();
     }
 
     /// Moves the bytes at `range` of buffer `index` down to `to`; returns where they are now.

@@ -18,14 +18,14 @@ use crate::{
 /// Payloads of one message that lie end to end in a buffer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Piece {
-    /// The buffer's index in the [`ReceiveBatch`].
+    /// The buffer's index in the [`ReceiveBatch`], or [`ReceiveBatch::JOINED`].
     slot: usize,
     range: Range<usize>,
 }
 
 impl Piece {
     pub(super) fn bytes<'a>(&self, received: &'a ReceiveBatch) -> &'a [u8] {
-        &received.buffer(self.slot)[self.range.clone()]
+        &received.buffer_or_joined(self.slot)[self.range.clone()]
     }
 }
 

@@ -268,6 +268,21 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
                 status(f).peers[1].inner_mtu = Some(1_279);
             }),
         ],
+        Check::PathQueue => vec![
+            (Warning, AS_IT_IS, |f| bloat(f, 0.05, 125_000.0, 0.0)),
+            (Warning, AS_IT_IS, |f| bloat(f, 0.4, 1e6, 2e6)),
+            (Warning, AS_IT_IS, |f| {
+                bloat(f, 0.4, 2e6, 1e6);
+                exit(f).rate = Some(RateStatus { bits_per_second: 48_000_000, ..RateStatus::default() });
+            }),
+        ],
+        Check::PathLoss => vec![
+            (Warning, AS_IT_IS, |f| lose(f, 2_000, 10)),
+            (Warning, AS_IT_IS, |f| {
+                bloat(f, 0.4, 2e6, 1e6);
+                exit(f).lane_packets = LanePackets { sent: 2_000, lost: 10, ..LanePackets::default() };
+            }),
+        ],
     }
 }
 
@@ -342,6 +357,24 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
             (("workers = 2", "workers = 1"), |f| features(f).several_queues = false),
         ],
         Check::TunDevice | Check::TunQueue | Check::Reachability | Check::InnerMtu => vec![(AS_IT_IS, run)],
+        Check::PathQueue => vec![
+            (AS_IT_IS, |f| bloat(f, 0.049, 20e6, 0.0)),
+            // The path is slow, and not because of us.
+            (AS_IT_IS, |f| bloat(f, 0.5, 124_000.0, 0.0)),
+            // A path around the world varies.
+            (AS_IT_IS, |f| {
+                bloat(f, 0.0, 20e6, 0.0);
+                (exit(f).rtt_min_seconds, exit(f).rtt_seconds) = (Some(0.6), Some(0.7));
+            }),
+        ],
+        Check::PathLoss => vec![
+            (AS_IT_IS, run),
+            (AS_IT_IS, |f| lose(f, 1_999, 500)),
+            (AS_IT_IS, |f| {
+                lose(f, 100_000, 3_000);
+                exit(f).lanes = vec![LaneStatus { late_packets: 2_600, ..LaneStatus::default() }];
+            }),
+        ],
         Check::TunIpv6 => vec![((", \"fd09::1/128\"", ""), |f| f.tun.no_ipv6 = true)],
         Check::PathMtu => vec![
             (AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_339 })),
@@ -361,6 +394,28 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         | Check::EndpointName
         | Check::EndpointRoute => vec![(AS_IT_IS, nothing)],
     }
+}
+
+fn exit(facts: &mut Facts) -> &mut PeerStatus {
+    &mut status(facts).peers[0]
+}
+
+/// The daemon runs, and the round trip to the exit has grown by `wait` seconds beside `up` and `down` bytes a second.
+pub(super) fn bloat(facts: &mut Facts, wait: f64, up: f64, down: f64) {
+    run(facts);
+    let exit = exit(facts);
+    exit.rtt_seconds = exit.rtt_min_seconds.map(|least| least + wait);
+    exit.rates = Some(PeerRates {
+        uplink_bytes_per_second: up,
+        downlink_bytes_per_second: down,
+        ..PeerRates::default()
+    });
+}
+
+/// The daemon runs, and `lost` of the packets `sent` to the exit are lost.
+pub(super) fn lose(facts: &mut Facts, sent: u64, lost: u64) {
+    run(facts);
+    exit(facts).lane_packets = LanePackets { sent, lost, ..LanePackets::default() };
 }
 
 fn full(facts: &Facts) -> Buffers {

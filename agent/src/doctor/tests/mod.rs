@@ -20,7 +20,9 @@ mod unit;
 use cases::{fires, quiet};
 use config::ConfigProblem;
 use net::host::{Buffers, ClockState, TunFeatures, Way};
-use ops::control_socket::status::{LastError, PeerState, PeerStatus, Status};
+use ops::control_socket::status::{
+    LanePackets, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, RateStatus, Status,
+};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const OTHER_KEY: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
@@ -132,6 +134,8 @@ fn run(facts: &mut Facts) {
         state: PeerState::Connected,
         address: Some(REMOTE),
         rtt_seconds: Some(0.012),
+        rtt_min_seconds: Some(0.011),
+        lane_packets: LanePackets { sent: 100_000, lost: 100, ..LanePackets::default() },
         inner_mtu: Some(1_421),
         ..PeerStatus::default()
     };
@@ -413,4 +417,28 @@ fn a_report_tells_the_worst_again_at_the_end_and_json_has_all_of_it() {
 
 fn remedy(report: &Report, check: Check) -> String {
     report.findings.iter().find(|finding| finding.check == check).unwrap().remedy.clone()
+}
+
+#[test]
+fn a_queue_or_a_loss_on_the_path_names_the_key_that_mends_it() {
+    let remedy = |check: Check, change: fn(&mut Facts)| {
+        let found = findings(AS_IT_IS, change);
+        let of_check =
+            found.into_iter().find(|finding| finding.check == check && finding.severity > Severity::Ok);
+        of_check.expect("it fires").remedy
+    };
+    let queue = |change| remedy(Check::PathQueue, change);
+    assert!(queue(|f| cases::bloat(f, 0.4, 2e6, 1e6)).contains("peer.rate = \"auto\""));
+    assert!(queue(|f| cases::bloat(f, 0.4, 1e6, 2e6)).contains("peer.rate_receive"));
+    let loss = |change| remedy(Check::PathLoss, change);
+    let on_lossy_path = loss(|f| cases::lose(f, 10_000, 100));
+    assert!(
+        on_lossy_path.contains("[[service]]") && on_lossy_path.contains("peer.repair"),
+        "{on_lossy_path}"
+    );
+    let while_full = loss(|f| {
+        cases::bloat(f, 0.4, 2e6, 1e6);
+        status(f).peers[0].lane_packets = LanePackets { sent: 10_000, lost: 100, ..LanePackets::default() };
+    });
+    assert!(!while_full.contains("repair"), "{while_full}");
 }

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use net::ReceiveBatch;
+use net::{ReceiveBatch, batch::MAX_MESSAGE_BYTES};
 use wire::{
     context::{FlowNumber, MOST_DATAGRAM},
     ids::{LaneRef, PeerId},
@@ -19,6 +19,9 @@ use crate::{
     peer::{PeerTable, TooLarge},
     relay::{DropReason, FlowId, Origin, PartlySent, Piece, flow::confirmed_header, fragments::LEAST_PIECE},
 };
+
+/// The bytes of datagrams that are put together before those that are complete are delivered: four full GSO messages.
+const MOST_JOINED: usize = 4 * MAX_MESSAGE_BYTES;
 
 /// How far a datagram was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,29 +60,26 @@ impl Uplink<'_> {
     pub(super) fn cut(&mut self, way: Way, mut cutting: Cutting, mut left: &[u8], tos: u8) -> Progress {
         loop {
             let header = cutting.header();
-            let rest = Frame { header: header.as_slice(), payload: left, counted: true, tos };
-            let most = match self.push(way, rest) {
-                Ok(()) => {
-                    self.relay.stats.fragmented.datagrams += 1;
-                    self.relay.stats.fragmented.pieces += 1;
-                    self.note_sent(1, usize::from(cutting.total));
-                    return Progress::Done;
-                }
-                Err(PushError::TooLarge { most }) => most,
-                Err(error @ (PushError::Blocked | PushError::NotUp)) => {
-                    return Progress::Stopped(error, cutting);
-                }
+            let room = match self.room(way, header.as_slice().len(), tos) {
+                Ok(room) => room,
+                Err(error) => return Progress::Stopped(error, cutting),
             };
-            let (piece, after) = left.split_at(most.min(left.len()));
-            let fits = piece.len() >= LEAST_PIECE && !after.is_empty();
-            let Some(offset) = u16::try_from(piece.len()).ok().filter(|_| fits) else {
-                return Progress::TooSmall { most };
-            };
-            if let Err(error) = self.push(way, Frame { payload: piece, counted: false, ..rest }) {
+            let (piece, after) = left.split_at(room.piece(left.len()));
+            let counted = after.is_empty();
+            if !counted && piece.len() < LEAST_PIECE {
+                return Progress::TooSmall { most: room.empty };
+            }
+            let frame = Frame { header: header.as_slice(), payload: piece, counted, tos };
+            if let Err(error) = self.push(way, frame) {
                 return Progress::Stopped(error, cutting);
             }
             self.relay.stats.fragmented.pieces += 1;
-            cutting.offset += offset;
+            if counted {
+                self.relay.stats.fragmented.datagrams += 1;
+                self.note_sent(1, usize::from(cutting.total));
+                return Progress::Done;
+            }
+            cutting.offset += u16::try_from(piece.len()).expect("a piece is no longer than its datagram");
             left = after;
         }
     }
@@ -168,7 +168,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// Takes a piece, whose bytes lie at `bytes` of the buffer in `slot` and came on `lane`, of a flow that is `known` here or unknown.
     pub(super) fn piece(
         &mut self,
-        batch: &ReceiveBatch,
+        batch: &mut ReceiveBatch,
         slot: usize,
         bytes: Range<usize>,
         lane: LaneRef,
@@ -189,12 +189,16 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             return;
         };
         let Some(way) = self.way_to(lane, flow) else { return };
+        if batch.joined_bytes() + usize::from(total) > MOST_JOINED {
+            self.locals.flush(batch);
+            batch.forget_joined();
+        }
         let Some(state) = self.peers.data_mut(peer) else { return };
         let relay = &mut state.relay;
         let piece = Piece { flow, datagram, total: total.into(), offset: offset.into() };
-        let bytes = &batch.buffer(slot)[bytes];
-        let taken =
-            relay.reassembly.take(&piece, bytes, relay.reassembly_bytes, self.now, &mut relay.downlink);
+        let (buffer, joined) = batch.buffer_and_joined(slot);
+        let (limit, account) = (relay.reassembly_bytes, &mut relay.downlink);
+        let taken = relay.reassembly.take(&piece, &buffer[bytes], limit, self.now, account, joined);
         let Some(whole) = taken else {
             if self.notes.incomplete.last() != Some(&peer) {
                 self.notes.incomplete.push(peer);
@@ -203,9 +207,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         };
         relay.stats.reassembled.datagrams += 1;
         relay.stats.downlink_bytes += whole.len() as u64;
-        if !self.locals.deliver_alone(way.socket, way.recipient(peer), whole, batch) {
-            self.drop(peer, DropReason::SocketOpen);
-        }
+        self.list(peer, &way, ReceiveBatch::JOINED, whole);
     }
 
     /// Drops a piece that has waited for too long, and its datagram with it; false if that is put together at another worker.

@@ -13,7 +13,7 @@ use wire::{
 use crate::{
     datapath::segments::{CountedHeader, Cutting, Marks, Segments},
     hand_off::Outgoing,
-    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Underlays},
+    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Room, Underlays},
     peer::{Link, PeerData, TooLarge},
     rate::Release,
     relay::{
@@ -225,9 +225,14 @@ impl Uplink<'_> {
         }
         let budget = self.link.as_deref().map_or(0, |link| link.budget);
         let frame = run.segment.min(run.data().len()) + FRAME_OVERHEAD;
-        let per_packet = (budget.saturating_sub(PACKET_OVERHEAD) / frame).max(1);
+        let room = budget.saturating_sub(PACKET_OVERHEAD);
         let payload = run.data().len().min(portion * run.segment) + portion * FRAME_OVERHEAD;
-        (payload + portion.div_ceil(per_packet) * (PACKET_OVERHEAD + OUTER_HEADERS)) as u64
+        // What fits into no packet travels in pieces, which fill packets.
+        let packets = match room / frame {
+            0 => payload.div_ceil(room.max(LEAST_PIECE)),
+            per_packet => portion.div_ceil(per_packet),
+        };
+        (payload + packets * (PACKET_OVERHEAD + OUTER_HEADERS)) as u64
     }
 
     /// A flow was confirmed: sends the datagrams that waited for that.
@@ -510,6 +515,15 @@ impl Uplink<'_> {
     /// Puts a message about a flow into a packet.
     fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
         self.push(way, Frame { header, payload: &[], counted: false, tos: self.tos })
+    }
+
+    /// The payloads that packets take now behind a header of `header` bytes.
+    pub(super) fn room(&self, way: Way, header: usize, tos: u8) -> Result<Room, PushError> {
+        match (way, self.link.as_deref().and_then(|link| link.plain.as_ref())) {
+            (Way::Lane(lane), _) => self.underlays.room(self.lanes, lane, header, tos),
+            (Way::Plain, Some(plain)) => Ok(plain.room(header)),
+            (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
+        }
     }
 
     /// Puts one frame into a packet.

@@ -9,10 +9,7 @@
 
 use std::time::Instant;
 
-use net::{
-    Delivery, DeliveryMessage, ReceiveBatch, Recipient, SendFailure, SendOutcome, Token, UdpSocket,
-    stats::Booked,
-};
+use net::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, stats::Booked};
 use slab::Slab;
 use wire::ids::{IngressId, LocalId, PeerId};
 
@@ -175,34 +172,6 @@ impl Locals {
             }
         }
         socket.delivery.as_mut()
-    }
-
-    /// Delivers a payload that lies in no received buffer, after what was listed for socket `id` from `received`: the socket's
-    /// order is kept. False if there is no such socket.
-    pub fn deliver_alone(
-        &mut self,
-        id: LocalId,
-        to: Recipient,
-        payload: Vec<u8>,
-        received: &ReceiveBatch,
-    ) -> bool {
-        if self.delivery(id).is_none() {
-            return false;
-        }
-        let Some(socket) = self.sockets.get_mut(id.0 as usize) else { return false };
-        let Some(delivery) = socket.delivery.as_mut() else { return false };
-        let settlements = &mut self.settlements;
-        let mut settle = |message: &DeliveryMessage, outcome| {
-            let payloads = u64::from(message.payloads);
-            settlements.message(PeerId(message.owner), payloads, payloads, outcome);
-        };
-        if !delivery.is_empty() {
-            socket.socket.deliver(received, delivery, &mut settle);
-        }
-        let alone = ReceiveBatch::of(payload);
-        delivery.push(to, 0, 0..alone.buffer(0).len(), 1);
-        socket.socket.deliver(&alone, delivery, &mut settle);
-        true
     }
 
     /// Delivers everything that was listed, straight from the buffers of `received`.

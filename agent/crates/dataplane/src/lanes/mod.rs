@@ -47,7 +47,7 @@ pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
 pub use plain::{Plain, PlainFrame};
 pub use pool::{Place, Pool};
-pub use send_buffer::{Expiry, PushError, UNAUTHENTICATED, UnderlayId, Underlays, Waiting};
+pub use send_buffer::{Expiry, PushError, Room, UNAUTHENTICATED, UnderlayId, Underlays, Waiting};
 
 /// A lane that is not validated after this long is opened again (design: "within 3 s").
 pub const VALIDATION_TIMEOUT: Duration = Duration::from_secs(3);

@@ -7,7 +7,7 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 
-use crate::lanes::{Frame, Payloads, PushError, frame::MOST_PREFIX};
+use crate::lanes::{Frame, Payloads, PushError, Room, frame::MOST_PREFIX};
 
 /// The limit on the bytes that wait for quinn-proto: as much as quinn-proto's own buffer.
 const MAX_BYTES: usize = 1 << 20;
@@ -56,6 +56,12 @@ impl Plain {
         self.most = most.unwrap_or(0);
     }
 
+    /// The payloads that frames take behind a header of `header` bytes: each frame is alone.
+    #[must_use]
+    pub fn room(&self, header: usize) -> Room {
+        Room { begun: 0, empty: self.most.saturating_sub(header) }
+    }
+
     /// Sets the limit on the bytes that wait here: beyond it they wait in the queue, where flows take turns. One frame always fits.
     pub fn set_room(&mut self, bytes: usize) {
         self.room = bytes.min(MAX_BYTES);
@@ -74,7 +80,7 @@ impl Plain {
     pub fn push(&mut self, frame: Frame<'_>, arrived: Instant) -> Result<(), PushError> {
         let len = frame.header.len() + frame.payload.len();
         if len > self.most {
-            return Err(PushError::TooLarge { most: self.most.saturating_sub(frame.header.len()) });
+            return Err(PushError::TooLarge { most: self.room(frame.header.len()).empty });
         }
         if self.held > 0 && self.held + len + OVERHEAD_BYTES > self.room {
             return Err(PushError::Blocked);

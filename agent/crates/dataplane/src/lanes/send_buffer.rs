@@ -24,7 +24,7 @@ use wire::ids::PeerId;
 
 use crate::{
     lanes::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX},
-    relay::{DropReason, Settlement, Settlements},
+    relay::{DropReason, Settlement, Settlements, fragments::LEAST_PIECE},
 };
 
 /// Room for what precedes a payload in its packet: a frame's type and length (at most 9 bytes), and a context (at most 24).
@@ -70,6 +70,36 @@ pub enum PushError {
     Blocked,
     /// The lane is not up, so it takes no payloads.
     NotUp,
+}
+
+/// The sizes of payloads that packets of a lane take now, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// The largest payload that fits behind what is in the packet under construction; 0 if there is none.
+    pub begun: usize,
+    /// The largest payload that fits into a packet of its own.
+    pub empty: usize,
+}
+
+impl Room {
+    /// The length of the first of the pieces that the `left` bytes of a datagram are cut into.
+    ///
+    /// It fills the packet that the last piece of the datagram before has begun, unless it would be too short or more packets would
+    /// carry the datagram. So the packets of a run of datagrams have one size and are one GSO message, and a lost one costs two
+    /// datagrams at most.
+    #[must_use]
+    pub fn piece(self, left: usize) -> usize {
+        let Self { begun, empty } = self;
+        // What the last of the fewest packets has to carry.
+        let rest = left.saturating_sub(left.div_ceil(empty.max(1)).saturating_sub(1) * empty);
+        let most = if left > empty && begun >= rest.max(LEAST_PIECE) { begun } else { empty };
+        left.min(most)
+    }
+}
+
+/// The largest payload that fits behind a header of `header` bytes into a packet of `budget` bytes, alone.
+fn alone_in(budget: usize, header: usize) -> usize {
+    budget.saturating_sub(HEADER_LEN + datagram::encoded_len_to_end(header) + TAG_LEN)
 }
 
 /// The packet that is under construction.
@@ -237,17 +267,15 @@ impl Underlays {
         let (id, budget, peer) = (slot.underlay, slot.packet_budget, slot.peer);
         let data_len = frame.header.len() + frame.payload.len();
         let with_len = datagram::encoded_len(data_len);
+        if HEADER_LEN + datagram::encoded_len_to_end(data_len) + TAG_LEN > budget {
+            return Err(PushError::TooLarge { most: alone_in(budget, frame.header.len()) });
+        }
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
         if let Some(open) = underlay.open {
             if open.lane == lane && open.tos == frame.tos && open.len + with_len + TAG_LEN <= budget {
                 return underlay.append(open, budget, frame, with_len - data_len);
             }
             underlay.finish(lanes, now, &mut self.settlements);
-        }
-        let alone = HEADER_LEN + datagram::encoded_len_to_end(data_len) + TAG_LEN;
-        if alone > budget {
-            let overhead = HEADER_LEN + datagram::encoded_len_to_end(frame.header.len()) + TAG_LEN;
-            return Err(PushError::TooLarge { most: budget.saturating_sub(overhead) });
         }
         self.make_room(id, Share::Payloads, budget, now)?;
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
@@ -259,6 +287,23 @@ impl Underlays {
             underlay.finish(lanes, now, &mut self.settlements);
             Ok(())
         }
+    }
+
+    /// The payloads that fit into packets of `lane` behind a header of `header` bytes, in packets with the traffic class `tos`.
+    ///
+    /// # Errors
+    /// [`PushError::NotUp`].
+    pub fn room(&self, lanes: &Lanes, lane: LaneId, header: usize, tos: u8) -> Result<Room, PushError> {
+        let slot = lanes.get(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
+        let budget = slot.packet_budget;
+        let underlay = self.get(slot.underlay).ok_or(PushError::NotUp)?;
+        let open = underlay.open.filter(|open| open.lane == lane && open.tos == tos);
+        // A frame that is to fill the rest of the packet has at least the length of the rest, so that its prefix is no shorter.
+        let begun = open.map_or(0, |open| {
+            let rest = budget.saturating_sub(open.len + TAG_LEN);
+            rest.saturating_sub(datagram::header_len(rest) + header)
+        });
+        Ok(Room { begun, empty: alone_in(budget, header) })
     }
 
     /// Puts datagrams into packets of `lane`, in order; returns how many, and why the next of them was not.

@@ -13,6 +13,7 @@ use proptest::prelude::*;
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
 use wire::{
     clock::{Clock, ManualClock},
+    context::{Context, FlowNumber},
     ids::{SessionId, SessionRef},
 };
 
@@ -145,6 +146,91 @@ fn equal_payloads_make_full_messages() {
     underlays.flush(&mut lanes, now);
     let shapes: Vec<_> = sent.borrow().iter().map(|(segment, count, ..)| (*segment, *count)).collect();
     assert_eq!(shapes, [(1_432, 44)]);
+}
+
+/// Puts a datagram of `total` bytes into packets as the uplink does; returns the lengths of its pieces, of which a whole one is the
+/// only one.
+fn push_in_pieces(
+    underlays: &mut Underlays,
+    lanes: &mut Lanes,
+    lane: LaneId,
+    total: u16,
+    now: Instant,
+) -> Vec<usize> {
+    let data = vec![6; usize::from(total)];
+    let (mut offset, mut pieces) = (0, Vec::new());
+    let whole = Frame { header: &[2, 0], payload: &data, counted: true, tos: 0 };
+    if underlays.push(lanes, lane, whole, now).is_ok() {
+        return vec![data.len()];
+    }
+    while offset < data.len() {
+        let header = Context::Piece {
+            number: FlowNumber(9),
+            datagram: 70_000,
+            total,
+            offset: offset as u16,
+            payload_at: 0,
+        }
+        .encode();
+        let room = underlays.room(lanes, lane, header.as_slice().len(), 0).unwrap();
+        let piece = room.piece(data.len() - offset);
+        let payload = &data[offset..offset + piece];
+        let frame =
+            Frame { header: header.as_slice(), payload, counted: offset + piece == data.len(), tos: 0 };
+        underlays.push(lanes, lane, frame, now).expect("the room said that it fits");
+        pieces.push(piece);
+        offset += piece;
+    }
+    pieces
+}
+
+#[test]
+fn pieces_of_equal_datagrams_make_full_messages() {
+    let now = ManualClock::default().now();
+    let (mut underlays, mut lanes, lane, sent) = fixture(now);
+    for _ in 0..48 {
+        assert_eq!(push_in_pieces(&mut underlays, &mut lanes, lane, 1_452, now).len(), 2);
+    }
+    underlays.flush(&mut lanes, now);
+    let shapes: Vec<_> = sent.borrow().iter().map(|(segment, count, ..)| (*segment, *count)).collect();
+    // A packet takes 1,416 bytes of a datagram; the piece that is left grows by the frame around it, until the first piece of
+    // the next datagram would have fewer than 1,024.
+    assert_eq!(shapes, [(1_452, 9); 6]);
+}
+
+#[test]
+fn a_datagram_takes_no_more_packets_than_by_itself() {
+    for empty in [1_024, 1_200, 1_416] {
+        for (begun, total) in
+            (0..1_416).flat_map(|begun| [1_452, 2_000, 2_800, 9_000].map(|total| (begun, total)))
+        {
+            let first = Room { begun: begun.min(empty), empty }.piece(total);
+            assert!(first >= LEAST_PIECE && (first == empty || first == begun));
+            let more = (total - first).div_ceil(empty);
+            assert!(more < total.div_ceil(empty), "{first} of {total} where {begun} and {empty} fit");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(64))]
+
+    #[test]
+    fn pieces_are_as_long_as_they_must_be_and_fit(totals in prop::collection::vec(1..9_000_u16, 1..60)) {
+        let now = ManualClock::default().now();
+        let (mut underlays, mut lanes, lane, sent) = fixture(now);
+        for total in &totals {
+            let pieces = push_in_pieces(&mut underlays, &mut lanes, lane, *total, now);
+            prop_assert_eq!(pieces.iter().sum::<usize>(), usize::from(*total));
+            prop_assert!(pieces[..pieces.len() - 1].iter().all(|piece| *piece >= LEAST_PIECE), "{:?}", pieces);
+            // The offset takes a byte more from 64 on, which the first piece does not foresee.
+            prop_assert!(pieces.len() <= usize::from(*total).div_ceil(1_412) + 1, "{:?}", pieces);
+        }
+        underlays.flush(&mut lanes, now);
+        let sent = sent.borrow();
+        prop_assert!(sent.iter().all(|(segment, ..)| *segment <= 1_452));
+        prop_assert_eq!(sent.iter().map(|(_, _, payloads, _)| *payloads as usize).sum::<usize>(), totals.len());
+    }
 }
 
 /// Adds a packet of the agent itself.

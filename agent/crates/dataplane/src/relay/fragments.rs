@@ -11,6 +11,7 @@
 
 use std::{
     collections::VecDeque,
+    ops::Range,
     time::{Duration, Instant},
 };
 
@@ -43,6 +44,16 @@ const LEAST_REMEMBERED: usize = 64;
 /// rate of smaller ones far longer than any path reorders pieces.
 const MOST_REMEMBERED: usize = 1024;
 
+/// The number of ended datagrams whose memory is kept for the next ones, so that nothing is allocated for a datagram whose pieces
+/// come one after the other.
+const MOST_SPARE: usize = 4;
+
+/// The memory of a larger datagram is not kept: its packets cost more than an allocation does.
+const MOST_SPARE_BYTES: usize = 4096;
+
+/// Kept memory may exceed the datagram that uses it by this; [`OVERHEAD_BYTES`] has room for it.
+const SPARE_SLACK_BYTES: usize = 256;
+
 /// The datagram that a piece belongs to, and its position there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
@@ -74,10 +85,16 @@ struct Incomplete {
     total: usize,
     /// The time at which the first piece came.
     since: Instant,
-    /// The bytes that have come, in the order in which they came: no more is written than was received.
+    parts: Parts,
+}
+
+/// The pieces of a datagram that have come.
+#[derive(Debug, Default)]
+struct Parts {
+    /// Their bytes, in the order in which they came: no more is written than was received.
     bytes: Vec<u8>,
-    /// The pieces that have come, in the order of the datagram, not joined: at most `total / LEAST_PIECE + 1`.
-    pieces: Vec<Span>,
+    /// Their places, in the order of the datagram, not joined: at most `total / LEAST_PIECE`.
+    spans: Vec<Span>,
 }
 
 /// A piece of a datagram that has come.
@@ -94,37 +111,43 @@ impl Incomplete {
     fn cost(&self) -> usize {
         self.total + OVERHEAD_BYTES
     }
+}
 
-    /// Adds the bytes at `offset`, unless some of them have come before.
-    fn add(&mut self, offset: usize, bytes: &[u8]) -> Result<(), Misfit> {
-        let short = |at: usize| u16::try_from(at).unwrap_or(u16::MAX);
-        let of_whole = (short(offset), short(offset + bytes.len()));
-        let index = self.pieces.partition_point(|piece| piece.of_whole < of_whole);
-        if self.pieces.get(index).is_some_and(|next| next.of_whole == of_whole) {
+impl Parts {
+    /// The position, among those that have come, of a piece of `len` bytes at `offset`, unless some of its bytes have come before.
+    fn place(&self, offset: usize, len: usize) -> Result<usize, Misfit> {
+        let of_whole = (short(offset), short(offset + len));
+        let index = self.spans.partition_point(|span| span.of_whole < of_whole);
+        if self.spans.get(index).is_some_and(|next| next.of_whole == of_whole) {
             return Err(Misfit::Duplicate);
         }
-        let after_last = index.checked_sub(1).is_none_or(|last| self.pieces[last].of_whole.1 <= of_whole.0);
-        let before_next = self.pieces.get(index).is_none_or(|next| of_whole.1 <= next.of_whole.0);
-        if !(after_last && before_next) {
-            return Err(Misfit::Overlap);
-        }
-        self.pieces.insert(index, Span { of_whole, at: short(self.bytes.len()) });
-        self.bytes.extend_from_slice(bytes);
-        Ok(())
+        let after_last = index.checked_sub(1).is_none_or(|last| self.spans[last].of_whole.1 <= of_whole.0);
+        let before_next = self.spans.get(index).is_none_or(|next| of_whole.1 <= next.of_whole.0);
+        if after_last && before_next { Ok(index) } else { Err(Misfit::Overlap) }
     }
 
-    /// The datagram, of which all pieces have come.
-    fn whole(self) -> Vec<u8> {
-        if self.pieces.iter().all(|piece| piece.at == piece.of_whole.0) {
-            return self.bytes;
-        }
-        let mut whole = Vec::with_capacity(self.total);
-        for Span { of_whole: (start, end), at } in &self.pieces {
-            let at = usize::from(*at);
-            whole.extend_from_slice(&self.bytes[at..at + usize::from(end - start)]);
-        }
-        whole
+    /// Keeps the piece at `offset`, which belongs at position `index`.
+    fn keep(&mut self, index: usize, offset: usize, bytes: &[u8]) {
+        let of_whole = (short(offset), short(offset + bytes.len()));
+        self.spans.insert(index, Span { of_whole, at: short(self.bytes.len()) });
+        self.bytes.extend_from_slice(bytes);
     }
+
+    /// Appends all pieces to `joined` in the order of the datagram, with `missing`, which belongs at position `index`.
+    fn join(&self, index: usize, missing: &[u8], joined: &mut Vec<u8>) {
+        let (before, after) = self.spans.split_at(index);
+        let bytes = |&Span { of_whole: (start, end), at }: &Span| {
+            &self.bytes[usize::from(at)..usize::from(at) + usize::from(end - start)]
+        };
+        before.iter().for_each(|span| joined.extend_from_slice(bytes(span)));
+        joined.extend_from_slice(missing);
+        after.iter().for_each(|span| joined.extend_from_slice(bytes(span)));
+    }
+}
+
+/// A length or an offset within a datagram.
+fn short(at: usize) -> u16 {
+    u16::try_from(at).unwrap_or(u16::MAX)
 }
 
 /// Why bytes are not added to a datagram.
@@ -203,6 +226,8 @@ pub struct Reassembler {
     /// The sum of the incomplete datagrams' costs, in bytes.
     held: usize,
     ended: Memory,
+    /// Emptied memory of datagrams that have ended, for the next ones.
+    spare: Vec<Parts>,
 }
 
 impl Reassembler {
@@ -230,8 +255,8 @@ impl Reassembler {
         self.incomplete.front().map(|oldest| oldest.since + REASSEMBLY_TIME)
     }
 
-    /// Takes a piece in; returns its datagram once that is complete. The oldest datagrams give way, so that the others take at most
-    /// `limit_bytes`.
+    /// Takes a piece in. Once its datagram is complete, appends that to `joined`, and returns where it lies there. The oldest datagrams
+    /// give way, so that the others take at most `limit_bytes`.
     ///
     /// A datagram is received with its first piece that comes here, and in `account` it is delivered or dropped once.
     pub fn take(
@@ -241,7 +266,8 @@ impl Reassembler {
         limit_bytes: usize,
         now: Instant,
         account: &mut Account,
-    ) -> Option<Vec<u8>> {
+        joined: &mut Vec<u8>,
+    ) -> Option<Range<usize>> {
         self.expire(now, account);
         let end = piece.offset + bytes.len();
         let ends = end == piece.total && !bytes.is_empty();
@@ -264,24 +290,29 @@ impl Reassembler {
             }
         };
         let datagram = &mut self.incomplete[index];
-        let added = if fits && datagram.total == piece.total {
-            datagram.add(piece.offset, bytes)
+        let place = if fits && datagram.total == piece.total {
+            datagram.parts.place(piece.offset, bytes.len())
         } else {
             Err(Misfit::Overlap)
         };
-        match added {
-            Ok(()) => account.receive(0, bytes.len() as u64),
+        let place = match place {
+            Ok(place) => place,
             Err(Misfit::Duplicate) => return None,
             Err(Misfit::Overlap) => {
                 self.end(index, now);
                 account.drop(DropReason::Malformed, 1);
                 return None;
             }
-        }
-        if datagram.bytes.len() < datagram.total {
+        };
+        account.receive(0, bytes.len() as u64);
+        if datagram.parts.bytes.len() + bytes.len() < datagram.total {
+            datagram.parts.keep(place, piece.offset, bytes);
             return None;
         }
-        self.end(index, now).map(Incomplete::whole)
+        let start = joined.len();
+        datagram.parts.join(place, bytes, joined);
+        self.end(index, now);
+        Some(start..joined.len())
     }
 
     /// Gives up `datagram` of `flow`, because a piece of `bytes` bytes came too late to be taken in.
@@ -294,7 +325,7 @@ impl Reassembler {
         account: &mut Account,
     ) {
         match self.position(flow, datagram) {
-            Some(index) => drop(self.end(index, now)),
+            Some(index) => self.end(index, now),
             None if self.ended.has(flow, datagram, now) => return,
             None => {
                 account.receive(1, bytes as u64);
@@ -342,28 +373,31 @@ impl Reassembler {
         if cost > limit_bytes {
             return None;
         }
-        while self.held + cost > limit_bytes || self.incomplete.len() >= MOST_INCOMPLETE {
-            self.end(0, now)?;
+        let full = |held: usize, len: usize| held + cost > limit_bytes || len >= MOST_INCOMPLETE;
+        while !self.is_empty() && full(self.held, self.len()) {
+            self.end(0, now);
             account.drop(DropReason::Incomplete, 1);
         }
         self.held += cost;
-        self.incomplete.push_back(Incomplete {
-            flow,
-            datagram,
-            total,
-            since: now,
-            bytes: Vec::with_capacity(total),
-            pieces: Vec::new(),
-        });
+        // A larger memory would exceed what the datagram counts for.
+        let spare = self.spare.pop().filter(|spare| spare.bytes.capacity() <= total + SPARE_SLACK_BYTES);
+        let mut parts = spare.unwrap_or_default();
+        parts.bytes.reserve_exact(total);
+        self.incomplete.push_back(Incomplete { flow, datagram, total, since: now, parts });
         Some(self.incomplete.len() - 1)
     }
 
     /// Takes the datagram at `index` out, and remembers that it has ended.
-    fn end(&mut self, index: usize, now: Instant) -> Option<Incomplete> {
-        let datagram = self.incomplete.remove(index)?;
-        self.held -= datagram.cost();
-        self.remember(datagram.flow, datagram.datagram, now);
-        Some(datagram)
+    fn end(&mut self, index: usize, now: Instant) {
+        let Some(ended) = self.incomplete.remove(index) else { return };
+        self.held -= ended.cost();
+        self.remember(ended.flow, ended.datagram, now);
+        let Parts { mut bytes, mut spans } = ended.parts;
+        if self.spare.len() < MOST_SPARE && bytes.capacity() <= MOST_SPARE_BYTES {
+            bytes.clear();
+            spans.clear();
+            self.spare.push(Parts { bytes, spans });
+        }
     }
 
     /// The index of an incomplete datagram. Most pieces belong to the newest.

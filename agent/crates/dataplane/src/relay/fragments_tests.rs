@@ -29,7 +29,7 @@ impl Bench {
         &mut self,
         (flow, datagram): (FlowId, u32),
         whole: &[u8],
-        range: std::ops::Range<usize>,
+        range: Range<usize>,
     ) -> Option<Vec<u8>> {
         self.take_of((flow, datagram, whole.len()), range.start, &whole[range])
     }
@@ -42,10 +42,12 @@ impl Bench {
     ) -> Option<Vec<u8>> {
         let piece = Piece { flow, datagram, total, offset };
         let now = self.clock.now();
-        let taken = self.reassembler.take(&piece, bytes, self.limit, now, &mut self.account);
+        let mut joined = vec![0; 7];
+        let taken = self.reassembler.take(&piece, bytes, self.limit, now, &mut self.account, &mut joined);
         if taken.is_some() {
             self.account.delivered += 1;
         }
+        let taken = taken.map(|range| joined[range].to_vec());
         assert!(self.reassembler.held_bytes() <= self.limit);
         assert!(self.reassembler.len() <= MOST_INCOMPLETE);
         assert!(self.account.balances(self.reassembler.len() as u64), "{:?}", self.account);
@@ -73,7 +75,7 @@ fn the_last_byte_of_a_datagram_writes_one_byte() {
     let mut bench = Bench::new();
     let whole = pattern(MOST_DATAGRAM, 3);
     assert_eq!(bench.take((FLOW, 1), &whole, MOST_DATAGRAM - 1..MOST_DATAGRAM), None);
-    assert_eq!(bench.reassembler.incomplete[0].bytes.len(), 1);
+    assert_eq!(bench.reassembler.incomplete[0].parts.bytes.len(), 1);
     assert_eq!(bench.reassembler.held_bytes(), MOST_DATAGRAM + OVERHEAD_BYTES, "what it reserves counts");
     // The others from the back to the front, and the first in two.
     let mut end = MOST_DATAGRAM - 1;
@@ -120,7 +122,7 @@ fn a_duplicate_is_ignored_before_and_after_its_datagram_is_complete() {
 #[test]
 fn what_contradicts_what_came_ends_the_datagram_and_only_that() {
     let whole = pattern(4000, 3);
-    let wrong: [(usize, std::ops::Range<usize>); 7] = [
+    let wrong: [(usize, Range<usize>); 7] = [
         // Over the end of the first piece, over the start of the second, within, around.
         (4000, 1000..2100),
         (4000, 1500..2600),
@@ -196,7 +198,8 @@ fn a_peer_that_only_begins_datagrams_holds_no_more_than_its_limit() {
     let most = LIMIT / (MOST_DATAGRAM + OVERHEAD_BYTES);
     assert_eq!(bench.reassembler.len(), most, "a reservation counts, and not what has come");
     assert_eq!(bench.counts(), [1000, 0, 1000 - most as u64, 0]);
-    let reserved: usize = bench.reassembler.incomplete.iter().map(|datagram| datagram.bytes.capacity()).sum();
+    let reserved: usize =
+        bench.reassembler.incomplete.iter().map(|datagram| datagram.parts.bytes.capacity()).sum();
     assert!(reserved <= LIMIT, "{reserved}");
     assert_eq!(bench.take((FLOW, 999), &whole, 1024..MOST_DATAGRAM), Some(whole.clone()), "the newest stay");
     // Small ones are bounded in number.
@@ -262,6 +265,30 @@ fn what_is_remembered_of_ended_datagrams_is_bounded() {
         assert_eq!(bench.take((FLOW, datagram), &whole, 0..1024), Some(whole.clone()));
     }
     assert_eq!(bench.reassembler.ended.0.len(), MOST_REMEMBERED);
+}
+
+#[test]
+fn datagrams_that_follow_each_other_use_the_same_memory_and_no_more_than_they_count_for() {
+    let mut bench = Bench::new();
+    let whole = pattern(1452, 4);
+    let place = |bench: &Bench| bench.reassembler.incomplete[0].parts.bytes.as_ptr();
+    assert_eq!(bench.take((FLOW, 0), &whole, 0..1100), None);
+    let first = place(&bench);
+    assert_eq!(bench.take((FLOW, 0), &whole, 1100..1452), Some(whole.clone()));
+    for datagram in 1..100 {
+        assert_eq!(bench.take((FLOW, datagram), &whole, 1100..1452), None);
+        assert_eq!(place(&bench), first);
+        assert_eq!(bench.take((FLOW, datagram), &whole, 0..1100), Some(whole.clone()));
+    }
+    // Many that have ended leave little behind, and a small one does not get the memory of a large one.
+    for datagram in 100..120 {
+        assert_eq!(bench.take_of((FLOW, datagram, 4000), 0, &[1; 1024]), None);
+    }
+    bench.clock.advance(REASSEMBLY_TIME);
+    bench.reassembler.expire(bench.clock.now(), &mut bench.account);
+    assert_eq!(bench.reassembler.spare.len(), MOST_SPARE);
+    assert_eq!(bench.take_of((FLOW, 200, 1025), 1024, b"x"), None);
+    assert!(bench.reassembler.incomplete[0].parts.bytes.capacity() <= 1025 + SPARE_SLACK_BYTES);
 }
 
 #[test]

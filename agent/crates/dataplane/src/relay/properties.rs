@@ -40,7 +40,10 @@ pub fn reassembly(input: &[u8]) {
                 let byte = |at: usize| (at * 3 + at / 200 + total + usize::from(name & 63)) % 255 + 1;
                 let bytes: Vec<u8> = (offset..offset + len).map(|at| byte(at) as u8).collect();
                 let piece = Piece { flow, datagram, total, offset };
-                if let Some(whole) = reassembler.take(&piece, &bytes, limit, now, &mut account) {
+                let mut joined = b"before it".to_vec();
+                let taken = reassembler.take(&piece, &bytes, limit, now, &mut account, &mut joined);
+                assert!(joined.starts_with(b"before it") && (taken.is_some() || joined.len() == 9));
+                if let Some(whole) = taken.map(|range| &joined[range]) {
                     account.delivered += 1;
                     assert!(whole.len() == total && total <= MOST_DATAGRAM);
                     assert!(whole.iter().enumerate().all(|(at, found)| usize::from(*found) == byte(at)));

@@ -398,6 +398,7 @@ impl Worker {
         };
         pass(&mut downlink, &mut self.data.batch);
         self.cx.sockets.locals.flush(&self.data.batch);
+        self.data.batch.forget_joined();
         if let Some(tun) = &mut self.tunnel.device {
             tun.side.flush(&self.data.batch);
         }

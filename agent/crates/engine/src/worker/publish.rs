@@ -210,7 +210,8 @@ impl Sessions {
         let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
         let standard = link.is_some_and(|link| link.standard);
         let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
-        let rtt = rtt(peer, &host.lanes).or_else(plain_rtt);
+        let of_lane = rtt(peer, &host.lanes);
+        let rtt = of_lane.map(|(smoothed, _)| smoothed).or_else(plain_rtt);
         let most_mtu = tunnel.device.as_ref().map(|tun| tun.side.most_mtu);
         let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.takes_packets));
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
@@ -228,6 +229,7 @@ impl Sessions {
             software: session.map(|session| Arc::clone(&session.software)),
             mode: session.map(|_| if standard { "standard" } else { "lanes" }.into()),
             rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),
+            rtt_min_seconds: of_lane.map(|(_, least)| least.as_secs_f64()),
             lanes_up: of_peer.lanes_up,
             flows: relay.flows.len(),
             tcp_streams: peer.tcp_streams,
@@ -346,11 +348,11 @@ fn packet_bytes(peer: &Peer, lanes: &Lanes) -> usize {
     lanes.map(|slot| slot.packet_budget).min().unwrap_or(0)
 }
 
-/// The smoothed round-trip time of a peer's first lane, once it has a sample.
-fn rtt(peer: &Peer, lanes: &Lanes) -> Option<Duration> {
+/// The round-trip time of a peer's first lane, once it has a sample: the smoothed one, and the least.
+fn rtt(peer: &Peer, lanes: &Lanes) -> Option<(Duration, Duration)> {
     let lane = peer.data.link.as_ref().filter(|_| peer.session.is_some())?.pool.lanes().next()?;
     let rtt = lanes.get(lane)?.core.rtt();
-    rtt.latest().map(|_| rtt.smoothed())
+    rtt.min().map(|least| (rtt.smoothed(), least))
 }
 
 impl Sockets {

@@ -237,6 +237,31 @@ fn payloads_moved_together_are_delivered_whole() {
 }
 
 #[test]
+fn datagrams_that_were_put_together_are_delivered_between_those_of_buffers() {
+    let mut received = ReceiveBatch::new(1, 4_000);
+    assert!(received.push(meta(), &payload(0, 1_000)));
+    let mut delivery = Delivery::new();
+    delivery.push(Recipient::default(), 0, 0..500, 16);
+    for half in [0..250, 250..500] {
+        let (buffer, joined) = received.buffer_and_joined(0);
+        let start = joined.len();
+        joined.extend_from_slice(&buffer[half.clone()]);
+        joined.extend_from_slice(&buffer[half.start + 500..half.end + 500]);
+        let whole = start..joined.len();
+        delivery.push(Recipient::default(), ReceiveBatch::JOINED, whole, 16);
+    }
+    delivery.push(Recipient::default(), 0, 500..1_000, 16);
+    let [message] = delivery.messages() else { panic!("one message: {:?}", delivery.messages()) };
+    let delivered: Vec<u8> = delivery.payloads(message, &received).flatten().copied().collect();
+    let bytes = payload(0, 1_000);
+    let parts = [0..500, 0..250, 500..750, 250..500, 750..1_000, 500..1_000].map(|part| &bytes[part]);
+    assert!(delivered == parts.concat() && message.payloads == 4);
+    assert_eq!(received.joined_bytes(), 1_000);
+    received.forget_joined();
+    assert_eq!(received.joined_bytes(), 0);
+}
+
+#[test]
 fn a_receive_batch_takes_what_fits() {
     let mut batch = ReceiveBatch::new(2, 10);
     assert!(!batch.push(meta(), &[0; 11]));

@@ -68,7 +68,7 @@ impl Pair {
     }
 
     /// Sends `payload` and lets the service answer; what came back.
-    fn echoed(&mut self, client: &mut Udp, payload: &[u8]) -> Vec<Vec<u8>> {
+    pub(super) fn echoed(&mut self, client: &mut Udp, payload: &[u8]) -> Vec<Vec<u8>> {
         client.send(INGRESS, payload);
         self.run_served(40 * MILLISECOND);
         client.receive().into_iter().map(|(_, payload)| payload).collect()

@@ -57,6 +57,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ("  software", or_dash(peer.software.as_deref())),
         ("  datagrams by", or_dash(peer.mode.as_deref())),
         ("  RTT", or_dash(peer.rtt_seconds.map(short_time))),
+        ("  least RTT", or_dash(peer.rtt_min_seconds.map(short_time))),
         (
             "  lane packets",
             format!("sent {}, received {}, lost {}", packets.sent, packets.received, packets.lost),

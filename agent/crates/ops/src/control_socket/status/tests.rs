@@ -126,6 +126,7 @@ fn connected() -> PeerStatus {
         software: Some("culvert/0.1.0".into()),
         mode: Some("lanes".into()),
         rtt_seconds: Some(0.0123),
+        rtt_min_seconds: Some(0.0101),
         lanes_up: 1,
         flows: 3,
         tcp_streams: 0,
