@@ -59,6 +59,10 @@ impl Peers for Reloading {
         Status::default()
     }
 
+    fn published(&self) -> Vec<PeerStatus> {
+        Vec::new()
+    }
+
     fn config(&self) -> Arc<Config> {
         Arc::clone(&self.config.lock().unwrap_or_else(PoisonError::into_inner))
     }

@@ -26,7 +26,7 @@ use wire::clock::Clock;
 use crate::{
     control_socket::{
         Peers, Refused, Reloaded,
-        status::{Scope, Status},
+        status::{PeerStatus, Scope, Status},
     },
     metrics::Metrics,
     qlog::Captures,
@@ -90,5 +90,9 @@ impl Peers for Running {
 
     fn status(&self, scope: &Scope) -> Status {
         status::of(self, scope)
+    }
+
+    fn published(&self) -> Vec<PeerStatus> {
+        status::published(self)
     }
 }

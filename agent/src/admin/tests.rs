@@ -1,6 +1,9 @@
 //! Requests over loopback with a raw socket, and the rules of readiness and health.
 
-use engine::health::NotReady;
+use std::time::Instant;
+
+use engine::health::{Health, NotReady, Stuck};
+use ops::metrics::Metrics;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     task::JoinHandle,
@@ -17,6 +20,7 @@ struct Server {
     address: std::net::SocketAddr,
     health: Arc<Health>,
     metrics: Arc<Metrics>,
+    page: Option<PageSlot>,
     stop: watch::Sender<bool>,
     serving: JoinHandle<()>,
 }
@@ -27,15 +31,19 @@ async fn server() -> Server {
 
 /// A server of two workers that started at `start`.
 async fn server_with(start: Instant, header_timeout: Duration) -> Server {
+    started(config::Admin::default(), start, header_timeout).await
+}
+
+async fn started(config: config::Admin, start: Instant, header_timeout: Duration) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let health = Arc::new(Health::new(2, start));
     let metrics = Arc::new(Metrics::new("1.2.3", 2, Arc::default(), Arc::clone(&health)));
     let (stop, stopping) = watch::channel(false);
-    let (shown, told) = (Arc::clone(&metrics), Arc::clone(&health));
-    let admin = Admin { metrics: shown, health: told, clock, header_timeout };
-    let serving = task::spawn(Part::Admin, accept(listener, Arc::new(admin), stopping));
-    Server { address, health, metrics, stop, serving }
+    let admin = Admin::new(config, Arc::clone(&metrics), Arc::clone(&health), clock);
+    let page = admin.page();
+    let serving = task::spawn(Part::Admin, serve(listener, Admin { header_timeout, ..admin }, stopping));
+    Server { address, health, metrics, page, stop, serving }
 }
 
 impl Server {
@@ -147,34 +155,6 @@ async fn one_request_per_connection() {
 }
 
 #[tokio::test]
-async fn connections_above_the_limit_are_closed_unanswered() {
-    let server = server().await;
-    let mut idle = Vec::new();
-    for _ in 0..MAX_CONNECTIONS {
-        idle.push(TcpStream::connect(server.address).await.unwrap());
-    }
-    let mut extra = TcpStream::connect(server.address).await.unwrap();
-    let mut byte = [0];
-    let read = timeout(Duration::from_secs(3), extra.read(&mut byte)).await.expect("it is closed at once");
-    assert_eq!(read.unwrap(), 0);
-    drop(idle);
-    // The slots come back as the server notices.
-    let mut answered = false;
-    for _ in 0..100 {
-        let mut stream = TcpStream::connect(server.address).await.unwrap();
-        let mut answer = String::new();
-        let asked = stream.write_all(b"GET /healthz HTTP/1.0\r\n\r\n").await;
-        answered = asked.is_ok() && stream.read_to_string(&mut answer).await.is_ok_and(|read| read > 0);
-        if answered {
-            break;
-        }
-        sleep(Duration::from_millis(20)).await;
-    }
-    assert!(answered, "the slots did not come back");
-    server.stop().await;
-}
-
-#[tokio::test]
 async fn a_slow_request_is_cut_off() {
     let server = server_with(clock(), Duration::from_millis(50)).await;
     for begun in ["", "GET /healthz HTTP/1.1\r\nHost:"] {
@@ -207,7 +187,7 @@ async fn a_lost_sender_stops_the_server() {
     let metrics = Arc::new(Metrics::new("1.2.3", 0, Arc::default(), Arc::clone(&health)));
     let (sender, stopping) = watch::channel(false);
     drop(sender);
-    let serving = serve(listener, metrics, health, clock, stopping);
+    let serving = serve(listener, Admin::new(config::Admin::default(), metrics, health, clock), stopping);
     timeout(Duration::from_secs(3), serving).await.expect("it stops");
 }
 
