@@ -94,7 +94,8 @@ impl Access {
             return v6.split_once(']').is_some_and(|(v6, _)| v6.parse::<Ipv6Addr>().is_ok());
         }
         let name = host.split_once(':').map_or(&*host, |(name, _)| name);
-        let is_local = name.strip_suffix("localhost").is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
+        let is_local =
+            name.strip_suffix("localhost").is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
         name.parse::<Ipv4Addr>().is_ok() || is_local || !name.contains('.') || name == self.own_name
     }
 }
@@ -118,7 +119,8 @@ mod tests {
 
     #[test]
     fn a_name_that_others_can_give_to_this_host_is_refused() {
-        let access = Access { own_name: "gw.example.net".to_owned(), ..Access::new(config::Admin::default()) };
+        let access =
+            Access { own_name: "gw.example.net".to_owned(), ..Access::new(config::Admin::default()) };
         let check = |headers: &HeaderMap| access.check(Guard::Name, headers, ManualClock::default().now());
         for ours in [
             "127.0.0.1:9464",
@@ -134,7 +136,15 @@ mod tests {
             assert_eq!(check(&host(ours)), Ok(()), "{ours}");
         }
         assert_eq!(check(&HeaderMap::new()), Ok(()));
-        for other in ["evil.example:9464", "127.0.0.1.evil.example", "notlocalhost.", "[::1", "[x]", "a.b", "evil.localhost.example"] {
+        for other in [
+            "evil.example:9464",
+            "127.0.0.1.evil.example",
+            "notlocalhost.",
+            "[::1",
+            "[x]",
+            "a.b",
+            "evil.localhost.example",
+        ] {
             assert_eq!(check(&host(other)), Err(Denied::Host), "{other}");
         }
     }

@@ -90,7 +90,12 @@ impl Route<'_> {
 impl Admin {
     /// Serves as `config` says. `clock` tells the time against which the workers' heartbeats in `health` are held.
     #[must_use]
-    pub fn new(config: config::Admin, metrics: Arc<Metrics>, health: Arc<Health>, clock: fn() -> Instant) -> Self {
+    pub fn new(
+        config: config::Admin,
+        metrics: Arc<Metrics>,
+        health: Arc<Health>,
+        clock: fn() -> Instant,
+    ) -> Self {
         let page = config.page.then(PageSlot::default);
         Self {
             metrics,
@@ -177,12 +182,16 @@ impl Admin {
         match denied {
             Denied::Token => {
                 self.metrics.admin_refused(AdminRefusal::Token);
-                let refusal = text(StatusCode::UNAUTHORIZED, "show the secret: Authorization: Bearer SECRET\n");
+                let refusal =
+                    text(StatusCode::UNAUTHORIZED, "show the secret: Authorization: Bearer SECRET\n");
                 with(refusal, WWW_AUTHENTICATE, "Bearer realm=\"culvert\"")
             }
             Denied::NoToken => {
                 self.metrics.admin_refused(AdminRefusal::Token);
-                text(StatusCode::SERVICE_UNAVAILABLE, "the agent cannot read metrics.token_file: its log says why\n")
+                text(
+                    StatusCode::SERVICE_UNAVAILABLE,
+                    "the agent cannot read metrics.token_file: its log says why\n",
+                )
             }
             Denied::Host => {
                 self.metrics.admin_refused(AdminRefusal::Host);
@@ -257,7 +266,11 @@ fn scope(mut query: Query) -> Result<Scope, QueryError> {
     if let Some(value) = query.take("peers") {
         query.end()?;
         let expected = "none".to_owned();
-        return if value == expected { Ok(Scope::agent()) } else { Err(QueryError::Value { name: "peers", value, expected }) };
+        return if value == expected {
+            Ok(Scope::agent())
+        } else {
+            Err(QueryError::Value { name: "peers", value, expected })
+        };
     }
     let peer = query.take("peer");
     let lane = query.number("lane", u64::from(u8::MAX))?.map(|lane| lane as u8);

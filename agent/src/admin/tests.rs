@@ -2,8 +2,16 @@
 
 use std::time::Instant;
 
-use engine::health::{Health, NotReady, Stuck};
-use ops::metrics::Metrics;
+use engine::{
+    health::{Health, NotReady, Stuck},
+    status::PeerStatus,
+};
+use ops::{
+    control_socket::status::{Scope, Status},
+    metrics::Metrics,
+    web::{Figures, StatusPage},
+};
+use serde_json::{Value, json};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     task::JoinHandle,
@@ -27,6 +35,33 @@ struct Server {
 
 async fn server() -> Server {
     server_with(clock(), HEADER_TIMEOUT).await
+}
+
+/// A daemon of one peer whose name and reason are markup.
+struct Daemon;
+
+const MARKUP: &str = "<img src=x onerror=alert(1)>";
+
+impl Figures for Daemon {
+    fn published(&self) -> Vec<PeerStatus> {
+        vec![PeerStatus { name: "exit".into(), software: Some(MARKUP.into()), ..PeerStatus::default() }]
+    }
+
+    fn asked(&self, scope: &Scope) -> Status {
+        let peers = match scope.peer.as_deref() {
+            None | Some("exit") => self.published(),
+            Some(_) => Vec::new(),
+        };
+        Status { software: "1.2.3".to_owned(), peers, ..Status::default() }
+    }
+}
+
+/// A server with a status page, which may be told more in `config`.
+async fn page_server(config: config::Admin) -> Server {
+    let server = started(config::Admin { page: true, ..config }, clock(), HEADER_TIMEOUT).await;
+    let page = StatusPage::new(Arc::new(Daemon), Arc::clone(&server.health));
+    assert!(server.page.as_ref().unwrap().set(Arc::new(page)).is_ok());
+    server
 }
 
 /// A server of two workers that started at `start`.
@@ -54,6 +89,21 @@ impl Server {
         let mut answer = String::new();
         stream.read_to_string(&mut answer).await.unwrap();
         answer
+    }
+
+    /// Sends a request with more lines of its head, and returns the status of the answer.
+    async fn status_with(&self, path: &str, head: &str) -> u16 {
+        let answer = self.raw(&format!("GET {path} HTTP/1.1\r\n{head}\r\n\r\n")).await;
+        answer.split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    /// How often the server refused for this reason, as the metrics say.
+    fn refused(&self, reason: &str) -> u64 {
+        let line = format!("culvert_admin_refused_total{{reason=\"{reason}\"}} ");
+        let text = self.metrics.render();
+        let count =
+            text.lines().find_map(|shown| shown.strip_prefix(&line)).unwrap_or_else(|| panic!("{text}"));
+        count.parse().unwrap()
     }
 
     /// Sends a request, and returns the status, the head in lower case and the body of the answer.
@@ -154,6 +204,61 @@ async fn one_request_per_connection() {
     server.stop().await;
 }
 
+/// Connects and sends the beginning of a request.
+async fn begin(server: &Server, text: &str) -> TcpStream {
+    let mut stream = TcpStream::connect(server.address).await.unwrap();
+    stream.write_all(text.as_bytes()).await.unwrap();
+    stream
+}
+
+#[tokio::test]
+async fn half_requests_make_room_for_whole_ones() {
+    let server = server().await;
+    let mut halves = Vec::new();
+    for _ in 0..3 * MAX_CONNECTIONS {
+        halves.push(begin(&server, "GET /healthz HTTP/1.1\r\n").await);
+        assert!(
+            halves.len() % 16 > 0 || server.ask("GET", "/healthz").await.0 == 200,
+            "it is answered at once"
+        );
+    }
+    assert_eq!(server.ask("GET", "/healthz").await.0, 200);
+    assert!(server.refused("crowded") >= 2 * MAX_CONNECTIONS as u64);
+    let mut rest = Vec::new();
+    timeout(Duration::from_secs(3), halves[0].read_to_end(&mut rest))
+        .await
+        .expect("the oldest was ended")
+        .ok();
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_client_with_many_connections_ends_its_own_first() {
+    let mut connections = Connections::default();
+    let mut open = |source: &str, asked: bool| {
+        let place = Arc::new(Place::new(source.parse().unwrap()));
+        place.asked.store(asked, Ordering::Relaxed);
+        let made_room = connections.make_room();
+        connections.0.push_back((place, task::spawn(Part::Admin, std::future::pending())));
+        made_room
+    };
+    assert!(!open("192.0.2.1", false));
+    for number in 1..MAX_CONNECTIONS {
+        // All of one /64, and the answers of half of them under way.
+        assert!(!open(&format!("2001:db8::{number:x}"), number % 2 == 0));
+    }
+    for _ in 0..10 {
+        assert!(open("2001:db8::ffff", true));
+    }
+    let left = |asked: bool| {
+        connections.0.iter().filter(|(place, _)| place.asked.load(Ordering::Relaxed) == asked).count()
+    };
+    assert_eq!(connections.0.len(), MAX_CONNECTIONS);
+    assert_eq!(connections.0[0].0.source.to_string(), "192.0.2.1", "the other client keeps its own");
+    assert_eq!((left(false), left(true)), (1 + 32 - 10, 31 + 10), "half requests went first");
+    connections.0.iter().for_each(|(_, task)| task.abort());
+}
+
 #[tokio::test]
 async fn a_slow_request_is_cut_off() {
     let server = server_with(clock(), Duration::from_millis(50)).await;
@@ -161,6 +266,176 @@ async fn a_slow_request_is_cut_off() {
         let answer = timeout(Duration::from_secs(3), server.raw(begun)).await.expect("it is cut off");
         assert!(!answer.contains("200"), "{answer}");
     }
+    assert_eq!(server.refused("slow"), 2);
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn without_the_key_there_is_no_page() {
+    let server = server().await;
+    for path in ["/", "/page.js", "/page.css", "/api/status", "/api/peers", "/api/history"] {
+        assert_eq!(server.ask("GET", path).await.0, 404, "{path}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_page_is_complete_and_loads_nothing_from_elsewhere() {
+    let server = page_server(config::Admin::default()).await;
+    let (status, head, html) = server.ask("GET", "/").await;
+    assert_eq!(status, 200);
+    assert!(
+        head.contains("content-type: text/html; charset=utf-8") && !head.contains("set-cookie"),
+        "{head}"
+    );
+    for rule in [
+        "default-src 'none'",
+        "script-src 'self'",
+        "frame-ancestors 'none'",
+        "form-action 'none'",
+        "trusted-types 'none'",
+    ] {
+        assert!(head.contains(rule), "{rule} in {head}");
+    }
+    assert!(
+        head.contains("x-content-type-options: nosniff") && head.contains("referrer-policy: no-referrer")
+    );
+    let mut texts = vec![html];
+    for (path, kind) in [
+        ("/page.css", "text/css"),
+        ("/page.js", "text/javascript"),
+        ("/details.js", "text/javascript"),
+        ("/view.js", "text/javascript"),
+    ] {
+        let (status, head, text) = server.ask("GET", path).await;
+        assert!(status == 200 && head.contains(kind), "{path}: {head}");
+        assert!(texts.iter().any(|other| other.contains(&path[1..])), "nothing asks for {path}");
+        texts.push(text);
+    }
+    for text in &texts {
+        for forbidden in [
+            "://",
+            "innerHTML",
+            "outerHTML",
+            "insertAdjacent",
+            "eval(",
+            "document.write",
+            " style=",
+            " onclick",
+        ] {
+            let found = text.replace("http://www.w3.org/2000/svg", "").contains(forbidden);
+            assert!(!found, "{forbidden}");
+        }
+    }
+    let post = server.raw("POST / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    assert!(post.starts_with("HTTP/1.1 405"), "{post}");
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_figures_are_json() {
+    let server = page_server(config::Admin::default()).await;
+    let (status, head, body) = server.ask("GET", "/api/status").await;
+    assert!(status == 200 && head.contains("content-type: application/json"), "{head}");
+    let shown: Value = serde_json::from_str(&body).unwrap();
+    assert_eq!(shown, json!({ "version": 1, "status": Daemon.asked(&Scope::default()) }));
+    let member =
+        |body: &str, pointer: &str| serde_json::from_str::<Value>(body).unwrap().pointer(pointer).cloned();
+    assert_eq!(member(&body, "/status/peers/0/software"), Some(json!(MARKUP)));
+    assert_eq!(
+        member(&server.ask("GET", "/api/status?peers=none").await.2, "/status/peers"),
+        Some(json!([]))
+    );
+    assert_eq!(
+        member(&server.ask("GET", "/api/status?peer=exit").await.2, "/status/peers/0/name"),
+        Some(json!("exit"))
+    );
+    let peers = server.ask("GET", "/api/peers?trends=1").await.2;
+    assert_eq!(member(&peers, "/columns/name"), Some(json!(["exit"])));
+    assert_eq!(
+        (member(&peers, "/readiness"), member(&peers, "/stuck_workers")),
+        (Some(json!("not ready")), Some(json!([])))
+    );
+    assert!(member(&server.ask("GET", "/api/history").await.2, "/taken").is_some());
+    for (path, expected, words) in [
+        ("/api/status?peer=nobody", 404, "no peer is named"),
+        ("/api/status?lane=0", 400, "\"lane\""),
+        ("/api/status?peer=exit&lane=256", 400, "0 to 255"),
+        ("/api/status?peers=all", 400, "write none"),
+        ("/api/peers?sort=x", 400, "write state or"),
+        ("/api/history?peer=nobody", 404, "no history"),
+        ("/api/history?after=x", 400, "a number"),
+        ("/api/other", 404, "not found"),
+    ] {
+        let (status, _, body) = server.ask("GET", path).await;
+        assert!(status == expected && body.contains(words), "{path}: {status} {body}");
+    }
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn the_figures_wait_for_the_daemon() {
+    let config = config::Admin { page: true, ..config::Admin::default() };
+    let server = started(config, clock(), HEADER_TIMEOUT).await;
+    assert_eq!(server.ask("GET", "/").await.0, 200);
+    let (status, _, body) = server.ask("GET", "/api/peers").await;
+    assert_eq!((status, &*body), (503, "the agent is starting\n"));
+    server.stop().await;
+}
+
+/// A web site whose name leads here (DNS rebinding) reads nothing.
+#[tokio::test]
+async fn a_browser_that_came_under_another_name_gets_nothing() {
+    let server = page_server(config::Admin::default()).await;
+    for path in ["/", "/page.js", "/api/status", "/api/peers"] {
+        assert_eq!(server.status_with(path, "Host: evil.example").await, 421, "{path}");
+        assert_eq!(server.status_with(path, "Host: 127.0.0.1:9464").await, 200, "{path}");
+    }
+    assert_eq!(server.refused("host"), 4);
+    assert_eq!(
+        server.status_with("/metrics", "Host: gw.example.net").await,
+        200,
+        "Prometheus may use a name"
+    );
+    server.stop().await;
+}
+
+#[tokio::test]
+async fn a_secret_guards_the_figures_and_the_metrics() {
+    let folder = tempfile::tempdir().unwrap();
+    let token_file = folder.path().join("token");
+    let write = |text: &str| {
+        std::fs::write(&token_file, text).unwrap();
+        std::fs::set_permissions(&token_file, std::os::unix::fs::PermissionsExt::from_mode(0o640)).unwrap();
+    };
+    write("0123456789abcdef\n");
+    let server =
+        page_server(config::Admin { token_file: token_file.clone(), ..config::Admin::default() }).await;
+    let guarded = ["/metrics", "/api/status", "/api/peers", "/api/history"];
+    for path in guarded {
+        for head in
+            ["Host: x", "Authorization: Bearer 0123456789abcdee", "Authorization: Basic 0123456789abcdef"]
+        {
+            assert_eq!(server.status_with(path, head).await, 401, "{path} {head}");
+        }
+        assert_eq!(server.status_with(path, "authorization: bearer 0123456789abcdef").await, 200, "{path}");
+    }
+    assert_eq!(server.refused("token"), 12);
+    let (_, head, _) = server.ask("GET", "/api/peers").await;
+    assert!(head.contains("www-authenticate: bearer"), "{head}");
+    for open in ["/", "/page.js", "/healthz"] {
+        assert_eq!(
+            server.status_with(open, "Host: gw.example.net").await,
+            200,
+            "{open} says nothing of this agent"
+        );
+    }
+    // Another secret needs no restart, and a file that cannot be read lets nobody in.
+    write("fedcba9876543210");
+    assert_eq!(server.status_with("/metrics", "Authorization: Bearer 0123456789abcdef").await, 401);
+    assert_eq!(server.status_with("/metrics", "Authorization: Bearer fedcba9876543210").await, 200);
+    std::fs::remove_file(&token_file).unwrap();
+    assert_eq!(server.status_with("/metrics", "Authorization: Bearer fedcba9876543210").await, 503);
     server.stop().await;
 }
 

@@ -80,8 +80,8 @@ pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 use resolve::Draft;
 pub use sections::{
-    Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize, Protocol,
-    Service, Transport,
+    Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize,
+    Protocol, Service, Transport,
 };
 pub use token::{Token, TokenError};
 pub use tun::{INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Tun, takes_lookups};

@@ -242,11 +242,16 @@ impl Checks {
             let unused = ["page", "allow", "token_file"].into_iter().find(|key| table.has(key));
             if let Some(key) = unused {
                 let remedy = "add metrics.listen, or remove it";
-                self.report.add(&table.place(key), "there is no metrics.listen, so nothing is served", remedy);
+                self.report.add(
+                    &table.place(key),
+                    "there is no metrics.listen, so nothing is served",
+                    remedy,
+                );
             }
         } else if admin.is_remote() && !table.has("allow") && !table.has("token_file") {
             let problem = "every host that reaches this address could read it";
-            let remedy = "write who may connect with metrics.allow, set metrics.token_file, or listen on 127.0.0.1";
+            let remedy =
+                "write who may connect with metrics.allow, set metrics.token_file, or listen on 127.0.0.1";
             self.report.add(&table.place("listen"), problem, remedy);
         } else if admin.is_public() {
             let problem = "every host that reaches metrics.listen can read the status page";

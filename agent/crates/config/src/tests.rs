@@ -516,7 +516,11 @@ fn an_admin_server_for_other_hosts_says_who_may_read_it() {
         }
     }
     let everybody = "[metrics]\nlisten = \"0.0.0.0:9464\"\nallow = [\"10.0.0.0/8\", \"0.0.0.0/0\"]\n";
-    assert_eq!(parse(&format!("{BASE}{everybody}")).unwrap().notes, [], "metrics are for whom the operator says");
+    assert_eq!(
+        parse(&format!("{BASE}{everybody}")).unwrap().notes,
+        [],
+        "metrics are for whom the operator says"
+    );
     let page = parse(&format!("{BASE}{everybody}page = true\n")).unwrap();
     assert_eq!((page.notes.len(), &*page.notes[0].key_path), (1, "metrics.allow"));
     let token = parse(&format!("{BASE}{everybody}page = true\ntoken_file = \"token\"\n")).unwrap();

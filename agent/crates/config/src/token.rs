@@ -104,12 +104,26 @@ mod tests {
     #[test]
     fn a_secret_is_one_line_that_a_header_can_hold() {
         let longest = "x".repeat(MOST_CHARACTERS);
-        for text in ["0123456789abcdef", "0123456789abcdef\n", "0123456789abcde=\r\n", &longest, &format!("{longest}\n")] {
+        for text in [
+            "0123456789abcdef",
+            "0123456789abcdef\n",
+            "0123456789abcde=\r\n",
+            &longest,
+            &format!("{longest}\n"),
+        ] {
             let token = read(text, 0o640).unwrap_or_else(|error| panic!("{text:?}: {error}"));
             assert!(token.matches(text.trim_end().as_bytes()), "{text:?}");
         }
         let long = format!("{longest}x");
-        for text in ["", "\n", "0123456789abcde", "0123456789 abcdef", "0123456789abcdef\nx", "0123456789abcdéf", &long] {
+        for text in [
+            "",
+            "\n",
+            "0123456789abcde",
+            "0123456789 abcdef",
+            "0123456789abcdef\nx",
+            "0123456789abcdéf",
+            &long,
+        ] {
             assert!(matches!(read(text, 0o600), Err(TokenError::NoSecret(_))), "{text:?}");
         }
     }

@@ -4,7 +4,7 @@
 // seldom. Each source has a budget of bytes a second: large answers are asked for less often. A hidden page asks for nothing.
 
 import { AgentTables, PeerView } from "./details.js";
-import { Graph, Table, age, bits, classed, count, dash, make, or, plural, set, share, terms, trend, wait } from "./view.js";
+import { Graph, age, bits, classed, count, make, or, plural, set, share, terms, trend, wait } from "./view.js";
 
 const $ = (id) => document.getElementById(id);
 
@@ -142,12 +142,9 @@ async function turn() {
       if (asked === choice) source.use(JSON.parse(text));
       else source.due = 0;
     } catch (error) {
-      if (error instanceof Refused && error.status === 404 && source.missing && asked === choice) {
-        source.due = performance.now() + source.every;
-        source.missing();
-      } else {
-        return failed(error);
-      }
+      if (!(error instanceof Refused && error.status === 404 && source.missing)) return failed(error);
+      source.due = asked === choice ? performance.now() + source.every : 0;
+      if (asked === choice) source.missing();
     }
   }
   found();
@@ -180,7 +177,7 @@ function failed(error) {
   failures += 1;
   const pause = Math.min(RETRY.least * 2 ** (failures - 1), RETRY.most);
   const since = lostSince.toLocaleTimeString();
-  const why = error instanceof Refused ? `refuses to answer: ${error.message}` : "does not answer";
+  const why = error instanceof Refused ? `refuses to answer: ${error.message.replace(/\.$/, "")}` : "does not answer";
   alarm(`The agent ${why}. What is shown is from ${since}; the page goes on asking.`);
   document.title = "Culvert: no answer";
   for (const source of sources) source.due = 0;
@@ -191,7 +188,6 @@ function found() {
   [lostSince, failures] = [null, 0];
   alarm("");
   classed($("figures"), "");
-  $("figures").hidden = false;
 }
 
 function askSecret() {
@@ -217,6 +213,7 @@ document.addEventListener("visibilitychange", () => {
 // Showing.
 
 function usePeers(answer) {
+  $("figures").hidden = false;
   const { sums, columns, matching, skipped, readiness, stuck_workers: stuck } = answer;
   health(sums, readiness, stuck);
   terms($("sums"), [
@@ -246,8 +243,9 @@ function health(sums, readiness, stuck) {
   else if (sums.peers === 0) [text, name] = ["Running: there is no peer yet", "warn"];
   else if (sums.failed > 0) [text, name] = [`${plural(sums.failed, "peer")} failed`, "bad"];
   else if (down > 0) [text, name] = [`Running: ${plural(down, "peer is", "peers are")} not connected`, "warn"];
-  set($("health"), text);
+  set($("health-text"), text);
   classed($("health"), name);
+  $("which").hidden = sums.failed === 0 || choice.show === "failed" || choice.peer !== "";
   document.title = `Culvert: ${text}`;
 }
 

@@ -38,7 +38,7 @@ use gate::identity::PublicKey;
 use crate::qlog::Captures;
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
 use protocol::{Answer, ListedPeer, Request, ShownChange};
-use status::{PeerStatus, Scope, Status};
+use status::{Scope, Status};
 use wire::fault::{self, Fault};
 
 /// Why a peer was not added or removed, with a remedy.
@@ -63,9 +63,6 @@ pub trait Peers: Send + Sync {
 
     /// Returns what the agent is doing, as far as `scope` asks for it.
     fn status(&self, scope: &Scope) -> Status;
-
-    /// Returns the peers as the workers last published them, without asking the workers: no lanes, no flows.
-    fn published(&self) -> Vec<PeerStatus>;
 
     /// Returns the configuration that runs.
     fn config(&self) -> Arc<Config>;

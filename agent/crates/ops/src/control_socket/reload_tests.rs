@@ -59,10 +59,6 @@ impl Peers for Reloading {
         Status::default()
     }
 
-    fn published(&self) -> Vec<PeerStatus> {
-        Vec::new()
-    }
-
     fn config(&self) -> Arc<Config> {
         Arc::clone(&self.config.lock().unwrap_or_else(PoisonError::into_inner))
     }

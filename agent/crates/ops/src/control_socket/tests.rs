@@ -81,10 +81,6 @@ impl Peers for Fake {
     fn status(&self, _: &Scope) -> Status {
         Status { software: "1.2.3".to_owned(), workers: 2, ..Status::default() }
     }
-
-    fn published(&self) -> Vec<PeerStatus> {
-        Vec::new()
-    }
 }
 
 /// Captures of an agent that has one worker, which does nothing.

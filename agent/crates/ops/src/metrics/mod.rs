@@ -122,7 +122,14 @@ impl Metrics {
     /// Shows what the workers put into `snapshots`; `version` becomes the label of `culvert_build_info`.
     #[must_use]
     pub fn new(version: &str, workers: u8, snapshots: Arc<Snapshots>, health: Arc<Health>) -> Self {
-        Self { version: version.to_owned(), workers, snapshots, health, configured: Mutex::default(), admin: AdminServer::default() }
+        Self {
+            version: version.to_owned(),
+            workers,
+            snapshots,
+            health,
+            configured: Mutex::default(),
+            admin: AdminServer::default(),
+        }
     }
 
     /// Every family that exists, also those without a value yet, in no particular order.

@@ -30,6 +30,7 @@ use crate::{
     },
     metrics::Metrics,
     qlog::Captures,
+    web::Figures,
 };
 
 mod status;
@@ -91,8 +92,14 @@ impl Peers for Running {
     fn status(&self, scope: &Scope) -> Status {
         status::of(self, scope)
     }
+}
 
+impl Figures for Running {
     fn published(&self) -> Vec<PeerStatus> {
         status::published(self)
+    }
+
+    fn asked(&self, scope: &Scope) -> Status {
+        status::of(self, scope)
     }
 }

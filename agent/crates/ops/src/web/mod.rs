@@ -33,18 +33,24 @@ pub use history::{HistoryAnswer, MOST_SERIES, SAMPLE_INTERVAL, SAMPLES};
 pub use peers::{Columns, PeersAnswer, PeersQuery, Sums};
 pub use query::{Query, QueryError};
 
-use crate::control_socket::{
-    Peers,
-    status::{Scope, Status},
-};
+use crate::control_socket::status::{Scope, Status};
 
 /// How old the peers may be that the page is shown. The workers publish once a second; however many pages are open, their
 /// snapshots are summed twice a second at most.
 const FRESH_FOR: Duration = Duration::from_millis(500);
 
+/// Where the figures come from: the running daemon.
+pub trait Figures: Send + Sync {
+    /// Returns the peers as the workers last published them, without asking the workers: no lanes, no flows.
+    fn published(&self) -> Vec<PeerStatus>;
+
+    /// Asks the workers for what `scope` selects, and waits for them for a second at most.
+    fn asked(&self, scope: &Scope) -> Status;
+}
+
 /// The figures of the status page of a running daemon.
 pub struct StatusPage {
-    daemon: Arc<dyn Peers>,
+    daemon: Arc<dyn Figures>,
     health: Arc<Health>,
     latest: Mutex<Option<Latest>>,
     history: Mutex<History>,
@@ -69,7 +75,7 @@ struct Latest {
 
 impl StatusPage {
     #[must_use]
-    pub fn new(daemon: Arc<dyn Peers>, health: Arc<Health>) -> Self {
+    pub fn new(daemon: Arc<dyn Figures>, health: Arc<Health>) -> Self {
         Self { daemon, health, latest: Mutex::default(), history: Mutex::default() }
     }
 
@@ -105,7 +111,7 @@ impl StatusPage {
     /// Asks the workers, and waits for them for a second at most.
     #[must_use]
     pub fn status(&self, scope: &Scope) -> Status {
-        self.daemon.status(scope)
+        self.daemon.asked(scope)
     }
 
     fn latest(&self, now: Instant) -> Arc<Vec<PeerStatus>> {

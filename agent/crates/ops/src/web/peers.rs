@@ -199,8 +199,9 @@ impl PeersQuery {
                 (a, b) => b.is_some().cmp(&a.is_some()),
             },
             SortBy::Rtt => self.numbers(a.rtt_seconds, b.rtt_seconds),
-            SortBy::Loss => self
-                .numbers(a.lane_packets.lost_share_last_second, b.lane_packets.lost_share_last_second),
+            SortBy::Loss => {
+                self.numbers(a.lane_packets.lost_share_last_second, b.lane_packets.lost_share_last_second)
+            }
             SortBy::Up => self.numbers(Some(rates(a).0), Some(rates(b).0)),
             SortBy::Down => self.numbers(Some(rates(a).1), Some(rates(b).1)),
             SortBy::Flows => self.directed(a.flows.cmp(&b.flows)),
