@@ -192,12 +192,22 @@ fn the_keyboard(case: &Case) {
     browser.wait_for_text("#peer-failure", "a firewall on the way drops UDP");
     browser.click("#back");
     browser.wait_for("document.activeElement.innerText === 'depot'");
-    // The focus stays on its peer while the order of the others changes.
-    browser.run("document.querySelector('[href*=laptop]').focus()");
-    case.is(thousand().into_iter().rev().collect());
-    browser.run("document.querySelector('th[data-key=name] button').click()");
-    case.open("#sort=name");
-    browser.wait_for_text("#shown", "of 1,000");
+    // The focus stays with its peer when the order changes.
+    let flows = |flows: [usize; 3]| {
+        let peers = ["a", "b", "c"].into_iter().zip(flows);
+        case.is(peers.map(|(name, flows)| PeerStatus { flows, ..connected(name, "203.0.113.1:4433") }).collect());
+    };
+    flows([1, 2, 3]);
+    case.open("#sort=flows");
+    browser.wait_for("document.querySelectorAll('#peers tbody tr').length === 3");
+    assert_eq!(case.names(), ["a", "b", "c"]);
+    browser.run("document.querySelectorAll('#peers tbody a')[1].focus()");
+    flows([3, 1, 2]);
+    clock::until("the order has changed", PATIENCE, || {
+        let names = case.names();
+        if names == ["b", "c", "a"] { Ok(()) } else { Err(names.join(" ")) }
+    });
+    assert_eq!(focused(), "b");
 }
 
 fn one_peer_in_full(case: &Case) {
