@@ -37,6 +37,7 @@ use ops::{
     metrics::Metrics,
     operator::Running,
     qlog::Captures,
+    web::StatusPage,
 };
 use tokio::{
     runtime,
@@ -48,7 +49,7 @@ use wire::{
     throttle,
 };
 
-use crate::admin;
+use crate::admin::{self, Admin, PageSlot};
 
 /// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
 pub const STOP_DEADLINE: Duration = Duration::from_secs(3);
@@ -58,7 +59,7 @@ pub struct Daemon {
     workers: Vec<WorkerThread>,
     /// Says that a worker has ended, whichever.
     worker_ended: Option<oneshot::Receiver<()>>,
-    admin: Option<Admin>,
+    admin: Option<AdminThread>,
     /// The control socket, which is removed when the daemon ends.
     control: Option<ControlSocket>,
     running: Arc<Running>,
@@ -87,7 +88,8 @@ impl Daemon {
         let metrics =
             Metrics::new(env!("CARGO_PKG_VERSION"), workers, Arc::clone(&snapshots), Arc::clone(&health));
         let metrics = Arc::new(metrics);
-        let admin = config.metrics.map(|address| start_admin(address, &metrics, &health)).transpose()?;
+        let admin = config.admin.listen;
+        let admin = admin.map(|at| AdminThread::start(at, &config.admin, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
         let hub = Hub::new(workers, config.peers.len(), now);
         hub.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
@@ -146,6 +148,11 @@ impl Daemon {
             since: now,
             clock: Arc::new(SystemClock),
         });
+        if let Some(page) = admin.as_ref().and_then(|admin| admin.page.as_ref()) {
+            // The page is new, so nothing is there yet.
+            let figures = StatusPage::new(Arc::clone(&running) as _, Arc::clone(&health));
+            let _first = page.set(Arc::new(figures)).is_ok();
+        }
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.configured(&config.limits, SystemClock.unix_time());
@@ -362,38 +369,51 @@ fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Optio
 }
 
 /// The admin server's thread, and how to stop it.
-struct Admin {
+struct AdminThread {
     address: SocketAddr,
+    /// Where the status page finds the daemon, once it has started; `None` without the page.
+    page: Option<PageSlot>,
     stop: watch::Sender<bool>,
     thread: JoinHandle<()>,
 }
 
-/// Starts the admin server on a thread of its own, so that a scrape never waits for the packet path nor the other way round.
-fn start_admin(address: SocketAddr, metrics: &Arc<Metrics>, health: &Arc<Health>) -> anyhow::Result<Admin> {
-    let failed = || format!("cannot listen on {address} (metrics.listen)");
-    let listener = std::net::TcpListener::bind(address)
-        .map_err(|error| anyhow!("{}: {error}{}", failed(), engine::worker::remedy(&error)))?;
-    listener.set_nonblocking(true).with_context(failed)?;
-    let address = listener.local_addr().with_context(failed)?;
-    let (stop, stopped) = watch::channel(false);
-    let (metrics, health) = (Arc::clone(metrics), Arc::clone(health));
-    let runtime =
-        runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
-    let thread = std::thread::Builder::new()
-        .name("culvert-admin".to_owned())
-        .spawn(move || {
-            let serving = panics::isolate_future(Part::Admin, async {
-                match tokio::net::TcpListener::from_std(listener) {
-                    Ok(listener) => admin::serve(listener, metrics, health, clock, stopped).await,
-                    Err(error) => tracing::error!(%error, "cannot serve metrics"),
+impl AdminThread {
+    /// Starts the admin server on a thread of its own, so that a scrape never waits for the packet path nor the other way
+    /// round.
+    fn start(
+        address: SocketAddr,
+        config: &config::Admin,
+        metrics: &Arc<Metrics>,
+        health: &Arc<Health>,
+    ) -> anyhow::Result<Self> {
+        let failed = || format!("cannot listen on {address} (metrics.listen)");
+        let listener = std::net::TcpListener::bind(address)
+            .map_err(|error| anyhow!("{}: {error}{}", failed(), engine::worker::remedy(&error)))?;
+        listener.set_nonblocking(true).with_context(failed)?;
+        let address = listener.local_addr().with_context(failed)?;
+        let (stop, stopped) = watch::channel(false);
+        let admin = Admin::new(config.clone(), Arc::clone(metrics), Arc::clone(health), clock);
+        let page = admin.page();
+        let runtime =
+            runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
+        let thread = std::thread::Builder::new()
+            .name("culvert-admin".to_owned())
+            .spawn(move || {
+                let serving = panics::isolate_future(Part::Admin, async {
+                    match tokio::net::TcpListener::from_std(listener) {
+                        Ok(listener) => admin::serve(listener, admin, stopped).await,
+                        Err(error) => tracing::error!(%error, "cannot serve metrics"),
+                    }
+                });
+                if runtime.block_on(serving).is_err() {
+                    tracing::error!("there is no admin server until the daemon is restarted");
                 }
-            });
-            if runtime.block_on(serving).is_err() {
-                tracing::error!("there is no admin server until the daemon is restarted");
-            }
-        })
-        .context("cannot start the admin thread")?;
-    Ok(Admin { address, stop, thread })
+                // A question may wait for workers that do not answer.
+                runtime.shutdown_background();
+            })
+            .context("cannot start the admin thread")?;
+        Ok(Self { address, page, stop, thread })
+    }
 }
 
 fn clock() -> Instant {

@@ -5,6 +5,7 @@
 //! | two agents with services between them | [`pair`] |
 //! | one agent: its key, its file, its life, its log | [`agent`] |
 //! | what it says at /metrics, /healthz, /readyz | [`http`], `scrape.py` |
+//! | the status page, in a browser | [`browser`] |
 //! | on which host it runs, what it cannot reach | [`place`], [`firewall`] |
 //! | iperf3 and what became of each datagram | [`iperf`] |
 //! | upstreams that answer | [`upstream`] |
@@ -28,6 +29,7 @@
 //! Every process and every network namespace belongs to a guard that ends it.
 
 pub mod agent;
+pub mod browser;
 pub mod capture;
 pub mod client;
 pub mod clock;

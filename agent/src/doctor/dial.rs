@@ -92,7 +92,7 @@ fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
         tcp: Vec::new(),
         services: Vec::new(),
         tun: None,
-        metrics: None,
+        admin: config::Admin::default(),
         control: None,
         closed: Vec::new(),
         notes: Vec::new(),

@@ -35,6 +35,10 @@ pub(super) fn configuration(facts: &Facts) -> Vec<Finding> {
     }
     for (severity, list) in [(Severity::Error, &file.problems), (Severity::Note, &file.notes)] {
         for problem in list.iter().filter(|problem| problem.key_path != KEY_FILE) {
+            // The check `status-page` says it with more weight.
+            if severity == Severity::Note && problem.key_path == "metrics.allow" {
+                continue;
+            }
             let found = at(problem.place(path), &problem.key_path);
             findings.push(found.but(severity, problem.problem.clone(), problem.remedy.clone()));
         }

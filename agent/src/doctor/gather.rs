@@ -203,7 +203,7 @@ fn ports(config: &Config) -> Vec<Port> {
         let open = list.iter().filter(|forward| forward.open);
         ports.extend(open.map(|forward| port(key, tcp, forward.listen)));
     }
-    ports.extend(config.metrics.map(|address| port("metrics.listen", true, address)));
+    ports.extend(config.admin.listen.map(|address| port("metrics.listen", true, address)));
     ports
 }
 

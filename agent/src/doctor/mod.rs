@@ -139,6 +139,8 @@ checks! {
     Clock = "clock" in Limits,
     /// The ports are free, or ours.
     Ports = "ports" in Network,
+    /// The status page is for those who are meant to read it.
+    StatusPage = "status-page" in Network,
     /// Packets are forwarded between peers and networks.
     Forwarding = "forwarding" in Network,
     /// The reverse path filter lets the peers' packets in.

@@ -26,10 +26,31 @@ pub(super) fn host(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
 /// Checks the network for what the configuration asks of it.
 pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
     let mut findings: Vec<Finding> = facts.network.ports.iter().map(|found| port(facts, found)).collect();
+    findings.extend(status_page(config));
     findings.extend(forwarding(facts, config));
     findings.extend(rp_filter(facts, config));
     findings.extend(facts.network.conntrack.and_then(|table| conntrack_timeout(&table, config)));
     findings
+}
+
+/// Who can read the status page, and who can read the secret on its way there.
+fn status_page(config: &Config) -> Option<Finding> {
+    let admin = &config.admin;
+    let address = admin.listen.filter(|_| admin.page)?;
+    let at = |value: &str| Finding::ok(Check::StatusPage, format!("http://{address}/"), value);
+    let remedy = "metrics.token_file = \"admin.token\"";
+    Some(if admin.is_public() {
+        let problem = "every host that reaches this address can read names and addresses of the peers";
+        at("for everybody").warning(problem, format!("write who may in metrics.allow, or {remedy}"))
+    } else if !admin.has_token() && !admin.is_remote() {
+        at("for every user of this host").note("they can read names and addresses of the peers", remedy)
+    } else if admin.has_token() && admin.is_remote() {
+        let problem = "the secret crosses the network in the clear, as HTTP does";
+        at("for those who have the secret")
+            .note(problem, "listen on an address inside the tunnel, or on loopback behind a proxy with TLS")
+    } else {
+        at(if admin.has_token() { "for those who have the secret" } else { "for metrics.allow" })
+    })
 }
 
 fn port(facts: &Facts, port: &Port) -> Finding {

@@ -7,6 +7,7 @@
 //! | what follows from such a declaration, and how a file is walked | `section.rs` |
 //! | what a value may be | `kinds.rs`; what it may be beside others: `checks.rs`, `resolve.rs` |
 //! | where the key is when systemd hands it over | `credential.rs` |
+//! | the secret of the admin server | `token.rs` |
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
@@ -31,7 +32,6 @@
 
 use std::{
     fs, io,
-    net::SocketAddr,
     path::{Path, PathBuf},
 };
 
@@ -70,6 +70,7 @@ pub mod state;
 mod state_tests;
 #[cfg(test)]
 mod tests;
+mod token;
 mod tun;
 #[cfg(test)]
 mod tun_tests;
@@ -79,9 +80,10 @@ pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 use resolve::Draft;
 pub use sections::{
-    Access, AccessMode, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize, Protocol,
-    Service, Transport,
+    Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize,
+    Protocol, Service, Transport,
 };
+pub use token::{Token, TokenError};
 pub use tun::{INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Tun, takes_lookups};
 pub use value::size_text;
 
@@ -118,8 +120,8 @@ pub struct Config {
     pub services: Vec<Service>,
     /// The TUN device; `None`: no IP packets are carried.
     pub tun: Option<Tun>,
-    /// Where `/metrics`, `/healthz` and `/readyz` are served; `None`: nowhere.
-    pub metrics: Option<SocketAddr>,
+    /// Where `/metrics`, health and the status page are served, and to whom.
+    pub admin: Admin,
     /// The socket at which commands are taken; `None`: nowhere.
     pub control: Option<PathBuf>,
     /// What the daemon logs, and how it writes that.

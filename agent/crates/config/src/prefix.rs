@@ -17,7 +17,7 @@ pub(super) fn inner_address(text: &str) -> Result<IpNet, Bad> {
         );
         return Err(bad(format!("{text:?} has no prefix length"), remedy));
     }
-    let net = any_prefix(text)?;
+    let net = in_packets(any_prefix(text)?)?;
     let whole = net.prefix_len() + 1 >= net.max_prefix_len();
     let (problem, remedy) = if !whole && net.addr() == net.network() {
         ("is the network, not an address in it", "write one of its addresses")
@@ -41,10 +41,16 @@ fn first_host(net: IpNet) -> IpNet {
 
 /// A prefix of a peer; an address alone is that address.
 pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
-    let net = match text.parse::<IpAddr>() {
-        Ok(address) => any_prefix(&IpNet::from(address).to_string())?,
-        Err(_) => any_prefix(text)?,
-    };
+    in_packets(any_prefix(text)?).and_then(without_host)
+}
+
+/// A prefix of hosts that may connect to a port of ours; an address alone is that address.
+pub(super) fn network_prefix(text: &str) -> Result<IpNet, Bad> {
+    any_prefix(text).and_then(without_host)
+}
+
+/// The prefix, if no bit behind its length is set.
+fn without_host(net: IpNet) -> Result<IpNet, Bad> {
     if net.addr() == net.network() {
         return Ok(net);
     }
@@ -56,13 +62,18 @@ pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
     Err(bad(format!("{net} is an address and the length of a prefix"), remedy))
 }
 
-/// A prefix that a packet's source or destination may lie in.
+/// A prefix; an address alone is that address.
 fn any_prefix(text: &str) -> Result<IpNet, Bad> {
-    const SPECIAL: &str = "write the addresses that a host in the tunnel has";
-    let Ok(net) = text.parse::<IpNet>() else {
+    let address = text.parse::<IpAddr>().map(IpNet::from);
+    address.or_else(|_| text.parse()).map_err(|_| {
         let remedy = "write an address and a length, as in \"10.9.0.0/24\" or \"fd09::/64\"";
-        return Err(bad(format!("{text:?} is not a prefix"), remedy));
-    };
+        bad(format!("{text:?} is not a prefix"), remedy)
+    })
+}
+
+/// The prefix, if a packet's source or destination may lie in it.
+fn in_packets(net: IpNet) -> Result<IpNet, Bad> {
+    const SPECIAL: &str = "write the addresses that a host in the tunnel has";
     let (first, whole) = (net.addr(), net.prefix_len() == net.max_prefix_len());
     let kind = match (net, first) {
         (IpNet::V6(v6), IpAddr::V6(address))

@@ -61,7 +61,7 @@ fn rows() -> Vec<Row> {
     of::<Forward>("tcp", &mut rows);
     of::<Service>("service", &mut rows);
     of::<Tun>("tun", &mut rows);
-    of::<sections::Metrics>("metrics", &mut rows);
+    of::<sections::Admin>("metrics", &mut rows);
     of::<sections::Control>("control", &mut rows);
     of::<Log>("log", &mut rows);
     of::<Limits>("limits", &mut rows);
@@ -201,6 +201,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "tun.name" => "\"culvert1\"",
         "tun.address" => "[\"10.9.0.1/24\"]",
         "peer.allowed_ips" => "[\"10.9.0.2/32\"]",
+        "metrics.allow" => "[\"10.7.0.0/16\"]",
         "peer.congestion" => "\"cubic\"",
         "peer.quota" => "0.25",
         "peer.public_key" => "\"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"",
@@ -266,11 +267,11 @@ fn a_key_that_appears_is_added_and_one_that_vanishes_is_removed() {
     ] {
         let [without, with] = [without, with].map(|text| parse(&format!("{base}{text}")));
         let value = |config: &Config| {
-            let Config { transport, access, metrics, control, .. } = config;
+            let Config { transport, access, admin, control, .. } = config;
             match key {
                 "transport.advertise" => transport.advertise.as_ref().map(ToString::to_string),
                 "access.decoy" => access.decoy.as_ref().map(ToString::to_string),
-                "metrics.listen" => metrics.as_ref().map(ToString::to_string),
+                "metrics.listen" => admin.listen.as_ref().map(ToString::to_string),
                 _ => control.as_ref().map(|path| path.display().to_string()),
             }
         };

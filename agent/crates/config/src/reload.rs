@@ -15,7 +15,7 @@ use crate::{
     problem::PeerOrigin,
     resolve::MAX_SERVICES,
     section::{Key, Section, Walker},
-    sections::{Control, Identity, Metrics},
+    sections::{Control, Identity},
     value,
 };
 
@@ -94,12 +94,10 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
     (config.udp, plan.udp_opened) =
         changes.forwards(&around("udp", &running.transport.listen), &running.udp, config.udp);
     (config.tcp, plan.tcp_opened) =
-        changes.forwards(&around("tcp", running.metrics.as_slice()), &running.tcp, config.tcp);
+        changes.forwards(&around("tcp", running.admin.listen.as_slice()), &running.tcp, config.tcp);
     changes.append(of_services);
     config.tun = changes.tun(running.tun.as_ref(), config.tun);
-    let mut metrics = Metrics { listen: config.metrics };
-    changes.section("metrics.", &Metrics { listen: running.metrics }, &mut metrics, names, &[]);
-    config.metrics = metrics.listen;
+    changes.section("metrics.", &running.admin, &mut config.admin, names, &[]);
     let socket = |config: &Config| Control { socket: config.control.clone().unwrap_or_default() };
     let mut control = socket(&config);
     changes.section("control.", &socket(running), &mut control, names, &[]);

@@ -137,7 +137,7 @@ proptest! {
                 prop_assert!(now.iter().all(|port| wanted.contains(port)), "{now:?} {wanted:?}");
                 prop_assert_eq!(now.len() + waiting(section), wanted.len());
             }
-            let own = |config: &Config| (config.transport.clone(), config.tun.clone(), config.metrics, config.access.knock);
+            let own = |config: &Config| (config.transport.clone(), config.tun.clone(), config.admin.clone(), config.access.knock);
             prop_assert_eq!(own(&after), own(&running));
             for peer in &after.peers {
                 let old = running.peers.iter().find(|old| old.name == peer.name);

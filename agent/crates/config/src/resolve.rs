@@ -12,14 +12,15 @@ use std::{
 use gate::identity::Identity;
 
 use crate::{
-    Access, AccessMode, Config, Forward, Knock, Limits, Protocol, Service, Transport, Tun,
+    Access, AccessMode, Admin, Config, Forward, Knock, Limits, Protocol, Service, Transport, Tun,
     checks::Checks,
     credential,
     peers::Around,
     problem::{At, ConfigProblem, ConfigProblems, PeerOrigin, Report},
     section::{self, Table},
-    sections::{self, Control, Metrics},
+    sections::{self, Control},
     state,
+    token::Token,
 };
 
 /// The hello that tells a peer our services holds at most this many.
@@ -31,6 +32,8 @@ pub(super) struct Draft {
     config: Config,
     /// Where the file of our key is named, if it is.
     key_file: Option<At>,
+    /// Where the file of the admin server's secret is named, if it is.
+    token_file: Option<At>,
 }
 
 impl Draft {
@@ -80,7 +83,7 @@ impl Draft {
         let udp = checks.read_forwards(&mut root, "udp");
         let tcp = checks.read_forwards(&mut root, "tcp");
         let access = checks.read_access(&mut root, listens);
-        let metrics = root.table("metrics", &mut checks.report).fill::<Metrics>(&mut checks).listen;
+        let (admin, token_file) = checks.read_admin(&mut root, base);
         let control = checks.read_control(&mut root, base);
         let log = root.table("log", &mut checks.report).fill(&mut checks);
         let limits = checks.read_limits(&mut root, peers.len());
@@ -112,14 +115,14 @@ impl Draft {
             tcp,
             services,
             tun,
-            metrics,
+            admin,
             control,
             log,
             limits,
             closed: std::mem::take(&mut checks.closed),
             notes: Vec::new(),
         };
-        Self { checks, config, key_file }
+        Self { checks, config, key_file, token_file }
     }
 
     /// The control socket, whatever the problems are.
@@ -136,7 +139,7 @@ impl Draft {
         Err(ConfigProblems { file: file.map(Path::to_owned), problems })
     }
 
-    /// The same with the identity, whose problems are among those of the file.
+    /// The same with the identity, whose problems, like those of the admin server's secret, are among those of the file.
     pub(super) fn finish_with_identity(mut self, file: &Path) -> Result<(Config, Identity), ConfigProblems> {
         let key_file = credential::of(&self.config.identity_key_file);
         let loaded = self.key_file.take().map(|at| (at, Identity::load(&key_file)));
@@ -150,6 +153,11 @@ impl Draft {
         };
         if let Some(identity) = &identity {
             self.checks.own_key(identity.public_key());
+        }
+        if let Some(at) = self.token_file.take()
+            && let Err(error) = Token::read(&self.config.admin.token_file)
+        {
+            self.checks.report.add(&at, error.to_string(), error.remedy());
         }
         match (self.into_parts(), identity) {
             ((config, problems), Some(identity)) if problems.is_empty() => Ok((config, identity)),
@@ -221,6 +229,36 @@ impl Checks {
         };
         self.report.add(&table.place("decoy"), problem, remedy);
         access
+    }
+
+    fn read_admin(&mut self, root: &mut Table<'_>, base: &Path) -> (Admin, Option<At>) {
+        let mut table = root.table("metrics", &mut self.report);
+        let mut admin: Admin = table.fill(self);
+        let token_file = admin.has_token().then(|| table.place("token_file"));
+        if token_file.is_some() {
+            admin.token_file = base.join(&admin.token_file);
+        }
+        if admin.listen.is_none() && !table.has("listen") {
+            let unused = ["page", "allow", "token_file"].into_iter().find(|key| table.has(key));
+            if let Some(key) = unused {
+                let remedy = "add metrics.listen, or remove it";
+                self.report.add(
+                    &table.place(key),
+                    "there is no metrics.listen, so nothing is served",
+                    remedy,
+                );
+            }
+        } else if admin.is_remote() && !table.has("allow") && !table.has("token_file") {
+            let problem = "every host that reaches this address could read it";
+            let remedy =
+                "write who may connect with metrics.allow, set metrics.token_file, or listen on 127.0.0.1";
+            self.report.add(&table.place("listen"), problem, remedy);
+        } else if admin.is_public() {
+            let problem = "every host that reaches metrics.listen can read the status page";
+            let remedy = "write the prefixes of those who may, or set metrics.token_file";
+            self.report.note(&table.place("allow"), problem, remedy);
+        }
+        (admin, token_file)
     }
 
     /// The path of the socket, or `None` for no socket.

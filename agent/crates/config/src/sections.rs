@@ -1,7 +1,7 @@
 //! The sections of the file that have no file of their own.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4},
     ops::RangeInclusive,
     path::PathBuf,
     sync::Arc,
@@ -9,11 +9,13 @@ use std::{
 };
 
 use gate::{identity::Endpoint, knock::MAX_CLOCK_WINDOW};
+use ipnet::IpNet;
 
 use crate::{
     MAX_WORKERS,
     checks::Checks,
     kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
+    prefix::network_prefix,
     section::section,
     spelled::spelled,
     value::{self, parsed},
@@ -248,11 +250,56 @@ spelled! {
     }
 }
 
+/// A source prefix, or the address of one client.
+fn source_prefix() -> Kind<IpNet> {
+    text("prefix", network_prefix, ToString::to_string)
+}
+
 section! {
-    /// `[metrics]`.
-    pub(super) struct Metrics {
-        /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP, without authentication. Left out: no server.
+    /// `[metrics]`: the admin server.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Admin {
+        /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP, and the status page if `metrics.page` is set. Another address
+        /// than loopback needs `metrics.allow` or `metrics.token_file`. Left out: no server.
         listen: Option<SocketAddr> = None, address().then(Checks::listener).optional(), Restart;
+        /// Serves the [status page](page.md) at `/` and the JSON of `culvert status` at `/api/status`. They name peers and
+        /// their addresses.
+        page: bool = false, truth(), Restart;
+        /// The clients that may connect, besides this host; the connections of others are closed unanswered. Left out: all that
+        /// reach the address.
+        allow: Vec<IpNet> = Vec::new(), source_prefix().list().not_empty("write who may connect, or remove the key"), Restart;
+        /// A file with a secret: one line of 16 to 256 visible ASCII characters, closed to other users. `/metrics` and `/api/`
+        /// then answer only requests with the header `Authorization: Bearer SECRET`; the page asks for it. The file is read for
+        /// each of them, so a new secret needs no restart.
+        token_file: PathBuf = PathBuf::new(), path(), Restart;
+    }
+}
+
+impl Admin {
+    /// Whether the clients of other hosts can reach the server's address.
+    #[must_use]
+    pub fn is_remote(&self) -> bool {
+        self.listen.is_some_and(|address| !address.ip().to_canonical().is_loopback())
+    }
+
+    /// Whether a request has to show the secret of `token_file`.
+    #[must_use]
+    pub fn has_token(&self) -> bool {
+        !self.token_file.as_os_str().is_empty()
+    }
+
+    /// Whether `source` may connect, as far as its address says.
+    #[must_use]
+    pub fn admits(&self, source: IpAddr) -> bool {
+        let source = source.to_canonical();
+        self.allow.is_empty() || source.is_loopback() || self.allow.iter().any(|net| net.contains(&source))
+    }
+
+    /// Whether the status page is shown to every host that reaches its address.
+    #[must_use]
+    pub fn is_public(&self) -> bool {
+        let all = self.allow.iter().any(|net| net.prefix_len() == 0);
+        self.page && self.is_remote() && !self.has_token() && all
     }
 }
 

@@ -57,7 +57,7 @@ fn defaults_stand_for_what_is_left_out() {
     assert!(config.transport.workers == 0 && (1..=64).contains(&config.worker_count()));
     assert_eq!(config.identity_key_file, Path::new("/etc/culvert/id.key"));
     assert_eq!(config.transport.listen, ["127.0.0.1:4433".parse().unwrap()]);
-    assert_eq!((config.log, config.limits, config.metrics), (Log::DEFAULT, defaults::LIMITS, None));
+    assert_eq!((config.log, config.limits, config.admin), (Log::DEFAULT, defaults::LIMITS, Admin::default()));
     let peer = Peer {
         name: "exit".into(),
         origin: PeerOrigin::Config,
@@ -138,6 +138,9 @@ peer = "p"
 service = "iperf"
 [metrics]
 listen = "127.0.0.1:9464"
+page = true
+allow = ["10.0.0.0/24", "fd09::7"]
+token_file = "admin.token"
 [log]
 level = "trace"
 format = "json"
@@ -183,7 +186,10 @@ handshakes = 8
     let forward =
         Forward { listen: "127.0.0.1:5301".parse().unwrap(), peer: 0, service: "iperf".into(), open: true };
     assert_eq!((&config.udp[..], &config.tcp[..]), (&[forward.clone()][..], &[forward][..]));
-    assert_eq!(config.metrics, Some("127.0.0.1:9464".parse().unwrap()));
+    let Admin { listen, page, allow, token_file } = &config.admin;
+    assert_eq!((*listen, *page), (Some("127.0.0.1:9464".parse().unwrap()), true));
+    assert_eq!(*allow, ["10.0.0.0/24", "fd09::7/128"].map(|net| net.parse().unwrap()));
+    assert_eq!(token_file, Path::new("/etc/culvert/admin.token"));
     assert_eq!(config.log, Log { level: LogLevel::Trace, format: LogFormat::Json });
     let limits = config.limits;
     assert_eq!((limits.tcp_streams_per_peer, limits.receive_buffer), (3, Some(65_536)));
@@ -498,4 +504,48 @@ fn one_mistake_is_one_problem() {
     // A socket that is switched off has no path that could be too long.
     let far = PathBuf::from(format!("/{}", "x".repeat(200)));
     assert_eq!(Config::parse(&format!("{BASE}[control]\nsocket = \"\"\n"), &far).unwrap().control, None);
+}
+
+#[test]
+fn an_admin_server_for_other_hosts_says_who_may_read_it() {
+    for (address, says) in [("0.0.0.0:9464", ""), ("192.0.2.1:9464", ""), ("[::]:9464", "page = true\n")] {
+        let text = format!("[metrics]\nlisten = \"{address}\"\n{says}");
+        expect(&text, 10, "metrics.listen", "every host that reaches this address");
+        for says in ["allow = [\"10.0.0.0/8\"]\n", "token_file = \"token\"\n"] {
+            assert_eq!(parse(&format!("{BASE}{text}{says}")).unwrap().notes, [], "{says}");
+        }
+    }
+    let everybody = "[metrics]\nlisten = \"0.0.0.0:9464\"\nallow = [\"10.0.0.0/8\", \"0.0.0.0/0\"]\n";
+    assert_eq!(
+        parse(&format!("{BASE}{everybody}")).unwrap().notes,
+        [],
+        "metrics are for whom the operator says"
+    );
+    let page = parse(&format!("{BASE}{everybody}page = true\n")).unwrap();
+    assert_eq!((page.notes.len(), &*page.notes[0].key_path), (1, "metrics.allow"));
+    let token = parse(&format!("{BASE}{everybody}page = true\ntoken_file = \"token\"\n")).unwrap();
+    assert_eq!(token.notes, []);
+    for key in ["page = true", "allow = [\"10.0.0.0/8\"]", "token_file = \"token\""] {
+        let path = format!("metrics.{}", key.split(' ').next().unwrap());
+        expect(&format!("[metrics]\n{key}\n"), 10, &path, "there is no metrics.listen");
+    }
+    let listen = "[metrics]\nlisten = \"127.0.0.1:1\"\n";
+    expect(&format!("{listen}allow = []\n"), 11, "metrics.allow", "empty list");
+    expect(&format!("{listen}allow = [\"10.0.0.1/8\"]\n"), 11, "metrics.allow[0]", "\"10.0.0.0/8\"");
+}
+
+#[test]
+fn an_admin_server_admits_its_own_host_and_the_prefixes_that_it_names() {
+    let allow = |allow: &[&str]| Admin {
+        allow: allow.iter().map(|net| net.parse().unwrap()).collect(),
+        ..Admin::default()
+    };
+    let some = allow(&["10.0.0.0/24", "fd09::7/128"]);
+    for source in ["127.0.0.1", "::1", "127.9.9.9", "10.0.0.255", "::ffff:10.0.0.1", "fd09::7"] {
+        assert!(some.admits(source.parse().unwrap()), "{source}");
+    }
+    for source in ["10.0.1.0", "::ffff:192.0.2.1", "fd09::8", "0.0.0.0"] {
+        assert!(!some.admits(source.parse().unwrap()), "{source}");
+        assert!(allow(&[]).admits(source.parse().unwrap()), "{source}");
+    }
 }

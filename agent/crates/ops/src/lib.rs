@@ -5,6 +5,7 @@
 //! | the control socket: requests, answers, status as JSON and text | [`control_socket`] |
 //! | how requests are carried out by the running daemon | [`operator`] |
 //! | counters for Prometheus | [`metrics`] |
+//! | the figures of the status page, and their last ten minutes | [`web`] |
 //! | captures, as qlog files | [`qlog`] |
 //! | a reload, from the file to the workers | [`reload`] |
 //! | logging | [`log`] |
@@ -15,6 +16,8 @@ pub mod descriptors;
 pub mod log;
 pub mod metrics;
 pub mod operator;
+
 pub mod qlog;
 pub mod reload;
 mod reload_error;
+pub mod web;

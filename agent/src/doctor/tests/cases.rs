@@ -160,6 +160,11 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
                 f.daemon = Daemon::Mute("permission denied".to_owned());
             }),
         ],
+        Check::StatusPage => vec![
+            (Warning, ("10.9.0.0/16", "0.0.0.0/0"), |_| {}),
+            (Note, ("10.9.0.1:9464", "127.0.0.1:9464"), |_| {}),
+            (Note, ("allow = [\"10.9.0.0/16\"]", "token_file = \"token\""), |_| {}),
+        ],
         Check::Forwarding => vec![
             (Warning, AS_IT_IS, |f| f.network.forwarding[0] = Some(false)),
             (Warning, AS_IT_IS, |f| f.network.forwarding[1] = Some(false)),
@@ -346,6 +351,9 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
             }),
             (AS_IT_IS, run),
         ],
+        Check::StatusPage => {
+            vec![(("10.9.0.1:9464\"\npage = true", "127.0.0.1:9464\"\npage = true\ntoken_file = \"token\""), nothing)]
+        }
         Check::RpFilter => vec![(("mark = 7", ""), |f| f.network.rp_filter[1].1 = 1)],
         Check::ConntrackTimeout => vec![(AS_IT_IS, |f| table(f).udp_timeout = Duration::from_secs(21))],
         Check::TunDriver => vec![(AS_IT_IS, |f| {

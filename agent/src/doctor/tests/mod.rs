@@ -32,6 +32,7 @@ fn text() -> String {
     format!(
         "[identity]\nkey_file = \"/etc/culvert/identity.key\"\nstate_dir = \"/var/lib/culvert\"\n\
          [transport]\nlisten = [\"0.0.0.0:4433\"]\nworkers = 2\nmark = 7\ngso = \"auto\"\n\
+         [metrics]\nlisten = \"10.9.0.1:9464\"\npage = true\nallow = [\"10.9.0.0/16\"]\n\
          [control]\nsocket = \"/run/culvert/culvert.sock\"\n\
          [tun]\naddress = [\"10.9.0.1/32\", \"fd09::1/128\"]\noffload = \"auto\"\n\
          [limits]\nflows = 1000\n\

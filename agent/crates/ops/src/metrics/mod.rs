@@ -6,6 +6,7 @@
 //! | and of the daemon? | [`FAMILIES`] here |
 //! | what about the process itself? | `process.rs` |
 //! | and the configuration: its limits, its reloads? | `configured.rs` |
+//! | the admin server? | `admin.rs` |
 //!
 //! ```text
 //! worker: u64 += 1 per packet ──▶ snapshot per tick ──▶ sum over workers and text at each scrape
@@ -14,6 +15,7 @@
 //! The text is written here: crates for it hold values of their own, to which ours would have to be added as differences.
 //! `docs/metrics.md` lists every family, and a test compares it with the tables.
 
+mod admin;
 mod configured;
 mod process;
 
@@ -39,10 +41,12 @@ use wire::{
 };
 
 use self::{
+    admin::AdminServer,
     configured::{Configured, Now},
     process::Process,
 };
 
+pub use admin::AdminRefusal;
 pub use configured::Reload;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use process::host_text;
@@ -57,6 +61,7 @@ pub struct Metrics {
     snapshots: Arc<Snapshots>,
     health: Arc<Health>,
     configured: Mutex<Configured>,
+    admin: AdminServer,
 }
 
 /// What is read at one scrape.
@@ -92,6 +97,8 @@ static FAMILIES: &[Family] = &[
     family(Gauge, "culvert_config_last_reload_success_timestamp_seconds", &[], "When the configuration that runs was read, since the Unix epoch.", |it, out| it.configured.each(|now| out.add(&[], now.since))),
     family(Gauge, "culvert_limit", &["limit"], "Configured limits on what can grow, by their key in the section limits.", |it, out| it.configured.each(|now| now.show_limits(out))),
     family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(&Part::LABELS, &panics::counts())),
+    family(Counter, "culvert_admin_refused_total", &["reason"], "Connections and requests that the admin server refused or cut off.", |it, out| out.each(&AdminRefusal::LABELS, &it.metrics.admin.refused())),
+    family(Gauge, "culvert_history_bytes", &[], "Memory of the last ten minutes that the status page shows; 0 without metrics.page.", |it, out| out.add(&[], it.metrics.admin.history_bytes())),
     family(Counter, "culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
     family(Gauge, "culvert_process_resident_memory_bytes", &[], "Resident memory.", |it, out| it.process(out, |it| it.resident_bytes)),
     family(Gauge, "culvert_process_open_fds", &[], "Open file descriptors.", |it, out| it.process(out, |it| it.open_fds)),
@@ -115,7 +122,14 @@ impl Metrics {
     /// Shows what the workers put into `snapshots`; `version` becomes the label of `culvert_build_info`.
     #[must_use]
     pub fn new(version: &str, workers: u8, snapshots: Arc<Snapshots>, health: Arc<Health>) -> Self {
-        Self { version: version.to_owned(), workers, snapshots, health, configured: Mutex::default() }
+        Self {
+            version: version.to_owned(),
+            workers,
+            snapshots,
+            health,
+            configured: Mutex::default(),
+            admin: AdminServer::default(),
+        }
     }
 
     /// Every family that exists, also those without a value yet, in no particular order.
@@ -137,6 +151,16 @@ impl Metrics {
         if let Some(now) = now {
             now.successful = outcome == Reload::Done;
         }
+    }
+
+    /// Counts a connection or a request that the admin server did not serve.
+    pub fn admin_refused(&self, reason: AdminRefusal) {
+        self.admin.refuse(reason);
+    }
+
+    /// The history of the status page takes `bytes` of memory now.
+    pub fn set_history_bytes(&self, bytes: usize) {
+        self.admin.set_history_bytes(bytes);
     }
 
     /// All values in Prometheus' text format, version 0.0.4.

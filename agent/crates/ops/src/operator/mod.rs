@@ -26,10 +26,11 @@ use wire::clock::Clock;
 use crate::{
     control_socket::{
         Peers, Refused, Reloaded,
-        status::{Scope, Status},
+        status::{PeerStatus, Scope, Status},
     },
     metrics::Metrics,
     qlog::Captures,
+    web::Figures,
 };
 
 mod status;
@@ -89,6 +90,16 @@ impl Peers for Running {
     }
 
     fn status(&self, scope: &Scope) -> Status {
+        status::of(self, scope)
+    }
+}
+
+impl Figures for Running {
+    fn published(&self) -> Vec<PeerStatus> {
+        status::published(self)
+    }
+
+    fn asked(&self, scope: &Scope) -> Status {
         status::of(self, scope)
     }
 }

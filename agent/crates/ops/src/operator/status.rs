@@ -41,17 +41,15 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
     let mut views: Vec<WorkerView> = views.into_iter().flatten().collect();
     let (now, unix_seconds) = (running.clock.now(), running.clock.unix_seconds());
     // Only now: the workers published when they were asked.
-    let snapshot = running.snapshots.get();
+    let mut snapshot = running.snapshots.get();
     let (config, listed) = (running.config.load(), running.registry.list());
+    let (totals, limits) = (totals(&snapshot), limits(&config, &listed, &snapshot));
     let chosen = |listed: &&Listed| scope.peer.as_ref().is_none_or(|name| *listed.peer.name == **name);
     let mut room = Room { left: MOST_LANES, left_out: views.iter().map(|view| view.lanes_left_out).sum() };
-    let peers = listed.iter().filter(chosen).map(|listed| {
-        let seen = snapshot.peers.iter().find(|seen| !seen.more.removed && seen.name == listed.peer.name);
-        PeerStatus {
-            lanes: lanes_of(listed.id, &views, &mut room),
-            stream_connections: stream_connections_of(listed.id, &views),
-            ..seen.cloned().unwrap_or_else(|| unseen(listed))
-        }
+    let peers = listed.iter().filter(chosen).map(|listed| PeerStatus {
+        lanes: lanes_of(listed.id, &views, &mut room),
+        stream_connections: stream_connections_of(listed.id, &views),
+        ..take_peer(listed, &mut snapshot)
     });
     let mut peers: Vec<PeerStatus> = peers.collect();
     if let (Some(peer), Some(_)) = (peers.first_mut(), &scope.peer) {
@@ -64,10 +62,10 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
         workers: config.worker_count(),
         unanswered_workers,
         lanes_left_out: room.left_out,
-        totals: totals(&snapshot),
+        totals,
         tun: config.tun.as_ref().map(|tun| tun_status(tun, &views)),
         sockets: sockets(&views),
-        limits: limits(&config, &listed, &snapshot),
+        limits,
         peers,
         handshakes: by_label(&running.snapshots, "culvert_handshakes_total"),
         gate: by_label(&running.snapshots, "culvert_gate_datagrams_total"),
@@ -79,6 +77,19 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
             .map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds))
             .collect(),
     }
+}
+
+/// The peers as the workers last published them.
+pub(super) fn published(running: &Running) -> Vec<PeerStatus> {
+    let mut snapshot = running.snapshots.get();
+    running.registry.list().iter().map(|listed| take_peer(listed, &mut snapshot)).collect()
+}
+
+/// Takes a peer out of `snapshot`, if its slot there is not that of another one.
+fn take_peer(listed: &Listed, snapshot: &mut Snapshot) -> PeerStatus {
+    let slot = snapshot.peers.get_mut(listed.id.0 as usize);
+    let own = slot.filter(|seen| !seen.more.removed && seen.name == listed.peer.name);
+    own.map_or_else(|| unseen(listed), std::mem::take)
 }
 
 /// A peer that the workers have not told of yet.

@@ -42,6 +42,14 @@ pub struct Scope {
     pub lane: Option<u8>,
 }
 
+impl Scope {
+    /// The agent alone, without any peer: none has an empty name.
+    #[must_use]
+    pub fn agent() -> Self {
+        Self { peer: Some(String::new()), lane: None }
+    }
+}
+
 /// The state of a running agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Status {

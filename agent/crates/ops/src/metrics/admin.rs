@@ -1,0 +1,45 @@
+//! What the admin server did not serve, and what its status page remembers.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+wire::labelled! {
+    /// Why the admin server refused or cut off a connection or a request: the label `reason`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum AdminRefusal {
+        /// The client's address is not in `metrics.allow`.
+        Source => "source",
+        /// The request did not show the secret of `metrics.token_file`.
+        Token => "token",
+        /// A browser asked under a name that need not be this host's.
+        Host => "host",
+        /// The connection made room for a newer one.
+        Crowded => "crowded",
+        /// The client took too long to send its request or to read the answer.
+        Slow => "slow",
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct AdminServer {
+    refused: [AtomicU64; AdminRefusal::COUNT],
+    history_bytes: AtomicU64,
+}
+
+impl AdminServer {
+    pub(super) fn refuse(&self, reason: AdminRefusal) {
+        self.refused[reason as usize].fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// The counts in the order of [`AdminRefusal::ALL`].
+    pub(super) fn refused(&self) -> [u64; AdminRefusal::COUNT] {
+        self.refused.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn set_history_bytes(&self, bytes: usize) {
+        self.history_bytes.store(bytes as u64, Ordering::Relaxed);
+    }
+
+    pub(super) fn history_bytes(&self) -> u64 {
+        self.history_bytes.load(Ordering::Relaxed)
+    }
+}

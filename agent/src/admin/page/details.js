@@ -1,0 +1,186 @@
+// One peer in full, and the tables about the agent as a whole.
+
+import { Graph, Table, age, bits, bytes, count, dash, make, or, plural, set, share, terms, wait } from "./view.js";
+
+const $ = (id) => document.getElementById(id);
+
+const ACCOUNT = [["Account"], ["Received", "number"], ["Delivered", "number"], ["Queued", "number"], ["Dropped", "number"], ["Bytes", "number"]];
+
+function account(name, side) {
+  const sums = [side.received, side.delivered, side.queued, side.dropped].map(count);
+  const label = side.balances ? name : `${name}: does not balance, which is a defect of culvert`;
+  return [[label, side.balances ? "" : "bad"], ...sums, bytes(side.delivered_bytes)];
+}
+
+// The counts of a map, the largest first.
+function counts(map) {
+  return Object.entries(map).sort(([, a], [, b]) => b - a).map(([name, number]) => [name, count(number)]);
+}
+
+function drops(dropped) {
+  return Object.entries(dropped).flatMap(([way, reasons]) => counts(reasons).map(([reason, number]) => [reason, way, number]));
+}
+
+const LIMITS = {
+  peers: "peers", open_peers: "open-mode peers", flows: "flows", flows_per_peer: "flows of one peer",
+  queue_bytes: "bytes that wait in queues", tcp_streams_per_peer: "TCP streams of one peer", tcp_streams: "TCP streams",
+  stream_bytes: "bytes of TCP windows", handshakes: "handshakes under way", used_tokens: "used knocks",
+  decoy_flows: "flows to the decoy", descriptors: "open files",
+};
+
+function limits(limits) {
+  return Object.entries(limits).map(([name, { used, limit }]) => {
+    const part = limit > 0 ? used / limit : 0;
+    const style = part >= 0.95 ? "bad" : part >= 0.8 ? "warn" : "";
+    const size = name.endsWith("bytes") ? bytes : count;
+    return [LIMITS[name] ?? name, size(used), size(limit), [share(part), style]];
+  });
+}
+
+function sockets(sockets) {
+  return sockets.filter((one) => one.open > 0 || one.received_datagrams > 0).map((one) => [
+    one.role.replace("_", " "), count(one.open), count(one.received_datagrams), count(one.sent_datagrams),
+    count(one.would_block), count(one.send_failures), [count(one.kernel_drops), one.kernel_drops > 0 ? "warn" : ""],
+  ]);
+}
+
+function tun(tun) {
+  if (!tun) return [];
+  const state = tun.up ? "up" : tun.up === false ? "down" : "gone";
+  const rows = [["uplink (read)", tun.uplink], ["downlink (written)", tun.downlink]].map(([way, side]) => [
+    `${tun.name} ${way}`, [state, tun.up ? "" : "bad"], or(tun.mtu), count(side.packets), or(side.bytes_per_second, bits),
+    count(side.errors), or(side.kernel_drops, count),
+  ]);
+  return rows;
+}
+
+export class AgentTables {
+  constructor(node) {
+    this.accounts = new Table("Accounts of all peers", ACCOUNT, true);
+    this.refused = new Table("Refused", [["Source"], ["Ago", "number"], ["Times", "number"], ["Reason", "text"], ["Key", "text"]], true);
+    this.limits = new Table("Limits in use", [["Limit"], ["Used", "number"], ["Of", "number"], ["Share", "number"]], false);
+    this.tun = new Table("TUN device", [["Device"], ["State"], ["MTU", "number"], ["Packets", "number"], ["Rate", "number"], ["Errors", "number"], ["Kernel drops", "number"]], false);
+    this.tunDrops = new Table("Packets of the TUN device that went to no peer", [["Reason"], ["Packets", "number"]], false);
+    this.sockets = new Table("Sockets", [["Sockets"], ["Open", "number"], ["Received", "number"], ["Sent", "number"], ["Blocked", "number"], ["Failed", "number"], ["Kernel drops", "number"]], false);
+    this.handshakes = new Table("Handshakes by outcome", [["Outcome"], ["Count", "number"]], false);
+    this.gate = new Table("Steps of the gate", [["Step"], ["Datagrams", "number"]], false);
+    this.tables = [this.accounts, this.refused, this.limits, this.tun, this.tunDrops, this.sockets, this.handshakes, this.gate];
+    node.append(...this.tables.map((table) => table.node));
+  }
+
+  fill(status) {
+    const { totals } = status;
+    this.accounts.fill([account("uplink", totals.uplink), account("downlink", totals.downlink)]);
+    this.refused.fill(status.refusals.map((one) => [one.source, age(one.age_seconds), count(one.count), one.reason, or(one.public_key)]));
+    this.limits.fill(limits(status.limits));
+    this.tun.fill(tun(status.tun));
+    this.tun.node.hidden = this.tunDrops.node.hidden = !status.tun;
+    this.tunDrops.fill(status.tun ? counts(status.tun.dropped) : []);
+    this.sockets.fill(sockets(status.sockets));
+    this.handshakes.fill(counts(status.handshakes));
+    this.gate.fill(counts(status.gate).filter(([, number]) => number !== "0"));
+  }
+}
+
+function facts(peer) {
+  const rates = peer.rates ?? {};
+  const { queue, rate, streams, lane_packets: packets } = peer;
+  const speed = (size, number) => (size === undefined ? dash : `${bits(size)}, ${count(Math.round(number))}/s`);
+  const limit = rate && `${bits(rate.bits_per_second / 8)} (${rate.from}), wait ${wait(rate.delay_p50_seconds)} median, ${wait(rate.delay_p99_seconds)} p99`;
+  const congestion = streams && `${streams.congestion}, ${plural(streams.connections, "connection")}, window ${bytes(streams.window_bytes)}`;
+  return [
+    ["State", peer.state, peer.state === "connected" ? "good" : "warn"],
+    ["Since", age(peer.since_seconds)],
+    ["From", { config: "the configuration", state: "culvert peer add", open: "open mode" }[peer.origin] ?? peer.origin],
+    ["Address", or(peer.address)],
+    ["Software", or(peer.software)],
+    ["Datagrams by", or(peer.mode)],
+    ["Up", speed(rates.uplink_bytes_per_second, rates.uplink_datagrams_per_second)],
+    ["Down", speed(rates.downlink_bytes_per_second, rates.downlink_datagrams_per_second)],
+    ["RTT", wait(peer.rtt_seconds)],
+    ["Loss, last second · in all", `${share(packets.lost_share_last_second)} · ${share(packets.lost_share)}`],
+    ["Lane packets sent · received", `${count(packets.sent)} · ${count(packets.received)}`],
+    ["Queue", `${plural(queue.datagrams, "datagram")}, ${bytes(queue.bytes)}, the oldest for ${wait(queue.age_seconds)}`],
+    ["Rate limit", limit ?? dash],
+    ["Lanes up", count(peer.lanes_up)],
+    ["Flows", count(peer.flows)],
+    ["TCP streams", count(peer.tcp_streams)],
+    ["Congestion control", congestion ?? dash],
+    ["Inner MTU", or(peer.inner_mtu, (mtu) => `${mtu} B`)],
+    ["Largest UDP payload", or(peer.largest_datagram, (size) => `${size} B`)],
+  ];
+}
+
+function lane(lane) {
+  const rates = lane.rates ?? {};
+  const rate = (size) => (size === undefined ? dash : bits(size));
+  return [
+    String(lane.index), [lane.state, lane.state === "up" ? "good" : "warn"], rate(rates.sent_bytes_per_second),
+    rate(rates.received_bytes_per_second), count(lane.lost_packets), count(lane.in_flight_packets), wait(lane.rtt_seconds),
+    `${lane.packet_bytes}${lane.mtu_search ? " …" : ""}`, `${lane.key_updates}${lane.key_update_under_way ? " …" : ""}`,
+    count(lane.flows), or(lane.heard_seconds, (heard) => `${wait(heard)} ago`), or(lane.remote_address), String(lane.worker),
+  ];
+}
+
+function flow(flow) {
+  const on = flow.on_lane !== null && flow.lane !== null && flow.on_lane !== flow.lane;
+  return [
+    String(flow.number), flow.service, flow.opened_by === "here" ? "us" : "the peer", or(flow.local_address), flow.standing,
+    on ? `${flow.on_lane}, for ${flow.lane}` : or(flow.lane ?? flow.on_lane), wait(flow.silent_seconds), age(flow.idle_seconds),
+  ];
+}
+
+export class PeerView {
+  constructor() {
+    this.graphs = {
+      rate: new Graph("Throughput", [["up", "up"], ["down", "down"]], bits, 1000),
+      loss: new Graph("Loss of lane packets", [["lost", "lost"]], share, 0.01),
+    };
+    $("peer-graphs").append(this.graphs.rate.node, this.graphs.loss.node);
+    this.accounts = new Table("Accounts", ACCOUNT);
+    this.drops = new Table("Drops by reason", [["Reason"], ["Direction"], ["Datagrams", "number"]]);
+    this.lanes = new Table("Lanes", [["Lane"], ["State"], ["Sent", "number"], ["Received", "number"], ["Lost", "number"], ["Unacked", "number"], ["RTT", "number"], ["Packet", "number"], ["Key updates", "number"], ["Flows", "number"], ["Heard", "number"], ["Address"], ["Worker", "number"]]);
+    this.streams = new Table("Stream connections", [["Number"], ["State"], ["Worker", "number"], ["Dialled by"], ["Forwards", "number"]]);
+    this.flows = new Table("Latest flows", [["Flow"], ["Service"], ["Opened by"], ["Local address"], ["State"], ["Lane"], ["Silent", "number"], ["Ends after", "number"]]);
+    const tables = [this.accounts, this.drops, this.lanes, this.streams, this.flows];
+    $("peer-tables").append(...tables.map((table) => table.node));
+  }
+
+  // Another peer is asked for; nothing is known of it yet.
+  begin(name) {
+    set($("peer-name"), name);
+    $("peer-body").hidden = true;
+    $("peer-missing").hidden = true;
+    $("peer-name").focus();
+  }
+
+  missing(name) {
+    set($("peer-missing"), `No peer is named ${name} now.`);
+    $("peer-missing").hidden = false;
+    $("peer-body").hidden = true;
+  }
+
+  show(peer) {
+    $("peer-missing").hidden = true;
+    $("peer-body").hidden = false;
+    this.failure(peer.last_error, peer.state === "connected");
+    terms($("peer-facts"), facts(peer));
+    this.accounts.fill([account("uplink", peer.uplink), account("downlink", peer.downlink)]);
+    this.drops.fill(drops(peer.dropped));
+    this.lanes.fill(peer.lanes.map(lane));
+    this.streams.fill(peer.stream_connections.map((one) => [
+      String(one.number), one.state, String(one.worker), one.dialled_by === "here" ? "us" : "the peer", count(one.forwards),
+    ]));
+    this.flows.fill(peer.recent_flows.map(flow));
+  }
+
+  failure(error, connected) {
+    $("peer-failure").hidden = !error;
+    if (!error) return;
+    const [, reason, causes] = $("peer-failure").children;
+    set(reason, `${age(error.age_seconds)} ago: ${error.reason}${connected ? " (it is connected again)" : ""}`);
+    const texts = error.likely_causes;
+    if (causes.children.length !== texts.length) causes.replaceChildren(...texts.map(() => make("li")));
+    texts.forEach((text, index) => set(causes.children[index], text));
+  }
+}
