@@ -53,7 +53,7 @@ fn a_pacer_keeps_its_rate_in_bursts_of_a_millisecond() {
 #[test]
 fn an_account_is_a_ceiling_for_all_of_its_senders_together() {
     let account = RateAccount::default();
-    account.set_rate(Some(25_000_000), 0);
+    account.set_limit(Limit::Fixed(25_000_000), 0, ManualClock::default().now());
     let mut sum = 0;
     let bins = departures(
         |now| account.release(now),
@@ -74,7 +74,7 @@ fn an_account_without_a_rate_never_waits() {
     let account = RateAccount::default();
     account.charge(1 << 40, 1, now);
     assert_eq!(account.release(now), Release::Bytes(u64::MAX));
-    account.set_rate(Some(1000), 0);
+    account.set_limit(Limit::Fixed(1000), 0, now);
     account.charge(1000, 1, now);
     assert!(matches!(account.release(now), Release::At(at) if at > now + Duration::from_millis(900)));
 }
@@ -108,7 +108,7 @@ fn shares(account: &Arc<RateAccount>, waiting: &[usize]) -> Vec<u64> {
 #[test]
 fn workers_share_the_rate_by_the_flows_that_wait_there() {
     let account = Arc::new(RateAccount::default());
-    account.set_rate(Some(6_250_000), 0);
+    account.set_limit(Limit::Fixed(6_250_000), 0, ManualClock::default().now());
     let sent = shares(&account, &[7, 1]);
     let sum: u64 = sent.iter().sum();
     assert!(sum.abs_diff(6_250_000) < 125_000, "{sent:?}");
@@ -119,14 +119,14 @@ fn workers_share_the_rate_by_the_flows_that_wait_there() {
 #[test]
 fn the_lower_of_both_ends_limits_counts_and_overhead_is_charged() {
     let (account, now) = (RateAccount::default(), ManualClock::default().now());
-    account.set_granted(Some(1_000));
+    account.set_granted(Some(1_000), now);
     assert_eq!((account.rate(), account.is_granted()), (Some(1_000), true));
-    account.set_rate(Some(500), 40);
+    account.set_limit(Limit::Fixed(500), 40, now);
     assert_eq!((account.rate(), account.is_granted()), (Some(500), false));
     account.charge(460, 1, now);
     assert!(matches!(account.release(now), Release::At(at) if at > now + Duration::from_millis(950)));
-    account.set_rate(None, 0);
+    account.set_limit(Limit::None, 0, now);
     assert_eq!(account.rate(), Some(1_000));
-    account.set_granted(None);
+    account.set_granted(None, now);
     assert_eq!(account.rate(), None);
 }

@@ -1,4 +1,4 @@
-//! The control law of an automatic rate: pure, and not called yet. The far end's reports are not on the wire.
+//! The control law of an automatic rate: pure. `rate/automatic.rs` tells it what leaves and what the far end reports.
 //!
 //! | question | file |
 //! |---|---|
