@@ -224,7 +224,8 @@ impl Checks {
         let is_auto = peer.rate == Some(Rate::Auto);
         if is_auto && peer.congestion == CongestionControl::Rate {
             let problem = "is \"auto\", and congestion = \"rate\" sends at a rate that is known";
-            let remedy = "write a number and a unit, or another congestion: \"bbr\" follows the path by itself";
+            let remedy =
+                "write a number and a unit, or another congestion: \"bbr\" follows the path by itself";
             self.report.add(&table.place("rate"), problem, remedy);
         }
         for key in ["rate_min", "rate_max"] {

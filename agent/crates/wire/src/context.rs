@@ -439,9 +439,8 @@ mod tests {
             bytes: 100_000_000,
             marked: 3,
         };
-        let bytes = [
-            11, 0x80, 1, 0x11, 0x70, 0x80, 0x4c, 0x4b, 0x40, 0x80, 1, 0x11, 0x3e, 0x85, 0xf5, 0xe1, 0, 3,
-        ];
+        let bytes =
+            [11, 0x80, 1, 0x11, 0x70, 0x80, 0x4c, 0x4b, 0x40, 0x80, 1, 0x11, 0x3e, 0x85, 0xf5, 0xe1, 0, 3];
         assert_eq!(Context::decode(&bytes), Some(Context::Report { payload_at: 1 }));
         assert_eq!(Report::decode(&bytes[1..]), Some(report));
         let mut encoded = [REPORT; 18];

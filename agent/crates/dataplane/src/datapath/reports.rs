@@ -18,9 +18,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let sample = Report::decode(fields)
             .filter(|_| account.is_measured())
             .and_then(|report| slot.take_report(&report, self.now));
-        match &sample {
-            Some(sample) => account.report(sample, self.now),
-            None => {}
+        if let Some(sample) = &sample {
+            account.report(sample, self.now);
         }
         state.relay.stats.reports.count(sample.is_some());
     }

@@ -116,10 +116,7 @@ mod tests {
         arrivals.add_marked(2);
         let report = arrivals.take(&stats, 28, ms(26)).unwrap();
         let bytes = stats.opened_bytes + 106 * 28;
-        assert_eq!(
-            report,
-            Report { highest: 106, arrived_micros: 2_000, packets: 106, bytes, marked: 2 }
-        );
+        assert_eq!(report, Report { highest: 106, arrived_micros: 2_000, packets: 106, bytes, marked: 2 });
         assert_eq!(arrivals.due(&stats), None, "nothing new");
         // What the far end reports is no load.
         stats.datagrams_received += 3;

@@ -10,10 +10,31 @@ use std::{
 
 use super::{
     BURST, LATENESS, LEAST_BURST, LEAST_GAP, Release,
-    auto::Sample,
+    auto::{CONNECTIONS, Sample},
     automatic::{AutoLimits, AutoView, Automatic, State},
     bytes_in, time_of,
 };
+
+/// Packets of a connection that the far end acknowledged, since the connection began.
+#[derive(Clone, Copy, Debug)]
+pub struct Acknowledged {
+    /// The number of the connection among those to the peer.
+    pub number: u8,
+    /// When the connection began.
+    pub begun: Instant,
+    /// The round trip of the newest one.
+    pub rtt: Duration,
+    /// Packets that were acknowledged.
+    pub packets: u64,
+    /// Packets that were lost.
+    pub lost: u64,
+    /// Bytes of IP packets that were acknowledged.
+    pub bytes: u64,
+    /// The connection's smoothed round trip.
+    pub smoothed_rtt: Duration,
+    /// The connection's shortest round trip.
+    pub min_rtt: Duration,
+}
 
 /// `peer.rate`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -111,6 +132,25 @@ impl RateAccount {
             let sample = Sample { bytes: sample.bytes.saturating_add(overhead), ..*sample };
             self.tell_law(Some(&sample), now);
         }
+    }
+
+    /// Takes what the far end acknowledged on a connection, if the rate is automatic: it has no reports.
+    pub fn acknowledged(&self, acked: &Acknowledged, now: Instant) {
+        self.report(
+            &Sample {
+                lane: CONNECTIONS.saturating_add(acked.number),
+                epoch: self.since_epoch(acked.begun),
+                sent_at: now.checked_sub(acked.rtt).unwrap_or(now),
+                arrived_micros: self.since_epoch(now) / 1_000,
+                packets_sent: acked.packets + acked.lost,
+                packets: acked.packets,
+                bytes: acked.bytes,
+                marked: 0,
+                smoothed_rtt: acked.smoothed_rtt,
+                min_rtt: acked.min_rtt,
+            },
+            now,
+        );
     }
 
     fn tell_law(&self, sample: Option<&Sample>, now: Instant) {

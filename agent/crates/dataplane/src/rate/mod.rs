@@ -21,7 +21,7 @@ mod automatic;
 mod pacer;
 mod share;
 
-pub use account::{Limit, RateAccount};
+pub use account::{Acknowledged, Limit, RateAccount};
 pub use automatic::{AutoLimits, AutoView, Measured};
 pub use pacer::Pacer;
 pub use share::Share;

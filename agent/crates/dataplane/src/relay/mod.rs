@@ -140,6 +140,13 @@ pub struct ReportCount {
 }
 
 impl ReportCount {
+    /// Adds the reports of another relay.
+    pub fn add(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.taken += other.taken;
+        self.ignored += other.ignored;
+    }
+
     /// Counts a report of the far end.
     pub fn count(&mut self, is_taken: bool) {
         *if is_taken { &mut self.taken } else { &mut self.ignored } += 1;

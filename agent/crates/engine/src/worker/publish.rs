@@ -20,8 +20,8 @@ use crate::{
     origin::PeerOrigin,
     peer::{Peer, refused},
     status::{
-        Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
-        AutoRateStatus, RateFrom, RateStatus, StreamsStatus, add_lane,
+        Accounting, AutoRateStatus, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus,
+        QueueStatus, RateFrom, RateStatus, StreamsStatus, add_lane,
     },
     worker::{
         Worker,

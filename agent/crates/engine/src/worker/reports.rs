@@ -72,9 +72,10 @@ impl LaneHost {
         let (peer, underlay) = (slot.peer, slot.underlay);
         let Some(path) = slot.path() else { return };
         let underlays = &mut cx.sockets.underlays;
-        let is_sent = underlays.packet(&mut self.lanes, underlay, &path, REPORT_PACKET, now, |lanes, tail| {
-            lanes.get_mut(id)?.seal_report(&report, tail, now)
-        });
+        let is_sent =
+            underlays.packet(&mut self.lanes, underlay, &path, REPORT_PACKET, now, |lanes, tail| {
+                lanes.get_mut(id)?.seal_report(&report, tail, now)
+            });
         if is_sent && let Some(peer) = cx.peers.get_mut(peer) {
             peer.data.relay.stats.reports.sent += 1;
         }

@@ -21,4 +21,4 @@ mod sent;
 mod skew;
 
 pub use law::{Bounds, Figures, Law, Phase};
-pub use reports::Sample;
+pub use reports::{CONNECTIONS, Sample};
