@@ -333,7 +333,8 @@ impl LaneSlot {
             return Some(until);
         }
         let core = self.core.poll_timeout().map(|(at, _)| at);
-        let report = self.arrivals.as_deref().and_then(|arrivals| arrivals.due(self.core.stats()));
+        let arrivals = self.arrivals.as_deref().filter(|_| self.is_up());
+        let report = arrivals.and_then(|arrivals| arrivals.due(self.core.stats()));
         self.paths.poll_timeout().into_iter().chain(core).chain(report).min()
     }
 

@@ -87,7 +87,10 @@ impl RateAccount {
     /// Whether the far end's wish is what limits the rate.
     #[must_use]
     pub fn is_granted(&self) -> bool {
-        self.rate().is_some_and(|rate| rate != self.own.load(Ordering::Relaxed))
+        let is_other = |rate| rate != self.own.load(Ordering::Relaxed);
+        // The law of an automatic rate keeps to the wish by itself.
+        let is_kept = |rate| self.is_measured() && rate == self.granted.load(Ordering::Relaxed);
+        self.rate().is_some_and(|rate| is_other(rate) || is_kept(rate))
     }
 
     /// Changes our own limit, and what the path adds to each IP packet; what was sent stays charged. An automatic rate that is

@@ -468,7 +468,10 @@ fn reports_of_a_malicious_peer_cost_little_and_keep_the_rate_in_its_bounds() {
     for _ in 0..400 {
         for _ in 0..20 {
             let mut frame = vec![context::REPORT; 1 + Report::MOST_BYTES];
-            let mut number = || rng.random_range(0..1_u64 << rng.random_range(1..62));
+            let mut number = || {
+                let bits = rng.random_range(1..62);
+                rng.random_range(0..1_u64 << bits)
+            };
             let report = Report {
                 highest: number() % 64,
                 arrived_micros: number(),
