@@ -377,6 +377,11 @@ impl<C: Congestion> Lane<C> {
         self.sent.delivery_rate()
     }
 
+    /// When packet `number` was sent, to the microsecond; `None` if it was not, or so long ago that nothing of it is left.
+    pub fn sent_at(&self, number: u64, now: Instant) -> Option<Instant> {
+        self.sent.sent_at(number, now)
+    }
+
     /// The congestion controller, whose window the caller respects.
     pub fn congestion(&self) -> &C {
         &self.congestion

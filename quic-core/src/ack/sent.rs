@@ -77,6 +77,8 @@ pub(crate) struct SentWindow {
 struct Ring {
     /// The origin of the times in the records.
     origin: Instant,
+    /// The lowest number that may have a record here.
+    first: u64,
     records: Records,
     in_flight: BitRing<Box<[u64]>>,
     lost: BitRing<Box<[u64]>>,
@@ -134,7 +136,7 @@ impl SentWindow {
         debug_assert_eq!(number, self.next, "packet numbers are used in order");
         let mut evicted = Evicted::None;
         match self.ring.as_deref() {
-            None => self.ring = Some(Box::new(Ring::new(SMALLEST, now))),
+            None => self.ring = Some(Box::new(Ring::new(SMALLEST, number, now))),
             Some(ring) if number - self.oldest >= ring.records.capacity() => evicted = self.make_room(now),
             Some(ring) if self.in_flight.packets == 0 && ring.records.capacity() > SMALLEST => self.rest(now),
             Some(_) => {}
@@ -274,6 +276,14 @@ impl SentWindow {
         self.next
     }
 
+    /// When the packet of this number was sent, as long as that is remembered.
+    pub(crate) fn sent_at(&self, number: u64, now: Instant) -> Option<Instant> {
+        let ring = self.ring.as_deref()?;
+        let oldest = self.next.saturating_sub(ring.records.capacity()).max(ring.first);
+        let is_known = (oldest..self.next).contains(&number);
+        is_known.then(|| now.checked_sub(ring.records.at(number).age(ring.origin, now)))?
+    }
+
     /// The largest number that an ACK named.
     pub(crate) fn largest_acked(&self) -> Option<u64> {
         self.largest_acked
@@ -302,7 +312,7 @@ impl SentWindow {
         let (Some(ring), Some(largest_acked)) = (self.ring.as_deref_mut(), self.largest_acked) else {
             return outcome;
         };
-        let Ring { origin, records, in_flight, lost } = ring;
+        let Ring { origin, records, in_flight, lost, first: _ } = ring;
         let mut mtu_probe_lost = self
             .mtu_probe
             .is_some_and(|number| number < unsettled.start && number + PACKET_THRESHOLD <= largest_acked);
@@ -392,7 +402,7 @@ impl SentWindow {
         ring.give_up_lost(unsettled.clone(), now);
         self.oldest = ring.first_unsettled(unsettled);
         if self.oldest == self.next {
-            *ring = Ring::new(SMALLEST, ring.origin);
+            *ring = Ring::new(SMALLEST, self.next, ring.origin);
         }
     }
 }
@@ -400,14 +410,14 @@ impl SentWindow {
 impl Ring {
     /// Remembers `capacity` packets: a power of two, at least 64.
     #[cold]
-    fn new(capacity: u64, origin: Instant) -> Self {
+    fn new(capacity: u64, first: u64, origin: Instant) -> Self {
         let [in_flight, lost] = [(); 2].map(|()| BitRing::with_bits(capacity));
-        Self { origin, records: Records::new(capacity), in_flight, lost }
+        Self { origin, first, records: Records::new(capacity), in_flight, lost }
     }
 
     /// The same with another capacity, in which the packets of `range` have room.
     fn with_capacity(&self, capacity: u64, range: Range<u64>) -> Self {
-        let mut larger = Self::new(capacity, self.origin);
+        let mut larger = Self::new(capacity, range.start, self.origin);
         for number in range {
             *larger.records.at_mut(number) = self.records.at(number);
             if self.in_flight.contains(number) {

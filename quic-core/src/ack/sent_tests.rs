@@ -258,6 +258,28 @@ fn a_slot_keeps_nothing_of_the_packet_before() {
 }
 
 #[test]
+fn the_time_of_a_packet_is_known_as_long_as_it_has_a_record() {
+    let mut sender = Sender::new();
+    assert_eq!(sender.window.sent_at(0, sender.now), None);
+    let begin = sender.now;
+    for number in 0..200 {
+        sender.send(1);
+        sender.now += ms(1);
+        // Acknowledged at once, so that the window stays small.
+        sender.ack(&[number..=number]);
+    }
+    let at = |number| begin + ms(number);
+    assert_eq!(sender.window.sent_at(199, sender.now), Some(at(199)));
+    assert_eq!(sender.window.sent_at(136, sender.now), Some(at(136)), "the oldest of 64");
+    assert_eq!(sender.window.sent_at(135, sender.now), None, "its record is another packet's");
+    assert_eq!(sender.window.sent_at(200, sender.now), None, "not sent yet");
+    // The window grows: what was settled by then has no record.
+    sender.send(80);
+    assert_eq!(sender.window.sent_at(199, sender.now), None);
+    assert_eq!(sender.window.sent_at(210, sender.now), Some(sender.now));
+}
+
+#[test]
 fn a_packet_that_asks_for_no_ack_is_never_in_flight_but_gives_a_sample() {
     let mut sender = Sender::new();
     sender.send(1);

@@ -76,7 +76,7 @@ mod tun;
 mod tun_tests;
 mod value;
 
-pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue};
+pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 use resolve::Draft;
 pub use sections::{

@@ -20,9 +20,9 @@ use crate::{
 /// What to write for a key.
 const KEY_REMEDY: &str = "write what culvert pubkey prints at that peer";
 
-/// Bits a second, or no limit.
-fn rate() -> Kind<Option<u64>> {
-    text("64kbit to 100Gbit", value::bit_rate, value::bit_rate_text).optional()
+/// Bits a second.
+fn rate() -> Kind<u64> {
+    text("64kbit to 100Gbit", value::bit_rate, value::bit_rate_text)
 }
 
 fn key() -> Kind<PublicKey> {
@@ -85,10 +85,17 @@ section! {
         congestion: CongestionControl = CongestionControl::Bbr, one_of(), NextConnection;
         /// The limit on all that we send to the peer, in bits a second of IP packets: UDP flows, IP packets and TCP forwards
         /// together. A little less than the uplink carries moves the queue from the modem to the agent, where flows take turns
-        /// and `peer.aqm` keeps it short. Required by `congestion = "rate"`.
-        rate: Option<u64> = None, rate(), Now;
+        /// and `peer.aqm` keeps it short. `"auto"` finds that rate and follows it, by what the peer reports about its lanes: for
+        /// links whose rate changes or is not known. Without lanes, or with a peer that reports nothing, only `peer.rate_max`
+        /// then limits the rate, and a warning says so. A number is required by `congestion = "rate"`.
+        rate: Option<Rate> = None, or!(rate(), "auto", Rate::{Auto, Fixed}).optional(), Now;
+        /// The lowest rate that `rate = "auto"` falls to, whatever the peer reports.
+        // Telephony, and little else: a slower link is no use, and a higher floor fills it.
+        rate_min: u64 = 100_000, rate(), Now;
+        /// The highest rate that `rate = "auto"` tries.
+        rate_max: Option<u64> = None, rate().optional(), Now;
         /// The limit on what the peer sends to us, which it is told: a little less than our downlink carries.
-        rate_receive: Option<u64> = None, rate(), Now;
+        rate_receive: Option<u64> = None, rate().optional(), Now;
         /// Bytes that the path adds to each IP packet, which count against `rate`: 18 for Ethernet, 26 for PPPoE over it, 22 to
         /// 48 for DSL.
         rate_overhead: u32 = 0, whole(0..=256), Now;
@@ -172,6 +179,15 @@ spelled! {
     }
 }
 
+/// `peer.rate`: the limit on all that is sent to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rate {
+    /// What the path is found to take.
+    Auto,
+    /// Bits a second.
+    Fixed(u64),
+}
+
 /// `peer.dscp`: the DSCP (RFC 2474) of outer packets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Dscp {
@@ -203,6 +219,26 @@ pub(super) struct Around {
 }
 
 impl Checks {
+    /// Checks what the keys about the rate say together.
+    fn check_rate(&mut self, table: &mut Table<'_>, peer: &Peer) {
+        let is_auto = peer.rate == Some(Rate::Auto);
+        if is_auto && peer.congestion == CongestionControl::Rate {
+            let problem = "is \"auto\", and congestion = \"rate\" sends at a rate that is known";
+            let remedy =
+                "write a number and a unit, or another congestion: \"bbr\" follows the path by itself";
+            self.report.add(&table.place("rate"), problem, remedy);
+        }
+        for key in ["rate_min", "rate_max"] {
+            if !is_auto && table.has(key) {
+                let remedy = "add rate = \"auto\", or leave this out";
+                self.report.add(&table.place(key), "only bounds a rate that is \"auto\"", remedy);
+            }
+        }
+        if peer.rate_max.is_some_and(|max| peer.rate_min > max) {
+            self.report.add(&table.place("rate_min"), "is above rate_max", "exchange them");
+        }
+    }
+
     /// Checks tables of one file and appends the peers to `peers`.
     pub(super) fn read_peers(&mut self, tables: Vec<Table<'_>>, around: Around, peers: &mut Vec<Peer>) {
         for mut table in tables {
@@ -239,6 +275,7 @@ impl Checks {
                 let remedy = "add what the path to the peer carries, as in rate = \"190Mbit\"";
                 self.report.add(&table.place("rate"), problem, remedy);
             }
+            self.check_rate(&mut table, &peer);
             self.peers.push(Arc::clone(&self.peer));
             peers.push(peer);
         }

@@ -74,6 +74,8 @@ fn defaults_stand_for_what_is_left_out() {
         dscp: Dscp::Copy,
         congestion: CongestionControl::Bbr,
         rate: None,
+        rate_min: 100_000,
+        rate_max: None,
         rate_receive: None,
         rate_overhead: 0,
         aqm: Aqm { target: Duration::from_millis(5), interval: Duration::from_millis(100) },
@@ -214,6 +216,12 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("rate = \"190Mbps\"\n", 9, "peer[0].rate", "as in \"48Mbit\"");
     expect("rate = \"1kbit\"\n", 9, "peer[0].rate", "64kbit");
     expect("rate = \"9999Gbit\"\n", 9, "peer[0].rate", "100Gbit");
+    expect("rate = \"fast\"\n", 9, "peer[0].rate", "write \"auto\", or a number");
+    expect("rate = \"auto\"\ncongestion = \"rate\"\n", 9, "peer[0].rate", "another congestion");
+    expect("rate_min = \"1Mbit\"\n", 9, "peer[0].rate_min", "add rate = \"auto\"");
+    expect("rate = \"5Mbit\"\nrate_max = \"9Mbit\"\n", 10, "peer[0].rate_max", "add rate = \"auto\"");
+    let reversed = "rate = \"auto\"\nrate_min = \"2Mbit\"\nrate_max = \"1Mbit\"\n";
+    expect(reversed, 10, "peer[0].rate_min", "is above rate_max");
     expect("rate_receive = 5\n", 9, "peer[0].rate_receive", "64kbit to 100Gbit");
     expect("aqm = { target = \"2s\" }\n", 9, "peer[0].aqm.target", "out of range");
     expect("rate_overhead = 500\n", 9, "peer[0].rate_overhead", "256");

@@ -64,6 +64,8 @@ pub struct Link {
     pub completes_checksums: bool,
     /// Whether the peer puts datagrams together that come in pieces.
     pub takes_pieces: bool,
+    /// Whether the peer wants reports about what arrives on its lanes.
+    pub reports: bool,
     /// The time from which `budget` is relied on: until then a search for the path's MTU may be under way.
     pub settles_at: Instant,
     /// The reasons to suspect this session.

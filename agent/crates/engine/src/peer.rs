@@ -59,6 +59,8 @@ pub struct Session {
     pub laneless_since: Option<Instant>,
     /// Number of TCP forwards on the control connection.
     pub forwards: u32,
+    /// Whether the peer was told that this end wants reports about its lanes.
+    pub wants_reports: bool,
 }
 
 /// A peer at one worker: its settings, its connections and its datagrams.
@@ -124,16 +126,18 @@ pub struct Throttles {
     pub moved: Throttle,
     /// Throttle of the line about a peer to which the kernel has no route.
     pub no_route: Throttle,
+    /// Throttle of the line about an automatic rate that cannot be measured.
+    pub unmeasured: Throttle,
 }
 
 impl Throttles {
     /// Throttles that let through one line of a kind per `interval`.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        let [unresponsive, heard, no_tunnel, no_service, moved, no_route] =
+        let [unresponsive, heard, no_tunnel, no_service, moved, no_route, unmeasured] =
             std::array::from_fn(|_| Throttle::new(interval));
         let connected = Throttle::new(Duration::from_secs(1));
-        Self { connected, unresponsive, heard, no_tunnel, no_service, moved, no_route }
+        Self { connected, unresponsive, heard, no_tunnel, no_service, moved, no_route, unmeasured }
     }
 }
 

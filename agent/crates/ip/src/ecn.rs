@@ -14,7 +14,8 @@ use crate::checksum;
 const NOT_ECT: u8 = 0;
 const ECT_1: u8 = 1;
 const ECT_0: u8 = 2;
-const CE: u8 = 3;
+/// The bits of a packet that met congestion (RFC 3168 §5).
+pub const CE: u8 = 3;
 
 /// The fate of an inner packet whose outer packet was marked or not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -35,7 +35,11 @@ mod code {
     pub(super) const CLOSED: u64 = 8;
     pub(super) const TARGET: u64 = 9;
     pub(super) const PIECE: u64 = 10;
+    pub(super) const REPORT: u64 = 11;
 }
+
+/// The context of a [`Report`](crate::report::Report), as every agent writes it.
+pub const REPORT: u8 = code::REPORT as u8;
 
 /// A flow's number, unique within one instance of its opener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -144,6 +148,11 @@ pub enum Context {
         /// Offset of the piece's bytes, in bytes from the start of the frame's data.
         payload_at: usize,
     },
+    /// A [`Report`](crate::report::Report) about the lane that carries it.
+    Report {
+        /// Offset of its fields, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
     /// A context that is reserved or not known; its number.
     Unsupported(u64),
 }
@@ -165,7 +174,7 @@ impl Context {
             | Self::Refused(number, _)
             | Self::Unknown(number)
             | Self::Closed(number) => Some(number),
-            Self::Packet { .. } | Self::Unsupported(_) => None,
+            Self::Packet { .. } | Self::Report { .. } | Self::Unsupported(_) => None,
         }
     }
 
@@ -181,6 +190,7 @@ impl Context {
             | Self::Refused(..)
             | Self::Unknown(_)
             | Self::Closed(_)
+            | Self::Report { .. }
             | Self::Unsupported(_) => false,
         }
     }
@@ -200,7 +210,8 @@ impl Context {
             | Self::Confirmed(_)
             | Self::Refused(..)
             | Self::Unknown(_)
-            | Self::Closed(_) => None,
+            | Self::Closed(_)
+            | Self::Report { .. } => None,
         }
     }
 
@@ -217,6 +228,7 @@ impl Context {
             | Self::Flow { .. }
             | Self::Piece { .. }
             | Self::Open { .. }
+            | Self::Report { .. }
             | Self::Unsupported(_) => None,
         }
     }
@@ -245,6 +257,7 @@ impl Context {
                 let offset = below(fields, u64::from(total))?;
                 return Some(Self::Piece { number, datagram, total, offset, payload_at: at(fields) });
             }
+            code::REPORT => return Some(Self::Report { payload_at: at(fields) }),
             code::OPEN_EMPTY => Self::OpenEmpty { number: flow(fields)?, service: service(fields)? },
             code::CONFIRMED => Self::Confirmed(flow(fields)?),
             code::REFUSED => Self::Refused(flow(fields)?, Refusal::from_code(fields.varint()?)),
@@ -272,6 +285,7 @@ impl Context {
             Self::Refused(number, refusal) => Header::of([code::REFUSED, number.0, refusal.code()]),
             Self::Unknown(number) => Header::of([code::UNKNOWN, number.0]),
             Self::Closed(number) => Header::of([code::CLOSED, number.0]),
+            Self::Report { .. } => Header::of([code::REPORT]),
             Self::Unsupported(number) => Header::of([number]),
         }
     }
@@ -325,7 +339,7 @@ fn service(reader: &mut Reader<'_>) -> Option<ServiceNumber> {
 mod tests {
     use proptest::prelude::*;
 
-    use crate::context::*;
+    use crate::{context::*, report::Report};
 
     fn contexts() -> impl Strategy<Value = Context> {
         let number = (0..=varint::MAX).prop_map(FlowNumber);
@@ -344,6 +358,7 @@ mod tests {
                 .prop_map(|(number, code)| Context::Refused(number, Refusal::from_code(code))),
             number.clone().prop_map(Context::Unknown),
             number.clone().prop_map(Context::Closed),
+            Just(Context::Report { payload_at: 0 }),
             (number, 0..DATAGRAM_NUMBERS, 1..=MOST_DATAGRAM, any::<proptest::sample::Index>()).prop_map(
                 |(number, datagram, total, offset)| {
                     let [total, offset] = [total, offset.index(total)].map(|at| u16::try_from(at).unwrap());
@@ -361,6 +376,7 @@ mod tests {
                 Context::Piece { number, datagram, total, offset, payload_at: len }
             }
             Context::Open { number, service, .. } => Context::Open { number, service, payload_at: len },
+            Context::Report { .. } => Context::Report { payload_at: len },
             other @ (Context::OpenEmpty { .. }
             | Context::Confirmed(_)
             | Context::Refused(..)
@@ -416,6 +432,19 @@ mod tests {
         assert_eq!(piece(1234, 0).encode().as_slice(), header);
         assert_eq!(Context::decode(&[&header[..], b"abc"].concat()), Some(piece(1234, 7)));
         assert_eq!(piece(0, 0).encode().as_slice(), [0x0a, 2, 7, 0x4b, 0xb8, 0]);
+        let report = Report {
+            highest: 70_000,
+            arrived_micros: 5_000_000,
+            packets: 69_950,
+            bytes: 100_000_000,
+            marked: 3,
+        };
+        let bytes =
+            [11, 0x80, 1, 0x11, 0x70, 0x80, 0x4c, 0x4b, 0x40, 0x80, 1, 0x11, 0x3e, 0x85, 0xf5, 0xe1, 0, 3];
+        assert_eq!(Context::decode(&bytes), Some(Context::Report { payload_at: 1 }));
+        assert_eq!(Report::decode(&bytes[1..]), Some(report));
+        let mut encoded = [REPORT; 18];
+        assert_eq!((report.encode(&mut encoded[1..]), encoded), (Some(17), bytes));
         let number = FlowNumber(2);
         let refused = |reason| Context::Refused(number, reason);
         for (context, bytes) in [

@@ -3,7 +3,7 @@
 //! | what | module |
 //! |---|---|
 //! | control messages, on the first stream of a connection | [`messages`], [`framing`] cuts the stream, `protobuf` is the encoding |
-//! | what a DATAGRAM frame carries | [`context`] |
+//! | what a DATAGRAM frame carries | [`context`]; a report about a lane: [`report`] |
 //! | how many stream connections there are, and how each finds its worker | [`join`] |
 //! | connection IDs, which name a worker and a lane | [`cid`] |
 //! | numbers for peers, sessions and local sockets | [`ids`] |
@@ -32,6 +32,7 @@ pub mod panics;
 pub mod properties;
 mod protobuf;
 pub mod rate;
+pub mod report;
 pub mod sampler;
 pub mod throttle;
 pub mod timers;

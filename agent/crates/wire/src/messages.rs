@@ -168,6 +168,11 @@ pub enum Message {
         /// The limit; 0 is none.
         bits_per_second: u64,
     },
+    /// Whether the sender wants reports about what arrives on the lanes, in place of what it said before.
+    ReportsWanted {
+        /// At first they are not.
+        wanted: bool,
+    },
 }
 
 /// The bytes of padding in [`Message::Here`].
@@ -235,6 +240,8 @@ impl Features {
     pub const PIECES: Self = Self(4);
     /// Understands stream connections, which carry TCP forwards beside the control connection.
     pub const STREAM_CONNECTIONS: Self = Self(8);
+    /// Reports what arrives on its lanes, if that is wanted.
+    pub const REPORTS: Self = Self(16);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -352,6 +359,7 @@ impl Message {
             protobuf::Kind::ReceiveRate(rate) => {
                 Ok(Self::ReceiveRate { bits_per_second: rate.bits_per_second })
             }
+            protobuf::Kind::ReportsWanted(reports) => Ok(Self::ReportsWanted { wanted: reports.wanted }),
         }
     }
 
@@ -373,6 +381,9 @@ impl Message {
             Self::Release => protobuf::Kind::Release(protobuf::Nothing {}),
             Self::ReceiveRate { bits_per_second } => {
                 protobuf::Kind::ReceiveRate(protobuf::ReceiveRate { bits_per_second: *bits_per_second })
+            }
+            Self::ReportsWanted { wanted } => {
+                protobuf::Kind::ReportsWanted(protobuf::ReportsWanted { wanted: *wanted })
             }
         };
         framing::frame(&protobuf::Envelope { kind: Some(kind) }, out);

@@ -162,6 +162,10 @@ fn every_field_number_is_the_documented_one() {
             let rate = hand.number("ReceiveRate.bits_per_second", 48_000_000);
             (Message::ReceiveRate { bits_per_second: 48_000_000 }, hand.bytes("Envelope.receive_rate", &rate))
         },
+        {
+            let wanted = hand.number("ReportsWanted.wanted", 1);
+            (Message::ReportsWanted { wanted: true }, hand.bytes("Envelope.reports_wanted", &wanted))
+        },
     ];
     for (kind, field, message) in [
         ("LaneOpen", "Envelope.lane_open", Message::LaneOpen(offer)),
@@ -401,9 +405,14 @@ fn features_are_a_set() {
 
 #[test]
 fn features_have_the_bits_of_the_document() {
-    let bits =
-        [Features::PARTIAL_CHECKSUM, Features::PACKETS, Features::PIECES, Features::STREAM_CONNECTIONS];
-    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8]);
+    let bits = [
+        Features::PARTIAL_CHECKSUM,
+        Features::PACKETS,
+        Features::PIECES,
+        Features::STREAM_CONNECTIONS,
+        Features::REPORTS,
+    ];
+    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8, 16]);
 }
 
 #[test]
@@ -467,6 +476,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         Just(Message::StreamsWanted),
         Just(Message::Release),
         any::<u64>().prop_map(|bits_per_second| Message::ReceiveRate { bits_per_second }),
+        any::<bool>().prop_map(|wanted| Message::ReportsWanted { wanted }),
     ]
 }
 

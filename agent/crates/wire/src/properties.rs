@@ -3,6 +3,7 @@
 use crate::{
     context::Context,
     messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError, StreamAnswer, StreamOpen},
+    report::Report,
 };
 
 /// Takes `input` as what a peer writes on the control stream. Its first byte says how many bytes follow that are the
@@ -96,6 +97,9 @@ fn only(encoded: &[u8]) -> Vec<u8> {
 pub fn payload_context(input: &[u8]) {
     let Some(context) = Context::decode(input) else { return };
     let header = context.encode();
+    if let Context::Report { payload_at } = context {
+        report(&input[payload_at..]);
+    }
     match (context, payload_at(&context)) {
         (Context::Unsupported(_), _) => assert_eq!(Context::decode(header.as_slice()), Some(context)),
         (_, at) => {
@@ -109,13 +113,23 @@ pub fn payload_context(input: &[u8]) {
     }
 }
 
-/// Where the payload is, that of any piece too.
+/// A report that was read is written as bytes that are no longer, and read as the same report.
+fn report(fields: &[u8]) {
+    let Some(report) = Report::decode(fields) else { return };
+    let mut encoded = [0; Report::MOST_BYTES];
+    let len = report.encode(&mut encoded).expect("each field was a varint");
+    assert!(len <= fields.len(), "the shortest form");
+    assert_eq!(Report::decode(&encoded[..len]), Some(report));
+}
+
+/// Where the payload is, that of any piece and the fields of a report too.
 fn payload_at(context: &Context) -> Option<usize> {
     match *context {
         Context::Packet { payload_at, .. }
         | Context::Flow { payload_at, .. }
         | Context::Piece { payload_at, .. }
-        | Context::Open { payload_at, .. } => Some(payload_at),
+        | Context::Open { payload_at, .. }
+        | Context::Report { payload_at } => Some(payload_at),
         Context::OpenEmpty { .. }
         | Context::Confirmed(_)
         | Context::Refused(..)

@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
     pub kind: Option<Kind>,
 }
 
@@ -32,12 +32,20 @@ pub(crate) enum Kind {
     Release(Nothing),
     #[prost(message, tag = "12")]
     ReceiveRate(ReceiveRate),
+    #[prost(message, tag = "13")]
+    ReportsWanted(ReportsWanted),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct ReceiveRate {
     #[prost(uint64, tag = "1")]
     pub bits_per_second: u64,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ReportsWanted {
+    #[prost(bool, tag = "1")]
+    pub wanted: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -15,7 +15,7 @@ use net::{
 use quic_core::{ConnectionId, OpenError};
 use rand::{Rng, rngs::StdRng};
 use wire::{
-    context::{Context, FlowNumber, Header},
+    context::{self, Context, FlowNumber, Header},
     ids::{LaneRef, LocalId, PeerId, WorkerId},
 };
 
@@ -89,6 +89,8 @@ pub struct Notes {
     ranges: Vec<Range<usize>>,
     /// Flows whose opening is to be confirmed, each once per batch.
     pub(super) confirm: Vec<(LaneRef, FlowNumber)>,
+    /// Packets of the lane packet in hand that the path has marked CE.
+    pub(super) marked: u64,
     /// Where the last payload went; forgotten between batches and whenever a flow may have changed.
     recent: Option<Recent>,
 }
@@ -314,6 +316,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             (opened.path_challenge, opened.path_response, opened.packet_number);
         let peer = slot.peer;
         let lane = LaneRef { peer, lane: slot.index };
+        slot.note_arrival(number, self.now, origins.age);
         slot.came_by(&origins.path, number, place.len(), || challenge_data(self.rng), self.now);
         if let Some(data) = response
             && slot.on_path_response(data, self.now)
@@ -338,6 +341,11 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 rest = after;
                 continue;
             }
+            if let [context::REPORT, fields @ ..] = &batch.buffer(origins.slot)[first.clone()] {
+                self.report(id, fields);
+                rest = after;
+                continue;
+            }
             match self.run(batch, origins.slot, rest, lane) {
                 0 => {
                     self.frame(batch, origins.slot, first.clone(), lane);
@@ -347,6 +355,12 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             }
         }
         self.notes.ranges = ranges;
+        if self.notes.marked > 0 {
+            let marked = std::mem::take(&mut self.notes.marked);
+            if let Some(slot) = self.lanes.get_mut(id) {
+                slot.note_marked(marked);
+            }
+        }
         self.notes.shares.charge(peer, self.notes.work.done() - before);
     }
 
@@ -368,6 +382,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 | Context::Refused(..)
                 | Context::Unknown(_)
                 | Context::Closed(_)
+                | Context::Report { .. }
                 | Context::Unsupported(_),
             )
             | None => return false,
@@ -499,6 +514,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 state.relay.stats.count_received(&message);
                 self.message(peer, message);
             }
+            // On the control connection, or in a longer form: not about a lane.
+            Some(Context::Report { .. }) => state.relay.stats.reports.count(false),
             Some(Context::Unsupported(_)) => {
                 account.receive(1, data.len() as u64);
                 account.drop(DropReason::UnknownContext, 1);

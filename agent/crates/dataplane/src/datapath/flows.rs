@@ -143,6 +143,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             | Context::Open { .. }
             | Context::OpenEmpty { .. }
             | Context::Packet { .. }
+            | Context::Report { .. }
             | Context::Unsupported(_) => {}
         }
     }

@@ -68,6 +68,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let (_, buffer) = batch.buffer_mut(slot);
         let inner = &mut buffer[range.clone()];
         if !same_ecn {
+            // It has no mark of ours: that would be inside, too.
+            self.notes.marked += u64::from(outer == ecn::CE && view.traffic_class & 0b11 != ecn::CE);
             match ecn::decapsulate(view.traffic_class & 0b11, outer) {
                 Decapsulated::Keep => {}
                 Decapsulated::Mark(bits) => ecn::set_ecn(inner, bits),

@@ -31,7 +31,8 @@
 //! What belongs to no lane goes from `downlink.rs` through `Outside` to the engine: the gate, then the control connections; strangers' datagrams
 //! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`. So is
 //! what fits into no packet and travels in pieces: `pieces.rs`, and `relay/fragments.rs` for what waits until it is whole. Whole
-//! datagrams are put end to end beside the received buffers, and are delivered like what lies in these.
+//! datagrams are put end to end beside the received buffers, and are delivered like what lies in these. Reports of the far end
+//! about its lanes: `reports.rs`.
 //!
 //! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
 //! `received = delivered + in queue + Σ dropped(reason)`.
@@ -47,6 +48,7 @@ mod flows;
 mod ip_downlink;
 pub mod ip_uplink;
 mod pieces;
+mod reports;
 pub mod segments;
 pub mod shares;
 pub mod uplink;

@@ -8,7 +8,44 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::{BURST, LATENESS, LEAST_BURST, LEAST_GAP, Release, bytes_in, time_of};
+use super::{
+    BURST, LATENESS, LEAST_BURST, LEAST_GAP, Release,
+    auto::{CONNECTIONS, Sample},
+    automatic::{AutoLimits, AutoView, Automatic, State},
+    bytes_in, time_of,
+};
+
+/// Packets of a connection that the far end acknowledged, since the connection began.
+#[derive(Clone, Copy, Debug)]
+pub struct Acknowledged {
+    /// The number of the connection among those to the peer.
+    pub number: u8,
+    /// When the connection began.
+    pub begun: Instant,
+    /// The round trip of the newest one.
+    pub rtt: Duration,
+    /// Packets that were acknowledged.
+    pub packets: u64,
+    /// Packets that were lost.
+    pub lost: u64,
+    /// Bytes of IP packets that were acknowledged.
+    pub bytes: u64,
+    /// The connection's smoothed round trip.
+    pub smoothed_rtt: Duration,
+    /// The connection's shortest round trip.
+    pub min_rtt: Duration,
+}
+
+/// `peer.rate`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Limit {
+    /// Nothing limits the rate at this end.
+    None,
+    /// Bytes a second.
+    Fixed(u64),
+    /// What the path is found to take.
+    Auto(AutoLimits),
+}
 
 /// The limit on the rate to one peer, in bytes of IP packets a second, over all of its flows and connections at all workers.
 ///
@@ -18,7 +55,7 @@ use super::{BURST, LATENESS, LEAST_BURST, LEAST_GAP, Release, bytes_in, time_of}
 pub struct RateAccount {
     /// The limit that is in force, in bytes a second; 0: none.
     rate: AtomicU64,
-    /// `peer.rate` in bytes a second; 0: none.
+    /// Our own limit in bytes a second: `peer.rate`, or what the law of an automatic rate says; 0: none.
     own: AtomicU64,
     /// The most that the far end wants to receive, in bytes a second; 0: it has not said.
     granted: AtomicU64,
@@ -30,7 +67,11 @@ pub struct RateAccount {
     epoch: OnceLock<Instant>,
     /// The time until which the rate is used up, in nanoseconds after `epoch`.
     paid_until: AtomicU64,
+    automatic: Automatic,
 }
+
+/// The unused time up to which a rate is what its senders wait for: a third of the credit of a rate that is not used up.
+const BACKLOG_CREDIT: Duration = Duration::from_millis(2);
 
 /// The debt up to which a sparse flow need not wait, as time at the rate.
 const SPARSE_DEBT: Duration = Duration::from_millis(2);
@@ -46,19 +87,107 @@ impl RateAccount {
     /// Whether the far end's wish is what limits the rate.
     #[must_use]
     pub fn is_granted(&self) -> bool {
-        self.rate().is_some_and(|rate| rate != self.own.load(Ordering::Relaxed))
+        let is_other = |rate| rate != self.own.load(Ordering::Relaxed);
+        // The law of an automatic rate keeps to the wish by itself.
+        let is_kept = |rate| self.is_measured() && rate == self.granted.load(Ordering::Relaxed);
+        self.rate().is_some_and(|rate| is_other(rate) || is_kept(rate))
     }
 
-    /// Changes our own limit, in bytes a second, and what the path adds to each IP packet; what was sent stays charged.
-    pub fn set_rate(&self, rate: Option<u64>, overhead: u32) {
-        self.own.store(rate.unwrap_or(0), Ordering::Relaxed);
+    /// Changes our own limit, and what the path adds to each IP packet; what was sent stays charged. An automatic rate that is
+    /// set again goes on from where it is.
+    pub fn set_limit(&self, limit: Limit, overhead: u32, now: Instant) {
         self.overhead.store(overhead, Ordering::Relaxed);
-        self.limit();
+        let (fixed, auto) = match limit {
+            Limit::None => (0, None),
+            Limit::Fixed(rate) => (rate, None),
+            Limit::Auto(limits) => (0, Some(limits)),
+        };
+        let mut state = self.automatic.state();
+        let rate = state.set_limits(auto, now);
+        self.automatic.publish(&state);
+        self.set_own(rate.map_or(fixed, Option::unwrap_or_default));
+    }
+
+    /// Notes whether the far end reports what arrives: without that an automatic rate is none, or the highest that is configured.
+    pub fn set_measurable(&self, is_measurable: bool, now: Instant) {
+        self.change(|state| state.set_measurable(is_measurable, now));
     }
 
     /// Changes the most that the far end wants to receive, in bytes a second.
-    pub fn set_granted(&self, rate: Option<u64>) {
+    pub fn set_granted(&self, rate: Option<u64>, now: Instant) {
         self.granted.store(rate.unwrap_or(0), Ordering::Relaxed);
+        self.change(|state| state.set_granted(rate, now));
+    }
+
+    fn change(&self, change: impl FnOnce(&mut State) -> Option<Option<u64>>) {
+        let mut state = self.automatic.state();
+        match change(&mut state) {
+            Some(rate) => self.set_own(rate.unwrap_or(0)),
+            None => self.limit(),
+        }
+        self.automatic.publish(&state);
+    }
+
+    /// Takes a report of the far end about one lane, if the rate is automatic.
+    pub fn report(&self, sample: &Sample, now: Instant) {
+        if self.automatic.is_on() {
+            let overhead = sample.packets.saturating_mul(self.overhead.load(Ordering::Relaxed).into());
+            let sample = Sample { bytes: sample.bytes.saturating_add(overhead), ..*sample };
+            self.tell_law(Some(&sample), now);
+        }
+    }
+
+    /// Takes what the far end acknowledged on a connection, if the rate is automatic: it has no reports.
+    pub fn acknowledged(&self, acked: &Acknowledged, now: Instant) {
+        self.report(
+            &Sample {
+                lane: CONNECTIONS.saturating_add(acked.number),
+                epoch: self.since_epoch(acked.begun),
+                sent_at: now.checked_sub(acked.rtt).unwrap_or(now),
+                arrived_micros: self.since_epoch(now) / 1_000,
+                packets_sent: acked.packets + acked.lost,
+                packets: acked.packets,
+                bytes: acked.bytes,
+                marked: 0,
+                smoothed_rtt: acked.smoothed_rtt,
+                min_rtt: acked.min_rtt,
+            },
+            now,
+        );
+    }
+
+    fn tell_law(&self, sample: Option<&Sample>, now: Instant) {
+        let now_ns = self.since_epoch(now);
+        let free = now_ns.saturating_sub(self.paid_until.load(Ordering::Relaxed));
+        let is_backlogged = self.waiting() > 0 && free < BACKLOG_CREDIT.as_nanos() as u64;
+        if let Some(rate) = self.automatic.tell(is_backlogged, sample, now_ns, now) {
+            self.set_own(rate);
+        }
+    }
+
+    /// Whether an automatic rate is measured, so that reports count.
+    #[inline]
+    #[must_use]
+    pub fn is_measured(&self) -> bool {
+        self.automatic.is_on()
+    }
+
+    /// Whether the queue on the path says congestion: the link is full, by our traffic or by that of others. Only an automatic rate
+    /// knows.
+    #[inline]
+    #[must_use]
+    pub fn congested(&self) -> bool {
+        self.automatic.is_congested()
+    }
+
+    /// What an automatic rate does, and why; `None` if the rate is not automatic.
+    #[must_use]
+    pub fn auto_view(&self, now: Instant) -> Option<AutoView> {
+        self.automatic.view(now)
+    }
+
+    fn set_own(&self, rate: u64) {
+        self.own.store(rate, Ordering::Relaxed);
         self.limit();
     }
 
@@ -111,10 +240,13 @@ impl RateAccount {
     pub fn charge(&self, bytes: u64, packets: u64, now: Instant) {
         let Some(rate) = self.rate() else { return };
         let bytes = bytes + packets * u64::from(self.overhead.load(Ordering::Relaxed));
-        let (now, cost) = (self.since_epoch(now), time_of(bytes, rate).as_nanos() as u64);
+        let (at, now, cost) = (now, self.since_epoch(now), time_of(bytes, rate).as_nanos() as u64);
         let least = now.saturating_sub(LATENESS.as_nanos() as u64);
         let charged = |paid_until: u64| Some(paid_until.max(least).saturating_add(cost));
         // Only the sum matters: the order in which workers are charged does not.
         let _before = self.paid_until.fetch_update(Ordering::Relaxed, Ordering::Relaxed, charged);
+        if self.automatic.is_on() && self.automatic.add(bytes, now) {
+            self.tell_law(None, at);
+        }
     }
 }

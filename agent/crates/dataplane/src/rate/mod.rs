@@ -11,16 +11,18 @@
 //! | what has left, and may anything leave now | `account.rs` |
 //! | how much of the rate is one worker's, or one connection's | `share.rs` |
 //! | when the next burst leaves | `pacer.rs` |
-//! | which rate, if it is to be measured: a law that nothing calls yet | `auto/` |
+//! | which rate, if it is to be measured | the law: `auto/`; who tells it what: `automatic.rs` |
 
 use std::time::{Duration, Instant};
 
 mod account;
 pub mod auto;
+mod automatic;
 mod pacer;
 mod share;
 
-pub use account::RateAccount;
+pub use account::{Acknowledged, Limit, RateAccount};
+pub use automatic::{AutoLimits, AutoView, Measured};
 pub use pacer::Pacer;
 pub use share::Share;
 

@@ -2,7 +2,7 @@ use std::sync::Arc;
 
 use wire::clock::{Clock, ManualClock};
 
-use super::*;
+use super::{auto::Sample, *};
 
 const US: Duration = Duration::from_micros(1);
 
@@ -53,7 +53,7 @@ fn a_pacer_keeps_its_rate_in_bursts_of_a_millisecond() {
 #[test]
 fn an_account_is_a_ceiling_for_all_of_its_senders_together() {
     let account = RateAccount::default();
-    account.set_rate(Some(25_000_000), 0);
+    account.set_limit(Limit::Fixed(25_000_000), 0, ManualClock::default().now());
     let mut sum = 0;
     let bins = departures(
         |now| account.release(now),
@@ -74,7 +74,7 @@ fn an_account_without_a_rate_never_waits() {
     let account = RateAccount::default();
     account.charge(1 << 40, 1, now);
     assert_eq!(account.release(now), Release::Bytes(u64::MAX));
-    account.set_rate(Some(1000), 0);
+    account.set_limit(Limit::Fixed(1000), 0, now);
     account.charge(1000, 1, now);
     assert!(matches!(account.release(now), Release::At(at) if at > now + Duration::from_millis(900)));
 }
@@ -108,7 +108,7 @@ fn shares(account: &Arc<RateAccount>, waiting: &[usize]) -> Vec<u64> {
 #[test]
 fn workers_share_the_rate_by_the_flows_that_wait_there() {
     let account = Arc::new(RateAccount::default());
-    account.set_rate(Some(6_250_000), 0);
+    account.set_limit(Limit::Fixed(6_250_000), 0, ManualClock::default().now());
     let sent = shares(&account, &[7, 1]);
     let sum: u64 = sent.iter().sum();
     assert!(sum.abs_diff(6_250_000) < 125_000, "{sent:?}");
@@ -116,17 +116,80 @@ fn workers_share_the_rate_by_the_flows_that_wait_there() {
     assert_eq!(account.waiting(), 0, "senders that are gone wait for nothing");
 }
 
+/// A report about packets of one lane that all arrived `delay` after they left, `bytes` until `sent_at`.
+fn arrived(bytes: u64, sent_at: Instant, start: Instant, delay: Duration) -> Sample {
+    let packets = bytes / 1_500;
+    Sample {
+        lane: 0,
+        epoch: 1,
+        sent_at,
+        arrived_micros: 1_000_000 + (sent_at + delay - start).as_micros() as u64,
+        packets_sent: packets,
+        packets,
+        bytes,
+        marked: 0,
+        smoothed_rtt: 2 * delay,
+        min_rtt: 2 * delay,
+    }
+}
+
+#[test]
+fn an_automatic_rate_follows_reports_within_its_bounds_and_the_far_ends_wish() {
+    let (account, start) = (RateAccount::default(), ManualClock::default().now());
+    let limits = AutoLimits { min: 10_000, max: Some(4_000_000) };
+    account.set_limit(Limit::Auto(limits), 0, start);
+    assert_eq!((account.rate(), account.is_measured()), (Some(auto::law::START), true));
+    let (mut now, mut sent) = (start, 0);
+    let mut run = |account: &RateAccount, milliseconds: u64| {
+        for millisecond in 0..milliseconds {
+            now += 1000 * US;
+            while let Release::Bytes(_) = account.release(now) {
+                account.charge(1_500, 1, now);
+                sent += 1_500;
+            }
+            if millisecond % 25 == 0 {
+                account.report(&arrived(sent, now, start, Duration::from_millis(10)), now);
+            }
+        }
+        now
+    };
+    let now = run(&account, 3_000);
+    assert_eq!(account.rate(), Some(4_000_000), "nothing ever filled the path");
+    let measured = account.auto_view(now).unwrap().measured.unwrap();
+    assert!(measured.is_at_ceiling && !account.congested(), "{measured:?}");
+    assert!((3_500_000..4_500_000).contains(&measured.figures.delivered), "{measured:?}");
+    assert!(measured.figures.reports >= 119);
+    // The far end wants less: nor is more tried.
+    account.set_granted(Some(1_000_000), now);
+    let now = run(&account, 3_000);
+    assert_eq!((account.rate(), account.is_granted()), (Some(1_000_000), true));
+    account.set_granted(None, now);
+    assert_eq!(account.rate(), Some(1_000_000), "it begins from there");
+    // Setting the same again changes nothing; without reports the ceiling is the rate; a number ends the law.
+    account.set_limit(Limit::Auto(limits), 0, now);
+    assert_eq!(account.rate(), Some(1_000_000));
+    account.set_measurable(false, now);
+    assert_eq!((account.rate(), account.is_measured()), (Some(4_000_000), false));
+    account.report(&arrived(1, now, start, Duration::ZERO), now);
+    account.set_limit(Limit::Auto(AutoLimits { max: None, ..limits }), 0, now);
+    assert_eq!(account.rate(), None);
+    account.set_measurable(true, now);
+    assert_eq!(account.rate(), Some(auto::law::START));
+    account.set_limit(Limit::Fixed(500), 0, now);
+    assert_eq!((account.rate(), account.auto_view(now), account.is_measured()), (Some(500), None, false));
+}
+
 #[test]
 fn the_lower_of_both_ends_limits_counts_and_overhead_is_charged() {
     let (account, now) = (RateAccount::default(), ManualClock::default().now());
-    account.set_granted(Some(1_000));
+    account.set_granted(Some(1_000), now);
     assert_eq!((account.rate(), account.is_granted()), (Some(1_000), true));
-    account.set_rate(Some(500), 40);
+    account.set_limit(Limit::Fixed(500), 40, now);
     assert_eq!((account.rate(), account.is_granted()), (Some(500), false));
     account.charge(460, 1, now);
     assert!(matches!(account.release(now), Release::At(at) if at > now + Duration::from_millis(950)));
-    account.set_rate(None, 0);
+    account.set_limit(Limit::None, 0, now);
     assert_eq!(account.rate(), Some(1_000));
-    account.set_granted(None);
+    account.set_granted(None, now);
     assert_eq!(account.rate(), None);
 }

@@ -124,6 +124,33 @@ pub struct RelayStats {
     pub fragmented: PieceCount,
     /// Datagrams that were put together from pieces.
     pub reassembled: PieceCount,
+    /// Reports about lanes, for an automatic rate at either end.
+    pub reports: ReportCount,
+}
+
+/// A count of reports about lanes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ReportCount {
+    /// The number of reports to the far end.
+    pub sent: u64,
+    /// Reports of the far end that the rate was computed from.
+    pub taken: u64,
+    /// Reports of the far end that came too often, were not asked for, or made no sense.
+    pub ignored: u64,
+}
+
+impl ReportCount {
+    /// Adds the reports of another relay.
+    pub fn add(&mut self, other: Self) {
+        self.sent += other.sent;
+        self.taken += other.taken;
+        self.ignored += other.ignored;
+    }
+
+    /// Counts a report of the far end.
+    pub fn count(&mut self, is_taken: bool) {
+        *if is_taken { &mut self.taken } else { &mut self.ignored } += 1;
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -40,6 +40,8 @@ pub(crate) enum WorkerMessage {
     Suspect { peer: PeerId, session: SessionId, suspicion: Suspicion, holds: bool },
     /// The services that a connected peer offers have changed.
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
+    /// A peer wants reports about what arrives on its lanes, or no longer does.
+    ReportsWanted { peer: PeerId, session: SessionId, wanted: bool },
     /// To the owner: a worker has TCP forwards for a peer and too few stream connections.
     StreamsWanted { peer: PeerId, session: SessionId },
     /// To the worker that is to have it: dial a stream connection of a session.

@@ -364,6 +364,11 @@ impl Hub {
         self.with(peer, |shared| shared.lanes.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
+    /// The instant from which the agent's reports about lanes count time.
+    pub(crate) fn base(&self) -> Instant {
+        self.base
+    }
+
     /// Notes that a peer was heard at `now`.
     pub(crate) fn note_heard(&self, peer: PeerId, now: Instant) {
         /// A store costs the other workers a cache miss, so one is made at most once in this time.

@@ -11,7 +11,7 @@ use dataplane::{
     hand_off::Kind,
     lanes::LaneState,
     peer::Suspicion,
-    relay::{Direction, DropReason},
+    relay::{Direction, DropReason, ReportCount},
     socket_stats::SocketStats,
 };
 use gate::{Step, decoy::DecoyDrop};
@@ -123,7 +123,10 @@ static FAMILIES: &[Family] = &[
     peer(Type::Gauge, "culvert_queue_limit_packets", "Payloads that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_packets.into()),
     peer(Type::Gauge, "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_bytes.into()),
     peer(Type::Gauge, "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.", |it| it.own.more.queue_time.into()),
-    peer(Type::Gauge, "culvert_peer_rate_limit_bytes_per_second", "Limit on all that is sent to the peer, in bytes of IP packets a second: peer.rate, or the rate_receive of the peer; 0 without one.", |it| rate(&it.own, |rate| rate.bits_per_second as f64 / 8.0)),
+    peer(Type::Gauge, "culvert_peer_rate_limit_bytes_per_second", "Limit on all that is sent to the peer, in bytes of IP packets a second: peer.rate, what an automatic rate is now, or the rate_receive of the peer; 0 without one.", |it| rate(&it.own, |rate| rate.bits_per_second as f64 / 8.0)),
+    peer(Type::Gauge, "culvert_peer_path_queue_seconds", "Median wait of packets in queues of the path to the peer, as the peer reports; 0 unless the rate is automatic.", |it| rate(&it.now, |rate| rate.auto.as_ref().map_or(0.0, |auto| auto.queue_delay_seconds))),
+    peer(Type::Gauge, "culvert_peer_path_delivered_bytes_per_second", "Bytes of IP packets a second that arrive at the peer, as it reports; 0 unless the rate is automatic.", |it| rate(&it.now, |rate| rate.auto.as_ref().map_or(0.0, |auto| auto.delivered_bits_per_second as f64 / 8.0))),
+    peer(Type::Gauge, "culvert_peer_path_congested", "1 while the queue of the path to the peer says congestion: the link is full, by us or by others; 0 unless the rate is automatic.", |it| rate(&it.now, |rate| f64::from(u8::from(rate.auto.as_ref().is_some_and(|auto| auto.congested))))),
     peer(Type::Gauge, "culvert_queue_delay_median_seconds", "Median wait of payloads for their turn at the limit, in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p50_seconds.unwrap_or(0.0))),
     peer(Type::Gauge, "culvert_queue_delay_p99_seconds", "Wait for their turn that 99 % of payloads did not exceed in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p99_seconds.unwrap_or(0.0))),
     peer(Type::Counter, "culvert_aqm_marked_total", "IP packets marked as having met congestion (ECN) because they waited too long at the limit; those that cannot be marked are dropped (reason aqm).", |it| it.ever.more.aqm_marked.into()),
@@ -229,6 +232,10 @@ static FAMILIES: &[Family] = &[
     counter("culvert_flow_messages_total", &["direction", "kind"], "Flow signals (open, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).", |it, out| {
         let ways = WAYS.iter().zip(&it.relays.messages);
         ways.for_each(|(way, counts)| out.each_of(way, &Context::MESSAGE_LABELS, counts));
+    }),
+    counter("culvert_reports_total", &["kind"], "Reports about lanes, for an automatic rate: sent to peers that asked for them; taken from peers; ignored, because they came too often, were not asked for, or made no sense.", |it, out| {
+        let ReportCount { sent, taken, ignored } = it.relays.reports;
+        out.each(&["sent", "taken", "ignored"], &[sent, taken, ignored]);
     }),
     counter("culvert_flows_evicted_total", &["reason"], "Flows forgotten, by reason.", |it, out| {
         out.each(&["idle", "closed", "orphaned", "peer_removed", "reconfigured"], &it.relays.ended);

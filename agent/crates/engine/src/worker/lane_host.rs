@@ -90,6 +90,8 @@ impl LaneHost {
                 now,
             );
         }
+        let is_reported = cx.peers.link_named(peer, session).is_some_and(|link| link.reports);
+        slot.set_reports(is_reported.then_some(cx.hub.base()), now);
         let id = self.lanes.insert(slot);
         self.capture_lane(cx, id, now);
         cx.hub.lane_hosted(peer);

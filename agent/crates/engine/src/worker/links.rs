@@ -69,6 +69,7 @@ impl Sessions {
             takes_packets: has(Features::PACKETS),
             completes_checksums: has(Features::PARTIAL_CHECKSUM),
             takes_pieces: has(Features::PIECES),
+            reports: false,
             settles_at: now + SETTLE_TIME,
             suspicions: Suspicions::default(),
             services: hello.services.clone(),

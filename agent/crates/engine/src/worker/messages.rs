@@ -86,6 +86,9 @@ impl Worker {
                     }
                 }
             }
+            WorkerMessage::ReportsWanted { peer, session, wanted } => {
+                host.reports_wanted(cx, SessionRef { peer, session }, wanted, now);
+            }
             WorkerMessage::LaneUp { lane } => sessions.lane_is_up(cx, lane),
             WorkerMessage::LaneBudget { lane, bytes } => sessions.lane_carries(cx, lane, bytes),
             WorkerMessage::LaneLost { lane, why } => sessions.lane_lost(cx, lane, why, now),

@@ -27,6 +27,7 @@
 //! | datagrams that belong to no lane: the gate, control connections, unauthenticated senders | `outside.rs` |
 //! | recorded lanes | `capture.rs` |
 //! | unauthenticated senders' datagrams to the decoy, and its replies | `unauthenticated.rs` (the queue), `decoy.rs`, `decoys.rs` (the flows) |
+//! | reports about lanes, for an automatic rate | `reports.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs` |
 //! | stream connections | `stream_connections.rs` |
@@ -102,6 +103,7 @@ mod peers;
 mod plain;
 mod publish;
 mod reload;
+mod reports;
 mod routes;
 mod session;
 mod setup;
@@ -481,7 +483,9 @@ impl Worker {
                 self.cx.send_to_owner(lane, WorkerMessage::LaneNearLimit { lane });
                 self.settle_effects(now);
             }
-            let Self { cx, host: LaneHost { lanes, .. }, .. } = self;
+            let Self { cx, host, .. } = self;
+            host.send_report(cx, id, now);
+            let lanes = &mut host.lanes;
             let underlays = &mut cx.sockets.underlays;
             while let Some((data, path, most)) = lanes.get_mut(id).and_then(|slot| slot.due_challenge(now)) {
                 underlays.packet(lanes, underlay, &path, most, now, |lanes, tail| {

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Instant};
 
-use config::{self, Config};
+use config::{self, Config, Rate};
 use dataplane::{
     peer::{Allowances, PeerData, PeerStanding},
-    rate::Share,
+    rate::{AutoLimits, Limit, Share},
     relay::{DatagramRelay, Numbering},
 };
 use wire::{
@@ -22,6 +22,17 @@ use crate::{
     worker::{context::parity, dial::dials, timer::LOG_INTERVAL},
 };
 
+/// The limit that a peer's settings put on what is sent to it.
+pub(super) fn limit_of(peer: &config::Peer) -> Limit {
+    match peer.rate {
+        None => Limit::None,
+        Some(Rate::Fixed(bits)) => Limit::Fixed(bits / 8),
+        Some(Rate::Auto) => {
+            Limit::Auto(AutoLimits { min: peer.rate_min / 8, max: peer.rate_max.map(|bits| bits / 8) })
+        }
+    }
+}
+
 /// Makes the peers of a worker.
 pub(super) struct PeerMaker<'a> {
     pub(super) config: &'a Config,
@@ -37,7 +48,7 @@ impl PeerMaker<'_> {
         let parity = peer.public_keys.first().map_or(0, |key| parity(self.own_key, &key.0));
         // Exactly one worker dials a peer.
         let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
-        self.hub.rate(id).set_rate(peer.rate.map(|bits| bits / 8), peer.rate_overhead);
+        self.hub.rate(id).set_limit(limit_of(&peer), peer.rate_overhead, now);
         Peer {
             name: Arc::clone(&peer.name),
             origin,

@@ -8,6 +8,7 @@ use std::{
 use dataplane::{
     lanes::{LaneState, Lanes},
     peer::PeerStanding,
+    rate::{Measured, auto::Phase},
     relay::{DatagramRelay, Direction},
     socket_stats::role,
 };
@@ -19,8 +20,8 @@ use crate::{
     origin::PeerOrigin,
     peer::{Peer, refused},
     status::{
-        Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
-        RateStatus, StreamsStatus, add_lane,
+        Accounting, AutoRateStatus, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus,
+        QueueStatus, RateFrom, RateStatus, StreamsStatus, add_lane,
     },
     worker::{
         Worker,
@@ -242,7 +243,7 @@ impl Sessions {
                 bytes: relay.queue.bytes() + relay.awaiting.bytes(),
                 age_seconds: relay.oldest().map_or(0.0, since),
             },
-            rate: rate_of(relay, now),
+            rate: rate_of(relay, peer.session.is_some(), now),
             uplink: Accounting {
                 account: relay.uplink,
                 queued: relay.queued(Direction::Uplink),
@@ -374,16 +375,36 @@ impl Sockets {
     }
 }
 
-/// The limit on what is sent to a peer, as this worker knows it.
-fn rate_of(relay: &DatagramRelay, now: Instant) -> Option<RateStatus> {
+/// The limit on what is sent to a peer, as this worker knows it; the session owner tells what an automatic rate follows from.
+fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateStatus> {
     let account = relay.share.account();
-    let delays = relay.queue.delays(now);
-    let from = if account.is_granted() { RateStatus::FROM[1] } else { RateStatus::FROM[0] };
-    account.rate().map(|bytes| RateStatus {
-        bits_per_second: 8 * bytes,
-        from: from.into(),
+    let view = account.auto_view(now);
+    let (rate, delays) = (account.rate(), relay.queue.delays(now));
+    let measured = view.and_then(|view| view.measured);
+    let from = match (&view, &measured) {
+        _ if account.is_granted() => RateFrom::Peer,
+        (None, _) => RateFrom::Configured,
+        (Some(_), None) => RateFrom::Unmeasured,
+        (_, Some(Measured { phase: Phase::Competing, .. })) => RateFrom::Competing,
+        (_, Some(Measured { phase: Phase::Floor, .. })) => RateFrom::Floor,
+        (_, Some(Measured { is_at_ceiling: true, .. })) => RateFrom::Ceiling,
+        (_, Some(_)) => RateFrom::Measured,
+    };
+    let auto = measured.filter(|_| is_owner).map(|Measured { phase, figures, .. }| AutoRateStatus {
+        phase: phase.label().into(),
+        capacity_bits_per_second: 8 * figures.capacity,
+        delivered_bits_per_second: 8 * figures.delivered,
+        queue_delay_seconds: figures.queue_delay.as_secs_f64(),
+        path_loss_share: figures.path_loss,
+        congested: account.congested(),
+        reports: figures.reports,
+    });
+    (rate.is_some() || view.is_some()).then(|| RateStatus {
+        bits_per_second: 8 * rate.unwrap_or(0),
+        from: from.label().into(),
         delay_p50_seconds: delays.map(|(median, _)| median.as_secs_f64()),
         delay_p99_seconds: delays.map(|(_, most)| most.as_secs_f64()),
         marked: relay.queue.marked(),
+        auto,
     })
 }

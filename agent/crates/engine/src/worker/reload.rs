@@ -30,6 +30,7 @@ use crate::{
         context::Context,
         decoys::Decoys,
         parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards},
+        peer_maker::limit_of,
         timer::{LOG_INTERVAL, Timer, number},
     },
 };
@@ -106,9 +107,13 @@ impl Worker {
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
-        if (old.rate, old.rate_overhead) != (wanted.rate, wanted.rate_overhead) {
-            cx.hub.rate(id).set_rate(wanted.rate.map(|bits| bits / 8), wanted.rate_overhead);
+        let limit = limit_of(&wanted);
+        if (limit_of(&old), old.rate_overhead) != (limit, wanted.rate_overhead) {
+            cx.hub.rate(id).set_limit(limit, wanted.rate_overhead, now);
             sessions.control.rate_changed(id);
+            if old.rate != wanted.rate {
+                sessions.ask_for_reports(cx, id, now);
+            }
             data.drain_queue(cx, host, id, now);
         }
         if old.rate_receive != wanted.rate_receive {

@@ -112,6 +112,7 @@ impl Sessions {
         for lane in lanes {
             if let Some(slot) = host.lanes.get_mut(lane) {
                 slot.core.request_ping();
+                slot.path_changed();
             }
             host.lanes.touch(lane);
         }

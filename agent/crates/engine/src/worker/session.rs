@@ -247,8 +247,13 @@ impl Worker {
             Message::Here => {}
             Message::ReceiveRate { bits_per_second } => {
                 let granted = Some(bits_per_second / 8).filter(|rate| *rate > 0);
-                cx.hub.rate(peer).set_granted(granted.map(|rate| rate.max(LEAST_GRANTED)));
+                cx.hub.rate(peer).set_granted(granted.map(|rate| rate.max(LEAST_GRANTED)), now);
                 sessions.control.rate_changed(peer);
+            }
+            Message::ReportsWanted { wanted } => {
+                if let Some(session) = cx.peers.session(peer).map(|session| session.id) {
+                    cx.broadcast(|| WorkerMessage::ReportsWanted { peer, session, wanted });
+                }
             }
             Message::StreamsWanted if side == Side::Client => sessions.peer_wants_streams(cx, peer, now),
             Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
@@ -325,7 +330,7 @@ impl Worker {
             sessions.end_session(cx, id, Some(CloseReason::Replaced), now);
         }
         sessions.control.established(handle, now);
-        cx.hub.rate(id).set_granted(None);
+        cx.hub.rate(id).set_granted(None, now);
         sessions.ask_for_rate(cx, id, handle);
         let hello = connected.hello.clone();
         let Some(peer) = cx.peers.get_mut(id) else { return };
@@ -370,10 +375,12 @@ impl Worker {
             here_sent: None,
             liveness: Liveness::new(frames, now),
             laneless_since: Some(now),
+            wants_reports: false,
             forwards: 0,
         });
         cx.stats.totals.handshakes.established += 1;
         sessions.link_up(cx, data, host, &connected, now);
+        sessions.ask_for_reports(cx, id, now);
         self.settle_effects(now);
         let Self { cx, sessions, tcp, tunnel, .. } = self;
         sessions.begin_budget(cx, tunnel, id, now);
@@ -579,7 +586,7 @@ impl Sessions {
 impl Tunnel {
     /// The optional features that our hello offers.
     fn features(&self) -> Features {
-        let always = Features::PIECES.and(Features::STREAM_CONNECTIONS);
+        let always = Features::PIECES.and(Features::STREAM_CONNECTIONS).and(Features::REPORTS);
         match self.device {
             // We complete checksums that the device does not complete.
             Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),

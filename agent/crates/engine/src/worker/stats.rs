@@ -12,7 +12,7 @@ use dataplane::{
     forward::tun::TunTotals,
     hand_off::Kind,
     lanes::LaneState,
-    relay::{DatagramRelay, Direction, DropReason},
+    relay::{DatagramRelay, Direction, DropReason, ReportCount},
     socket_stats::SocketStats,
 };
 use gate::{Step, decoy::DecoyStats};
@@ -150,6 +150,8 @@ pub(super) struct RelaySums {
     /// Refusals at the limits that concern relays.
     pub(super) refused: Refused,
     pub(super) moved: u64,
+    /// Reports about lanes.
+    pub(super) reports: ReportCount,
     /// Buckets of IP packets that went to another lane.
     pub(super) buckets_moved: u64,
 }
@@ -178,6 +180,7 @@ impl RelaySums {
         add(&mut self.ended, &ended);
         add(&mut self.refused, &refused(relay));
         self.moved += stats.flows_moved;
+        self.reports.add(stats.reports);
         self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved());
     }
 }

@@ -16,6 +16,7 @@ use testkit::{
     simulation as harness,
     simulation::{Host, Udp, World},
 };
+mod auto;
 mod backlog;
 mod bounds;
 mod capture;

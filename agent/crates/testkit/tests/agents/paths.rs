@@ -222,7 +222,7 @@ impl Trial {
             while self.hub() {
                 self.pair.world.settle();
             }
-            let timeout = self.foreign.as_ref().and_then(|foreign| foreign.sender.timeout());
+            let timeout = self.foreign.as_ref().and_then(|foreign| foreign.timeout());
             let next = timeout.map_or(until, |timeout| timeout.min(until));
             if !self.pair.world.step(next) && next == until {
                 return;
@@ -324,13 +324,13 @@ fn accept(listener: &mut dyn TcpListener, services: &mut Host) -> Option<(Token,
 }
 
 /// A foreign flow through the same bottleneck.
-struct Foreign {
+pub(super) struct Foreign {
     sender: Cubic,
     sockets: [(Host, Udp); 2],
 }
 
 impl Foreign {
-    fn new(world: &World) -> Self {
+    pub(super) fn new(world: &World) -> Self {
         let sockets = FOREIGN.map(|address| {
             let mut host = world.host(&[address]);
             let socket = host.quic(SocketAddr::new(address, 9));
@@ -339,8 +339,13 @@ impl Foreign {
         Self { sender: Cubic::new(world.now()), sockets }
     }
 
+    /// When it is to be served although nothing came.
+    pub(super) fn timeout(&self) -> Option<Instant> {
+        self.sender.timeout()
+    }
+
     /// Sends, acknowledges and hears acknowledgements; returns how many bytes came, as a TCP stream's.
-    fn hub(&mut self, now: Instant) -> u64 {
+    pub(super) fn hub(&mut self, now: Instant) -> u64 {
         let [(near_host, near), (far_host, far)] = &mut self.sockets;
         let [sent_bytes, acknowledged_bytes] = FOREIGN_BYTES;
         let mut payload = [0; 1472];

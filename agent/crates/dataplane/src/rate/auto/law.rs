@@ -32,23 +32,25 @@ pub struct Bounds {
     pub max: u64,
 }
 
-/// What the law does with a peer's rate.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Phase {
-    /// No full link was seen yet: the rate doubles while it is used.
-    Measuring,
-    /// The rate is just below that of the link.
-    Steady,
-    /// The rate grows until it fills the link.
-    Probing,
-    /// The rate is below that of the link until the queue is empty.
-    Slowed,
-    /// Somebody else fills the link: the rate is that of a CUBIC flow.
-    Competing,
-    /// Nothing was sent for a second.
-    Idle,
-    /// The rate is the least allowed.
-    Floor,
+wire::labelled! {
+    /// What the law does with a peer's rate.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum Phase {
+        /// No full link was seen yet: the rate doubles while it is used.
+        Measuring => "measuring",
+        /// The rate is just below that of the link.
+        Steady => "steady",
+        /// The rate grows until it fills the link.
+        Probing => "probing",
+        /// The rate is below that of the link until the queue is empty.
+        Slowed => "slowed",
+        /// Somebody else fills the link: the rate is that of a CUBIC flow.
+        Competing => "competing",
+        /// Nothing was sent for a second.
+        Idle => "idle",
+        /// The rate is the least allowed.
+        Floor => "floor",
+    }
 }
 
 /// Values behind the rate, for status and metrics.
@@ -58,6 +60,10 @@ pub struct Figures {
     pub capacity: u64,
     /// The median delay in queues of the path, over the last reports.
     pub queue_delay: Duration,
+    /// Bytes a second that arrived at the far end in the last half second before its last report.
+    pub delivered: u64,
+    /// Reports that were taken into account.
+    pub reports: u64,
     /// The share of packets that the path loses without being full.
     pub path_loss: f64,
     /// The rate at which the far end's clock gains on ours, in parts per million.
@@ -155,6 +161,7 @@ pub struct Law {
     /// When somebody else was last known to fill the link.
     foreign: f64,
     evaluated: f64,
+    reports: u64,
 }
 
 impl Law {
@@ -177,6 +184,7 @@ impl Law {
             drained: 0.0,
             foreign: f64::NEG_INFINITY,
             evaluated: 0.0,
+            reports: 0,
         }
     }
 
@@ -210,6 +218,21 @@ impl Law {
         }
     }
 
+    /// Whether the rate is the highest allowed.
+    #[must_use]
+    pub fn is_at_ceiling(&self) -> bool {
+        self.rate >= self.bounds.max as f64
+    }
+
+    /// Whether the link is full, by us or by others: the law slows down, waits for a queue to go, or competes.
+    #[must_use]
+    pub fn is_congested(&self) -> bool {
+        match self.state {
+            State::Draining | State::Waiting { .. } | State::Competing(_) => true,
+            State::Measuring | State::Steady { .. } | State::Probing { .. } => false,
+        }
+    }
+
     /// Values behind the rate.
     #[must_use]
     pub fn figures(&self) -> Figures {
@@ -217,6 +240,8 @@ impl Law {
         Figures {
             capacity: self.capacity as u64,
             queue_delay: Duration::from_secs_f64(reports.median_queue()),
+            delivered: reports.delivery(0.5).map_or(0, |delivery| delivery.rate as u64),
+            reports: self.reports,
             path_loss: self.evidence.path_loss(),
             skew_ppm: reports.skew() * 1e6,
             noise: Duration::from_secs_f64(reports.noise()),
@@ -243,6 +268,7 @@ impl Law {
     pub fn report(&mut self, sample: &Sample, now: Instant) {
         let now = self.seconds(now);
         self.evidence.sent.answer();
+        self.reports += 1;
         let is_drained = match self.state {
             State::Measuring | State::Probing { .. } => true,
             State::Steady { is_confirmed, .. } => is_confirmed,

@@ -1,4 +1,4 @@
-//! The control law of an automatic rate: pure, and not called yet. The far end's reports are not on the wire.
+//! The control law of an automatic rate: pure. `rate/automatic.rs` tells it what leaves and what the far end reports.
 //!
 //! | question | file |
 //! |---|---|
@@ -21,4 +21,4 @@ mod sent;
 mod skew;
 
 pub use law::{Bounds, Figures, Law, Phase};
-pub use reports::Sample;
+pub use reports::{CONNECTIONS, Sample};

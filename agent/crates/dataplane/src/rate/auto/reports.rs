@@ -10,13 +10,14 @@ use super::skew::{Floor, Skew};
 /// One report of the far end about one lane.
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
-    /// The lane's index in the peer's pool.
+    /// The lane's index in the peer's pool; from [`CONNECTIONS`] on the number of a connection whose packets the far end acknowledged.
     pub lane: u8,
     /// Changes when the lane is opened anew or its path moves; totals and one-way delays of two epochs are not compared.
     pub epoch: u64,
     /// When the packet with the highest number left.
     pub sent_at: Instant,
-    /// When that packet arrived, in microseconds of the far end's clock, whose offset and rate are its own.
+    /// When that packet arrived, in microseconds of the far end's clock, whose offset and rate are its own. Of a connection: when it was
+    /// acknowledged, by our clock.
     pub arrived_micros: u64,
     /// Packets that left on the lane up to and including that one: its number and one.
     pub packets_sent: u64,
@@ -31,6 +32,10 @@ pub struct Sample {
     /// The lane's shortest round-trip time.
     pub min_rtt: Duration,
 }
+
+/// The index of the first connection among lanes. Its queue delay is that of a round trip, which contains the way back and the wait for
+/// an acknowledgement, so that it counts only while no lane is reported on.
+pub const CONNECTIONS: u8 = 64;
 
 /// Totals over all lanes of a peer.
 #[derive(Clone, Copy, Debug, Default)]
@@ -124,7 +129,10 @@ impl Lane {
 #[derive(Debug)]
 pub(super) struct Reports {
     start: Instant,
-    far_start: Option<u64>,
+    /// The first arrival by the far end's clock, and by ours, with the time at which its packet left.
+    clocks: [Option<(u64, f64)>; 2],
+    /// When a lane was last reported on.
+    lane_reported: f64,
     lanes: Vec<Option<Lane>>,
     records: VecDeque<Record>,
     totals: Totals,
@@ -153,7 +161,8 @@ impl Reports {
     pub(super) fn new(start: Instant) -> Self {
         Self {
             start,
-            far_start: None,
+            clocks: [None; 2],
+            lane_reported: f64::NEG_INFINITY,
             lanes: Vec::new(),
             records: VecDeque::with_capacity(LENGTH),
             totals: Totals::default(),
@@ -173,9 +182,14 @@ impl Reports {
             self.forget();
         }
         self.reported = now;
-        let far_start = *self.far_start.get_or_insert(sample.arrived_micros);
-        let arrived = sample.arrived_micros.wrapping_sub(far_start).cast_signed() as f64 * 1e-6;
         let sent = sample.sent_at.saturating_duration_since(self.start).as_secs_f64();
+        let is_connection = sample.lane >= CONNECTIONS;
+        if !is_connection {
+            self.lane_reported = now;
+        }
+        let clock = &mut self.clocks[usize::from(is_connection)];
+        let (first, offset) = *clock.get_or_insert((sample.arrived_micros, sent));
+        let arrived = offset + sample.arrived_micros.wrapping_sub(first).cast_signed() as f64 * 1e-6;
         let delay = arrived - sent;
         let totals = Totals {
             packets_sent: sample.packets_sent as f64,
@@ -236,7 +250,8 @@ impl Reports {
             lane.arrivals.pop_front();
         }
         lane.arrivals.push_back(Arrival { at: arrived, sent, bytes: totals.bytes });
-        let counts = lane.is_settled || !any_settled;
+        let is_outdone = is_connection && now - self.lane_reported < STALE;
+        let counts = (lane.is_settled || !any_settled) && !is_outdone;
         self.smoothed_rtt += (sample.smoothed_rtt.as_secs_f64() - self.smoothed_rtt)
             / if self.records.is_empty() { 1.0 } else { 4.0 };
         self.rtt_excess = sample.smoothed_rtt.saturating_sub(sample.min_rtt).as_secs_f64();

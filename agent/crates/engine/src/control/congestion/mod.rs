@@ -51,6 +51,24 @@ pub struct Congestion {
     is_lifted: AtomicBool,
     pacing_rate: AtomicU64,
     delivery_rate: AtomicU64,
+    acked_packets: AtomicU64,
+    acked_bytes: AtomicU64,
+    /// Round trips in nanoseconds: of the newest packet that was acknowledged, and the shortest; 0 before the first.
+    newest_rtt: AtomicU64,
+    least_rtt: AtomicU64,
+}
+
+/// What was acknowledged on a connection since it began.
+#[derive(Clone, Copy, Debug)]
+pub struct Acks {
+    /// Packets that were acknowledged.
+    pub packets: u64,
+    /// Bytes of these packets.
+    pub bytes: u64,
+    /// The round trip of the newest packet.
+    pub rtt: Duration,
+    /// The shortest round trip.
+    pub min_rtt: Duration,
 }
 
 impl Congestion {
@@ -77,6 +95,27 @@ impl Congestion {
     #[must_use]
     pub fn delivery_rate(&self) -> Option<u64> {
         Some(self.delivery_rate.load(Ordering::Relaxed)).filter(|rate| *rate > 0)
+    }
+
+    /// What was acknowledged since the connection began; `None` before the first acknowledgement.
+    #[must_use]
+    pub fn acks(&self) -> Option<Acks> {
+        let [packets, bytes, newest, least] =
+            [&self.acked_packets, &self.acked_bytes, &self.newest_rtt, &self.least_rtt]
+                .map(|value| value.load(Ordering::Relaxed));
+        let (rtt, min_rtt) = (Duration::from_nanos(newest), Duration::from_nanos(least));
+        (newest > 0).then_some(Acks { packets, bytes, rtt, min_rtt })
+    }
+
+    fn note_acks(&self, bytes: u64, rtt: Duration) {
+        let nanos = u64::try_from(rtt.as_nanos()).unwrap_or(u64::MAX).max(1);
+        let least = match self.least_rtt.load(Ordering::Relaxed) {
+            0 => nanos,
+            least => least.min(nanos),
+        };
+        self.acked_bytes.store(bytes, Ordering::Relaxed);
+        self.newest_rtt.store(nanos, Ordering::Relaxed);
+        self.least_rtt.store(least, Ordering::Relaxed);
     }
 
     /// Lets quinn-proto send without regard to the window, until this is called with `false`.
@@ -208,6 +247,7 @@ impl StreamController {
 
     fn acked(&mut self, now: Instant, sent: Instant, bytes: u64) {
         self.delivery.on_ack(now, sent, bytes);
+        self.shared.acked_packets.fetch_add(1, Ordering::Relaxed);
     }
 
     fn acks_ended(&mut self, now: Instant, in_flight: u64, app_limited: bool) {
@@ -219,6 +259,7 @@ impl StreamController {
         let min_rtt = if let Model::Bbr(bbr) = &self.model { bbr.min_rtt() } else { None };
         let Some(sample) = self.delivery.sample(now, min_rtt) else { return };
         self.loss.rtt = sample.rtt;
+        self.shared.note_acks(self.delivery.delivered(), sample.rtt);
         match &mut self.model {
             Model::Bbr(bbr) => bbr.on_sample(&sample, self.delivery.delivered(), in_flight, now),
             Model::Rate(rtt) => *rtt = sample.rtt,

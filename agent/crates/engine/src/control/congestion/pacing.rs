@@ -6,7 +6,7 @@ use std::{
 };
 
 use config::CongestionControl;
-use dataplane::rate::{LEAST_GAP, Pacer, RateAccount, Release, Share};
+use dataplane::rate::{Acknowledged, LEAST_GAP, Pacer, RateAccount, Release, Share};
 use quinn_proto::{Connection, Transmit};
 
 use crate::control::congestion::Congestion;
@@ -26,7 +26,20 @@ pub struct Pace {
     release_at: Option<Instant>,
     owed: Owed,
     is_closing: bool,
+    begun: Instant,
+    reported: Reported,
 }
+
+/// What the law of an automatic rate was last told of a connection.
+#[derive(Clone, Copy, Debug)]
+struct Reported {
+    at: Instant,
+    bytes: u64,
+}
+
+/// As often, and from as many bytes on, as the far end reports on a lane.
+const REPORT_INTERVAL: Duration = Duration::from_millis(25);
+const REPORT_BYTES: u64 = 1_200;
 
 /// The datagrams that came since the last packet left.
 #[derive(Debug, Default)]
@@ -66,6 +79,8 @@ impl Pace {
             release_at: None,
             owed: Owed::default(),
             is_closing: false,
+            begun: now,
+            reported: Reported { at: now, bytes: 0 },
         }
     }
 
@@ -104,6 +119,39 @@ impl Pace {
     pub fn received(&mut self, now: Instant) {
         self.owed.datagrams += 1;
         self.owed.since.get_or_insert(now);
+    }
+
+    /// Tells the law of an automatic rate what the far end has acknowledged on this connection, `number` among those to the peer.
+    pub fn tell_law(&mut self, quinn: &Connection, number: u8, now: Instant) {
+        let Some(account) = self.share.as_ref().map(Share::account).filter(|account| account.is_measured())
+        else {
+            return;
+        };
+        let Reported { at, bytes } = self.reported;
+        if now.saturating_duration_since(at) < REPORT_INTERVAL {
+            return;
+        }
+        if self.congestion.control() == CongestionControl::Rate {
+            // A reload has just made the rate automatic.
+            self.congestion.set(CongestionControl::Rate, account.rate());
+        }
+        // The count begins anew when the connection moves to another path.
+        let is_enough = |acked: u64| acked.wrapping_sub(bytes) >= REPORT_BYTES;
+        let Some(acks) = self.congestion.acks().filter(|acks| is_enough(acks.bytes)) else { return };
+        self.reported = Reported { at: now, bytes: acks.bytes };
+        account.acknowledged(
+            &Acknowledged {
+                number,
+                begun: self.begun,
+                rtt: acks.rtt,
+                packets: acks.packets,
+                lost: quinn.stats().path.lost_packets,
+                bytes: acks.bytes + acks.packets * outer_overhead(quinn),
+                smoothed_rtt: quinn.rtt(),
+                min_rtt: acks.min_rtt,
+            },
+            now,
+        );
     }
 
     /// Notes that the connection ends: its CONNECTION_CLOSE leaves at once.

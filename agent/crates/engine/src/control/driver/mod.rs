@@ -381,6 +381,8 @@ impl Control {
                 if let Some(connection) = self.connections.get_mut(&handle) {
                     connection.quinn.handle_event(event);
                     connection.pace.received(now);
+                    let number = connection.stream_number.unwrap_or(0);
+                    connection.pace.tell_law(&connection.quinn, number, now);
                     if connection.established && !connection.fed {
                         connection.fed = true;
                         self.fed.push(handle);

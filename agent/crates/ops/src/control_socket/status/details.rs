@@ -1,7 +1,7 @@
 //! One peer in full, and one lane.
 
 use crate::control_socket::status::{
-    Accounting, LaneDetails, LaneStatus, PeerStatus, RateStatus, Status, StreamsStatus,
+    Accounting, AutoRateStatus, LaneDetails, LaneStatus, PeerStatus, RateStatus, Status, StreamsStatus,
     page::{Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
@@ -86,6 +86,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
             ),
         ),
         ("  rate limit", or_dash(peer.rate.as_ref().map(rate_limit))),
+        ("  path", or_dash(peer.rate.as_ref().and_then(|rate| rate.auto.as_ref()).map(measured_path))),
         ("  lanes up", peer.lanes_up.to_string()),
         ("  flows", peer.flows.to_string()),
         ("  TCP streams", peer.tcp_streams.to_string()),
@@ -105,6 +106,19 @@ fn rate_limit(rate: &RateStatus) -> String {
         wait(rate.delay_p50_seconds),
         wait(rate.delay_p99_seconds),
         rate.marked
+    )
+}
+
+/// What an automatic rate follows from.
+fn measured_path(auto: &AutoRateStatus) -> String {
+    format!(
+        "{}, takes {}, delivered {}, queue {}, {} lost{}",
+        auto.phase,
+        bits(auto.capacity_bits_per_second as f64 / 8.0),
+        bits(auto.delivered_bits_per_second as f64 / 8.0),
+        short_time(auto.queue_delay_seconds),
+        share(auto.path_loss_share),
+        if auto.congested { ", congested" } else { "" }
     )
 }
 

@@ -149,10 +149,19 @@ fn connected() -> PeerStatus {
         queue: QueueStatus { datagrams: 2, bytes: 2_000, age_seconds: 0.004 },
         rate: Some(RateStatus {
             bits_per_second: 48_000_000,
-            from: "configured".into(),
+            from: "measured".into(),
             delay_p50_seconds: Some(0.000_5),
             delay_p99_seconds: Some(0.007),
             marked: 12,
+            auto: Some(AutoRateStatus {
+                phase: "steady".into(),
+                capacity_bits_per_second: 49_000_000,
+                delivered_bits_per_second: 47_500_000,
+                queue_delay_seconds: 0.001_2,
+                path_loss_share: 0.01,
+                congested: true,
+                reports: 700,
+            }),
         }),
         lane_packets: LanePackets {
             sent: 10_000,
@@ -332,7 +341,8 @@ exit: connected
   down          96 bit/s, 0.5 /s
   carried       95.0 kB up, 2.0 kB down
   waiting       2 datagrams, 2.0 kB, the oldest for 4.0 ms
-  rate limit    48.0 Mbit/s (configured), wait 500 µs median, 7.0 ms p99, 12 marked
+  rate limit    48.0 Mbit/s (measured), wait 500 µs median, 7.0 ms p99, 12 marked
+  path          steady, takes 49.0 Mbit/s, delivered 47.5 Mbit/s, queue 1.2 ms, 1.00 % lost, congested
   lanes up      1
   flows         3
   TCP streams   0

@@ -1,0 +1,129 @@
+//! What arrives on a lane, for the reports that the far end wants (`docs/wire-format.md` §5).
+
+use std::time::{Duration, Instant};
+
+use quic_core::LaneStats;
+use wire::report::Report;
+
+/// The least time between two reports about a lane.
+const INTERVAL: Duration = Duration::from_millis(25);
+
+/// Bytes that have to arrive for a report after [`INTERVAL`], so that reports take a fifteenth of the rate of what they report on at
+/// most.
+const LEAST_BYTES: u64 = 1_200;
+
+/// When fewer bytes are reported.
+const SPARSE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Arrivals on one lane, while the far end wants reports.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    /// The zero of the clock of all reports of this agent.
+    base: Instant,
+    /// The highest number, and when it arrived.
+    highest: Option<(u64, Instant)>,
+    marked: u64,
+    /// The far end's own reports: they are nothing to report on.
+    reports: u64,
+    reported: Reported,
+}
+
+/// The last report.
+#[derive(Clone, Copy, Debug)]
+struct Reported {
+    at: Instant,
+    /// DATAGRAM frames that had arrived, without reports.
+    datagrams: u64,
+    bytes: u64,
+}
+
+impl Arrivals {
+    /// Begins with what arrives from `now` on; `stats` is the lane's.
+    pub(super) fn new(base: Instant, stats: &LaneStats, now: Instant) -> Self {
+        let reported = Reported { at: now, datagrams: stats.datagrams_received, bytes: stats.opened_bytes };
+        Self { base, highest: None, marked: 0, reports: 0, reported }
+    }
+
+    /// Packet `number` arrived.
+    #[inline]
+    pub(super) fn note(&mut self, number: u64, at: Instant) {
+        if self.highest.is_none_or(|(highest, _)| number > highest) {
+            self.highest = Some((number, at));
+        }
+    }
+
+    /// Packets were marked on the path.
+    pub(super) fn add_marked(&mut self, packets: u64) {
+        self.marked += packets;
+    }
+
+    /// A report of the far end arrived.
+    pub(super) fn add_report(&mut self) {
+        self.reports += 1;
+    }
+
+    /// When the next report is due; `None` if there is nothing to report on.
+    #[inline]
+    pub(super) fn due(&self, stats: &LaneStats) -> Option<Instant> {
+        let has_more = stats.datagrams_received.saturating_sub(self.reports) > self.reported.datagrams;
+        let bytes = stats.opened_bytes - self.reported.bytes;
+        has_more.then(|| self.reported.at + if bytes >= LEAST_BYTES { INTERVAL } else { SPARSE_INTERVAL })
+    }
+
+    /// The report that is due by `now`; `headers` are those of each packet, in bytes.
+    pub(super) fn take(&mut self, stats: &LaneStats, headers: u64, now: Instant) -> Option<Report> {
+        self.due(stats).filter(|at| *at <= now)?;
+        let (highest, at) = self.highest?;
+        let datagrams = stats.datagrams_received.saturating_sub(self.reports);
+        self.reported = Reported { at: now, datagrams, bytes: stats.opened_bytes };
+        Some(Report {
+            highest,
+            arrived_micros: u64::try_from(at.saturating_duration_since(self.base).as_micros()).ok()?,
+            packets: stats.opened_packets,
+            bytes: stats.opened_bytes + stats.opened_packets * headers,
+            marked: self.marked,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use wire::clock::{Clock, ManualClock};
+
+    use super::*;
+
+    #[test]
+    fn reports_come_under_load_only_and_never_too_often() {
+        let start = ManualClock::default().now();
+        let ms = |ms| start + Duration::from_millis(ms);
+        let mut stats = LaneStats { opened_packets: 5, opened_bytes: 500, ..LaneStats::default() };
+        let mut arrivals = Arrivals::new(start, &stats, start);
+        // Acknowledgements.
+        stats.opened_packets += 100;
+        stats.opened_bytes += 3_000;
+        arrivals.note(104, ms(1));
+        assert_eq!(arrivals.due(&stats), None);
+        // A small datagram, then enough.
+        let before = stats.opened_bytes;
+        arrivals.reported.bytes = before;
+        stats = LaneStats { datagrams_received: 1, opened_bytes: before + 100, opened_packets: 106, ..stats };
+        arrivals.note(106, ms(2));
+        arrivals.note(105, ms(3));
+        assert_eq!(arrivals.due(&stats), Some(ms(250)));
+        stats.opened_bytes += 1_200;
+        assert_eq!(arrivals.due(&stats), Some(ms(25)));
+        assert_eq!(arrivals.take(&stats, 28, ms(24)), None);
+        arrivals.add_marked(2);
+        let report = arrivals.take(&stats, 28, ms(26)).unwrap();
+        let bytes = stats.opened_bytes + 106 * 28;
+        assert_eq!(report, Report { highest: 106, arrived_micros: 2_000, packets: 106, bytes, marked: 2 });
+        assert_eq!(arrivals.due(&stats), None, "nothing new");
+        // What the far end reports is no load.
+        stats.datagrams_received += 3;
+        stats.opened_bytes += 3_000;
+        (0..3).for_each(|_| arrivals.add_report());
+        assert_eq!(arrivals.due(&stats), None);
+        stats.datagrams_received += 1;
+        assert_eq!(arrivals.due(&stats), Some(ms(51)));
+    }
+}
