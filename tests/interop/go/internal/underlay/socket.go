@@ -57,7 +57,7 @@ type Socket struct {
 	// Packets that were dropped because quic-go did not read in time.
 	overflow atomic.Uint64
 	noGSO    atomic.Bool
-	deadline deadline
+	deadline *Deadline
 }
 
 type queued struct {
@@ -76,8 +76,9 @@ func Open(local netip.AddrPort, hooks Hooks) (*Socket, error) {
 		hooks:  hooks,
 		queue:  make(chan queued, waiting),
 		closed: make(chan struct{}),
+
+		deadline: NewDeadline(),
 	}
-	s.deadline.init()
 	s.routes.Store(&map[ConnectionID]Receiver{})
 	s.conn.Store(conn)
 	go s.read(conn)
@@ -213,7 +214,7 @@ func (s *Socket) ReadBatch(messages []ipv4.Message, _ int) (int, error) {
 		first.into(&messages[0])
 	case <-s.closed:
 		return 0, net.ErrClosed
-	case <-s.deadline.passed():
+	case <-s.deadline.Passed():
 		return 0, os.ErrDeadlineExceeded
 	}
 	for i := 1; i < len(messages); i++ {
@@ -301,11 +302,11 @@ func (s *Socket) Local() netip.AddrPort { return s.conn.Load().LocalAddr().(*net
 
 // ReadFrom is for net.PacketConn. quic-go reads with [Socket.ReadBatch] instead.
 func (s *Socket) ReadFrom(b []byte) (int, net.Addr, error) {
-	message := ipv4.Message{Buffers: [][]byte{b}}
-	if _, err := s.ReadBatch([]ipv4.Message{message}, 0); err != nil {
+	messages := []ipv4.Message{{Buffers: [][]byte{b}}}
+	if _, err := s.ReadBatch(messages, 0); err != nil {
 		return 0, nil, err
 	}
-	return message.N, message.Addr, nil
+	return messages[0].N, messages[0].Addr, nil
 }
 
 // ReadMsgUDP is for quic-go's interface, which has it beside ReadBatch.
@@ -341,57 +342,10 @@ func (s *Socket) SetDeadline(t time.Time) error { return s.SetReadDeadline(t) }
 
 // SetReadDeadline ends a ReadBatch.
 func (s *Socket) SetReadDeadline(t time.Time) error {
-	s.deadline.set(t)
+	s.deadline.Set(t)
 	return nil
 }
 
 // SetWriteDeadline does nothing: a UDP socket hardly blocks.
 func (s *Socket) SetWriteDeadline(time.Time) error { return nil }
 
-// deadline is a channel that is closed when the time has come.
-type deadline struct {
-	mu    sync.Mutex
-	timer *time.Timer
-	done  chan struct{}
-}
-
-func (d *deadline) init() { d.done = make(chan struct{}) }
-
-func (d *deadline) passed() <-chan struct{} {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	return d.done
-}
-
-func (d *deadline) set(t time.Time) {
-	d.mu.Lock()
-	defer d.mu.Unlock()
-	if d.timer != nil {
-		d.timer.Stop()
-		d.timer = nil
-	}
-	select {
-	case <-d.done:
-		d.done = make(chan struct{})
-	default:
-	}
-	if t.IsZero() {
-		return
-	}
-	done := d.done
-	if wait := time.Until(t); wait > 0 {
-		d.timer = time.AfterFunc(wait, func() { closeOnce(&d.mu, done) })
-		return
-	}
-	close(done)
-}
-
-func closeOnce(mu *sync.Mutex, done chan struct{}) {
-	mu.Lock()
-	defer mu.Unlock()
-	select {
-	case <-done:
-	default:
-		close(done)
-	}
-}
