@@ -5,6 +5,7 @@ import (
 	"net/netip"
 	"slices"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"culvert.example/culvert/internal/underlay"
@@ -108,10 +109,11 @@ type Lane struct {
 	wornAt     time.Time
 	stats      Stats
 
-	writing sync.Mutex
-	flush   chan struct{}
-	wake    chan struct{}
-	done    chan struct{}
+	carrying atomic.Bool // state is up
+	writing  sync.Mutex
+	flush    chan struct{}
+	wake     chan struct{}
+	done     chan struct{}
 }
 
 type state uint8
@@ -168,7 +170,7 @@ func (l *Lane) Close() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state != closed {
-		l.state = closed
+		l.become(closed)
 		close(l.done)
 	}
 }
@@ -178,16 +180,26 @@ func (l *Lane) Replace() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.state != closed {
-		l.state, l.drainUntil = draining, time.Now().Add(drain)
+		l.become(draining)
+		l.drainUntil = time.Now().Add(drain)
 		wakeUp(l.wake)
 	}
 }
 
 // IsUp says whether the lane carries payloads.
-func (l *Lane) IsUp() bool {
+func (l *Lane) IsUp() bool { return l.carrying.Load() }
+
+// Ended says whether the lane opens no packets any more.
+func (l *Lane) Ended() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.state == up
+	return l.state == closed
+}
+
+// become changes the state.
+func (l *Lane) become(s state) {
+	l.state = s
+	l.carrying.Store(s == up)
 }
 
 // Stats returns the lane's counters.
@@ -477,7 +489,8 @@ func (l *Lane) received(opened Opened, size int, from netip.AddrPort, events *ev
 	}
 	for _, data := range f.Responses {
 		if l.paths.answered(data) && l.state == opening {
-			l.state, events.up = up, true
+			l.become(up)
+			events.up = true
 			l.mtu.next = now
 		}
 	}
@@ -617,7 +630,7 @@ func (l *Lane) tick(now time.Time) (cause uint32, deadline time.Time) {
 	if l.state == draining {
 		if now.After(l.drainUntil) {
 			l.config.Socket.Unroute(l.config.Local)
-			l.state = closed
+			l.become(closed)
 			close(l.done)
 		}
 		return 0, earlier(deadline, l.acks.due)
@@ -652,7 +665,8 @@ func (l *Lane) tick(now time.Time) (cause uint32, deadline time.Time) {
 }
 
 func (l *Lane) fail(cause uint32) uint32 {
-	l.state, l.drainUntil = draining, time.Now().Add(drain)
+	l.become(draining)
+	l.drainUntil = time.Now().Add(drain)
 	return cause
 }
 

@@ -348,4 +348,3 @@ func (s *Socket) SetReadDeadline(t time.Time) error {
 
 // SetWriteDeadline does nothing: a UDP socket hardly blocks.
 func (s *Socket) SetWriteDeadline(time.Time) error { return nil }
-
