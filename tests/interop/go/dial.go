@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -23,6 +24,9 @@ const (
 	firstBackoff = 100 * time.Millisecond
 	mostBackoff  = 5 * time.Second
 	lanesLimit   = 2 * time.Second
+	// attemptEvery is when the next attempt begins beside those that were not answered.
+	attemptEvery   = time.Second
+	attemptsAtOnce = 4
 )
 
 // Dial connects to the agent at link, and keeps connected until the [Peer] is closed. ctx bounds the first connection
@@ -145,13 +149,69 @@ func quicConfig(a *agent, dials bool) *quic.Config {
 	return c
 }
 
-// dial makes one connection and exchanges hellos on it.
+// dial makes a connection. It begins with another knock every second: a listener that has just started refuses those of
+// its first second, in silence.
 func (d *dialler) dial(ctx context.Context) (*session, error) {
 	ctx, cancel := context.WithTimeout(ctx, dialLimit)
 	defer cancel()
+	type result struct {
+		line *line
+		conn *quic.Conn
+		to   netip.AddrPort
+		err  error
+	}
+	results := make(chan result)
+	attempt := func() {
+		l, to, err := d.line()
+		var conn *quic.Conn
+		if err == nil {
+			conn, err = d.handshake(ctx, l, to)
+		}
+		select {
+		case results <- result{l, conn, to, err}:
+		case <-ctx.Done():
+			if conn != nil {
+				_ = conn.CloseWithError(wire.CloseReplaced, "another attempt was first")
+			}
+			if l != nil {
+				l.close()
+			}
+		}
+	}
+	ticker := time.NewTicker(attemptEvery)
+	defer ticker.Stop()
+	go attempt()
+	running, last := 1, context.DeadlineExceeded
+	for {
+		select {
+		case r := <-results:
+			if running--; r.err == nil {
+				r.err = d.begin(ctx, r.line, r.conn, r.to)
+			}
+			if r.err == nil {
+				return d.peer.current(), nil
+			}
+			if r.line != nil {
+				r.line.close()
+			}
+			if last = r.err; running == 0 {
+				return nil, fmt.Errorf("no connection to %v: %w", d.link.Address, last)
+			}
+		case <-ticker.C:
+			if running++; running <= attemptsAtOnce {
+				go attempt()
+			}
+		case <-ctx.Done():
+			return nil, fmt.Errorf("no answer from %v: %w (remedy: the agent must be up, know our key, and have the key of the link; its log says why it refuses)", d.link.Address, ctx.Err())
+		}
+	}
+}
+
+// line opens the first socket of a connection.
+func (d *dialler) line() (*line, netip.AddrPort, error) {
 	resolved, err := net.ResolveUDPAddr("udp", d.link.Address)
 	if err != nil {
-		return nil, err
+		return nil, netip.AddrPort{}, err
 	}
 	to := netip.AddrPortFrom(resolved.AddrPort().Addr().Unmap(), uint16(resolved.Port))
 	d.mu.Lock()
@@ -162,61 +222,51 @@ func (d *dialler) dial(ctx context.Context) (*session, error) {
 	}
 	from, err := localFor(local, to)
 	if err != nil {
-		return nil, err
+		return nil, to, err
 	}
 	knocker := &knock.Knocker{Key: d.agent.Key, Listener: knock.PublicKey(d.link.Key), Random: rand.Reader, Now: time.Now}
 	socket, err := underlay.Open(from, underlay.Hooks{Outgoing: knocker.Outgoing})
 	if err != nil {
-		return nil, err
+		return nil, to, err
 	}
-	l := &line{
+	return &line{
 		transport: &quic.Transport{Conn: socket, ConnectionIDGenerator: connIDs{}},
 		sockets:   map[uint32]*underlay.Socket{0: socket},
 		local:     from,
-	}
-	s, err := d.handshake(ctx, l, to)
-	if err != nil {
-		l.close()
-		return nil, fmt.Errorf("no connection to %v: %w", d.link.Address, err)
-	}
-	d.mu.Lock()
-	d.lines = append(d.lines, l)
-	d.mu.Unlock()
-	context.AfterFunc(s.conn.Context(), func() {
-		d.mu.Lock()
-		for i, each := range d.lines {
-			if each == l {
-				d.lines = append(d.lines[:i:i], d.lines[i+1:]...)
-				break
-			}
-		}
-		d.mu.Unlock()
-		l.close()
-	})
-	return s, nil
+	}, to, nil
 }
 
-func (d *dialler) handshake(ctx context.Context, l *line, to netip.AddrPort) (*session, error) {
+func (d *dialler) handshake(ctx context.Context, l *line, to netip.AddrPort) (*quic.Conn, error) {
 	tlsConfig, err := tlsConfig(d.agent.Key, func(key PublicKey) bool { return key == d.link.Key })
 	if err != nil {
 		return nil, err
 	}
-	conn, err := l.transport.Dial(ctx, net.UDPAddrFromAddrPort(to), tlsConfig, quicConfig(d.agent, true))
-	if err != nil {
-		return nil, err
-	}
+	return l.transport.Dial(ctx, net.UDPAddrFromAddrPort(to), tlsConfig, quicConfig(d.agent, true))
+}
+
+// begin exchanges hellos and makes the connection the peer's session.
+func (d *dialler) begin(ctx context.Context, l *line, conn *quic.Conn, to netip.AddrPort) error {
 	s, err := d.hello(ctx, conn)
 	if err != nil {
 		_ = conn.CloseWithError(closeCode(err), "no hello")
-		return nil, err
+		return err
 	}
+	d.mu.Lock()
+	d.lines = append(d.lines, l)
+	d.mu.Unlock()
+	context.AfterFunc(conn.Context(), func() {
+		d.mu.Lock()
+		d.lines = slices.DeleteFunc(d.lines, func(each *line) bool { return each == l })
+		d.mu.Unlock()
+		l.close()
+	})
 	s.peer, s.sockets, s.to = d.peer, l.socket, to
 	if before := d.peer.attach(s); before != nil {
 		before.close(wire.CloseReplaced, "replaced")
 	}
 	d.agent.log.Info("connected", "peer", d.link.Key, "address", to, "software", s.hello.Software)
 	go s.run()
-	return s, nil
+	return nil
 }
 
 func (d *dialler) hello(ctx context.Context, conn *quic.Conn) (*session, error) {

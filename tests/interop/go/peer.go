@@ -19,7 +19,9 @@ var (
 	ErrNoService    = errors.New("the peer offers no such service")
 	ErrTooLarge     = errors.New("the datagram fits into no packet, and its service takes no pieces")
 	ErrRefused      = errors.New("the peer refused")
-	ErrFlowClosed   = errors.New("the flow has ended at the peer")
+	// ErrTemporary is in the chain of those refusals that another attempt may not meet.
+	ErrTemporary  = errors.New("for now")
+	ErrFlowClosed = errors.New("the flow has ended at the peer")
 )
 
 const (
@@ -306,7 +308,7 @@ func (p *Peer) known(c carrier, payload *wire.Payload) {
 		flow.arrived(c)
 	case wire.ContextRefused:
 		if flow.opener {
-			flow.end(fmt.Errorf("%w: %s", ErrRefused, refusal(payload.Reason)), false)
+			flow.end(refusal(payload.Reason), false)
 		}
 	case wire.ContextUnknown:
 		if flow.opener {
@@ -319,18 +321,18 @@ func (p *Peer) known(c carrier, payload *wire.Payload) {
 	}
 }
 
-func refusal(reason uint64) string {
+func refusal(reason uint64) error {
 	switch reason {
 	case wire.RefusedService:
-		return "no such service for UDP"
+		return fmt.Errorf("%w: no such service for UDP", ErrRefused)
 	case wire.RefusedAllowed:
-		return "not allowed"
+		return fmt.Errorf("%w: not allowed", ErrRefused)
 	case wire.RefusedLimit:
-		return "a limit is reached"
+		return fmt.Errorf("%w %w: a limit is reached", ErrRefused, ErrTemporary)
 	case wire.RefusedUpstream:
-		return "the upstream's socket could not be opened"
+		return fmt.Errorf("%w %w: the upstream's socket could not be opened", ErrRefused, ErrTemporary)
 	default:
-		return fmt.Sprintf("reason %d", reason)
+		return fmt.Errorf("%w: reason %d", ErrRefused, reason)
 	}
 }
 
