@@ -64,5 +64,11 @@ func peerKey(state tls.ConnectionState) (PublicKey, error) {
 // possession returns what a dialler signs in its hello.
 func possession(state tls.ConnectionState) ([]byte, error) {
 	exported, err := state.ExportKeyingMaterial(possessionLabel, nil, 32)
-	return append([]byte(possessionMessage), exported...), err
+	return PossessionMessage(exported), err
+}
+
+// PossessionMessage is what a dialler signs to prove that it holds its key: exported are the 32 bytes of its
+// connection's TLS exporter.
+func PossessionMessage(exported []byte) []byte {
+	return append([]byte(possessionMessage), exported...)
 }

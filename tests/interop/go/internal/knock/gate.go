@@ -95,20 +95,8 @@ func (g *Gate) knocked(p Initial, from netip.AddrPort) bool {
 	if err != nil || !g.Allowed(knock.Dialler) {
 		return false
 	}
-	opened, err := ClientKeys(p.DCID).Open(p)
-	if err != nil {
-		return false
-	}
-	frames, err := CryptoFrames(opened.Frames)
-	if err != nil {
-		return false
-	}
-	var hello Assembler
-	for _, frame := range frames {
-		hello.Add(frame)
-	}
-	whole := hello.Hello()
-	if whole == nil || knock.CheckHello(whole) != nil || !g.room(now) {
+	hello, err := p.ClientHello()
+	if err != nil || knock.CheckHello(hello) != nil || !g.room(now) {
 		return false
 	}
 	admission := &Admission{Dialler: knock.Dialler, from: from, dcid: slices.Clone(p.DCID), at: now}

@@ -15,6 +15,12 @@ import (
 // ErrNotInitial says that a datagram does not begin with an Initial packet of QUIC version 1 that opens.
 var ErrNotInitial = errors.New("not an Initial packet of QUIC version 1")
 
+// Why an Initial packet that opens shows no ClientHello.
+var (
+	ErrIncomplete = errors.New("the ClientHello is not whole in its packet")
+	ErrMalformed  = errors.New("not the first packet of a handshake")
+)
+
 // MaxHello bounds a ClientHello that is put together from several packets.
 const MaxHello = 16 << 10
 
@@ -167,6 +173,25 @@ func (k *Keys) Reseal(p Initial, o Opened, token []byte, room int) []byte {
 	return packet
 }
 
+// ClientHello opens the packet and returns the ClientHello in it.
+func (p Initial) ClientHello() ([]byte, error) {
+	opened, err := ClientKeys(p.DCID).Open(p)
+	if err != nil {
+		return nil, err
+	}
+	frames, err := CryptoFrames(opened.Frames)
+	if err != nil {
+		return nil, err
+	}
+	var hello Assembler
+	for _, frame := range frames {
+		if !hello.Add(frame) {
+			return nil, ErrMalformed
+		}
+	}
+	return hello.Hello()
+}
+
 // Crypto is one CRYPTO frame.
 type Crypto struct {
 	Offset uint64
@@ -188,20 +213,20 @@ func CryptoFrames(frames []byte) ([]Crypto, error) {
 		case 0, 1: // PADDING, PING
 		case 2, 3: // ACK
 			if !skipACK(varint, kind == 3) {
-				return nil, ErrNotInitial
+				return nil, ErrMalformed
 			}
 		case 6:
 			offset, ok1 := varint()
 			length, ok2 := varint()
 			if !ok1 || !ok2 || length > uint64(len(frames)) {
-				return nil, ErrNotInitial
+				return nil, ErrMalformed
 			}
 			out = append(out, Crypto{offset, frames[:length]})
 			frames = frames[length:]
 		case 0x1c: // CONNECTION_CLOSE
 			return out, nil
 		default:
-			return nil, ErrNotInitial
+			return nil, ErrMalformed
 		}
 	}
 	return out, nil
@@ -232,32 +257,41 @@ type Assembler struct {
 	have  []bool
 }
 
-// Add takes one frame; false if it lies outside of any ClientHello that we take.
+// Add takes one frame; false if it lies outside of any ClientHello that we take, or contradicts another.
 func (a *Assembler) Add(frame Crypto) bool {
 	end := frame.Offset + uint64(len(frame.Data))
-	if end > MaxHello {
+	if frame.Offset > MaxHello || end > MaxHello {
 		return false
 	}
 	if grow := int(end) - len(a.bytes); grow > 0 {
 		a.bytes = append(a.bytes, make([]byte, grow)...)
 		a.have = append(a.have, make([]bool, grow)...)
 	}
-	copy(a.bytes[frame.Offset:], frame.Data)
-	for i := frame.Offset; i < end; i++ {
-		a.have[i] = true
+	for i, b := range frame.Data {
+		at := frame.Offset + uint64(i)
+		if a.have[at] && a.bytes[at] != b {
+			return false
+		}
+		a.bytes[at], a.have[at] = b, true
 	}
 	return true
 }
 
-// Hello returns the whole ClientHello, from its type byte on; nil while bytes are missing, or if it is none.
-func (a *Assembler) Hello() []byte {
+// Hello returns the whole ClientHello, from its type byte on: [ErrIncomplete] while bytes are missing.
+func (a *Assembler) Hello() ([]byte, error) {
 	const clientHello = 1
-	if len(a.bytes) < 4 || slices.Contains(a.have[:4], false) || a.bytes[0] != clientHello {
-		return nil
+	if len(a.bytes) > 0 && a.have[0] && a.bytes[0] != clientHello {
+		return nil, ErrMalformed
+	}
+	if len(a.bytes) < 4 || slices.Contains(a.have[:4], false) {
+		return nil, ErrIncomplete
 	}
 	length := 4 + int(a.bytes[1])<<16 + int(a.bytes[2])<<8 + int(a.bytes[3])
-	if length > len(a.bytes) || slices.Contains(a.have[:length], false) {
-		return nil
+	switch {
+	case length < len(a.bytes):
+		return nil, ErrMalformed
+	case length > len(a.bytes) || slices.Contains(a.have, false):
+		return nil, ErrIncomplete
 	}
-	return a.bytes[:length]
+	return a.bytes, nil
 }

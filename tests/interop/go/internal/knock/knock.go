@@ -160,15 +160,6 @@ func noiseConfig(listener PublicKey, dcid []byte) noise.Config {
 
 // Seal makes the knock of a connection. random gives the ephemeral key's 32 bytes.
 func Seal(random io.Reader, key ed25519.PrivateKey, listener PublicKey, dcid []byte, seconds uint64, hello [hashLen]byte) ([]byte, error) {
-	config := noiseConfig(listener, dcid)
-	config.Random, config.Initiator = random, true
-	config.StaticKeypair = x25519Key(key)
-	peer := listener.X25519()
-	config.PeerStatic = peer[:]
-	state, err := noise.NewHandshakeState(config)
-	if err != nil {
-		return nil, fmt.Errorf("the knock: %w", err)
-	}
 	payload := make([]byte, 8, payloadLen)
 	payload[0] = payloadVer
 	public := Public(key)
@@ -179,7 +170,19 @@ func Seal(random io.Reader, key ed25519.PrivateKey, listener PublicKey, dcid []b
 	for i := range 5 {
 		payload[3+i] = byte(seconds >> (8 * (4 - i)))
 	}
-	payload = append(payload, hello[:]...)
+	return sealPayload(random, key, listener, dcid, seconds, append(payload, hello[:]...))
+}
+
+func sealPayload(random io.Reader, key ed25519.PrivateKey, listener PublicKey, dcid []byte, seconds uint64, payload []byte) ([]byte, error) {
+	config := noiseConfig(listener, dcid)
+	config.Random, config.Initiator = random, true
+	config.StaticKeypair = x25519Key(key)
+	peer := listener.X25519()
+	config.PeerStatic = peer[:]
+	state, err := noise.NewHandshakeState(config)
+	if err != nil {
+		return nil, fmt.Errorf("the knock: %w", err)
+	}
 	token, _, _, err := state.WriteMessage(nil, payload)
 	if err != nil {
 		return nil, fmt.Errorf("the knock: %w", err)

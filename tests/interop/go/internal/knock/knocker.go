@@ -59,8 +59,8 @@ func (k *Knocker) Outgoing(datagram []byte) [][]byte {
 		for _, frame := range frames {
 			conn.hello.Add(frame)
 		}
-		hello := conn.hello.Hello()
-		if hello == nil {
+		hello, err := conn.hello.Hello()
+		if err != nil {
 			// quic-go uses the datagram's bytes again.
 			copied, _ := ParseInitial(append([]byte(nil), datagram...))
 			conn.held = append(conn.held, heldPacket{copied, opened})

@@ -51,17 +51,13 @@ type Assembler struct {
 	Incomplete, Malformed uint64
 }
 
-// Add takes a piece, and returns the datagram if that completes it.
+// Add takes a piece that was parsed, and returns the datagram if that completes it.
 func (a *Assembler) Add(p *wire.Payload, now time.Time) ([]byte, Verdict) {
 	a.Expire(now)
 	key := name{p.Flow, p.Datagram}
 	d := a.datagrams[key]
 	malformed := p.CheckPiece() != nil
 	if d == nil {
-		if malformed && (p.Total == 0 || p.Total > wire.MaxDatagram) {
-			a.Malformed++
-			return nil, Malformed
-		}
 		d = a.begin(key, int(p.Total), now)
 	}
 	if d.bytes == nil {

@@ -184,6 +184,14 @@ func newMessage(number int) Message {
 	}
 }
 
+// Name returns the name of a message's kind in culvert.proto.
+func Name(message Message) string {
+	return [...]string{
+		"hello", "lane_open", "lane_accept", "lane_refuse", "lane_close", "services_changed", "here", "join", "joined",
+		"streams_wanted", "release", "receive_rate",
+	}[message.number()-1]
+}
+
 func (*Hello) number() int           { return 1 }
 func (*LaneOpen) number() int        { return 2 }
 func (*LaneAccept) number() int      { return 3 }
@@ -532,7 +540,7 @@ func (j *Join) append(b []byte) []byte {
 }
 
 func (j *Join) check() error {
-	if len(j.Instance) != 16 || len(j.Session) != 16 || len(j.Possession) != 64 || j.Number < 1 || j.Number > 7 {
+	if len(j.Instance) != 16 || len(j.Session) != 16 || len(j.Possession) != 0 && len(j.Possession) != 64 || j.Number < 1 || j.Number > 7 {
 		return errors.New("a Join with a field out of its limits")
 	}
 	return nil

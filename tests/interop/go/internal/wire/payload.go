@@ -29,6 +29,7 @@ const (
 	MaxDatagram = 65507 // the longest UDP datagram
 	MinPiece    = 1024  // the least length of every piece but the last
 	maxPieceID  = 1 << 30
+	maxService  = 1<<32 - 1
 )
 
 // ErrUnknownContext says that a payload has a reserved context, or one of a later version.
@@ -98,7 +99,10 @@ func ParsePayload(b []byte) (Payload, error) {
 		}
 		*field, b = value, b[n:]
 	}
-	if !body && len(b) > 0 {
+	if !body && len(b) > 0 || p.Service > maxService {
+		return Payload{}, ErrMalformed
+	}
+	if context == ContextPiece && (p.Datagram >= maxPieceID || p.Total > MaxDatagram || p.Offset >= p.Total) {
 		return Payload{}, ErrMalformed
 	}
 	if body {
@@ -107,12 +111,10 @@ func ParsePayload(b []byte) (Payload, error) {
 	return p, nil
 }
 
-// CheckPiece says whether a piece is well-formed by itself: its number, its total, its length and its end.
+// CheckPiece says whether a piece has a length and an end that its datagram allows.
 func (p *Payload) CheckPiece() error {
 	length := uint64(len(p.Body))
-	switch {
-	case p.Datagram >= maxPieceID, p.Total == 0, p.Total > MaxDatagram, p.Offset >= p.Total,
-		length == 0, p.Offset+length > p.Total, length < MinPiece && p.Offset+length != p.Total:
+	if length == 0 || p.Offset+length > p.Total || length < MinPiece && p.Offset+length != p.Total {
 		return ErrMalformed
 	}
 	return nil
