@@ -1,5 +1,6 @@
 //! The keys that a gate admits, and the handshakes that it let through.
 
+use quinn_proto::ConnectionId;
 use wire::ids::PeerId;
 
 /// Whom the holder of a key is admitted as.
@@ -23,7 +24,7 @@ pub trait Allowlist: Send + Sync {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Admission {
     /// The destination that its client chose for its first Initial; the knock is bound to it.
-    pub dcid: [u8; 8],
+    pub dcid: ConnectionId,
     /// The last bytes of the token: its name in the single-use table.
     pub tag: [u8; 16],
     /// The X25519 key of the knock. The key in TLS must be the Ed25519 key that it follows from.

@@ -63,6 +63,9 @@ pub const PROTECTED_BYTES: usize = 20;
 /// The longest connection ID of QUIC version 1 (RFC 9000 §17.2).
 pub const MAX_CID_BYTES: usize = 20;
 
+/// The shortest destination of a client's first packet (RFC 9000 §7.2).
+pub const MIN_FIRST_DCID_BYTES: usize = 8;
+
 /// Classifies `datagram` by the header that it begins with.
 #[must_use]
 pub fn classify(datagram: &[u8]) -> Class<'_> {

@@ -44,7 +44,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use quinn_proto::crypto::ServerConfig as CryptoConfig;
+use quinn_proto::{ConnectionId, crypto::ServerConfig as CryptoConfig};
 use rand::{RngExt, rngs::StdRng};
 use wire::{cid::ConnectionIds, clock::Clock};
 
@@ -77,7 +77,7 @@ pub use self::own::Own;
 use self::{
     admission::{Admission, Admits, Allowlist, Room},
     budget::{Budget, Take},
-    classify::{Class, Initial, classify},
+    classify::{Class, Initial, MAX_CID_BYTES, MIN_FIRST_DCID_BYTES, classify},
     initial::client_hello_hash,
     knock::{EPOCH_SECONDS, KNOCK_BYTES, KnockError, Opened, epochs},
     refusals::{Refusal, Refusals, Why},
@@ -377,13 +377,15 @@ impl Gate {
                 .retry
                 .open(source, initial.dcid, initial.token, unix_seconds)
                 .map_err(Why::RetryToken)?;
-            (carried.knock, carried.original_dcid[..].try_into().map_err(|_| Why::ConnectionId)?)
+            (carried.knock, carried.original_dcid)
         } else {
-            // Ours have eight bytes, so that a listener can steer by them.
-            let dcid: [u8; 8] = initial.dcid.try_into().map_err(|_| Why::ConnectionId)?;
+            // RFC 9000 §7.2. Longer ones are as good: a listener steers by the first byte.
+            if !(MIN_FIRST_DCID_BYTES..=MAX_CID_BYTES).contains(&initial.dcid.len()) {
+                return Err(Why::ConnectionId);
+            }
             let knock: [u8; KNOCK_BYTES] =
                 initial.token.try_into().map_err(|_| Why::Knock(KnockError::Length))?;
-            (knock, dcid)
+            (knock, ConnectionId::new(initial.dcid))
         };
         let busy = room == Room::Busy && !retried && RetryKey::serves(&source);
         match if busy { Take::Retry } else { self.parts.budget.take(source.ip(), retried, now) } {

@@ -28,8 +28,8 @@ pub enum Why {
     /// A Retry token that does not hold.
     #[error("its Retry token does not hold: {0}")]
     RetryToken(RetryError),
-    /// A destination connection ID of another length than eight bytes.
-    #[error("its connection ID has not eight bytes")]
+    /// A destination connection ID that QUIC does not allow in a first packet: shorter than eight bytes.
+    #[error("its connection ID has fewer than eight bytes")]
     ConnectionId,
     /// The knock within a Retry token was used.
     #[error("its knock was used before")]

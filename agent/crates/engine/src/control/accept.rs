@@ -159,7 +159,7 @@ impl Control {
     ) -> Option<Arc<ServerConfig>> {
         let acceptance = self.acceptance.as_ref()?;
         // An admission holds for the handshake that the client started, and for that alone.
-        let admission = admission.filter(|admission| incoming.orig_dst_cid()[..] == admission.dcid);
+        let admission = admission.filter(|admission| *incoming.orig_dst_cid() == admission.dcid);
         if acceptance.knock && admission.is_none() {
             return None;
         }

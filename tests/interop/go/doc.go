@@ -1,0 +1,28 @@
+// Package culvert is a second implementation of Culvert's wire format: it dials agents and listens for them, opens UDP
+// flows and TCP forwards to their services, and offers services of its own.
+//
+//	key, _ := culvert.LoadKey("identity.key")
+//	link, _ := culvert.ParseLink("culvert://192.0.2.2:4433/bYSIEhy5…")
+//	peer, err := culvert.Dial(ctx, link, culvert.Config{Key: key})
+//	if err != nil { … }
+//	defer peer.Close()
+//
+//	flow, _ := peer.OpenFlow("dns")          // a net.Conn of datagrams
+//	stream, _ := peer.OpenStream(ctx, "web") // a net.Conn of bytes
+//
+// A [Peer] outlives its connections: if one breaks, or either end's address changes, or the agent restarts, [Dial]
+// connects again, and flows go on. Streams end with their connection.
+//
+// Datagrams travel on lanes: packets with keys and acknowledgements of their own beside the QUIC connection, without
+// retransmission and without congestion control. With Config.Lanes below 0, or a peer that has none, they travel in
+// DATAGRAM frames of the connection itself.
+//
+// Whoever does not hold the listener's public key gets no answer from a [Listener]; whoever is not in
+// [Config.Authorize] neither.
+//
+// # Limits
+//
+// The package carries UDP flows and TCP forwards, no IP packets; it knows no stream connections, so all forwards to a
+// peer share one QUIC connection. It does not decide between two connections that both ends dialled at the same time.
+// It needs Linux.
+package culvert

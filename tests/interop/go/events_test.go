@@ -1,0 +1,302 @@
+package culvert_test
+
+import (
+	"errors"
+	"net"
+	"os"
+	"testing"
+	"time"
+
+	"culvert.example/culvert"
+)
+
+// What happens to sessions: key updates, other addresses, restarts, replays. Each row is run with the agent as the
+// other end, and with this package at both.
+
+// updateAfter has a lane update its keys several times within a test.
+const updateAfter = 150
+
+func updated(p *culvert.Peer) (ours, theirs uint64) {
+	for _, l := range p.Stats().Lanes {
+		ours, theirs = ours+l.KeyUpdates, theirs+l.PeerKeyUpdates
+	}
+	return ours, theirs
+}
+
+func refusedForKeys(p *culvert.Peer) (count uint64) {
+	for _, l := range p.Stats().Lanes {
+		count += l.RefusedKey
+	}
+	return count
+}
+
+func checkUpdates(t *testing.T, p *culvert.Peer) {
+	t.Helper()
+	flow := openFlow(t, p, "echo")
+	exchange(t, flow, []byte("first"))
+	eventually(t, "three key updates, each of which the other end follows", func() bool {
+		converse(t, flow, 50, 500)
+		ours, theirs := updated(p)
+		return ours >= 3 && theirs >= 3
+	})
+	if count := refusedForKeys(p); count != 0 {
+		t.Fatalf("%d packets were refused for their key", count)
+	}
+}
+
+func TestKeyUpdates(t *testing.T) {
+	set := func(c *culvert.Config) { c.KeyUpdateAfter = updateAfter }
+	t.Run("Go to Go", func(t *testing.T) {
+		p := newPair(t, 1, func(d, _ *culvert.Config) { set(d) })
+		checkUpdates(t, p.dialled)
+	})
+	t.Run("Go to the agent", func(t *testing.T) {
+		_, p := dialled(t, 1, set)
+		checkUpdates(t, p)
+	})
+	t.Run("the agent to Go", func(t *testing.T) {
+		_, _, p := accepted(t, 1, set)
+		checkUpdates(t, p)
+	})
+}
+
+func connections(p *culvert.Peer) (epochs uint64) {
+	for _, l := range p.Stats().Lanes {
+		epochs += l.Epoch
+	}
+	return epochs
+}
+
+func moves(p *culvert.Peer) (count uint64) {
+	for _, l := range p.Stats().Lanes {
+		count += l.Moves
+	}
+	return count
+}
+
+// roam moves the dialler behind the hop and checks that the flow and a forward go on, on the same lanes.
+func roam(t *testing.T, h *hop, p *culvert.Peer, lanes bool) {
+	t.Helper()
+	flow := openFlow(t, p, "echo")
+	exchange(t, flow, []byte("first"))
+	before := connections(p)
+	for range 2 {
+		h.forget()
+		exchange(t, flow, random(300))
+		stream(t, p, 100_000)
+		converse(t, flow, 50, 1000)
+	}
+	if after := connections(p); lanes && after != before {
+		t.Fatalf("lanes were opened again: epochs %d, then %d", before, after)
+	}
+}
+
+func TestTheDiallersAddressChanges(t *testing.T) {
+	for name, lanes := range modes {
+		t.Run("Go to Go, "+name, func(t *testing.T) {
+			e, key := newEcho(t), newKey(t)
+			l := listen(t, culvert.Config{
+				Key: newKey(t), Services: e.services(), Lanes: lanes, Logger: logger(),
+				Authorize: func(k culvert.PublicKey) bool { return k == culvert.PublicOf(key) },
+			})
+			h := newHop(t, l.Address().String())
+			link := culvert.Link{Address: h.address(), Key: l.Link().Key}
+			p := dial(t, link, culvert.Config{Key: key, Lanes: lanes, Logger: logger()})
+			roam(t, h, p, lanes > 0)
+			accepted, err := l.Accept(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if lanes > 0 && moves(accepted) == 0 {
+				t.Fatal("no lane has moved")
+			}
+		})
+		t.Run("Go to the agent, "+name, func(t *testing.T) {
+			e, key := newEcho(t), newKey(t)
+			a := newAgent(t, e, culvert.PublicOf(key), "", "")
+			h := newHop(t, a.underlay)
+			p := dial(t, culvert.Link{Address: h.address(), Key: a.key}, culvert.Config{Key: key, Lanes: lanes, Logger: logger()})
+			roam(t, h, p, lanes > 0)
+		})
+		t.Run("the agent to Go, "+name, func(t *testing.T) {
+			e, key := newEcho(t), newKey(t)
+			var a *agent
+			l := listen(t, culvert.Config{
+				Key: key, Services: e.services(), Lanes: lanes, Logger: logger(),
+				Authorize: func(k culvert.PublicKey) bool { return a != nil && k == a.key },
+			})
+			h := newHop(t, l.Address().String())
+			a = newAgent(t, e, culvert.PublicOf(key), h.address(), "")
+			p, err := l.Accept(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			roam(t, h, p, lanes > 0)
+		})
+	}
+}
+
+func TestRebind(t *testing.T) {
+	for name, lanes := range modes {
+		t.Run(name, func(t *testing.T) {
+			_, p := dialled(t, lanes, nil)
+			flow := openFlow(t, p, "echo")
+			exchange(t, flow, []byte("first"))
+			for range 2 {
+				if err := p.Rebind("127.0.0.1:0"); err != nil {
+					t.Fatal(err)
+				}
+				exchange(t, flow, random(300))
+				stream(t, p, 100_000)
+			}
+		})
+	}
+}
+
+func TestTheListenerRestarts(t *testing.T) {
+	for name, lanes := range modes {
+		t.Run("the agent, "+name, func(t *testing.T) {
+			a, p := dialled(t, lanes, nil)
+			flow := openFlow(t, p, "echo")
+			exchange(t, flow, []byte("first"))
+			a.kill()
+			a.start()
+			exchange(t, flow, []byte("after the restart"))
+			eventually(t, "forwards work", func() bool {
+				s, err := p.OpenStream(within(t), "echo")
+				if err == nil {
+					s.Close()
+				}
+				return err == nil
+			})
+			stream(t, p, 100_000)
+		})
+		t.Run("Go, "+name, func(t *testing.T) {
+			e, key := newEcho(t), newKey(t)
+			var a *agent
+			config := culvert.Config{
+				Key: key, Services: e.services(), Lanes: lanes, Logger: logger(),
+				Authorize: func(k culvert.PublicKey) bool { return a != nil && k == a.key },
+			}
+			l := listen(t, config)
+			address := l.Address().String()
+			a = newAgent(t, e, culvert.PublicOf(key), address, "")
+			client := a.client("udp")
+			exchange(t, client, []byte("first"))
+			l.Close()
+			again, err := culvert.Listen(address, config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { again.Close() })
+			exchange(t, client, []byte("after the restart"))
+		})
+	}
+}
+
+func TestTheDiallerRestarts(t *testing.T) {
+	t.Run("the agent", func(t *testing.T) {
+		a, _, p := accepted(t, 2, nil)
+		flow := openFlow(t, p, "echo")
+		exchange(t, flow, []byte("first"))
+		a.kill()
+		a.start()
+		exchange(t, flow, []byte("after the restart"))
+		exchange(t, a.client("udp"), []byte("from the new process"))
+	})
+	t.Run("Go", func(t *testing.T) {
+		e, key := newEcho(t), newKey(t)
+		a := newAgent(t, e, culvert.PublicOf(key), "", "")
+		client := a.client("udp")
+		for range 2 {
+			p, err := culvert.Dial(within(t), a.link(), culvert.Config{Key: key, Services: e.services(), Logger: logger()})
+			if err != nil {
+				t.Fatal(err)
+			}
+			exchange(t, openFlow(t, p, "echo"), []byte("ours"))
+			exchange(t, client, []byte("theirs"))
+			p.Close()
+		}
+	})
+}
+
+// replay sends recorded datagrams from another socket, and returns whether anything came back within a second.
+func replay(t *testing.T, to string, datagrams [][]byte) bool {
+	t.Helper()
+	conn, err := net.Dial("udp", to)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer conn.Close()
+	for _, datagram := range datagrams {
+		if _, err := conn.Write(datagram); err != nil {
+			t.Fatal(err)
+		}
+	}
+	_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+	_, err = conn.Read(make([]byte, 2048))
+	return !errors.Is(err, os.ErrDeadlineExceeded)
+}
+
+func TestAReplayedKnockIsRefused(t *testing.T) {
+	t.Run("Go's, by the agent", func(t *testing.T) {
+		e, key := newEcho(t), newKey(t)
+		a := newAgent(t, e, culvert.PublicOf(key), "", "")
+		h := newHop(t, a.underlay)
+		p := dial(t, culvert.Link{Address: h.address(), Key: a.key}, culvert.Config{Key: key, Logger: logger()})
+		if replay(t, a.underlay, h.recorded()) {
+			t.Fatal("it was answered while the connection lives")
+		}
+		p.Close()
+		if replay(t, a.underlay, h.recorded()) {
+			t.Fatal("it was answered after the connection")
+		}
+	})
+	t.Run("the agent's, by Go", func(t *testing.T) {
+		e, key := newEcho(t), newKey(t)
+		var a *agent
+		l := listen(t, culvert.Config{
+			Key: key, Services: e.services(), Logger: logger(),
+			Authorize: func(k culvert.PublicKey) bool { return a != nil && k == a.key },
+		})
+		h := newHop(t, l.Address().String())
+		a = newAgent(t, e, culvert.PublicOf(key), h.address(), "")
+		if _, err := l.Accept(within(t)); err != nil {
+			t.Fatal(err)
+		}
+		to := l.Address().String()
+		if replay(t, to, h.recorded()) {
+			t.Fatal("it was answered while the connection lives")
+		}
+		a.kill()
+		h.forget()
+		if replay(t, to, h.recorded()) {
+			t.Fatal("it was answered after the connection")
+		}
+	})
+}
+
+func TestStrangersGetNoAnswer(t *testing.T) {
+	e, key := newEcho(t), newKey(t)
+	l := listen(t, culvert.Config{
+		Key: newKey(t), Services: e.services(), Logger: logger(),
+		Authorize: func(k culvert.PublicKey) bool { return k == culvert.PublicOf(key) },
+	})
+	to := l.Address().String()
+	version := append([]byte{0xc0, 0x6b, 0x33, 0x43, 0xcf, 8}, random(1194)...)
+	plain := append([]byte{0xc0, 0, 0, 0, 1, 8}, random(1194)...)
+	short := append([]byte{0x40}, random(60)...)
+	zeroRTT := append([]byte{0xd0, 0, 0, 0, 1, 8}, random(1194)...)
+	handshake := append([]byte{0xe0, 0, 0, 0, 1, 8, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0x44, 0}, random(1100)...)
+	if replay(t, to, [][]byte{version, plain, short, zeroRTT, handshake, {}, {0xff}}) {
+		t.Fatal("an answer to a stranger")
+	}
+	// One who knows the key of the listener, and is not admitted.
+	_, err := culvert.Dial(within(t), l.Link(), culvert.Config{Key: newKey(t), Logger: logger()})
+	if err == nil {
+		t.Fatal("a stranger was admitted")
+	}
+	if l.Refused() == 0 {
+		t.Fatal("nothing was counted")
+	}
+}

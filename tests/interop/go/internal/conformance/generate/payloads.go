@@ -1,0 +1,99 @@
+package main
+
+import (
+	"fmt"
+
+	"culvert.example/culvert/internal/conformance"
+)
+
+const (
+	malformed = "malformed"
+	unknown   = "unknown"
+)
+
+func payloads() cases {
+	var out cases
+	add := func(name, bytes, verdict string, output fields) {
+		out = append(out, conformance.Case{Name: name, Kind: "payload", Input: fields{"bytes": x(bytes)}, Verdict: verdict, Output: output})
+	}
+	// A payload that is accepted: its header in the shortest form, and what follows.
+	ok := func(name, header, body string) {
+		add(name, x(header, body), accept, fields{"header": x(header), "body": x(body)})
+	}
+	ok("an IP packet", "00", "45000021000040004011 26b8 0a0900010a090002 12340035000d 9584 68656c6c6f")
+	ok("an IP packet with a partial checksum", "01", "45000021000040004011 26b8 0a0900010a090002 12340035000d 1433 68656c6c6f")
+	ok("an IP packet of no byte, for the reader of the packet", "00", "")
+	ok("a datagram of flow 300", "02 412c", "68656c6c6f")
+	ok("an empty datagram", "02 02", "")
+	ok("a datagram of the last flow", "02 ffffffffffffffff", "61")
+	ok("a datagram that opens flow 2 to service 1", "03 02 01", "68656c6c6f")
+	ok("an empty datagram that opens its flow", "03 00 00", "")
+	ok("an opening to the last service", "03 02 c0000000ffffffff", "61")
+	ok("an opening without a datagram", "04 02 01", "")
+	ok("confirmed", "05 02", "")
+	for reason := 1; reason <= 4; reason++ {
+		ok(fmt.Sprintf("refused, reason %d", reason), "06 02 "+fmt.Sprintf("%02x", reason), "")
+	}
+	ok("unknown", "07 02", "")
+	ok("closed", "08 412c", "")
+	ok("a piece, from byte 1234 of 3000", "0a 02 07 4bb8 44d2", n(0x61, 1024))
+	ok("a piece with the largest fields", "0a ffffffffffffffff bfffffff 8000ffe3 8000ffe2", "61")
+	add("a context in a longer form", "4002 02 61", accept, fields{"header": "0202", "body": "61"})
+	add("fields in a longer form", "05 4002", accept, fields{"header": "0502", "body": ""})
+	add("refused, a reason of a later version", "06 02 4100", accept, fields{"context": "6"})
+	for _, context := range []struct{ name, bytes string }{
+		{"the reserved context 9", "09 01 02"}, {"context 63", "3f"}, {"context 1000", "43e8 aa"},
+		{"the largest context", "ffffffffffffffff"},
+	} {
+		add(context.name, context.bytes, unknown, nil)
+	}
+	for _, bad := range []struct{ name, bytes string }{
+		{"no byte", ""}, {"a context that is cut short", "40"},
+		{"a datagram without a flow", "02"}, {"a flow that is cut short", "02 41"},
+		{"an opening without a service", "03 02"}, {"a service that is cut short", "03 02 80"},
+		{"a service above 32 bits", "03 02 c000000100000000 61"}, {"an opening without a datagram, to a service above 32 bits", "04 02 c000000100000000"},
+		{"an opening without a datagram, with bytes", "04 02 01 61"}, {"an opening without a datagram, without a service", "04 02"},
+		{"confirmed, with a byte", "05 02 00"}, {"confirmed, without a flow", "05"},
+		{"refused, without a reason", "06 02"}, {"refused, with a byte", "06 02 01 00"},
+		{"unknown, with a byte", "07 02 61"}, {"unknown, without a flow", "07"},
+		{"closed, with a byte", "08 02 61"}, {"closed, without a flow", "08"},
+		{"a piece without an offset", "0a 02 07 4bb8"}, {"a piece whose offset is cut short", "0a 02 07 4bb8 44"},
+		{"a piece of datagram 2^30", "0a 02 c000000040000000 4bb8 00 61"},
+		{"a piece of nothing", "0a 02 07 00 00 61"}, {"a piece of more than a datagram", "0a 02 07 8000ffe4 00 61"},
+		{"a piece that begins at the end", "0a 02 07 4bb8 4bb8 61"},
+	} {
+		add(bad.name, bad.bytes, malformed, nil)
+	}
+	return out
+}
+
+func piecesOf() cases {
+	var out cases
+	add := func(name string, steps ...conformance.Step) {
+		out = append(out, conformance.Case{Name: name, Kind: "pieces", Steps: steps})
+	}
+	piece := func(datagram, total, offset, length int, fill byte) string {
+		return x("0a02", quic(datagram), quic(total), quic(offset), n(fill, length))
+	}
+	waits := func(bytes string) conformance.Step { return conformance.Step{Bytes: bytes, Verdict: "none"} }
+	bad := func(bytes string) conformance.Step { return conformance.Step{Bytes: bytes, Verdict: malformed} }
+	whole := func(bytes, datagram string) conformance.Step {
+		return conformance.Step{Bytes: bytes, Verdict: "complete", Output: fields{"datagram": datagram}}
+	}
+	add("the example of the document", waits(piece(7, 2500, 0, 1200, 'a')), waits(piece(7, 2500, 1200, 1200, 'a')), whole(piece(7, 2500, 2400, 100, 'a'), n('a', 2500)))
+	add("the last piece first", waits(piece(7, 2500, 2400, 100, 'c')), waits(piece(7, 2500, 0, 1200, 'a')), whole(piece(7, 2500, 1200, 1200, 'b'), n('a', 1200)+n('b', 1200)+n('c', 100)))
+	add("a datagram of one piece", whole(piece(7, 3, 0, 3, 'a'), n('a', 3)))
+	add("two datagrams at a time", waits(piece(1, 1025, 0, 1024, 'a')), waits(piece(2, 1026, 0, 1024, 'b')), whole(piece(1, 1025, 1024, 1, 'c'), n('a', 1024)+"63"), whole(piece(2, 1026, 1024, 2, 'd'), n('b', 1024)+"6464"))
+	add("a repeated piece is ignored", waits(piece(7, 1100, 0, 1024, 'a')), waits(piece(7, 1100, 0, 1024, 'a')), whole(piece(7, 1100, 1024, 76, 'b'), n('a', 1024)+n('b', 76)))
+	add("pieces that overlap", waits(piece(7, 3000, 0, 1200, 'a')), bad(piece(7, 3000, 1100, 1200, 'a')), waits(piece(7, 3000, 1200, 1800, 'a')))
+	add("a piece within another", waits(piece(7, 3000, 0, 1500, 'a')), bad(piece(7, 3000, 100, 1024, 'a')), waits(piece(7, 3000, 1500, 1500, 'a')))
+	add("a piece around another", waits(piece(7, 5000, 1500, 1024, 'a')), bad(piece(7, 5000, 1000, 2000, 'a')))
+	add("another length at the same place", waits(piece(7, 5000, 0, 1024, 'a')), bad(piece(7, 5000, 0, 1025, 'a')))
+	add("another total", waits(piece(7, 3000, 0, 1500, 'a')), bad(piece(7, 3001, 1500, 1501, 'a')), waits(piece(7, 3000, 1500, 1500, 'a')))
+	add("a short piece that is not the last", bad(piece(7, 3000, 0, 1023, 'a')), waits(piece(7, 3000, 0, 1500, 'a')), waits(piece(7, 3000, 1500, 1500, 'a')))
+	add("the shortest piece that is not the last", waits(piece(7, 1025, 0, 1024, 'a')), whole(piece(7, 1025, 1024, 1, 'a'), n('a', 1025)))
+	add("a piece beyond the end", bad(piece(7, 1500, 1000, 501, 'a')), waits(piece(7, 1500, 0, 1500, 'a')))
+	add("a piece of no byte", bad(piece(7, 1500, 1400, 0, 'a')))
+	add("a piece of a datagram that was delivered", whole(piece(7, 1500, 0, 1500, 'a'), n('a', 1500)), waits(piece(7, 1500, 0, 1500, 'a')))
+	return out
+}

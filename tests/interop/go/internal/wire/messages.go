@@ -1,0 +1,567 @@
+package wire
+
+import (
+	"errors"
+	"fmt"
+	"io"
+	"unicode"
+)
+
+// Limits of messages.
+const (
+	MaxEnvelope     = 65536
+	MaxStreamHeader = 1024
+	MaxLane         = 63
+	MaxLanes        = 64
+	MaxServices     = 256
+	MaxWorkers      = 256
+	MinPacket       = 1200
+	MaxPacket       = 65527
+	Version         = 1
+)
+
+// Feature bits of [Hello].
+const (
+	FeaturePartialChecksums  = 1 << 0
+	FeatureIP                = 1 << 1
+	FeaturePieces            = 1 << 2
+	FeatureStreamConnections = 1 << 3
+)
+
+// Close codes: application error codes of CONNECTION_CLOSE.
+const (
+	CloseShutdown      = 0
+	CloseViolation     = 1
+	CloseVersion       = 2
+	CloseReplaced      = 3
+	CloseKeyRemoved    = 4
+	CloseInternal      = 5
+	CloseIdle          = 6
+	CloseLimit         = 7
+	CloseSelf          = 8
+	CloseUnknownJoined = 9
+)
+
+// Why a listener refuses a lane.
+const (
+	RefusalEpochReused  = 1
+	RefusalTooMany      = 2
+	RefusalShuttingDown = 3
+)
+
+// Why an end closes a lane.
+const (
+	CauseDead      = 1
+	CauseViolation = 2
+	CauseReplaced  = 3
+	CauseDone      = 4
+	CauseWornOut   = 5
+)
+
+// Statuses of a [StreamAnswer].
+const (
+	StatusOK              = 1
+	StatusUnknownService  = 2
+	StatusNotAllowed      = 3
+	StatusUpstreamRefused = 4
+	StatusUpstreamTimeout = 5
+	StatusLimitReached    = 6
+)
+
+// ErrUnknownKind says that an Envelope has a kind of a later version: it is ignored.
+var ErrUnknownKind = errors.New("unknown kind of message")
+
+// A Message is what an Envelope contains: a pointer to one of the structs below.
+type Message interface {
+	number() int
+	append([]byte) []byte
+	set(field) error
+	check() error
+}
+
+// Hello is the first message of each end.
+type Hello struct {
+	Version    uint32
+	Instance   []byte
+	Software   string
+	Workers    uint32
+	MaxLanes   uint32
+	MaxPacket  uint32
+	Services   []Service
+	Features   uint64
+	Possession []byte
+}
+
+// Service is one service that the sender of a hello offers.
+type Service struct {
+	Number   uint32
+	Name     string
+	UDP, TCP bool
+	IdleMS   uint32
+	Fragment bool
+}
+
+// LaneOpen asks for a lane.
+type LaneOpen struct {
+	Lane         uint32
+	Epoch        uint64
+	ConnectionID []byte
+}
+
+// LaneAccept grants a lane.
+type LaneAccept struct{ LaneOpen }
+
+// LaneRefuse refuses a lane; Reason is a Refusal… constant, or one of a later version.
+type LaneRefuse struct {
+	Lane   uint32
+	Epoch  uint64
+	Reason uint32
+}
+
+// LaneClose ends a lane; Reason is a Cause… constant, or one of a later version.
+type LaneClose struct{ LaneRefuse }
+
+// ServicesChanged replaces all services of the sender.
+type ServicesChanged struct{ Services []Service }
+
+// Here makes its receiver acknowledge, and so notice where its sender is.
+type Here struct{ Padding []byte }
+
+// Join makes a connection part of a session.
+type Join struct {
+	Instance   []byte
+	Session    []byte
+	Number     uint32
+	Possession []byte
+}
+
+// Joined answers [Join].
+type Joined struct{}
+
+// StreamsWanted asks the dialler for stream connections.
+type StreamsWanted struct{}
+
+// Release asks the listener to close a stream connection.
+type Release struct{}
+
+// ReceiveRate is the most that its sender wants to receive; 0 is no limit.
+type ReceiveRate struct{ BitsPerSecond uint64 }
+
+// StreamOpen starts a TCP forward.
+type StreamOpen struct{ Service uint32 }
+
+// StreamAnswer answers it; Status is a Status… constant, or one of a later version.
+type StreamAnswer struct{ Status uint32 }
+
+func newMessage(number int) Message {
+	switch number {
+	case 1:
+		return &Hello{}
+	case 2:
+		return &LaneOpen{}
+	case 3:
+		return &LaneAccept{}
+	case 4:
+		return &LaneRefuse{}
+	case 5:
+		return &LaneClose{}
+	case 6:
+		return &ServicesChanged{}
+	case 7:
+		return &Here{}
+	case 8:
+		return &Join{}
+	case 9:
+		return &Joined{}
+	case 10:
+		return &StreamsWanted{}
+	case 11:
+		return &Release{}
+	case 12:
+		return &ReceiveRate{}
+	default:
+		return nil
+	}
+}
+
+// Name returns the name of a message's kind in culvert.proto.
+func Name(message Message) string {
+	return [...]string{
+		"hello", "lane_open", "lane_accept", "lane_refuse", "lane_close", "services_changed", "here", "join", "joined",
+		"streams_wanted", "release", "receive_rate",
+	}[message.number()-1]
+}
+
+func (*Hello) number() int           { return 1 }
+func (*LaneOpen) number() int        { return 2 }
+func (*LaneAccept) number() int      { return 3 }
+func (*LaneRefuse) number() int      { return 4 }
+func (*LaneClose) number() int       { return 5 }
+func (*ServicesChanged) number() int { return 6 }
+func (*Here) number() int            { return 7 }
+func (*Join) number() int            { return 8 }
+func (*Joined) number() int          { return 9 }
+func (*StreamsWanted) number() int   { return 10 }
+func (*Release) number() int         { return 11 }
+func (*ReceiveRate) number() int     { return 12 }
+
+// ParseEnvelope reads one Envelope, without the length before it. A message of an unknown kind is [ErrUnknownKind];
+// every other error is a protocol violation. Byte fields of the message are slices of b.
+func ParseEnvelope(b []byte) (Message, error) {
+	if len(b) == 0 {
+		return nil, errors.New("an Envelope of 0 bytes")
+	}
+	var message Message
+	err := eachField(b, func(f field) error {
+		made := newMessage(f.number)
+		if made == nil {
+			return nil
+		}
+		if f.kind != typeBytes {
+			return errProtobuf
+		}
+		// Protobuf merges a repeated inner message into the one before; the last kind of a oneof wins.
+		if message == nil || message.number() != f.number {
+			message = made
+		}
+		return eachField(f.bytes, message.set)
+	})
+	if err != nil {
+		return nil, err
+	}
+	if message == nil {
+		return nil, ErrUnknownKind
+	}
+	if err := message.check(); err != nil {
+		return nil, err
+	}
+	return message, nil
+}
+
+// AppendEnvelope appends the Envelope of message, without a length.
+func AppendEnvelope(b []byte, message Message) []byte {
+	return appendMessage(b, message.number(), message.append(nil))
+}
+
+// AppendFramed appends the Envelope of message with its length, as it travels on a control stream.
+func AppendFramed(b []byte, message Message) []byte {
+	envelope := AppendEnvelope(nil, message)
+	return append(AppendVarint(b, uint64(len(envelope))), envelope...)
+}
+
+// ReadFrame reads a length and as many bytes. A length above limit is an error.
+func ReadFrame(r io.Reader, limit int) ([]byte, error) {
+	var head [8]byte
+	if _, err := io.ReadFull(r, head[:1]); err != nil {
+		return nil, err
+	}
+	n := 1 << (head[0] >> 6)
+	if _, err := io.ReadFull(r, head[1:n]); err != nil {
+		return nil, err
+	}
+	length, _ := Varint(head[:n])
+	if length > uint64(limit) {
+		return nil, fmt.Errorf("%w: %d bytes, the most is %d", ErrTooLong, length, limit)
+	}
+	b := make([]byte, length)
+	_, err := io.ReadFull(r, b)
+	return b, err
+}
+
+// ErrTooLong says that a length exceeds its limit.
+var ErrTooLong = errors.New("a message is too long")
+
+// Cost is what a message of so many bytes costs its sender, in units.
+func Cost(length int, message Message) int {
+	units := 1 + length/256
+	if _, ok := message.(*ServicesChanged); ok {
+		units += 15
+	}
+	return units
+}
+
+// ParseStreamOpen reads a StreamOpen without its length.
+func ParseStreamOpen(b []byte) (StreamOpen, error) {
+	var open StreamOpen
+	err := eachField(b, func(f field) error {
+		if f.number == 1 {
+			return integerInto(f, &open.Service)
+		}
+		return nil
+	})
+	return open, err
+}
+
+// ParseStreamAnswer reads a StreamAnswer without its length.
+func ParseStreamAnswer(b []byte) (StreamAnswer, error) {
+	var answer StreamAnswer
+	err := eachField(b, func(f field) error {
+		if f.number == 1 {
+			return integerInto(f, &answer.Status)
+		}
+		return nil
+	})
+	return answer, err
+}
+
+// AppendFramed appends the header with its length.
+func (s StreamOpen) AppendFramed(b []byte) []byte {
+	return appendMessageBody(b, appendInteger(nil, 1, uint64(s.Service)))
+}
+
+// AppendFramed appends the header with its length.
+func (s StreamAnswer) AppendFramed(b []byte) []byte {
+	return appendMessageBody(b, appendInteger(nil, 1, uint64(s.Status)))
+}
+
+func appendMessageBody(b, body []byte) []byte {
+	return append(AppendVarint(b, uint64(len(body))), body...)
+}
+
+func (h *Hello) set(f field) error {
+	switch f.number {
+	case 1:
+		return integerInto(f, &h.Version)
+	case 2:
+		return f.bytesInto(&h.Instance)
+	case 3:
+		return f.stringInto(&h.Software)
+	case 4:
+		return integerInto(f, &h.Workers)
+	case 5:
+		return integerInto(f, &h.MaxLanes)
+	case 6:
+		return integerInto(f, &h.MaxPacket)
+	case 7:
+		return appendService(f, &h.Services)
+	case 8:
+		return integerInto(f, &h.Features)
+	case 9:
+		return f.bytesInto(&h.Possession)
+	}
+	return nil
+}
+
+func (h *Hello) append(b []byte) []byte {
+	b = appendInteger(b, 1, uint64(h.Version))
+	b = appendBytes(b, 2, h.Instance)
+	b = appendBytes(b, 3, h.Software)
+	b = appendInteger(b, 4, uint64(h.Workers))
+	b = appendInteger(b, 5, uint64(h.MaxLanes))
+	b = appendInteger(b, 6, uint64(h.MaxPacket))
+	b = appendServices(b, 7, h.Services)
+	b = appendInteger(b, 8, h.Features)
+	return appendBytes(b, 9, h.Possession)
+}
+
+// ErrVersion says that the hello is of another protocol version: close code 2.
+var ErrVersion = errors.New("another protocol version")
+
+func (h *Hello) check() error {
+	switch {
+	case h.Version != Version:
+		return fmt.Errorf("%w: %d", ErrVersion, h.Version)
+	case len(h.Instance) != 16:
+		return errors.New("Hello.instance does not have 16 bytes")
+	case len(h.Software) > 64 || hasControl(h.Software):
+		return errors.New("Hello.software is too long, or has control characters")
+	case h.Workers < 1 || h.Workers > MaxWorkers:
+		return fmt.Errorf("Hello.workers is %d", h.Workers)
+	case h.MaxLanes > MaxLanes:
+		return fmt.Errorf("Hello.max_lanes is %d", h.MaxLanes)
+	case h.MaxPacket < MinPacket || h.MaxPacket > MaxPacket:
+		return fmt.Errorf("Hello.max_datagram_packet is %d", h.MaxPacket)
+	case len(h.Possession) != 0 && len(h.Possession) != 64:
+		return errors.New("Hello.possession does not have 64 bytes")
+	}
+	return checkServices(h.Services)
+}
+
+func hasControl(s string) bool {
+	for _, r := range s {
+		if unicode.IsControl(r) {
+			return true
+		}
+	}
+	return false
+}
+
+func checkServices(services []Service) error {
+	if len(services) > MaxServices {
+		return fmt.Errorf("%d services", len(services))
+	}
+	numbers, names := make(map[uint32]bool, len(services)), make(map[string]bool, len(services))
+	for _, s := range services {
+		if len(s.Name) < 1 || len(s.Name) > 64 || hasControl(s.Name) {
+			return fmt.Errorf("the name of service %d", s.Number)
+		}
+		if numbers[s.Number] || names[s.Name] {
+			return fmt.Errorf("service %d is there twice", s.Number)
+		}
+		numbers[s.Number], names[s.Name] = true, true
+	}
+	return nil
+}
+
+func appendService(f field, into *[]Service) error {
+	if f.kind != typeBytes {
+		return errProtobuf
+	}
+	if len(*into) > MaxServices {
+		return errors.New("too many services")
+	}
+	var s Service
+	err := eachField(f.bytes, func(f field) error {
+		switch f.number {
+		case 1:
+			return integerInto(f, &s.Number)
+		case 2:
+			return f.stringInto(&s.Name)
+		case 3:
+			return f.boolInto(&s.UDP)
+		case 4:
+			return f.boolInto(&s.TCP)
+		case 5:
+			return integerInto(f, &s.IdleMS)
+		case 6:
+			return f.boolInto(&s.Fragment)
+		}
+		return nil
+	})
+	*into = append(*into, s)
+	return err
+}
+
+func appendServices(b []byte, number int, services []Service) []byte {
+	for _, s := range services {
+		var inner []byte
+		inner = appendInteger(inner, 1, uint64(s.Number))
+		inner = appendBytes(inner, 2, s.Name)
+		inner = appendBool(inner, 3, s.UDP)
+		inner = appendBool(inner, 4, s.TCP)
+		inner = appendInteger(inner, 5, uint64(s.IdleMS))
+		inner = appendBool(inner, 6, s.Fragment)
+		b = appendMessage(b, number, inner)
+	}
+	return b
+}
+
+func (l *LaneOpen) set(f field) error {
+	switch f.number {
+	case 1:
+		return integerInto(f, &l.Lane)
+	case 2:
+		return integerInto(f, &l.Epoch)
+	case 3:
+		return f.bytesInto(&l.ConnectionID)
+	}
+	return nil
+}
+
+func (l *LaneOpen) append(b []byte) []byte {
+	b = appendInteger(b, 1, uint64(l.Lane))
+	b = appendInteger(b, 2, l.Epoch)
+	return appendBytes(b, 3, l.ConnectionID)
+}
+
+func (l *LaneOpen) check() error {
+	if len(l.ConnectionID) != 8 {
+		return errors.New("connection_id does not have 8 bytes")
+	}
+	return checkLane(l.Lane)
+}
+
+func checkLane(lane uint32) error {
+	if lane > MaxLane {
+		return fmt.Errorf("lane %d", lane)
+	}
+	return nil
+}
+
+func (l *LaneRefuse) set(f field) error {
+	switch f.number {
+	case 1:
+		return integerInto(f, &l.Lane)
+	case 2:
+		return integerInto(f, &l.Epoch)
+	case 3:
+		return integerInto(f, &l.Reason)
+	}
+	return nil
+}
+
+func (l *LaneRefuse) append(b []byte) []byte {
+	b = appendInteger(b, 1, uint64(l.Lane))
+	b = appendInteger(b, 2, l.Epoch)
+	return appendInteger(b, 3, uint64(l.Reason))
+}
+
+func (l *LaneRefuse) check() error { return checkLane(l.Lane) }
+
+func (s *ServicesChanged) set(f field) error {
+	if f.number == 1 {
+		return appendService(f, &s.Services)
+	}
+	return nil
+}
+
+func (s *ServicesChanged) append(b []byte) []byte { return appendServices(b, 1, s.Services) }
+func (s *ServicesChanged) check() error           { return checkServices(s.Services) }
+
+func (h *Here) set(f field) error {
+	if f.number == 1 {
+		return f.bytesInto(&h.Padding)
+	}
+	return nil
+}
+
+func (h *Here) append(b []byte) []byte { return appendBytes(b, 1, h.Padding) }
+func (h *Here) check() error           { return nil }
+
+func (j *Join) set(f field) error {
+	switch f.number {
+	case 1:
+		return f.bytesInto(&j.Instance)
+	case 2:
+		return f.bytesInto(&j.Session)
+	case 3:
+		return integerInto(f, &j.Number)
+	case 4:
+		return f.bytesInto(&j.Possession)
+	}
+	return nil
+}
+
+func (j *Join) append(b []byte) []byte {
+	b = appendBytes(b, 1, j.Instance)
+	b = appendBytes(b, 2, j.Session)
+	b = appendInteger(b, 3, uint64(j.Number))
+	return appendBytes(b, 4, j.Possession)
+}
+
+func (j *Join) check() error {
+	if len(j.Instance) != 16 || len(j.Session) != 16 || len(j.Possession) != 0 && len(j.Possession) != 64 || j.Number < 1 || j.Number > 7 {
+		return errors.New("a Join with a field out of its limits")
+	}
+	return nil
+}
+
+func (*Joined) set(field) error               { return nil }
+func (*Joined) append(b []byte) []byte        { return b }
+func (*Joined) check() error                  { return nil }
+func (*StreamsWanted) set(field) error        { return nil }
+func (*StreamsWanted) append(b []byte) []byte { return b }
+func (*StreamsWanted) check() error           { return nil }
+func (*Release) set(field) error              { return nil }
+func (*Release) append(b []byte) []byte       { return b }
+func (*Release) check() error                 { return nil }
+
+func (r *ReceiveRate) set(f field) error {
+	if f.number == 1 {
+		return integerInto(f, &r.BitsPerSecond)
+	}
+	return nil
+}
+
+func (r *ReceiveRate) append(b []byte) []byte { return appendInteger(b, 1, r.BitsPerSecond) }
+func (r *ReceiveRate) check() error           { return nil }

@@ -1,0 +1,136 @@
+package wire
+
+import "errors"
+
+// The payload contexts: the first integer of a DATAGRAM frame's data.
+const (
+	ContextIP        = 0  // an IP packet with complete checksums
+	ContextPartialIP = 1  // an IP packet with a partial TCP or UDP checksum
+	ContextKnown     = 2  // a datagram of a flow that both ends know
+	ContextOpenData  = 3  // a datagram that opens its flow
+	ContextOpen      = 4  // opens a flow without a datagram
+	ContextConfirmed = 5  // the sender knows the flow that the receiver opened
+	ContextRefused   = 6  // the sender does not take the flow
+	ContextUnknown   = 7  // a datagram came for a flow that the sender does not know
+	ContextClosed    = 8  // the sender has forgotten the flow
+	ContextPiece     = 10 // a piece of a datagram
+)
+
+// Reasons of a refusal.
+const (
+	RefusedService  = 1 // no such service, or not for UDP
+	RefusedAllowed  = 2 // not allowed
+	RefusedLimit    = 3 // a limit is reached; temporary
+	RefusedUpstream = 4 // the upstream's socket could not be opened; temporary
+)
+
+// Limits of pieces.
+const (
+	MaxDatagram = 65507 // the longest UDP datagram
+	MinPiece    = 1024  // the least length of every piece but the last
+	maxPieceID  = 1 << 30
+	maxService  = 1<<32 - 1
+)
+
+// ErrUnknownContext says that a payload has a reserved context, or one of a later version.
+var ErrUnknownContext = errors.New("unknown payload context")
+
+// ErrMalformed says that a payload does not parse.
+var ErrMalformed = errors.New("malformed payload")
+
+// Payload is the data of a DATAGRAM frame. Fields that its context does not have are zero.
+type Payload struct {
+	Context  uint64
+	Flow     uint64
+	Service  uint64 // contexts 3 and 4
+	Reason   uint64 // context 6
+	Datagram uint64 // context 10, as the next two
+	Total    uint64
+	Offset   uint64
+	Body     []byte // a slice of the parsed bytes; contexts 0 to 3 and 10
+}
+
+// fields returns the fields of p's context in their order, and whether a body follows.
+func (p *Payload) fields() (fields [4]*uint64, count int, body bool, ok bool) {
+	switch p.Context {
+	case ContextIP, ContextPartialIP:
+		return fields, 0, true, true
+	case ContextKnown:
+		return [4]*uint64{&p.Flow}, 1, true, true
+	case ContextOpenData:
+		return [4]*uint64{&p.Flow, &p.Service}, 2, true, true
+	case ContextOpen:
+		return [4]*uint64{&p.Flow, &p.Service}, 2, false, true
+	case ContextConfirmed, ContextUnknown, ContextClosed:
+		return [4]*uint64{&p.Flow}, 1, false, true
+	case ContextRefused:
+		return [4]*uint64{&p.Flow, &p.Reason}, 2, false, true
+	case ContextPiece:
+		return [4]*uint64{&p.Flow, &p.Datagram, &p.Total, &p.Offset}, 4, true, true
+	default:
+		return fields, 0, false, false
+	}
+}
+
+// ParsePayload reads the data of a DATAGRAM frame. Body is a slice of b.
+func ParsePayload(b []byte) (Payload, error) {
+	context, n := Varint(b)
+	if n == 0 {
+		return Payload{}, ErrMalformed
+	}
+	b = b[n:]
+	// The way of nearly all datagrams.
+	if context == ContextKnown {
+		flow, n := Varint(b)
+		if n == 0 {
+			return Payload{}, ErrMalformed
+		}
+		return Payload{Context: ContextKnown, Flow: flow, Body: b[n:]}, nil
+	}
+	p := Payload{Context: context}
+	fields, count, body, ok := p.fields()
+	if !ok {
+		return Payload{}, ErrUnknownContext
+	}
+	for _, field := range fields[:count] {
+		value, n := Varint(b)
+		if n == 0 {
+			return Payload{}, ErrMalformed
+		}
+		*field, b = value, b[n:]
+	}
+	if !body && len(b) > 0 || p.Service > maxService {
+		return Payload{}, ErrMalformed
+	}
+	if context == ContextPiece && (p.Datagram >= maxPieceID || p.Total > MaxDatagram || p.Offset >= p.Total) {
+		return Payload{}, ErrMalformed
+	}
+	if body {
+		p.Body = b
+	}
+	return p, nil
+}
+
+// CheckPiece says whether a piece has a length and an end that its datagram allows.
+func (p *Payload) CheckPiece() error {
+	length := uint64(len(p.Body))
+	if length == 0 || p.Offset+length > p.Total || length < MinPiece && p.Offset+length != p.Total {
+		return ErrMalformed
+	}
+	return nil
+}
+
+// AppendHeader appends the context and the fields of p.
+func (p *Payload) AppendHeader(b []byte) []byte {
+	b = AppendVarint(b, p.Context)
+	fields, count, _, _ := p.fields()
+	for _, field := range fields[:count] {
+		b = AppendVarint(b, *field)
+	}
+	return b
+}
+
+// Append appends p as the data of a DATAGRAM frame.
+func (p *Payload) Append(b []byte) []byte {
+	return append(p.AppendHeader(b), p.Body...)
+}
