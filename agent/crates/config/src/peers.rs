@@ -89,9 +89,8 @@ section! {
         /// links whose rate changes or is not known. Without lanes, or with a peer that reports nothing, only `peer.rate_max`
         /// then limits the rate, and a warning says so. A number is required by `congestion = "rate"`.
         rate: Option<Rate> = None, or!(rate(), "auto", Rate::{Auto, Fixed}).optional(), Now;
-        /// The lowest rate that `rate = "auto"` falls to, whatever the peer reports.
-        // Telephony, and little else: a slower link is no use, and a higher floor fills it.
-        rate_min: u64 = 100_000, rate(), Now;
+        /// The lowest rate that `rate = "auto"` falls to, whatever the peer reports; 100 kbit/s if this is left out.
+        rate_min: Option<u64> = None, rate().optional(), Now;
         /// The highest rate that `rate = "auto"` tries.
         rate_max: Option<u64> = None, rate().optional(), Now;
         /// The limit on what the peer sends to us, which it is told: a little less than our downlink carries.
@@ -218,6 +217,15 @@ pub(super) struct Around {
     pub(super) tunnel: bool,
 }
 
+impl Peer {
+    /// The lowest automatic rate, in bits a second.
+    #[must_use]
+    pub fn least_rate(&self) -> u64 {
+        // A call with its headers. A higher floor would fill the queue of a slower link.
+        self.rate_min.unwrap_or(100_000)
+    }
+}
+
 impl Checks {
     /// Checks what the keys about the rate say together.
     fn check_rate(&mut self, table: &mut Table<'_>, peer: &Peer) {
@@ -234,8 +242,9 @@ impl Checks {
                 self.report.add(&table.place(key), "only bounds a rate that is \"auto\"", remedy);
             }
         }
-        if peer.rate_max.is_some_and(|max| peer.rate_min > max) {
-            self.report.add(&table.place("rate_min"), "is above rate_max", "exchange them");
+        if peer.rate_max.is_some_and(|max| peer.least_rate() > max) {
+            let remedy = "write a rate_min that is no higher; left out, it is 100kbit";
+            self.report.add(&table.place("rate_min"), "is above rate_max", remedy);
         }
     }
 

@@ -74,7 +74,7 @@ fn defaults_stand_for_what_is_left_out() {
         dscp: Dscp::Copy,
         congestion: CongestionControl::Bbr,
         rate: None,
-        rate_min: 100_000,
+        rate_min: None,
         rate_max: None,
         rate_receive: None,
         rate_overhead: 0,

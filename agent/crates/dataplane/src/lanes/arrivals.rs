@@ -1,9 +1,14 @@
-//! What arrives on a lane, for the reports that the far end wants (`docs/wire-format.md` §5).
+//! What arrives on a lane, for the reports that the far end wants, and the far end's reports (`docs/wire-format.md` §5).
 
 use std::time::{Duration, Instant};
 
-use quic_core::LaneStats;
-use wire::report::Report;
+use quic_core::{HEADER_LEN, LaneStats, PacketNumber, TAG_LEN, frame::datagram};
+use wire::{context, rate::Pace, report::Report};
+
+use crate::{
+    lanes::{LaneSlot, LaneState},
+    rate::auto::Sample,
+};
 
 /// The least time between two reports about a lane.
 const INTERVAL: Duration = Duration::from_millis(25);
@@ -14,6 +19,12 @@ const LEAST_BYTES: u64 = 1_200;
 
 /// When fewer bytes are reported.
 const SPARSE_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Reports of the far end that are taken about a lane: one comes in 25 ms, but several may come at once.
+pub(super) const TAKEN: Pace = Pace { per_second: 100, at_once: 10 };
+
+/// Room for a packet with a report.
+pub const REPORT_PACKET: usize = HEADER_LEN + 1 + 1 + Report::MOST_BYTES + TAG_LEN;
 
 /// Arrivals on one lane, while the far end wants reports.
 #[derive(Debug)]
@@ -82,6 +93,72 @@ impl Arrivals {
             packets: stats.opened_packets,
             bytes: stats.opened_bytes + stats.opened_packets * headers,
             marked: self.marked,
+        })
+    }
+}
+
+impl LaneSlot {
+    /// Begins to collect what the far end wants to know about arrivals, by a clock whose zero is `base`; `None` ends it.
+    pub fn set_reports(&mut self, base: Option<Instant>, now: Instant) {
+        if base.is_some() != self.arrivals.is_some() {
+            self.arrivals = base.map(|base| Box::new(Arrivals::new(base, self.core.stats(), now)));
+        }
+    }
+
+    /// Notes that packet `number` arrived, `age` before `now`.
+    #[inline]
+    pub(crate) fn note_arrival(&mut self, number: PacketNumber, now: Instant, age: Duration) {
+        if let Some(arrivals) = self.arrivals.as_deref_mut() {
+            arrivals.note(number.0, now.checked_sub(age).unwrap_or(now));
+        }
+    }
+
+    /// Notes packets that the path has marked.
+    pub(crate) fn note_marked(&mut self, packets: u64) {
+        if let Some(arrivals) = self.arrivals.as_deref_mut() {
+            arrivals.add_marked(packets);
+        }
+    }
+
+    /// The report to the far end that is due.
+    pub fn due_report(&mut self, now: Instant) -> Option<Report> {
+        let headers = self.outer_headers();
+        let arrivals = self.arrivals.as_deref_mut().filter(|_| self.state == LaneState::Up)?;
+        arrivals.take(self.core.stats(), headers, now)
+    }
+
+    /// Seals a report at the front of `packet`, which has [`REPORT_PACKET`] bytes: the length.
+    pub fn seal_report(&mut self, report: &Report, packet: &mut [u8], now: Instant) -> Option<usize> {
+        let frame = packet.get_mut(HEADER_LEN..)?;
+        let start = datagram::write_header_to_end(frame)?;
+        *frame.get_mut(start)? = context::REPORT;
+        let len = HEADER_LEN + start + 1 + report.encode(frame.get_mut(start + 1..)?)? + TAG_LEN;
+        self.core.seal(packet.get_mut(..len)?, true, now).ok()?;
+        self.core.count_datagrams_sent(1);
+        Some(len)
+    }
+
+    /// Takes a report of the far end; `None` if it came too early, if the lane is about to end, or if it names packets that were not
+    /// sent or are long forgotten.
+    pub(crate) fn take_report(&mut self, report: &Report, now: Instant) -> Option<Sample> {
+        if let Some(arrivals) = self.arrivals.as_deref_mut() {
+            arrivals.add_report();
+        }
+        if !self.is_up() || !self.reports.take(1, now) || report.packets > report.highest + 1 {
+            return None;
+        }
+        let rtt = self.core.rtt();
+        Some(Sample {
+            lane: self.index,
+            epoch: u64::from_be_bytes(self.local_cid.0).wrapping_add(self.moves),
+            sent_at: self.core.sent_at(report.highest, now)?,
+            arrived_micros: report.arrived_micros,
+            packets_sent: report.highest + 1,
+            packets: report.packets,
+            bytes: report.bytes,
+            marked: report.marked,
+            smoothed_rtt: rtt.smoothed(),
+            min_rtt: rtt.min().unwrap_or_default(),
         })
     }
 }

@@ -9,7 +9,7 @@
 //! | which lanes a peer has, and which worker hosts each | `pool.rs` |
 //! | how they are opened, and opened again | `openings.rs` |
 //! | where a lane's packets go, and when to another address | `paths.rs` |
-//! | what arrives on a lane, for reports to the far end | `arrivals.rs` |
+//! | what arrives on a lane, for reports to the far end, and its reports | `arrivals.rs` |
 //!
 //! ```text
 //!   dialler                                   listener
@@ -26,14 +26,12 @@ use std::{
 };
 
 use net::Path;
-use quic_core::{ConnectionId, HEADER_LEN, Lane, PacketNumber, TAG_LEN, frame::datagram};
+use quic_core::{ConnectionId, Lane, PacketNumber};
 use slab::Slab;
 use wire::{
-    context,
     hash::{Issued, IssuedMap},
     ids::{PeerId, SessionId, SessionRef},
-    rate::{Allowance, Pace},
-    report::Report,
+    rate::Allowance,
     sampler::Sampler,
 };
 
@@ -41,7 +39,7 @@ use self::{
     arrivals::Arrivals,
     paths::{Paths, Turn},
 };
-use crate::rate::{RateAccount, auto::Sample};
+use crate::rate::RateAccount;
 
 mod arrivals;
 pub mod frame;
@@ -51,6 +49,7 @@ pub mod plain;
 pub mod pool;
 pub mod send_buffer;
 
+pub use arrivals::REPORT_PACKET;
 pub use frame::{Frame, Payloads};
 pub use openings::{Opening, Openings};
 pub use plain::{Plain, PlainFrame};
@@ -104,12 +103,6 @@ impl LaneState {
 
 /// Bytes that may be sent to an address that is not validated, for each byte that came from it (RFC 9000 §8.1).
 pub const AMPLIFICATION_LIMIT: usize = 3;
-
-/// Reports of the far end that are taken about a lane: one comes in 25 ms, but several may come at once.
-const REPORTS: Pace = Pace { per_second: 100, at_once: 10 };
-
-/// Room for a packet with a report.
-pub const REPORT_PACKET: usize = HEADER_LEN + 1 + 1 + Report::MOST_BYTES + TAG_LEN;
 
 #[derive(Debug)]
 pub struct LaneSlot {
@@ -188,7 +181,7 @@ impl LaneSlot {
             charged: None,
             touched: false,
             arrivals: None,
-            reports: Allowance::new(REPORTS, opened),
+            reports: Allowance::new(arrivals::TAKEN, opened),
             moves: 0,
             path_packet: None,
         }
@@ -358,70 +351,6 @@ impl LaneSlot {
     /// Bytes of the IP and UDP headers around each packet.
     fn outer_headers(&self) -> u64 {
         self.path().map_or(0, |path| if path.destination.is_ipv4() { 20 + 8 } else { 40 + 8 })
-    }
-
-    /// Begins to collect what the far end wants to know about arrivals, by a clock whose zero is `base`; `None` ends it.
-    pub fn set_reports(&mut self, base: Option<Instant>, now: Instant) {
-        if base.is_some() != self.arrivals.is_some() {
-            self.arrivals = base.map(|base| Box::new(Arrivals::new(base, self.core.stats(), now)));
-        }
-    }
-
-    /// Notes that packet `number` arrived, `age` before `now`.
-    #[inline]
-    pub(crate) fn note_arrival(&mut self, number: PacketNumber, now: Instant, age: Duration) {
-        if let Some(arrivals) = self.arrivals.as_deref_mut() {
-            arrivals.note(number.0, now.checked_sub(age).unwrap_or(now));
-        }
-    }
-
-    /// Notes packets that the path has marked.
-    pub(crate) fn note_marked(&mut self, packets: u64) {
-        if let Some(arrivals) = self.arrivals.as_deref_mut() {
-            arrivals.add_marked(packets);
-        }
-    }
-
-    /// The report to the far end that is due.
-    pub fn due_report(&mut self, now: Instant) -> Option<Report> {
-        let headers = self.outer_headers();
-        let arrivals = self.arrivals.as_deref_mut().filter(|_| self.state == LaneState::Up)?;
-        arrivals.take(self.core.stats(), headers, now)
-    }
-
-    /// Seals a report at the front of `packet`, which has [`REPORT_PACKET`] bytes: the length.
-    pub fn seal_report(&mut self, report: &Report, packet: &mut [u8], now: Instant) -> Option<usize> {
-        let frame = packet.get_mut(HEADER_LEN..)?;
-        let start = datagram::write_header_to_end(frame)?;
-        *frame.get_mut(start)? = context::REPORT;
-        let len = HEADER_LEN + start + 1 + report.encode(frame.get_mut(start + 1..)?)? + TAG_LEN;
-        self.core.seal(packet.get_mut(..len)?, true, now).ok()?;
-        self.core.count_datagrams_sent(1);
-        Some(len)
-    }
-
-    /// Takes a report of the far end; `None` if it came too early, if the lane is about to end, or if it names packets that were not
-    /// sent or are long forgotten.
-    pub(crate) fn take_report(&mut self, report: &Report, now: Instant) -> Option<Sample> {
-        if let Some(arrivals) = self.arrivals.as_deref_mut() {
-            arrivals.add_report();
-        }
-        if !self.is_up() || !self.reports.take(1, now) || report.packets > report.highest + 1 {
-            return None;
-        }
-        let rtt = self.core.rtt();
-        Some(Sample {
-            lane: self.index,
-            epoch: u64::from_be_bytes(self.local_cid.0).wrapping_add(self.moves),
-            sent_at: self.core.sent_at(report.highest, now)?,
-            arrived_micros: report.arrived_micros,
-            packets_sent: report.highest + 1,
-            packets: report.packets,
-            bytes: report.bytes,
-            marked: report.marked,
-            smoothed_rtt: rtt.smoothed(),
-            min_rtt: rtt.min().unwrap_or_default(),
-        })
     }
 
     /// The path is another one: what is known of its delay is not known any more.

@@ -28,7 +28,7 @@ pub(super) fn limit_of(peer: &config::Peer) -> Limit {
         None => Limit::None,
         Some(Rate::Fixed(bits)) => Limit::Fixed(bits / 8),
         Some(Rate::Auto) => {
-            Limit::Auto(AutoLimits { min: peer.rate_min / 8, max: peer.rate_max.map(|bits| bits / 8) })
+            Limit::Auto(AutoLimits { min: peer.least_rate() / 8, max: peer.rate_max.map(|bits| bits / 8) })
         }
     }
 }

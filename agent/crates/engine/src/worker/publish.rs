@@ -381,14 +381,11 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
     let view = account.auto_view(now);
     let (rate, delays) = (account.rate(), relay.queue.delays(now));
     let measured = view.and_then(|view| view.measured);
-    let from = match (&view, &measured) {
-        _ if account.is_granted() => RateFrom::Peer,
-        (None, _) => RateFrom::Configured,
-        (Some(_), None) => RateFrom::Unmeasured,
-        (_, Some(Measured { phase: Phase::Competing, .. })) => RateFrom::Competing,
-        (_, Some(Measured { phase: Phase::Floor, .. })) => RateFrom::Floor,
-        (_, Some(Measured { is_at_ceiling: true, .. })) => RateFrom::Ceiling,
-        (_, Some(_)) => RateFrom::Measured,
+    let from = match (account.is_granted(), &view, &measured) {
+        (true, ..) => RateFrom::Peer,
+        (false, None, _) => RateFrom::Configured,
+        (false, Some(_), None) => RateFrom::Unmeasured,
+        (false, Some(_), Some(measured)) => reason_of(measured),
     };
     let auto = measured.filter(|_| is_owner).map(|Measured { phase, figures, .. }| AutoRateStatus {
         phase: phase.label().into(),
@@ -407,4 +404,15 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
         marked: relay.queue.marked(),
         auto,
     })
+}
+
+/// Why a measured rate is what it is.
+fn reason_of(measured: &Measured) -> RateFrom {
+    match measured.phase {
+        Phase::Competing => RateFrom::Competing,
+        Phase::Floor => RateFrom::Floor,
+        Phase::Measuring | Phase::Steady | Phase::Probing | Phase::Slowed | Phase::Idle => {
+            if measured.is_at_ceiling { RateFrom::Ceiling } else { RateFrom::Measured }
+        }
+    }
 }

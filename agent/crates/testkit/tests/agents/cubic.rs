@@ -102,6 +102,8 @@ impl Cubic {
     pub(super) fn on_timeout(&mut self, now: Instant) {
         self.lost += self.in_flight.len() as u64;
         self.in_flight.clear();
+        // The timer begins anew with what is sent next.
+        self.heard = now;
         self.reduce(now);
         self.window = 1.0;
         self.epoch = None;
