@@ -42,8 +42,10 @@ func newPair(t *testing.T, lanes int, change func(dialler, listener *culvert.Con
 var modes = map[string]int{"lanes": 2, "standard": -1}
 
 func TestFlowsAndStreamsBothWays(t *testing.T) {
+	t.Parallel()
 	for name, lanes := range modes {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p := newPair(t, lanes, nil)
 			for _, from := range []*culvert.Peer{p.dialled, p.accepted} {
 				flow := openFlow(t, from, "echo")
@@ -56,8 +58,10 @@ func TestFlowsAndStreamsBothWays(t *testing.T) {
 }
 
 func TestDatagramsInPieces(t *testing.T) {
+	t.Parallel()
 	for name, lanes := range modes {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			p := newPair(t, lanes, nil)
 			flow := openFlow(t, p.dialled, "large")
 			exchange(t, flow, random(20000))
@@ -73,6 +77,7 @@ func TestDatagramsInPieces(t *testing.T) {
 }
 
 func TestRefusals(t *testing.T) {
+	t.Parallel()
 	p := newPair(t, 1, nil)
 	if _, err := p.dialled.OpenFlow("none"); !errors.Is(err, culvert.ErrNoService) {
 		t.Fatal(err)

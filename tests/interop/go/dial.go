@@ -181,7 +181,7 @@ func (d *dialler) dial(ctx context.Context) (*session, error) {
 	ticker := time.NewTicker(attemptEvery)
 	defer ticker.Stop()
 	go attempt()
-	running, last := 1, context.DeadlineExceeded
+	running := 1
 	for {
 		select {
 		case r := <-results:
@@ -194,8 +194,8 @@ func (d *dialler) dial(ctx context.Context) (*session, error) {
 			if r.line != nil {
 				r.line.close()
 			}
-			if last = r.err; running == 0 {
-				return nil, fmt.Errorf("no connection to %v: %w", d.link.Address, last)
+			if running == 0 {
+				return nil, fmt.Errorf("no connection to %v: %w", d.link.Address, r.err)
 			}
 		case <-ticker.C:
 			if running++; running <= attemptsAtOnce {
