@@ -238,7 +238,7 @@ fn lane(input: Input<'_>) -> Lane {
         receive_secret: &secret,
         remote_cid: id,
         local_cid: id,
-        ack: AckProfile::default(),
+        ack: AckProfile::Throughput,
         key_limit: None,
         initial_rtt: None,
     })
