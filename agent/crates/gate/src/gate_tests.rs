@@ -6,7 +6,7 @@ use quinn_proto::{ConnectionId, Endpoint, EndpointConfig};
 use rand::{SeedableRng as _, rngs::StdRng};
 use wire::{
     cid::ConnectionIds,
-    clock::{Clock, ManualClock},
+    clock::{Clock as _, ManualClock},
     ids::PeerId,
 };
 use zeroize::Zeroizing;
@@ -41,7 +41,7 @@ fn gate(clock: &Arc<ManualClock>) -> Gate {
         window: Duration::from_secs(90),
         table: SingleUse::restore(Box::<MemoryReplayLog>::default(), 1, Vec::new(), 0, now, 0),
         budget: Budget::new(1, now),
-        clock: Arc::clone(clock) as Arc<dyn Clock>,
+        clock: Arc::clone(clock) as _,
         crypto: server_tls(),
         rng: StdRng::from_seed([2; 32]),
     })
