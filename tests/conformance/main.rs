@@ -223,7 +223,11 @@ fn payload(input: Input<'_>) -> Outcome {
         return Outcome::of("unknown");
     }
     let header = context.encode();
-    let body = context.payload_at().map(|at| hex(&bytes[at..])).unwrap_or_default();
+    let at = match context {
+        Context::Piece { payload_at, .. } => Some(payload_at),
+        other => other.payload_at(),
+    };
+    let body = at.map(|at| hex(&bytes[at..])).unwrap_or_default();
     let code = varint::Reader::new(header.as_slice()).varint().unwrap();
     Outcome::accept([("context", code.to_string()), ("header", hex(header.as_slice())), ("body", body)])
 }
@@ -238,7 +242,7 @@ fn lane(input: Input<'_>) -> Lane {
         receive_secret: &secret,
         remote_cid: id,
         local_cid: id,
-        ack: AckProfile::default(),
+        ack: AckProfile::Throughput,
         key_limit: None,
         initial_rtt: None,
     })

@@ -63,13 +63,18 @@ func freeAddress(t testing.TB) string {
 	return ""
 }
 
-// newAgent makes an agent with a peer of the key; endpoint is where it dials that peer, or empty: it listens.
-func newAgent(t testing.TB, e *echo, peer culvert.PublicKey, endpoint, transport string) *agent {
+// newAgent starts an agent that listens, with a peer of the key.
+func newAgent(t testing.TB, e *echo, peer culvert.PublicKey) *agent {
 	t.Helper()
-	a := &agent{
-		t: t, program: agentProgram(t), folder: t.TempDir(), underlay: endpoint,
-		ingress: freeAddress(t), metrics: freeAddress(t),
-	}
+	a := prepareAgent(t)
+	a.run(e, peer, "")
+	return a
+}
+
+// prepareAgent makes the key of an agent.
+func prepareAgent(t testing.TB) *agent {
+	t.Helper()
+	a := &agent{t: t, program: agentProgram(t), folder: t.TempDir(), ingress: freeAddress(t), metrics: freeAddress(t)}
 	out, err := exec.Command(a.program, "keygen", "--out", filepath.Join(a.folder, "identity.key")).Output()
 	if err != nil {
 		t.Fatal(err)
@@ -77,6 +82,14 @@ func newAgent(t testing.TB, e *echo, peer culvert.PublicKey, endpoint, transport
 	if a.key, err = culvert.ParsePublicKey(strings.TrimSpace(string(out))); err != nil {
 		t.Fatal(err)
 	}
+	return a
+}
+
+// run starts the agent with a peer of the key; endpoint is where it dials that peer, or empty: it listens.
+func (a *agent) run(e *echo, peer culvert.PublicKey, endpoint string) {
+	t := a.t
+	t.Helper()
+	a.underlay = endpoint
 	listen, endpoints := "", ""
 	if endpoint == "" {
 		a.underlay = freeAddress(t)
@@ -90,7 +103,7 @@ control.socket = "control"
 metrics.listen = %q
 log.level = "debug"
 [transport]
-%s%s
+%s
 [[service]]
 name = "echo"
 upstream = %q
@@ -114,7 +127,7 @@ service = "echo"
 listen = %q
 peer = "go"
 service = "echo"
-`, a.metrics, listen, transport, e.address, e.address, e.address, peer, endpoints, a.ingress, a.ingress)
+`, a.metrics, listen, e.address, e.address, e.address, peer, endpoints, a.ingress, a.ingress)
 	if err := os.WriteFile(a.file("agent.toml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +144,6 @@ service = "echo"
 		}
 	})
 	a.start()
-	return a
 }
 
 func (a *agent) file(name string) string { return filepath.Join(a.folder, name) }
@@ -188,7 +200,7 @@ func (a *agent) status() string {
 func dialled(t *testing.T, lanes int, change func(*culvert.Config)) (*agent, *culvert.Peer) {
 	t.Helper()
 	key, e := newKey(t), newEcho(t)
-	a := newAgent(t, e, culvert.PublicOf(key), "", "")
+	a := newAgent(t, e, culvert.PublicOf(key))
 	config := culvert.Config{Key: key, Services: e.services(), Lanes: lanes, Logger: logger()}
 	if change != nil {
 		change(&config)
@@ -200,16 +212,16 @@ func dialled(t *testing.T, lanes int, change func(*culvert.Config)) (*agent, *cu
 func accepted(t *testing.T, lanes int, change func(*culvert.Config)) (*agent, *culvert.Listener, *culvert.Peer) {
 	t.Helper()
 	key, e := newKey(t), newEcho(t)
-	var a *agent
+	a := prepareAgent(t)
 	config := culvert.Config{
 		Key: key, Services: e.services(), Lanes: lanes, Logger: logger(),
-		Authorize: func(k culvert.PublicKey) bool { return a != nil && k == a.key },
+		Authorize: func(k culvert.PublicKey) bool { return k == a.key },
 	}
 	if change != nil {
 		change(&config)
 	}
 	l := listen(t, config)
-	a = newAgent(t, e, culvert.PublicOf(key), l.Address().String(), "")
+	a.run(e, culvert.PublicOf(key), l.Address().String())
 	p, err := l.Accept(within(t))
 	if err != nil {
 		t.Fatal(err)
@@ -256,8 +268,10 @@ func bothWays(t *testing.T, a *agent, p *culvert.Peer) {
 }
 
 func TestGoDialsTheAgent(t *testing.T) {
+	t.Parallel()
 	for name, lanes := range modes {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			a, p := dialled(t, lanes, nil)
 			bothWays(t, a, p)
 			if lanes > 0 && len(p.Stats().Lanes) == 0 {
@@ -268,8 +282,10 @@ func TestGoDialsTheAgent(t *testing.T) {
 }
 
 func TestTheAgentDialsGo(t *testing.T) {
+	t.Parallel()
 	for name, lanes := range modes {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			a, _, p := accepted(t, lanes, nil)
 			bothWays(t, a, p)
 			if lanes > 0 && len(p.Stats().Lanes) == 0 {

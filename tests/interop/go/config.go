@@ -20,11 +20,12 @@ type Config struct {
 	Key ed25519.PrivateKey
 	// Services are offered to every peer.
 	Services []Service
-	// Authorize says which keys a [Listener] admits; nil: none. [Dial] does not ask it.
+	// Authorize says which keys a [Listener] admits; nil: none. [Dial] does not ask it. The listener remembers every key
+	// that connected until it is closed.
 	Authorize func(PublicKey) bool
 	// Lanes is the most lanes that a peer gets: 0 is 8, and below 0 there are none (standard mode).
 	Lanes int
-	// MaxFlows is the most UDP flows that a peer may open at a time; 0 is 16,384.
+	// MaxFlows is the most UDP flows that a peer may open at a time; 0 is 4,096.
 	MaxFlows int
 	// MaxStreams is the most TCP forwards that a peer may open at a time; 0 is 1,024.
 	MaxStreams int
@@ -64,7 +65,7 @@ const (
 	defaultIdle    = time.Minute
 	longestIdle    = time.Hour
 	defaultLanes   = 8
-	defaultFlows   = 16384
+	defaultFlows   = 4096
 	defaultStreams = 1024
 	defaultWindow  = 90 * time.Second
 	maxPacket      = wire.MaxPacket

@@ -181,7 +181,7 @@ func (d *dialler) dial(ctx context.Context) (*session, error) {
 	ticker := time.NewTicker(attemptEvery)
 	defer ticker.Stop()
 	go attempt()
-	running, last := 1, context.DeadlineExceeded
+	running := 1
 	for {
 		select {
 		case r := <-results:
@@ -194,8 +194,8 @@ func (d *dialler) dial(ctx context.Context) (*session, error) {
 			if r.line != nil {
 				r.line.close()
 			}
-			if last = r.err; running == 0 {
-				return nil, fmt.Errorf("no connection to %v: %w", d.link.Address, last)
+			if running == 0 {
+				return nil, fmt.Errorf("no connection to %v: %w", d.link.Address, r.err)
 			}
 		case <-ticker.C:
 			if running++; running <= attemptsAtOnce {
@@ -264,7 +264,7 @@ func (d *dialler) begin(ctx context.Context, l *line, conn *quic.Conn, to netip.
 	if before := d.peer.attach(s); before != nil {
 		before.close(wire.CloseReplaced, "replaced")
 	}
-	d.agent.log.Info("connected", "peer", d.link.Key, "address", to, "software", s.hello.Software)
+	d.peer.log("connected", "address", to, "software", s.hello.Software)
 	go s.run()
 	return nil
 }
@@ -308,7 +308,7 @@ func (d *dialler) keep(s *session) {
 		if d.peer.ctx.Err() != nil {
 			return
 		}
-		d.agent.log.Info("cannot connect", "peer", d.link.Key, "error", err)
+		d.peer.log("cannot connect", "error", err)
 		if s.conn.Context().Err() == nil && s.lanesUp() > 0 {
 			continue // It was a short outage.
 		}

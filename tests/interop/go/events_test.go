@@ -1,6 +1,7 @@
 package culvert_test
 
 import (
+	"context"
 	"errors"
 	"net"
 	"os"
@@ -45,22 +46,27 @@ func checkUpdates(t *testing.T, p *culvert.Peer) {
 }
 
 func TestKeyUpdates(t *testing.T) {
+	t.Parallel()
 	set := func(c *culvert.Config) { c.KeyUpdateAfter = updateAfter }
 	t.Run("Go to Go", func(t *testing.T) {
+		t.Parallel()
 		p := newPair(t, 1, func(d, _ *culvert.Config) { set(d) })
 		checkUpdates(t, p.dialled)
 	})
 	t.Run("Go to the agent", func(t *testing.T) {
+		t.Parallel()
 		_, p := dialled(t, 1, set)
 		checkUpdates(t, p)
 	})
 	t.Run("the agent to Go", func(t *testing.T) {
+		t.Parallel()
 		_, _, p := accepted(t, 1, set)
 		checkUpdates(t, p)
 	})
 }
 
-func connections(p *culvert.Peer) (epochs uint64) {
+// epochs tells whether lanes were opened again.
+func epochs(p *culvert.Peer) (epochs uint64) {
 	for _, l := range p.Stats().Lanes {
 		epochs += l.Epoch
 	}
@@ -79,21 +85,28 @@ func roam(t *testing.T, h *hop, p *culvert.Peer, lanes bool) {
 	t.Helper()
 	flow := openFlow(t, p, "echo")
 	exchange(t, flow, []byte("first"))
-	before := connections(p)
+	if lanes {
+		if err := p.LanesUp(within(t), 2); err != nil {
+			t.Fatal(err)
+		}
+	}
+	before := epochs(p)
 	for range 2 {
 		h.forget()
 		exchange(t, flow, random(300))
 		stream(t, p, 100_000)
 		converse(t, flow, 50, 1000)
 	}
-	if after := connections(p); lanes && after != before {
+	if after := epochs(p); lanes && after != before {
 		t.Fatalf("lanes were opened again: epochs %d, then %d", before, after)
 	}
 }
 
 func TestTheDiallersAddressChanges(t *testing.T) {
+	t.Parallel()
 	for name, lanes := range modes {
 		t.Run("Go to Go, "+name, func(t *testing.T) {
+			t.Parallel()
 			e, key := newEcho(t), newKey(t)
 			l := listen(t, culvert.Config{
 				Key: newKey(t), Services: e.services(), Lanes: lanes, Logger: logger(),
@@ -112,21 +125,23 @@ func TestTheDiallersAddressChanges(t *testing.T) {
 			}
 		})
 		t.Run("Go to the agent, "+name, func(t *testing.T) {
+			t.Parallel()
 			e, key := newEcho(t), newKey(t)
-			a := newAgent(t, e, culvert.PublicOf(key), "", "")
+			a := newAgent(t, e, culvert.PublicOf(key))
 			h := newHop(t, a.underlay)
 			p := dial(t, culvert.Link{Address: h.address(), Key: a.key}, culvert.Config{Key: key, Lanes: lanes, Logger: logger()})
 			roam(t, h, p, lanes > 0)
 		})
 		t.Run("the agent to Go, "+name, func(t *testing.T) {
+			t.Parallel()
 			e, key := newEcho(t), newKey(t)
-			var a *agent
+			a := prepareAgent(t)
 			l := listen(t, culvert.Config{
 				Key: key, Services: e.services(), Lanes: lanes, Logger: logger(),
-				Authorize: func(k culvert.PublicKey) bool { return a != nil && k == a.key },
+				Authorize: func(k culvert.PublicKey) bool { return k == a.key },
 			})
 			h := newHop(t, l.Address().String())
-			a = newAgent(t, e, culvert.PublicOf(key), h.address(), "")
+			a.run(e, culvert.PublicOf(key), h.address())
 			p, err := l.Accept(within(t))
 			if err != nil {
 				t.Fatal(err)
@@ -137,8 +152,10 @@ func TestTheDiallersAddressChanges(t *testing.T) {
 }
 
 func TestRebind(t *testing.T) {
+	t.Parallel()
 	for name, lanes := range modes {
 		t.Run(name, func(t *testing.T) {
+			t.Parallel()
 			_, p := dialled(t, lanes, nil)
 			flow := openFlow(t, p, "echo")
 			exchange(t, flow, []byte("first"))
@@ -154,8 +171,10 @@ func TestRebind(t *testing.T) {
 }
 
 func TestTheListenerRestarts(t *testing.T) {
+	t.Parallel()
 	for name, lanes := range modes {
 		t.Run("the agent, "+name, func(t *testing.T) {
+			t.Parallel()
 			a, p := dialled(t, lanes, nil)
 			flow := openFlow(t, p, "echo")
 			exchange(t, flow, []byte("first"))
@@ -172,15 +191,16 @@ func TestTheListenerRestarts(t *testing.T) {
 			stream(t, p, 100_000)
 		})
 		t.Run("Go, "+name, func(t *testing.T) {
+			t.Parallel()
 			e, key := newEcho(t), newKey(t)
-			var a *agent
+			a := prepareAgent(t)
 			config := culvert.Config{
 				Key: key, Services: e.services(), Lanes: lanes, Logger: logger(),
-				Authorize: func(k culvert.PublicKey) bool { return a != nil && k == a.key },
+				Authorize: func(k culvert.PublicKey) bool { return k == a.key },
 			}
 			l := listen(t, config)
 			address := l.Address().String()
-			a = newAgent(t, e, culvert.PublicOf(key), address, "")
+			a.run(e, culvert.PublicOf(key), address)
 			client := a.client("udp")
 			exchange(t, client, []byte("first"))
 			l.Close()
@@ -194,8 +214,65 @@ func TestTheListenerRestarts(t *testing.T) {
 	}
 }
 
+// client is an application that uses the peer's echo through a local port.
+func client(t *testing.T, p *culvert.Peer) net.Conn {
+	t.Helper()
+	ctx, cancel := context.WithCancel(context.Background())
+	t.Cleanup(cancel)
+	local, err := culvert.ForwardPorts(ctx, p, "127.0.0.1:0", "echo")
+	if err != nil {
+		t.Fatal(err)
+	}
+	conn, err := net.Dial("udp", local.String())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { conn.Close() })
+	return conn
+}
+
+func TestGoRestartsAtBothEnds(t *testing.T) {
+	t.Parallel()
+	for name, lanes := range modes {
+		t.Run(name, func(t *testing.T) {
+			t.Parallel()
+			e, key := newEcho(t), newKey(t)
+			config := culvert.Config{
+				Key: newKey(t), Services: e.services(), Lanes: lanes, Logger: logger(),
+				Authorize: func(k culvert.PublicKey) bool { return k == culvert.PublicOf(key) },
+			}
+			l := listen(t, config)
+			link, address := l.Link(), l.Address().String()
+			dials := culvert.Config{Key: key, Services: e.services(), Lanes: lanes, Logger: logger()}
+			p := dial(t, link, dials)
+			accepted, err := l.Accept(within(t))
+			if err != nil {
+				t.Fatal(err)
+			}
+			// An end that shuts down closes its flows: what goes on is a local port, whose client opens another.
+			theirs := client(t, accepted)
+			exchange(t, theirs, []byte("first"))
+			// The dialler is replaced by another process: the flow of the listener goes on.
+			p.Close()
+			p = dial(t, link, dials)
+			exchange(t, theirs, []byte("after the dialler's restart"))
+			ours := client(t, p)
+			exchange(t, ours, []byte("ours"))
+			l.Close()
+			again, err := culvert.Listen(address, config)
+			if err != nil {
+				t.Fatal(err)
+			}
+			t.Cleanup(func() { again.Close() })
+			exchange(t, ours, []byte("after the listener's restart"))
+		})
+	}
+}
+
 func TestTheDiallerRestarts(t *testing.T) {
+	t.Parallel()
 	t.Run("the agent", func(t *testing.T) {
+		t.Parallel()
 		a, _, p := accepted(t, 2, nil)
 		flow := openFlow(t, p, "echo")
 		exchange(t, flow, []byte("first"))
@@ -205,8 +282,9 @@ func TestTheDiallerRestarts(t *testing.T) {
 		exchange(t, a.client("udp"), []byte("from the new process"))
 	})
 	t.Run("Go", func(t *testing.T) {
+		t.Parallel()
 		e, key := newEcho(t), newKey(t)
-		a := newAgent(t, e, culvert.PublicOf(key), "", "")
+		a := newAgent(t, e, culvert.PublicOf(key))
 		client := a.client("udp")
 		for range 2 {
 			p, err := culvert.Dial(within(t), a.link(), culvert.Config{Key: key, Services: e.services(), Logger: logger()})
@@ -239,9 +317,11 @@ func replay(t *testing.T, to string, datagrams [][]byte) bool {
 }
 
 func TestAReplayedKnockIsRefused(t *testing.T) {
+	t.Parallel()
 	t.Run("Go's, by the agent", func(t *testing.T) {
+		t.Parallel()
 		e, key := newEcho(t), newKey(t)
-		a := newAgent(t, e, culvert.PublicOf(key), "", "")
+		a := newAgent(t, e, culvert.PublicOf(key))
 		h := newHop(t, a.underlay)
 		p := dial(t, culvert.Link{Address: h.address(), Key: a.key}, culvert.Config{Key: key, Logger: logger()})
 		if replay(t, a.underlay, h.recorded()) {
@@ -252,15 +332,34 @@ func TestAReplayedKnockIsRefused(t *testing.T) {
 			t.Fatal("it was answered after the connection")
 		}
 	})
-	t.Run("the agent's, by Go", func(t *testing.T) {
+	t.Run("Go's, by Go", func(t *testing.T) {
+		t.Parallel()
 		e, key := newEcho(t), newKey(t)
-		var a *agent
+		l := listen(t, culvert.Config{
+			Key: newKey(t), Services: e.services(), Logger: logger(),
+			Authorize: func(k culvert.PublicKey) bool { return k == culvert.PublicOf(key) },
+		})
+		to := l.Address().String()
+		h := newHop(t, to)
+		p := dial(t, culvert.Link{Address: h.address(), Key: l.Link().Key}, culvert.Config{Key: key, Logger: logger()})
+		if replay(t, to, h.recorded()) {
+			t.Fatal("it was answered while the connection lives")
+		}
+		p.Close()
+		if replay(t, to, h.recorded()) {
+			t.Fatal("it was answered after the connection")
+		}
+	})
+	t.Run("the agent's, by Go", func(t *testing.T) {
+		t.Parallel()
+		e, key := newEcho(t), newKey(t)
+		a := prepareAgent(t)
 		l := listen(t, culvert.Config{
 			Key: key, Services: e.services(), Logger: logger(),
-			Authorize: func(k culvert.PublicKey) bool { return a != nil && k == a.key },
+			Authorize: func(k culvert.PublicKey) bool { return k == a.key },
 		})
 		h := newHop(t, l.Address().String())
-		a = newAgent(t, e, culvert.PublicOf(key), h.address(), "")
+		a.run(e, culvert.PublicOf(key), h.address())
 		if _, err := l.Accept(within(t)); err != nil {
 			t.Fatal(err)
 		}
@@ -277,6 +376,7 @@ func TestAReplayedKnockIsRefused(t *testing.T) {
 }
 
 func TestStrangersGetNoAnswer(t *testing.T) {
+	t.Parallel()
 	e, key := newEcho(t), newKey(t)
 	l := listen(t, culvert.Config{
 		Key: newKey(t), Services: e.services(), Logger: logger(),

@@ -17,10 +17,14 @@ import (
 
 const (
 	// flowQueue bounds the datagrams that a flow has received and nobody has read.
-	flowQueue = 2048
+	flowQueue = 512
 	// heldDatagrams wait for the confirmation of a flow if they do not fit beside the opening.
 	heldDatagrams = 16
 	upstreamLimit = 10 * time.Second
+	// queueOverhead is what a datagram costs in a queue besides its bytes.
+	queueOverhead = 64
+	// smallBuffer holds every datagram that fits into a packet.
+	smallBuffer = 2048
 )
 
 // Flow is one UDP session with a service: a [net.Conn] whose reads and writes are datagrams.
@@ -83,7 +87,7 @@ func (f *Flow) arrived(c carrier) {
 
 // deliver queues a copy of a datagram.
 func (f *Flow) deliver(body []byte) {
-	size := int64(len(body)) + 64
+	size := int64(len(body)) + queueOverhead
 	if f.peer.queued.Add(size) > queueBytes {
 		f.peer.queued.Add(-size)
 		f.peer.counts.overflow.Add(1)
@@ -100,26 +104,27 @@ func (f *Flow) deliver(body []byte) {
 
 // Read reads one datagram; what does not fit into b is lost.
 func (f *Flow) Read(b []byte) (int, error) {
-	select {
-	case datagram := <-f.queue:
-		return f.taken(b, datagram), nil
-	default:
-	}
-	select {
-	case datagram := <-f.queue:
-		return f.taken(b, datagram), nil
-	case <-f.done:
-		f.mu.Lock()
-		defer f.mu.Unlock()
-		return 0, f.err
-	case <-f.deadline.Passed():
-		return 0, os.ErrDeadlineExceeded
-	}
+	datagram, err := f.next()
+	return copy(b, datagram), err
 }
 
-func (f *Flow) taken(b, datagram []byte) int {
-	f.peer.queued.Add(-int64(len(datagram)) - 64)
-	return copy(b, datagram)
+// next waits for a datagram.
+func (f *Flow) next() (datagram []byte, err error) {
+	select {
+	case datagram = <-f.queue:
+	default:
+		select {
+		case datagram = <-f.queue:
+		case <-f.done:
+			f.mu.Lock()
+			defer f.mu.Unlock()
+			return nil, f.err
+		case <-f.deadline.Passed():
+			return nil, os.ErrDeadlineExceeded
+		}
+	}
+	f.peer.queued.Add(-int64(len(datagram)) - queueOverhead)
+	return datagram, nil
 }
 
 // Write sends one datagram. It returns no error for one that is lost on the way.
@@ -265,7 +270,7 @@ func (f *Flow) end(err error, tell bool) {
 	for {
 		select {
 		case datagram := <-f.queue:
-			f.peer.queued.Add(-int64(len(datagram)) - 64)
+			f.peer.queued.Add(-int64(len(datagram)) - queueOverhead)
 		default:
 			return
 		}
@@ -278,7 +283,7 @@ func (f *Flow) serve(upstream Upstream, c carrier) {
 	conn, err := upstream(ctx)
 	cancel()
 	if err != nil {
-		f.peer.agent.log.Warn("the upstream of a UDP service cannot be opened", "service", f.name, "error", err)
+		f.peer.log("the upstream of a UDP service cannot be opened", "service", f.name, "error", err)
 		f.peer.answer(c, wire.Payload{Context: wire.ContextRefused, Flow: f.number, Reason: wire.RefusedUpstream})
 		f.end(err, false)
 		return
@@ -287,17 +292,20 @@ func (f *Flow) serve(upstream Upstream, c carrier) {
 	f.peer.answer(c, wire.Payload{Context: wire.ContextConfirmed, Flow: f.number})
 	go func() {
 		defer conn.Close()
-		buffer := make([]byte, wire.MaxDatagram)
 		for {
-			n, err := f.Read(buffer)
+			datagram, err := f.next()
 			if err != nil {
 				return
 			}
 			// A service that refuses a datagram (ICMP) may take the next.
-			_, _ = conn.Write(buffer[:n])
+			_, _ = conn.Write(datagram)
 		}
 	}()
-	buffer := make([]byte, wire.MaxDatagram)
+	size := smallBuffer
+	if f.pieces {
+		size = wire.MaxDatagram + 1
+	}
+	buffer := make([]byte, size)
 	for {
 		n, err := conn.Read(buffer)
 		if errors.Is(err, net.ErrClosed) || errors.Is(err, io.EOF) || errors.Is(err, io.ErrClosedPipe) {
@@ -305,6 +313,11 @@ func (f *Flow) serve(upstream Upstream, c carrier) {
 			return
 		}
 		if err != nil {
+			continue
+		}
+		if n == len(buffer) {
+			// The kernel has cut it off.
+			f.peer.counts.tooLarge.Add(1)
 			continue
 		}
 		if _, err := f.Write(buffer[:n]); errors.Is(err, net.ErrClosed) || errors.Is(err, ErrFlowClosed) {

@@ -10,7 +10,7 @@ import (
 )
 
 // maxClients bounds the clients of one local port; further ones are dropped until flows end.
-const maxClients = 16384
+const maxClients = 4096
 
 // ForwardPorts has a local UDP and TCP port lead to a service of the peer, until ctx ends: each client of the UDP port
 // has a flow, each TCP connection a stream. It returns the address, which matters for port 0. A protocol that the
@@ -65,7 +65,7 @@ func forwardTCP(ctx context.Context, p *Peer, listener net.Listener, service str
 		go func() {
 			stream, err := p.OpenStream(ctx, service)
 			if err != nil {
-				p.agent.log.Warn("no TCP forward", "service", service, "error", err)
+				p.log("no TCP forward", "service", service, "error", err)
 				_ = conn.(*net.TCPConn).SetLinger(0)
 				conn.Close()
 				return
@@ -122,12 +122,11 @@ func forwardUDP(p *Peer, socket *net.UDPConn, service string) {
 
 // answers passes a flow's datagrams to its client until the flow ends, and says why it did.
 func answers(flow *Flow, socket *net.UDPConn, client netip.AddrPort) error {
-	buffer := make([]byte, 65536)
 	for {
-		n, err := flow.Read(buffer)
+		datagram, err := flow.next()
 		if err != nil {
 			return err
 		}
-		_, _ = socket.WriteToUDPAddrPort(buffer[:n], client)
+		_, _ = socket.WriteToUDPAddrPort(datagram, client)
 	}
 }

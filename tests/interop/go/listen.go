@@ -199,7 +199,7 @@ func (l *Listener) connection(conn *quic.Conn) error {
 	if before := peer.attach(s); before != nil {
 		before.close(wire.CloseReplaced, "replaced")
 	}
-	l.agent.log.Info("connected", "peer", key, "from", conn.RemoteAddr(), "software", hello.Software)
+	peer.log("connected", "from", conn.RemoteAddr(), "software", hello.Software)
 	if fresh {
 		go func() {
 			select {

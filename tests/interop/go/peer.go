@@ -31,6 +31,9 @@ const (
 	sweepEvery        = 250 * time.Millisecond
 	// queueBytes bounds what the flows of a peer have received and nobody has read.
 	queueBytes = 32 << 20
+	// What a peer does must not fill the log.
+	linesPerSecond = 1
+	linesAtOnce    = 20
 )
 
 // carrier sends payloads to a peer: a lane, or the DATAGRAM frames of a connection.
@@ -63,6 +66,7 @@ type Peer struct {
 	unknowns bucket
 	rebind   func(local string) error
 	rate     *bucket // in bytes; nil: no limit
+	lines    bucket  // of the log
 
 	queued atomic.Int64
 	counts counts
@@ -91,6 +95,7 @@ func newPeer(ctx context.Context, a *agent, key PublicKey) *Peer {
 		agent: a, key: key, flows: make(map[uint64]*Flow), changed: make(chan struct{}),
 		openings: newBucket(openingsPerSecond, openingsAtOnce),
 		unknowns: newBucket(openingsPerSecond, openingsAtOnce),
+		lines:    newBucket(linesPerSecond, linesAtOnce),
 	}
 	if slices.Compare(a.public[:], key[:]) > 0 {
 		p.parity = 1
@@ -139,6 +144,16 @@ func (p *Peer) wait(ctx context.Context, ready func() bool) error {
 		case <-p.ctx.Done():
 			return ErrNotConnected
 		}
+	}
+}
+
+// log writes a line about the peer, unless there were many.
+func (p *Peer) log(message string, attributes ...any) {
+	p.mu.Lock()
+	ok := p.lines.take(1)
+	p.mu.Unlock()
+	if ok {
+		p.agent.log.Info(message, append([]any{"peer", p.key}, attributes...)...)
 	}
 }
 

@@ -29,7 +29,7 @@ const (
 	// youngest is the age below which a listener does not replace a lane.
 	youngest = 250 * time.Millisecond
 	// mostLanes bounds the lanes that a listener holds for a peer, replaced ones included.
-	mostLanes = 128
+	mostLanes = 64
 	// dialKeepAlive keeps a dialled connection and its lanes alive, and dialIdle notices the end of an agent that has
 	// no lanes.
 	dialKeepAlive = 2 * time.Second
@@ -137,7 +137,7 @@ func (s *session) run() {
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
-	s.agent.log.Info("the connection ended", "peer", s.peer.key, "error", err)
+	s.peer.log("the connection ended", "error", err)
 	s.close(code, text)
 }
 
@@ -205,7 +205,7 @@ func (s *session) message(message wire.Message) error {
 		if !s.dials {
 			return errOrder
 		}
-		s.agent.log.Warn("the peer refused a lane", "lane", m.Lane, "reason", m.Reason)
+		s.peer.log("the peer refused a lane", "lane", m.Lane, "reason", m.Reason)
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		if slot := s.lanes[m.Lane]; slot != nil && slot.epoch == m.Epoch && s.dials {
@@ -535,7 +535,7 @@ func (s *session) Moved(*lane.Lane) {
 
 // Failed replaces a lane, or has the other end do it.
 func (s *session) Failed(l *lane.Lane, cause uint32) {
-	s.agent.log.Info("a lane is to be closed", "peer", s.peer.key, "lane", l.Index, "epoch", l.Epoch, "cause", cause)
+	s.peer.log("a lane is to be closed", "lane", l.Index, "epoch", l.Epoch, "cause", cause)
 	go func() {
 		if cause != wire.CauseWornOut {
 			l.Replace()

@@ -19,7 +19,7 @@ const (
 	// resetCode is that of RESET_STREAM and STOP_SENDING for a TCP connection that was reset.
 	resetCode    = 1
 	answerLimit  = 15 * time.Second
-	copyBuffer   = 128 << 10
+	copyBuffer   = 64 << 10
 	headerMargin = 8
 )
 

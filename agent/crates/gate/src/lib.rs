@@ -54,6 +54,8 @@ pub mod classify;
 pub mod client;
 pub mod decoy;
 pub mod decoy_stats;
+#[cfg(test)]
+mod gate_tests;
 pub mod identity;
 pub mod initial;
 pub mod knock;

@@ -97,7 +97,6 @@ type Lane struct {
 	state      state
 	began      time.Time
 	out        batch
-	spare      []byte
 	lastHeard  time.Time
 	lastSent   time.Time // of the last packet that is to be acknowledged
 	pings      int       // without an answer
@@ -110,7 +109,7 @@ type Lane struct {
 	stats      Stats
 
 	carrying atomic.Bool // state is up
-	writing  sync.Mutex
+	spare    chan []byte // the buffer that is not in use; who writes has it
 	flush    chan struct{}
 	wake     chan struct{}
 	done     chan struct{}
@@ -138,6 +137,7 @@ func New(config Config) *Lane {
 		began:     now,
 		lastHeard: now,
 		lastSent:  now,
+		spare:     make(chan []byte, 1),
 		flush:     make(chan struct{}, 1),
 		wake:      make(chan struct{}, 1),
 		done:      make(chan struct{}),
@@ -145,7 +145,8 @@ func New(config Config) *Lane {
 	if l.config.UpdateAfter == 0 {
 		l.config.UpdateAfter = min(config.Suite.confidentiality/2, 1<<22)
 	}
-	l.out.bytes, l.spare = make([]byte, 0, batchBytes+MaxSize), make([]byte, 0, batchBytes+MaxSize)
+	l.out.bytes = make([]byte, 0, batchBytes+MaxSize)
+	l.spare <- make([]byte, 0, batchBytes+MaxSize)
 	config.Socket.Route(config.Local, l)
 	return l
 }
@@ -239,7 +240,8 @@ func (l *Lane) Send(header, body []byte) error {
 		l.seal(recordSent)
 	}
 	for l.out.full() {
-		l.writeAndUnlock()
+		l.mu.Unlock()
+		l.write()
 		l.mu.Lock()
 		if l.state != up {
 			l.mu.Unlock()
@@ -342,43 +344,33 @@ func (l *Lane) update() {
 	}
 }
 
-// take returns what is to be sent and leaves an empty batch behind.
-func (l *Lane) take() (packets []byte, size int, to netip.AddrPort) {
+// take returns what is to be sent, and goes on with the buffer spare.
+func (l *Lane) take(spare []byte) (packets []byte, size int, to netip.AddrPort) {
 	if l.out.open > 0 {
 		l.seal(recordSent)
 	}
 	packets, size, to = l.out.bytes, l.out.size, l.paths.current.addr
-	l.out = batch{bytes: l.spare[:0]}
-	l.spare = nil
+	l.out = batch{bytes: spare}
 	return packets, size, to
 }
 
 // writeNow sends the sealed packets while mu is held.
 func (l *Lane) writeNow() {
-	// A lost packet is a lost packet, whoever lost it.
 	_ = l.config.Socket.WriteLane(l.out.bytes, l.out.size, l.paths.current.addr)
 	l.out.count = 0
 }
 
-// writeAndUnlock sends what waits. mu is held when it is called, and not when it returns.
-func (l *Lane) writeAndUnlock() {
-	if l.spare == nil {
-		// Somebody else is writing; wait for the buffer.
-		l.mu.Unlock()
-		l.writing.Lock()
-		l.writing.Unlock() //nolint:staticcheck // waits for the other writer
-		return
-	}
-	l.writing.Lock()
-	packets, size, to := l.take()
+// write sends what waits. One caller at a time has the spare buffer; the others wait for it.
+func (l *Lane) write() {
+	spare := <-l.spare
+	l.mu.Lock()
+	packets, size, to := l.take(spare)
 	l.mu.Unlock()
 	if len(packets) > 0 {
+		// A lost packet is a lost packet, whoever lost it.
 		_ = l.config.Socket.WriteLane(packets, size, to)
 	}
-	l.mu.Lock()
-	l.spare = packets[:0]
-	l.mu.Unlock()
-	l.writing.Unlock()
+	l.spare <- packets[:0]
 }
 
 // flusher sends what Send has left behind.
@@ -389,11 +381,16 @@ func (l *Lane) flusher() {
 		case <-l.done:
 			return
 		}
-		for l.mu.Lock(); (l.out.open > 0 || l.out.count > 0) && l.state != closed; l.mu.Lock() {
-			l.writeAndUnlock()
+		for l.waiting() {
+			l.write()
 		}
-		l.mu.Unlock()
 	}
+}
+
+func (l *Lane) waiting() bool {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	return (l.out.open > 0 || l.out.count > 0) && l.state != closed
 }
 
 // single seals one packet of frames, padded to size, and sends it to a path at once.

@@ -1,9 +1,8 @@
 package lane
 
 const (
-	// windowBack is how far below the highest number a packet may lie.
-	windowBack = 16384
-	windowRing = 2 * windowBack
+	// windowRing is how many numbers, from the highest down, are remembered.
+	windowRing = 16384
 )
 
 // Window remembers which packet numbers were opened.
@@ -20,7 +19,7 @@ func (w *Window) Fresh(number uint64) bool {
 	if number >= w.next {
 		return true
 	}
-	if w.next-1-number > windowBack {
+	if w.next-number > windowRing {
 		return false
 	}
 	return w.bits[number%windowRing/64]>>(number%64)&1 == 0

@@ -362,17 +362,17 @@ func (h *Hello) check() error {
 	case h.Version != Version:
 		return fmt.Errorf("%w: %d", ErrVersion, h.Version)
 	case len(h.Instance) != 16:
-		return errors.New("Hello.instance does not have 16 bytes")
+		return errors.New("the instance of a hello does not have 16 bytes")
 	case len(h.Software) > 64 || hasControl(h.Software):
-		return errors.New("Hello.software is too long, or has control characters")
+		return errors.New("the software of a hello is too long, or has control characters")
 	case h.Workers < 1 || h.Workers > MaxWorkers:
-		return fmt.Errorf("Hello.workers is %d", h.Workers)
+		return fmt.Errorf("a hello with %d workers", h.Workers)
 	case h.MaxLanes > MaxLanes:
-		return fmt.Errorf("Hello.max_lanes is %d", h.MaxLanes)
+		return fmt.Errorf("a hello with %d lanes", h.MaxLanes)
 	case h.MaxPacket < MinPacket || h.MaxPacket > MaxPacket:
-		return fmt.Errorf("Hello.max_datagram_packet is %d", h.MaxPacket)
+		return fmt.Errorf("a hello with packets of %d bytes", h.MaxPacket)
 	case len(h.Possession) != 0 && len(h.Possession) != 64:
-		return errors.New("Hello.possession does not have 64 bytes")
+		return errors.New("the possession of a hello does not have 64 bytes")
 	}
 	return checkServices(h.Services)
 }

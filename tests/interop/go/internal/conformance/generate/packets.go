@@ -147,8 +147,8 @@ func sequences(suite uint16, name string) cases {
 		return out
 	}
 	add("out of order", opens(5, packet(5)), opens(3, packet(3)), fails(refused, packet(5)), opens(4, packet(4)), fails(refused, packet(3)))
-	add("a gap as wide as the window", opens(16384, packet(16384)), opens(0, packet(0)))
-	add("a gap wider than the window", opens(16385, packet(16385)), fails(refused, packet(0)), opens(1, packet(1)))
+	add("a gap as wide as the window", opens(16383, packet(16383)), opens(0, packet(0)), fails(refused, packet(0)))
+	add("a gap wider than the window", opens(16384, packet(16384)), fails(refused, packet(0)), opens(1, packet(1)))
 	add("numbers far apart", opens(0, packet(0)), opens(1<<20, packet(1<<20)), opens(1<<20+1<<30, packet(1<<20+1<<30)), fails(refused, packet(1<<20)))
 	add("each part damaged", fails(refused, flipped(packet(0), 0)), fails(refused, flipped(packet(0), 1)), fails(refused, flipped(packet(0), 9)),
 		fails(refused, flipped(packet(0), 13)), fails(refused, flipped(packet(0), 29)), opens(0, packet(0)))
