@@ -115,7 +115,10 @@ fn payload_at(context: &Context) -> Option<usize> {
         Context::Packet { payload_at, .. }
         | Context::Flow { payload_at, .. }
         | Context::Piece { payload_at, .. }
-        | Context::Open { payload_at, .. } => Some(payload_at),
+        | Context::Open { payload_at, .. }
+        | Context::Numbered { payload_at, .. }
+        | Context::Repair { payload_at, .. }
+        | Context::Ask { payload_at, .. } => Some(payload_at),
         Context::OpenEmpty { .. }
         | Context::Confirmed(_)
         | Context::Refused(..)
