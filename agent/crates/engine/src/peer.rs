@@ -118,6 +118,8 @@ pub struct Throttles {
     pub heard: Throttle,
     /// Throttle of the line about a peer that takes no IP packets.
     pub no_tunnel: Throttle,
+    /// Throttle of the line about a peer that cannot repair what is to be repaired.
+    pub no_repair: Throttle,
     /// Throttle of the line about services that our forwards need and the peer does not offer.
     pub no_service: Throttle,
     /// Throttle of the lines about a changed address, of the peer or of this host.
@@ -130,10 +132,10 @@ impl Throttles {
     /// Throttles that let through one line of a kind per `interval`.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        let [unresponsive, heard, no_tunnel, no_service, moved, no_route] =
+        let [unresponsive, heard, no_tunnel, no_service, no_repair, moved, no_route] =
             std::array::from_fn(|_| Throttle::new(interval));
         let connected = Throttle::new(Duration::from_secs(1));
-        Self { connected, unresponsive, heard, no_tunnel, no_service, moved, no_route }
+        Self { connected, unresponsive, heard, no_tunnel, no_service, no_repair, moved, no_route }
     }
 }
 

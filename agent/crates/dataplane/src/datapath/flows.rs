@@ -143,6 +143,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             | Context::Open { .. }
             | Context::OpenEmpty { .. }
             | Context::Packet { .. }
+            | Context::Numbered { .. }
+            | Context::Repair { .. }
+            | Context::Ask { .. }
             | Context::Unsupported(_) => {}
         }
     }

@@ -32,6 +32,8 @@
 //! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`. So is
 //! what fits into no packet and travels in pieces: `pieces.rs`, and `relay/fragments.rs` for what waits until it is whole.
 //!
+//! Payloads that are repaired get numbers where they are sealed, and their frames are unwrapped before all this: `repair.rs`.
+//!
 //! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
 //! `received = delivered + in queue + Σ dropped(reason)`.
 //!
@@ -46,6 +48,7 @@ mod flows;
 mod ip_downlink;
 pub mod ip_uplink;
 mod pieces;
+pub mod repair;
 pub mod segments;
 pub mod shares;
 pub mod uplink;

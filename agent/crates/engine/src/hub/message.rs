@@ -14,6 +14,7 @@ use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
     ids::{PeerId, SessionId},
     messages::{CloseReason, Hello, Service},
+    repair::Terms,
 };
 use zeroize::Zeroizing;
 
@@ -40,6 +41,8 @@ pub(crate) enum WorkerMessage {
     Suspect { peer: PeerId, session: SessionId, suspicion: Suspicion, holds: bool },
     /// The services that a connected peer offers have changed.
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
+    /// A connected peer repairs the IP packets that it sends like this from now on.
+    PacketRepair { peer: PeerId, session: SessionId, terms: Option<Terms> },
     /// To the owner: a worker has TCP forwards for a peer and too few stream connections.
     StreamsWanted { peer: PeerId, session: SessionId },
     /// To the worker that is to have it: dial a stream connection of a session.

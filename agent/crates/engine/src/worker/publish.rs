@@ -20,7 +20,7 @@ use crate::{
     peer::{Peer, refused},
     status::{
         Accounting, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
-        RateStatus, StreamsStatus, add_lane,
+        RateStatus, RepairStatus, StreamsStatus, add_lane,
     },
     worker::{
         Worker,
@@ -241,6 +241,7 @@ impl Sessions {
                 age_seconds: relay.oldest().map_or(0.0, since),
             },
             rate: rate_of(relay, now),
+            repair: host.repair_of(peer),
             uplink: Accounting {
                 account: relay.uplink,
                 queued: relay.queued(Direction::Uplink),
@@ -279,6 +280,54 @@ impl Context {
 }
 
 impl LaneHost {
+    /// What is repaired between us and a peer, as this worker knows it.
+    fn repair_of(&self, peer: &Peer) -> Option<RepairStatus> {
+        let repairs = &peer.data.relay.repairs;
+        let (sent, received) = (&repairs.sent, &repairs.received);
+        let packets = peer.data.config.repair.terms.in_use().is_some() || repairs.packets.is_some();
+        if !packets && !repairs.any_service() && sent.payloads == 0 && received.delivered == 0 {
+            return None;
+        }
+        let link = peer.data.link.as_ref();
+        let lanes = link.iter().flat_map(|link| link.pool.lanes()).filter_map(|lane| self.lanes.get(lane));
+        let streams = lanes.filter_map(|slot| slot.repair.as_ref());
+        let plain = link.and_then(|link| link.plain.as_ref()).and_then(|plain| plain.repair.as_ref());
+        let (mut retransmits, mut codes) = (false, false);
+        for sender in streams.chain(plain).flat_map(|streams| streams.plans()) {
+            retransmits |= sender.retransmit_ppm > 0;
+            codes |= sender.coding.is_some();
+        }
+        let state = match (link, retransmits, codes) {
+            (None, ..) => 0,
+            (Some(link), ..) if !link.repairs => 1,
+            (Some(_), false, false) => 2,
+            (Some(_), true, false) => 3,
+            (Some(_), false, true) => 4,
+            (Some(_), true, true) => 5,
+        };
+        Some(RepairStatus {
+            state: RepairStatus::STATES[state].into(),
+            sent: sent.payloads,
+            numbered: sent.numbered,
+            without_memory: sent.without_memory + received.without_memory,
+            retransmitted: sent.retransmitted,
+            symbols: sent.symbols,
+            unanswered: sent.unanswered,
+            received: received.delivered,
+            missing: received.missing,
+            came_again: received.retransmitted,
+            recovered: received.recovered,
+            given_up: received.given_up,
+            duplicate: received.duplicate,
+            late: received.late,
+            bytes: peer.data.relay.flows.registry().repair().used(),
+            sent_bytes: [sent.payload_bytes, sent.extra_bytes],
+            missed_micros: received.missed_micros,
+            malformed: received.malformed,
+            ..RepairStatus::default()
+        })
+    }
+
     fn peer_figures(&self, peer: &Peer, of_peer: &OfPeer) -> PeerFigures {
         let (relay, queue) = (&peer.data.relay, &peer.data.config.queue);
         let owned = peer.data.link.as_ref().filter(|_| peer.session.is_some()).map(|link| OwnedLanes {

@@ -379,7 +379,8 @@ impl Sessions {
             | Message::Joined
             | Message::StreamsWanted
             | Message::Release
-            | Message::ReceiveRate { .. } => self.out_of_order(cx, handle, now),
+            | Message::ReceiveRate { .. }
+            | Message::PacketRepair(_) => self.out_of_order(cx, handle, now),
         }
     }
 

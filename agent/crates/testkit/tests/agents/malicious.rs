@@ -196,7 +196,8 @@ impl MaliciousPeer {
             | Message::Joined
             | Message::StreamsWanted
             | Message::Release
-            | Message::ReceiveRate { .. } => message.encode(&mut self.outgoing),
+            | Message::ReceiveRate { .. }
+            | Message::PacketRepair(_) => message.encode(&mut self.outgoing),
         }
     }
 
