@@ -277,7 +277,7 @@ impl DerefMut for Peers {
 }
 
 /// Refusals of one relay by limit: the first variants of `Ceiling`, in their order.
-pub(crate) type Refused = [u64; 5];
+pub(crate) type Refused = [u64; 6];
 
 /// Returns how often a relay has refused something at each of its limits.
 pub(super) fn refused(relay: &DatagramRelay) -> Refused {
@@ -286,6 +286,7 @@ pub(super) fn refused(relay: &DatagramRelay) -> Refused {
         stats.flows_refused.in_total,
         stats.flows_refused.of_peer,
         relay.uplink.dropped[DropReason::QueueMemory as usize],
+        relay.repairs.sent.without_memory + relay.repairs.received.without_memory,
         stats.sockets_refused,
         stats.openings_refused,
     ]

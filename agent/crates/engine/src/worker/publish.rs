@@ -90,6 +90,7 @@ impl Worker {
             used_tokens: sessions.gate.remembered(),
             decoy_flows: decoy.flows.as_ref().map_or(0, Decoys::count),
             stream_bytes,
+            repair_bytes: if publishes_shared { cx.hub.repair_bytes() as u64 } else { 0 },
         };
         let tun = tunnel.device.as_ref().map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()));
         let (tun, tun_totals) = tun.unwrap_or_default();
@@ -171,7 +172,7 @@ impl Sessions {
 
     /// The number of refusals at each limit.
     fn limit_reached(&self, cx: &Context, data: &DataPlane, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
-        let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
+        let [flows, flows_per_peer, queue_bytes, repair_bytes, sockets, flow_rate] = sums.refused;
         // All workers share these values, so only worker 0 publishes them.
         let (shared, stream_bytes) = match cx.id.index {
             0 => (self.refusals.at_ceilings(), cx.hub.streams().refused()),
@@ -183,6 +184,7 @@ impl Sessions {
             flows,
             flows_per_peer,
             queue_bytes,
+            repair_bytes,
             sockets,
             flow_rate,
             tcp.per_peer,

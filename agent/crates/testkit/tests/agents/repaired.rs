@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, time::Duration};
 use engine::status::RepairStatus;
 use testkit::simulation::{
     BottleneckId, NetworkPath,
-    bottleneck::{Gilbert, Loss, Parameters},
+    bottleneck::{Loss, Parameters},
 };
 
 use crate::{ENTRY, EXIT, INGRESS, Pair, harness::Udp};
