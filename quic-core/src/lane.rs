@@ -365,6 +365,11 @@ impl<C: Congestion> Lane<C> {
         &self.rtt
     }
 
+    /// Runs of consecutive packets that were declared lost: `lost_packets` of the counters by this is the mean length of a burst.
+    pub fn loss_runs(&self) -> u64 {
+        self.sent.loss_runs()
+    }
+
     /// Ack-eliciting packets that are neither acknowledged nor lost.
     pub fn in_flight(&self) -> Volume {
         self.sent.in_flight()

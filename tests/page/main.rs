@@ -195,7 +195,9 @@ fn the_keyboard(case: &Case) {
     // The focus stays with its peer when the order changes.
     let flows = |flows: [usize; 3]| {
         let peers = ["a", "b", "c"].into_iter().zip(flows);
-        case.is(peers.map(|(name, flows)| PeerStatus { flows, ..connected(name, "203.0.113.1:4433") }).collect());
+        case.is(peers
+            .map(|(name, flows)| PeerStatus { flows, ..connected(name, "203.0.113.1:4433") })
+            .collect());
     };
     flows([1, 2, 3]);
     case.open("#sort=flows");

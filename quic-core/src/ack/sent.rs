@@ -70,6 +70,10 @@ pub(crate) struct SentWindow {
     mtu_fate: Option<Fate>,
     /// Bytes of the largest packet lost since that was last taken, MTU probes aside.
     largest_lost: u16,
+    /// The number after the packet that was declared lost last.
+    after_lost: u64,
+    /// Runs of consecutive numbers that were declared lost.
+    loss_runs: u64,
     rate: DeliveryRate,
 }
 
@@ -126,6 +130,8 @@ impl SentWindow {
             mtu_probe: None,
             mtu_fate: None,
             largest_lost: 0,
+            after_lost: 0,
+            loss_runs: 0,
             rate: DeliveryRate::new(),
         }
     }
@@ -258,6 +264,11 @@ impl SentWindow {
         self.mtu_fate = None;
     }
 
+    /// Runs of consecutive packets that were declared lost.
+    pub(crate) fn loss_runs(&self) -> u64 {
+        self.loss_runs
+    }
+
     /// Bytes of the largest packet that was lost since this was last asked; 0 for none.
     #[inline]
     pub(crate) fn take_largest_lost(&mut self) -> u16 {
@@ -330,6 +341,8 @@ impl SentWindow {
             lost.insert(number);
             outcome.add(bytes);
             self.largest_lost = self.largest_lost.max(bytes);
+            self.loss_runs += u64::from(number != self.after_lost);
+            self.after_lost = number + 1;
         };
         let by_count = (largest_acked + 1).saturating_sub(PACKET_THRESHOLD).max(unsettled.start);
         in_flight.drain(unsettled.start..by_count, |number| lose(number, LossRule::Count));

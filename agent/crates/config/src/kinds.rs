@@ -81,7 +81,7 @@ impl Shown {
         Some(Self { text: text.to_string(), is_text: true }).filter(|shown| !shown.text.is_empty())
     }
 
-    fn bare(text: impl ToString) -> Option<Self> {
+    pub(super) fn bare(text: impl ToString) -> Option<Self> {
         Some(Self { text: text.to_string(), is_text: false })
     }
 

@@ -9,6 +9,7 @@
 //! | where the key is when systemd hands it over | `credential.rs` |
 //! | the secret of the admin server | `token.rs` |
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
+//! | how repair is written | `repair.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
 //! | how many files it may keep open | `descriptors.rs` |
@@ -23,6 +24,7 @@
 //!   tun
 //!   peers
 //!   sections
+//!   repair
 //!   section                   how sections declare their keys, and how they are read
 //!   kinds
 //!   checks
@@ -61,6 +63,7 @@ mod reload_properties;
 pub mod reload_rules;
 #[cfg(test)]
 mod reload_tests;
+mod repair;
 mod resolve;
 mod section;
 mod sections;
@@ -78,6 +81,7 @@ mod value;
 
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
+pub use repair::{DscpSet, PacketRepair};
 use resolve::Draft;
 pub use sections::{
     Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize,

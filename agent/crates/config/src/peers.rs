@@ -11,6 +11,7 @@ use crate::{
     kinds::{Kind, granted, name, one_of, or, share, size, text, time, whole},
     prefix::allowed_prefix,
     problem::PeerOrigin,
+    repair::{PacketRepair, packet_repair},
     section::{Table, section},
     sections::{TENTH, endpoint},
     spelled::spelled,
@@ -98,6 +99,10 @@ section! {
         /// Bytes that the path adds to each IP packet, which count against `rate`: 18 for Ethernet, 26 for PPPoE over it, 22 to
         /// 48 for DSL.
         rate_overhead: u32 = 0, whole(0..=256), Now;
+        /// Repairs IP packets to the peer that the path loses, as `service.repair` does datagrams of a service; in the table,
+        /// `dscp` says which: `"all"`, or a list of DSCPs, as in `[46, 34]`. Each end repairs what it sends. The inner MTU
+        /// becomes 15 bytes smaller.
+        repair: PacketRepair = PacketRepair::OFF, packet_repair(), Now;
     }
     tables {
         /// The bounds of its queue.

@@ -19,7 +19,10 @@ use wire::{
     ids::{LaneRef, PeerId},
 };
 
-use crate::datapath::segments::{CountedHeader, Marks, Segments};
+use crate::{
+    datapath::segments::{CountedHeader, Marks, Segments},
+    repair::RepairClass,
+};
 
 /// A hand-off batch takes no further piece beyond this size: about one receive buffer.
 const HAND_OFF_BYTES: usize = 64 * 1024;
@@ -70,12 +73,14 @@ pub struct Piece {
     counted_bytes: usize,
     /// The traffic class of the packets that are to carry the datagrams.
     pub tos: u8,
+    /// How the datagrams are repaired; `None`: they are not.
+    pub repair: Option<RepairClass>,
 }
 
 impl Piece {
     /// A run that no account counts.
     fn uncounted(meta: Meta) -> Self {
-        Self { meta, header: None, counted: 0, counted_bytes: 0, tos: 0 }
+        Self { meta, header: None, counted: 0, counted_bytes: 0, tos: 0, repair: None }
     }
 
     /// The header that precedes the payloads, with the number of them that an account counts.
@@ -183,10 +188,10 @@ impl Outgoing {
         LaneRef { peer, lane }: LaneRef,
         CountedHeader { header, counted }: CountedHeader,
         Segments { data, segment }: Segments<'_>,
-        Marks { tos, age }: Marks,
+        Marks { tos, age, repair }: Marks,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), age, ..Meta::EMPTY };
-        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos };
+        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos, repair };
         self.add(to, Kind::Payloads { peer, lane }, piece, data);
     }
 
@@ -197,12 +202,12 @@ impl Outgoing {
         LaneRef { peer, lane }: LaneRef,
         header: Header,
         cut: &Cut<'_>,
-        Marks { tos, age }: Marks,
+        Marks { tos, age, repair }: Marks,
     ) {
         let (len, segment) = (cut.bytes(), cut.header().len() + cut.segment());
         let meta = Meta { len, segment: segment.max(1), age, ..Meta::EMPTY };
         let counted = u32::try_from(cut.count()).unwrap_or(u32::MAX);
-        let piece = Piece { meta, header: Some(header), counted, counted_bytes: len, tos };
+        let piece = Piece { meta, header: Some(header), counted, counted_bytes: len, tos, repair };
         self.add_with(to, Kind::Payloads { peer, lane }, piece, |bytes| {
             for index in 0..cut.count() {
                 cut.append(index, bytes);
@@ -220,7 +225,8 @@ impl Outgoing {
         age: Duration,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), age, ..Meta::EMPTY };
-        let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos: 0 };
+        let piece =
+            Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos: 0, repair: None };
         self.add(to, Kind::Returned { peer }, piece, data);
     }
 

@@ -6,7 +6,7 @@ use std::{
 };
 
 use wire::{
-    context::{Context, INNER_OVERHEAD},
+    context::{Context, INNER_OVERHEAD, REPAIR_OVERHEAD},
     ids::{PeerId, SessionId},
     messages,
     rate::{Allowance, Pace},
@@ -66,6 +66,8 @@ pub struct Link {
     pub takes_pieces: bool,
     /// Whether the peer wants reports about what arrives on its lanes.
     pub reports: bool,
+    /// Whether the peer repairs lost payloads.
+    pub repairs: bool,
     /// The time from which `budget` is relied on: until then a search for the path's MTU may be under way.
     pub settles_at: Instant,
     /// The reasons to suspect this session.
@@ -219,7 +221,9 @@ impl PeerData {
     #[must_use]
     pub fn inner_mtu(&self, most: u16, now: Instant) -> Option<u16> {
         let link = self.link.as_ref()?;
-        let fits = u16::try_from(link.budget.saturating_sub(INNER_OVERHEAD)).unwrap_or(u16::MAX);
+        // Whether anything is lost just now makes no difference to the MTU.
+        let reserve = if self.packet_repair().is_some() { REPAIR_OVERHEAD } else { 0 };
+        let fits = u16::try_from(link.budget.saturating_sub(INNER_OVERHEAD + reserve)).unwrap_or(u16::MAX);
         let settled = fits >= most || now >= link.settles_at;
         settled.then(|| fits.min(most))
     }
@@ -236,7 +240,9 @@ impl PeerData {
     #[must_use]
     pub fn largest_datagram(&self, now: Instant) -> Option<u16> {
         // An IP packet has the context, too; a datagram adds the number of its flow, which is below 2^30.
-        self.inner_mtu(u16::MAX, now).map(|most| most.saturating_sub(4))
+        let repairs = self.relay.repairs.any_service() && self.packet_repair().is_none();
+        let reserve = if repairs { REPAIR_OVERHEAD as u16 } else { 0 };
+        self.inner_mtu(u16::MAX, now).map(|most| most.saturating_sub(4 + reserve))
     }
 
     /// True unless the peer has been removed.

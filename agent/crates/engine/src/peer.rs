@@ -120,6 +120,8 @@ pub struct Throttles {
     pub heard: Throttle,
     /// Throttle of the line about a peer that takes no IP packets.
     pub no_tunnel: Throttle,
+    /// Throttle of the line about a peer that cannot repair what is to be repaired.
+    pub no_repair: Throttle,
     /// Throttle of the line about services that our forwards need and the peer does not offer.
     pub no_service: Throttle,
     /// Throttle of the lines about a changed address, of the peer or of this host.
@@ -134,10 +136,10 @@ impl Throttles {
     /// Throttles that let through one line of a kind per `interval`.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        let [unresponsive, heard, no_tunnel, no_service, moved, no_route, unmeasured] =
+        let [unresponsive, heard, no_tunnel, no_service, no_repair, moved, no_route, unmeasured] =
             std::array::from_fn(|_| Throttle::new(interval));
         let connected = Throttle::new(Duration::from_secs(1));
-        Self { connected, unresponsive, heard, no_tunnel, no_service, moved, no_route, unmeasured }
+        Self { connected, unresponsive, heard, no_tunnel, no_service, no_repair, moved, no_route, unmeasured }
     }
 }
 
@@ -279,7 +281,7 @@ impl DerefMut for Peers {
 }
 
 /// Refusals of one relay by limit: the first variants of `Ceiling`, in their order.
-pub(crate) type Refused = [u64; 5];
+pub(crate) type Refused = [u64; 6];
 
 /// Returns how often a relay has refused something at each of its limits.
 pub(super) fn refused(relay: &DatagramRelay) -> Refused {
@@ -288,6 +290,7 @@ pub(super) fn refused(relay: &DatagramRelay) -> Refused {
         stats.flows_refused.in_total,
         stats.flows_refused.of_peer,
         relay.uplink.dropped[DropReason::QueueMemory as usize],
+        relay.repairs.sent.without_memory + relay.repairs.received.without_memory,
         stats.sockets_refused,
         stats.openings_refused,
     ]

@@ -66,6 +66,8 @@ pub struct PeerStatus {
     pub queue: QueueStatus,
     /// The limit on what is sent to it; `None` without one.
     pub rate: Option<RateStatus>,
+    /// What is repaired of what the path loses; `None` where nothing is to be.
+    pub repair: Option<RepairStatus>,
     pub lane_packets: LanePackets,
     /// The account of datagrams to the peer.
     pub uplink: Accounting,
@@ -265,6 +267,87 @@ impl RateStatus {
             self.from.clone_from(&other.from);
             self.auto.clone_from(&other.auto);
         }
+    }
+}
+
+/// What is repaired between us and a peer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct RepairStatus {
+    /// "plain" (nothing is lost, or packets queue on the path), "retransmit", "fec", "both", "unable" (the peer cannot repair) or
+    /// "disconnected": what we do now about what we send.
+    pub state: Word,
+    /// Payloads that were sent and are to be repaired.
+    pub sent: u64,
+    /// Those of them that got numbers, because the path lost some then.
+    pub numbered: u64,
+    /// Those of them that did not, because there was no memory to keep them.
+    pub without_memory: u64,
+    /// Payloads that were sent again.
+    pub retransmitted: u64,
+    /// Repair symbols that were sent.
+    pub symbols: u64,
+    /// Payloads that the peer asked for too late, or beyond the share of bytes for repair.
+    pub unanswered: u64,
+    /// Bytes of numbers, retransmissions and symbols in proportion to those of payloads; `None` if none was sent.
+    pub overhead: Option<f64>,
+    /// Numbered payloads that were delivered.
+    pub received: u64,
+    /// Numbered payloads that were missing when a later one came: lost, or late.
+    pub missing: u64,
+    /// Their share of all, 0 to 1: what the path from the peer loses while payloads have numbers.
+    pub missing_share: Option<f64>,
+    /// Missing payloads that came in time because they were sent again, or were late.
+    pub came_again: u64,
+    /// Payloads that repair symbols gave in time.
+    pub recovered: u64,
+    /// Payloads that did not come in time.
+    pub given_up: u64,
+    /// Payloads that came again in vain.
+    pub duplicate: u64,
+    /// Payloads that came after their deadline; they are dropped (`expired`).
+    pub late: u64,
+    /// How long repaired payloads were missing, in the mean.
+    pub added_delay_seconds: Option<f64>,
+    /// Bytes of memory for what is kept and held, at all workers.
+    pub bytes: usize,
+    /// Bytes of payloads that are to be repaired, and of what repairs them.
+    #[serde(skip)]
+    pub sent_bytes: [u64; 2],
+    /// How long repaired payloads were missing, together.
+    #[serde(skip)]
+    pub missed_micros: u64,
+    /// Repair symbols that contradict the payloads, or are no symbols.
+    #[serde(skip)]
+    pub malformed: u64,
+}
+
+impl RepairStatus {
+    /// The values of `state`, the strongest last.
+    pub const STATES: [&'static str; 6] = ["disconnected", "unable", "plain", "retransmit", "fec", "both"];
+
+    /// Adds what another worker does, or another peer under the same label of the metrics.
+    fn add(&mut self, other: &Self) {
+        let strength = |state: &Word| Self::STATES.iter().position(|known| *known == &**state);
+        if strength(&other.state) > strength(&self.state) {
+            self.state.clone_from(&other.state);
+        }
+        add!(self, other; sent, numbered, without_memory, retransmitted, symbols, unanswered, received, missing, came_again,
+            recovered, given_up, duplicate, late, missed_micros, malformed);
+        for (sum, bytes) in self.sent_bytes.iter_mut().zip(other.sent_bytes) {
+            *sum += bytes;
+        }
+        self.bytes = self.bytes.max(other.bytes);
+    }
+
+    /// Completes the fields that follow from the others.
+    fn complete(&mut self) {
+        let share = |part: u64, all: u64| (all > 0).then(|| part as f64 / all as f64);
+        let [payloads, extra] = self.sent_bytes;
+        self.overhead = share(extra, payloads);
+        self.missing_share = share(self.missing, self.received + self.given_up);
+        let repaired = self.came_again + self.recovered;
+        self.added_delay_seconds = share(self.missed_micros, repaired).map(|micros| micros / 1e6);
     }
 }
 
@@ -574,6 +657,10 @@ impl PeerStatus {
             (Some(sum), Some(one)) => sum.add(one),
             (sum, one) => *sum = sum.take().or_else(|| one.clone()),
         }
+        match (&mut self.repair, &other.repair) {
+            (Some(sum), Some(one)) => sum.add(one),
+            (sum, one) => *sum = sum.take().or_else(|| one.clone()),
+        }
         self.uplink.add(&other.uplink);
         self.downlink.add(&other.downlink);
         let errors = [&self.last_error, &other.last_error].into_iter().flatten();
@@ -590,6 +677,9 @@ impl PeerStatus {
             if !counts.is_empty() {
                 self.dropped.insert(way.into(), counts);
             }
+        }
+        if let Some(repair) = &mut self.repair {
+            repair.complete();
         }
         let share = |lost: f64, sent: f64| (sent > 0.0).then(|| lost / sent);
         let LaneStats { sealed_packets: sent, opened_packets: received, lost_packets: lost, .. } =

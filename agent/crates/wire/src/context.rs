@@ -12,6 +12,8 @@ use quic_core::{
     varint::{self, Reader},
 };
 
+use crate::repair::StreamNumber;
+
 /// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
 /// (RFC 9221 §4), and the context.
 pub const INNER_OVERHEAD: usize = HEADER_LEN + 1 + 1 + TAG_LEN;
@@ -36,10 +38,29 @@ mod code {
     pub(super) const TARGET: u64 = 9;
     pub(super) const PIECE: u64 = 10;
     pub(super) const REPORT: u64 = 11;
+    pub(super) const NUMBERED: u64 = 12;
+    pub(super) const REPAIR: u64 = 13;
+    pub(super) const ASK: u64 = 14;
 }
 
 /// The context of a [`Report`](crate::report::Report), as every agent writes it.
 pub const REPORT: u8 = code::REPORT as u8;
+
+/// Bytes of a numbered payload's number and distance, which have a fixed width: payloads of one size stay so.
+pub const NUMBER_BYTES: usize = 4 + 2;
+
+/// The most bytes that precede the frame in a numbered payload: context, stream, number and distance.
+pub const MOST_NUMBERED: usize = 1 + 2 + NUMBER_BYTES;
+
+/// Bytes of a repair's own header.
+pub const REPAIR_HEADER_BYTES: usize = 8;
+
+/// Bytes of one request for missing payloads.
+pub const ASK_BYTES: usize = 7;
+
+/// The bytes that a repair symbol and what precedes it have more than the longest frame that it covers: context, stream, header,
+/// length, and the distance of a numbered payload. So much is left free in packets whose payloads are repaired.
+pub const REPAIR_OVERHEAD: usize = 1 + 2 + REPAIR_HEADER_BYTES + 2 + 2;
 
 /// A flow's number, unique within one instance of its opener.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -153,6 +174,33 @@ pub enum Context {
         /// Offset of its fields, in bytes from the start of the frame's data.
         payload_at: usize,
     },
+    /// A payload that is repaired if it is lost: its number, and the frame that would travel without it.
+    Numbered {
+        /// The stream of numbers.
+        stream: StreamNumber,
+        /// The payload's number on this opening of the lane, modulo 2^32.
+        number: u32,
+        /// The distance to the number of the previous payload of its flow; 0 if there is none near enough.
+        distance: u16,
+        /// Offset of the frame inside, in bytes from the start of this frame's data.
+        payload_at: usize,
+    },
+    /// A repair symbol.
+    Repair {
+        /// The stream of numbers whose payloads it covers.
+        stream: StreamNumber,
+        /// Which payloads it covers, and how: the Repair FEC Payload ID of RFC 8681 §4.1.3.
+        header: [u8; REPAIR_HEADER_BYTES],
+        /// Offset of the symbol, in bytes from the start of the frame's data.
+        payload_at: usize,
+    },
+    /// Requests for payloads that are missing.
+    Ask {
+        /// The stream of numbers, which the far end of this lane numbers.
+        stream: StreamNumber,
+        /// Offset of the requests, of [`ASK_BYTES`] each.
+        payload_at: usize,
+    },
     /// A context that is reserved or not known; its number.
     Unsupported(u64),
 }
@@ -174,7 +222,12 @@ impl Context {
             | Self::Refused(number, _)
             | Self::Unknown(number)
             | Self::Closed(number) => Some(number),
-            Self::Packet { .. } | Self::Report { .. } | Self::Unsupported(_) => None,
+            Self::Packet { .. }
+            | Self::Report { .. }
+            | Self::Numbered { .. }
+            | Self::Repair { .. }
+            | Self::Ask { .. }
+            | Self::Unsupported(_) => None,
         }
     }
 
@@ -191,12 +244,16 @@ impl Context {
             | Self::Unknown(_)
             | Self::Closed(_)
             | Self::Report { .. }
+            | Self::Numbered { .. }
+            | Self::Repair { .. }
+            | Self::Ask { .. }
             | Self::Unsupported(_) => false,
         }
     }
 
     /// The offset at which its datagram starts, if the frame holds the start: of a datagram in pieces, that is the piece with
-    /// offset 0. A context that this version does not know counts as a complete datagram.
+    /// offset 0. A context that this version does not know counts as a complete datagram, and a numbered payload as the frame
+    /// inside, which is not looked at here.
     #[must_use]
     pub const fn payload_at(&self) -> Option<usize> {
         match *self {
@@ -211,7 +268,10 @@ impl Context {
             | Self::Refused(..)
             | Self::Unknown(_)
             | Self::Closed(_)
-            | Self::Report { .. } => None,
+            | Self::Report { .. }
+            | Self::Numbered { .. }
+            | Self::Repair { .. }
+            | Self::Ask { .. } => None,
         }
     }
 
@@ -229,6 +289,9 @@ impl Context {
             | Self::Piece { .. }
             | Self::Open { .. }
             | Self::Report { .. }
+            | Self::Numbered { .. }
+            | Self::Repair { .. }
+            | Self::Ask { .. }
             | Self::Unsupported(_) => None,
         }
     }
@@ -258,6 +321,28 @@ impl Context {
                 return Some(Self::Piece { number, datagram, total, offset, payload_at: at(fields) });
             }
             code::REPORT => return Some(Self::Report { payload_at: at(fields) }),
+            code::NUMBERED => {
+                let stream = stream(fields)?;
+                let rest = fields.rest();
+                let (&[n0, n1, n2, n3, d0, d1], _) = rest.split_first_chunk()?;
+                let (number, distance) = (u32::from_be_bytes([n0, n1, n2, n3]), u16::from_be_bytes([d0, d1]));
+                return Some(Self::Numbered {
+                    stream,
+                    number,
+                    distance,
+                    payload_at: at(fields) + NUMBER_BYTES,
+                });
+            }
+            code::REPAIR => {
+                let stream = stream(fields)?;
+                let (&header, _) = fields.rest().split_first_chunk()?;
+                return Some(Self::Repair { stream, header, payload_at: at(fields) + REPAIR_HEADER_BYTES });
+            }
+            code::ASK => {
+                let stream = stream(fields)?;
+                let whole = fields.rest().len().is_multiple_of(ASK_BYTES) && !fields.rest().is_empty();
+                return whole.then(|| Self::Ask { stream, payload_at: at(fields) });
+            }
             code::OPEN_EMPTY => Self::OpenEmpty { number: flow(fields)?, service: service(fields)? },
             code::CONFIRMED => Self::Confirmed(flow(fields)?),
             code::REFUSED => Self::Refused(flow(fields)?, Refusal::from_code(fields.varint()?)),
@@ -286,6 +371,15 @@ impl Context {
             Self::Unknown(number) => Header::of([code::UNKNOWN, number.0]),
             Self::Closed(number) => Header::of([code::CLOSED, number.0]),
             Self::Report { .. } => Header::of([code::REPORT]),
+            Self::Numbered { stream, number, distance, .. } => {
+                let [n0, n1, n2, n3] = number.to_be_bytes();
+                let [d0, d1] = distance.to_be_bytes();
+                Header::of([code::NUMBERED, stream.0.into()]).followed_by(&[n0, n1, n2, n3, d0, d1])
+            }
+            Self::Repair { stream, header, .. } => {
+                Header::of([code::REPAIR, stream.0.into()]).followed_by(&header)
+            }
+            Self::Ask { stream, .. } => Header::of([code::ASK, stream.0.into()]),
             Self::Unsupported(number) => Header::of([number]),
         }
     }
@@ -320,6 +414,14 @@ impl Header {
         }
         header
     }
+
+    /// The same with these bytes behind it, for which the caller knows that there is room.
+    fn followed_by(mut self, bytes: &[u8]) -> Self {
+        let at = usize::from(self.len);
+        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        self.len += bytes.len() as u8;
+        self
+    }
 }
 
 /// A varint that is less than `bound`.
@@ -329,6 +431,10 @@ fn below<T: TryFrom<u64>>(reader: &mut Reader<'_>, bound: u64) -> Option<T> {
 
 fn flow(reader: &mut Reader<'_>) -> Option<FlowNumber> {
     reader.varint().map(FlowNumber)
+}
+
+fn stream(reader: &mut Reader<'_>) -> Option<StreamNumber> {
+    below(reader, StreamNumber::END.into()).map(StreamNumber)
 }
 
 fn service(reader: &mut Reader<'_>) -> Option<ServiceNumber> {
@@ -359,6 +465,14 @@ mod tests {
             number.clone().prop_map(Context::Unknown),
             number.clone().prop_map(Context::Closed),
             Just(Context::Report { payload_at: 0 }),
+            (streams(), any::<u32>(), any::<u16>()).prop_map(|(stream, number, distance)| {
+                Context::Numbered { stream, number, distance, payload_at: 0 }
+            }),
+            (streams(), any::<[u8; REPAIR_HEADER_BYTES]>()).prop_map(|(stream, header)| Context::Repair {
+                stream,
+                header,
+                payload_at: 0
+            }),
             (number, 0..DATAGRAM_NUMBERS, 1..=MOST_DATAGRAM, any::<proptest::sample::Index>()).prop_map(
                 |(number, datagram, total, offset)| {
                     let [total, offset] = [total, offset.index(total)].map(|at| u16::try_from(at).unwrap());
@@ -366,6 +480,10 @@ mod tests {
                 }
             ),
         ]
+    }
+
+    fn streams() -> impl Strategy<Value = StreamNumber> {
+        (0..StreamNumber::END).prop_map(StreamNumber)
     }
 
     fn at_header_end(context: Context, len: usize) -> Context {
@@ -377,6 +495,11 @@ mod tests {
             }
             Context::Open { number, service, .. } => Context::Open { number, service, payload_at: len },
             Context::Report { .. } => Context::Report { payload_at: len },
+            Context::Numbered { stream, number, distance, .. } => {
+                Context::Numbered { stream, number, distance, payload_at: len }
+            }
+            Context::Repair { stream, header, .. } => Context::Repair { stream, header, payload_at: len },
+            Context::Ask { stream, .. } => Context::Ask { stream, payload_at: len },
             other @ (Context::OpenEmpty { .. }
             | Context::Confirmed(_)
             | Context::Refused(..)
@@ -445,6 +568,16 @@ mod tests {
         assert_eq!(Report::decode(&bytes[1..]), Some(report));
         let mut encoded = [REPORT; 18];
         assert_eq!((report.encode(&mut encoded[1..]), encoded), (Some(17), bytes));
+        let numbered = Context::Numbered { stream: StreamNumber(3), number: 300, distance: 2, payload_at: 8 };
+        assert_eq!(numbered.encode().as_slice(), [12, 3, 0, 0, 1, 0x2c, 0, 2]);
+        assert_eq!(Context::decode(&[12, 3, 0, 0, 1, 0x2c, 0, 2, 2, 2, 0x61]), Some(numbered));
+        let header = [0xab, 0xcd, 0xf0, 64, 0, 0, 1, 0];
+        let repair = Context::Repair { stream: StreamNumber(3), header, payload_at: 10 };
+        assert_eq!(repair.encode().as_slice(), [13, 3, 0xab, 0xcd, 0xf0, 64, 0, 0, 1, 0]);
+        assert_eq!(Context::decode(&[13, 3, 0xab, 0xcd, 0xf0, 64, 0, 0, 1, 0, 9, 9]), Some(repair));
+        let ask = Context::Ask { stream: StreamNumber(3), payload_at: 2 };
+        assert_eq!(ask.encode().as_slice(), [14, 3]);
+        assert_eq!(Context::decode(&[14, 3, 0, 0, 1, 0x2c, 0, 2, 0x81]), Some(ask));
         let number = FlowNumber(2);
         let refused = |reason| Context::Refused(number, reason);
         for (context, bytes) in [
@@ -460,7 +593,12 @@ mod tests {
             assert_eq!((context.encode().as_slice(), Context::decode(bytes)), (bytes, Some(context)));
         }
         // A total of 0, an offset at the end, a total above the largest, a datagram number of 2^30.
-        let wrong: [&[u8]; 4] = [
+        // A number that is cut off, a stream of 2^14, no request, and half of one.
+        let wrong: [&[u8]; 8] = [
+            &[12, 3, 0, 0, 1, 0x2c, 0],
+            &[12, 0x80, 0, 0x40, 0, 0, 0, 0, 0, 0, 0],
+            &[14, 3],
+            &[14, 3, 0, 0, 1],
             &[10, 2, 7, 0, 0],
             &[10, 2, 7, 9, 9],
             &[10, 2, 7, 0x80, 0, 0xff, 0xe4, 0],

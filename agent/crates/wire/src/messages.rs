@@ -9,7 +9,13 @@ use std::time::Duration;
 use prost::Message as _;
 use quinn_proto::{ConnectionError, VarInt};
 
-use crate::{cid::CONNECTION_ID_BYTES, framing, join::MAX_STREAM_CONNECTIONS, protobuf};
+use crate::{
+    cid::CONNECTION_ID_BYTES,
+    framing,
+    join::MAX_STREAM_CONNECTIONS,
+    protobuf,
+    repair::{Order, Terms},
+};
 
 pub use crate::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES};
 
@@ -173,6 +179,8 @@ pub enum Message {
         /// At first they are not.
         wanted: bool,
     },
+    /// How the sender repairs the IP packets that it sends, in place of what it said before; `None`: it does not.
+    PacketRepair(Option<Terms>),
 }
 
 /// The bytes of padding in [`Message::Here`].
@@ -242,6 +250,8 @@ impl Features {
     pub const STREAM_CONNECTIONS: Self = Self(8);
     /// Reports what arrives on its lanes, if that is wanted.
     pub const REPORTS: Self = Self(16);
+    /// Takes numbered payloads and repairs, and answers requests for them.
+    pub const REPAIR: Self = Self(32);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -276,6 +286,8 @@ pub struct Service {
     pub idle: Duration,
     /// Whether a datagram to it that fits into no packet travels in pieces; otherwise it is dropped.
     pub fragment: bool,
+    /// How its lost payloads are repaired, in both directions; `None`: they are not.
+    pub repair: Option<Terms>,
 }
 
 /// The opening of a lane, or its acceptance.
@@ -360,6 +372,7 @@ impl Message {
                 Ok(Self::ReceiveRate { bits_per_second: rate.bits_per_second })
             }
             protobuf::Kind::ReportsWanted(reports) => Ok(Self::ReportsWanted { wanted: reports.wanted }),
+            protobuf::Kind::PacketRepair(repair) => terms(Some(repair)).map(Self::PacketRepair),
         }
     }
 
@@ -384,6 +397,9 @@ impl Message {
             }
             Self::ReportsWanted { wanted } => {
                 protobuf::Kind::ReportsWanted(protobuf::ReportsWanted { wanted: *wanted })
+            }
+            Self::PacketRepair(terms) => {
+                protobuf::Kind::PacketRepair(terms.as_ref().map(protobuf::Repair::from).unwrap_or_default())
             }
         };
         framing::frame(&protobuf::Envelope { kind: Some(kind) }, out);
@@ -440,15 +456,22 @@ fn services(services: Vec<protobuf::Service>) -> Result<Vec<Service>, MessageErr
         return Err(MessageError::TooManyServices { count: services.len() });
     }
     let mut checked: Vec<Service> = Vec::with_capacity(services.len());
-    for protobuf::Service { number, name: text, udp, tcp, idle_ms, fragment } in services {
+    for protobuf::Service { number, name: text, udp, tcp, idle_ms, fragment, repair } in services {
         let idle = if idle_ms == 0 { DEFAULT_IDLE } else { Duration::from_millis(idle_ms.into()) };
-        let service = Service { number, name: name("name", text, 1)?, udp, tcp, idle, fragment };
+        let (name, repair) = (name("name", text, 1)?, terms(repair)?);
+        let service = Service { number, name, udp, tcp, idle, fragment, repair };
         if checked.iter().any(|known| known.number == number || known.name == service.name) {
             return Err(MessageError::DuplicateService { number });
         }
         checked.push(service);
     }
     Ok(checked)
+}
+
+/// How payloads are repaired; absent, they are not.
+fn terms(repair: Option<protobuf::Repair>) -> Result<Option<Terms>, MessageError> {
+    let protobuf::Repair { mode, deadline_ms, max_overhead_ppm, hold } = repair.unwrap_or_default();
+    Terms::of_wire(mode, deadline_ms, max_overhead_ppm, hold)
 }
 
 fn lane(lane: u32) -> Result<u8, MessageError> {
@@ -510,6 +533,19 @@ impl From<&Service> for protobuf::Service {
             tcp: service.tcp,
             idle_ms,
             fragment: service.fragment,
+            repair: service.repair.as_ref().map(protobuf::Repair::from),
+        }
+    }
+}
+
+impl From<&Terms> for protobuf::Repair {
+    fn from(terms: &Terms) -> Self {
+        Self {
+            mode: terms.mode_number(),
+            // At most two seconds.
+            deadline_ms: terms.deadline.as_millis() as u32,
+            max_overhead_ppm: terms.max_overhead_ppm,
+            hold: terms.order == Order::Hold,
         }
     }
 }

@@ -7,6 +7,7 @@ use proptest::prelude::*;
 use quinn_proto::coding::Codec;
 
 use super::*;
+use crate::repair::{MOST_OVERHEAD_PPM, Mode};
 
 const PROTO: &str = include_str!("../../../../docs/culvert.proto");
 
@@ -67,8 +68,20 @@ impl ByHand {
             self.number("Service.tcp", 1),
             self.number("Service.idle_ms", 5000),
             self.number("Service.fragment", 1),
+            self.repair("Service.repair", "RepairMode.REPAIR_MODE_AUTO"),
         ];
         self.bytes(field, &service.concat())
+    }
+
+    fn repair(&mut self, field: &str, mode: &str) -> Vec<u8> {
+        let mode = self.choice(mode);
+        let repair = [
+            self.number("Repair.mode", mode),
+            self.number("Repair.deadline_ms", 60),
+            self.number("Repair.max_overhead_ppm", 300_000),
+            self.number("Repair.hold", 1),
+        ];
+        self.bytes(field, &repair.concat())
     }
 
     fn lane(&mut self, message: &str) -> Vec<u8> {
@@ -90,8 +103,23 @@ fn leb128(mut value: u64) -> Vec<u8> {
 
 fn service(number: u32, name: &str) -> Service {
     let idle = Duration::from_secs(5);
-    Service { number, name: name.to_owned(), udp: true, tcp: true, idle, fragment: true }
+    Service {
+        number,
+        name: name.to_owned(),
+        udp: true,
+        tcp: true,
+        idle,
+        fragment: true,
+        repair: Some(REPAIR),
+    }
 }
+
+const REPAIR: Terms = Terms {
+    mode: Mode::Auto,
+    deadline: Duration::from_millis(60),
+    max_overhead_ppm: 300_000,
+    order: Order::Hold,
+};
 
 fn hello() -> Hello {
     Hello {
@@ -166,7 +194,19 @@ fn every_field_number_is_the_documented_one() {
             let wanted = hand.number("ReportsWanted.wanted", 1);
             (Message::ReportsWanted { wanted: true }, hand.bytes("Envelope.reports_wanted", &wanted))
         },
+        {
+            assert_eq!(hand.choice("RepairMode.REPAIR_MODE_OFF"), 0);
+            (Message::PacketRepair(None), hand.bytes("Envelope.packet_repair", &[]))
+        },
     ];
+    for (mode, choice) in [
+        (Mode::Retransmit, "RepairMode.REPAIR_MODE_RETRANSMIT"),
+        (Mode::Fec, "RepairMode.REPAIR_MODE_FEC"),
+        (Mode::Auto, "RepairMode.REPAIR_MODE_AUTO"),
+    ] {
+        let message = Message::PacketRepair(Some(Terms { mode, ..REPAIR }));
+        cases.push((message, hand.repair("Envelope.packet_repair", choice)));
+    }
     for (kind, field, message) in [
         ("LaneOpen", "Envelope.lane_open", Message::LaneOpen(offer)),
         ("LaneAccept", "Envelope.lane_accept", Message::LaneAccept(offer)),
@@ -411,8 +451,9 @@ fn features_have_the_bits_of_the_document() {
         Features::PIECES,
         Features::STREAM_CONNECTIONS,
         Features::REPORTS,
+        Features::REPAIR,
     ];
-    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8, 16]);
+    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8, 16, 32]);
 }
 
 #[test]
@@ -427,10 +468,26 @@ fn any_services() -> impl Strategy<Value = Vec<Service>> {
         let unique: BTreeMap<_, _> = services.into_iter().map(|service| (service.0, service)).collect();
         let named = |(number, name, udp, tcp)| {
             let idle = Duration::from_millis(1 + u64::from(number % 1000));
-            Service { number, name: format!("{number}{name}"), udp, tcp, idle, fragment: number % 3 == 0 }
+            Service {
+                number,
+                name: format!("{number}{name}"),
+                udp,
+                tcp,
+                idle,
+                fragment: number % 3 == 0,
+                repair: any_terms(number),
+            }
         };
         unique.into_values().map(named).collect()
     })
+}
+
+/// Terms that follow from a number, which is as good as random.
+fn any_terms(number: u32) -> Option<Terms> {
+    let mode = Mode::ALL[number as usize % Mode::COUNT];
+    let deadline = Duration::from_millis(5 + u64::from(number / 7 % 1_996));
+    let order = Order::ALL[number as usize / 3 % 2];
+    Terms { mode, deadline, max_overhead_ppm: number % (MOST_OVERHEAD_PPM + 1), order }.in_use()
 }
 
 fn any_message() -> impl Strategy<Value = Message> {
@@ -477,6 +534,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         Just(Message::Release),
         any::<u64>().prop_map(|bits_per_second| Message::ReceiveRate { bits_per_second }),
         any::<bool>().prop_map(|wanted| Message::ReportsWanted { wanted }),
+        any::<u32>().prop_map(|number| Message::PacketRepair(any_terms(number))),
     ]
 }
 

@@ -129,7 +129,10 @@ fn payload_at(context: &Context) -> Option<usize> {
         | Context::Flow { payload_at, .. }
         | Context::Piece { payload_at, .. }
         | Context::Open { payload_at, .. }
-        | Context::Report { payload_at } => Some(payload_at),
+        | Context::Report { payload_at }
+        | Context::Numbered { payload_at, .. }
+        | Context::Repair { payload_at, .. }
+        | Context::Ask { payload_at, .. } => Some(payload_at),
         Context::OpenEmpty { .. }
         | Context::Confirmed(_)
         | Context::Refused(..)

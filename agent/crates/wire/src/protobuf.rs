@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
     pub kind: Option<Kind>,
 }
 
@@ -34,6 +34,22 @@ pub(crate) enum Kind {
     ReceiveRate(ReceiveRate),
     #[prost(message, tag = "13")]
     ReportsWanted(ReportsWanted),
+    #[prost(message, tag = "14")]
+    PacketRepair(Repair),
+}
+
+/// `PacketRepair`, and how a service is repaired.
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Repair {
+    /// An enum on the wire; kept a plain number, because a later version may know more values.
+    #[prost(int32, tag = "1")]
+    pub mode: i32,
+    #[prost(uint32, tag = "2")]
+    pub deadline_ms: u32,
+    #[prost(uint32, tag = "3")]
+    pub max_overhead_ppm: u32,
+    #[prost(bool, tag = "4")]
+    pub hold: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -106,6 +122,8 @@ pub(crate) struct Service {
     pub idle_ms: u32,
     #[prost(bool, tag = "6")]
     pub fragment: bool,
+    #[prost(message, optional, tag = "7")]
+    pub repair: Option<Repair>,
 }
 
 /// `LaneOpen` and `LaneAccept`, which have the same fields.

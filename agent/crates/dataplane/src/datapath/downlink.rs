@@ -21,6 +21,7 @@ use wire::{
 
 use crate::{
     datapath::{
+        repair::{self, Carrier, Released},
         segments::Cutting,
         shares::Shares,
         uplink::Uplink,
@@ -81,6 +82,8 @@ pub struct Notes {
     pub spoofed: Option<(PeerId, IpAddr)>,
     /// Peers of whose datagrams pieces are missing.
     pub incomplete: Vec<PeerId>,
+    /// Frames that waited for others, or were recovered: to be taken after the batch.
+    pub released: Released,
     /// The work that the passes of this turn have done.
     pub work: Work,
     /// The work that peers ask this worker for.
@@ -201,7 +204,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     }
 
     /// Confirms the openings of a batch.
-    fn confirm(&mut self) {
+    pub(super) fn confirm(&mut self) {
         while let Some((lane, number)) = self.notes.confirm.pop() {
             self.say(lane, Context::Confirmed(number));
         }
@@ -218,6 +221,12 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             let range = 0..batch.buffer(slot).len();
             let late = time.is_some_and(|time| batch.meta(slot).age > time);
             if late && self.expired(batch.buffer(slot), peer) {
+                continue;
+            }
+            if repair::is_repaired(batch.buffer(slot)) {
+                self.notes.recent = None;
+                // Other workers hand over what is inside only.
+                self.repaired_frame(batch, (slot, range), (Carrier::Plain, lane), late);
                 continue;
             }
             self.frame(batch, slot, range, lane);
@@ -347,6 +356,12 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 continue;
             }
             match self.run(batch, origins.slot, rest, lane) {
+                0 if repair::is_repaired(&batch.buffer(origins.slot)[first.clone()]) => {
+                    self.notes.recent = None;
+                    let frame = (origins.slot, first.clone());
+                    self.repaired_frame(batch, frame, (Carrier::Lane(id), lane), late);
+                    rest = after;
+                }
                 0 => {
                     self.frame(batch, origins.slot, first.clone(), lane);
                     rest = after;
@@ -365,7 +380,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     }
 
     /// Drops a datagram that has waited for too long; false for a message about a flow, which is still useful.
-    fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
+    pub(super) fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
         let payload_at = match Context::decode(data) {
             Some(
                 Context::Packet { payload_at, .. }
@@ -383,6 +398,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 | Context::Unknown(_)
                 | Context::Closed(_)
                 | Context::Report { .. }
+                | Context::Numbered { .. }
+                | Context::Repair { .. }
+                | Context::Ask { .. }
                 | Context::Unsupported(_),
             )
             | None => return false,
@@ -441,7 +459,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     }
 
     /// Takes the data of one DATAGRAM frame, which lies at `range` of the buffer in `slot` and came on `lane`.
-    fn frame(&mut self, batch: &mut ReceiveBatch, slot: usize, range: Range<usize>, lane: LaneRef) {
+    pub(super) fn frame(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        slot: usize,
+        range: Range<usize>,
+        lane: LaneRef,
+    ) {
         let peer = lane.peer;
         let buffer = batch.buffer(slot);
         let data = &buffer[range.clone()];
@@ -520,7 +544,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 account.receive(1, data.len() as u64);
                 account.drop(DropReason::UnknownContext, 1);
             }
-            None => {
+            // Those of lanes and of control connections have been unwrapped: here they are inside one another.
+            Some(Context::Numbered { .. } | Context::Repair { .. } | Context::Ask { .. }) | None => {
                 account.receive(1, data.len() as u64);
                 account.drop(DropReason::Malformed, 1);
             }

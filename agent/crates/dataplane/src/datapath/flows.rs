@@ -144,6 +144,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             | Context::OpenEmpty { .. }
             | Context::Packet { .. }
             | Context::Report { .. }
+            | Context::Numbered { .. }
+            | Context::Repair { .. }
+            | Context::Ask { .. }
             | Context::Unsupported(_) => {}
         }
     }

@@ -169,6 +169,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
             tos: state.config.dscp.outer(view.traffic_class) | ecn::encapsulate(view.traffic_class),
             lane: None,
             ahead: goes_ahead(view.traffic_class),
+            repair: state.repair_of_packets(view.traffic_class),
         };
         let mut uplink = state.uplink(self.lanes, self.underlays, self.outgoing, self.now);
         let lane = uplink.packets(&cut, class);
@@ -187,7 +188,8 @@ impl<P: PeerTable> IpUplink<'_, P> {
 impl Uplink<'_> {
     /// Sends IP packets, or queues them; they are in the account already. Returns the lane that their hash gives them.
     fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
-        let (header, marks) = (context(class), Marks { tos: class.tos, age: self.age() });
+        self.repair = class.repair_class();
+        let (header, marks) = (context(class), Marks { tos: class.tos, ..self.marks() });
         let lane = self.stripe(class.bucket);
         let sent = if self.relay.sends_at_once() {
             let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
@@ -230,14 +232,17 @@ impl Uplink<'_> {
             let ahead = view.is_some_and(|view| goes_ahead(view.traffic_class));
             let partial =
                 matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
-            let belongs = Belongs::Packets(PacketClass { bucket, partial, tos, lane: Some(lane), ahead });
+            let repair = self.repair.map(|class| class.terms);
+            let class = PacketClass { bucket, partial, tos, lane: Some(lane), ahead, repair };
+            let belongs = Belongs::Packets(class);
             self.relay.queue.push(belongs, rest, segment, self.arrived, self.now, &mut self.relay.uplink);
         }
     }
 
     /// Sends IP packets that waited; returns how many were dealt with.
     pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
-        let (header, marks) = (context(class), Marks { tos: class.tos, age: self.age() });
+        self.repair = class.repair_class();
+        let (header, marks) = (context(class), Marks { tos: class.tos, ..self.marks() });
         let given = class
             .lane
             .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));

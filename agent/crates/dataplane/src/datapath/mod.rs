@@ -34,6 +34,8 @@
 //! datagrams are put end to end beside the received buffers, and are delivered like what lies in these. Reports of the far end
 //! about its lanes: `reports.rs`.
 //!
+//! Payloads that are repaired get numbers where they are sealed, and their frames are unwrapped before all this: `repair.rs`.
+//!
 //! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
 //! `received = delivered + in queue + Σ dropped(reason)`.
 //!
@@ -48,6 +50,7 @@ mod flows;
 mod ip_downlink;
 pub mod ip_uplink;
 mod pieces;
+pub mod repair;
 mod reports;
 pub mod segments;
 pub mod shares;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use wire::context::{Context, FlowNumber, Header};
 
-use crate::relay::PartlySent;
+use crate::{relay::PartlySent, repair::RepairClass};
 
 /// Datagrams that lie end to end, all of one size.
 #[derive(Clone, Copy, Debug)]
@@ -31,6 +31,8 @@ pub struct Marks {
     pub tos: u8,
     /// The time for which the datagrams have been at this host.
     pub age: Duration,
+    /// How the datagrams are repaired; `None`: they are not.
+    pub repair: Option<RepairClass>,
 }
 
 /// A datagram that is being cut: which one, and how much of it is in packets.

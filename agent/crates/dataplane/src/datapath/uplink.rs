@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
-    context::{Context, MOST_DATAGRAM, ServiceNumber},
+    context::{Context, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber},
     ids::{IngressId, LaneRef, LocalId, PeerId},
 };
 
@@ -20,6 +20,7 @@ use crate::{
         Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, Run, Standing,
         flow::confirmed_header, fragments::LEAST_PIECE,
     },
+    repair::RepairClass,
 };
 
 /// The parts of a worker that the uplink of one peer uses.
@@ -37,6 +38,8 @@ pub struct Uplink<'a> {
     pub now: Instant,
     /// The time at which the datagrams that are being sent came to this host.
     pub arrived: Instant,
+    /// How the datagrams that are being sent are repaired; `None`: they are not.
+    pub repair: Option<RepairClass>,
     /// Notes the largest payload that fits when one did not.
     pub too_large: &'a mut Option<TooLarge>,
 }
@@ -264,7 +267,7 @@ impl Uplink<'_> {
             Way::Worker { worker, lane } => {
                 let lane = LaneRef { peer: self.peer, lane };
                 let header = CountedHeader { header, counted: 0 };
-                let marks = Marks { tos: self.tos, age: Duration::ZERO };
+                let marks = Marks { tos: self.tos, age: Duration::ZERO, repair: None };
                 self.outgoing.payloads(worker, lane, header, Segments { data: &[], segment: 1 }, marks);
                 true
             }
@@ -313,6 +316,7 @@ impl Uplink<'_> {
         self.note_move(id, way);
         let Some(flow) = self.relay.flows.get(id) else { return all };
         let (header, short, number) = (flow.header(service), confirmed_header(flow.number), flow.number);
+        self.repair = self.repair_of(&origin, number);
         if standing == Standing::Opening {
             // The far end has forgotten the flow, and with it the first part of the datagram.
             partly_sent = None;
@@ -389,9 +393,10 @@ impl Uplink<'_> {
         index: u8,
         CountedHeader { header, counted }: CountedHeader,
         segments: Segments<'_>,
-        Marks { tos, age }: Marks,
+        Marks { tos, age, repair }: Marks,
     ) {
         let Segments { data, segment } = segments;
+        self.repair = repair;
         self.relay.uplink.taken_over += u64::from(counted);
         self.arrived = self.now.checked_sub(age).unwrap_or(self.now);
         if counted > 0 && age > self.relay.queue.time_limit() {
@@ -480,7 +485,7 @@ impl Uplink<'_> {
 
     /// The marks of payloads that have no traffic class of their own.
     pub(super) fn marks(&self) -> Marks {
-        Marks { tos: self.tos, age: self.age() }
+        Marks { tos: self.tos, age: self.age(), repair: self.repair }
     }
 
     /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.
@@ -499,15 +504,28 @@ impl Uplink<'_> {
 
     /// Puts datagrams into packets; returns how many, and why the next of them was not.
     pub(super) fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
+        let numbered;
+        let payloads = match self.repair {
+            None => payloads,
+            Some(class) => {
+                let repair = self.begin_repair(way, &class, payloads.count());
+                numbered = payloads.repaired(repair);
+                &numbered
+            }
+        };
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
-            (Way::Plain, Some(plain)) => plain.push_all(payloads, self.arrived),
+            (Way::Plain, Some(plain)) => plain.push_all(payloads, self.arrived, self.now),
             (Way::Plain, None) | (Way::Worker { .. }, _) => (0, Err(PushError::NotUp)),
         }
     }
 
     /// Counts datagrams that were put into packets.
     pub(super) fn note_sent(&mut self, datagrams: usize, bytes: usize) {
+        if self.repair.is_some() {
+            self.relay.repairs.sent.payloads += datagrams as u64;
+            self.relay.repairs.sent.payload_bytes += bytes as u64;
+        }
         self.relay.in_send_buffer += datagrams as u64;
         self.relay.stats.uplink_bytes += bytes as u64;
     }
@@ -519,6 +537,8 @@ impl Uplink<'_> {
 
     /// The payloads that packets take now behind a header of `header` bytes.
     pub(super) fn room(&self, way: Way, header: usize, tos: u8) -> Result<Room, PushError> {
+        // As `push` leaves free for repair.
+        let header = header + self.repair.map_or(0, |_| REPAIR_OVERHEAD);
         match (way, self.link.as_deref().and_then(|link| link.plain.as_ref())) {
             (Way::Lane(lane), _) => self.underlays.room(self.lanes, lane, header, tos),
             (Way::Plain, Some(plain)) => Ok(plain.room(header)),
@@ -528,12 +548,23 @@ impl Uplink<'_> {
 
     /// Puts one frame into a packet.
     pub(super) fn push(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
+        // Messages about flows are repeated when they are needed.
+        let class = self.repair.filter(|_| frame.counted || !frame.payload.is_empty());
+        let repair = class.and_then(|class| self.begin_repair(way, &class, 1));
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
-            (Way::Lane(lane), _) => self.underlays.push(self.lanes, lane, frame, self.now),
+            (Way::Lane(lane), _) => {
+                let pushed = self.underlays.push_one(self.lanes, lane, frame, repair, self.now);
+                if let Some(repair) = repair.filter(|repair| repair.numbered) {
+                    self.underlays.push_repairs(self.lanes, lane, repair.stream, self.now);
+                }
+                pushed
+            }
             (Way::Plain, Some(plain)) => {
                 // A piece is as old as its datagram; a message begins to wait here.
                 let since = if frame.payload.is_empty() { self.now } else { self.arrived };
-                plain.push(frame, since)
+                let pushed = plain.push_one(frame, repair, since, self.now);
+                plain.push_repairs(repair, self.now);
+                pushed
             }
             (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
         }
@@ -625,6 +656,7 @@ impl PeerData {
             tos: self.config.dscp.outer(0),
             now,
             arrived: now,
+            repair: None,
             too_large: &mut self.too_large,
         }
     }

@@ -3,8 +3,11 @@
 use ip::cut::{Cut, MOST_HEADER};
 use wire::context;
 
-/// Room for what precedes a payload in its frame: a context, and the headers of an IP packet that is cut from a larger one.
-pub const MOST_PREFIX: usize = context::Header::CAPACITY + MOST_HEADER;
+use crate::repair::Repaired;
+
+/// Room for what precedes a payload in its frame: a number for repair, a context, and the headers of an IP packet that is cut from a
+/// larger one.
+pub const MOST_PREFIX: usize = context::MOST_NUMBERED + context::Header::CAPACITY + MOST_HEADER;
 
 /// The content of one DATAGRAM frame.
 #[derive(Clone, Copy, Debug)]
@@ -32,6 +35,8 @@ pub struct Payloads<'a> {
     pub cut: Option<&'a Cut<'a>>,
     /// The traffic class of the packets that carry them.
     pub tos: u8,
+    /// How they are repaired; `None`: they are not.
+    pub repair: Option<Repaired>,
     /// The index of the first of them among all that were cut.
     pub(super) first: usize,
 }
@@ -40,14 +45,20 @@ impl<'a> Payloads<'a> {
     /// Payloads that are the datagrams of one flow.
     #[must_use]
     pub fn new(header: &'a [u8], data: &'a [u8], segment: usize, tos: u8) -> Self {
-        Self { header, data, segment, cut: None, tos, first: 0 }
+        Self { header, data, segment, cut: None, tos, repair: None, first: 0 }
     }
 
     /// The IP packets that are cut from one.
     #[must_use]
     pub fn cut(header: &'a [u8], cut: &'a Cut<'a>, tos: u8) -> Self {
         let headed = (!cut.header().is_empty()).then_some(cut);
-        Self { header, data: cut.payload(), segment: cut.segment(), cut: headed, tos, first: 0 }
+        Self { header, data: cut.payload(), segment: cut.segment(), cut: headed, tos, repair: None, first: 0 }
+    }
+
+    /// The same payloads, which are repaired like this.
+    #[must_use]
+    pub fn repaired(&self, repair: Option<Repaired>) -> Self {
+        Self { repair, ..*self }
     }
 
     #[must_use]

@@ -5,6 +5,7 @@
 //! | which lane has this connection ID, and is it validated | this one |
 //! | what is put into packets | `frame.rs` |
 //! | how payloads become packets in a socket's send batch, and how those are sent | `send_buffer.rs` |
+//! | which numbers payloads get that are repaired | `numbers.rs` |
 //! | how a peer without lanes is sent to | `plain.rs` |
 //! | which lanes a peer has, and which worker hosts each | `pool.rs` |
 //! | how they are opened, and opened again | `openings.rs` |
@@ -39,10 +40,14 @@ use self::{
     arrivals::Arrivals,
     paths::{Paths, Turn},
 };
-use crate::rate::RateAccount;
+use crate::{
+    rate::RateAccount,
+    repair::{LaneRepair, PathCounts},
+};
 
 mod arrivals;
 pub mod frame;
+mod numbers;
 pub mod openings;
 mod paths;
 pub mod plain;
@@ -147,6 +152,8 @@ pub struct LaneSlot {
     moves: u64,
     /// The largest packet that its own search last found; `None` before the search began.
     path_packet: Option<usize>,
+    /// The streams of payloads that are repaired; made with the first of them.
+    pub repair: Option<Box<LaneRepair>>,
 }
 
 impl LaneSlot {
@@ -184,6 +191,7 @@ impl LaneSlot {
             reports: Allowance::new(arrivals::TAKEN, opened),
             moves: 0,
             path_packet: None,
+            repair: None,
         }
     }
 
@@ -322,13 +330,35 @@ impl LaneSlot {
     /// When [`LaneSlot::on_timeout`] is to be called.
     #[must_use]
     pub fn poll_timeout(&self) -> Option<Instant> {
+        let repair = self.repair.as_ref().and_then(|repair| repair.next_deadline());
         if let LaneState::Draining { until } = self.state {
-            return Some(until);
+            return repair.into_iter().chain([until]).min();
         }
         let core = self.core.poll_timeout().map(|(at, _)| at);
         let arrivals = self.arrivals.as_deref().filter(|_| self.is_up());
         let report = arrivals.and_then(|arrivals| arrivals.due(self.core.stats()));
-        self.paths.poll_timeout().into_iter().chain(core).chain(report).min()
+        self.paths.poll_timeout().into_iter().chain(core).chain(report).chain(repair).min()
+    }
+
+    /// Begins to drain: packets that are under way still come, and none is sent.
+    pub fn drain(&mut self, until: Instant) {
+        self.state = LaneState::Draining { until };
+        if let Some(repair) = &mut self.repair {
+            repair.close();
+        }
+    }
+
+    /// What the lane's path has done so far.
+    #[must_use]
+    pub fn path_counts(&self) -> PathCounts {
+        let (stats, rtt) = (self.core.stats(), self.core.rtt());
+        PathCounts {
+            acked: stats.acked_packets,
+            lost: stats.lost_packets.saturating_sub(stats.spuriously_lost_packets),
+            runs: self.core.loss_runs(),
+            rtt: rtt.smoothed(),
+            least_rtt: rtt.min().unwrap_or(rtt.smoothed()),
+        }
     }
 
     /// Charges `account` with the packets that were sealed since the last call, if it limits the rate.
@@ -361,7 +391,12 @@ impl LaneSlot {
     /// Does what is due at `now`, and returns what the caller has to do.
     pub fn on_timeout(&mut self, now: Instant) -> Due {
         if let LaneState::Draining { until } = self.state {
-            return if until <= now { Due::Remove } else { Due::Nothing };
+            return match &self.repair {
+                _ if until <= now => Due::Remove,
+                // What waits for missing payloads may have waited for long enough.
+                Some(_) => Due::Transmit,
+                None => Due::Nothing,
+            };
         }
         let turn = self.paths.on_timeout(now);
         if let due @ (Due::Moved | Due::Reopen) = self.take_turn(turn) {
@@ -450,6 +485,12 @@ impl Lanes {
             slot.touched = true;
             self.touched.push(id);
         }
+    }
+
+    /// The touched lanes on which payloads are repaired.
+    pub fn touched_repairs(&self) -> impl Iterator<Item = LaneId> {
+        let repairs = |id: &LaneId| self.get(*id).is_some_and(|slot| slot.repair.is_some());
+        self.touched.iter().copied().filter(repairs)
     }
 
     /// Takes one of the lanes that were touched.

@@ -7,7 +7,12 @@ use std::{
 
 use bytes::{Bytes, BytesMut};
 
-use crate::lanes::{Frame, Payloads, PushError, Room, frame::MOST_PREFIX};
+use wire::context::REPAIR_OVERHEAD;
+
+use crate::{
+    lanes::{Frame, Payloads, PushError, Room, frame::MOST_PREFIX, numbers::Number},
+    repair::{LaneRepair, PathCounts, Repaired},
+};
 
 /// The limit on the bytes that wait for quinn-proto: as much as quinn-proto's own buffer.
 const MAX_BYTES: usize = 1 << 20;
@@ -25,6 +30,10 @@ pub struct Plain {
     most: usize,
     /// The limit on the sum of their costs.
     room: usize,
+    /// The streams of payloads that are repaired; made with the first of them.
+    pub repair: Option<Box<LaneRepair>>,
+    /// What the control connection's path has done so far.
+    pub path: PathCounts,
 }
 
 #[derive(Debug)]
@@ -48,7 +57,14 @@ impl Plain {
     /// An empty queue, which takes frames of up to `most` bytes.
     #[must_use]
     pub fn new(most: Option<usize>) -> Self {
-        Self { waiting: VecDeque::new(), held: 0, most: most.unwrap_or(0), room: MAX_BYTES }
+        Self {
+            waiting: VecDeque::new(),
+            held: 0,
+            most: most.unwrap_or(0),
+            room: MAX_BYTES,
+            repair: None,
+            path: PathCounts::default(),
+        }
     }
 
     /// Sets the largest frame that the connection takes now to `most` bytes.
@@ -78,30 +94,71 @@ impl Plain {
     /// # Errors
     /// See [`PushError`]; the frame is then not added.
     pub fn push(&mut self, frame: Frame<'_>, arrived: Instant) -> Result<(), PushError> {
+        self.push_one(frame, None, arrived, arrived)
+    }
+
+    /// Adds a frame with a payload that may be repaired.
+    ///
+    /// # Errors
+    /// See [`PushError`]; the frame is then not added.
+    pub fn push_one(
+        &mut self,
+        frame: Frame<'_>,
+        repair: Option<Repaired>,
+        arrived: Instant,
+        now: Instant,
+    ) -> Result<(), PushError> {
+        let reserve = if repair.is_some() { REPAIR_OVERHEAD } else { 0 };
         let len = frame.header.len() + frame.payload.len();
-        if len > self.most {
-            return Err(PushError::TooLarge { most: self.room(frame.header.len()).empty });
+        if len + reserve > self.most {
+            return Err(PushError::TooLarge { most: self.room(frame.header.len() + reserve).empty });
         }
+        let mut number = Number::of_streams(repair, self.repair.as_deref_mut(), now);
+        let len = len + number.header().len();
         if self.held > 0 && self.held + len + OVERHEAD_BYTES > self.room {
             return Err(PushError::Blocked);
         }
         let mut data = BytesMut::with_capacity(len);
+        data.extend_from_slice(number.header());
         data.extend_from_slice(frame.header);
         data.extend_from_slice(frame.payload);
+        number.give(&mut data);
         self.held += len + OVERHEAD_BYTES;
         self.waiting.push_back(PlainFrame { data: data.freeze(), counted: frame.counted, arrived });
         Ok(())
     }
 
     /// Adds a frame for each datagram, in order; returns how many were added, and why the next one was not.
-    pub fn push_all(&mut self, payloads: &Payloads<'_>, arrived: Instant) -> (usize, Result<(), PushError>) {
+    pub fn push_all(
+        &mut self,
+        payloads: &Payloads<'_>,
+        arrived: Instant,
+        now: Instant,
+    ) -> (usize, Result<(), PushError>) {
         let (all, mut prefix) = (payloads.count(), [0; MOST_PREFIX]);
         for done in 0..all {
-            if let Err(error) = self.push(payloads.skip(done).first(&mut prefix), arrived) {
+            let frame = payloads.skip(done).first(&mut prefix);
+            if let Err(error) = self.push_one(frame, payloads.repair, arrived, now) {
                 return (done, Err(error));
             }
+            self.push_repairs(payloads.repair, now);
         }
         (all, Ok(()))
+    }
+
+    /// Adds the repair symbols that are due for a stream. One that finds no room is not sent.
+    pub fn push_repairs(&mut self, repaired: Option<Repaired>, now: Instant) {
+        let Some(repaired) = repaired.filter(|repaired| repaired.numbered) else { return };
+        let Some(mut streams) = self.repair.take() else { return };
+        if let Some(sender) = streams.sender(repaired.stream) {
+            while let Some((header, symbol)) = sender.repair(now) {
+                let frame = Frame { header: header.as_slice(), payload: symbol, counted: false, tos: 0 };
+                if self.push(frame, now).is_err() {
+                    break;
+                }
+            }
+        }
+        self.repair = Some(streams);
     }
 
     /// All frames that wait, oldest first.

@@ -20,15 +20,22 @@ use net::{
 };
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use slab::Slab;
-use wire::ids::PeerId;
-
-use crate::{
-    lanes::{Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX},
-    relay::{DropReason, Settlement, Settlements, fragments::LEAST_PIECE},
+use wire::{
+    context::{Header, MOST_NUMBERED, REPAIR_OVERHEAD},
+    ids::PeerId,
 };
 
-/// Room for what precedes a payload in its packet: a frame's type and length (at most 9 bytes), and a context (at most 24).
-const MAX_PREFIX: usize = 33;
+use crate::{
+    lanes::{
+        Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX, numbers::Number,
+    },
+    relay::{DropReason, Settlement, Settlements, fragments::LEAST_PIECE},
+    repair::Repaired,
+};
+
+/// Room for what precedes a payload in its packet: a frame's type and length (at most 9 bytes), a number for repair (at most 9), and a
+/// context (at most 24).
+const MAX_PREFIX: usize = 9 + MOST_NUMBERED + Header::CAPACITY;
 
 /// Marks a message without a peer's payloads: control packets, acknowledgements.
 const NO_OWNER: u32 = u32::MAX;
@@ -263,27 +270,50 @@ impl Underlays {
         frame: Frame<'_>,
         now: Instant,
     ) -> Result<(), PushError> {
-        let slot = lanes.get(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
+        self.push_one(lanes, lane, frame, None, now)
+    }
+
+    /// Puts one frame with a payload that may be repaired into a packet of `lane`.
+    ///
+    /// # Errors
+    /// As those of [`Underlays::push`].
+    #[inline]
+    pub fn push_one(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: LaneId,
+        frame: Frame<'_>,
+        repair: Option<Repaired>,
+        now: Instant,
+    ) -> Result<(), PushError> {
+        let slot = lanes.get_mut(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
         let (id, budget, peer) = (slot.underlay, slot.packet_budget, slot.peer);
-        let data_len = frame.header.len() + frame.payload.len();
+        let inner_len = frame.header.len() + frame.payload.len();
+        // A payload that is to be repaired leaves room for what repairs it.
+        let reserve = if repair.is_some() { REPAIR_OVERHEAD } else { 0 };
+        let alone = HEADER_LEN + datagram::encoded_len_to_end(inner_len + reserve) + TAG_LEN;
+        let mut number = Number::of(repair, slot, now);
+        let data_len = number.header().len() + inner_len;
         let with_len = datagram::encoded_len(data_len);
-        if HEADER_LEN + datagram::encoded_len_to_end(data_len) + TAG_LEN > budget {
-            return Err(PushError::TooLarge { most: alone_in(budget, frame.header.len()) });
+        if alone > budget {
+            return Err(PushError::TooLarge { most: alone_in(budget, frame.header.len() + reserve) });
         }
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
         if let Some(open) = underlay.open {
             if open.lane == lane && open.tos == frame.tos && open.len + with_len + TAG_LEN <= budget {
-                return underlay.append(open, budget, frame, with_len - data_len);
+                return underlay.append(open, budget, frame, with_len - data_len, &mut number);
             }
             underlay.finish(lanes, now, &mut self.settlements);
         }
         self.make_room(id, Share::Payloads, budget, now)?;
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
+        let slot = lanes.get_mut(lane).ok_or(PushError::NotUp)?;
+        let mut number = Number::of(repair, slot, now);
         let open = OpenPacket { lane, peer, len: HEADER_LEN, frames: 0, payloads: 0, tos: frame.tos };
         if HEADER_LEN + 2 * with_len + TAG_LEN <= budget {
-            underlay.append(open, budget, frame, with_len - data_len)
+            underlay.append(open, budget, frame, with_len - data_len, &mut number)
         } else {
-            underlay.append(open, budget, frame, 1)?;
+            underlay.append(open, budget, frame, 1, &mut number)?;
             underlay.finish(lanes, now, &mut self.settlements);
             Ok(())
         }
@@ -319,10 +349,13 @@ impl Underlays {
         let mut done = 0;
         while done < all {
             let left = payloads.skip(done);
-            if let Err(error) = self.push(lanes, lane, left.first(&mut prefix), now) {
+            if let Err(error) = self.push_one(lanes, lane, left.first(&mut prefix), left.repair, now) {
                 return (done, Err(error));
             }
             done += 1 + self.push_same_size(lanes, lane, &left.skip(1), now);
+            if let Some(repair) = payloads.repair.filter(|repair| repair.numbered) {
+                self.push_repairs(lanes, lane, repair.stream, now);
+            }
         }
         (done, Ok(()))
     }
@@ -339,8 +372,20 @@ impl Underlays {
         let Some(slot) = lanes.get_mut(lane) else { return 0 };
         let Some(underlay) = self.sockets.get_mut(slot.underlay.0 as usize) else { return 0 };
         match underlay.open {
-            Some(open) => underlay.append_same_size(open, slot.packet_budget, payloads),
-            None => underlay.seal_same_size(slot, payloads, now),
+            Some(open) => {
+                let budget = slot.packet_budget;
+                underlay.append_same_size(open, budget, payloads, &mut Number::of(payloads.repair, slot, now))
+            }
+            None => {
+                // Taken out, because the lane seals meanwhile.
+                let mut repair = payloads.repair.and_then(|_| slot.repair.take());
+                let mut number = Number::of_streams(payloads.repair, repair.as_deref_mut(), now);
+                let count = underlay.seal_same_size(slot, payloads, &mut number, now);
+                if repair.is_some() {
+                    slot.repair = repair;
+                }
+                count
+            }
         }
     }
 
@@ -587,20 +632,24 @@ impl Underlay {
         budget: usize,
         frame: Frame<'_>,
         frame_header_len: usize,
+        number: &mut Number<'_>,
     ) -> Result<(), PushError> {
         let Frame { header, payload, counted, .. } = frame;
         let tail =
             self.send_buffer.as_mut().and_then(|batch| batch.tail(budget)).ok_or(PushError::Blocked)?;
         let room = &mut tail[open.len..];
-        let data_len = header.len() + payload.len();
+        let before = number.header().len();
+        let data_len = before + header.len() + payload.len();
         let written = if frame_header_len == 1 {
             datagram::write_header_to_end(room)
         } else {
             datagram::write_header_with_len(room, data_len)
         };
         let at = written.ok_or(PushError::Blocked)?;
-        room[at..at + header.len()].copy_from_slice(header);
-        room[at + header.len()..at + data_len].copy_from_slice(payload);
+        room[at..at + before].copy_from_slice(number.header());
+        room[at + before..at + before + header.len()].copy_from_slice(header);
+        room[at + before + header.len()..at + data_len].copy_from_slice(payload);
+        number.give(&mut room[at..at + data_len]);
         open.len += at + data_len;
         open.frames += 1;
         open.payloads += u16::from(counted);
@@ -609,18 +658,27 @@ impl Underlay {
     }
 
     /// Writes DATAGRAM frames of one length into the packet under construction, as many as fit; returns how many.
-    fn append_same_size(&mut self, mut open: OpenPacket, budget: usize, payloads: &Payloads<'_>) -> usize {
+    fn append_same_size(
+        &mut self,
+        mut open: OpenPacket,
+        budget: usize,
+        payloads: &Payloads<'_>,
+        number: &mut Number<'_>,
+    ) -> usize {
         let Payloads { header, segment, .. } = *payloads;
         // Packets that are cut fill a packet each, but for the smallest.
         if payloads.cut.is_some() {
             return 0;
         }
-        let data_len = header.len() + segment;
+        let numbered = number.header();
+        let data_len = numbered.len() + header.len() + segment;
         let mut prefix = [0; MAX_PREFIX];
         let Some(at) = datagram::write_header_with_len(&mut prefix, data_len) else { return 0 };
-        let Some(place) = prefix.get_mut(at..at + header.len()) else { return 0 };
-        place.copy_from_slice(header);
-        let prefix = &prefix[..at + header.len()];
+        let context_at = at + numbered.len();
+        let Some(place) = prefix.get_mut(at..context_at + header.len()) else { return 0 };
+        place[..numbered.len()].copy_from_slice(numbered);
+        place[numbered.len()..].copy_from_slice(header);
+        let prefix = &prefix[..context_at + header.len()];
         let room = self
             .send_buffer
             .as_mut()
@@ -633,7 +691,11 @@ impl Underlay {
             let (start, rest) = frame.split_at_mut(prefix.len());
             start.copy_from_slice(prefix);
             rest.copy_from_slice(payload);
+            number.give(&mut frame[at..]);
             count += 1;
+            if number.owes() {
+                break;
+            }
         }
         open.len += usize::from(count) * (prefix.len() + segment);
         open.frames += count;
@@ -643,12 +705,20 @@ impl Underlay {
     }
 
     /// Seals a packet for each of the datagrams that have the full length, while there is room; returns how many.
-    fn seal_same_size(&mut self, slot: &mut LaneSlot, payloads: &Payloads<'_>, now: Instant) -> usize {
+    fn seal_same_size(
+        &mut self,
+        slot: &mut LaneSlot,
+        payloads: &Payloads<'_>,
+        number: &mut Number<'_>,
+        now: Instant,
+    ) -> usize {
         let (Some(batch), Some(path)) = (self.send_buffer.as_mut(), slot.path()) else { return 0 };
         let path = Path { tos: payloads.tos, ..path };
         let mut prefix = [0; MOST_FRAME_PREFIX];
-        let prefix = &mut prefix[..payloads.prefix_len()];
-        payloads.write_prefix(prefix);
+        let before = number.header().len();
+        let prefix = &mut prefix[..before + payloads.prefix_len()];
+        prefix[..before].copy_from_slice(number.header());
+        payloads.write_prefix(&mut prefix[before..]);
         let len = HEADER_LEN + datagram::encoded_len_to_end(prefix.len() + payloads.segment) + TAG_LEN;
         let mut count = 0;
         for payload in payloads.full() {
@@ -659,7 +729,8 @@ impl Underlay {
             let (start, rest) = packet[HEADER_LEN + 1..len - TAG_LEN].split_at_mut(prefix.len());
             start.copy_from_slice(prefix);
             rest.copy_from_slice(payload);
-            payloads.complete(start, count, payload);
+            payloads.complete(&mut start[before..], count, payload);
+            number.give(&mut packet[HEADER_LEN + 1..len - TAG_LEN]);
             // Whoever pushes the next one finds out why and says so.
             if datagram::write_header_to_end(&mut packet[HEADER_LEN..]).is_none()
                 || slot.core.seal(packet, true, now).is_err()
@@ -668,6 +739,9 @@ impl Underlay {
             }
             batch.commit(&path, slot.peer.0, len, 1);
             count += 1;
+            if number.owes() {
+                break;
+            }
         }
         slot.core.count_datagrams_sent(count as u64);
         count

@@ -10,6 +10,7 @@
 //! | what waits, and what gives way | `queue.rs`, in runs: `run.rs` |
 //! | whose turn it is; whose queue stands; how long all waited | `turns.rs`, `codel.rs`, `delays.rs` |
 //! | what waits at all peers together | `memory.rs` |
+//! | what is repaired | `repairs.rs` |
 //! | which lane IP packets take | `stripes.rs` |
 //! | the peer's services; what is outstanding | this one |
 
@@ -24,6 +25,7 @@ use wire::{
     context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
     ids::IngressId,
     messages,
+    repair::Terms,
 };
 
 pub mod accounting;
@@ -37,6 +39,7 @@ pub mod memory;
 pub mod properties;
 pub mod queue;
 pub mod registry;
+pub mod repairs;
 mod run;
 pub mod stripes;
 mod turns;
@@ -47,6 +50,7 @@ pub use fragments::{PartlySent, Piece, Reassembler};
 pub use memory::QueueMemory;
 pub use queue::{Belongs, PacketClass, Queue, Run};
 pub use registry::{AgentTotals, FlowRegistry};
+pub use repairs::Repairs;
 pub use stripes::Stripes;
 
 /// The longest that a flow to a peer's service may be silent here, whatever the peer allows: the flow counts against our limits.
@@ -61,6 +65,8 @@ pub struct RemoteService {
     pub idle: Duration,
     /// Whether datagrams to it that fit into no packet travel in pieces.
     pub fragment: bool,
+    /// How datagrams to it are repaired.
+    pub repair: Option<Terms>,
 }
 
 impl RemoteService {
@@ -70,6 +76,7 @@ impl RemoteService {
             number: ServiceNumber(service.number),
             idle: service.idle.min(MOST_IDLE),
             fragment: service.fragment,
+            repair: service.repair,
         }
     }
 }
@@ -210,6 +217,8 @@ pub struct DatagramRelay {
     next_datagram: u32,
     /// For each of our services, by index, whether datagrams that fit into no packet travel in pieces.
     fragmenting: Box<[bool]>,
+    /// What is repaired, and what came of it.
+    pub repairs: Repairs,
     /// The lanes that the peer's IP packets take; made with the first packet.
     pub stripes: Option<Box<Stripes>>,
     pub stats: RelayStats,
@@ -238,6 +247,7 @@ impl DatagramRelay {
         let (queue, awaiting) = bounds(peer, limits);
         let memory = registry.memory();
         memory.set_most(limits.queue_bytes);
+        registry.repair().total().set_most(limits.repair_bytes);
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
@@ -250,6 +260,7 @@ impl DatagramRelay {
             reassembly_bytes: limits.reassembly_bytes,
             next_datagram: 0,
             fragmenting: Box::default(),
+            repairs: Repairs::default(),
             stripes: None,
             stats: RelayStats::default(),
             socket_error: None,
@@ -267,10 +278,12 @@ impl DatagramRelay {
         self.max_flows = limits.flows_per_peer;
         self.reassembly_bytes = limits.reassembly_bytes;
         self.flows.registry().memory().set_most(limits.queue_bytes);
+        self.flows.registry().repair().total().set_most(limits.repair_bytes);
     }
 
-    /// Notes which of our services have datagrams that fit into no packet travel in pieces.
-    pub fn set_oversize(&mut self, services: &[config::Service]) {
+    /// Notes which of our services have datagrams that fit into no packet travel in pieces, and which are repaired.
+    pub fn set_own_services(&mut self, services: &[config::Service]) {
+        self.repairs.set_own(services);
         let fragments = |service: &config::Service| service.oversize == config::Oversize::Fragment;
         // Usually none, and then no memory is held for it.
         let most = services.iter().rposition(fragments).map_or(0, |last| last + 1);
@@ -300,6 +313,7 @@ impl DatagramRelay {
     /// Learns what the peer offers. Returns the number of flows that it looked at.
     pub fn set_services(&mut self, offered: &[messages::Service]) -> usize {
         self.offered = offered.to_vec();
+        self.repairs.set_theirs(offered);
         for (name, known) in &mut self.services {
             let found = offered.iter().find(|service| service.udp && *service.name == **name);
             *known = found.map(RemoteService::of);
@@ -454,6 +468,7 @@ mod tests {
             tcp: false,
             idle,
             fragment: false,
+            repair: None,
         };
         let minute = Duration::from_secs(60);
         assert_eq!(RemoteService::of(&says(minute)).idle, minute);

@@ -379,7 +379,7 @@ fn ip_packet(class: u8, len: u16) -> Vec<u8> {
 
 /// IP packets of one flow.
 fn packets(bucket: u8, ahead: bool) -> Belongs {
-    Belongs::Packets(PacketClass { bucket, partial: false, tos: 0, lane: None, ahead })
+    Belongs::Packets(PacketClass { bucket, partial: false, tos: 0, lane: None, ahead, repair: None })
 }
 
 #[test]

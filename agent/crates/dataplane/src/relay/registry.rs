@@ -13,7 +13,10 @@ use std::{
 
 use wire::{context::FlowNumber, panics::lock};
 
-use crate::relay::memory::QueueMemory;
+use crate::{
+    relay::memory::QueueMemory,
+    repair::{RepairMemory, RepairTotal},
+};
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;
@@ -31,9 +34,17 @@ pub struct AgentTotals {
     peers: AtomicUsize,
     /// The memory of the queues of all peers.
     memory: Arc<QueueMemory>,
+    /// The memory in which payloads of all peers are kept for repair.
+    repair: Arc<RepairTotal>,
 }
 
 impl AgentTotals {
+    /// Bytes in which payloads of all peers are kept for repair.
+    #[must_use]
+    pub fn repair_bytes(&self) -> usize {
+        self.repair.used()
+    }
+
     /// Sets the number of sockets that the process may have for flows that peers open.
     pub fn set_sockets(&self, most: usize) {
         self.sockets.store(most, Ordering::Relaxed);
@@ -47,6 +58,8 @@ pub struct FlowRegistry {
     /// The number of this peer's flows.
     count: AtomicUsize,
     accepted: AtomicUsize,
+    /// The memory in which this peer's payloads are kept for repair.
+    repair: Arc<RepairMemory>,
     /// The worker of each flow that the peer opened. The peer chooses the numbers, so they are hashed with a secret.
     workers: Mutex<HashMap<FlowNumber, u8>>,
 }
@@ -60,6 +73,7 @@ impl FlowRegistry {
             total: Arc::clone(total),
             count: AtomicUsize::default(),
             accepted: AtomicUsize::default(),
+            repair: Arc::new(RepairMemory::of(&total.repair)),
             workers: Mutex::default(),
         })
     }
@@ -96,6 +110,12 @@ impl FlowRegistry {
     #[must_use]
     pub fn memory(&self) -> &Arc<QueueMemory> {
         &self.total.memory
+    }
+
+    /// The memory in which this peer's payloads are kept for repair, at all workers.
+    #[must_use]
+    pub fn repair(&self) -> &Arc<RepairMemory> {
+        &self.repair
     }
 
     /// Flows of this peer at all workers.

@@ -3,9 +3,15 @@
 use std::time::Instant;
 
 use ip::ecn;
-use wire::hash::Issued;
+use wire::{
+    hash::Issued,
+    repair::{StreamNumber, Terms},
+};
 
-use crate::relay::{flow::FlowId, fragments::PartlySent};
+use crate::{
+    relay::{flow::FlowId, fragments::PartlySent},
+    repair::RepairClass,
+};
 
 /// The IP and UDP headers, the packet header and the tag around a small datagram, about, in bytes: what a datagram costs in its
 /// flow's turn beside its payload.
@@ -33,6 +39,16 @@ pub struct PacketClass {
     pub lane: Option<u8>,
     /// Whether their own traffic class puts them ahead of others: CS6, or EF (RFC 4594 §2).
     pub ahead: bool,
+    /// How they are repaired; `None`: they are not.
+    pub repair: Option<Terms>,
+}
+
+impl PacketClass {
+    /// The stream of numbers of these packets, if they are repaired.
+    #[must_use]
+    pub fn repair_class(&self) -> Option<RepairClass> {
+        self.repair.map(|terms| RepairClass { stream: StreamNumber(0), bucket: self.bucket, terms })
+    }
 }
 
 /// Whose share of a queue datagrams take.

@@ -1,7 +1,14 @@
 //! Bytes of payloads for a short time, in blocks of memory that are used again (pure).
 
+use std::sync::Arc;
+
+use super::memory::{RepairMemory, Reserved};
+
 /// The bytes of a block, and of the longest entry.
 pub(super) const MOST_BYTES: usize = 16 << 10;
+
+/// The bytes that an entry takes at least: about what its owner keeps of it elsewhere.
+const LEAST_BYTES: usize = 64;
 
 /// Blocks that hold entries one behind the other. A block is free again when all of its entries are.
 ///
@@ -18,6 +25,8 @@ pub(super) struct Arena {
     /// The block that takes the next entry.
     open: Option<u32>,
     most_blocks: usize,
+    /// The memory of the blocks.
+    reserved: Reserved,
 }
 
 #[derive(Debug, Default)]
@@ -45,7 +54,17 @@ impl Arena {
     /// An arena of at most `most_bytes`, and at least one block.
     pub(super) fn new(most_bytes: usize) -> Self {
         let most_blocks = (most_bytes / MOST_BYTES).max(1);
-        Self { blocks: Vec::new(), free: Vec::new(), open: None, most_blocks }
+        Self { blocks: Vec::new(), free: Vec::new(), open: None, most_blocks, reserved: Reserved::default() }
+    }
+
+    /// The same, whose blocks are part of `memory`.
+    pub(super) fn within(self, memory: &Arc<RepairMemory>) -> Self {
+        Self { reserved: Reserved::of(memory), ..self }
+    }
+
+    /// Makes sure that there is a block, so that an entry always has room once those before it are gone; false if there is no memory.
+    pub(super) fn prepare(&mut self) -> bool {
+        self.open.is_some() || self.open_block().is_some()
     }
 
     /// The bytes of memory in use.
@@ -59,7 +78,10 @@ impl Arena {
         if len > MOST_BYTES {
             return None;
         }
-        let index = match self.open.filter(|open| self.blocks[*open as usize].used + len <= MOST_BYTES) {
+        let index = match self
+            .open
+            .filter(|open| self.blocks[*open as usize].used + len.max(LEAST_BYTES) <= MOST_BYTES)
+        {
             Some(open) => open,
             None => self.open_block()?,
         };
@@ -68,7 +90,7 @@ impl Arena {
         let (to_head, to_tail) = block.bytes[at..at + len].split_at_mut(head.len());
         to_head.copy_from_slice(head);
         to_tail.copy_from_slice(tail);
-        block.used += len;
+        block.used += len.max(LEAST_BYTES);
         block.entries += 1;
         Some(Entry { block: index, at: at as u32, len: len as u32 })
     }
@@ -90,7 +112,11 @@ impl Arena {
             return;
         }
         if let Some(reserve) = self.free.last() {
-            self.blocks[*reserve as usize].bytes = Box::default();
+            let reserve = &mut self.blocks[*reserve as usize];
+            if !reserve.bytes.is_empty() {
+                reserve.bytes = Box::default();
+                self.reserved.shrink(MOST_BYTES);
+            }
         }
         self.free.push(index);
     }
@@ -103,11 +129,15 @@ impl Arena {
             self.free.push(self.blocks.len() as u32);
             self.blocks.push(Block::default());
         }
-        let index = self.free.pop()?;
+        let index = *self.free.last()?;
         let block = &mut self.blocks[index as usize];
         if block.bytes.is_empty() {
+            if !self.reserved.grow(MOST_BYTES) {
+                return None;
+            }
             block.bytes = vec![0; MOST_BYTES].into();
         }
+        self.free.pop();
         self.open = Some(index);
         self.open
     }

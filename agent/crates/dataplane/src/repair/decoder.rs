@@ -2,6 +2,7 @@
 
 use std::{
     mem,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -9,6 +10,7 @@ use super::{
     arena::{Arena, Entry},
     coefficients,
     field::{self, MOST_TERMS, Sum, add_times},
+    memory::{RepairMemory, Reserved},
     symbol::{END_OF_NUMBERS, LENGTH_BYTES, MOST_PAYLOAD, MOST_WINDOW, Repair},
 };
 
@@ -99,6 +101,8 @@ pub struct Decoder {
     equations: Vec<Equation>,
     spare: Vec<Equation>,
     counts: DecoderCounts,
+    /// The memory of the tables and of the equations.
+    _reserved: Reserved,
 }
 
 #[derive(Debug)]
@@ -133,7 +137,33 @@ impl Decoder {
             equations: Vec::new(),
             spare: Vec::new(),
             counts: DecoderCounts::default(),
+            _reserved: Reserved::default(),
         }
+    }
+
+    /// The same within `memory`; `None` if it has no room for the tables and as many equations as there may be.
+    #[must_use]
+    pub fn within(mut self, memory: &Arc<RepairMemory>) -> Option<Self> {
+        let equation = SPAN + LENGTH_BYTES + self.limits.payload_bytes;
+        let mut reserved = Reserved::of(memory);
+        if !reserved.grow(size_of_val(&*self.payloads) + self.limits.equations * equation) {
+            return None;
+        }
+        self.arena = Arena::new(self.limits.bytes).within(memory);
+        self._reserved = reserved;
+        Some(self)
+    }
+
+    /// Changes how long payloads may be missing, and how long they stay of use.
+    pub fn set_times(&mut self, deadline: Duration, age: Duration) {
+        self.limits.deadline = deadline;
+        self.limits.age = age;
+    }
+
+    /// The longest payload.
+    #[must_use]
+    pub fn payload_bytes(&self) -> usize {
+        self.limits.payload_bytes
     }
 
     /// Takes a payload that was received, and hands out those that are known with it.

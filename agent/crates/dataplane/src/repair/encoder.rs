@@ -79,6 +79,16 @@ impl Encoder {
         self.work
     }
 
+    /// Whether the last payload paid for a repair: [`Encoder::repair`] may have one.
+    #[inline]
+    #[must_use]
+    pub fn owes(&self, sent: &Sent) -> bool {
+        self.coding.is_some()
+            && sent.next().checked_sub(1).and_then(|last| sent.symbol(last)).is_some_and(|symbol| {
+                self.uncovered.is_some() && self.credit.covers(symbol.len() + REPAIR_HEADER_BYTES)
+            })
+    }
+
     /// Makes a repair if one is due, and writes its symbol to `symbol`, whose bytes it replaces.
     pub fn repair(&mut self, sent: &Sent, now: Instant, symbol: &mut Vec<u8>) -> Option<Repair> {
         let coding = self.coding?;

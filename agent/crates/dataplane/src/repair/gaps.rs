@@ -6,7 +6,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::symbol::END_OF_NUMBERS;
+use wire::context::ASK_BYTES;
+
+use super::symbol::{END_OF_NUMBERS, expand, truncate};
 
 /// A request for payloads that are missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,6 +23,27 @@ pub struct Ask {
 }
 
 impl Ask {
+    /// The request on the wire: the first number, how many, and how often they were asked for before, with the highest bit for the
+    /// last time.
+    #[must_use]
+    pub fn encode(&self) -> [u8; ASK_BYTES] {
+        let [n0, n1, n2, n3] = truncate(self.first).to_be_bytes();
+        let [c0, c1] = self.count.to_be_bytes();
+        [n0, n1, n2, n3, c0, c1, self.attempt.min(0x7f) | u8::from(self.last) << 7]
+    }
+
+    /// Reads a request when the number `expected` is the next one to be sent.
+    #[must_use]
+    pub fn decode(bytes: [u8; ASK_BYTES], expected: u64) -> Self {
+        let [n0, n1, n2, n3, c0, c1, attempt] = bytes;
+        Self {
+            first: expand(u32::from_be_bytes([n0, n1, n2, n3]), expected),
+            count: u16::from_be_bytes([c0, c1]),
+            attempt: attempt & 0x7f,
+            last: attempt & 0x80 != 0,
+        }
+    }
+
     /// The numbers that are asked for.
     #[must_use]
     pub fn numbers(&self) -> Range<u64> {
@@ -41,8 +64,10 @@ pub struct Asking {
 /// What a number is to the receiver before it takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
-    /// It is the first of its number.
-    New,
+    /// It is the first of its number, and higher than all before.
+    Newest,
+    /// It is the first of its number, which was seen to be missing at that time.
+    Missed(Instant),
     /// It was received, or given up.
     Settled,
     /// It is beyond [`END_OF_NUMBERS`].
@@ -120,10 +145,11 @@ impl Gaps {
             }
             self.count(self.next..number + u64::from(recovered));
             self.next = number + 1;
-            return Presence::New;
+            return Presence::Newest;
         }
         let Some(index) = self.find(number) else { return Presence::Settled };
         let gap = &mut self.gaps[index];
+        let missed = Presence::Missed(gap.noticed);
         if gap.first == number {
             gap.first += 1;
         } else if gap.end == number + 1 {
@@ -132,12 +158,17 @@ impl Gaps {
             let rest = Gap { first: number + 1, ..*gap };
             gap.end = number;
             self.gaps.insert(index + 1, rest);
-            return Presence::New;
+            return missed;
         }
         if gap.first == gap.end {
             self.gaps.remove(index);
         }
-        Presence::New
+        missed
+    }
+
+    /// Begins at `number`, before anything was received: what is below it counts as given up.
+    pub(super) fn begin_at(&mut self, number: u64) {
+        self.next = number;
     }
 
     /// Gives up the oldest gap if it was noticed at or before `noticed`, and returns its numbers.
@@ -159,6 +190,11 @@ impl Gaps {
     /// When [`Gaps::ask`] has something to ask for, at the earliest.
     pub(super) fn next_ask(&self) -> Option<Instant> {
         self.next_ask.filter(|_| !self.gaps.is_empty())
+    }
+
+    /// Whether nothing is missing.
+    pub(super) fn is_empty(&self) -> bool {
+        self.gaps.is_empty()
     }
 
     /// Appends the requests that are due, oldest numbers first. A number is asked for once in a round trip and an eighth, and as

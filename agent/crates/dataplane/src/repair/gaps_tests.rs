@@ -18,7 +18,7 @@ impl Bench {
     }
 
     fn receive(&mut self, number: u64) {
-        assert_eq!(self.gaps.receive(number, false, self.clock.now()), Presence::New);
+        assert_eq!(self.gaps.receive(number, false, self.clock.now()), Presence::Newest);
     }
 
     fn pass(&mut self, milliseconds: u64) {

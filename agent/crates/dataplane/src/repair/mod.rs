@@ -1,4 +1,5 @@
-//! Repair of lost datagrams: retransmission, a sliding-window code, and the order of delivery. Pure state; nothing here sends or waits.
+//! Repair of lost datagrams: retransmission, a sliding-window code, and the order of delivery. Pure state; nothing here sends or waits:
+//! `datapath/repair.rs` does.
 //!
 //! | question | file |
 //! |---|---|
@@ -10,7 +11,10 @@
 //! | which numbers are missing, and when to ask for them | `gaps.rs` |
 //! | when a payload is delivered | `sequencer.rs` |
 //! | which means, and how much of it | `plan.rs` |
-//! | where the bytes are | `arena.rs` |
+//! | where the bytes are, and how many there may be | `arena.rs`, `memory.rs` |
+//! | one stream of numbers at either end | `sender.rs`, `receiver.rs` |
+//! | all streams of a lane | `lane.rs` |
+//! | what is counted | `counts.rs` |
 //! | what holds for any peer (tests and fuzzing) | `properties.rs` |
 //!
 //! ```text
@@ -26,15 +30,20 @@
 
 mod arena;
 mod coefficients;
+mod counts;
 mod credit;
 mod decoder;
 mod encoder;
 mod field;
 mod gaps;
+mod lane;
+mod memory;
 mod plan;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
+mod receiver;
+mod sender;
 mod sent;
 mod sequencer;
 mod symbol;
@@ -42,13 +51,18 @@ mod symbol;
 #[cfg(test)]
 mod path_tests;
 
+pub use counts::{ReceiverCounts, SenderCounts};
 pub use credit::WHOLE_PPM;
 pub use decoder::{Decoder, DecoderCounts, DecoderLimits, RepairOutcome, SPAN, SourceOutcome};
 pub use encoder::{Coding, Encoder};
 pub use gaps::{Ask, Asking};
-pub use plan::{Means, Path, Plan, Planner, Policy};
+pub use lane::LaneRepair;
+pub use memory::{RepairMemory, RepairTotal, Reserved};
+pub use plan::{Path, Plan, Planner, Policy};
+pub use receiver::{DISTANCE_BYTES, Delivered, Receiver};
+pub use sender::{PathCounts, RepairClass, Repaired, Sender};
 pub use sent::{Answer, Sent, SentLimits};
-pub use sequencer::{Arrival, Order, Outcome, Sequencer, SequencerCounts, SequencerLimits};
+pub use sequencer::{Arrival, Outcome, Sequencer, SequencerCounts, SequencerLimits};
 pub use symbol::{
     Density, END_OF_NUMBERS, MOST_PAYLOAD, MOST_WINDOW, REPAIR_HEADER_BYTES, Repair, expand, truncate,
 };

@@ -10,7 +10,10 @@ use std::{
 };
 
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::SmallRng};
-use wire::clock::{Clock as _, ManualClock};
+use wire::{
+    clock::{Clock as _, ManualClock},
+    repair::{Mode, Order},
+};
 
 use super::*;
 
@@ -61,7 +64,7 @@ struct Scene {
     payload_bytes: usize,
     max_overhead_ppm: u32,
     order: Order,
-    means: Means,
+    means: Mode,
     seconds: u32,
 }
 
@@ -76,7 +79,7 @@ impl Scene {
             payload_bytes: 1_000,
             max_overhead_ppm: 300_000,
             order: Order::Asap,
-            means: Means::Auto,
+            means: Mode::Auto,
             seconds: 30,
         }
     }
@@ -297,6 +300,7 @@ impl Run {
             rtt: self.scene.rtt,
             queue_delay: Duration::ZERO,
             packets,
+            payloads: packets,
         };
         self.plan = self.planner.update(&path, self.clock.now());
         self.encoder.set(self.plan.coding);

@@ -2,26 +2,24 @@
 
 use std::time::{Duration, Instant};
 
-use super::{credit::WHOLE_PPM, encoder::Coding, symbol::MOST_WINDOW};
+use wire::repair::{Mode, Terms};
 
-/// The means that the operator allows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Means {
-    Off,
-    Retransmit,
-    Fec,
-    /// Whatever the path needs.
-    Auto,
-}
+use super::{credit::WHOLE_PPM, encoder::Coding, symbol::MOST_WINDOW};
 
 /// What the operator wants.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
-    pub means: Means,
+    pub means: Mode,
     /// How long a payload may be late, from the first later one.
     pub deadline: Duration,
     /// The bytes of repair in proportion to those of payloads, in millionths.
     pub max_overhead_ppm: u32,
+}
+
+impl From<&Terms> for Policy {
+    fn from(terms: &Terms) -> Self {
+        Self { means: terms.mode, deadline: terms.deadline, max_overhead_ppm: terms.max_overhead_ppm }
+    }
 }
 
 /// A measurement of a path, over the time since the one before.
@@ -34,8 +32,10 @@ pub struct Path {
     pub rtt: Duration,
     /// The delay in queues: the round trip above the shortest one.
     pub queue_delay: Duration,
-    /// Payloads that were sent.
+    /// Packets whose fate the measurement tells.
     pub packets: u64,
+    /// Payloads that were sent.
+    pub payloads: u64,
 }
 
 /// What to do.
@@ -131,13 +131,13 @@ impl Planner {
         };
         self.ease(path, since);
         self.plan = match self.policy.means {
-            Means::Off => Plan::OFF,
+            Mode::Off => Plan::OFF,
             _ if !self.on || self.strength == 0.0 => Plan::OFF,
-            Means::Retransmit => {
+            Mode::Retransmit => {
                 self.retransmitted(&self.retransmission(attempts(&self.policy, path.rtt).max(1), 1.0))
             }
-            Means::Fec => self.coded(self.overhead()),
-            Means::Auto => self.auto(path),
+            Mode::Fec => self.coded(self.overhead()),
+            Mode::Auto => self.auto(path),
         };
         self.plan
     }
@@ -163,8 +163,8 @@ impl Planner {
         }
         if seconds > 0.0 {
             self.per_second = match self.per_second {
-                0.0 => path.packets as f64 / seconds,
-                _ => toward(self.per_second, path.packets as f64 / seconds, 0.0, 1e9),
+                0.0 => path.payloads as f64 / seconds,
+                _ => toward(self.per_second, path.payloads as f64 / seconds, 0.0, 1e9),
             };
         }
     }

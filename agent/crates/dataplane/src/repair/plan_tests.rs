@@ -13,7 +13,7 @@ struct Bench {
 }
 
 impl Bench {
-    fn new(means: Means, deadline_ms: u64, loss: f64) -> Self {
+    fn new(means: Mode, deadline_ms: u64, loss: f64) -> Self {
         let deadline = Duration::from_millis(deadline_ms);
         let policy = Policy { means, deadline, max_overhead_ppm: 250_000 };
         let path = Path {
@@ -22,6 +22,7 @@ impl Bench {
             rtt: Duration::from_millis(80),
             queue_delay: Duration::ZERO,
             packets: 200,
+            payloads: 200,
         };
         Self { planner: Planner::new(policy), clock: ManualClock::default(), path }
     }
@@ -39,18 +40,18 @@ impl Bench {
 
 #[test]
 fn time_decides_between_retransmission_and_code() {
-    let plan = Bench::new(Means::Auto, 60, 0.05).after(SECOND * 5);
+    let plan = Bench::new(Mode::Auto, 60, 0.05).after(SECOND * 5);
     assert!(plan.coding.is_some() && plan.retransmit_ppm == 0, "{plan:?}");
-    let plan = Bench::new(Means::Auto, 200, 0.05).after(SECOND * 5);
+    let plan = Bench::new(Mode::Auto, 200, 0.05).after(SECOND * 5);
     assert!(plan.coding.is_none() && plan.retransmit_ppm > 50_000, "{plan:?}");
 }
 
 #[test]
 fn both_serve_where_neither_is_enough() {
     // One request fits, and a quarter more bytes are too few for a code against a loss of a fifth.
-    let plan = Bench::new(Means::Auto, 100, 0.2).after(SECOND * 5);
+    let plan = Bench::new(Mode::Auto, 100, 0.2).after(SECOND * 5);
     assert!(plan.retransmit_ppm > 0, "{plan:?}");
-    let mut bench = Bench::new(Means::Auto, 100, 0.06);
+    let mut bench = Bench::new(Mode::Auto, 100, 0.06);
     bench.path.burst = 6.0;
     let plan = bench.after(SECOND * 5);
     assert!(plan.retransmit_ppm > 0 && plan.coding.is_some(), "{plan:?}");
@@ -59,7 +60,7 @@ fn both_serve_where_neither_is_enough() {
 #[test]
 fn the_operator_has_the_last_word() {
     for (means, retransmits, codes) in
-        [(Means::Off, false, false), (Means::Retransmit, true, false), (Means::Fec, false, true)]
+        [(Mode::Off, false, false), (Mode::Retransmit, true, false), (Mode::Fec, false, true)]
     {
         for deadline_ms in [60, 200] {
             let plan = Bench::new(means, deadline_ms, 0.05).after(SECOND * 5);
@@ -70,7 +71,7 @@ fn the_operator_has_the_last_word() {
 
 #[test]
 fn repair_begins_at_three_thousandths_and_ends_below_two() {
-    let mut bench = Bench::new(Means::Auto, 60, 0.0025);
+    let mut bench = Bench::new(Mode::Auto, 60, 0.0025);
     assert!(bench.after(SECOND * 20).is_off());
     bench.path.loss = 0.004;
     assert!(!bench.after(SECOND * 20).is_off());
@@ -83,7 +84,7 @@ fn repair_begins_at_three_thousandths_and_ends_below_two() {
 #[test]
 fn the_overhead_grows_with_loss_and_bursts_up_to_its_limit() {
     let overhead = |loss: f64, burst: f64| {
-        let mut bench = Bench::new(Means::Fec, 60, loss);
+        let mut bench = Bench::new(Mode::Fec, 60, loss);
         bench.path.burst = burst;
         bench.after(SECOND * 30).coding.map_or(0, |coding| coding.overhead_ppm)
     };
@@ -94,7 +95,7 @@ fn the_overhead_grows_with_loss_and_bursts_up_to_its_limit() {
 
 #[test]
 fn a_queue_ends_repair_gently_and_its_end_brings_it_back() {
-    let mut bench = Bench::new(Means::Fec, 60, 0.05);
+    let mut bench = Bench::new(Mode::Fec, 60, 0.05);
     let overhead = |plan: Plan| plan.coding.map_or(0, |coding| coding.overhead_ppm);
     let full = overhead(bench.after(SECOND * 30));
     bench.path.queue_delay = Duration::from_millis(40);
@@ -112,7 +113,7 @@ fn a_queue_ends_repair_gently_and_its_end_brings_it_back() {
 
 #[test]
 fn a_round_trip_near_the_deadline_does_not_change_the_means_each_time() {
-    let mut bench = Bench::new(Means::Auto, 180, 0.05);
+    let mut bench = Bench::new(Mode::Auto, 180, 0.05);
     let mut changes = 0;
     let mut before = bench.after(SECOND * 5).retransmit_ppm > 0;
     for step in 0..200 {
@@ -126,9 +127,10 @@ fn a_round_trip_near_the_deadline_does_not_change_the_means_each_time() {
 
 #[test]
 fn measurements_that_are_none_change_nothing() {
-    let mut bench = Bench::new(Means::Auto, 60, 0.05);
+    let mut bench = Bench::new(Mode::Auto, 60, 0.05);
     let before = bench.after(SECOND * 30);
     (bench.path.loss, bench.path.burst, bench.path.packets) = (f64::NAN, f64::NAN, 0);
+    bench.path.payloads = 0;
     let plan = bench.after(SECOND / 10);
     assert_eq!(
         plan.coding.map(|coding| coding.overhead_ppm),
@@ -145,7 +147,7 @@ fn quantiles_of_the_normal_distribution() {
 
 #[test]
 fn attempts_that_fit() {
-    let policy = Policy { means: Means::Auto, deadline: Duration::from_millis(200), max_overhead_ppm: 0 };
+    let policy = Policy { means: Mode::Auto, deadline: Duration::from_millis(200), max_overhead_ppm: 0 };
     for (rtt_ms, fit) in [(0, 8), (20, 8), (50, 3), (80, 2), (190, 1), (197, 0)] {
         assert_eq!(attempts(&policy, Duration::from_millis(rtt_ms)), fit, "{rtt_ms}");
     }

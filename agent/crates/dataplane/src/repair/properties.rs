@@ -5,7 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::clock::{Clock as _, ManualClock};
+use wire::{
+    clock::{Clock as _, ManualClock},
+    repair::Order,
+};
 
 use super::*;
 

@@ -2,6 +2,7 @@
 
 use std::{
     collections::VecDeque,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -9,6 +10,7 @@ use super::{
     arena::{Arena, Entry},
     credit::Credit,
     gaps::Ask,
+    memory::RepairMemory,
     symbol::{END_OF_NUMBERS, LENGTH_BYTES, MOST_PAYLOAD},
 };
 
@@ -38,6 +40,8 @@ pub struct Sent {
     arena: Arena,
     credit: Credit,
     copies: u8,
+    /// Whether a payload had to give way before its time.
+    displaced: bool,
 }
 
 #[derive(Debug)]
@@ -67,7 +71,27 @@ impl Sent {
         /// What retransmissions may save up: some 100 payloads, for a run of losses after a quiet time.
         const MOST_CREDIT_BYTES: u32 = 128 << 10;
         let (payloads, credit) = (VecDeque::new(), Credit::new(MOST_CREDIT_BYTES));
-        Self { limits, payloads, first: 0, arena: Arena::new(limits.bytes), credit, copies: 1 }
+        Self {
+            limits,
+            payloads,
+            first: 0,
+            arena: Arena::new(limits.bytes),
+            credit,
+            copies: 1,
+            displaced: false,
+        }
+    }
+
+    /// The same, whose payloads are part of `memory`; `None` if there is none left.
+    #[must_use]
+    pub fn within(self, memory: &Arc<RepairMemory>) -> Option<Self> {
+        let mut arena = self.arena.within(memory);
+        arena.prepare().then_some(Self { arena, ..self })
+    }
+
+    /// Changes how old payloads may be.
+    pub fn set_age(&mut self, age: Duration) {
+        self.limits.age = age;
     }
 
     /// Sets the bytes of retransmissions in proportion to those of payloads, in millionths, and how often the answer to a last request
@@ -77,25 +101,36 @@ impl Sent {
         self.copies = copies.max(1);
     }
 
-    /// Keeps a payload and returns its number; `None` for one longer than [`MOST_PAYLOAD`], which is to be sent without repair.
+    /// Keeps a payload and returns its number; `None` for one longer than [`MOST_PAYLOAD`], or without memory: it is to be sent without
+    /// repair.
     pub fn push(&mut self, payload: &[u8], now: Instant) -> Option<u64> {
         if payload.len() > MOST_PAYLOAD || self.next() >= END_OF_NUMBERS {
             return None;
         }
         self.forget(now);
         if self.payloads.len() >= self.limits.packets.max(1) {
+            self.displaced = true;
             self.drop_first();
         }
         let length = (payload.len() as u16).to_be_bytes();
         let symbol = loop {
             match self.arena.add(&length, payload) {
                 Some(symbol) => break symbol,
-                None => self.drop_first(),
+                None if self.payloads.is_empty() => return None,
+                None => {
+                    self.displaced = true;
+                    self.drop_first();
+                }
             }
         };
         self.credit.earn(payload.len());
         self.payloads.push_back(Payload { symbol, sent: now, answers: 0 });
         Some(self.next() - 1)
+    }
+
+    /// Whether payloads had to give way before their time since this was last asked.
+    pub fn take_displaced(&mut self) -> bool {
+        std::mem::take(&mut self.displaced)
     }
 
     /// Forgets what is older than the limit.

@@ -3,23 +3,16 @@
 use std::{
     collections::BTreeMap,
     ops::Range,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use super::{
     arena::{Arena, Entry},
     gaps::{Ask, Asking, Gaps, Presence},
+    memory::RepairMemory,
 };
-use wire::hash::PeerMap;
-
-/// The order in which payloads are delivered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// At once.
-    Asap,
-    /// In the order of their flow, waiting at most the deadline for a missing one.
-    Hold,
-}
+use wire::{hash::PeerMap, repair::Order};
 
 /// Limits on what the receiver remembers, and how long.
 #[derive(Clone, Copy, Debug)]
@@ -71,6 +64,12 @@ pub struct SequencerCounts {
     pub missing: u64,
     /// Runs of missing numbers: `missing / runs` is the mean length of a burst.
     pub runs: u64,
+    /// Missing payloads that came again, or late.
+    pub came_again: u64,
+    /// Payloads that a repair symbol gave.
+    pub recovered: u64,
+    /// How long those two were missing, together, in microseconds.
+    pub missed_micros: u64,
 }
 
 /// Takes payloads in any order and delivers each once.
@@ -113,6 +112,23 @@ impl Sequencer {
         }
     }
 
+    /// The same, whose payloads that wait are part of `memory`.
+    #[must_use]
+    pub fn within(self, memory: &Arc<RepairMemory>) -> Self {
+        Self { arena: self.arena.within(memory), ..self }
+    }
+
+    /// Begins at `number` instead of 0, before anything was received.
+    pub fn begin_at(&mut self, number: u64) {
+        self.gaps.begin_at(number);
+    }
+
+    /// Changes the order and the deadline.
+    pub fn set(&mut self, order: Order, deadline: Duration) {
+        self.order = order;
+        self.limits.deadline = deadline;
+    }
+
     /// Takes a payload, and delivers it and those that waited for it.
     pub fn receive(
         &mut self,
@@ -122,8 +138,12 @@ impl Sequencer {
     ) -> Outcome {
         self.expire(now, deliver);
         let number = arrival.number;
-        match self.gaps.receive(number, arrival.recovered, now) {
-            Presence::New => {}
+        let missed = match self.gaps.receive(number, arrival.recovered, now) {
+            Presence::Newest => Duration::ZERO,
+            Presence::Missed(since) => {
+                self.counts.came_again += u64::from(!arrival.recovered);
+                now.saturating_duration_since(since)
+            }
             Presence::Settled
                 if self.delivered.contains(number) || self.held_numbers.contains_key(&number) =>
             {
@@ -135,7 +155,9 @@ impl Sequencer {
                 return Outcome::Late;
             }
             Presence::Refused => return Outcome::Refused,
-        }
+        };
+        self.counts.recovered += u64::from(arrival.recovered);
+        self.counts.missed_micros += missed.as_micros() as u64;
         while self.gaps.is_over_limit() {
             self.give_up_oldest(deliver);
         }
@@ -187,6 +209,13 @@ impl Sequencer {
     #[must_use]
     pub fn counts(&self) -> SequencerCounts {
         SequencerCounts { missing: self.gaps.noticed, runs: self.gaps.runs, ..self.counts }
+    }
+
+    /// Delivers everything that waits, in order, and gives up what is missing.
+    pub fn finish(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
+        while !self.gaps.is_empty() {
+            self.give_up_oldest(deliver);
+        }
     }
 
     /// How many payloads wait.

@@ -14,6 +14,7 @@ use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
     ids::{PeerId, SessionId},
     messages::{CloseReason, Hello, Service},
+    repair::Terms,
 };
 use zeroize::Zeroizing;
 
@@ -42,6 +43,8 @@ pub(crate) enum WorkerMessage {
     Services { peer: PeerId, session: SessionId, services: Vec<Service> },
     /// A peer wants reports about what arrives on its lanes, or no longer does.
     ReportsWanted { peer: PeerId, session: SessionId, wanted: bool },
+    /// A connected peer repairs the IP packets that it sends like this from now on.
+    PacketRepair { peer: PeerId, session: SessionId, terms: Option<Terms> },
     /// To the owner: a worker has TCP forwards for a peer and too few stream connections.
     StreamsWanted { peer: PeerId, session: SessionId },
     /// To the worker that is to have it: dial a stream connection of a session.

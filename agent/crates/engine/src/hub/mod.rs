@@ -133,6 +133,11 @@ impl Hub {
         u8::try_from(self.mailboxes.len()).unwrap_or(u8::MAX)
     }
 
+    /// Bytes in which payloads of all peers are kept or held for repair.
+    pub(crate) fn repair_bytes(&self) -> usize {
+        self.flows.repair_bytes()
+    }
+
     /// Count and window memory of the TCP forwards of all peers.
     pub(crate) fn streams(&self) -> &Arc<StreamMemory> {
         &self.streams

@@ -95,6 +95,15 @@ impl Context {
                  memory, or smaller peer.queue.bytes and peer.queue.time)"
             );
         }
+        if let Some(suppressed) = allow(Ceiling::RepairBytes) {
+            tracing::warn!(
+                peer = name,
+                limit = limits.repair_bytes,
+                suppressed,
+                "limits.repair_bytes, or the quarter of it that one peer may have, is reached: payloads travel without repair \
+                 (remedy: a higher one if there is memory, or a shorter deadline in repair)"
+            );
+        }
         if let Some(suppressed) = allow(Ceiling::FlowRate) {
             tracing::warn!(
                 peer = name,

@@ -21,7 +21,7 @@ use wire::{context::Context, messages::MessageError};
 use crate::{
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     origin::PeerOrigin,
-    status::{Accounting, PeerStatus, RateStatus, StreamsStatus},
+    status::{Accounting, PeerStatus, RateStatus, RepairStatus, StreamsStatus},
     worker::{
         Ceiling, TcpRefusal,
         stats::{
@@ -129,6 +129,24 @@ static FAMILIES: &[Family] = &[
     peer(Type::Gauge, "culvert_peer_path_congested", "1 while the queue of the path to the peer says congestion: the link is full, by us or by others; 0 unless the rate is automatic.", |it| rate(&it.now, |rate| f64::from(u8::from(rate.auto.as_ref().is_some_and(|auto| auto.congested))))),
     peer(Type::Gauge, "culvert_queue_delay_median_seconds", "Median wait of payloads for their turn at the limit, in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p50_seconds.unwrap_or(0.0))),
     peer(Type::Gauge, "culvert_queue_delay_p99_seconds", "Wait for their turn that 99 % of payloads did not exceed in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p99_seconds.unwrap_or(0.0))),
+    peer(Type::Counter, "culvert_repair_payloads_total", "Payloads sent that are to be repaired, whether they got numbers or not.", |it| repair(&it.ever, |repair| repair.sent)),
+    peer(Type::Counter, "culvert_repair_payload_bytes_total", "Bytes of those payloads.", |it| repair(&it.ever, |repair| repair.sent_bytes[0])),
+    peer(Type::Counter, "culvert_repair_extra_bytes_total", "Bytes of numbers, retransmissions and repair symbols that were sent.", |it| repair(&it.ever, |repair| repair.sent_bytes[1])),
+    peer(Type::Counter, "culvert_repair_numbered_total", "Payloads sent with a number, so that they can be repaired.", |it| repair(&it.ever, |repair| repair.numbered)),
+    peer(Type::Counter, "culvert_repair_retransmitted_total", "Payloads sent again because the peer asked for them.", |it| repair(&it.ever, |repair| repair.retransmitted)),
+    peer(Type::Counter, "culvert_repair_symbols_total", "Repair symbols sent.", |it| repair(&it.ever, |repair| repair.symbols)),
+    peer(Type::Counter, "culvert_repair_unanswered_total", "Payloads that the peer asked for too late, or beyond the share of bytes for repair.", |it| repair(&it.ever, |repair| repair.unanswered)),
+    peer(Type::Counter, "culvert_repair_without_memory_total", "Payloads that went without a number, or symbols that were not used, because limits.repair_bytes or the peer's quarter of it was reached.", |it| repair(&it.ever, |repair| repair.without_memory)),
+    peer(Type::Counter, "culvert_repair_received_total", "Numbered payloads from the peer that were delivered.", |it| repair(&it.ever, |repair| repair.received)),
+    peer(Type::Counter, "culvert_repair_missing_total", "Numbered payloads from the peer that were missing when a later one came: lost, or late.", |it| repair(&it.ever, |repair| repair.missing)),
+    peer(Type::Counter, "culvert_repair_came_again_total", "Missing payloads that came in time, because they were sent again or were late.", |it| repair(&it.ever, |repair| repair.came_again)),
+    peer(Type::Counter, "culvert_repair_recovered_total", "Payloads that repair symbols gave in time.", |it| repair(&it.ever, |repair| repair.recovered)),
+    peer(Type::Counter, "culvert_repair_given_up_total", "Missing payloads that did not come in time.", |it| repair(&it.ever, |repair| repair.given_up)),
+    peer(Type::Counter, "culvert_repair_duplicate_total", "Numbered payloads that came again in vain.", |it| repair(&it.ever, |repair| repair.duplicate)),
+    peer(Type::Counter, "culvert_repair_late_total", "Numbered payloads that came after their deadline; they are dropped (reason expired).", |it| repair(&it.ever, |repair| repair.late)),
+    peer(Type::Counter, "culvert_repair_malformed_total", "Repair symbols from the peer that contradict its payloads, or are no symbols.", |it| repair(&it.ever, |repair| repair.malformed)),
+    peer(Type::Counter, "culvert_repair_delay_seconds_total", "How long repaired payloads from the peer were missing, together.", |it| it.ever.repair.as_ref().map_or(0.0, |repair| repair.missed_micros as f64 / 1e6).into()),
+    gauge("culvert_repair_bytes", &[], "Memory for payloads that are kept or held for repair, of all peers.", |it, out| out.add(&[], it.in_use.repair_bytes)),
     peer(Type::Counter, "culvert_aqm_marked_total", "IP packets marked as having met congestion (ECN) because they waited too long at the limit; those that cannot be marked are dropped (reason aqm).", |it| it.ever.more.aqm_marked.into()),
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
     peer(Type::Gauge, "culvert_reassembly_bytes", "Memory held for the peer's incomplete datagrams, summed over all workers.", |it| it.now.more.reassembly_bytes.into()),
@@ -340,6 +358,11 @@ impl Bearers {
 /// A figure of a peer's limit, 0 without one.
 fn rate(peer: &PeerStatus, read: fn(&RateStatus) -> f64) -> Value {
     peer.rate.as_ref().map_or(0.0, read).into()
+}
+
+/// A count of what is repaired, 0 where nothing is.
+fn repair(peer: &PeerStatus, read: fn(&RepairStatus) -> u64) -> Value {
+    peer.repair.as_ref().map_or(0, read).into()
 }
 
 fn streams(peers: &Bearers, read: fn(&StreamsStatus) -> u64) -> Value {

@@ -68,7 +68,8 @@ impl Worker {
                     if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
                         for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
-                            let marks = Marks { tos: piece.tos, age: waited + piece.meta.age };
+                            let age = waited + piece.meta.age;
+                            let marks = Marks { tos: piece.tos, age, repair: piece.repair };
                             uplink.take_over(lane, piece.counted_header(), run, marks);
                         }
                     }

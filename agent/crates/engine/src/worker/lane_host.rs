@@ -269,7 +269,7 @@ impl LaneHost {
     pub(super) fn drain_lane(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         if let Some(slot) = self.lanes.get_mut(id) {
             let until = now + DRAIN_TIME;
-            slot.state = LaneState::Draining { until };
+            slot.drain(until);
             cx.timers.arm(Timer::Lane(id), until);
         }
         self.note_phase(id, Phase::Draining, now);
@@ -277,8 +277,11 @@ impl LaneHost {
 
     pub(super) fn remove_lane(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         self.end_capture_of(id, now);
-        if let Some(slot) = self.lanes.remove(id) {
+        if let Some(mut slot) = self.lanes.remove(id) {
             cx.hub.lane_gone(slot.peer);
+            if let Some((streams, peer)) = slot.repair.take().zip(cx.peers.get_mut(slot.peer)) {
+                peer.data.give_up_repair(*streams);
+            }
             let lane = name_of_lane(&slot);
             if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_replaced(id))
             {

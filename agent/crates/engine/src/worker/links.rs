@@ -52,6 +52,8 @@ impl Sessions {
         });
         let pool = Pool::new(owner, cx.id, wanted);
         let Some(peer) = cx.peers.get_mut(id) else { return };
+        // The peer says so after its hello.
+        peer.data.relay.repairs.packets = None;
         cx.stats.work.walked +=
             (peer.data.relay.set_services(&hello.services) + peer.data.relay.flows.len()) as u64;
         let same_process = peer.data.instance == Some(hello.instance);
@@ -70,6 +72,7 @@ impl Sessions {
             completes_checksums: has(Features::PARTIAL_CHECKSUM),
             takes_pieces: has(Features::PIECES),
             reports: false,
+            repairs: has(Features::REPAIR),
             settles_at: now + SETTLE_TIME,
             suspicions: Suspicions::default(),
             services: hello.services.clone(),
@@ -118,7 +121,13 @@ impl Sessions {
         for lane in lanes.into_iter().chain(link.pool.replaced()) {
             host.drain_lane(cx, lane, now);
         }
-        for frame in link.plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
+        let mut plain = link.plain;
+        if let Some(streams) = plain.as_mut().and_then(|plain| plain.repair.take()) {
+            if let Some(peer) = cx.peers.get_mut(id) {
+                peer.data.give_up_repair(*streams);
+            }
+        }
+        for frame in plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
             drop(frame);
             cx.settle_plain(id, DropReason::LaneClosed);
         }

@@ -89,6 +89,13 @@ impl Worker {
             WorkerMessage::ReportsWanted { peer, session, wanted } => {
                 host.reports_wanted(cx, SessionRef { peer, session }, wanted, now);
             }
+            WorkerMessage::PacketRepair { peer, session, terms } => {
+                if cx.peers.link_named(peer, session).is_some()
+                    && let Some(state) = cx.peers.get_mut(peer)
+                {
+                    state.data.relay.repairs.packets = terms;
+                }
+            }
             WorkerMessage::LaneUp { lane } => sessions.lane_is_up(cx, lane),
             WorkerMessage::LaneBudget { lane, bytes } => sessions.lane_carries(cx, lane, bytes),
             WorkerMessage::LaneLost { lane, why } => sessions.lane_lost(cx, lane, why, now),

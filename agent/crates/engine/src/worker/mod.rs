@@ -20,6 +20,7 @@
 //! | the lanes that this worker hosts | `lane_host.rs` |
 //! | a changed address or route | `routes.rs` |
 //! | messages from other workers | `messages.rs`; sending them: `engine/src/hub/` |
+//! | lost payloads that are repaired | `repair.rs` |
 //! | the link to a peer at each worker, while it has a session | `links.rs` |
 //! | hand-off batches from and to other workers | `hand_off.rs` |
 //! | peers that are added and removed | `peers.rs` |
@@ -103,6 +104,7 @@ mod peers;
 mod plain;
 mod publish;
 mod reload;
+mod repair;
 mod reports;
 mod routes;
 mod session;
@@ -229,6 +231,7 @@ impl Worker {
         decoy.serve_decoys(cx, data, host, batches, now);
         decoy.serve_unauthenticated(cx, data, now);
         self.poll_control(now);
+        self.drive_repairs(now);
         self.drive_lanes(now);
         let Self { cx, data, sessions, host, tunnel, .. } = self;
         cx.sockets.underlays.flush(&mut host.lanes, now);
@@ -378,6 +381,11 @@ impl Worker {
 
     /// Runs `pass` over the received batch, then delivers the payloads and handles the notes that the pass has left.
     fn downlink(&mut self, now: Instant, pass: impl FnOnce(&mut WorkerDownlink<'_>, &mut ReceiveBatch)) {
+        self.pass(now, pass);
+        self.take_released(now);
+    }
+
+    fn pass(&mut self, now: Instant, pass: impl FnOnce(&mut WorkerDownlink<'_>, &mut ReceiveBatch)) {
         let mut downlink = Downlink {
             peers: &mut self.cx.peers,
             outside: Gateway {
@@ -444,6 +452,7 @@ impl Worker {
             Timer::Pool(peer) => sessions.pool_timeout(cx, peer, now),
             Timer::Hello(handle) => self.send_deferred_hello(handle, now),
             Timer::Flow(peer, flow) => data.flow_timeout(cx, host, peer, flow, now),
+            Timer::Repair(peer) => self.drive_plain_repair(peer, now),
             Timer::Queue(peer) => {
                 if let Some(state) = cx.peers.get_mut(peer) {
                     state.data.relay.expire(now);

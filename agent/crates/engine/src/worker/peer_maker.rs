@@ -88,7 +88,7 @@ impl PeerMaker<'_> {
         let numbering = Numbering { parity, worker: self.worker };
         let (registry, share) = (self.hub.flows(id), Share::new(self.hub.rate(id), now));
         let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, registry, share, &names);
-        relay.set_oversize(&self.config.services);
+        relay.set_own_services(&self.config.services);
         relay
     }
 }

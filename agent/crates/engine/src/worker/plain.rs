@@ -2,7 +2,10 @@
 
 use std::time::Instant;
 
-use dataplane::relay::{DropReason, Settlement};
+use dataplane::{
+    relay::{DropReason, Settlement},
+    repair::PathCounts,
+};
 use net::batch::Meta;
 use quinn_proto::{ConnectionHandle, SendDatagramError};
 use wire::ids::{LaneRef, PeerId};
@@ -61,6 +64,9 @@ impl Worker {
             taken += self.data.batch.len() as u64;
             self.downlink(now, |downlink, batch| downlink.frames(batch, LaneRef { peer, lane: 0 }));
         }
+        if taken > 0 {
+            self.drive_plain_repair(peer, now);
+        }
         // Frames are dropped only to make room for others.
         let lost = if taken > 0 { self.sessions.control.frames_taken(handle, taken) } else { 0 };
         if lost > 0
@@ -114,6 +120,18 @@ impl DataPlane {
             let quinn = handle.and_then(|handle| sessions.control.quinn(handle));
             let (Some(plain), Some(quinn), Some(handle)) = (plain, quinn, handle) else { return taken };
             plain.set_most(quinn.datagrams().max_size());
+            if plain.repair.is_some() {
+                let path = quinn.stats().path;
+                let least_rtt = plain.path.least_rtt;
+                plain.path = PathCounts {
+                    acked: path.sent_packets.saturating_sub(path.lost_packets),
+                    lost: path.lost_packets,
+                    // quinn-proto does not tell runs of losses apart.
+                    runs: path.lost_packets,
+                    rtt: path.rtt,
+                    least_rtt: if least_rtt.is_zero() { path.rtt } else { least_rtt.min(path.rtt) },
+                };
+            }
             let (room, ahead) = room_at(peer.data.relay.share.account().rate());
             plain.set_room(room);
             // Before the check for space: frames expire even if the connection takes none.
@@ -148,6 +166,7 @@ impl DataPlane {
                 cx.settle_plain(id, dropped);
             }
         }
+        cx.watch_plain_repair(id);
         // The frames are gone: the peer's queue behind them comes next.
         if !blocked {
             self.drain_queue(cx, host, id, now);

@@ -21,7 +21,7 @@ use crate::{
     peer::{Peer, refused},
     status::{
         Accounting, AutoRateStatus, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus,
-        QueueStatus, RateFrom, RateStatus, StreamsStatus, add_lane,
+        QueueStatus, RateFrom, RateStatus, RepairStatus, StreamsStatus, add_lane,
     },
     worker::{
         Worker,
@@ -91,6 +91,7 @@ impl Worker {
             used_tokens: sessions.gate.remembered(),
             decoy_flows: decoy.flows.as_ref().map_or(0, Decoys::count),
             stream_bytes,
+            repair_bytes: if publishes_shared { cx.hub.repair_bytes() as u64 } else { 0 },
         };
         let tun = tunnel.device.as_ref().map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()));
         let (tun, tun_totals) = tun.unwrap_or_default();
@@ -172,7 +173,7 @@ impl Sessions {
 
     /// The number of refusals at each limit.
     fn limit_reached(&self, cx: &Context, data: &DataPlane, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
-        let [flows, flows_per_peer, queue_bytes, sockets, flow_rate] = sums.refused;
+        let [flows, flows_per_peer, queue_bytes, repair_bytes, sockets, flow_rate] = sums.refused;
         // All workers share these values, so only worker 0 publishes them.
         let (shared, stream_bytes) = match cx.id.index {
             0 => (self.refusals.at_ceilings(), cx.hub.streams().refused()),
@@ -184,6 +185,7 @@ impl Sessions {
             flows,
             flows_per_peer,
             queue_bytes,
+            repair_bytes,
             sockets,
             flow_rate,
             tcp.per_peer,
@@ -244,6 +246,7 @@ impl Sessions {
                 age_seconds: relay.oldest().map_or(0.0, since),
             },
             rate: rate_of(relay, peer.session.is_some(), now),
+            repair: host.repair_of(peer),
             uplink: Accounting {
                 account: relay.uplink,
                 queued: relay.queued(Direction::Uplink),
@@ -282,6 +285,54 @@ impl Context {
 }
 
 impl LaneHost {
+    /// What is repaired between us and a peer, as this worker knows it.
+    fn repair_of(&self, peer: &Peer) -> Option<RepairStatus> {
+        let repairs = &peer.data.relay.repairs;
+        let (sent, received) = (&repairs.sent, &repairs.received);
+        let packets = peer.data.config.repair.terms.in_use().is_some() || repairs.packets.is_some();
+        if !packets && !repairs.any_service() && sent.payloads == 0 && received.delivered == 0 {
+            return None;
+        }
+        let link = peer.data.link.as_ref();
+        let lanes = link.iter().flat_map(|link| link.pool.lanes()).filter_map(|lane| self.lanes.get(lane));
+        let streams = lanes.filter_map(|slot| slot.repair.as_ref());
+        let plain = link.and_then(|link| link.plain.as_ref()).and_then(|plain| plain.repair.as_ref());
+        let (mut retransmits, mut codes) = (false, false);
+        for sender in streams.chain(plain).flat_map(|streams| streams.plans()) {
+            retransmits |= sender.retransmit_ppm > 0;
+            codes |= sender.coding.is_some();
+        }
+        let state = match (link, retransmits, codes) {
+            (None, ..) => 0,
+            (Some(link), ..) if !link.repairs => 1,
+            (Some(_), false, false) => 2,
+            (Some(_), true, false) => 3,
+            (Some(_), false, true) => 4,
+            (Some(_), true, true) => 5,
+        };
+        Some(RepairStatus {
+            state: RepairStatus::STATES[state].into(),
+            sent: sent.payloads,
+            numbered: sent.numbered,
+            without_memory: sent.without_memory + received.without_memory,
+            retransmitted: sent.retransmitted,
+            symbols: sent.symbols,
+            unanswered: sent.unanswered,
+            received: received.delivered,
+            missing: received.missing,
+            came_again: received.retransmitted,
+            recovered: received.recovered,
+            given_up: received.given_up,
+            duplicate: received.duplicate,
+            late: received.late,
+            bytes: peer.data.relay.flows.registry().repair().used(),
+            sent_bytes: [sent.payload_bytes, sent.extra_bytes],
+            missed_micros: received.missed_micros,
+            malformed: received.malformed,
+            ..RepairStatus::default()
+        })
+    }
+
     fn peer_figures(&self, peer: &Peer, of_peer: &OfPeer) -> PeerFigures {
         let (relay, queue) = (&peer.data.relay, &peer.data.config.queue);
         let owned = peer.data.link.as_ref().filter(|_| peer.session.is_some()).map(|link| OwnedLanes {

@@ -54,7 +54,7 @@ impl Worker {
             peer.data.relay.set_bounds(&wanted, &config.limits);
             peer.data.allowances.set(&config.limits);
             peer.data.relay.set_ingresses(&names);
-            peer.data.relay.set_oversize(&config.services);
+            peer.data.relay.set_own_services(&config.services);
             if forwards_differ {
                 // Missing services of new forwards are to be reported.
                 peer.known_services = None;
@@ -72,6 +72,7 @@ impl Worker {
         decoy.follow_decoy(cx, data, now);
         for id in cx.peers.ids() {
             sessions.offer_services(cx, id);
+            cx.warn_of_missing_repair(id, now);
             tcp.warn_of_missing_services(cx, id, now);
         }
         cx.stats.unpublished = true;
@@ -118,6 +119,11 @@ impl Worker {
         }
         if old.rate_receive != wanted.rate_receive {
             sessions.rate_receive_changed(cx, id);
+        }
+        if old.repair != wanted.repair {
+            sessions.tell_packet_repair(cx, id, true);
+            cx.warn_of_missing_repair(id, now);
+            tunnel.budget_changed(cx, id, now);
         }
         if old.allowed_ips != wanted.allowed_ips {
             tunnel.reroute_peer(cx, id);
@@ -331,7 +337,8 @@ impl Context {
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
             let fragment = service.oversize == config::Oversize::Fragment;
-            (udp || tcp).then(|| messages::Service { number: number(*index), name, udp, tcp, idle, fragment })
+            let (number, repair) = (number(*index), service.repair.in_use().filter(|_| udp));
+            (udp || tcp).then(|| messages::Service { number, name, udp, tcp, idle, fragment, repair })
         });
         services.collect()
     }

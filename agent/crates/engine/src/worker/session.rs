@@ -255,6 +255,13 @@ impl Worker {
                     cx.broadcast(|| WorkerMessage::ReportsWanted { peer, session, wanted });
                 }
             }
+            Message::PacketRepair(terms) => {
+                let Some(session) = cx.peers.get(peer).and_then(|state| Some(state.session.as_ref()?.id))
+                else {
+                    return;
+                };
+                cx.broadcast(|| WorkerMessage::PacketRepair { peer, session, terms });
+            }
             Message::StreamsWanted if side == Side::Client => sessions.peer_wants_streams(cx, peer, now),
             Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
                 sessions.out_of_order(cx, handle, now)
@@ -391,6 +398,8 @@ impl Worker {
         }
         // Our services may have changed since our hello was sent.
         sessions.offer_services(cx, id);
+        sessions.tell_packet_repair(cx, id, false);
+        cx.warn_of_missing_repair(id, now);
         tcp.warn_of_missing_services(cx, id, now);
         tunnel.warn_of_missing_tunnel(cx, id, now);
         // Datagrams of a client without lanes may have overtaken its hello.
@@ -406,6 +415,17 @@ impl Sessions {
     fn ask_for_rate(&mut self, cx: &Context, id: PeerId, handle: ConnectionHandle) {
         if let Some(bits_per_second) = cx.peers.get(id).and_then(|peer| peer.data.config.rate_receive) {
             self.control.send(handle, &Message::ReceiveRate { bits_per_second });
+        }
+    }
+
+    /// Tells a connected peer how we repair the IP packets that we send, if it can do its part; at first only if we do.
+    pub(super) fn tell_packet_repair(&mut self, cx: &Context, id: PeerId, always: bool) {
+        let Some(peer) = cx.peers.get(id) else { return };
+        let terms = peer.data.config.repair.terms.in_use();
+        let session =
+            peer.session.as_ref().filter(|session| session.hello.features.contains(Features::REPAIR));
+        if let Some(session) = session.filter(|_| always || terms.is_some()) {
+            self.control.send(session.handle, &Message::PacketRepair(terms));
         }
     }
 
@@ -586,7 +606,8 @@ impl Sessions {
 impl Tunnel {
     /// The optional features that our hello offers.
     fn features(&self) -> Features {
-        let always = Features::PIECES.and(Features::STREAM_CONNECTIONS).and(Features::REPORTS);
+        let always =
+            Features::PIECES.and(Features::STREAM_CONNECTIONS).and(Features::REPORTS).and(Features::REPAIR);
         match self.device {
             // We complete checksums that the device does not complete.
             Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
@@ -596,6 +617,28 @@ impl Tunnel {
 }
 
 impl Context {
+    /// Warns that a peer cannot repair what is to be repaired.
+    pub(super) fn warn_of_missing_repair(&mut self, id: PeerId, now: Instant) {
+        let services = self.services_for(id).iter().filter(|service| service.repair.is_some()).count();
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let packets = peer.data.config.repair.terms.in_use().is_some();
+        let Some(session) = &peer.session else { return };
+        let able = session.hello.features.contains(Features::REPAIR);
+        if able || services == 0 && !packets {
+            return;
+        }
+        if let Some(suppressed) = peer.throttles.no_repair.allow(now) {
+            tracing::warn!(
+                peer = &*peer.name,
+                software = &*session.software,
+                services,
+                packets,
+                suppressed,
+                "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
+            );
+        }
+    }
+
     /// Whether a peer's existing session stays and the new connection is closed.
     ///
     /// A peer dials only if it has lost the session, or suspects that we have, so the new connection usually stays. The exceptions are

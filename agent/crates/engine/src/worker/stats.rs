@@ -277,6 +277,8 @@ pub struct InUse {
     pub decoy_flows: usize,
     /// Bytes that the windows of TCP forwards of all workers have taken; published by worker 0.
     pub stream_bytes: u64,
+    /// Bytes in which payloads of all peers are kept or held for repair; published by worker 0.
+    pub repair_bytes: u64,
 }
 
 /// The state of a worker at its last publication, from which `families.rs` reads the metrics.
@@ -423,6 +425,7 @@ impl Snapshot {
         self.in_use.used_tokens += worker.in_use.used_tokens;
         self.in_use.decoy_flows += worker.in_use.decoy_flows;
         self.in_use.stream_bytes += worker.in_use.stream_bytes;
+        self.in_use.repair_bytes += worker.in_use.repair_bytes;
         for (slot, peer) in worker.peers.iter().enumerate() {
             match self.peers.get_mut(slot) {
                 // One of the workers has not read yet that the slot has another peer.
@@ -445,6 +448,8 @@ wire::labelled! {
         FlowsPerPeer => "flows_per_peer",
         /// Bytes in the queues of all peers together.
         QueueBytes => "queue_bytes",
+        /// Memory for payloads that are kept or held for repair.
+        RepairBytes => "repair_bytes",
         /// Sockets to services: descriptors, ports, memory of the kernel.
         Sockets => "sockets",
         /// The rate at which one peer opens flows.

@@ -380,7 +380,8 @@ impl Sessions {
             | Message::StreamsWanted
             | Message::Release
             | Message::ReceiveRate { .. }
-            | Message::ReportsWanted { .. } => self.out_of_order(cx, handle, now),
+            | Message::ReportsWanted { .. }
+            | Message::PacketRepair(_) => self.out_of_order(cx, handle, now),
         }
     }
 

@@ -18,6 +18,7 @@ pub(super) enum Timer {
     Pool(PeerId),
     Flow(PeerId, FlowId),
     Queue(PeerId),
+    Repair(PeerId),
     SendBuffer(UnderlayId),
     Dial(PeerId),
     Hello(ConnectionHandle),

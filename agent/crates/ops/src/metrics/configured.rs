@@ -50,7 +50,7 @@ impl Now {
 
 /// The limits on what grows, by their keys. `receive_buffer` and `receive_rate` are sizes of their own kind: they are shown
 /// with the sockets.
-fn counted(limits: &Limits) -> [(&'static str, u64); 12] {
+fn counted(limits: &Limits) -> [(&'static str, u64); 13] {
     let Limits {
         flows_per_peer,
         flows,
@@ -62,6 +62,7 @@ fn counted(limits: &Limits) -> [(&'static str, u64); 12] {
         receive_rate: _,
         reassembly_bytes,
         queue_bytes,
+        repair_bytes,
         peers,
         open_peers,
         decoy_flows,
@@ -76,6 +77,7 @@ fn counted(limits: &Limits) -> [(&'static str, u64); 12] {
         ("pending_open_packets", pending_open_packets as u64),
         ("reassembly_bytes", reassembly_bytes as u64),
         ("queue_bytes", queue_bytes as u64),
+        ("repair_bytes", repair_bytes as u64),
         ("peers", peers as u64),
         ("open_peers", open_peers as u64),
         ("decoy_flows", decoy_flows as u64),

@@ -119,7 +119,8 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::StreamsWanted
         | Message::Release
         | Message::ReceiveRate { .. }
-        | Message::ReportsWanted { .. } => None,
+        | Message::ReportsWanted { .. }
+        | Message::PacketRepair(_) => None,
     };
     let refusals: Vec<_> = flood.malicious.messages.iter().filter_map(refused).collect();
     assert_eq!(refusals, [1, 1, 0].map(|epoch| (epoch, LaneRefusal::EpochReused)));

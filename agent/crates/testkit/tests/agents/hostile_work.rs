@@ -33,7 +33,7 @@ const DATAGRAM_WITH_LENGTH: u8 = 0x31;
 
 fn service(name: &str) -> Service {
     let idle = Duration::from_secs(60);
-    Service { number: 0, name: name.to_owned(), udp: true, tcp: false, idle, fragment: false }
+    Service { number: 0, name: name.to_owned(), udp: true, tcp: false, idle, fragment: false, repair: None }
 }
 
 impl GateFlood {

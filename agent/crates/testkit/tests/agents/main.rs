@@ -48,6 +48,7 @@ mod rate;
 mod recorded;
 mod registry;
 mod reload;
+mod repaired;
 mod restarts;
 mod returned;
 mod roaming;

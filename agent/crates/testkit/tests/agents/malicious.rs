@@ -197,7 +197,8 @@ impl MaliciousPeer {
             | Message::StreamsWanted
             | Message::Release
             | Message::ReceiveRate { .. }
-            | Message::ReportsWanted { .. } => message.encode(&mut self.outgoing),
+            | Message::ReportsWanted { .. }
+            | Message::PacketRepair(_) => message.encode(&mut self.outgoing),
         }
     }
 

@@ -1,7 +1,8 @@
 //! One peer in full, and one lane.
 
 use crate::control_socket::status::{
-    Accounting, AutoRateStatus, LaneDetails, LaneStatus, PeerStatus, RateStatus, Status, StreamsStatus,
+    Accounting, AutoRateStatus, LaneDetails, LaneStatus, PeerStatus, RateStatus, RepairStatus, Status,
+    StreamsStatus,
     page::{Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
@@ -87,6 +88,8 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ),
         ("  rate limit", or_dash(peer.rate.as_ref().map(rate_limit))),
         ("  path", or_dash(peer.rate.as_ref().and_then(|rate| rate.auto.as_ref()).map(measured_path))),
+        ("  repair", or_dash(peer.repair.as_ref().map(repair_sent))),
+        ("  repaired", or_dash(peer.repair.as_ref().map(repair_received))),
         ("  lanes up", peer.lanes_up.to_string()),
         ("  flows", peer.flows.to_string()),
         ("  TCP streams", peer.tcp_streams.to_string()),
@@ -119,6 +122,35 @@ fn measured_path(auto: &AutoRateStatus) -> String {
         short_time(auto.queue_delay_seconds),
         share(auto.path_loss_share),
         if auto.congested { ", congested" } else { "" }
+    )
+}
+
+/// What is done about payloads that we send, and what it costs.
+fn repair_sent(repair: &RepairStatus) -> String {
+    format!(
+        "{}, {} of {} payloads numbered, {} sent again, {} symbols, overhead {}, {} without memory",
+        repair.state,
+        repair.numbered,
+        repair.sent,
+        repair.retransmitted,
+        repair.symbols,
+        or_dash(repair.overhead.map(share)),
+        repair.without_memory
+    )
+}
+
+/// What became of payloads that the path from the peer lost.
+fn repair_received(repair: &RepairStatus) -> String {
+    format!(
+        "lost {} ({}), {} came again, {} from symbols, {} given up, {} late, {} twice, delay {}",
+        repair.missing,
+        or_dash(repair.missing_share.map(share)),
+        repair.came_again,
+        repair.recovered,
+        repair.given_up,
+        repair.late,
+        repair.duplicate,
+        or_dash(repair.added_delay_seconds.map(short_time))
     )
 }
 

@@ -20,7 +20,7 @@ mod text;
 
 pub use engine::status::{
     Accounting, AutoRateStatus, Counts, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus,
-    LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus, SocketStatus,
+    LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus, RepairStatus, SocketStatus,
     StreamConnectionStatus, StreamsStatus, TunDirection, TunStatus, Word,
 };
 pub use page::{Column, Kind, Page, age, plain, rows, table};

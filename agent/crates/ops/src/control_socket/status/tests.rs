@@ -170,6 +170,7 @@ fn connected() -> PeerStatus {
             lost_share: Some(0.002),
             lost_share_last_second: Some(0.000_23),
         },
+        repair: None,
         uplink: account(100, 95, 3),
         downlink: account(9, 2, 7),
         dropped: BTreeMap::from([

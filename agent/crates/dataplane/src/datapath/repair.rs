@@ -1,0 +1,496 @@
+//! Payloads that are repaired if the path loses them: numbered on the way to the peer; put in order, recovered and asked for on the way
+//! from it. `repair/` decides, this file moves the bytes.
+//!
+//! ```text
+//!  uplink.rs ──► begin_repair: numbers or not ──► lanes/numbers.rs: number, keep, repair symbols
+//!
+//!  downlink.rs: context 12 ──► numbered ─┬─► frame, ip: at once
+//!               context 13 ──► symbol   ─┴─► Released ──► released: in a batch of their own, after the present one
+//!               context 14 ──► asked ──► payloads again
+//!
+//!  a lane's timer, the end of a turn ──► repair_due: requests, symbols after a silence, what waited for too long
+//! ```
+
+use std::{ops::Range, time::Duration};
+
+use ip::ecn::{self, Decapsulated};
+use net::{ReceiveBatch, batch::Meta};
+use wire::{
+    context::{ASK_BYTES, Context, NUMBER_BYTES},
+    ids::{LaneRef, PeerId},
+    repair::{Order, StreamNumber, Terms},
+};
+
+use crate::{
+    datapath::{
+        downlink::{Downlink, Outside},
+        uplink::{Uplink, Way},
+        work,
+    },
+    lanes::{Frame, LaneId, LaneState},
+    peer::{PeerData, PeerTable},
+    relay::{DropReason, Origin},
+    repair::{Ask, DISTANCE_BYTES, Delivered, LaneRepair, Outcome, RepairClass, Repaired},
+};
+
+/// Symbols that are multiplied and added for the work of one frame: each takes some 30 ns.
+const SYMBOLS_PER_UNIT: u64 = 4;
+
+/// Payloads that one frame of requests gets at most.
+const MOST_ASKED: u16 = 256;
+
+/// Whether a frame's context says that it is about repair.
+#[inline]
+pub(super) fn is_repaired(frame: &[u8]) -> bool {
+    matches!(frame, [12..=14, ..])
+}
+
+/// Where numbered payloads come from and go to: a lane, or the control connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Carrier {
+    Lane(LaneId),
+    Plain,
+}
+
+/// Frames that waited for others, or were recovered: they are taken after the present batch.
+#[derive(Debug, Default)]
+pub struct Released {
+    bytes: Vec<u8>,
+    frames: Vec<(LaneRef, usize)>,
+}
+
+impl Released {
+    fn push(&mut self, lane: LaneRef, frame: &[u8]) {
+        self.bytes.extend_from_slice(frame);
+        self.frames.push((lane, frame.len()));
+    }
+
+    /// Whether no frame waits.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// Forgets the frames, and keeps the memory of as many as are usual.
+    pub fn clear(&mut self) {
+        const USUAL_BYTES: usize = 256 << 10;
+        self.bytes.clear();
+        self.bytes.shrink_to(USUAL_BYTES);
+        self.frames.clear();
+        self.frames.shrink_to(USUAL_BYTES / 64);
+    }
+
+    /// The frames in their order, with the lane that each came on.
+    pub fn frames(&self) -> impl Iterator<Item = (LaneRef, &[u8])> {
+        let mut at = 0;
+        self.frames.iter().map(move |(lane, len)| {
+            let range: Range<usize> = at..at + len;
+            at = range.end;
+            (*lane, &self.bytes[range])
+        })
+    }
+}
+
+impl PeerData {
+    /// Drops what waits for missing payloads: nothing more comes on the lane that it came on.
+    pub fn give_up_repair(&mut self, mut streams: LaneRepair) {
+        let downlink = &mut self.relay.downlink;
+        for receiver in streams.receivers() {
+            receiver.finish(&mut |delivered| {
+                if let Delivered::Other(frame) = delivered
+                    && let Some(at) = Context::decode(frame).and_then(|context| context.payload_at())
+                {
+                    downlink.receive(1, (frame.len() - at) as u64);
+                    downlink.drop(DropReason::LaneClosed, 1);
+                }
+            });
+        }
+        let (sent, received) = streams.take_counts();
+        self.relay.repairs.sent.add(&sent);
+        self.relay.repairs.received.add(&received);
+    }
+
+    /// How we repair IP packets that we send to the peer; `None` also if it cannot.
+    #[inline]
+    #[must_use]
+    pub fn packet_repair(&self) -> Option<Terms> {
+        self.config.repair.terms.in_use().filter(|_| self.link.as_ref().is_some_and(|link| link.repairs))
+    }
+
+    /// The same for packets with this traffic class.
+    #[inline]
+    #[must_use]
+    pub fn repair_of_packets(&self, traffic_class: u8) -> Option<Terms> {
+        self.packet_repair().filter(|_| self.config.repair.dscp.contains(traffic_class >> 2))
+    }
+}
+
+impl Uplink<'_> {
+    /// How datagrams of a flow are repaired, if its service wants it and the peer can.
+    #[inline]
+    pub(super) fn repair_of(
+        &self,
+        origin: &Origin,
+        number: wire::context::FlowNumber,
+    ) -> Option<RepairClass> {
+        use wire::repair::StreamOf;
+        let (terms, stream) = match *origin {
+            Origin::Ingress { ingress, .. } => {
+                let service = self.relay.service(ingress)?;
+                let known = u16::try_from(service.number.0).ok()?;
+                (service.repair?, StreamOf::ReceiversService(known))
+            }
+            Origin::Upstream { service, .. } => {
+                (self.relay.repairs.of_own(service)?, StreamOf::SendersService(u16::try_from(service).ok()?))
+            }
+        };
+        self.link.as_deref().filter(|link| link.repairs)?;
+        // The lowest bit says which end opened the flow.
+        Some(RepairClass { stream: StreamNumber::of(stream)?, bucket: (number.0 >> 1) as u8, terms })
+    }
+
+    /// Begins a run of payloads that are to be repaired: whether they get numbers now.
+    pub(super) fn begin_repair(
+        &mut self,
+        way: Way,
+        class: &RepairClass,
+        payloads: usize,
+    ) -> Option<Repaired> {
+        let RepairClass { stream, bucket, terms } = *class;
+        let (tos, now) = (self.tos, self.now);
+        let memory = self.relay.flows.registry().repair();
+        let (repair, counts) = match way {
+            Way::Lane(lane) => {
+                let slot = self.lanes.get_mut(lane)?;
+                let counts = slot.path_counts();
+                (&mut slot.repair, counts)
+            }
+            Way::Plain => {
+                let plain = self.link.as_deref_mut()?.plain.as_mut()?;
+                (&mut plain.repair, plain.path)
+            }
+            Way::Worker { .. } => return None,
+        };
+        let streams = repair.get_or_insert_with(|| Box::new(LaneRepair::new(memory)));
+        let numbered = streams.sender_for(stream, &terms, payloads).is_some_and(|sender| {
+            sender.tos = tos;
+            sender.begin(&terms, payloads, || counts, now)
+        });
+        Some(Repaired { stream, bucket, numbered })
+    }
+
+    /// Answers requests for payloads of a stream of ours.
+    fn answer(&mut self, carrier: Carrier, stream: StreamNumber, requests: &[u8]) -> u64 {
+        let way = match carrier {
+            Carrier::Lane(lane) => Way::Lane(lane),
+            Carrier::Plain => Way::Plain,
+        };
+        let Some(mut streams) = self.take_streams(carrier) else { return 0 };
+        let mut work = 0;
+        if let Some(sender) = streams.sender(stream) {
+            let (tos, next) = (sender.tos, sender.next());
+            let mut left = MOST_ASKED;
+            for request in requests.as_chunks::<ASK_BYTES>().0 {
+                let mut ask = Ask::decode(*request, next);
+                ask.count = ask.count.min(left);
+                left -= ask.count;
+                work += u64::from(ask.count) / 8;
+                sender.answer(&ask, |header, frame| {
+                    work += work::ANSWER;
+                    let frame = Frame { header, payload: frame, counted: false, tos };
+                    // One that finds no room is asked for again.
+                    let _sent = self.push_plainly(way, frame).is_ok();
+                });
+            }
+        }
+        self.put_streams(carrier, streams);
+        work
+    }
+
+    /// Sends the requests that are due, and repair symbols after a silence.
+    fn repair_due(&mut self, carrier: Carrier, streams: &mut LaneRepair, rtt: Duration) {
+        let way = match carrier {
+            Carrier::Lane(lane) => Way::Lane(lane),
+            Carrier::Plain => Way::Plain,
+        };
+        let now = self.now;
+        for sender in streams.senders() {
+            sender.forget(now);
+            let tos = sender.tos;
+            while let Some((header, symbol)) = sender.repair(now) {
+                let frame = Frame { header: header.as_slice(), payload: symbol, counted: false, tos };
+                if self.push_plainly(way, frame).is_err() {
+                    break;
+                }
+            }
+        }
+        let (mut asks, tos) = (Vec::new(), self.tos);
+        for receiver in streams.receivers() {
+            asks.clear();
+            receiver.ask(rtt, now, &mut asks);
+            let requests: Vec<u8> = asks.iter().flat_map(Ask::encode).collect();
+            let header = Context::Ask { stream: receiver.stream, payload_at: 0 }.encode();
+            // What fits into any packet.
+            for requests in requests.chunks(ASK_BYTES * 128) {
+                let frame = Frame { header: header.as_slice(), payload: requests, counted: false, tos };
+                // Twice, in packets of their own: a request is lost as easily as a payload.
+                for _ in 0..2 {
+                    let _sent = self.push_plainly(way, frame).is_ok();
+                    if let Carrier::Lane(_) = carrier {
+                        self.underlays.finish(self.lanes, now);
+                    }
+                }
+            }
+        }
+    }
+
+    /// Puts a frame into a packet that is no payload on its first way: a retransmission, a symbol, a request.
+    fn push_plainly(&mut self, way: Way, frame: Frame<'_>) -> Result<(), crate::lanes::PushError> {
+        let repair = self.repair.take();
+        let pushed = self.push(way, frame);
+        self.repair = repair;
+        pushed
+    }
+
+    fn take_streams(&mut self, carrier: Carrier) -> Option<Box<LaneRepair>> {
+        match carrier {
+            Carrier::Lane(lane) => self.lanes.get_mut(lane)?.repair.take(),
+            Carrier::Plain => self.link.as_deref_mut()?.plain.as_mut()?.repair.take(),
+        }
+    }
+
+    fn put_streams(&mut self, carrier: Carrier, streams: Box<LaneRepair>) {
+        let place = match carrier {
+            Carrier::Lane(lane) => self.lanes.get_mut(lane).map(|slot| &mut slot.repair),
+            Carrier::Plain => {
+                let plain = self.link.as_deref_mut().and_then(|link| link.plain.as_mut());
+                plain.map(|plain| &mut plain.repair)
+            }
+        };
+        if let Some(place) = place {
+            *place = Some(streams);
+        }
+    }
+}
+
+impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
+    /// Takes a frame with a numbered payload, a repair symbol or requests, which lies at `range` of the buffer in `slot` and came on
+    /// `lane`. A payload that is `late` is dropped for that, and not missing.
+    pub(super) fn repaired_frame(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        (slot, range): (usize, Range<usize>),
+        (carrier, lane): (Carrier, LaneRef),
+        late: bool,
+    ) {
+        let data = &batch.buffer(slot)[range.clone()];
+        match Context::decode(data) {
+            Some(Context::Numbered { stream, number, distance, payload_at }) => {
+                let inner = range.start + payload_at..range.end;
+                self.numbered(batch, (slot, inner), (carrier, lane), (stream, number, distance), late);
+            }
+            Some(Context::Repair { stream, header, payload_at }) => {
+                let Some(terms) = self.terms(lane.peer, stream) else { return };
+                let Self { notes, now, .. } = self;
+                let (released, now) = (&mut notes.released, *now);
+                let symbol = &data[payload_at..];
+                let streams = streams_of(self.peers, self.lanes, carrier, lane.peer);
+                let Some(receiver) = streams.and_then(|streams| streams.receiver_for(stream, &terms)) else {
+                    return;
+                };
+                let work = receiver.repair(header, symbol, now, &mut |delivered| {
+                    if let Delivered::Other(frame) = delivered {
+                        released.push(lane, frame);
+                    }
+                });
+                self.notes.work.charge(work / SYMBOLS_PER_UNIT);
+            }
+            Some(Context::Ask { stream, payload_at }) => {
+                let requests = &data[payload_at..];
+                let work = self.uplink(lane.peer).map(|mut uplink| uplink.answer(carrier, stream, requests));
+                self.notes.work.charge(work.unwrap_or(0));
+            }
+            // A context that is cut off.
+            Some(_) | None => self.refuse(lane.peer, Some(data.len()), DropReason::Malformed),
+        }
+    }
+
+    /// Takes a numbered payload, whose frame lies at `inner`.
+    fn numbered(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        (slot, inner): (usize, Range<usize>),
+        (carrier, lane): (Carrier, LaneRef),
+        (stream, number, distance): (StreamNumber, u32, u16),
+        late: bool,
+    ) {
+        let terms = self.terms(lane.peer, stream);
+        let now = self.now;
+        let streams = streams_of(self.peers, self.lanes, carrier, lane.peer);
+        let receiver = terms.and_then(|terms| streams?.receiver_for(stream, &terms));
+        let released = &mut self.notes.released;
+        let mut at_once = receiver.is_none();
+        if let Some(receiver) = receiver {
+            let holds = receiver.terms().order == Order::Hold;
+            let number = receiver.complete(number);
+            let (ecn, buffer) = batch.buffer_mut(slot);
+            let ecn = ecn.ecn;
+            let kept = &buffer[inner.start - DISTANCE_BYTES..inner.end];
+            let work = receiver.learn(number, kept, now, &mut |delivered| {
+                if let Delivered::Other(frame) = delivered {
+                    released.push(lane, frame);
+                }
+            });
+            self.notes.work.charge(work / SYMBOLS_PER_UNIT);
+            let frame = &mut buffer[inner.clone()];
+            mark(frame, ecn);
+            let frame = &*frame;
+            let outcome =
+                receiver.receive((number, distance), frame, now, &mut |delivered| match delivered {
+                    // Nothing overtakes what is released before it.
+                    Delivered::This if !holds || released.is_empty() => at_once = true,
+                    Delivered::This => released.push(lane, frame),
+                    Delivered::Other(frame) => released.push(lane, frame),
+                });
+            let payload =
+                || Context::decode(frame).and_then(|context| Some(frame.len() - context.payload_at()?));
+            match outcome {
+                Outcome::Delivered | Outcome::Held | Outcome::Duplicate => {}
+                Outcome::Late => self.refuse(lane.peer, payload(), DropReason::Expired),
+                Outcome::Refused => self.refuse(lane.peer, payload(), DropReason::Malformed),
+            }
+        }
+        if !at_once || late && self.expired(&batch.buffer(slot)[inner.clone()], lane.peer) {
+            return;
+        }
+        self.inner_frame(batch, slot, inner, lane);
+    }
+
+    /// Takes the frame in a numbered payload.
+    fn inner_frame(&mut self, batch: &mut ReceiveBatch, slot: usize, inner: Range<usize>, lane: LaneRef) {
+        match batch.buffer(slot).get(inner.clone()) {
+            Some([context @ (0 | 1), ..]) => {
+                self.ip(batch, slot, inner.start + 1..inner.end, *context == 1, lane.peer);
+            }
+            Some(_) => self.frame(batch, slot, inner, lane),
+            None => {}
+        }
+    }
+
+    /// Drops a payload of `bytes` that is not delivered; `None`: it was no payload.
+    fn refuse(&mut self, peer: PeerId, bytes: Option<usize>, reason: DropReason) {
+        if let Some((state, bytes)) = self.peers.data_mut(peer).zip(bytes) {
+            state.relay.downlink.receive(1, bytes as u64);
+            state.relay.downlink.drop(reason, 1);
+        }
+    }
+
+    /// Takes frames that were released, which lie in the slots of `batch` in this order.
+    pub fn released(&mut self, batch: &mut ReceiveBatch, lanes: &[LaneRef]) {
+        for (slot, lane) in lanes.iter().enumerate() {
+            let range = 0..batch.buffer(slot).len();
+            self.inner_frame(batch, slot, range, *lane);
+        }
+        self.confirm();
+    }
+
+    /// Does what is due for the payloads of a lane: gives up what has missed its deadline, asks for what is missing, sends symbols after a
+    /// silence, and takes the counts.
+    pub fn repair_lane(&mut self, id: LaneId) {
+        let Some(slot) = self.lanes.get_mut(id) else { return };
+        let Some(mut streams) = slot.repair.take() else { return };
+        let (peer, index, rtt) = (slot.peer, slot.index, slot.core.rtt().smoothed());
+        let sends = slot.is_up();
+        if let LaneState::Draining { .. } = slot.state {
+            streams.close();
+        }
+        self.repair_streams(&mut streams, (Carrier::Lane(id), LaneRef { peer, lane: index }), sends, rtt);
+        if let Some(slot) = self.lanes.get_mut(id) {
+            slot.repair = Some(streams);
+        }
+    }
+
+    /// Does the same for a peer in standard mode, whose control connection has the round trip `rtt`.
+    pub fn repair_plain(&mut self, peer: PeerId, rtt: Duration) {
+        let plain = |state: &mut PeerData| state.link.as_mut()?.plain.as_mut()?.repair.take();
+        let Some(mut streams) = self.peers.data_mut(peer).and_then(plain) else { return };
+        self.repair_streams(&mut streams, (Carrier::Plain, LaneRef { peer, lane: 0 }), true, rtt);
+        let link = self.peers.data_mut(peer).and_then(|state| state.link.as_mut());
+        if let Some(plain) = link.and_then(|link| link.plain.as_mut()) {
+            plain.repair = Some(streams);
+        }
+    }
+
+    fn repair_streams(
+        &mut self,
+        streams: &mut LaneRepair,
+        (carrier, lane): (Carrier, LaneRef),
+        sends: bool,
+        rtt: Duration,
+    ) {
+        let (released, now) = (&mut self.notes.released, self.now);
+        for receiver in streams.receivers() {
+            receiver.expire(now, &mut |delivered| {
+                if let Delivered::Other(frame) = delivered {
+                    released.push(lane, frame);
+                }
+            });
+        }
+        if sends && let Some(mut uplink) = self.uplink(lane.peer) {
+            uplink.repair_due(carrier, streams, rtt);
+        }
+        let (sent, received) = streams.take_counts();
+        if let Some(state) = self.peers.data_mut(lane.peer) {
+            state.relay.repairs.sent.add(&sent);
+            state.relay.repairs.received.add(&received);
+        }
+    }
+
+    fn terms(&self, peer: PeerId, stream: StreamNumber) -> Option<Terms> {
+        self.peers.data(peer)?.relay.repairs.of_stream(stream)
+    }
+}
+
+/// The streams of a carrier, which begin now if there are none.
+fn streams_of<'a, P: PeerTable>(
+    peers: &'a mut P,
+    lanes: &'a mut crate::lanes::Lanes,
+    carrier: Carrier,
+    peer: PeerId,
+) -> Option<&'a mut LaneRepair> {
+    let state = peers.data_mut(peer)?;
+    let memory = state.relay.flows.registry().repair();
+    let place = match carrier {
+        Carrier::Lane(lane) => &mut lanes.get_mut(lane)?.repair,
+        Carrier::Plain => &mut state.link.as_mut()?.plain.as_mut()?.repair,
+    };
+    Some(place.get_or_insert_with(|| Box::new(LaneRepair::new(memory))))
+}
+
+/// Marks the IP packet in a frame that came in a packet with the mark `outer`: it may wait, and then nobody knows of that packet any more.
+fn mark(frame: &mut [u8], outer: u8) {
+    const CONGESTED: u8 = 0b11;
+    if outer == CONGESTED
+        && let [0 | 1, packet @ ..] = frame
+        && let Ok(view) = ip::view::IpView::parse(packet)
+        && let Decapsulated::Mark(bits) = ecn::decapsulate(view.traffic_class & 0b11, outer)
+    {
+        ecn::set_ecn(packet, bits);
+    }
+}
+
+/// Fills `batch` with released frames from `at` on; returns the lanes that they came on, and where the rest begins.
+pub fn fill(batch: &mut ReceiveBatch, released: &Released, at: usize) -> (Vec<LaneRef>, usize) {
+    let mut lanes = Vec::new();
+    for (lane, frame) in released.frames().skip(at) {
+        let meta = Meta { len: frame.len(), segment: frame.len().max(1), ..Meta::EMPTY };
+        if !batch.push(meta, frame) {
+            break;
+        }
+        lanes.push(lane);
+    }
+    let next = at + lanes.len();
+    (lanes, next)
+}
+
+const _: () = assert!(NUMBER_BYTES == 4 + DISTANCE_BYTES, "the distance precedes the frame");

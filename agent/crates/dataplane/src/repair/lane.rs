@@ -1,0 +1,129 @@
+//! All streams of numbered payloads on one opening of a lane, or in one session without lanes (pure).
+
+use std::{sync::Arc, time::Instant};
+
+use wire::repair::{StreamNumber, Terms};
+
+use super::{
+    counts::{ReceiverCounts, SenderCounts},
+    memory::RepairMemory,
+    plan::Plan,
+    receiver::Receiver,
+    sender::Sender,
+};
+
+/// The ends of a lane's streams; there are as many as services are repaired, and one for IP packets.
+#[derive(Debug)]
+pub struct LaneRepair {
+    memory: Arc<RepairMemory>,
+    senders: Vec<Sender>,
+    receivers: Vec<Receiver>,
+    sent: SenderCounts,
+    received: ReceiverCounts,
+    /// Whether nothing is sent any more, so that neither requests nor repairs are.
+    closed: bool,
+}
+
+impl LaneRepair {
+    /// A lane without streams.
+    #[must_use]
+    pub fn new(memory: &Arc<RepairMemory>) -> Self {
+        Self {
+            memory: Arc::clone(memory),
+            senders: Vec::new(),
+            receivers: Vec::new(),
+            sent: SenderCounts::default(),
+            received: ReceiverCounts::default(),
+            closed: false,
+        }
+    }
+
+    /// Nothing is sent from now on: what waits for missing payloads does so until its deadline.
+    pub fn close(&mut self) {
+        self.closed = true;
+        self.senders.clear();
+    }
+
+    /// The end of a stream that we number, if it has begun.
+    pub fn sender(&mut self, stream: StreamNumber) -> Option<&mut Sender> {
+        self.senders.iter_mut().find(|sender| sender.stream == stream)
+    }
+
+    /// The same; it begins now if it has not. `None` if there is no memory for it, which is counted for `payloads`.
+    pub fn sender_for(
+        &mut self,
+        stream: StreamNumber,
+        terms: &Terms,
+        payloads: usize,
+    ) -> Option<&mut Sender> {
+        let index = match self.senders.iter().position(|sender| sender.stream == stream) {
+            Some(index) => index,
+            None => {
+                let Some(sender) = Sender::new(stream, *terms, &self.memory) else {
+                    self.sent.without_memory += payloads as u64;
+                    return None;
+                };
+                self.senders.push(sender);
+                self.senders.len() - 1
+            }
+        };
+        self.senders.get_mut(index)
+    }
+
+    /// All ends of streams that we number.
+    pub fn senders(&mut self) -> &mut [Sender] {
+        &mut self.senders
+    }
+
+    /// What is done about each stream that we number.
+    pub fn plans(&self) -> impl Iterator<Item = Plan> {
+        self.senders.iter().map(Sender::plan)
+    }
+
+    /// The end of a stream that the peer numbers; it begins now if it has not. `None` if there is no memory for it.
+    pub fn receiver_for(&mut self, stream: StreamNumber, terms: &Terms) -> Option<&mut Receiver> {
+        let index = match self.receivers.iter().position(|receiver| receiver.stream == stream) {
+            Some(index) => index,
+            None => {
+                let Some(receiver) = Receiver::new(stream, *terms, &self.memory) else {
+                    self.received.without_memory += 1;
+                    return None;
+                };
+                self.receivers.push(receiver);
+                self.receivers.len() - 1
+            }
+        };
+        let receiver = self.receivers.get_mut(index)?;
+        if receiver.terms() != terms {
+            receiver.set(*terms);
+        }
+        Some(receiver)
+    }
+
+    /// All ends of streams that the peer numbers.
+    pub fn receivers(&mut self) -> &mut [Receiver] {
+        &mut self.receivers
+    }
+
+    /// When something has to be sent, asked for or given up.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        let senders = self.senders.iter().filter_map(Sender::next_deadline);
+        let asks = self.receivers.iter().filter(|_| !self.closed).filter_map(Receiver::next_ask);
+        senders.chain(asks).chain(self.receivers.iter().filter_map(Receiver::next_expiry)).min()
+    }
+
+    /// Whether requests and repairs can be sent.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
+    /// The counts since this was last asked.
+    pub fn take_counts(&mut self) -> (SenderCounts, ReceiverCounts) {
+        let (mut sent, mut received) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.received));
+        self.senders.iter_mut().for_each(|sender| sent.add(&sender.take_counts()));
+        self.receivers.iter_mut().for_each(|receiver| received.add(&receiver.take_counts()));
+        (sent, received)
+    }
+}

@@ -1,0 +1,132 @@
+//! The memory of repair: of one peer, and of all peers together, at all workers.
+//!
+//! It is used when a block of memory is taken or given back, not for each payload.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicUsize, Ordering},
+};
+
+/// The part of all memory that one peer may have.
+const PEER_PART: usize = 4;
+
+/// The memory of repair of all peers, and its limit.
+#[derive(Debug)]
+pub struct RepairTotal {
+    used: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Default for RepairTotal {
+    /// No bytes, and no limit.
+    fn default() -> Self {
+        Self { used: AtomicUsize::new(0), most: AtomicUsize::new(usize::MAX) }
+    }
+}
+
+impl RepairTotal {
+    /// Bytes in use by all peers.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limit; what is in use stays.
+    pub fn set_most(&self, most: usize) {
+        self.most.store(most, Ordering::Relaxed);
+    }
+}
+
+/// The memory of repair of one peer: at most a quarter of all.
+#[derive(Debug, Default)]
+pub struct RepairMemory {
+    total: Arc<RepairTotal>,
+    used: AtomicUsize,
+}
+
+impl RepairMemory {
+    /// The memory of one more peer.
+    #[must_use]
+    pub fn of(total: &Arc<RepairTotal>) -> Self {
+        Self { total: Arc::clone(total), used: AtomicUsize::new(0) }
+    }
+
+    /// The memory of all peers together.
+    #[must_use]
+    pub fn total(&self) -> &RepairTotal {
+        &self.total
+    }
+
+    /// Bytes in use by this peer.
+    #[must_use]
+    pub fn used(&self) -> usize {
+        self.used.load(Ordering::Relaxed)
+    }
+
+    /// Whether `bytes` more may be taken. Two workers that ask at once may both get the last ones.
+    #[must_use]
+    pub fn has_room(&self, bytes: usize) -> bool {
+        let most = self.total.most.load(Ordering::Relaxed);
+        self.total.used().saturating_add(bytes) <= most
+            && self.used().saturating_add(bytes) <= most / PEER_PART
+    }
+}
+
+/// Bytes that were taken from a peer's memory; they are given back with it.
+#[derive(Debug, Default)]
+pub struct Reserved {
+    memory: Arc<RepairMemory>,
+    bytes: usize,
+}
+
+impl Reserved {
+    /// No bytes yet.
+    #[must_use]
+    pub fn of(memory: &Arc<RepairMemory>) -> Self {
+        Self { memory: Arc::clone(memory), bytes: 0 }
+    }
+
+    /// Takes `bytes` more; false if there is no room for them.
+    pub fn grow(&mut self, bytes: usize) -> bool {
+        if !self.memory.has_room(bytes) {
+            return false;
+        }
+        self.memory.used.fetch_add(bytes, Ordering::Relaxed);
+        self.memory.total.used.fetch_add(bytes, Ordering::Relaxed);
+        self.bytes += bytes;
+        true
+    }
+
+    /// Gives `bytes` back.
+    pub fn shrink(&mut self, bytes: usize) {
+        self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.memory.total.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.bytes -= bytes;
+    }
+}
+
+impl Drop for Reserved {
+    fn drop(&mut self) {
+        self.shrink(self.bytes);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_peer_has_a_quarter_at_most_and_all_have_no_more_than_the_limit() {
+        let total = Arc::new(RepairTotal::default());
+        total.set_most(400);
+        let peers: Vec<_> = (0..5).map(|_| Arc::new(RepairMemory::of(&total))).collect();
+        let mut taken: Vec<_> = peers.iter().map(Reserved::of).collect();
+        assert!(taken[0].grow(100) && !taken[0].grow(1), "a quarter is the first one's");
+        assert!(taken[1..4].iter_mut().all(|peer| peer.grow(100)));
+        assert!(!taken[4].grow(1) && total.used() == 400);
+        taken[0].shrink(60);
+        assert!(taken[4].grow(60) && peers[0].used() == 40);
+        drop(taken);
+        assert_eq!((total.used(), peers[4].used()), (0, 0));
+    }
+}
