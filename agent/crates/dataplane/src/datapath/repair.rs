@@ -162,7 +162,7 @@ impl Uplink<'_> {
         let (repair, counts) = match way {
             Way::Lane(lane) => {
                 let slot = self.lanes.get_mut(lane)?;
-                let counts = slot.path_counts();
+                let counts = slot.path_counts(self.relay.share.account().congested());
                 (&mut slot.repair, counts)
             }
             Way::Plain => {

@@ -348,9 +348,9 @@ impl LaneSlot {
         }
     }
 
-    /// What the lane's path has done so far.
+    /// What the lane's path has done so far. Whether its link is `congested` is known of the peer.
     #[must_use]
-    pub fn path_counts(&self) -> PathCounts {
+    pub fn path_counts(&self, congested: bool) -> PathCounts {
         let (stats, rtt) = (self.core.stats(), self.core.rtt());
         PathCounts {
             acked: stats.acked_packets,
@@ -358,6 +358,7 @@ impl LaneSlot {
             runs: self.core.loss_runs(),
             rtt: rtt.smoothed(),
             least_rtt: rtt.min().unwrap_or(rtt.smoothed()),
+            congested,
         }
     }
 

@@ -299,6 +299,7 @@ impl Run {
             burst: missing as f64 / runs.max(1) as f64,
             rtt: self.scene.rtt,
             queue_delay: Duration::ZERO,
+            congested: false,
             packets,
             payloads: packets,
         };

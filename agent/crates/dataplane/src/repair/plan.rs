@@ -32,6 +32,8 @@ pub struct Path {
     pub rtt: Duration,
     /// The delay in queues: the round trip above the shortest one.
     pub queue_delay: Duration,
+    /// Whether an automatic rate has found the link to be full.
+    pub congested: bool,
     /// Packets whose fate the measurement tells.
     pub packets: u64,
     /// Payloads that were sent.
@@ -175,7 +177,7 @@ impl Planner {
         const LEAST_QUEUE: Duration = Duration::from_millis(15);
         let seconds = since.as_secs_f64();
         let queue = LEAST_QUEUE.max(path.rtt / 4);
-        if path.queue_delay > queue {
+        if path.congested || path.queue_delay > queue {
             self.strength = (self.strength - seconds).max(0.0);
         } else if path.queue_delay < queue / 2 {
             self.strength = (self.strength + seconds / 4.0).min(1.0);

@@ -21,6 +21,7 @@ impl Bench {
             burst: 1.0,
             rtt: Duration::from_millis(80),
             queue_delay: Duration::ZERO,
+            congested: false,
             packets: 200,
             payloads: 200,
         };
@@ -109,6 +110,9 @@ fn a_queue_ends_repair_gently_and_its_end_brings_it_back() {
     let back = overhead(bench.after(SECOND * 2));
     assert!(back > full / 3 && back < full * 2 / 3, "{back} of {full}");
     assert!(overhead(bench.after(SECOND * 3)).abs_diff(full) < full / 50);
+    // An automatic rate knows that the link is full before a queue is seen.
+    bench.path.congested = true;
+    assert!(bench.after(SECOND * 2).is_off());
 }
 
 #[test]

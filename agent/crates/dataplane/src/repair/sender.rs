@@ -62,11 +62,13 @@ pub struct PathCounts {
     pub rtt: Duration,
     /// The shortest round trip that was measured.
     pub least_rtt: Duration,
+    /// Whether an automatic rate has found the link to be full.
+    pub congested: bool,
 }
 
 impl PathCounts {
     /// What the path did since `before`, while it carried this number of payloads. This is where congestion is told from random
-    /// loss: by the round trip above the shortest one.
+    /// loss: by the round trip above the shortest one, and by what an automatic rate has found.
     #[must_use]
     pub fn since(&self, before: &Self, payloads: u64) -> Path {
         let lost = self.lost.saturating_sub(before.lost);
@@ -76,6 +78,7 @@ impl PathCounts {
             burst: lost as f64 / self.runs.saturating_sub(before.runs).max(1) as f64,
             rtt: self.rtt,
             queue_delay: self.rtt.saturating_sub(self.least_rtt),
+            congested: self.congested,
             packets,
             payloads,
         }

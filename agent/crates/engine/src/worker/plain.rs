@@ -130,6 +130,8 @@ impl DataPlane {
                     runs: path.lost_packets,
                     rtt: path.rtt,
                     least_rtt: if least_rtt.is_zero() { path.rtt } else { least_rtt.min(path.rtt) },
+                    // An automatic rate needs lanes.
+                    congested: false,
                 };
             }
             let (room, ahead) = room_at(peer.data.relay.share.account().rate());
