@@ -6,6 +6,7 @@ use std::{
 };
 
 use engine::status::RateStatus;
+use ip::model::Recipe;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use testkit::simulation::{
     BottleneckId, NetworkPath,
@@ -19,6 +20,7 @@ use crate::{
     number_of,
     paths::{Foreign, PathTrial},
     roaming::{ENTRY_2, LANES_MOVED},
+    tunnel::{ENTRY_TUN, EXIT_TUN, Given, How, Tunnel},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -496,6 +498,27 @@ fn reports_of_a_malicious_peer_cost_little_and_keep_the_rate_in_its_bounds() {
     assert_eq!(taken + ignored, 8_000);
     assert!(taken <= 100 * 2 + 10, "a hundred a second");
     flood.assert_innocent_is_unharmed();
+}
+
+#[test]
+fn marks_of_the_path_mean_that_it_is_full_and_marks_from_before_do_not() {
+    for (on_the_path, inner, is_full) in [(Some(3), 2, true), (None, 2, false), (Some(3), 3, false)] {
+        let mut tunnel = Tunnel::with_ends(962, (1, 1), (AUTO, ENTRY_TUN), ("", EXIT_TUN)).settled(1);
+        let [entry, exit] = tunnel.ends();
+        tunnel.pair.world.weather.borrow_mut().mark = on_the_path;
+        let given = Given::new(&Recipe { traffic_class: inner, payload: 1_200, ..Recipe::UDP }, How::Partial);
+        let (mut was_congested, mut arrived) = (false, 0);
+        for _ in 0..100 {
+            // 4 Mbit/s: more than it begins with.
+            (0..4).for_each(|_| tunnel.push(entry, 0, &given));
+            tunnel.run(10);
+            arrived += tunnel.written(exit).len();
+            let auto = tunnel.pair.world.peer(entry).rate.and_then(|rate| rate.auto);
+            was_congested |= auto.is_some_and(|auto| auto.congested);
+        }
+        assert!(arrived > 150, "{arrived} packets");
+        assert_eq!(was_congested, is_full, "on the path {on_the_path:?}, inside {inner}");
+    }
 }
 
 #[test]
