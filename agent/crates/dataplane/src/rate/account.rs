@@ -94,7 +94,7 @@ impl RateAccount {
     }
 
     /// Changes our own limit, and what the path adds to each IP packet; what was sent stays charged. An automatic rate that is
-    /// set again goes on from where it is.
+    /// set again goes on from where it is, and one that follows a number begins there.
     pub fn set_limit(&self, limit: Limit, overhead: u32, now: Instant) {
         self.overhead.store(overhead, Ordering::Relaxed);
         let (fixed, auto) = match limit {
@@ -103,7 +103,7 @@ impl RateAccount {
             Limit::Auto(limits) => (0, Some(limits)),
         };
         let mut state = self.automatic.state();
-        let rate = state.set_limits(auto, now);
+        let rate = state.set_limits(auto, self.own.load(Ordering::Relaxed), now);
         self.automatic.publish(&state);
         self.set_own(rate.map_or(fixed, Option::unwrap_or_default));
     }

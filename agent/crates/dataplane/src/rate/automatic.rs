@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use super::auto::{Bounds, Figures, Law, Phase, Sample};
+use super::auto::{Bounds, Figures, Law, Phase, Sample, law::START};
 use wire::panics::{Held, lock};
 
 /// The bounds of an automatic rate, as configured, in bytes a second.
@@ -46,18 +46,29 @@ pub(super) struct State {
     /// The far end reports what arrives.
     is_measurable: bool,
     granted: Option<u64>,
+    /// The rate with which a law begins: the number that was `peer.rate` before; 0 for none.
+    before: u64,
     law: Option<Box<Law>>,
 }
 
 impl Default for State {
     fn default() -> Self {
-        Self { limits: None, is_measurable: true, granted: None, law: None }
+        Self { limits: None, is_measurable: true, granted: None, before: 0, law: None }
     }
 }
 
 impl State {
-    /// Changes the limits, or ends the law; the result is the rate, in bytes a second, if the rate is automatic.
-    pub(super) fn set_limits(&mut self, limits: Option<AutoLimits>, now: Instant) -> Option<Option<u64>> {
+    /// Changes the limits, or ends the law; the result is the rate, in bytes a second, if the rate is automatic. A law that begins
+    /// takes over the rate `before`, unless that is 0.
+    pub(super) fn set_limits(
+        &mut self,
+        limits: Option<AutoLimits>,
+        before: u64,
+        now: Instant,
+    ) -> Option<Option<u64>> {
+        if self.limits.is_none() {
+            self.before = before;
+        }
         self.limits = limits;
         self.follow(now)
     }
@@ -82,7 +93,8 @@ impl State {
         // A rate that is not used, because the far end wants less, is never found to be too high.
         let max = max.unwrap_or(MOST).min(self.granted.unwrap_or(MOST)).max(min);
         let bounds = Bounds { min, max };
-        let law = self.law.get_or_insert_with(|| Box::new(Law::new(bounds, now)));
+        let start = if self.before > 0 { self.before } else { START };
+        let law = self.law.get_or_insert_with(|| Box::new(Law::starting_at(start, bounds, now)));
         law.set_bounds(bounds);
         Some(Some(law.rate()))
     }

@@ -175,8 +175,10 @@ fn an_automatic_rate_follows_reports_within_its_bounds_and_the_far_ends_wish() {
     assert_eq!(account.rate(), None);
     account.set_measurable(true, now);
     assert_eq!(account.rate(), Some(auto::law::START));
-    account.set_limit(Limit::Fixed(500), 0, now);
-    assert_eq!((account.rate(), account.auto_view(now), account.is_measured()), (Some(500), None, false));
+    account.set_limit(Limit::Fixed(50_000), 0, now);
+    assert_eq!((account.rate(), account.auto_view(now), account.is_measured()), (Some(50_000), None, false));
+    account.set_limit(Limit::Auto(limits), 0, now);
+    assert_eq!(account.rate(), Some(50_000), "it begins with the number");
 }
 
 #[test]

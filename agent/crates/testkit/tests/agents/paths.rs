@@ -15,7 +15,7 @@ use testkit::simulation::{
 
 use crate::{ENTRY, EXIT, Host, INGRESS, Pair, UPSTREAM, Udp, World, cubic::Cubic};
 
-const FOREIGN: [IpAddr; 2] =
+pub(super) const FOREIGN: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(192, 0, 2, 77)), IpAddr::V4(Ipv4Addr::new(198, 51, 100, 77))];
 
 /// UDP payload of a foreign packet, which makes it 1500 bytes long, and of its acknowledgement, which makes it 52.

@@ -168,7 +168,13 @@ impl Law {
     /// A law that begins at [`START`], within `bounds`.
     #[must_use]
     pub fn new(bounds: Bounds, now: Instant) -> Self {
-        let rate = START.min(bounds.max).max(bounds.min) as f64;
+        Self::starting_at(START, bounds, now)
+    }
+
+    /// A law that begins at `rate` bytes a second, within `bounds`.
+    #[must_use]
+    pub fn starting_at(rate: u64, bounds: Bounds, now: Instant) -> Self {
+        let rate = rate.min(bounds.max).max(bounds.min) as f64;
         Self {
             start: now,
             bounds,
