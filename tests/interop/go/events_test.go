@@ -2,6 +2,7 @@ package culvert_test
 
 import (
 	"context"
+	"crypto/rand"
 	"errors"
 	"net"
 	"os"
@@ -9,6 +10,7 @@ import (
 	"time"
 
 	"culvert.example/culvert"
+	"culvert.example/culvert/internal/knock"
 )
 
 // What happens to sessions: key updates, other addresses, restarts, replays. Each row is run with the agent as the
@@ -80,12 +82,13 @@ func moves(p *culvert.Peer) (count uint64) {
 	return count
 }
 
-// roam moves the dialler behind the hop and checks that the flow and a forward go on, on the same lanes.
-func roam(t *testing.T, h *hop, p *culvert.Peer, lanes bool) {
+// roam moves the dialler behind the hop and checks that the flow and a forward go on, on the same lanes if sameLanes. A
+// listener that has something to say and hears nothing from the dialler's new address has its lanes opened again.
+func roam(t *testing.T, h *hop, p *culvert.Peer, sameLanes bool) {
 	t.Helper()
 	flow := openFlow(t, p, "echo")
 	exchange(t, flow, []byte("first"))
-	if lanes {
+	if sameLanes {
 		if err := p.LanesUp(within(t), 2); err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +100,7 @@ func roam(t *testing.T, h *hop, p *culvert.Peer, lanes bool) {
 		stream(t, p, 100_000)
 		converse(t, flow, 50, 1000)
 	}
-	if after := epochs(p); lanes && after != before {
+	if after := epochs(p); sameLanes && after != before {
 		t.Fatalf("lanes were opened again: epochs %d, then %d", before, after)
 	}
 }
@@ -146,7 +149,7 @@ func TestTheDiallersAddressChanges(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			roam(t, h, p, lanes > 0)
+			roam(t, h, p, false)
 		})
 	}
 }
@@ -398,5 +401,45 @@ func TestStrangersGetNoAnswer(t *testing.T) {
 	}
 	if l.Refused() == 0 {
 		t.Fatal("nothing was counted")
+	}
+}
+
+// TestARetryIsFollowed has strangers who know the agent's key spend the budget of our address: then the agent asks us
+// for a proof of it.
+func TestARetryIsFollowed(t *testing.T) {
+	t.Parallel()
+	e, key := newEcho(t), newKey(t)
+	a := newAgent(t, e, culvert.PublicOf(key))
+	h := newHop(t, a.underlay)
+	strangers, err := net.Dial("udp", a.underlay)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer strangers.Close()
+	for range 20 {
+		flood(t, strangers, a.key)
+		p := dial(t, culvert.Link{Address: h.address(), Key: a.key}, culvert.Config{Key: key, Lanes: -1, Logger: logger()})
+		exchange(t, openFlow(t, p, "echo"), []byte("hello"))
+		p.Close()
+		for _, datagram := range h.recorded() {
+			if initial, err := knock.ParseInitial(datagram); err == nil && len(initial.Token) == 236 {
+				return
+			}
+		}
+		h.forgetRecorded()
+	}
+	t.Fatal("the agent sends no Retry")
+}
+
+// flood sends knocks of a key that is not admitted: about two seconds of what an agent opens for one address.
+func flood(t *testing.T, to net.Conn, listener culvert.PublicKey) {
+	t.Helper()
+	hello := append([]byte{6, 0, 0x40, 104, 1, 0, 0, 100}, random(100)...)
+	frames := append(hello, make([]byte, 1200)...)
+	knocker := knock.Knocker{Key: newKey(t), Listener: knock.PublicKey(listener), Random: rand.Reader, Now: time.Now}
+	for range 400 {
+		for _, datagram := range knocker.Outgoing(knock.InitialForTest(random(8), random(8), nil, 0, 2, frames)) {
+			_, _ = to.Write(datagram)
+		}
 	}
 }

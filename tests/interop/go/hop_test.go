@@ -96,3 +96,9 @@ func (h *hop) recorded() [][]byte {
 	defer h.mu.Unlock()
 	return append([][]byte(nil), h.first...)
 }
+
+func (h *hop) forgetRecorded() {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.first = nil
+}

@@ -30,8 +30,13 @@ type Listener struct {
 
 	mu    sync.Mutex
 	peers map[PublicKey]*Peer
+	// conns counts the connections of each key, unfinished ones too.
+	conns map[PublicKey]int
 	order uint64
 }
+
+// connsOfKey bounds them: a session, its successor, and attempts that were not answered in time.
+const connsOfKey = 8
 
 // arrival is what the first packet of a connection told.
 type arrival struct {
@@ -55,7 +60,7 @@ func Listen(address string, config Config) (*Listener, error) {
 	if err != nil {
 		return nil, err
 	}
-	l := &Listener{agent: a, accepted: make(chan *Peer), peers: make(map[PublicKey]*Peer)}
+	l := &Listener{agent: a, accepted: make(chan *Peer), peers: make(map[PublicKey]*Peer), conns: make(map[PublicKey]int)}
 	l.gate = &knock.Gate{
 		Key: a.Key, Window: a.ClockWindow, Now: time.Now,
 		Allowed: func(key knock.PublicKey) bool { return a.Authorize(PublicKey(key)) },
@@ -91,12 +96,28 @@ func (l *Listener) begin(ctx context.Context, info *quic.ClientInfo) (context.Co
 	if admission == nil {
 		return nil, net.ErrClosed
 	}
+	key := PublicKey(admission.Dialler)
 	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conns[key] >= connsOfKey {
+		return nil, fmt.Errorf("%v has %d connections", key, connsOfKey)
+	}
+	l.conns[key]++
 	l.order++
 	a := &arrival{admission, l.order}
-	l.mu.Unlock()
-	context.AfterFunc(ctx, func() { l.gate.End(admission) })
+	context.AfterFunc(ctx, func() { l.ended(admission) })
 	return context.WithValue(ctx, arrivalKey{}, a), nil
+}
+
+// ended notes the end of a connection.
+func (l *Listener) ended(admission *knock.Admission) {
+	l.gate.End(admission)
+	key := PublicKey(admission.Dialler)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if l.conns[key]--; l.conns[key] == 0 {
+		delete(l.conns, key)
+	}
 }
 
 // Address returns where the listener listens.

@@ -109,6 +109,13 @@ func TestTheCommandsReachAnEcho(t *testing.T) {
 			t.Fatalf("%v: %q, %v", args, out, err)
 		}
 	}
+	for _, args := range [][]string{{"bench"}, {"bench", "-stream", "2"}} {
+		out, err := command(ctx, append(args, "-key", key, "-seconds", "0.3", link, "echo")...).Output()
+		if err != nil || !strings.Contains(string(out), "received") {
+			t.Fatalf("%v: %q, %v", args, out, err)
+		}
+	}
+	// Last, because one key has one session at a time.
 	local, _, _ := strings.Cut(background(t, ctx, "forward", "-key", key, link, "0=echo"), " ")
 	conn, err := net.Dial("tcp", local)
 	if err != nil {
@@ -120,12 +127,6 @@ func TestTheCommandsReachAnEcho(t *testing.T) {
 	}
 	if got, err := bufio.NewReader(conn).ReadString('\n'); err != nil || got != "through the port\n" {
 		t.Fatalf("%q, %v", got, err)
-	}
-	for _, args := range [][]string{{"bench"}, {"bench", "-stream", "2"}} {
-		out, err := command(ctx, append(args, "-key", key, "-seconds", "0.3", link, "echo")...).Output()
-		if err != nil || !strings.Contains(string(out), "received") {
-			t.Fatalf("%v: %q, %v", args, out, err)
-		}
 	}
 }
 

@@ -466,6 +466,12 @@ func (l *Lane) received(opened Opened, size int, from netip.AddrPort, events *ev
 		f.Datagrams = f.Datagrams[:0]
 		return
 	}
+	for _, ack := range f.ACKs {
+		if f.Ranges[ack.Start].Last >= l.sent.next {
+			events.violation = true
+			return
+		}
+	}
 	l.stats.ReceivedPackets++
 	l.stats.ReceivedBytes += uint64(size)
 	l.lastHeard = now
@@ -475,10 +481,7 @@ func (l *Lane) received(opened Opened, size int, from netip.AddrPort, events *ev
 		l.peerUpdated(now)
 	}
 	for _, ack := range f.ACKs {
-		if !l.acked(f.Ranges[ack.Start:ack.End], ack.Delay, now) {
-			events.violation = true
-			return
-		}
+		l.acked(f.Ranges[ack.Start:ack.End], ack.Delay, now)
 	}
 	l.acks.add(opened.Number, now, f.Eliciting, f.Ping || len(f.Challenges) > 0, l.sent.ackDelay())
 	if f.Eliciting && l.acks.unsent == 1 {
@@ -512,12 +515,9 @@ func (l *Lane) peerUpdated(now time.Time) {
 	}
 }
 
-func (l *Lane) acked(ranges []Range, delay uint64, now time.Time) bool {
+func (l *Lane) acked(ranges []Range, delay uint64, now time.Time) {
 	var out outcome
-	unit := time.Duration(min(delay, 1<<20)) * 8 * time.Microsecond
-	if !l.sent.onACK(ranges, unit, now.Sub(l.began), &out) {
-		return false
-	}
+	l.sent.onACK(ranges, time.Duration(min(delay, 1<<20))*8*time.Microsecond, now.Sub(l.began), &out)
 	if out.acked > 0 {
 		l.pings = 0
 	}
@@ -528,7 +528,6 @@ func (l *Lane) acked(ranges []Range, delay uint64, now time.Time) bool {
 		l.mtu.lostLarge(now)
 		wakeUp(l.wake)
 	}
-	return true
 }
 
 // answer answers challenges to where they came from.

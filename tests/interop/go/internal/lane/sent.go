@@ -82,12 +82,9 @@ func (s *sent) settle(r *record) {
 	s.outstanding--
 }
 
-// onACK applies an ACK frame. False: it acknowledges a packet that was never sent.
-func (s *sent) onACK(ranges []Range, delay time.Duration, now time.Duration, out *outcome) bool {
+// onACK applies an ACK frame of packets that were sent.
+func (s *sent) onACK(ranges []Range, delay time.Duration, now time.Duration, out *outcome) {
 	largest := ranges[0].Last
-	if largest >= s.next {
-		return false
-	}
 	if !s.hasAcked || largest > s.largest {
 		s.hasAcked, s.largest, out.newLargest = true, largest, true
 	}
@@ -109,7 +106,6 @@ func (s *sent) onACK(ranges []Range, delay time.Duration, now time.Duration, out
 		}
 	}
 	s.detect(now, out)
-	return true
 }
 
 func (s *sent) sample(latest, delay time.Duration) {
