@@ -3,6 +3,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod ends;
+mod failover;
 mod first_steps;
 mod forwarding;
 mod hub;

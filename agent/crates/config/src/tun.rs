@@ -7,7 +7,7 @@
 //!
 //! A prefix of the overlay that holds an address of the underlay would send the tunnel's own packets into the tunnel.
 
-use std::{mem, ops::RangeInclusive, sync::Arc};
+use std::{mem, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use ip::routes::is_default_like;
 use ipnet::IpNet;
@@ -15,10 +15,11 @@ use ipnet::IpNet;
 use crate::{
     Config, Peer,
     checks::{Checks, Claim, Holder, LookedUp},
-    kinds::{one_of, or, size, text, truth},
+    kinds::{one_of, or, size, text, time, truth},
     prefix::inner_address,
     problem::{At, PeerOrigin},
     section::section,
+    spelled::spelled,
     value::{Bad, bad},
 };
 
@@ -47,8 +48,31 @@ section! {
         /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `false` leaves routes to you.
         // Who names a peer's addresses wants to reach them.
         routes: bool = true, truth(), Restart;
+        /// How long a peer with a better `priority`, or one of several with the same, must have answered without a break before
+        /// packets go to it again.
+        // A peer that comes and goes moves its flows at most this often; the sessions of hosts behind a NAT at that peer end each time.
+        hold: Duration = Duration::from_secs(5), time(Duration::ZERO..=Duration::from_secs(3_600), None), Restart;
+        /// What goes to the same one of several peers with the same prefix and `priority`: `"addresses"` all packets between two
+        /// addresses, `"ports"` each flow by itself, except for fragments.
+        // A host behind a NAT at the far end has one address for all that it does.
+        spread: Spread = Spread::Addresses, one_of(), Restart;
     }
 }
+
+spelled! {
+    /// `tun.spread`: what stays together among several peers.
+    #[derive(Default)]
+    pub enum Spread {
+        /// All packets between two addresses.
+        #[default]
+        Addresses => "addresses",
+        /// Each flow, as addresses, protocol and ports tell it.
+        Ports => "ports",
+    }
+}
+
+/// The limit on peers with the same prefix.
+pub const MOST_HOLDERS: usize = 64;
 
 /// `tun.mtu`: how large an inner packet may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -72,7 +96,12 @@ impl Checks {
     /// peer that was removed while the agent ran stays its own: the next start lets it in again.
     pub(super) fn claimed(&mut self, config: &Config, known: &[Peer]) {
         for net in config.tun.iter().flat_map(|tun| &tun.addresses) {
-            self.overlay.push(Claim { net: *net, holder: Holder::Tun, at: At::file(PeerOrigin::Config) });
+            self.overlay.push(Claim {
+                net: *net,
+                holder: Holder::Tun,
+                shared: false,
+                at: At::file(PeerOrigin::Config),
+            });
         }
         for address in config.transport.listen.iter().filter(|address| !address.ip().is_unspecified()) {
             self.carried_by(address.ip(), Holder::Listen, At::file(PeerOrigin::Config));
@@ -82,7 +111,8 @@ impl Checks {
         };
         for peer in known.iter().chain(config.peers.iter().filter(returns)) {
             let (holder, at) = (|| Holder::Peer(Arc::clone(&peer.name)), || At::file(peer.origin));
-            let claim = |net: &IpNet| Claim { net: *net, holder: holder(), at: at() };
+            let shared = peer.shares_prefixes();
+            let claim = |net: &IpNet| Claim { net: *net, holder: holder(), shared, at: at() };
             self.overlay.extend(peer.allowed_ips.iter().map(claim));
             for address in peer.endpoints.iter().filter_map(|endpoint| endpoint.host.parse().ok()) {
                 self.carried_by(address, holder(), at());

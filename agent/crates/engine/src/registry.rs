@@ -47,8 +47,11 @@ pub enum RegistryError {
     NameReserved(Arc<str>),
     #[error("peer {0:?} has this public key already (remedy: remove that one first)")]
     KeyTaken(Arc<str>),
-    /// A peer has this prefix of `allowed_ips`.
-    #[error("peer {1:?} has the prefix {0} already (remedy: remove that one first, or a longer prefix)")]
+    /// A peer has this prefix of `allowed_ips`, and one of both does not share it.
+    #[error(
+        "peer {1:?} has the prefix {0} already (remedy: remove that one first, or a longer prefix, or a priority or a weight for \
+         each of the two)"
+    )]
     PrefixTaken(IpNet, Arc<str>),
     /// The key is our own public key.
     #[error("this is our own public key (remedy: write the peer's, as `culvert pubkey` prints it there)")]
@@ -334,7 +337,8 @@ impl PeerRegistry {
             if other.name == peer.name {
                 return Err(RegistryError::NameTaken(Arc::clone(&peer.name)));
             }
-            if let Some(net) = peer.allowed_ips.iter().find(|net| other.allowed_ips.contains(net)) {
+            let shared = peer.shares_prefixes() && other.shares_prefixes();
+            if let Some(net) = peer.allowed_ips.iter().find(|net| !shared && other.allowed_ips.contains(net)) {
                 return Err(RegistryError::PrefixTaken(*net, Arc::clone(&other.name)));
             }
             if other.public_keys.iter().any(|key| peer.public_keys.contains(key)) {

@@ -5,7 +5,8 @@
 //! | which local UDP sockets are there, and how payloads are delivered to them | this one |
 //! | TCP forwards on QUIC streams | `tcp.rs` |
 //! | the connections that carry them, and how they are shared out | `engine/src/control/connections.rs` |
-//! | the TUN device: who has which address, what is about to be written | `tun.rs` |
+//! | the TUN device: what is about to be written, the answers to packets that cannot be carried | `tun.rs` |
+//! | the peer of each inner address, and which of several carries a prefix | `peer_routes.rs` |
 
 use std::time::Instant;
 
@@ -18,6 +19,7 @@ use wire::ids::{IngressId, LocalId, PeerId};
 
 use crate::relay::{FlowId, Settlement, Settlements};
 
+pub mod peer_routes;
 pub mod tcp;
 pub mod tun;
 

@@ -97,7 +97,9 @@ impl Plan {
                 let on_link = on_link.contains(&prefix);
                 let apart = underlay.marked && !on_link && takes_any(prefix, &carriers);
                 if !on_link || lower.is_some() {
-                    routes.insert(prefix, Wish { mtu: lower, on_link, apart });
+                    // Of several peers with the prefix, any may carry it: the narrowest path counts.
+                    let wish = routes.entry(prefix).or_insert(Wish { mtu: lower, on_link, apart });
+                    wish.mtu = wish.mtu.into_iter().chain(lower).min();
                 }
             }
         }

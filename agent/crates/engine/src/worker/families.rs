@@ -273,6 +273,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tun_errors_total", &["direction"], "Reads and writes of packets that the kernel refused or that could not be understood.", |it, out| out.each(&WAYS, &[it.tun.read_errors, it.tun.write_errors])),
     counter("culvert_tun_dropped_packets_total", &["reason"], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.", |it, out| out.each(&TunDrop::LABELS, &it.tun_totals.dropped)),
     counter("culvert_tun_icmp_sent_total", &["kind"], "ICMP messages sent to senders of IP packets that could not be carried, by kind.", |it, out| out.each(&Answer::LABELS, &it.tun_totals.answers)),
+    counter("culvert_tun_handovers_total", &[], "Times that other peers took over the prefixes that several peers hold.", |it, out| out.add(&[], it.tun_totals.handovers)),
     counter("culvert_tun_mss_clamped_total", &[], "TCP SYNs whose maximum segment size was lowered to what fits into a packet to the peer.", |it, out| out.add(&[], it.tun_totals.mss_clamped)),
     counter("culvert_tun_icmp_withheld_total", &[], "ICMP messages withheld from senders of IP packets because of the rate limit.", |it, out| out.add(&[], it.tun_totals.answers_withheld)),
     counter("culvert_tun_flows_moved_total", &[], "Buckets of IP packets that moved to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.buckets_moved)),

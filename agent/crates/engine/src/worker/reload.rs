@@ -114,8 +114,10 @@ impl Worker {
         if old.rate_receive != wanted.rate_receive {
             sessions.rate_receive_changed(cx, id);
         }
-        if old.allowed_ips != wanted.allowed_ips {
-            tunnel.reroute_peer(cx, id);
+        if (&old.allowed_ips, old.priority, old.weight)
+            != (&wanted.allowed_ips, wanted.priority, wanted.weight)
+        {
+            tunnel.route_peer(cx, id, now);
         }
         cx.stats.unpublished = true;
     }

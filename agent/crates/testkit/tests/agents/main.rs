@@ -50,6 +50,7 @@ mod reload;
 mod restarts;
 mod returned;
 mod roaming;
+mod shared_prefix;
 mod shares;
 mod standard;
 mod stream_connections;
