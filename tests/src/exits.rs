@@ -29,8 +29,8 @@ pub struct Exits {
     pub exits: [Agent; 2],
     echoes: Vec<JoinHandle<()>>,
     over: Arc<AtomicBool>,
-    /// The paths to the exits.
-    pub paths: [Impairment; 2],
+    /// The paths to the exits, unless they have no delay: then the entry dials the exits themselves.
+    pub paths: Vec<Impairment>,
     /// The second one's first end is unused: the entry has a link of its own to its second end.
     _cables: [Cable; 2],
 }
@@ -51,6 +51,15 @@ impl Exits {
     /// When one of them does not start, or they do not connect.
     #[must_use]
     pub fn start(delay: Duration, of_tun: &str) -> Self {
+        Self::start_with(delay, "", of_tun)
+    }
+
+    /// The same; `of_transport` is more of the entry's `transport`, as whole lines.
+    ///
+    /// # Panics
+    /// When one of them does not start, or they do not connect.
+    #[must_use]
+    pub fn start_with(delay: Duration, of_transport: &str, of_tun: &str) -> Self {
         let cables = [Cable::new(), Cable::new()];
         let [entry, first] = cables[0].places();
         let [_, second] = cables[1].places();
@@ -60,28 +69,37 @@ impl Exits {
             Agent::new(name, place)
         });
         let path = Path { delay, ..Path::default() };
-        let paths = ["192.0.2.2:4433", "192.0.3.2:4433"].map(|server| {
-            let front = Impairment::reserve(Ipv4Addr::LOCALHOST.into());
-            Impairment::new(&entry, front, server.parse().expect("an address"), path)
-        });
+        let servers = ["192.0.2.2:4433", "192.0.3.2:4433"].map(|text| text.parse().expect("an address"));
+        let paths: Vec<Impairment> = [("192.0.2.1", servers[0]), ("192.0.3.1", servers[1])]
+            .into_iter()
+            .filter(|_| !delay.is_zero())
+            .map(|(front, server)| {
+                let front = Impairment::reserve(front.parse().expect("an address"));
+                Impairment::new(&entry, front, server, path)
+            })
+            .collect();
+        let endpoint = |index: usize| paths.get(index).map_or(servers[index], |path| path.address);
         let entry = Agent::new("entry", &entry);
+        // With routes of the agent's own they would lead the tunnel's packets into the tunnel.
+        let more = if of_tun.contains("kernel") { ", \"192.0.2.0/24\"" } else { "" };
         let peer = |index: usize| {
             format!(
                 "[[peer]]\nname = \"exit-{index}\"\npublic_key = \"{}\"\nendpoints = [\"{}\"]\npriority = {index}\n\
-                 allowed_ips = [\"10.77.0.0/16\"]\n",
+                 allowed_ips = [\"10.77.0.0/16\"{more}]\naddress = [\"10.9.0.{}\"]\n",
                 exits[index - 1].key(),
-                paths[index - 1].address
+                endpoint(index - 1),
+                index + 1
             )
         };
         entry.configure(&format!(
-            "transport.workers = 2\n{}{}[tun]\naddress = [\"10.9.0.1/24\"]\n{of_tun}\n",
+            "transport.workers = 2\n{of_transport}{}{}[tun]\naddress = [\"10.9.0.1/24\"]\n{of_tun}\n",
             peer(1),
             peer(2)
         ));
-        for exit in &exits {
+        for (exit, host) in exits.iter().zip(2..) {
             exit.configure(&format!(
                 "transport.listen = [\"0.0.0.0:4433\"]\ntransport.workers = 2\n[[peer]]\nname = \"entry\"\n\
-                 public_key = \"{}\"\nallowed_ips = [\"10.9.0.1\"]\n[tun]\naddress = [\"10.9.0.2/24\"]\n",
+                 public_key = \"{}\"\nallowed_ips = [\"10.9.0.1\"]\n[tun]\naddress = [\"10.9.0.{host}/24\"]\n",
                 entry.key()
             ));
         }
@@ -97,6 +115,33 @@ impl Exits {
         all.entry.start();
         all.wait_for_lanes();
         all
+    }
+
+    /// The entry's peers for an inner address, and what each does.
+    ///
+    /// # Panics
+    /// When the entry does not say so.
+    #[must_use]
+    #[track_caller]
+    pub fn carriers(&self, address: &str) -> Vec<(String, String)> {
+        let answer = self.entry.ask(&["status", "--json", "--routes", address]);
+        let answer: serde_json::Value = serde_json::from_str(&answer).expect("JSON");
+        let peers = answer["status"]["routes"][0]["peers"].as_array().cloned().unwrap_or_default();
+        let text = |value: &serde_json::Value| value.as_str().expect("a text").to_owned();
+        peers.iter().map(|peer| (text(&peer["name"]), text(&peer["state"]))).collect()
+    }
+
+    /// Waits until these peers carry packets for an inner address, and no others.
+    ///
+    /// # Panics
+    /// When that takes long.
+    #[track_caller]
+    pub fn wait_for_carriers(&self, address: &str, expected: &[&str]) {
+        clock::until("the carriers", clock::PATIENCE, || {
+            let all = self.carriers(address);
+            let carry = all.iter().filter(|(_, state)| state == "carries").map(|(name, _)| &**name);
+            if carry.eq(expected.iter().copied()) { Ok(()) } else { Err(format!("{address}: {all:?}")) }
+        });
     }
 
     /// Waits until the entry is connected to both exits.

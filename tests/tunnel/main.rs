@@ -7,6 +7,7 @@ mod failover;
 mod first_steps;
 mod forwarding;
 mod hub;
+mod kernel_routes;
 mod impaired;
 mod life;
 mod marks;

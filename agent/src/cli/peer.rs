@@ -61,6 +61,9 @@ struct Add {
     /// An inner address or prefix of its own; may be repeated. Needs [tun]
     #[arg(long = "allowed-ip", value_name = "PREFIX")]
     allowed_ips: Vec<String>,
+    /// Its own address in the tunnel, by which routes name it with tun.routing = "kernel"; may be repeated
+    #[arg(long = "address", value_name = "ADDRESS")]
+    addresses: Vec<String>,
     /// Others may have its prefixes, too: the lowest that is connected carries them
     #[arg(long, value_name = "N")]
     priority: Option<u16>,
@@ -184,6 +187,7 @@ impl Add {
             lanes: self.lanes,
             services: self.services.clone(),
             allowed_ips: self.allowed_ips.clone(),
+            address: self.addresses.clone(),
             priority: self.priority,
             weight: self.weight,
         })

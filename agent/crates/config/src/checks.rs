@@ -2,7 +2,7 @@
 //! tunnel is checked in `tun.rs`.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -40,6 +40,8 @@ pub(super) struct Checks {
     pub(super) overlay: Vec<Claim>,
     /// The addresses of `transport.listen` and of every `peer.endpoints`.
     pub(super) underlay: Vec<Claim>,
+    /// The addresses of `peer.address`, and whose they are.
+    pub(super) next_hops: BTreeMap<IpAddr, Arc<str>>,
     /// Those of `peer.endpoints` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
 }
@@ -232,6 +234,20 @@ impl Checks {
                  weight; then the best that is connected carries it",
             ),
         })
+    }
+
+    /// An address of the peer that is being read: nobody else's, and not ours.
+    pub(super) fn is_next_hop(&mut self, address: &IpAddr, _: &At) -> Result<(), Bad> {
+        let own = self.overlay.iter().any(|claim| claim.holder == Holder::Tun && claim.net.addr() == *address);
+        let taken = self.next_hops.insert(*address, Arc::clone(&self.peer));
+        match taken {
+            _ if own => Err(bad(format!("{address} is our own address"), "write the peer's")),
+            Some(holder) => Err(bad(
+                format!("{address} belongs to {holder:?} already"),
+                "a next hop is one peer: write another address",
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Reports every key that is our own.

@@ -1,6 +1,6 @@
 //! `[[peer]]`, wherever it stands: in the configuration, in the state file, or in a request to the running daemon.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use gate::identity::{Endpoint, PublicKey};
 use ipnet::IpNet;
@@ -9,7 +9,7 @@ use crate::{
     OPEN_LABEL, OPEN_PREFIX,
     checks::Checks,
     kinds::{Kind, granted, name, one_of, or, share, size, text, time, whole},
-    prefix::allowed_prefix,
+    prefix::{allowed_prefix, inner_host},
     problem::PeerOrigin,
     section::{Table, section},
     sections::{TENTH, endpoint},
@@ -71,6 +71,9 @@ section! {
         /// dropped. An address without a length is that address alone. Of nested prefixes the longest decides. Peers may have
         /// the same prefix if each of them has `priority` or `weight`. Needs `[tun]`.
         allowed_ips: Vec<IpNet> = Vec::new(), text("prefix", allowed_prefix, ToString::to_string).then(Checks::claims).list(), Now;
+        /// The peer's own addresses in the tunnel, by which routes of the kernel name it as next hop: at most one IPv4 and one IPv6
+        /// address is usual. No other peer's. Used with `tun.routing = "kernel"`.
+        addresses as address: Vec<IpAddr> = Vec::new(), text("address", inner_host, ToString::to_string).then(Checks::is_next_hop).list(), Now;
         /// Which of several peers with the same prefix carries it: the lowest of those that are connected and answer. A peer that
         /// comes back carries it again after `tun.hold`. 100 if only `weight` is given.
         priority: Option<u16> = None, whole(0..=65_535).optional(), Now;

@@ -56,6 +56,15 @@ pub(super) fn allowed_prefix(text: &str) -> Result<IpNet, Bad> {
     Err(bad(format!("{net} is an address and the length of a prefix"), remedy))
 }
 
+/// An address of a peer, without a length.
+pub(super) fn inner_host(text: &str) -> Result<IpAddr, Bad> {
+    let Ok(address) = text.parse::<IpAddr>() else {
+        let remedy = "write an address without a length, as in \"10.9.0.2\"";
+        return Err(bad(format!("{text:?} is not an address"), remedy));
+    };
+    any_prefix(&IpNet::from(address).to_string()).map(|net| net.addr())
+}
+
 /// A prefix that a packet's source or destination may lie in.
 fn any_prefix(text: &str) -> Result<IpNet, Bad> {
     const SPECIAL: &str = "write the addresses that a host in the tunnel has";

@@ -59,6 +59,9 @@ pub struct NewPeer {
     /// Its inner addresses, as prefixes. Left out of the JSON if there are none: an older daemon refuses the member.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_ips: Vec<String>,
+    /// `peer.address`, left out of the JSON as `allowed_ips` is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub address: Vec<String>,
     /// `peer.priority`, left out of the JSON as `allowed_ips` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u16>,

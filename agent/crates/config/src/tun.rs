@@ -18,7 +18,7 @@ use crate::{
     kinds::{one_of, or, size, text, time, truth},
     prefix::inner_address,
     problem::{At, PeerOrigin},
-    section::section,
+    section::{Table, section},
     spelled::spelled,
     value::{Bad, bad},
 };
@@ -45,9 +45,18 @@ section! {
         /// Exchanges super-packets of TCP and UDP with the kernel (TSO, USO). The agent probes it; `"off"` costs throughput.
         // Without it the kernel hands over every packet by itself.
         offload: bool = true, one_of(), Restart;
-        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `false` leaves routes to you.
+        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `false` leaves routes to you, as
+        /// `routing = "kernel"` does.
         // Who names a peer's addresses wants to reach them.
         routes: bool = true, truth(), Restart;
+        /// What decides which peer a packet goes to. `"allowed_ips"`: the peers' prefixes. `"kernel"`: the kernel's routes into the
+        /// device, which a routing daemon or `ip route` sets. The next hop of a route is the peer that has it as `peer.address`; a
+        /// route without one leads to the peer whose address is the destination.
+        routing: Routing = Routing::AllowedIps, one_of(), Restart;
+        /// Which sources a peer may send from with `routing = "kernel"`, besides its own addresses: `"allowed_ips"` those in its
+        /// prefixes, even if another peer has a longer one; `"route"` those to which some route leads through it.
+        // Routes of BGP are often asymmetric.
+        source_check: SourceCheck = SourceCheck::AllowedIps, one_of(), Restart;
         /// How long a peer with a better `priority`, or one of several with the same, must have answered without a break before
         /// packets go to it again.
         // A peer that comes and goes moves its flows at most this often; the sessions of hosts behind a NAT at that peer end each time.
@@ -56,6 +65,38 @@ section! {
         /// addresses, `"ports"` each flow by itself, except for fragments.
         // A host behind a NAT at the far end has one address for all that it does.
         spread: Spread = Spread::Addresses, one_of(), Restart;
+    }
+}
+
+spelled! {
+    /// `tun.routing`: what decides which peer a packet goes to.
+    #[derive(Default)]
+    pub enum Routing {
+        /// The peers' prefixes.
+        #[default]
+        AllowedIps => "allowed_ips",
+        /// The kernel's routes into the device.
+        Kernel => "kernel",
+    }
+}
+
+spelled! {
+    /// `tun.source_check`: which sources a peer may send from when the kernel's routes are followed.
+    #[derive(Default)]
+    pub enum SourceCheck {
+        /// Those in its `allowed_ips`.
+        #[default]
+        AllowedIps => "allowed_ips",
+        /// Those to which some route leads through it.
+        Route => "route",
+    }
+}
+
+impl Tun {
+    /// Whether the agent sets routes for the peers' prefixes.
+    #[must_use]
+    pub fn sets_routes(&self) -> bool {
+        self.routes && self.routing == Routing::AllowedIps
     }
 }
 
@@ -86,9 +127,24 @@ pub enum InnerMtu {
 impl Checks {
     /// Notes that a tunnel leads nowhere, which a peer that is added later may change.
     pub(super) fn unused(&mut self, peers: &[Peer], at: &At) {
-        if peers.iter().all(|peer| peer.allowed_ips.is_empty()) {
+        if peers.iter().all(|peer| peer.allowed_ips.is_empty() && peer.addresses.is_empty()) {
             let remedy = "add allowed_ips to a [[peer]], or a peer with culvert peer add --allowed-ip";
             self.report.note(at, "no peer has allowed_ips: the tunnel leads nowhere yet", remedy);
+        }
+    }
+
+    /// Reports keys that do not go with `tun.routing`.
+    pub(super) fn kernel_routing(&mut self, tun: &Tun, table: &Table<'_>) {
+        match tun.routing {
+            Routing::Kernel if tun.routes && table.has("routes") => {
+                let problem = "with routing = \"kernel\" the agent follows routes and sets none";
+                self.report.add(&table.place("routes"), problem, "leave it out, or set it to false");
+            }
+            Routing::AllowedIps if tun.source_check != SourceCheck::AllowedIps => {
+                let problem = "is for routing = \"kernel\"";
+                self.report.add(&table.place("source_check"), problem, "set tun.routing, or leave this out");
+            }
+            Routing::Kernel | Routing::AllowedIps => {}
         }
     }
 
@@ -110,6 +166,7 @@ impl Checks {
             peer.origin == PeerOrigin::Config && !known.iter().any(|known| known.name == peer.name)
         };
         for peer in known.iter().chain(config.peers.iter().filter(returns)) {
+            self.next_hops.extend(peer.addresses.iter().map(|address| (*address, Arc::clone(&peer.name))));
             let (holder, at) = (|| Holder::Peer(Arc::clone(&peer.name)), || At::file(peer.origin));
             let shared = peer.shares_prefixes();
             let claim = |net: &IpNet| Claim { net: *net, holder: holder(), shared, at: at() };
@@ -135,7 +192,7 @@ impl Checks {
     /// Reports every prefix of the overlay that would take the underlay's packets. With a mark, routes for such prefixes have
     /// a table of their own, which marked packets do not use.
     pub(super) fn collisions(&mut self, tun: &Tun, mark: u32) {
-        let routed = tun.routes && mark == 0;
+        let routed = tun.sets_routes() && mark == 0;
         for over in &self.overlay {
             let ours = over.holder == Holder::Tun;
             if !ours && !routed {
@@ -188,7 +245,7 @@ pub const LOOKUP_REMEDY: &str = "write an address, or use a resolver to which th
 
 /// Whether the resolver's packets may go into the tunnel: they have no mark, and with one a peer may have a default route.
 pub fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = IpNet>) -> bool {
-    tun.routes && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
+    tun.sets_routes() && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
 }
 
 /// The name of a device: what Linux takes (`dev_valid_name`, IFNAMSIZ), less what has a meaning elsewhere:

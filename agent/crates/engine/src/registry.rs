@@ -167,6 +167,16 @@ impl PeerRegistry {
         self.hub.get_or_init(|| Arc::clone(hub));
     }
 
+    /// Our own key.
+    pub(crate) fn own_key(&self) -> &PublicKey {
+        &self.own_key
+    }
+
+    /// The workers, once there are any.
+    pub(crate) fn hub(&self) -> Option<&Arc<Hub>> {
+        self.hub.get()
+    }
+
     /// The peer with this Ed25519 key. Takes no lock and no memory.
     #[must_use]
     pub fn peer_of(&self, key: &[u8; 32]) -> Option<PeerId> {

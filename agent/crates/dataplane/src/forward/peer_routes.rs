@@ -24,7 +24,7 @@ use ip::{routes::Routes, view::IpView};
 use ipnet::IpNet;
 use wire::ids::PeerId;
 
-use crate::forward::tun::TunDrop;
+use crate::forward::{learned::LearnedRoutes, tun::TunDrop};
 
 /// The slots of a group. Weights are kept to about a twentieth: the share of one slot in 1,024, drawn at random.
 const SLOTS: usize = 1_024;
@@ -50,6 +50,28 @@ pub enum Readiness {
     Away,
 }
 
+wire::labelled! {
+    /// What a peer does for a prefix that it holds.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum HolderState {
+        /// Packets go to it.
+        Carries => "carries",
+        /// It is ready, and another one is better, or its hold is not over.
+        Waits => "waits",
+        /// It is connected, and has no lane yet, or an answer is late.
+        Late => "late",
+        /// It is not connected, does not answer, or takes no IP packets.
+        Away => "away",
+    }
+}
+
+/// A prefix, and what each peer that holds it does for it; no peer: the next hop of its route is nobody.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PrefixState {
+    pub prefix: IpNet,
+    pub holders: Vec<(Holder, HolderState)>,
+}
+
 /// A change of the peers that carry the prefixes of a group.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Handover {
@@ -67,7 +89,10 @@ impl Target {
     /// The bit that tells a group from a peer, of which there are never so many.
     const GROUP: u32 = 1 << 31;
 
-    fn group(index: usize) -> Self {
+    /// No peer is the next hop.
+    pub(super) const NOBODY: Self = Self(u32::MAX);
+
+    pub(super) fn group(index: usize) -> Self {
         Self(u32::try_from(index).unwrap_or(u32::MAX) | Self::GROUP)
     }
 
@@ -96,6 +121,8 @@ pub struct PeerRoutes {
     spread: Spread,
     /// How long a peer must have been ready before it takes a prefix from one that carries it.
     hold: Duration,
+    /// The table that the kernel's routes make, if they are followed: it has the routes, and nobody's prefixes count.
+    learned: Option<Arc<LearnedRoutes>>,
 }
 
 /// What is known of a peer that shares a prefix.
@@ -108,16 +135,17 @@ struct Health {
 
 impl Default for PeerRoutes {
     fn default() -> Self {
-        Self::new(Spread::default(), Duration::ZERO)
+        Self::new(Spread::default(), Duration::ZERO, false)
     }
 }
 
 impl PeerRoutes {
-    /// A table without prefixes.
+    /// A table without prefixes, which are the peers', or with `learns` those of the kernel's routes.
     #[must_use]
-    pub fn new(spread: Spread, hold: Duration) -> Self {
+    pub fn new(spread: Spread, hold: Duration, learns: bool) -> Self {
+        let learned = learns.then(Arc::default);
         let (groups, holders, prefixes) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Self { routes: Arc::default(), groups, holders, prefixes, sharing: BTreeMap::new(), spread, hold }
+        Self { routes: Arc::default(), groups, holders, prefixes, sharing: BTreeMap::new(), spread, hold, learned }
     }
 
     /// The peer that a packet goes to.
@@ -127,7 +155,7 @@ impl PeerRoutes {
     #[inline]
     pub fn carrier(&self, view: &IpView) -> Result<PeerId, TunDrop> {
         let target = self.routes.lookup(view.destination).ok_or(TunDrop::NoRoute)?;
-        target.get().or_else(|group| self.of_group(group, view).ok_or(TunDrop::NoRoute))
+        target.get().or_else(|group| self.of_group(group, view).ok_or(TunDrop::NoNextHop))
     }
 
     fn of_group(&self, group: usize, view: &IpView) -> Option<PeerId> {
@@ -138,10 +166,14 @@ impl PeerRoutes {
         Some(self.groups.get(group)?.of_hash(hash))
     }
 
-    /// Whether a packet from `source` may come from `peer`: it holds the longest prefix that has this address.
+    /// Whether a packet from `source` may come from `peer`: it holds the longest prefix that has this address, or as the learned
+    /// table says.
     #[inline]
     #[must_use]
     pub fn may_send(&self, source: IpAddr, peer: PeerId) -> bool {
+        if let Some(learned) = &self.learned {
+            return learned.may_send(source, peer);
+        }
         match self.routes.lookup(source).map(Target::get) {
             Some(Ok(holder)) => holder == peer,
             Some(Err(group)) => self.groups.get(group).is_some_and(|group| group.has(peer)),
@@ -167,6 +199,9 @@ impl PeerRoutes {
 
     /// Gives a peer these prefixes, and takes away those that it had. [`PeerRoutes::elect`] is due then.
     pub fn set_peer(&mut self, peer: PeerId, prefixes: &[IpNet], priority: u16, weight: u16) {
+        if self.learned.is_some() {
+            return;
+        }
         let mut changed = self.prefixes.remove(&peer).unwrap_or_default();
         for prefix in &changed {
             if let Some(holders) = self.holders.get_mut(prefix) {
@@ -206,6 +241,20 @@ impl PeerRoutes {
             }
             Arc::make_mut(&mut self.routes).remove(&gone);
         }
+        self.note_sharing();
+    }
+
+    /// Takes over a table in place of the one before. [`PeerRoutes::elect`] is due then.
+    pub fn learn(&mut self, learned: &Arc<LearnedRoutes>) {
+        self.routes = Arc::clone(&learned.routes);
+        let mut before: BTreeMap<Box<[Holder]>, Group> =
+            self.groups.drain(..).map(|group| (group.holders.clone(), group)).collect();
+        self.groups.extend(learned.groups.iter().map(|(holders, users)| {
+            // Those that were elected go on.
+            let group = before.remove(&**holders).unwrap_or_else(|| Group::new(holders));
+            Group { users: *users, ..group }
+        }));
+        self.learned = Some(Arc::clone(learned));
         self.note_sharing();
     }
 
@@ -260,6 +309,42 @@ impl PeerRoutes {
         let (sharing, hold) = (&self.sharing, self.hold);
         let used = self.groups.iter_mut().filter(|group| group.users > 0);
         used.filter_map(|group| group.elect(sharing, hold, now)).collect()
+    }
+
+    /// The number of prefixes.
+    #[must_use]
+    pub fn prefixes(&self) -> usize {
+        self.routes.iter().count()
+    }
+
+    /// Who does what for each prefix, or for the longest that holds `only`; at most `most` of them.
+    #[must_use]
+    pub fn states(
+        &self,
+        only: Option<IpAddr>,
+        most: usize,
+        readiness: impl Fn(PeerId) -> Readiness,
+    ) -> Vec<PrefixState> {
+        let state = |(prefix, target): (IpNet, Target)| PrefixState {
+            prefix,
+            holders: match target.get() {
+                Ok(peer) => vec![(self.sole(prefix, peer), doing(readiness(peer), true))],
+                Err(group) => {
+                    let group = self.groups.get(group);
+                    group.into_iter().flat_map(|group| group.states(&readiness)).collect()
+                }
+            },
+        };
+        match only {
+            Some(address) => self.routes.holder(address).map(state).into_iter().collect(),
+            None => self.routes.iter().take(most).map(state).collect(),
+        }
+    }
+
+    /// The only holder of a prefix.
+    fn sole(&self, prefix: IpNet, peer: PeerId) -> Holder {
+        let known = self.holders.get(&prefix).and_then(|holders| holders.first());
+        known.copied().unwrap_or(Holder { priority: 0, peer, weight: 1 })
     }
 
     /// The peers that are ready and wait for their hold. Nothing is sent to them yet, so they must be asked whether they answer.
@@ -337,6 +422,13 @@ impl Group {
         })
     }
 
+    fn states(&self, readiness: &impl Fn(PeerId) -> Readiness) -> Vec<(Holder, HolderState)> {
+        let state = |(index, holder): (usize, &Holder)| {
+            (*holder, doing(readiness(holder.peer), self.elected & bit(index) != 0))
+        };
+        self.holders.iter().enumerate().map(state).collect()
+    }
+
     fn of_mask(&self, mask: u64) -> Vec<PeerId> {
         let indexed = self.peers().enumerate().filter(|(index, _)| mask & bit(*index) != 0);
         indexed.map(|(_, peer)| peer).collect()
@@ -365,6 +457,15 @@ fn score(slot: usize, holder: &Holder) -> f64 {
     #[expect(clippy::cast_precision_loss, reason = "a number between 0 and 1 needs no more")]
     let uniform = ((bits >> 11) as f64 + 0.5) / (1_u64 << 53) as f64;
     -uniform.ln() / f64::from(holder.weight.max(1))
+}
+
+fn doing(readiness: Readiness, elected: bool) -> HolderState {
+    match readiness {
+        Readiness::Ready if elected => HolderState::Carries,
+        Readiness::Ready => HolderState::Waits,
+        Readiness::Late => HolderState::Late,
+        Readiness::Away => HolderState::Away,
+    }
 }
 
 const fn bit(index: usize) -> u64 {

@@ -32,6 +32,8 @@ wire::labelled! {
     pub enum TunDrop {
         /// No peer has its destination among its `allowed_ips`.
         NoRoute => "no_route",
+        /// A route of the kernel leads to a next hop that is no peer's `address`.
+        NoNextHop => "no_next_hop",
         /// The headers of the packet cannot be read.
         Malformed => "malformed",
     }
@@ -72,6 +74,8 @@ pub struct TunTotals {
     pub answers_withheld: u64,
     /// TCP SYNs whose maximum segment size was lowered.
     pub mss_clamped: u64,
+    /// The prefixes that lead to a peer, or to nobody, at the first worker.
+    pub prefixes: u64,
     /// Times that other peers took over prefixes that several hold, at the first worker.
     pub handovers: u64,
     /// Packets for peers, by the index of the lane that their hash gave them.

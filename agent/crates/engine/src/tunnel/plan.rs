@@ -84,7 +84,7 @@ impl Plan {
         let known = |peer: &Listed| mtus.get(&peer.id).copied();
         let mtu = peers.iter().filter_map(known).max().unwrap_or(start).max(LEAST_MTU);
         let mut routes = BTreeMap::new();
-        if !tun.routes {
+        if !tun.sets_routes() {
             return Self { mtu, routes };
         }
         let on_link: Vec<IpNet> = tun.addresses.iter().map(IpNet::trunc).collect();

@@ -269,6 +269,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tun_packets_total", &["direction"], "IP packets read from the TUN device (uplink) or written to it (downlink), super-packets and fragments cut; a super-packet that goes to no peer counts as one.", |it, out| out.each(&WAYS, &[it.tun_totals.received, it.tun_totals.delivered])),
     counter("culvert_tun_bytes_total", &["direction"], "Bytes that were read or written, headers of super-packets once.", |it, out| out.each(&WAYS, &[it.tun.read_bytes, it.tun.write_bytes])),
     counter("culvert_tun_calls_total", &["direction"], "System calls that read or wrote a packet or super-packet.", |it, out| out.each(&WAYS, &[it.tun.reads, it.tun.writes])),
+    gauge("culvert_tun_prefixes", &[], "Prefixes by which packets of the TUN device find a peer: those of allowed_ips, or those of the kernel's routes.", |it, out| out.add(&[], it.tun_totals.prefixes)),
     counter("culvert_tun_super_packets_total", &["direction"], "Super-packets (TSO, USO) that were read or written.", |it, out| out.each(&WAYS, &[it.tun.read_super, it.tun.write_super])),
     counter("culvert_tun_errors_total", &["direction"], "Reads and writes of packets that the kernel refused or that could not be understood.", |it, out| out.each(&WAYS, &[it.tun.read_errors, it.tun.write_errors])),
     counter("culvert_tun_dropped_packets_total", &["reason"], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.", |it, out| out.each(&TunDrop::LABELS, &it.tun_totals.dropped)),

@@ -133,6 +133,7 @@ impl Worker {
                 tunnel.unroute_peer(cx, id, now);
             }
             WorkerMessage::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
+            WorkerMessage::RoutesLearned(learned) => tunnel.routes_learned(cx, &learned, now),
             WorkerMessage::Configured(new) => self.configured(*new, now),
             WorkerMessage::Capture(capture) => host.capture(cx, capture, now),
         }

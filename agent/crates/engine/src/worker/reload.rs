@@ -114,9 +114,10 @@ impl Worker {
         if old.rate_receive != wanted.rate_receive {
             sessions.rate_receive_changed(cx, id);
         }
-        if (&old.allowed_ips, old.priority, old.weight)
-            != (&wanted.allowed_ips, wanted.priority, wanted.weight)
-        {
+        let routed = |peer: &config::Peer| {
+            (peer.allowed_ips.clone(), peer.addresses.clone(), peer.priority, peer.weight)
+        };
+        if routed(&old) != routed(&wanted) {
             tunnel.route_peer(cx, id, now);
         }
         cx.stats.unpublished = true;

@@ -2,7 +2,7 @@
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
-use config::{self, Config};
+use config::{self, Config, Routing};
 use dataplane::{
     forward::{Local, Locals, peer_routes::PeerRoutes, tun::TunSide},
     lanes::Underlays,
@@ -63,7 +63,7 @@ fn tun_side(
     };
     let mut side = TunSide::new(queue, token, tun::most_mtu(config), now);
     if let Some(tun) = &config.tun {
-        side.routes = PeerRoutes::new(tun.spread, tun.hold);
+        side.routes = PeerRoutes::new(tun.spread, tun.hold, tun.routing == Routing::Kernel);
     }
     for peer in peers {
         tun::set_prefixes(&mut side.routes, peer.data.id, &peer.data.config);

@@ -3,11 +3,18 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Instant,
 };
 
-use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
-use dataplane::{datapath::ip_uplink::IpUplink, forward::peer_routes::{PeerRoutes, Readiness}};
+use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Routing, takes_lookups};
+use dataplane::{
+    datapath::ip_uplink::IpUplink,
+    forward::{
+        learned::LearnedRoutes,
+        peer_routes::{PeerRoutes, Readiness},
+    },
+};
 use quinn_proto::Side;
 use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
@@ -69,7 +76,8 @@ impl Tunnel {
     pub(super) fn budget_changed(&self, cx: &Context, peer: PeerId, now: Instant) {
         let Some(Tun { side: tun, mtu_table }) = &self.device else { return };
         let Some(state) = cx.peers.get(peer) else { return };
-        if state.session.is_none() || state.data.config.allowed_ips.is_empty() {
+        let config = &state.data.config;
+        if state.session.is_none() || config.allowed_ips.is_empty() && config.addresses.is_empty() {
             return;
         }
         if let Some(mtu) = state.data.inner_mtu(tun.most_mtu, now) {
@@ -117,6 +125,14 @@ impl Tunnel {
         }
     }
 
+    /// Takes over a table that the kernel's routes make.
+    pub(super) fn routes_learned(&mut self, cx: &mut Context, learned: &Arc<LearnedRoutes>, now: Instant) {
+        if let Some(Tun { side: tun, .. }) = &mut self.device {
+            tun.routes.learn(learned);
+            self.shared_prefixes_changed(cx, now);
+        }
+    }
+
     /// Follows a change of a peer's link: another peer may carry prefixes that both hold.
     pub(super) fn link_changed(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
         if cx.peers.get(peer).is_some_and(|peer| peer.data.has_stand_in) {
@@ -129,6 +145,9 @@ impl Tunnel {
         let Some(Tun { side: tun, .. }) = &self.device else { return };
         for peer in cx.peers.iter_mut() {
             peer.data.has_stand_in = tun.routes.shares(peer.data.id);
+        }
+        if let Some(Tun { side: tun, .. }) = self.device.as_mut().filter(|_| cx.id.index == 0) {
+            tun.totals.prefixes = tun.routes.prefixes() as u64;
         }
         self.elect_carriers(cx, now);
     }
@@ -233,7 +252,7 @@ impl Tunnel {
         let (Some(Tun { side: tun, .. }), Some(config)) = (&self.device, &cx.config.tun) else { return };
         let address = remote.ip().to_canonical();
         let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
-        let routed = config.routes && cx.config.transport.mark == 0;
+        let routed = (config.routes || config.routing == Routing::Kernel) && cx.config.transport.mark == 0;
         let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
             (Some("tun.address"), INNER_REMEDY)
         } else {
