@@ -14,6 +14,7 @@
 //! | a stream of bytes, compared at its end | [`transfer`] |
 //! | a path that delays, loses, damages and reorders, and a NAT that forgets | [`impairment`] |
 //! | where each of those datagrams went | [`ledger`] |
+//! | two exits with the same network behind them, and a flow through the better one | [`exits`] |
 //! | two hosts with a bottleneck between them: rate, queue, delay, loss, ECN | [`path`] |
 //! | numbered datagrams there and back while things happen | [`stream`] |
 //! | two sites with an impairment between them, and what can happen to them | [`stage`] |
@@ -34,6 +35,7 @@ pub mod capture;
 pub mod client;
 pub mod clock;
 pub mod decoy;
+pub mod exits;
 pub mod firewall;
 pub mod http;
 pub mod impairment;

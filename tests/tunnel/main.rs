@@ -3,10 +3,12 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod ends;
+mod failover;
 mod first_steps;
 mod forwarding;
 mod hub;
 mod impaired;
+mod kernel_routes;
 mod life;
 mod marks;
 mod mtu;

@@ -61,6 +61,15 @@ struct Add {
     /// An inner address or prefix of its own; may be repeated. Needs [tun]
     #[arg(long = "allowed-ip", value_name = "PREFIX")]
     allowed_ips: Vec<String>,
+    /// Its own address in the tunnel, by which routes name it with tun.routing = "kernel"; may be repeated
+    #[arg(long = "address", value_name = "ADDRESS")]
+    addresses: Vec<String>,
+    /// Others may have its prefixes, too: the lowest that is connected carries them
+    #[arg(long, value_name = "N")]
+    priority: Option<u16>,
+    /// Others may have its prefixes, too: its share among those of the same priority
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
+    weight: Option<u16>,
     /// How many lanes to open; 0 is one per worker
     #[arg(long, value_name = "N")]
     lanes: Option<u8>,
@@ -178,6 +187,9 @@ impl Add {
             lanes: self.lanes,
             services: self.services.clone(),
             allowed_ips: self.allowed_ips.clone(),
+            address: self.addresses.clone(),
+            priority: self.priority,
+            weight: self.weight,
         })
     }
 }

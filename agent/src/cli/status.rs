@@ -9,7 +9,7 @@ use clap::{Args, value_parser};
 use lab::out::{self, Reader};
 use ops::control_socket::{
     protocol::{Answer, Request, VERSION},
-    status::{self as shown, Kind, Page, Scope, Show},
+    status::{self as shown, Kind, Page, RoutesScope, Scope, Show},
 };
 use serde_json::json;
 
@@ -29,6 +29,9 @@ pub(super) struct Status {
     /// Show one lane in full: keys, packet numbers, acknowledgements, path
     #[arg(long, value_name = "PEER/INDEX", value_parser = named_lane, conflicts_with = "peer")]
     lane: Option<NamedLane>,
+    /// Show which peer carries which inner prefix, or which one an address leads to
+    #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "all", value_parser = asked_routes, conflicts_with_all = ["peer", "lane", "lanes"])]
+    routes: Option<RoutesScope>,
     /// List the lanes of all peers, also if there are many
     #[arg(long)]
     lanes: bool,
@@ -55,6 +58,15 @@ fn named_lane(text: &str) -> Result<NamedLane, &'static str> {
     Ok(NamedLane { peer: peer.to_owned(), index: index.parse().map_err(|_| NOT_A_LANE)? })
 }
 
+/// All prefixes, or that of an address.
+fn asked_routes(text: &str) -> Result<RoutesScope, String> {
+    if text == "all" {
+        return Ok(RoutesScope::default());
+    }
+    let address = text.parse().map_err(|_| format!("{text:?} is no address: write one as in 10.1.2.3"))?;
+    Ok(RoutesScope { address: Some(address) })
+}
+
 impl Status {
     /// Whether it is drawn on a screen when it is watched.
     pub(super) fn is_drawn(&self) -> bool {
@@ -64,8 +76,8 @@ impl Status {
     /// Asks the daemon for the status, of one peer or lane where the options name it.
     pub(super) fn ask(&self) -> Result<shown::Status, Failure> {
         let scope = match &self.lane {
-            Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index) },
-            None => Scope { peer: self.peer.clone(), lane: None },
+            Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index), ..Scope::default() },
+            None => Scope { peer: self.peer.clone(), routes: self.routes, ..Scope::default() },
         };
         let answer = self.reach.ask_running(&Request::Status(scope))?;
         let Answer::Status { status } = answer else { return Err(unexpected()) };
@@ -77,6 +89,7 @@ impl Status {
         match (&self.lane, &self.peer) {
             (Some(_), _) => status.lane_page(),
             (None, Some(_)) => status.peer_page(),
+            (None, None) if self.routes.is_some() => status.routes_page(),
             (None, None) => status.to_page(Show { lanes: self.lanes }),
         }
     }

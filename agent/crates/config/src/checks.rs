@@ -2,7 +2,7 @@
 //! tunnel is checked in `tun.rs`.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -13,6 +13,7 @@ use net::ports;
 
 use crate::{
     problem::{At, PeerOrigin, Report},
+    tun::MOST_HOLDERS,
     value::{self, Bad, bad},
 };
 
@@ -26,6 +27,8 @@ pub(super) struct Checks {
     pub(super) peers: Vec<Arc<str>>,
     /// The peer that is being read.
     pub(super) peer: Arc<str>,
+    /// Whether it may have prefixes that others have.
+    pub(super) shares: bool,
     /// Names of removed peers, and those of them that a forward still names.
     pub(super) removed: Vec<Arc<str>>,
     pub(super) closed: Vec<String>,
@@ -37,6 +40,8 @@ pub(super) struct Checks {
     pub(super) overlay: Vec<Claim>,
     /// The addresses of `transport.listen` and of every `peer.endpoints`.
     pub(super) underlay: Vec<Claim>,
+    /// The addresses of `peer.address`, and whose they are.
+    pub(super) next_hops: BTreeMap<IpAddr, Arc<str>>,
     /// Those of `peer.endpoints` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
 }
@@ -58,6 +63,8 @@ pub(super) struct Claim {
     /// As it is written; an address of the underlay has its full length.
     pub(super) net: IpNet,
     pub(super) holder: Holder,
+    /// Whether another peer may claim the same prefix.
+    pub(super) shared: bool,
     /// Without a path and a position it was checked before, and nothing is reported there.
     pub(super) at: At,
 }
@@ -139,7 +146,7 @@ impl Checks {
     }
 
     pub(super) fn carried_by(&mut self, address: IpAddr, holder: Holder, at: At) {
-        self.underlay.push(Claim { net: address.to_canonical().into(), holder, at });
+        self.underlay.push(Claim { net: address.to_canonical().into(), holder, shared: false, at });
     }
 
     /// An address that we send to.
@@ -191,20 +198,26 @@ impl Checks {
             };
             return Err(bad(problem, "one address for each link: remove one, or write longer prefixes"));
         }
-        self.overlay.push(Claim { net: *address, holder: Holder::Tun, at: at.clone() });
+        self.overlay.push(Claim { net: *address, holder: Holder::Tun, shared: false, at: at.clone() });
         Ok(())
     }
 
-    /// A prefix of the peer that is being read: nobody has it yet. Prefixes inside one another are fine.
+    /// A prefix of the peer that is being read: nobody has it yet, or all who do share it. Prefixes inside one another are fine.
     pub(super) fn claims(&mut self, net: &IpNet, at: &At) -> Result<(), Bad> {
-        let taken = |claim: &&Claim| match claim.holder {
+        let shared = self.shares;
+        let taken = |claim: &&Claim| match &claim.holder {
             Holder::Tun => net.prefix_len() == net.max_prefix_len() && claim.net.addr() == net.addr(),
-            Holder::Peer(_) => claim.net == *net,
+            Holder::Peer(holder) => claim.net == *net && !(shared && claim.shared && *holder != self.peer),
             Holder::Listen => false,
         };
         let Some(first) = self.overlay.iter().find(taken) else {
+            let holders = self.overlay.iter().filter(|claim| claim.shared && claim.net == *net).count();
+            if holders >= MOST_HOLDERS {
+                let problem = format!("{net} belongs to {holders} peers already");
+                return Err(bad(problem, "a prefix has at most that many: write longer ones"));
+            }
             let holder = Holder::Peer(Arc::clone(&self.peer));
-            self.overlay.push(Claim { net: *net, holder, at: at.clone() });
+            self.overlay.push(Claim { net: *net, holder, shared, at: at.clone() });
             return Ok(());
         };
         let words = first.words(at.file);
@@ -217,9 +230,25 @@ impl Checks {
             }
             Holder::Peer(_) => bad(
                 format!("{net} belongs to {words} already"),
-                "a prefix has one peer, and the longest one decides: remove one, or write a longer prefix",
+                "the longest prefix decides: remove one, or write a longer prefix, or give each of these peers a priority or a \
+                 weight; then the best that is connected carries it",
             ),
         })
+    }
+
+    /// An address of the peer that is being read: nobody else's, and not ours.
+    pub(super) fn is_next_hop(&mut self, address: &IpAddr, _: &At) -> Result<(), Bad> {
+        let own =
+            self.overlay.iter().any(|claim| claim.holder == Holder::Tun && claim.net.addr() == *address);
+        let taken = self.next_hops.insert(*address, Arc::clone(&self.peer));
+        match taken {
+            _ if own => Err(bad(format!("{address} is our own address"), "write the peer's")),
+            Some(holder) => Err(bad(
+                format!("{address} belongs to {holder:?} already"),
+                "a next hop is one peer: write another address",
+            )),
+            None => Ok(()),
+        }
     }
 
     /// Reports every key that is our own.

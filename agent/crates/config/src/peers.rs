@@ -1,6 +1,6 @@
 //! `[[peer]]`, wherever it stands: in the configuration, in the state file, or in a request to the running daemon.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use gate::identity::{Endpoint, PublicKey};
 use ipnet::IpNet;
@@ -9,7 +9,7 @@ use crate::{
     OPEN_LABEL, OPEN_PREFIX,
     checks::Checks,
     kinds::{Kind, granted, name, one_of, or, share, size, text, time, whole},
-    prefix::allowed_prefix,
+    prefix::{allowed_prefix, inner_host},
     problem::PeerOrigin,
     repair::{PacketRepair, packet_repair},
     section::{Table, section},
@@ -69,9 +69,18 @@ section! {
         /// Which of our services the peer may use.
         services: Vec<usize> = Vec::new(), granted(), Now;
         /// The peer's inner addresses. Packets for them go to the peer, and a packet from the peer with another source is
-        /// dropped. An address without a length is that address alone. No two peers may have the same prefix; of nested
-        /// prefixes the longest decides. Needs `[tun]`.
+        /// dropped. An address without a length is that address alone. Of nested prefixes the longest decides. Peers may have
+        /// the same prefix if each of them has `priority` or `weight`. Needs `[tun]`.
         allowed_ips: Vec<IpNet> = Vec::new(), text("prefix", allowed_prefix, ToString::to_string).then(Checks::claims).list(), Now;
+        /// The peer's own addresses in the tunnel, by which routes of the kernel name it as next hop: at most one IPv4 and one IPv6
+        /// address is usual. No other peer's. Used with `tun.routing = "kernel"`.
+        addresses as address: Vec<IpAddr> = Vec::new(), text("address", inner_host, ToString::to_string).then(Checks::is_next_hop).list(), Now;
+        /// Which of several peers with the same prefix carries it: the lowest of those that are connected and answer. A peer that
+        /// comes back carries it again after `tun.hold`. 100 if only `weight` is given.
+        priority: Option<u16> = None, whole(0..=65_535).optional(), Now;
+        /// The share of flows, among peers with the same prefix and the same `priority`. `tun.spread` says what a flow is.
+        // As much as the kernel's multipath routes take.
+        weight: Option<u16> = None, whole(1..=256).optional(), Now;
         /// The DSCP (RFC 2474) of outer packets to the peer. `"copy"` takes that of the IP packet inside, or 0 if the payload
         /// is not an IP packet; a number applies to all.
         // Routers on the way treat a packet as they would treat the one inside.
@@ -146,6 +155,26 @@ section! {
         interval: Duration = Duration::from_millis(100), time(Duration::from_millis(1)..=Duration::from_secs(10), None), Now;
     }
     const DEFAULT;
+}
+
+impl Peer {
+    /// Whether other peers may have prefixes of this one.
+    #[must_use]
+    pub fn shares_prefixes(&self) -> bool {
+        self.priority.is_some() || self.weight.is_some()
+    }
+
+    /// `priority`, or what holds without it: the middle of what one would write.
+    #[must_use]
+    pub fn priority_or_default(&self) -> u16 {
+        self.priority.unwrap_or(100)
+    }
+
+    /// `weight`, or what holds without it.
+    #[must_use]
+    pub fn weight_or_default(&self) -> u16 {
+        self.weight.unwrap_or(1)
+    }
 }
 
 spelled! {
@@ -272,6 +301,7 @@ impl Checks {
                 self.report.add(&table.place("name"), problem, "choose another name");
             }
             self.peer = name;
+            self.shares = table.has("priority") || table.has("weight");
             // A name that is wrong stays usable for the checks that follow.
             let peer = Peer { name: Arc::clone(&self.peer), origin: file, ..table.fill(self) };
             if !around.listens && !table.has("endpoints") {

@@ -62,6 +62,15 @@ fn without_host(net: IpNet) -> Result<IpNet, Bad> {
     Err(bad(format!("{net} is an address and the length of a prefix"), remedy))
 }
 
+/// An address of a peer, without a length.
+pub(super) fn inner_host(text: &str) -> Result<IpAddr, Bad> {
+    let Ok(address) = text.parse::<IpAddr>() else {
+        let remedy = "write an address without a length, as in \"10.9.0.2\"";
+        return Err(bad(format!("{text:?} is not an address"), remedy));
+    };
+    in_packets(IpNet::from(address)).map(|net| net.addr())
+}
+
 /// A prefix; an address alone is that address.
 fn any_prefix(text: &str) -> Result<IpNet, Bad> {
     let address = text.parse::<IpAddr>().map(IpNet::from);

@@ -90,6 +90,7 @@ impl Draft {
         root.end(&mut checks.report);
         checks.clashes();
         if let Some(tun) = &tun {
+            checks.kernel_routing(tun, &tun_table);
             checks.collisions(tun, transport.mark);
             checks.lookups(tun, transport.mark, &peers);
             checks.unused(&peers, &tun_table.at);

@@ -59,6 +59,15 @@ pub struct NewPeer {
     /// Its inner addresses, as prefixes. Left out of the JSON if there are none: an older daemon refuses the member.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_ips: Vec<String>,
+    /// `peer.address`, left out of the JSON as `allowed_ips` is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub address: Vec<String>,
+    /// `peer.priority`, left out of the JSON as `allowed_ips` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub priority: Option<u16>,
+    /// `peer.weight`, the same.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weight: Option<u16>,
 }
 
 /// Why the state file could not be changed.
@@ -225,7 +234,10 @@ impl Edit {
             let taken = [
                 (Taken::Name, is_named(peer, &new.name)),
                 (Taken::Key, has_key(peer, &new.public_key)),
-                (Taken::Prefix, has_prefix(peer, &new.allowed_ips)),
+                (
+                    Taken::Prefix,
+                    has_prefix(peer, &new.allowed_ips) && !(shares(peer) && new.shares_prefixes()),
+                ),
             ];
             if let Some((what, _)) = taken.into_iter().find(|(_, taken)| *taken) {
                 return Err(StateError::Exists { path: self.path.clone(), what });
@@ -314,6 +326,11 @@ impl Edit {
 }
 
 impl NewPeer {
+    /// Whether other peers may have its prefixes.
+    fn shares_prefixes(&self) -> bool {
+        self.priority.is_some() || self.weight.is_some()
+    }
+
     /// Its table in the file, without lists that are empty.
     fn to_table(&self) -> Table {
         let mut table = Table::try_from(self).expect("texts, lists of texts and a small number are TOML");
@@ -345,6 +362,11 @@ fn has_key(peer: &Value, key: &str) -> bool {
         Some(key) => key.as_str().is_some_and(same),
         None => false,
     }
+}
+
+/// Whether other peers may have the prefixes of `peer`.
+fn shares(peer: &Value) -> bool {
+    ["priority", "weight"].iter().any(|key| peer.get(key).is_some())
 }
 
 /// Whether `peer` has one of these prefixes, however they are written.

@@ -7,7 +7,7 @@
 //!
 //! A prefix of the overlay that holds an address of the underlay would send the tunnel's own packets into the tunnel.
 
-use std::{mem, ops::RangeInclusive, sync::Arc};
+use std::{mem, ops::RangeInclusive, sync::Arc, time::Duration};
 
 use ip::routes::is_default_like;
 use ipnet::IpNet;
@@ -15,10 +15,11 @@ use ipnet::IpNet;
 use crate::{
     Config, Peer,
     checks::{Checks, Claim, Holder, LookedUp},
-    kinds::{one_of, or, size, text, truth},
+    kinds::{one_of, or, size, text, time, truth},
     prefix::inner_address,
     problem::{At, PeerOrigin},
-    section::section,
+    section::{Table, section},
+    spelled::spelled,
     value::{Bad, bad},
 };
 
@@ -44,11 +45,75 @@ section! {
         /// Exchanges super-packets of TCP and UDP with the kernel (TSO, USO). The agent probes it; `"off"` costs throughput.
         // Without it the kernel hands over every packet by itself.
         offload: bool = true, one_of(), Restart;
-        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `false` leaves routes to you.
+        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `false` leaves routes to you, as
+        /// `routing = "kernel"` does.
         // Who names a peer's addresses wants to reach them.
         routes: bool = true, truth(), Restart;
+        /// What decides which peer a packet goes to. `"allowed_ips"`: the peers' prefixes. `"kernel"`: the kernel's routes into the
+        /// device, which a routing daemon or `ip route` sets. The next hop of a route is the peer that has it as `peer.address`; a
+        /// route without one leads to the peer whose address is the destination.
+        routing: Routing = Routing::AllowedIps, one_of(), Restart;
+        /// Which sources a peer may send from with `routing = "kernel"`, besides its own addresses: `"allowed_ips"` those in its
+        /// prefixes, even if another peer has a longer one; `"route"` those to which some route leads through it.
+        // Routes of BGP are often asymmetric.
+        source_check: SourceCheck = SourceCheck::AllowedIps, one_of(), Restart;
+        /// How long a peer with a better `priority`, or one of several with the same, must have answered without a break before
+        /// packets go to it again.
+        // A peer that comes and goes moves its flows at most this often; the sessions of hosts behind a NAT at that peer end each time.
+        hold: Duration = Duration::from_secs(5), time(Duration::ZERO..=Duration::from_secs(3_600), None), Restart;
+        /// What goes to the same one of several peers with the same prefix and `priority`: `"addresses"` all packets between two
+        /// addresses, `"ports"` each flow by itself, except for fragments.
+        // A host behind a NAT at the far end has one address for all that it does.
+        spread: Spread = Spread::Addresses, one_of(), Restart;
     }
 }
+
+spelled! {
+    /// `tun.routing`: what decides which peer a packet goes to.
+    #[derive(Default)]
+    pub enum Routing {
+        /// The peers' prefixes.
+        #[default]
+        AllowedIps => "allowed_ips",
+        /// The kernel's routes into the device.
+        Kernel => "kernel",
+    }
+}
+
+spelled! {
+    /// `tun.source_check`: which sources a peer may send from when the kernel's routes are followed.
+    #[derive(Default)]
+    pub enum SourceCheck {
+        /// Those in its `allowed_ips`.
+        #[default]
+        AllowedIps => "allowed_ips",
+        /// Those to which some route leads through it.
+        Route => "route",
+    }
+}
+
+impl Tun {
+    /// Whether the agent sets routes for the peers' prefixes.
+    #[must_use]
+    pub fn sets_routes(&self) -> bool {
+        self.routes && self.routing == Routing::AllowedIps
+    }
+}
+
+spelled! {
+    /// `tun.spread`: what stays together among several peers.
+    #[derive(Default)]
+    pub enum Spread {
+        /// All packets between two addresses.
+        #[default]
+        Addresses => "addresses",
+        /// Each flow, as addresses, protocol and ports tell it.
+        Ports => "ports",
+    }
+}
+
+/// The limit on peers with the same prefix.
+pub const MOST_HOLDERS: usize = 64;
 
 /// `tun.mtu`: how large an inner packet may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,9 +127,24 @@ pub enum InnerMtu {
 impl Checks {
     /// Notes that a tunnel leads nowhere, which a peer that is added later may change.
     pub(super) fn unused(&mut self, peers: &[Peer], at: &At) {
-        if peers.iter().all(|peer| peer.allowed_ips.is_empty()) {
+        if peers.iter().all(|peer| peer.allowed_ips.is_empty() && peer.addresses.is_empty()) {
             let remedy = "add allowed_ips to a [[peer]], or a peer with culvert peer add --allowed-ip";
             self.report.note(at, "no peer has allowed_ips: the tunnel leads nowhere yet", remedy);
+        }
+    }
+
+    /// Reports keys that do not go with `tun.routing`.
+    pub(super) fn kernel_routing(&mut self, tun: &Tun, table: &Table<'_>) {
+        match tun.routing {
+            Routing::Kernel if tun.routes && table.has("routes") => {
+                let problem = "with routing = \"kernel\" the agent follows routes and sets none";
+                self.report.add(&table.place("routes"), problem, "leave it out, or set it to false");
+            }
+            Routing::AllowedIps if tun.source_check != SourceCheck::AllowedIps => {
+                let problem = "is for routing = \"kernel\"";
+                self.report.add(&table.place("source_check"), problem, "set tun.routing, or leave this out");
+            }
+            Routing::Kernel | Routing::AllowedIps => {}
         }
     }
 
@@ -72,7 +152,12 @@ impl Checks {
     /// peer that was removed while the agent ran stays its own: the next start lets it in again.
     pub(super) fn claimed(&mut self, config: &Config, known: &[Peer]) {
         for net in config.tun.iter().flat_map(|tun| &tun.addresses) {
-            self.overlay.push(Claim { net: *net, holder: Holder::Tun, at: At::file(PeerOrigin::Config) });
+            self.overlay.push(Claim {
+                net: *net,
+                holder: Holder::Tun,
+                shared: false,
+                at: At::file(PeerOrigin::Config),
+            });
         }
         for address in config.transport.listen.iter().filter(|address| !address.ip().is_unspecified()) {
             self.carried_by(address.ip(), Holder::Listen, At::file(PeerOrigin::Config));
@@ -81,8 +166,10 @@ impl Checks {
             peer.origin == PeerOrigin::Config && !known.iter().any(|known| known.name == peer.name)
         };
         for peer in known.iter().chain(config.peers.iter().filter(returns)) {
+            self.next_hops.extend(peer.addresses.iter().map(|address| (*address, Arc::clone(&peer.name))));
             let (holder, at) = (|| Holder::Peer(Arc::clone(&peer.name)), || At::file(peer.origin));
-            let claim = |net: &IpNet| Claim { net: *net, holder: holder(), at: at() };
+            let shared = peer.shares_prefixes();
+            let claim = |net: &IpNet| Claim { net: *net, holder: holder(), shared, at: at() };
             self.overlay.extend(peer.allowed_ips.iter().map(claim));
             for address in peer.endpoints.iter().filter_map(|endpoint| endpoint.host.parse().ok()) {
                 self.carried_by(address, holder(), at());
@@ -105,7 +192,7 @@ impl Checks {
     /// Reports every prefix of the overlay that would take the underlay's packets. With a mark, routes for such prefixes have
     /// a table of their own, which marked packets do not use.
     pub(super) fn collisions(&mut self, tun: &Tun, mark: u32) {
-        let routed = tun.routes && mark == 0;
+        let routed = tun.sets_routes() && mark == 0;
         for over in &self.overlay {
             let ours = over.holder == Holder::Tun;
             if !ours && !routed {
@@ -158,7 +245,7 @@ pub const LOOKUP_REMEDY: &str = "write an address, or use a resolver to which th
 
 /// Whether the resolver's packets may go into the tunnel: they have no mark, and with one a peer may have a default route.
 pub fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = IpNet>) -> bool {
-    tun.routes && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
+    tun.sets_routes() && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
 }
 
 /// The name of a device: what Linux takes (`dev_valid_name`, IFNAMSIZ), less what has a meaning elsewhere:

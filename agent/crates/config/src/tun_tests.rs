@@ -1,4 +1,4 @@
-use std::fs;
+use std::{fs, time::Duration};
 
 use gate::identity::PublicKey;
 use ipnet::IpNet;
@@ -34,6 +34,8 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
         mtu: InnerMtu::Auto,
         offload: true,
         routes: true,
+        hold: Duration::from_secs(5),
+        spread: Spread::Addresses,
     };
     assert_eq!(config.tun, Some(tun));
     assert_eq!((config.notes.len(), config.notes[0].line), (1, Some(9)), "{:?}", config.notes);
@@ -124,6 +126,12 @@ fn the_prefixes_of_peers_are_checked() {
                  allowed_ips = [\"10.9.0.0/27\", \"10.9.0.0/28\"]\n";
     let words = "10.9.0.0/28 belongs to \"b\" (peer[1].allowed_ips[0]) already";
     refused(other, 19, "peer[2].allowed_ips[1]", words);
+    let one_shares = other.replace("[\"10.9.0.0/28\"]", "[\"10.9.0.0/28\"]\npriority = 1");
+    refused(&one_shares, 20, "peer[2].allowed_ips[1]", words);
+    let both_share = accepted(&format!("{one_shares}weight = 256\n"));
+    let priorities =
+        both_share.peers[1..].iter().map(|peer| (peer.priority_or_default(), peer.weight_or_default()));
+    assert_eq!(priorities.collect::<Vec<_>>(), [(1, 1), (100, 256)]);
     expect("allowed_ips = [\"10.9.0.2\"]\n", 9, "peer[0].allowed_ips", "there is no [tun]");
     let both = parse(&format!("{BASE}allowed_ips = [\"x\"]\n")).unwrap_err().to_string();
     assert!(both.contains("there is no [tun]") && both.contains("is not a prefix"), "{both}");

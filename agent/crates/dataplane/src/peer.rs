@@ -13,6 +13,7 @@ use wire::{
 };
 
 use crate::{
+    forward::peer_routes::Readiness,
     lanes::{Plain, Pool},
     relay::{DatagramRelay, DropReason},
 };
@@ -35,6 +36,8 @@ pub struct PeerData {
     pub too_large: Option<TooLarge>,
     /// How much work it may ask this worker for.
     pub allowances: Allowances,
+    /// Whether another peer holds a prefix of this one, so that its packets need not wait for this one to answer again.
+    pub has_stand_in: bool,
 }
 
 /// The peers of a worker, by identifier.
@@ -89,6 +92,9 @@ wire::labelled! {
         /// The lanes work, but the control connection does not answer: the far end has another address, which the end that dialled
         /// cannot follow (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
         ControlDead => "deaf",
+        /// A first probe was not answered in time. Only looked for if another peer can carry the packets, which they go to while
+        /// this holds; the peer is not dialled anew.
+        Late => "late",
     }
 }
 
@@ -98,10 +104,12 @@ pub struct Suspicions {
     pub unresponsive: bool,
     /// Whether [`Suspicion::ControlDead`] holds.
     pub control_dead: bool,
+    /// Whether [`Suspicion::Late`] holds.
+    pub late: bool,
 }
 
 impl Suspicions {
-    /// Whether any suspicion holds.
+    /// Whether any suspicion holds for which the peer is dialled anew.
     #[must_use]
     pub fn any(self) -> bool {
         self.unresponsive || self.control_dead
@@ -112,6 +120,7 @@ impl Suspicions {
         match suspicion {
             Suspicion::Unresponsive => &mut self.unresponsive,
             Suspicion::ControlDead => &mut self.control_dead,
+            Suspicion::Late => &mut self.late,
         }
     }
 }
@@ -255,6 +264,17 @@ impl PeerData {
     #[must_use]
     pub fn is_reachable(&self) -> bool {
         self.link.as_ref().is_some_and(|link| !link.suspicions.unresponsive)
+    }
+
+    /// How well the peer can carry IP packets now.
+    #[must_use]
+    pub fn readiness(&self) -> Readiness {
+        let usable = |link: &&Link| self.is_live() && link.takes_packets && !link.suspicions.unresponsive;
+        match self.link.as_ref().filter(usable) {
+            Some(link) if !link.suspicions.late && (link.standard || link.pool.up != 0) => Readiness::Ready,
+            Some(_) => Readiness::Late,
+            None => Readiness::Away,
+        }
     }
 
     /// Whether a worker is connected to the peer and there is no doubt about the session, so that it need not be dialled.

@@ -47,8 +47,11 @@ pub enum RegistryError {
     NameReserved(Arc<str>),
     #[error("peer {0:?} has this public key already (remedy: remove that one first)")]
     KeyTaken(Arc<str>),
-    /// A peer has this prefix of `allowed_ips`.
-    #[error("peer {1:?} has the prefix {0} already (remedy: remove that one first, or a longer prefix)")]
+    /// A peer has this prefix of `allowed_ips`, and one of both does not share it.
+    #[error(
+        "peer {1:?} has the prefix {0} already (remedy: remove that one first, or a longer prefix, or a priority or a weight for \
+         each of the two)"
+    )]
     PrefixTaken(IpNet, Arc<str>),
     /// The key is our own public key.
     #[error("this is our own public key (remedy: write the peer's, as `culvert pubkey` prints it there)")]
@@ -162,6 +165,16 @@ impl PeerRegistry {
     /// Sets the hub through which the workers are told of every change from now on; only the first call has an effect.
     pub fn attach(&self, hub: &Arc<Hub>) {
         self.hub.get_or_init(|| Arc::clone(hub));
+    }
+
+    /// Our own key.
+    pub(crate) fn own_key(&self) -> &PublicKey {
+        &self.own_key
+    }
+
+    /// The workers, once there are any.
+    pub(crate) fn hub(&self) -> Option<&Arc<Hub>> {
+        self.hub.get()
     }
 
     /// The peer with this Ed25519 key. Takes no lock and no memory.
@@ -334,7 +347,9 @@ impl PeerRegistry {
             if other.name == peer.name {
                 return Err(RegistryError::NameTaken(Arc::clone(&peer.name)));
             }
-            if let Some(net) = peer.allowed_ips.iter().find(|net| other.allowed_ips.contains(net)) {
+            let shared = peer.shares_prefixes() && other.shares_prefixes();
+            if let Some(net) = peer.allowed_ips.iter().find(|net| !shared && other.allowed_ips.contains(net))
+            {
                 return Err(RegistryError::PrefixTaken(*net, Arc::clone(&other.name)));
             }
             if other.public_keys.iter().any(|key| peer.public_keys.contains(key)) {

@@ -70,7 +70,17 @@ fn what_two_peers_cannot_share_is_refused() {
     assert!(routed("b", &["10.9.0.0/24", "fd09::2/128"]).is_ok());
     let taken = Err(RegistryError::PrefixTaken("fd09::2/128".parse().unwrap(), "b".into()));
     assert_eq!(routed("c", &["10.9.0.2/32", "fd09::2/128"]), taken);
+    let shared = |name: &str, priority| {
+        let allowed_ips = nets(&["fd09::2/128"]);
+        registry.add(config::Peer { allowed_ips, priority, ..peer(name, &[key()]) }, PeerOrigin::State)
+    };
+    assert_eq!(shared("c", Some(1)), taken, "only one of both shares it");
     registry.remove("b").unwrap();
+    registry.remove("a").unwrap();
+    assert!(shared("c", Some(1)).is_ok() && shared("d", Some(1)).is_ok(), "both do");
+    registry.remove("c").unwrap();
+    registry.remove("d").unwrap();
+    registry.add(peer("a", &[first]), PeerOrigin::State).unwrap();
     assert!(routed("c", &["10.9.0.0/24", "fd09::2/128"]).is_ok(), "its prefixes are free again");
     assert_eq!(add("d", key()), Err(RegistryError::Full(2)));
 }

@@ -518,6 +518,27 @@ pub struct LaneDetails {
     pub blocked: bool,
 }
 
+/// An inner prefix and the peers that hold it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RouteStatus {
+    /// The prefix, with its length.
+    pub prefix: String,
+    /// The peers, the best first; none: the next hop of the kernel's route is nobody's address.
+    pub peers: Vec<RoutePeerStatus>,
+}
+
+/// A peer that holds a prefix.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RoutePeerStatus {
+    pub name: Arc<str>,
+    /// "carries", "waits": it is ready, "late", or "away": what it does for the prefix.
+    pub state: Word,
+    /// The lowest is preferred.
+    pub priority: u16,
+    /// The share among peers of the same priority.
+    pub weight: u16,
+}
+
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct FlowStatus {
     /// The number of the flow on the wire.

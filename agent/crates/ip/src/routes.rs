@@ -7,7 +7,7 @@
 //!
 //! A change cuts the line of all addresses where its answer changes, so that a lookup is one binary search: among
 //! 1,000 prefixes about 30 ns for IPv4 and 60 ns for IPv6, where a trie takes 80 and 300 ns. A change costs a copy of the line:
-//! 1,000 prefixes are there after 0.6 ms.
+//! 1,000 prefixes are there after 0.6 ms. A table that is replaced as a whole is built in one pass instead.
 
 use std::{collections::BTreeMap, iter, net::IpAddr};
 
@@ -21,7 +21,7 @@ pub fn is_default_like(prefix: &IpNet) -> bool {
 }
 
 /// The inner addresses of all peers, whose names are of type `P`. IPv4 and IPv6 are apart: an IPv4-mapped address is an IPv6 address.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Routes<P> {
     prefixes: BTreeMap<IpNet, P>,
     v4: Line<u32, P>,
@@ -31,6 +31,27 @@ pub struct Routes<P> {
 impl<P: Copy + Eq> Default for Routes<P> {
     fn default() -> Self {
         Self { prefixes: BTreeMap::new(), v4: Line::from(0), v6: Line::from(0) }
+    }
+}
+
+/// Builds the table in one pass: 10,000 prefixes take a few milliseconds. Of equal prefixes the last one counts.
+impl<P: Copy + Eq> FromIterator<(IpNet, P)> for Routes<P> {
+    fn from_iter<T: IntoIterator<Item = (IpNet, P)>>(entries: T) -> Self {
+        let prefixes: BTreeMap<IpNet, P> =
+            entries.into_iter().map(|(prefix, peer)| (prefix.trunc(), peer)).collect();
+        let (mut v4, mut v6) = (Sweep::from(0), Sweep::from(0));
+        for (prefix, peer) in &prefixes {
+            let owner = Owner { peer: *peer, length: prefix.prefix_len() };
+            match prefix {
+                IpNet::V4(net) => {
+                    v4.push(net.network().to_bits(), net.broadcast().to_bits().checked_add(1), owner);
+                }
+                IpNet::V6(net) => {
+                    v6.push(net.network().to_bits(), net.broadcast().to_bits().checked_add(1), owner);
+                }
+            }
+        }
+        Self { prefixes, v4: v4.finish(), v6: v6.finish() }
     }
 }
 
@@ -47,12 +68,12 @@ impl<P: Copy + Eq> Routes<P> {
         self.prefixes.insert(prefix, peer)
     }
 
-    /// Takes all prefixes of `peer` away; what was inside another's is that one's again.
-    pub fn remove(&mut self, peer: P) {
-        let its = |(net, owner): (&IpNet, &P)| (*owner == peer).then_some(*net);
-        let gone: Vec<IpNet> = self.prefixes.iter().filter_map(its).collect();
-        self.prefixes.retain(|_, owner| *owner != peer);
-        for prefix in gone {
+    /// Takes `prefixes` away; what was inside another's is that one's again.
+    pub fn remove(&mut self, prefixes: &[IpNet]) {
+        let known = prefixes.iter().map(IpNet::trunc);
+        let gone: Vec<(IpNet, P)> =
+            known.filter_map(|prefix| Some((prefix, self.prefixes.remove(&prefix)?))).collect();
+        for (prefix, peer) in gone {
             let around = iter::successors(prefix.supernet(), IpNet::supernet)
                 .find_map(|net| Some(Owner { peer: *self.prefixes.get(&net)?, length: net.prefix_len() }));
             let old = Owner { peer, length: prefix.prefix_len() };
@@ -64,6 +85,24 @@ impl<P: Copy + Eq> Routes<P> {
         }
         self.v4.merge();
         self.v6.merge();
+    }
+
+    /// The peer of exactly this prefix.
+    #[must_use]
+    pub fn get(&self, prefix: IpNet) -> Option<P> {
+        self.prefixes.get(&prefix.trunc()).copied()
+    }
+
+    /// Every prefix and its peer: IPv4 first, then by address, a wider prefix before those in it.
+    pub fn iter(&self) -> impl Iterator<Item = (IpNet, P)> {
+        self.prefixes.iter().map(|(prefix, peer)| (*prefix, *peer))
+    }
+
+    /// The longest prefix that holds `address`, and its peer.
+    #[must_use]
+    pub fn holder(&self, address: IpAddr) -> Option<(IpNet, P)> {
+        iter::successors(Some(IpNet::from(address)), IpNet::supernet)
+            .find_map(|net| Some((net, *self.prefixes.get(&net)?)))
     }
 
     /// The peer whose prefix is the longest that holds `address`. Takes no memory.
@@ -93,7 +132,7 @@ impl<P: Copy + Eq> Routes<P> {
 }
 
 /// All addresses of one family, as adjacent ranges.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct Line<A, P> {
     /// In rising order, the first one at address 0.
     pieces: Vec<Piece<A, P>>,
@@ -169,6 +208,51 @@ impl<A: Address, P: Copy + Eq> Line<A, P> {
 
     fn merge(&mut self) {
         self.pieces.dedup_by_key(|piece| piece.owner);
+    }
+}
+
+/// Builds a line from prefixes that come in order, a wider one before those in it.
+struct Sweep<A, P> {
+    line: Line<A, P>,
+    /// The prefixes that hold the latest one, each with the address after its last.
+    open: Vec<(Option<A>, Owner<P>)>,
+}
+
+impl<A: Address, P: Copy + Eq> Sweep<A, P> {
+    fn from(first: A) -> Self {
+        Self { line: Line::from(first), open: Vec::new() }
+    }
+
+    /// Adds the prefix of `owner`, from `first` on and before `after`; `None`: to the end.
+    fn push(&mut self, first: A, after: Option<A>, owner: Owner<P>) {
+        self.close(Some(first));
+        self.begin(first, Some(owner));
+        self.open.push((after, owner));
+    }
+
+    fn finish(mut self) -> Line<A, P> {
+        self.close(None);
+        self.line.merge();
+        self.line
+    }
+
+    /// Ends the prefixes that end at `first` or before it; `None`: all that end at all.
+    fn close(&mut self, first: Option<A>) {
+        while let Some((Some(after), _)) = self.open.last().copied()
+            && first.is_none_or(|first| after <= first)
+        {
+            self.open.pop();
+            let around = self.open.last().map(|(_, owner)| *owner);
+            self.begin(after, around);
+        }
+    }
+
+    /// Begins a piece, in place of one that would be empty.
+    fn begin(&mut self, first: A, owner: Option<Owner<P>>) {
+        match self.line.pieces.last_mut() {
+            Some(last) if last.first == first => last.owner = owner,
+            Some(_) | None => self.line.pieces.push(Piece { first, owner }),
+        }
     }
 }
 

@@ -14,6 +14,11 @@ fn lookup(routes: &Routes<Peer>, address: &str) -> Option<u32> {
     routes.lookup(address.parse().unwrap()).map(|peer| peer.0)
 }
 
+fn remove(routes: &mut Routes<Peer>, peer: Peer) {
+    let its: Vec<IpNet> = routes.iter().filter(|(_, owner)| *owner == peer).map(|(net, _)| net).collect();
+    routes.remove(&its);
+}
+
 #[test]
 fn the_longest_prefix_decides() {
     let mut routes = Routes::default();
@@ -59,7 +64,7 @@ fn defaults_of_one_family_are_not_those_of_the_other() {
     assert_eq!((lookup(&routes, "255.255.255.255"), lookup(&routes, "::ffff:10.0.0.1")), (Some(1), None));
     routes.insert(net("::/0"), Peer(2));
     assert_eq!((lookup(&routes, "0.0.0.0"), lookup(&routes, "::ffff:10.0.0.1")), (Some(1), Some(2)));
-    routes.remove(Peer(1));
+    remove(&mut routes, Peer(1));
     assert_eq!((lookup(&routes, "0.0.0.0"), lookup(&routes, "::")), (None, Some(2)));
 }
 
@@ -70,7 +75,7 @@ fn peers_that_come_and_go_leave_nothing_behind() {
     for round in 0..100_u32 {
         routes.insert(net(&format!("10.9.{round}.0/24")), Peer(1));
         routes.insert(net(&format!("fd09::{round:x}/128")), Peer(1));
-        routes.remove(Peer(1));
+        remove(&mut routes, Peer(1));
     }
     assert_eq!((routes.v4.pieces.len(), routes.v6.pieces.len(), routes.prefixes.len()), (3, 1, 1));
 }
@@ -127,14 +132,17 @@ proptest! {
                 }
                 Change::Remove(peer) => {
                     model.retain(|(_, owner)| *owner != peer);
-                    routes.remove(Peer(peer));
+                    remove(&mut routes, Peer(peer));
                 }
             }
+            let built: Routes<Peer> = model.iter().map(|(net, peer)| (*net, Peer(*peer))).collect();
             let edges = model.iter().flat_map(|(net, _)| [net.network(), net.broadcast()]);
             for address in addresses.iter().copied().chain(edges) {
                 let holders = model.iter().filter(|(net, _)| net.contains(&address));
                 let longest = holders.max_by_key(|(net, _)| net.prefix_len()).map(|(_, peer)| Peer(*peer));
                 prop_assert_eq!(routes.lookup(address), longest, "{}", address);
+                prop_assert_eq!(built.lookup(address), longest, "built at once: {}", address);
+                prop_assert_eq!(routes.holder(address).map(|(_, peer)| peer), longest, "{}", address);
             }
         }
     }

@@ -585,6 +585,11 @@ pub(super) fn set_filtered_dumps(socket: BorrowedFd<'_>) -> io::Result<()> {
     set(socket, libc::SOL_NETLINK, libc::NETLINK_GET_STRICT_CHK, 1)
 }
 
+/// Has a netlink socket be told of what `group` is about.
+pub(super) fn join_netlink_group(socket: BorrowedFd<'_>, group: u32) -> io::Result<()> {
+    set(socket, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, group.cast_signed())
+}
+
 /// The largest packet that the kernel sends on the path of a connected socket, in bytes of IP.
 pub(super) fn path_mtu(socket: BorrowedFd<'_>, v6: bool) -> io::Result<u32> {
     let (level, name) =

@@ -58,7 +58,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             state.relay.downlink.drop(DropReason::Malformed, 1);
             return;
         }
-        if !tun.is_of(view.source, peer) {
+        if !tun.routes.may_send(view.source, peer) {
             state.relay.downlink.drop(DropReason::Spoofed, 1);
             self.notes.spoofed.get_or_insert((peer, view.source));
             return;

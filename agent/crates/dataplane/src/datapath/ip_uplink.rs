@@ -62,10 +62,13 @@ impl<P: PeerTable> IpUplink<'_, P> {
             self.drop(TunDrop::Malformed);
             return None;
         };
-        let Some(peer) = self.tun.routes.lookup(view.destination) else {
-            self.drop(TunDrop::NoRoute);
-            self.tun.answer(packet, &view, Answer::Unreachable, self.now);
-            return None;
+        let peer = match self.tun.routes.carrier(&view) {
+            Ok(peer) => peer,
+            Err(reason) => {
+                self.drop(reason);
+                self.tun.answer(packet, &view, Answer::Unreachable, self.now);
+                return None;
+            }
         };
         let most = self.peers.data(peer)?.inner_mtu(self.tun.most_mtu, self.now);
         if let Some(mtu) = most {

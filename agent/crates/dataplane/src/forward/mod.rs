@@ -5,7 +5,9 @@
 //! | which local UDP sockets are there, and how payloads are delivered to them | this one |
 //! | TCP forwards on QUIC streams | `tcp.rs` |
 //! | the connections that carry them, and how they are shared out | `engine/src/control/connections.rs` |
-//! | the TUN device: who has which address, what is about to be written | `tun.rs` |
+//! | the TUN device: what is about to be written, the answers to packets that cannot be carried | `tun.rs` |
+//! | the table that the kernel's routes make | `learned.rs` |
+//! | the peer of each inner address, and which of several carries a prefix | `peer_routes.rs` |
 
 use std::time::Instant;
 
@@ -15,6 +17,8 @@ use wire::ids::{IngressId, LocalId, PeerId};
 
 use crate::relay::{FlowId, Settlement, Settlements};
 
+pub mod learned;
+pub mod peer_routes;
 pub mod tcp;
 pub mod tun;
 

@@ -1,16 +1,14 @@
 //! The TUN device as a worker sees it: its queue, the inner addresses of the peers, and the packets that are about to be written.
 
-use std::{net::IpAddr, time::Instant};
+use std::time::Instant;
 
 use ip::{
     icmp::{self, MOST_ANSWER},
     merge::Merger,
     packets::{Packet, PacketDelivery},
-    routes::Routes,
     view::IpView,
     vnet::VnetHeader,
 };
-use ipnet::IpNet;
 use net::{ReceiveBatch, SendOutcome, Token, TunQueue};
 use wire::{
     ids::PeerId,
@@ -19,6 +17,7 @@ use wire::{
 };
 
 use crate::{
+    forward::peer_routes::PeerRoutes,
     lanes::pool::MAX_LANES,
     relay::{Settlement, Settlements},
 };
@@ -33,6 +32,8 @@ wire::labelled! {
     pub enum TunDrop {
         /// No peer has its destination among its `allowed_ips`.
         NoRoute => "no_route",
+        /// A route of the kernel leads to a next hop that is no peer's `address`.
+        NoNextHop => "no_next_hop",
         /// The headers of the packet cannot be read.
         Malformed => "malformed",
     }
@@ -73,6 +74,10 @@ pub struct TunTotals {
     pub answers_withheld: u64,
     /// TCP SYNs whose maximum segment size was lowered.
     pub mss_clamped: u64,
+    /// The prefixes that lead to a peer, or to nobody, at the first worker.
+    pub prefixes: u64,
+    /// Times that other peers took over prefixes that several hold, at the first worker.
+    pub handovers: u64,
     /// Packets for peers, by the index of the lane that their hash gave them.
     pub by_lane: Vec<u64>,
 }
@@ -83,7 +88,7 @@ pub struct TunSide {
     /// The token of the queue.
     pub token: Token,
     /// The peer of each inner address.
-    pub routes: Routes<PeerId>,
+    pub routes: PeerRoutes,
     /// The virtio header of each packet of the batch that was read last.
     pub headers: Vec<VnetHeader>,
     /// The largest inner packet that the operator allows, in bytes.
@@ -110,7 +115,7 @@ impl TunSide {
         Self {
             queue,
             token,
-            routes: Routes::default(),
+            routes: PeerRoutes::default(),
             headers: Vec::new(),
             most_mtu,
             totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
@@ -123,21 +128,6 @@ impl TunSide {
             allowances: [Allowance::new(ANSWERS, now); Answer::LABELS.len()],
             answer: Box::new([0; MOST_ANSWER]),
         }
-    }
-
-    /// Gives the inner prefixes `prefixes` to a peer.
-    pub fn add_peer(&mut self, peer: PeerId, prefixes: &[IpNet]) {
-        for prefix in prefixes {
-            // No other peer has it: the configuration and the registry have checked that.
-            self.routes.insert(*prefix, peer);
-        }
-    }
-
-    /// Whether a packet from `source` may come from `peer`.
-    #[inline]
-    #[must_use]
-    pub fn is_of(&self, source: IpAddr, peer: PeerId) -> bool {
-        self.routes.lookup(source) == Some(peer)
     }
 
     /// Lists `packet`, whose owner is its peer's number, for writing if it continues the flow of the packet before.

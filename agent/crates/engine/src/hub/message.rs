@@ -8,7 +8,7 @@ use std::{
 };
 
 use config::{self, Config};
-use dataplane::{lanes::UnderlayId, peer::Suspicion};
+use dataplane::{forward::learned::LearnedRoutes, lanes::UnderlayId, peer::Suspicion};
 use net::ports::Ports;
 use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
@@ -83,6 +83,8 @@ pub(crate) enum WorkerMessage {
     Capture(Arc<Capture>),
     /// The settings of a peer have changed.
     PeerChanged { id: PeerId, peer: Arc<config::Peer> },
+    /// The kernel's routes make another table.
+    RoutesLearned(Arc<LearnedRoutes>),
     /// A reload has changed the configuration.
     Configured(Box<NewConfig>),
 }

@@ -30,6 +30,7 @@ use std::{
 use arc_swap::ArcSwap;
 use config::{self, Config};
 use dataplane::{
+    forward::learned::LearnedRoutes,
     hand_off::{HandOff, Kind},
     rate::RateAccount,
     relay::{AgentTotals, FlowRegistry},
@@ -210,6 +211,11 @@ impl Hub {
     /// Gives all workers the changed settings of a peer. Only the registry calls this.
     pub(crate) fn change_peer(&self, id: PeerId, peer: &Arc<config::Peer>) {
         Mailbox::post_all(&self.mailboxes, || WorkerMessage::PeerChanged { id, peer: Arc::clone(peer) });
+    }
+
+    /// Gives all workers the table that the kernel's routes make.
+    pub fn learn_routes(&self, learned: &Arc<LearnedRoutes>) {
+        Mailbox::post_all(&self.mailboxes, || WorkerMessage::RoutesLearned(Arc::clone(learned)));
     }
 
     /// Has all workers run `config`, each with its share of the newly bound ports.

@@ -132,7 +132,7 @@ pub fn before(netlink: &mut Netlink, tun: &config::Tun) -> Result<(), TunnelErro
 /// # Errors
 /// [`TunnelError::RouteTaken`].
 pub fn routes_are_free(tun: &config::Tun, prefixes: &[IpNet]) -> Result<(), TunnelError> {
-    if !tun.routes || prefixes.is_empty() {
+    if !tun.sets_routes() || prefixes.is_empty() {
         return Ok(());
     }
     let asked = Netlink::open().and_then(|mut netlink| {

@@ -6,6 +6,8 @@
 //! | which MTU and which routes there should be | `plan.rs` (pure) |
 //! | how a plan is applied to the kernel, and its rules taken back | `kernel.rs` |
 //! | which routing table is ours among several agents' | `table.rs` |
+//! | which table the kernel's routes make, with `tun.routing = "kernel"` | `learn.rs` (pure) |
+//! | when it is made anew | `follow.rs`, on another thread |
 //! | which log lines are repeated, and when | `said.rs` |
 //! | checks before the device is made, and all errors | `checks.rs` |
 //!
@@ -25,7 +27,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use config::{self, Config};
+use config::{self, Config, Routing};
+use ipnet::{IpNet, Ipv6Net};
 use net::{
     netlink::{Link, LinkChange, Netlink, Which},
     tun::{TunDevice, TunHold, TunPort},
@@ -36,6 +39,7 @@ use wire::{
 };
 
 use self::{
+    follow::RouteFollower,
     kernel::Kernel,
     plan::{Narrow, Plan, Underlay, Width},
     said::Said,
@@ -49,7 +53,9 @@ use crate::{
 };
 
 mod checks;
+mod follow;
 mod kernel;
+mod learn;
 mod plan;
 mod said;
 mod table;
@@ -67,6 +73,8 @@ const TICK: Duration = Duration::from_secs(1);
 /// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
 /// its routes, last until the workers have closed their queues, too.
 pub struct Tunnel {
+    /// With `tun.routing = "kernel"`.
+    _routes: Option<RouteFollower>,
     board: Arc<MtuTable>,
     thread: Option<JoinHandle<()>>,
     /// While the thread runs, a device that is gone was removed by somebody else.
@@ -96,6 +104,12 @@ impl Tunnel {
         let start = worker::most_mtu(config).max(LEAST_MTU);
         let change = LinkChange { up: true, mtu: Some(start), queue_packets: Some(QUEUE_PACKETS) };
         netlink.set_link(device.index, change).map_err(failed("the device"))?;
+        let mut tun = tun.clone();
+        if tun.routing == Routing::Kernel {
+            // The kernel's own would be a random one, which no peer knows.
+            let own = learn::link_local(registry.own_key());
+            tun.addresses.extend(Ipv6Net::new(own, 64).map(IpNet::V6));
+        }
         for address in &tun.addresses {
             let added = netlink.add_address(device.index, *address);
             added.map_err(|error| TunnelError::of_address(&tun.name, *address, error))?;
@@ -115,6 +129,9 @@ impl Tunnel {
             said: Said::default(),
         };
         follower.begin()?;
+        let follows = tun.routing == Routing::Kernel;
+        let routes =
+            follows.then(|| RouteFollower::start(device.index, registry, tun.source_check)).transpose()?;
         snapshots.set_device(follower.seen);
         let board = Arc::<MtuTable>::default();
         let watched = Arc::clone(&board);
@@ -130,7 +147,7 @@ impl Tunnel {
             udp_offload = device.offload.udp,
             "the TUN device is up"
         );
-        Ok((Self { board, thread: Some(thread), _device: device.hold }, device.ports))
+        Ok((Self { _routes: routes, board, thread: Some(thread), _device: device.hold }, device.ports))
     }
 
     /// The board on which workers publish the packet sizes that fit.

@@ -84,7 +84,7 @@ impl Plan {
         let known = |peer: &Listed| mtus.get(&peer.id).copied();
         let mtu = peers.iter().filter_map(known).max().unwrap_or(start).max(LEAST_MTU);
         let mut routes = BTreeMap::new();
-        if !tun.routes {
+        if !tun.sets_routes() {
             return Self { mtu, routes };
         }
         let on_link: Vec<IpNet> = tun.addresses.iter().map(IpNet::trunc).collect();
@@ -97,7 +97,9 @@ impl Plan {
                 let on_link = on_link.contains(&prefix);
                 let apart = underlay.marked && !on_link && takes_any(prefix, &carriers);
                 if !on_link || lower.is_some() {
-                    routes.insert(prefix, Wish { mtu: lower, on_link, apart });
+                    // Of several peers with the prefix, any may carry it: the narrowest path counts.
+                    let wish = routes.entry(prefix).or_insert(Wish { mtu: lower, on_link, apart });
+                    wish.mtu = wish.mtu.into_iter().chain(lower).min();
                 }
             }
         }

@@ -36,6 +36,7 @@ fn tun() -> Tun {
         mtu: InnerMtu::Auto,
         offload: true,
         routes: true,
+        ..Tun::default()
     }
 }
 
@@ -65,6 +66,10 @@ fn the_device_has_the_largest_mtu_and_each_peers_routes_their_own() {
     let before = plan(&[]);
     assert_eq!((before.mtu, routes(&before)), (1_421, all.map(str::to_owned).to_vec()));
     assert_eq!(plan(&[(1, 1_400)]).mtu, 1_400, "the others will say");
+
+    let shared = self::peers(&["10.20.0.0/16", "10.20.0.0/16", "10.30.0.0/16"]);
+    let shared = Plan::new(&tun(), 1_421, &PLAIN, &shared, &mtus(&[(0, 1_300), (1, 1_200), (2, 1_400)]));
+    assert_eq!(routes(&shared), ["10.20.0.0/16 mtu 1200", "10.30.0.0/16"], "whichever of both carries it");
 
     let narrow = plan(&[(0, 1_200), (1, 1_400)]);
     assert_eq!(narrow.mtu, 1_400);

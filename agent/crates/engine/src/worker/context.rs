@@ -127,6 +127,7 @@ pub(super) struct Logs {
     pub(super) tun: Throttle,
     pub(super) source: Throttle,
     pub(super) routing_loop: Throttle,
+    pub(super) handover: Throttle,
     pub(super) violation: Throttle,
     /// Limit on debug lines about single events.
     pub(super) details: Lines,
@@ -147,6 +148,7 @@ impl Logs {
             tun: throttle(),
             source: throttle(),
             routing_loop: throttle(),
+            handover: throttle(),
             violation: throttle(),
             details: Lines::new(now),
         }

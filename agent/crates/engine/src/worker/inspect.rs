@@ -10,12 +10,16 @@
 use std::{
     cmp::Reverse,
     collections::BinaryHeap,
+    net::IpAddr,
     sync::{Arc, Condvar, Mutex},
     time::{Duration, Instant},
 };
 
 use dataplane::{
-    forward::tun::{Answer, TunDrop},
+    forward::{
+        peer_routes::{Holder, HolderState, PrefixState, Readiness},
+        tun::{Answer, TunDrop},
+    },
     lanes::{LaneSlot, LaneState},
     relay::{Flow, NO_LANE, Origin, Standing},
     socket_stats::{SocketStats, role, role_place},
@@ -28,8 +32,8 @@ use crate::{
     control::connections::StreamConnection,
     peer::Peer,
     status::{
-        FlowStatus, LaneDetails, LaneRates, LaneStatus, SocketStatus, StreamConnectionStatus, TunDirection,
-        TunStatus, add_lane, not_zero,
+        FlowStatus, LaneDetails, LaneRates, LaneStatus, RoutePeerStatus, RouteStatus, SocketStatus,
+        StreamConnectionStatus, TunDirection, TunStatus, add_lane, not_zero,
     },
     worker::{
         Worker,
@@ -43,6 +47,9 @@ use crate::{
 /// Limit on the lanes, and on the stream connections, in one worker's answer: a row takes about a microsecond.
 const MOST_LANES: usize = 4_096;
 
+/// Limit on the prefixes in one answer.
+const MOST_ROUTES: usize = 4_096;
+
 /// Limit on the flows in one worker's answer.
 pub const MOST_FLOWS: usize = 50;
 
@@ -53,6 +60,16 @@ pub struct Asks {
     pub peer: Option<Arc<str>>,
     /// Only the lane with this index, with its details.
     pub lane: Option<u8>,
+    /// Which inner prefixes; `None`: none of them.
+    pub routes: Option<AskedRoutes>,
+}
+
+/// The inner prefixes that an operator asks for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AskedRoutes {
+    All,
+    /// The longest one with this address.
+    To(IpAddr),
 }
 
 /// A request to all workers, and their answers.
@@ -77,6 +94,8 @@ pub struct WorkerView {
     /// The most recent flows of the selected peer, the latest first, at most [`MOST_FLOWS`].
     pub flows: Vec<FlowStatus>,
     pub sockets: Vec<SocketStatus>,
+    /// Prefixes of the TUN device, at the first worker, if they were asked for.
+    pub routes: Vec<RouteStatus>,
     /// The worker's queue of the TUN device, without the values that only the kernel knows.
     pub tun: Option<TunStatus>,
 }
@@ -133,10 +152,16 @@ impl Worker {
             stream_connections: self.cx.stream_connection_rows(chosen),
             flows,
             sockets: self.cx.socket_rows(&mut self.decoy),
+            routes: asks.routes.map_or_else(Vec::new, |asked| self.tunnel.route_rows(&self.cx, asked)),
             tun: self.tunnel.tun_row(),
         };
         inspection.answer(self.cx.id.index, view);
     }
+}
+
+fn peer_row(cx: &Context, Holder { peer, priority, weight }: Holder, state: HolderState) -> RoutePeerStatus {
+    let name = cx.peers.get(peer).map(|peer| Arc::clone(&peer.name)).unwrap_or_default();
+    RoutePeerStatus { name, state: state.label().into(), priority, weight }
 }
 
 impl Tunnel {
@@ -166,6 +191,23 @@ impl Tunnel {
             let (read, written) = (tun.totals.received, tun.totals.delivered);
             tun.sampler.sample([read, stats.read_bytes, written, stats.write_bytes], now);
         }
+    }
+
+    /// Who does what for prefixes: every worker would answer the same, so only the first does.
+    fn route_rows(&self, cx: &Context, asked: AskedRoutes) -> Vec<RouteStatus> {
+        let Some(Tun { side: tun, .. }) = self.device.as_ref().filter(|_| cx.id.index == 0) else {
+            return Vec::new();
+        };
+        let only = match asked {
+            AskedRoutes::All => None,
+            AskedRoutes::To(address) => Some(address),
+        };
+        let readiness = |id| cx.peers.get(id).map_or(Readiness::Away, |peer| peer.data.readiness());
+        let row = |state: PrefixState| RouteStatus {
+            prefix: state.prefix.to_string(),
+            peers: state.holders.into_iter().map(|(holder, state)| peer_row(cx, holder, state)).collect(),
+        };
+        tun.routes.states(only, MOST_ROUTES, readiness).into_iter().map(row).collect()
     }
 
     fn tun_row(&self) -> Option<TunStatus> {

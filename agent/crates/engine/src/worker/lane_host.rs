@@ -18,7 +18,7 @@ use crate::{
     worker::{
         Worker,
         context::{Context, Effect},
-        liveness::LEAST_SILENCE,
+        liveness::{LEAST_LATENESS, LEAST_SILENCE},
         parts::{LaneHost, Sessions, Sockets},
         timer::{HOUSEKEEPING_INTERVAL, Timer},
     },
@@ -222,10 +222,14 @@ impl LaneHost {
         let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
         let Some(since) = slot.core.silent_since() else { return };
         let silence = now.saturating_duration_since(since);
-        if matches!(slot.state, LaneState::Draining { .. }) || silence < limit / 2 {
+        // When the first probe is due while packets keep coming, or its answer if none came since.
+        let late = LEAST_LATENESS.max(slot.core.rtt().pto() * 3 / 2);
+        let lane = name_of_lane(slot);
+        let has_stand_in = cx.peers.get(lane.peer).is_some_and(|peer| peer.data.has_stand_in);
+        let least = if has_stand_in { late.min(limit / 2) } else { limit / 2 };
+        if matches!(slot.state, LaneState::Draining { .. }) || silence < least {
             return;
         }
-        let lane = name_of_lane(slot);
         let link = cx.peers.link_named(lane.peer, lane.session);
         let is_replaced = link.is_some_and(|link| link.pool.replaced().any(|replaced| replaced == id));
         if !is_replaced {
@@ -245,7 +249,7 @@ impl LaneHost {
         };
         cx.hub.note_heard(peer, at);
         if let Some(link) = cx.peers.link_named(peer, session)
-            && link.suspicions.unresponsive
+            && (link.suspicions.unresponsive || link.suspicions.late)
         {
             let owner = link.pool.owner();
             cx.send(owner, WorkerMessage::Heard { peer, session });

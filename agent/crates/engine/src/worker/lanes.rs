@@ -341,6 +341,11 @@ impl Sessions {
         let is_up = session.openings.is_up(lane.index, lane.epoch);
         let peer = lane.peer;
         let others = cx.hub.silence(peer, now);
+        // Each is so long that it counts where another peer can carry the packets.
+        let has_stand_in = cx.peers.get(peer).is_some_and(|peer| peer.data.has_stand_in);
+        if has_stand_in && others.is_none_or(|others| others >= silence.min(limit / 2)) {
+            cx.suspect(SessionRef { peer, session: lane.session }, Suspicion::Late, true);
+        }
         if silence < limit {
             if others.is_none_or(|others| others >= limit / 2) {
                 cx.broadcast(|| WorkerMessage::AskForLife { peer, session: lane.session });

@@ -150,7 +150,9 @@ impl Sessions {
                     "the peer does not answer on the control connection, only on lanes; dialling it anew";
                 cx.dial_anew(id, Duration::ZERO, what, now);
             }
-            (_, false) => {
+            // What else holds is found out in the same silence.
+            (Suspicion::Late, _) => {}
+            (Suspicion::Unresponsive | Suspicion::ControlDead, false) => {
                 if cx.peers.session(id).is_some()
                     && let Some(state) = cx.peers.get_mut(id)
                     && let Some(suppressed) = state.throttles.heard.allow(now)
@@ -217,9 +219,10 @@ impl Context {
         self.broadcast(|| WorkerMessage::Suspect { peer, session, suspicion, holds });
     }
 
-    /// Notes at the owner that a peer is heard, so it is not unresponsive.
+    /// Notes at the owner that a peer is heard, so it is neither unresponsive nor late.
     pub(super) fn heard(&mut self, peer: PeerId, session: SessionId) {
         self.suspect(SessionRef { peer, session }, Suspicion::Unresponsive, false);
+        self.suspect(SessionRef { peer, session }, Suspicion::Late, false);
     }
 
     /// Whether a peer with a session was found unresponsive and has not been heard since.
@@ -255,6 +258,10 @@ pub(super) fn counts(stats: &ConnectionStats) -> FrameCounts {
     let sent = asking + sent.max_data + sent.max_stream_data + sent.path_challenge;
     FrameCounts { acks: stats.frame_rx.acks, sent }
 }
+
+/// The least silence after which IP packets go to a peer that stands in: well above the pauses of a busy host, and below twice the
+/// probe timeout of a path of 20 ms, when the first probe is due under traffic.
+pub(super) const LEAST_LATENESS: Duration = Duration::from_millis(75);
 
 /// The least time without a received packet, while packets are outstanding, after which a peer is dialled anew.
 pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);

@@ -54,10 +54,12 @@ impl Worker {
             WorkerMessage::Connected(connected) => {
                 if cx.hub.is_current(connected.peer, connected.session) {
                     sessions.link_up(cx, data, host, &connected, now);
+                    tunnel.link_changed(cx, connected.peer, now);
                 }
             }
             WorkerMessage::Disconnected { peer, session } => {
                 sessions.link_down(cx, host, SessionRef { peer, session }, now);
+                tunnel.link_changed(cx, peer, now);
             }
             WorkerMessage::EndSession { peer, session, reason } => {
                 if cx.peers.session_named(peer, session).is_some() {
@@ -68,6 +70,7 @@ impl Worker {
             WorkerMessage::DrainLane { lane } => host.drain_named(cx, lane, now),
             WorkerMessage::LanesUp { peer, session, up, wanted } => {
                 cx.set_lanes(SessionRef { peer, session }, up, wanted);
+                tunnel.link_changed(cx, peer, now);
             }
             WorkerMessage::Budget { peer, session, bytes } => {
                 host.set_budget(cx, SessionRef { peer, session }, bytes, now);
@@ -75,6 +78,7 @@ impl Worker {
             }
             WorkerMessage::Suspect { peer, session, suspicion, holds } => {
                 sessions.set_suspicion(cx, SessionRef { peer, session }, suspicion, holds, now);
+                tunnel.link_changed(cx, peer, now);
             }
             WorkerMessage::Services { peer, session, services } => {
                 if cx.peers.link_named(peer, session).is_some()
@@ -131,14 +135,15 @@ impl Worker {
             WorkerMessage::AcceptTcp { port } => tcp.wake_listener(cx, port),
             WorkerMessage::PeerAdded { id, peer, origin } => {
                 cx.peer_added(id, &peer, origin, now);
-                tunnel.route_peer(cx, id);
+                tunnel.route_peer(cx, id, now);
                 tcp.point_forwards(cx, &peer.name, id);
             }
             WorkerMessage::PeerRemoved { id } => {
                 sessions.peer_removed(cx, host, id, now);
-                tunnel.unroute_peer(id);
+                tunnel.unroute_peer(cx, id, now);
             }
             WorkerMessage::PeerChanged { id, peer } => self.peer_changed(id, peer, now),
+            WorkerMessage::RoutesLearned(learned) => tunnel.routes_learned(cx, &learned, now),
             WorkerMessage::Configured(new) => self.configured(*new, now),
             WorkerMessage::Capture(capture) => host.capture(cx, capture, now),
         }

@@ -126,7 +126,7 @@ pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, Tc
 
 pub use endpoint::{StartError, remedy};
 pub use inbox::{Command, Inbox};
-pub use inspect::{Asks, Inspection, MOST_FLOWS, WorkerView};
+pub use inspect::{AskedRoutes, Asks, Inspection, MOST_FLOWS, WorkerView};
 #[cfg(feature = "inspection")]
 pub use inspection::HeldMemory;
 pub use knocks::used_knocks;

@@ -125,8 +125,11 @@ impl Worker {
             cx.warn_of_missing_repair(id, now);
             tunnel.budget_changed(cx, id, now);
         }
-        if old.allowed_ips != wanted.allowed_ips {
-            tunnel.reroute_peer(cx, id);
+        let routed = |peer: &config::Peer| {
+            (peer.allowed_ips.clone(), peer.addresses.clone(), peer.priority, peer.weight)
+        };
+        if routed(&old) != routed(&wanted) {
+            tunnel.route_peer(cx, id, now);
         }
         cx.stats.unpublished = true;
     }

@@ -2,9 +2,9 @@
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
-use config::{self, Config};
+use config::{self, Config, Routing};
 use dataplane::{
-    forward::{Local, Locals, tun::TunSide},
+    forward::{Local, Locals, peer_routes::PeerRoutes, tun::TunSide},
     lanes::Underlays,
     sockets::{SocketFactory, Source},
 };
@@ -62,8 +62,11 @@ fn tun_side(
         return Ok(None);
     };
     let mut side = TunSide::new(queue, token, tun::most_mtu(config), now);
+    if let Some(tun) = &config.tun {
+        side.routes = PeerRoutes::new(tun.spread, tun.hold, tun.routing == Routing::Kernel);
+    }
     for peer in peers {
-        side.add_peer(peer.data.id, &peer.data.config.allowed_ips);
+        tun::set_prefixes(&mut side.routes, peer.data.id, &peer.data.config);
     }
     Ok(Some(Tun { side, mtu_table }))
 }
@@ -166,6 +169,7 @@ impl Worker {
             ended: false,
         };
         made.cx.open_ports(&mut made.tcp)?;
+        made.tunnel.shared_prefixes_changed(&mut made.cx, now);
         made.cx.arm_timers(now);
         Ok(made)
     }

@@ -12,6 +12,7 @@ use dataplane::{
     forward::tun::TunTotals,
     hand_off::Kind,
     lanes::LaneState,
+    peer::Suspicion,
     relay::{DatagramRelay, Direction, DropReason, ReportCount},
     socket_stats::SocketStats,
 };
@@ -213,8 +214,8 @@ pub(super) struct Totals {
     pub(super) lanes_silent: u64,
     pub(super) lanes_refused: u64,
     pub(super) path_moves: PathMoves,
-    /// Suspect sessions, by [`Suspicion`](dataplane::peer::Suspicion).
-    pub(super) sessions_suspected: [u64; 2],
+    /// Suspect sessions, by [`Suspicion`].
+    pub(super) sessions_suspected: [u64; Suspicion::COUNT],
     pub(super) lanes_near_limit: u64,
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.

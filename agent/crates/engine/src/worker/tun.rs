@@ -3,16 +3,24 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    sync::Arc,
     time::Instant,
 };
 
-use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
-use dataplane::datapath::ip_uplink::IpUplink;
+use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Routing, takes_lookups};
+use dataplane::{
+    datapath::ip_uplink::IpUplink,
+    forward::{
+        learned::LearnedRoutes,
+        peer_routes::{PeerRoutes, Readiness},
+    },
+};
 use quinn_proto::Side;
 use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
 
 use crate::{
     control::driver::ControlConnection,
+    hub::WorkerMessage,
     peer::Peer,
     worker::{
         context::Context,
@@ -68,7 +76,8 @@ impl Tunnel {
     pub(super) fn budget_changed(&self, cx: &Context, peer: PeerId, now: Instant) {
         let Some(Tun { side: tun, mtu_table }) = &self.device else { return };
         let Some(state) = cx.peers.get(peer) else { return };
-        if state.session.is_none() || state.data.config.allowed_ips.is_empty() {
+        let config = &state.data.config;
+        if state.session.is_none() || config.allowed_ips.is_empty() && config.addresses.is_empty() {
             return;
         }
         if let Some(mtu) = state.data.inner_mtu(tun.most_mtu, now) {
@@ -77,38 +86,101 @@ impl Tunnel {
     }
 
     /// Once a second: publishes the MTU of settled paths, and looks for handshakes whose packets may go into the tunnel.
-    pub(super) fn check_tun(&self, cx: &mut Context, sessions: &Sessions, now: Instant) {
+    pub(super) fn check_tun(&mut self, cx: &mut Context, sessions: &Sessions, now: Instant) {
         if self.device.is_some() {
             self.look_for_loops(cx, sessions, now);
             for id in cx.peers.ids() {
                 self.budget_changed(cx, id, now);
             }
+            self.elect_carriers(cx, now);
+            self.ask_waiting(cx, now);
         }
     }
 
-    /// Routes the inner addresses of a new peer to it.
-    pub(super) fn route_peer(&mut self, cx: &Context, peer: PeerId) {
-        if let (Some(Tun { side: tun, .. }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
-            tun.add_peer(peer, &state.data.config.allowed_ips);
+    /// Pings peers that are about to carry shared prefixes: whether they answer decides whether they will.
+    fn ask_waiting(&self, cx: &mut Context, now: Instant) {
+        let Some(Tun { side: tun, .. }) = self.device.as_ref().filter(|_| cx.id.index == 0) else { return };
+        for peer in tun.routes.waiting(now) {
+            if let Some(session) = cx.peers.link(peer).map(|link| link.session) {
+                cx.broadcast(|| WorkerMessage::AskForLife { peer, session });
+            }
         }
     }
 
-    /// Replaces the inner addresses of a peer.
-    pub(super) fn reroute_peer(&mut self, cx: &Context, peer: PeerId) {
+    /// Routes the inner addresses of a new or changed peer to it.
+    pub(super) fn route_peer(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
         if let (Some(Tun { side: tun, mtu_table }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
-            tun.routes.remove(peer);
-            tun.add_peer(peer, &state.data.config.allowed_ips);
+            set_prefixes(&mut tun.routes, peer, &state.data.config);
             mtu_table.look_again();
+            self.shared_prefixes_changed(cx, now);
         }
     }
 
     /// Removes the inner addresses of a removed peer.
-    pub(super) fn unroute_peer(&mut self, peer: PeerId) {
+    pub(super) fn unroute_peer(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
         if let Some(Tun { side: tun, mtu_table }) = &mut self.device {
-            tun.routes.remove(peer);
+            tun.routes.set_peer(peer, &[], 0, 0);
             mtu_table.set_mtu(peer, None);
+            self.shared_prefixes_changed(cx, now);
         }
     }
+
+    /// Takes over a table that the kernel's routes make.
+    pub(super) fn routes_learned(&mut self, cx: &mut Context, learned: &Arc<LearnedRoutes>, now: Instant) {
+        if let Some(Tun { side: tun, .. }) = &mut self.device {
+            tun.routes.learn(learned);
+            self.shared_prefixes_changed(cx, now);
+        }
+    }
+
+    /// Follows a change of a peer's link: another peer may carry prefixes that both hold.
+    pub(super) fn link_changed(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
+        if cx.peers.get(peer).is_some_and(|peer| peer.data.has_stand_in) {
+            self.elect_carriers(cx, now);
+        }
+    }
+
+    /// Notes which peers share a prefix with another now, and elects who carries it.
+    pub(super) fn shared_prefixes_changed(&mut self, cx: &mut Context, now: Instant) {
+        let Some(Tun { side: tun, .. }) = &self.device else { return };
+        for peer in cx.peers.iter_mut() {
+            peer.data.has_stand_in = tun.routes.shares(peer.data.id);
+        }
+        if let Some(Tun { side: tun, .. }) = self.device.as_mut().filter(|_| cx.id.index == 0) {
+            tun.totals.prefixes = tun.routes.prefixes() as u64;
+        }
+        self.elect_carriers(cx, now);
+    }
+
+    fn elect_carriers(&mut self, cx: &mut Context, now: Instant) {
+        let Some(Tun { side: tun, .. }) = &mut self.device else { return };
+        let readiness = |id| cx.peers.get(id).map_or(Readiness::Away, |peer| peer.data.readiness());
+        let handovers = tun.routes.elect(readiness, now);
+        if cx.id.index > 0 {
+            // Every worker does the same.
+            return;
+        }
+        tun.totals.handovers += handovers.len() as u64;
+        for handover in handovers {
+            let Some(suppressed) = cx.logs.handover.allow(now) else { return };
+            let names = |ids: &[PeerId]| {
+                let names = ids.iter().map(|id| cx.peers.name(*id).to_string());
+                names.collect::<Vec<_>>().join(", ")
+            };
+            tracing::info!(
+                to = names(&handover.to),
+                from = names(&handover.from),
+                prefixes = handover.prefixes,
+                suppressed,
+                "IP packets take another peer that holds the same prefixes"
+            );
+        }
+    }
+}
+
+/// Gives a peer the prefixes of its configuration.
+pub(super) fn set_prefixes(routes: &mut PeerRoutes, id: PeerId, peer: &config::Peer) {
+    routes.set_peer(id, &peer.allowed_ips, peer.priority_or_default(), peer.weight_or_default());
 }
 
 impl Context {
@@ -150,7 +222,7 @@ impl Tunnel {
             tracing::warn!(
                 peer = named(id),
                 %source,
-                belongs_to = tun.routes.lookup(source).and_then(named),
+                belongs_to = tun.routes.holders(source).first().copied().and_then(named),
                 suppressed,
                 "an IP packet of this peer was dropped: its source is not in the peer's allowed_ips, or in a longer prefix of another \
                  peer (remedy: add it to the peer's allowed_ips here, or have the peer send from its own addresses only)"
@@ -180,11 +252,12 @@ impl Tunnel {
         let (Some(Tun { side: tun, .. }), Some(config)) = (&self.device, &cx.config.tun) else { return };
         let address = remote.ip().to_canonical();
         let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
-        let routed = config.routes && cx.config.transport.mark == 0;
+        let routed = (config.routes || config.routing == Routing::Kernel) && cx.config.transport.mark == 0;
         let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
             (Some("tun.address"), INNER_REMEDY)
         } else {
-            (tun.routes.lookup(address).filter(|_| routed).and_then(named), ROUTES_REMEDY)
+            let holder = tun.routes.holders(address).first().copied();
+            (holder.filter(|_| routed).and_then(named), ROUTES_REMEDY)
         };
         if let Some(held_by) = held_by
             && let Some(suppressed) = cx.logs.routing_loop.allow(now)

@@ -2,14 +2,15 @@
 
 use std::{
     io::{self, Read},
+    iter,
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
     os::fd::AsFd,
 };
 
 use ipnet::IpNet;
 use netlink_packet_core::{
-    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST, NetlinkHeader,
-    NetlinkMessage, NetlinkPayload,
+    NLM_F_ACK, NLM_F_CREATE, NLM_F_DUMP, NLM_F_DUMP_INTR, NLM_F_EXCL, NLM_F_REPLACE, NLM_F_REQUEST,
+    NetlinkHeader, NetlinkMessage, NetlinkPayload,
 };
 use netlink_packet_route::{
     AddressFamily, RouteNetlinkMessage,
@@ -21,8 +22,10 @@ use socket2::{Domain, Protocol, Socket, Type};
 
 use crate::sys;
 
+mod followed;
 mod rules;
 
+pub use followed::{DeviceRoute, Hop, NextHops, RouteChanges};
 pub use rules::{Rule, RuleKind};
 
 /// Bytes of the largest message of an answer: the kernel fills its dumps up to 32 KiB.
@@ -40,6 +43,8 @@ pub struct Netlink {
     socket: Socket,
     sequence: u32,
     answer: Box<[u8]>,
+    /// Whether a table changed while it was listed.
+    interrupted: bool,
 }
 
 impl Netlink {
@@ -54,7 +59,7 @@ impl Netlink {
         if let Err(error) = sys::set_filtered_dumps(socket.as_fd()) {
             tracing::debug!(%error, "the kernel lists all routes, whichever are asked for");
         }
-        Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_BYTES].into() })
+        Ok(Self { socket, sequence: 0, answer: vec![0; ANSWER_BYTES].into(), interrupted: false })
     }
 
     /// Sends `message` and waits until it is done.
@@ -91,7 +96,9 @@ impl Netlink {
         self.socket.send(&bytes)?;
         loop {
             let len = self.socket.read(&mut self.answer)?;
-            if let Some(end) = read_answer(&self.answer[..len], self.sequence, each) {
+            let answer = &self.answer[..len];
+            self.interrupted |= answers(answer).any(|(header, _)| header.flags & NLM_F_DUMP_INTR != 0);
+            if let Some(end) = read_answer(answer, self.sequence, each) {
                 return end;
             }
         }
@@ -403,6 +410,28 @@ impl Address {
         let address = IpNet::new(local.or(other)?, message.header.prefix_len).ok()?;
         Some(Self { index: message.header.index, address })
     }
+}
+
+/// What a message of the kernel begins with (`struct nlmsghdr`).
+#[derive(Clone, Copy, Debug)]
+struct AnswerHeader {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+}
+
+/// The messages of one answer, with what each is about; ends at one whose length makes no sense.
+fn answers(mut bytes: &[u8]) -> impl Iterator<Item = (AnswerHeader, &[u8])> {
+    iter::from_fn(move || {
+        let header: &[u8; 16] = bytes.first_chunk()?;
+        let [len_0, len_1, len_2, len_3, kind_0, kind_1, flags_0, flags_1, a, b, c, d, ..] = *header;
+        let len = u32::from_ne_bytes([len_0, len_1, len_2, len_3]) as usize;
+        let payload = bytes.get(16..len)?;
+        bytes = bytes.get(len.next_multiple_of(4)..).unwrap_or_default();
+        let kind = u16::from_ne_bytes([kind_0, kind_1]);
+        let flags = u16::from_ne_bytes([flags_0, flags_1]);
+        Some((AnswerHeader { kind, flags, sequence: u32::from_ne_bytes([a, b, c, d]) }, payload))
+    })
 }
 
 /// Reads the messages of one answer; `Some` when it was the last.

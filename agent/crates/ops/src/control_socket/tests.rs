@@ -366,7 +366,7 @@ fn requests_have_the_same_words_in_every_version() {
         (Request::Reload { dry_run: true }, r#""request": "reload", "dry_run": true"#),
         (Request::Reload { dry_run: false }, r#""request": "reload""#),
         (
-            Request::Status(Scope { peer: Some("b".to_owned()), lane: Some(1) }),
+            Request::Status(Scope { peer: Some("b".to_owned()), lane: Some(1), routes: None }),
             r#""request": "status", "peer": "b", "lane": 1"#,
         ),
         (qlog(Subject::Lane(1), false), r#""request": "qlog-start", "peer": "b", "lane": 1, "seconds": 9"#),

@@ -9,7 +9,7 @@ use engine::{
     origin::PeerOrigin,
     registry::Listed,
     status::Counts,
-    worker::{Asks, Inspection, Snapshot, Snapshots, WorkerView},
+    worker::{AskedRoutes, Asks, Inspection, Snapshot, Snapshots, WorkerView},
 };
 use gate::{refusals, table::MOST_ENTRIES};
 use net::{
@@ -34,7 +34,8 @@ const MOST_LANES: usize = 4_096;
 
 /// The status that `scope` asks for.
 pub(super) fn of(running: &Running, scope: &Scope) -> Status {
-    let asks = Asks { peer: scope.peer.as_deref().map(Into::into), lane: scope.lane };
+    let routes = scope.routes.map(|routes| routes.address.map_or(AskedRoutes::All, AskedRoutes::To));
+    let asks = Asks { peer: scope.peer.as_deref().map(Into::into), lane: scope.lane, routes };
     let views = Inspection::ask(asks, &running.inboxes).wait(ANSWER_WITHIN);
     let unanswered = (0..).zip(&views).filter(|(_, view)| view.is_none()).map(|(worker, _)| worker);
     let unanswered_workers = unanswered.collect();
@@ -64,6 +65,7 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
         lanes_left_out: room.left_out,
         totals,
         tun: config.tun.as_ref().map(|tun| tun_status(tun, &views)),
+        routes: views.iter_mut().flat_map(|view| std::mem::take(&mut view.routes)).collect(),
         sockets: sockets(&views),
         limits,
         peers,

@@ -52,6 +52,7 @@ mod repaired;
 mod restarts;
 mod returned;
 mod roaming;
+mod shared_prefix;
 mod shares;
 mod standard;
 mod stream_connections;

@@ -43,7 +43,7 @@ fn an_attempt_that_may_go_into_the_tunnel_is_said_once_in_a_while() {
         host.set_tun(&MemoryTun::new(1, TunOffload::default()));
         let queue = host.tun(Token(0)).unwrap().unwrap();
         let mut tun = TunSide::new(queue, Token(0), 1421, world.clock.now());
-        tun.add_peer(PeerId(0), &[held.parse().unwrap()]);
+        tun.routes.set_peer(PeerId(0), &[held.parse().unwrap()], 0, 1);
         world.agent(place).workers[0].set_tun(tun);
         let log = Log::default();
         log.record(|| world.run(Duration::from_secs(9)));

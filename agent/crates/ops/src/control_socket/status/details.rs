@@ -31,6 +31,33 @@ impl Status {
         page
     }
 
+    /// The inner prefixes of this status, and who carries each.
+    #[must_use]
+    pub fn routes_page(&self) -> Page {
+        let mut page = Page::default();
+        self.header(&mut page);
+        page.gap();
+        if self.routes.is_empty() {
+            let why = if self.tun.is_some() { "no prefix leads there" } else { "there is no [tun]" };
+            page.line(why.to_owned());
+        }
+        let peers = self.routes.iter().flat_map(|route| {
+            let nobody = route.peers.is_empty().then_some((route, None));
+            nobody.into_iter().chain(route.peers.iter().map(move |peer| (route, Some(peer))))
+        });
+        page.table_of(
+            peers,
+            [
+                ("PREFIX", |(route, _)| route.prefix.clone()),
+                ("PEER", |(_, peer)| peer.map_or("nobody".to_owned(), |peer| plain(&peer.name).into_owned())),
+                ("STATE", |(_, peer)| or_dash(peer.map(|peer| &*peer.state))),
+                ("PRIORITY", |(_, peer)| or_dash(peer.map(|peer| peer.priority))),
+                ("WEIGHT", |(_, peer)| or_dash(peer.map(|peer| peer.weight))),
+            ],
+        );
+        page
+    }
+
     /// The lanes of this status in full, which is one, and the one it replaced if that still drains.
     #[must_use]
     pub fn lane_page(&self) -> Page {

@@ -9,6 +9,8 @@
 //! | how one peer, or one lane, reads in full | `details.rs` |
 //! | tables, units, and what strangers wrote made harmless | `page.rs` |
 
+use std::net::IpAddr;
+
 use serde::{Deserialize, Serialize};
 
 mod details;
@@ -20,8 +22,8 @@ mod text;
 
 pub use engine::status::{
     Accounting, AutoRateStatus, Counts, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus,
-    LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus, RepairStatus, SocketStatus,
-    StreamConnectionStatus, StreamsStatus, TunDirection, TunStatus, Word,
+    LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus, RepairStatus, RoutePeerStatus,
+    RouteStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, TunDirection, TunStatus, Word,
 };
 pub use page::{Column, Kind, Page, age, plain, rows, table};
 pub use parts::{LimitsStatus, Totals, Used};
@@ -40,13 +42,25 @@ pub struct Scope {
     /// Of that peer the lane of this index alone, with its details.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lane: Option<u8>,
+    /// The inner prefixes, too: all of them, or the one of an address. Left out for none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub routes: Option<RoutesScope>,
+}
+
+/// The inner prefixes that a status is to show.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RoutesScope {
+    /// Only the longest prefix with this address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub address: Option<IpAddr>,
 }
 
 impl Scope {
     /// The agent alone, without any peer: none has an empty name.
     #[must_use]
     pub fn agent() -> Self {
-        Self { peer: Some(String::new()), lane: None }
+        Self { peer: Some(String::new()), lane: None, routes: None }
     }
 }
 
@@ -74,6 +88,9 @@ pub struct Status {
     /// The TUN device, if the agent has one.
     #[serde(default)]
     pub tun: Option<TunStatus>,
+    /// The inner prefixes, if they were asked for, at most 4,096.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub routes: Vec<RouteStatus>,
     /// The UDP sockets, with one entry for each role.
     #[serde(default)]
     pub sockets: Vec<SocketStatus>,

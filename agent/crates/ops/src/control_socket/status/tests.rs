@@ -504,7 +504,7 @@ fn ages_and_rates_are_short() {
 
 #[test]
 fn what_is_missing_is_said() {
-    let scope = |lane| Scope { peer: Some("exit".to_owned()), lane };
+    let scope = |lane| Scope { peer: Some("exit".to_owned()), lane, routes: None };
     let mut status = Status { peers: vec![connected()], unanswered_workers: Vec::new(), ..full() };
     assert_eq!((status.lacks(&Scope::default()), status.lacks(&scope(Some(0)))), (None, None));
     status.peers[0].lanes.clear();

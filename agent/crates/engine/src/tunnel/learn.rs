@@ -1,0 +1,110 @@
+//! From the kernel's routes to the table of the workers (`tun.routing = "kernel"`). No system calls.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{IpAddr, Ipv6Addr},
+};
+
+use config::SourceCheck;
+use dataplane::forward::{learned::LearnedRoutes, peer_routes::Holder};
+use gate::identity::PublicKey;
+use ip::routes::Routes;
+use ipnet::IpNet;
+use net::netlink::{DeviceRoute, Hop, TABLE_MAIN};
+use wire::ids::PeerId;
+
+use crate::registry::Listed;
+
+/// The link-local address of the agent that has this key: the first half of the key behind fe80::/64. Both ends know it without a word
+/// about it.
+#[must_use]
+pub(super) fn link_local(key: &PublicKey) -> Ipv6Addr {
+    let mut octets = [0; 16];
+    octets[..2].copy_from_slice(&[0xfe, 0x80]);
+    octets[8..].copy_from_slice(&key.0[..8]);
+    octets.into()
+}
+
+/// The table that these routes make with these peers.
+pub(super) fn learn(routes: &[DeviceRoute], peers: &[Listed], check: SourceCheck) -> LearnedRoutes {
+    let addresses = addresses(peers);
+    let (mut ways, on_link) = ways(routes, &addresses);
+    // Where a route is on the link, the destination is the next hop.
+    let hosts = addresses.iter().filter(|(address, _)| on_link.lookup(**address) == Some(true));
+    ways.extend(hosts.map(|(address, peer)| (IpNet::from(*address), vec![holder(*peer, 1)])));
+    LearnedRoutes::new(ways, &senders(routes, peers, &addresses, check))
+}
+
+/// The addresses of all peers, by which a next hop names them.
+fn addresses(peers: &[Listed]) -> BTreeMap<IpAddr, PeerId> {
+    let of_peer = |peer: &Listed| {
+        let own = peer.peer.public_keys.iter().map(|key| IpAddr::V6(link_local(key)));
+        let all: Vec<IpAddr> = peer.peer.addresses.iter().copied().chain(own).collect();
+        let id = peer.id;
+        all.into_iter().map(move |address| (address, id))
+    };
+    peers.iter().flat_map(of_peer).collect()
+}
+
+fn holder(peer: PeerId, weight: u16) -> Holder {
+    Holder { priority: 0, peer, weight }
+}
+
+/// The peers of the best route of each prefix, and whether that route is on the link.
+fn ways(
+    routes: &[DeviceRoute],
+    addresses: &BTreeMap<IpAddr, PeerId>,
+) -> (BTreeMap<IpNet, Vec<Holder>>, Routes<bool>) {
+    let mut best = BTreeMap::<IpNet, &DeviceRoute>::new();
+    for route in routes {
+        let held = best.entry(route.prefix).or_insert(route);
+        if rank(route) < rank(held) {
+            *held = route;
+        }
+    }
+    let holders = |route: &DeviceRoute| -> Vec<Holder> {
+        let peer = |hop: &Hop| Some(holder(*addresses.get(&hop.gateway?)?, hop.weight));
+        route.hops.iter().filter_map(peer).collect()
+    };
+    let on_link = |route: &DeviceRoute| route.hops.iter().all(|hop| hop.gateway.is_none());
+    let ways = best.iter().map(|(prefix, route)| (*prefix, holders(route))).collect();
+    (ways, best.iter().map(|(prefix, route)| (*prefix, on_link(route))).collect())
+}
+
+/// Of two routes for a prefix the one with the lower rank counts: the main table is what most packets look into.
+fn rank(route: &DeviceRoute) -> (bool, u32, u32) {
+    (route.table != TABLE_MAIN, route.metric, route.table)
+}
+
+/// The peers that may send from each prefix.
+fn senders(
+    routes: &[DeviceRoute],
+    peers: &[Listed],
+    addresses: &BTreeMap<IpAddr, PeerId>,
+    check: SourceCheck,
+) -> BTreeMap<IpNet, BTreeSet<PeerId>> {
+    let mut senders = BTreeMap::<IpNet, BTreeSet<PeerId>>::new();
+    match check {
+        SourceCheck::AllowedIps => {
+            for peer in peers {
+                for prefix in &peer.peer.allowed_ips {
+                    senders.entry(prefix.trunc()).or_default().insert(peer.id);
+                }
+            }
+        }
+        SourceCheck::Route => {
+            for route in routes {
+                let through = |hop: &Hop| addresses.get(&hop.gateway?).copied();
+                senders.entry(route.prefix).or_default().extend(route.hops.iter().filter_map(through));
+            }
+        }
+    }
+    for (address, peer) in addresses {
+        senders.entry(IpNet::from(*address)).or_default().insert(*peer);
+    }
+    senders
+}
+
+#[cfg(test)]
+#[path = "learn_tests.rs"]
+mod tests;
