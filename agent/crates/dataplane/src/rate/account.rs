@@ -160,9 +160,7 @@ impl RateAccount {
         let now_ns = self.since_epoch(now);
         let free = now_ns.saturating_sub(self.paid_until.load(Ordering::Relaxed));
         let is_backlogged = self.waiting() > 0 && free < BACKLOG_CREDIT.as_nanos() as u64;
-        if let Some(rate) = self.automatic.tell(is_backlogged, sample, now_ns, now) {
-            self.set_own(rate);
-        }
+        self.automatic.tell(is_backlogged, sample, now_ns, now, |rate| self.set_own(rate));
     }
 
     /// Whether an automatic rate is measured, so that reports count.

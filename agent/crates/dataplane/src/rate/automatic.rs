@@ -129,24 +129,24 @@ impl Automatic {
         now_ns >= self.tell_at.load(Ordering::Relaxed)
     }
 
-    /// Tells the law what left until now, and what was reported; returns the rate, if the law decides it.
+    /// Tells the law what left until now, and what was reported. `set` takes the rate, before anybody else changes it.
     pub(super) fn tell(
         &self,
         is_backlogged: bool,
         sample: Option<&Sample>,
         now_ns: u64,
         now: Instant,
-    ) -> Option<u64> {
+        set: impl FnOnce(u64),
+    ) {
         let mut state = self.state();
-        let law = state.law.as_mut()?;
+        let Some(law) = state.law.as_mut() else { return };
         self.tell_at.store(now_ns + TELL_INTERVAL.as_nanos() as u64, Ordering::Relaxed);
         law.sent(self.untold.swap(0, Ordering::Relaxed), is_backlogged, now);
         if let Some(sample) = sample {
             law.report(sample, now);
         }
-        let rate = law.rate();
+        set(law.rate());
         self.publish(&state);
-        Some(rate)
     }
 
     /// What the law does, and why; `None` if the rate is not automatic.
