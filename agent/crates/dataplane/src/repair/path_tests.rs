@@ -1,6 +1,7 @@
 //! Whole repair over a simulated path in virtual time: what stays lost, what it costs, and how much later payloads come.
 //!
-//! Each test prints its figures: `cargo test -p culvert-dataplane repair::path_tests -- --nocapture`. `CULVERT_TEST_SEED` sets the seed.
+//! Each test prints its figures: `cargo test -p culvert-dataplane repair::path_tests -- --nocapture`. `CULVERT_TEST_SEED` sets the seed,
+//! `CULVERT_REPAIR_SECONDS` how long each path is watched: 30 for the figures of `docs/decisions/0019-repair-code.md`.
 
 use std::{
     cmp::Reverse,
@@ -80,7 +81,7 @@ impl Scene {
             max_overhead_ppm: 300_000,
             order: Order::Asap,
             means: Mode::Auto,
-            seconds: 30,
+            seconds: watched_seconds(),
         }
     }
 
@@ -106,6 +107,11 @@ impl Scene {
         );
         report
     }
+}
+
+/// How long a path is watched.
+fn watched_seconds() -> u32 {
+    env::var("CULVERT_REPAIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok()).unwrap_or(3)
 }
 
 struct Report {
@@ -221,16 +227,16 @@ impl Run {
     }
 
     fn run(mut self) -> Report {
-        /// The planner learns the path in this time, which counts for nothing.
-        const WARM_UP_SECONDS: u32 = 10;
+        // The planner learns the path in this time, which counts for nothing.
+        let warm_up = if self.scene.per_second < 1_000 { 10 } else { (2 * watched_seconds()).min(10) };
         let start = self.clock.now();
         let tick = Duration::from_secs(1) / self.scene.per_second;
-        let ticks = self.scene.per_second * (self.scene.seconds + WARM_UP_SECONDS);
+        let ticks = self.scene.per_second * (self.scene.seconds + warm_up);
         let mut first_counted = 0;
         for index in 0..ticks {
             let at = start + tick * index;
             self.until(at);
-            if index == self.scene.per_second * WARM_UP_SECONDS {
+            if index == self.scene.per_second * warm_up {
                 self.counting = true;
                 first_counted = self.sent.next();
             }
@@ -473,7 +479,7 @@ fn a_voice_call_gets_a_repair_for_each_payload() {
         per_second: 50,
         payload_bytes: 200,
         max_overhead_ppm: 1_200_000,
-        seconds: 600,
+        seconds: 20 * watched_seconds(),
         ..Scene::new(Loss::Random(0.05), 60)
     };
     let report = voice.run();
@@ -483,7 +489,7 @@ fn a_voice_call_gets_a_repair_for_each_payload() {
 #[test]
 fn payloads_that_are_held_come_in_order() {
     for deadline_ms in [60, 200] {
-        let scene = Scene { order: Order::Hold, seconds: 10, ..Scene::new(Loss::Random(0.05), deadline_ms) };
+        let scene = Scene { order: Order::Hold, ..Scene::new(Loss::Random(0.05), deadline_ms) };
         let report = scene.run();
         assert!(report.residual <= 0.001 && report.in_order);
     }
