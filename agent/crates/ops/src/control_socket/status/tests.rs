@@ -153,6 +153,21 @@ fn connected() -> PeerStatus {
             delay_p99_seconds: Some(0.007),
             marked: 12,
         }),
+        repair: Some(RepairStatus {
+            state: "retransmit".into(),
+            sent: 90,
+            numbered: 80,
+            retransmitted: 4,
+            overhead: Some(0.031),
+            received: 70,
+            missing: 5,
+            missing_share: Some(0.066),
+            came_again: 4,
+            given_up: 1,
+            added_delay_seconds: Some(0.081),
+            bytes: 200_000,
+            ..RepairStatus::default()
+        }),
         lane_packets: LanePackets {
             sent: 10_000,
             received: 12,
@@ -332,6 +347,8 @@ exit: connected
   carried       95.0 kB up, 2.0 kB down
   waiting       2 datagrams, 2.0 kB, the oldest for 4.0 ms
   rate limit    48.0 Mbit/s (configured), wait 500 µs median, 7.0 ms p99, 12 marked
+  repair        retransmit, 80 of 90 payloads numbered, 4 sent again, 0 symbols, overhead 3.1 %, 0 without memory
+  repaired      lost 5 (6.6 %), 4 came again, 0 from symbols, 1 given up, 0 late, 0 twice, delay 81 ms
   lanes up      1
   flows         3
   TCP streams   0
