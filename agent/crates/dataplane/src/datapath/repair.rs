@@ -290,12 +290,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 self.numbered(batch, (slot, inner), (carrier, lane), (stream, number, distance), late);
             }
             Some(Context::Repair { stream, header, payload_at }) => {
-                let Some(terms) = self.terms(lane.peer, stream) else { return };
+                let terms = self.terms(lane.peer, stream);
                 let Self { notes, now, .. } = self;
                 let (released, now) = (&mut notes.released, *now);
                 let symbol = &data[payload_at..];
                 let streams = streams_of(self.peers, self.lanes, carrier, lane.peer);
-                let Some(receiver) = streams.and_then(|streams| streams.receiver_for(stream, &terms)) else {
+                let Some(receiver) = streams.and_then(|streams| streams.receiver_for(stream, terms.as_ref()))
+                else {
                     return;
                 };
                 let work = receiver.repair(header, symbol, now, &mut |delivered| {
@@ -327,7 +328,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let terms = self.terms(lane.peer, stream);
         let now = self.now;
         let streams = streams_of(self.peers, self.lanes, carrier, lane.peer);
-        let receiver = terms.and_then(|terms| streams?.receiver_for(stream, &terms));
+        let receiver = streams.and_then(|streams| streams.receiver_for(stream, terms.as_ref()));
         let released = &mut self.notes.released;
         let mut at_once = receiver.is_none();
         if let Some(receiver) = receiver {

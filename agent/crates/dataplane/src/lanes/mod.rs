@@ -351,13 +351,12 @@ impl LaneSlot {
     /// What the lane's path has done so far. Whether its link is `congested` is known of the peer.
     #[must_use]
     pub fn path_counts(&self, congested: bool) -> PathCounts {
-        let (stats, rtt) = (self.core.stats(), self.core.rtt());
+        let stats = self.core.stats();
         PathCounts {
             acked: stats.acked_packets,
             lost: stats.lost_packets.saturating_sub(stats.spuriously_lost_packets),
             runs: self.core.loss_runs(),
-            rtt: rtt.smoothed(),
-            least_rtt: rtt.min().unwrap_or(rtt.smoothed()),
+            rtt: self.core.rtt().smoothed(),
             congested,
         }
     }

@@ -80,8 +80,12 @@ impl LaneRepair {
         self.senders.iter().map(Sender::plan)
     }
 
-    /// The end of a stream that the peer numbers; it begins now if it has not. `None` if there is no memory for it.
-    pub fn receiver_for(&mut self, stream: StreamNumber, terms: &Terms) -> Option<&mut Receiver> {
+    /// The end of a stream that the peer numbers; it begins now if it has not. `None` if there is no memory for it. Without `terms` a
+    /// stream that has begun goes on by the old ones: what it delivered is not delivered again.
+    pub fn receiver_for(&mut self, stream: StreamNumber, terms: Option<&Terms>) -> Option<&mut Receiver> {
+        let Some(terms) = terms else {
+            return self.receivers.iter_mut().find(|receiver| receiver.stream == stream);
+        };
         let index = match self.receivers.iter().position(|receiver| receiver.stream == stream) {
             Some(index) => index,
             None => {

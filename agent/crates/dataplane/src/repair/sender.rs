@@ -60,28 +60,49 @@ pub struct PathCounts {
     /// Runs of consecutive lost packets.
     pub runs: u64,
     pub rtt: Duration,
-    /// The shortest round trip that was measured.
-    pub least_rtt: Duration,
     /// Whether an automatic rate has found the link to be full.
     pub congested: bool,
 }
 
 impl PathCounts {
     /// What the path did since `before`, while it carried this number of payloads. This is where congestion is told from random
-    /// loss: by the round trip above the shortest one, and by what an automatic rate has found.
+    /// loss: by the round trip above the shortest one of late, `least_rtt`, and by what an automatic rate has found.
     #[must_use]
-    pub fn since(&self, before: &Self, payloads: u64) -> Path {
+    pub fn since(&self, before: &Self, payloads: u64, least_rtt: Duration) -> Path {
         let lost = self.lost.saturating_sub(before.lost);
         let packets = self.acked.saturating_sub(before.acked) + lost;
         Path {
             loss: lost as f64 / packets.max(1) as f64,
             burst: lost as f64 / self.runs.saturating_sub(before.runs).max(1) as f64,
             rtt: self.rtt,
-            queue_delay: self.rtt.saturating_sub(self.least_rtt),
+            queue_delay: self.rtt.saturating_sub(least_rtt),
             congested: self.congested,
             packets,
             payloads,
         }
+    }
+}
+
+/// The shortest round trip of the last one to two minutes: a route that becomes longer is soon no queue any more.
+#[derive(Clone, Copy, Debug)]
+struct Shortest {
+    since: Instant,
+    now: Duration,
+    before: Duration,
+}
+
+impl Shortest {
+    fn new(now: Instant) -> Self {
+        Self { since: now, now: Duration::MAX, before: Duration::MAX }
+    }
+
+    fn sample(&mut self, rtt: Duration, now: Instant) -> Duration {
+        const SPAN: Duration = Duration::from_secs(60);
+        if now.saturating_duration_since(self.since) >= SPAN {
+            *self = Self { since: now, now: Duration::MAX, before: self.now };
+        }
+        self.now = self.now.min(rtt);
+        self.now.min(self.before)
     }
 }
 
@@ -104,6 +125,7 @@ pub struct Sender {
     /// Until when payloads get numbers although nothing is repaired: the receiver may wait for some.
     numbered_until: Option<Instant>,
     measured: Option<(Instant, PathCounts)>,
+    shortest: Option<Shortest>,
     /// Payloads since then.
     payloads: u64,
     /// The traffic class of the last packet with payloads.
@@ -131,6 +153,7 @@ impl Sender {
             last: Box::new([0; 256]),
             numbered_until: None,
             measured: None,
+            shortest: None,
             payloads: 0,
             tos: 0,
             symbol: Vec::new(),
@@ -177,8 +200,9 @@ impl Sender {
     fn measure(&mut self, counts: PathCounts, now: Instant) {
         let before = self.measured.replace((now, counts));
         let payloads = mem::take(&mut self.payloads);
+        let least_rtt = self.shortest.get_or_insert_with(|| Shortest::new(now)).sample(counts.rtt, now);
         let Some((_, before)) = before else { return };
-        let plan = self.planner.update(&counts.since(&before, payloads), now);
+        let plan = self.planner.update(&counts.since(&before, payloads, least_rtt), now);
         self.encoder.set(plan.coding);
         self.sent.set(plan.retransmit_ppm, plan.copies);
         self.sent.set_age(self.terms.deadline + counts.rtt);
@@ -275,3 +299,49 @@ impl Sender {
 }
 
 const _: () = assert!(NUMBER_BYTES == 6, "a frame ends its header with number and distance");
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use wire::clock::{Clock as _, ManualClock};
+
+    #[test]
+    fn the_shortest_round_trip_is_that_of_the_last_minutes() {
+        let clock = ManualClock::default();
+        let mut shortest = Shortest::new(clock.now());
+        let mut sample = |rtt_ms, seconds| {
+            clock.advance(Duration::from_secs(seconds));
+            shortest.sample(Duration::from_millis(rtt_ms), clock.now()).as_millis()
+        };
+        assert_eq!([sample(40, 1), sample(90, 30), sample(90, 30), sample(90, 30)], [40; 4]);
+        assert_eq!([sample(90, 30), sample(90, 60)], [40, 90]);
+    }
+
+    #[test]
+    fn payloads_get_numbers_while_the_path_loses_some() {
+        let (clock, memory) = (ManualClock::default(), Arc::default());
+        let terms = Terms { mode: wire::repair::Mode::Retransmit, ..Terms::OFF };
+        let mut sender = Sender::new(StreamNumber(3), terms, &memory).expect("there is no limit");
+        let mut counts = PathCounts { rtt: Duration::from_millis(40), ..PathCounts::default() };
+        let mut run = |sender: &mut Sender, lost| {
+            clock.advance(Duration::from_millis(100));
+            (counts.acked, counts.lost, counts.runs) =
+                (counts.acked + 1_000 - lost, counts.lost + lost, counts.runs + lost);
+            sender.begin(&terms, 10, || counts, clock.now())
+        };
+        assert!(!(0..50).any(|_| run(&mut sender, 1)), "a loss of 0.1 % is none");
+        assert!((0..50).any(|_| run(&mut sender, 50)));
+        let mut frame = [12, 3, 0, 0, 0, 0, 0, 0, 2, 2, 0x68];
+        for (number, distance) in [(0, 0), (1, 1), (2, 1)] {
+            sender.number(&mut frame, 7, clock.now());
+            assert_eq!(frame, [12, 3, 0, 0, 0, number, 0, distance, 2, 2, 0x68]);
+        }
+        sender.number(&mut frame, 8, clock.now());
+        assert_eq!(frame[2..8], [0, 0, 0, 3, 0, 0], "the first of its flow");
+        let mut answers = Vec::new();
+        let ask = Ask { first: 1, count: 2, attempt: 0, last: false };
+        sender.answer(&ask, |header, frame| answers.push([header, frame].concat()));
+        assert_eq!(answers[0], [12, 3, 0, 0, 0, 1, 0, 1, 2, 2, 0x68]);
+        assert!((0..200).any(|_| !run(&mut sender, 0)), "and none any more when nothing is lost");
+    }
+}

@@ -122,14 +122,12 @@ impl DataPlane {
             plain.set_most(quinn.datagrams().max_size());
             if plain.repair.is_some() {
                 let path = quinn.stats().path;
-                let least_rtt = plain.path.least_rtt;
                 plain.path = PathCounts {
                     acked: path.sent_packets.saturating_sub(path.lost_packets),
                     lost: path.lost_packets,
                     // quinn-proto does not tell runs of losses apart.
                     runs: path.lost_packets,
                     rtt: path.rtt,
-                    least_rtt: if least_rtt.is_zero() { path.rtt } else { least_rtt.min(path.rtt) },
                     // An automatic rate needs lanes.
                     congested: false,
                 };

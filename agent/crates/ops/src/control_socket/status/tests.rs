@@ -163,6 +163,21 @@ fn connected() -> PeerStatus {
                 reports: 700,
             }),
         }),
+        repair: Some(RepairStatus {
+            state: "retransmit".into(),
+            sent: 90,
+            numbered: 80,
+            retransmitted: 4,
+            overhead: Some(0.031),
+            received: 70,
+            missing: 5,
+            missing_share: Some(0.066),
+            came_again: 4,
+            given_up: 1,
+            added_delay_seconds: Some(0.081),
+            bytes: 200_000,
+            ..RepairStatus::default()
+        }),
         lane_packets: LanePackets {
             sent: 10_000,
             received: 12,
@@ -170,7 +185,6 @@ fn connected() -> PeerStatus {
             lost_share: Some(0.002),
             lost_share_last_second: Some(0.000_23),
         },
-        repair: None,
         uplink: account(100, 95, 3),
         downlink: account(9, 2, 7),
         dropped: BTreeMap::from([
@@ -344,6 +358,8 @@ exit: connected
   waiting       2 datagrams, 2.0 kB, the oldest for 4.0 ms
   rate limit    48.0 Mbit/s (measured), wait 500 µs median, 7.0 ms p99, 12 marked
   path          steady, takes 49.0 Mbit/s, delivered 47.5 Mbit/s, queue 1.2 ms, 1.00 % lost, congested
+  repair        retransmit, 80 of 90 payloads numbered, 4 sent again, 0 symbols, overhead 3.1 %, 0 without memory
+  repaired      lost 5 (6.6 %), 4 came again, 0 from symbols, 1 given up, 0 late, 0 twice, delay 81 ms
   lanes up      1
   flows         3
   TCP streams   0
