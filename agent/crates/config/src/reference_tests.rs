@@ -201,6 +201,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "tun.name" => "\"culvert1\"",
         "tun.address" => "[\"10.9.0.1/24\"]",
         "peer.allowed_ips" => "[\"10.9.0.2/32\"]",
+        "peer.address" => "[\"10.9.0.7\"]",
         "peer.congestion" => "\"cubic\"",
         "peer.quota" => "0.25",
         "peer.public_key" => "\"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"",
