@@ -71,6 +71,7 @@ fn defaults_stand_for_what_is_left_out() {
         quota: 0.5,
         services: Vec::new(),
         allowed_ips: Vec::new(),
+        addresses: Vec::new(),
         priority: None,
         weight: None,
         dscp: Dscp::Copy,

@@ -133,16 +133,16 @@ impl Checks {
         }
     }
 
-    /// Reports keys that do not go with `tun.routing`.
+    /// Notes keys that have no effect with this `tun.routing`.
     pub(super) fn kernel_routing(&mut self, tun: &Tun, table: &Table<'_>) {
         match tun.routing {
             Routing::Kernel if tun.routes && table.has("routes") => {
-                let problem = "with routing = \"kernel\" the agent follows routes and sets none";
-                self.report.add(&table.place("routes"), problem, "leave it out, or set it to false");
+                let problem = "has no effect: with routing = \"kernel\" the agent follows routes and sets none";
+                self.report.note(&table.place("routes"), problem, "leave it out, or set it to false");
             }
             Routing::AllowedIps if tun.source_check != SourceCheck::AllowedIps => {
-                let problem = "is for routing = \"kernel\"";
-                self.report.add(&table.place("source_check"), problem, "set tun.routing, or leave this out");
+                let problem = "has no effect: it is for routing = \"kernel\"";
+                self.report.note(&table.place("source_check"), problem, "set tun.routing, or leave this out");
             }
             Routing::Kernel | Routing::AllowedIps => {}
         }

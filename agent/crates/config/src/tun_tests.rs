@@ -34,6 +34,8 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
         mtu: InnerMtu::Auto,
         offload: true,
         routes: true,
+        routing: Routing::AllowedIps,
+        source_check: SourceCheck::AllowedIps,
         hold: Duration::from_secs(5),
         spread: Spread::Addresses,
     };
@@ -132,6 +134,12 @@ fn the_prefixes_of_peers_are_checked() {
     let priorities =
         both_share.peers[1..].iter().map(|peer| (peer.priority_or_default(), peer.weight_or_default()));
     assert_eq!(priorities.collect::<Vec<_>>(), [(1, 1), (100, 256)]);
+    let kernel = accepted("address = [\"10.9.0.7\", \"fd09::7\"]\n");
+    assert_eq!(kernel.peers[1].addresses.len(), 2);
+    refused("address = [\"10.9.0.1\"]\n", 15, "peer[1].address[0]", "10.9.0.1 is our own address");
+    refused("address = [\"10.9.0.0/24\"]\n", 15, "peer[1].address[0]", "is not an address");
+    let both = "address = [\"10.9.0.7\",\n\"10.9.0.7\"]\n";
+    refused(both, 16, "peer[1].address[1]", "10.9.0.7 belongs to \"b\" already");
     expect("allowed_ips = [\"10.9.0.2\"]\n", 9, "peer[0].allowed_ips", "there is no [tun]");
     let both = parse(&format!("{BASE}allowed_ips = [\"x\"]\n")).unwrap_err().to_string();
     assert!(both.contains("there is no [tun]") && both.contains("is not a prefix"), "{both}");

@@ -256,6 +256,15 @@ fn full() -> Status {
             dropped: counts(&[("no_route", 2)]),
             answers: counts(&[("unreachable", 1)]),
         }),
+        routes: vec![RouteStatus {
+            prefix: "10.1.0.0/16".to_owned(),
+            peers: vec![RoutePeerStatus {
+                name: "exit".into(),
+                state: "carries".into(),
+                priority: 1,
+                weight: 1,
+            }],
+        }],
         sockets: vec![SocketStatus {
             role: "quic_dial".into(),
             open: 2,
