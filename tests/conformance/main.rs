@@ -139,7 +139,9 @@ fn run(case: &Value) -> Result<(), String> {
 /// Compares the outcomes of a case's steps, one after the other.
 fn steps(case: &Value, mut step: impl FnMut(Vec<u8>) -> Outcome) -> Result<(), String> {
     for (index, expected) in case["steps"].as_array().unwrap().iter().enumerate() {
-        step(Input(expected).bytes("bytes")).compare(expected).map_err(|why| format!("step {index}: {why}"))?;
+        step(Input(expected).bytes("bytes"))
+            .compare(expected)
+            .map_err(|why| format!("step {index}: {why}"))?;
     }
     Ok(())
 }
@@ -223,10 +225,8 @@ fn payload(input: Input<'_>) -> Outcome {
         return Outcome::of("unknown");
     }
     let header = context.encode();
-    let at = match context {
-        Context::Piece { payload_at, .. } => Some(payload_at),
-        other => other.payload_at(),
-    };
+    let piece_at = if let Context::Piece { payload_at, .. } = context { Some(payload_at) } else { None };
+    let at = piece_at.or(context.payload_at());
     let body = at.map(|at| hex(&bytes[at..])).unwrap_or_default();
     let code = varint::Reader::new(header.as_slice()).varint().unwrap();
     Outcome::accept([("context", code.to_string()), ("header", hex(header.as_slice())), ("body", body)])
@@ -302,9 +302,7 @@ fn pieces() -> impl FnMut(Vec<u8>) -> Outcome {
         let malformed = |account: &Account| account.dropped[DropReason::Malformed as usize];
         let before = malformed(&account);
         match reassembler.take(&piece, &bytes[payload_at..], LIMIT_BYTES, now, &mut account) {
-            Some(whole) => {
-                Outcome { verdict: "complete", output: Fields::from([("datagram", hex(&whole))]) }
-            }
+            Some(whole) => Outcome { verdict: "complete", output: Fields::from([("datagram", hex(&whole))]) },
             None if malformed(&account) > before => Outcome::of("malformed"),
             None => Outcome::of("none"),
         }
