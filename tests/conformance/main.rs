@@ -226,7 +226,7 @@ fn payload(input: Input<'_>) -> Outcome {
     }
     let header = context.encode();
     let piece_at = if let Context::Piece { payload_at, .. } = context { Some(payload_at) } else { None };
-    let at = piece_at.or(context.payload_at());
+    let at = piece_at.or_else(|| context.payload_at());
     let body = at.map(|at| hex(&bytes[at..])).unwrap_or_default();
     let code = varint::Reader::new(header.as_slice()).varint().unwrap();
     Outcome::accept([("context", code.to_string()), ("header", hex(header.as_slice())), ("body", body)])
