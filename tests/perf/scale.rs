@@ -11,6 +11,9 @@
 //!
 //! The hub and the entry are the real program; all sockets are real. Every flow has to get its answer in every round. The
 //! program fails if the hub's memory after the last round is above that after the first one by more than a twentieth.
+//!
+//! With `--restarts N` it measures only how soon all peers, which share one address, are connected again after a restart
+//! of the hub.
 
 use std::{
     fs,
@@ -50,6 +53,9 @@ struct Options {
     /// For how long the CPU time of what is idle is measured, in seconds.
     #[arg(long, default_value_t = 20)]
     idle: u64,
+    /// Restart the hub this many times with all peers connected, and measure their return instead of all else.
+    #[arg(long, default_value_t = 0)]
+    restarts: u32,
     /// For the process of the crowd: the hub's address and key.
     #[arg(long, hide = true, num_args = 2)]
     crowd: Vec<String>,
@@ -109,6 +115,9 @@ fn measure(options: &Options) {
     crowd.be(peers);
     wait_for_peers(&hub, peers + 1);
     row(&format!("{peers} peers connected"), &mut hub);
+    if options.restarts > 0 {
+        return measure_returns(&mut hub, peers, options.restarts);
+    }
     let connected = Usage::of(hub.process().pid());
     let peers_cpu = idle_cpu(&mut hub, idle);
     let mut clients = Clients::default();
@@ -154,6 +163,41 @@ fn measure(options: &Options) {
         last.peak as f64 / f64::from(1 << 20),
     ));
     assert!(flat <= 1.05, "memory grew from round to round: {flat:.3} x");
+}
+
+/// Restarts the hub, as systemd does, and prints when half, 99 % and all of its peers were connected again.
+///
+/// Time runs from the moment at which the new process starts; its port opens before it is ready.
+fn measure_returns(hub: &mut Agent, peers: usize, restarts: u32) {
+    say(
+        "\nafter a restart of the hub (SIGTERM, then a start), seconds from its start until peers are connected again",
+    );
+    say(&format!("{:>8} {:>8} {:>8} {:>8} {:>8}", "restart", "ready", "half", "99 %", "all"));
+    let everybody = peers + 1;
+    for restart in 1..=restarts {
+        hub.terminate();
+        let begin = clock::now();
+        hub.start();
+        let ready = begin.elapsed();
+        let mut reached = Vec::new();
+        for goal in [everybody / 2, everybody * 99 / 100, everybody] {
+            clock::until(&format!("{goal} connected peers"), PATIENCE, || {
+                let connected = connected_peers(hub);
+                if connected >= goal { Ok(()) } else { Err(format!("{connected} of {everybody}")) }
+            });
+            reached.push(begin.elapsed());
+        }
+        let seconds = |time: &Duration| format!("{:>8.2}", time.as_secs_f64());
+        let columns: Vec<String> = [ready].iter().chain(&reached).map(seconds).collect();
+        say(&format!("{restart:>8} {}", columns.join(" ")));
+    }
+}
+
+/// Peers whose session has a lane.
+fn connected_peers(agent: &Agent) -> usize {
+    let status = status(agent);
+    let with_lanes = |peer: &&Value| peer["lanes_up"].as_u64().unwrap_or(0) > 0;
+    status["peers"].as_array().map_or(0, |peers| peers.iter().filter(with_lanes).count())
 }
 
 #[expect(clippy::print_stdout, reason = "the table is what this program is for")]
@@ -242,9 +286,7 @@ fn wait_for_flows(agent: &Agent, flows: u64) {
 
 fn wait_for_peers(agent: &Agent, peers: usize) {
     clock::until(&format!("{peers} connected peers"), PATIENCE, || {
-        let status = status(agent);
-        let with_lanes = |peer: &&Value| peer["lanes_up"].as_u64().unwrap_or(0) > 0;
-        let connected = status["peers"].as_array().map_or(0, |peers| peers.iter().filter(with_lanes).count());
+        let connected = connected_peers(agent);
         thread::sleep(Duration::from_millis(500));
         if connected == peers { Ok(()) } else { Err(format!("{connected} of {peers}")) }
     });
