@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, time::Duration};
 
 use culvert_tests::clock;
 use data_encoding::HEXLOWER;
@@ -17,7 +17,7 @@ use gate::{
     identity::{Identity, PublicKey},
     initial::{HelloError, client_hello_hash},
     knock::{self, KnockError, ServerKey},
-    tls::{ClientKeys, Refusal, TlsIdentity, server_crypto},
+    tls::{TlsIdentity, initial_crypto},
 };
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OpenError, Suite, TAG_LEN, varint};
 use serde_json::Value;
@@ -225,10 +225,8 @@ fn payload(input: Input<'_>) -> Outcome {
         return Outcome::of("unknown");
     }
     let header = context.encode();
-    let at = match context {
-        Context::Piece { payload_at, .. } => Some(payload_at),
-        other => other.payload_at(),
-    };
+    let piece_at = if let Context::Piece { payload_at, .. } = context { Some(payload_at) } else { None };
+    let at = piece_at.or_else(|| context.payload_at());
     let body = at.map(|at| hex(&bytes[at..])).unwrap_or_default();
     let code = varint::Reader::new(header.as_slice()).varint().unwrap();
     Outcome::accept([("context", code.to_string()), ("header", hex(header.as_slice())), ("body", body)])
@@ -350,23 +348,11 @@ fn knock_open(input: Input<'_>) -> Outcome {
     Outcome::accept([("dialler_key", hex(&key.0)), ("seconds", opened.unix_seconds.to_string())])
 }
 
-/// Admits every key.
-#[derive(Debug)]
-struct Anyone;
-
-impl ClientKeys for Anyone {
-    fn is_allowed(&self, _key: &[u8; 32]) -> bool {
-        true
-    }
-
-    fn refused(&self, _refusal: &Refusal) {}
-}
-
 fn initial(input: Input<'_>) -> Outcome {
     let datagram = input.bytes("datagram");
     let Class::Initial(initial) = classify(&datagram) else { return Outcome::of("not an Initial") };
     let own = TlsIdentity::from_pkcs8(&identity([2; 32]).pkcs8_der()).unwrap();
-    let crypto = server_crypto(&own, Arc::new(Anyone)).unwrap();
+    let crypto = initial_crypto(&own).unwrap();
     match client_hello_hash(&*crypto, &datagram, &initial) {
         Ok(hash) => Outcome::accept([
             ("dcid", hex(initial.dcid)),

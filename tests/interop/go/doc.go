@@ -17,12 +17,11 @@
 // retransmission and without congestion control. With Config.Lanes below 0, or a peer that has none, they travel in
 // DATAGRAM frames of the connection itself.
 //
-// Whoever does not hold the listener's public key gets no answer from a [Listener]; whoever is not in
-// [Config.Authorize] neither.
+// A [Listener] answers nobody who does not hold its public key, and nobody whom [Config.Authorize] does not admit.
 //
 // # Limits
 //
 // The package carries UDP flows and TCP forwards, no IP packets; it knows no stream connections, so all forwards to a
-// peer share one QUIC connection. It does not decide between two connections that both ends dialled at the same time.
-// It needs Linux.
+// peer share one QUIC connection. What a peer wants to receive at most holds for its datagrams, not for forwards. The
+// package does not decide between two connections that both ends dialled at the same time. It needs Linux.
 package culvert

@@ -327,7 +327,7 @@ func (f *Flow) serve(upstream Upstream, c carrier) {
 	}
 }
 
-// LocalAddr is the number of the flow.
+// LocalAddr is our key.
 func (f *Flow) LocalAddr() net.Addr { return addr{f.peer.agent.public.String()} }
 
 // RemoteAddr is the peer's service.

@@ -302,12 +302,25 @@ func (s *session) countUp() (count int) {
 	return count
 }
 
-// LaneStats are the counters of a lane.
+// LaneStats are the counters of a lane, from its present opening on.
 type LaneStats struct {
 	Index uint32
 	Epoch uint64
 	Up    bool
-	lane.Stats
+
+	SentPackets, ReceivedPackets uint64
+	SentBytes, ReceivedBytes     uint64
+	// Of the packets sent that are to be acknowledged.
+	Acked, Lost uint64
+	// Received and dropped: packets that did not authenticate, and repeated ones.
+	RefusedKey, RefusedOld uint64
+	// KeyUpdates are ours, those that we followed included.
+	KeyUpdates, PeerKeyUpdates uint64
+	// Moves counts changes of the other end's address.
+	Moves uint64
+	RTT   time.Duration
+	// PacketSize is the largest packet that the path carries, as far as it is known.
+	PacketSize int
 }
 
 func (s *session) laneStats() []LaneStats {
@@ -317,7 +330,13 @@ func (s *session) laneStats() []LaneStats {
 	for _, slot := range s.lanes {
 		if slot != nil && slot.current != nil {
 			l := slot.current
-			stats = append(stats, LaneStats{l.Index, l.Epoch, l.IsUp(), l.Stats()})
+			c := l.Stats()
+			stats = append(stats, LaneStats{
+				Index: l.Index, Epoch: l.Epoch, Up: l.IsUp(),
+				SentPackets: c.SentPackets, ReceivedPackets: c.ReceivedPackets, SentBytes: c.SentBytes, ReceivedBytes: c.ReceivedBytes,
+				Acked: c.Acked, Lost: c.Lost, RefusedKey: c.RefusedKey, RefusedOld: c.RefusedOld,
+				KeyUpdates: c.KeyUpdates, PeerKeyUpdates: c.PeerKeyUpdates, Moves: c.Moves, RTT: c.RTT, PacketSize: c.PacketSize,
+			})
 		}
 	}
 	return stats

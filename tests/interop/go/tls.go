@@ -9,13 +9,14 @@ import (
 	"fmt"
 	"math/big"
 	"time"
+
+	"culvert.example/culvert/internal/wire"
 )
 
 const (
 	alpn = "culvert/1"
 
-	possessionLabel   = "EXPORTER-culvert-possession"
-	possessionMessage = "culvert possession 1"
+	possessionLabel = "EXPORTER-culvert-possession"
 )
 
 // tlsConfig pins the other end's key with allowed.
@@ -64,11 +65,5 @@ func peerKey(state tls.ConnectionState) (PublicKey, error) {
 // possession returns what a dialler signs in its hello.
 func possession(state tls.ConnectionState) ([]byte, error) {
 	exported, err := state.ExportKeyingMaterial(possessionLabel, nil, 32)
-	return PossessionMessage(exported), err
-}
-
-// PossessionMessage is what a dialler signs to prove that it holds its key: exported are the 32 bytes of its
-// connection's TLS exporter.
-func PossessionMessage(exported []byte) []byte {
-	return append([]byte(possessionMessage), exported...)
+	return wire.PossessionMessage(exported), err
 }

@@ -346,7 +346,7 @@ func publicKey(c *conformance.Case) result {
 }
 
 func possession(c *conformance.Case) result {
-	message := culvert.PossessionMessage(c.Bytes("exported"))
+	message := wire.PossessionMessage(c.Bytes("exported"))
 	return accept(map[string]string{"signature": hex.EncodeToString(ed25519.Sign(ed25519.NewKeyFromSeed(c.Bytes("seed")), message))})
 }
 

@@ -9,6 +9,7 @@ import (
 	"errors"
 	"slices"
 
+	"culvert.example/culvert/internal/label"
 	"culvert.example/culvert/internal/wire"
 )
 
@@ -82,30 +83,18 @@ var initialSalt = []byte{
 
 // ClientKeys derives the keys from the first destination connection ID of the client.
 func ClientKeys(dcid []byte) *Keys {
-	secret := must(hkdf.Extract(sha256.New, dcid, initialSalt))
+	secret := label.Must(hkdf.Extract(sha256.New, dcid, initialSalt))
 	secret = expand(secret, "client in", 32)
-	aead := must(cipher.NewGCM(must(aes.NewCipher(expand(secret, "quic key", 16)))))
+	aead := label.Must(cipher.NewGCM(label.Must(aes.NewCipher(expand(secret, "quic key", 16)))))
 	return &Keys{
 		aead:   aead,
 		iv:     expand(secret, "quic iv", 12),
-		header: must(aes.NewCipher(expand(secret, "quic hp", 16))),
+		header: label.Must(aes.NewCipher(expand(secret, "quic hp", 16))),
 	}
 }
 
-// must is for calls that only fail for keys of a wrong length.
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
-// expand is HKDF-Expand-Label of TLS 1.3 with an empty context.
-func expand(secret []byte, label string, length int) []byte {
-	info := binary.BigEndian.AppendUint16(nil, uint16(length))
-	info = append(info, byte(len("tls13 ")+len(label)))
-	info = append(append(info, "tls13 "+label...), 0)
-	return must(hkdf.Expand(sha256.New, secret, string(info), length))
+func expand(secret []byte, name string, length int) []byte {
+	return label.Expand(sha256.New, secret, name, length)
 }
 
 func (k *Keys) nonce(number uint64) []byte {

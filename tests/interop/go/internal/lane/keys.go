@@ -1,15 +1,8 @@
-// Package lane has the lanes of a session: QUIC short-header packets with keys, numbers and acknowledgements of their
-// own, which carry payloads in DATAGRAM frames.
-//
-// [Lane] is the whole: it sends through a socket and has timers. The files below it are usable, and tested, alone:
-// keys.go protects packets, frames.go reads their content, window.go refuses repeated numbers, acks.go remembers what
-// to acknowledge, sent.go what was acknowledged and lost, path.go the addresses.
 package lane
 
 import (
 	"crypto/aes"
 	"crypto/cipher"
-	"crypto/hkdf"
 	"crypto/sha256"
 	"crypto/sha512"
 	"crypto/tls"
@@ -20,6 +13,8 @@ import (
 
 	"golang.org/x/crypto/chacha20"
 	"golang.org/x/crypto/chacha20poly1305"
+
+	"culvert.example/culvert/internal/label"
 )
 
 const (
@@ -86,19 +81,8 @@ func ExporterContext(index uint16, byListener bool, epoch uint64) []byte {
 	return binary.BigEndian.AppendUint64(b, epoch)
 }
 
-func (s Suite) expand(secret []byte, label string, length int) []byte {
-	info := binary.BigEndian.AppendUint16(nil, uint16(length))
-	info = append(info, byte(len("tls13 ")+len(label)))
-	info = append(append(info, "tls13 "+label...), 0)
-	return must(hkdf.Expand(s.hash, secret, string(info), length))
-}
-
-// must is for calls that only fail for keys of a wrong length.
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
+func (s Suite) expand(secret []byte, name string, length int) []byte {
+	return label.Expand(s.hash, secret, name, length)
 }
 
 // packetKey is the AEAD of one key phase of one direction.
@@ -113,9 +97,9 @@ func (s Suite) packetKey(secret []byte) *packetKey {
 	key := s.expand(secret, "quic key", s.keyLen)
 	k := &packetKey{secret: secret, iv: [12]byte(s.expand(secret, "quic iv", 12))}
 	if s.chacha {
-		k.aead = must(chacha20poly1305.New(key))
+		k.aead = label.Must(chacha20poly1305.New(key))
 	} else {
-		k.aead = must(cipher.NewGCM(must(aes.NewCipher(key))))
+		k.aead = label.Must(cipher.NewGCM(label.Must(aes.NewCipher(key))))
 	}
 	return k
 }
@@ -144,7 +128,7 @@ func (s Suite) headerKey(secret []byte) *headerKey {
 	if s.chacha {
 		return &headerKey{key: key}
 	}
-	return &headerKey{block: must(aes.NewCipher(key))}
+	return &headerKey{block: label.Must(aes.NewCipher(key))}
 }
 
 // maskOf returns the mask for a sample of 16 bytes, valid until the next call.
@@ -153,7 +137,7 @@ func (h *headerKey) maskOf(sample []byte) []byte {
 		h.block.Encrypt(h.mask[:], sample)
 		return h.mask[:5]
 	}
-	stream := must(chacha20.NewUnauthenticatedCipher(h.key, sample[4:16]))
+	stream := label.Must(chacha20.NewUnauthenticatedCipher(h.key, sample[4:16]))
 	stream.SetCounter(binary.LittleEndian.Uint32(sample))
 	clear(h.mask[:5])
 	stream.XORKeyStream(h.mask[:5], h.mask[:5])

@@ -68,6 +68,12 @@ const (
 	StatusLimitReached    = 6
 )
 
+// PossessionMessage is what a dialler signs to prove that it holds its key: exported are the 32 bytes of its
+// connection's TLS exporter.
+func PossessionMessage(exported []byte) []byte {
+	return append([]byte("culvert possession 1"), exported...)
+}
+
 // ErrUnknownKind says that an Envelope has a kind of a later version: it is ignored.
 var ErrUnknownKind = errors.New("unknown kind of message")
 

@@ -8,6 +8,7 @@ import (
 	"culvert.example/culvert"
 	"culvert.example/culvert/internal/conformance"
 	"culvert.example/culvert/internal/knock"
+	"culvert.example/culvert/internal/label"
 )
 
 const (
@@ -22,7 +23,7 @@ func seeded(value byte) ed25519.PrivateKey {
 
 func token(dialler, listener, ephemeral byte, dcid string, at uint64, hello string) string {
 	random := bytes.NewReader(bytes.Repeat([]byte{ephemeral}, 32))
-	return h(must(knock.Seal(random, seeded(dialler), knock.Public(seeded(listener)), conformance.Bytes(dcid), at, knock.HelloHash(conformance.Bytes(hello)))))
+	return h(label.Must(knock.Seal(random, seeded(dialler), knock.Public(seeded(listener)), conformance.Bytes(dcid), at, knock.HelloHash(conformance.Bytes(hello)))))
 }
 
 func knocks() cases {
@@ -90,7 +91,7 @@ func knocks() cases {
 	for _, at := range []int{0, 32, 80} {
 		open(fmt.Sprintf("byte %d damaged, under a right mac1", at), "sealed", fields{"token": remade(good, at)})
 	}
-	open("a payload of version 2", "sealed", fields{"token": h(must(knock.SealPayloadForTest(bytes.NewReader(bytes.Repeat([]byte{3}, 32)), seeded(1), knock.Public(seeded(2)), conformance.Bytes(dcid), seconds, conformance.Bytes("0200000000000000"+n(0, 16)))))})
+	open("a payload of version 2", "sealed", fields{"token": h(label.Must(knock.SealPayloadForTest(bytes.NewReader(bytes.Repeat([]byte{3}, 32)), seeded(1), knock.Public(seeded(2)), conformance.Bytes(dcid), seconds, conformance.Bytes("0200000000000000"+n(0, 16)))))})
 	// The sign of a dialler's key is a flag: find a key of each.
 	for _, sign := range []byte{0, 0x80} {
 		for value := byte(20); ; value++ {

@@ -6,6 +6,7 @@ import (
 	"fmt"
 
 	"culvert.example/culvert/internal/conformance"
+	"culvert.example/culvert/internal/label"
 	"culvert.example/culvert/internal/lane"
 )
 
@@ -152,8 +153,8 @@ func sequences(suite uint16, name string) cases {
 	add("numbers far apart", opens(0, packet(0)), opens(1<<20, packet(1<<20)), opens(1<<20+1<<30, packet(1<<20+1<<30)), fails(refused, packet(1<<20)))
 	add("each part damaged", fails(refused, flipped(packet(0), 0)), fails(refused, flipped(packet(0), 1)), fails(refused, flipped(packet(0), 9)),
 		fails(refused, flipped(packet(0), 13)), fails(refused, flipped(packet(0), 29)), opens(0, packet(0)))
-	add("another connection ID", fails(refused, sealed(lane.NewSealer(must(lane.NewSuite(suite)), secret(suite), [8]byte{9}), 0, "30 61")))
-	add("another secret", fails(refused, sealed(lane.NewSealer(must(lane.NewSuite(suite)), bytes.Repeat([]byte{7}, 32), [8]byte(conformance.Bytes(laneID))), 0, "30 61")))
+	add("another connection ID", fails(refused, sealed(lane.NewSealer(label.Must(lane.NewSuite(suite)), secret(suite), [8]byte{9}), 0, "30 61")))
+	add("another secret", fails(refused, sealed(lane.NewSealer(label.Must(lane.NewSuite(suite)), bytes.Repeat([]byte{7}, 32), [8]byte(conformance.Bytes(laneID))), 0, "30 61")))
 	short := packet(0)
 	add("too short", fails(refused, short[:56]), fails(refused, short[:2]), fails(refused, ""), opens(0, short))
 	add("the shortest packet", opens(0, sealed(s, 0, "01")))
@@ -180,13 +181,6 @@ func sequences(suite uint16, name string) cases {
 	return out
 }
 
-func must[T any](v T, err error) T {
-	if err != nil {
-		panic(err)
-	}
-	return v
-}
-
 // flipped is a packet with one bit changed: the lowest of byte at, or the form bit (-1), or the key phase (-2), which
 // header protection only covers.
 func flipped(packet string, at int) string {
@@ -204,5 +198,5 @@ func flipped(packet string, at int) string {
 
 // numbered is a packet whose number has so many bytes, with more bits in its first byte.
 func numbered(suite uint16, number uint64, length int, bits byte) string {
-	return h(lane.SealForTest(must(lane.NewSuite(suite)), secret(suite), [8]byte(conformance.Bytes(laneID)), number, length, bits, conformance.Bytes("30616161")))
+	return h(lane.SealForTest(label.Must(lane.NewSuite(suite)), secret(suite), [8]byte(conformance.Bytes(laneID)), number, length, bits, conformance.Bytes("30616161")))
 }
