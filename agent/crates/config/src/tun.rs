@@ -137,7 +137,8 @@ impl Checks {
     pub(super) fn kernel_routing(&mut self, tun: &Tun, table: &Table<'_>) {
         match tun.routing {
             Routing::Kernel if tun.routes && table.has("routes") => {
-                let problem = "has no effect: with routing = \"kernel\" the agent follows routes and sets none";
+                let problem =
+                    "has no effect: with routing = \"kernel\" the agent follows routes and sets none";
                 self.report.note(&table.place("routes"), problem, "leave it out, or set it to false");
             }
             Routing::AllowedIps if tun.source_check != SourceCheck::AllowedIps => {

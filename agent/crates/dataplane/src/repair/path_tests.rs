@@ -320,6 +320,7 @@ impl Run {
             burst,
             rtt: self.scene.rtt,
             queue_delay: Duration::ZERO,
+            congested: false,
             packets: 1 << 20,
             payloads: 0,
         };
