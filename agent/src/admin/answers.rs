@@ -278,7 +278,7 @@ fn scope(mut query: Query) -> Result<Scope, QueryError> {
     if lane.is_some() && peer.is_none() {
         return Err(QueryError::Unknown("lane".to_owned()));
     }
-    Ok(Scope { peer, lane })
+    Ok(Scope { peer, lane, routes: None })
 }
 
 /// Whose history is asked for, and from which sample on.
