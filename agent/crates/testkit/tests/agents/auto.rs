@@ -177,7 +177,7 @@ impl Bed {
                 self.pair.echo.send(*flow, &payload(0, ms, GREEDY_BYTES));
             }
         }
-        if ms % SPARSE_EVERY == 0 {
+        if ms.is_multiple_of(SPARSE_EVERY) {
             self.sparse.send(INGRESS, &payload(1, ms, SPARSE_BYTES));
             if let Some(flow) = self.sparse_flow {
                 self.pair.echo.send(flow, &payload(1, ms, SPARSE_BYTES));
@@ -194,7 +194,7 @@ impl Bed {
         for client in &mut self.clients {
             client.receive();
         }
-        if self.ms % 100 == 0 {
+        if self.ms.is_multiple_of(100) {
             for (end, path) in self.paths.iter().enumerate() {
                 let agent = [self.pair.entry, self.pair.exit][end];
                 let rate = self.pair.world.peer(agent).rate;
