@@ -14,6 +14,8 @@
 //! | the agent dials, the client listens | `listener.rs` |
 //! | what breaks the protocol, and what only seems to | `violations.rs` |
 //! | a client in Python on aioquic | `aioquic.rs`, `aioquic_client.py` |
+//!
+//! The implementation in Go, with lanes, is a module of its own in `go/`: `go/check` runs its tests.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 

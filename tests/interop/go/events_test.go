@@ -443,3 +443,53 @@ func flood(t *testing.T, to net.Conn, listener culvert.PublicKey) {
 		}
 	}
 }
+
+func TestALossyPathCostsWhatItLoses(t *testing.T) {
+	t.Parallel()
+	e, key := newEcho(t), newKey(t)
+	a := newAgent(t, e, culvert.PublicOf(key))
+	h := newHop(t, a.underlay)
+	p := dial(t, culvert.Link{Address: h.address(), Key: a.key}, culvert.Config{Key: key, Lanes: 1, Logger: logger()})
+	flow := openFlow(t, p, "echo")
+	exchange(t, flow, []byte("first"))
+	before := epochs(p)
+	h.loseOneOf(20)
+	const count = 1000
+	received := make(chan int)
+	go func() {
+		buffer, n := make([]byte, 2048), 0
+		_ = flow.SetReadDeadline(time.Now().Add(patience))
+		for {
+			if _, err := flow.Read(buffer); err != nil {
+				received <- n
+				return
+			}
+			if n++; n == count {
+				_ = flow.SetReadDeadline(time.Now())
+			}
+		}
+	}()
+	for range count {
+		if _, err := flow.Write(random(1000)); err != nil {
+			t.Fatal(err)
+		}
+		time.Sleep(200 * time.Microsecond)
+	}
+	time.Sleep(time.Second)
+	_ = flow.SetReadDeadline(time.Now())
+	// One of twenty is lost on each of the two ways.
+	if got := <-received; got < count*8/10 || got > count*97/100 {
+		t.Fatalf("%d of %d datagrams came back", got, count)
+	}
+	lost := uint64(0)
+	for _, l := range p.Stats().Lanes {
+		lost += l.Lost
+	}
+	if lost < count/40 || lost > count/10 {
+		t.Fatalf("%d packets are known to be lost", lost)
+	}
+	if after := epochs(p); after != before {
+		t.Fatalf("the lane was opened again: epochs %d, then %d", before, after)
+	}
+	stream(t, p, 200_000)
+}

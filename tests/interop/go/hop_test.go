@@ -16,6 +16,8 @@ type hop struct {
 	backs   map[string]*net.UDPConn
 	first   [][]byte
 	closing bool
+	// lose is how many datagrams one is lost of, each way; 0: none is.
+	lose, counted int
 }
 
 const remembered = 32
@@ -63,10 +65,25 @@ func (h *hop) run() {
 			}
 		}
 		h.mu.Unlock()
-		if back != nil {
+		if back != nil && !h.lost() {
 			_, _ = back.Write(buffer[:n])
 		}
 	}
+}
+
+// lost says whether the next datagram is to be lost.
+func (h *hop) lost() bool {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.counted++
+	return h.lose > 0 && h.counted%h.lose == 0
+}
+
+// loseOneOf loses one of so many datagrams from now on.
+func (h *hop) loseOneOf(count int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.lose = count
 }
 
 func (h *hop) answers(back *net.UDPConn, client *net.UDPAddr) {
@@ -76,7 +93,9 @@ func (h *hop) answers(back *net.UDPConn, client *net.UDPAddr) {
 		if err != nil {
 			return
 		}
-		_, _ = h.front.WriteToUDP(buffer[:n], client)
+		if !h.lost() {
+			_, _ = h.front.WriteToUDP(buffer[:n], client)
+		}
 	}
 }
 

@@ -134,18 +134,15 @@ func (k *Keys) Open(p Initial) (Opened, error) {
 	return o, nil
 }
 
-// Reseal makes the packet anew with token, in room bytes if leaving out PADDING at its end allows that, in more if not.
+// Reseal makes the packet anew with token, in room bytes if leaving out PADDING allows that, in more if not.
 func (k *Keys) Reseal(p Initial, o Opened, token []byte, room int) []byte {
 	header := append([]byte{o.first}, p.packet[1:5]...)
 	header = append(append(header, byte(len(p.DCID))), p.DCID...)
 	header = append(append(header, byte(len(p.SCID))), p.SCID...)
 	header = append(wire.AppendVarint(header, uint64(len(token))), token...)
-	frames := o.Frames
 	// The length takes two bytes.
 	overhead := len(header) + 2 + o.numberLen + k.aead.Overhead()
-	for len(frames) > 4 && overhead+len(frames) > room && frames[len(frames)-1] == 0 {
-		frames = frames[:len(frames)-1]
-	}
+	frames := withoutPadding(o.Frames, overhead+len(o.Frames)-room)
 	length := o.numberLen + len(frames) + k.aead.Overhead()
 	header = binary.BigEndian.AppendUint16(header, uint16(length)|0x4000)
 	numberAt := len(header)
@@ -190,35 +187,67 @@ type Crypto struct {
 // CryptoFrames returns the CRYPTO frames of an Initial packet's frames.
 func CryptoFrames(frames []byte) ([]Crypto, error) {
 	var out []Crypto
+	err := eachFrame(frames, func(_ byte, _ []byte, crypto *Crypto) {
+		if crypto != nil {
+			out = append(out, *crypto)
+		}
+	})
+	return out, err
+}
+
+// withoutPadding leaves so many bytes of PADDING out, wherever they are, or all that there are; four bytes at least stay.
+func withoutPadding(frames []byte, surplus int) []byte {
+	const least = 4
+	out := make([]byte, 0, len(frames))
+	err := eachFrame(frames, func(kind byte, whole []byte, _ *Crypto) {
+		if kind == 0 && surplus > 0 && len(frames)-surplus >= least {
+			surplus--
+			return
+		}
+		out = append(out, whole...)
+	})
+	if err != nil || len(out) < least {
+		return frames
+	}
+	return out
+}
+
+// eachFrame calls do for each frame that a client's Initial packets may have, with all of its bytes; crypto is nil unless
+// it is a CRYPTO frame.
+func eachFrame(frames []byte, do func(kind byte, whole []byte, crypto *Crypto)) error {
 	varint := func() (v uint64, ok bool) {
 		v, n := wire.Varint(frames)
 		frames = frames[n:]
 		return v, n > 0
 	}
 	for len(frames) > 0 {
+		start := frames
 		kind := frames[0]
 		frames = frames[1:]
+		var crypto *Crypto
 		switch kind {
 		case 0, 1: // PADDING, PING
 		case 2, 3: // ACK
 			if !skipACK(varint, kind == 3) {
-				return nil, ErrMalformed
+				return ErrMalformed
 			}
 		case 6:
 			offset, ok1 := varint()
 			length, ok2 := varint()
 			if !ok1 || !ok2 || length > uint64(len(frames)) {
-				return nil, ErrMalformed
+				return ErrMalformed
 			}
-			out = append(out, Crypto{offset, frames[:length]})
+			crypto = &Crypto{offset, frames[:length]}
 			frames = frames[length:]
-		case 0x1c: // CONNECTION_CLOSE
-			return out, nil
+		case 0x1c: // CONNECTION_CLOSE, and whatever follows
+			do(kind, start, nil)
+			return nil
 		default:
-			return nil, ErrMalformed
+			return ErrMalformed
 		}
+		do(kind, start[:len(start)-len(frames)], crypto)
 	}
-	return out, nil
+	return nil
 }
 
 func skipACK(varint func() (uint64, bool), ecn bool) bool {

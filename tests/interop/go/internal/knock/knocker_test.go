@@ -92,14 +92,27 @@ func TestAKnockerHoldsPacketsUntilTheClientHelloIsWhole(t *testing.T) {
 }
 
 func TestPaddingGivesWayToTheKnock(t *testing.T) {
+	// A ClientHello may end with zeros, which are no PADDING; quic-go puts that first.
 	hello := helloOf(200)
-	datagram := InitialForTest(exampleDCID, nil, nil, 0, 2, padded(cryptoFrame(hello, 0, 204)))
-	out := newKnocker().Outgoing(datagram)
-	if len(out) != 1 || len(out[0]) != len(datagram) {
-		t.Fatalf("%d bytes became %d", len(datagram), len(out[0]))
+	copy(hello[190:], make([]byte, 14))
+	frame := cryptoFrame(hello, 0, 204)
+	var out [][]byte
+	for _, frames := range [][]byte{padded(frame), append(make([]byte, 1000), frame...), append(append(make([]byte, 60), frame...), make([]byte, 900)...)} {
+		datagram := InitialForTest(exampleDCID, nil, nil, 0, 2, frames)
+		out = newKnocker().Outgoing(datagram)
+		if len(out) != 1 || len(out[0]) != len(datagram) {
+			t.Fatalf("%d bytes became %d", len(datagram), len(out[0]))
+		}
+		p, err := ParseInitial(out[0])
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got, err := p.ClientHello(); err != nil || !bytes.Equal(got, hello) {
+			t.Fatalf("another ClientHello: %v", err)
+		}
 	}
 	full := helloOf(1196)
-	datagram = InitialForTest(exampleDCID, nil, nil, 0, 2, cryptoFrame(full, 0, 1200))
+	datagram := InitialForTest(exampleDCID, nil, nil, 0, 2, cryptoFrame(full, 0, 1200))
 	if out = newKnocker().Outgoing(datagram); len(out) != 1 || len(out[0]) != len(datagram)+Len+1 {
 		t.Fatal("without padding the datagram grows")
 	}
