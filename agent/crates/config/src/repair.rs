@@ -114,14 +114,18 @@ fn dscp_text(set: DscpSet) -> Option<Shown> {
 /// How something is repaired: one of the modes, or a table.
 pub(super) fn repair() -> Kind<Terms> {
     let read = |given: Given<'_>| read_table(given, false).map(|repair| repair.terms);
-    let words = format!("{}, table", one_of::<Mode>().words);
-    Kind::new(words, read, |terms: &Terms, _| shown(&PacketRepair { terms: *terms, ..PacketRepair::OFF }))
+    Kind::new(one_of::<Mode>().words, read, |terms: &Terms, _| {
+        shown(&PacketRepair { terms: *terms, ..PacketRepair::OFF })
+    })
 }
 
 /// How IP packets are repaired: the same, and which of them.
 pub(super) fn packet_repair() -> Kind<PacketRepair> {
-    let words = format!("{}, table", one_of::<Mode>().words);
-    Kind::new(words, |given: Given<'_>| read_table(given, true), |repair: &PacketRepair, _| shown(repair))
+    Kind::new(
+        one_of::<Mode>().words,
+        |given: Given<'_>| read_table(given, true),
+        |repair: &PacketRepair, _| shown(repair),
+    )
 }
 
 fn read_table(given: Given<'_>, packets: bool) -> Result<PacketRepair, Bad> {

@@ -81,6 +81,7 @@ fn defaults_stand_for_what_is_left_out() {
         rate_max: None,
         rate_receive: None,
         rate_overhead: 0,
+        repair: PacketRepair::OFF,
         aqm: Aqm { target: Duration::from_millis(5), interval: Duration::from_millis(100) },
     };
     assert_eq!(config.peers, [peer]);
@@ -90,6 +91,7 @@ fn defaults_stand_for_what_is_left_out() {
         idle: Duration::from_secs(60),
         burst: 128,
         oversize: Oversize::Drop,
+        repair: wire::repair::Terms::OFF,
         protocol: Protocol::Both,
         udp: true,
         tcp: true,
@@ -559,4 +561,43 @@ fn an_admin_server_admits_its_own_host_and_the_prefixes_that_it_names() {
         assert!(!some.admits(source.parse().unwrap()), "{source}");
         assert!(allow(&[]).admits(source.parse().unwrap()), "{source}");
     }
+}
+
+#[test]
+fn repair_is_a_word_or_a_table() {
+    use wire::repair::{Mode, Order, Terms};
+    let service = |repair: &str| {
+        let text =
+            format!("{BASE}[[service]]\nname = \"voice\"\nupstream = \"127.0.0.1:5004\"\nrepair = {repair}");
+        parse(&text).map(|config| config.services.last().map(|service| service.repair))
+    };
+    let auto = Terms { mode: Mode::Auto, ..Terms::OFF };
+    assert_eq!(service("\"auto\"").unwrap(), Some(auto));
+    assert_eq!(service("\"off\"").unwrap(), Some(Terms::OFF));
+    let all = "{ mode = \"fec\", deadline = \"60ms\", max_overhead = 1.2, order = \"hold\" }";
+    let terms = Terms {
+        mode: Mode::Fec,
+        deadline: Duration::from_millis(60),
+        max_overhead_ppm: 1_200_000,
+        order: Order::Hold,
+    };
+    assert_eq!(service(all).unwrap(), Some(terms));
+    assert_eq!(service("{}").unwrap(), Some(auto));
+    for (wrong, remedy) in [
+        ("\"always\"", "write \"auto\" or \"retransmit\" or \"fec\" or \"off\""),
+        ("{ deadline = \"1ms\" }", "write \"5ms\" to \"2s\""),
+        ("{ deadline = \"3s\" }", "write \"5ms\" to \"2s\""),
+        ("{ max_overhead = 3 }", "write a number above 0 and at most 2"),
+        ("{ max_overhead = 0 }", "write a number above 0 and at most 2"),
+        ("{ order = \"late\" }", "write \"asap\" or \"hold\""),
+        ("{ dscp = \"all\" }", "the keys here are mode, deadline, max_overhead, order"),
+    ] {
+        let problems = service(wrong).unwrap_err().to_string();
+        assert!(problems.contains(remedy), "{wrong}: {problems}");
+    }
+    let peer = |repair: &str| parse(&format!("{BASE}repair = {repair}")).map(|config| config.peers[0].repair);
+    let some = peer("{ order = \"hold\", dscp = [46, 0] }").unwrap();
+    assert_eq!([0, 46, 47].map(|dscp| some.dscp.contains(dscp)), [true, true, false]);
+    assert!(peer("\"auto\"").unwrap().dscp.contains(63));
+    assert!(peer("{ dscp = [64] }").is_err() && peer("{ dscp = [] }").is_err());
 }

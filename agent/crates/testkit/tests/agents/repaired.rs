@@ -538,6 +538,10 @@ fn a_peer_in_standard_mode_is_asked_for_what_is_missing() {
         flood.malicious.data.iter().filter(is_it).count()
     };
     let came = [answers(&flood, b"a"), answers(&flood, b"b"), answers(&flood, b"c")];
+    if came != [1, 0, 1] {
+        let exit = flood.pair.exit;
+        println!("{:#?}", flood.pair.world.peers(exit)[1]);
+    }
     assert_eq!(came, [1, 0, 1], "{:?}", flood.malicious.data);
     for _ in 0..2 {
         flood.malicious.send_plain(&numbered_frame(1, 1, &frames[1]));
