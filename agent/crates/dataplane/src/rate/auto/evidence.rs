@@ -22,6 +22,14 @@ const REPORT_SPAN: f64 = 0.045;
 /// The share of the rate that has to leave for the rate to be what limits us.
 const LOADED: f64 = 0.75;
 
+/// The share of the rate that makes a full link ours to relieve. TCP in the tunnel follows the link and not the rate: where the rate
+/// is too high, by a doubling at most, it uses as little and fills the queue all the same.
+const ENGAGED: f64 = 0.45;
+
+/// Seconds for which traffic that used the rate answers for a queue, although it has slowed down: it does within a round trip of a
+/// link that became slower.
+const RECENT: f64 = 1.0;
+
 /// History, reports, and the loss that the path has without being full.
 #[derive(Debug)]
 pub(super) struct Evidence {
@@ -75,6 +83,14 @@ impl Evidence {
         to - from < 0.004
             || self.sent.bytes(from, to) >= LOADED * rate * (to - from)
             || self.sent.backlogged(from, to) > 0.5
+    }
+
+    /// Whether a link that is full between two times may be full of our traffic.
+    pub(super) fn is_engaged(&self, rate: f64, from: f64, to: f64) -> bool {
+        self.is_loaded(rate, from, to)
+            || self.sent.bytes(from, to) >= ENGAGED * rate * (to - from)
+            || self.is_loaded(rate, to - RECENT, to - RECENT + 0.3)
+            || self.is_loaded(rate, to - RECENT / 2.0, to - RECENT / 2.0 + 0.3)
     }
 
     /// Whether packets that left at `since` or later say that the link is full: by a queue, or by `tolerated` more loss than usual.
