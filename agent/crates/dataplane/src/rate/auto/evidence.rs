@@ -22,8 +22,11 @@ const REPORT_SPAN: f64 = 0.045;
 /// The share of the rate that has to leave for the rate to be what limits us.
 const LOADED: f64 = 0.75;
 
-/// The share of the rate that makes a full link ours to relieve. TCP in the tunnel follows the link and not the rate: where the rate
-/// is too high, by a doubling at most, it uses as little and fills the queue all the same.
+/// Queue delay that our traffic answers for although it does not use the rate, in seconds: more than others or noise add for long. TCP
+/// in the tunnel follows the link, and fills its queue at a rate that is too high as it would without one.
+const STANDING: f64 = 0.05;
+
+/// The share of a rate that is too high, by a doubling at most, which a full link takes.
 const ENGAGED: f64 = 0.45;
 
 /// Seconds for which traffic that used the rate answers for a queue, although it has slowed down: it does within a round trip of a
@@ -85,12 +88,13 @@ impl Evidence {
             || self.sent.backlogged(from, to) > 0.5
     }
 
-    /// Whether a link that is full between two times may be full of our traffic.
-    pub(super) fn is_engaged(&self, rate: f64, from: f64, to: f64) -> bool {
-        self.is_loaded(rate, from, to)
-            || self.sent.bytes(from, to) >= ENGAGED * rate * (to - from)
+    /// Whether packets that left at `since` or later found a standing queue that our traffic has filled, with less than `rate` between
+    /// two times.
+    pub(super) fn stands(&self, rate: f64, since: f64, from: f64, to: f64) -> bool {
+        let is_ours = self.sent.bytes(from, to) >= ENGAGED * rate * (to - from)
             || self.is_loaded(rate, to - RECENT, to - RECENT + 0.3)
-            || self.is_loaded(rate, to - RECENT / 2.0, to - RECENT / 2.0 + 0.3)
+            || self.is_loaded(rate, to - RECENT / 2.0, to - RECENT / 2.0 + 0.3);
+        is_ours && self.queue(since).is_some_and(|queue| queue > STANDING)
     }
 
     /// Whether packets that left at `since` or later say that the link is full: by a queue, or by `tolerated` more loss than usual.

@@ -334,8 +334,9 @@ impl Law {
 
     fn measure(&mut self, now: f64) {
         let seen = self.evidence.seen().unwrap_or(now);
-        let is_engaged = self.evidence.is_engaged(self.rate, self.mark.min(seen - 0.05), seen);
-        if is_engaged && self.evidence.is_full(self.mark - 0.1, EXCESS_LOSS_AT_START) {
+        let (from, since) = (self.mark.min(seen - 0.05), self.mark - 0.1);
+        let is_full = self.is_loaded(from, seen) && self.evidence.is_full(since, EXCESS_LOSS_AT_START);
+        if is_full || self.evidence.stands(self.rate, since, from, seen) {
             let full = self.full_rate();
             self.before = self.capacity.max(full);
             self.peak = self.before;
@@ -377,7 +378,8 @@ impl Law {
         let (from_seen, from_now) = (self.mark.max(seen - 0.3), self.mark.max(now - 0.3));
         let is_loaded = self.is_loaded(from_seen, seen) && self.is_loaded(from_now, now);
         let recent = self.mark.max(seen - 0.5);
-        if self.evidence.is_engaged(self.rate, from_seen, seen) && self.evidence.is_full(recent, EXCESS_LOSS)
+        if is_loaded && self.evidence.is_full(recent, EXCESS_LOSS)
+            || self.evidence.stands(self.rate, recent, from_seen, seen)
         {
             self.fall(recent, is_confirmed, now);
         } else if !is_loaded {
