@@ -17,6 +17,7 @@ use wire::{context, messages::Features, report::Report};
 
 use crate::{
     ENTRY, EXIT, INGRESS, Pair, Udp,
+    cubic::Cubic,
     flood::{GateFlood, Log},
     number_of,
     paths::{FOREIGN, Foreign, PathTrial},
@@ -32,6 +33,9 @@ const SPARSE_BYTES: usize = 200;
 
 /// Milliseconds between two datagrams of the sparse flow.
 const SPARSE_EVERY: u32 = 20;
+
+/// The kind of a CUBIC flow's datagrams.
+const INNER: u8 = 2;
 
 /// Greedy flows in each direction that has a load.
 const GREEDY: u16 = 4;
@@ -185,8 +189,11 @@ impl Bed {
         }
         self.run_until(self.begin + (ms + 1) * MS);
         self.ms = ms + 1;
-        for (_, payload) in self.pair.echo.receive() {
+        for (from, payload) in self.pair.echo.receive() {
             self.ways[0].came(&payload, self.ms);
+            if payload[4] == INNER {
+                self.pair.echo.send(from, &payload[..24]);
+            }
         }
         for (_, payload) in self.sparse.receive() {
             self.ways[1].came(&payload, self.ms);
@@ -315,6 +322,55 @@ fn a_link_that_changes_is_followed_within_three_seconds() {
         let from = place as u32 * 8 + 3;
         let (passed, delay) = (bed.mbit(0, from, from + 5), bed.ways[0].delay(from * 1_000, 0.95));
         println!("{mbit} Mbit/s: {passed:.1} Mbit/s from 3 s on, {delay} ms at p95");
+        bed.show(0);
+        assert!(passed > 0.85 * mbit as f64, "{mbit} Mbit/s: {passed}");
+        assert!(delay <= EMPTY + 30, "{mbit} Mbit/s: {delay} ms");
+    }
+    bed.pair.assert_balanced();
+}
+
+/// CUBIC flows inside the tunnel: they follow the link, and not the rate.
+struct Inner {
+    flows: Vec<(Udp, Cubic)>,
+}
+
+impl Inner {
+    fn new(bed: &mut Bed, flows: u16) -> Self {
+        let now = bed.pair.world.now();
+        Self { flows: (0..flows).map(|flow| (bed.pair.client(9_000 + flow), Cubic::new(now))).collect() }
+    }
+
+    /// Lets the bed run; the service answers each datagram with a short one.
+    fn run(&mut self, bed: &mut Bed, seconds: u32) {
+        for _ in 0..seconds * 1_000 {
+            let now = bed.pair.world.now();
+            for (socket, cubic) in &mut self.flows {
+                for (_, answer) in socket.receive() {
+                    cubic.acknowledged(u64::from(number_of(&answer)), now);
+                }
+                if cubic.timeout().is_some_and(|timeout| timeout <= now) {
+                    cubic.on_timeout(now);
+                }
+                while let Some(number) = cubic.send(now) {
+                    socket.send(INGRESS, &payload(INNER, number as u32, GREEDY_BYTES));
+                }
+            }
+            bed.millisecond();
+        }
+    }
+}
+
+#[test]
+fn cubic_flows_inside_the_tunnel_leave_the_queue_of_a_link_empty_that_changes() {
+    let mut bed = Bed::new(963, (2, 2), link(50), AUTO, "");
+    let mut inner = Inner::new(&mut bed, 4);
+    for (place, mbit) in [50, 10, 30].into_iter().enumerate() {
+        let queue_bytes = link(50).queue_bytes;
+        bed.pair.world.set_bottleneck(bed.paths[0], Parameters { queue_bytes, ..link(mbit) });
+        inner.run(&mut bed, 9);
+        let from = place as u32 * 9 + 4;
+        let (passed, delay) = (bed.mbit(0, from, from + 5), bed.ways[0].delay(from * 1_000, 0.95));
+        println!("{mbit} Mbit/s: {passed:.1} Mbit/s from 4 s on, {delay} ms at p95");
         bed.show(0);
         assert!(passed > 0.85 * mbit as f64, "{mbit} Mbit/s: {passed}");
         assert!(delay <= EMPTY + 30, "{mbit} Mbit/s: {delay} ms");

@@ -334,8 +334,9 @@ impl Law {
 
     fn measure(&mut self, now: f64) {
         let seen = self.evidence.seen().unwrap_or(now);
-        let loaded = self.is_loaded(self.mark.min(seen - 0.05), seen);
-        if loaded && self.evidence.is_full(self.mark - 0.1, EXCESS_LOSS_AT_START) {
+        let (from, since) = (self.mark.min(seen - 0.05), self.mark - 0.1);
+        let is_full = self.is_loaded(from, seen) && self.evidence.is_full(since, EXCESS_LOSS_AT_START);
+        if is_full || self.evidence.stands(self.rate, since, from, seen) {
             let full = self.full_rate();
             self.before = self.capacity.max(full);
             self.peak = self.before;
@@ -374,13 +375,15 @@ impl Law {
 
     fn steady(&mut self, until: f64, is_confirmed: bool, now: f64) {
         let seen = self.evidence.seen().unwrap_or(now);
-        if !self.is_loaded(self.mark.max(seen - 0.3), seen) || !self.is_loaded(self.mark.max(now - 0.3), now)
-        {
-            return;
-        }
+        let (from_seen, from_now) = (self.mark.max(seen - 0.3), self.mark.max(now - 0.3));
+        let is_loaded = self.is_loaded(from_seen, seen) && self.is_loaded(from_now, now);
         let recent = self.mark.max(seen - 0.5);
-        if self.evidence.is_full(recent, EXCESS_LOSS) {
+        if is_loaded && self.evidence.is_full(recent, EXCESS_LOSS)
+            || self.evidence.stands(self.rate, recent, from_seen, seen)
+        {
             self.fall(recent, is_confirmed, now);
+        } else if !is_loaded {
+            // What is not used is neither proved nor probed.
         } else if !is_confirmed {
             // A second of the steady rate empties 20 ms: what is left is not a queue of ours.
             if self.evidence.is_clear(self.mark + 0.02, 0.0) || seen - self.mark > 1.0 {
