@@ -69,7 +69,8 @@ fn main() {
             })
             .collect();
         gaps.sort_unstable();
-        let [median, longest] = [gaps.get(trials / 2), gaps.last()].map(|gap| gap.map_or(0, Duration::as_millis));
+        let [median, longest] =
+            [gaps.get(trials / 2), gaps.last()].map(|gap| gap.map_or(0, Duration::as_millis));
         println!("| {} | {median} ms | {longest} ms |", failure.title());
     }
 }

@@ -7,7 +7,7 @@ use std::{
         atomic::{AtomicBool, Ordering},
     },
     thread::{self, JoinHandle},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use crate::{
@@ -164,7 +164,8 @@ impl Exits {
     /// # Panics
     /// When the kernel refuses a socket.
     pub fn flow(&mut self, time: Duration, meanwhile: impl FnOnce(&mut Self)) -> Flow {
-        let socket = self.entry.place().enter(|| UdpSocket::bind("10.9.0.1:0")).expect("the tunnel's address");
+        let socket =
+            self.entry.place().enter(|| UdpSocket::bind("10.9.0.1:0")).expect("the tunnel's address");
         socket.set_read_timeout(Some(Duration::from_millis(20))).expect("not zero");
         let over = AtomicBool::new(false);
         thread::scope(|scope| {

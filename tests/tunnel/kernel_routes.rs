@@ -36,7 +36,9 @@ fn routes_and_next_hop_objects_choose_the_peer_as_they_change() {
     ip("route replace 10.77.0.0/16 via 10.9.0.2 dev culvert0");
     exits.wait_for_carriers("10.77.0.1", &["exit-1"]);
     assert_answered(&mut exits);
-    ip("route replace 10.77.0.0/16 nexthop via 10.9.0.2 dev culvert0 weight 1 nexthop via 10.9.0.3 dev culvert0 weight 2");
+    ip(
+        "route replace 10.77.0.0/16 nexthop via 10.9.0.2 dev culvert0 weight 1 nexthop via 10.9.0.3 dev culvert0 weight 2",
+    );
     exits.wait_for_carriers("10.77.0.1", &["exit-1", "exit-2"]);
     assert_answered(&mut exits);
 
@@ -101,7 +103,18 @@ fn multipath_routes_leave_a_dead_peer_and_ten_thousand_routes_are_followed() {
     exits.wait_for_carriers("10.100.1.1", &["exit-2"]);
     exits.wait_for_carriers("10.139.14.1", &["exit-1"]);
 
-    place.tell(&["ip", "route", "add", "10.77.0.0/16", "nexthop", "via", "10.9.0.2", "nexthop", "via", "10.9.0.3"]);
+    place.tell(&[
+        "ip",
+        "route",
+        "add",
+        "10.77.0.0/16",
+        "nexthop",
+        "via",
+        "10.9.0.2",
+        "nexthop",
+        "via",
+        "10.9.0.3",
+    ]);
     exits.wait_for_carriers("10.77.0.1", &["exit-1", "exit-2"]);
     // Whichever of both carries the flow.
     let mut flow = exits.flow(Duration::from_secs(3), |exits| exits.exits[0].kill());

@@ -7,12 +7,13 @@ mod failover;
 mod first_steps;
 mod forwarding;
 mod hub;
-mod kernel_routes;
 mod impaired;
+mod kernel_routes;
 mod life;
 mod marks;
 mod mtu;
 mod odd;
+mod routing_daemon;
 mod two_sites;
 mod warned;
 

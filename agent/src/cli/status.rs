@@ -76,9 +76,7 @@ impl Status {
     /// Asks the daemon for the status, of one peer or lane where the options name it.
     pub(super) fn ask(&self) -> Result<shown::Status, Failure> {
         let scope = match &self.lane {
-            Some(lane) => {
-                Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index), ..Scope::default() }
-            }
+            Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index), ..Scope::default() },
             None => Scope { peer: self.peer.clone(), routes: self.routes, ..Scope::default() },
         };
         let answer = self.reach.ask_running(&Request::Status(scope))?;

@@ -238,7 +238,8 @@ impl Checks {
 
     /// An address of the peer that is being read: nobody else's, and not ours.
     pub(super) fn is_next_hop(&mut self, address: &IpAddr, _: &At) -> Result<(), Bad> {
-        let own = self.overlay.iter().any(|claim| claim.holder == Holder::Tun && claim.net.addr() == *address);
+        let own =
+            self.overlay.iter().any(|claim| claim.holder == Holder::Tun && claim.net.addr() == *address);
         let taken = self.next_hops.insert(*address, Arc::clone(&self.peer));
         match taken {
             _ if own => Err(bad(format!("{address} is our own address"), "write the peer's")),

@@ -82,7 +82,10 @@ pub use sections::{
     Access, AccessMode, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize, Protocol,
     Service, Transport,
 };
-pub use tun::{INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, MOST_HOLDERS, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups};
+pub use tun::{
+    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, MOST_HOLDERS, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun,
+    takes_lookups,
+};
 pub use value::size_text;
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.

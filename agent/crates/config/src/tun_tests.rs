@@ -131,7 +131,8 @@ fn the_prefixes_of_peers_are_checked() {
     let one_shares = other.replace("[\"10.9.0.0/28\"]", "[\"10.9.0.0/28\"]\npriority = 1");
     refused(&one_shares, 20, "peer[2].allowed_ips[1]", words);
     let both_share = accepted(&format!("{one_shares}weight = 256\n"));
-    let priorities = both_share.peers[1..].iter().map(|peer| (peer.priority_or_default(), peer.weight_or_default()));
+    let priorities =
+        both_share.peers[1..].iter().map(|peer| (peer.priority_or_default(), peer.weight_or_default()));
     assert_eq!(priorities.collect::<Vec<_>>(), [(1, 1), (100, 256)]);
     let kernel = accepted("address = [\"10.9.0.7\", \"fd09::7\"]\n");
     assert_eq!(kernel.peers[1].addresses.len(), 2);

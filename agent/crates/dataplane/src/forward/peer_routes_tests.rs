@@ -25,7 +25,7 @@ impl Case {
     /// Peers with 10.1.0.0/16, each with its priority and weight; all are ready, and have been for long.
     fn new(peers: &[(PeerId, u16, u16)]) -> Self {
         let clock = ManualClock::default();
-        let mut routes = PeerRoutes::new(Spread::Addresses, HOLD);
+        let mut routes = PeerRoutes::new(Spread::Addresses, HOLD, false);
         for (peer, priority, weight) in peers {
             routes.set_peer(*peer, &[net("10.1.0.0/16")], *priority, *weight);
         }
@@ -123,7 +123,7 @@ fn equals_share_flows_by_weight_and_only_flows_of_the_failed_one_move() {
 
 #[test]
 fn every_holder_may_send_and_what_is_given_up_is_nobodys() {
-    let mut routes = PeerRoutes::new(Spread::Ports, HOLD);
+    let mut routes = PeerRoutes::new(Spread::Ports, HOLD, false);
     let shared = [net("10.1.0.0/16"), net("fd01::/64")];
     routes.set_peer(A, &[shared[0], shared[1], net("10.2.0.0/16")], 1, 1);
     assert!(!routes.shares(A));
@@ -149,6 +149,10 @@ fn every_holder_may_send_and_what_is_given_up_is_nobodys() {
     assert_eq!((routes.holders.len(), routes.prefixes.len()), (1, 1), "C's");
     routes.set_peer(A, &shared, 2, 1);
     routes.set_peer(C, &shared, 1, 1);
-    assert_eq!(routes.groups.iter().map(|group| group.users).collect::<Vec<_>>(), [2], "the slot is used again");
+    assert_eq!(
+        routes.groups.iter().map(|group| group.users).collect::<Vec<_>>(),
+        [2],
+        "the slot is used again"
+    );
     assert_eq!(routes.holders("fd01::1".parse().unwrap()), [C, A], "the best first");
 }

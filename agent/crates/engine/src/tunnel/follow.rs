@@ -147,8 +147,7 @@ impl Known {
             let mut interrupted = false;
             for family_of in FAMILIES {
                 let mut each = |route| routes.push(route);
-                interrupted |=
-                    self.netlink.device_routes(family_of, self.index, &next_hops, &mut each)?;
+                interrupted |= self.netlink.device_routes(family_of, self.index, &next_hops, &mut each)?;
             }
             if !interrupted {
                 break;

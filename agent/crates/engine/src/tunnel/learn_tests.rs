@@ -143,11 +143,14 @@ fn the_main_table_and_the_lowest_metric_count() {
 fn sources_are_those_of_the_prefixes_or_of_the_routes_and_always_the_own_ones() {
     let peers =
         peers(&[("10.9.0.2", "0.0.0.0/0"), ("10.9.0.3", "10.2.0.0/16 10.9.0.0/24"), ("10.9.0.4", "")]);
-    let routes =
-        ["10.9.0.0/24", "10.2.0.0/16 via 10.9.0.2", "10.2.0.0/16 via 10.9.0.3 metric 9", "10.2.9.0/24 via 10.9.0.4"];
-    let may = |table: &PeerRoutes, source: &str| {
-        [0, 1, 2].map(|peer| table.may_send(ip(source), PeerId(peer)))
-    };
+    let routes = [
+        "10.9.0.0/24",
+        "10.2.0.0/16 via 10.9.0.2",
+        "10.2.0.0/16 via 10.9.0.3 metric 9",
+        "10.2.9.0/24 via 10.9.0.4",
+    ];
+    let may =
+        |table: &PeerRoutes, source: &str| [0, 1, 2].map(|peer| table.may_send(ip(source), PeerId(peer)));
     let table = learned(&routes, &peers, SourceCheck::AllowedIps);
     assert_eq!(may(&table, "10.2.0.1"), [true, true, false], "whoever the longer prefix belongs to");
     assert_eq!(may(&table, "192.0.2.1"), [true, false, false]);

@@ -32,8 +32,8 @@ use crate::{
     control::connections::StreamConnection,
     peer::Peer,
     status::{
-        FlowStatus, LaneDetails, LaneRates, LaneStatus, RoutePeerStatus, RouteStatus, SocketStatus, StreamConnectionStatus, TunDirection,
-        TunStatus, add_lane, not_zero,
+        FlowStatus, LaneDetails, LaneRates, LaneStatus, RoutePeerStatus, RouteStatus, SocketStatus,
+        StreamConnectionStatus, TunDirection, TunStatus, add_lane, not_zero,
     },
     worker::{
         Worker,

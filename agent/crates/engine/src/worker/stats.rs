@@ -9,10 +9,10 @@ use std::{
 
 use config::OPEN_LABEL;
 use dataplane::{
-    peer::Suspicion,
     forward::tun::TunTotals,
     hand_off::Kind,
     lanes::LaneState,
+    peer::Suspicion,
     relay::{DatagramRelay, Direction, DropReason},
     socket_stats::SocketStats,
 };

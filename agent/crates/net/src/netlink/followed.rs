@@ -58,7 +58,10 @@ pub struct NextHops(BTreeMap<u32, NextHop>);
 /// An object of `ip nexthop`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NextHop {
-    One { device: u32, gateway: Option<IpAddr> },
+    One {
+        device: u32,
+        gateway: Option<IpAddr>,
+    },
     /// Other objects with their weights.
     Group(Vec<(u32, u16)>),
 }
@@ -67,7 +70,9 @@ impl NextHops {
     /// The next hops through `device` that an object stands for.
     fn resolve(&self, id: u32, device: u32) -> Vec<Hop> {
         let one = |id: &u32, weight| match self.0.get(id) {
-            Some(NextHop::One { device: its, gateway }) if *its == device => Some(Hop { gateway: *gateway, weight }),
+            Some(NextHop::One { device: its, gateway }) if *its == device => {
+                Some(Hop { gateway: *gateway, weight })
+            }
             // A group is never part of another one.
             Some(NextHop::One { .. } | NextHop::Group(_)) | None => None,
         };
@@ -222,7 +227,9 @@ impl RouteChanges {
             match socket.read(answer) {
                 Ok(_) => {}
                 Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+                Err(error)
+                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
+                {
                     return Ok(changed);
                 }
                 Err(error) => return Err(error),
@@ -266,11 +273,12 @@ impl DeviceRoute {
 
 /// The router that an attribute names, if it names one.
 fn router(attribute: &RouteAttribute) -> Option<IpAddr> {
-    if let RouteAttribute::Gateway(RouteAddress::Inet(v4)) | RouteAttribute::Via(RouteVia::Inet(v4)) = attribute
+    if let RouteAttribute::Gateway(RouteAddress::Inet(v4)) | RouteAttribute::Via(RouteVia::Inet(v4)) =
+        attribute
     {
         Some((*v4).into())
-    } else if let RouteAttribute::Gateway(RouteAddress::Inet6(v6)) | RouteAttribute::Via(RouteVia::Inet6(v6)) =
-        attribute
+    } else if let RouteAttribute::Gateway(RouteAddress::Inet6(v6))
+    | RouteAttribute::Via(RouteVia::Inet6(v6)) = attribute
     {
         Some((*v6).into())
     } else {

@@ -34,8 +34,7 @@ const MOST_LANES: usize = 4_096;
 
 /// The status that `scope` asks for.
 pub(super) fn of(running: &Running, scope: &Scope) -> Status {
-    let routes =
-        scope.routes.map(|routes| routes.address.map_or(AskedRoutes::All, AskedRoutes::To));
+    let routes = scope.routes.map(|routes| routes.address.map_or(AskedRoutes::All, AskedRoutes::To));
     let asks = Asks { peer: scope.peer.as_deref().map(Into::into), lane: scope.lane, routes };
     let views = Inspection::ask(asks, &running.inboxes).wait(ANSWER_WITHIN);
     let unanswered = (0..).zip(&views).filter(|(_, view)| view.is_none()).map(|(worker, _)| worker);

@@ -49,10 +49,8 @@ impl Exits {
             )
         };
         let toml = [entry(&keys, of_exits, of_tun), exit(EXIT), exit(EXIT_2)];
-        let exits = [
-            world.start(&toml[1], &keys[1], &[EXIT], 1),
-            world.start(&toml[2], &keys[2], &[EXIT_2], 2),
-        ];
+        let exits =
+            [world.start(&toml[1], &keys[1], &[EXIT], 1), world.start(&toml[2], &keys[2], &[EXIT_2], 2)];
         let entry = world.start(&toml[0], &keys[0], &[ENTRY], 3);
         let mut all = Self { world, entry, exits, keys, toml, given: 0, next: 0 };
         all.world.run_till(Duration::from_secs(10), |world| {

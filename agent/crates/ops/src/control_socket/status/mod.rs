@@ -22,8 +22,8 @@ mod text;
 
 pub use engine::status::{
     Accounting, Counts, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus, LastError, PeerRates,
-    PeerState, PeerStatus, QueueStatus, RateStatus, RoutePeerStatus, RouteStatus, SocketStatus, StreamConnectionStatus, StreamsStatus,
-    TunDirection, TunStatus, Word,
+    PeerState, PeerStatus, QueueStatus, RateStatus, RoutePeerStatus, RouteStatus, SocketStatus,
+    StreamConnectionStatus, StreamsStatus, TunDirection, TunStatus, Word,
 };
 pub use page::{Column, Kind, Page, age, plain, rows, table};
 pub use parts::{LimitsStatus, Totals, Used};
