@@ -92,6 +92,7 @@ fn tun(name: &str, addresses: &str) -> Tun {
         mtu: InnerMtu::Auto,
         offload: true,
         routes: true,
+        ..Tun::default()
     }
 }
 

@@ -13,6 +13,7 @@ mod life;
 mod marks;
 mod mtu;
 mod odd;
+mod routing_daemon;
 mod two_sites;
 mod warned;
 

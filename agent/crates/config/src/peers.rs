@@ -15,6 +15,7 @@ use crate::{
     section::{Table, section},
     sections::{TENTH, endpoint},
     spelled::spelled,
+    tun::Tun,
     value::{self, parsed},
 };
 
@@ -70,7 +71,8 @@ section! {
         services: Vec<usize> = Vec::new(), granted(), Now;
         /// The peer's inner addresses. Packets for them go to the peer, and a packet from the peer with another source is
         /// dropped. An address without a length is that address alone. Of nested prefixes the longest decides. Peers may have
-        /// the same prefix if each of them has `priority` or `weight`. Needs `[tun]`.
+        /// the same prefix if each of them has `priority` or `weight`. Needs `[tun]`. With `tun.routing = "kernel"` they are only
+        /// the sources that the peer may send from, and peers may share them.
         allowed_ips: Vec<IpNet> = Vec::new(), text("prefix", allowed_prefix, ToString::to_string).then(Checks::claims).list(), Now;
         /// The peer's own addresses in the tunnel, by which routes of the kernel name it as next hop: at most one IPv4 and one IPv6
         /// address is usual. No other peer's. Used with `tun.routing = "kernel"`.
@@ -249,6 +251,14 @@ pub(super) struct Around {
     pub(super) listens: bool,
     /// Whether the configuration has a `[tun]` section.
     pub(super) tunnel: bool,
+    /// Whether the kernel's routes choose the peer, so that prefixes are only the sources that each may send from.
+    pub(super) follows_routes: bool,
+}
+
+impl Around {
+    pub(super) fn new(listens: bool, tun: Option<&Tun>) -> Self {
+        Self { listens, tunnel: tun.is_some(), follows_routes: tun.is_some_and(Tun::follows_routes) }
+    }
 }
 
 impl Peer {
@@ -301,7 +311,7 @@ impl Checks {
                 self.report.add(&table.place("name"), problem, "choose another name");
             }
             self.peer = name;
-            self.shares = table.has("priority") || table.has("weight");
+            self.shares = around.follows_routes || table.has("priority") || table.has("weight");
             // A name that is wrong stays usable for the checks that follow.
             let peer = Peer { name: Arc::clone(&self.peer), origin: file, ..table.fill(self) };
             if !around.listens && !table.has("endpoints") {

@@ -64,7 +64,7 @@ impl Draft {
         let tun = tun_table.is_there().then(|| tun_table.fill::<Tun>(&mut checks));
         let tables = root.tables("peer", &mut checks.report);
         let mut dials = !tables.is_empty();
-        let (mut peers, around) = (Vec::new(), Around { listens, tunnel: tun.is_some() });
+        let (mut peers, around) = (Vec::new(), Around::new(listens, tun.as_ref()));
         checks.read_peers(tables, around, &mut peers);
         let state_file = state_dir.join(state::FILE_NAME);
         // Beside a configuration of which nothing could be read, every peer of the state file would be called wrong.

@@ -157,7 +157,7 @@ pub fn check(
     }
     checks.services = config.services.iter().map(|service| Arc::clone(&service.name)).collect();
     checks.claimed(config, known);
-    let around = Around { listens: !config.transport.listen.is_empty(), tunnel: config.tun.is_some() };
+    let around = Around::new(!config.transport.listen.is_empty(), config.tun.as_ref());
     let mut peers = known.to_vec();
     let entries = section::parse(&text, PeerOrigin::State, &mut checks.report);
     let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
@@ -328,7 +328,7 @@ impl Edit {
 impl NewPeer {
     /// Whether other peers may have its prefixes.
     fn shares_prefixes(&self) -> bool {
-        self.priority.is_some() || self.weight.is_some()
+        self.priority.is_some() || self.weight.is_some() || !self.address.is_empty()
     }
 
     /// Its table in the file, without lists that are empty.
@@ -366,7 +366,7 @@ fn has_key(peer: &Value, key: &str) -> bool {
 
 /// Whether other peers may have the prefixes of `peer`.
 fn shares(peer: &Value) -> bool {
-    ["priority", "weight"].iter().any(|key| peer.get(key).is_some())
+    ["priority", "weight", "address"].iter().any(|key| peer.get(key).is_some())
 }
 
 /// Whether `peer` has one of these prefixes, however they are written.

@@ -93,6 +93,12 @@ spelled! {
 }
 
 impl Tun {
+    /// Whether the kernel's routes choose the peer.
+    #[must_use]
+    pub fn follows_routes(&self) -> bool {
+        self.routing == Routing::Kernel
+    }
+
     /// Whether the agent sets routes for the peers' prefixes.
     #[must_use]
     pub fn sets_routes(&self) -> bool {
@@ -169,7 +175,7 @@ impl Checks {
         for peer in known.iter().chain(config.peers.iter().filter(returns)) {
             self.next_hops.extend(peer.addresses.iter().map(|address| (*address, Arc::clone(&peer.name))));
             let (holder, at) = (|| Holder::Peer(Arc::clone(&peer.name)), || At::file(peer.origin));
-            let shared = peer.shares_prefixes();
+            let shared = peer.shares_prefixes() || config.tun.as_ref().is_some_and(Tun::follows_routes);
             let claim = |net: &IpNet| Claim { net: *net, holder: holder(), shared, at: at() };
             self.overlay.extend(peer.allowed_ips.iter().map(claim));
             for address in peer.endpoints.iter().filter_map(|endpoint| endpoint.host.parse().ok()) {

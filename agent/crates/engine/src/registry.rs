@@ -96,13 +96,16 @@ struct Rules {
     mode: AccessMode,
     /// The services that peers of open mode may use, as indices into [`Config::services`].
     open_services: Vec<usize>,
+    /// Whether any peers may have the same prefix.
+    shared_prefixes: bool,
     limits: config::Limits,
 }
 
 impl Rules {
     fn of(config: &Config) -> Self {
         let open_services = config.access.services.clone();
-        Self { mode: config.access.mode, open_services, limits: config.limits }
+        let shared_prefixes = config.tun.as_ref().is_some_and(config::Tun::follows_routes);
+        Self { mode: config.access.mode, open_services, shared_prefixes, limits: config.limits }
     }
 }
 
@@ -347,7 +350,8 @@ impl PeerRegistry {
             if other.name == peer.name {
                 return Err(RegistryError::NameTaken(Arc::clone(&peer.name)));
             }
-            let shared = peer.shares_prefixes() && other.shares_prefixes();
+            let shared =
+                peer.shares_prefixes() && other.shares_prefixes() || self.rules.load().shared_prefixes;
             if let Some(net) = peer.allowed_ips.iter().find(|net| !shared && other.allowed_ips.contains(net))
             {
                 return Err(RegistryError::PrefixTaken(*net, Arc::clone(&other.name)));

@@ -131,6 +131,8 @@ struct Health {
     readiness: Readiness,
     /// Since when it has been ready without a break.
     ready_since: Option<Instant>,
+    /// Whether it was looked at before. A peer that begins to share a prefix may have been ready for long.
+    seen: bool,
 }
 
 impl Default for PeerRoutes {
@@ -299,7 +301,7 @@ impl PeerRoutes {
 
     fn note_sharing(&mut self) {
         let before = std::mem::take(&mut self.sharing);
-        let unknown = Health { readiness: Readiness::Away, ready_since: None };
+        let unknown = Health { readiness: Readiness::Away, ready_since: None, seen: false };
         for peer in self.groups.iter().filter(|group| group.users > 0).flat_map(Group::peers) {
             self.sharing.insert(peer, before.get(&peer).copied().unwrap_or(unknown));
         }
@@ -313,7 +315,9 @@ impl PeerRoutes {
         for (peer, health) in &mut self.sharing {
             health.readiness = readiness(*peer);
             let ready = health.readiness == Readiness::Ready;
-            health.ready_since = ready.then(|| health.ready_since.unwrap_or(now));
+            let begun = if health.seen { now } else { now.checked_sub(self.hold).unwrap_or(now) };
+            health.ready_since = ready.then(|| health.ready_since.unwrap_or(begun));
+            health.seen = true;
         }
         let (sharing, hold) = (&self.sharing, self.hold);
         let used = self.groups.iter_mut().filter(|group| group.users > 0);

@@ -160,6 +160,7 @@ fn a_peer_is_added_listed_and_removed() {
         allowed_ips: vec!["10.9.0.2".to_owned(), "fd09::/64".to_owned()],
         name: "b".to_owned(),
         public_key: KEY_2.to_owned(),
+        ..NewPeer::default()
     };
     assert_eq!(ask(&Request::PeerAdd(new)), Answer::Done { note: None });
     assert!(case.state().contains(KEY_2), "{}", case.state());
@@ -350,6 +351,7 @@ fn requests_have_the_same_words_in_every_version() {
         lanes: Some(3),
         services: vec!["dns".to_owned()],
         allowed_ips: vec!["10.9.0.2/32".to_owned()],
+        ..NewPeer::default()
     };
     let qlog = |subject, reconnect| {
         let time = std::time::Duration::from_secs(9);
