@@ -177,7 +177,7 @@ func answerTo[M wire.Message](r *raw) M {
 	}
 }
 
-func TestALaneIsRefusedForItsEpochAndItsAge(t *testing.T) {
+func TestALaneIsRefusedForItsEpochAndItsIndex(t *testing.T) {
 	t.Parallel()
 	r := rawDial(t)
 	id := []byte{1, 2, 3, 4, 5, 6, 7, 8}
@@ -190,7 +190,7 @@ func TestALaneIsRefusedForItsEpochAndItsAge(t *testing.T) {
 		epoch  uint64
 		reason uint32
 	}{
-		{1, 5, wire.RefusalEpochReused}, {1, 4, wire.RefusalEpochReused}, {1, 6, wire.RefusalTooMany}, {7, 1, wire.RefusalTooMany},
+		{1, 5, wire.RefusalEpochReused}, {1, 4, wire.RefusalEpochReused}, {7, 1, wire.RefusalTooMany},
 	} {
 		r.send(&wire.LaneOpen{Lane: refused.lane, Epoch: refused.epoch, ConnectionID: id})
 		if m := answerTo[*wire.LaneRefuse](r); m.Lane != refused.lane || m.Epoch != refused.epoch || m.Reason != refused.reason {

@@ -34,6 +34,8 @@ const (
 	drain = 3 * time.Second
 	// deadAfter is the least time without a packet after which a lane counts as dead.
 	deadAfter = 500 * time.Millisecond
+	// benefitOfDoubt is given to a lane that seems to be dead.
+	benefitOfDoubt = 100 * time.Millisecond
 	// wearNumerator of 8 parts of a limit are used before a lane is to be replaced.
 	wearNumerator = 7
 	lastNumber    = 1<<32 - 1
@@ -112,6 +114,7 @@ type Lane struct {
 	challenged [8]byte
 	drainUntil time.Time
 	wornAt     time.Time
+	doubt      time.Time // since when the lane seems to be dead
 	stats      Stats
 
 	carrying atomic.Bool // state is up

@@ -70,7 +70,14 @@ func (l *Lane) tick(now time.Time) (cause uint32, deadline time.Time) {
 		}
 	}
 	if l.state == up {
-		if l.outstandingTooLong(now, pto) {
+		switch {
+		case !l.outstandingTooLong(now, pto):
+			l.doubt = time.Time{}
+		case l.doubt.IsZero():
+			// This process may have stood still: what has come meanwhile is read first.
+			l.doubt = now
+			deadline = now.Add(benefitOfDoubt)
+		case now.Sub(l.doubt) >= benefitOfDoubt:
 			return l.fail(wire.CauseDead), deadline
 		}
 		l.probe(now, pto)
