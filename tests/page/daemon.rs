@@ -87,9 +87,10 @@ impl Figures for Peers {
 
 /// A second of traffic.
 fn pass(peer: &mut PeerStatus, number: usize, tick: u64) {
-    let wave = 1.0 + 0.6 * (TAU * (tick as f64 / 37.0 + number as f64 / 11.0)).sin();
+    let wave = 1.0 + 0.6 * (TAU * (tick as f64 / 37.0 + number as f64 / 1_500.0)).sin();
     let (up, down) = (wave * 90_000.0 * (1 + number % 17) as f64, wave * 35_000.0 * (1 + number % 23) as f64);
-    let (sent, lost) = (1_000, (number as u64 * 7 + tick) % 5);
+    let losses = 1.0 + (TAU * (tick as f64 / 23.0 + number as f64 / 900.0)).sin();
+    let (sent, lost) = (1_000, (losses * (1 + number % 4) as f64) as u64);
     let rates = PeerRates {
         uplink_bytes_per_second: up,
         uplink_datagrams_per_second: up / 1_000.0,

@@ -84,10 +84,12 @@ impl Case {
     }
 
     /// Keeps a picture for the documents, if that was asked for.
-    fn picture(&self, name: &str) {
+    fn picture(&self, name: &str, width: u32, height: u32) {
         if env::var_os("CULVERT_WRITE_SCREENSHOTS").is_some() {
+            self.browser.size(width, height);
             let png = data_encoding::BASE64.decode(self.browser.screenshot().as_bytes()).unwrap();
             fs::write(format!("{}/../docs/images/{name}.png", env!("CARGO_MANIFEST_DIR")), png).unwrap();
+            self.browser.size(1280, 960);
         }
     }
 }
@@ -104,9 +106,9 @@ fn the_page_shows_an_agent_to_a_reader() {
     let mut case = Case { browser: Browser::new(), axe, address, peers: Arc::default(), server: None };
     case.start("");
     states_of_the_agent(&mut case);
-    a_thousand_peers(&case);
+    a_thousand_peers(&mut case);
     the_keyboard(&case);
-    one_peer_in_full(&case);
+    one_peer_in_full(&mut case);
     names_made_of_markup(&case);
     dark_and_narrow(&case);
     a_hidden_page_asks_for_nothing(&case);
@@ -133,12 +135,13 @@ fn states_of_the_agent(case: &mut Case) {
     case.start_with("", Health::new(1, long_ago));
     case.browser.wait_for_text("#health", "Worker 0 makes no progress");
     case.start("");
-    let _in_vain = case.browser.complaints();
 }
 
-fn a_thousand_peers(case: &Case) {
-    let Case { browser, .. } = case;
+fn a_thousand_peers(case: &mut Case) {
     case.is(thousand());
+    // With ten minutes of these peers.
+    case.start("");
+    let Case { browser, .. } = &*case;
     case.open("");
     browser.wait_for_text("#shown", "1 to 25 of 1,000");
     let first = case.names();
@@ -152,7 +155,7 @@ fn a_thousand_peers(case: &Case) {
     browser.wait_for("document.querySelector('#peers .trend path').getAttribute('d').length > 100");
     browser.wait_for("document.querySelectorAll('#graphs path.up')[0].getAttribute('d').length > 500");
     case.is_sound("a thousand peers");
-    case.picture("page");
+    case.picture("page", 1160, 700);
     browser.click("#next");
     browser.wait_for_text("#shown", "26 to 50 of 1,000");
     browser.click("#peers th[data-key=up] button");
@@ -192,24 +195,39 @@ fn the_keyboard(case: &Case) {
     browser.wait_for_text("#peer-failure", "a firewall on the way drops UDP");
     browser.click("#back");
     browser.wait_for("document.activeElement.innerText === 'depot'");
-    // The focus stays on its peer while the order of the others changes.
-    browser.run("document.querySelector('[href*=laptop]').focus()");
-    case.is(thousand().into_iter().rev().collect());
-    browser.run("document.querySelector('th[data-key=name] button').click()");
-    case.open("#sort=name");
-    browser.wait_for_text("#shown", "of 1,000");
+    // The focus stays with its peer when the order changes.
+    let flows = |flows: [usize; 3]| {
+        let peers = ["a", "b", "c"].into_iter().zip(flows);
+        case.is(peers
+            .map(|(name, flows)| PeerStatus { flows, ..connected(name, "203.0.113.1:4433") })
+            .collect());
+    };
+    flows([1, 2, 3]);
+    case.open("#sort=flows");
+    browser.wait_for("document.querySelectorAll('#peers tbody tr').length === 3");
+    assert_eq!(case.names(), ["a", "b", "c"]);
+    browser.run("document.querySelectorAll('#peers tbody a')[1].focus()");
+    flows([3, 1, 2]);
+    clock::until("the order has changed", PATIENCE, || {
+        let names = case.names();
+        if names == ["b", "c", "a"] { Ok(()) } else { Err(names.join(" ")) }
+    });
+    assert_eq!(focused(), "b");
 }
 
-fn one_peer_in_full(case: &Case) {
-    let Case { browser, .. } = case;
+fn one_peer_in_full(case: &mut Case) {
     case.is(thousand());
+    // With ten minutes of these peers.
+    case.start("");
+    let Case { browser, .. } = &*case;
     case.open("#peer=site-0007");
     browser.wait_for_text("#peer-facts", "culvert/0.1.0");
     browser.wait_for_text("#peer-tables", "confirmed");
     browser.wait_for("document.querySelector('#peer-graphs path.up').getAttribute('d').length > 500");
+    case.picture("page-peer", 960, 720);
+    browser.run("document.querySelectorAll('#more details').forEach((details) => { details.open = true })");
     browser.wait_for_text("#more", "47,000");
     case.is_sound("one peer");
-    case.picture("page-peer");
     case.open("#peer=nobody");
     browser.wait_for_text("#peer-missing", "No peer is named nobody now.");
     case.is_sound("no such peer");
@@ -227,7 +245,7 @@ fn names_made_of_markup(case: &Case) {
     *lock(&case.peers.refusals) =
         vec![Refusal { reason: MARKUP.into(), source: MARKUP.into(), ..Refusal::default() }];
     case.open("");
-    browser.wait_for_text("#peers tbody th", "<img src=x");
+    browser.wait_for_text("#peers tbody", "<img src=x");
     browser.wait_for_text("#peers tbody", "<script>");
     browser.wait_for_text("#more", "<img src=x onerror");
     browser.run("[...document.querySelectorAll('#peers tbody a')].find((link) => link.innerText.includes('<img')).click()");
@@ -262,7 +280,8 @@ fn dark_and_narrow(case: &Case) {
         "nothing stands out at the side"
     );
     case.is_sound("a phone");
-    case.picture("page-phone");
+    case.picture("page-phone", 390, 700);
+    browser.size(390, 844);
     case.open("#peer=depot");
     browser.wait_for_text("#peer-failure", "no answer");
     assert_eq!(browser.run("return document.documentElement.scrollWidth"), 390);
@@ -304,8 +323,6 @@ fn the_agent_goes_and_comes_back(case: &mut Case) {
     case.browser.wait_for_text("[role=alert]", "The agent does not answer");
     case.browser.wait_for("document.title === 'Culvert: no answer'");
     assert_eq!(case.names().len(), 25, "what was known is still shown");
-    // Requests in vain are complaints, rightly.
-    let _in_vain = case.browser.complaints();
     case.is_accessible("no answer");
     case.is(vec![connected("new", "203.0.113.9:4433")]);
     case.start("");
@@ -320,10 +337,9 @@ fn a_secret(case: &mut Case) {
     fs::write(&token_file, "0123456789abcdef").unwrap();
     fs::set_permissions(&token_file, fs::Permissions::from_mode(0o600)).unwrap();
     case.start(token_file.to_str().unwrap());
-    let Case { browser, .. } = case;
+    let Case { browser, .. } = &*case;
     case.open("");
     browser.wait_for("!document.querySelector('#secret').hidden && document.activeElement.id === 'token'");
-    let _of_the_refusal = browser.complaints();
     case.is_sound("asking for the secret");
     assert_eq!(browser.text("#peers"), "", "nothing is shown before");
     browser.keys("not the secret at all");

@@ -57,6 +57,7 @@ impl Browser {
             "--disable-background-networking",
             "--disable-component-update",
             "--disable-sync",
+            "--disable-lcd-text",
             "--disable-dev-shm-usage",
             &profile,
         ];
@@ -150,13 +151,16 @@ impl Browser {
         self.ask("actions", &json!({ "actions": [{ "type": "key", "id": "keyboard", "actions": strokes }] }));
     }
 
-    /// What the browser complained about since it was last asked: errors of scripts, violations of the policy.
+    /// What the browser complained about since it was last asked: errors of scripts, violations of the policy. Requests
+    /// that failed are not among it: how a page takes that is its own.
     #[must_use]
     pub fn complaints(&self) -> Vec<String> {
         let log = self.ask("se/log", &json!({ "type": "browser" }));
         let lines = log.as_array().into_iter().flatten();
-        let serious =
-            lines.filter(|line| ["SEVERE", "WARNING"].contains(&line["level"].as_str().unwrap_or("")));
+        let serious = lines.filter(|line| {
+            line["source"] != "network"
+                && ["SEVERE", "WARNING"].contains(&line["level"].as_str().unwrap_or(""))
+        });
         serious.map(|line| line["message"].to_string()).collect()
     }
 
