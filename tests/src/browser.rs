@@ -110,7 +110,7 @@ impl Browser {
     /// The text that a reader sees of the first element that `css` selects; empty if it is not shown.
     #[must_use]
     pub fn text(&self, css: &str) -> String {
-        let text = self.run(&format!("return document.querySelector({css:?})?.innerText ?? ''"));
+        let text = self.run(&format!("return {}", shown(css)));
         text.as_str().unwrap_or_default().to_owned()
     }
 
@@ -132,7 +132,7 @@ impl Browser {
     /// When it does not get it.
     #[track_caller]
     pub fn wait_for_text(&self, css: &str, words: &str) {
-        self.wait_for(&format!("document.querySelector({css:?})?.innerText.includes({words:?})"));
+        self.wait_for(&format!("{}.includes({words:?})", shown(css)));
     }
 
     /// Clicks on the first element that `css` selects, as a mouse does.
@@ -213,6 +213,11 @@ impl Drop for Browser {
         self.exchange("DELETE", &format!("/session/{}", self.session), &Value::Null).ok();
         self.driver.terminate();
     }
+}
+
+/// The text that a reader sees of the first element that `css` selects, as an expression.
+fn shown(css: &str) -> String {
+    format!("[document.querySelector({css:?})].map((it) => it?.checkVisibility() ? it.innerText : '')[0]")
 }
 
 /// Sends a request and reads the body of the answer.
