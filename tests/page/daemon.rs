@@ -32,12 +32,12 @@ use wire::panics::lock;
 
 /// The peers, of which the first is in the middle of everything.
 #[derive(Default)]
-pub struct Peers {
-    pub list: Mutex<Vec<PeerStatus>>,
+pub(crate) struct Peers {
+    pub(crate) list: Mutex<Vec<PeerStatus>>,
     /// The number of times that they were published; their rates go up and down with it.
-    pub published: AtomicU64,
+    pub(crate) published: AtomicU64,
     /// What the agent says of its refusals.
-    pub refusals: Mutex<Vec<Refusal>>,
+    pub(crate) refusals: Mutex<Vec<Refusal>>,
 }
 
 impl Figures for Peers {
@@ -149,7 +149,7 @@ fn detail(peer: &mut PeerStatus) {
 
 /// A connected peer.
 #[must_use]
-pub fn connected(name: &str, address: &str) -> PeerStatus {
+pub(crate) fn connected(name: &str, address: &str) -> PeerStatus {
     PeerStatus {
         name: name.into(),
         state: PeerState::Connected,
@@ -166,7 +166,7 @@ pub fn connected(name: &str, address: &str) -> PeerStatus {
 
 /// A peer that was dialled in vain.
 #[must_use]
-pub fn failed(name: &str, reason: &str) -> PeerStatus {
+pub(crate) fn failed(name: &str, reason: &str) -> PeerStatus {
     let causes = vec![
         "it is not running, or a firewall on the way drops UDP (path)".into(),
         "our key is not among its peers (allowlist)".into(),
@@ -179,7 +179,7 @@ pub fn failed(name: &str, reason: &str) -> PeerStatus {
 
 /// A thousand peers: three failed, two wait, the others are connected.
 #[must_use]
-pub fn thousand() -> Vec<PeerStatus> {
+pub(crate) fn thousand() -> Vec<PeerStatus> {
     let site = |number: usize| {
         connected(&format!("site-{number:04}"), &format!("203.0.113.{}:4433", number % 250 + 1))
     };
@@ -191,8 +191,8 @@ pub fn thousand() -> Vec<PeerStatus> {
 }
 
 /// The server; dropping it stops it, as an agent that ends does.
-pub struct Server {
-    pub health: Arc<Health>,
+pub(crate) struct Server {
+    pub(crate) health: Arc<Health>,
     stop: watch::Sender<bool>,
     thread: Option<JoinHandle<()>>,
 }
@@ -203,7 +203,7 @@ impl Server {
     /// # Panics
     /// When the address is taken.
     #[must_use]
-    pub fn start(address: SocketAddr, peers: &Arc<Peers>, token_file: &str, health: Health) -> Self {
+    pub(crate) fn start(address: SocketAddr, peers: &Arc<Peers>, token_file: &str, health: Health) -> Self {
         let health = Arc::new(health);
         let metrics = Arc::new(Metrics::new("0.1.0", 2, Arc::default(), Arc::clone(&health)));
         let config = AdminConfig { page: true, token_file: token_file.into(), ..AdminConfig::default() };

@@ -9,6 +9,7 @@
 //! thousand peers in its file, once without and once with a page open.
 
 #[path = "../page/daemon.rs"]
+#[expect(dead_code, reason = "the test asks for more than what is measured here")]
 mod daemon;
 
 use std::{

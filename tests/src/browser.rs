@@ -58,6 +58,7 @@ impl Browser {
             "--disable-component-update",
             "--disable-sync",
             "--disable-lcd-text",
+            "--hide-scrollbars",
             "--disable-dev-shm-usage",
             &profile,
         ];
@@ -120,10 +121,8 @@ impl Browser {
     /// When it does not become so, with the whole text of the page.
     #[track_caller]
     pub fn wait_for(&self, expression: &str) {
-        clock::until(expression, PATIENCE, || match self.run(&format!("return Boolean({expression})")) {
-            Value::Bool(true) => Ok(()),
-            _ => Err(self.text("body")),
-        });
+        let is_true = || self.run(&format!("return Boolean({expression})")) == Value::Bool(true);
+        clock::until(expression, PATIENCE, || if is_true() { Ok(()) } else { Err(self.text("body")) });
     }
 
     /// Waits until the first element that `css` selects has a text with `words` in it.

@@ -30,7 +30,7 @@ use tokio::{
     net::{TcpListener, TcpStream},
     sync::{OwnedSemaphorePermit, watch},
     task::JoinHandle,
-    time::{MissedTickBehavior, interval, sleep, timeout},
+    time::{sleep, timeout},
 };
 use wire::{panics::Part, throttle::Throttle};
 
@@ -148,10 +148,8 @@ impl Connections {
 
 /// Adds a sample to the history of the status page every [`SAMPLE_INTERVAL`], once there is a daemon to sample.
 async fn sample(page: PageSlot, admin: Arc<Admin>) {
-    let mut ticks = interval(SAMPLE_INTERVAL);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
-        ticks.tick().await;
+        sleep(SAMPLE_INTERVAL).await;
         if let Some(page) = page.get() {
             page.sample((admin.clock)());
             admin.metrics.set_history_bytes(page.history_bytes());

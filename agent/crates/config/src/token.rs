@@ -93,12 +93,13 @@ mod tests {
 
     use super::*;
 
-    fn read(text: &str, mode: u32) -> Result<Token, TokenError> {
+    /// What comes of a file with this text and mode.
+    fn with_file<T>(text: &str, mode: u32, then: impl FnOnce(Result<Token, TokenError>) -> T) -> T {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("token");
         fs::write(&path, text).unwrap();
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-        Token::read(&path)
+        then(Token::read(&path))
     }
 
     #[test]
@@ -111,8 +112,10 @@ mod tests {
             &longest,
             &format!("{longest}\n"),
         ] {
-            let token = read(text, 0o640).unwrap_or_else(|error| panic!("{text:?}: {error}"));
-            assert!(token.matches(text.trim_end().as_bytes()), "{text:?}");
+            with_file(text, 0o640, |token| {
+                let token = token.unwrap_or_else(|error| panic!("{text:?}: {error}"));
+                assert!(token.matches(text.trim_end().as_bytes()), "{text:?}");
+            });
         }
         let long = format!("{longest}x");
         for text in [
@@ -124,13 +127,15 @@ mod tests {
             "0123456789abcdéf",
             &long,
         ] {
-            assert!(matches!(read(text, 0o600), Err(TokenError::NoSecret(_))), "{text:?}");
+            with_file(text, 0o600, |token| {
+                assert!(matches!(token, Err(TokenError::NoSecret(_))), "{text:?}")
+            });
         }
     }
 
     #[test]
     fn only_the_whole_secret_matches() {
-        let token = read("0123456789abcdef", 0o600).unwrap();
+        let token = with_file("0123456789abcdef", 0o600, Result::unwrap);
         for shown in ["", "0123456789abcde", "0123456789abcdeg", "0123456789abcdef0", "0123456789ABCDEF"] {
             assert!(!token.matches(shown.as_bytes()), "{shown:?}");
         }
@@ -139,7 +144,7 @@ mod tests {
     #[test]
     fn a_file_that_others_can_use_is_refused_and_a_missing_one_has_a_remedy() {
         for mode in [0o604, 0o602, 0o644] {
-            let error = read("0123456789abcdef", mode).map(drop).unwrap_err();
+            let error = with_file("0123456789abcdef", mode, |token| token.map(drop).unwrap_err());
             assert!(error.remedy().starts_with("chmod o= /"), "{error}");
         }
         let error = Token::read(Path::new("/nowhere/token")).map(drop).unwrap_err();

@@ -100,7 +100,7 @@ function facts(peer) {
     ["RTT", wait(peer.rtt_seconds)],
     ["Loss, last second · in all", `${share(packets.lost_share_last_second)} · ${share(packets.lost_share)}`],
     ["Lane packets sent · received", `${count(packets.sent)} · ${count(packets.received)}`],
-    ["Queue", `${plural(queue.datagrams, "datagram")}, ${bytes(queue.bytes)}, the oldest for ${wait(queue.age_seconds)}`],
+    ["Queue", queue.datagrams === 0 ? "empty" : `${plural(queue.datagrams, "datagram")}, ${bytes(queue.bytes)}, the oldest for ${wait(queue.age_seconds)}`],
     ["Rate limit", limit ?? dash],
     ["Lanes up", count(peer.lanes_up)],
     ["Flows", count(peer.flows)],

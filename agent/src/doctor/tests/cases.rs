@@ -337,7 +337,10 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
             (AS_IT_IS, run),
         ],
         Check::StatusPage => {
-            vec![(("10.9.0.1:9464\"\npage = true", "127.0.0.1:9464\"\npage = true\ntoken_file = \"token\""), nothing)]
+            vec![(
+                ("10.9.0.1:9464\"\npage = true", "127.0.0.1:9464\"\npage = true\ntoken_file = \"token\""),
+                nothing,
+            )]
         }
         Check::RpFilter => vec![(("mark = 7", ""), |f| f.network.rp_filter[1].1 = 1)],
         Check::ConntrackTimeout => vec![(AS_IT_IS, |f| table(f).udp_timeout = Duration::from_secs(21))],
