@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo test -p culvert-tests --test page
-//! CULVERT_WRITE_SCREENSHOTS=1 cargo test -p culvert-tests --test page   # writes docs/images/
+//! CULVERT_WRITE_SCREENSHOTS=1 cargo test -p culvert-tests --test page   # writes docs/images/; reduce them to 256 colours before they are committed
 //! ```
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]

@@ -8,7 +8,7 @@
 //! | what a query string says | `query.rs` |
 //!
 //! The admin server sends these answers as JSON. They are for the page of the same version; programs read
-//! [`Status`](crate::control_socket::status::Status), whose members stay.
+//! [`Status`], whose members stay.
 
 use std::{
     sync::{Arc, Mutex},
