@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! cargo test -p culvert-tests --test page
-//! CULVERT_WRITE_SCREENSHOTS=1 cargo test -p culvert-tests --test page   # writes docs/images/
+//! CULVERT_WRITE_SCREENSHOTS=1 cargo test -p culvert-tests --test page   # writes docs/images/; reduce them to 256 colours before they are committed
 //! ```
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
@@ -155,7 +155,12 @@ fn a_thousand_peers(case: &mut Case) {
     browser.wait_for("document.querySelector('#peers .trend path').getAttribute('d').length > 100");
     browser.wait_for("document.querySelectorAll('#graphs path.up')[0].getAttribute('d').length > 500");
     case.is_sound("a thousand peers");
-    case.picture("page", 1100, 740);
+    case.open("#sort=up&order=desc");
+    browser.wait_for_text("#peers tbody", "Mbit/s");
+    browser.wait_for("document.querySelector('#peers .trend path')");
+    case.picture("page", 1130, 690);
+    case.open("");
+    browser.wait_for_text("#shown", "1 to 25 of 1,000");
     browser.click("#next");
     browser.wait_for_text("#shown", "26 to 50 of 1,000");
     browser.click("#peers th[data-key=up] button");
@@ -224,7 +229,7 @@ fn one_peer_in_full(case: &mut Case) {
     browser.wait_for_text("#peer-facts", "culvert/0.1.0");
     browser.wait_for_text("#peer-tables", "confirmed");
     browser.wait_for("document.querySelector('#peer-graphs path.up').getAttribute('d').length > 500");
-    case.picture("page-peer", 960, 860);
+    case.picture("page-peer", 960, 800);
     browser.run("document.querySelectorAll('#more details').forEach((details) => { details.open = true })");
     browser.wait_for_text("#more", "47,000");
     case.is_sound("one peer");

@@ -8,7 +8,7 @@
 //! | what a query string says | `query.rs` |
 //!
 //! The admin server sends these answers as JSON. They are for the page of the same version; programs read
-//! [`Status`](crate::control_socket::status::Status), whose members stay.
+//! [`Status`], whose members stay.
 
 use std::{
     sync::{Arc, Mutex},
@@ -35,9 +35,9 @@ pub use query::{Query, QueryError};
 
 use crate::control_socket::status::{Scope, Status};
 
-/// How old the peers may be that the page is shown. The workers publish once a second; however many pages are open, their
-/// snapshots are summed twice a second at most.
-const FRESH_FOR: Duration = Duration::from_millis(500);
+/// How old the peers may be that the page is shown. However many pages are open, the workers' snapshots are summed ten times a
+/// second at most, which takes a millisecond or two with a thousand peers.
+const FRESH_FOR: Duration = Duration::from_millis(100);
 
 /// Where the figures come from: the running daemon.
 pub trait Figures: Send + Sync {
