@@ -122,10 +122,10 @@ impl Sessions {
             host.drain_lane(cx, lane, now);
         }
         let mut plain = link.plain;
-        if let Some(streams) = plain.as_mut().and_then(|plain| plain.repair.take()) {
-            if let Some(peer) = cx.peers.get_mut(id) {
-                peer.data.give_up_repair(*streams);
-            }
+        if let Some(streams) = plain.as_mut().and_then(|plain| plain.repair.take())
+            && let Some(peer) = cx.peers.get_mut(id)
+        {
+            peer.data.give_up_repair(*streams);
         }
         for frame in plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
             drop(frame);

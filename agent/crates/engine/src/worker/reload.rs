@@ -341,7 +341,7 @@ impl Context {
             let name = service.name.to_string();
             let fragment = service.oversize == config::Oversize::Fragment;
             let (number, repair) = (number(*index), service.repair.in_use().filter(|_| udp));
-            (udp || tcp).then(|| messages::Service { number, name, udp, tcp, idle, fragment, repair })
+            (udp || tcp).then_some(messages::Service { number, name, udp, tcp, idle, fragment, repair })
         });
         services.collect()
     }

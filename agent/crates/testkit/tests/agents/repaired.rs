@@ -526,7 +526,7 @@ fn a_peer_in_standard_mode_is_asked_for_what_is_missing() {
     let frames = [b"a", b"b", b"c", b"d"].map(|text| frame(&flood, text));
     flood.malicious.send_plain(&numbered_frame(0, 0, &frames[0]));
     flood.malicious.send_plain(&numbered_frame(2, 1, &frames[2]));
-    flood.run(20);
+    flood.run(60);
     let asked = |flood: &GateFlood| {
         flood.malicious.data.iter().filter(|data| data[0] == 14).cloned().collect::<Vec<_>>()
     };
@@ -538,15 +538,11 @@ fn a_peer_in_standard_mode_is_asked_for_what_is_missing() {
         flood.malicious.data.iter().filter(is_it).count()
     };
     let came = [answers(&flood, b"a"), answers(&flood, b"b"), answers(&flood, b"c")];
-    if came != [1, 0, 1] {
-        let exit = flood.pair.exit;
-        println!("{:#?}", flood.pair.world.peers(exit)[1]);
-    }
     assert_eq!(came, [1, 0, 1], "{:?}", flood.malicious.data);
     for _ in 0..2 {
         flood.malicious.send_plain(&numbered_frame(1, 1, &frames[1]));
     }
-    flood.run(20);
+    flood.run(60);
     assert_eq!(answers(&flood, b"b"), 1);
     // A symbol gives number 3.
     let (mut sent, mut encoder) =
@@ -575,7 +571,7 @@ fn a_peer_in_standard_mode_is_asked_for_what_is_missing() {
         flood.malicious.send_plain(&numbered_frame(number, 1, &frames[number as usize]));
     }
     flood.malicious.send_plain(&symbol);
-    flood.run(50);
+    flood.run(60);
     assert_eq!(answers(&flood, b"d"), 1);
     flood.assert_innocent_is_unharmed();
 }
