@@ -22,11 +22,8 @@ const REPORT_SPAN: f64 = 0.045;
 /// The share of the rate that has to leave for the rate to be what limits us.
 const LOADED: f64 = 0.75;
 
-/// Queue delay that our traffic answers for although it does not use the rate, in seconds: more than others or noise add for long. TCP
-/// in the tunnel follows the link, and fills its queue at a rate that is too high as it would without one.
-const STANDING: f64 = 0.05;
-
-/// The share of a rate that is too high, by a doubling at most, which a full link takes.
+/// The share of a rate that is too high, by a doubling at most, which a full link takes. TCP in the tunnel follows the link, and fills its
+/// queue at such a rate as it would without one.
 const ENGAGED: f64 = 0.45;
 
 /// Seconds for which traffic that used the rate answers for a queue, although it has slowed down: it does within a round trip of a
@@ -88,13 +85,13 @@ impl Evidence {
             || self.sent.backlogged(from, to) > 0.5
     }
 
-    /// Whether packets that left at `since` or later found a standing queue that our traffic has filled, with less than `rate` between
+    /// Whether packets that left at `since` or later found a long queue that our traffic has filled, with less than `rate` between
     /// two times.
     pub(super) fn stands(&self, rate: f64, since: f64, from: f64, to: f64) -> bool {
         let is_ours = self.sent.bytes(from, to) >= ENGAGED * rate * (to - from)
             || self.is_loaded(rate, to - RECENT, to - RECENT + 0.3)
             || self.is_loaded(rate, to - RECENT / 2.0, to - RECENT / 2.0 + 0.3);
-        is_ours && self.queue(since).is_some_and(|queue| queue > STANDING)
+        is_ours && self.queue(since).is_some_and(|queue| queue > self.jump())
     }
 
     /// Whether packets that left at `since` or later say that the link is full: by a queue, or by `tolerated` more loss than usual.
