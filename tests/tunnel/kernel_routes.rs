@@ -142,9 +142,11 @@ fn a_learned_route_to_the_peer_itself_does_not_swallow_marked_packets() {
     ip("rule add not fwmark 7 lookup 100 priority 31000");
     exits.wait_for_carriers("192.0.2.2", &["exit-1"]);
     assert_answered(&mut exits);
+    // The new handshake, too, goes past the tunnel.
     exits.exits[0].kill();
     exits.exits[0].start();
-    exits.wait_for_lanes();
-    exits.wait_for_carriers("10.77.0.1", &["exit-1"]);
-    assert_answered(&mut exits);
+    clock::until("answers after the restart", clock::PATIENCE, || {
+        let flow = exits.flow(Duration::from_millis(400), |_| ());
+        if flow.answered * 10 > flow.sent * 9 { Ok(()) } else { Err(format!("{flow:?}")) }
+    });
 }

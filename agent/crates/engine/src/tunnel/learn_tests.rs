@@ -70,6 +70,9 @@ fn learned(routes: &[&str], peers: &[Listed], check: SourceCheck) -> PeerRoutes 
     table
 }
 
+/// Peers and their weights.
+type Shares<'a> = &'a [(u32, u16)];
+
 /// The peers that the longest prefix with `address` leads to, each with its weight; `None`: there is no prefix.
 fn to(table: &PeerRoutes, address: &str) -> Option<Vec<(u32, u16)>> {
     let states = table.states(Some(ip(address)), 1, |_| Readiness::Ready);
@@ -99,7 +102,7 @@ fn a_next_hop_is_the_peer_with_that_address() {
         &peers,
         SourceCheck::AllowedIps,
     );
-    let answers: &[(&str, Option<&[(u32, u16)]>)] = &[
+    let answers: [(&str, Option<Shares<'_>>); 11] = [
         ("10.1.0.1", Some(&[(0, 1)])),
         ("10.2.0.1", Some(&[(1, 1)])),
         ("10.2.3.1", Some(&[])),
@@ -113,7 +116,7 @@ fn a_next_hop_is_the_peer_with_that_address() {
         ("fe80::1", Some(&[])),
     ];
     for (address, expected) in answers {
-        assert_eq!(to(&table, address).as_deref(), *expected, "{address}");
+        assert_eq!(to(&table, address).as_deref(), expected, "{address}");
     }
     assert_eq!(to(&table, &link_local_1.to_string()).as_deref(), Some(&[(1, 1)][..]));
 }
