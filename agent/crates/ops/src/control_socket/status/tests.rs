@@ -359,6 +359,7 @@ exit: connected
   software      culvert/0.1.0
   datagrams by  lanes
   RTT           12.3 ms
+  least RTT     10.1 ms
   lane packets  sent 10000, received 12, lost 20
   loss          0.02 % in the last second, 0.20 % in all
   up            1.2 Gbit/s, 126.0 k/s
