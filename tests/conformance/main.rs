@@ -179,6 +179,8 @@ fn envelope(input: Input<'_>) -> Outcome {
         Message::StreamsWanted => "streams_wanted",
         Message::Release => "release",
         Message::ReceiveRate { .. } => "receive_rate",
+        Message::ReportsWanted { .. } => "reports_wanted",
+        Message::PacketRepair(_) => "packet_repair",
     };
     let mut again = Vec::new();
     message.encode(&mut again);
@@ -301,8 +303,11 @@ fn pieces() -> impl FnMut(Vec<u8>) -> Outcome {
         let piece = Piece { flow: FlowId(0), datagram, total: total.into(), offset: offset.into() };
         let malformed = |account: &Account| account.dropped[DropReason::Malformed as usize];
         let before = malformed(&account);
-        match reassembler.take(&piece, &bytes[payload_at..], LIMIT_BYTES, now, &mut account) {
-            Some(whole) => Outcome { verdict: "complete", output: Fields::from([("datagram", hex(&whole))]) },
+        let mut joined = Vec::new();
+        match reassembler.take(&piece, &bytes[payload_at..], LIMIT_BYTES, now, &mut account, &mut joined) {
+            Some(whole) => {
+                Outcome { verdict: "complete", output: Fields::from([("datagram", hex(&joined[whole]))]) }
+            }
             None if malformed(&account) > before => Outcome::of("malformed"),
             None => Outcome::of("none"),
         }
