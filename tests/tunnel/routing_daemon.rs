@@ -1,4 +1,4 @@
-//! BIRD over the tunnel: BGP with BFD between a site and two exits, on the configurations of `config/`.
+//! BIRD over the tunnel: BGP with BFD between a site and two exits, on the configurations of `deploy/bird/`.
 
 use std::{path::Path, process::Command, time::Duration};
 
