@@ -46,8 +46,8 @@ fn json(agent: &Agent, args: &[&str]) -> Value {
 /// A pair that has carried `count` datagrams to an echo and back.
 fn pair(count: u32) -> (Pair, Echo) {
     let (echo, ingress) = (Echo::new(), ([127, 0, 0, 1], ports::free()).into());
-    let plan = Plan::default().workers([2, 2]).peer("lanes = 3\nrate = \"1Gbit\"\n");
-    let pair = plan.service("echo", echo.address, "").forward("echo", ingress).start();
+    let plan = Plan::default().workers([2, 2]).peer("lanes = 3\nrate = \"auto\"\nrate_min = \"1Gbit\"\n");
+    let pair = plan.service("echo", echo.address, "repair = \"auto\"\n").forward("echo", ingress).start();
     pair.wait_for_lanes(3);
     Client::new(0, ingress).converse(count);
     // A TCP connection, so that there is a stream connection for a minute.
@@ -168,7 +168,7 @@ fn documented(printed: &[Value]) {
         };
         assert!(rows.iter().any(begins), "{path} is not in docs/status.md");
     }
-    let special = ["tun.", "refusals[]", "peers[].last_error."];
+    let special = ["tun.", "routes[]", "refusals[]", "peers[].last_error."];
     for row in rows.iter().filter(|row| !special.iter().any(|special| row.starts_with(special))) {
         assert!(found.iter().any(|path| path == row), "{row} is in docs/status.md, and was not printed");
     }
