@@ -263,8 +263,18 @@ fn panels_are_told_apart_and_ask_the_chosen_source() {
             assert_eq!(target["datasource"]["uid"], "${datasource}", "{panel}");
         }
     }
-    let expected =
-        ["Overview", "Traffic", "Accounting and drops", "Lanes", "Flows", "Gate", "TUN", "Process", "Rate"];
+    let expected = [
+        "Overview",
+        "Traffic",
+        "Accounting and drops",
+        "Lanes",
+        "Flows",
+        "Gate",
+        "TUN",
+        "Process",
+        "Rate",
+        "Repair",
+    ];
     rows.sort_unstable();
     let mut sorted = expected;
     sorted.sort_unstable();

@@ -72,8 +72,11 @@ fn routes_and_next_hop_objects_choose_the_peer_as_they_change() {
     exits.wait_for_carriers("10.77.0.1", &[]);
     ip("link set culvert0 up");
     exits.wait_for_carriers("10.9.0.2", &["exit-1"]);
-    let addresses = ip("-6 -o addr show dev culvert0 scope link");
-    assert_eq!(addresses.lines().count(), 1, "our own, and no random one: {addresses}");
+    // The agent looks once a second.
+    clock::until("its own link-local address, and no random one", clock::PATIENCE, || {
+        let addresses = ip("-6 -o addr show dev culvert0 scope link");
+        if addresses.lines().count() == 1 { Ok(()) } else { Err(addresses) }
+    });
 }
 
 #[test]

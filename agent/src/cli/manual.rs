@@ -332,7 +332,8 @@ mod tests {
         let text = text_of("culvert-peer-add.1").replace("\\fB", "").replace("\\fI", "").replace("\\fR", "");
         let synopsis = text.replace("\\-", "-");
         let line = synopsis.lines().skip_while(|line| *line != ".SH SYNOPSIS").nth(1);
-        let said = "culvert peer add [--service NAME]... [--allowed-ip PREFIX]... [--lanes N] \
+        let said = "culvert peer add [--service NAME]... [--allowed-ip PREFIX]... [--address ADDRESS]... \
+                    [--priority N] [--weight N] [--lanes N] \
                     [--endpoint HOST:PORT]... [--config FILE] [--socket PATH] [--json] NAME LINK|KEY";
         assert_eq!(line, Some(said));
     }
