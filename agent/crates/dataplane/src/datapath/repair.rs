@@ -110,6 +110,16 @@ impl PeerData {
         self.relay.repairs.received.add(&received);
     }
 
+    /// Takes the counts of the streams of a peer in standard mode.
+    pub fn take_plain_repair_counts(&mut self) {
+        let plain = self.link.as_mut().and_then(|link| link.plain.as_mut());
+        if let Some(streams) = plain.and_then(|plain| plain.repair.as_mut()) {
+            let (sent, received) = streams.take_counts();
+            self.relay.repairs.sent.add(&sent);
+            self.relay.repairs.received.add(&received);
+        }
+    }
+
     /// How we repair IP packets that we send to the peer; `None` also if it cannot.
     #[inline]
     #[must_use]

@@ -562,9 +562,7 @@ impl Uplink<'_> {
             (Way::Plain, Some(plain)) => {
                 // A piece is as old as its datagram; a message begins to wait here.
                 let since = if frame.payload.is_empty() { self.now } else { self.arrived };
-                let pushed = plain.push_one(frame, repair, since, self.now);
-                plain.push_repairs(repair, self.now);
-                pushed
+                plain.push_one(frame, repair, since, self.now)
             }
             (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
         }

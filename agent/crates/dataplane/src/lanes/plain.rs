@@ -2,10 +2,11 @@
 
 use std::{
     collections::VecDeque,
+    mem,
     time::{Duration, Instant},
 };
 
-use bytes::{Bytes, BytesMut};
+use bytes::{Buf, Bytes, BytesMut};
 
 use wire::context::REPAIR_OVERHEAD;
 
@@ -44,6 +45,8 @@ pub struct PlainFrame {
     pub counted: bool,
     /// The time at which its datagram came to this host.
     pub arrived: Instant,
+    /// The number that it still has to get.
+    unnumbered: Option<Repaired>,
 }
 
 impl PlainFrame {
@@ -113,7 +116,8 @@ impl Plain {
         if len + reserve > self.most {
             return Err(PushError::TooLarge { most: self.room(frame.header.len() + reserve).empty });
         }
-        let mut number = Number::of_streams(repair, self.repair.as_deref_mut(), now);
+        // The number comes when the frame goes: what expires here leaves no gap.
+        let number = Number::of_streams(repair, self.repair.as_deref_mut(), now);
         let len = len + number.header().len();
         if self.held > 0 && self.held + len + OVERHEAD_BYTES > self.room {
             return Err(PushError::Blocked);
@@ -122,9 +126,14 @@ impl Plain {
         data.extend_from_slice(number.header());
         data.extend_from_slice(frame.header);
         data.extend_from_slice(frame.payload);
-        number.give(&mut data);
+        let unnumbered = repair.filter(|_| !number.header().is_empty());
         self.held += len + OVERHEAD_BYTES;
-        self.waiting.push_back(PlainFrame { data: data.freeze(), counted: frame.counted, arrived });
+        self.waiting.push_back(PlainFrame {
+            data: data.freeze(),
+            counted: frame.counted,
+            arrived,
+            unnumbered,
+        });
         Ok(())
     }
 
@@ -141,24 +150,8 @@ impl Plain {
             if let Err(error) = self.push_one(frame, payloads.repair, arrived, now) {
                 return (done, Err(error));
             }
-            self.push_repairs(payloads.repair, now);
         }
         (all, Ok(()))
-    }
-
-    /// Adds the repair symbols that are due for a stream. One that finds no room is not sent.
-    pub fn push_repairs(&mut self, repaired: Option<Repaired>, now: Instant) {
-        let Some(repaired) = repaired.filter(|repaired| repaired.numbered) else { return };
-        let Some(mut streams) = self.repair.take() else { return };
-        if let Some(sender) = streams.sender(repaired.stream) {
-            while let Some((header, symbol)) = sender.repair(now) {
-                let frame = Frame { header: header.as_slice(), payload: symbol, counted: false, tos: 0 };
-                if self.push(frame, now).is_err() {
-                    break;
-                }
-            }
-        }
-        self.repair = Some(streams);
     }
 
     /// All frames that wait, oldest first.
@@ -166,17 +159,48 @@ impl Plain {
         self.waiting.into_iter()
     }
 
-    /// Takes the oldest frame out of the queue.
-    pub fn pop(&mut self) -> Option<PlainFrame> {
+    /// Takes the oldest frame out of the queue, and gives it its number if it is to be repaired. Repair symbols that are then due come
+    /// next.
+    pub fn pop(&mut self, now: Instant) -> Option<PlainFrame> {
+        let mut frame = self.take_first()?;
+        if let Some(repair) = frame.unnumbered.take() {
+            self.number(&mut frame, repair, now);
+        }
+        Some(frame)
+    }
+
+    fn take_first(&mut self) -> Option<PlainFrame> {
         let frame = self.waiting.pop_front()?;
         self.held -= frame.cost();
         Some(frame)
     }
 
-    /// Takes the oldest frame if its datagram has waited for longer than `limit`.
+    fn number(&mut self, frame: &mut PlainFrame, repair: Repaired, now: Instant) {
+        // Nobody else has the bytes: they are not copied.
+        let mut data = BytesMut::from(mem::take(&mut frame.data));
+        let mut streams = self.repair.take();
+        match streams.as_mut().and_then(|streams| streams.sender(repair.stream)) {
+            Some(sender) => {
+                sender.number(&mut data, repair.bucket, now);
+                while let Some((header, symbol)) = sender.repair(now) {
+                    let data: Bytes = [header.as_slice(), symbol].concat().into();
+                    if data.len() > self.most {
+                        break;
+                    }
+                    self.put_back(PlainFrame { data, counted: false, arrived: now, unnumbered: None });
+                }
+            }
+            // It goes plain.
+            None => data.advance(repair.header().as_slice().len()),
+        }
+        self.repair = streams;
+        frame.data = data.freeze();
+    }
+
+    /// Takes the oldest frame if its datagram has waited for longer than `limit`. It gets no number.
     pub fn pop_late(&mut self, now: Instant, limit: Duration) -> Option<PlainFrame> {
         let late = now.saturating_duration_since(self.waiting.front()?.arrived) > limit;
-        if late { self.pop() } else { None }
+        if late { self.take_first() } else { None }
     }
 
     /// Puts back what [`Plain::pop`] gave, at the front.
@@ -204,7 +228,7 @@ mod tests {
             taken += 1;
         }
         assert_eq!(taken, MAX_BYTES / (1000 + OVERHEAD_BYTES));
-        let first = plain.pop().unwrap();
+        let first = plain.pop(now).unwrap();
         assert_eq!((first.data.len(), &first.data[..3]), (1000, &[2, 0, 7][..]));
         plain.put_back(first);
         assert_eq!(plain.push(frame(&[7; 998]), now), Err(PushError::Blocked));
@@ -226,7 +250,7 @@ mod tests {
         plain.push(frame(&[5]), clock.now()).unwrap();
         let late = std::iter::from_fn(|| plain.pop_late(clock.now(), limit)).count();
         assert_eq!(late, taken - 1);
-        assert_eq!(plain.pop().unwrap().data[..], [2, 0, 5]);
+        assert_eq!(plain.pop(clock.now()).unwrap().data[..], [2, 0, 5]);
         assert_eq!((plain.held, plain.is_empty()), (0, true));
     }
 

@@ -1,9 +1,15 @@
 //! Tests of when repairs are due and what they cover.
 
-use wire::clock::{Clock as _, ManualClock};
+use std::sync::Arc;
+
+use wire::{
+    clock::{Clock as _, ManualClock},
+    context::Context,
+    repair::{StreamNumber, Terms},
+};
 
 use super::*;
-use crate::repair::{SentLimits, WHOLE_PPM};
+use crate::repair::{Delivered, Receiver, SentLimits, WHOLE_PPM};
 
 const SILENCE: Duration = Duration::from_millis(5);
 
@@ -97,4 +103,32 @@ fn without_a_code_there_is_none() {
     bench.encoder.set(None);
     assert_eq!((bench.send(100, 500), bench.encoder.next_deadline()), (vec![], None));
     assert_eq!(Encoder::default().repair(&bench.sent, bench.clock.now(), &mut Vec::new()), None);
+}
+
+/// The example of `docs/wire-format.md`.
+#[test]
+fn a_symbol_in_bytes() {
+    const FRAME: [u8; 4] = [2, 2, 0x68, 0x69];
+    const SYMBOL: [u8; 18] =
+        [0x0d, 4, 0, 1, 0xf0, 1, 0, 0, 0, 0, 0, 0xde, 0, 0, 0x4a, 0x4a, 0x54, 0x71];
+    let mut bench = Bench::new(32, WHOLE_PPM);
+    let now = bench.clock.now();
+    bench.sent.push(&[&[0, 0][..], &FRAME].concat(), now);
+    bench.encoder.sent(FRAME.len(), now);
+    let mut symbol = Vec::new();
+    let repair = bench.encoder.repair(&bench.sent, now + SILENCE, &mut symbol).expect("one is due");
+    let context = Context::Repair { stream: StreamNumber(4), header: repair.encode(), payload_at: 0 };
+    assert_eq!([context.encode().as_slice(), &symbol].concat(), SYMBOL);
+
+    let Some(Context::Repair { stream, header, payload_at }) = Context::decode(&SYMBOL) else {
+        panic!("a symbol");
+    };
+    let mut receiver = Receiver::new(stream, Terms::OFF, &Arc::default()).expect("there is no limit");
+    let mut came = Vec::new();
+    receiver.repair(header, &SYMBOL[payload_at..], now, &mut |delivered| {
+        if let Delivered::Other(frame) = delivered {
+            came.push(frame.to_vec());
+        }
+    });
+    assert_eq!((stream, came), (StreamNumber(4), vec![FRAME.to_vec()]));
 }

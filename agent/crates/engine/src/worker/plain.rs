@@ -146,7 +146,7 @@ impl DataPlane {
                 blocked = !plain.is_empty();
                 break;
             }
-            let Some(mut frame) = plain.pop() else { break };
+            let Some(mut frame) = plain.pop(now) else { break };
             taken = true;
             let dropped = match sessions.control.send_frame(handle, frame.data, frame.counted) {
                 // The payload is settled when quinn-proto sends or drops the frame.
@@ -165,6 +165,9 @@ impl DataPlane {
             if frame.counted {
                 cx.settle_plain(id, dropped);
             }
+        }
+        if let Some(peer) = cx.peers.get_mut(id) {
+            peer.data.take_plain_repair_counts();
         }
         cx.watch_plain_repair(id);
         // The frames are gone: the peer's queue behind them comes next.

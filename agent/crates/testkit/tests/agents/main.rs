@@ -49,6 +49,8 @@ mod recorded;
 mod registry;
 mod reload;
 mod repaired;
+mod repaired_hostile;
+mod repaired_standard;
 mod restarts;
 mod returned;
 mod roaming;

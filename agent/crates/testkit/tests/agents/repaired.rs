@@ -57,7 +57,7 @@ enum Rate {
     EveryMilliseconds(u64),
 }
 
-const fn random(ppm: u32) -> Loss {
+pub(super) const fn random(ppm: u32) -> Loss {
     Loss { random_ppm: ppm, bursts: None }
 }
 
@@ -227,7 +227,7 @@ fn payload(number: u32, len: usize) -> Vec<u8> {
 
 impl Pair {
     /// Puts a path with this loss and round trip between the agents; its rate is limited only if `rate_bits` says so.
-    fn over(&mut self, loss: Loss, rtt: Duration, seed: u64, rate_bits: Option<u64>) -> [BottleneckId; 2] {
+    pub(super) fn over(&mut self, loss: Loss, rtt: Duration, seed: u64, rate_bits: Option<u64>) -> [BottleneckId; 2] {
         let queue_bytes = rate_bits.map_or(usize::MAX, |rate| bytes_at(rate, 100 * MILLISECOND));
         let parameters =
             Parameters { delay: rtt / 2, before: loss, rate_bits, queue_bytes, ..Parameters::OPEN };
@@ -241,7 +241,7 @@ impl Pair {
     }
 
     /// Has the exit's service repaired like this from now on.
-    fn repair(&mut self, repair: &str) {
+    pub(super) fn repair(&mut self, repair: &str) {
         let toml = self.repairing(repair);
         let changes = self.world.reload(self.exit, &toml).unwrap();
         assert_eq!(changes.len(), 1, "{changes:?}");
@@ -253,7 +253,7 @@ impl Pair {
     }
 
     /// What the entry and the exit say of repair.
-    fn repaired(&mut self) -> [RepairStatus; 2] {
+    pub(super) fn repaired(&mut self) -> [RepairStatus; 2] {
         [self.entry, self.exit].map(|place| self.world.peer(place).repair.unwrap_or_default())
     }
 }

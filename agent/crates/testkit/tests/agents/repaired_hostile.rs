@@ -1,0 +1,203 @@
+//! A peer whose numbers, repair symbols and requests are made to do harm: memory, answers and the work for others stay bounded.
+
+use std::{cell::Cell, net::SocketAddr};
+
+use dataplane::repair::Ask;
+use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wire::{
+    context::Context,
+    messages::Features,
+    repair::{StreamNumber, StreamOf},
+};
+
+use crate::{
+    INGRESS,
+    flood::{ECHO, GateFlood, ROGUE},
+    harness::Udp,
+    number_of, numbered,
+};
+
+/// An innocent peer's flow beside the malicious one's, none of whose datagrams may be lost.
+struct Beside {
+    client: Udp,
+    sent: u32,
+    came: Vec<u32>,
+}
+
+impl Beside {
+    fn new(flood: &mut GateFlood) -> Self {
+        Self { client: flood.pair.client(9001), sent: 0, came: Vec::new() }
+    }
+
+    fn send(&mut self) {
+        self.client.send(INGRESS, &numbered(self.sent));
+        self.sent += 1;
+    }
+
+    fn receive(&mut self) {
+        self.came.extend(self.client.receive().iter().map(|(_, bytes)| number_of(bytes)));
+    }
+
+    fn assert_whole(mut self, flood: &mut GateFlood) {
+        flood.run(100);
+        self.receive();
+        assert_eq!(self.came, Vec::from_iter(0..self.sent));
+    }
+}
+
+fn flood(seed: u64, standard: bool, repair: &str) -> GateFlood {
+    println!("seed {seed}, standard mode {standard}");
+    let mut flood = GateFlood::new(seed, "[limits]\nrepair_bytes = \"4MiB\"");
+    flood.pair.repair(repair);
+    flood.say_hello(standard, Features::REPAIR);
+    flood
+}
+
+fn send(flood: &mut GateFlood, standard: bool, data: &[u8]) {
+    match standard {
+        true => flood.malicious.send_plain(data),
+        false => flood.send(data),
+    }
+}
+
+/// A number that is near the last one, anywhere, or about to wrap.
+fn number(rng: &mut StdRng, last: &mut u32) -> u32 {
+    *last = match rng.random_range(0..8) {
+        0 => rng.random(),
+        1 => u32::MAX - rng.random_range(0..4),
+        2 => last.wrapping_add(1 << 31).wrapping_sub(rng.random_range(0..2)),
+        3 => last.wrapping_add(rng.random_range(0..2_000)),
+        4 => last.wrapping_sub(rng.random_range(0..200)),
+        5 => *last,
+        6 | 7 => last.wrapping_add(1),
+        _ => unreachable!("below eight"),
+    };
+    *last
+}
+
+/// A frame about repair in a stream that may be any; what it says is drawn.
+fn lie(rng: &mut StdRng, last: &mut u32, frame: &[u8]) -> Vec<u8> {
+    let stream = StreamNumber([2, 2, 2, 0, 1, rng.random_range(0..StreamNumber::END)][rng.random_range(0..6)]);
+    let number = number(rng, last);
+    match rng.random_range(0..4) {
+        0 | 1 => {
+            let distance = [0, 1, rng.random()][rng.random_range(0..3)];
+            let header = Context::Numbered { stream, number, distance, payload_at: 0 }.encode();
+            let inner = &frame[..rng.random_range(0..=frame.len())];
+            [header.as_slice(), if rng.random() { frame } else { inner }].concat()
+        }
+        2 => {
+            let window = [0, 1, 2, 64, 128, 129, rng.random_range(0..4096)][rng.random_range(0..7)];
+            let [k0, k1] = rng.random::<u16>().to_be_bytes();
+            let [w0, w1] = (rng.random_range(0..16_u16) << 12 | window).to_be_bytes();
+            let [f0, f1, f2, f3] = number.wrapping_sub(rng.random_range(0..200)).to_be_bytes();
+            let header = [k0, k1, w0, w1, f0, f1, f2, f3];
+            let header = Context::Repair { stream, header, payload_at: 0 }.encode();
+            let len = [0, 1, 2, 3, 8, 900, rng.random_range(0..1_000)][rng.random_range(0..7)];
+            let symbol: Vec<u8> = (0..len).map(|_| rng.random()).collect();
+            [header.as_slice(), &symbol].concat()
+        }
+        _ => {
+            let stream = StreamNumber(rng.random_range(0..3));
+            asking(rng, stream, number)
+        }
+    }
+}
+
+/// Requests for everything about a number, some of them cut off.
+fn asking(rng: &mut StdRng, stream: StreamNumber, about: u32) -> Vec<u8> {
+    let mut data = Context::Ask { stream, payload_at: 0 }.encode().as_slice().to_vec();
+    for _ in 0..rng.random_range(1..20) {
+        let count = [1, 255, 256, 257, u16::MAX][rng.random_range(0..5)];
+        let first = u64::from(about.wrapping_sub(rng.random_range(0..512)));
+        let ask = Ask { first, count, attempt: rng.random_range(0..128), last: rng.random() };
+        data.extend(ask.encode());
+    }
+    data.truncate(data.len() - rng.random_range(0..3));
+    data
+}
+
+#[test]
+fn numbers_symbols_and_requests_at_random_harm_nobody_else() {
+    for (standard, order, seed) in
+        [(false, "hold", 9701), (false, "asap", 9702), (true, "hold", 9703), (true, "asap", 9704)]
+    {
+        let repair = format!("{{ mode = \"auto\", order = \"{order}\", deadline = \"400ms\" }}");
+        let mut flood = flood(seed, standard, &repair);
+        let (mut rng, mut last) = (StdRng::seed_from_u64(seed), 0);
+        let mut beside = Beside::new(&mut flood);
+        let frame = [&flood.open(0, ECHO)[..], &[7; 900]].concat();
+        let mut most = 0;
+        for round in 0..1_500 {
+            for _ in 0..rng.random_range(0..12) {
+                let data = lie(&mut rng, &mut last, &frame);
+                send(&mut flood, standard, &data);
+            }
+            if round % 10 == 0 {
+                beside.send();
+                most = most.max(flood.metric("culvert_repair_bytes"));
+            }
+            flood.run(1);
+            beside.receive();
+            flood.malicious.data.clear();
+        }
+        println!("{most} bytes at most");
+        assert!(most > 0 && most <= 1 << 20, "a quarter of the limit for one peer: {most}");
+        assert_eq!(flood.malicious.closed(), None);
+        beside.assert_whole(&mut flood);
+        flood.assert_innocent_is_unharmed();
+        // What waited is given up in time, and its memory with it.
+        flood.run(1_500);
+        flood.assert_innocent_is_unharmed();
+    }
+}
+
+#[test]
+fn requests_again_and_again_get_no_more_than_their_share() {
+    for (standard, seed) in [(false, 9711), (true, 9712)] {
+        let mut flood =
+            flood(seed, standard, "{ mode = \"retransmit\", deadline = \"500ms\", max_overhead = 0.3 }");
+        // One packet in 20 to the malicious peer is lost, so that the exit numbers its payloads.
+        let lost = Cell::new(0_u32);
+        flood.pair.world.weather.borrow_mut().block = Box::new(move |_, to: SocketAddr| {
+            lost.set(lost.get() + u32::from(to.ip() == ROGUE));
+            to.ip() == ROGUE && lost.get().is_multiple_of(20)
+        });
+        let mut rng = StdRng::seed_from_u64(seed);
+        let mut beside = Beside::new(&mut flood);
+        let frame = [&flood.open(0, ECHO)[..], &[7; 600]].concat();
+        let stream = StreamNumber::of(StreamOf::SendersService(0)).unwrap();
+        let (mut highest, mut payloads) = (None, 0);
+        for round in 0..12_000 {
+            if round % 2 == 0 || !standard {
+                send(&mut flood, standard, &frame);
+            }
+            if round % 10 == 0 {
+                beside.send();
+            }
+            flood.run(1);
+            beside.receive();
+            for data in std::mem::take(&mut flood.malicious.data) {
+                if let Some(Context::Numbered { number, .. }) = Context::decode(&data) {
+                    payloads += 1;
+                    highest = highest.max(Some(number));
+                }
+            }
+            if let Some(highest) = highest {
+                for _ in 0..if standard { 1 } else { 5 } {
+                    let ask = asking(&mut rng, stream, highest);
+                    send(&mut flood, standard, &ask);
+                }
+            }
+        }
+        let exit = flood.pair.exit;
+        let status = flood.pair.world.peers(exit).swap_remove(1).repair.unwrap();
+        println!("{payloads} numbered payloads came; {status:?}");
+        assert!(status.numbered > 1_000 && status.retransmitted > 100 && status.unanswered > 1_000);
+        // Its share of the payloads' bytes, what it has saved up, and the rest of one answer.
+        let (answers, all) = (status.retransmitted * 600, status.sent_bytes[0]);
+        assert!(answers <= all * 3 / 10 + (128 << 10) + 3 * 700, "{status:?}");
+        beside.assert_whole(&mut flood);
+        flood.assert_innocent_is_unharmed();
+    }
+}

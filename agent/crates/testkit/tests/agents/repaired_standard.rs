@@ -1,0 +1,117 @@
+//! Repair in standard mode: numbered payloads in DATAGRAM frames of the control connection, both ways.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use engine::status::RepairStatus;
+use testkit::simulation::bottleneck::Loss;
+
+use crate::{INGRESS, Pair, number_of, numbered, repaired::random};
+
+const MILLISECOND: Duration = Duration::from_millis(1);
+
+/// What came of some datagrams and of their answers, and what the entry and the exit say.
+struct Outcome {
+    sent: u32,
+    came: BTreeSet<u32>,
+    answered: BTreeSet<u32>,
+    in_order: bool,
+    status: [RepairStatus; 2],
+}
+
+/// Sends a datagram each `every` milliseconds for a time, each of which is answered.
+fn trial(seed: u64, lanes: [&str; 2], repair: &str, loss: Loss, every: u32) -> Outcome {
+    let mut pair = Pair::new(seed, lanes[0], lanes[1]);
+    pair.over(loss, 40 * MILLISECOND, seed, None);
+    pair.world.run(1_000 * MILLISECOND);
+    pair.repair(repair);
+    let mut client = pair.client(3000);
+    let (mut came, mut answered) = (BTreeSet::new(), BTreeSet::new());
+    let (mut highest, mut in_order, mut sent) = (0, true, 0);
+    for time in 0..32_000 {
+        if time % every == 0 && time < 30_000 {
+            client.send(INGRESS, &numbered(sent));
+            sent += 1;
+        }
+        pair.world.run(MILLISECOND);
+        for (from, bytes) in pair.echo.receive() {
+            assert!(came.insert(number_of(&bytes)), "{} came twice", number_of(&bytes));
+            in_order &= number_of(&bytes) >= highest;
+            highest = highest.max(number_of(&bytes));
+            pair.echo.send(from, &bytes);
+        }
+        for (_, bytes) in client.receive() {
+            assert!(answered.insert(number_of(&bytes)), "{} was answered twice", number_of(&bytes));
+        }
+    }
+    let status = pair.repaired();
+    pair.assert_balanced();
+    println!("{repair}: {} of {sent} came, {} were answered; {status:?}", came.len(), answered.len());
+    Outcome { sent, came, answered, in_order, status }
+}
+
+const NO_LANES: &str = "lanes = 0";
+
+#[test]
+fn payloads_without_lanes_are_sent_again_both_ways() {
+    for (seed, lanes) in [(201, [NO_LANES, ""]), (202, ["", NO_LANES])] {
+        let outcome = trial(seed, lanes, "\"retransmit\"", random(30_000), 10);
+        let sent = outcome.sent as usize;
+        // The first seconds, in which the agents learn what the path loses, are part of it.
+        assert!(outcome.came.len() >= sent * 985 / 1_000 && outcome.answered.len() >= sent * 98 / 100);
+        for status in outcome.status {
+            assert!(status.retransmitted > 20 && status.came_again > 20 && status.symbols == 0, "{status:?}");
+            assert!(3 * status.given_up <= status.missing, "{status:?}");
+        }
+    }
+}
+
+#[test]
+fn symbols_recover_payloads_without_lanes_both_ways() {
+    for (order, seed) in [("asap", 203), ("hold", 204)] {
+        let repair = format!("{{ mode = \"fec\", deadline = \"100ms\", max_overhead = 0.5, order = \"{order}\" }}");
+        let outcome = trial(seed, [NO_LANES, ""], &repair, random(30_000), 5);
+        let sent = outcome.sent as usize;
+        assert!(outcome.came.len() >= sent * 99 / 100 && outcome.answered.len() >= sent * 98 / 100);
+        assert!(outcome.in_order || order == "asap");
+        for status in outcome.status {
+            assert!(status.symbols > 100 && status.recovered > 20 && status.retransmitted == 0, "{status:?}");
+        }
+    }
+}
+
+/// What expires before quinn-proto has it gets no number, so nobody asks or waits for it.
+#[test]
+fn what_expires_without_lanes_is_not_missing() {
+    let mut pair = Pair::new(205, NO_LANES, "");
+    pair.over(random(30_000), 40 * MILLISECOND, 205, None);
+    pair.world.run(1_000 * MILLISECOND);
+    pair.repair("{ mode = \"retransmit\", order = \"hold\" }");
+    let mut client = pair.client(3000);
+    let mut sent = 0;
+    let mut came = BTreeSet::new();
+    for time in 0..20_000 {
+        // Bursts that are more than the connection takes in time.
+        let due = if time >= 4_000 && time % 1_000 == 0 { 600 } else { u32::from(time % 10 == 0) };
+        for _ in 0..due {
+            client.send(INGRESS, &numbered(sent));
+            sent += 1;
+        }
+        pair.world.run(MILLISECOND);
+        for (_, bytes) in pair.echo.receive() {
+            assert!(came.insert(number_of(&bytes)), "{} came twice", number_of(&bytes));
+        }
+    }
+    pair.world.run(2_000 * MILLISECOND);
+    let [entry, exit] = pair.repaired();
+    let (place, received) = (pair.entry, exit.received + exit.given_up);
+    let expired = pair.world.metric(
+        place,
+        "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"expired\"}",
+    );
+    println!("{} of {sent} came, {expired} expired; {entry:?} {exit:?}", came.len());
+    assert!(expired > 100 && entry.numbered > 1_000, "{expired} {entry:?}");
+    // Each number was on the wire: about as many are missing as the path lost.
+    assert!(received <= entry.numbered && received + 64 >= entry.numbered, "{entry:?} {exit:?}");
+    assert!((exit.missing as f64) < 0.06 * entry.numbered as f64, "{entry:?} {exit:?}");
+    pair.assert_balanced();
+}
