@@ -227,7 +227,13 @@ fn payload(number: u32, len: usize) -> Vec<u8> {
 
 impl Pair {
     /// Puts a path with this loss and round trip between the agents; its rate is limited only if `rate_bits` says so.
-    pub(super) fn over(&mut self, loss: Loss, rtt: Duration, seed: u64, rate_bits: Option<u64>) -> [BottleneckId; 2] {
+    pub(super) fn over(
+        &mut self,
+        loss: Loss,
+        rtt: Duration,
+        seed: u64,
+        rate_bits: Option<u64>,
+    ) -> [BottleneckId; 2] {
         let queue_bytes = rate_bits.map_or(usize::MAX, |rate| bytes_at(rate, 100 * MILLISECOND));
         let parameters =
             Parameters { delay: rtt / 2, before: loss, rate_bits, queue_bytes, ..Parameters::OPEN };

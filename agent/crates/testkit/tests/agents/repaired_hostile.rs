@@ -1,6 +1,6 @@
 //! A peer whose numbers, repair symbols and requests are made to do harm: memory, answers and the work for others stay bounded.
 
-use std::{cell::Cell, net::SocketAddr};
+use std::{cell::RefCell, net::SocketAddr};
 
 use dataplane::repair::Ask;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -77,7 +77,8 @@ fn number(rng: &mut StdRng, last: &mut u32) -> u32 {
 
 /// A frame about repair in a stream that may be any; what it says is drawn.
 fn lie(rng: &mut StdRng, last: &mut u32, frame: &[u8]) -> Vec<u8> {
-    let stream = StreamNumber([2, 2, 2, 0, 1, rng.random_range(0..StreamNumber::END)][rng.random_range(0..6)]);
+    let stream =
+        StreamNumber([2, 2, 2, 0, 1, rng.random_range(0..StreamNumber::END)][rng.random_range(0..6)]);
     let number = number(rng, last);
     match rng.random_range(0..4) {
         0 | 1 => {
@@ -158,10 +159,9 @@ fn requests_again_and_again_get_no_more_than_their_share() {
         let mut flood =
             flood(seed, standard, "{ mode = \"retransmit\", deadline = \"500ms\", max_overhead = 0.3 }");
         // One packet in 20 to the malicious peer is lost, so that the exit numbers its payloads.
-        let lost = Cell::new(0_u32);
+        let losses = RefCell::new(StdRng::seed_from_u64(seed + 1));
         flood.pair.world.weather.borrow_mut().block = Box::new(move |_, to: SocketAddr| {
-            lost.set(lost.get() + u32::from(to.ip() == ROGUE));
-            to.ip() == ROGUE && lost.get().is_multiple_of(20)
+            to.ip() == ROGUE && losses.borrow_mut().random_range(0..20) == 0
         });
         let mut rng = StdRng::seed_from_u64(seed);
         let mut beside = Beside::new(&mut flood);
@@ -192,7 +192,8 @@ fn requests_again_and_again_get_no_more_than_their_share() {
         }
         let exit = flood.pair.exit;
         let status = flood.pair.world.peers(exit).swap_remove(1).repair.unwrap();
-        println!("{payloads} numbered payloads came; {status:?}");
+        let lost = flood.metric("culvert_lane_packets_lost_total{peer=\"rogue\"}");
+        println!("{lost} packets were lost on the lane, {payloads} numbered payloads came; {status:?}");
         assert!(status.numbered > 1_000 && status.retransmitted > 100 && status.unanswered > 1_000);
         // Its share of the payloads' bytes, what it has saved up, and the rest of one answer.
         let (answers, all) = (status.retransmitted * 600, status.sent_bytes[0]);
