@@ -5,7 +5,7 @@ use std::{cell::RefCell, net::SocketAddr};
 use dataplane::repair::Ask;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{
-    context::Context,
+    context::{Context, ServiceNumber},
     messages::Features,
     repair::{StreamNumber, StreamOf},
 };
@@ -58,6 +58,13 @@ fn send(flood: &mut GateFlood, standard: bool, data: &[u8]) {
         true => flood.malicious.send_plain(data),
         false => flood.send(data),
     }
+}
+
+/// Frames of the malicious peer in the stream of the exit's first service.
+pub(super) fn numbered_frame(number: u32, distance: u16, frame: &[u8]) -> Vec<u8> {
+    let stream = StreamNumber::of(StreamOf::ReceiversService(0)).unwrap();
+    let header = Context::Numbered { stream, number, distance, payload_at: 0 }.encode();
+    [header.as_slice(), frame].concat()
 }
 
 /// A number that is near the last one, anywhere, or about to wrap.
@@ -201,4 +208,31 @@ fn requests_again_and_again_get_no_more_than_their_share() {
         beside.assert_whole(&mut flood);
         flood.assert_innocent_is_unharmed();
     }
+}
+
+#[test]
+fn a_peer_that_lies_about_numbers_harms_itself_only() {
+    let mut flood = GateFlood::with_lane(96, "[limits]\nrepair_bytes = \"4MiB\"");
+    flood.pair.repair("{ mode = \"auto\", order = \"hold\", deadline = \"2s\" }");
+    let frame = [&flood.open(0, ServiceNumber(0))[..], &[7; 900]].concat();
+    let mut number = 1_u32;
+    for round in 0..600_u32 {
+        for step in 0..4 {
+            // Numbers that leap, distances that point anywhere, symbols that fit nothing, requests for everything.
+            number = number.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+            let number = if round % 2 == 0 { number } else { 4 * round + step };
+            flood.send(&numbered_frame(number, (round * step) as u16, &frame));
+            let header = number.to_be_bytes();
+            let header = [header[0], header[1], 0xf0, header[2], 0, 0, header[3], header[0]];
+            let repair = Context::Repair { stream: StreamNumber(2), header, payload_at: 0 }.encode();
+            flood.send(&[repair.as_slice(), &[header[0]; 700]].concat());
+            let ask = Context::Ask { stream: StreamNumber((step % 3) as u16), payload_at: 0 }.encode();
+            flood.send(&[ask.as_slice(), &[0xff; 70]].concat());
+            flood.send(&numbered_frame(number, 0, &numbered_frame(number, 0, &frame)));
+            flood.send(&[12, 2, 0]);
+        }
+        flood.run(1);
+        assert!(flood.metric("culvert_repair_bytes") <= 1 << 20, "a quarter of the limit");
+    }
+    flood.assert_innocent_is_unharmed();
 }

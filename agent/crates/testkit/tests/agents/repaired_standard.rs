@@ -2,10 +2,21 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use dataplane::repair::{Coding, Encoder, Sent, SentLimits};
 use engine::status::RepairStatus;
 use testkit::simulation::{NetworkPath, bottleneck::Loss};
 
-use crate::{ENTRY, EXIT, INGRESS, Pair, number_of, numbered, repaired::random};
+use wire::{
+    clock::Clock,
+    context::{Context, ServiceNumber},
+    messages::Features,
+    repair::StreamNumber,
+};
+
+use crate::{
+    ENTRY, EXIT, INGRESS, Pair, flood::GateFlood, number_of, numbered, repaired::random,
+    repaired_hostile::numbered_frame,
+};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
 
@@ -123,4 +134,63 @@ fn what_expires_without_lanes_gets_no_number() {
     assert!(came as u64 >= sent * 98 / 100, "{came} of {sent}");
     pair.world.run(2_000 * MILLISECOND);
     pair.assert_balanced();
+}
+
+#[test]
+fn a_peer_in_standard_mode_is_asked_for_what_is_missing() {
+    let mut flood = GateFlood::new(95, "");
+    flood.pair.repair("{ mode = \"auto\", deadline = \"500ms\" }");
+    flood.say_hello(true, Features::REPAIR);
+    let frame = |flood: &GateFlood, text: &[u8]| [&flood.open(0, ServiceNumber(0))[..], text].concat();
+    let frames = [b"a", b"b", b"c", b"d"].map(|text| frame(&flood, text));
+    flood.malicious.send_plain(&numbered_frame(0, 0, &frames[0]));
+    flood.malicious.send_plain(&numbered_frame(2, 1, &frames[2]));
+    flood.run(60);
+    let asked = |flood: &GateFlood| {
+        flood.malicious.data.iter().filter(|data| data[0] == 14).cloned().collect::<Vec<_>>()
+    };
+    // Payload 1 is missing; asked twice, and again while it does not come.
+    assert!(asked(&flood).len() >= 2);
+    assert_eq!(asked(&flood)[0], [14, 2, 0, 0, 0, 1, 0, 1, 0]);
+    let answers = |flood: &GateFlood, text: &[u8]| {
+        let is_it = |data: &&Vec<u8>| data[0] == 2 && data.ends_with(text);
+        flood.malicious.data.iter().filter(is_it).count()
+    };
+    let came = [answers(&flood, b"a"), answers(&flood, b"b"), answers(&flood, b"c")];
+    assert_eq!(came, [1, 0, 1], "{:?}", flood.malicious.data);
+    for _ in 0..2 {
+        flood.malicious.send_plain(&numbered_frame(1, 1, &frames[1]));
+    }
+    flood.run(60);
+    assert_eq!(answers(&flood, b"b"), 1);
+    // A symbol gives number 3.
+    let (mut sent, mut encoder) =
+        (Sent::new(SentLimits { packets: 9, bytes: 1 << 20, age: Duration::MAX / 4 }), Encoder::default());
+    encoder.set(Some(Coding {
+        window: 4,
+        overhead_ppm: 1_000_000,
+        age: Duration::MAX / 4,
+        silence: MILLISECOND,
+    }));
+    let now = flood.pair.world.clock.now();
+    for frame in &frames {
+        sent.push(&[&[0, 1][..], frame].concat(), now);
+        encoder.sent(2 + frame.len(), now);
+    }
+    let mut symbol = Vec::new();
+    let repair = encoder.repair(&sent, now + 2 * MILLISECOND, &mut symbol).unwrap();
+    let context = Context::Repair { stream: StreamNumber(2), header: repair.encode(), payload_at: 0 };
+    for number in [0, 1, 2] {
+        // The decoder begins with the first symbol, so the payloads before it come again.
+        flood.malicious.send_plain(&numbered_frame(number, 1, &frames[number as usize]));
+    }
+    let symbol = [context.encode().as_slice(), &symbol].concat();
+    flood.malicious.send_plain(&symbol);
+    for number in [0, 1, 2] {
+        flood.malicious.send_plain(&numbered_frame(number, 1, &frames[number as usize]));
+    }
+    flood.malicious.send_plain(&symbol);
+    flood.run(60);
+    assert_eq!(answers(&flood, b"d"), 1);
+    flood.assert_innocent_is_unharmed();
 }
