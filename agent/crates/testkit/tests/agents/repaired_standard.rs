@@ -91,7 +91,7 @@ fn symbols_recover_payloads_without_lanes_both_ways() {
     }
 }
 
-/// What expires before quinn-proto has it gets no number, so nobody asks or waits for it.
+/// What expires while the path is cut gets no number, so nobody asks or waits for it.
 #[test]
 fn what_expires_without_lanes_gets_no_number() {
     const EXPIRED: &str = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"expired\"}";
