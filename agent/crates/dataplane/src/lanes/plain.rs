@@ -213,7 +213,12 @@ impl Plain {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use std::sync::Arc;
+
+    use wire::{
+        clock::{Clock, ManualClock},
+        repair::{StreamNumber, Terms},
+    };
 
     fn frame(payload: &[u8]) -> Frame<'_> {
         Frame { header: &[2, 0], payload, counted: true, tos: 0 }
@@ -260,5 +265,34 @@ mod tests {
             Plain::new(None).push(frame(&[]), ManualClock::default().now()),
             Err(PushError::TooLarge { most: 0 })
         );
+    }
+
+    #[test]
+    fn what_expires_gets_no_number_and_what_lost_its_stream_goes_plain() {
+        let (mut plain, clock, terms) = (Plain::new(Some(1000)), ManualClock::default(), Terms::OFF);
+        let stream = StreamNumber(3);
+        let mut streams = Box::new(LaneRepair::new(&Arc::default()));
+        assert!(streams.sender_for(stream, &terms, 1).is_some());
+        plain.repair = Some(streams);
+        let repair = Some(Repaired { stream, bucket: 5, numbered: true });
+        let limit = Duration::from_millis(100);
+        for payload in 0..6 {
+            plain.push_one(frame(&[payload]), repair, clock.now(), clock.now()).unwrap();
+            clock.advance(Duration::from_millis(30));
+        }
+        // Payloads 0 to 2 have waited for more than 100 ms.
+        assert_eq!(std::iter::from_fn(|| plain.pop_late(clock.now(), limit)).count(), 3);
+        for number in 0..2 {
+            let first = plain.pop(clock.now()).unwrap();
+            let distance = u8::from(number > 0);
+            assert_eq!(first.data[..], [12, 3, 0, 0, 0, number, 0, distance, 2, 0, number + 3]);
+            // It keeps its number.
+            let data = first.data.clone();
+            plain.put_back(first);
+            assert_eq!(plain.pop(clock.now()).unwrap().data, data);
+        }
+        plain.repair = None;
+        assert_eq!(plain.pop(clock.now()).unwrap().data[..], [2, 0, 5]);
+        assert_eq!((plain.held, plain.is_empty()), (0, true));
     }
 }

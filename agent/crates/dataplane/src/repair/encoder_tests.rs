@@ -109,8 +109,7 @@ fn without_a_code_there_is_none() {
 #[test]
 fn a_symbol_in_bytes() {
     const FRAME: [u8; 4] = [2, 2, 0x68, 0x69];
-    const SYMBOL: [u8; 18] =
-        [0x0d, 4, 0, 1, 0xf0, 1, 0, 0, 0, 0, 0, 0xde, 0, 0, 0x4a, 0x4a, 0x54, 0x71];
+    const SYMBOL: [u8; 18] = [0x0d, 4, 0, 1, 0xf0, 1, 0, 0, 0, 0, 0, 0xde, 0, 0, 0x4a, 0x4a, 0x54, 0x71];
     let mut bench = Bench::new(32, WHOLE_PPM);
     let now = bench.clock.now();
     bench.sent.push(&[&[0, 0][..], &FRAME].concat(), now);

@@ -41,7 +41,7 @@ pub struct Repaired {
 }
 
 impl Repaired {
-    /// The context that precedes the frame of each payload; the number is filled in when its packet is sealed.
+    /// The context that precedes the frame of each payload; the number is filled in by [`Sender::number`].
     #[must_use]
     pub fn header(&self) -> Header {
         match self.numbered {

@@ -4,24 +4,17 @@
 
 use std::{collections::BTreeMap, net::SocketAddr, time::Duration};
 
-use dataplane::repair::{Coding, Encoder, Sent, SentLimits};
 use engine::status::RepairStatus;
 use ip::model::Recipe;
 use testkit::simulation::{
     BottleneckId, NetworkPath,
     bottleneck::{Gilbert, Loss, Parameters, bytes_at},
 };
-
-use wire::{
-    clock::Clock,
-    context::{Context, ServiceNumber},
-    messages::Features,
-    repair::{StreamNumber, StreamOf},
-};
+use wire::messages::Features;
 
 use crate::{
     ENTRY, EXIT, INGRESS, Pair,
-    flood::{GateFlood, Log},
+    flood::Log,
     harness::Udp,
     number_of,
     tunnel::{ENTRY_TUN, EXIT_TUN, Given, How, MOST_MTU, Tunnel, by_flow},
@@ -227,7 +220,13 @@ fn payload(number: u32, len: usize) -> Vec<u8> {
 
 impl Pair {
     /// Puts a path with this loss and round trip between the agents; its rate is limited only if `rate_bits` says so.
-    pub(super) fn over(&mut self, loss: Loss, rtt: Duration, seed: u64, rate_bits: Option<u64>) -> [BottleneckId; 2] {
+    pub(super) fn over(
+        &mut self,
+        loss: Loss,
+        rtt: Duration,
+        seed: u64,
+        rate_bits: Option<u64>,
+    ) -> [BottleneckId; 2] {
         let queue_bytes = rate_bits.map_or(usize::MAX, |rate| bytes_at(rate, 100 * MILLISECOND));
         let parameters =
             Parameters { delay: rtt / 2, before: loss, rate_bits, queue_bytes, ..Parameters::OPEN };
@@ -508,97 +507,4 @@ fn ip_packets_are_repaired_by_their_class() {
         }
         tunnel.assert_balanced(read);
     }
-}
-
-/// Frames of the malicious peer in the stream of the exit's first service.
-fn numbered_frame(number: u32, distance: u16, frame: &[u8]) -> Vec<u8> {
-    let stream = StreamNumber::of(StreamOf::ReceiversService(0)).unwrap();
-    let header = Context::Numbered { stream, number, distance, payload_at: 0 }.encode();
-    [header.as_slice(), frame].concat()
-}
-
-#[test]
-fn a_peer_in_standard_mode_is_asked_for_what_is_missing() {
-    let mut flood = GateFlood::new(95, "");
-    flood.pair.repair("{ mode = \"auto\", deadline = \"500ms\" }");
-    flood.say_hello(true, Features::REPAIR);
-    let frame = |flood: &GateFlood, text: &[u8]| [&flood.open(0, ServiceNumber(0))[..], text].concat();
-    let frames = [b"a", b"b", b"c", b"d"].map(|text| frame(&flood, text));
-    flood.malicious.send_plain(&numbered_frame(0, 0, &frames[0]));
-    flood.malicious.send_plain(&numbered_frame(2, 1, &frames[2]));
-    flood.run(60);
-    let asked = |flood: &GateFlood| {
-        flood.malicious.data.iter().filter(|data| data[0] == 14).cloned().collect::<Vec<_>>()
-    };
-    // Payload 1 is missing; asked twice, and again while it does not come.
-    assert!(asked(&flood).len() >= 2);
-    assert_eq!(asked(&flood)[0], [14, 2, 0, 0, 0, 1, 0, 1, 0]);
-    let answers = |flood: &GateFlood, text: &[u8]| {
-        let is_it = |data: &&Vec<u8>| data[0] == 2 && data.ends_with(text);
-        flood.malicious.data.iter().filter(is_it).count()
-    };
-    let came = [answers(&flood, b"a"), answers(&flood, b"b"), answers(&flood, b"c")];
-    assert_eq!(came, [1, 0, 1], "{:?}", flood.malicious.data);
-    for _ in 0..2 {
-        flood.malicious.send_plain(&numbered_frame(1, 1, &frames[1]));
-    }
-    flood.run(60);
-    assert_eq!(answers(&flood, b"b"), 1);
-    // A symbol gives number 3.
-    let (mut sent, mut encoder) =
-        (Sent::new(SentLimits { packets: 9, bytes: 1 << 20, age: Duration::MAX / 4 }), Encoder::default());
-    encoder.set(Some(Coding {
-        window: 4,
-        overhead_ppm: 1_000_000,
-        age: Duration::MAX / 4,
-        silence: MILLISECOND,
-    }));
-    let now = flood.pair.world.clock.now();
-    for frame in &frames {
-        sent.push(&[&[0, 1][..], frame].concat(), now);
-        encoder.sent(2 + frame.len(), now);
-    }
-    let mut symbol = Vec::new();
-    let repair = encoder.repair(&sent, now + 2 * MILLISECOND, &mut symbol).unwrap();
-    let context = Context::Repair { stream: StreamNumber(2), header: repair.encode(), payload_at: 0 };
-    for number in [0, 1, 2] {
-        // The decoder begins with the first symbol, so the payloads before it come again.
-        flood.malicious.send_plain(&numbered_frame(number, 1, &frames[number as usize]));
-    }
-    let symbol = [context.encode().as_slice(), &symbol].concat();
-    flood.malicious.send_plain(&symbol);
-    for number in [0, 1, 2] {
-        flood.malicious.send_plain(&numbered_frame(number, 1, &frames[number as usize]));
-    }
-    flood.malicious.send_plain(&symbol);
-    flood.run(60);
-    assert_eq!(answers(&flood, b"d"), 1);
-    flood.assert_innocent_is_unharmed();
-}
-
-#[test]
-fn a_peer_that_lies_about_numbers_harms_itself_only() {
-    let mut flood = GateFlood::with_lane(96, "[limits]\nrepair_bytes = \"4MiB\"");
-    flood.pair.repair("{ mode = \"auto\", order = \"hold\", deadline = \"2s\" }");
-    let frame = [&flood.open(0, ServiceNumber(0))[..], &[7; 900]].concat();
-    let mut number = 1_u32;
-    for round in 0..600_u32 {
-        for step in 0..4 {
-            // Numbers that leap, distances that point anywhere, symbols that fit nothing, requests for everything.
-            number = number.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
-            let number = if round % 2 == 0 { number } else { 4 * round + step };
-            flood.send(&numbered_frame(number, (round * step) as u16, &frame));
-            let header = number.to_be_bytes();
-            let header = [header[0], header[1], 0xf0, header[2], 0, 0, header[3], header[0]];
-            let repair = Context::Repair { stream: StreamNumber(2), header, payload_at: 0 }.encode();
-            flood.send(&[repair.as_slice(), &[header[0]; 700]].concat());
-            let ask = Context::Ask { stream: StreamNumber((step % 3) as u16), payload_at: 0 }.encode();
-            flood.send(&[ask.as_slice(), &[0xff; 70]].concat());
-            flood.send(&numbered_frame(number, 0, &numbered_frame(number, 0, &frame)));
-            flood.send(&[12, 2, 0]);
-        }
-        flood.run(1);
-        assert!(flood.metric("culvert_repair_bytes") <= 1 << 20, "a quarter of the limit");
-    }
-    flood.assert_innocent_is_unharmed();
 }

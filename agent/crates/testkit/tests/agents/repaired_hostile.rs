@@ -1,11 +1,11 @@
 //! A peer whose numbers, repair symbols and requests are made to do harm: memory, answers and the work for others stay bounded.
 
-use std::{cell::Cell, net::SocketAddr};
+use std::{cell::RefCell, net::SocketAddr};
 
 use dataplane::repair::Ask;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{
-    context::Context,
+    context::{Context, ServiceNumber},
     messages::Features,
     repair::{StreamNumber, StreamOf},
 };
@@ -60,6 +60,13 @@ fn send(flood: &mut GateFlood, standard: bool, data: &[u8]) {
     }
 }
 
+/// Frames of the malicious peer in the stream of the exit's first service.
+pub(super) fn numbered_frame(number: u32, distance: u16, frame: &[u8]) -> Vec<u8> {
+    let stream = StreamNumber::of(StreamOf::ReceiversService(0)).unwrap();
+    let header = Context::Numbered { stream, number, distance, payload_at: 0 }.encode();
+    [header.as_slice(), frame].concat()
+}
+
 /// A number that is near the last one, anywhere, or about to wrap.
 fn number(rng: &mut StdRng, last: &mut u32) -> u32 {
     *last = match rng.random_range(0..8) {
@@ -77,7 +84,8 @@ fn number(rng: &mut StdRng, last: &mut u32) -> u32 {
 
 /// A frame about repair in a stream that may be any; what it says is drawn.
 fn lie(rng: &mut StdRng, last: &mut u32, frame: &[u8]) -> Vec<u8> {
-    let stream = StreamNumber([2, 2, 2, 0, 1, rng.random_range(0..StreamNumber::END)][rng.random_range(0..6)]);
+    let stream =
+        StreamNumber([2, 2, 2, 0, 1, rng.random_range(0..StreamNumber::END)][rng.random_range(0..6)]);
     let number = number(rng, last);
     match rng.random_range(0..4) {
         0 | 1 => {
@@ -158,10 +166,9 @@ fn requests_again_and_again_get_no_more_than_their_share() {
         let mut flood =
             flood(seed, standard, "{ mode = \"retransmit\", deadline = \"500ms\", max_overhead = 0.3 }");
         // One packet in 20 to the malicious peer is lost, so that the exit numbers its payloads.
-        let lost = Cell::new(0_u32);
+        let losses = RefCell::new(StdRng::seed_from_u64(seed + 1));
         flood.pair.world.weather.borrow_mut().block = Box::new(move |_, to: SocketAddr| {
-            lost.set(lost.get() + u32::from(to.ip() == ROGUE));
-            to.ip() == ROGUE && lost.get().is_multiple_of(20)
+            to.ip() == ROGUE && losses.borrow_mut().random_range(0..20) == 0
         });
         let mut rng = StdRng::seed_from_u64(seed);
         let mut beside = Beside::new(&mut flood);
@@ -192,7 +199,8 @@ fn requests_again_and_again_get_no_more_than_their_share() {
         }
         let exit = flood.pair.exit;
         let status = flood.pair.world.peers(exit).swap_remove(1).repair.unwrap();
-        println!("{payloads} numbered payloads came; {status:?}");
+        let lost = flood.metric("culvert_lane_packets_lost_total{peer=\"rogue\"}");
+        println!("{lost} packets were lost on the lane, {payloads} numbered payloads came; {status:?}");
         assert!(status.numbered > 1_000 && status.retransmitted > 100 && status.unanswered > 1_000);
         // Its share of the payloads' bytes, what it has saved up, and the rest of one answer.
         let (answers, all) = (status.retransmitted * 600, status.sent_bytes[0]);
@@ -200,4 +208,31 @@ fn requests_again_and_again_get_no_more_than_their_share() {
         beside.assert_whole(&mut flood);
         flood.assert_innocent_is_unharmed();
     }
+}
+
+#[test]
+fn a_peer_that_lies_about_numbers_harms_itself_only() {
+    let mut flood = GateFlood::with_lane(96, "[limits]\nrepair_bytes = \"4MiB\"");
+    flood.pair.repair("{ mode = \"auto\", order = \"hold\", deadline = \"2s\" }");
+    let frame = [&flood.open(0, ServiceNumber(0))[..], &[7; 900]].concat();
+    let mut number = 1_u32;
+    for round in 0..600_u32 {
+        for step in 0..4 {
+            // Numbers that leap, distances that point anywhere, symbols that fit nothing, requests for everything.
+            number = number.wrapping_mul(747_796_405).wrapping_add(2_891_336_453);
+            let number = if round % 2 == 0 { number } else { 4 * round + step };
+            flood.send(&numbered_frame(number, (round * step) as u16, &frame));
+            let header = number.to_be_bytes();
+            let header = [header[0], header[1], 0xf0, header[2], 0, 0, header[3], header[0]];
+            let repair = Context::Repair { stream: StreamNumber(2), header, payload_at: 0 }.encode();
+            flood.send(&[repair.as_slice(), &[header[0]; 700]].concat());
+            let ask = Context::Ask { stream: StreamNumber((step % 3) as u16), payload_at: 0 }.encode();
+            flood.send(&[ask.as_slice(), &[0xff; 70]].concat());
+            flood.send(&numbered_frame(number, 0, &numbered_frame(number, 0, &frame)));
+            flood.send(&[12, 2, 0]);
+        }
+        flood.run(1);
+        assert!(flood.metric("culvert_repair_bytes") <= 1 << 20, "a quarter of the limit");
+    }
+    flood.assert_innocent_is_unharmed();
 }
