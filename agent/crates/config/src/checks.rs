@@ -78,9 +78,7 @@ pub(super) struct LookedUp {
 
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// The claim comes from `tun.address`.
     Tun,
-    /// The claim comes from `transport.listen`.
     Listen,
     /// The claim comes from the peer of this name.
     Peer(Arc<str>),
