@@ -87,7 +87,9 @@ pub enum LaneState {
     Validating,
     Up,
     /// The lane has been replaced: it opens packets until the given time, and sends none.
-    Draining { until: Instant },
+    Draining {
+        until: Instant,
+    },
 }
 
 impl LaneState {
