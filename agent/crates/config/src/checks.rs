@@ -13,9 +13,11 @@ use net::ports;
 
 use crate::{
     problem::{At, PeerOrigin, Report},
-    tun::MOST_HOLDERS,
     value::{self, Bad, bad},
 };
+
+/// The limit on peers with the same prefix.
+pub const MOST_HOLDERS: usize = 64;
 
 /// What the checks of all sections share.
 #[derive(Default)]

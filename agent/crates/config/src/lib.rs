@@ -79,6 +79,7 @@ mod tun;
 mod tun_tests;
 mod value;
 
+pub use checks::MOST_HOLDERS;
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 pub use repair::{DscpSet, PacketRepair};
@@ -89,8 +90,7 @@ pub use sections::{
 };
 pub use token::{Token, TokenError};
 pub use tun::{
-    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, MOST_HOLDERS, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun,
-    takes_lookups,
+    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
 };
 pub use value::size_text;
 
