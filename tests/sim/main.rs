@@ -52,7 +52,7 @@ use run::{Fault, Outcome};
 use schedule::Schedule;
 
 /// The seeds of an ordinary run.
-const SEEDS: Range<u64> = 1..4_001;
+const SEEDS: Range<u64> = 1..2_001;
 
 /// From so many seeds on there is some of everything.
 const TELLING: u64 = 500;

@@ -394,6 +394,12 @@ fn show(name: &str, trial: PathTrial) -> PathOutcome {
     outcome
 }
 
+/// The first `few` rows, which say the most; all of them with `CULVERT_PATHS=all`.
+fn all_or<T: Copy>(few: usize, rows: &[T]) -> impl Iterator<Item = T> {
+    let most = if std::env::var_os("CULVERT_PATHS").is_some_and(|rows| rows == "all") { rows.len() } else { few };
+    rows.iter().copied().take(most)
+}
+
 #[test]
 fn a_forward_over_a_long_path_by_loss() {
     for (ppm, least) in [(0, 170.0), (1_000, 165.0), (10_000, 160.0), (30_000, 150.0), (100_000, 130.0)] {
@@ -408,7 +414,8 @@ fn a_forward_over_a_long_path_by_loss() {
 #[test]
 fn a_fixed_rate_holds_whatever_is_lost() {
     let trial = PathTrial { peer: "congestion = \"rate\"\nrate = \"190Mbit\"", ..PathTrial::LONG };
-    for (ppm, least) in [(0, 175.0), (1_000, 175.0), (10_000, 175.0), (30_000, 172.0), (100_000, 150.0)] {
+    let rows = [(10_000, 175.0), (100_000, 150.0), (0, 175.0), (1_000, 175.0), (30_000, 172.0)];
+    for (ppm, least) in all_or(2, &rows) {
         let outcome = show(&format!("190 Mbit/s, {} % lost", f64::from(ppm) / 1e4), trial.random_loss(ppm));
         assert!(outcome.mbit(2) > least, "{ppm} in a million lost: {} Mbit/s", outcome.mbit(2));
     }
@@ -463,7 +470,7 @@ fn a_forward_and_a_foreign_flow_share_a_bottleneck() {
         foreign_from: Some(2),
         ..PathTrial::LONG
     };
-    for products in [1.0, 2.0, 4.0, 8.0] {
+    for products in all_or(2, &[1.0, 8.0, 2.0, 4.0]) {
         let outcome = show(&format!("beside, {products} BDP"), trial.queue_of(products));
         let [ours, theirs] = [outcome.mbit(30), outcome.foreign_mbit(30)];
         assert!(ours + theirs > 43.0, "{products}: together {ours} + {theirs}");
