@@ -396,7 +396,8 @@ fn show(name: &str, trial: PathTrial) -> PathOutcome {
 
 /// The first `few` rows, which say the most; all of them with `CULVERT_PATHS=all`.
 fn all_or<T: Copy>(few: usize, rows: &[T]) -> impl Iterator<Item = T> {
-    let most = if std::env::var_os("CULVERT_PATHS").is_some_and(|rows| rows == "all") { rows.len() } else { few };
+    let most =
+        if std::env::var_os("CULVERT_PATHS").is_some_and(|rows| rows == "all") { rows.len() } else { few };
     rows.iter().copied().take(most)
 }
 
