@@ -101,5 +101,8 @@ fn the_version_names_what_was_built() {
     let output = culvert(&["manual", "--out", pages.path().to_str().unwrap()]);
     assert!(output.status.success());
     let page = fs::read_to_string(pages.path().join("culvert.1")).unwrap();
-    assert!(page.contains(concat!("\"culvert ", env!("CARGO_PKG_VERSION"), "\"")), "the pages are the same for each build");
+    assert!(
+        page.contains(concat!("\"culvert ", env!("CARGO_PKG_VERSION"), "\"")),
+        "the pages are the same for each build"
+    );
 }
