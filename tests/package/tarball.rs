@@ -9,11 +9,12 @@ use std::{
 };
 
 use culvert_tests::{
-    needs,
+    needs::{self, Need},
+    place::Cable,
     process::{run, text},
 };
 
-use crate::{BUILD, built, parts::unpack};
+use crate::{BUILD, built, debian, machine::Machine, parts::unpack};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -151,4 +152,49 @@ fn on_openwrt_the_installer_brings_an_init_script_and_keeps_the_configuration() 
     install(&folder, root, &["--prefix", "/usr", "--uninstall"]);
     assert_eq!(fs::read_to_string(&config).unwrap(), "config culvert 'main'\n");
     assert!(!root.join("etc/init.d/culvert").exists() && !root.join("usr/bin/culvert").exists());
+}
+
+#[test]
+fn under_systemd_the_installer_brings_a_service_that_an_upgrade_restarts() {
+    const TEST: &str = "the tarball's service";
+    let Some(debian) = debian::clean(TEST) else { return };
+    if !needs::met(TEST, &[BUILD, &[Need::Tun]].concat()) {
+        return;
+    }
+    let (folder, cable) = (tempfile::tempdir().unwrap(), Cable::new());
+    let machine = Machine::with_systemd(debian, &cable.places()[0]);
+    let mut copy = Command::new("cp");
+    copy.arg("--recursive").arg(unpack(folder.path())).arg(machine.path("/root/culvert"));
+    assert!(run(&mut copy, LIMIT).status.success());
+    let install = || machine.tell(&["/root/culvert/install.sh"]);
+
+    install();
+    assert_eq!(machine.tell(&["systemctl", "is-enabled", "culvert"]).trim(), "enabled");
+    assert_eq!(machine.tell(&["stat", "--format=%a %U %G", "/etc/culvert"]).trim(), "750 root culvert");
+    let advertise = format!("{}:443", Cable::FIRST[0]);
+    machine.tell(&[
+        "/usr/local/bin/culvert",
+        "init",
+        "--role",
+        "exit",
+        "--listen",
+        "0.0.0.0:443",
+        "--advertise",
+        &advertise,
+        "--tun",
+        "10.9.0.1/24",
+    ]);
+    machine.tell(&["systemctl", "start", "culvert"]);
+    let first = machine.property("MainPID");
+    // An administrator's decision outlives an upgrade.
+    machine.tell(&["systemctl", "disable", "culvert"]);
+    install();
+    assert_eq!(machine.property("ActiveState"), "active", "{}", machine.journal());
+    assert_ne!(machine.property("MainPID"), first, "the new program does not run");
+    assert!(!machine.run(&["systemctl", "is-enabled", "culvert"]).status.success());
+
+    machine.tell(&["/usr/local/share/culvert/install.sh", "--uninstall"]);
+    assert_eq!(machine.property("LoadState"), "not-found");
+    assert!(!machine.path("/usr/local/bin/culvert").exists());
+    assert!(machine.path("/etc/culvert/identity.key").exists());
 }
