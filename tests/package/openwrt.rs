@@ -132,10 +132,10 @@ impl Router {
         router.configure(uci);
         // The init script of this router, whose paths are in its folder.
         let script = fs::read_to_string(repository("deploy/openwrt/culvert.init")).unwrap();
-        let place = router.path("").display().to_string();
-        let script = ["/etc/culvert", "/var/etc", "/run/culvert"]
-            .into_iter()
-            .fold(script, |script, path| script.replace(path, &format!("{place}{path}")));
+        let place = router.folder.path().display();
+        let script = script.replace("home=/etc", &format!("home={place}/etc"));
+        let script = script.replace("written=/var/etc", &format!("written={place}/var/etc"));
+        let script = script.replace("/run/culvert", &format!("{place}/run/culvert"));
         let script = script.replace("prefix=/usr/local", &format!("prefix={place}/usr"));
         fs::write(router.path("culvert.init"), script).unwrap();
         for folder in ["usr/bin", "usr/share/culvert"] {
@@ -259,7 +259,7 @@ fn procd_gets_the_program_and_the_log_what_is_wrong() {
     assert_eq!(router.calls("reload_service"), "stop\n");
     assert_eq!(router.calls("service_triggers"), "procd_add_reload_trigger culvert\n");
 
-    let place = router.path("").display().to_string();
+    let place = router.folder.path().display();
     let key = format!(
         "\nconfig identity\n\toption key_file '{place}/etc/culvert/identity.key'\n\toption state_dir ''\n"
     );
