@@ -59,7 +59,7 @@ papers() {
     for shell in bash zsh fish; do
         tell "$1" completions "$shell" >"$3/completions/$shell"
     done
-    deploy/notices "$2" >"$3/notices"
+    deploy/notices "$2" "$1" >"$3/notices"
 }
 
 # What a package has beside the program, for whoever runs it.
