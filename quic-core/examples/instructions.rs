@@ -1,7 +1,9 @@
 //! Work to be counted under `valgrind --tool=callgrind`, which repeats where a time does not:
-//! `instructions bare|lanes BATCHES` seals and opens batches of 64 packets of 1150 B, ACKs included.
+//! `instructions bare|lanes|chacha20 BATCHES` seals and opens batches of 64 packets of 1150 B, ACKs included.
 
 use std::time::Instant;
+
+use quic_core::{AckProfile, Suite};
 
 #[path = "../benches/datagrams/bare.rs"]
 mod bare;
@@ -30,12 +32,15 @@ fn main() {
                 bare.open();
             }
         }
-        (Some("lanes"), Some(batches)) => {
-            let mut pair = lanes::Pair::new(quic_core::AckProfile::Throughput, PAYLOAD_LEN);
-            for _ in 0..batches {
-                pair.turn();
-            }
-        }
-        _ => eprintln!("instructions bare|lanes BATCHES"),
+        (Some("lanes"), Some(batches)) => turns(Suite::Aes128Gcm, batches),
+        (Some("chacha20"), Some(batches)) => turns(Suite::ChaCha20Poly1305, batches),
+        _ => eprintln!("instructions bare|lanes|chacha20 BATCHES"),
+    }
+}
+
+fn turns(suite: Suite, batches: usize) {
+    let mut pair = lanes::Pair::protected_by(suite, AckProfile::Throughput, PAYLOAD_LEN);
+    for _ in 0..batches {
+        pair.turn();
     }
 }

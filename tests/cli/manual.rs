@@ -87,3 +87,22 @@ fn an_unknown_shell_is_refused() {
     assert_eq!(output.status.code(), Some(2));
     assert!(text(&output.stderr).contains("bash"), "{}", text(&output.stderr));
 }
+
+#[test]
+fn the_version_names_what_was_built() {
+    let output = culvert(&["--version"]);
+    let said = text(&output.stdout);
+    let start = concat!("culvert ", env!("CARGO_PKG_VERSION"), " (");
+    // A build for development is not compiled anew for each commit, and says so.
+    let target = format!(", {}-unknown-linux-gnu)\n", std::env::consts::ARCH);
+    assert!(said.starts_with(start) && said.ends_with(&target), "{said}");
+    assert!(said.contains("(no commit, debug, "), "{said}");
+    let pages = tempfile::tempdir().unwrap();
+    let output = culvert(&["manual", "--out", pages.path().to_str().unwrap()]);
+    assert!(output.status.success());
+    let page = fs::read_to_string(pages.path().join("culvert.1")).unwrap();
+    assert!(
+        page.contains(concat!("\"culvert ", env!("CARGO_PKG_VERSION"), "\"")),
+        "the pages are the same for each build"
+    );
+}

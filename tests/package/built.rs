@@ -1,6 +1,7 @@
 //! The packages that the tests look at, built from the program that cargo built beside the tests.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
     process::Command,
     sync::OnceLock,
@@ -14,20 +15,55 @@ use culvert_tests::{
 
 use crate::{repository, target};
 
+/// The time of everything in the tarballs, in seconds since 1970.
+pub(crate) const TIME: &str = "1790000000";
+
 /// The package, built once for all tests of this process.
 pub(crate) fn package() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     // Nobody would delete a temporary folder of a static.
-    BUILT.get_or_init(|| build(&target().join("package-tests")))
+    BUILT.get_or_init(|| build(&repository(""), &target().join("package-tests")))
 }
 
-/// Builds it into `folder`.
-pub(crate) fn build(folder: &Path) -> PathBuf {
-    let mut command = Command::new(repository("deploy/debian/build"));
+/// Builds it into `folder`, by the scripts of `repository`.
+pub(crate) fn build(repository: &Path, folder: &Path) -> PathBuf {
+    let mut command = Command::new(repository.join("deploy/debian/build"));
     command.arg("--binary").arg(binary()).arg("--out").arg(folder);
     // Seconds of compression are no part of what is tested.
     command.env("DPKG_DEB_COMPRESSOR_LEVEL", "0");
-    let output = run(&mut command, Duration::from_secs(120));
+    built(&mut command).pop().unwrap()
+}
+
+/// The tarball and the list of its parts, built once for all tests of this process.
+pub(crate) fn tarball() -> &'static [PathBuf; 2] {
+    static BUILT: OnceLock<[PathBuf; 2]> = OnceLock::new();
+    BUILT.get_or_init(|| build_tarball(&repository(""), &target().join("package-tests")))
+}
+
+/// Builds both into `folder`, by the scripts of `repository`.
+pub(crate) fn build_tarball(repository: &Path, folder: &Path) -> [PathBuf; 2] {
+    let mut command = Command::new(repository.join("deploy/tarball/build"));
+    command.arg("--binary").arg(binary()).arg("--out").arg(folder).env("SOURCE_DATE_EPOCH", TIME);
+    command.args(["--target", &format!("{}-unknown-linux-gnu", std::env::consts::ARCH)]);
+    built(&mut command).try_into().unwrap()
+}
+
+/// The paths that a script prints.
+fn built(command: &mut Command) -> Vec<PathBuf> {
+    let output = run(command, Duration::from_secs(120));
     assert!(output.status.success(), "{}", text(&output.stderr));
-    text(&output.stdout).trim().into()
+    text(&output.stdout).lines().map(PathBuf::from).collect()
+}
+
+/// A copy of what the scripts read, in a folder of another name and depth, without git.
+pub(crate) fn elsewhere() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().unwrap();
+    let copy = folder.path().join("a/copy");
+    fs::create_dir_all(&copy).unwrap();
+    let mut command = Command::new("cp");
+    command.args(["--recursive", "--preserve=mode"]).current_dir(repository(""));
+    command.args(["Cargo.toml", "Cargo.lock", "README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"]);
+    command.args(["agent", "config", "deploy", "docs", "quic-core", "tests"]).arg(&copy);
+    assert!(run(&mut command, Duration::from_secs(60)).status.success());
+    folder
 }

@@ -1,4 +1,4 @@
-//! The Debian package, its service and the container's image, on a clean Debian.
+//! The Debian package, its service and the container's image, on a clean Debian; and the other files of a release.
 //!
 //! | question | file |
 //! |---|---|
@@ -9,6 +9,9 @@
 //! | the package's scripts, one call at a time | `scripts.rs` |
 //! | from installation to purge under a real systemd, with a tunnel | `life.rs` |
 //! | the steps of the container file | `container.rs`, `containerfile.rs` |
+//! | the tarball and its installer | `tarball.rs` |
+//! | the configuration of OpenWrt as TOML, and its init script | `openwrt.rs` |
+//! | what is said about the parts of the program, and who signed it | `parts.rs`, `signature.rs` |
 //!
 //! A machine is a set of namespaces: processes, mounts over an overlay, network, control groups. systemd is its process
 //! 1, so the unit's sandbox is the one that an operator gets. When the machine ends, the kernel ends what ran in it.
@@ -22,7 +25,11 @@ mod contents;
 mod debian;
 mod life;
 mod machine;
+mod openwrt;
+mod parts;
 mod scripts;
+mod signature;
+mod tarball;
 mod unit;
 
 use std::path::{Path, PathBuf};
@@ -42,6 +49,7 @@ const BUILD: &[Need] = &[
     Need::Tool("dpkg-shlibdeps", "dpkg-dev"),
     Need::Tool("strip", "binutils"),
     Need::Tool("cargo", "cargo"),
+    Need::Tool("python3", "python3"),
 ];
 
 /// A file of the repository.

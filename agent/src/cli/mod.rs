@@ -29,7 +29,7 @@ mod watch;
 
 /// Carries UDP flows, IP packets and TCP forwards between sites over QUIC
 #[derive(Debug, Parser)]
-#[command(name = "culvert", version, arg_required_else_help = true)]
+#[command(name = "culvert", version = env!("CULVERT_VERSION"), arg_required_else_help = true)]
 pub struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -22,10 +22,14 @@ pub(crate) struct Pair {
 
 impl Pair {
     pub(crate) fn new(profile: AckProfile, payload_len: usize) -> Self {
+        Self::protected_by(Suite::Aes128Gcm, profile, payload_len)
+    }
+
+    pub(crate) fn protected_by(suite: Suite, profile: AckProfile, payload_len: usize) -> Self {
         let packet = vec![0; OVERHEAD + datagram::encoded_len_to_end(payload_len)];
         Self {
             profile,
-            lanes: pair(profile),
+            lanes: pair(suite, profile),
             packets: vec![packet; BATCH],
             ack: [0; TRANSMIT_CAPACITY],
             ack_len: 0,
@@ -100,12 +104,12 @@ impl Pair {
 }
 
 /// Two lanes that talk to each other.
-pub(crate) fn pair(ack: AckProfile) -> [Lane; 2] {
+pub(crate) fn pair(suite: Suite, ack: AckProfile) -> [Lane; 2] {
     let secrets = [[1; 32], [2; 32]];
     let cids = [ConnectionId([1; 8]), ConnectionId([2; 8])];
     [0, 1].map(|end| {
         Lane::new(&LaneConfig {
-            suite: Suite::Aes128Gcm,
+            suite,
             send_secret: &secrets[end],
             receive_secret: &secrets[1 - end],
             remote_cid: cids[1 - end],

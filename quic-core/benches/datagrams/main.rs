@@ -1,7 +1,7 @@
 //! The cost of a datagram of 1150 bytes, by its parts and on one core.
 //!
-//! * both ends: a lane pair with its ACKs, in both ACK profiles. Beside the cryptography alone and beside two quinn-proto endpoints it
-//!   is measured by `culvert bench --in-memory`.
+//! * both ends: a lane pair with its ACKs, in both ACK profiles, and with the suite of CPUs without AES instructions. Beside the
+//!   cryptography alone and beside two quinn-proto endpoints it is measured by `culvert bench --in-memory`.
 //! * one end: seal and open, each beside its cryptography
 //! * an ACK of 64 packets, and the frame codec, without cryptography where possible
 //!
@@ -14,7 +14,7 @@ use std::hint::black_box;
 use std::time::{Duration, Instant};
 
 use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
-use quic_core::{AckProfile, HEADER_LEN, OVERHEAD, TAG_LEN, frame::FrameWriter};
+use quic_core::{AckProfile, HEADER_LEN, OVERHEAD, Suite, TAG_LEN, frame::FrameWriter};
 
 use bare::Bare;
 use lanes::Pair;
@@ -56,11 +56,13 @@ fn part_of<T>(
 fn both_ends(c: &mut Criterion) {
     let mut group = c.benchmark_group("both ends");
     group.throughput(Throughput::Elements(BATCH as u64));
-    for (name, profile) in
-        [("lanes", AckProfile::Throughput), ("lanes, latency profile", AckProfile::Latency)]
-    {
+    for (name, suite, profile) in [
+        ("lanes", Suite::Aes128Gcm, AckProfile::Throughput),
+        ("lanes, latency profile", Suite::Aes128Gcm, AckProfile::Latency),
+        ("lanes, ChaCha20-Poly1305", Suite::ChaCha20Poly1305, AckProfile::Throughput),
+    ] {
         group.bench_function(name, |bencher| {
-            let mut pair = Pair::new(profile, PAYLOAD_LEN);
+            let mut pair = Pair::protected_by(suite, profile, PAYLOAD_LEN);
             bencher.iter(|| pair.turn());
         });
     }
@@ -138,7 +140,7 @@ fn frames(c: &mut Criterion) {
             writer.len()
         });
     });
-    let [mut here, mut there] = lanes::pair(AckProfile::Throughput);
+    let [mut here, mut there] = lanes::pair(Suite::Aes128Gcm, AckProfile::Throughput);
     here.seal(&mut packet, true, clock()).expect("the lane is fresh");
     let opened = there.open(&mut packet, clock()).expect("it was sealed just now");
     group.bench_function("read", |bencher| {

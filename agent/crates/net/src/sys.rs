@@ -103,6 +103,12 @@ impl Name {
     }
 }
 
+// The kernel's headers have lengths of 64 bits. musl's have 32 bits and padding, zero here because headers and control buffers
+// begin as zeros, which is the same where the low half comes first. So the batch calls are made by their numbers: musl's own
+// `sendmmsg` sends one message at a time.
+#[cfg(not(target_endian = "little"))]
+compile_error!("Culvert runs on little-endian machines only (remedy: build for x86_64 or aarch64)");
+
 /// The arrays that the batch calls point into; one per worker, since a worker is in one call at a time.
 #[derive(Default)]
 pub(super) struct Scratch {
@@ -175,7 +181,7 @@ pub(super) fn receive(
         header.msg_iov = vectors.wrapping_add(index);
         header.msg_iovlen = 1;
         header.msg_control = controls.wrapping_add(index).cast();
-        header.msg_controllen = CONTROL_BYTES;
+        header.msg_controllen = CONTROL_BYTES as _;
         header.msg_flags = 0;
     }
     let count = loop {
@@ -183,12 +189,13 @@ pub(super) fn receive(
         // have that many elements and are not touched until the call returns; each vector points to its own room of
         // the batch, which is exclusively borrowed.
         let count = unsafe {
-            libc::recvmmsg(
+            libc::syscall(
+                libc::SYS_recvmmsg,
                 socket.as_raw_fd(),
                 scratch.headers.as_mut_ptr(),
                 slots as c_uint,
                 libc::MSG_DONTWAIT,
-                ptr::null_mut(),
+                ptr::null_mut::<libc::timespec>(),
             )
         };
         match usize::try_from(count) {
@@ -283,7 +290,7 @@ fn age(now: libc::timespec, then: libc::timespec) -> Duration {
 unsafe fn data<T: Copy>(message: *const cmsghdr) -> Option<T> {
     // SAFETY: the caller vouches for the header; its length covers what the kernel wrote behind it.
     unsafe {
-        let complete = (*message).cmsg_len >= libc::CMSG_LEN(size_of::<T>() as c_uint) as usize;
+        let complete = (*message).cmsg_len >= libc::CMSG_LEN(size_of::<T>() as c_uint) as _;
         complete.then(|| ptr::read_unaligned(libc::CMSG_DATA(message).cast::<T>()))
     }
 }
@@ -376,16 +383,17 @@ impl<'b> Outgoing<'_, 'b> {
             header.msg_name = if slot.name_len == 0 { ptr::null_mut() } else { name };
             header.msg_namelen = slot.name_len;
             header.msg_iov = vectors.wrapping_add(slot.vectors.start);
-            header.msg_iovlen = slot.vectors.len();
+            header.msg_iovlen = slot.vectors.len() as _;
             let control = controls.wrapping_add(index).cast();
             header.msg_control = if slot.control_len == 0 { ptr::null_mut() } else { control };
-            header.msg_controllen = slot.control_len;
+            header.msg_controllen = slot.control_len as _;
             header.msg_flags = 0;
         }
         // SAFETY: each of the `count` headers points into the scratch arrays at indices that `push` filled, and the
         // vectors to slices that live for 'b, which this borrow does not outlive; the kernel only reads them.
         let sent = unsafe {
-            libc::sendmmsg(
+            libc::syscall(
+                libc::SYS_sendmmsg,
                 socket.as_raw_fd(),
                 scratch.headers.as_mut_ptr(),
                 count as c_uint,
@@ -449,7 +457,7 @@ fn append<T: Copy>(control: &mut Control, offset: usize, level: c_int, kind: c_i
     // SAFETY: `offset` is a sum of CMSG_SPACEs, so it is as aligned as the buffer, which has a header's alignment; the
     // slice above proves that header and value lie within the buffer.
     unsafe {
-        (*message).cmsg_len = len as usize;
+        (*message).cmsg_len = len as _;
         (*message).cmsg_level = level;
         (*message).cmsg_type = kind;
         ptr::write_unaligned(libc::CMSG_DATA(message).cast::<T>(), value);

@@ -16,6 +16,10 @@
 
 #![warn(missing_docs)]
 
+// Sizes are `usize` and shared counters `AtomicU64` in all crates; what overflows first with fewer bits, nobody has tested.
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("Culvert runs on 64-bit machines only (remedy: build for x86_64 or aarch64)");
+
 pub mod cid;
 pub mod clock;
 pub mod context;
