@@ -3,6 +3,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    mem,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -12,6 +13,7 @@ use ipnet::IpNet;
 use net::ports;
 
 use crate::{
+    Peer,
     problem::{At, PeerOrigin, Report},
     tun::MOST_HOLDERS,
     value::{self, Bad, bad},
@@ -42,6 +44,8 @@ pub(super) struct Checks {
     pub(super) underlay: Vec<Claim>,
     /// The addresses of `peer.address`, and whose they are.
     pub(super) next_hops: BTreeMap<IpAddr, Arc<str>>,
+    /// The peers with preshared keys, by their places among all peers, and where their files are named.
+    pub(super) preshared: Vec<(usize, At)>,
     /// Those of `peer.endpoints` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
 }
@@ -248,6 +252,20 @@ impl Checks {
                 "a next hop is one peer: write another address",
             )),
             None => Ok(()),
+        }
+    }
+
+    /// Reads the preshared keys of `peers`.
+    pub(super) fn load_preshared_keys(&mut self, peers: &mut [Peer]) {
+        for (place, at) in mem::take(&mut self.preshared) {
+            let Some(peer) = peers.get_mut(place) else { continue };
+            if let Err(error) = peer.load_preshared_keys() {
+                self.report.add(&at, error.to_string(), error.remedy());
+            } else if let [new, old] = &*peer.preshared_keys
+                && new == old
+            {
+                self.report.add(&at, "both files hold the same key", "write a new key, or name one file");
+            }
         }
     }
 

@@ -60,6 +60,7 @@ pub mod identity;
 pub mod initial;
 pub mod knock;
 mod own;
+pub mod preshared;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
