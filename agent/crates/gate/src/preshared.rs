@@ -107,7 +107,10 @@ impl PresharedKeyError {
                 "copy the file from the peer, or write a new one for both with culvert genpsk --out {}",
                 path.display()
             ),
-            Self::Read { .. } => "let the user that runs culvert read it".to_owned(),
+            Self::Read { path, .. } => format!(
+                "let the user that runs culvert read it, as in chgrp culvert {0} && chmod g+r {0}",
+                path.display()
+            ),
             Self::Exposed { path, .. } => format!("chmod o= {}", path.display()),
             Self::NotAKey(_) => "write a new one for both ends with culvert genpsk".to_owned(),
             Self::Exists(_) => "choose another path, or move the file away".to_owned(),
@@ -216,7 +219,8 @@ impl PresharedKey {
             }
         }
         let mut bytes = Zeroizing::new([0; KEY_BYTES]);
-        let fits = text.len() == TEXT_LEN && BASE64URL_NOPAD.decode_mut(text, bytes.as_mut()) == Ok(KEY_BYTES);
+        let fits =
+            text.len() == TEXT_LEN && BASE64URL_NOPAD.decode_mut(text, bytes.as_mut()) == Ok(KEY_BYTES);
         if fits { Self::new(&bytes) } else { None }
     }
 
@@ -261,7 +265,10 @@ impl PresharedKey {
     fn mix(&self, hash: hkdf::Algorithm, exported: &[u8], info: &[&[u8]], out: &mut [u8]) {
         let length = Length(out.len());
         let mixed = hkdf::Salt::new(hash, self.0.as_slice()).extract(exported);
-        mixed.expand(info, length).and_then(|okm| okm.fill(out)).expect("HKDF gives 255 hashes, and no secret is longer than one");
+        mixed
+            .expand(info, length)
+            .and_then(|okm| okm.fill(out))
+            .expect("HKDF gives 255 hashes, and no secret is longer than one");
     }
 }
 

@@ -45,7 +45,9 @@ fn other_programs_spell_a_key_with_padding() {
     let text = BASE64URL_NOPAD.encode(&bytes);
     let standard = data_encoding::BASE64.encode(&bytes);
     assert!(standard.contains('+') && standard.ends_with('='), "{standard}");
-    for text in [text.clone(), format!("{text}\n"), format!("{text}\r\n"), standard.clone(), format!("{standard}\n")] {
+    for text in
+        [text.clone(), format!("{text}\n"), format!("{text}\r\n"), standard.clone(), format!("{standard}\n")]
+    {
         assert_eq!(in_file(&text, 0o640).unwrap(), key(bytes), "{text:?}");
     }
     let not_canonical = format!("{}1", &text[..42]);
@@ -70,7 +72,11 @@ fn the_documented_example_holds() {
     for (suite, length, expected) in [
         (Suite::Aes128Gcm, 32, "d0ed1f3ff1bd03d2945ee0aaad2a4bad4608f0ec4472f758b1bf507e13dac9c9"),
         (Suite::ChaCha20Poly1305, 32, "d0ed1f3ff1bd03d2945ee0aaad2a4bad4608f0ec4472f758b1bf507e13dac9c9"),
-        (Suite::Aes256Gcm, 48, "a41f4ed3e642949bfa6b863d6becda215b535aec32baa1372f9e1271a131edd13299d9190746675b5e1a85bf8bcbbe97"),
+        (
+            Suite::Aes256Gcm,
+            48,
+            "a41f4ed3e642949bfa6b863d6becda215b535aec32baa1372f9e1271a131edd13299d9190746675b5e1a85bf8bcbbe97",
+        ),
     ] {
         let mut secret = vec![0x5a; length];
         key(bytes).mix_into_lane(suite, &mut secret);

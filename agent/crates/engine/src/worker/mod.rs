@@ -102,6 +102,7 @@ mod parts;
 mod peer_maker;
 mod peers;
 mod plain;
+mod preshared;
 mod publish;
 mod reload;
 mod repair;
