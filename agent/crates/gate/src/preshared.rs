@@ -201,27 +201,37 @@ impl PresharedKey {
         // Room for the whole of it up front: growing would leave unwiped copies behind.
         let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE_BYTES + 1));
         file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut text).map_err(read)?;
-        Self::from_text(&mut text).ok_or_else(|| PresharedKeyError::NotAKey(path.to_owned()))
+        Self::from_text(&text).ok_or_else(|| PresharedKeyError::NotAKey(path.to_owned()))
     }
 
-    fn from_text(text: &mut Vec<u8>) -> Option<Self> {
-        while text.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
-            text.pop();
+    /// Reads the text of a key: 43 characters of base64url and at most a line's end, or standard base64 with padding.
+    #[must_use]
+    pub fn from_text(text: &[u8]) -> Option<Self> {
+        let text = text.strip_suffix(b"\n").unwrap_or(text);
+        let text = text.strip_suffix(b"\r").unwrap_or(text);
+        let text = text.strip_suffix(b"=").unwrap_or(text);
+        let mut plain = Zeroizing::new([0; TEXT_LEN]);
+        if text.len() != TEXT_LEN {
+            return None;
         }
-        if text.len() == TEXT_LEN + 1 && text.last() == Some(&b'=') {
-            text.pop();
-        }
-        for byte in text.iter_mut() {
-            match byte {
-                b'+' => *byte = b'-',
-                b'/' => *byte = b'_',
-                _ => {}
-            }
+        for (plain, byte) in plain.iter_mut().zip(text) {
+            *plain = match byte {
+                b'+' => b'-',
+                b'/' => b'_',
+                byte => *byte,
+            };
         }
         let mut bytes = Zeroizing::new([0; KEY_BYTES]);
-        let fits =
-            text.len() == TEXT_LEN && BASE64URL_NOPAD.decode_mut(text, bytes.as_mut()) == Ok(KEY_BYTES);
+        let fits = BASE64URL_NOPAD.decode_mut(plain.as_ref(), bytes.as_mut()) == Ok(KEY_BYTES);
         if fits { Self::new(&bytes) } else { None }
+    }
+
+    /// The key as a line of a file, the form that [`PresharedKey::from_text`] reads.
+    #[must_use]
+    pub fn to_text(&self) -> Zeroizing<[u8; TEXT_LEN + 1]> {
+        let mut text = Zeroizing::new([b'\n'; TEXT_LEN + 1]);
+        BASE64URL_NOPAD.encode_mut(self.0.as_slice(), &mut text[..TEXT_LEN]);
+        text
     }
 
     /// Writes the key to a new file that only its owner can read.
@@ -237,11 +247,9 @@ impl PresharedKey {
                 PresharedKeyError::Write { path, cause }
             }
         };
-        let mut text = Zeroizing::new([b'\n'; TEXT_LEN + 1]);
-        BASE64URL_NOPAD.encode_mut(self.0.as_slice(), &mut text[..TEXT_LEN]);
         let mut file =
             OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(write)?;
-        file.write_all(text.as_ref()).and_then(|()| file.sync_all()).map_err(write)
+        file.write_all(self.to_text().as_ref()).and_then(|()| file.sync_all()).map_err(write)
     }
 
     /// The proof that `prover` has this key, on the connection that exports `exported` under [`EXPORTER_LABEL`].

@@ -212,13 +212,13 @@ func names() cases {
 	}
 	shared := ""
 	for i := range byte(32) {
-		key += n(i, 1)
+		shared += n(i, 1)
 	}
 	// The examples of the document.
 	for sender, proof := range map[string]string{"dialler": "ada86af9344f2b709480a614ff652158", "listener": "39f4f55d085d1f6f18960cb1083422a5"} {
 		out = append(out, conformance.Case{
 			Name: "the proof of a preshared key, by the " + sender, Kind: "preshared_proof", Verdict: accept,
-			Input: fields{"key": key, "exported": n(0xa5, 32), "sender": sender}, Output: fields{"proof": proof},
+			Input: fields{"key": shared, "exported": n(0xa5, 32), "sender": sender}, Output: fields{"proof": proof},
 		})
 	}
 	sha256, sha384 := "d0ed1f3ff1bd03d2945ee0aaad2a4bad4608f0ec4472f758b1bf507e13dac9c9",
@@ -226,7 +226,7 @@ func names() cases {
 	for suite, secret := range map[string]string{"1301": sha256, "1302": sha384, "1303": sha256} {
 		out = append(out, conformance.Case{
 			Name: "a preshared key in the secret of a lane, suite " + suite, Kind: "preshared_lane", Verdict: accept,
-			Input: fields{"key": key, "suite": suite, "exported": n(0x5a, len(secret)/2)}, Output: fields{"secret": secret},
+			Input: fields{"key": shared, "suite": suite, "exported": n(0x5a, len(secret)/2)}, Output: fields{"secret": secret},
 		})
 	}
 	slices.SortFunc(out[len(out)-5:], func(a, b conformance.Case) int { return strings.Compare(a.Name, b.Name) })
