@@ -3,7 +3,6 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    mem,
     net::{IpAddr, SocketAddr},
     sync::Arc,
 };
@@ -13,7 +12,6 @@ use ipnet::IpNet;
 use net::ports;
 
 use crate::{
-    Peer,
     problem::{At, PeerOrigin, Report},
     tun::MOST_HOLDERS,
     value::{self, Bad, bad},
@@ -252,20 +250,6 @@ impl Checks {
                 "a next hop is one peer: write another address",
             )),
             None => Ok(()),
-        }
-    }
-
-    /// Reads the preshared keys of `peers`.
-    pub(super) fn load_preshared_keys(&mut self, peers: &mut [Peer]) {
-        for (place, at) in mem::take(&mut self.preshared) {
-            let Some(peer) = peers.get_mut(place) else { continue };
-            if let Err(error) = peer.load_preshared_keys() {
-                self.report.add(&at, error.to_string(), error.remedy());
-            } else if let [new, old] = &*peer.preshared_keys
-                && new == old
-            {
-                self.report.add(&at, "both files hold the same key", "write a new key, or name one file");
-            }
         }
     }
 

@@ -1,6 +1,7 @@
 //! `[[peer]]`, wherever it stands: in the configuration, in the state file, or in a request to the running daemon.
 
 use std::{
+    mem,
     net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
@@ -12,6 +13,7 @@ use gate::{
     preshared::{PresharedKey, PresharedKeyError},
 };
 use ipnet::IpNet;
+use wire::messages::MAX_PRESHARED_KEYS;
 
 use crate::{
     OPEN_LABEL, OPEN_PREFIX,
@@ -27,7 +29,6 @@ use crate::{
     tun::Tun,
     value::{self, bad, parsed},
 };
-use wire::messages::MAX_PRESHARED_KEYS;
 
 /// What to write for a key.
 const KEY_REMEDY: &str = "write what culvert pubkey prints at that peer";
@@ -334,6 +335,20 @@ impl Checks {
         if peer.rate_max.is_some_and(|max| peer.least_rate() > max) {
             let remedy = "write a rate_min that is no higher; left out, it is 100kbit";
             self.report.add(&table.place("rate_min"), "is above rate_max", remedy);
+        }
+    }
+
+    /// Reads the preshared keys of `peers`.
+    pub(super) fn load_preshared_keys(&mut self, peers: &mut [Peer]) {
+        for (place, at) in mem::take(&mut self.preshared) {
+            let Some(peer) = peers.get_mut(place) else { continue };
+            if let Err(error) = peer.load_preshared_keys() {
+                self.report.add(&at, error.to_string(), error.remedy());
+            } else if let [new, old] = &*peer.preshared_keys
+                && new == old
+            {
+                self.report.add(&at, "both files hold the same key", "write a new key, or name one file");
+            }
         }
     }
 

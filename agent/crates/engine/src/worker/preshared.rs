@@ -19,6 +19,7 @@ use crate::{
         driver::ControlConnection,
         preshared::{Agreed, KeyRefusal, REFUSED_BY_PEER, refused_by_peer},
     },
+    hub::WorkerMessage,
     origin::PeerOrigin,
     peer::Failure,
     worker::{context::Context, lanes::LEAST_LANE_AGE, parts::Sessions, timer::Timer},
@@ -70,7 +71,7 @@ impl Sessions {
         Ok(changed)
     }
 
-    /// Closes a connection because of a preshared key.
+    /// Closes a connection because of a preshared key. If it is the session, the stream connections end with it.
     pub(super) fn refuse_for_key(
         &mut self,
         cx: &mut Context,
@@ -80,7 +81,11 @@ impl Sessions {
         now: Instant,
     ) {
         cx.stats.totals.preshared_refused[why as usize] += 1;
-        self.close_connection(cx, handle, CloseReason::PresharedKey, now);
+        let reason = CloseReason::PresharedKey;
+        if cx.peers.is_session(id, handle) {
+            cx.broadcast(|| WorkerMessage::EndStreams { peer: id, reason });
+        }
+        self.close_connection(cx, handle, reason, now);
         cx.report_key(id, why.words(), &[why.remedy()], now);
     }
 
