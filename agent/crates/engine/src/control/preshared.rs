@@ -39,17 +39,18 @@ wire::labelled! {
     }
 }
 
-impl From<Disagreement> for KeyRefusal {
-    fn from(disagreement: Disagreement) -> Self {
+impl KeyRefusal {
+    /// The refusal of a peer whose software knows preshared keys or not.
+    #[must_use]
+    pub fn new(disagreement: Disagreement, knows_keys: bool) -> Self {
         match disagreement {
+            Disagreement::Missing if !knows_keys => Self::Unsupported,
             Disagreement::Missing => Self::Missing,
             Disagreement::Unexpected => Self::Unexpected,
             Disagreement::Different => Self::Different,
         }
     }
-}
 
-impl KeyRefusal {
     /// The reason in words, for the log and `culvert status`.
     #[must_use]
     pub fn words(self) -> &'static str {

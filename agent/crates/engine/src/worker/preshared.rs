@@ -164,10 +164,7 @@ impl Sessions {
         named: Option<&KeyProof>,
     ) -> Result<Option<PresharedKey>, ()> {
         let keys = keys_for(cx, id);
-        let named = match named {
-            None => return if keys.is_empty() { Ok(None) } else { Err(()) },
-            Some(named) => named,
-        };
+        let Some(named) = named else { return if keys.is_empty() { Ok(None) } else { Err(()) } };
         let connection = self.control.get(handle).ok_or(())?;
         if let Some(agreed) = connection.preshared.agreed.as_ref().filter(|agreed| agreed.named == *named) {
             return Ok(Some(agreed.key.clone()));
@@ -199,10 +196,8 @@ fn agree(
     let Some(exported) = connection.exported_for_keys() else { return Err(KeyRefusal::Different) };
     let end = Prover::new(connection.side() == Side::Client);
     let holder = Holder { keys, exported: &exported, end };
-    let place = holder.agree(&hello.preshared_keys).map_err(|why| match KeyRefusal::from(why) {
-        KeyRefusal::Missing if !hello.features.contains(Features::PRESHARED_KEYS) => KeyRefusal::Unsupported,
-        why => why,
-    })?;
+    let knows_keys = hello.features.contains(Features::PRESHARED_KEYS);
+    let place = holder.agree(&hello.preshared_keys).map_err(|why| KeyRefusal::new(why, knows_keys))?;
     if hello.max_lanes == 0 && !session_is_post_quantum(connection) {
         return Err(KeyRefusal::NoLanes);
     }

@@ -220,12 +220,10 @@ impl Worker {
                 self.join_asked(handle, peer, key, join, now);
             }
             Message::Hello(hello) if !established => {
-                if side == Side::Server {
-                    if !sessions.possesses(handle, &key, hello.possession.as_ref()) {
-                        sessions.note_refusal(handle, Why::Possession, now);
-                        sessions.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
-                        return;
-                    }
+                if side == Side::Server && !sessions.possesses(handle, &key, hello.possession.as_ref()) {
+                    sessions.note_refusal(handle, Why::Possession, now);
+                    sessions.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
+                    return;
                 }
                 if let Err(why) = sessions.agree_on_key(cx, handle, peer, &hello) {
                     return sessions.refuse_for_key(cx, handle, peer, why, now);
