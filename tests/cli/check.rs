@@ -237,3 +237,39 @@ fn keygen_never_overwrites_and_keeps_the_key_private() {
     assert_eq!(fs::read(&file).unwrap(), private);
     assert_eq!(text(&culvert(&["pubkey", file_name]).stdout).trim(), public);
 }
+
+#[test]
+fn genpsk_never_overwrites_and_its_key_is_one_that_a_peer_can_have() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("peer.psk");
+    let file_name = file.to_str().unwrap();
+    let made = culvert(&["genpsk", "--out", file_name]);
+    assert!(made.status.success(), "{}", text(&made.stderr));
+    assert!(made.stdout.is_empty(), "a secret is not printed");
+    let key = fs::read_to_string(&file).unwrap();
+    assert_eq!(key.trim_end().len(), 43);
+    assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
+    let again = culvert(&["genpsk", "--out", file_name]);
+    assert_eq!(again.status.code(), Some(1));
+    assert!(text(&again.stderr).contains("never overwritten") && text(&again.stderr).contains("remedy: "));
+    assert_eq!(fs::read_to_string(&file).unwrap(), key);
+
+    keygen(&folder.path().join("identity.key"));
+    let public = keygen(&folder.path().join("other.key"));
+    let config = folder.path().join("agent.toml");
+    fs::write(
+        &config,
+        format!(
+            "identity.key_file = \"identity.key\"\ntransport.listen = [\"127.0.0.1:4433\"]\n\
+             [[peer]]\nname = \"p\"\npublic_key = \"{public}\"\npreshared_key_file = \"peer.psk\"\n"
+        ),
+    )
+    .unwrap();
+    let check = || culvert(&["check", "--config", config.to_str().unwrap()]);
+    assert!(check().status.success(), "{}", text(&check().stderr));
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o604)).unwrap();
+    let exposed = check();
+    assert_eq!(exposed.status.code(), Some(2));
+    let words = text(&exposed.stderr);
+    assert!(words.contains("peer[0].preshared_key_file") && words.contains("chmod o= "), "{words}");
+}

@@ -17,6 +17,7 @@ use gate::{
     identity::{Identity, PublicKey},
     initial::{HelloError, client_hello_hash},
     knock::{self, KnockError, ServerKey},
+    preshared::{PresharedKey, Prover},
     tls::{TlsIdentity, initial_crypto},
 };
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OpenError, Suite, TAG_LEN, varint};
@@ -130,6 +131,8 @@ fn run(case: &Value) -> Result<(), String> {
         "initial" => initial(input),
         "public_key" => public_key(input),
         "possession" => proof(input),
+        "preshared_proof" => preshared_proof(input),
+        "preshared_lane" => preshared_lane(input),
         "x25519" => agreement(input),
         kind => return Err(format!("no such kind: {kind}")),
     };
@@ -181,6 +184,7 @@ fn envelope(input: Input<'_>) -> Outcome {
         Message::ReceiveRate { .. } => "receive_rate",
         Message::ReportsWanted { .. } => "reports_wanted",
         Message::PacketRepair(_) => "packet_repair",
+        Message::PresharedKeys(_) => "preshared_keys",
     };
     let mut again = Vec::new();
     message.encode(&mut again);
@@ -382,6 +386,19 @@ fn public_key(input: Input<'_>) -> Outcome {
 fn proof(input: Input<'_>) -> Outcome {
     let signature = identity(input.array("seed")).sign(&possession(&input.array("exported")));
     Outcome::accept([("signature", hex(&signature))])
+}
+
+fn preshared_proof(input: Input<'_>) -> Outcome {
+    let prover = Prover::new(input.text("sender") == "dialler");
+    let proof = PresharedKey::new(&input.array("key")).unwrap().proof(&input.array("exported"), prover);
+    Outcome::accept([("proof", hex(&proof.0))])
+}
+
+fn preshared_lane(input: Input<'_>) -> Outcome {
+    let mut secret = input.bytes("exported");
+    let suite = Suite::from_code_point(u16::from_str_radix(input.text("suite"), 16).unwrap()).unwrap();
+    PresharedKey::new(&input.array("key")).unwrap().mix_into_lane(suite, &mut secret);
+    Outcome::accept([("secret", hex(&secret))])
 }
 
 fn agreement(input: Input<'_>) -> Outcome {

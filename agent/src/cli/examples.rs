@@ -65,6 +65,7 @@ const EXAMPLES: &[Example] = &[
         "culvert init --role exit --tun --tun fd09::1/64 --advertise gw.example.net:4433",
     ),
     to("a new identity", "culvert keygen --out /etc/culvert/identity.key"),
+    to("a key that this agent and the peer \"branch\" share", "culvert genpsk --out /etc/culvert/branch.psk"),
     to("what others need to know of it", "culvert pubkey /etc/culvert/identity.key"),
     to("what to give to those who dial us", "culvert link --config /etc/culvert/agent.toml"),
     to("before a start or a reload", "culvert check --config /etc/culvert/agent.toml"),

@@ -13,6 +13,7 @@ mod check;
 mod completions;
 mod doctor;
 mod examples;
+mod genpsk;
 mod init;
 mod keygen;
 mod link;
@@ -43,6 +44,8 @@ enum Command {
     Keygen(keygen::Keygen),
     #[command(after_long_help = examples::help("pubkey"))]
     Pubkey(pubkey::Pubkey),
+    #[command(after_long_help = examples::help("genpsk"))]
+    Genpsk(genpsk::Genpsk),
     #[command(after_long_help = examples::help("link"))]
     Link(link::Link),
     #[command(after_long_help = examples::help("check"))]
@@ -110,6 +113,7 @@ impl Cli {
             Command::Init(command) => command.execute(),
             Command::Keygen(command) => command.execute(),
             Command::Pubkey(command) => command.execute(),
+            Command::Genpsk(command) => command.execute(),
             Command::Link(command) => command.execute(),
             Command::Check(command) => command.execute(),
             Command::Run(command) => command.execute(),

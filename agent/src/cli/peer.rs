@@ -1,6 +1,6 @@
 //! `culvert peer`
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::anyhow;
 use clap::{Args, Subcommand};
@@ -70,6 +70,9 @@ struct Add {
     /// Others may have its prefixes, too: its share among those of the same priority
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=256))]
     weight: Option<u16>,
+    /// A file with the preshared key of both ends, as culvert genpsk writes it; during a rotation twice, the new one first
+    #[arg(long = "preshared-key-file", value_name = "FILE")]
+    preshared_key_files: Vec<PathBuf>,
     /// How many lanes to open; 0 is one per worker
     #[arg(long, value_name = "N")]
     lanes: Option<u8>,
@@ -190,8 +193,17 @@ impl Add {
             address: self.addresses.clone(),
             priority: self.priority,
             weight: self.weight,
+            preshared_key_file: self.preshared_key_files.iter().map(absolute).collect::<Result<_, _>>()?,
         })
     }
+}
+
+/// The path of a file as the daemon, which runs in another folder, finds it.
+fn absolute(file: &PathBuf) -> Result<String, Failure> {
+    let path = std::path::absolute(file).map_err(|error| anyhow!("{}: {error}", file.display()))?;
+    path.into_os_string().into_string().map_err(|path| {
+        Failure::Input(format!("{} is not UTF-8 (remedy: choose another path)", path.display()))
+    })
 }
 
 impl Remove {

@@ -24,6 +24,7 @@ type agent struct {
 	underlay string // where it listens, or dials
 	ingress  string // its UDP and TCP port for the peer's service "echo"
 	metrics  string
+	ofPeer   string // more lines of its [[peer]]
 	process  *exec.Cmd
 }
 
@@ -118,7 +119,7 @@ upstream = %q
 name = "go"
 public_key = %q
 services = ["echo", "large"]
-%s
+%s%s
 [[udp]]
 listen = %q
 peer = "go"
@@ -127,7 +128,7 @@ service = "echo"
 listen = %q
 peer = "go"
 service = "echo"
-`, a.metrics, listen, e.address, e.address, e.address, peer, endpoints, a.ingress, a.ingress)
+`, a.metrics, listen, e.address, e.address, e.address, peer, endpoints, a.ofPeer, a.ingress, a.ingress)
 	if err := os.WriteFile(a.file("agent.toml"), []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

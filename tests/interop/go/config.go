@@ -23,6 +23,9 @@ type Config struct {
 	// Authorize says which keys a [Listener] admits; nil: none. [Dial] does not ask it. The listener remembers every key
 	// that connected until it is closed.
 	Authorize func(PublicKey) bool
+	// PresharedKeys returns the keys that we share with a peer, the preferred one first, at most two; nil: none with
+	// anyone. It is asked at each connection. A peer with a key needs lanes.
+	PresharedKeys func(PublicKey) []PresharedKey
 	// Lanes is the most lanes that a peer gets: 0 is 8, and below 0 there are none (standard mode).
 	Lanes int
 	// MaxFlows is the most UDP flows that a peer may open at a time; 0 is 4,096.
@@ -106,14 +109,14 @@ func newAgent(c Config) (*agent, error) {
 		return nil, err
 	}
 	// The bounds of a hello are ours as well.
-	if _, err := wire.ParseEnvelope(wire.AppendEnvelope(nil, a.hello(nil))); err != nil {
+	if _, err := wire.ParseEnvelope(wire.AppendEnvelope(nil, a.hello(nil, nil))); err != nil {
 		return nil, fmt.Errorf("Config: %w", err)
 	}
 	return a, nil
 }
 
 // hello is the first message of a session.
-func (a *agent) hello(possession []byte) *wire.Hello {
+func (a *agent) hello(possession []byte, preshared [][]byte) *wire.Hello {
 	h := &wire.Hello{
 		Version:    wire.Version,
 		Instance:   a.instance[:],
@@ -121,8 +124,10 @@ func (a *agent) hello(possession []byte) *wire.Hello {
 		Workers:    uint32(min(runtime.GOMAXPROCS(0), wire.MaxWorkers)),
 		MaxLanes:   uint32(min(max(a.Lanes, 0), wire.MaxLanes)),
 		MaxPacket:  maxPacket,
-		Features:   wire.FeaturePieces,
+		Features:   wire.FeaturePieces | wire.FeaturePresharedKeys,
 		Possession: possession,
+
+		PresharedKeys: preshared,
 	}
 	for number, s := range a.Services {
 		h.Services = append(h.Services, wire.Service{
@@ -131,6 +136,14 @@ func (a *agent) hello(possession []byte) *wire.Hello {
 		})
 	}
 	return h
+}
+
+// sharedWith are the keys that we share with a peer.
+func (a *agent) sharedWith(peer PublicKey) []PresharedKey {
+	if a.PresharedKeys == nil {
+		return nil
+	}
+	return a.PresharedKeys(peer)
 }
 
 // idleOf is how long a UDP flow of a service may be silent.

@@ -274,11 +274,16 @@ func (d *dialler) hello(ctx context.Context, conn *quic.Conn) (*session, error) 
 	if err != nil {
 		return nil, err
 	}
-	signed, err := possession(conn.ConnectionState().TLS)
+	state := conn.ConnectionState().TLS
+	signed, err := possession(state)
 	if err != nil {
 		return nil, err
 	}
-	hello := d.agent.hello(ed25519.Sign(d.agent.Key, signed))
+	keys, err := newPresharedKeys(state, d.agent.sharedWith(d.link.Key), true)
+	if err != nil {
+		return nil, err
+	}
+	hello := d.agent.hello(ed25519.Sign(d.agent.Key, signed), keys.shown())
 	if _, err := control.Write(wire.AppendFramed(nil, hello)); err != nil {
 		return nil, err
 	}
@@ -286,7 +291,7 @@ func (d *dialler) hello(ctx context.Context, conn *quic.Conn) (*session, error) 
 	if err != nil {
 		return nil, err
 	}
-	return newSession(d.agent, conn, control, true, theirs)
+	return newSession(d.agent, conn, control, keys, theirs)
 }
 
 // keep connects again when the connection ends, and beside it when it seems to be dead.

@@ -201,7 +201,11 @@ func (l *Listener) connection(conn *quic.Conn) error {
 	if !ed25519.Verify(key[:], signed, hello.Possession) {
 		return fmt.Errorf("%v did not prove that it holds its key", key)
 	}
-	s, err := newSession(l.agent, conn, control, false, hello)
+	keys, err := newPresharedKeys(state, l.agent.sharedWith(key), false)
+	if err != nil {
+		return err
+	}
+	s, err := newSession(l.agent, conn, control, keys, hello)
 	if err != nil {
 		return err
 	}
@@ -214,7 +218,7 @@ func (l *Listener) connection(conn *quic.Conn) error {
 		_ = conn.CloseWithError(wire.CloseReplaced, "replaced")
 		return nil
 	}
-	if err := s.send(l.agent.hello(nil)); err != nil {
+	if err := s.send(l.agent.hello(nil, keys.shown())); err != nil {
 		return err
 	}
 	if before := peer.attach(s); before != nil {

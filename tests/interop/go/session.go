@@ -47,6 +47,7 @@ type session struct {
 	dials   bool
 	hello   *wire.Hello
 	suite   lane.Suite
+	keys    *presharedKeys
 	// sockets are those of lanes by index: all the same at a listener.
 	sockets func(index uint32) (*underlay.Socket, error)
 	to      netip.AddrPort
@@ -61,6 +62,7 @@ type session struct {
 
 	mu      sync.Mutex
 	ended   bool
+	use     *presharedUse // the preshared key of lanes that are opened from now on
 	epoch   uint64
 	count   uint32 // how many lanes the dialler opens
 	lanes   [wire.MaxLanes]*laneSlot
@@ -70,10 +72,12 @@ type session struct {
 
 // laneSlot is what a session knows about one index.
 type laneSlot struct {
-	current *lane.Lane // carries payloads, or did last
-	next    *lane.Lane // is being validated
-	epoch   uint64     // the latest
-	asked   time.Time  // a LaneOpen that was not answered
+	current *lane.Lane    // carries payloads, or did last
+	next    *lane.Lane    // is being validated
+	epoch   uint64        // the latest
+	asked   time.Time     // a LaneOpen that was not answered
+	askedBy *presharedUse // the key of that
+	key     *presharedUse // that of the lane
 	id      underlay.ConnectionID
 	opened  time.Time
 }
@@ -100,20 +104,28 @@ func (c *plainCarrier) Send(header, body []byte) error {
 }
 
 // newSession is for a connection on which both hellos are known.
-func newSession(a *agent, conn *quic.Conn, control *quic.Stream, dials bool, hello *wire.Hello) (*session, error) {
+func newSession(a *agent, conn *quic.Conn, control *quic.Stream, keys *presharedKeys, hello *wire.Hello) (*session, error) {
 	suite, err := lane.NewSuite(conn.ConnectionState().TLS.CipherSuite)
 	if err != nil {
 		return nil, err
 	}
+	use, err := keys.agree(hello.PresharedKeys)
+	if err != nil {
+		return nil, err
+	}
+	if use != nil && (a.Lanes < 0 || hello.MaxLanes == 0) {
+		return nil, fmt.Errorf("%w: a preshared key would protect nothing without lanes", errPreshared)
+	}
+	dials := keys.dials
 	s := &session{
-		agent: a, conn: conn, control: control, dials: dials, hello: hello, suite: suite,
+		agent: a, conn: conn, control: control, dials: dials, hello: hello, suite: suite, keys: keys, use: use,
 		suspect: make(chan struct{}, 1), all: make(map[*lane.Lane]bool),
 	}
 	if a.Lanes < 0 || hello.MaxLanes == 0 {
 		s.plain = &plainCarrier{conn: conn}
 		s.plain.room.Store(firstRoom)
 	} else if dials {
-		most := max(hello.Workers, a.hello(nil).Workers)
+		most := max(hello.Workers, a.hello(nil, nil).Workers)
 		s.count = min(most, defaultLanes, hello.MaxLanes, uint32(a.Lanes))
 	}
 	return s, nil
@@ -134,6 +146,8 @@ func (s *session) run() {
 	switch {
 	case errors.Is(err, errFlood):
 		code, text = wire.CloseLimit, "too many control messages"
+	case errors.Is(err, errPreshared):
+		code, text = wire.ClosePresharedKey, "no preshared key in common"
 	case ctx.Err() != nil:
 		err = context.Cause(ctx)
 	}
@@ -221,6 +235,15 @@ func (s *session) message(message wire.Message) error {
 		s.peer.notify()
 	case *wire.ReceiveRate:
 		s.peer.limit(m.BitsPerSecond)
+	case *wire.PresharedKeys:
+		use, err := s.keys.agree(m.Proofs)
+		if err != nil {
+			return err
+		}
+		// keepLanes opens lanes again that have another key.
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		s.use = use
 	case *wire.Here:
 		// That it was acknowledged is all that it is for.
 	case *wire.StreamsWanted:
@@ -384,12 +407,16 @@ func (s *session) due(index uint32, now time.Time) *wire.LaneOpen {
 	switch {
 	case s.ended, slot.next != nil, !slot.asked.IsZero() && now.Sub(slot.asked) < laneAnswer:
 		return nil
-	case slot.current != nil && slot.current.IsUp() && slot.asked.IsZero():
+	case slot.current != nil && slot.current.IsUp() && slot.asked.IsZero() && (slot.key.is(s.use) || now.Sub(slot.opened) < youngest):
 		return nil
 	}
 	s.epoch++
-	slot.epoch, slot.asked, slot.id = s.epoch, now, newLaneID()
-	return &wire.LaneOpen{Lane: index, Epoch: slot.epoch, ConnectionID: slices.Clone(slot.id[:])}
+	slot.epoch, slot.asked, slot.askedBy, slot.id = s.epoch, now, s.use, newLaneID()
+	open := &wire.LaneOpen{Lane: index, Epoch: slot.epoch, ConnectionID: slices.Clone(slot.id[:])}
+	if s.use != nil {
+		open.PresharedKey = s.use.named
+	}
+	return open
 }
 
 // reopen has keepLanes open an index again, while its lane works on.
@@ -402,11 +429,14 @@ func (s *session) reopen(index uint32) {
 }
 
 // make makes a lane. mu is held.
-func (s *session) make(index uint32, epoch uint64, local, remote underlay.ConnectionID, socket *underlay.Socket) (*lane.Lane, error) {
+func (s *session) make(index uint32, epoch uint64, local, remote underlay.ConnectionID, socket *underlay.Socket, use *presharedUse) (*lane.Lane, error) {
 	state := s.conn.ConnectionState().TLS
 	ours, theirs, err := lane.Secrets(s.suite, index, epoch, state.ExportKeyingMaterial)
 	if err != nil {
 		return nil, err
+	}
+	if use != nil {
+		ours, theirs = s.suite.Mix(use.key[:], ours), s.suite.Mix(use.key[:], theirs)
 	}
 	config := lane.Config{
 		Index: index, Epoch: epoch, Suite: s.suite, SendSecret: ours, ReceiveSecret: theirs,
@@ -435,11 +465,11 @@ func (s *session) accepted(m *wire.LaneAccept) error {
 	if slot == nil || slot.epoch != m.Epoch || slot.asked.IsZero() || s.ended {
 		return nil
 	}
-	l, err := s.make(m.Lane, m.Epoch, slot.id, underlay.ConnectionID(m.ConnectionID), socket)
+	l, err := s.make(m.Lane, m.Epoch, slot.id, underlay.ConnectionID(m.ConnectionID), socket, slot.askedBy)
 	if err != nil {
 		return err
 	}
-	slot.asked, slot.next, slot.opened = time.Time{}, l, time.Now()
+	slot.asked, slot.next, slot.opened, slot.key = time.Time{}, l, time.Now(), slot.askedBy
 	l.Start()
 	return nil
 }
@@ -459,18 +489,21 @@ func (s *session) openedByPeer(m *wire.LaneOpen) error {
 	now := time.Now()
 	s.expire()
 	reason := uint32(0)
+	use, known := s.keys.ofLane(m.PresharedKey)
 	switch {
 	case m.Epoch <= slot.epoch:
 		reason = wire.RefusalEpochReused
 	case int(m.Lane) >= s.agent.Lanes, len(s.all) >= mostLanes, !slot.opened.IsZero() && now.Sub(slot.opened) < youngest:
 		reason = wire.RefusalTooMany
+	case !known:
+		reason = wire.RefusalPresharedKey
 	}
 	if reason != 0 || s.ended {
 		s.mu.Unlock()
 		return s.send(&wire.LaneRefuse{Lane: m.Lane, Epoch: m.Epoch, Reason: reason})
 	}
 	id := newLaneID()
-	l, err := s.make(m.Lane, m.Epoch, id, underlay.ConnectionID(m.ConnectionID), socket)
+	l, err := s.make(m.Lane, m.Epoch, id, underlay.ConnectionID(m.ConnectionID), socket, use)
 	if err != nil {
 		s.mu.Unlock()
 		return err
@@ -607,8 +640,11 @@ func readHello(control *quic.Stream) (*wire.Hello, error) {
 
 // closeCode is the code with which a connection is closed because of err.
 func closeCode(err error) quic.ApplicationErrorCode {
-	if errors.Is(err, wire.ErrVersion) {
+	switch {
+	case errors.Is(err, wire.ErrVersion):
 		return wire.CloseVersion
+	case errors.Is(err, errPreshared):
+		return wire.ClosePresharedKey
 	}
 	return wire.CloseViolation
 }

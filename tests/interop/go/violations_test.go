@@ -71,7 +71,7 @@ func (r *raw) hello() *wire.Hello {
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	return r.agent.hello(ed25519.Sign(r.agent.Key, signed))
+	return r.agent.hello(ed25519.Sign(r.agent.Key, signed), nil)
 }
 
 func (r *raw) send(messages ...wire.Message) {

@@ -44,6 +44,8 @@ pub(super) struct Checks {
     pub(super) underlay: Vec<Claim>,
     /// The addresses of `peer.address`, and whose they are.
     pub(super) next_hops: BTreeMap<IpAddr, Arc<str>>,
+    /// The peers with preshared keys, by their places among all peers, and where their files are named.
+    pub(super) preshared: Vec<(usize, At)>,
     /// Those of `peer.endpoints` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
 }

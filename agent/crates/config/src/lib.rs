@@ -49,6 +49,8 @@ mod descriptors;
 mod kinds;
 mod peers;
 mod prefix;
+#[cfg(test)]
+mod preshared_tests;
 mod problem;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

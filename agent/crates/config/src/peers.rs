@@ -1,13 +1,24 @@
 //! `[[peer]]`, wherever it stands: in the configuration, in the state file, or in a request to the running daemon.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    mem,
+    net::IpAddr,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
-use gate::identity::{Endpoint, PublicKey};
+use gate::{
+    identity::{Endpoint, PublicKey},
+    preshared::{PresharedKey, PresharedKeyError},
+};
 use ipnet::IpNet;
+use wire::messages::MAX_PRESHARED_KEYS;
 
 use crate::{
     OPEN_LABEL, OPEN_PREFIX,
     checks::Checks,
+    credential,
     kinds::{Kind, granted, name, one_of, or, share, size, text, time, whole},
     prefix::{allowed_prefix, inner_host},
     problem::PeerOrigin,
@@ -16,7 +27,7 @@ use crate::{
     sections::{TENTH, endpoint},
     spelled::spelled,
     tun::Tun,
-    value::{self, parsed},
+    value::{self, bad, parsed},
 };
 
 /// What to write for a key.
@@ -31,6 +42,17 @@ fn key() -> Kind<PublicKey> {
     text("key", |text| parsed(text, KEY_REMEDY), ToString::to_string).then(Checks::pin)
 }
 
+/// What to write for the file of a preshared key.
+const PRESHARED_REMEDY: &str = "name the file that culvert genpsk wrote, or leave the key out";
+
+fn preshared_key_file() -> Kind<PathBuf> {
+    let path = |text: &str| match text {
+        "" => Err(bad("is empty", PRESHARED_REMEDY)),
+        _ => Ok(PathBuf::from(text)),
+    };
+    text("path", path, |path| path.display().to_string())
+}
+
 section! {
     /// `[[peer]]`: another agent.
     #[derive(Clone, Debug, PartialEq)]
@@ -41,6 +63,11 @@ section! {
         /// peers share a key, and none has ours.
         public_keys as public_key: Vec<PublicKey> = Vec::new(),
             key().list().or_one(key()).not_empty(KEY_REMEDY), Now, required KEY_REMEDY;
+        /// A file with a preshared key, which `culvert genpsk` writes: the same at both ends, closed to other users. Lanes are
+        /// then safe even if TLS's key exchange is broken one day, and the two ends connect only with a key in common. A list of
+        /// two files is for a [rotation](operations.md#rotate-a-preshared-key): the new key first, then the old one.
+        preshared_key_files as preshared_key_file: Vec<PathBuf> = Vec::new(),
+            preshared_key_file().list().or_one(preshared_key_file()).not_empty(PRESHARED_REMEDY), Now;
         /// Addresses to dial. Left out, the peer dials us, which needs `transport.listen`.
         endpoints: Vec<Endpoint> = Vec::new(),
             endpoint().then(Checks::dials).list()
@@ -124,6 +151,8 @@ section! {
     also {
         /// Which file it stands in.
         origin: PeerOrigin = PeerOrigin::Config;
+        /// The keys in `preshared_key_file`, in its order.
+        preshared_keys: Vec<PresharedKey> = Vec::new();
     }
 }
 
@@ -262,6 +291,23 @@ impl Around {
 }
 
 impl Peer {
+    /// Reads the files of `preshared_key_file`, or the credentials of systemd that are named like them.
+    ///
+    /// # Errors
+    /// The first file that holds no key that can be used.
+    pub fn load_preshared_keys(&mut self) -> Result<(), PresharedKeyError> {
+        let load = |path: &PathBuf| PresharedKey::load(&credential::of(path));
+        self.preshared_keys = self.preshared_key_files.iter().map(load).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Takes the relative paths of its files from `base`.
+    pub(super) fn resolve_paths(&mut self, base: &Path) {
+        for file in &mut self.preshared_key_files {
+            *file = base.join(&file);
+        }
+    }
+
     /// The lowest automatic rate, in bits a second.
     #[must_use]
     pub fn least_rate(&self) -> u64 {
@@ -289,6 +335,20 @@ impl Checks {
         if peer.rate_max.is_some_and(|max| peer.least_rate() > max) {
             let remedy = "write a rate_min that is no higher; left out, it is 100kbit";
             self.report.add(&table.place("rate_min"), "is above rate_max", remedy);
+        }
+    }
+
+    /// Reads the preshared keys of `peers`.
+    pub(super) fn load_preshared_keys(&mut self, peers: &mut [Peer]) {
+        for (place, at) in mem::take(&mut self.preshared) {
+            let Some(peer) = peers.get_mut(place) else { continue };
+            if let Err(error) = peer.load_preshared_keys() {
+                self.report.add(&at, error.to_string(), error.remedy());
+            } else if let [new, old] = &*peer.preshared_keys
+                && new == old
+            {
+                self.report.add(&at, "both files hold the same key", "write a new key, or name one file");
+            }
         }
     }
 
@@ -330,6 +390,15 @@ impl Checks {
                 self.report.add(&table.place("rate"), problem, remedy);
             }
             self.check_rate(&mut table, &peer);
+            if !peer.preshared_key_files.is_empty() {
+                let at = table.place("preshared_key_file");
+                let files = peer.preshared_key_files.len();
+                if files > MAX_PRESHARED_KEYS {
+                    let remedy = "write the new key and the one before; older ones are of no use";
+                    self.report.add(&at, format!("names {files} files"), remedy);
+                }
+                self.preshared.push((peers.len(), at));
+            }
             self.peers.push(Arc::clone(&self.peer));
             peers.push(peer);
         }

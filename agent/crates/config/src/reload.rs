@@ -313,6 +313,13 @@ impl Plan {
                 (PeerOrigin::State, _) => {}
                 (PeerOrigin::Config, Some(old)) => {
                     changes.section(&at, old, &mut peer, names, &waits.peer);
+                    if peer.preshared_key_files == old.preshared_key_files
+                        && peer.preshared_keys != old.preshared_keys
+                    {
+                        let kind = Kind::Changed("what the file held".to_owned(), "another key".to_owned());
+                        let what = format!("{at}preshared_key_file");
+                        changes.0.push(Change { what, kind, effect: Effect::Now });
+                    }
                     if peer != *old {
                         self.changed.push(peer.clone());
                     }

@@ -80,6 +80,7 @@ impl Draft {
                 checks.report.add(&state_at, problem, remedy);
             }
         }
+        peers.iter_mut().for_each(|peer| peer.resolve_paths(base));
         let udp = checks.read_forwards(&mut root, "udp");
         let tcp = checks.read_forwards(&mut root, "tcp");
         let access = checks.read_access(&mut root, listens);
@@ -140,7 +141,8 @@ impl Draft {
         Err(ConfigProblems { file: file.map(Path::to_owned), problems })
     }
 
-    /// The same with the identity, whose problems, like those of the admin server's secret, are among those of the file.
+    /// The same with the identity and the preshared keys, whose problems, like those of the admin server's secret, are among those
+    /// of the file.
     pub(super) fn finish_with_identity(mut self, file: &Path) -> Result<(Config, Identity), ConfigProblems> {
         let key_file = credential::of(&self.config.identity_key_file);
         let loaded = self.key_file.take().map(|at| (at, Identity::load(&key_file)));
@@ -155,6 +157,7 @@ impl Draft {
         if let Some(identity) = &identity {
             self.checks.own_key(identity.public_key());
         }
+        self.checks.load_preshared_keys(&mut self.config.peers);
         if let Some(at) = self.token_file.take()
             && let Err(error) = Token::read(&self.config.admin.token_file)
         {

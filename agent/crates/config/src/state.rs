@@ -68,6 +68,9 @@ pub struct NewPeer {
     /// `peer.weight`, the same.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
+    /// `peer.preshared_key_file`, left out of the JSON as `allowed_ips` is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub preshared_key_file: Vec<String>,
 }
 
 /// Why the state file could not be changed.
@@ -166,6 +169,10 @@ pub fn check(
     if let Some(tun) = &config.tun {
         checks.collisions(tun, config.transport.mark);
     }
+    if let Some(folder) = config.path.as_deref().and_then(Path::parent) {
+        peers[known.len()..].iter_mut().for_each(|peer| peer.resolve_paths(folder));
+    }
+    checks.load_preshared_keys(&mut peers);
     let peer = peers.pop().filter(|_| peers.len() == known.len());
     checks.own_key(own_key);
     if known.len() >= config.limits.peers {

@@ -62,6 +62,8 @@ fn defaults_stand_for_what_is_left_out() {
         name: "exit".into(),
         origin: PeerOrigin::Config,
         public_keys: vec![KEY.parse().unwrap()],
+        preshared_key_files: Vec::new(),
+        preshared_keys: Vec::new(),
         endpoints: Vec::new(),
         lanes: 0,
         profile: Profile::Throughput,

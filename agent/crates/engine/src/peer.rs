@@ -130,16 +130,29 @@ pub struct Throttles {
     pub no_route: Throttle,
     /// Throttle of the line about an automatic rate that cannot be measured.
     pub unmeasured: Throttle,
+    /// Throttle of the lines about preshared keys.
+    pub preshared: Throttle,
 }
 
 impl Throttles {
     /// Throttles that let through one line of a kind per `interval`.
     #[must_use]
     pub fn new(interval: Duration) -> Self {
-        let [unresponsive, heard, no_tunnel, no_service, no_repair, moved, no_route, unmeasured] =
+        let [unresponsive, heard, no_tunnel, no_service, no_repair, moved, no_route, unmeasured, preshared] =
             std::array::from_fn(|_| Throttle::new(interval));
         let connected = Throttle::new(Duration::from_secs(1));
-        Self { connected, unresponsive, heard, no_tunnel, no_service, no_repair, moved, no_route, unmeasured }
+        Self {
+            connected,
+            unresponsive,
+            heard,
+            no_tunnel,
+            no_service,
+            no_repair,
+            moved,
+            no_route,
+            unmeasured,
+            preshared,
+        }
     }
 }
 

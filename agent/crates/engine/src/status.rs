@@ -43,6 +43,10 @@ pub struct PeerStatus {
     pub since_seconds: Option<f64>,
     /// The name that the peer's software gives itself.
     pub software: Option<Arc<str>>,
+    /// How many preshared keys we have for it.
+    pub preshared_keys: usize,
+    /// Which of them both ends use, from 1 on; `None` without one or without a connection.
+    pub preshared_key_in_use: Option<usize>,
     /// "lanes" or "standard": how datagrams travel; `None` without a connection.
     pub mode: Option<Word>,
     /// Smoothed round-trip time of its first lane, in standard mode of its control connection.
@@ -649,6 +653,7 @@ impl PeerStatus {
             self.since_seconds = other.since_seconds;
             self.software.clone_from(&other.software);
             self.mode.clone_from(&other.mode);
+            self.preshared_key_in_use = other.preshared_key_in_use;
         }
         self.state = self.state.max(other.state);
         self.address = self.address.or(other.address);

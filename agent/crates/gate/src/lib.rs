@@ -12,6 +12,7 @@
 //! | what is asked of clients under load | `retry.rs` |
 //! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
+//! | which preshared key do two ends share, and how does it enter lanes | `preshared.rs` |
 //!
 //! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets:
 //!
@@ -60,6 +61,7 @@ pub mod identity;
 pub mod initial;
 pub mod knock;
 mod own;
+pub mod preshared;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;

@@ -34,6 +34,9 @@ pub const MAX_NAME_BYTES: usize = 64;
 /// The most workers of one agent: one byte of the connection ID names the worker.
 pub const MAX_WORKERS: u16 = 256;
 
+/// The preshared keys of a peer, the newest first: the second is the one before, during a rotation.
+pub const MAX_PRESHARED_KEYS: usize = 2;
+
 /// A flow's life without traffic where the hello does not say it (RFC 4787 §4.3 asks NATs for two minutes; half of
 /// that keeps tables small).
 pub const DEFAULT_IDLE: Duration = Duration::from_secs(60);
@@ -181,6 +184,8 @@ pub enum Message {
     },
     /// How the sender repairs the IP packets that it sends, in place of what it said before; `None`: it does not.
     PacketRepair(Option<Terms>),
+    /// The sender's proofs of its preshared keys, in place of those of its hello.
+    PresharedKeys(Vec<KeyProof>),
 }
 
 /// The bytes of padding in [`Message::Here`].
@@ -205,7 +210,16 @@ pub struct Hello {
     pub features: Features,
     /// The dialler's Ed25519 signature over what [`possession`] gives: that it holds its identity key now.
     pub possession: Option<[u8; SIGNATURE_BYTES]>,
+    /// The proofs of the sender's preshared keys for this peer, the preferred one first; at most [`MAX_PRESHARED_KEYS`].
+    pub preshared_keys: Vec<KeyProof>,
 }
+
+/// The proof that the sender has a preshared key: it names the key to those who have it, for this connection and this sender only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KeyProof(pub [u8; KEY_PROOF_BYTES]);
+
+/// Bytes of a [`KeyProof`]: too many to guess.
+pub const KEY_PROOF_BYTES: usize = 16;
 
 /// The first message on a stream connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -252,6 +266,8 @@ impl Features {
     pub const REPORTS: Self = Self(16);
     /// Takes numbered payloads and repairs, and answers requests for them.
     pub const REPAIR: Self = Self(32);
+    /// Knows preshared keys: it may be told others while it is connected.
+    pub const PRESHARED_KEYS: Self = Self(64);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -299,6 +315,8 @@ pub struct LaneOffer {
     pub epoch: u64,
     /// The connection ID under which the sender of the message receives.
     pub connection_id: [u8; CONNECTION_ID_BYTES],
+    /// The dialler's proof of the preshared key that the lane's secrets are mixed with; `None`: with none. Not in the acceptance.
+    pub preshared_key: Option<KeyProof>,
 }
 
 /// The end of a lane, or of the attempt to open it.
@@ -324,6 +342,8 @@ pub enum LaneRefusal {
     TooMany = 2,
     /// The agent is shutting down and opens nothing more.
     ShuttingDown = 3,
+    /// The listener does not have the preshared key of the opening, or has one and the opening names none.
+    PresharedKey = 4,
 }
 
 /// The reason why an end closes a lane.
@@ -353,7 +373,9 @@ impl Message {
         match protobuf::Envelope::decode(bytes)?.kind.ok_or(MessageError::UnknownKind)? {
             protobuf::Kind::Hello(hello) => hello.try_into().map(Self::Hello),
             protobuf::Kind::LaneOpen(offer) => offer.try_into().map(Self::LaneOpen),
-            protobuf::Kind::LaneAccept(offer) => offer.try_into().map(Self::LaneAccept),
+            protobuf::Kind::LaneAccept(offer) => {
+                protobuf::LaneOffer { preshared_key: Vec::new(), ..offer }.try_into().map(Self::LaneAccept)
+            }
             protobuf::Kind::LaneRefuse(end) => {
                 let reason = LaneRefusal::try_from(end.reason).unwrap_or(LaneRefusal::Unspecified);
                 Ok(Self::LaneRefuse(LaneEnd { lane: lane(end.lane)?, epoch: end.epoch, reason }))
@@ -373,6 +395,7 @@ impl Message {
             }
             protobuf::Kind::ReportsWanted(reports) => Ok(Self::ReportsWanted { wanted: reports.wanted }),
             protobuf::Kind::PacketRepair(repair) => terms(Some(repair)).map(Self::PacketRepair),
+            protobuf::Kind::PresharedKeys(keys) => proofs(&keys.proofs).map(Self::PresharedKeys),
         }
     }
 
@@ -401,6 +424,9 @@ impl Message {
             Self::PacketRepair(terms) => {
                 protobuf::Kind::PacketRepair(terms.as_ref().map(protobuf::Repair::from).unwrap_or_default())
             }
+            Self::PresharedKeys(proofs) => {
+                protobuf::Kind::PresharedKeys(protobuf::PresharedKeys { proofs: bytes_of(proofs) })
+            }
         };
         framing::frame(&protobuf::Envelope { kind: Some(kind) }, out);
     }
@@ -425,6 +451,7 @@ impl TryFrom<protobuf::Hello> for Hello {
             services: services(hello.services)?,
             features: Features(hello.features),
             possession: signature(&hello.possession)?,
+            preshared_keys: proofs(&hello.preshared_keys)?,
         })
     }
 }
@@ -434,7 +461,11 @@ impl TryFrom<protobuf::LaneOffer> for LaneOffer {
 
     fn try_from(offer: protobuf::LaneOffer) -> Result<Self, MessageError> {
         let connection_id = id("connection_id", &offer.connection_id)?;
-        Ok(Self { lane: lane(offer.lane)?, epoch: offer.epoch, connection_id })
+        let preshared_key = match &*offer.preshared_key {
+            [] => None,
+            bytes => Some(proof(bytes)?),
+        };
+        Ok(Self { lane: lane(offer.lane)?, epoch: offer.epoch, connection_id, preshared_key })
     }
 }
 
@@ -496,6 +527,22 @@ fn signature(bytes: &[u8]) -> Result<Option<[u8; SIGNATURE_BYTES]>, MessageError
     if bytes.is_empty() { Ok(None) } else { id("possession", bytes).map(Some) }
 }
 
+fn proof(bytes: &[u8]) -> Result<KeyProof, MessageError> {
+    id("preshared_key", bytes).map(KeyProof)
+}
+
+fn proofs(proofs: &[Vec<u8>]) -> Result<Vec<KeyProof>, MessageError> {
+    if proofs.len() > MAX_PRESHARED_KEYS {
+        let value = u32::try_from(proofs.len()).unwrap_or(u32::MAX);
+        return Err(MessageError::Range { field: "preshared_keys", value });
+    }
+    proofs.iter().map(|bytes| proof(bytes)).collect()
+}
+
+fn bytes_of(proofs: &[KeyProof]) -> Vec<Vec<u8>> {
+    proofs.iter().map(|proof| proof.0.to_vec()).collect()
+}
+
 fn name(field: &'static str, text: String, min_bytes: usize) -> Result<String, MessageError> {
     if !(min_bytes..=MAX_NAME_BYTES).contains(&text.len()) {
         return Err(MessageError::Length { field, bytes: text.len() });
@@ -518,6 +565,7 @@ impl From<&Hello> for protobuf::Hello {
             services: hello.services.iter().map(protobuf::Service::from).collect(),
             features: hello.features.0,
             possession: hello.possession.map(|signature| signature.to_vec()).unwrap_or_default(),
+            preshared_keys: bytes_of(&hello.preshared_keys),
         }
     }
 }
@@ -552,7 +600,12 @@ impl From<&Terms> for protobuf::Repair {
 
 impl From<&LaneOffer> for protobuf::LaneOffer {
     fn from(offer: &LaneOffer) -> Self {
-        Self { lane: offer.lane.into(), epoch: offer.epoch, connection_id: offer.connection_id.to_vec() }
+        Self {
+            lane: offer.lane.into(),
+            epoch: offer.epoch,
+            connection_id: offer.connection_id.to_vec(),
+            preshared_key: offer.preshared_key.map(|proof| proof.0.to_vec()).unwrap_or_default(),
+        }
     }
 }
 
@@ -649,6 +702,8 @@ crate::labelled! {
         SelfConnect = 8 => "connected to itself",
         /// A stream connection names a session that the closing end does not have.
         NoSession = 9 => "no such session",
+        /// The two ends have no preshared key in common, although one of them has any; or they have one, and there are to be no lanes.
+        PresharedKey = 10 => "no preshared key in common",
     }
 }
 
@@ -680,7 +735,8 @@ impl CloseReason {
             | Self::Idle
             | Self::LimitReached
             | Self::SelfConnect
-            | Self::NoSession => false,
+            | Self::NoSession
+            | Self::PresharedKey => false,
         }
     }
 }

@@ -131,6 +131,7 @@ fn hello() -> Hello {
         services: vec![service(5, "dns")],
         features: Features(1 << 40 | 1),
         possession: Some([9; 64]),
+        preshared_keys: vec![KeyProof([1; 16]), KeyProof([2; 16])],
     }
 }
 
@@ -147,7 +148,8 @@ fn body(message: &Message) -> Vec<u8> {
 #[test]
 fn every_field_number_is_the_documented_one() {
     let hand = &mut ByHand::new();
-    let offer = LaneOffer { lane: 63, epoch: u64::MAX, connection_id: *b"8 bytes!" };
+    let accepted = LaneOffer { lane: 63, epoch: u64::MAX, connection_id: *b"8 bytes!", preshared_key: None };
+    let offer = LaneOffer { preshared_key: Some(KeyProof([3; 16])), ..accepted };
     let mut cases = vec![
         {
             let fields = [
@@ -160,6 +162,8 @@ fn every_field_number_is_the_documented_one() {
                 hand.services("Hello.services"),
                 hand.number("Hello.features", 1 << 40 | 1),
                 hand.bytes("Hello.possession", &[9; 64]),
+                hand.bytes("Hello.preshared_keys", &[1; 16]),
+                hand.bytes("Hello.preshared_keys", &[2; 16]),
             ];
             (Message::Hello(hello()), hand.bytes("Envelope.hello", &fields.concat()))
         },
@@ -195,6 +199,13 @@ fn every_field_number_is_the_documented_one() {
             (Message::ReportsWanted { wanted: true }, hand.bytes("Envelope.reports_wanted", &wanted))
         },
         {
+            let proofs =
+                [hand.bytes("PresharedKeys.proofs", &[1; 16]), hand.bytes("PresharedKeys.proofs", &[2; 16])];
+            let message = Message::PresharedKeys(vec![KeyProof([1; 16]), KeyProof([2; 16])]);
+            (message, hand.bytes("Envelope.preshared_keys", &proofs.concat()))
+        },
+        (Message::PresharedKeys(Vec::new()), hand.bytes("Envelope.preshared_keys", &[])),
+        {
             assert_eq!(hand.choice("RepairMode.REPAIR_MODE_OFF"), 0);
             (Message::PacketRepair(None), hand.bytes("Envelope.packet_repair", &[]))
         },
@@ -209,16 +220,20 @@ fn every_field_number_is_the_documented_one() {
     }
     for (kind, field, message) in [
         ("LaneOpen", "Envelope.lane_open", Message::LaneOpen(offer)),
-        ("LaneAccept", "Envelope.lane_accept", Message::LaneAccept(offer)),
+        ("LaneAccept", "Envelope.lane_accept", Message::LaneAccept(accepted)),
     ] {
-        let fields =
+        let mut fields =
             [hand.lane(kind), hand.bytes(&format!("{kind}.connection_id"), &offer.connection_id)].concat();
+        if kind == "LaneOpen" {
+            fields.extend(hand.bytes("LaneOpen.preshared_key", &[3; 16]));
+        }
         cases.push((message, hand.bytes(field, &fields)));
     }
     for (name, reason) in [
         ("EPOCH_REUSED", LaneRefusal::EpochReused),
         ("TOO_MANY", LaneRefusal::TooMany),
         ("SHUTTING_DOWN", LaneRefusal::ShuttingDown),
+        ("PRESHARED_KEY", LaneRefusal::PresharedKey),
     ] {
         let value = hand.choice(&format!("LaneRefusal.LANE_REFUSAL_{name}"));
         let fields = [hand.lane("LaneRefuse"), hand.number("LaneRefuse.reason", value)].concat();
@@ -352,13 +367,35 @@ fn services_are_checked() {
 #[test]
 fn lanes_are_checked() {
     let offer = |lane, id: &[u8]| {
-        let offer = protobuf::LaneOffer { lane, epoch: 1, connection_id: id.to_vec() };
+        let connection_id = id.to_vec();
+        let offer = protobuf::LaneOffer { lane, epoch: 1, connection_id, preshared_key: Vec::new() };
         Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::LaneOpen(offer)) }.encode_to_vec())
     };
     assert!(offer(63, &[0; 8]).is_ok());
     assert_eq!(offer(64, &[0; 8]), Err(MessageError::Range { field: "lane", value: 64 }));
     assert_eq!(offer(256, &[0; 8]), Err(MessageError::Range { field: "lane", value: 256 }));
     assert_eq!(offer(0, &[0; 9]), Err(MessageError::Length { field: "connection_id", bytes: 9 }));
+}
+
+#[test]
+fn proofs_of_preshared_keys_are_checked() {
+    let length = |bytes| Err(MessageError::Length { field: "preshared_key", bytes });
+    for (proofs, expected) in [
+        (vec![vec![1; 15]], length(15)),
+        (vec![vec![1; 16], vec![2; 17]], length(17)),
+        (vec![Vec::new()], length(0)),
+        (vec![vec![1; 16]; 3], Err(MessageError::Range { field: "preshared_keys", value: 3 })),
+    ] {
+        assert_eq!(changed(|hello| hello.preshared_keys = proofs.clone()), expected);
+        let keys = protobuf::Kind::PresharedKeys(protobuf::PresharedKeys { proofs });
+        assert_eq!(Message::decode(&protobuf::Envelope { kind: Some(keys) }.encode_to_vec()), expected);
+    }
+    let offer =
+        protobuf::LaneOffer { lane: 1, epoch: 1, connection_id: vec![0; 8], preshared_key: vec![1; 15] };
+    let open = protobuf::Envelope { kind: Some(protobuf::Kind::LaneOpen(offer.clone())) };
+    assert_eq!(Message::decode(&open.encode_to_vec()), length(15));
+    let accept = protobuf::Envelope { kind: Some(protobuf::Kind::LaneAccept(offer)) };
+    assert!(Message::decode(&accept.encode_to_vec()).is_ok(), "not a field of the acceptance");
 }
 
 #[test]
@@ -430,10 +467,11 @@ fn close_codes_are_their_positions() {
         "limit reached",
         "connected to itself",
         "no such session",
+        "no preshared key in common",
     ];
     assert_eq!(words, documented, "as in docs/wire-format.md §2");
     assert_eq!(CloseReason::SelfConnect.code(), VarInt::from_u32(8));
-    assert_eq!(CloseReason::from_code(VarInt::from_u32(10)), None);
+    assert_eq!(CloseReason::from_code(VarInt::from_u32(11)), None);
     assert_eq!(CloseReason::from_code(VarInt::MAX), None);
 }
 
@@ -491,15 +529,22 @@ fn any_terms(number: u32) -> Option<Terms> {
 }
 
 fn any_message() -> impl Strategy<Value = Message> {
-    let offer =
-        || {
-            (0..MAX_LANES, any::<u64>(), any::<[u8; 8]>())
-                .prop_map(|(lane, epoch, connection_id)| LaneOffer { lane, epoch, connection_id })
-        };
+    let offer = |with_key| {
+        (0..MAX_LANES, any::<u64>(), any::<[u8; 8]>(), any::<Option<[u8; 16]>>()).prop_map(
+            move |(lane, epoch, connection_id, proof)| {
+                let preshared_key = proof.filter(|_| with_key).map(KeyProof);
+                LaneOffer { lane, epoch, connection_id, preshared_key }
+            },
+        )
+    };
+    let proofs = || {
+        let proof = any::<[u8; 16]>().prop_map(KeyProof);
+        prop::collection::vec(proof, 0..=MAX_PRESHARED_KEYS)
+    };
     let hello = (any::<[u8; 16]>(), "[^\\p{C}]{0,16}", 1..=MAX_WORKERS, 0..=MAX_LANES, 1200..=65_527_u16);
     prop_oneof![
-        (hello, any_services(), any::<u64>(), any::<Option<[u8; 32]>>()).prop_map(
-            |(fields, services, features, half)| {
+        (hello, any_services(), any::<u64>(), any::<Option<[u8; 32]>>(), proofs()).prop_map(
+            |(fields, services, features, half, preshared_keys)| {
                 let (instance, software, workers, max_lanes, max_datagram_packet) = fields;
                 let features = Features(features);
                 Message::Hello(Hello {
@@ -511,12 +556,14 @@ fn any_message() -> impl Strategy<Value = Message> {
                     services,
                     features,
                     possession: half.map(possession_of),
+                    preshared_keys,
                 })
             }
         ),
-        offer().prop_map(Message::LaneOpen),
-        offer().prop_map(Message::LaneAccept),
-        (0..MAX_LANES, any::<u64>(), 0..=3_i32).prop_map(|(lane, epoch, reason)| {
+        offer(true).prop_map(Message::LaneOpen),
+        offer(false).prop_map(Message::LaneAccept),
+        proofs().prop_map(Message::PresharedKeys),
+        (0..MAX_LANES, any::<u64>(), 0..=4_i32).prop_map(|(lane, epoch, reason)| {
             Message::LaneRefuse(LaneEnd { lane, epoch, reason: LaneRefusal::try_from(reason).unwrap() })
         }),
         (0..MAX_LANES, any::<u64>(), 0..=4_i32).prop_map(|(lane, epoch, reason)| {
@@ -571,7 +618,7 @@ proptest! {
             prop_assert_eq!(Message::decode(&body(&message)), Ok(message));
         }
         // The same bytes as the content of a message that exists.
-        let mut envelope = vec![((bytes.len() as u8 % 7 + 1) << 3) | 2];
+        let mut envelope = vec![((bytes.len() as u8 % 15 + 1) << 3) | 2];
         envelope.put_slice(&leb128(bytes.len() as u64));
         envelope.extend(&bytes);
         if let Ok(message) = Message::decode(&envelope) {

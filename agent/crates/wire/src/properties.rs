@@ -2,7 +2,9 @@
 
 use crate::{
     context::Context,
-    messages::{Framer, MAX_MESSAGE_BYTES, Message, MessageError, StreamAnswer, StreamOpen},
+    messages::{
+        Framer, Hello, MAX_MESSAGE_BYTES, MAX_PRESHARED_KEYS, Message, MessageError, StreamAnswer, StreamOpen,
+    },
     report::Report,
 };
 
@@ -63,6 +65,11 @@ fn message(bytes: &[u8]) {
             message.encode(&mut encoded);
             let again = Message::decode(&only(&encoded));
             assert_eq!(again.as_ref(), Ok(&message));
+            if let Message::Hello(Hello { preshared_keys: proofs, .. }) | Message::PresharedKeys(proofs) =
+                &message
+            {
+                assert!(proofs.len() <= MAX_PRESHARED_KEYS, "each is compared with each of ours");
+            }
         }
         Err(error) => {
             assert!(MessageError::LABELS.contains(&error.label()));

@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
     pub kind: Option<Kind>,
 }
 
@@ -36,6 +36,14 @@ pub(crate) enum Kind {
     ReportsWanted(ReportsWanted),
     #[prost(message, tag = "14")]
     PacketRepair(Repair),
+    #[prost(message, tag = "15")]
+    PresharedKeys(PresharedKeys),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct PresharedKeys {
+    #[prost(bytes = "vec", repeated, tag = "1")]
+    pub proofs: Vec<Vec<u8>>,
 }
 
 /// `PacketRepair`, and how a service is repaired.
@@ -106,6 +114,8 @@ pub(crate) struct Hello {
     pub features: u64,
     #[prost(bytes = "vec", tag = "9")]
     pub possession: Vec<u8>,
+    #[prost(bytes = "vec", repeated, tag = "10")]
+    pub preshared_keys: Vec<Vec<u8>>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -135,6 +145,9 @@ pub(crate) struct LaneOffer {
     pub epoch: u64,
     #[prost(bytes = "vec", tag = "3")]
     pub connection_id: Vec<u8>,
+    /// Of `LaneOpen` only.
+    #[prost(bytes = "vec", tag = "4")]
+    pub preshared_key: Vec<u8>,
 }
 
 /// `LaneRefuse` and `LaneClose`, which have the same fields and differ in what `reason` means.

@@ -7,18 +7,21 @@
 
 use std::time::Instant;
 
+use gate::preshared::PresharedKey;
 use quic_core::ConnectionId;
 
 use crate::lanes::{DRAIN_TIME, VALIDATION_TIMEOUT, pool::MAX_LANES};
 
 /// A lane that was asked for and not answered yet.
-#[derive(Clone, Copy, Debug)]
+#[derive(Debug)]
 pub struct Opening {
     pub index: u8,
     /// The number of this opening among those of its index.
     pub epoch: u64,
     /// The connection ID of the packets to us.
     pub local_cid: ConnectionId,
+    /// The preshared key that is mixed into the lane's secrets.
+    pub key: Option<PresharedKey>,
     /// The time at which the opening was asked for.
     since: Instant,
 }
@@ -69,6 +72,8 @@ pub struct Openings {
     draining: Vec<Instant>,
     /// The next epoch that the dialler gives out.
     next_epoch: u64,
+    /// The first epoch whose openings use the preshared key that is in use.
+    rekeyed_at: u64,
 }
 
 impl Openings {
@@ -76,15 +81,38 @@ impl Openings {
     #[must_use]
     pub fn new(wanted: u8) -> Self {
         let lanes = vec![Lane::default(); usize::from(MAX_LANES)];
-        Self { wanted, asked: Vec::new(), lanes, draining: Vec::new(), next_epoch: 1 }
+        Self { wanted, asked: Vec::new(), lanes, draining: Vec::new(), next_epoch: 1, rekeyed_at: 0 }
     }
 
-    /// The dialler asks for lane `index`, with an epoch that was never used on this connection.
-    pub fn ask(&mut self, index: u8, local_cid: ConnectionId, now: Instant) -> Opening {
-        let opening = Opening { index, epoch: self.next_epoch, local_cid, since: now };
+    /// The dialler asks for lane `index`, with an epoch that was never used on this connection, which is returned.
+    pub fn ask(
+        &mut self,
+        index: u8,
+        local_cid: ConnectionId,
+        key: Option<PresharedKey>,
+        now: Instant,
+    ) -> u64 {
+        let epoch = self.next_epoch;
         self.next_epoch += 1;
-        self.asked.push(opening);
-        opening
+        self.asked.push(Opening { index, epoch, local_cid, key, since: now });
+        epoch
+    }
+
+    /// Notes that another preshared key is in use for the lanes that are asked for from now on.
+    pub fn rekey(&mut self) {
+        self.rekeyed_at = self.next_epoch;
+    }
+
+    /// The wanted indices whose lane was asked for before [`Openings::rekey`] or, without a lane, whose opening was.
+    #[must_use]
+    pub fn outdated(&self) -> Vec<u8> {
+        let is_outdated = |index: &u8| match self.get(*index) {
+            Some(placed) => placed.epoch < self.rekeyed_at,
+            None => {
+                self.asked.iter().any(|opening| opening.index == *index && opening.epoch < self.rekeyed_at)
+            }
+        };
+        (0..self.wanted).filter(is_outdated).collect()
     }
 
     /// The time since which the oldest opening waits for its answer.
@@ -289,23 +317,43 @@ mod tests {
         let mut openings = Openings::new(2);
         assert_eq!(openings.missing(), [0, 1]);
         let cid = ConnectionId([0; 8]);
-        let first = openings.ask(0, cid, clock.now());
+        let first = openings.ask(0, cid, None, clock.now());
         assert_eq!(openings.missing(), [1]);
-        assert!(openings.answered(0, first.epoch + 1).is_none());
-        assert!(openings.answered(0, first.epoch).is_some());
-        openings.placed(0, first.epoch, clock.now());
-        openings.up(0, first.epoch + 1);
+        assert!(openings.answered(0, first + 1).is_none());
+        assert!(openings.answered(0, first).is_some());
+        openings.placed(0, first, clock.now());
+        openings.up(0, first + 1);
         assert_eq!(openings.mask(), 0, "another opening");
-        openings.up(0, first.epoch);
+        openings.up(0, first);
         assert_eq!(openings.mask(), 1);
-        assert!(!openings.lost(0, first.epoch + 1, clock.now()));
-        assert!(openings.lost(0, first.epoch, clock.now()));
+        assert!(!openings.lost(0, first + 1, clock.now()));
+        assert!(openings.lost(0, first, clock.now()));
         assert_eq!((openings.missing(), openings.mask()), (vec![0, 1], 0));
-        let second = openings.ask(1, cid, clock.now());
-        assert!(second.epoch > first.epoch, "keys never repeat");
+        let second = openings.ask(1, cid, None, clock.now());
+        assert!(second > first, "keys never repeat");
         clock.advance(VALIDATION_TIMEOUT);
         openings.expire(clock.now());
         assert_eq!(openings.missing(), [0, 1], "nobody answered");
         assert_eq!(openings.held(clock.now()), 0);
+    }
+
+    #[test]
+    fn lanes_and_openings_from_before_a_new_key_are_outdated() {
+        let clock = ManualClock::default();
+        let mut openings = Openings::new(3);
+        let cid = ConnectionId([0; 8]);
+        let [placed, asked] = [0, 1].map(|index| openings.ask(index, cid, None, clock.now()));
+        assert!(openings.answered(0, placed).is_some());
+        openings.placed(0, placed, clock.now());
+        assert_eq!(openings.outdated(), Vec::<u8>::new());
+        openings.rekey();
+        assert_eq!(openings.outdated(), [0, 1]);
+        let again = openings.ask(0, cid, None, clock.now());
+        assert!(openings.answered(0, again).is_some());
+        openings.placed(0, again, clock.now());
+        assert_eq!(openings.outdated(), [1]);
+        assert!(openings.answered(1, asked).is_some());
+        openings.placed(1, asked, clock.now());
+        assert_eq!(openings.outdated(), [1], "it was asked for with the old key");
     }
 }

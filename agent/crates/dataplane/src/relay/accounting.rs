@@ -41,7 +41,7 @@ wire::labelled! {
         FlowRate => "flow_rate",
         /// The peer, or this agent, offers no service of that name or number.
         UnknownService => "unknown_service",
-        /// The peer may not use this service.
+        /// The peer may not use this service; or it has a preshared key, and sent this where TLS alone protects it.
         NotAllowed => "not_allowed",
         /// The far end refused the flow.
         FlowRefused => "flow_refused",

@@ -127,9 +127,12 @@ fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
     let units = 1 + u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX - TELLING - 1);
     // Every kind is listed, so that a new one is decided on.
     match message {
-        Ok(Message::ServicesChanged(_) | Message::ReportsWanted { .. } | Message::PacketRepair(_)) => {
-            units + TELLING
-        }
+        Ok(
+            Message::ServicesChanged(_)
+            | Message::ReportsWanted { .. }
+            | Message::PacketRepair(_)
+            | Message::PresharedKeys(_),
+        ) => units + TELLING,
         Ok(
             Message::Hello(_)
             | Message::LaneOpen(_)

@@ -12,6 +12,7 @@
 //! | which stream connections does a peer have? | `connections.rs` |
 //! | how do stream connections name their session? | `session_name.rs` |
 //! | does the far end still answer? | `liveness.rs` |
+//! | which preshared key do both ends use? | `preshared.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do control connections count? | `driver/`, `traffic.rs` |
 //!
@@ -26,6 +27,7 @@ pub mod dial;
 pub mod driver;
 mod inward;
 pub mod liveness;
+pub mod preshared;
 pub mod session_name;
 mod traffic;
 pub mod transport;

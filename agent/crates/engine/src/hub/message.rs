@@ -47,6 +47,8 @@ pub(crate) enum WorkerMessage {
     PacketRepair { peer: PeerId, session: SessionId, terms: Option<Terms> },
     /// To the owner: a worker has TCP forwards for a peer and too few stream connections.
     StreamsWanted { peer: PeerId, session: SessionId },
+    /// The stream connections of a peer end, with their forwards.
+    EndStreams { peer: PeerId, reason: CloseReason },
     /// To the worker that is to have it: dial a stream connection of a session.
     DialStream(Box<StreamRequest>),
     /// To the worker that dials a peer: the outcome of a stream connection.

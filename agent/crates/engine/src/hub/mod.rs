@@ -436,6 +436,7 @@ mod tests {
             services: Vec::new(),
             features: Features::default(),
             possession: None,
+            preshared_keys: Vec::new(),
         };
         let (session, since) = (hub.name_session(), hub.base);
         let (peer, key) = (PeerId(0), [1; 32]);

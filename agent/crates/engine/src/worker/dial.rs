@@ -211,10 +211,15 @@ impl Sessions {
         };
         if !cx.peers.is_session(id, handle) && side == Side::Client {
             cx.stats.totals.handshakes.failed += 1;
-            cx.report_failure(id, &words, likely_causes(reason), now);
+            if CloseReason::of(reason) != Some(CloseReason::PresharedKey) {
+                cx.report_failure(id, &words, likely_causes(reason), now);
+            }
         }
         let planned = CloseReason::of(reason).is_some_and(CloseReason::is_planned);
         self.lose(cx, handle, &words, planned, now);
+        if CloseReason::of(reason) == Some(CloseReason::PresharedKey) {
+            cx.key_refused_by_peer(id, now);
+        }
     }
 
     /// Reports a failed attempt when the kernel has learnt that no process listens at the dialled address.

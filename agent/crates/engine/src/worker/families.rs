@@ -19,6 +19,7 @@ use net::stats::Booked;
 use wire::{context::Context, messages::MessageError};
 
 use crate::{
+    control::preshared::KeyRefusal,
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     origin::PeerOrigin,
     status::{Accounting, PeerStatus, RateStatus, RepairStatus, StreamsStatus},
@@ -97,6 +98,7 @@ static FAMILIES: &[Family] = &[
     // A peer.
     peer(Type::Gauge, "culvert_peer_connected", "Established control connections of the peer.", |it| it.connected.into()),
     peer(Type::Gauge, "culvert_peer_endpoints", "Configured endpoints at which the peer is dialled; 0 if only the peer can connect.", |it| it.own.more.endpoints.into()),
+    peer(Type::Gauge, "culvert_peer_preshared_key", "The preshared key in use with the connected peer, by its place in peer.preshared_key_file: 1 or 2; 0 without one.", |it| it.own.preshared_key_in_use.unwrap_or(0).into()),
     peer(Type::Gauge, "culvert_peer_lanes", "Lanes of the peer that carry payloads.", |it| it.own.more.owned_lanes.unwrap_or_default().up.into()),
     peer(Type::Gauge, "culvert_peer_lanes_wanted", "Lanes wanted with the connected peer; 0 in standard mode, and while it is not connected.", |it| it.own.more.owned_lanes.unwrap_or_default().wanted.into()),
     peer(Type::Gauge, "culvert_peer_rtt_seconds", "Smoothed round-trip time of the first lane, in standard mode of the control connection; 0 while it is not known.", |it| it.own.rtt_seconds.unwrap_or(0.0).into()),
@@ -192,9 +194,10 @@ static FAMILIES: &[Family] = &[
     counter("culvert_lane_received_bytes_total", &["lane"], "Bytes of UDP payload received and authenticated on the lanes of this index, of all peers.", |it, out| by_index(it, out, |index| index.bytes.received)),
     gauge("culvert_lanes", &["state"], "Lanes by state.", |it, out| out.each(&LaneState::LABELS, &it.lane_states)),
     counter("culvert_lanes_reopened_total", &["reason"], "Lanes that were opened again or refused, by reason.", |it, out| {
-        let Totals { lanes_unvalidated, lanes_silent, lanes_refused, lanes_near_limit, lanes_ended, .. } = it.totals;
-        let labels = ["unvalidated", "silent", "refused", "worn", "ended"];
-        out.each(&labels, &[lanes_unvalidated, lanes_silent, lanes_refused, lanes_near_limit, lanes_ended]);
+        let Totals { lanes_unvalidated, lanes_silent, lanes_refused, lanes_near_limit, lanes_ended, lanes_rekeyed, .. } = it.totals;
+        let labels = ["unvalidated", "silent", "refused", "worn", "ended", "rekeyed"];
+        let counts = [lanes_unvalidated, lanes_silent, lanes_refused, lanes_near_limit, lanes_ended, lanes_rekeyed];
+        out.each(&labels, &counts);
     }),
     counter("culvert_lane_refused_packets_total", &["reason"], "Packets to a lane's connection ID that were not accepted, by reason.", |it, out| {
         out.add(&["duplicate"], it.lanes.duplicates);
@@ -228,6 +231,7 @@ static FAMILIES: &[Family] = &[
         out.each(&MessageError::LABELS, &it.totals.message_errors.0);
         out.add(&["out_of_order"], it.totals.out_of_order);
     }),
+    counter("culvert_preshared_key_refusals_total", &["reason"], "Connections that this agent ended because of a preshared key, by reason.", |it, out| out.each(&KeyRefusal::LABELS, &it.totals.preshared_refused)),
     gauge("culvert_handshakes_pending", &["worker"], "Incomplete inbound handshakes; each worker has its share of limits.handshakes.", |it, out| out.add(&[&it.worker.to_string()], it.in_use.handshakes as u64)),
     counter("culvert_handshakes_total", &["outcome"], "Handshakes of control connections, by outcome.", |it, out| {
         let Handshakes { dialled, established, failed } = it.totals.handshakes;

@@ -10,7 +10,7 @@ use dataplane::{
     },
     peer::Suspicion,
 };
-use gate::suite;
+use gate::{preshared::PresharedKey, suite};
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use wire::{
@@ -31,15 +31,17 @@ use crate::{
 };
 
 /// The least age at which a lane may be replaced, because openings cost keys and memory. It is shorter than [`LEAST_SILENCE`].
-const LEAST_LANE_AGE: Duration = Duration::from_millis(250);
+pub(super) const LEAST_LANE_AGE: Duration = Duration::from_millis(250);
 
-/// The connection IDs of a lane.
-#[derive(Clone, Copy, Debug)]
-struct LaneCids {
+/// What both ends know of a lane when they derive its keys.
+#[derive(Debug)]
+struct LaneTerms {
     /// The connection ID of packets that come to us.
     local: ConnectionId,
     /// The connection ID of packets that we send.
     remote: ConnectionId,
+    /// The preshared key that is mixed into its secrets.
+    key: Option<PresharedKey>,
 }
 
 impl Sessions {
@@ -49,10 +51,12 @@ impl Sessions {
         let cid = self.ids.next_for(lane_host);
         let Some(session) = cx.peers.session_mut(id) else { return };
         let handle = session.handle;
-        let opening = session.openings.ask(index, cid, now);
+        let agreed = self.control.get(handle).and_then(|connection| connection.preshared.agreed.clone());
+        let (key, preshared_key) = agreed.map(|agreed| (agreed.key, agreed.named)).unzip();
+        let epoch = session.openings.ask(index, cid, key, now);
         // Until the answer comes, the timer checks whether the peer is alive.
         cx.timers.arm(Timer::Pool(id), now + LEAST_SILENCE);
-        let offer = LaneOffer { lane: index, epoch: opening.epoch, connection_id: cid.0 };
+        let offer = LaneOffer { lane: index, epoch, connection_id: cid.0, preshared_key };
         self.control.send(handle, &Message::LaneOpen(offer));
     }
 
@@ -61,6 +65,7 @@ impl Sessions {
         let hosted = cx.hub.lanes(id);
         let Some(session) = cx.peers.session_mut(id) else { return };
         let (handle, openings) = (session.handle, &mut session.openings);
+        let mut key = None;
         let refusal = if !openings.admit(offer.lane, offer.epoch) {
             Some(LaneRefusal::EpochReused)
         } else {
@@ -70,7 +75,17 @@ impl Sessions {
                 .is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE);
             // Replaced lanes linger: at most one complete set of them beside the new ones.
             let full = openings.held(now).max(hosted) >= 2 * usize::from(MAX_LANES);
-            (young || full || session.hello.max_lanes == 0).then_some(LaneRefusal::TooMany)
+            if young || full || session.hello.max_lanes == 0 {
+                Some(LaneRefusal::TooMany)
+            } else {
+                match self.key_of_lane(cx, handle, id, offer.preshared_key.as_ref()) {
+                    Ok(named) => {
+                        key = named;
+                        None
+                    }
+                    Err(()) => Some(LaneRefusal::PresharedKey),
+                }
+            }
         };
         if let Some(reason) = refusal {
             cx.stats.totals.lanes_refused += 1;
@@ -91,10 +106,10 @@ impl Sessions {
                 None => return,
             }
         };
-        let cids = LaneCids { local, remote: ConnectionId(offer.connection_id) };
-        if self.place_lane(cx, id, OpeningId { index: offer.lane, epoch: offer.epoch }, cids, port, now) {
+        let terms = LaneTerms { local, remote: ConnectionId(offer.connection_id), key };
+        if self.place_lane(cx, id, OpeningId { index: offer.lane, epoch: offer.epoch }, terms, port, now) {
             // The lane host receives the request before the first packet of the lane can come.
-            let answer = LaneOffer { connection_id: local.0, ..*offer };
+            let answer = LaneOffer { connection_id: local.0, preshared_key: None, ..*offer };
             self.control.send(handle, &Message::LaneAccept(answer));
         }
     }
@@ -113,8 +128,10 @@ impl Sessions {
             0 => LanePort::Shared(connection.underlay(), Some(remote)),
             _ => LanePort::Dial(remote),
         };
-        let cids = LaneCids { local: opening.local_cid, remote: ConnectionId(offer.connection_id) };
-        self.place_lane(cx, id, OpeningId { index: opening.index, epoch: opening.epoch }, cids, port, now);
+        let of = OpeningId { index: opening.index, epoch: opening.epoch };
+        let remote = ConnectionId(offer.connection_id);
+        let terms = LaneTerms { local: opening.local_cid, remote, key: opening.key };
+        self.place_lane(cx, id, of, terms, port, now);
     }
 
     /// Has the lane host open a lane, with the keys that both ends derive from the control connection. Returns whether it could.
@@ -123,7 +140,7 @@ impl Sessions {
         cx: &mut Context,
         id: PeerId,
         of: OpeningId,
-        cids: LaneCids,
+        terms: LaneTerms,
         port: LanePort,
         now: Instant,
     ) -> bool {
@@ -141,11 +158,14 @@ impl Sessions {
             if !pool::derive_secret(crypto, of, from_dialler, secret) {
                 return false;
             }
+            if let Some(key) = &terms.key {
+                key.mix_into_lane(suite, secret);
+            }
         }
         let request = LaneRequest {
             name: LaneName { peer: id, session, index, epoch },
-            local_cid: cids.local,
-            remote_cid: cids.remote,
+            local_cid: terms.local,
+            remote_cid: terms.remote,
             suite,
             secrets: LaneSecrets(secrets),
             initial_rtt: quinn.rtt(),
@@ -399,6 +419,7 @@ impl Sessions {
         for index in missing {
             self.ask_for_lane(cx, id, index, now);
         }
+        self.rekey_lanes(cx, id, now);
         if let Some(at) = cx.peers.session(id).and_then(|session| session.openings.deadline()) {
             cx.timers.arm(Timer::Pool(id), at.min(now + LEAST_SILENCE));
         }

@@ -100,6 +100,9 @@ impl Worker {
                     state.data.relay.repairs.packets = terms;
                 }
             }
+            WorkerMessage::EndStreams { peer, reason } => {
+                sessions.end_stream_connections(cx, peer, reason, now);
+            }
             WorkerMessage::LaneUp { lane } => sessions.lane_is_up(cx, lane),
             WorkerMessage::LaneBudget { lane, bytes } => sessions.lane_carries(cx, lane, bytes),
             WorkerMessage::LaneLost { lane, why } => sessions.lane_lost(cx, lane, why, now),

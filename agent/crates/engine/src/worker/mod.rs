@@ -17,6 +17,7 @@
 //! | the QUIC endpoint and its acceptance of connections | `endpoint.rs` |
 //! | liveness of a session, and its keepalives | `liveness.rs` |
 //! | the lanes of a session that this worker owns | `lanes.rs` |
+//! | the preshared key that both ends use | `preshared.rs` |
 //! | the lanes that this worker hosts | `lane_host.rs` |
 //! | a changed address or route | `routes.rs` |
 //! | messages from other workers | `messages.rs`; sending them: `engine/src/hub/` |
@@ -102,6 +103,7 @@ mod parts;
 mod peer_maker;
 mod peers;
 mod plain;
+mod preshared;
 mod publish;
 mod reload;
 mod repair;

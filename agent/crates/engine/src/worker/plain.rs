@@ -40,6 +40,9 @@ impl Worker {
         let (peer, source) = (connection.peer, connection.path().destination);
         // Before the peer's hello its flows are not known. Frames wait in quinn-proto, which bounds them.
         let Some(peer) = peer.filter(|id| self.cx.peers.is_session(*id, handle)) else { return };
+        if self.sessions.refuses_plain(handle) {
+            return self.drop_plain(handle, peer);
+        }
         let mut taken = 0;
         loop {
             if self.data.notes.work.is_over() {
@@ -74,6 +77,23 @@ impl Worker {
         {
             state.data.relay.downlink.receive(lost, 0);
             state.data.relay.downlink.drop(DropReason::PlainOverflow, lost);
+        }
+    }
+}
+
+impl Worker {
+    /// Drops the frames of a peer with a preshared key: whoever breaks TLS could have sent them.
+    fn drop_plain(&mut self, handle: ConnectionHandle, peer: PeerId) {
+        let Some(quinn) = self.sessions.control.quinn(handle) else { return };
+        let (mut frames, mut bytes) = (0, 0);
+        while let Some(data) = quinn.datagrams().recv() {
+            frames += 1;
+            bytes += data.len() as u64;
+        }
+        let lost = self.sessions.control.frames_taken(handle, frames);
+        if let Some(state) = self.cx.peers.get_mut(peer) {
+            state.data.relay.downlink.receive(frames + lost, bytes);
+            state.data.relay.downlink.drop(DropReason::NotAllowed, frames + lost);
         }
     }
 }

@@ -230,6 +230,11 @@ impl Sessions {
             address: remote.or(peer.dialled),
             since_seconds: session.map(|session| since(session.since)),
             software: session.map(|session| Arc::clone(&session.software)),
+            preshared_keys: peer.data.config.preshared_keys.len(),
+            preshared_key_in_use: session
+                .and(control)
+                .and_then(|control| control.preshared.agreed.as_ref())
+                .map(|agreed| agreed.place + 1),
             mode: session.map(|_| if standard { "standard" } else { "lanes" }.into()),
             rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),
             rtt_min_seconds: of_lane.map(|(_, least)| least.as_secs_f64()),

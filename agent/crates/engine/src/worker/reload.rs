@@ -89,6 +89,9 @@ impl Worker {
             sessions.end_connections_of_other_keys(cx, id, now);
             host.remove_lanes_of_other_keys(cx, sessions, id, now);
         }
+        if old.preshared_keys != wanted.preshared_keys {
+            sessions.keys_changed(cx, id, now);
+        }
         if old.services != wanted.services {
             let revoked = |service: usize| !wanted.services.contains(&service);
             data.end_flows_where(cx, host, id, now, |origin| match origin {

@@ -185,7 +185,7 @@ impl Worker {
         if side == Side::Client {
             let exported = sessions.control.get(handle).and_then(|connection| connection.exported());
             let possession = exported.and_then(|exported| cx.identity.sign(&messages::possession(&exported)));
-            let hello = sessions.hello(cx, tunnel, peer, possession);
+            let hello = sessions.hello(cx, tunnel, peer, handle, possession);
             sessions.control.send(handle, &hello);
         }
     }
@@ -220,13 +220,16 @@ impl Worker {
                 self.join_asked(handle, peer, key, join, now);
             }
             Message::Hello(hello) if !established => {
+                if side == Side::Server && !sessions.possesses(handle, &key, hello.possession.as_ref()) {
+                    sessions.note_refusal(handle, Why::Possession, now);
+                    sessions.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
+                    return;
+                }
+                if let Err(why) = sessions.agree_on_key(cx, handle, peer, &hello) {
+                    return sessions.refuse_for_key(cx, handle, peer, why, now);
+                }
                 if side == Side::Server {
-                    if !sessions.possesses(handle, &key, hello.possession.as_ref()) {
-                        sessions.note_refusal(handle, Why::Possession, now);
-                        sessions.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
-                        return;
-                    }
-                    let answer = sessions.hello(cx, tunnel, peer, None);
+                    let answer = sessions.hello(cx, tunnel, peer, handle, None);
                     sessions.control.send(handle, &answer);
                 }
                 self.establish(peer, handle, side, key, hello, now);
@@ -262,6 +265,7 @@ impl Worker {
                 };
                 cx.broadcast(|| WorkerMessage::PacketRepair { peer, session, terms });
             }
+            Message::PresharedKeys(proofs) => sessions.keys_shown(cx, peer, proofs, now),
             Message::StreamsWanted if side == Side::Client => sessions.peer_wants_streams(cx, peer, now),
             Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
                 sessions.out_of_order(cx, handle, now)
@@ -391,6 +395,8 @@ impl Worker {
         self.settle_effects(now);
         let Self { cx, sessions, tcp, tunnel, .. } = self;
         sessions.begin_budget(cx, tunnel, id, now);
+        // What was shown may be outdated: an operator changed the keys meanwhile.
+        sessions.keys_changed(cx, id, now);
         if dialled {
             for index in 0..wanted {
                 sessions.ask_for_lane(cx, id, index, now);
@@ -501,10 +507,11 @@ impl Sessions {
 
     /// Makes our hello to `peer`.
     fn hello(
-        &self,
+        &mut self,
         cx: &Context,
         tunnel: &Tunnel,
         peer: PeerId,
+        handle: ConnectionHandle,
         possession: Option<[u8; messages::SIGNATURE_BYTES]>,
     ) -> Message {
         let services = cx.services_for(peer);
@@ -517,6 +524,7 @@ impl Sessions {
             services,
             features: tunnel.features().without(self.withheld),
             possession,
+            preshared_keys: self.show_keys(cx, handle, peer),
         })
     }
 
@@ -606,8 +614,11 @@ impl Sessions {
 impl Tunnel {
     /// The optional features that our hello offers.
     fn features(&self) -> Features {
-        let always =
-            Features::PIECES.and(Features::STREAM_CONNECTIONS).and(Features::REPORTS).and(Features::REPAIR);
+        let always = Features::PIECES
+            .and(Features::STREAM_CONNECTIONS)
+            .and(Features::REPORTS)
+            .and(Features::REPAIR)
+            .and(Features::PRESHARED_KEYS);
         match self.device {
             // We complete checksums that the device does not complete.
             Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),

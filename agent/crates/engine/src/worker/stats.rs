@@ -28,7 +28,7 @@ use wire::{
 };
 
 use crate::{
-    control::{Traffic, driver::ControlStats},
+    control::{Traffic, driver::ControlStats, preshared::KeyRefusal},
     origin::PeerOrigin,
     peer::{Refused, refused},
     status::{PeerStatus, add_lane},
@@ -210,6 +210,8 @@ pub(super) struct Totals {
     pub(super) handshakes: Handshakes,
     pub(super) out_of_order: u64,
     pub(super) message_errors: MessageErrors,
+    /// Connections that ended because of a preshared key.
+    pub(super) preshared_refused: [u64; KeyRefusal::COUNT],
     pub(super) lanes_unvalidated: u64,
     pub(super) lanes_silent: u64,
     pub(super) lanes_refused: u64,
@@ -217,6 +219,8 @@ pub(super) struct Totals {
     /// Suspect sessions, by [`Suspicion`].
     pub(super) sessions_suspected: [u64; Suspicion::COUNT],
     pub(super) lanes_near_limit: u64,
+    /// Lanes that were opened again because another preshared key is in use.
+    pub(super) lanes_rekeyed: u64,
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
     pub(super) refusals: [u64; SocketStats::ROLES.len()],

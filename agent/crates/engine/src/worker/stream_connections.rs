@@ -381,7 +381,8 @@ impl Sessions {
             | Message::Release
             | Message::ReceiveRate { .. }
             | Message::ReportsWanted { .. }
-            | Message::PacketRepair(_) => self.out_of_order(cx, handle, now),
+            | Message::PacketRepair(_)
+            | Message::PresharedKeys(_) => self.out_of_order(cx, handle, now),
         }
     }
 

@@ -4,7 +4,7 @@ use config::{
     Config,
     state::{self, NewPeer},
 };
-use gate::{identity::Identity, properties::identity};
+use gate::{identity::Identity, preshared::PresharedKey, properties::identity};
 use ops::control_socket::{
     protocol::{Answer, Request},
     status::{Show, Status},
@@ -94,10 +94,13 @@ fn shown(mut status: Status) {
     }
 }
 
-/// Takes `input` as the file of a private key.
+/// Takes `input` as the file of a private key, and as that of a preshared key.
 ///
 /// What is read is written as a key that is read alike; anything else is refused with words.
 pub fn key_file(input: &[u8]) {
+    if let Some(key) = PresharedKey::from_text(input) {
+        assert_eq!(PresharedKey::from_text(key.to_text().as_ref()), Some(key));
+    }
     match Identity::from_pem(input) {
         Ok(identity) => {
             let again = Identity::from_pem(pem(&identity.pkcs8_der()).as_bytes());

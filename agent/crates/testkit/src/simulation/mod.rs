@@ -296,6 +296,7 @@ impl World {
 
     fn read(&self, toml: &str) -> Config {
         let mut config = Config::parse(toml, Path::new(".")).unwrap();
+        config.peers.iter_mut().for_each(|peer| peer.load_preshared_keys().unwrap());
         (self.tune)(&mut config);
         config
     }

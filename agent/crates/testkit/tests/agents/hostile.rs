@@ -61,7 +61,7 @@ fn what_follows_a_broken_message_is_not_acted_upon() {
 
 #[test]
 fn control_messages_out_of_order_close_the_connection() {
-    let offer = LaneOffer { lane: 0, epoch: 1, connection_id: [9; 8] };
+    let offer = LaneOffer { lane: 0, epoch: 1, connection_id: [9; 8], preshared_key: None };
     let end = LaneEnd { lane: 0, epoch: 1, reason: LaneRefusal::TooMany };
     let close = LaneEnd { lane: 0, epoch: 1, reason: LaneCloseCause::Dead };
     let cases: [&[Message]; 9] = [
@@ -120,7 +120,8 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::Release
         | Message::ReceiveRate { .. }
         | Message::ReportsWanted { .. }
-        | Message::PacketRepair(_) => None,
+        | Message::PacketRepair(_)
+        | Message::PresharedKeys(_) => None,
     };
     let refusals: Vec<_> = flood.malicious.messages.iter().filter_map(refused).collect();
     assert_eq!(refusals, [1, 1, 0].map(|epoch| (epoch, LaneRefusal::EpochReused)));

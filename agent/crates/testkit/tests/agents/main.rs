@@ -44,6 +44,7 @@ mod multi_worker;
 mod overload;
 mod packing;
 mod paths;
+mod preshared;
 mod rate;
 mod recorded;
 mod registry;

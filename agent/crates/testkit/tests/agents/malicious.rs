@@ -13,6 +13,7 @@ use gate::{
     client::{self, Knock},
     identity::{Identity, PublicKey},
     knock::ServerKey,
+    preshared::{PresharedKey, Prover},
     suite, tls,
 };
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, OVERHEAD, TRANSMIT_CAPACITY};
@@ -26,7 +27,7 @@ use wire::{
     clock::{Clock, ManualClock},
     context::FlowNumber,
     ids::PeerId,
-    messages::{CloseReason, Features, Framer, Hello, Join, LaneOffer, MAX_MESSAGE_BYTES, Message},
+    messages::{CloseReason, Features, Framer, Hello, Join, KeyProof, LaneOffer, MAX_MESSAGE_BYTES, Message},
 };
 
 use crate::harness::{Host, Udp};
@@ -50,6 +51,10 @@ pub(super) struct MaliciousPeer {
     framer: Framer,
     asked: Vec<LaneOffer>,
     lanes: Vec<(ConnectionId, Lane)>,
+    /// Its preshared keys, whose proofs its hello has; the first one is that of its lanes.
+    pub(super) preshared: Vec<PresharedKey>,
+    /// Whether it mixes that key into the secrets of its lanes.
+    pub(super) mixes: bool,
     /// The low bit of the numbers of flows that this end opens.
     parity: u64,
     /// The handshake is complete.
@@ -153,6 +158,8 @@ impl MaliciousPeer {
             framer: Framer::new(MAX_MESSAGE_BYTES),
             asked: Vec::new(),
             lanes: Vec::new(),
+            preshared: Vec::new(),
+            mixes: true,
             parity: u64::from(identity.public_key().0 > expected),
             connected: false,
             lost: None,
@@ -177,6 +184,7 @@ impl MaliciousPeer {
             services: Vec::new(),
             features: Features::default(),
             possession: None,
+            preshared_keys: Vec::new(),
         })
     }
 
@@ -198,7 +206,8 @@ impl MaliciousPeer {
             | Message::Release
             | Message::ReceiveRate { .. }
             | Message::ReportsWanted { .. }
-            | Message::PacketRepair(_) => message.encode(&mut self.outgoing),
+            | Message::PacketRepair(_)
+            | Message::PresharedKeys(_) => message.encode(&mut self.outgoing),
         }
     }
 
@@ -229,7 +238,15 @@ impl MaliciousPeer {
 
     /// The hello with the signature that belongs to this connection.
     fn proven(&self, hello: Hello) -> Message {
-        Message::Hello(Hello { possession: self.possession(), ..hello })
+        let preshared_keys = self.preshared.iter().map(|key| self.proof(key)).collect();
+        Message::Hello(Hello { possession: self.possession(), preshared_keys, ..hello })
+    }
+
+    /// The proof that the dialler of this connection has a preshared key.
+    pub(super) fn proof(&self, key: &PresharedKey) -> KeyProof {
+        let mut exported = [0; 32];
+        self.export(b"EXPORTER culvert psk", &[], &mut exported);
+        key.proof(&exported, Prover::Dialler)
     }
 
     fn possession(&self) -> Option<[u8; 64]> {
@@ -251,7 +268,18 @@ impl MaliciousPeer {
 
     /// Asks for a lane; the offer that was sent.
     pub(super) fn ask_for_lane(&mut self, lane: u8, epoch: u64) -> LaneOffer {
-        let offer = LaneOffer { lane, epoch, connection_id: self.ids.next_id().0 };
+        let named = self.preshared.first().map(|key| self.proof(key));
+        self.ask_for_lane_with(lane, epoch, named)
+    }
+
+    /// The same, with this proof of a preshared key.
+    pub(super) fn ask_for_lane_with(
+        &mut self,
+        lane: u8,
+        epoch: u64,
+        preshared_key: Option<KeyProof>,
+    ) -> LaneOffer {
+        let offer = LaneOffer { lane, epoch, connection_id: self.ids.next_id().0, preshared_key };
         self.asked.push(offer);
         self.say(&Message::LaneOpen(offer));
         offer
@@ -442,6 +470,9 @@ impl MaliciousPeer {
             let mut secret = vec![0; suite.secret_len()];
             let context = [&[0, theirs.lane, direction][..], &theirs.epoch.to_be_bytes()].concat();
             self.export(b"EXPORTER culvert lane", &context, &mut secret);
+            if let Some(key) = self.preshared.first().filter(|_| self.mixes) {
+                key.mix_into_lane(suite, &mut secret);
+            }
             secret
         });
         let config = LaneConfig {

@@ -3,6 +3,7 @@
 use std::{io::ErrorKind, net::SocketAddr, time::Duration};
 
 use engine::worker::Worker;
+use gate::preshared::PresharedKey;
 use net::{TcpListener, TcpStream};
 use wire::{
     ids::PeerId,
@@ -100,6 +101,30 @@ fn shares(pair: &mut Pair, agent: usize) -> Vec<usize> {
 fn connections(pair: &mut Pair, agent: usize) -> Vec<usize> {
     let of = |worker: &Worker| worker.peers()[0].streams.all.len();
     pair.world.agent(agent).workers.iter().map(of).collect()
+}
+
+#[test]
+fn stream_connections_end_when_a_reload_leaves_no_preshared_key_in_common() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("psk");
+    PresharedKey::generate().unwrap().write_new(&file).unwrap();
+    for (seed, end) in [(2790, 0), (2791, 1)] {
+        let mut forwarding = Forwarding::new(seed, (2, 2));
+        forwarding.warm_up();
+        forwarding.open(3);
+        forwarding.all_work();
+        let pair = &mut forwarding.pair;
+        let ends = [pair.entry, pair.exit];
+        assert!(ends.iter().all(|end| connections(pair, *end).iter().sum::<usize>() > 0));
+        let toml = format!("{}\npreshared_key_file = {file:?}\n", [&pair.entry_toml, &pair.exit_toml][end]);
+        pair.world.reload(ends[end], &toml).unwrap();
+        pair.world.run(SECOND);
+        for end in ends {
+            assert_eq!(connections(pair, end), [0, 0]);
+            assert!(!pair.world.peer(end).connected());
+        }
+        assert!(forwarding.forwards.iter_mut().all(Forward::is_reset));
+    }
 }
 
 #[test]

@@ -37,6 +37,7 @@ var kinds = map[string]func(*conformance.Case) result{
 	"varint": varint, "envelope": envelope, "framing": framing, "stream_open": streamOpen, "stream_answer": streamAnswer,
 	"payload": payload, "frames": frames, "seal": seal, "knock_seal": knockSeal, "knock_open": knockOpen,
 	"initial": initial, "public_key": publicKey, "possession": possession, "x25519": x25519,
+	"preshared_proof": presharedProof, "preshared_lane": presharedLane,
 }
 
 // leastCases is how many cases there are at least, so that a missing file is noticed.
@@ -348,6 +349,16 @@ func publicKey(c *conformance.Case) result {
 func possession(c *conformance.Case) result {
 	message := wire.PossessionMessage(c.Bytes("exported"))
 	return accept(map[string]string{"signature": hex.EncodeToString(ed25519.Sign(ed25519.NewKeyFromSeed(c.Bytes("seed")), message))})
+}
+
+func presharedProof(c *conformance.Case) result {
+	proof := wire.KeyProof(c.Bytes("key"), c.Bytes("exported"), c.Input["sender"] == "listener")
+	return accept(map[string]string{"proof": hex.EncodeToString(proof)})
+}
+
+func presharedLane(c *conformance.Case) result {
+	secret := suiteOf(c).Mix(c.Bytes("key"), c.Bytes("exported"))
+	return accept(map[string]string{"secret": hex.EncodeToString(secret)})
 }
 
 func x25519(c *conformance.Case) result {

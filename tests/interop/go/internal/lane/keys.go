@@ -3,6 +3,7 @@ package lane
 import (
 	"crypto/aes"
 	"crypto/cipher"
+	"crypto/hkdf"
 	"crypto/sha256"
 	"crypto/sha512"
 	"crypto/tls"
@@ -79,6 +80,12 @@ func ExporterContext(index uint16, byListener bool, epoch uint64) []byte {
 		b = append(b, 0)
 	}
 	return binary.BigEndian.AppendUint64(b, epoch)
+}
+
+// Mix mixes a preshared key into the exported secret of one direction of a lane.
+func (s Suite) Mix(key, exported []byte) []byte {
+	extracted := label.Must(hkdf.Extract(s.hash, exported, key))
+	return label.Must(hkdf.Expand(s.hash, extracted, "culvert psk lane 1", len(exported)))
 }
 
 func (s Suite) expand(secret []byte, name string, length int) []byte {

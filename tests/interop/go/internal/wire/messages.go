@@ -1,10 +1,14 @@
 package wire
 
 import (
+	"crypto/hkdf"
+	"crypto/sha256"
 	"errors"
 	"fmt"
 	"io"
 	"unicode"
+
+	"culvert.example/culvert/internal/label"
 )
 
 // Limits of messages.
@@ -18,6 +22,10 @@ const (
 	MinPacket       = 1200
 	MaxPacket       = 65527
 	Version         = 1
+	// MaxPresharedKeys is how many preshared keys an end may have for the other.
+	MaxPresharedKeys = 2
+	// ProofLen is the length of the proof of one.
+	ProofLen = 16
 )
 
 // Feature bits of [Hello].
@@ -26,6 +34,7 @@ const (
 	FeatureIP                = 1 << 1
 	FeaturePieces            = 1 << 2
 	FeatureStreamConnections = 1 << 3
+	FeaturePresharedKeys     = 1 << 6
 )
 
 // Close codes: application error codes of CONNECTION_CLOSE.
@@ -40,6 +49,7 @@ const (
 	CloseLimit         = 7
 	CloseSelf          = 8
 	CloseUnknownJoined = 9
+	ClosePresharedKey  = 10
 )
 
 // Why a listener refuses a lane.
@@ -47,6 +57,7 @@ const (
 	RefusalEpochReused  = 1
 	RefusalTooMany      = 2
 	RefusalShuttingDown = 3
+	RefusalPresharedKey = 4
 )
 
 // Why an end closes a lane.
@@ -74,6 +85,16 @@ func PossessionMessage(exported []byte) []byte {
 	return append([]byte("culvert possession 1"), exported...)
 }
 
+// KeyProof proves a preshared key on the connection whose TLS exporter gives these 32 bytes.
+func KeyProof(key, exported []byte, byListener bool) []byte {
+	sender := "\x00"
+	if byListener {
+		sender = "\x01"
+	}
+	extracted := label.Must(hkdf.Extract(sha256.New, exported, key))
+	return label.Must(hkdf.Expand(sha256.New, extracted, "culvert psk proof 1"+sender, ProofLen))
+}
+
 // ErrUnknownKind says that an Envelope has a kind of a later version: it is ignored.
 var ErrUnknownKind = errors.New("unknown kind of message")
 
@@ -96,6 +117,8 @@ type Hello struct {
 	Services   []Service
 	Features   uint64
 	Possession []byte
+	// PresharedKeys are proofs, that of the preferred key first.
+	PresharedKeys [][]byte
 }
 
 // Service is one service that the sender of a hello offers.
@@ -112,9 +135,11 @@ type LaneOpen struct {
 	Lane         uint32
 	Epoch        uint64
 	ConnectionID []byte
+	// PresharedKey is the dialler's proof of the key that the lane uses; empty: none.
+	PresharedKey []byte
 }
 
-// LaneAccept grants a lane.
+// LaneAccept grants a lane. It has no PresharedKey.
 type LaneAccept struct{ LaneOpen }
 
 // LaneRefuse refuses a lane; Reason is a Refusal… constant, or one of a later version.
@@ -153,6 +178,9 @@ type Release struct{}
 // ReceiveRate is the most that its sender wants to receive; 0 is no limit.
 type ReceiveRate struct{ BitsPerSecond uint64 }
 
+// PresharedKeys replaces the proofs of the sender's hello.
+type PresharedKeys struct{ Proofs [][]byte }
+
 // StreamOpen starts a TCP forward.
 type StreamOpen struct{ Service uint32 }
 
@@ -185,6 +213,8 @@ func newMessage(number int) Message {
 		return &Release{}
 	case 12:
 		return &ReceiveRate{}
+	case 15:
+		return &PresharedKeys{}
 	default:
 		return nil
 	}
@@ -194,7 +224,7 @@ func newMessage(number int) Message {
 func Name(message Message) string {
 	return [...]string{
 		"hello", "lane_open", "lane_accept", "lane_refuse", "lane_close", "services_changed", "here", "join", "joined",
-		"streams_wanted", "release", "receive_rate",
+		"streams_wanted", "release", "receive_rate", "reports_wanted", "packet_repair", "preshared_keys",
 	}[message.number()-1]
 }
 
@@ -210,6 +240,7 @@ func (*Joined) number() int          { return 9 }
 func (*StreamsWanted) number() int   { return 10 }
 func (*Release) number() int         { return 11 }
 func (*ReceiveRate) number() int     { return 12 }
+func (*PresharedKeys) number() int   { return 15 }
 
 // ParseEnvelope reads one Envelope, without the length before it. A message of an unknown kind is [ErrUnknownKind];
 // every other error is a protocol violation. Byte fields of the message are slices of b.
@@ -280,7 +311,8 @@ var ErrTooLong = errors.New("a message is too long")
 // Cost is what a message of so many bytes costs its sender, in units.
 func Cost(length int, message Message) int {
 	units := 1 + length/256
-	if _, ok := message.(*ServicesChanged); ok {
+	switch message.(type) {
+	case *ServicesChanged, *PresharedKeys:
 		units += 15
 	}
 	return units
@@ -344,6 +376,8 @@ func (h *Hello) set(f field) error {
 		return integerInto(f, &h.Features)
 	case 9:
 		return f.bytesInto(&h.Possession)
+	case 10:
+		return appendProof(f, &h.PresharedKeys)
 	}
 	return nil
 }
@@ -357,7 +391,37 @@ func (h *Hello) append(b []byte) []byte {
 	b = appendInteger(b, 6, uint64(h.MaxPacket))
 	b = appendServices(b, 7, h.Services)
 	b = appendInteger(b, 8, h.Features)
-	return appendBytes(b, 9, h.Possession)
+	b = appendBytes(b, 9, h.Possession)
+	return appendProofs(b, 10, h.PresharedKeys)
+}
+
+func appendProof(f field, into *[][]byte) error {
+	if len(*into) > MaxPresharedKeys {
+		return errors.New("too many preshared keys")
+	}
+	var proof []byte
+	err := f.bytesInto(&proof)
+	*into = append(*into, proof)
+	return err
+}
+
+func appendProofs(b []byte, number int, proofs [][]byte) []byte {
+	for _, proof := range proofs {
+		b = appendBytes(b, number, proof)
+	}
+	return b
+}
+
+func checkProofs(proofs [][]byte) error {
+	if len(proofs) > MaxPresharedKeys {
+		return fmt.Errorf("%d preshared keys", len(proofs))
+	}
+	for _, proof := range proofs {
+		if len(proof) != ProofLen {
+			return fmt.Errorf("the proof of a preshared key has %d bytes", len(proof))
+		}
+	}
+	return nil
 }
 
 // ErrVersion says that the hello is of another protocol version: close code 2.
@@ -379,6 +443,9 @@ func (h *Hello) check() error {
 		return fmt.Errorf("a hello with packets of %d bytes", h.MaxPacket)
 	case len(h.Possession) != 0 && len(h.Possession) != 64:
 		return errors.New("the possession of a hello does not have 64 bytes")
+	}
+	if err := checkProofs(h.PresharedKeys); err != nil {
+		return err
 	}
 	return checkServices(h.Services)
 }
@@ -460,19 +527,33 @@ func (l *LaneOpen) set(f field) error {
 		return integerInto(f, &l.Epoch)
 	case 3:
 		return f.bytesInto(&l.ConnectionID)
+	case 4:
+		return f.bytesInto(&l.PresharedKey)
 	}
 	return nil
+}
+
+// set is that of LaneOpen without its last field.
+func (l *LaneAccept) set(f field) error {
+	if f.number == 4 {
+		return nil
+	}
+	return l.LaneOpen.set(f)
 }
 
 func (l *LaneOpen) append(b []byte) []byte {
 	b = appendInteger(b, 1, uint64(l.Lane))
 	b = appendInteger(b, 2, l.Epoch)
-	return appendBytes(b, 3, l.ConnectionID)
+	b = appendBytes(b, 3, l.ConnectionID)
+	return appendBytes(b, 4, l.PresharedKey)
 }
 
 func (l *LaneOpen) check() error {
 	if len(l.ConnectionID) != 8 {
 		return errors.New("connection_id does not have 8 bytes")
+	}
+	if len(l.PresharedKey) != 0 && len(l.PresharedKey) != ProofLen {
+		return errors.New("preshared_key does not have 16 bytes")
 	}
 	return checkLane(l.Lane)
 }
@@ -568,6 +649,16 @@ func (r *ReceiveRate) set(f field) error {
 	}
 	return nil
 }
+
+func (p *PresharedKeys) set(f field) error {
+	if f.number == 1 {
+		return appendProof(f, &p.Proofs)
+	}
+	return nil
+}
+
+func (p *PresharedKeys) append(b []byte) []byte { return appendProofs(b, 1, p.Proofs) }
+func (p *PresharedKeys) check() error           { return checkProofs(p.Proofs) }
 
 func (r *ReceiveRate) append(b []byte) []byte { return appendInteger(b, 1, r.BitsPerSecond) }
 func (r *ReceiveRate) check() error           { return nil }

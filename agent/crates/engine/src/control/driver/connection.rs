@@ -6,7 +6,7 @@ use dataplane::{
     lanes::UnderlayId,
     relay::{DropReason, Settlements},
 };
-use gate::admission::Admission;
+use gate::{admission::Admission, preshared};
 use net::Path;
 use quinn_proto::{Connection, Dir, Side, VarInt};
 use wire::messages::POSSESSION_LABEL;
@@ -17,6 +17,7 @@ use crate::control::{
     congestion::{Congestion, pacing::Pace},
     driver::{Begun, ControlConnection, Portion},
     inward::Inward,
+    preshared::Preshared,
     transport::{FIRST_STREAMS, streams_for},
     windows::{Change, Shown},
 };
@@ -40,6 +41,7 @@ impl ControlConnection {
             streams: None,
             outgoing: Vec::new(),
             told: Vec::new(),
+            preshared: Preshared::default(),
             stream_number: None,
             establish_by: begun.establish_by,
             ahead: Ahead::default(),
@@ -83,8 +85,18 @@ impl ControlConnection {
     /// 32 bytes that only the two ends of this connection have, for the proof that its dialler holds its key.
     #[must_use]
     pub fn exported(&self) -> Option<Zeroizing<[u8; 32]>> {
+        self.export(POSSESSION_LABEL)
+    }
+
+    /// Other such bytes, to which proofs of preshared keys are bound.
+    #[must_use]
+    pub fn exported_for_keys(&self) -> Option<Zeroizing<[u8; 32]>> {
+        self.export(preshared::EXPORTER_LABEL)
+    }
+
+    fn export(&self, label: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
         let mut bytes = Zeroizing::new([0; 32]);
-        self.quinn.crypto_session().export_keying_material(bytes.as_mut(), POSSESSION_LABEL, &[]).ok()?;
+        self.quinn.crypto_session().export_keying_material(bytes.as_mut(), label, &[]).ok()?;
         Some(bytes)
     }
 

@@ -43,6 +43,7 @@ use crate::control::{
     ahead::Ahead,
     congestion::{Congestion, pacing::Pace},
     inward::Inward,
+    preshared::Preshared,
     windows::{StreamMemory, Windows},
 };
 
@@ -136,6 +137,8 @@ pub struct ControlConnection {
     pace: Pace,
     /// Our services, as the far end was last told.
     pub told: Vec<Service>,
+    /// The preshared keys of both ends.
+    pub preshared: Preshared,
     control: Option<StreamId>,
     inward: Inward,
     portion: Portion,

@@ -72,6 +72,15 @@ impl Status {
     }
 }
 
+fn preshared_key(peer: &PeerStatus) -> String {
+    match (peer.preshared_key_in_use, peer.preshared_keys) {
+        (_, 0) => "none".to_owned(),
+        (None, _) => "not in use".to_owned(),
+        (Some(_), 1) => "in use".to_owned(),
+        (Some(place), all) => format!("in use: number {place} of {all}"),
+    }
+}
+
 fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     page.line(format!("{}: {}", plain(&peer.name), peer.state.label()));
     let rates = peer.rates.as_ref();
@@ -83,6 +92,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ("  address", or_dash(peer.address)),
         ("  since", or_dash(peer.since_seconds.map(age))),
         ("  software", or_dash(peer.software.as_deref())),
+        ("  preshared key", preshared_key(peer)),
         ("  datagrams by", or_dash(peer.mode.as_deref())),
         ("  RTT", or_dash(peer.rtt_seconds.map(short_time))),
         ("  least RTT", or_dash(peer.rtt_min_seconds.map(short_time))),

@@ -124,6 +124,8 @@ fn connected() -> PeerStatus {
         address: "192.0.2.1:4433".parse().ok(),
         since_seconds: Some(7384.9),
         software: Some("culvert/0.1.0".into()),
+        preshared_keys: 2,
+        preshared_key_in_use: Some(1),
         mode: Some("lanes".into()),
         rtt_seconds: Some(0.0123),
         rtt_min_seconds: Some(0.0101),
@@ -353,29 +355,30 @@ fn one_peer_is_readable_in_full() {
     let text = status.peer_page().to_text();
     let expected = "
 exit: connected
-  from          config
-  address       192.0.2.1:4433
-  since         2h 3m
-  software      culvert/0.1.0
-  datagrams by  lanes
-  RTT           12.3 ms
-  least RTT     10.1 ms
-  lane packets  sent 10000, received 12, lost 20
-  loss          0.02 % in the last second, 0.20 % in all
-  up            1.2 Gbit/s, 126.0 k/s
-  down          96 bit/s, 0.5 /s
-  carried       95.0 kB up, 2.0 kB down
-  waiting       2 datagrams, 2.0 kB, the oldest for 4.0 ms
-  rate limit    48.0 Mbit/s (measured), wait 500 µs median, 7.0 ms p99, 12 marked
-  path          steady, takes 49.0 Mbit/s, delivered 47.5 Mbit/s, queue 1.2 ms, 1.00 % lost, congested
-  repair        retransmit, 80 of 90 payloads numbered, 4 sent again, 0 symbols, overhead 3.10 %, 0 without memory
-  repaired      lost 5 (6.60 %), 4 came again, 0 from symbols, 1 given up, 0 late, 0 twice, delay 81.0 ms
-  lanes up      1
-  flows         3
-  TCP streams   0
-  congestion    bbr, window 4.0 MB, paced at 200.0 Mbit/s, delivered 192.0 Mbit/s
-  inner MTU     1421
-  UDP payload   1417
+  from           config
+  address        192.0.2.1:4433
+  since          2h 3m
+  software       culvert/0.1.0
+  preshared key  in use: number 1 of 2
+  datagrams by   lanes
+  RTT            12.3 ms
+  least RTT      10.1 ms
+  lane packets   sent 10000, received 12, lost 20
+  loss           0.02 % in the last second, 0.20 % in all
+  up             1.2 Gbit/s, 126.0 k/s
+  down           96 bit/s, 0.5 /s
+  carried        95.0 kB up, 2.0 kB down
+  waiting        2 datagrams, 2.0 kB, the oldest for 4.0 ms
+  rate limit     48.0 Mbit/s (measured), wait 500 µs median, 7.0 ms p99, 12 marked
+  path           steady, takes 49.0 Mbit/s, delivered 47.5 Mbit/s, queue 1.2 ms, 1.00 % lost, congested
+  repair         retransmit, 80 of 90 payloads numbered, 4 sent again, 0 symbols, overhead 3.10 %, 0 without memory
+  repaired       lost 5 (6.60 %), 4 came again, 0 from symbols, 1 given up, 0 late, 0 twice, delay 81.0 ms
+  lanes up       1
+  flows          3
+  TCP streams    0
+  congestion     bbr, window 4.0 MB, paced at 200.0 Mbit/s, delivered 192.0 Mbit/s
+  inner MTU      1421
+  UDP payload    1417
 ";
     assert!(text.contains(expected), "{text}");
     let streams = "

@@ -4,6 +4,8 @@ import (
 	"bytes"
 	"crypto/ed25519"
 	"fmt"
+	"slices"
+	"strings"
 
 	"culvert.example/culvert"
 	"culvert.example/culvert/internal/conformance"
@@ -208,6 +210,26 @@ func names() cases {
 			Output: fields{"signature": h(ed25519.Sign(seeded(i+1), message))},
 		})
 	}
+	shared := ""
+	for i := range byte(32) {
+		shared += n(i, 1)
+	}
+	// The examples of the document.
+	for sender, proof := range map[string]string{"dialler": "ada86af9344f2b709480a614ff652158", "listener": "39f4f55d085d1f6f18960cb1083422a5"} {
+		out = append(out, conformance.Case{
+			Name: "the proof of a preshared key, by the " + sender, Kind: "preshared_proof", Verdict: accept,
+			Input: fields{"key": shared, "exported": n(0xa5, 32), "sender": sender}, Output: fields{"proof": proof},
+		})
+	}
+	sha256, sha384 := "d0ed1f3ff1bd03d2945ee0aaad2a4bad4608f0ec4472f758b1bf507e13dac9c9",
+		"a41f4ed3e642949bfa6b863d6becda215b535aec32baa1372f9e1271a131edd13299d9190746675b5e1a85bf8bcbbe97"
+	for suite, secret := range map[string]string{"1301": sha256, "1302": sha384, "1303": sha256} {
+		out = append(out, conformance.Case{
+			Name: "a preshared key in the secret of a lane, suite " + suite, Kind: "preshared_lane", Verdict: accept,
+			Input: fields{"key": shared, "suite": suite, "exported": n(0x5a, len(secret)/2)}, Output: fields{"secret": secret},
+		})
+	}
+	slices.SortFunc(out[len(out)-5:], func(a, b conformance.Case) int { return strings.Compare(a.Name, b.Name) })
 	for i := range byte(3) {
 		x := knock.Public(seeded(i + 1)).X25519()
 		out = append(out, conformance.Case{

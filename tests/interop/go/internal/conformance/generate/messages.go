@@ -74,7 +74,7 @@ func messages() cases {
 	ok("the smallest hello", str(1, hello()), "hello")
 	ok("a hello with everything", str(1, x(num(1, 1), str(2, instance), text(3, "culvert/0.1.0"), num(4, 256), num(5, 64), num(6, 65527),
 		service(0, "dns", num(3, 1), num(5, 10000)), service(41, "web", num(4, 1), num(5, 60000)), service(4294967295, "both", num(3, 1), num(4, 1), num(5, 1), num(6, 1)),
-		num(8, 15), str(9, n(0xab, 64)))), "hello")
+		num(8, 127), str(9, n(0xab, 64)), str(10, n(1, 16)), str(10, n(2, 16)))), "hello")
 	ok("a hello with feature bits of later versions", str(1, hello(num(8, 1<<63|1<<20))), "hello")
 	add("a hello with an unknown field", str(1, hello(str(1000, "c0ffee"))), accept, "hello", str(1, hello()))
 	add("a hello with an unknown group", str(1, hello(uvarint(100<<3|3), num(1, 5), uvarint(100<<3|4))), accept, "hello", str(1, hello()))
@@ -109,6 +109,9 @@ func messages() cases {
 	ok("software with other letters than ASCII", str(1, x(num(1, 1), id, text(3, "Düker"), workers, packet)), "hello")
 	part("a possession of 63 bytes", id, workers, packet, str(9, n(1, 63)))
 	part("a possession of 65 bytes", id, workers, packet, str(9, n(1, 65)))
+	part("a proof of a preshared key of 15 bytes", id, workers, packet, str(10, n(1, 15)))
+	part("a proof of a preshared key of 0 bytes", id, workers, packet, str(10, ""))
+	part("three proofs of preshared keys", id, workers, packet, str(10, n(1, 16)), str(10, n(2, 16)), str(10, n(3, 16)))
 	part("a name of 0 bytes", id, workers, packet, service(1, ""))
 	part("a service without a name", id, workers, packet, str(7, num(1, 1)))
 	ok("a name of 64 bytes", str(1, hello(service(1, string(make64('n')), num(5, 1)))), "hello")
@@ -155,8 +158,11 @@ func messages() cases {
 		bad(name+": a connection ID of 9 bytes", str(kind, lane(0, 1, "010203040506070809")))
 		bad(name+": no connection ID", str(kind, num(2, 1)))
 	}
+	ok("lane_open with a preshared key", str(2, x(lane(0, 1, "0102030405060708"), str(4, n(7, 16)))), "lane_open")
+	bad("lane_open with a proof of 17 bytes", str(2, x(lane(0, 1, "0102030405060708"), str(4, n(7, 17)))))
+	add("lane_accept with the field of a preshared key, which it does not have", str(3, x(lane(0, 1, "0102030405060708"), str(4, n(7, 17)))), accept, "lane_accept", str(3, lane(0, 1, "0102030405060708")))
 	for _, kind := range []uint64{4, 5} {
-		name, most := "lane_refuse", uint64(3)
+		name, most := "lane_refuse", uint64(4)
 		if kind == 5 {
 			name, most = "lane_close", 5
 		}
@@ -186,6 +192,11 @@ func messages() cases {
 	ok("release", str(11, ""), "release")
 	ok("receive_rate", str(12, num(1, 1_000_000_000)), "receive_rate")
 	ok("receive_rate without a limit", str(12, ""), "receive_rate")
+
+	ok("preshared_keys", str(15, x(str(1, n(1, 16)), str(1, n(2, 16)))), "preshared_keys")
+	ok("preshared_keys without any", str(15, ""), "preshared_keys")
+	bad("preshared_keys with a proof of 15 bytes", str(15, str(1, n(1, 15))))
+	bad("preshared_keys with three proofs", str(15, x(str(1, n(1, 16)), str(1, n(2, 16)), str(1, n(3, 16)))))
 
 	bad("no byte at all", "")
 	add("a kind of a later version", str(1000, "0801"), ignore, "", "")
