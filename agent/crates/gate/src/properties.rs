@@ -21,9 +21,9 @@ use crate::{
     classify::{Class, Initial, MAX_CID_BYTES},
     decoy::{DecoyDrop, DecoyFlows, DecoyId, Sender},
     identity::{Endpoint, Identity, PublicKey, ShareLink},
-    initial::client_hello_hash,
+    initial::client_hello,
     knock::{
-        KNOCK_BYTES, KnockError, MAC_BYTES, MAX_CLOCK_WINDOW, ServerKey, epoch, epochs, hello_hash, open,
+        About, KNOCK_BYTES, KnockError, MAC_BYTES, MAX_CLOCK_WINDOW, ServerKey, epoch, epochs, hello_hash, open,
         seal,
     },
     retry::{Carried, RETRY_SECONDS, RETRY_TOKEN_BYTES, RetryError, RetryKey},
@@ -125,11 +125,12 @@ pub fn knock_open(input: &[u8]) {
 
     let ephemeral = *token.last_chunk().unwrap_or(&[bytes; 32]);
     let client = identity(1).agreement_key();
-    let knock = seal(&client, &key, dcid, token, seconds, &ephemeral).expect("two good keys");
+    let about = About { client_hello: token, unix_seconds: seconds, fallback: bytes & 0x80 != 0 };
+    let knock = seal(&client, &key, dcid, about, &ephemeral).expect("two good keys");
     assert!(key.is_proof(dcid, &knock, now));
     let opened = open(&own, &key, dcid, &knock).expect("it was sealed for us");
     assert_eq!((opened.client, opened.unix_seconds), (*client.public(), seconds));
-    assert_eq!(opened.hello_hash, hello_hash(token));
+    assert_eq!((opened.hello_hash, opened.fallback), (hello_hash(token), about.fallback));
 }
 
 pub fn identity(seed: u8) -> Identity {
@@ -138,22 +139,32 @@ pub fn identity(seed: u8) -> Identity {
 
 /// Takes `input` as a datagram, and as the frames of an Initial packet.
 ///
-/// An input that opens is a ClientHello, and stays the same one behind PADDING and PING.
+/// An input that opens is a ClientHello, and stays the same one behind PADDING and PING, and in two packets in either order.
 pub fn gate_initial(input: &[u8]) {
     static CRYPTO: LazyLock<Arc<dyn crypto::ServerConfig>> = LazyLock::new(|| {
         let identity = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");
         initial_crypto(&identity).expect("the TLS of every agent")
     });
-    let hash_of = |datagram: &[u8]| {
-        let Class::Initial(initial) = crate::classify::classify(datagram) else { return None };
-        Some(client_hello_hash(&**CRYPTO, datagram, &initial))
-    };
-    let _harmless = hash_of(input);
+    let _harmless = client_hello(&**CRYPTO, &[input]);
     let frames = &input[..input.len().min(16_000)];
-    let plain = hash_of(&initial_packet(&**CRYPTO, &[5; 8], 0, frames)).expect("an Initial packet");
-    let behind = [&[0, 1, 0][..], frames].concat();
-    let behind = hash_of(&initial_packet(&**CRYPTO, &[5; 8], 7, &behind)).expect("an Initial packet");
-    assert_eq!(plain.ok(), behind.ok());
+    let sealed = |number, frames: &[u8]| initial_packet(&**CRYPTO, &[5; 8], number, frames);
+    let plain = client_hello(&**CRYPTO, &[&sealed(0, frames)]).ok();
+    let behind = sealed(7, &[&[0, 1, 0][..], frames].concat());
+    assert_eq!(plain, client_hello(&**CRYPTO, &[&behind]).ok());
+    let Some(Some(hello)) = plain else { return };
+    let (first, second) = hello.split_at(hello.len() / 2);
+    if first.is_empty() {
+        return;
+    }
+    let crypto = |offset: usize, data: &[u8]| {
+        let two_bytes = |value: usize| (value as u16 | 0x4000).to_be_bytes();
+        [&[6][..], &two_bytes(offset), &two_bytes(data.len()), data].concat()
+    };
+    let halves = [sealed(1, &crypto(0, first)), sealed(2, &crypto(first.len(), second))];
+    for [one, other] in [[&halves[0], &halves[1]], [&halves[1], &halves[0]]] {
+        assert_eq!(client_hello(&**CRYPTO, &[one]), Ok(None));
+        assert_eq!(client_hello(&**CRYPTO, &[one, other]).as_ref().ok(), Some(&Some(hello.clone())));
+    }
 }
 
 /// An Initial packet to `dcid` with `frames` (at most 16,000 bytes), padded to a datagram of 1200 bytes or more, sealed as
@@ -303,8 +314,8 @@ pub fn decoy_flows(input: &[u8]) {
 /// The pieces make no difference, and no more of it is held than a ServerHello has.
 pub fn server_hello(input: &[u8]) {
     let Some((&length, stream)) = input.split_first() else { return };
-    // The watch gives up at the first piece that goes beyond 1,024 bytes: it is the same for streams within that.
-    let stream = &stream[..stream.len().min(1024)];
+    // The watch gives up at the first piece that goes beyond 2,048 bytes: it is the same for streams within that.
+    let stream = &stream[..stream.len().min(2048)];
     let at_once = suite_in(std::iter::once(stream));
     assert_eq!(suite_in(stream.chunks(usize::from(length).max(1))), at_once);
     assert_eq!(suite_in(stream.chunks(1)), at_once);
