@@ -107,7 +107,8 @@ fn gate_of(server: &Identity, friend: [u8; 32]) -> Result<Gate, Box<dyn Error>> 
 
 /// The first packet of a QUIC client that expects `server`; its token is a knock if it `knocks`.
 fn first_packet(client: &Identity, server: &PublicKey, knocks: bool) -> Result<Vec<u8>, Box<dyn Error>> {
-    let tls = client_crypto(&TlsIdentity::from_pkcs8(&client.pkcs8_der())?, KeyExchange::X25519, &[server.0])?;
+    let tls =
+        client_crypto(&TlsIdentity::from_pkcs8(&client.pkcs8_der())?, KeyExchange::X25519, &[server.0])?;
     let config = if knocks {
         let knock = Knock {
             own: Arc::new(client.agreement_key()),

@@ -137,7 +137,9 @@ fn assemble(mut frames: Vec<Frame<'_>>) -> Result<Option<Vec<u8>>, HelloError> {
     match message_bytes(&stream)? {
         Some(length) if length > MOST_HELLO_BYTES => Err(HelloError::Long),
         // What lies past its end is no part of a client's first message.
-        Some(length) if stream.len() > length || (gap && stream.len() == length) => Err(HelloError::Malformed),
+        Some(length) if stream.len() > length || (gap && stream.len() == length) => {
+            Err(HelloError::Malformed)
+        }
         Some(length) if stream.len() == length => Ok(Some(stream)),
         Some(_) | None => Ok(None),
     }

@@ -500,6 +500,9 @@ impl Gate {
             Admits::Nobody => return Err(Why::Key(opened.key())),
         };
         if opened.fallback && self.parts.key_exchange != KeyExchange::X25519 {
+            if let Some(peer) = peer {
+                self.parts.budget.peer_fell_back(peer, source.ip(), retried, now);
+            }
             return Err(Why::Fallback);
         }
         let hello = client_hello(&*self.parts.crypto, &[datagram]).map_err(Why::Hello)?;

@@ -59,7 +59,9 @@ pub enum Why {
     #[error("its knock is about another ClientHello")]
     OtherHello,
     /// The client falls back to X25519 alone, though both ends can do better.
-    #[error("it falls back to X25519 alone: its ClientHellos in two datagrams do not get here, or one does not")]
+    #[error(
+        "it falls back to X25519 alone: its ClientHellos in two datagrams do not get here, or one does not"
+    )]
     Fallback,
     /// The client offers X25519 alone, and the hybrid key exchange is required.
     #[error("it offers X25519 alone, and transport.key_exchange is \"hybrid-required\"")]

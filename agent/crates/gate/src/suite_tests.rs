@@ -73,7 +73,10 @@ fn a_hello_retry_request_is_not_the_answer() {
     let real = hello([7; 32], 0, 0x1303);
     assert_eq!(watch(&[&retry()]).choice().map(|choice| choice.suite), None);
     assert_eq!(watch(&[&retry(), &real]).choice().map(|choice| choice.suite), Some(Suite::ChaCha20Poly1305));
-    assert_eq!(watch(&[&[retry(), real].concat()]).choice().map(|choice| choice.suite), Some(Suite::ChaCha20Poly1305));
+    assert_eq!(
+        watch(&[&[retry(), real].concat()]).choice().map(|choice| choice.suite),
+        Some(Suite::ChaCha20Poly1305)
+    );
 }
 
 #[test]

@@ -20,7 +20,10 @@ use crate::{
     client::{Knock, arm},
     identity::Identity,
     knock::ServerKey,
-    tls::{ClientKeys, KeyExchange, Refusal, TlsIdentity, client_crypto, endpoint_config, server_config, server_crypto},
+    tls::{
+        ClientKeys, KeyExchange, Refusal, TlsIdentity, client_crypto, endpoint_config, server_config,
+        server_crypto,
+    },
 };
 
 /// The connection ID to which the client sends its first packet.

@@ -225,8 +225,12 @@ impl Pair {
 /// A pair of ends whose keys are each other's.
 pub(super) fn friends(first: tls::FirstSuite) -> Pair {
     let (dialler, listener) = (identity(1), identity(2));
-    let client = tls::client_crypto_with(first, tls::KeyExchange::Hybrid, &dialler, &[*listener.public_key()]).unwrap();
+    let client =
+        tls::client_crypto_with(first, tls::KeyExchange::Hybrid, &dialler, &[*listener.public_key()])
+            .unwrap();
     let clients = Clients::with(dialler.public_key());
-    let server = tls::server_crypto_with(tls::FirstSuite::Aes128, tls::KeyExchange::Hybrid, &listener, clients).unwrap();
+    let server =
+        tls::server_crypto_with(tls::FirstSuite::Aes128, tls::KeyExchange::Hybrid, &listener, clients)
+            .unwrap();
     Pair::connect(client, server)
 }

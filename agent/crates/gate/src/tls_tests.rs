@@ -67,7 +67,8 @@ fn a_wrong_server_key_fails_the_handshake() {
     let (dialler, listener, other) = (identity(1), identity(2), identity(3));
     let clients = Clients::with(dialler.public_key());
     let client = client_crypto(&dialler, KeyExchange::Hybrid, &[*other.public_key()]).unwrap();
-    let server = server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
+    let server =
+        server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     let pair = Pair::connect(client, server);
     assert!(!pair.client.connected && !pair.server.connected);
     assert_eq!(alert(&pair.client), ACCESS_DENIED);
@@ -87,7 +88,8 @@ fn an_unknown_client_key_is_refused_and_reported() {
     let (dialler, listener) = (identity(1), identity(2));
     let clients = Clients::with(identity(3).public_key());
     let client = client_crypto(&dialler, KeyExchange::Hybrid, &[*listener.public_key()]).unwrap();
-    let server = server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
+    let server =
+        server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     let pair = Pair::connect(client, server);
     assert!(!pair.server.connected);
     assert_eq!(alert(&pair.client), ACCESS_DENIED);
@@ -101,7 +103,8 @@ fn the_second_connect_asks_the_allowlist_again() {
     let (dialler, listener) = (identity(1), identity(2));
     let clients = Clients::with(dialler.public_key());
     let client = client_crypto(&dialler, KeyExchange::Hybrid, &[*listener.public_key()]).unwrap();
-    let server = server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
+    let server =
+        server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     for connects in 1..=2 {
         let pair = Pair::connect(Arc::clone(&client), Arc::clone(&server));
         assert!(pair.is_up());

@@ -21,6 +21,7 @@ use dataplane::lanes::{Openings, pool};
 use gate::{
     identity::PublicKey,
     refusals::{Refusal, Why},
+    suite,
 };
 use quinn_proto::{ConnectionHandle, Side};
 use rand::RngExt;
@@ -369,11 +370,15 @@ impl Worker {
         let openings = Openings::new(wanted);
         let stats = sessions.control.quinn(handle).map(|quinn| quinn.stats());
         let frames = stats.map(|stats| liveness::counts(&stats)).unwrap_or_default();
+        let quinn = sessions.control.quinn(handle);
+        let key_exchange = quinn.and_then(|quinn| suite::group(quinn.crypto_session()));
+        peer.dialler.succeeded(handle);
         peer.session = Some(Session {
             id: session,
             handle,
             dialled,
             software: hello.software.as_str().into(),
+            key_exchange,
             hello,
             openings,
             since: now,

@@ -259,7 +259,11 @@ fn knocks(server: &Identity, clock: &ManualClock) -> anyhow::Result<Vec<(SocketA
     let agreement = Arc::new(client.agreement_key());
     let key = ServerKey::new(&server.public_key()).ok_or_else(|| anyhow!("the public key is a point"))?;
     let key = Arc::new(key);
-    let tls = tls::client_crypto(&TlsIdentity::from_pkcs8(&client.pkcs8_der())?, tls::KeyExchange::X25519, &[server.public_key().0])?;
+    let tls = tls::client_crypto(
+        &TlsIdentity::from_pkcs8(&client.pkcs8_der())?,
+        tls::KeyExchange::X25519,
+        &[server.public_key().0],
+    )?;
     let own = Own::new(&client);
     let ids = ConnectionIds::new(own.issued.clone(), [5; 32], 0, 1);
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[6; 32]));

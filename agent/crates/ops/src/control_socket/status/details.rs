@@ -84,6 +84,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ("  since", or_dash(peer.since_seconds.map(age))),
         ("  software", or_dash(peer.software.as_deref())),
         ("  datagrams by", or_dash(peer.mode.as_deref())),
+        ("  key exchange", or_dash(peer.key_exchange.as_deref())),
         ("  RTT", or_dash(peer.rtt_seconds.map(short_time))),
         ("  least RTT", or_dash(peer.rtt_min_seconds.map(short_time))),
         (
