@@ -15,8 +15,8 @@ use dataplane::relay::{
 use gate::{
     classify::{Class, classify},
     identity::{Identity, PublicKey},
-    initial::{HelloError, client_hello_hash},
-    knock::{self, KnockError, ServerKey},
+    initial::{HelloError, client_hello},
+    knock::{self, About, KnockError, ServerKey},
     preshared::{PresharedKey, Prover},
     tls::{TlsIdentity, initial_crypto},
 };
@@ -327,7 +327,8 @@ fn knock_seal(input: Input<'_>) -> Outcome {
     let listener = ServerKey::new(&PublicKey(input.array("listener_key"))).unwrap();
     let (dcid, hello) = (input.bytes("dcid"), input.bytes("hello"));
     let (seconds, ephemeral) = (input.number("seconds"), input.array("ephemeral"));
-    let token = knock::seal(&dialler.agreement_key(), &listener, &dcid, &hello, seconds, &ephemeral).unwrap();
+    let about = About { client_hello: &hello, unix_seconds: seconds, fallback: false };
+    let token = knock::seal(&dialler.agreement_key(), &listener, &dcid, about, &ephemeral).unwrap();
     Outcome::accept([("token", hex(&token))])
 }
 
@@ -362,15 +363,20 @@ fn initial(input: Input<'_>) -> Outcome {
     let Class::Initial(initial) = classify(&datagram) else { return Outcome::of("not an Initial") };
     let own = TlsIdentity::from_pkcs8(&identity([2; 32]).pkcs8_der()).unwrap();
     let crypto = initial_crypto(&own).unwrap();
-    match client_hello_hash(&*crypto, &datagram, &initial) {
-        Ok(hash) => Outcome::accept([
+    // A ClientHello may have a second datagram, before or behind it.
+    let second = input.0.get("second").map(|_| input.bytes("second"));
+    let datagrams: Vec<&[u8]> =
+        [Some(&datagram), second.as_ref()].into_iter().flatten().map(|one| &one[..]).collect();
+    match client_hello(&*crypto, &datagrams) {
+        Ok(Some(hello)) => Outcome::accept([
             ("dcid", hex(initial.dcid)),
             ("scid", hex(initial.scid)),
             ("token", hex(initial.token)),
-            ("hello_hash", hex(&hash)),
+            ("hello_hash", hex(&knock::hello_hash(&hello))),
         ]),
         Err(HelloError::Sealed) => Outcome::of("sealed"),
-        Err(HelloError::Incomplete) => Outcome::of("incomplete"),
+        Ok(None) | Err(HelloError::Nothing) => Outcome::of("incomplete"),
+        Err(HelloError::Long) => Outcome::of("long"),
         Err(HelloError::Malformed) => Outcome::of("malformed"),
         Err(HelloError::Abandoned) => Outcome::of("abandoned"),
     }

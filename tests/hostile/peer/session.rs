@@ -122,6 +122,7 @@ impl Dialler {
             server: Arc::clone(&self.server),
             unix_seconds: clock::unix_seconds(),
             ephemeral: zeroize::Zeroizing::new(rand::random()),
+            fallback: false,
         };
         let dcid = || quinn_proto::ConnectionId::new(&rand::random::<[u8; 8]>());
         let mut config = client::arm(Arc::clone(&self.crypto) as _, knock, Arc::new(dcid));

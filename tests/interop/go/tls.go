@@ -32,10 +32,11 @@ func tlsConfig(key ed25519.PrivateKey, allowed func(PublicKey) bool) (*tls.Confi
 		return nil, fmt.Errorf("the certificate: %w", err)
 	}
 	return &tls.Config{
-		Certificates:           []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
-		MinVersion:             tls.VersionTLS13,
-		NextProtos:             []string{alpn},
-		CurvePreferences:       []tls.CurveID{tls.X25519},
+		Certificates: []tls.Certificate{{Certificate: [][]byte{der}, PrivateKey: key}},
+		MinVersion:   tls.VersionTLS13,
+		NextProtos:   []string{alpn},
+		// Two datagrams of ClientHello; with X25519 alone for agents that are configured so.
+		CurvePreferences:       []tls.CurveID{tls.X25519MLKEM768, tls.X25519},
 		SessionTicketsDisabled: true,
 		ClientAuth:             tls.RequireAnyClientCert,
 		// There is no authority: VerifyConnection compares the key.

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gate::{identity::Endpoint, knock::MAX_CLOCK_WINDOW};
+use gate::{identity::Endpoint, knock::MAX_CLOCK_WINDOW, tls::KeyExchange};
 use ipnet::IpNet;
 use wire::repair::Terms;
 
@@ -19,7 +19,7 @@ use crate::{
     prefix::network_prefix,
     repair::repair,
     section::section,
-    spelled::spelled,
+    spelled::{Spelled, spelled},
     value::{self, parsed},
 };
 
@@ -107,8 +107,21 @@ section! {
         /// paths that lie about their MTU.
         // RFC 9000 §14: a QUIC path carries at least 1200 bytes. 9000 is the usual jumbo frame.
         max_packet: MaxPacket = MaxPacket::Auto, or!(size(1200..=9000), "auto", MaxPacket::{Auto, Bytes}), Restart;
+        /// How the two ends of a handshake agree on a secret. `"hybrid"`: by X25519 and ML-KEM-768 together (X25519MLKEM768), so that
+        /// recorded traffic stays secret from a quantum computer; by X25519 alone with a peer that is too old or set to `"x25519"`.
+        /// `"hybrid-required"`: by both, or there is no connection. `"x25519"`: by X25519 alone, in handshakes that begin with one
+        /// datagram instead of two.
+        key_exchange: KeyExchange = KeyExchange::Hybrid, one_of(), NextConnection;
     }
     const DEFAULT;
+}
+
+impl Spelled for KeyExchange {
+    const ALL: &'static [Self] = &Self::ALL;
+
+    fn label(self) -> &'static str {
+        self.label()
+    }
 }
 
 /// The largest QUIC packet that we send.

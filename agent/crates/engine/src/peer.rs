@@ -13,7 +13,7 @@ use dataplane::{
     peer::{Link, PeerData, PeerTable},
     relay::{DatagramRelay, DropReason},
 };
-use gate::identity::PublicKey;
+use gate::{identity::PublicKey, suite::Group};
 use quinn_proto::ConnectionHandle;
 use serde::{Deserialize, Serialize};
 use wire::{
@@ -44,6 +44,8 @@ pub struct Session {
     pub hello: Hello,
     /// The name and version that the peer's software reports.
     pub software: Arc<str>,
+    /// The key exchange of the handshake.
+    pub key_exchange: Option<Group>,
     /// The lanes of the session, whichever workers host them.
     pub openings: Openings,
     /// The time at which the session was established.

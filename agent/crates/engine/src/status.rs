@@ -49,6 +49,8 @@ pub struct PeerStatus {
     pub preshared_key_in_use: Option<usize>,
     /// "lanes" or "standard": how datagrams travel; `None` without a connection.
     pub mode: Option<Word>,
+    /// "x25519mlkem768" or "x25519": the key exchange of its control connection; `None` without one.
+    pub key_exchange: Option<Word>,
     /// Smoothed round-trip time of its first lane, in standard mode of its control connection.
     pub rtt_seconds: Option<f64>,
     /// The least round-trip time that its first lane has measured on its path.
@@ -654,6 +656,7 @@ impl PeerStatus {
             self.software.clone_from(&other.software);
             self.mode.clone_from(&other.mode);
             self.preshared_key_in_use = other.preshared_key_in_use;
+            self.key_exchange.clone_from(&other.key_exchange);
         }
         self.state = self.state.max(other.state);
         self.address = self.address.or(other.address);

@@ -19,7 +19,7 @@ use culvert_gate::{
     knock::ServerKey,
     replay_log::MemoryReplayLog,
     table::SingleUse,
-    tls::{SERVER_NAME, TlsIdentity, client_crypto, initial_crypto},
+    tls::{KeyExchange, SERVER_NAME, TlsIdentity, client_crypto, initial_crypto},
 };
 use quinn_proto::{ClientConfig, ConnectionId, Endpoint, EndpointConfig};
 use rand::{SeedableRng as _, rngs::StdRng};
@@ -87,6 +87,7 @@ fn gate_of(server: &Identity, friend: [u8; 32]) -> Result<Gate, Box<dyn Error>> 
         allowlist: Arc::new(Friend(friend)),
         refusals: Arc::default(),
         required: true,
+        key_exchange: KeyExchange::Hybrid,
         window: Duration::from_secs(90),
         // The server is new: nobody has knocked before this process started.
         table: SingleUse::restore(
@@ -106,13 +107,15 @@ fn gate_of(server: &Identity, friend: [u8; 32]) -> Result<Gate, Box<dyn Error>> 
 
 /// The first packet of a QUIC client that expects `server`; its token is a knock if it `knocks`.
 fn first_packet(client: &Identity, server: &PublicKey, knocks: bool) -> Result<Vec<u8>, Box<dyn Error>> {
-    let tls = client_crypto(&TlsIdentity::from_pkcs8(&client.pkcs8_der())?, &[server.0])?;
+    let tls =
+        client_crypto(&TlsIdentity::from_pkcs8(&client.pkcs8_der())?, KeyExchange::X25519, &[server.0])?;
     let config = if knocks {
         let knock = Knock {
             own: Arc::new(client.agreement_key()),
             server: Arc::new(ServerKey::new(server).ok_or("not a public key")?),
             unix_seconds: SystemClock.unix_seconds(),
             ephemeral: Zeroizing::new(rand::random()),
+            fallback: false,
         };
         arm(tls, knock, Arc::new(|| ConnectionId::new(&rand::random::<[u8; 8]>())))
     } else {

@@ -68,6 +68,8 @@ pub struct Budget {
     validated: Class,
     /// When each peer was last admitted without charge; one entry for each slot of the roster.
     free: IssuedMap<PeerId, Instant>,
+    /// When the fallback of each peer was last refused without charge, likewise.
+    free_fallbacks: IssuedMap<PeerId, Instant>,
 }
 
 impl Budget {
@@ -80,6 +82,7 @@ impl Budget {
             unvalidated: Class::new(share / 2),
             validated: Class::new(share / 2),
             free: IssuedMap::default(),
+            free_fallbacks: IssuedMap::default(),
         }
     }
 
@@ -97,9 +100,15 @@ impl Budget {
 
     /// The knock from `source` that was granted last let `peer` in: its source is not charged for it, if it was not lately.
     pub fn peer_came(&mut self, peer: PeerId, source: IpAddr, validated: bool, now: Instant) {
-        let lately = |at: &Instant| now.saturating_duration_since(*at) < FREE_EVERY;
-        if !self.free.get(&peer).is_some_and(lately) {
-            self.free.insert(peer, now);
+        if is_free(&mut self.free, peer, now) {
+            self.give_back(source, validated);
+        }
+    }
+
+    /// The knock from `source` that was granted last was a fallback of `peer` and is refused: its source is not charged for it
+    /// either, or peers that come back behind one address would stand in each other's way.
+    pub fn peer_fell_back(&mut self, peer: PeerId, source: IpAddr, validated: bool, now: Instant) {
+        if is_free(&mut self.free_fallbacks, peer, now) {
             self.give_back(source, validated);
         }
     }
@@ -110,6 +119,16 @@ impl Budget {
         let class = if validated { &mut self.validated } else { &mut self.unvalidated };
         class.give_back(Prefix::of(source));
     }
+}
+
+/// Whether `peer` has not been let off in the last second; now it has.
+fn is_free(last: &mut IssuedMap<PeerId, Instant>, peer: PeerId, now: Instant) -> bool {
+    let lately = |at: &Instant| now.saturating_duration_since(*at) < FREE_EVERY;
+    let free = !last.get(&peer).is_some_and(lately);
+    if free {
+        last.insert(peer, now);
+    }
+    free
 }
 
 /// What one party is: the smallest block that costs something to have.
@@ -283,6 +302,18 @@ mod tests {
             }
         }
         assert!(waiting.is_empty(), "{} of 1,000 still wait after 3 s", waiting.len());
+    }
+
+    #[test]
+    fn a_refused_fallback_of_a_peer_is_free_once_a_second_too() {
+        let clock = ManualClock::default();
+        let mut budget = Budget::new(1, clock.now());
+        let rate = 1500 / PREFIX_PART;
+        for peer in [7, 7, 8] {
+            assert_eq!(budget.take(v4(1), false, clock.now()), Take::Granted);
+            budget.peer_fell_back(PeerId(peer), v4(1), false, clock.now());
+        }
+        assert_eq!(granted(&mut budget, v4(1), false, 1000, clock.now()), 2 * rate - 1);
     }
 
     #[test]

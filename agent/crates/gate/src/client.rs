@@ -27,8 +27,8 @@ use zeroize::Zeroizing;
 
 use crate::{
     identity::AgreementKey,
-    initial::complete_client_hello,
-    knock::{KNOCK_BYTES, ServerKey, seal},
+    initial::is_complete,
+    knock::{About, KNOCK_BYTES, ServerKey, seal},
     session::{Hook, Hooked},
 };
 
@@ -42,6 +42,8 @@ pub struct Knock {
     pub unix_seconds: u64,
     /// 32 random bytes, for this attempt only.
     pub ephemeral: Zeroizing<[u8; 32]>,
+    /// Whether the attempt offers a weaker key exchange than the client can do: see [`Opened::fallback`](crate::knock::Opened).
+    pub fallback: bool,
 }
 
 impl fmt::Debug for Knock {
@@ -92,8 +94,9 @@ impl Slot {
         let mut state = self.lock();
         let (knock, dcid) =
             state.knock.take().zip(state.dcid.take()).ok_or(ConnectError::EndpointStopping)?;
-        let Knock { own, server, unix_seconds, ephemeral } = knock;
-        let token = seal(&own, &server, &dcid, client_hello, unix_seconds, &ephemeral);
+        let Knock { own, server, unix_seconds, ephemeral, fallback } = knock;
+        let about = About { client_hello, unix_seconds, fallback };
+        let token = seal(&own, &server, &dcid, about, &ephemeral);
         state.token = Some(token.map_err(|_| ConnectError::EndpointStopping)?);
         Ok(())
     }
@@ -128,17 +131,12 @@ impl crypto::ClientConfig for KnockClientConfig {
         let mut inner = Arc::clone(&self.inner).start_session(version, server_name, params)?;
         let mut client_hello = Vec::new();
         let keys = inner.write_handshake(&mut client_hello);
-        if !is_complete_client_hello(&client_hello) {
+        if !is_complete(&client_hello) {
             return Err(ConnectError::EndpointStopping);
         }
         self.slot.seal(&client_hello)?;
         Ok(Box::new(Hooked { inner, hook: WrittenHello(Some((client_hello, keys))) }))
     }
-}
-
-/// Whether `bytes` are what the gate at the other end will look for.
-fn is_complete_client_hello(bytes: &[u8]) -> bool {
-    complete_client_hello(bytes).is_ok()
 }
 
 /// Gives the handshake bytes that were already written, once.

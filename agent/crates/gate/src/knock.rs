@@ -10,7 +10,8 @@
 //! ```
 //!
 //! * Integers are big endian. The version of the payload is 1; bit 0 of the flags is the sign of
-//!   the client's Ed25519 key, so that its owner can be named; the other bits and the reserved byte are 0 and not looked at.
+//!   the client's Ed25519 key, so that its owner can be named; bit 1 says that the client falls back to a weaker key exchange;
+//!   the other bits and the reserved byte are 0 and not looked at.
 //! * The keys of mac1 and of the mask are BLAKE2s-256 of a label and the server's public key, so that only those who
 //!   know the key can make or recognise a knock. To anyone else all 136 bytes are random: without the mask the
 //!   ephemeral key would not be (it is a point of the curve, and its top bit is 0).
@@ -198,9 +199,23 @@ const _: () = assert!(NOISE_BYTES == 32 + 48 + PAYLOAD_BYTES + 16);
 /// The version of the payload that this code writes and reads.
 const VERSION: u8 = 1;
 
-/// Makes the knock of a connection attempt to `dcid` that begins with `client_hello`.
+/// Bit 1 of the flags.
+const FALLBACK: u8 = 2;
+
+/// What a knock says, beside who made it.
+#[derive(Clone, Copy, Debug)]
+pub struct About<'a> {
+    /// The complete ClientHello with which the connection attempt begins.
+    pub client_hello: &'a [u8],
+    /// The time by the client's clock; cut to 40 bits, which last for 34,000 years.
+    pub unix_seconds: u64,
+    /// As [`Opened::fallback`].
+    pub fallback: bool,
+}
+
+/// Makes the knock of a connection attempt to `dcid`.
 ///
-/// `unix_seconds` are cut to 40 bits, which last for 34,000 years. `ephemeral` must be 32 random bytes, used once: they
+/// `ephemeral` must be 32 random bytes, used once: they
 /// are an argument so that a simulation repeats itself.
 ///
 /// # Errors
@@ -210,16 +225,16 @@ pub fn seal(
     own: &AgreementKey,
     server: &ServerKey,
     dcid: &[u8],
-    client_hello: &[u8],
-    unix_seconds: u64,
+    about: About<'_>,
     ephemeral: &[u8; 32],
 ) -> Result<[u8; KNOCK_BYTES], KnockError> {
+    let About { client_hello, unix_seconds, fallback } = about;
     if dcid.len() > MAX_CID_BYTES {
         return Err(KnockError::Length);
     }
     let mut payload = [0; PAYLOAD_BYTES];
     payload[0] = VERSION;
-    payload[1] = u8::from(own.sign());
+    payload[1] = u8::from(own.sign()) | if fallback { FALLBACK } else { 0 };
     payload[3..8].copy_from_slice(&unix_seconds.to_be_bytes()[3..]);
     payload[8..].copy_from_slice(&hello_hash(client_hello));
     let mut knock = [0; KNOCK_BYTES];
@@ -249,6 +264,8 @@ pub struct Opened {
     pub unix_seconds: u64,
     /// The hash of the ClientHello that it belongs to, [`hello_hash`].
     pub hello_hash: [u8; HELLO_HASH_BYTES],
+    /// The client can do X25519MLKEM768 and offers X25519 alone, because an attempt with both was not answered.
+    pub fallback: bool,
 }
 
 impl Opened {
@@ -289,7 +306,8 @@ pub fn open(own: &AgreementKey, server: &ServerKey, dcid: &[u8], token: &[u8]) -
     let unix_seconds = payload[3..8].iter().fold(0, |seconds, byte| seconds << 8 | u64::from(*byte));
     let mut hello_hash = [0; HELLO_HASH_BYTES];
     hello_hash.copy_from_slice(&payload[8..]);
-    Ok(Opened { client, sign: payload[1] & 1 == 1, unix_seconds, hello_hash })
+    let (sign, fallback) = (payload[1] & 1 != 0, payload[1] & FALLBACK != 0);
+    Ok(Opened { client, sign, unix_seconds, hello_hash, fallback })
 }
 
 fn noise_error(error: snow::Error) -> KnockError {

@@ -11,6 +11,11 @@ const HELLO: &[u8] = b"not a ClientHello";
 const SECONDS: u64 = 1_700_000_000;
 const EPOCH: u64 = SECONDS / EPOCH_SECONDS;
 
+/// What a knock about [`HELLO`] says.
+fn about(unix_seconds: u64) -> About<'static> {
+    About { client_hello: HELLO, unix_seconds, fallback: false }
+}
+
 fn identity(seed: u8) -> Identity {
     Identity::from_seed(Zeroizing::new([seed; 32])).unwrap()
 }
@@ -20,7 +25,7 @@ fn server_key(seed: u8) -> ServerKey {
 }
 
 fn knock() -> [u8; KNOCK_BYTES] {
-    seal(&identity(1).agreement_key(), &server_key(2), &DCID, HELLO, SECONDS, &[3; 32]).unwrap()
+    seal(&identity(1).agreement_key(), &server_key(2), &DCID, about(SECONDS), &[3; 32]).unwrap()
 }
 
 fn open_as(seed: u8, dcid: &[u8], token: &[u8]) -> Result<Opened, KnockError> {
@@ -45,7 +50,7 @@ fn a_knock_names_its_client_whatever_the_sign_of_its_key() {
     let mut signs = [0; 2];
     for seed in 1..=16 {
         let client = identity(seed);
-        let token = seal(&client.agreement_key(), &server_key(20), &DCID, HELLO, SECONDS, &[3; 32]).unwrap();
+        let token = seal(&client.agreement_key(), &server_key(20), &DCID, about(SECONDS), &[3; 32]).unwrap();
         let opened = open_as(20, &DCID, &token).unwrap();
         assert_eq!((opened.sign, opened.key()), (client.agreement_key().sign(), Some(client.public_key())));
         signs[usize::from(opened.sign)] += 1;
@@ -139,7 +144,7 @@ fn other_lengths_are_no_knocks() {
     }
     let long_dcid = [0; 21];
     let own = identity(1).agreement_key();
-    assert_eq!(seal(&own, &server_key(2), &long_dcid, HELLO, SECONDS, &[3; 32]), Err(KnockError::Length));
+    assert_eq!(seal(&own, &server_key(2), &long_dcid, about(SECONDS), &[3; 32]), Err(KnockError::Length));
     let token = [&b"body"[..], &server_key(2).mac1(&long_dcid, b"body", EPOCH)].concat();
     assert!(!is_proof_to(2, &long_dcid, &token));
 }
@@ -171,7 +176,7 @@ fn mac1_holds_in_its_epoch_only() {
     assert!(!server.is_proof(&DCID, &token, none));
     // To the last second of its epoch and no further.
     let own = identity(1).agreement_key();
-    let at = |seconds| seal(&own, &server, &DCID, HELLO, seconds, &[3; 32]).unwrap();
+    let at = |seconds| seal(&own, &server, &DCID, about(seconds), &[3; 32]).unwrap();
     assert!(is_proof_to(2, &DCID, &at(SECONDS + EPOCH_SECONDS - 1)));
     assert!(!is_proof_to(2, &DCID, &at(SECONDS + EPOCH_SECONDS)));
     assert!(!is_proof_to(2, &DCID, &at(SECONDS - 1)));
@@ -266,7 +271,7 @@ fn keys_of_small_order_are_refused() {
 fn the_clock_has_forty_bits() {
     let own = identity(1).agreement_key();
     for seconds in [0, 1, (1 << 40) - 1] {
-        let knock = seal(&own, &server_key(2), &DCID, HELLO, seconds, &[3; 32]).unwrap();
+        let knock = seal(&own, &server_key(2), &DCID, about(seconds), &[3; 32]).unwrap();
         assert_eq!(open_as(2, &DCID, &knock).unwrap().unix_seconds, seconds);
     }
 }
@@ -295,13 +300,13 @@ fn a_payload_of_another_version_is_named() {
 #[test]
 fn the_same_randomness_gives_the_same_knock_and_another_gives_another() {
     assert_eq!(knock(), knock());
-    let other = seal(&identity(1).agreement_key(), &server_key(2), &DCID, HELLO, SECONDS, &[4; 32]).unwrap();
+    let other = seal(&identity(1).agreement_key(), &server_key(2), &DCID, about(SECONDS), &[4; 32]).unwrap();
     assert_ne!(knock()[..32], other[..32]);
     // The mask hides that the top bit of an X25519 key is 0.
     let tops: Vec<u8> = (0..64)
         .map(|byte| {
             let own = identity(1).agreement_key();
-            seal(&own, &server_key(2), &[byte; 8], HELLO, SECONDS, &[3; 32]).unwrap()[31] >> 7
+            seal(&own, &server_key(2), &[byte; 8], about(SECONDS), &[3; 32]).unwrap()[31] >> 7
         })
         .collect();
     assert!(tops.contains(&0) && tops.contains(&1));
@@ -350,7 +355,7 @@ proptest! {
         let client = Identity::from_seed(Zeroizing::new(client)).unwrap();
         let server = Identity::from_seed(Zeroizing::new(server)).unwrap();
         let key = ServerKey::new(&server.public_key()).unwrap();
-        let knock = seal(&client.agreement_key(), &key, &dcid, &hello, seconds, &ephemeral).unwrap();
+        let knock = seal(&client.agreement_key(), &key, &dcid, About { client_hello: &hello, unix_seconds: seconds, fallback: seconds % 2 == 0 }, &ephemeral).unwrap();
         let now = seconds.saturating_add_signed(skew);
         prop_assert!(key.is_proof(&dcid, &knock, epochs(now, Duration::from_secs(90))));
         let opened = open(&server.agreement_key(), &key, &dcid, &knock).unwrap();

@@ -9,6 +9,7 @@
 //! | was this proof used before | `table.rs` |
 //! | how much is spent on whose proofs | `budget.rs` |
 //! | is the proof about this very ClientHello | `initial.rs` |
+//! | what becomes of a ClientHello of which a datagram is missing | `partial.rs` |
 //! | what is asked of clients under load | `retry.rs` |
 //! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
@@ -22,11 +23,13 @@
 //!            └─ with one, on a listening port:
 //!                 1  ≥ 1200 bytes, a token of the right length
 //!                 2  used before? by the same source, still shaking hands ───────────────► QUIC
+//!                    while its ClientHello is not whole ─► 7
 //!                 3  mac1: knows our public key, lately  0.4 µs; most datagrams end here
 //!                 4  room and budget; half full, or over it, a Retry first
 //!                 5  X25519 and AEAD: who it is         83 µs
-//!                 6  clock, allowlist
+//!                 6  clock, allowlist, key exchange
 //!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
+//!                    not whole: kept for the rest of it, 3 s
 //!   anything else: unauthenticated
 //! ```
 //!
@@ -57,10 +60,12 @@ pub mod decoy;
 pub mod decoy_stats;
 #[cfg(test)]
 mod gate_tests;
+pub mod hybrid;
 pub mod identity;
 pub mod initial;
 pub mod knock;
 mod own;
+pub mod partial;
 pub mod preshared;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
@@ -82,23 +87,31 @@ use self::{
     admission::{Admission, Admits, Allowlist, Room},
     budget::{Budget, Take},
     classify::{Class, Initial, MAX_CID_BYTES, MIN_FIRST_DCID_BYTES, classify},
-    initial::client_hello_hash,
-    knock::{EPOCH_SECONDS, KNOCK_BYTES, KnockError, Opened, epochs},
+    initial::{HelloError, client_hello, offers_hybrid},
+    knock::{EPOCH_SECONDS, KNOCK_BYTES, KnockError, Opened, epochs, hello_hash},
+    partial::{Decided, Partial, Partials, Progress},
     refusals::{Refusal, Refusals, Why},
     retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryKey},
     table::{InsertError, SingleUse, Tag, Used},
 };
-use crate::{knock::MAX_CLOCK_WINDOW, tls::MIN_PACKET};
+use crate::{
+    knock::MAX_CLOCK_WINDOW,
+    tls::{KeyExchange, MIN_PACKET},
+};
 
 /// The decision about a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The datagram belongs to a connection, or may belong to one: quinn-proto decides.
     Pass,
-    /// The datagram is the first of a handshake that may begin.
+    /// The datagram completes the ClientHello of a handshake that may begin; what came of it before comes first:
+    /// [`Gate::take_earlier`].
     Admit(Admission),
     /// The client must prove its address first: [`Gate::retry_packet`] has the answer.
     Retry,
+    /// The datagram is authenticated, and all that there is to do about it was done: it is kept until the rest of its ClientHello
+    /// comes, or shares the fate of a part that came before.
+    Taken,
     /// The sender is not authenticated, or is treated as if it were not: it gets no answer, or the decoy's. A sender
     /// whose proof holds and that is refused may be repeating what a peer once sent, and must not be able to tell.
     Unauthenticated,
@@ -109,6 +122,8 @@ pub enum Verdict {
 pub struct GateStats {
     /// One count for each [`Step`], at the index of its discriminant.
     pub ended: [u64; Step::COUNT],
+    /// Incomplete ClientHellos whose rest did not come in time.
+    pub partials_expired: u64,
 }
 
 wire::labelled! {
@@ -121,6 +136,8 @@ wire::labelled! {
         Admitted => "admitted",
         /// The datagram was answered with a Retry.
         Retry => "retry",
+        /// A part of a ClientHello: kept for the rest, or of no use beside what was kept or answered.
+        Part => "part",
         /// Of a kind that no agent sends: another version, 0-RTT, a connection ID that is not ours, too short …
         Class => "class",
         /// A token of another length than ours, or none.
@@ -141,6 +158,8 @@ wire::labelled! {
         Key => "key",
         /// A knock about another ClientHello, or none that can be read.
         Hello => "hello",
+        /// The client offers, or falls back to, a key exchange that we do not allow it.
+        KeyExchange => "key_exchange",
         /// The table of used tokens is full.
         Full => "full",
         /// The end of an attempt that did not start here.
@@ -155,6 +174,10 @@ pub struct Gate {
     epochs: (RangeInclusive<u64>, Option<Instant>),
     retry_packet: [u8; MAX_RETRY_BYTES],
     retry_len: usize,
+    partials: Partials,
+    decided: Decided<(Verdict, Step)>,
+    /// The datagrams that came before the one that was admitted last.
+    earlier: Vec<Box<[u8]>>,
     /// The counts of this gate so far.
     pub stats: GateStats,
 }
@@ -171,6 +194,8 @@ pub struct GateParts {
     pub refusals: Arc<Refusals>,
     /// Whether a client must knock before its handshake.
     pub required: bool,
+    /// The key exchanges that we allow.
+    pub key_exchange: KeyExchange,
     /// The difference that is allowed between a knock's time and ours; whole seconds.
     pub window: Duration,
     /// The knocks that were used, those of earlier processes included.
@@ -201,10 +226,13 @@ impl Gate {
     #[must_use]
     pub fn new(parts: GateParts) -> Self {
         Self {
+            partials: Partials::new(parts.ids.workers()),
             parts,
             epochs: (0..=0, None),
             retry_packet: [0; MAX_RETRY_BYTES],
             retry_len: 0,
+            decided: Decided::new(),
+            earlier: Vec::new(),
             stats: GateStats::default(),
         }
     }
@@ -253,6 +281,12 @@ impl Gate {
         &self.retry_packet[..self.retry_len]
     }
 
+    /// The datagrams that came before the one that [`Verdict::Admit`] is about, and belong to the same ClientHello.
+    #[must_use]
+    pub fn take_earlier(&mut self) -> Vec<Box<[u8]>> {
+        std::mem::take(&mut self.earlier)
+    }
+
     /// A handshake that was admitted has ended, either way: nothing more comes with its token.
     pub fn handshake_ended(&mut self, admission: &Admission) {
         self.parts.table.done(&admission.tag);
@@ -260,7 +294,16 @@ impl Gate {
 
     /// Forgets tokens whose time is over: no knock could be accepted any more under them.
     pub fn expire(&mut self, now: Instant) {
+        self.expire_partials(now);
         self.parts.table.expire(now, self.parts.clock.unix_seconds());
+    }
+
+    /// Gives up ClientHellos whose rest has not come in time. Their knocks stay used.
+    fn expire_partials(&mut self, now: Instant) {
+        while let Some(tag) = self.partials.expire(now) {
+            self.stats.partials_expired += 1;
+            self.parts.table.done(&tag);
+        }
     }
 
     /// Why the table could not be written to its replay log, once.
@@ -275,6 +318,12 @@ impl Gate {
         for last in 1..=u8::MAX {
             while self.parts.budget.take(IpAddr::from([203, 0, 113, last]), false, now) == Take::Granted {}
         }
+    }
+
+    /// The number of ClientHellos of which a datagram is missing.
+    #[must_use]
+    pub fn partials(&self) -> usize {
+        self.partials.len()
     }
 
     /// The number of used tokens that it remembers.
@@ -324,28 +373,61 @@ impl Gate {
             return (Verdict::Unauthenticated, Step::Token);
         }
         if let Some(used) = self.parts.table.get(&tag) {
-            return if used.passes(arrival.source) {
-                (Verdict::Pass, Step::Passed)
-            } else {
+            return if !used.passes(arrival.source) {
                 (Verdict::Unauthenticated, Step::Used)
+            } else if self.partials.contains(&tag) {
+                self.another_part(datagram, &tag, now)
+            } else {
+                (Verdict::Pass, Step::Passed)
             };
         }
         if !self.is_proof(initial, now) {
             return (Verdict::Unauthenticated, Step::Mac);
         }
+        if let Some(decided) = self.decided.get(&tag, arrival.source, now) {
+            return decided;
+        }
         match self.knock(datagram, initial, arrival, retried, tag, now) {
             Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
-            Ok(Knocked::Retry) => (Verdict::Retry, Step::Retry),
+            Ok(Knocked::Began) => (Verdict::Taken, Step::Part),
+            Ok(Knocked::Retry) => {
+                self.decided.insert(tag, arrival.source, (Verdict::Taken, Step::Part), now);
+                (Verdict::Retry, Step::Retry)
+            }
             Err(why) => {
+                let decision = (Verdict::Unauthenticated, why.step());
                 // Before a budget was asked anyone with the link could fill the log and the list: that is only counted.
+                if why.is_budgeted() {
+                    self.decided.insert(tag, arrival.source, decision, now);
+                }
                 if why.is_budgeted() && why.step() != Step::Abandoned {
                     let refusal =
                         Refusal { at: self.parts.clock.unix_seconds(), source: arrival.source, why };
                     self.parts.refusals.note(refusal, now);
                 }
-                (Verdict::Unauthenticated, why.step())
+                decision
             }
         }
+    }
+
+    /// A further datagram of a ClientHello that has begun.
+    fn another_part(&mut self, datagram: &[u8], tag: &Tag, now: Instant) -> (Verdict, Step) {
+        self.expire_partials(now);
+        match self.partials.add(tag, &*self.parts.crypto, datagram) {
+            (Progress::Whole, Some(whole)) => {
+                let admission = whole.admission;
+                self.earlier = whole.into_datagrams();
+                (Verdict::Admit(admission), Step::Admitted)
+            }
+            (Progress::Whole | Progress::Waiting, _) => (Verdict::Taken, Step::Part),
+            (Progress::Other, _) => (Verdict::Unauthenticated, Step::Hello),
+            (Progress::Bad(error), _) => (Verdict::Unauthenticated, Why::Hello(error).step()),
+        }
+    }
+
+    /// The operator allows these key exchanges.
+    pub fn set_key_exchange(&mut self, key_exchange: KeyExchange) {
+        self.parts.key_exchange = key_exchange;
     }
 
     /// The operator allows clocks to differ by `window`.
@@ -419,10 +501,25 @@ impl Gate {
             Admits::Anyone => return Err(Why::Busy),
             Admits::Nobody => return Err(Why::Key(opened.key())),
         };
-        let hash = client_hello_hash(&*self.parts.crypto, datagram, initial).map_err(Why::Hello)?;
-        if hash != opened.hello_hash {
-            return Err(Why::OtherHello);
+        if opened.fallback && self.parts.key_exchange != KeyExchange::X25519 {
+            if let Some(peer) = peer {
+                self.parts.budget.peer_fell_back(peer, source.ip(), retried, now);
+            }
+            return Err(Why::Fallback);
         }
+        let hello = client_hello(&*self.parts.crypto, &[datagram]).map_err(Why::Hello)?;
+        let admission = Admission { dcid: original, tag, agreement: opened.client };
+        let begun = match hello {
+            Some(hello) => {
+                self.is_allowed_hello(&hello, &opened)?;
+                None
+            }
+            None if !self.partials.has_room(peer.is_some()) => return Err(Why::Partials),
+            None => {
+                let partial = Partial::new(admission, opened.hello_hash, now, datagram);
+                Some(partial.ok_or(Why::Hello(HelloError::Long))?)
+            }
+        };
         // No mac1 that holds now is of a later epoch, and none holds longer after the end of its epoch, whatever the window
         // is after a restart.
         let end = self.epochs.0.end().saturating_add(1).saturating_mul(EPOCH_SECONDS);
@@ -436,7 +533,24 @@ impl Gate {
         if let Some(peer) = peer {
             self.parts.budget.peer_came(peer, source.ip(), retried, now);
         }
-        Ok(Knocked::Admitted(Admission { dcid: original, tag, agreement: opened.client }))
+        let Some(begun) = begun else { return Ok(Knocked::Admitted(admission)) };
+        if let Some(surplus) = self.partials.insert(begun) {
+            self.parts.table.done(&surplus);
+        }
+        Ok(Knocked::Began)
+    }
+
+    /// Whether a ClientHello that came whole is the one of its knock, and offers what we need.
+    fn is_allowed_hello(&self, hello: &[u8], opened: &Opened) -> Result<(), Why> {
+        if hello_hash(hello) != opened.hello_hash {
+            return Err(Why::OtherHello);
+        }
+        // Every ClientHello that offers the hybrid is longer than a datagram, unless the path carries larger ones. TLS would
+        // refuse it too, without a word to the operator.
+        if self.parts.key_exchange == KeyExchange::HybridRequired && !offers_hybrid(hello) {
+            return Err(Why::OnlyX25519);
+        }
+        Ok(())
     }
 
     fn remember(&mut self, tag: [u8; 16], used: Used, now: Instant, unix_seconds: u64) -> Result<(), Why> {
@@ -484,6 +598,8 @@ fn tag_of(knock: &[u8; KNOCK_BYTES]) -> Tag {
 /// The outcome of checking a knock that was not refused.
 enum Knocked {
     Admitted(Admission),
+    /// More of its ClientHello is to come.
+    Began,
     Retry,
 }
 

@@ -5,7 +5,7 @@ use std::{
     io::Cursor,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     sync::{Arc, LazyLock},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::BytesMut;
@@ -13,22 +13,33 @@ use quinn_proto::{
     ConnectionId, FixedLengthConnectionIdParser, LongType, ProtectedHeader,
     crypto::{self, AeadKey, HandshakeTokenKey},
 };
+use rand::{SeedableRng as _, rngs::StdRng};
 use rustls_pki_types::CertificateDer;
-use wire::clock::{Clock, ManualClock};
+use wire::{
+    cid::ConnectionIds,
+    clock::{Clock, ManualClock},
+    ids::PeerId,
+};
 use zeroize::Zeroizing;
 
 use crate::{
+    Arrival, Gate, GateParts, Own, Verdict,
+    admission::{Admits, Allowlist, Room},
+    budget::Budget,
     classify::{Class, Initial, MAX_CID_BYTES},
     decoy::{DecoyDrop, DecoyFlows, DecoyId, Sender},
     identity::{Endpoint, Identity, PublicKey, ShareLink},
-    initial::client_hello_hash,
+    initial::client_hello,
     knock::{
-        KNOCK_BYTES, KnockError, MAC_BYTES, MAX_CLOCK_WINDOW, ServerKey, epoch, epochs, hello_hash, open,
-        seal,
+        About, KNOCK_BYTES, KnockError, MAC_BYTES, MAX_CLOCK_WINDOW, ServerKey, epoch, epochs, hello_hash,
+        open, seal,
     },
+    partial::PATIENCE,
+    replay_log::MemoryReplayLog,
     retry::{Carried, RETRY_SECONDS, RETRY_TOKEN_BYTES, RetryError, RetryKey},
     suite::suite_in,
-    tls::{TlsIdentity, initial_crypto, spki_key},
+    table::SingleUse,
+    tls::{KeyExchange, TlsIdentity, initial_crypto, spki_key},
 };
 
 /// Takes `input` as a share link, and its parts as an endpoint and a public key.
@@ -125,11 +136,12 @@ pub fn knock_open(input: &[u8]) {
 
     let ephemeral = *token.last_chunk().unwrap_or(&[bytes; 32]);
     let client = identity(1).agreement_key();
-    let knock = seal(&client, &key, dcid, token, seconds, &ephemeral).expect("two good keys");
+    let about = About { client_hello: token, unix_seconds: seconds, fallback: bytes & 0x80 != 0 };
+    let knock = seal(&client, &key, dcid, about, &ephemeral).expect("two good keys");
     assert!(key.is_proof(dcid, &knock, now));
     let opened = open(&own, &key, dcid, &knock).expect("it was sealed for us");
     assert_eq!((opened.client, opened.unix_seconds), (*client.public(), seconds));
-    assert_eq!(opened.hello_hash, hello_hash(token));
+    assert_eq!((opened.hello_hash, opened.fallback), (hello_hash(token), about.fallback));
 }
 
 pub fn identity(seed: u8) -> Identity {
@@ -138,22 +150,133 @@ pub fn identity(seed: u8) -> Identity {
 
 /// Takes `input` as a datagram, and as the frames of an Initial packet.
 ///
-/// An input that opens is a ClientHello, and stays the same one behind PADDING and PING.
+/// An input that opens is a ClientHello, and stays the same one behind PADDING and PING, and in two packets in either order.
 pub fn gate_initial(input: &[u8]) {
     static CRYPTO: LazyLock<Arc<dyn crypto::ServerConfig>> = LazyLock::new(|| {
         let identity = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");
         initial_crypto(&identity).expect("the TLS of every agent")
     });
-    let hash_of = |datagram: &[u8]| {
-        let Class::Initial(initial) = crate::classify::classify(datagram) else { return None };
-        Some(client_hello_hash(&**CRYPTO, datagram, &initial))
-    };
-    let _harmless = hash_of(input);
+    let _harmless = client_hello(&**CRYPTO, &[input]);
     let frames = &input[..input.len().min(16_000)];
-    let plain = hash_of(&initial_packet(&**CRYPTO, &[5; 8], 0, frames)).expect("an Initial packet");
-    let behind = [&[0, 1, 0][..], frames].concat();
-    let behind = hash_of(&initial_packet(&**CRYPTO, &[5; 8], 7, &behind)).expect("an Initial packet");
-    assert_eq!(plain.ok(), behind.ok());
+    let sealed = |number, frames: &[u8]| initial_packet(&**CRYPTO, &[5; 8], number, frames);
+    let plain = client_hello(&**CRYPTO, &[&sealed(0, frames)]).ok();
+    let behind = sealed(7, &[&[0, 1, 0][..], frames].concat());
+    assert_eq!(plain, client_hello(&**CRYPTO, &[&behind]).ok());
+    let Some(Some(hello)) = plain else { return };
+    let (first, second) = hello.split_at(hello.len() / 2);
+    if first.is_empty() {
+        return;
+    }
+    let halves = [sealed(1, &crypto_frame(0, first)), sealed(2, &crypto_frame(first.len(), second))];
+    for [one, other] in [[&halves[0], &halves[1]], [&halves[1], &halves[0]]] {
+        assert_eq!(client_hello(&**CRYPTO, &[one]), Ok(None));
+        assert_eq!(client_hello(&**CRYPTO, &[one, other]).as_ref().ok(), Some(&Some(hello.clone())));
+    }
+}
+
+/// Takes `input` as a script of when the datagrams of three ClientHellos come to the gate, and from where; some are damaged.
+///
+/// Each ClientHello is admitted at most once, and only when both of its datagrams have come from where the first of them did,
+/// within three seconds. No more is kept than what has begun.
+pub fn gate_parts(input: &[u8]) {
+    let clock = Arc::new(ManualClock::new(Duration::from_secs(1_700_000_000)));
+    let mut gate = gate_of_anyone(&clock);
+    let attempts = [1, 2, 3].map(|number| two_datagrams(&clock, number));
+    // By attempt: when and from where the first datagram came, which have come since, and whether it was admitted.
+    let mut began: [Option<(Instant, u8, [bool; 2])>; 3] = [None; 3];
+    let mut admitted = [false; 3];
+    let mut script = Bytes(input);
+    while !script.0.is_empty() {
+        let [what, wait, damage] = script.take();
+        let (attempt, half, host) = (usize::from(what % 3), usize::from(what >> 2 & 1), what >> 3 & 1);
+        clock.advance(Duration::from_millis(u64::from(wait) * 5));
+        gate.expire(clock.now());
+        let mut datagram = attempts[attempt][half].clone();
+        if damage & 0xc0 == 0xc0 {
+            // Behind the header: it still carries the knock.
+            let at = datagram.len() - 1 - usize::from(damage & 0x3f);
+            datagram[at] ^= 1;
+        }
+        let source = SocketAddr::from(([192, 0, 2, host], 4433));
+        let verdict =
+            gate.check(&datagram, Arrival { source, listening: true, room: Room::Free }, clock.now());
+        assert!(gate.partials() <= 3);
+        let is_whole = datagram == attempts[attempt][half];
+        let Some((since, from, halves)) = &mut began[attempt] else {
+            if is_whole {
+                let mut halves = [false; 2];
+                halves[half] = true;
+                began[attempt] = Some((clock.now(), host, halves));
+                // Unless a damaged one was refused a moment ago, and this one for the same proof.
+                if verdict != Verdict::Taken {
+                    assert_eq!(verdict, Verdict::Unauthenticated);
+                    began[attempt] = None;
+                }
+            } else {
+                assert_eq!(verdict, Verdict::Unauthenticated);
+            }
+            continue;
+        };
+        let in_time = clock.now() - *since < PATIENCE;
+        halves[half] |= in_time && is_whole && *from == host;
+        if let Verdict::Admit(_) = verdict {
+            assert!(!admitted[attempt] && *halves == [true; 2] && *from == host && is_whole);
+            admitted[attempt] = true;
+            assert_eq!(gate.take_earlier().len(), 1);
+        } else if *from != host || (!in_time && !admitted[attempt]) {
+            assert_eq!(verdict, Verdict::Unauthenticated);
+        }
+    }
+}
+
+/// A gate that admits everyone as one peer.
+fn gate_of_anyone(clock: &Arc<ManualClock>) -> Gate {
+    struct OnePeer;
+    impl Allowlist for OnePeer {
+        fn admits(&self, _agreement: &[u8; 32]) -> Admits {
+            Admits::Peer(PeerId(0))
+        }
+    }
+    let (own, now) = (Own::new(&identity(2)), clock.now());
+    let tls = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");
+    Gate::new(GateParts {
+        ids: ConnectionIds::new(own.issued.clone(), [1; 32], 0, 1),
+        own,
+        allowlist: Arc::new(OnePeer),
+        refusals: Arc::default(),
+        required: true,
+        key_exchange: KeyExchange::Hybrid,
+        window: Duration::from_secs(90),
+        table: SingleUse::restore(Box::<MemoryReplayLog>::default(), 1, Vec::new(), 0, now, 0),
+        budget: Budget::new(1, now),
+        clock: Arc::clone(clock) as _,
+        crypto: initial_crypto(&tls).expect("the TLS of every agent"),
+        rng: StdRng::from_seed([2; 32]),
+    })
+}
+
+/// A ClientHello of 1,500 bytes in two datagrams with one knock, as a client sends them.
+pub(crate) fn two_datagrams(clock: &ManualClock, number: u8) -> [Vec<u8>; 2] {
+    let hello: Vec<u8> =
+        [1, 0, 0x05, 0xd8].into_iter().chain((0..1496).map(|at| at as u8 ^ number)).collect();
+    let key = ServerKey::new(&identity(2).public_key()).expect("a key that was generated");
+    let dcid = [0xd0, 0, 0, 0, 0, 0, 0, number];
+    let about = About { client_hello: &hello, unix_seconds: clock.unix_seconds(), fallback: false };
+    let own = identity(1).agreement_key();
+    let knock = seal(&own, &key, &dcid, about, &[number; 32]).expect("two good keys");
+    let tls = TlsIdentity::from_pkcs8(&identity(2).pkcs8_der()).expect("an Ed25519 key");
+    let crypto = initial_crypto(&tls).expect("the TLS of every agent");
+    let (first, second) = hello.split_at(980);
+    [
+        initial_with_token(&*crypto, &dcid, 0, &knock, &crypto_frame(0, first)),
+        initial_with_token(&*crypto, &dcid, 1, &knock, &crypto_frame(980, second)),
+    ]
+}
+
+/// A CRYPTO frame (RFC 9000 §19.6); both numbers are below 16,384.
+fn crypto_frame(offset: usize, data: &[u8]) -> Vec<u8> {
+    let two_bytes = |value: usize| (value as u16 | 0x4000).to_be_bytes();
+    [&[6][..], &two_bytes(offset), &two_bytes(data.len()), data].concat()
 }
 
 /// An Initial packet to `dcid` with `frames` (at most 16,000 bytes), padded to a datagram of 1200 bytes or more, sealed as
@@ -164,9 +287,21 @@ pub(crate) fn initial_packet(
     number: u32,
     frames: &[u8],
 ) -> Vec<u8> {
+    initial_with_token(crypto, dcid, number, &[], frames)
+}
+
+/// The same with a token, of less than 16,384 bytes.
+fn initial_with_token(
+    crypto: &dyn crypto::ServerConfig,
+    dcid: &[u8; 8],
+    number: u32,
+    token: &[u8],
+    frames: &[u8],
+) -> Vec<u8> {
     let mut payload = frames.to_vec();
-    payload.resize(frames.len().max(1160), 0);
-    let mut packet = [&[0xc3, 0, 0, 0, 1, 8][..], dcid, &[0, 0]].concat();
+    payload.resize(frames.len().max(1160_usize.saturating_sub(token.len())), 0);
+    let token_bytes = (token.len() as u16 | 0x4000).to_be_bytes();
+    let mut packet = [&[0xc3, 0, 0, 0, 1, 8][..], dcid, &[0], &token_bytes, token].concat();
     let protected = u16::try_from(4 + payload.len() + 16).expect("at most 16,000 bytes of frames");
     packet.extend((protected | 0x4000).to_be_bytes());
     let packet_number_at = packet.len();
@@ -303,8 +438,8 @@ pub fn decoy_flows(input: &[u8]) {
 /// The pieces make no difference, and no more of it is held than a ServerHello has.
 pub fn server_hello(input: &[u8]) {
     let Some((&length, stream)) = input.split_first() else { return };
-    // The watch gives up at the first piece that goes beyond 1,024 bytes: it is the same for streams within that.
-    let stream = &stream[..stream.len().min(1024)];
+    // The watch gives up at the first piece that goes beyond 2,048 bytes: it is the same for streams within that.
+    let stream = &stream[..stream.len().min(2048)];
     let at_once = suite_in(std::iter::once(stream));
     assert_eq!(suite_in(stream.chunks(usize::from(length).max(1))), at_once);
     assert_eq!(suite_in(stream.chunks(1)), at_once);

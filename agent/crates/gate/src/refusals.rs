@@ -58,6 +58,17 @@ pub enum Why {
     /// The knock is about another ClientHello.
     #[error("its knock is about another ClientHello")]
     OtherHello,
+    /// The client falls back to X25519 alone, though both ends can do better.
+    #[error(
+        "it falls back to X25519 alone: its ClientHellos in two datagrams do not get here, or one does not"
+    )]
+    Fallback,
+    /// The client offers X25519 alone, and the hybrid key exchange is required.
+    #[error("it offers X25519 alone, and transport.key_exchange is \"hybrid-required\"")]
+    OnlyX25519,
+    /// Too many ClientHellos wait for their other datagram.
+    #[error("too many ClientHellos are incomplete")]
+    Partials,
     /// No further token can be remembered.
     #[error("no more knocks can be remembered")]
     Full,
@@ -89,7 +100,8 @@ impl Why {
             Self::Busy => Step::Budget,
             Self::Hello(HelloError::Abandoned) => Step::Abandoned,
             Self::Hello(_) | Self::OtherHello => Step::Hello,
-            Self::Full => Step::Full,
+            Self::Fallback | Self::OnlyX25519 => Step::KeyExchange,
+            Self::Full | Self::Partials => Step::Full,
         }
     }
 
@@ -113,6 +125,9 @@ impl Why {
             | Self::Key(_)
             | Self::Hello(_)
             | Self::OtherHello
+            | Self::Fallback
+            | Self::OnlyX25519
+            | Self::Partials
             | Self::Full
             | Self::Busy
             | Self::Certificate
@@ -142,6 +157,14 @@ impl Why {
             Self::Knock(_) | Self::ConnectionId | Self::Hello(_) | Self::OtherHello | Self::RetryToken(_) => {
                 "is the client of another version, or is something between altering packets?"
             }
+            Self::Fallback => {
+                "none needed, if it connects now; else something on the way drops datagrams that are more than one of a handshake: \
+                 transport.key_exchange = \"x25519\" at the client does without"
+            }
+            Self::OnlyX25519 => {
+                "another key_exchange than \"x25519\" or a newer version at the client, or \"hybrid\" here"
+            }
+            Self::Partials => "many handshakes at once of which a datagram was lost: is the path overloaded?",
             Self::Repeated => "none needed, unless it goes on: someone repeats packets",
             Self::Busy => "many handshakes at once; limits.handshakes is how many may be under way",
             Self::Certificate => {
@@ -185,9 +208,9 @@ pub struct AtCeilings {
 impl AtCeilings {
     fn count(&mut self, why: Why) {
         match why {
-            Why::Busy => self.handshakes += 1,
             Why::OpenPeers => self.open_peers += 1,
             Why::Full => self.used_tokens += 1,
+            Why::Busy | Why::Partials => self.handshakes += 1,
             Why::RetryToken(_)
             | Why::ConnectionId
             | Why::Repeated
@@ -198,6 +221,8 @@ impl AtCeilings {
             | Why::Key(_)
             | Why::Hello(_)
             | Why::OtherHello
+            | Why::Fallback
+            | Why::OnlyX25519
             | Why::Certificate
             | Why::Possession => {}
         }

@@ -1,6 +1,6 @@
-//! Learns the cipher suite that TLS negotiated, which quinn-proto's `Session` does not tell.
+//! Learns the cipher suite and the key exchange that TLS negotiated, which quinn-proto's `Session` does not tell.
 //!
-//! The wrappers delegate everything and look at the one message that names the suite, the ServerHello, as it passes:
+//! The wrappers delegate everything and look at the one message that names them, the ServerHello, as it passes:
 //!
 //! ```text
 //! client   read_handshake(CRYPTO bytes)  ─▶ HelloWatch ─▶ rustls
@@ -9,22 +9,54 @@
 
 use std::{any::Any, sync::Arc};
 
+use quic_core::varint::Reader;
 use quinn_proto::{
     ConnectError, ConnectionId, Side, TransportError,
     crypto::{self, Keys, Session, UnsupportedVersion, rustls::HandshakeData as RustlsHandshakeData},
     transport_parameters::TransportParameters,
 };
+use rustls::NamedGroup;
 
 use crate::session::{Hook, Hooked};
 
 /// A TLS 1.3 cipher suite that we offer: those that lanes know.
 pub use quic_core::Suite;
 
+wire::labelled! {
+    /// The key-exchange group of a handshake: those that we offer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Group {
+        /// X25519 (RFC 7748).
+        X25519 => "x25519",
+        /// X25519MLKEM768: [`crate::hybrid`].
+        Hybrid => "x25519mlkem768",
+    }
+}
+
+impl Group {
+    fn from_code_point(code_point: u16) -> Option<Self> {
+        match NamedGroup::from(code_point) {
+            NamedGroup::X25519 => Some(Self::X25519),
+            NamedGroup::X25519MLKEM768 => Some(Self::Hybrid),
+            _ => None,
+        }
+    }
+}
+
+/// What a ServerHello decides.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Choice {
+    suite: Suite,
+    group: Group,
+}
+
 /// The type that `Session::handshake_data` downcasts to for sessions of this module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandshakeData {
     /// The negotiated suite. The server knows it a step later than the rest; both know it at `Event::Connected`.
     pub suite: Option<Suite>,
+    /// The negotiated key exchange, known together with the suite.
+    pub group: Option<Group>,
     /// The application protocol that was negotiated (ALPN).
     pub protocol: Option<Vec<u8>>,
 }
@@ -32,6 +64,11 @@ pub struct HandshakeData {
 /// The suite that `session` negotiated; `Some` from `Event::Connected` on if the session is one of this module.
 pub fn negotiated(session: &dyn Session) -> Option<Suite> {
     session.handshake_data()?.downcast::<HandshakeData>().ok()?.suite
+}
+
+/// The key exchange that `session` negotiated; `Some` when [`negotiated`] is.
+pub fn group(session: &dyn Session) -> Option<Group> {
+    session.handshake_data()?.downcast::<HandshakeData>().ok()?.group
 }
 
 /// A client's TLS whose sessions know their suite.
@@ -104,7 +141,12 @@ impl Hook for SuiteHook {
 
     fn handshake_data(&self, inner: &dyn Session) -> Option<Box<dyn Any>> {
         let inner = inner.handshake_data()?.downcast::<RustlsHandshakeData>().ok()?;
-        Some(Box::new(HandshakeData { suite: self.watch.suite(), protocol: inner.protocol }))
+        let choice = self.watch.choice();
+        Some(Box::new(HandshakeData {
+            suite: choice.map(|choice| choice.suite),
+            group: choice.map(|choice| choice.group),
+            protocol: inner.protocol,
+        }))
     }
 }
 
@@ -118,10 +160,10 @@ pub(crate) fn suite_in<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Sui
             assert!(held.len() <= HelloWatch::MAX_BYTES && held.capacity() <= 2 * HelloWatch::MAX_BYTES);
         }
     }
-    watch.suite()
+    watch.choice().map(|choice| choice.suite)
 }
 
-/// Reads a stream of TLS handshake messages up to the suite of the ServerHello.
+/// Reads a stream of TLS handshake messages up to the ServerHello.
 ///
 /// The stream may arrive in pieces. A HelloRetryRequest is a ServerHello with a special random (RFC 8446 §4.1.4) and is
 /// skipped: the real one follows.
@@ -129,7 +171,7 @@ pub(crate) fn suite_in<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Sui
 enum HelloWatch {
     /// The bytes so far, at most [`HelloWatch::MAX_BYTES`].
     Reading(Vec<u8>),
-    Found(Suite),
+    Found(Choice),
     /// Not a ServerHello that we understand; rustls decides what becomes of the handshake.
     GaveUp,
 }
@@ -143,16 +185,16 @@ impl Default for HelloWatch {
 /// The message that the bytes so far hold.
 enum Hello {
     Incomplete,
-    /// A ServerHello, with the code point of its suite.
-    Real(u16),
+    /// A ServerHello.
+    Real(Choice),
     /// A HelloRetryRequest of this many bytes.
     Retry(usize),
     Foreign,
 }
 
 impl HelloWatch {
-    /// A HelloRetryRequest and a ServerHello of rustls take less than 200 bytes together.
-    const MAX_BYTES: usize = 1024;
+    /// A HelloRetryRequest and a ServerHello of rustls take 1,300 bytes together, of which the hybrid's share is 1,120.
+    const MAX_BYTES: usize = 2048;
 
     fn observe(&mut self, piece: &[u8]) {
         let Self::Reading(buffer) = self else { return };
@@ -162,9 +204,7 @@ impl HelloWatch {
             match Hello::parse(buffer) {
                 Hello::Incomplete if piece.len() > room => *self = Self::GaveUp,
                 Hello::Incomplete => return,
-                Hello::Real(code_point) => {
-                    *self = Suite::from_code_point(code_point).map_or(Self::GaveUp, Self::Found);
-                }
+                Hello::Real(choice) => *self = Self::Found(choice),
                 Hello::Retry(length) => {
                     buffer.drain(..length);
                     continue;
@@ -175,16 +215,16 @@ impl HelloWatch {
         }
     }
 
-    fn suite(&self) -> Option<Suite> {
+    fn choice(&self) -> Option<Choice> {
         match self {
-            Self::Found(suite) => Some(*suite),
+            Self::Found(choice) => Some(*choice),
             Self::Reading(_) | Self::GaveUp => None,
         }
     }
 }
 
 impl Hello {
-    /// RFC 8446 §4 and §4.1.3: `02 | length 24 | legacy_version 16 | random 256 | session id 0..32 | suite 16 | …`.
+    /// RFC 8446 §4: `02 | length 24 | body`.
     fn parse(bytes: &[u8]) -> Self {
         const SERVER_HELLO: u8 = 2;
         const HEADER_BYTES: usize = 4;
@@ -198,26 +238,49 @@ impl Hello {
         }
         let Some((header, rest)) = bytes.split_at_checked(HEADER_BYTES) else { return Self::Incomplete };
         let length = usize::from(header[1]) << 16 | usize::from(header[2]) << 8 | usize::from(header[3]);
-        // Cut to the message, so that a wrong inner length cannot read the next one.
-        let body = &rest[..rest.len().min(length)];
-        match Self::random_and_suite(body) {
-            Some((random, _)) if random == RETRY_RANDOM && rest.len() >= length => {
-                Self::Retry(HEADER_BYTES + length)
-            }
-            Some((random, _)) if random == RETRY_RANDOM => Self::Incomplete,
-            Some((_, suite)) => Self::Real(suite),
-            None if body.len() == length => Self::Foreign,
-            None => Self::Incomplete,
+        let Some(body) = rest.get(..length) else { return Self::Incomplete };
+        match ServerHello::read(body) {
+            Some(hello) if hello.random == RETRY_RANDOM => Self::Retry(HEADER_BYTES + length),
+            Some(hello) => hello.choice().map_or(Self::Foreign, Self::Real),
+            None => Self::Foreign,
         }
     }
+}
 
-    fn random_and_suite(body: &[u8]) -> Option<([u8; 32], u16)> {
-        const LEGACY_VERSION_BYTES: usize = 2;
-        let random = body.get(LEGACY_VERSION_BYTES..)?.first_chunk::<32>()?;
-        let after_random = body.get(LEGACY_VERSION_BYTES + random.len()..)?;
-        let (session_id_bytes, rest) = after_random.split_first()?;
-        let suite = rest.get(usize::from(*session_id_bytes)..)?.first_chunk::<2>()?;
-        Some((*random, u16::from_be_bytes(*suite)))
+/// The fields of a ServerHello that are looked at; its lengths are consistent.
+struct ServerHello<'a> {
+    random: [u8; 32],
+    suite: u16,
+    extensions: Reader<'a>,
+}
+
+impl<'a> ServerHello<'a> {
+    /// RFC 8446 §4.1.3: `legacy_version 16 | random 256 | session id 0..32 | suite 16 | compression 8 | length 16 | extensions`.
+    fn read(body: &'a [u8]) -> Option<Self> {
+        let mut reader = Reader::new(body);
+        let _legacy_version = reader.array::<2>()?;
+        let random = reader.array()?;
+        let session_id = usize::from(reader.array::<1>()?[0]);
+        reader.take(session_id)?;
+        let suite = u16::from_be_bytes(reader.array()?);
+        let _compression = reader.array::<1>()?;
+        let length = u16::from_be_bytes(reader.array()?);
+        let extensions = Reader::new(reader.take(usize::from(length))?);
+        Some(Self { random, suite, extensions })
+    }
+
+    /// The suite, and the group of the extension `key_share` (RFC 8446 §4.2.8).
+    fn choice(mut self) -> Option<Choice> {
+        const KEY_SHARE: u16 = 51;
+        loop {
+            let kind = u16::from_be_bytes(self.extensions.array()?);
+            let length = u16::from_be_bytes(self.extensions.array()?);
+            let content = self.extensions.take(usize::from(length))?;
+            if kind == KEY_SHARE {
+                let group = Group::from_code_point(u16::from_be_bytes(*content.first_chunk()?))?;
+                return Some(Choice { suite: Suite::from_code_point(self.suite)?, group });
+            }
+        }
     }
 }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::{
-    tls::{ALPN, FirstSuite, client_crypto},
+    tls::{ALPN, FirstSuite, KeyExchange, client_crypto},
     tls_pair::{friends, identity},
 };
 
@@ -27,7 +27,7 @@ fn both_ends_know_the_suite_that_was_negotiated() {
 
 #[test]
 fn a_session_that_has_not_started_has_no_suite() {
-    let crypto = client_crypto(&identity(1), &[*identity(2).public_key()]).unwrap();
+    let crypto = client_crypto(&identity(1), KeyExchange::Hybrid, &[*identity(2).public_key()]).unwrap();
     let pair = friends(FirstSuite::Aes128);
     let params = pair.client.session().transport_parameters().unwrap().unwrap();
     let session = crypto.start_session(1, "culvert", &params).unwrap_or_else(|_| panic!("start_session"));
@@ -50,7 +50,7 @@ fn hello(random: [u8; 32], session_id: u8, suite: u16) -> Vec<u8> {
     body.push(session_id);
     body.extend(vec![0xaa; usize::from(session_id)]);
     body.extend(suite.to_be_bytes());
-    body.extend([0, 0, 6, 0, 0x2b, 0, 2, 3, 4]);
+    body.extend([0, 0, 14, 0, 0x2b, 0, 2, 3, 4, 0, 0x33, 0, 4, 0, 0x1d, 0, 0]);
     let length = u8::try_from(body.len()).unwrap();
     [&[2, 0, 0, length][..], &body].concat()
 }
@@ -71,15 +71,18 @@ fn watch(pieces: &[&[u8]]) -> HelloWatch {
 #[test]
 fn a_hello_retry_request_is_not_the_answer() {
     let real = hello([7; 32], 0, 0x1303);
-    assert_eq!(watch(&[&retry()]).suite(), None);
-    assert_eq!(watch(&[&retry(), &real]).suite(), Some(Suite::ChaCha20Poly1305));
-    assert_eq!(watch(&[&[retry(), real].concat()]).suite(), Some(Suite::ChaCha20Poly1305));
+    assert_eq!(watch(&[&retry()]).choice().map(|choice| choice.suite), None);
+    assert_eq!(watch(&[&retry(), &real]).choice().map(|choice| choice.suite), Some(Suite::ChaCha20Poly1305));
+    assert_eq!(
+        watch(&[&[retry(), real].concat()]).choice().map(|choice| choice.suite),
+        Some(Suite::ChaCha20Poly1305)
+    );
 }
 
 #[test]
 fn only_the_first_real_hello_counts() {
     let (first, second) = (hello([1; 32], 0, 0x1301), hello([2; 32], 0, 0x1302));
-    assert_eq!(watch(&[&first, &second]).suite(), Some(Suite::Aes128Gcm));
+    assert_eq!(watch(&[&first, &second]).choice().map(|choice| choice.suite), Some(Suite::Aes128Gcm));
 }
 
 #[test]
@@ -126,7 +129,7 @@ proptest! {
             rest = after;
         }
         watch.observe(rest);
-        prop_assert_eq!(watch.suite(), Some(Suite::Aes256Gcm));
+        prop_assert_eq!(watch.choice().map(|choice| choice.suite), Some(Suite::Aes256Gcm));
     }
 
     #[test]

@@ -20,7 +20,10 @@ use crate::{
     client::{Knock, arm},
     identity::Identity,
     knock::ServerKey,
-    tls::{ClientKeys, Refusal, TlsIdentity, client_crypto, endpoint_config, server_config, server_crypto},
+    tls::{
+        ClientKeys, KeyExchange, Refusal, TlsIdentity, client_crypto, endpoint_config, server_config,
+        server_crypto,
+    },
 };
 
 /// The connection ID to which the client sends its first packet.
@@ -52,12 +55,12 @@ pub(crate) fn server_tls() -> Arc<dyn crypto::ServerConfig> {
         fn refused(&self, _refusal: &Refusal) {}
     }
     let identity = TlsIdentity::from_pkcs8(&server_identity().pkcs8_der()).unwrap();
-    server_crypto(&identity, Arc::new(Anyone)).unwrap()
+    server_crypto(&identity, KeyExchange::Hybrid, Arc::new(Anyone)).unwrap()
 }
 
-pub(crate) fn client_tls() -> Arc<dyn crypto::ClientConfig> {
+pub(crate) fn client_tls(key_exchange: KeyExchange) -> Arc<dyn crypto::ClientConfig> {
     let identity = TlsIdentity::from_pkcs8(&client_identity().pkcs8_der()).unwrap();
-    client_crypto(&identity, &[server_identity().public_key().0]).unwrap()
+    client_crypto(&identity, key_exchange, &[server_identity().public_key().0]).unwrap()
 }
 
 pub(crate) fn knock() -> Knock {
@@ -66,12 +69,18 @@ pub(crate) fn knock() -> Knock {
         server: Arc::new(server_key()),
         unix_seconds: SECONDS,
         ephemeral: Zeroizing::new([3; 32]),
+        fallback: false,
     }
 }
 
 /// The configuration of a client that knocks.
 pub(crate) fn knocking() -> ClientConfig {
-    arm(client_tls(), knock(), Arc::new(|| ConnectionId::new(&DCID)))
+    knocking_with(KeyExchange::X25519)
+}
+
+/// The same, by the key exchange that its ClientHello offers: it fills two datagrams with the hybrid.
+pub(crate) fn knocking_with(key_exchange: KeyExchange) -> ClientConfig {
+    arm(client_tls(key_exchange), knock(), Arc::new(|| ConnectionId::new(&DCID)))
 }
 
 /// The key that opens no token.

@@ -3,7 +3,10 @@
 //! Neither end has a certificate authority: a certificate is the envelope of a public key, and the key is
 //! compared with the pinned one. Its subject and validity are fixed and mean nothing.
 
-use std::{fmt, sync::Arc};
+use std::{
+    fmt,
+    sync::{Arc, LazyLock},
+};
 
 use data_encoding::BASE64URL_NOPAD;
 use quinn_proto::{
@@ -29,7 +32,10 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 use zeroize::Zeroize as _;
 
-use crate::suite::{SuiteClientConfig, SuiteServerConfig};
+use crate::{
+    hybrid::Hybrid,
+    suite::{SuiteClientConfig, SuiteServerConfig},
+};
 
 /// The application protocol that both ends name in the handshake (RFC 7301).
 pub const ALPN: &[u8] = b"culvert/1";
@@ -67,9 +73,31 @@ pub struct TlsIdentity {
 pub struct Randomness {
     /// Everything but the keys of key exchanges.
     pub random: &'static dyn SecureRandom,
-    /// The private keys of key exchanges.
-    pub group: &'static dyn SupportedKxGroup,
+    /// X25519.
+    pub x25519: &'static dyn SupportedKxGroup,
+    /// X25519MLKEM768.
+    pub hybrid: &'static dyn SupportedKxGroup,
 }
+
+wire::labelled! {
+    /// `transport.key_exchange`: how the two ends of a handshake agree on a secret.
+    #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+    pub enum KeyExchange {
+        /// X25519MLKEM768 where the other end has it, else X25519.
+        #[default]
+        Hybrid => "hybrid",
+        /// X25519.
+        X25519 => "x25519",
+        /// X25519MLKEM768, or no connection.
+        HybridRequired => "hybrid-required",
+    }
+}
+
+/// X25519MLKEM768 with the randomness of the system.
+static HYBRID: LazyLock<Hybrid> = LazyLock::new(|| Hybrid {
+    classical: provider::kx_group::X25519,
+    random: provider::default_provider().secure_random,
+});
 
 impl TlsIdentity {
     /// Wraps `pkcs8`, the PKCS#8 DER of an Ed25519 private key, in a fresh certificate.
@@ -166,9 +194,10 @@ impl fmt::Display for Refusal {
 /// is compiled in has both.
 pub fn server_crypto(
     identity: &TlsIdentity,
+    key_exchange: KeyExchange,
     allowed: Arc<dyn ClientKeys>,
 ) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
-    server_crypto_with(FirstSuite::for_this_cpu(), identity, allowed)
+    server_crypto_with(FirstSuite::for_this_cpu(), key_exchange, identity, allowed)
 }
 
 /// The TLS side of a client that accepts the server only under one of the `expected` keys.
@@ -177,9 +206,10 @@ pub fn server_crypto(
 /// As [`server_crypto`].
 pub fn client_crypto(
     identity: &TlsIdentity,
+    key_exchange: KeyExchange,
     expected: &[[u8; 32]],
 ) -> Result<Arc<dyn crypto::ClientConfig>, TlsError> {
-    client_crypto_with(FirstSuite::for_this_cpu(), identity, expected)
+    client_crypto_with(FirstSuite::for_this_cpu(), key_exchange, identity, expected)
 }
 
 /// The suite that heads the list that is offered and chosen from.
@@ -199,7 +229,7 @@ impl FirstSuite {
         if cpu_has_aes() { Self::Aes128 } else { Self::ChaCha20 }
     }
 
-    fn provider(self, randomness: Option<Randomness>) -> Arc<CryptoProvider> {
+    fn provider(self, key_exchange: KeyExchange, randomness: Option<Randomness>) -> Arc<CryptoProvider> {
         use provider::cipher_suite::{
             TLS13_AES_128_GCM_SHA256 as AES_128, TLS13_AES_256_GCM_SHA384 as AES_256,
             TLS13_CHACHA20_POLY1305_SHA256 as CHACHA20,
@@ -211,11 +241,17 @@ impl FirstSuite {
             Self::Aes256 => vec![AES_256, AES_128, CHACHA20],
         };
         let standard = provider::default_provider();
-        let (secure_random, group) = randomness
-            .map_or((standard.secure_random, provider::kx_group::X25519), |randomness| {
-                (randomness.random, randomness.group)
-            });
-        Arc::new(CryptoProvider { cipher_suites, kx_groups: vec![group], secure_random, ..standard })
+        let Randomness { random: secure_random, x25519, hybrid } = randomness.unwrap_or(Randomness {
+            random: standard.secure_random,
+            x25519: provider::kx_group::X25519,
+            hybrid: &*HYBRID,
+        });
+        let kx_groups = match key_exchange {
+            KeyExchange::Hybrid => vec![hybrid, x25519],
+            KeyExchange::X25519 => vec![x25519],
+            KeyExchange::HybridRequired => vec![hybrid],
+        };
+        Arc::new(CryptoProvider { cipher_suites, kx_groups, secure_random, ..standard })
     }
 }
 
@@ -249,15 +285,16 @@ pub fn initial_crypto(identity: &TlsIdentity) -> Result<Arc<dyn crypto::ServerCo
         }
         fn refused(&self, _: &Refusal) {}
     }
-    server_crypto(identity, Arc::new(Nobody))
+    server_crypto(identity, KeyExchange::X25519, Arc::new(Nobody))
 }
 
 pub(super) fn server_crypto_with(
     first: FirstSuite,
+    key_exchange: KeyExchange,
     identity: &TlsIdentity,
     allowed: Arc<dyn ClientKeys>,
 ) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
-    let provider = first.provider(identity.randomness);
+    let provider = first.provider(key_exchange, identity.randomness);
     let verifier = ClientVerifier { allowed, algorithms: provider.signature_verification_algorithms };
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
@@ -275,10 +312,11 @@ pub(super) fn server_crypto_with(
 
 pub(super) fn client_crypto_with(
     first: FirstSuite,
+    key_exchange: KeyExchange,
     identity: &TlsIdentity,
     expected: &[[u8; 32]],
 ) -> Result<Arc<dyn crypto::ClientConfig>, TlsError> {
-    let provider = first.provider(identity.randomness);
+    let provider = first.provider(key_exchange, identity.randomness);
     let verifier = ServerVerifier {
         expected: expected.to_vec(),
         algorithms: provider.signature_verification_algorithms,

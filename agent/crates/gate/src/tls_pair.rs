@@ -111,10 +111,14 @@ impl End {
         let mut response = Vec::new();
         match self.endpoint.handle(now, from, None, None, BytesMut::from(datagram), &mut response) {
             Some(DatagramEvent::NewConnection(incoming)) => {
-                let accepted = self.endpoint.accept(incoming, now, &mut response, None);
-                let (handle, connection) = accepted.map_err(|error| error.cause).unwrap();
-                self.handle = Some(handle);
-                self.connection = Some(connection);
+                match self.endpoint.accept(incoming, now, &mut response, None) {
+                    Ok((handle, connection)) => {
+                        self.handle = Some(handle);
+                        self.connection = Some(connection);
+                    }
+                    // A ClientHello that TLS refuses at once.
+                    Err(error) => self.lost = Some(error.cause),
+                }
             }
             Some(DatagramEvent::ConnectionEvent(_, event)) => {
                 self.connection.as_mut().unwrap().handle_event(event);
@@ -221,8 +225,12 @@ impl Pair {
 /// A pair of ends whose keys are each other's.
 pub(super) fn friends(first: tls::FirstSuite) -> Pair {
     let (dialler, listener) = (identity(1), identity(2));
-    let client = tls::client_crypto_with(first, &dialler, &[*listener.public_key()]).unwrap();
+    let client =
+        tls::client_crypto_with(first, tls::KeyExchange::Hybrid, &dialler, &[*listener.public_key()])
+            .unwrap();
     let clients = Clients::with(dialler.public_key());
-    let server = tls::server_crypto_with(tls::FirstSuite::Aes128, &listener, clients).unwrap();
+    let server =
+        tls::server_crypto_with(tls::FirstSuite::Aes128, tls::KeyExchange::Hybrid, &listener, clients)
+            .unwrap();
     Pair::connect(client, server)
 }

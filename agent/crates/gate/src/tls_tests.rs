@@ -57,8 +57,8 @@ fn the_protocol_is_named_as_in_the_document() {
 #[test]
 fn one_of_several_expected_keys_suffices() {
     let (dialler, listener) = (identity(1), identity(2));
-    let client = client_crypto(&dialler, &[[7; 32], *listener.public_key()]).unwrap();
-    let server = server_crypto(&listener, Clients::with(dialler.public_key())).unwrap();
+    let client = client_crypto(&dialler, KeyExchange::Hybrid, &[[7; 32], *listener.public_key()]).unwrap();
+    let server = server_crypto(&listener, KeyExchange::Hybrid, Clients::with(dialler.public_key())).unwrap();
     assert!(Pair::connect(client, server).is_up());
 }
 
@@ -66,8 +66,9 @@ fn one_of_several_expected_keys_suffices() {
 fn a_wrong_server_key_fails_the_handshake() {
     let (dialler, listener, other) = (identity(1), identity(2), identity(3));
     let clients = Clients::with(dialler.public_key());
-    let client = client_crypto(&dialler, &[*other.public_key()]).unwrap();
-    let server = server_crypto(&listener, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
+    let client = client_crypto(&dialler, KeyExchange::Hybrid, &[*other.public_key()]).unwrap();
+    let server =
+        server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     let pair = Pair::connect(client, server);
     assert!(!pair.client.connected && !pair.server.connected);
     assert_eq!(alert(&pair.client), ACCESS_DENIED);
@@ -77,8 +78,8 @@ fn a_wrong_server_key_fails_the_handshake() {
 #[test]
 fn no_expected_key_admits_no_server() {
     let (dialler, listener) = (identity(1), identity(2));
-    let client = client_crypto(&dialler, &[]).unwrap();
-    let server = server_crypto(&listener, Clients::with(dialler.public_key())).unwrap();
+    let client = client_crypto(&dialler, KeyExchange::Hybrid, &[]).unwrap();
+    let server = server_crypto(&listener, KeyExchange::Hybrid, Clients::with(dialler.public_key())).unwrap();
     assert_eq!(alert(&Pair::connect(client, server).client), ACCESS_DENIED);
 }
 
@@ -86,8 +87,9 @@ fn no_expected_key_admits_no_server() {
 fn an_unknown_client_key_is_refused_and_reported() {
     let (dialler, listener) = (identity(1), identity(2));
     let clients = Clients::with(identity(3).public_key());
-    let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
-    let server = server_crypto(&listener, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
+    let client = client_crypto(&dialler, KeyExchange::Hybrid, &[*listener.public_key()]).unwrap();
+    let server =
+        server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     let pair = Pair::connect(client, server);
     assert!(!pair.server.connected);
     assert_eq!(alert(&pair.client), ACCESS_DENIED);
@@ -100,8 +102,9 @@ fn an_unknown_client_key_is_refused_and_reported() {
 fn the_second_connect_asks_the_allowlist_again() {
     let (dialler, listener) = (identity(1), identity(2));
     let clients = Clients::with(dialler.public_key());
-    let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
-    let server = server_crypto(&listener, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
+    let client = client_crypto(&dialler, KeyExchange::Hybrid, &[*listener.public_key()]).unwrap();
+    let server =
+        server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     for connects in 1..=2 {
         let pair = Pair::connect(Arc::clone(&client), Arc::clone(&server));
         assert!(pair.is_up());
@@ -122,8 +125,8 @@ fn a_copied_certificate_without_its_key_fails() {
     let stolen = CertifiedKey::new(listener.key.cert.clone(), Arc::clone(&thief.key.key));
     let impostor =
         TlsIdentity { key: Arc::new(stolen), public_key: *listener.public_key(), randomness: None };
-    let client = client_crypto(&dialler, &[*listener.public_key()]).unwrap();
-    let server = server_crypto(&impostor, Clients::with(dialler.public_key())).unwrap();
+    let client = client_crypto(&dialler, KeyExchange::Hybrid, &[*listener.public_key()]).unwrap();
+    let server = server_crypto(&impostor, KeyExchange::Hybrid, Clients::with(dialler.public_key())).unwrap();
     let pair = Pair::connect(client, server);
     assert!(!pair.client.connected && pair.client.lost.is_some());
 }
@@ -136,7 +139,7 @@ fn a_certificate_of_another_kind_of_key_has_no_pin() {
     let clients = Arc::new(Clients { allowed: Mutex::default(), ..Clients::default() });
     let verifier = ClientVerifier {
         allowed: Arc::clone(&clients) as Arc<dyn ClientKeys>,
-        algorithms: FirstSuite::Aes128.provider(None).signature_verification_algorithms,
+        algorithms: FirstSuite::Aes128.provider(KeyExchange::Hybrid, None).signature_verification_algorithms,
     };
     let certificate = self_signed(&pair).unwrap();
     let now = UnixTime::since_unix_epoch(Duration::from_secs(1));
@@ -159,11 +162,44 @@ fn the_certificate_of_a_key_holds_that_key() {
 }
 
 #[test]
-fn only_x25519_and_tls13_are_offered() {
-    let provider = FirstSuite::Aes128.provider(None);
-    let groups: Vec<_> = provider.kx_groups.iter().map(|group| group.name()).collect();
-    assert_eq!(groups, [rustls::NamedGroup::X25519]);
-    assert!(provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()));
+fn only_the_configured_groups_and_tls13_are_offered() {
+    use rustls::NamedGroup::{X25519, X25519MLKEM768};
+    for (key_exchange, groups) in [
+        (KeyExchange::Hybrid, &[X25519MLKEM768, X25519][..]),
+        (KeyExchange::X25519, &[X25519]),
+        (KeyExchange::HybridRequired, &[X25519MLKEM768]),
+    ] {
+        let provider = FirstSuite::Aes128.provider(key_exchange, None);
+        let offered: Vec<_> = provider.kx_groups.iter().map(|group| group.name()).collect();
+        assert_eq!(offered, groups);
+        assert!(provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()));
+    }
+}
+
+#[test]
+fn the_group_is_the_best_that_both_ends_allow() {
+    use crate::suite::{self, Group};
+    let (dialler, listener) = (identity(1), identity(2));
+    for client in KeyExchange::ALL {
+        for server in KeyExchange::ALL {
+            let one = |key_exchange| [client, server].contains(&key_exchange);
+            let expected = match (one(KeyExchange::X25519), one(KeyExchange::HybridRequired)) {
+                (true, true) => None,
+                (true, false) => Some(Group::X25519),
+                (false, _) => Some(Group::Hybrid),
+            };
+            let pair = Pair::connect(
+                client_crypto(&dialler, client, &[*listener.public_key()]).unwrap(),
+                server_crypto(&listener, server, Clients::with(dialler.public_key())).unwrap(),
+            );
+            assert_eq!(pair.is_up(), expected.is_some(), "{client:?} {server:?}");
+            if expected.is_some() {
+                assert_eq!(suite::group(pair.client.session()), expected, "{client:?} {server:?}");
+                assert_eq!(suite::group(pair.server.session()), expected, "{client:?} {server:?}");
+                assert_eq!(pair.client.export(b"lane 0"), pair.server.export(b"lane 0"));
+            }
+        }
+    }
 }
 
 #[test]

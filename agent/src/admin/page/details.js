@@ -95,6 +95,7 @@ function facts(peer) {
     ["Address", or(peer.address)],
     ["Software", or(peer.software)],
     ["Datagrams by", or(peer.mode)],
+    ["Key exchange", or(peer.key_exchange)],
     ["Up", speed(rates.uplink_bytes_per_second, rates.uplink_datagrams_per_second)],
     ["Down", speed(rates.downlink_bytes_per_second, rates.downlink_datagrams_per_second)],
     ["RTT", wait(peer.rtt_seconds)],

@@ -7,7 +7,10 @@ use std::{
 };
 
 use dataplane::lanes::UnderlayId;
-use gate::admission::{Admission, Room};
+use gate::{
+    admission::{Admission, Room},
+    tls::KeyExchange,
+};
 use net::Path;
 use quinn_proto::{ConnectionHandle, Incoming, ServerConfig, TransportConfig, crypto};
 use wire::messages::CloseReason;
@@ -28,8 +31,9 @@ const MOST_PER_KEY: usize = 4;
 /// address first (RFC 9000 §8.1.2).
 const VALIDATE_FROM: usize = 32;
 
-/// Makes the TLS of one client at this address: with a knock, of that client alone.
-pub type OwnTls = Box<dyn Fn(Option<&Admission>, SocketAddr) -> Option<Arc<dyn crypto::ServerConfig>>>;
+/// Makes the TLS of one client at this address, by these key exchanges: with a knock, of that client alone.
+pub type OwnTls =
+    Box<dyn Fn(Option<&Admission>, SocketAddr, KeyExchange) -> Option<Arc<dyn crypto::ServerConfig>>>;
 
 /// Makes the transport of one connection, from the knock that admitted it.
 pub type OwnTransport = Box<dyn Fn(Option<&Admission>) -> TransportConfig>;
@@ -164,7 +168,7 @@ impl Control {
             return None;
         }
         let mut own = ServerConfig::clone(&acceptance.server);
-        own.crypto = (acceptance.tls)(admission, incoming.remote_address())?;
+        own.crypto = (acceptance.tls)(admission, incoming.remote_address(), self.key_exchange)?;
         let mut transport = (acceptance.transport)(admission);
         transport.congestion_controller_factory(Arc::clone(congestion) as _);
         own.transport_config(Arc::new(transport));

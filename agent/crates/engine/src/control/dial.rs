@@ -8,10 +8,15 @@
 //!            complete handshake, and the far end the rest: it keeps the one begun last
 //! ```
 //!
+//! A listener may be too old for a ClientHello in two datagrams, which the hybrid key exchange needs, and does not answer one. So
+//! after two rounds without an answer some attempts with it have another beside them, with X25519 alone and marked as a fallback: a
+//! newer listener refuses those. What succeeded last is tried from the first round of the next time.
+//!
 //! Each round looks its endpoint up anew, so a name that moved is found; each takes addresses that the rounds before have
 //! not, so a dead one is left behind. After a success the order begins anew with the first endpoint.
 
 use std::{
+    collections::VecDeque,
     net::SocketAddr,
     time::{Duration, Instant},
 };
@@ -24,11 +29,23 @@ use rand::{Rng, RngExt};
 /// Attempts that may be unanswered at once.
 const MAX_ATTEMPTS: usize = 4;
 
+/// Fallbacks beside them: one for each address family.
+const MAX_FALLBACKS: usize = 2;
+
 /// The interval between rounds of dialling while traffic waits.
 const BUSY_INTERVAL: Duration = Duration::from_secs(1);
 
 /// The longest interval between rounds of dialling without traffic.
 pub const IDLE_INTERVAL: Duration = Duration::from_secs(15);
+
+/// After so many rounds without an answer, attempts have fallbacks beside them.
+const SILENT_ROUNDS: usize = 2;
+
+/// Then every fourth round has them: a newer listener, which has just been restarted perhaps, opens and refuses each of them.
+const ROUNDS_BETWEEN: usize = 4;
+
+/// An address is dialled by X25519 alone so long after the better attempt, which is ahead of it on every path that carries both.
+const FALLBACK_DELAY: Duration = Duration::from_millis(250);
 
 /// An address of the other family is dialled so long after the first (RFC 8305 §8: the connection attempt delay).
 const FAMILY_DELAY: Duration = Duration::from_millis(250);
@@ -46,6 +63,8 @@ pub enum Step {
     /// Look up this endpoint, then report the token: [`Dialler::looks_up`].
     LookUp(Endpoint),
     Dial(SocketAddr),
+    /// Dial this address again, by X25519 alone.
+    FallBack(SocketAddr),
 }
 
 #[derive(Debug)]
@@ -63,11 +82,24 @@ pub struct Dialler {
     current: Round,
     /// When another address of this round's target is dialled.
     second: Option<Instant>,
+    /// The addresses of this round that are dialled again by X25519 alone, and when.
+    fallbacks: VecDeque<(Instant, SocketAddr)>,
+    /// Whether the last session began with a fallback.
+    fell_back: bool,
+    /// Whether the configuration allows it.
+    may_fall_back: bool,
     /// Until when the lookup of this round's target is waited for.
     patience: Option<Instant>,
-    attempts: Vec<ConnectionHandle>,
+    attempts: Vec<Attempt>,
     /// The tokens of lookups that nobody waits for any more.
     abandoned: Vec<Token>,
+}
+
+/// An attempt that is unanswered.
+#[derive(Clone, Copy, Debug)]
+struct Attempt {
+    handle: ConnectionHandle,
+    fallback: bool,
 }
 
 /// The round of a dialler that is under way.
@@ -130,6 +162,9 @@ impl Dialler {
             last: None,
             current: Round::default(),
             second: None,
+            fallbacks: VecDeque::new(),
+            fell_back: false,
+            may_fall_back: false,
             patience: None,
             attempts: Vec::new(),
             abandoned: Vec::new(),
@@ -140,7 +175,14 @@ impl Dialler {
     #[must_use]
     pub fn deadline(&self) -> Option<Instant> {
         let next = self.next?;
-        [self.second, self.patience].into_iter().flatten().chain([next]).min()
+        let fallback = self.fallbacks.front().map(|(at, _)| *at);
+        [self.second, self.patience, fallback].into_iter().flatten().chain([next]).min()
+    }
+
+    /// Whether the last session began with a fallback.
+    #[must_use]
+    pub fn fell_back(&self) -> bool {
+        self.fell_back
     }
 
     /// The endpoint that is looked up under `token`.
@@ -174,19 +216,29 @@ impl Dialler {
         self.next.is_some()
     }
 
-    /// The next step that is due; to be called until there is none. Without waiting traffic, intervals grow to `slowest`.
+    /// The next step that is due; to be called until there is none. Without waiting traffic, intervals grow to `slowest`. Falls back
+    /// only if it `may_fall_back`.
     pub fn step(
         &mut self,
         traffic_waits: bool,
         slowest: Duration,
+        may_fall_back: bool,
         now: Instant,
         rng: &mut impl Rng,
     ) -> Option<Step> {
         let due = |at: Option<Instant>| at.is_some_and(|at| at <= now);
+        self.may_fall_back = may_fall_back;
+        if !may_fall_back {
+            self.fallbacks.clear();
+        }
         self.next?;
         if due(self.second) {
             self.second = None;
-            return self.another_address().map(Step::Dial);
+            return self.another_address(now).map(Step::Dial);
+        }
+        if let Some(&(_, address)) = self.fallbacks.front().filter(|(at, _)| *at <= now) {
+            self.fallbacks.pop_front();
+            return Some(Step::FallBack(address));
         }
         if due(self.patience) {
             self.patience = None;
@@ -219,6 +271,7 @@ impl Dialler {
         }
         self.last = Some(now);
         (self.second, self.patience) = (None, None);
+        self.fallbacks.clear();
         self.current = Round { target: self.turn % self.targets.len().max(1), dialled: 0 };
         self.turn += 1;
         for target in &mut self.targets {
@@ -249,14 +302,25 @@ impl Dialler {
         let other = target.next_address().is_some_and(|next| next.is_ipv4() != address.is_ipv4());
         self.second = other.then_some(now + FAMILY_DELAY);
         self.current = Round { target: index, dialled: 1 };
+        self.dial_again_by_x25519(address, now);
         Some(address)
     }
 
-    fn another_address(&mut self) -> Option<SocketAddr> {
+    /// Plans the fallback beside an attempt, if it is time for one.
+    fn dial_again_by_x25519(&mut self, address: SocketAddr, now: Instant) {
+        let rounds = self.turn.saturating_sub(SILENT_ROUNDS + 1);
+        let due = self.turn > SILENT_ROUNDS && rounds.is_multiple_of(ROUNDS_BETWEEN);
+        if self.may_fall_back && (self.fell_back || due) {
+            self.fallbacks.push_back((now + FALLBACK_DELAY, address));
+        }
+    }
+
+    fn another_address(&mut self, now: Instant) -> Option<SocketAddr> {
         let target = self.targets.get_mut(self.current.target)?;
         let address = target.next_address()?;
         target.cursor += 1;
         self.current.dialled += 1;
+        self.dial_again_by_x25519(address, now);
         Some(address)
     }
 
@@ -332,18 +396,29 @@ impl Dialler {
         self.abandoned.extend(lookups.map(|(token, _)| token));
     }
 
-    /// An attempt has started; returns the oldest one if it is to make room for it.
-    pub fn started(&mut self, handle: ConnectionHandle) -> Option<ConnectionHandle> {
+    /// An attempt has started; returns the oldest one of its kind if it is to make room for it.
+    pub fn started(&mut self, handle: ConnectionHandle, fallback: bool) -> Option<ConnectionHandle> {
         self.skipped = 0;
-        let surplus = (self.attempts.len() >= MAX_ATTEMPTS).then(|| self.attempts.remove(0));
-        self.attempts.push(handle);
+        let same = |attempt: &Attempt| attempt.fallback == fallback;
+        let most = if fallback { MAX_FALLBACKS } else { MAX_ATTEMPTS };
+        let full = self.attempts.iter().filter(|attempt| same(attempt)).count() >= most;
+        let oldest = self.attempts.iter().position(same).filter(|_| full);
+        let surplus = oldest.map(|oldest| self.attempts.remove(oldest).handle);
+        self.attempts.push(Attempt { handle, fallback });
         surplus
+    }
+
+    /// An attempt has become the session.
+    pub fn succeeded(&mut self, handle: ConnectionHandle) {
+        if let Some(attempt) = self.attempts.iter().find(|attempt| attempt.handle == handle) {
+            self.fell_back = attempt.fallback;
+        }
     }
 
     /// An attempt ended; returns whether it was one of ours.
     pub fn ended(&mut self, handle: ConnectionHandle) -> bool {
         let before = self.attempts.len();
-        self.attempts.retain(|attempt| *attempt != handle);
+        self.attempts.retain(|attempt| attempt.handle != handle);
         self.attempts.len() < before
     }
 
@@ -351,7 +426,7 @@ impl Dialler {
     pub fn stop(&mut self) -> Vec<ConnectionHandle> {
         self.next = None;
         self.begin_anew();
-        std::mem::take(&mut self.attempts)
+        self.attempts.drain(..).map(|attempt| attempt.handle).collect()
     }
 
     /// The connection was lost: dials again after `delay` or, without one, after a random moment, so that not both ends dial at once.
@@ -365,6 +440,7 @@ impl Dialler {
     fn begin_anew(&mut self) {
         (self.interval, self.turn, self.skipped) = (BUSY_INTERVAL, 0, 0);
         (self.second, self.patience, self.last) = (None, None, None);
+        self.fallbacks.clear();
         for target in &mut self.targets {
             target.cursor = 0;
         }

@@ -26,6 +26,9 @@ struct Bench {
     tokens: u32,
     /// True if sockets cannot be opened.
     no_way: bool,
+    may_fall_back: bool,
+    /// What was dialled by X25519 alone, likewise.
+    fallbacks: Vec<(u128, SocketAddr)>,
 }
 
 impl Bench {
@@ -41,6 +44,8 @@ impl Bench {
             hanging: Vec::new(),
             tokens: 0,
             no_way: false,
+            may_fall_back: false,
+            fallbacks: Vec::new(),
         }
     }
 
@@ -50,9 +55,16 @@ impl Bench {
         let mut dialled = Vec::new();
         loop {
             let now = self.clock.now();
-            while let Some(step) = self.dialler.step(waiting, IDLE_INTERVAL, now, &mut self.rng) {
+            while let Some(step) =
+                self.dialler.step(waiting, IDLE_INTERVAL, self.may_fall_back, now, &mut self.rng)
+            {
                 let address = match step {
                     Step::Dial(address) => Some(address),
+                    Step::FallBack(address) => {
+                        self.fallbacks.push(((now - begin).as_millis(), address));
+                        self.dialler.started(ConnectionHandle(100 + self.fallbacks.len()), true);
+                        continue;
+                    }
                     Step::LookUp(endpoint) => self.look_up(&endpoint.host),
                 };
                 let Some(address) = address else { continue };
@@ -60,7 +72,7 @@ impl Bench {
                 if self.no_way {
                     self.dialler.failed(now);
                 } else {
-                    self.dialler.started(ConnectionHandle(dialled.len()));
+                    self.dialler.started(ConnectionHandle(dialled.len()), false);
                 }
             }
             match self.dialler.deadline() {
@@ -131,12 +143,12 @@ fn an_address_that_cannot_be_dialled_costs_no_time() {
     let mut bench = Bench::new(&["a"], &[("a", &[v6(1), v4(1)])]);
     let now = bench.clock.now();
     assert_eq!(
-        bench.dialler.step(true, IDLE_INTERVAL, now, &mut bench.rng),
+        bench.dialler.step(true, IDLE_INTERVAL, false, now, &mut bench.rng),
         Some(Step::LookUp(endpoint("a")))
     );
     assert_eq!(bench.look_up("a"), Some(v6(1)));
     bench.dialler.failed(now);
-    assert_eq!(bench.dialler.step(true, IDLE_INTERVAL, now, &mut bench.rng), Some(Step::Dial(v4(1))));
+    assert_eq!(bench.dialler.step(true, IDLE_INTERVAL, false, now, &mut bench.rng), Some(Step::Dial(v4(1))));
 }
 
 #[test]
@@ -165,12 +177,12 @@ fn a_keepalive_bounds_the_interval_too() {
     let (mut rounds, begin) = (Vec::new(), bench.clock.now());
     while bench.clock.now() < begin + 60 * SECOND {
         let now = bench.clock.now();
-        match bench.dialler.step(false, 4 * SECOND, now, &mut bench.rng) {
+        match bench.dialler.step(false, 4 * SECOND, false, now, &mut bench.rng) {
             Some(Step::LookUp(endpoint)) => {
                 bench.look_up(&endpoint.host);
                 rounds.push(now);
             }
-            Some(Step::Dial(_)) => {}
+            Some(Step::Dial(_) | Step::FallBack(_)) => {}
             None => bench.clock.advance(bench.dialler.deadline().unwrap() - now),
         }
     }
@@ -181,7 +193,8 @@ fn a_keepalive_bounds_the_interval_too() {
 #[test]
 fn at_most_four_attempts_are_alive() {
     let mut dialler = Dialler::new(vec![endpoint("a")], ManualClock::default().now());
-    let surplus: Vec<_> = (0..6).filter_map(|attempt| dialler.started(ConnectionHandle(attempt))).collect();
+    let surplus: Vec<_> =
+        (0..6).filter_map(|attempt| dialler.started(ConnectionHandle(attempt), false)).collect();
     assert_eq!(surplus, [ConnectionHandle(0), ConnectionHandle(1)], "the oldest give way");
     assert!(dialler.ended(ConnectionHandle(2)) && !dialler.ended(ConnectionHandle(0)));
     assert_eq!(dialler.stop(), [3, 4, 5].map(ConnectionHandle));
@@ -239,4 +252,54 @@ fn a_name_that_does_not_resolve_costs_no_time() {
     let mut bench = Bench::new(&["a", "b"], &[]);
     assert_eq!(bench.dialled(true, 10 * SECOND), []);
     assert!((20..=40).contains(&bench.tokens), "{}", bench.tokens);
+}
+
+#[test]
+fn fallbacks_begin_after_two_silent_rounds() {
+    let mut bench = Bench::new(&["a"], &[("a", &[v4(1), v6(1)])]);
+    let without = bench.dialled(true, Duration::from_secs(6));
+    assert_eq!(bench.fallbacks, [], "not where they are forbidden");
+
+    let mut bench = Bench::new(&["a"], &[("a", &[v4(1), v6(1)])]);
+    bench.may_fall_back = true;
+    let dialled = bench.dialled(true, Duration::from_secs(6));
+    assert_eq!(dialled, without, "the other attempts are what they would be");
+    // Each round has two addresses; the third and the seventh have fallbacks.
+    let expected: Vec<_> = [4, 5, 12, 13]
+        .into_iter()
+        .filter_map(|place| dialled.get(place))
+        .map(|(at, address)| (at + 250, *address))
+        .filter(|(at, _)| *at < 6_000)
+        .collect();
+    assert!(expected.len() >= 2, "{dialled:?}");
+    assert_eq!(bench.fallbacks, expected);
+}
+
+#[test]
+fn what_succeeded_last_is_tried_first() {
+    let mut bench = Bench::new(&["a"], &[("a", &[v4(1)])]);
+    bench.may_fall_back = true;
+    bench.dialled(true, Duration::from_secs(4));
+    let fallback = ConnectionHandle(100 + bench.fallbacks.len());
+    bench.dialler.succeeded(fallback);
+    bench.dialler.stop();
+    assert!(bench.dialler.fell_back());
+    bench.fallbacks.clear();
+    let now = bench.clock.now();
+    bench.dialler.restart(Some(Duration::ZERO), now, &mut bench.rng);
+    let dialled = bench.dialled(true, Duration::from_millis(400));
+    assert_eq!(bench.fallbacks, [(dialled[0].0 + 250, v4(1))], "from the first round on");
+    bench.dialler.succeeded(ConnectionHandle(1));
+    assert!(!bench.dialler.fell_back(), "the peer has learnt it");
+}
+
+#[test]
+fn attempts_and_fallbacks_do_not_displace_each_other() {
+    let mut dialler = Dialler::new(vec![endpoint("a")], ManualClock::default().now());
+    let mut surplus = Vec::new();
+    for attempt in 0..5 {
+        surplus.extend(dialler.started(ConnectionHandle(attempt), false));
+        surplus.extend(dialler.started(ConnectionHandle(100 + attempt), true));
+    }
+    assert_eq!(surplus, [100, 101, 0, 102].map(ConnectionHandle));
 }

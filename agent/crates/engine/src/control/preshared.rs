@@ -20,6 +20,8 @@ pub struct Agreed {
     pub named: KeyProof,
     /// Its place among our keys: 0 is the preferred one.
     pub place: usize,
+    /// True if the key exchange of the connection withstands a quantum computer by itself: payloads may then travel without a lane.
+    pub post_quantum: bool,
 }
 
 wire::labelled! {
@@ -60,7 +62,7 @@ impl KeyRefusal {
             Self::Unexpected => "the peer has a preshared key for us, and we have none for it",
             Self::Different => "the peer has another preshared key than we have",
             Self::NoLanes => {
-                "the peer wants no lanes (standard mode), where TLS alone would protect what a preshared key is to protect"
+                "the peer wants no lanes (standard mode), where X25519 alone would protect what a preshared key is to protect"
             }
         }
     }
@@ -77,7 +79,9 @@ impl KeyRefusal {
             Self::Different => {
                 "copy one file to both ends; for a rotation name the new and the old one at both, and then reload"
             }
-            Self::NoLanes => "have it open lanes, or remove the preshared key at both ends",
+            Self::NoLanes => {
+                "have it open lanes, or connect by the hybrid key exchange (`transport.key_exchange`), or remove the preshared key at both ends"
+            }
         }
     }
 }

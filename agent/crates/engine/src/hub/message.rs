@@ -176,6 +176,8 @@ pub(crate) struct StreamRequest {
     pub(crate) key: [u8; 32],
     /// The first byte of the Initial's destination connection ID, which selects the worker at the far end.
     pub(crate) first: u8,
+    /// Whether the control connection began with a fallback: the peer answers nothing else.
+    pub(crate) fallback: bool,
 }
 
 /// Why a lane could not go on.

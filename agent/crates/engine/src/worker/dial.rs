@@ -12,7 +12,7 @@ use gate::{
     client::{self, Knock},
     identity::{Endpoint, PublicKey},
     knock::ServerKey,
-    tls,
+    tls::{self, KeyExchange},
 };
 use net::Token;
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
@@ -56,7 +56,8 @@ impl Sessions {
         while let Some(step) = cx.next_step(id, now) {
             match step {
                 Step::LookUp(endpoint) => cx.look_up(id, &endpoint, now),
-                Step::Dial(remote) => self.dial_address(cx, id, remote, now),
+                Step::Dial(remote) => self.dial_address(cx, id, remote, false, now),
+                Step::FallBack(remote) => self.dial_address(cx, id, remote, true, now),
             }
         }
         cx.watch_dialler(id);
@@ -78,13 +79,21 @@ impl Sessions {
             return;
         }
         if let Some(remote) = remote {
-            self.dial_address(cx, id, remote, now);
+            self.dial_address(cx, id, remote, false, now);
         }
         self.dial(cx, id, now);
     }
 
-    fn dial_address(&mut self, cx: &mut Context, id: PeerId, remote: SocketAddr, now: Instant) {
-        let Some(client) = self.client_config(cx, id, None, now) else { return };
+    /// Dials a peer at `remote`, as a `fallback` by X25519 alone.
+    fn dial_address(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        remote: SocketAddr,
+        fallback: bool,
+        now: Instant,
+    ) {
+        let Some(client) = self.client_config(cx, id, None, fallback, now) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let name = Arc::clone(&peer.name);
         let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, remote) {
@@ -109,13 +118,13 @@ impl Sessions {
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {
-            tracing::debug!(peer = &*name, %remote, "dialling again");
+            tracing::debug!(peer = &*name, %remote, fallback, "dialling again");
         }
         let again = peer.dialler.is_unanswered();
         if again {
             peer.failure = Some(Failure::at(now, "no answer yet", likely_causes(&ConnectionError::TimedOut)));
         }
-        let surplus = peer.dialler.started(handle);
+        let surplus = peer.dialler.started(handle, fallback);
         cx.stats.totals.handshakes.dialled += 1;
         if again {
             cx.effects.push_back(Effect::CheckLoop { peer: id, remote });
@@ -133,6 +142,7 @@ impl Sessions {
         cx: &mut Context,
         id: PeerId,
         stream: Option<&StreamRequest>,
+        fallback: bool,
         now: Instant,
     ) -> Option<Dial> {
         let peer = cx.peers.get_mut(id)?;
@@ -142,7 +152,8 @@ impl Sessions {
             Some(stream) => vec![stream.key],
             None => peer.data.config.public_keys.iter().map(|key| key.0).collect(),
         };
-        let crypto = match tls::client_crypto(&cx.identity, &keys) {
+        let key_exchange = if fallback { KeyExchange::X25519 } else { cx.config.transport.key_exchange };
+        let crypto = match tls::client_crypto(&cx.identity, key_exchange, &keys) {
             Ok(crypto) => crypto,
             Err(error) => {
                 if let Some(suppressed) = peer.attempts_log.allow(now) {
@@ -180,6 +191,7 @@ impl Sessions {
             server: Arc::new(server),
             unix_seconds: self.clock.unix_seconds(),
             ephemeral: Zeroizing::new(cx.rng.random()),
+            fallback,
         };
         let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
         let client = client::arm(crypto, knock, self.ids.initial_from(first));
@@ -274,7 +286,8 @@ impl Context {
         let waiting = is_control_dead || awaited || peer.data.relay.oldest().is_some();
         // With a keepalive, a peer that is back is found within the keepalive interval.
         let slowest = peer.data.config.keepalive.unwrap_or(IDLE_INTERVAL);
-        peer.dialler.step(waiting, slowest, now, &mut self.rng)
+        let may_fall_back = self.config.transport.key_exchange == KeyExchange::Hybrid;
+        peer.dialler.step(waiting, slowest, may_fall_back, now, &mut self.rng)
     }
 
     /// Whether a peer that has not been removed lacks a session, or its session is suspect.
@@ -404,6 +417,8 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
             "it is not running, `endpoints` is wrong, or a firewall on the way drops UDP (path)",
             "our key is not among its peers (allowlist): its log names the key that was refused",
             "`public_key` is not its key (key): it cannot even tell that somebody knocks",
+            "it requires another transport.key_exchange, or something on the way drops one of the two datagrams that the hybrid one \
+                 begins with (path): its log says so",
             "our clock differs from its by more than its access.clock_window (clock): up to minutes, its log says by how much",
         ],
         ConnectionError::TransportError(_) => &[

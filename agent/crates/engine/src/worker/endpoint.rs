@@ -95,7 +95,7 @@ pub(super) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
         let (identity, registry, refusals, clock) =
             (Arc::clone(identity), Arc::clone(registry), Arc::clone(refusals), Arc::clone(clock));
         let refused = metrics.refused_keys();
-        let tls = move |admission: Option<&Admission>, source| {
+        let tls = move |admission: Option<&Admission>, source, key_exchange| {
             let client = Client {
                 registry: Arc::clone(&registry),
                 agreement: admission.map(|admission| admission.agreement),
@@ -104,13 +104,15 @@ pub(super) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
                 refusals: Arc::clone(&refusals),
                 clock: Arc::clone(&clock),
             };
-            tls::server_crypto(&identity, Arc::new(client)).ok()
+            tls::server_crypto(&identity, key_exchange, Arc::new(client)).ok()
         };
         Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), transport, knock })
     };
     // The operator's limit is for all workers together.
     let handshakes = config.limits.handshakes.div_ceil(usize::from(ids.workers()));
-    Ok(Control::new(endpoint, acceptance, handshakes, Arc::clone(hub.streams())))
+    let mut control = Control::new(endpoint, acceptance, handshakes, Arc::clone(hub.streams()));
+    control.set_key_exchange(config.transport.key_exchange);
+    Ok(control)
 }
 
 /// Makes the transport configuration of each connection, with a qlog stream for peers that an operator captures.

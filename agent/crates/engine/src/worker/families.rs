@@ -14,7 +14,7 @@ use dataplane::{
     relay::{Direction, DropReason, ReportCount},
     socket_stats::SocketStats,
 };
-use gate::{Step, decoy::DecoyDrop};
+use gate::{Step, decoy::DecoyDrop, suite::Group};
 use net::stats::Booked;
 use wire::{context::Context, messages::MessageError};
 
@@ -244,6 +244,9 @@ static FAMILIES: &[Family] = &[
         out.each(&["unroutable", "answer_suppressed"], &[it.control.unroutable, it.control.answers_suppressed]);
     }),
     counter("culvert_gate_datagrams_total", &["step"], "Datagrams at the gate, by the step at which they ended.", |it, out| out.each(&Step::LABELS, &it.gate)),
+    gauge("culvert_gate_incomplete", &[], "ClientHellos of which a datagram is missing, and is waited for.", |it, out| out.add(&[], it.in_use.incomplete as u64)),
+    counter("culvert_gate_incomplete_expired_total", &[], "ClientHellos given up because a datagram of them did not come within 3 s.", |it, out| out.add(&[], it.incomplete_expired)),
+    gauge("culvert_sessions", &["key_exchange"], "Sessions, by the key exchange of their control connection.", |it, out| out.each(&Group::LABELS, &it.sessions)),
     gauge("culvert_gate_used_tokens", &[], "Used knocks that the agent remembers, so that none works twice.", |it, out| out.add(&[], it.in_use.used_tokens as u64)),
     counter("culvert_gate_journal_errors_total", &[], "Failed writes to the replay log of used knocks; after a restart, the agent refuses knocks made before it.", |it, out| out.add(&[], it.totals.replay_log_errors)),
     // Flows and payloads.

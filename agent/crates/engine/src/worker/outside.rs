@@ -3,8 +3,11 @@
 
 use std::time::Instant;
 
-use dataplane::datapath::downlink::{Downlink, Outcome, Outside, Received};
-use gate::{Arrival, Gate, Verdict};
+use dataplane::{
+    datapath::downlink::{Downlink, Outcome, Outside, Received},
+    lanes::UnderlayId,
+};
+use gate::{Arrival, Gate, Verdict, admission::Admission};
 use net::{batch::Meta, steering};
 use wire::ids::WorkerId;
 
@@ -42,6 +45,7 @@ impl Outside for Gateway<'_> {
             Verdict::Pass => None,
             Verdict::Admit(admission) => Some(admission),
             Verdict::Retry => return Outcome::Reply(self.gate.retry_packet()),
+            Verdict::Taken => return Outcome::Taken,
             Verdict::Unauthenticated => {
                 if let Some(port) = port {
                     self.unauthenticated.push(port, *meta, datagram);
@@ -49,10 +53,35 @@ impl Outside for Gateway<'_> {
                 return Outcome::Taken;
             }
         };
-        let begun = self.control.datagram(underlay, meta, datagram, admission, now);
-        if let Some(admission) = admission.filter(|_| !begun) {
-            self.gate.handshake_ended(&admission);
-        }
+        let Some(admission) = admission else {
+            self.control.datagram(underlay, meta, datagram, None, now);
+            return Outcome::Taken;
+        };
+        self.begin(underlay, meta, datagram, admission, now);
         Outcome::Taken
+    }
+}
+
+impl Gateway<'_> {
+    /// Begins a handshake with all datagrams of its ClientHello, in the order in which they came: `datagram` is the last.
+    fn begin(
+        &mut self,
+        underlay: UnderlayId,
+        meta: &Meta,
+        datagram: &[u8],
+        admission: Admission,
+        now: Instant,
+    ) {
+        let earlier = self.gate.take_earlier();
+        let mut all = earlier.iter().map(|earlier| &**earlier).chain([datagram]);
+        let begun = all
+            .next()
+            .is_some_and(|first| self.control.datagram(underlay, meta, first, Some(admission), now));
+        if !begun {
+            return self.gate.handshake_ended(&admission);
+        }
+        for rest in all {
+            self.control.datagram(underlay, meta, rest, None, now);
+        }
     }
 }

@@ -7,7 +7,10 @@
 
 use std::time::Instant;
 
-use gate::preshared::{Holder, PresharedKey, Prover};
+use gate::{
+    preshared::{Holder, PresharedKey, Prover},
+    suite::Group,
+};
 use quinn_proto::{ConnectionHandle, Side};
 use wire::{
     ids::PeerId,
@@ -24,11 +27,6 @@ use crate::{
     peer::Failure,
     worker::{context::Context, lanes::LEAST_LANE_AGE, parts::Sessions, timer::Timer},
 };
-
-/// Whether a session's key exchange withstands a quantum computer, so that what TLS alone protects needs no preshared key.
-fn session_is_post_quantum(_connection: &ControlConnection) -> bool {
-    false
-}
 
 impl Sessions {
     /// The proofs of our keys for `peer` on a connection, which the far end is shown now.
@@ -178,7 +176,7 @@ impl Sessions {
     pub(super) fn refuses_plain(&self, handle: ConnectionHandle) -> bool {
         let connection = self.control.get(handle);
         connection.is_some_and(|connection| {
-            connection.preshared.agreed.is_some() && !session_is_post_quantum(connection)
+            connection.preshared.agreed.as_ref().is_some_and(|agreed| !agreed.post_quantum)
         })
     }
 }
@@ -198,14 +196,14 @@ fn agree(
     let holder = Holder { keys, exported: &exported, end };
     let knows_keys = hello.features.contains(Features::PRESHARED_KEYS);
     let place = holder.agree(&hello.preshared_keys).map_err(|why| KeyRefusal::new(why, knows_keys))?;
-    if hello.max_lanes == 0 && !session_is_post_quantum(connection) {
-        return Err(KeyRefusal::NoLanes);
-    }
     let agreed = place.and_then(|place| {
         let key = keys.get(place)?.clone();
         let named = key.proof(&exported, Prover::Dialler);
-        Some(Agreed { key, named, place })
+        Some(Agreed { key, named, place, post_quantum: connection.key_exchange() == Some(Group::Hybrid) })
     });
+    if hello.max_lanes == 0 && agreed.as_ref().is_some_and(|agreed| !agreed.post_quantum) {
+        return Err(KeyRefusal::NoLanes);
+    }
     Ok(agreed)
 }
 

@@ -12,7 +12,7 @@ use dataplane::{
     relay::{DatagramRelay, Direction},
     socket_stats::role,
 };
-use gate::{Step, refusals::AtCeilings};
+use gate::{Step, refusals::AtCeilings, suite::Group};
 use quic_core::LaneStats;
 use wire::ids::PeerId;
 
@@ -89,6 +89,7 @@ impl Worker {
         let in_use = InUse {
             handshakes: sessions.control.handshakes_pending(),
             used_tokens: sessions.gate.remembered(),
+            incomplete: sessions.gate.partials(),
             decoy_flows: decoy.flows.as_ref().map_or(0, Decoys::count),
             stream_bytes,
             repair_bytes: if publishes_shared { cx.hub.repair_bytes() as u64 } else { 0 },
@@ -110,6 +111,8 @@ impl Worker {
             control: sessions.control.stats,
             refused_keys: metrics.refused_keys.load(Ordering::Relaxed),
             gate,
+            incomplete_expired: sessions.gate.stats.partials_expired,
+            sessions: cx.sessions_by_key_exchange(),
             in_use,
             send_buffer_bytes: cx.sockets.underlays.send_buffer_bytes(),
             connections: sessions.control.len(),
@@ -120,6 +123,17 @@ impl Worker {
             tun_totals,
             decoy: data.unauthenticated.stats,
         }
+    }
+}
+
+impl Context {
+    /// The number of sessions that this worker owns, by [`Group`].
+    fn sessions_by_key_exchange(&self) -> [u64; Group::COUNT] {
+        let mut sessions = [0; Group::COUNT];
+        for group in self.peers.iter().filter_map(|peer| peer.session.as_ref()?.key_exchange) {
+            sessions[group as usize] += 1;
+        }
+        sessions
     }
 }
 
@@ -236,6 +250,7 @@ impl Sessions {
                 .and_then(|control| control.preshared.agreed.as_ref())
                 .map(|agreed| agreed.place + 1),
             mode: session.map(|_| if standard { "standard" } else { "lanes" }.into()),
+            key_exchange: session.and_then(|session| session.key_exchange).map(|group| group.label().into()),
             rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),
             rtt_min_seconds: of_lane.map(|(_, least)| least.as_secs_f64()),
             lanes_up: of_peer.lanes_up,

@@ -64,6 +64,8 @@ impl Worker {
         tcp.follow_tcp(cx, &old, &config, now);
         cx.hub.streams().set_most(config.limits.stream_bytes);
         sessions.gate.set_window(config.access.clock_window);
+        sessions.gate.set_key_exchange(config.transport.key_exchange);
+        sessions.control.set_key_exchange(config.transport.key_exchange);
         sessions.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(cx.id.count)));
         for handle in sessions.control.handles() {
             sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);

@@ -30,7 +30,11 @@ use wire::{
 };
 
 use crate::{
-    control::{driver::Event, liveness::Liveness, session_name::session_name},
+    control::{
+        driver::{ControlConnection, Event},
+        liveness::Liveness,
+        session_name::session_name,
+    },
     hub::{Connected, Record, WorkerMessage},
     origin::PeerOrigin,
     peer::Session,
@@ -373,11 +377,14 @@ impl Worker {
         let openings = Openings::new(wanted);
         let stats = sessions.control.quinn(handle).map(|quinn| quinn.stats());
         let frames = stats.map(|stats| liveness::counts(&stats)).unwrap_or_default();
+        let key_exchange = sessions.control.get(handle).and_then(ControlConnection::key_exchange);
+        peer.dialler.succeeded(handle);
         peer.session = Some(Session {
             id: session,
             handle,
             dialled,
             software: hello.software.as_str().into(),
+            key_exchange,
             hello,
             openings,
             since: now,

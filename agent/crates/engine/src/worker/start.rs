@@ -91,6 +91,7 @@ impl Worker {
             allowlist: Arc::<PeerRegistry>::clone(&registry),
             refusals: Arc::clone(&refusals),
             required: config.access.knock == config::Knock::Required,
+            key_exchange: config.transport.key_exchange,
             window: config.access.clock_window,
             table: knocks,
             budget: Budget::new(id.count, now),

@@ -16,7 +16,7 @@ use dataplane::{
     relay::{DatagramRelay, Direction, DropReason, ReportCount},
     socket_stats::SocketStats,
 };
-use gate::{Step, decoy::DecoyStats};
+use gate::{Step, decoy::DecoyStats, suite::Group};
 use net::TunStats;
 use quic_core::LaneStats;
 use wire::{
@@ -276,6 +276,8 @@ pub struct InUse {
     /// Incomplete handshakes that others have started.
     pub handshakes: usize,
     pub used_tokens: usize,
+    /// ClientHellos of which a datagram is missing.
+    pub incomplete: usize,
     /// Unauthenticated senders that have a flow to the decoy.
     pub decoy_flows: usize,
     /// Bytes that the windows of TCP forwards of all workers have taken; published by worker 0.
@@ -306,6 +308,10 @@ pub(super) struct WorkerSnapshot {
     /// Handshakes with a key that is not allowed.
     pub(super) refused_keys: u64,
     pub(super) gate: [u64; Step::LABELS.len()],
+    /// ClientHellos given up because a datagram of them did not come.
+    pub(super) incomplete_expired: u64,
+    /// Sessions that this worker owns, by key exchange.
+    pub(super) sessions: [u64; Group::LABELS.len()],
     pub(super) in_use: InUse,
     pub(super) send_buffer_bytes: usize,
     pub(super) connections: usize,
@@ -424,6 +430,7 @@ impl Snapshot {
         self.kernel_drops += worker.sockets.kernel_drops();
         self.in_use.handshakes += worker.in_use.handshakes;
         self.in_use.used_tokens += worker.in_use.used_tokens;
+        self.in_use.incomplete += worker.in_use.incomplete;
         self.in_use.decoy_flows += worker.in_use.decoy_flows;
         self.in_use.stream_bytes += worker.in_use.stream_bytes;
         self.in_use.repair_bytes += worker.in_use.repair_bytes;

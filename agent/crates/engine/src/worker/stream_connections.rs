@@ -185,7 +185,8 @@ impl Sessions {
         let lane_host = pool::lane_host(cx.id.index, number, cx.id.count);
         let choice = cx.rng.random();
         let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
-        let request = StreamRequest { peer: id, session: name, number, remote, key, first };
+        let fallback = peer.dialler.fell_back();
+        let request = StreamRequest { peer: id, session: name, number, remote, key, first, fallback };
         cx.send(lane_host, WorkerMessage::DialStream(Box::new(request)));
         // The next one follows when this one has been dialled.
         cx.effects.push_back(Effect::OpenStreams(id));
@@ -206,7 +207,7 @@ impl Sessions {
     /// Dials a stream connection, from a socket of its own.
     fn start_stream(&mut self, cx: &mut Context, request: &StreamRequest, now: Instant) -> Option<()> {
         let (id, number) = (request.peer, request.number);
-        let client = self.client_config(cx, id, Some(request), now)?;
+        let client = self.client_config(cx, id, Some(request), request.fallback, now)?;
         let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, request.remote) {
             Ok(underlay) => underlay,
             Err(error) => {

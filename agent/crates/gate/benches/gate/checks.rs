@@ -179,6 +179,7 @@ impl Bench {
             allowlist: Arc::new(Open),
             refusals: Arc::default(),
             required: true,
+            key_exchange: tls::KeyExchange::Hybrid,
             window: Duration::from_secs(90),
             table: SingleUse::restore(Box::<MemoryReplayLog>::default(), 1, Vec::new(), 0, now, unix_seconds),
             budget: Budget::new(1, now),
@@ -219,15 +220,20 @@ impl Bench {
     /// Passes over the knocks that are asked to prove their address, at one gate whose budget is used up.
     fn retries(&self) -> anyhow::Result<impl FnMut() -> anyhow::Result<Sum> + use<'_>> {
         let (mut gate, now) = (self.gate(), self.clock.now());
-        let mut check = move |(source, datagram): &(SocketAddr, Vec<u8>)| {
-            gate.check(datagram, arrival(*source), now) == Verdict::Retry
+        // A proof from the same source has one Retry in a moment, so each pass comes from ports of its own.
+        let mut check = move |(source, datagram): &(SocketAddr, Vec<u8>), pass: u16| {
+            let source = SocketAddr::new(source.ip(), pass);
+            gate.check(datagram, arrival(source), now) == Verdict::Retry
         };
         // The first ones use up the budget; time stands still, so all others are told to come back.
-        let first = self.knocks.iter().position(&mut check);
+        let first = self.knocks.iter().position(|knock| check(knock, 0));
         let first =
             first.ok_or_else(|| anyhow!("the budget granted every knock: a defect, please report it"))?;
-        let rest = &self.knocks[first..];
-        Ok(move || timed(rest.len(), || rest.iter().filter(|knock| check(knock)).count()))
+        let (rest, mut pass) = (&self.knocks[first..], 0_u16);
+        Ok(move || {
+            pass = pass.wrapping_add(1);
+            timed(rest.len(), || rest.iter().filter(|knock| check(knock, pass)).count())
+        })
     }
 }
 
@@ -253,7 +259,11 @@ fn knocks(server: &Identity, clock: &ManualClock) -> anyhow::Result<Vec<(SocketA
     let agreement = Arc::new(client.agreement_key());
     let key = ServerKey::new(&server.public_key()).ok_or_else(|| anyhow!("the public key is a point"))?;
     let key = Arc::new(key);
-    let tls = tls::client_crypto(&TlsIdentity::from_pkcs8(&client.pkcs8_der())?, &[server.public_key().0])?;
+    let tls = tls::client_crypto(
+        &TlsIdentity::from_pkcs8(&client.pkcs8_der())?,
+        tls::KeyExchange::X25519,
+        &[server.public_key().0],
+    )?;
     let own = Own::new(&client);
     let ids = ConnectionIds::new(own.issued.clone(), [5; 32], 0, 1);
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[6; 32]));
@@ -269,6 +279,7 @@ fn knocks(server: &Identity, clock: &ManualClock) -> anyhow::Result<Vec<(SocketA
             server: Arc::clone(&key),
             unix_seconds: clock.unix_seconds(),
             ephemeral: Zeroizing::new(ephemeral),
+            fallback: false,
         };
         let config = arm(Arc::clone(&tls), knock, Arc::new(move || ConnectionId::new(&dcid)));
         let (_, mut connection) = endpoint.connect(now, config, to, tls::SERVER_NAME)?;

@@ -21,7 +21,8 @@ pub use dataplane::{
 };
 pub use gate::{
     properties::{
-        certificate, classify, decoy_flows, gate_initial, knock_open, retry_token, server_hello, share_link,
+        certificate, classify, decoy_flows, gate_initial, gate_parts, knock_open, retry_token, server_hello,
+        share_link,
     },
     replay_log::properties::knock_journal,
 };

@@ -105,6 +105,7 @@ fn the_corpus_of_knocks() {
 #[test]
 fn the_corpus_of_initials() {
     replay("gate_initial", 50, crate::fuzz::gate_initial);
+    replay("gate_parts", 8, crate::fuzz::gate_parts);
 }
 
 #[test]

@@ -7,7 +7,7 @@
 use std::cell::RefCell;
 
 use curve25519_dalek::{MontgomeryPoint, traits::IsIdentity};
-use gate::tls::Randomness;
+use gate::{hybrid::Hybrid, tls::Randomness};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use rustls::{
     NamedGroup, PeerMisbehaved,
@@ -24,7 +24,11 @@ pub(super) fn seed(seed: u64) {
 }
 
 /// The source of randomness for TLS.
-pub(super) const RANDOMNESS: Randomness = Randomness { random: &Generator, group: &Generator };
+pub(super) const RANDOMNESS: Randomness = Randomness {
+    random: &Generator,
+    x25519: &Generator,
+    hybrid: &Hybrid { classical: &Generator, random: &Generator },
+};
 
 /// The seeded random number generator of the current thread, from which TLS draws.
 #[derive(Debug)]

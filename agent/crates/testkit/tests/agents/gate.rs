@@ -72,7 +72,7 @@ pub(super) fn foreign_initial(seed: u8) -> Vec<u8> {
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[seed; 32]));
     let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, None, Some([seed; 32]));
     let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
-    let client = ClientConfig::new(tls::client_crypto(&own, &[[1; 32]]).unwrap());
+    let client = ClientConfig::new(tls::client_crypto(&own, tls::KeyExchange::X25519, &[[1; 32]]).unwrap());
     let now = wire::clock::ManualClock::default().now();
     let (_, mut connection) = endpoint.connect(now, client, LISTEN, tls::SERVER_NAME).unwrap();
     let mut packet = Vec::new();
@@ -97,7 +97,7 @@ pub(super) fn long(rng: &mut StdRng, first: u8, version: u32, dcid: usize, len: 
 
 /// A pair whose entry cannot reach its exit, and the first Initial that it has tried with.
 pub(super) fn knocking(seed: u64, workers: (u8, u8)) -> (Pair, Tapped) {
-    let mut pair = Pair::with_workers(seed, workers, "", "");
+    let mut pair = Pair::by_x25519(seed, workers);
     pair.world.tapped();
     pair.world.weather.borrow_mut().block = Box::new(|_, to| to == LISTEN);
     pair.world.run(Duration::from_millis(20));

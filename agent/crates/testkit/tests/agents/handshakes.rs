@@ -369,7 +369,8 @@ fn a_retry_reaches_clients_over_ipv6() {
         let tapped = world.tapped();
         let retries: Vec<_> =
             tapped.iter().filter(|sent| sent.to.ip() == here.ip() && is_retry(sent)).collect();
-        assert_eq!(retries.len(), 1, "{access}");
+        // Without knocks, QUIC answers each datagram that begins a connection.
+        assert_eq!(retries.len(), if access.is_empty() { 1 } else { 2 }, "{access}");
     }
 }
 

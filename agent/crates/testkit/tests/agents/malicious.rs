@@ -125,13 +125,14 @@ impl MaliciousPeer {
         let config =
             tls::endpoint_config(move || Box::new(generator.clone()), reset_key, Some(1200), Some(seed));
         let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
-        let crypto = tls::client_crypto(&own, &[expected]).unwrap();
+        let crypto = tls::client_crypto(&own, tls::KeyExchange::X25519, &[expected]).unwrap();
         let mut client = if knocks {
             let knock = Knock {
                 own: Arc::clone(&keys.agreement),
                 server: Arc::new(ServerKey::new(&PublicKey(expected)).unwrap()),
                 unix_seconds,
                 ephemeral: zeroize::Zeroizing::new(rand::random()),
+                fallback: false,
             };
             client::arm(crypto, knock, ids.initial(PeerId(0)))
         } else {

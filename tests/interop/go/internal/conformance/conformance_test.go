@@ -322,7 +322,15 @@ func initial(c *conformance.Case) result {
 	if err != nil {
 		return result{verdict: "not an Initial"}
 	}
-	hello, err := p.ClientHello()
+	packets := []knock.Initial{p}
+	if c.Input["second"] != "" {
+		second, err := knock.ParseInitial(c.Bytes("second"))
+		if err != nil {
+			return result{verdict: "not an Initial"}
+		}
+		packets = append(packets, second)
+	}
+	hello, err := knock.HelloOf(packets...)
 	switch {
 	case errors.Is(err, knock.ErrIncomplete):
 		return result{verdict: "incomplete"}

@@ -18,7 +18,7 @@ var ErrNotInitial = errors.New("not an Initial packet of QUIC version 1")
 
 // Why an Initial packet that opens shows no ClientHello.
 var (
-	ErrIncomplete = errors.New("the ClientHello is not whole in its packet")
+	ErrIncomplete = errors.New("the ClientHello is not whole")
 	ErrMalformed  = errors.New("not the first packet of a handshake")
 )
 
@@ -160,19 +160,24 @@ func (k *Keys) Reseal(p Initial, o Opened, token []byte, room int) []byte {
 }
 
 // ClientHello opens the packet and returns the ClientHello in it.
-func (p Initial) ClientHello() ([]byte, error) {
-	opened, err := ClientKeys(p.DCID).Open(p)
-	if err != nil {
-		return nil, err
-	}
-	frames, err := CryptoFrames(opened.Frames)
-	if err != nil {
-		return nil, err
-	}
+func (p Initial) ClientHello() ([]byte, error) { return HelloOf(p) }
+
+// HelloOf opens packets, whatever their order, and returns the ClientHello in them.
+func HelloOf(packets ...Initial) ([]byte, error) {
 	var hello Assembler
-	for _, frame := range frames {
-		if !hello.Add(frame) {
-			return nil, ErrMalformed
+	for _, p := range packets {
+		opened, err := ClientKeys(p.DCID).Open(p)
+		if err != nil {
+			return nil, err
+		}
+		frames, err := CryptoFrames(opened.Frames)
+		if err != nil {
+			return nil, err
+		}
+		for _, frame := range frames {
+			if !hello.Add(frame) {
+				return nil, ErrMalformed
+			}
 		}
 	}
 	return hello.Hello()

@@ -29,12 +29,13 @@ const (
 	// epochSeconds is how long a mac1 is valid, but for the clock window.
 	epochSeconds = 256
 
-	version1   = 1
-	signFlag   = 1
-	prologue   = "culvert knock 1"
-	macLabel   = "culvert knock mac1"
-	maskLabel  = "culvert knock mask"
-	payloadVer = 1
+	version1     = 1
+	signFlag     = 1
+	fallbackFlag = 2
+	prologue     = "culvert knock 1"
+	macLabel     = "culvert knock mac1"
+	maskLabel    = "culvert knock mask"
+	payloadVer   = 1
 )
 
 // Why a knock is refused.
@@ -196,6 +197,8 @@ type Knock struct {
 	Dialler PublicKey
 	Seconds uint64
 	Hello   [hashLen]byte
+	// Fallback says that the dialler could do better than the X25519 that it offers.
+	Fallback bool
 }
 
 // Open checks the knock in a token: its mac1, which costs a hash, then all else. It does not check the ClientHello; see
@@ -231,6 +234,8 @@ func Open(key ed25519.PrivateKey, dcid, token []byte, now, window uint64) (Knock
 		Dialler: fromX25519(state.PeerStatic(), payload[1]&signFlag != 0),
 		Seconds: seconds,
 		Hello:   [hashLen]byte(payload[8:]),
+
+		Fallback: payload[1]&fallbackFlag != 0,
 	}, nil
 }
 

@@ -2,6 +2,7 @@ package knock
 
 import (
 	"bytes"
+	"crypto/rand"
 	"net/netip"
 	"testing"
 	"time"
@@ -137,26 +138,67 @@ func TestAGateLetsAKnockInOnce(t *testing.T) {
 	datagram := InitialForTest(exampleDCID, []byte{1}, nil, 0, 2, padded(cryptoFrame(helloOf(200), 0, 204)))
 	knocking := newKnocker().Outgoing(datagram)[0]
 	from, other := netip.MustParseAddrPort("192.0.2.1:1"), netip.MustParseAddrPort("192.0.2.1:2")
-	if g.Incoming(datagram, from) {
+	if g.Incoming(datagram, from) != nil {
 		t.Fatal("let in without a knock")
 	}
 	for _, what := range []string{"a knock", "its retransmission"} {
-		if !g.Incoming(knocking, from) {
+		if g.Incoming(knocking, from) == nil {
 			t.Fatal(what + " is refused")
 		}
 	}
-	if g.Incoming(knocking, other) {
+	if g.Incoming(knocking, other) != nil {
 		t.Fatal("a copy from another address is let in")
 	}
 	g.End(g.Connection(from))
-	if g.Incoming(knocking, from) {
+	if g.Incoming(knocking, from) != nil {
 		t.Fatal("a copy after the connection is let in")
 	}
 	if g.Refused() != 3 {
 		t.Fatalf("%d refusals", g.Refused())
 	}
 	stranger := Knocker{Key: seed(7), Listener: Public(seed(2)), Random: bytes.NewReader(make([]byte, 32)), Now: g.Now}
-	if g.Incoming(stranger.Outgoing(datagram)[0], other) {
+	if g.Incoming(stranger.Outgoing(datagram)[0], other) != nil {
 		t.Fatal("a key that is not allowed is let in")
+	}
+}
+
+// The datagrams of a ClientHello in two packets pass together, in either order, and once.
+func TestAGateHoldsOneHalfUntilTheOtherComes(t *testing.T) {
+	dialler, listener := seed(1), seed(2)
+	hello := helloOf(1500)
+	hash := HelloHash(hello)
+	at := time.Unix(exampleSeconds, 0)
+	from := netip.MustParseAddrPort("192.0.2.1:1")
+	other := netip.MustParseAddrPort("192.0.2.2:1")
+	for order, first := range []int{0, 1} {
+		now := at
+		g := &Gate{Key: listener, Allowed: func(PublicKey) bool { return true }, Window: 90 * time.Second, Now: func() time.Time { return now }}
+		knock, err := Seal(rand.Reader, dialler, Public(listener), exampleDCID, exampleSeconds, hash)
+		if err != nil {
+			t.Fatal(err)
+		}
+		halves := [][]byte{
+			InitialForTest(exampleDCID, []byte{9}, knock, 0, 2, padded(cryptoFrame(hello, 0, 900))),
+			InitialForTest(exampleDCID, []byte{9}, knock, 1, 2, padded(cryptoFrame(hello, 900, 1504))),
+		}
+		one, two := halves[first], halves[1-first]
+		if g.Incoming(one, from) != nil || g.Incoming(one, from) != nil {
+			t.Fatalf("order %d: half a ClientHello passed", order)
+		}
+		if g.Incoming(two, other) != nil {
+			t.Fatalf("order %d: the other half passed from elsewhere", order)
+		}
+		if passed := g.Incoming(two, from); len(passed) != 2 || !bytes.Equal(passed[0], one) || !bytes.Equal(passed[1], two) {
+			t.Fatalf("order %d: %d datagrams passed", order, len(passed))
+		}
+		// Too late: the knock is used up.
+		g.admitted = nil
+		if g.Incoming(one, from) != nil {
+			t.Fatal("half a ClientHello passed")
+		}
+		now = now.Add(patience)
+		if g.Incoming(two, from) != nil || g.Incoming(one, from) != nil || g.partial != 0 {
+			t.Fatal("a half passed that was too late")
+		}
 	}
 }

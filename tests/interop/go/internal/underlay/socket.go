@@ -40,8 +40,9 @@ type Receiver interface {
 type Hooks struct {
 	// Outgoing returns the datagrams to send in place of one with a long header; nil: that one.
 	Outgoing func(datagram []byte) [][]byte
-	// Incoming says whether quic-go may see a datagram with a long header.
-	Incoming func(datagram []byte, from netip.AddrPort) bool
+	// Incoming returns what quic-go may see when a datagram with a long header has come: nothing, or it and those from the
+	// same source that were held back for it.
+	Incoming func(datagram []byte, from netip.AddrPort) [][]byte
 }
 
 // Socket is a UDP socket, and the net.PacketConn that quic-go gets. It can be replaced by another one underneath.
@@ -191,14 +192,18 @@ func (s *Socket) message(m *ipv4.Message, routes map[ConnectionID]Receiver, touc
 				}
 				continue
 			}
-		} else if s.hooks.Incoming != nil && !s.hooks.Incoming(packet, source) {
-			continue
 		}
-		copied := queued{append([]byte(nil), packet...), append([]byte(nil), oob...), from}
-		select {
-		case s.queue <- copied:
-		default:
-			s.overflow.Add(1)
+		passed := [][]byte{packet}
+		if s.hooks.Incoming != nil && (len(packet) <= 9 || packet[0]&0x80 != 0) {
+			passed = s.hooks.Incoming(packet, source)
+		}
+		for _, packet := range passed {
+			copied := queued{append([]byte(nil), packet...), append([]byte(nil), oob...), from}
+			select {
+			case s.queue <- copied:
+			default:
+				s.overflow.Add(1)
+			}
 		}
 	}
 	return touched

@@ -6,7 +6,11 @@ use dataplane::{
     lanes::UnderlayId,
     relay::{DropReason, Settlements},
 };
-use gate::{admission::Admission, preshared};
+use gate::{
+    admission::Admission,
+    preshared,
+    suite::{self, Group},
+};
 use net::Path;
 use quinn_proto::{Connection, Dir, Side, VarInt};
 use wire::messages::POSSESSION_LABEL;
@@ -92,6 +96,12 @@ impl ControlConnection {
     #[must_use]
     pub fn exported_for_keys(&self) -> Option<Zeroizing<[u8; 32]>> {
         self.export(preshared::EXPORTER_LABEL)
+    }
+
+    /// The key exchange of its handshake; `None` until that is agreed.
+    #[must_use]
+    pub fn key_exchange(&self) -> Option<Group> {
+        suite::group(self.quinn.crypto_session())
     }
 
     fn export(&self, label: &[u8]) -> Option<Zeroizing<[u8; 32]>> {

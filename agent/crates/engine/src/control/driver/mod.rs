@@ -25,7 +25,7 @@ use dataplane::{
     rate::RateAccount,
     relay::{Settlement, Settlements},
 };
-use gate::admission::Admission;
+use gate::{admission::Admission, tls::KeyExchange};
 use net::{Path, batch::Meta};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
@@ -225,6 +225,8 @@ pub struct Control {
     events: Vec<(ConnectionHandle, Event)>,
     /// True once no further connection is accepted.
     pub(super) closed: bool,
+    /// The key exchanges of connections that are accepted.
+    pub(super) key_exchange: KeyExchange,
     pub(super) scratch: Vec<u8>,
     pub stats: ControlStats,
     /// The traffic of connections that are gone.
@@ -258,11 +260,17 @@ impl Control {
             named: HashSet::new(),
             events: Vec::new(),
             closed: false,
+            key_exchange: KeyExchange::default(),
             scratch: Vec::with_capacity(64 * 1024),
             stats: ControlStats::default(),
             retired: Traffic::default(),
             memory,
         }
+    }
+
+    /// Sets the key exchanges of connections that are accepted from now on.
+    pub fn set_key_exchange(&mut self, key_exchange: KeyExchange) {
+        self.key_exchange = key_exchange;
     }
 
     /// Sets the limit on concurrent handshakes that far ends start.

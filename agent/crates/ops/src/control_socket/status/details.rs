@@ -94,6 +94,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ("  software", or_dash(peer.software.as_deref())),
         ("  preshared key", preshared_key(peer)),
         ("  datagrams by", or_dash(peer.mode.as_deref())),
+        ("  key exchange", or_dash(peer.key_exchange.as_deref())),
         ("  RTT", or_dash(peer.rtt_seconds.map(short_time))),
         ("  least RTT", or_dash(peer.rtt_min_seconds.map(short_time))),
         (

@@ -93,7 +93,10 @@ func knocks() cases {
 	for _, at := range []int{0, 32, 80} {
 		open(fmt.Sprintf("byte %d damaged, under a right mac1", at), "sealed", fields{"token": remade(good, at)})
 	}
+	hello := knock.HelloHash(conformance.Bytes(helloHex))
 	open("a payload of version 2", "sealed", fields{"token": h(label.Must(knock.SealPayloadForTest(bytes.NewReader(bytes.Repeat([]byte{3}, 32)), seeded(1), knock.Public(seeded(2)), conformance.Bytes(dcid), seconds, conformance.Bytes("0200000000000000"+n(0, 16)))))})
+	// A flag, which a listener may act on once it has opened the knock.
+	open("a fallback to X25519", accept, fields{"token": h(label.Must(knock.SealPayloadForTest(bytes.NewReader(bytes.Repeat([]byte{3}, 32)), seeded(1), knock.Public(seeded(2)), conformance.Bytes(dcid), seconds, conformance.Bytes(fmt.Sprintf("010%d00%010x", 2|keyOf(1)[31]>>7, seconds)+h(hello[:])))))})
 	// The sign of a dialler's key is a flag: find a key of each.
 	for _, sign := range []byte{0, 0x80} {
 		for value := byte(20); ; value++ {
@@ -172,6 +175,28 @@ func initials() cases {
 	bad("another handshake message", malformed, with(func(p *packet) { p.frames = x("06 00 05 02000001 07") + padding }))
 	bad("a STREAM frame", malformed, with(func(p *packet) { p.frames = whole + x("0a 00 01 61") }))
 	bad("a CRYPTO frame that is cut short", malformed, with(func(p *packet) { p.frames = x("06 00 4400 01") + n(1, 40) }))
+	// A ClientHello in two datagrams, as the hybrid key exchange needs.
+	pair := func(name, verdict string, first, second packet) {
+		add(name, build(first), verdict, nil)
+		last := &out[len(out)-1]
+		last.Input["second"] = build(second)
+		if verdict == accept {
+			last.Output = fields{"dcid": first.dcid, "scid": first.scid, "token": first.token, "hello_hash": h(hash[:])}
+		}
+	}
+	half := func(frames string, number uint32) packet {
+		return with(func(p *packet) { p.frames, p.number = frames+padding, number })
+	}
+	first, second := half(crypto(0, 60), 0), half(crypto(60, 104), 1)
+	pair("a ClientHello in two datagrams", accept, first, second)
+	pair("the second datagram first", accept, second, first)
+	pair("two datagrams that repeat bytes", accept, first, half(crypto(20, 104), 2))
+	pair("two datagrams with scrambled frames", accept, half(crypto(80, 104)+crypto(0, 30), 0), half(crypto(30, 80), 1))
+	pair("the first datagram twice", "incomplete", first, first)
+	pair("the second datagram twice", "incomplete", second, second)
+	pair("two datagrams with a gap between them", "incomplete", first, half(crypto(61, 104), 1))
+	pair("halves of two ClientHellos", malformed, half(crypto(0, 70), 0), half(strings.Replace(crypto(60, 104), "4041", "4141", 1), 1))
+	pair("more than the ClientHello in the second datagram", malformed, first, half(crypto(60, 104)+x("06", quic(104), "01 00"), 1))
 	good := build(plain)
 	add("damaged", flipped(good, 500), "sealed", nil)
 	add("under another destination", flipped(good, 6), "sealed", nil)
