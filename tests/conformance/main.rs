@@ -361,7 +361,8 @@ fn initial(input: Input<'_>) -> Outcome {
     let crypto = initial_crypto(&own).unwrap();
     // A ClientHello may have a second datagram, before or behind it.
     let second = input.0.get("second").map(|_| input.bytes("second"));
-    let datagrams: Vec<&[u8]> = [Some(&datagram), second.as_ref()].into_iter().flatten().map(|one| &one[..]).collect();
+    let datagrams: Vec<&[u8]> =
+        [Some(&datagram), second.as_ref()].into_iter().flatten().map(|one| &one[..]).collect();
     match client_hello(&*crypto, &datagrams) {
         Ok(Some(hello)) => Outcome::accept([
             ("dcid", hex(initial.dcid)),

@@ -125,6 +125,7 @@ fn connected() -> PeerStatus {
         since_seconds: Some(7384.9),
         software: Some("culvert/0.1.0".into()),
         mode: Some("lanes".into()),
+        key_exchange: Some("x25519mlkem768".into()),
         rtt_seconds: Some(0.0123),
         rtt_min_seconds: Some(0.0101),
         lanes_up: 1,
@@ -358,6 +359,7 @@ exit: connected
   since         2h 3m
   software      culvert/0.1.0
   datagrams by  lanes
+  key exchange  x25519mlkem768
   RTT           12.3 ms
   least RTT     10.1 ms
   lane packets  sent 10000, received 12, lost 20
