@@ -14,6 +14,7 @@
 //! | the agent dials, the client listens | `listener.rs` |
 //! | what breaks the protocol, and what only seems to | `violations.rs` |
 //! | a client in Python on aioquic | `aioquic.rs`, `aioquic_client.py` |
+//! | the agent's key-exchange group against OpenSSL's, over TCP | `openssl.rs`, `openssl_peer.py` |
 //!
 //! The implementation in Go, with lanes, is a module of its own in `go/`: `go/check` runs its tests.
 
@@ -24,6 +25,7 @@ mod answers;
 mod case;
 mod flows;
 mod listener;
+mod openssl;
 mod payload;
 mod protobuf;
 mod quinn_client;

@@ -1,13 +1,18 @@
 //! A browser that knows nothing of Culvert, on quinn, with as much of HTTP/3 (RFC 9114) as one GET needs.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{
+    net::SocketAddr,
+    sync::{Arc, LazyLock},
+    time::Duration,
+};
 
 use culvert_tests::{clock::PATIENCE, place::Place};
+use gate::hybrid::Hybrid;
 use quinn::{
     ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, RecvStream, SendStream,
     TokioRuntime, TransportConfig, crypto::rustls::QuicClientConfig,
 };
-use rustls::{RootCertStore, pki_types::CertificateDer};
+use rustls::{RootCertStore, crypto::ring, pki_types::CertificateDer};
 use tokio::{runtime::Builder, time::timeout};
 
 use crate::site::NAME;
@@ -64,8 +69,14 @@ impl Browser {
     async fn connect(&self, endpoint: &Endpoint, server: SocketAddr) -> Result<Connection, ConnectionError> {
         let mut roots = RootCertStore::empty();
         roots.add(self.trusted.clone()).unwrap();
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut tls = rustls::ClientConfig::builder_with_provider(provider)
+        // As browsers do: a ClientHello in two datagrams.
+        static HYBRID: LazyLock<Hybrid> = LazyLock::new(|| Hybrid {
+            classical: ring::kx_group::X25519,
+            random: ring::default_provider().secure_random,
+        });
+        let mut provider = ring::default_provider();
+        provider.kx_groups.insert(0, &*HYBRID);
+        let mut tls = rustls::ClientConfig::builder_with_provider(Arc::new(provider))
             .with_protocol_versions(&[&rustls::version::TLS13])
             .unwrap()
             .with_root_certificates(roots)

@@ -275,6 +275,9 @@ func TestGoDialsTheAgent(t *testing.T) {
 			t.Parallel()
 			a, p := dialled(t, lanes, nil)
 			bothWays(t, a, p)
+			if status := a.status(); !strings.Contains(status, `"key_exchange":"x25519mlkem768"`) {
+				t.Fatalf("the session has not the hybrid key exchange: %s", status)
+			}
 			if lanes > 0 && len(p.Stats().Lanes) == 0 {
 				t.Fatal("no lane was used")
 			}
@@ -289,6 +292,9 @@ func TestTheAgentDialsGo(t *testing.T) {
 			t.Parallel()
 			a, _, p := accepted(t, lanes, nil)
 			bothWays(t, a, p)
+			if status := a.status(); !strings.Contains(status, `"key_exchange":"x25519mlkem768"`) {
+				t.Fatalf("the session has not the hybrid key exchange: %s", status)
+			}
 			if lanes > 0 && len(p.Stats().Lanes) == 0 {
 				t.Fatal("no lane was used")
 			}

@@ -507,19 +507,8 @@ impl Gate {
             }
             return Err(Why::Fallback);
         }
-        let hello = client_hello(&*self.parts.crypto, &[datagram]).map_err(Why::Hello)?;
         let admission = Admission { dcid: original, tag, agreement: opened.client };
-        let begun = match hello {
-            Some(hello) => {
-                self.is_allowed_hello(&hello, &opened)?;
-                None
-            }
-            None if !self.partials.has_room(peer.is_some()) => return Err(Why::Partials),
-            None => {
-                let partial = Partial::new(admission, opened.hello_hash, now, datagram);
-                Some(partial.ok_or(Why::Hello(HelloError::Long))?)
-            }
-        };
+        let begun = self.begins(datagram, &opened, admission, peer.is_some(), now)?;
         // No mac1 that holds now is of a later epoch, and none holds longer after the end of its epoch, whatever the window
         // is after a restart.
         let end = self.epochs.0.end().saturating_add(1).saturating_mul(EPOCH_SECONDS);
@@ -540,17 +529,32 @@ impl Gate {
         Ok(Knocked::Began)
     }
 
-    /// Whether a ClientHello that came whole is the one of its knock, and offers what we need.
-    fn is_allowed_hello(&self, hello: &[u8], opened: &Opened) -> Result<(), Why> {
-        if hello_hash(hello) != opened.hello_hash {
+    /// Checks the ClientHello in the first datagram of a knock that is good, of a key that is `known` to the allowlist or not; returns
+    /// what is to be kept if it is not whole.
+    fn begins(
+        &self,
+        datagram: &[u8],
+        opened: &Opened,
+        admission: Admission,
+        known: bool,
+        now: Instant,
+    ) -> Result<Option<Partial>, Why> {
+        let Some(hello) = client_hello(&*self.parts.crypto, &[datagram]).map_err(Why::Hello)? else {
+            if !self.partials.has_room(known) {
+                return Err(Why::Partials);
+            }
+            let partial = Partial::new(admission, opened.hello_hash, now, datagram);
+            return partial.map(Some).ok_or(Why::Hello(HelloError::Long));
+        };
+        if hello_hash(&hello) != opened.hello_hash {
             return Err(Why::OtherHello);
         }
-        // Every ClientHello that offers the hybrid is longer than a datagram, unless the path carries larger ones. TLS would
-        // refuse it too, without a word to the operator.
-        if self.parts.key_exchange == KeyExchange::HybridRequired && !offers_hybrid(hello) {
+        // What offers the hybrid is longer than a datagram of 1200 bytes. TLS would refuse this one too, without a word to the
+        // operator.
+        if self.parts.key_exchange == KeyExchange::HybridRequired && !offers_hybrid(&hello) {
             return Err(Why::OnlyX25519);
         }
-        Ok(())
+        Ok(None)
     }
 
     fn remember(&mut self, tag: [u8; 16], used: Used, now: Instant, unix_seconds: u64) -> Result<(), Why> {

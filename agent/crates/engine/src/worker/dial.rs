@@ -417,7 +417,7 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
             "it is not running, `endpoints` is wrong, or a firewall on the way drops UDP (path)",
             "our key is not among its peers (allowlist): its log names the key that was refused",
             "`public_key` is not its key (key): it cannot even tell that somebody knocks",
-            "it requires another transport.key_exchange, or something on the way drops one of the two datagrams that the hybrid one \
+            "it wants another transport.key_exchange (key exchange), or the way drops one of the two datagrams that a hybrid one \
                  begins with (path): its log says so",
             "our clock differs from its by more than its access.clock_window (clock): up to minutes, its log says by how much",
         ],
@@ -427,6 +427,7 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
                  (clock)",
         ],
         ConnectionError::ConnectionClosed(_) => &[
+            "our transport.key_exchange and its have nothing in common, if it says so (key exchange)",
             "it gave up on a slow handshake (path), or our key was removed there meanwhile (allowlist)",
             "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
                  (clock)",

@@ -188,3 +188,26 @@ fn a_listener_without_the_hybrid_is_reached_by_x25519() {
     carry(&mut pair, Duration::from_secs(4), no_parts());
     assert_eq!(agreed(&mut pair), [(); 2].map(|()| Some("x25519".to_owned())));
 }
+
+#[test]
+fn a_reload_holds_for_the_next_connection() {
+    let mut pair = Pair::connected(4170, "", "");
+    let toml = pair.exit_toml.replace(":4433\"]", ":4433\"], key_exchange = \"x25519\"");
+    let changes = pair.world.reload(pair.exit, &toml).unwrap();
+    assert_eq!(changes.len(), 1, "{changes:?}");
+    pair.world.run(Duration::from_millis(100));
+    assert_eq!(agreed(&mut pair), [(); 2].map(|()| Some("x25519mlkem768".to_owned())), "the session stays");
+    let key = Identity::from_pem(pair.entry_key.to_pem().as_bytes()).unwrap();
+    let entry_toml = pair.entry_toml.clone();
+    pair.world.restart(pair.entry, &entry_toml, &key, &[ENTRY], 78);
+    pair.wait_for_lanes(1);
+    assert_eq!(agreed(&mut pair), [(); 2].map(|()| Some("x25519".to_owned())), "the next one");
+
+    let required = toml.replace("\"x25519\"", "\"hybrid-required\"");
+    pair.world.reload(pair.exit, &required).unwrap();
+    let entry_toml = format!("transport.key_exchange = \"x25519\"\n{entry_toml}");
+    pair.world.restart(pair.entry, &entry_toml, &key, &[ENTRY], 79);
+    pair.world.run(Duration::from_secs(3));
+    assert_eq!(agreed(&mut pair)[0], None, "the gate has learnt it too");
+    assert!(ended(&mut pair, "key_exchange") > 0);
+}

@@ -127,6 +127,7 @@ fn connected() -> PeerStatus {
         preshared_keys: 2,
         preshared_key_in_use: Some(1),
         mode: Some("lanes".into()),
+        key_exchange: Some("x25519mlkem768".into()),
         rtt_seconds: Some(0.0123),
         rtt_min_seconds: Some(0.0101),
         lanes_up: 1,
@@ -361,6 +362,7 @@ exit: connected
   software       culvert/0.1.0
   preshared key  in use: number 1 of 2
   datagrams by   lanes
+  key exchange   x25519mlkem768
   RTT            12.3 ms
   least RTT      10.1 ms
   lane packets   sent 10000, received 12, lost 20
