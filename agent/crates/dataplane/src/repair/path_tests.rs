@@ -196,7 +196,7 @@ impl Run {
         let clock = ManualClock::default();
         let age = scene.deadline + scene.rtt;
         let policy =
-            Policy { means: scene.means, deadline: scene.deadline, max_overhead_ppm: scene.max_overhead_ppm };
+            Policy { means: scene.means, deadline: scene.deadline, max_overhead_ppm: scene.max_overhead_ppm, order: Order::Asap };
         let decoder = DecoderLimits {
             deadline: scene.deadline,
             age: 2 * scene.deadline,

@@ -15,7 +15,7 @@ struct Bench {
 impl Bench {
     fn new(means: Mode, deadline_ms: u64, loss: f64) -> Self {
         let deadline = Duration::from_millis(deadline_ms);
-        let policy = Policy { means, deadline, max_overhead_ppm: 250_000 };
+        let policy = Policy { means, deadline, max_overhead_ppm: 250_000, order: Order::Asap };
         let path = Path {
             loss,
             burst: 1.0,
@@ -151,7 +151,7 @@ fn quantiles_of_the_normal_distribution() {
 
 #[test]
 fn attempts_that_fit() {
-    let policy = Policy { means: Mode::Auto, deadline: Duration::from_millis(200), max_overhead_ppm: 0 };
+    let policy = Policy { means: Mode::Auto, deadline: Duration::from_millis(200), max_overhead_ppm: 0, order: Order::Asap };
     for (rtt_ms, fit) in [(0, 8), (20, 8), (50, 3), (80, 2), (190, 1), (197, 0)] {
         assert_eq!(attempts(&policy, Duration::from_millis(rtt_ms)), fit, "{rtt_ms}");
     }
