@@ -189,6 +189,24 @@ impl Uplink<'_> {
         Some(Repaired { stream, bucket, numbered })
     }
 
+    /// Whether the next payload, of this length, is to be dropped instead of sent, so that its flow learns that the path is full.
+    #[inline]
+    pub(super) fn signals_congestion(&mut self, way: Way, bytes: usize) -> bool {
+        /// Nobody slows down for the loss of an acknowledgement.
+        const LEAST_BYTES: usize = 500;
+        let Some(class) = self.repair.filter(|class| class.terms.order == Order::Hold) else { return false };
+        let streams = match way {
+            Way::Lane(lane) => self.lanes.get_mut(lane).and_then(|slot| slot.repair.as_mut()),
+            Way::Plain => {
+                let plain = self.link.as_deref_mut().and_then(|link| link.plain.as_mut());
+                plain.and_then(|plain| plain.repair.as_mut())
+            }
+            Way::Worker { .. } => None,
+        };
+        let sender = streams.filter(|_| bytes >= LEAST_BYTES).and_then(|streams| streams.sender(class.stream));
+        sender.is_some_and(|sender| sender.signals(class.bucket, self.now))
+    }
+
     /// Answers requests for payloads of a stream of ours.
     fn answer(&mut self, carrier: Carrier, stream: StreamNumber, requests: &[u8]) -> u64 {
         let way = match carrier {
@@ -233,6 +251,10 @@ impl Uplink<'_> {
                     break;
                 }
             }
+            sender.repeat(now, |header, frame| {
+                let frame = Frame { header, payload: frame, counted: false, tos };
+                let _sent = self.push_plainly(way, frame).is_ok();
+            });
         }
         let (mut asks, tos) = (Vec::new(), self.tos);
         for receiver in streams.receivers() {

@@ -100,8 +100,9 @@ const RESIDUAL: f64 = 1.0 / 250.0;
 const BEGIN_HELD_LOSS: f64 = 0.000_3;
 const END_HELD_LOSS: f64 = 0.000_15;
 
-/// The share of the losses that a code may leave to retransmission where both are at work.
-const LEFT_TO_RETRANSMISSION: f64 = 1.0 / 20.0;
+/// The share of windows that a code may leave to retransmission where payloads are held: all others wait a round trip for it, and then
+/// a TCP inside sends its window at once.
+const HELD_RESIDUAL: f64 = 1.0 / 1_000.0;
 
 /// Follows the path and says what to do.
 ///
@@ -179,7 +180,7 @@ impl Planner {
             Mode::Retransmit => {
                 self.retransmitted(&self.retransmission(attempts(&self.policy, path.rtt).max(1), 1.0))
             }
-            Mode::Fec => self.coded(self.overhead(RESIDUAL)),
+            Mode::Fec => self.coded(self.overhead()),
             Mode::Auto => self.auto(path),
         };
         self.plan
@@ -200,9 +201,14 @@ impl Planner {
             let new = if new.is_finite() { new.clamp(least, most) } else { old };
             old + weight * (new - old)
         };
-        self.loss = toward(self.loss, path.loss, 0.0, 1.0);
+        // What a TCP loses to a queue that its own burst overflows is no property of the path.
+        let (most_loss, most_burst) = match self.policy.order {
+            Order::Hold => (2.0 * self.loss + 0.01, 2.0 * self.burst),
+            Order::Asap => (1.0, 100.0),
+        };
+        self.loss = toward(self.loss, path.loss, 0.0, most_loss.min(1.0));
         if path.loss > 0.0 {
-            self.burst = toward(self.burst, path.burst, 1.0, 100.0);
+            self.burst = toward(self.burst, path.burst, 1.0, most_burst.min(100.0));
         }
         if seconds > 0.0 {
             self.per_second = match self.per_second {
@@ -238,12 +244,17 @@ impl Planner {
     /// What payloads get that are held in order: retransmission, which costs nothing until something is lost, and a code where payloads
     /// are so many that it is faster.
     fn held(&self, path: &Path) -> Plan {
+        /// A code over fewer payloads costs more than it gives.
+        const LEAST_WINDOW: f64 = 24.0;
         // The last request comes too late for another one: its answer may cost more.
         let plan = Plan { retransmit_ppm: self.share(self.most()), copies: 2, coding: None };
-        let window = self.window();
-        let is_faster = self.per_second * path.rtt.as_secs_f64() / 2.0 >= window;
-        match self.policy.means == Mode::Auto && self.on && is_faster {
-            true => Plan { coding: self.coded(self.overhead(LEFT_TO_RETRANSMISSION)).coding, ..plan },
+        // Payloads of half a round trip.
+        let window = self.window().min(self.per_second * path.rtt.as_secs_f64() / 2.0);
+        match self.policy.means == Mode::Auto && self.on && window >= LEAST_WINDOW {
+            true => {
+                let overhead = overhead(window, self.loss, self.burst, HELD_RESIDUAL);
+                Plan { coding: self.coding(window, overhead), ..plan }
+            }
             false => plan,
         }
     }
@@ -262,7 +273,7 @@ impl Planner {
             false => (path.rtt + path.rtt / 8, 0.8),
         };
         let attempts = attempts(&self.policy, rtt);
-        let (again, code, most) = (self.retransmission(attempts, favour), self.overhead(RESIDUAL), self.most());
+        let (again, code, most) = (self.retransmission(attempts, favour), self.overhead(), self.most());
         let cheaper = again.is_enough && again.cost <= code * favour;
         self.retransmits = attempts > 0 && (code > most || cheaper);
         match self.retransmits {
@@ -299,19 +310,22 @@ impl Planner {
     }
 
     /// The repairs that a code needs in proportion to payloads.
-    fn overhead(&self, residual: f64) -> f64 {
-        overhead(self.window(), self.loss, self.burst, residual)
+    fn overhead(&self) -> f64 {
+        overhead(self.window(), self.loss, self.burst, RESIDUAL)
     }
 
     fn coded(&self, overhead: f64) -> Plan {
+        Plan { retransmit_ppm: 0, copies: 1, coding: self.coding(self.window(), overhead) }
+    }
+
+    fn coding(&self, window: f64, overhead: f64) -> Option<Coding> {
         let coding = Coding {
-            window: self.window() as u8,
+            window: window as u8,
             overhead_ppm: self.share(overhead),
             age: self.policy.deadline,
             silence: (self.policy.deadline / 8).max(Duration::from_millis(1)),
         };
-        let coding = (coding.overhead_ppm > 0).then_some(coding);
-        Plan { retransmit_ppm: 0, copies: 1, coding }
+        (coding.overhead_ppm > 0).then_some(coding)
     }
 
     /// The payloads of a deadline: the first of them is of no use later.
