@@ -201,8 +201,9 @@ impl Planner {
             let new = if new.is_finite() { new.clamp(least, most) } else { old };
             old + weight * (new - old)
         };
-        // What a TCP loses to a queue that its own burst overflows is no property of the path.
+        // What a TCP loses to a queue that itself has filled is no property of the path.
         let (most_loss, most_burst) = match self.policy.order {
+            Order::Hold if path.is_congested() => (self.loss, self.burst),
             Order::Hold => (2.0 * self.loss + 0.01, 2.0 * self.burst),
             Order::Asap => (1.0, 100.0),
         };

@@ -225,9 +225,11 @@ impl Sender {
             self.sent.advance(HELD_ADVANCE_BYTES);
         }
         let (_, before) = before.unwrap_or((now, counts));
-        let path = counts.since(&before, payloads, least_rtt);
+        let mut path = counts.since(&before, payloads, least_rtt);
+        if self.holds() {
+            path.congested |= self.signals.measure(&path, counts.lost.saturating_sub(before.lost), now);
+        }
         let plan = self.planner.update(&path, now);
-        self.signals.measure(&path, counts.lost.saturating_sub(before.lost));
         self.clean = if counts.lost > before.lost { 0 } else { self.clean + path.packets };
         self.encoder.set(plan.coding);
         self.sent.set(plan.retransmit_ppm, plan.copies);

@@ -60,6 +60,16 @@ const LONG: Scene = Scene {
     seed: 1,
 };
 
+/// A path of which a test needs little time.
+const SHORT: Scene = Scene {
+    rtt: Duration::from_millis(40),
+    rate: 40e6,
+    queue: Duration::from_millis(20),
+    seconds: 6,
+    warm_up: 8,
+    ..LONG
+};
+
 /// What a segment is to the sender.
 #[derive(Clone, Copy)]
 struct Flight {
@@ -641,10 +651,26 @@ impl World {
     }
 }
 
+/// The figures of `docs/decisions/0019-repair-code.md`, if `CULVERT_REPAIR_SECONDS` asks for them: some minutes.
 #[test]
-fn one_stream_with_cubic() {
-    let asked = env::var("CULVERT_TEST_LOSS").ok().and_then(|loss| loss.parse().ok());
-    for loss in [0.0, 0.001, 0.01, 0.03].into_iter().filter(|loss| asked.is_none_or(|asked: f64| asked == *loss)) {
-        World::new(Scene { loss, ..LONG }).run();
+fn one_stream_fills_a_long_path() {
+    let Some(seconds) = env::var("CULVERT_REPAIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok()) else { return };
+    for (loss, mbit) in [(0.0, 175.0), (0.001, 160.0), (0.01, 140.0), (0.03, 130.0)] {
+        assert!(World::new(Scene { loss, seconds, ..LONG }).run() >= mbit);
     }
+}
+
+#[test]
+fn one_stream_fills_a_short_path() {
+    for (loss, mbit) in [(0.0, 33.0), (0.001, 33.0), (0.01, 31.0), (0.03, 27.0)] {
+        let reached = World::new(Scene { loss, ..SHORT }).run();
+        assert!(reached >= mbit, "{reached} Mbit/s with a loss of {loss}");
+    }
+}
+
+/// Without random loss the stream has as much as it has without repair, and no longer a queue.
+#[test]
+fn one_stream_on_a_full_path_is_told_so() {
+    let [with, without] = [Mode::Auto, Mode::Off].map(|mode| World::new(Scene { mode, ..SHORT }).run());
+    assert!(with >= 0.95 * without, "{with} and {without} Mbit/s");
 }
