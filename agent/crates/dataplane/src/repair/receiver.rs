@@ -132,7 +132,8 @@ impl Receiver {
     /// Takes the payload `frame`, which came with this number and distance.
     pub fn receive(
         &mut self,
-        (number, distance): (u64, u16),
+        number: u64,
+        distance: u16,
         frame: &[u8],
         now: Instant,
         deliver: &mut impl FnMut(Delivered<'_>),

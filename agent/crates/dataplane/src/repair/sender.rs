@@ -380,53 +380,14 @@ fn is_acknowledgement(frame: &[u8]) -> bool {
     let Ok(view) = IpView::parse(packet) else { return false };
     let Some([offset, flags, ..]) = packet.get(view.transport_at + DATA_OFFSET_AT..) else { return false };
     let header = usize::from(offset >> 4) * 4;
-    view.protocol == TCP && view.ports.is_some() && flags & CONTROL == 0 && view.transport_at + header == view.len
+    view.protocol == TCP
+        && view.ports.is_some()
+        && flags & CONTROL == 0
+        && view.transport_at + header == view.len
 }
 
 const _: () = assert!(NUMBER_BYTES == 6, "a frame ends its header with number and distance");
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use wire::clock::{Clock as _, ManualClock};
-
-    #[test]
-    fn the_shortest_round_trip_is_that_of_the_last_minutes() {
-        let clock = ManualClock::default();
-        let mut shortest = Shortest::new(clock.now());
-        let mut sample = |rtt_ms, seconds| {
-            clock.advance(Duration::from_secs(seconds));
-            shortest.sample(Duration::from_millis(rtt_ms), clock.now()).as_millis()
-        };
-        assert_eq!([sample(40, 1), sample(90, 30), sample(90, 30), sample(90, 30)], [40; 4]);
-        assert_eq!([sample(90, 29), sample(90, 60)], [40, 90]);
-    }
-
-    #[test]
-    fn payloads_get_numbers_while_the_path_loses_some() {
-        let (clock, memory) = (ManualClock::default(), Arc::default());
-        let terms = Terms { mode: Mode::Retransmit, ..Terms::OFF };
-        let mut sender = Sender::new(StreamNumber(3), terms, &memory).expect("there is no limit");
-        let mut counts = PathCounts { rtt: Duration::from_millis(40), ..PathCounts::default() };
-        let mut run = |sender: &mut Sender, lost| {
-            clock.advance(Duration::from_millis(100));
-            (counts.acked, counts.lost, counts.runs) =
-                (counts.acked + 1_000 - lost, counts.lost + lost, counts.runs + lost);
-            sender.begin(&terms, 10, || counts, clock.now())
-        };
-        assert!(!(0..50).any(|_| run(&mut sender, 1)), "a loss of 0.1 % is none");
-        assert!((0..50).any(|_| run(&mut sender, 50)));
-        let mut frame = [12, 3, 0, 0, 0, 0, 0, 0, 2, 2, 0x68];
-        for (number, distance) in [(0, 0), (1, 1), (2, 1)] {
-            sender.number(&mut frame, 7, clock.now());
-            assert_eq!(frame, [12, 3, 0, 0, 0, number, 0, distance, 2, 2, 0x68]);
-        }
-        sender.number(&mut frame, 8, clock.now());
-        assert_eq!(frame[2..8], [0, 0, 0, 3, 0, 0], "the first of its flow");
-        let mut answers = Vec::new();
-        let ask = Ask { first: 1, count: 2, attempt: 0, last: false };
-        sender.answer(&ask, |header, frame| answers.push([header, frame].concat()));
-        assert_eq!(answers[0], [12, 3, 0, 0, 0, 1, 0, 1, 2, 2, 0x68]);
-        assert!((0..200).any(|_| !run(&mut sender, 0)), "and none any more when nothing is lost");
-    }
-}
+#[path = "sender_tests.rs"]
+mod tests;

@@ -303,9 +303,16 @@ enum Event {
     /// Requests at the sender.
     Asks(Vec<Ask>),
     /// What the receiver delivered so far, at the TCP sender.
-    Acked { next: u64, highest: u64, echoed: Instant },
+    Acked {
+        next: u64,
+        highest: u64,
+        echoed: Instant,
+    },
     /// The lane learns of a packet.
-    Fate { lost: bool, sent: Instant },
+    Fate {
+        lost: bool,
+        sent: Instant,
+    },
     Acknowledge,
 }
 
@@ -452,7 +459,8 @@ impl World {
         self.totals.random += u64::from(random);
         self.totals.tail += u64::from(tail);
         if !random && !tail {
-            self.free_at = self.free_at.max(now) + Duration::from_secs_f64(bytes as f64 * 8.0 / self.scene.rate);
+            self.free_at =
+                self.free_at.max(now) + Duration::from_secs_f64(bytes as f64 * 8.0 / self.scene.rate);
             self.plan(self.free_at + self.scene.rtt / 2, Event::Frame(frame));
         }
         let known = self.free_at.max(now) + self.scene.rtt;
@@ -516,7 +524,7 @@ impl World {
                     }
                 });
                 let inner = &frame[payload_at..];
-                self.receiver.receive((number, distance), inner, now, &mut |delivered| {
+                self.receiver.receive(number, distance, inner, now, &mut |delivered| {
                     others.push(match delivered {
                         Delivered::This => inner.to_vec(),
                         Delivered::Other(frame) => frame.to_vec(),
@@ -638,7 +646,8 @@ impl World {
             sums.add(&self.sender.take_counts());
             got.add(&self.receiver.take_counts());
         }
-        let mbit = (self.totals.delivered - counted) as f64 * MSS as f64 * 8.0 / 1e6 / f64::from(scene.seconds);
+        let mbit =
+            (self.totals.delivered - counted) as f64 * MSS as f64 * 8.0 / 1e6 / f64::from(scene.seconds);
         println!(
             "loss {} %, {:?}: {mbit:.1} Mbit/s, reduced {}, timeouts {}, {:?} {sums:?} {got:?}",
             100.0 * scene.loss,
@@ -654,7 +663,10 @@ impl World {
 /// The figures of `docs/decisions/0019-repair-code.md`, if `CULVERT_REPAIR_SECONDS` asks for them: some minutes.
 #[test]
 fn one_stream_fills_a_long_path() {
-    let Some(seconds) = env::var("CULVERT_REPAIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok()) else { return };
+    let Some(seconds) = env::var("CULVERT_REPAIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok())
+    else {
+        return;
+    };
     for (loss, mbit) in [(0.0, 175.0), (0.001, 160.0), (0.01, 140.0), (0.03, 130.0)] {
         assert!(World::new(Scene { loss, seconds, ..LONG }).run() >= mbit);
     }
