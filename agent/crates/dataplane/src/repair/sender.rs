@@ -239,8 +239,13 @@ impl Sender {
         }
     }
 
+    /// Whether payloads are held in order and may be sent again.
     fn holds(&self) -> bool {
-        self.terms.order == Order::Hold && self.terms.mode != Mode::Off
+        self.terms.order == Order::Hold
+            && match self.terms.mode {
+                Mode::Retransmit | Mode::Auto => true,
+                Mode::Fec | Mode::Off => false,
+            }
     }
 
     /// Whether a payload of this bucket is to be dropped instead of sent, so that its flow learns that the path is full: what the path
