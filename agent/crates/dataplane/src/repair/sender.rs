@@ -203,7 +203,7 @@ impl Sender {
         if self.measured.is_none_or(|(at, _)| now.saturating_duration_since(at) >= INTERVAL) {
             self.measure(path(), now);
         }
-        if self.numbered_until.is_none_or(|until| until <= now) {
+        if !self.is_numbered(now) {
             return false;
         }
         // What has just been kept displaced payloads that could still be asked for.
@@ -228,6 +228,9 @@ impl Sender {
         let mut path = counts.since(&before, payloads, least_rtt);
         if self.holds() {
             path.congested |= self.signals.measure(&path, counts.lost.saturating_sub(before.lost), now);
+            if !self.is_numbered(now) {
+                self.signals.forgive();
+            }
         }
         let plan = self.planner.update(&path, now);
         self.clean = if counts.lost > before.lost { 0 } else { self.clean + path.packets };
@@ -237,6 +240,10 @@ impl Sender {
         if !plan.is_off() && (self.clean < CLEAN_PACKETS || plan.coding.is_some()) {
             self.numbered_until = Some(now + 2 * self.terms.deadline + counts.rtt);
         }
+    }
+
+    fn is_numbered(&self, now: Instant) -> bool {
+        self.numbered_until.is_some_and(|until| now < until)
     }
 
     /// Whether payloads are held in order and may be sent again.

@@ -31,9 +31,14 @@ impl Signals {
         let full = queued || self.queued || self.usual.is_exceeded(lost, path.packets, now);
         self.queued = queued;
         self.owed = if full { u32::try_from(lost).unwrap_or(u32::MAX) } else { 0 };
-        // A flow answers after a round trip, and its answer shows in the smoothed round trip after another one.
-        self.interval = 2 * path.rtt + Duration::from_millis(100);
+        // A flow answers after a round trip, the queue empties in another one, and the smoothed round trip of two measurements shows it.
+        self.interval = 4 * path.rtt + Duration::from_millis(100);
         full
+    }
+
+    /// Nothing of what was lost is repaired, so that flows know.
+    pub(super) fn forgive(&mut self) {
+        self.owed = 0;
     }
 
     /// Whether any flow is to hear of congestion.
@@ -115,7 +120,7 @@ mod tests {
         assert_eq!(run(0, 3), [false; 3], "a path without a queue is not full");
         assert_eq!(run(30, 0), [false; 3], "nor is one that loses nothing");
         assert_eq!(run(0, 3), [true, false, true], "these met the queue of the last measurement");
-        assert_eq!(run(30, 3), [false; 3]);
+        assert_eq!([run(30, 3), run(30, 3)], [[false; 3]; 2]);
         assert_eq!(run(30, 1), [true, false, false], "as many as are lost");
     }
 
