@@ -238,7 +238,8 @@ section! {
         /// 2s: how long a missing datagram may still come, from the first later one. `max_overhead`: the bytes of repair in
         /// proportion to the datagrams, up to 2. `order`: deliver what comes `"asap"`, or `"hold"` it until earlier datagrams of
         /// its flow are there or their deadline is over. Below a loss of 0.2 %, and where packets queue on the path, nothing is
-        /// repaired. The peer learns of the setting and does the same, if its version knows this key.
+        /// repaired; with `"hold"` everything is, until that is no use. The peer learns of the setting and does the same, if its
+        /// version knows this key.
         // 30 % are enough for a loss of 10 % without time to send anything again.
         repair: Terms = Terms::OFF, repair(), Now;
         /// Which protocol it serves, on the upstream's port.

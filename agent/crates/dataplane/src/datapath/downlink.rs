@@ -21,7 +21,7 @@ use wire::{
 
 use crate::{
     datapath::{
-        repair::{self, Carrier, Released},
+        repair::{self, Carrier, FrameAt, Released, Source},
         segments::Cutting,
         shares::Shares,
         uplink::Uplink,
@@ -226,7 +226,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             if repair::is_repaired(batch.buffer(slot)) {
                 self.notes.recent = None;
                 // Other workers hand over what is inside only.
-                self.repaired_frame(batch, (slot, range), (Carrier::Plain, lane), late);
+                let source = Source { carrier: Carrier::Plain, lane };
+                self.repaired_frame(batch, FrameAt { slot, range }, source, late);
                 continue;
             }
             self.frame(batch, slot, range, lane);
@@ -358,8 +359,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             match self.run(batch, origins.slot, rest, lane) {
                 0 if repair::is_repaired(&batch.buffer(origins.slot)[first.clone()]) => {
                     self.notes.recent = None;
-                    let frame = (origins.slot, first.clone());
-                    self.repaired_frame(batch, frame, (Carrier::Lane(id), lane), late);
+                    let frame = FrameAt { slot: origins.slot, range: first.clone() };
+                    self.repaired_frame(batch, frame, Source { carrier: Carrier::Lane(id), lane }, late);
                     rest = after;
                 }
                 0 => {

@@ -276,6 +276,11 @@ impl Uplink<'_> {
         let mut done = 0;
         while done < count {
             let left = payloads.skip(done);
+            if self.signals_congestion(way, left.bytes_of(1)) {
+                self.relay.uplink.drop(DropReason::Aqm, 1);
+                done += 1;
+                continue;
+            }
             let (sent, result) = self.send(way, &left);
             self.note_sent(sent, left.bytes_of(sent));
             done += sent;

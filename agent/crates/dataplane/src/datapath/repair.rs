@@ -52,6 +52,21 @@ pub(super) enum Carrier {
     Plain,
 }
 
+/// Where a repaired frame came from.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Source {
+    pub(super) carrier: Carrier,
+    pub(super) lane: LaneRef,
+}
+
+/// Where a frame lies in the batch.
+#[derive(Clone, Debug)]
+pub(super) struct FrameAt {
+    /// The index of its buffer.
+    pub(super) slot: usize,
+    pub(super) range: Range<usize>,
+}
+
 /// Frames that waited for others, or were recovered: they are taken after the present batch.
 #[derive(Debug, Default)]
 pub struct Released {
@@ -188,6 +203,25 @@ impl Uplink<'_> {
         Some(Repaired { stream, bucket, numbered })
     }
 
+    /// Whether the next payload, of this length, is to be dropped instead of sent, so that its flow learns that the path is full.
+    #[inline]
+    pub(super) fn signals_congestion(&mut self, way: Way, bytes: usize) -> bool {
+        /// Nobody slows down for the loss of an acknowledgement.
+        const LEAST_BYTES: usize = 500;
+        let Some(class) = self.repair.filter(|class| class.terms.order == Order::Hold) else { return false };
+        let streams = match way {
+            Way::Lane(lane) => self.lanes.get_mut(lane).and_then(|slot| slot.repair.as_mut()),
+            Way::Plain => {
+                let plain = self.link.as_deref_mut().and_then(|link| link.plain.as_mut());
+                plain.and_then(|plain| plain.repair.as_mut())
+            }
+            Way::Worker { .. } => None,
+        };
+        let sender =
+            streams.filter(|_| bytes >= LEAST_BYTES).and_then(|streams| streams.sender(class.stream));
+        sender.is_some_and(|sender| sender.signals(class.bucket, self.now))
+    }
+
     /// Answers requests for payloads of a stream of ours.
     fn answer(&mut self, carrier: Carrier, stream: StreamNumber, requests: &[u8]) -> u64 {
         let way = match carrier {
@@ -232,6 +266,10 @@ impl Uplink<'_> {
                     break;
                 }
             }
+            sender.repeat(now, |header, frame| {
+                let frame = Frame { header, payload: frame, counted: false, tos };
+                let _sent = self.push_plainly(way, frame).is_ok();
+            });
         }
         let (mut asks, tos) = (Vec::new(), self.tos);
         for receiver in streams.receivers() {
@@ -283,20 +321,21 @@ impl Uplink<'_> {
 }
 
 impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
-    /// Takes a frame with a numbered payload, a repair symbol or requests, which lies at `range` of the buffer in `slot` and came on
-    /// `lane`. A payload that is `late` is dropped for that, and not missing.
+    /// Takes a frame with a numbered payload, a repair symbol or requests. A payload that is `late` is dropped for that, and not missing.
     pub(super) fn repaired_frame(
         &mut self,
         batch: &mut ReceiveBatch,
-        (slot, range): (usize, Range<usize>),
-        (carrier, lane): (Carrier, LaneRef),
+        frame: FrameAt,
+        source: Source,
         late: bool,
     ) {
+        let FrameAt { slot, range } = frame;
+        let Source { carrier, lane } = source;
         let data = &batch.buffer(slot)[range.clone()];
         match Context::decode(data) {
             Some(Context::Numbered { stream, number, distance, payload_at }) => {
-                let inner = range.start + payload_at..range.end;
-                self.numbered(batch, (slot, inner), (carrier, lane), (stream, number, distance), late);
+                let inner = FrameAt { slot, range: range.start + payload_at..range.end };
+                self.numbered(batch, inner, source, &Numbers { stream, number, distance }, late);
             }
             Some(Context::Repair { stream, header, payload_at }) => {
                 let terms = self.terms(lane.peer, stream);
@@ -325,15 +364,18 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         }
     }
 
-    /// Takes a numbered payload, whose frame lies at `inner`.
+    /// Takes a numbered payload, whose frame is `inner`.
     fn numbered(
         &mut self,
         batch: &mut ReceiveBatch,
-        (slot, inner): (usize, Range<usize>),
-        (carrier, lane): (Carrier, LaneRef),
-        (stream, number, distance): (StreamNumber, u32, u16),
+        inner: FrameAt,
+        source: Source,
+        numbers: &Numbers,
         late: bool,
     ) {
+        let FrameAt { slot, range: inner } = inner;
+        let Source { carrier, lane } = source;
+        let Numbers { stream, number, distance } = *numbers;
         let terms = self.terms(lane.peer, stream);
         let now = self.now;
         let streams = streams_of(self.peers, self.lanes, carrier, lane.peer);
@@ -355,13 +397,12 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             let frame = &mut buffer[inner.clone()];
             mark(frame, ecn);
             let frame = &*frame;
-            let outcome =
-                receiver.receive((number, distance), frame, now, &mut |delivered| match delivered {
-                    // Nothing overtakes what is released before it.
-                    Delivered::This if !holds || released.is_empty() => at_once = true,
-                    Delivered::This => released.push(lane, frame),
-                    Delivered::Other(frame) => released.push(lane, frame),
-                });
+            let outcome = receiver.receive(number, distance, frame, now, &mut |delivered| match delivered {
+                // Nothing overtakes what is released before it.
+                Delivered::This if !holds || released.is_empty() => at_once = true,
+                Delivered::This => released.push(lane, frame),
+                Delivered::Other(frame) => released.push(lane, frame),
+            });
             let payload =
                 || Context::decode(frame).and_then(|context| Some(frame.len() - context.payload_at()?));
             match outcome {
@@ -414,7 +455,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         if let LaneState::Draining { .. } = slot.state {
             streams.close();
         }
-        self.repair_streams(&mut streams, (Carrier::Lane(id), LaneRef { peer, lane: index }), sends, rtt);
+        let source = Source { carrier: Carrier::Lane(id), lane: LaneRef { peer, lane: index } };
+        self.repair_streams(&mut streams, source, sends, rtt);
         if let Some(slot) = self.lanes.get_mut(id) {
             slot.repair = Some(streams);
         }
@@ -424,20 +466,16 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     pub fn repair_plain(&mut self, peer: PeerId, rtt: Duration) {
         let plain = |state: &mut PeerData| state.link.as_mut()?.plain.as_mut()?.repair.take();
         let Some(mut streams) = self.peers.data_mut(peer).and_then(plain) else { return };
-        self.repair_streams(&mut streams, (Carrier::Plain, LaneRef { peer, lane: 0 }), true, rtt);
+        let source = Source { carrier: Carrier::Plain, lane: LaneRef { peer, lane: 0 } };
+        self.repair_streams(&mut streams, source, true, rtt);
         let link = self.peers.data_mut(peer).and_then(|state| state.link.as_mut());
         if let Some(plain) = link.and_then(|link| link.plain.as_mut()) {
             plain.repair = Some(streams);
         }
     }
 
-    fn repair_streams(
-        &mut self,
-        streams: &mut LaneRepair,
-        (carrier, lane): (Carrier, LaneRef),
-        sends: bool,
-        rtt: Duration,
-    ) {
+    fn repair_streams(&mut self, streams: &mut LaneRepair, source: Source, sends: bool, rtt: Duration) {
+        let Source { carrier, lane } = source;
         let (released, now) = (&mut self.notes.released, self.now);
         for receiver in streams.receivers() {
             receiver.expire(now, &mut |delivered| {
@@ -459,6 +497,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     fn terms(&self, peer: PeerId, stream: StreamNumber) -> Option<Terms> {
         self.peers.data(peer)?.relay.repairs.of_stream(stream)
     }
+}
+
+/// What precedes the frame in a numbered payload.
+struct Numbers {
+    stream: StreamNumber,
+    number: u32,
+    distance: u16,
 }
 
 /// The streams of a carrier, which begin now if there are none.

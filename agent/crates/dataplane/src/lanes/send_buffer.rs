@@ -11,7 +11,8 @@
 //! GSO message.
 //!
 //! While the kernel has no room, a send buffer takes no payloads, and keeps those that it has for as long as they may wait
-//! (`send_buffer_expiry.rs`). A reserve at its end is for the agent's own packets.
+//! (`send_buffer_expiry.rs`). `send_buffer_packets.rs` writes frames and seals packets, `send_buffer_room.rs` has which sockets hold a
+//! buffer. A reserve at its end is for the agent's own packets.
 
 use std::time::Instant;
 
@@ -26,9 +27,7 @@ use wire::{
 };
 
 use crate::{
-    lanes::{
-        Frame, LaneId, LaneSlot, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX, numbers::Number,
-    },
+    lanes::{Frame, LaneId, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX, numbers::Number},
     relay::{DropReason, Settlement, Settlements, fragments::LEAST_PIECE},
     repair::Repaired,
 };
@@ -285,12 +284,35 @@ impl Underlays {
         now: Instant,
     ) -> Result<(), PushError> {
         let slot = lanes.get_mut(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
-        let (id, budget, peer) = (slot.underlay, slot.packet_budget, slot.peer);
-        let inner_len = frame.header.len() + frame.payload.len();
         // A payload that is to be repaired leaves room for what repairs it.
         let reserve = if repair.is_some() { REPAIR_OVERHEAD } else { 0 };
+        // Taken out, because the lane seals meanwhile.
+        let mut streams = repair.and_then(|_| slot.repair.take());
+        let mut number = Number::of_streams(repair, streams.as_deref_mut(), now);
+        let pushed = self.push_numbered(lanes, lane, frame, reserve, &mut number, now);
+        if streams.is_some()
+            && let Some(slot) = lanes.get_mut(lane)
+        {
+            slot.repair = streams;
+        }
+        pushed
+    }
+
+    /// Puts one frame into a packet of `lane` that has `reserve` bytes more.
+    #[inline]
+    fn push_numbered(
+        &mut self,
+        lanes: &mut Lanes,
+        lane: LaneId,
+        frame: Frame<'_>,
+        reserve: usize,
+        number: &mut Number<'_>,
+        now: Instant,
+    ) -> Result<(), PushError> {
+        let slot = lanes.get(lane).ok_or(PushError::NotUp)?;
+        let (id, budget, peer) = (slot.underlay, slot.packet_budget, slot.peer);
+        let inner_len = frame.header.len() + frame.payload.len();
         let alone = HEADER_LEN + datagram::encoded_len_to_end(inner_len + reserve) + TAG_LEN;
-        let mut number = Number::of(repair, slot, now);
         let data_len = number.header().len() + inner_len;
         let with_len = datagram::encoded_len(data_len);
         if alone > budget {
@@ -299,19 +321,17 @@ impl Underlays {
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
         if let Some(open) = underlay.open {
             if open.lane == lane && open.tos == frame.tos && open.len + with_len + TAG_LEN <= budget {
-                return underlay.append(open, budget, frame, with_len - data_len, &mut number);
+                return underlay.append(open, budget, frame, with_len - data_len, number);
             }
             underlay.finish(lanes, now, &mut self.settlements);
         }
         self.make_room(id, Share::Payloads, budget, now)?;
         let underlay = self.sockets.get_mut(id.0 as usize).ok_or(PushError::NotUp)?;
-        let slot = lanes.get_mut(lane).ok_or(PushError::NotUp)?;
-        let mut number = Number::of(repair, slot, now);
         let open = OpenPacket { lane, peer, len: HEADER_LEN, frames: 0, payloads: 0, tos: frame.tos };
         if HEADER_LEN + 2 * with_len + TAG_LEN <= budget {
-            underlay.append(open, budget, frame, with_len - data_len, &mut number)
+            underlay.append(open, budget, frame, with_len - data_len, number)
         } else {
-            underlay.append(open, budget, frame, 1, &mut number)?;
+            underlay.append(open, budget, frame, 1, number)?;
             underlay.finish(lanes, now, &mut self.settlements);
             Ok(())
         }
@@ -507,277 +527,9 @@ impl Underlays {
         }
     }
 
-    /// Gives socket `id` a send buffer.
-    fn give_send_buffer(&mut self, id: UnderlayId, now: Instant) {
-        if self.held >= MOST_SEND_BUFFERS {
-            self.reclaim(now);
-        }
-        let batch = self.spare.pop();
-        let batch = batch.unwrap_or_else(|| SendBatch::new(SendBatch::DEFAULT_BYTES + RESERVE_BYTES));
-        if let Some(underlay) = self.sockets.get_mut(id.0 as usize) {
-            underlay.send_buffer = Some(batch);
-            self.held += 1;
-        }
-    }
-
-    /// Takes back the send buffers of sockets that can send what is in them; if there is none, that of the socket which has had no room
-    /// for longest, and what waits there is dropped.
-    fn reclaim(&mut self, now: Instant) {
-        for index in 0..self.dirty.len() {
-            let id = self.dirty[index];
-            let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { continue };
-            if underlay.blocked.is_some() || underlay.open.is_some() {
-                continue;
-            }
-            if underlay.send(&mut self.settlements, now) {
-                self.newly_blocked.push(id);
-            } else if let Some(batch) = underlay.send_buffer.take() {
-                self.give_back(batch);
-            }
-        }
-        if self.held < MOST_SEND_BUFFERS {
-            return;
-        }
-        let blocked = self.sockets.iter().filter(|(_, underlay)| underlay.send_buffer.is_some());
-        let blocked = blocked.filter_map(|(index, underlay)| Some((underlay.blocked?, index)));
-        let Some((_, index)) = blocked.min() else { return };
-        let Some(underlay) = self.sockets.get_mut(index) else { return };
-        underlay.blocked = None;
-        if let Some(batch) = underlay.send_buffer.take() {
-            for message in batch.messages().iter().filter(|message| message.owner != NO_OWNER) {
-                let payloads = u64::from(message.payloads);
-                self.settlements.note(PeerId(message.owner), payloads, Some(DropReason::QueueMemory));
-            }
-            self.give_back(batch);
-        }
-        self.evicted.extend(u32::try_from(index).map(UnderlayId));
-    }
-
-    /// Takes back a send buffer that no socket needs any more.
-    fn give_back(&mut self, mut batch: SendBatch) {
-        self.held = self.held.saturating_sub(1);
-        if self.spare.len() < MOST_SPARE {
-            batch.clear();
-            self.spare.push(batch);
-        }
-    }
-
-    /// Sockets whose send buffer another one needed since this was last asked: they may try again.
-    pub fn take_evicted(&mut self) -> Vec<UnderlayId> {
-        std::mem::take(&mut self.evicted)
-    }
-
-    /// What all send buffers take, in bytes, those included that no socket is using.
-    #[must_use]
-    pub fn send_buffer_bytes(&self) -> usize {
-        (self.held + self.spare.len()) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
-    }
-
-    /// What waits in a socket's send buffer for the kernel.
-    #[must_use]
-    pub fn waiting(&self, id: UnderlayId) -> Waiting {
-        let send_buffer = self.get(id).and_then(|underlay| underlay.send_buffer.as_ref());
-        send_buffer.map_or_else(Waiting::default, |batch| Waiting {
-            datagrams: batch.datagrams(),
-            bytes: batch.bytes(),
-        })
-    }
-
-    /// Whether the kernel has no room for what the socket is to send.
-    #[must_use]
-    pub fn is_blocked(&self, id: UnderlayId) -> bool {
-        self.get(id).is_some_and(|underlay| underlay.blocked.is_some())
-    }
-
-    /// Whether the socket, or the reserve of its send buffer, has room for a packet of the agent itself.
-    #[must_use]
-    pub fn takes_own(&self, id: UnderlayId, bytes: usize) -> bool {
-        self.get(id).is_some_and(|underlay| {
-            let fits = |batch: &SendBatch| Share::Whole.fits(batch, bytes);
-            underlay.blocked.is_none() || underlay.send_buffer.as_ref().is_none_or(fits)
-        })
-    }
-
-    /// The socket reported that it is ready: if it had no room, try again. Returns whether it was blocked and now is not.
-    pub fn unblock(&mut self, id: UnderlayId, lanes: &mut Lanes, now: Instant) -> bool {
-        let Some(underlay) =
-            self.sockets.get_mut(id.0 as usize).filter(|underlay| underlay.blocked.is_some())
-        else {
-            return false;
-        };
-        underlay.finish(lanes, now, &mut self.settlements);
-        underlay.send(&mut self.settlements, now);
-        if underlay.blocked.is_some() {
-            return false;
-        }
-        if let Some(batch) = underlay.send_buffer.take() {
-            self.give_back(batch);
-        }
-        true
-    }
-
     /// What became of payloads since the last call.
     pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
         self.settlements.drain()
-    }
-}
-
-impl Underlay {
-    /// Writes one DATAGRAM frame into the packet under construction.
-    fn append(
-        &mut self,
-        mut open: OpenPacket,
-        budget: usize,
-        frame: Frame<'_>,
-        frame_header_len: usize,
-        number: &mut Number<'_>,
-    ) -> Result<(), PushError> {
-        let Frame { header, payload, counted, .. } = frame;
-        let tail =
-            self.send_buffer.as_mut().and_then(|batch| batch.tail(budget)).ok_or(PushError::Blocked)?;
-        let room = &mut tail[open.len..];
-        let before = number.header().len();
-        let data_len = before + header.len() + payload.len();
-        let written = if frame_header_len == 1 {
-            datagram::write_header_to_end(room)
-        } else {
-            datagram::write_header_with_len(room, data_len)
-        };
-        let at = written.ok_or(PushError::Blocked)?;
-        room[at..at + before].copy_from_slice(number.header());
-        room[at + before..at + before + header.len()].copy_from_slice(header);
-        room[at + before + header.len()..at + data_len].copy_from_slice(payload);
-        number.give(&mut room[at..at + data_len]);
-        open.len += at + data_len;
-        open.frames += 1;
-        open.payloads += u16::from(counted);
-        self.open = Some(open);
-        Ok(())
-    }
-
-    /// Writes DATAGRAM frames of one length into the packet under construction, as many as fit; returns how many.
-    fn append_same_size(
-        &mut self,
-        mut open: OpenPacket,
-        budget: usize,
-        payloads: &Payloads<'_>,
-        number: &mut Number<'_>,
-    ) -> usize {
-        let Payloads { header, segment, .. } = *payloads;
-        // Packets that are cut fill a packet each, but for the smallest.
-        if payloads.cut.is_some() {
-            return 0;
-        }
-        let numbered = number.header();
-        let data_len = numbered.len() + header.len() + segment;
-        let mut prefix = [0; MAX_PREFIX];
-        let Some(at) = datagram::write_header_with_len(&mut prefix, data_len) else { return 0 };
-        let context_at = at + numbered.len();
-        let Some(place) = prefix.get_mut(at..context_at + header.len()) else { return 0 };
-        place[..numbered.len()].copy_from_slice(numbered);
-        place[numbered.len()..].copy_from_slice(header);
-        let prefix = &prefix[..context_at + header.len()];
-        let room = self
-            .send_buffer
-            .as_mut()
-            .and_then(|batch| batch.tail(budget))
-            .and_then(|tail| tail.get_mut(open.len..budget.saturating_sub(TAG_LEN)));
-        let Some(room) = room else { return 0 };
-
-        let mut count = 0;
-        for (frame, payload) in room.chunks_exact_mut(prefix.len() + segment).zip(payloads.full()) {
-            let (start, rest) = frame.split_at_mut(prefix.len());
-            start.copy_from_slice(prefix);
-            rest.copy_from_slice(payload);
-            number.give(&mut frame[at..]);
-            count += 1;
-            if number.owes() {
-                break;
-            }
-        }
-        open.len += usize::from(count) * (prefix.len() + segment);
-        open.frames += count;
-        open.payloads += count;
-        self.open = Some(open);
-        usize::from(count)
-    }
-
-    /// Seals a packet for each of the datagrams that have the full length, while there is room; returns how many.
-    fn seal_same_size(
-        &mut self,
-        slot: &mut LaneSlot,
-        payloads: &Payloads<'_>,
-        number: &mut Number<'_>,
-        now: Instant,
-    ) -> usize {
-        let (Some(batch), Some(path)) = (self.send_buffer.as_mut(), slot.path()) else { return 0 };
-        let path = Path { tos: payloads.tos, ..path };
-        let mut prefix = [0; MOST_FRAME_PREFIX];
-        let before = number.header().len();
-        let prefix = &mut prefix[..before + payloads.prefix_len()];
-        prefix[..before].copy_from_slice(number.header());
-        payloads.write_prefix(&mut prefix[before..]);
-        let len = HEADER_LEN + datagram::encoded_len_to_end(prefix.len() + payloads.segment) + TAG_LEN;
-        let mut count = 0;
-        for payload in payloads.full() {
-            if !Share::Payloads.fits(batch, len) {
-                break;
-            }
-            let Some(packet) = batch.tail(len) else { break };
-            let (start, rest) = packet[HEADER_LEN + 1..len - TAG_LEN].split_at_mut(prefix.len());
-            start.copy_from_slice(prefix);
-            rest.copy_from_slice(payload);
-            payloads.complete(&mut start[before..], count, payload);
-            number.give(&mut packet[HEADER_LEN + 1..len - TAG_LEN]);
-            // Whoever pushes the next one finds out why and says so.
-            if datagram::write_header_to_end(&mut packet[HEADER_LEN..]).is_none()
-                || slot.core.seal(packet, true, now).is_err()
-            {
-                break;
-            }
-            batch.commit(&path, slot.peer.0, len, 1);
-            count += 1;
-            if number.owes() {
-                break;
-            }
-        }
-        slot.core.count_datagrams_sent(count as u64);
-        count
-    }
-
-    /// Seals the packet under construction and commits it to the batch, or drops its payloads for a reason.
-    fn finish(&mut self, lanes: &mut Lanes, now: Instant, settlements: &mut Settlements) {
-        let Some(open) = self.open.take() else { return };
-        let len = open.len + TAG_LEN;
-        let lane = lanes.get_mut(open.lane).and_then(|slot| Some((slot.path()?, slot)));
-        let (Some(batch), Some((path, slot))) = (self.send_buffer.as_mut(), lane) else {
-            open.drop(settlements);
-            return;
-        };
-        let path = Path { tos: open.tos, ..path };
-        let sealed = batch.tail(len).is_some_and(|tail| slot.core.seal(&mut tail[..len], true, now).is_ok());
-        if sealed {
-            slot.core.count_datagrams_sent(u64::from(open.frames));
-            batch.commit(&path, open.peer.0, len, open.payloads);
-        } else {
-            slot.exhausted = true;
-            open.drop(settlements);
-        }
-        lanes.touch(open.lane);
-    }
-
-    /// Hands the batch to the kernel; true if that has no room any more, and had before.
-    fn send(&mut self, settlements: &mut Settlements, now: Instant) -> bool {
-        let Some(batch) = self.send_buffer.as_mut() else { return false };
-        let unreachable = &mut self.unreachable;
-        self.socket.send(batch, &mut |message, outcome| {
-            *unreachable |= is_unreachable(outcome);
-            settle(settlements, message, outcome);
-        });
-        let before = self.blocked;
-        // What waits has done so since the first time: nothing was added but what the agent itself says.
-        self.blocked = (!batch.is_empty()).then(|| before.unwrap_or(now));
-        before.is_none() && self.blocked.is_some()
     }
 }
 
@@ -824,6 +576,10 @@ fn settle(settlements: &mut Settlements, message: &Message, outcome: SendOutcome
 
 #[path = "send_buffer_expiry.rs"]
 mod expiry;
+#[path = "send_buffer_packets.rs"]
+mod packets;
+#[path = "send_buffer_room.rs"]
+mod room;
 pub use expiry::Expiry;
 #[cfg(test)]
 #[path = "send_buffer_tests.rs"]

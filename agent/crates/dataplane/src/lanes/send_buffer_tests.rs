@@ -18,7 +18,7 @@ use wire::{
 };
 
 use super::*;
-use crate::lanes::OpeningId;
+use crate::lanes::{LaneSlot, OpeningId};
 
 /// Segment size, segments and payloads of each message, and the bytes of its packets.
 type Sent = Rc<RefCell<Vec<(usize, u16, u32, Vec<Vec<u8>>)>>>;

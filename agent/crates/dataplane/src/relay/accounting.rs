@@ -31,7 +31,8 @@ wire::labelled! {
         FlowQuota => "flow_quota",
         /// It waited longer than the queue's time limit.
         Expired => "expired",
-        /// Its flow's queue stood for too long at `peer.rate`, and the packet cannot be marked.
+        /// Its flow's queue stood for too long at `peer.rate`, and the packet cannot be marked; or the path is full, and the flow would
+        /// not learn that because its losses are repaired and held in order.
         Aqm => "aqm",
         /// It does not fit into one packet to this peer.
         TooLarge => "too_large",

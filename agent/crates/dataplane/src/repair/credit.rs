@@ -27,6 +27,11 @@ impl Credit {
         self.balance = self.balance.saturating_add(earned).min(self.most);
     }
 
+    /// Adds bytes that nothing has earned.
+    pub(super) fn grant(&mut self, bytes: usize) {
+        self.balance = self.balance.saturating_add(bytes as i64 * i64::from(WHOLE_PPM)).min(self.most);
+    }
+
     /// Whether all of `bytes` are there.
     pub(super) fn covers(&self, bytes: usize) -> bool {
         self.balance >= bytes as i64 * i64::from(WHOLE_PPM)

@@ -11,6 +11,7 @@
 //! | which numbers are missing, and when to ask for them | `gaps.rs` |
 //! | when a payload is delivered | `sequencer.rs` |
 //! | which means, and how much of it | `plan.rs` |
+//! | what flows hear of congestion while their losses are repaired | `signals.rs` |
 //! | where the bytes are, and how many there may be | `arena.rs`, `memory.rs` |
 //! | one stream of numbers at either end | `sender.rs`, `receiver.rs` |
 //! | all streams of a lane | `lane.rs` |
@@ -46,10 +47,13 @@ mod receiver;
 mod sender;
 mod sent;
 mod sequencer;
+mod signals;
 mod symbol;
 
 #[cfg(test)]
 mod path_tests;
+#[cfg(test)]
+mod tcp_tests;
 
 pub use counts::{ReceiverCounts, SenderCounts};
 pub use credit::WHOLE_PPM;

@@ -195,8 +195,12 @@ impl Run {
     fn new(scene: Scene, seed: u64) -> Self {
         let clock = ManualClock::default();
         let age = scene.deadline + scene.rtt;
-        let policy =
-            Policy { means: scene.means, deadline: scene.deadline, max_overhead_ppm: scene.max_overhead_ppm };
+        let policy = Policy {
+            means: scene.means,
+            deadline: scene.deadline,
+            max_overhead_ppm: scene.max_overhead_ppm,
+            order: Order::Asap,
+        };
         let decoder = DecoderLimits {
             deadline: scene.deadline,
             age: 2 * scene.deadline,

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use wire::repair::{Mode, Terms};
+use wire::repair::{Mode, Order, Terms};
 
 use super::{credit::WHOLE_PPM, encoder::Coding, symbol::MOST_WINDOW};
 
@@ -14,11 +14,18 @@ pub struct Policy {
     pub deadline: Duration,
     /// The bytes of repair in proportion to those of payloads, in millionths.
     pub max_overhead_ppm: u32,
+    /// With [`Order::Hold`] later payloads wait for a missing one, so that it is to come soon, and often a TCP is inside.
+    pub order: Order,
 }
 
 impl From<&Terms> for Policy {
     fn from(terms: &Terms) -> Self {
-        Self { means: terms.mode, deadline: terms.deadline, max_overhead_ppm: terms.max_overhead_ppm }
+        Self {
+            means: terms.mode,
+            deadline: terms.deadline,
+            max_overhead_ppm: terms.max_overhead_ppm,
+            order: terms.order,
+        }
     }
 }
 
@@ -39,6 +46,25 @@ pub struct Path {
     pub payloads: u64,
 }
 
+impl Path {
+    /// Whether more packets wait on the path than make up for the bursts of its senders.
+    #[must_use]
+    pub fn is_congested(&self) -> bool {
+        self.congested || self.queue_delay > self.long_queue()
+    }
+
+    /// A queue shorter than this is no congestion.
+    fn long_queue(&self) -> Duration {
+        /// A few packets at the rate of an access link.
+        const LEAST: Duration = Duration::from_millis(15);
+        LEAST.max(self.rtt / 4)
+    }
+
+    fn loses(&self) -> bool {
+        self.packets > 0 && self.loss > 0.0
+    }
+}
+
 /// What to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
@@ -55,7 +81,7 @@ impl Plan {
 
     #[must_use]
     pub fn is_off(&self) -> bool {
-        *self == Self::OFF
+        self.retransmit_ppm == 0 && self.coding.is_none()
     }
 }
 
@@ -68,6 +94,14 @@ const END_LOSS: f64 = 0.002;
 /// The share of the losses that may stay lost: 0.02 % of the payloads at a loss of 5 %. At a thousandth the code costs an eighth more.
 const RESIDUAL: f64 = 1.0 / 250.0;
 
+/// The same two losses for payloads that are held in order: one in a thousand already costs a CUBIC stream over 80 ms all but 5 Mbit/s.
+const BEGIN_HELD_LOSS: f64 = 0.000_3;
+const END_HELD_LOSS: f64 = 0.000_15;
+
+/// The share of windows that a code may leave to retransmission where payloads are held: all others wait a round trip for it, and then
+/// a TCP inside sends its window at once.
+const HELD_RESIDUAL: f64 = 1.0 / 1_000.0;
+
 /// Follows the path and says what to do.
 ///
 /// ```text
@@ -77,8 +111,12 @@ const RESIDUAL: f64 = 1.0 / 250.0;
 ///           loss < 0.2 %
 /// ```
 ///
+/// Payloads that are held in order can be sent again at any time, and the code serves to make the others wait for less than a round trip.
+/// Its loss bounds are a tenth.
+///
 /// If packets queue on the path, the losses are congestion, and repair would make it worse. `strength` then falls from 1 to 0 within a
-/// second and rises again in four: repair stops gently, so that a TCP inside does not meet all losses at once.
+/// second and rises again in four: repair stops gently, so that a TCP inside does not meet all losses at once. Where payloads are held,
+/// `signals.rs` tells the flows first, and repair goes on unless that is no use.
 #[derive(Debug)]
 pub struct Planner {
     policy: Policy,
@@ -89,6 +127,8 @@ pub struct Planner {
     measured: Option<Instant>,
     on: bool,
     strength: f64,
+    /// For how long packets have queued and been lost.
+    pressed: Duration,
     /// Whether the last plan had retransmissions.
     retransmits: bool,
     plan: Plan,
@@ -105,6 +145,7 @@ impl Planner {
             measured: None,
             on: false,
             strength: 1.0,
+            pressed: Duration::ZERO,
             retransmits: false,
             plan: Plan::OFF,
         }
@@ -125,14 +166,15 @@ impl Planner {
         let since = self.measured.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         self.smooth(path, since);
         self.measured = Some(now);
-        self.on = match self.on {
-            true => self.loss >= END_LOSS,
-            false => self.loss >= BEGIN_LOSS,
-        };
+        let held = self.policy.order == Order::Hold;
+        let (begin, end) = if held { (BEGIN_HELD_LOSS, END_HELD_LOSS) } else { (BEGIN_LOSS, END_LOSS) };
+        self.on = self.loss >= if self.on { end } else { begin };
         self.ease(path, since);
         self.plan = match self.policy.means {
             Mode::Off => Plan::OFF,
-            _ if !self.on || self.strength == 0.0 => Plan::OFF,
+            _ if self.strength == 0.0 => Plan::OFF,
+            Mode::Retransmit | Mode::Auto if held => self.held(path),
+            _ if !self.on => Plan::OFF,
             Mode::Retransmit => {
                 self.retransmitted(&self.retransmission(attempts(&self.policy, path.rtt).max(1), 1.0))
             }
@@ -157,9 +199,15 @@ impl Planner {
             let new = if new.is_finite() { new.clamp(least, most) } else { old };
             old + weight * (new - old)
         };
-        self.loss = toward(self.loss, path.loss, 0.0, 1.0);
+        // What a TCP loses to a queue that itself has filled is no property of the path.
+        let (most_loss, most_burst) = match self.policy.order {
+            Order::Hold if path.is_congested() => (self.loss, self.burst),
+            Order::Hold => (2.0 * self.loss + 0.01, 2.0 * self.burst),
+            Order::Asap => (1.0, 100.0),
+        };
+        self.loss = toward(self.loss, path.loss, 0.0, most_loss.min(1.0));
         if path.loss > 0.0 {
-            self.burst = toward(self.burst, path.burst, 1.0, 100.0);
+            self.burst = toward(self.burst, path.burst, 1.0, most_burst.min(100.0));
         }
         if seconds > 0.0 {
             self.per_second = match self.per_second {
@@ -171,15 +219,49 @@ impl Planner {
 
     /// Repair gets weaker while there is a queue, and stronger again without one.
     fn ease(&mut self, path: &Path, since: Duration) {
-        /// A queue shorter than this is no congestion: a few packets at the rate of an access link.
-        const LEAST_QUEUE: Duration = Duration::from_millis(15);
+        /// The round trips in which held flows that hear of congestion make room, and at least this time.
+        const ROUND_TRIPS: u32 = 12;
+        const LEAST_TIME: Duration = Duration::from_millis(1_500);
         let seconds = since.as_secs_f64();
-        let queue = LEAST_QUEUE.max(path.rtt / 4);
-        if path.congested || path.queue_delay > queue {
+        let is_short = path.queue_delay < path.long_queue() / 2;
+        match self.policy.order {
+            Order::Hold if path.is_congested() && path.loses() => self.pressed += since,
+            Order::Hold if !is_short => {}
+            Order::Hold | Order::Asap => self.pressed = Duration::ZERO,
+        }
+        let is_pressed = match self.policy.order {
+            Order::Hold => self.pressed > LEAST_TIME.max(path.rtt * ROUND_TRIPS),
+            Order::Asap => path.is_congested(),
+        };
+        if is_pressed {
             self.strength = (self.strength - seconds).max(0.0);
-        } else if path.queue_delay < queue / 2 {
+        } else if is_short {
             self.strength = (self.strength + seconds / 4.0).min(1.0);
         }
+    }
+
+    /// What payloads get that are held in order: retransmission, which costs nothing until something is lost, and a code where payloads
+    /// are so many that it is faster.
+    fn held(&self, path: &Path) -> Plan {
+        /// A code over fewer payloads costs more than it gives.
+        const LEAST_WINDOW: f64 = 24.0;
+        // The last request comes too late for another one: its answer may cost more.
+        let plan = Plan { retransmit_ppm: self.share(self.most()), copies: 2, coding: None };
+        // Payloads of half a round trip.
+        let window = self.window().min(self.per_second * path.rtt.as_secs_f64() / 2.0);
+        match self.policy.means == Mode::Auto && self.on && window >= LEAST_WINDOW {
+            true => {
+                let overhead = overhead(window, self.loss, self.burst, HELD_RESIDUAL);
+                Plan { coding: self.coding(window, overhead), ..plan }
+            }
+            false => plan,
+        }
+    }
+
+    /// Whether the path is known to lose packets.
+    #[must_use]
+    pub fn is_lossy(&self) -> bool {
+        self.on
     }
 
     /// Retransmission where it is enough and no dearer than the code, else the code, and both if the code may not be strong enough.
@@ -228,18 +310,21 @@ impl Planner {
 
     /// The repairs that a code needs in proportion to payloads.
     fn overhead(&self) -> f64 {
-        overhead(self.window(), self.loss, self.burst)
+        overhead(self.window(), self.loss, self.burst, RESIDUAL)
     }
 
     fn coded(&self, overhead: f64) -> Plan {
+        Plan { retransmit_ppm: 0, copies: 1, coding: self.coding(self.window(), overhead) }
+    }
+
+    fn coding(&self, window: f64, overhead: f64) -> Option<Coding> {
         let coding = Coding {
-            window: self.window() as u8,
+            window: window as u8,
             overhead_ppm: self.share(overhead),
             age: self.policy.deadline,
             silence: (self.policy.deadline / 8).max(Duration::from_millis(1)),
         };
-        let coding = (coding.overhead_ppm > 0).then_some(coding);
-        Plan { retransmit_ppm: 0, copies: 1, coding }
+        (coding.overhead_ppm > 0).then_some(coding)
     }
 
     /// The payloads of a deadline: the first of them is of no use later.
@@ -279,13 +364,14 @@ fn attempts(policy: &Policy, rtt: Duration) -> u32 {
     first.min(8.0) as u32
 }
 
-/// Repairs for each payload, so that `window` payloads and their repairs seldom lose more than there are repairs.
+/// Repairs for each payload, so that `window` payloads and their repairs lose more than there are repairs in a share `residual` of
+/// windows.
 ///
 /// Losses in a window are a compound Poisson number: bursts come at random, and their lengths are geometric. Its mean, its deviation and
 /// its skew give the quantile (the first terms of Cornish and Fisher's expansion). For bursts the skew counts by less than it is, so that
 /// the simulated paths of `path_tests.rs` get what they need and no more: a window that fails does not lose all of its losses.
-fn overhead(window: f64, loss: f64, burst: f64) -> f64 {
-    let deviations = normal_quantile(RESIDUAL);
+fn overhead(window: f64, loss: f64, burst: f64, residual: f64) -> f64 {
+    let deviations = normal_quantile(residual);
     let mut overhead = loss;
     // Repairs are lost as well: they are part of the number, which converges in a few rounds.
     for _ in 0..8 {

@@ -15,7 +15,7 @@ struct Bench {
 impl Bench {
     fn new(means: Mode, deadline_ms: u64, loss: f64) -> Self {
         let deadline = Duration::from_millis(deadline_ms);
-        let policy = Policy { means, deadline, max_overhead_ppm: 250_000 };
+        let policy = Policy { means, deadline, max_overhead_ppm: 250_000, order: Order::Asap };
         let path = Path {
             loss,
             burst: 1.0,
@@ -26,6 +26,13 @@ impl Bench {
             payloads: 200,
         };
         Self { planner: Planner::new(policy), clock: ManualClock::default(), path }
+    }
+
+    /// 200 payloads in a tenth of a second, which are held in order.
+    fn held(loss: f64) -> Self {
+        let mut bench = Self::new(Mode::Auto, 300, loss);
+        bench.planner.policy.order = Order::Hold;
+        bench
     }
 
     /// The plan after some time on this path, with ten measurements a second.
@@ -95,6 +102,43 @@ fn the_overhead_grows_with_loss_and_bursts_up_to_its_limit() {
 }
 
 #[test]
+fn held_payloads_are_always_sent_again_and_coded_where_that_is_faster() {
+    let mut bench = Bench::held(0.0);
+    let plan = bench.after(SECOND);
+    assert!(plan.retransmit_ppm == 250_000 && plan.coding.is_none(), "{plan:?}");
+    bench.path.loss = 0.000_5;
+    (bench.path.packets, bench.path.payloads) = (50, 50);
+    assert!(bench.after(SECOND * 40).coding.is_none(), "few payloads in half a round trip");
+    (bench.path.packets, bench.path.payloads) = (2_000, 2_000);
+    let coding = bench.after(SECOND * 20).coding.expect("800 payloads in half a round trip");
+    assert!(coding.window == 128 && coding.overhead_ppm < 20_000, "{coding:?}");
+    bench.path.loss = 0.03;
+    let coding = bench.after(SECOND * 20).coding.expect("a window that needs repairs");
+    assert!((80_000..120_000).contains(&coding.overhead_ppm), "{coding:?}");
+    bench.path.loss = 0.0;
+    assert!(bench.after(SECOND * 60).coding.is_none());
+    bench.planner.policy.means = Mode::Retransmit;
+    bench.path.loss = 0.03;
+    assert!(bench.after(SECOND * 20).coding.is_none());
+}
+
+#[test]
+fn held_payloads_are_repaired_on_a_full_path_until_that_is_no_use() {
+    let mut bench = Bench::held(0.01);
+    bench.after(SECOND * 20);
+    let before = bench.planner.loss;
+    (bench.path.queue_delay, bench.path.loss) = (Duration::from_millis(40), 0.2);
+    assert!(!bench.after(SECOND).is_off());
+    assert!(bench.planner.loss <= before, "a full path loses more than its own");
+    assert!(bench.after(SECOND * 3).is_off());
+    (bench.path.queue_delay, bench.path.loss) = (Duration::ZERO, 0.01);
+    assert!(!bench.after(SECOND).is_off());
+    // A queue that drops nothing is none of our business.
+    (bench.path.queue_delay, bench.path.loss) = (Duration::from_millis(40), 0.0);
+    assert!(!bench.after(SECOND * 10).is_off());
+}
+
+#[test]
 fn a_queue_ends_repair_gently_and_its_end_brings_it_back() {
     let mut bench = Bench::new(Mode::Fec, 60, 0.05);
     let overhead = |plan: Plan| plan.coding.map_or(0, |coding| coding.overhead_ppm);
@@ -151,7 +195,12 @@ fn quantiles_of_the_normal_distribution() {
 
 #[test]
 fn attempts_that_fit() {
-    let policy = Policy { means: Mode::Auto, deadline: Duration::from_millis(200), max_overhead_ppm: 0 };
+    let policy = Policy {
+        means: Mode::Auto,
+        deadline: Duration::from_millis(200),
+        max_overhead_ppm: 0,
+        order: Order::Asap,
+    };
     for (rtt_ms, fit) in [(0, 8), (20, 8), (50, 3), (80, 2), (190, 1), (197, 0)] {
         assert_eq!(attempts(&policy, Duration::from_millis(rtt_ms)), fit, "{rtt_ms}");
     }

@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::repair::{Mode, StreamNumber, Terms};
+use wire::repair::{Mode, Order, StreamNumber, Terms};
 
 use super::{
     counts::ReceiverCounts,
@@ -132,7 +132,8 @@ impl Receiver {
     /// Takes the payload `frame`, which came with this number and distance.
     pub fn receive(
         &mut self,
-        (number, distance): (u64, u16),
+        number: u64,
+        distance: u16,
         frame: &[u8],
         now: Instant,
         deliver: &mut impl FnMut(Delivered<'_>),
@@ -215,8 +216,11 @@ impl Receiver {
         if self.terms.mode == Mode::Fec {
             return;
         }
+        // Symbols may give what is missing meanwhile.
+        let coded = self.terms.order == Order::Hold && self.decoder.is_some();
+        let patience = if coded { rtt / 8 } else { Duration::ZERO };
         let before = asks.len();
-        self.sequencer.ask(&Asking { rtt, patience: Duration::ZERO, most: MOST }, now, asks);
+        self.sequencer.ask(&Asking { rtt, patience, most: MOST }, now, asks);
         self.counts.asked += (asks.len() - before) as u64;
     }
 

@@ -6,9 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use ip::view::{IpView, TCP};
 use wire::{
     context::{Context, Header, NUMBER_BYTES},
-    repair::{StreamNumber, Terms},
+    repair::{Mode, Order, StreamNumber, Terms},
 };
 
 use super::{
@@ -18,6 +19,7 @@ use super::{
     memory::{RepairMemory, Reserved},
     plan::{Path, Plan, Planner, Policy},
     sent::{Answer, Sent, SentLimits},
+    signals::Signals,
     symbol::truncate,
 };
 
@@ -111,6 +113,13 @@ const TABLE_BYTES: usize = 4 << 10;
 /// The most that a stream keeps for repair; the memory of all streams of the peer is limited together.
 const MOST_KEPT_BYTES: usize = 64 << 20;
 
+/// Retransmissions of a stream that is held in order may cost this much before its payloads have paid for any.
+const HELD_ADVANCE_BYTES: usize = 32 << 10;
+
+/// Once the path has carried this number of packets without a loss, payloads that are held in order go without numbers: it then loses
+/// fewer than one in some ten thousand, and numbers would cost half a percent.
+const CLEAN_PACKETS: u64 = 20_000;
+
 /// The sender's end of a stream.
 #[derive(Debug)]
 pub struct Sender {
@@ -119,6 +128,11 @@ pub struct Sender {
     sent: Sent,
     encoder: Encoder,
     planner: Planner,
+    signals: Signals,
+    /// When the last payload was numbered, unless it was repeated since.
+    unrepeated: Option<Instant>,
+    /// Packets that the path has carried since it last lost one.
+    clean: u64,
     /// By bucket: the number after that of its last payload.
     last: Box<[u64; 256]>,
     /// Until when payloads get numbers although nothing is repaired: the receiver may wait for some.
@@ -149,6 +163,9 @@ impl Sender {
             sent: Sent::new(limits).within(memory)?,
             encoder: Encoder::default(),
             planner: Planner::new(Policy::from(&terms)),
+            signals: Signals::default(),
+            unrepeated: None,
+            clean: 0,
             last: Box::new([0; 256]),
             numbered_until: None,
             measured: None,
@@ -185,7 +202,7 @@ impl Sender {
         if self.measured.is_none_or(|(at, _)| now.saturating_duration_since(at) >= INTERVAL) {
             self.measure(path(), now);
         }
-        if self.numbered_until.is_none_or(|until| until <= now) {
+        if !self.is_numbered(now) {
             return false;
         }
         // What has just been kept displaced payloads that could still be asked for.
@@ -200,14 +217,71 @@ impl Sender {
         let before = self.measured.replace((now, counts));
         let payloads = mem::take(&mut self.payloads);
         let least_rtt = self.shortest.get_or_insert_with(|| Shortest::new(now)).sample(counts.rtt, now);
-        let Some((_, before)) = before else { return };
-        let plan = self.planner.update(&counts.since(&before, payloads, least_rtt), now);
+        if before.is_none() && !self.holds() {
+            return;
+        }
+        if before.is_none() {
+            self.sent.advance(HELD_ADVANCE_BYTES);
+        }
+        let (_, before) = before.unwrap_or((now, counts));
+        let mut path = counts.since(&before, payloads, least_rtt);
+        if self.holds() {
+            path.congested |= self.signals.measure(&path, counts.lost.saturating_sub(before.lost), now);
+            if !self.is_numbered(now) {
+                self.signals.forgive();
+            }
+        }
+        let plan = self.planner.update(&path, now);
+        self.clean = if counts.lost > before.lost { 0 } else { self.clean + path.packets };
         self.encoder.set(plan.coding);
         self.sent.set(plan.retransmit_ppm, plan.copies);
-        self.sent.set_age(self.terms.deadline + counts.rtt);
-        if !plan.is_off() {
+        self.sent.set_age(self.terms.deadline + 2 * counts.rtt);
+        if !plan.is_off() && (self.clean < CLEAN_PACKETS || plan.coding.is_some()) {
             self.numbered_until = Some(now + 2 * self.terms.deadline + counts.rtt);
         }
+    }
+
+    fn is_numbered(&self, now: Instant) -> bool {
+        self.numbered_until.is_some_and(|until| now < until)
+    }
+
+    /// Whether payloads are held in order and may be sent again.
+    fn holds(&self) -> bool {
+        self.terms.order == Order::Hold
+            && match self.terms.mode {
+                Mode::Retransmit | Mode::Auto => true,
+                Mode::Fec | Mode::Off => false,
+            }
+    }
+
+    /// Whether a payload of this bucket is to be dropped instead of sent, so that its flow learns that the path is full: what the path
+    /// drops is repaired, and never tells it.
+    #[inline]
+    pub fn signals(&mut self, bucket: u8, now: Instant) -> bool {
+        self.signals.is_due() && self.holds() && self.signals.take(bucket, now)
+    }
+
+    /// When [`Sender::repeat`] has something to send.
+    fn next_repeat(&self) -> Option<Instant> {
+        /// A pause of a flow that sends its window once in a round trip, and at least this time.
+        const LEAST: Duration = Duration::from_millis(5);
+        let rtt = self.measured.map_or(Duration::ZERO, |(_, counts)| counts.rtt);
+        let at = self.unrepeated.filter(|_| self.holds() && self.planner.is_lossy());
+        at.map(|at| at + LEAST.max(rtt / 4))
+    }
+
+    /// Once nothing was sent for a while, the last payload again: no later one shows that it, or those before it, are missing.
+    pub fn repeat(&mut self, now: Instant, mut send: impl FnMut(&[u8], &[u8])) {
+        if self.next_repeat().is_none_or(|at| now < at) {
+            return;
+        }
+        self.unrepeated = None;
+        let Some((number, bytes)) = self.sent.repeat_last() else { return };
+        let Some((distance, frame)) = bytes.split_first_chunk() else { return };
+        let header = numbered(self.stream, number, u16::from_be_bytes(*distance));
+        self.counts.retransmitted += 1;
+        self.counts.extra_bytes += (header.as_slice().len() + frame.len()) as u64;
+        send(header.as_slice(), frame);
     }
 
     /// Gives the payload in `frame` its number, which [`Repaired::header`] left open, and keeps it for repair.
@@ -216,8 +290,13 @@ impl Sender {
         let (start, inner) = frame.split_at_mut(header);
         let next = self.sent.next();
         let last = &mut self.last[usize::from(bucket)];
-        let distance = last.checked_sub(1).and_then(|last| u16::try_from(next - last).ok()).unwrap_or(0);
-        *last = next + 1;
+        let distance = if is_acknowledgement(inner) {
+            // The next one says as much: it waits for none, and none waits for it.
+            0
+        } else {
+            let before = mem::replace(last, next + 1);
+            before.checked_sub(1).and_then(|before| u16::try_from(next - before).ok()).unwrap_or(0)
+        };
         let [.., n0, n1, n2, n3, d0, d1] = start else { return };
         let [a, b, c, d] = truncate(next).to_be_bytes();
         (*n0, *n1, *n2, *n3) = (a, b, c, d);
@@ -227,6 +306,7 @@ impl Sender {
         let bytes = inner.len();
         if self.sent.push(&frame[header - 2..], now).is_some() {
             self.encoder.sent(bytes, now);
+            self.unrepeated = Some(now);
         }
     }
 
@@ -259,13 +339,7 @@ impl Sender {
                 }
             };
             let Some((distance, frame)) = bytes.split_first_chunk() else { continue };
-            let header = Context::Numbered {
-                stream: self.stream,
-                number: truncate(number),
-                distance: u16::from_be_bytes(*distance),
-                payload_at: 0,
-            }
-            .encode();
+            let header = numbered(self.stream, number, u16::from_be_bytes(*distance));
             for _ in 0..copies {
                 self.counts.retransmitted += 1;
                 self.counts.extra_bytes += (header.as_slice().len() + frame.len()) as u64;
@@ -283,7 +357,7 @@ impl Sender {
     /// When [`Sender::repair`] has to be asked although nothing was sent.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.encoder.next_deadline()
+        self.encoder.next_deadline().into_iter().chain(self.next_repeat()).min()
     }
 
     /// Forgets payloads that are too old to be repaired.
@@ -297,50 +371,34 @@ impl Sender {
     }
 }
 
+/// What precedes a numbered frame that is sent again.
+fn numbered(stream: StreamNumber, number: u64, distance: u16) -> Header {
+    Context::Numbered { stream, number: truncate(number), distance, payload_at: 0 }.encode()
+}
+
+/// Whether a frame carries a TCP segment that only acknowledges.
+#[inline]
+fn is_acknowledgement(frame: &[u8]) -> bool {
+    /// The longest headers without IPv6's extensions.
+    const MOST_BYTES: usize = 1 + 60 + 60;
+    /// The offset of the data offset, and the flags FIN, SYN and RST in the byte after it (RFC 9293 §3.1).
+    const DATA_OFFSET_AT: usize = 12;
+    const CONTROL: u8 = 0b111;
+    let [0 | 1, packet @ ..] = frame else { return false };
+    if frame.len() > MOST_BYTES {
+        return false;
+    }
+    let Ok(view) = IpView::parse(packet) else { return false };
+    let Some([offset, flags, ..]) = packet.get(view.transport_at + DATA_OFFSET_AT..) else { return false };
+    let header = usize::from(offset >> 4) * 4;
+    view.protocol == TCP
+        && view.ports.is_some()
+        && flags & CONTROL == 0
+        && view.transport_at + header == view.len
+}
+
 const _: () = assert!(NUMBER_BYTES == 6, "a frame ends its header with number and distance");
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use wire::clock::{Clock as _, ManualClock};
-
-    #[test]
-    fn the_shortest_round_trip_is_that_of_the_last_minutes() {
-        let clock = ManualClock::default();
-        let mut shortest = Shortest::new(clock.now());
-        let mut sample = |rtt_ms, seconds| {
-            clock.advance(Duration::from_secs(seconds));
-            shortest.sample(Duration::from_millis(rtt_ms), clock.now()).as_millis()
-        };
-        assert_eq!([sample(40, 1), sample(90, 30), sample(90, 30), sample(90, 30)], [40; 4]);
-        assert_eq!([sample(90, 29), sample(90, 60)], [40, 90]);
-    }
-
-    #[test]
-    fn payloads_get_numbers_while_the_path_loses_some() {
-        let (clock, memory) = (ManualClock::default(), Arc::default());
-        let terms = Terms { mode: wire::repair::Mode::Retransmit, ..Terms::OFF };
-        let mut sender = Sender::new(StreamNumber(3), terms, &memory).expect("there is no limit");
-        let mut counts = PathCounts { rtt: Duration::from_millis(40), ..PathCounts::default() };
-        let mut run = |sender: &mut Sender, lost| {
-            clock.advance(Duration::from_millis(100));
-            (counts.acked, counts.lost, counts.runs) =
-                (counts.acked + 1_000 - lost, counts.lost + lost, counts.runs + lost);
-            sender.begin(&terms, 10, || counts, clock.now())
-        };
-        assert!(!(0..50).any(|_| run(&mut sender, 1)), "a loss of 0.1 % is none");
-        assert!((0..50).any(|_| run(&mut sender, 50)));
-        let mut frame = [12, 3, 0, 0, 0, 0, 0, 0, 2, 2, 0x68];
-        for (number, distance) in [(0, 0), (1, 1), (2, 1)] {
-            sender.number(&mut frame, 7, clock.now());
-            assert_eq!(frame, [12, 3, 0, 0, 0, number, 0, distance, 2, 2, 0x68]);
-        }
-        sender.number(&mut frame, 8, clock.now());
-        assert_eq!(frame[2..8], [0, 0, 0, 3, 0, 0], "the first of its flow");
-        let mut answers = Vec::new();
-        let ask = Ask { first: 1, count: 2, attempt: 0, last: false };
-        sender.answer(&ask, |header, frame| answers.push([header, frame].concat()));
-        assert_eq!(answers[0], [12, 3, 0, 0, 0, 1, 0, 1, 2, 2, 0x68]);
-        assert!((0..200).any(|_| !run(&mut sender, 0)), "and none any more when nothing is lost");
-    }
-}
+#[path = "sender_tests.rs"]
+mod tests;

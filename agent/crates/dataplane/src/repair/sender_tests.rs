@@ -1,0 +1,128 @@
+//! Tests of the sender's end of a stream, in virtual time.
+
+use wire::clock::{Clock as _, ManualClock};
+
+use super::*;
+
+#[test]
+fn the_shortest_round_trip_is_that_of_the_last_minutes() {
+    let clock = ManualClock::default();
+    let mut shortest = Shortest::new(clock.now());
+    let mut sample = |rtt_ms, seconds| {
+        clock.advance(Duration::from_secs(seconds));
+        shortest.sample(Duration::from_millis(rtt_ms), clock.now()).as_millis()
+    };
+    assert_eq!([sample(40, 1), sample(90, 30), sample(90, 30), sample(90, 30)], [40; 4]);
+    assert_eq!([sample(90, 29), sample(90, 60)], [40, 90]);
+}
+
+#[test]
+fn payloads_get_numbers_while_the_path_loses_some() {
+    let (clock, memory) = (ManualClock::default(), Arc::default());
+    let terms = Terms { mode: Mode::Retransmit, ..Terms::OFF };
+    let mut sender = Sender::new(StreamNumber(3), terms, &memory).expect("there is no limit");
+    let mut counts = PathCounts { rtt: Duration::from_millis(40), ..PathCounts::default() };
+    let mut run = |sender: &mut Sender, lost| {
+        clock.advance(Duration::from_millis(100));
+        (counts.acked, counts.lost, counts.runs) =
+            (counts.acked + 1_000 - lost, counts.lost + lost, counts.runs + lost);
+        sender.begin(&terms, 10, || counts, clock.now())
+    };
+    assert!(!(0..50).any(|_| run(&mut sender, 1)), "a loss of 0.1 % is none");
+    assert!((0..50).any(|_| run(&mut sender, 50)));
+    let mut frame = [12, 3, 0, 0, 0, 0, 0, 0, 2, 2, 0x68];
+    for (number, distance) in [(0, 0), (1, 1), (2, 1)] {
+        sender.number(&mut frame, 7, clock.now());
+        assert_eq!(frame, [12, 3, 0, 0, 0, number, 0, distance, 2, 2, 0x68]);
+    }
+    sender.number(&mut frame, 8, clock.now());
+    assert_eq!(frame[2..8], [0, 0, 0, 3, 0, 0], "the first of its flow");
+    let mut answers = Vec::new();
+    let ask = Ask { first: 1, count: 2, attempt: 0, last: false };
+    sender.answer(&ask, |header, frame| answers.push([header, frame].concat()));
+    assert_eq!(answers[0], [12, 3, 0, 0, 0, 1, 0, 1, 2, 2, 0x68]);
+    assert!((0..200).any(|_| !run(&mut sender, 0)), "and none any more when nothing is lost");
+}
+
+/// A stream that is held in order, on a path with a round trip of 40 ms.
+struct Held {
+    clock: ManualClock,
+    terms: Terms,
+    sender: Sender,
+    counts: PathCounts,
+}
+
+impl Held {
+    fn new() -> Self {
+        let terms = Terms { mode: Mode::Auto, order: Order::Hold, ..Terms::OFF };
+        let sender = Sender::new(StreamNumber(0), terms, &Arc::default()).expect("there is no limit");
+        let counts = PathCounts { rtt: Duration::from_millis(40), ..PathCounts::default() };
+        Self { clock: ManualClock::default(), terms, sender, counts }
+    }
+
+    /// Ten payloads while the path carries this number of packets and loses some of them; whether they get numbers.
+    fn run(&mut self, packets: u64, lost: u64) -> bool {
+        self.clock.advance(Duration::from_millis(100));
+        self.counts.acked += packets - lost;
+        (self.counts.lost, self.counts.runs) = (self.counts.lost + lost, self.counts.runs + lost);
+        self.sender.begin(&self.terms, 10, || self.counts, self.clock.now())
+    }
+
+    /// Numbers this IP packet; returns the distance.
+    fn number(&mut self, packet: &[u8]) -> u16 {
+        let mut frame = [&[12, 0, 0, 0, 0, 0, 0, 0, 0], packet].concat();
+        self.sender.number(&mut frame, 7, self.clock.now());
+        u16::from_be_bytes([frame[6], frame[7]])
+    }
+}
+
+/// An IPv4 packet with a TCP header that has these flags, and this payload.
+fn segment(flags: u8, payload: usize) -> Vec<u8> {
+    let mut packet = vec![0; 40 + payload];
+    packet[0] = 0x45;
+    packet[2..4].copy_from_slice(&(40 + payload as u16).to_be_bytes());
+    (packet[9], packet[32], packet[33]) = (TCP, 5 << 4, flags);
+    packet
+}
+
+#[test]
+fn held_payloads_have_numbers_until_the_path_is_known_to_be_clean() {
+    let mut held = Held::new();
+    assert!(held.run(0, 0), "the first ones have numbers");
+    assert!((0..30).all(|_| held.run(200, 0)));
+    assert!((0..500).any(|_| !held.run(200, 0)), "and later ones none");
+    assert!(held.run(200, 1) || held.run(200, 0), "until something is lost");
+    assert!((0..50).all(|_| held.run(200, 0)));
+}
+
+#[test]
+fn after_a_silence_the_last_payload_is_repeated_on_a_path_that_loses_some() {
+    let mut held = Held::new();
+    held.run(0, 0);
+    held.number(&segment(0, 100));
+    let repeated = |held: &mut Held, milliseconds| {
+        held.clock.advance(Duration::from_millis(milliseconds));
+        let mut frames = Vec::new();
+        held.sender.repeat(held.clock.now(), |header, frame| frames.push([header, frame].concat()));
+        frames
+    };
+    assert_eq!(repeated(&mut held, 50), Vec::<Vec<u8>>::new(), "nothing was lost yet");
+    (0..20).for_each(|_| _ = held.run(100, 2));
+    held.number(&segment(0, 100));
+    assert_eq!(held.sender.next_repeat(), Some(held.clock.now() + Duration::from_millis(10)));
+    assert_eq!(repeated(&mut held, 9), Vec::<Vec<u8>>::new());
+    let frames = repeated(&mut held, 1);
+    let expected = [&[12, 0, 0, 0, 0, 1, 0, 1, 0], &*segment(0, 100)].concat();
+    assert_eq!(frames, [expected]);
+    assert_eq!(repeated(&mut held, 10), Vec::<Vec<u8>>::new(), "once");
+}
+
+#[test]
+fn acknowledgements_wait_for_nothing_and_nothing_waits_for_them() {
+    const ACK: u8 = 0x10;
+    const SYN: u8 = 0x02;
+    let mut held = Held::new();
+    held.run(0, 0);
+    let packets = [segment(ACK, 9), segment(ACK, 0), segment(ACK, 0), segment(ACK, 9), segment(ACK | SYN, 0)];
+    assert_eq!(packets.map(|packet| held.number(&packet)), [0, 0, 0, 3, 1]);
+}
