@@ -27,8 +27,8 @@ fn folder() -> TempDir {
     folder
 }
 
-/// The configuration with this value of the key.
-fn load(folder: &Path, value: &str) -> Result<Config, LoadError> {
+/// Writes a configuration with this value of the key.
+fn write(folder: &Path, value: &str) -> PathBuf {
     let text = format!(
         "identity = {{ key_file = \"id.key\", state_dir = \"\" }}\ntransport.listen = [\"127.0.0.1:4433\"]\n\
          [[peer]]\nname = \"first\"\npublic_key = \"{}\"\n\
@@ -37,7 +37,11 @@ fn load(folder: &Path, value: &str) -> Result<Config, LoadError> {
     );
     let file = folder.join("agent.toml");
     fs::write(&file, text).unwrap();
-    Config::load(&file).map(|(config, _)| config)
+    file
+}
+
+fn load(folder: &Path, value: &str) -> Result<Config, LoadError> {
+    Config::load(&write(folder, value)).map(|(config, _)| config)
 }
 
 fn problems(folder: &Path, value: &str) -> String {

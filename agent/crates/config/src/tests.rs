@@ -317,7 +317,7 @@ fn unknown_keys_get_a_suggestion() {
     expect("endpoint = [\"a:1\"]\n", 9, "peer[0].endpoint", "did you mean endpoints?");
     expect("keep_alive = \"1s\"\n", 9, "peer[0].keep_alive", "did you mean keepalive?");
     expect("queue = { packet = 1 }\n", 9, "peer[0].queue.packet", "did you mean packets?");
-    expect("zzz = 1\n", 9, "peer[0].zzz", "the keys here are name, public_key, endpoints");
+    expect("zzz = 1\n", 9, "peer[0].zzz", "the keys here are name, public_key, preshared_key_file");
     expect("[metric]\nlisten = 1\n", 9, "metric", "did you mean metrics?");
     expect("[[peers]]\nname = \"x\"\n", 9, "peers", "did you mean peer?");
     expect("[log]\n\nlevl = \"info\"\n", 11, "log.levl", "did you mean level?");

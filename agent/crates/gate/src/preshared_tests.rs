@@ -13,13 +13,13 @@ fn keys(names: &[u8]) -> Vec<PresharedKey> {
     names.iter().map(|name| key([*name; 32])).collect()
 }
 
-/// What a file with this text and mode holds.
-fn in_file(text: &str, mode: u32) -> Result<PresharedKey, PresharedKeyError> {
+/// What comes of a file with this text and mode.
+fn with_file<T>(text: &str, mode: u32, then: impl FnOnce(Result<PresharedKey, PresharedKeyError>) -> T) -> T {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("psk");
     fs::write(&path, text).unwrap();
     fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
-    PresharedKey::load(&path)
+    then(PresharedKey::load(&path))
 }
 
 #[test]
@@ -48,15 +48,16 @@ fn other_programs_spell_a_key_with_padding() {
     for text in
         [text.clone(), format!("{text}\n"), format!("{text}\r\n"), standard.clone(), format!("{standard}\n")]
     {
-        assert_eq!(in_file(&text, 0o640).unwrap(), key(bytes), "{text:?}");
+        with_file(&text, 0o640, |read| assert_eq!(read.unwrap(), key(bytes), "{text:?}"));
     }
     let not_canonical = format!("{}1", &text[..42]);
     let zeros = "A".repeat(TEXT_LEN);
     for text in ["", "\n", &text[1..], &format!("{text}A"), &format!("{text}=="), &not_canonical, &zeros] {
-        assert!(matches!(in_file(text, 0o600), Err(PresharedKeyError::NotAKey(_))), "{text:?}");
+        let is_no_key = |read| matches!(read, Err(PresharedKeyError::NotAKey(_)));
+        assert!(with_file(text, 0o600, is_no_key), "{text:?}");
     }
     for mode in [0o604, 0o602, 0o601, 0o644] {
-        let refused = in_file(&text, mode).unwrap_err();
+        let refused = with_file(&text, mode, Result::unwrap_err);
         assert!(matches!(refused, PresharedKeyError::Exposed { .. }), "{mode:o}");
         assert!(refused.remedy().starts_with("chmod o= "));
     }
