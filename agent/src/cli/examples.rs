@@ -99,6 +99,10 @@ const EXAMPLES: &[Example] = &[
     to("the packet path, without a network", "culvert bench --in-memory"),
     to("what a port of ours tells strangers", "culvert doctor --probe gw.example.net:4433"),
     to(
+        "three exits behind this host's address",
+        "culvert fleet --exit 1=192.0.2.11 --exit 2=192.0.2.12 --exit 3=192.0.2.13,2001:db8::13",
+    ),
+    to(
         "for one user of bash",
         "culvert completions bash > ~/.local/share/bash-completion/completions/culvert",
     ),

@@ -13,6 +13,7 @@ mod check;
 mod completions;
 mod doctor;
 mod examples;
+mod fleet;
 mod init;
 mod keygen;
 mod link;
@@ -63,6 +64,8 @@ enum Command {
     Bench(Box<Bench>),
     #[command(after_long_help = examples::help("doctor"))]
     Doctor(doctor::Doctor),
+    #[command(after_long_help = examples::help("fleet"))]
+    Fleet(fleet::Fleet),
     #[command(after_long_help = examples::help("completions"))]
     Completions(completions::Completions),
     #[command(hide = true)]
@@ -120,6 +123,7 @@ impl Cli {
             Command::Qlog(command) => command.execute(),
             Command::Bench(command) => command.run().map_err(Failure::from),
             Command::Doctor(command) => command.execute(),
+            Command::Fleet(command) => command.execute(),
             Command::Completions(command) => command.execute(),
             Command::Manual(command) => command.execute(),
         };

@@ -107,6 +107,11 @@ section! {
         /// paths that lie about their MTU.
         // RFC 9000 §14: a QUIC path carries at least 1200 bytes. 9000 is the usual jumbo frame.
         max_packet: MaxPacket = MaxPacket::Auto, or!(size(1200..=9000), "auto", MaxPacket::{Auto, Bytes}), Restart;
+        /// Names this exit among those that have one identity and are behind one address
+        /// ([operations](operations.md#a-fleet-behind-one-address)): every connection ID that we issue has this number in its second
+        /// byte, for a balancer to go by. Packets with the number of another exit are counted (`other_exit`) and get no answer. Left
+        /// out, the byte is random.
+        server_id: Option<u8> = None, whole(0..=255).optional(), Restart;
     }
     const DEFAULT;
 }

@@ -61,6 +61,8 @@ pub struct Session {
     pub forwards: u32,
     /// Whether the peer was told that this end wants reports about its lanes.
     pub wants_reports: bool,
+    /// The byte of the listener's connection IDs that names its exit, if it is one of a fleet; known from a lane on.
+    pub server: Option<u8>,
 }
 
 /// A peer at one worker: its settings, its connections and its datagrams.

@@ -175,6 +175,8 @@ pub(crate) struct StreamRequest {
     pub(crate) key: [u8; 32],
     /// The first byte of the Initial's destination connection ID, which selects the worker at the far end.
     pub(crate) first: u8,
+    /// Its second byte, which brings it to the exit of the session, if that is one of a fleet.
+    pub(crate) server: Option<u8>,
 }
 
 /// Why a lane could not go on.
@@ -184,6 +186,6 @@ pub(crate) enum LaneLoss {
     Unvalidated,
     /// The peer violated the protocol on the lane; `None` if the lane's keys are used up.
     Ended(Option<OpenError>),
-    /// The host could not get a socket or keys for the lane.
+    /// The host could not get a socket or keys for the lane, or has another lane with its connection ID.
     NoSocket,
 }

@@ -181,8 +181,10 @@ impl Sessions {
             unix_seconds: self.clock.unix_seconds(),
             ephemeral: Zeroizing::new(cx.rng.random()),
         };
-        let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
-        let client = client::arm(crypto, knock, self.ids.initial_from(first));
+        // A session of its own may be at any exit of a fleet.
+        let (first, server) =
+            stream.map_or_else(|| (self.ids.first_byte(id), None), |stream| (stream.first, stream.server));
+        let client = client::arm(crypto, knock, self.ids.initial_from(first, server));
         Some(Dial { client, transport })
     }
 

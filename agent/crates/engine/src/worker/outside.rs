@@ -26,6 +26,9 @@ pub(super) struct Gateway<'a> {
 impl Outside for Gateway<'_> {
     fn datagram(&mut self, received: Received, meta: &Meta, datagram: &[u8], now: Instant) -> Outcome<'_> {
         let Received { underlay, port } = received;
+        if self.gate.is_for_other_exit(datagram) {
+            return Outcome::Taken;
+        }
         if let Some(port) = port
             && let owner = steering::owner(datagram, self.worker.count)
             && owner != self.worker.index

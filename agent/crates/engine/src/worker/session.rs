@@ -384,6 +384,7 @@ impl Worker {
             laneless_since: Some(now),
             wants_reports: false,
             forwards: 0,
+            server: None,
         });
         cx.stats.totals.handshakes.established += 1;
         sessions.link_up(cx, data, host, &connected, now);

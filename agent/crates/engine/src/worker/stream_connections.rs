@@ -177,7 +177,7 @@ impl Sessions {
             return;
         }
         let (Some(link), Some(session)) = (&peer.data.link, &peer.session) else { return };
-        let (name, workers) = (session.id, session.hello.workers);
+        let (name, workers, server) = (session.id, session.hello.workers, session.server);
         let connection = self.control.get(session.handle).filter(|_| session.dialled);
         let Some((connection, key)) = connection.and_then(|it| Some((it, it.key?))) else { return };
         let remote = connection.path().destination;
@@ -185,7 +185,7 @@ impl Sessions {
         let lane_host = pool::lane_host(cx.id.index, number, cx.id.count);
         let choice = cx.rng.random();
         let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
-        let request = StreamRequest { peer: id, session: name, number, remote, key, first };
+        let request = StreamRequest { peer: id, session: name, number, remote, key, first, server };
         cx.send(lane_host, WorkerMessage::DialStream(Box::new(request)));
         // The next one follows when this one has been dialled.
         cx.effects.push_back(Effect::OpenStreams(id));

@@ -128,7 +128,7 @@ impl MaliciousPeer {
                 unix_seconds,
                 ephemeral: zeroize::Zeroizing::new(rand::random()),
             };
-            client::arm(crypto, knock, ids.initial(PeerId(0)))
+            client::arm(crypto, knock, ids.initial_from(ids.first_byte(PeerId(0)), None))
         } else {
             ClientConfig::new(crypto)
         };
