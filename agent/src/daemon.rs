@@ -145,6 +145,7 @@ impl Daemon {
             captures: Captures::new(Arc::clone(&registry), Arc::clone(&hub), Arc::new(SystemClock)),
             registry,
             hub,
+            health: Arc::clone(&health),
             since: now,
             clock: Arc::new(SystemClock),
         });

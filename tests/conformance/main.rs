@@ -181,6 +181,7 @@ fn envelope(input: Input<'_>) -> Outcome {
         Message::ReceiveRate { .. } => "receive_rate",
         Message::ReportsWanted { .. } => "reports_wanted",
         Message::PacketRepair(_) => "packet_repair",
+        Message::Leave => "leave",
     };
     let mut again = Vec::new();
     message.encode(&mut again);

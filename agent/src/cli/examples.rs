@@ -91,6 +91,7 @@ const EXAMPLES: &[Example] = &[
         concat!("culvert peer add exit culvert://exit.example.net:4433/", key!()),
     ),
     to("shut somebody out, at once", "culvert peer remove phone"),
+    to("before this exit of several is stopped", "culvert drain --within 30"),
     to("this host alone, without agents", "culvert bench --direct"),
     to(
         "through two agents: a UDP port of the entry, the upstream of the exit",

@@ -12,6 +12,7 @@ use lab::{bench::Bench, out};
 mod check;
 mod completions;
 mod doctor;
+mod drain;
 mod examples;
 mod fleet;
 mod init;
@@ -56,6 +57,8 @@ enum Command {
     Status(status::Status),
     #[command(after_long_help = examples::help("reload"))]
     Reload(reload::Reload),
+    #[command(after_long_help = examples::help("drain"))]
+    Drain(drain::Drain),
     #[command(after_long_help = examples::help("peer"))]
     Peer(peer::Peer),
     #[command(after_long_help = examples::help("qlog"))]
@@ -119,6 +122,7 @@ impl Cli {
             Command::Demo(command) => command.run().map_err(Failure::from),
             Command::Status(command) => command.execute(),
             Command::Reload(command) => command.execute(),
+            Command::Drain(command) => command.execute(),
             Command::Peer(command) => command.execute(),
             Command::Qlog(command) => command.execute(),
             Command::Bench(command) => command.run().map_err(Failure::from),

@@ -59,6 +59,10 @@ impl Draft {
         let mut table = root.table("transport", &mut checks.report);
         let transport: Transport = table.fill(&mut checks);
         let listens = table.has("listen") && table.length("listen") != Some(0);
+        if transport.server_id.is_some() && !listens {
+            let problem = "this agent does not listen, so no balancer sends it anything";
+            checks.report.add(&table.place("server_id"), problem, "add transport.listen, or remove server_id");
+        }
         let services = checks.read_services(&mut root);
         let mut tun_table = root.table("tun", &mut checks.report);
         let tun = tun_table.is_there().then(|| tun_table.fill::<Tun>(&mut checks));

@@ -181,6 +181,9 @@ pub enum Message {
     },
     /// How the sender repairs the IP packets that it sends, in place of what it said before; `None`: it does not.
     PacketRepair(Option<Terms>),
+    /// The listener is about to stop: the dialler connects elsewhere, to another endpoint of the peer or to another exit behind the
+    /// same one, and ends this session then.
+    Leave,
 }
 
 /// The bytes of padding in [`Message::Here`].
@@ -252,6 +255,8 @@ impl Features {
     pub const REPORTS: Self = Self(16);
     /// Takes numbered payloads and repairs, and answers requests for them.
     pub const REPAIR: Self = Self(32);
+    /// Connects elsewhere if a listener asks for that.
+    pub const LEAVE: Self = Self(128);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -372,6 +377,7 @@ impl Message {
                 Ok(Self::ReceiveRate { bits_per_second: rate.bits_per_second })
             }
             protobuf::Kind::ReportsWanted(reports) => Ok(Self::ReportsWanted { wanted: reports.wanted }),
+            protobuf::Kind::Leave(_) => Ok(Self::Leave),
             protobuf::Kind::PacketRepair(repair) => terms(Some(repair)).map(Self::PacketRepair),
         }
     }
@@ -392,6 +398,7 @@ impl Message {
             Self::Joined => protobuf::Kind::Joined(protobuf::Nothing {}),
             Self::StreamsWanted => protobuf::Kind::StreamsWanted(protobuf::Nothing {}),
             Self::Release => protobuf::Kind::Release(protobuf::Nothing {}),
+            Self::Leave => protobuf::Kind::Leave(protobuf::Nothing {}),
             Self::ReceiveRate { bits_per_second } => {
                 protobuf::Kind::ReceiveRate(protobuf::ReceiveRate { bits_per_second: *bits_per_second })
             }

@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 17")]
     pub kind: Option<Kind>,
 }
 
@@ -36,6 +36,8 @@ pub(crate) enum Kind {
     ReportsWanted(ReportsWanted),
     #[prost(message, tag = "14")]
     PacketRepair(Repair),
+    #[prost(message, tag = "17")]
+    Leave(Nothing),
 }
 
 /// `PacketRepair`, and how a service is repaired.

@@ -44,6 +44,8 @@ impl Outside for Gateway<'_> {
         let admission = match self.gate.check(datagram, arrival, now) {
             Verdict::Pass => None,
             Verdict::Admit(admission) => Some(admission),
+            // A drained agent is silent to who dials it.
+            Verdict::Retry if self.control.is_closed() => return Outcome::Taken,
             Verdict::Retry => return Outcome::Reply(self.gate.retry_packet()),
             Verdict::Unauthenticated => {
                 if let Some(port) = port {

@@ -153,6 +153,7 @@ impl Worker {
                 refusals,
                 clock,
                 events: Vec::new(),
+                left: Vec::new(),
                 withheld: Features::default(),
             },
             host: LaneHost::default(),

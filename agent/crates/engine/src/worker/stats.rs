@@ -32,7 +32,7 @@ use crate::{
     origin::PeerOrigin,
     peer::{Refused, refused},
     status::{PeerStatus, add_lane},
-    worker::timer::LOG_INTERVAL,
+    worker::{drain::Drained, timer::LOG_INTERVAL},
 };
 
 /// Counts of handshakes at this end.
@@ -216,6 +216,8 @@ pub(super) struct Totals {
     pub(super) path_moves: PathMoves,
     /// Suspect sessions, by [`Suspicion`].
     pub(super) sessions_suspected: [u64; Suspicion::COUNT],
+    /// Sessions that a draining worker had to close.
+    pub(super) drain_closed: u64,
     pub(super) lanes_near_limit: u64,
     pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
@@ -306,6 +308,7 @@ pub(super) struct WorkerSnapshot {
     pub(super) gate: [u64; Step::LABELS.len()],
     pub(super) in_use: InUse,
     pub(super) send_buffer_bytes: usize,
+    pub(super) drained: Drained,
     pub(super) connections: usize,
     pub(super) tcp_streams: usize,
     pub(super) stream_connections: usize,

@@ -379,6 +379,7 @@ impl Sessions {
             | Message::Joined
             | Message::StreamsWanted
             | Message::Release
+            | Message::Leave
             | Message::ReceiveRate { .. }
             | Message::ReportsWanted { .. }
             | Message::PacketRepair(_) => self.out_of_order(cx, handle, now),

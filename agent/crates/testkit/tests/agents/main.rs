@@ -27,6 +27,8 @@ mod cubic;
 mod decoy;
 mod decoy_load;
 mod dialling;
+mod fleet;
+mod drain;
 mod flood;
 mod forwards;
 mod fragments;
