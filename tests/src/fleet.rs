@@ -99,10 +99,7 @@ impl Namespaces {
         for number in 1..=COUNT {
             let name = self.name(&format!("{role}-{number}"));
             let host = Place::Namespace(name.clone());
-            tell(
-                &balancer,
-                &format!("ip link add {role}-{number} type veth peer name eth0 netns {name}"),
-            );
+            tell(&balancer, &format!("ip link add {role}-{number} type veth peer name eth0 netns {name}"));
             tell(&balancer, &format!("ip link set {role}-{number} master {bridge} up"));
             tell(&host, "ip link set eth0 up");
             tell(&host, &format!("ip addr add {v4}.1{number}/24 dev eth0"));
@@ -166,7 +163,8 @@ impl Fleet {
         let key = self.exits[0].key();
         let peers: String = (1..=COUNT).zip(&self.entries).map(|(number, entry)| {
             format!(
-                "[[peer]]\nname = \"entry-{number}\"\npublic_key = \"{}\"\nallowed_ips = [\"10.9.0.{number}\"]\n",
+                "[[peer]]\nname = \"entry-{number}\"\npublic_key = \"{}\"\nallowed_ips = [\"10.9.0.{number}\"]\n\
+                 queue.time = \"1s\"\n",
                 entry.key()
             )
         }).collect();
@@ -189,7 +187,7 @@ impl Fleet {
             let endpoint = if number == 2 { "[2001:db8:ff::1]:4433" } else { "198.51.100.1:4433" };
             entry.configure(&format!(
                 "transport.workers = 2\n[[peer]]\nname = \"fleet\"\npublic_key = \"{key}\"\n\
-                 endpoints = [\"{endpoint}\"]\nallowed_ips = [\"10.77.0.0/16\"]\n\
+                 endpoints = [\"{endpoint}\"]\nallowed_ips = [\"10.77.0.0/16\"]\nqueue.time = \"1s\"\n\
                  [tun]\naddress = [\"10.9.0.{number}/24\"]\n"
             ));
         }
@@ -222,8 +220,10 @@ impl Fleet {
         command.arg("fleet");
         for (number, exit) in (1..=COUNT).zip(&self.exits) {
             let port = exit.metrics().port();
-            command
-                .args(["--exit", &format!("{number}=10.66.0.1{number},fd66::1{number},readyz=10.66.0.1{number}:{port}")]);
+            command.args([
+                "--exit",
+                &format!("{number}=10.66.0.1{number},fd66::1{number},readyz=10.66.0.1{number}:{port}"),
+            ]);
         }
         self.checker = Some(Running::start("culvert fleet", &mut command));
     }
@@ -250,7 +250,8 @@ impl Fleet {
             })
             .collect();
         thread::scope(|scope| {
-            let flows: Vec<_> = sockets.iter().map(|socket| scope.spawn(move || flow(socket, time))).collect();
+            let flows: Vec<_> =
+                sockets.iter().map(|socket| scope.spawn(move || flow(socket, time))).collect();
             thread::sleep(time / 4);
             meanwhile(self);
             flows.into_iter().map(|flow| flow.join().expect("it sends")).collect()

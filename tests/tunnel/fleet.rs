@@ -46,3 +46,24 @@ fn flows_keep_their_exit_whatever_the_balancer_forgets_and_leave_a_dead_one_with
         }
     }
 }
+
+#[test]
+fn a_drained_exit_hands_its_peers_over_and_no_packet_is_lost() {
+    if !possible("a drained exit") || !needs::met("a fleet", &[Need::Tool("conntrack", "conntrack")]) {
+        return;
+    }
+    let mut fleet = Fleet::start(3);
+    let before = fleet.flows(Duration::from_secs(1), |_| ());
+    let drained = before[0].exits[0];
+    let during = fleet.flows(Duration::from_secs(4), |fleet| {
+        // Fails unless all have left.
+        fleet.exits[usize::from(drained) - 1].ask(&["drain", "--within", "10"]);
+    });
+    for (flow, before) in during.iter().zip(&before) {
+        assert_eq!(flow.answered, flow.sent, "{during:?}");
+        let stayed = flow.exits == before.exits;
+        assert_eq!(stayed, before.exits != [drained], "{during:?}");
+    }
+    let page = fleet.exits[usize::from(drained) - 1].get("/readyz").unwrap();
+    assert_eq!((page.status, &*page.body), (503, "draining\n"));
+}

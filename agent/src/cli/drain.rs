@@ -41,7 +41,8 @@ pub(super) struct Drain {
 impl Drain {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let within = Duration::from_secs(self.within);
-        let Answer::Done { .. } = self.reach.ask_running(&Request::Drain { within_seconds: self.within })? else {
+        let Answer::Done { .. } = self.reach.ask_running(&Request::Drain { within_seconds: self.within })?
+        else {
             return Err(unexpected());
         };
         let begun = SystemClock.now();
@@ -59,7 +60,10 @@ impl Drain {
                     return Err(Failure::Found(1));
                 }
                 (waiting, _) if waited > within + GRACE => {
-                    return Err(anyhow::anyhow!("{waiting} sessions are still there (remedy: see the daemon's log)").into());
+                    return Err(anyhow::anyhow!(
+                        "{waiting} sessions are still there (remedy: see the daemon's log)"
+                    )
+                    .into());
                 }
                 (_, _) => thread::sleep(EVERY),
             }

@@ -223,9 +223,8 @@ mod tests {
 
     #[test]
     fn the_second_byte_names_the_exit_and_the_next_bit_keeps_lanes_and_connections_apart() {
-        let exit = |server| {
-            ConnectionIds::new(IssuedIds::new(&[9; 16]), [7; 32], 1, 3).with_server_id(Some(server))
-        };
+        let exit =
+            |server| ConnectionIds::new(IssuedIds::new(&[9; 16]), [7; 32], 1, 3).with_server_id(Some(server));
         let (ours, other) = (exit(200), exit(7));
         for _ in 0..1000 {
             let (connection, lane) = (ours.next_id().0, ours.next_for_lane(2).0);

@@ -143,9 +143,7 @@ mod tests {
     fn elements(commands: &str, map: &str) -> Vec<String> {
         let start = format!("add element inet fleet {map} {{ ");
         let line = commands.lines().find_map(|line| line.strip_prefix(&start));
-        line.map_or(Vec::new(), |line| {
-            line.trim_end_matches(" }").split(", ").map(str::to_owned).collect()
-        })
+        line.map_or(Vec::new(), |line| line.trim_end_matches(" }").split(", ").map(str::to_owned).collect())
     }
 
     #[test]

@@ -133,7 +133,12 @@ impl Fleet {
             let (before, after) = (*state, state.after(answer));
             *state = after;
             if !heard[index] || (before.alive, before.takes) != (after.alive, after.takes) {
-                out::complain(&format_args!("culvert fleet: exit {} ({}) {}", exit.id, exit.admin, after.label()));
+                out::complain(&format_args!(
+                    "culvert fleet: exit {} ({}) {}",
+                    exit.id,
+                    exit.admin,
+                    after.label()
+                ));
                 told = false;
             }
             heard[index] = true;

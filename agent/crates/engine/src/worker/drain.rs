@@ -15,12 +15,7 @@ use wire::{
     messages::{CloseReason, Features, Message},
 };
 
-use crate::worker::{
-    Worker,
-    context::Context,
-    parts::Sessions,
-    timer::Timer,
-};
+use crate::worker::{Worker, context::Context, parts::Sessions, timer::Timer};
 
 /// The sessions of a draining worker that its peers had dialled.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

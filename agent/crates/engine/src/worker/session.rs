@@ -279,9 +279,7 @@ impl Worker {
             | Message::Joined
             | Message::StreamsWanted
             | Message::Release
-            | Message::Leave => {
-                sessions.out_of_order(cx, handle, now)
-            }
+            | Message::Leave => sessions.out_of_order(cx, handle, now),
             Message::ServicesChanged(services) => {
                 let Some(state) = cx.peers.get_mut(peer) else { return };
                 let Some(session) = state.session.as_mut() else { return };

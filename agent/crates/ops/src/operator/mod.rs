@@ -93,7 +93,9 @@ impl Peers for Running {
         self.health.drain();
         let told = self.inboxes.iter().filter(|inbox| inbox.put(Command::Drain { within })).count();
         if told < self.inboxes.len() {
-            return Err("a worker takes no commands (remedy: try again; if it stays so, see the daemon's log)".into());
+            return Err(
+                "a worker takes no commands (remedy: try again; if it stays so, see the daemon's log)".into(),
+            );
         }
         Ok(())
     }

@@ -66,12 +66,15 @@ impl Fleet {
             keys[1].public_key()
         );
         let entry = world.start(&entry_toml, &keys[0], &[ENTRY], 3);
-        let mut all =
-            Self { world, entry, exits: both, keys, entry_toml, given: [0; 2], got: [0; 2] };
+        let mut all = Self { world, entry, exits: both, keys, entry_toml, given: [0; 2], got: [0; 2] };
         all.wait_for_lanes(workers);
         // From here on a round trip takes 20 ms.
-        let weather =
-            Weather { delay: Duration::from_millis(10), loss_percent: 0, block: Box::new(|_, _| false), mark: None };
+        let weather = Weather {
+            delay: Duration::from_millis(10),
+            loss_percent: 0,
+            block: Box::new(|_, _| false),
+            mark: None,
+        };
         *all.world.weather.borrow_mut() = weather;
         all.world.run(Duration::from_secs(4));
         all
@@ -79,9 +82,8 @@ impl Fleet {
 
     fn wait_for_lanes(&mut self, lanes: u8) {
         let entry = self.entry;
-        self.world.run_till(Duration::from_secs(10), |world| {
-            world.peer(entry).lanes_up >= usize::from(lanes)
-        });
+        self.world
+            .run_till(Duration::from_secs(10), |world| world.peer(entry).lanes_up >= usize::from(lanes));
     }
 
     /// The exit that the entry is connected with, by its place.

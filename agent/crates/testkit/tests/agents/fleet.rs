@@ -70,9 +70,9 @@ fn a_stream_connection_is_dialled_to_the_exit_of_its_session() {
     pair.world.run(Duration::from_secs(1));
     drop(service);
     let tapped = pair.world.tapped();
-    let knocks = sent_by(&tapped, ENTRY)
-        .into_iter()
-        .filter(|sent| matches!(classify(&sent.payload), Class::Initial(initial) if initial.token.len() == 136));
+    let knocks = sent_by(&tapped, ENTRY).into_iter().filter(
+        |sent| matches!(classify(&sent.payload), Class::Initial(initial) if initial.token.len() == 136),
+    );
     let servers: Vec<Option<u8>> = knocks.map(|sent| server_of(&sent.payload)).collect();
     assert!(servers.len() >= 2 && servers.iter().all(|server| *server == Some(5)), "{servers:?}");
 }
@@ -105,7 +105,12 @@ fn packets_for_another_exit_draw_no_byte_and_reach_neither_a_connection_nor_the_
         // What is nobody's is the decoy's as ever.
         assert!(pair.world.peer(pair.exit).lanes_up >= 1);
         let foreign = short(b"whatever", 1_200);
-        pair.world.send_as(&crate::harness::Tapped { from: stranger(1), to: LISTEN, tos: 0, payload: foreign });
+        pair.world.send_as(&crate::harness::Tapped {
+            from: stranger(1),
+            to: LISTEN,
+            tos: 0,
+            payload: foreign,
+        });
         pair.world.run(Duration::from_millis(50));
         assert_eq!(decoy.receive().len(), 1);
     }

@@ -120,7 +120,8 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::Release
         | Message::ReceiveRate { .. }
         | Message::ReportsWanted { .. }
-        | Message::PacketRepair(_) => None,
+        | Message::PacketRepair(_)
+        | Message::Leave => None,
     };
     let refusals: Vec<_> = flood.malicious.messages.iter().filter_map(refused).collect();
     assert_eq!(refusals, [1, 1, 0].map(|epoch| (epoch, LaneRefusal::EpochReused)));

@@ -198,7 +198,8 @@ impl MaliciousPeer {
             | Message::Release
             | Message::ReceiveRate { .. }
             | Message::ReportsWanted { .. }
-            | Message::PacketRepair(_) => message.encode(&mut self.outgoing),
+            | Message::PacketRepair(_)
+            | Message::Leave => message.encode(&mut self.outgoing),
         }
     }
 

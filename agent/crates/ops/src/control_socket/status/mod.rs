@@ -77,6 +77,9 @@ pub struct Status {
     /// Those that did not say in time what they have.
     #[serde(default)]
     pub unanswered_workers: Vec<u8>,
+    /// What is wrong with files of the directory of peers, each problem with its place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peer_file_problems: Vec<String>,
     /// How far the agent has come with draining; `None` if it does not.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub drain: Option<Drain>,
