@@ -15,16 +15,7 @@ use wire::{
     messages::{CloseReason, Features, Message},
 };
 
-use crate::worker::{Worker, context::Context, parts::Sessions, timer::Timer};
-
-/// The sessions of a draining worker that its peers had dialled.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Drained {
-    /// Those that are still there.
-    pub(super) waiting: u64,
-    /// Those that had to be closed.
-    pub(super) closed: u64,
-}
+use crate::worker::{Worker, context::Context, parts::Sessions, stats::Drained, timer::Timer};
 
 impl Worker {
     /// Accepts no further connection, and asks the peers that have dialled this worker to leave it; `within` bounds the time that

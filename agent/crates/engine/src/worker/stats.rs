@@ -32,7 +32,7 @@ use crate::{
     origin::PeerOrigin,
     peer::{Refused, refused},
     status::{PeerStatus, add_lane},
-    worker::{drain::Drained, timer::LOG_INTERVAL},
+    worker::timer::LOG_INTERVAL,
 };
 
 /// Counts of handshakes at this end.
@@ -202,6 +202,15 @@ impl PathMoves {
     pub(super) fn counts(self) -> [u64; 3] {
         [self.lanes, self.control, self.sockets]
     }
+}
+
+/// The sessions of a draining worker that its peers had dialled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Drained {
+    /// Those that are still there.
+    pub(super) waiting: u64,
+    /// Those that had to be closed.
+    pub(super) closed: u64,
 }
 
 /// Counters of a worker besides those of its parts. They never decrease, except for `lane_flows` and `control`.

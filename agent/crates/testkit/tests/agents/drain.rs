@@ -7,16 +7,13 @@ use std::{
 };
 
 use gate::identity::Identity;
-use ip::{
-    model::Recipe,
-    view::{IpView, UDP},
-};
+use ip::{model::Recipe, view::UDP};
 use wire::messages::Features;
 
 use crate::{
     ENTRY, EXIT, World,
     harness::Weather,
-    tunnel::{BEHIND_ENTRY, BEHIND_EXIT, ENTRY_TUN, EXIT_TUN, Given, How},
+    tunnel::{BEHIND_ENTRY, BEHIND_EXIT, ENTRY_TUN, EXIT_TUN, Given, How, cut},
 };
 
 /// The other exit.
@@ -114,7 +111,9 @@ impl Fleet {
     fn take(&mut self) {
         for (place, way) in [(self.exits[0], 0), (self.exits[1], 0), (self.entry, 1)] {
             let written = self.world.agent(place).tun().take_written();
-            self.got[way] += written.iter().filter(|one| IpView::parse(&one.packet).is_ok()).count() as u64;
+            // What waited is written as a super-packet.
+            let packets = written.iter().map(|one| cut(&one.vnet, &one.packet).len() as u64);
+            self.got[way] += packets.sum::<u64>();
         }
     }
 
