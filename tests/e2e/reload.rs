@@ -56,7 +56,7 @@ fn send(
 }
 
 /// Adds `sections` to an agent's configuration, and the second value in place of the first.
-fn change(agent: &Agent, (from, to): (&str, &str), sections: &str) {
+fn change(agent: &Agent, from: &str, to: &str, sections: &str) {
     let text = fs::read_to_string(agent.config()).unwrap();
     assert!(text.contains(from), "{from} in {text}");
     fs::write(agent.config(), text.replace(from, to) + sections).unwrap();
@@ -88,7 +88,8 @@ fn a_flow_at_a_rate_that_was_lossless_stays_so_through_reloads() {
         // A service more, which the entry may use, another upstream, other limits, another peer.
         change(
             &exit,
-            ("services = [\"echo\"]", "services = [\"echo\", \"other\"]\nkeepalive = \"19s\""),
+            "services = [\"echo\"]",
+            "services = [\"echo\", \"other\"]\nkeepalive = \"19s\"",
             &format!(
                 "[limits]\nflows = 50000\n[[service]]\nname = \"other\"\nupstream = \"{}\"\n\
                  [[peer]]\nname = \"late\"\npublic_key = \"{}\"\n",
@@ -99,7 +100,8 @@ fn a_flow_at_a_rate_that_was_lossless_stays_so_through_reloads() {
         reload(&exit);
         change(
             &entry,
-            ("log.level = \"debug\"", "log.level = \"info\""),
+            "log.level = \"debug\"",
+            "log.level = \"info\"",
             &format!(
                 "[[udp]]\nlisten = \"{listen_other}\"\npeer = \"exit\"\nservice = \"other\"\n\
                  [[tcp]]\nlisten = \"{listen_other}\"\npeer = \"exit\"\nservice = \"other\"\n"
@@ -124,7 +126,7 @@ fn without_a_socket_the_unit_reloads_by_signal() {
     let mut agent = Agent::new("agent", &Place::Host);
     let listen = format!("[transport]\nlisten = [\"127.0.0.1:{}\"]\n", ports::free());
     agent.configure(&listen);
-    change(&agent, ("control.socket = \"control\"", "control.socket = \"\""), "");
+    change(&agent, "control.socket = \"control\"", "control.socket = \"\"", "");
     agent.start();
     let pid = agent.process().pid().to_string();
     let reload = |agent: &Agent| {
@@ -132,12 +134,12 @@ fn without_a_socket_the_unit_reloads_by_signal() {
         command.args(["reload", "--main-pid", &pid, "--config"]).arg(agent.config());
         run(&mut command, Duration::from_secs(20))
     };
-    change(&agent, ("log.level = \"debug\"", "log.level = \"info\""), "[limits]\nflows = 77\n");
+    change(&agent, "log.level = \"debug\"", "log.level = \"info\"", "[limits]\nflows = 77\n");
     let output = reload(&agent);
     assert!(output.status.success() && text(&output.stderr).contains("SIGHUP"), "{output:?}");
     agent.wait_for_count("culvert_limit", &[("limit", "flows")], 77);
     // With a file that cannot even be read the daemon is told, too: it says so and goes on.
-    change(&agent, ("flows = 77", "flows = \n x = ["), "");
+    change(&agent, "flows = 77", "flows = \n x = [", "");
     assert_eq!(reload(&agent).status.code(), Some(2));
     agent.wait_for_count("culvert_reloads_total", &[("outcome", "refused")], 1);
     agent.wait_for_log(&["ERROR", "nothing was changed"]);

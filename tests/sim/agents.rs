@@ -82,7 +82,7 @@ pub(crate) fn configuration(setup: &Setup, agent: u8, variant: u8) -> String {
             );
         }
         for entry in 0..setup.entries {
-            peers += &peer(setup, entry, &keys[usize::from(entry)], (setup.is_mutual, variant));
+            peers += &peer(setup, entry, &keys[usize::from(entry)], setup.is_mutual, variant);
             peers += "services = [\"echo\", \"sink\"]\n";
         }
     } else {
@@ -95,7 +95,7 @@ pub(crate) fn configuration(setup: &Setup, agent: u8, variant: u8) -> String {
         }
         let listen = ingress(agent, Service::Echo);
         _ = writeln!(text, "[[tcp]]\nlisten = \"{listen}\"\npeer = \"agent2\"\nservice = \"echo\"");
-        peers += &peer(setup, EXIT, &keys[usize::from(EXIT)], (true, variant));
+        peers += &peer(setup, EXIT, &keys[usize::from(EXIT)], true, variant);
     }
     _ = writeln!(text, "[limits]\nflows_per_peer = {}", setup.flows_per_peer);
     if setup.has_tun {
@@ -105,7 +105,7 @@ pub(crate) fn configuration(setup: &Setup, agent: u8, variant: u8) -> String {
 }
 
 /// What an agent says of another. `variant` is what a reload changes.
-fn peer(setup: &Setup, of: u8, key: &PublicKey, (dials, variant): (bool, u8)) -> String {
+fn peer(setup: &Setup, of: u8, key: &PublicKey, dials: bool, variant: u8) -> String {
     let Setup { lanes, keepalive_seconds, packets, kilobytes, queue_ms, quota, .. } = setup;
     let (keepalive, quota) = match variant {
         2 => (keepalive_seconds.div_ceil(2), 100),

@@ -12,7 +12,8 @@ const UDP_BYTES: usize = 8;
 const PROTOCOL: u8 = 17;
 
 /// The number under which payloads of a way are known.
-fn name((from, to, flow): (u8, u8, u8)) -> u16 {
+fn name(way: (u8, u8, u8)) -> u16 {
+    let (from, to, flow) = way;
     u16::from(from) << 12 | u16::from(to) << 8 | u16::from(flow)
 }
 

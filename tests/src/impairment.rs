@@ -364,7 +364,7 @@ impl Inside {
     fn set_out(&self, way: Way, socket: &Arc<UdpSocket>, to: Option<SocketAddr>, payload: &[u8]) {
         let mut road = self.road();
         let kind = Kind::of(payload);
-        let arrivals = road.decide((way, kind), payload.len(), clock::now());
+        let arrivals = road.decide(way, kind, payload.len(), clock::now());
         for due in arrivals.due {
             let mut payload = payload.to_vec();
             if let Some((byte, bit)) = arrivals.damage {
@@ -418,7 +418,7 @@ impl Road {
     }
 
     /// What becomes of a datagram of so many bytes.
-    fn decide(&mut self, (way, kind): (Way, Kind), length: usize, now: Instant) -> Arrivals {
+    fn decide(&mut self, way: Way, kind: Kind, length: usize, now: Instant) -> Arrivals {
         let Path { delay, loss, doubled, detoured, detour, damaged, largest } = self.paths[way as usize];
         // Always as many numbers for a datagram, so that one share does not change what another meets.
         let [loss, doubled, detoured, damaged] =

@@ -7,8 +7,7 @@ fn the_shares_are_what_was_asked_for() {
     let detour = Duration::from_millis(5);
     let path = Path { delay, loss: 0.01, doubled: 0.02, detoured: 0.1, detour, damaged: 0.03, largest: 1400 };
     let mut road = Road::new(path);
-    let which = (Way::Back, Kind::Other);
-    let arrivals: Vec<_> = (0..100_000).map(|_| road.decide(which, 1400, now)).collect();
+    let arrivals: Vec<_> = (0..100_000).map(|_| road.decide(Way::Back, Kind::Other, 1400, now)).collect();
     let due: Vec<_> = arrivals.iter().flat_map(|arrivals| &arrivals.due).collect();
     let fates = road.fates[Way::Back as usize][Kind::Other as usize];
     let Fates { passed, lost, doubled, detoured, damaged, .. } = fates;
@@ -23,7 +22,7 @@ fn the_shares_are_what_was_asked_for() {
     assert_eq!(damages.len() as u64, damaged);
     assert!(damages.iter().all(|(byte, bit)| *byte < 1400 && *bit < 8));
     assert!(due.iter().all(|due| [now + delay, now + delay + detour].contains(due)));
-    assert!(road.decide(which, 1401, now).due.is_empty());
+    assert!(road.decide(Way::Back, Kind::Other, 1401, now).due.is_empty());
     assert_eq!(road.fates[Way::Back as usize][Kind::Other as usize].too_large, 1);
 }
 

@@ -18,7 +18,6 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; c
                       require-trusted-types-for 'script'; trusted-types 'none'";
 
 impl Asset {
-    /// The file at `path`.
     pub(super) fn of(path: &str) -> Option<Self> {
         let (content_type, text) = match path {
             "/" => ("text/html; charset=utf-8", include_str!("page/index.html")),

@@ -222,7 +222,6 @@ fn drops(snapshots: &[Snapshot]) -> String {
     if words.is_empty() { "none".to_owned() } else { words.join(", ") }
 }
 
-/// The result of a demo.
 struct Summary {
     seconds: f64,
     datagram_bytes: u64,

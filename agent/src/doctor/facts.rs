@@ -83,7 +83,6 @@ pub enum Found {
     /// The path was not looked at.
     #[default]
     Unasked,
-    /// Nothing exists at the path.
     Missing {
         /// Whether this user may make it, in a folder that is there.
         may_make: bool,
@@ -146,9 +145,7 @@ pub struct Kernel {
     pub segmentation: Tried,
     /// What came of trying `UDP_GRO` on loopback.
     pub receive_offload: Tried,
-    /// What came of trying `SO_ATTACH_REUSEPORT_CBPF`.
     pub steering: Tried,
-    /// What came of trying `SO_TIMESTAMPNS`.
     pub timestamps: Tried,
     /// Whether the CPU has instructions for AES-GCM.
     pub aes: bool,
@@ -243,7 +240,6 @@ pub struct Port {
 /// Whether a port could be opened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
-    /// The port could be opened.
     Free,
     /// Somebody else has opened the port.
     Taken,

@@ -56,7 +56,6 @@ pub struct Unit {
     pub user: String,
     /// `LoadCredential=`: the files that systemd hands over, with the names that they have for the daemon.
     pub credentials: Vec<(String, PathBuf)>,
-    /// The capabilities that `AmbientCapabilities=` names.
     pub ambient: Vec<String>,
     /// The capabilities that `CapabilityBoundingSet=` names; `None` for all.
     pub bounding: Option<Vec<String>>,

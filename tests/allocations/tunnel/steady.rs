@@ -69,7 +69,7 @@ fn agent(
 }
 
 /// A super-packet between 10.9.0.`from` and 10.9.0.`to`, or one packet if `gso_size` is 0.
-fn packet((from, to): (u8, u8), protocol: u8, payload: usize, gso_size: usize) -> (VnetHeader, Vec<u8>) {
+fn packet(from: u8, to: u8, protocol: u8, payload: usize, gso_size: usize) -> (VnetHeader, Vec<u8>) {
     let header = if protocol == TCP { 20 } else { 8 };
     let length = 20 + header + payload;
     let mut packet = vec![7; length];
@@ -107,10 +107,10 @@ fn packet((from, to): (u8, u8), protocol: u8, payload: usize, gso_size: usize) -
 }
 
 /// Super-packets of both kinds, and packets of both kinds beside them.
-fn packets(ends: (u8, u8)) -> Vec<(VnetHeader, Vec<u8>)> {
+fn packets(from: u8, to: u8) -> Vec<(VnetHeader, Vec<u8>)> {
     let many = SEGMENT * SEGMENTS;
     let kinds = [(TCP, many, SEGMENT), (UDP, many, SEGMENT), (TCP, 0, 0), (UDP, 900, 0), (UDP, 30, 0)];
-    let packet = |(protocol, payload, size)| packet(ends, protocol, payload, size);
+    let packet = |(protocol, payload, size)| packet(from, to, protocol, payload, size);
     kinds.iter().cycle().take(20).copied().map(packet).collect()
 }
 
@@ -121,7 +121,7 @@ fn packets_both_ways_make_neither_end_allocate() {
     let [entry_key, exit_key] = [1, 2].map(|seed| Identity::from_seed(Zeroizing::new([seed; 32])).unwrap());
     let clock = ManualClock::new(Duration::from_secs(1_780_000_000));
     let wire = Rc::<Wire>::default();
-    let devices = [Device::new(packets((1, 2))), Device::new(packets((2, 1)))];
+    let devices = [Device::new(packets(1, 2)), Device::new(packets(2, 1))];
     let exit_toml = format!(
         "transport = {{ listen = [\"{EXIT}:4433\"] }}\n[[peer]]\nname = \"entry\"\npublic_key = \"{}\"\n\
          allowed_ips = [\"10.9.0.1\"]\n[tun]\naddress = [\"10.9.0.2/32\"]",

@@ -13,9 +13,11 @@ use net::ports;
 
 use crate::{
     problem::{At, PeerOrigin, Report},
-    tun::MOST_HOLDERS,
     value::{self, Bad, bad},
 };
+
+/// The limit on peers with the same prefix.
+pub const MOST_HOLDERS: usize = 64;
 
 /// What the checks of all sections share.
 #[derive(Clone, Default)]
@@ -84,9 +86,7 @@ pub(super) struct LookedUp {
 
 #[derive(Clone, PartialEq, Eq)]
 pub(super) enum Holder {
-    /// The claim comes from `tun.address`.
     Tun,
-    /// The claim comes from `transport.listen`.
     Listen,
     /// The claim comes from the peer of this name.
     Peer(Arc<str>),

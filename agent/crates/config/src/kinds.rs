@@ -28,9 +28,7 @@ type Show<T> = Box<dyn Fn(&T, Names<'_>) -> Option<Shown>>;
 /// What values name by their index.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Names<'a> {
-    /// The names of the services.
     pub(super) services: &'a [Arc<str>],
-    /// Those of the peers.
     pub(super) peers: &'a [Arc<str>],
 }
 

@@ -80,6 +80,7 @@ mod tun;
 mod tun_tests;
 mod value;
 
+pub use checks::MOST_HOLDERS;
 pub use directory::Directory;
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
@@ -91,8 +92,7 @@ pub use sections::{
 };
 pub use token::{Token, TokenError};
 pub use tun::{
-    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, MOST_HOLDERS, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun,
-    takes_lookups,
+    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
 };
 pub use value::size_text;
 

@@ -118,9 +118,6 @@ spelled! {
     }
 }
 
-/// The limit on peers with the same prefix.
-pub const MOST_HOLDERS: usize = 64;
-
 /// `tun.mtu`: how large an inner packet may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum InnerMtu {

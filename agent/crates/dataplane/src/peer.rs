@@ -103,11 +103,8 @@ wire::labelled! {
 
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Suspicions {
-    /// Whether [`Suspicion::Unresponsive`] holds.
     pub unresponsive: bool,
-    /// Whether [`Suspicion::ControlDead`] holds.
     pub control_dead: bool,
-    /// Whether [`Suspicion::Late`] holds.
     pub late: bool,
     /// Whether [`Suspicion::Leaving`] holds.
     pub leaving: bool,

@@ -152,7 +152,6 @@ impl Throttles {
 /// Why an attempt or a connection ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Failure {
-    /// The reason in words.
     pub reason: String,
     /// Likely causes for an operator to check, the likeliest first.
     #[serde(rename = "likely_causes")]

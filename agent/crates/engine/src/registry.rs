@@ -170,7 +170,6 @@ impl PeerRegistry {
         self.hub.get_or_init(|| Arc::clone(hub));
     }
 
-    /// Our own key.
     pub(crate) fn own_key(&self) -> &PublicKey {
         &self.own_key
     }

@@ -158,7 +158,6 @@ pub struct LastError {
 pub struct StreamsStatus {
     /// The name of the congestion control: "bbr", "cubic" or "rate".
     pub congestion: Word,
-    /// The number of open connections.
     pub connections: u32,
     /// Bytes that may be in flight on all of them.
     pub window_bytes: u64,
@@ -449,11 +448,9 @@ pub struct LaneStatus {
 pub struct LaneRates {
     /// Bytes of UDP payload per second, sent.
     pub sent_bytes_per_second: f64,
-    /// Packets sent per second.
     pub sent_packets_per_second: f64,
     /// Bytes of UDP payload received per second.
     pub received_bytes_per_second: f64,
-    /// Packets received per second.
     pub received_packets_per_second: f64,
     /// Packets per second that were declared lost.
     pub lost_packets_per_second: f64,
@@ -521,7 +518,6 @@ pub struct LaneDetails {
 /// An inner prefix and the peers that hold it.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RouteStatus {
-    /// The prefix, with its length.
     pub prefix: String,
     /// The peers, the best first; none: the next hop of the kernel's route is nobody's address.
     pub peers: Vec<RoutePeerStatus>,
@@ -586,10 +582,8 @@ pub struct SocketStatus {
     /// How many are open. The counts are of those that are closed, too.
     pub open: usize,
     pub received_datagrams: u64,
-    /// Bytes of the datagrams received.
     pub received_bytes: u64,
     pub sent_datagrams: u64,
-    /// Bytes of the datagrams sent.
     pub sent_bytes: u64,
     /// Sends that found the kernel's buffer full.
     pub would_block: u64,
@@ -630,7 +624,6 @@ pub struct TunDirection {
     pub packets: u64,
     /// The number of bytes, with the headers of each super-packet counted once.
     pub bytes: u64,
-    /// The number of super-packets.
     pub super_packets: u64,
     /// The number of reads or writes that failed.
     pub errors: u64,

@@ -15,7 +15,6 @@ use crate::cli::reach::DEFAULT_CONFIG;
 /// What is known of the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Facts {
-    /// Whether the host speaks IPv6.
     pub(super) ipv6: bool,
     /// From which addresses it sends to the Internet, IPv4 first.
     pub(super) outer: Vec<IpAddr>,

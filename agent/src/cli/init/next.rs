@@ -17,7 +17,6 @@ use crate::cli::reach::DEFAULT_CONFIG;
 /// What the next steps depend on.
 pub(super) struct Steps<'a> {
     pub(super) plan: &'a Plan,
-    /// The configuration that was written.
     pub(super) config: &'a Config,
     pub(super) key: PublicKey,
     pub(super) file: &'a Path,

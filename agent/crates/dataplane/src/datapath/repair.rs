@@ -65,7 +65,6 @@ impl Released {
         self.frames.push((lane, frame.len()));
     }
 
-    /// Whether no frame waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.frames.is_empty()

@@ -110,14 +110,12 @@ impl Locals {
         self.sockets.try_remove(id.0 as usize)
     }
 
-    /// The socket with this id.
     #[inline]
     #[must_use]
     pub fn get(&self, id: LocalId) -> Option<&LocalSocket> {
         self.sockets.get(id.0 as usize)
     }
 
-    /// The socket with this id.
     #[inline]
     pub fn get_mut(&mut self, id: LocalId) -> Option<&mut LocalSocket> {
         self.sockets.get_mut(id.0 as usize)
@@ -134,7 +132,6 @@ impl Locals {
         found.filter_map(|(id, _)| u32::try_from(id).ok().map(LocalId)).collect()
     }
 
-    /// The purposes of all sockets.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Local> {
         self.sockets.iter_mut().map(|(_, socket)| &mut socket.local)
     }

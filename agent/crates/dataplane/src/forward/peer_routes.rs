@@ -77,7 +77,6 @@ pub struct PrefixState {
 pub struct Handover {
     pub from: Vec<PeerId>,
     pub to: Vec<PeerId>,
-    /// The number of prefixes.
     pub prefixes: u32,
 }
 
@@ -114,7 +113,6 @@ pub struct PeerRoutes {
     routes: Arc<Routes<Target>>,
     groups: Vec<Group>,
     holders: BTreeMap<IpNet, Vec<Holder>>,
-    /// The prefixes of each peer.
     prefixes: BTreeMap<PeerId, Vec<IpNet>>,
     /// The peers that share a prefix with another.
     sharing: BTreeMap<PeerId, Health>,
@@ -324,7 +322,6 @@ impl PeerRoutes {
         used.filter_map(|group| group.elect(sharing, hold, now)).collect()
     }
 
-    /// The number of prefixes.
     #[must_use]
     pub fn prefixes(&self) -> usize {
         self.routes.iter().count()

@@ -85,7 +85,6 @@ pub struct TunTotals {
 /// The TUN device at one worker.
 pub struct TunSide {
     pub queue: Box<dyn TunQueue>,
-    /// The token of the queue.
     pub token: Token,
     /// The peer of each inner address.
     pub routes: PeerRoutes,

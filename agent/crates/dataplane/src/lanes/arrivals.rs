@@ -39,7 +39,6 @@ pub(super) struct Arrivals {
     reported: Reported,
 }
 
-/// The last report.
 #[derive(Clone, Copy, Debug)]
 struct Reported {
     at: Instant,

@@ -85,10 +85,11 @@ pub struct OpeningId {
 pub enum LaneState {
     /// The lane's path is being validated.
     Validating,
-    /// The lane carries payloads.
     Up,
     /// The lane has been replaced: it opens packets until the given time, and sends none.
-    Draining { until: Instant },
+    Draining {
+        until: Instant,
+    },
 }
 
 impl LaneState {
@@ -463,14 +464,12 @@ impl Lanes {
         self.by_cid.get(&OwnId(cid)).copied()
     }
 
-    /// The lane with this id.
     #[inline]
     #[must_use]
     pub fn get(&self, id: LaneId) -> Option<&LaneSlot> {
         self.slots.get(id.0 as usize)
     }
 
-    /// The lane with this id.
     #[inline]
     pub fn get_mut(&mut self, id: LaneId) -> Option<&mut LaneSlot> {
         self.slots.get_mut(id.0 as usize)

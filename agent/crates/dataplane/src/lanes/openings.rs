@@ -64,7 +64,6 @@ pub struct Openings {
     /// The number of lanes wanted; at the listener, as many as the dialler opened.
     pub wanted: u8,
     asked: Vec<Opening>,
-    /// The lanes by index.
     lanes: Vec<Lane>,
     /// The times at which replaced lanes have drained.
     draining: Vec<Instant>,

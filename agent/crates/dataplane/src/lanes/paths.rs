@@ -36,7 +36,6 @@ const LONGEST_DECISION: Duration = Duration::from_secs(1);
 /// How long other addresses are ignored after the present path has proved to be alive.
 const QUIET: Duration = Duration::from_secs(1);
 
-/// A PATH_CHALLENGE to one address.
 #[derive(Clone, Copy, Debug)]
 struct Challenge {
     path: Path,

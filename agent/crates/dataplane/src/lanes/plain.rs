@@ -86,7 +86,6 @@ impl Plain {
         self.room = bytes.min(MAX_BYTES);
     }
 
-    /// True if no frame waits.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.waiting.is_empty()

@@ -79,7 +79,6 @@ impl Pool {
         Self { wanted, up: 0, owner, own, workers, hosted, replaced: Vec::new() }
     }
 
-    /// The session owner.
     #[must_use]
     pub fn owner(&self) -> u8 {
         self.owner

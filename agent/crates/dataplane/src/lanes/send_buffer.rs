@@ -239,13 +239,11 @@ impl Underlays {
         Some(underlay)
     }
 
-    /// The socket with this id.
     #[must_use]
     pub fn get(&self, id: UnderlayId) -> Option<&Underlay> {
         self.sockets.get(id.0 as usize)
     }
 
-    /// The socket with this id.
     pub fn get_mut(&mut self, id: UnderlayId) -> Option<&mut Underlay> {
         self.sockets.get_mut(id.0 as usize)
     }

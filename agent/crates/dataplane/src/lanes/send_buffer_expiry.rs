@@ -10,7 +10,6 @@ use crate::{
     relay::Settlements,
 };
 
-/// The result of [`Underlays::expire`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Expiry {
     /// When to look again; `None` if nothing is left.

@@ -20,19 +20,14 @@ use super::{
 pub struct Acknowledged {
     /// The number of the connection among those to the peer.
     pub number: u8,
-    /// When the connection began.
     pub begun: Instant,
     /// The round trip of the newest one.
     pub rtt: Duration,
-    /// Packets that were acknowledged.
     pub packets: u64,
-    /// Packets that were lost.
     pub lost: u64,
     /// Bytes of IP packets that were acknowledged.
     pub bytes: u64,
-    /// The connection's smoothed round trip.
     pub smoothed_rtt: Duration,
-    /// The connection's shortest round trip.
     pub min_rtt: Duration,
 }
 

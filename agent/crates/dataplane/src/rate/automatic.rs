@@ -165,18 +165,14 @@ impl Automatic {
 /// An automatic rate, for an operator.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AutoView {
-    /// The configured bounds.
     pub limits: AutoLimits,
     /// `None` if the far end does not report what arrives.
     pub measured: Option<Measured>,
 }
 
-/// What a law has measured.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Measured {
-    /// What the law does.
     pub phase: Phase,
-    /// The values behind the rate.
     pub figures: Figures,
     /// Whether the rate is the highest allowed.
     pub is_at_ceiling: bool,

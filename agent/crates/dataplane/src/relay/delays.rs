@@ -19,7 +19,6 @@ pub(super) struct Delays {
     since: Instant,
 }
 
-/// The bucket of a wait.
 fn bucket(delay: Duration) -> usize {
     let micros = (delay.as_micros() as u64).max(1 << FIRST);
     let octave = micros.ilog2();

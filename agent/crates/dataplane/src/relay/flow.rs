@@ -202,14 +202,12 @@ impl Flows {
         self.by_number.get(&number).copied()
     }
 
-    /// The flow with this id.
     #[inline]
     #[must_use]
     pub fn get(&self, id: FlowId) -> Option<&Flow> {
         self.flows.get(id.0 as usize)
     }
 
-    /// The flow with this id.
     #[inline]
     pub fn get_mut(&mut self, id: FlowId) -> Option<&mut Flow> {
         self.flows.get_mut(id.0 as usize)
@@ -352,7 +350,6 @@ impl Flows {
         self.ids(|flow| matches!(flow.origin, Origin::Upstream { .. }))
     }
 
-    /// The ids of all flows.
     #[must_use]
     pub fn all(&self) -> Vec<FlowId> {
         self.ids(|_| true)

@@ -231,7 +231,6 @@ pub struct Reassembler {
 }
 
 impl Reassembler {
-    /// The number of incomplete datagrams.
     #[must_use]
     pub fn len(&self) -> usize {
         self.incomplete.len()

@@ -12,7 +12,6 @@ pub struct QueueMemory {
 }
 
 impl Default for QueueMemory {
-    /// No bytes, and no limit.
     fn default() -> Self {
         Self { used: AtomicUsize::new(0), most: AtomicUsize::new(usize::MAX) }
     }

@@ -380,7 +380,6 @@ impl DatagramRelay {
         }
     }
 
-    /// The account of `direction`.
     #[must_use]
     pub fn account(&self, direction: Direction) -> &Account {
         match direction {

@@ -40,7 +40,6 @@ use crate::relay::{
     memory::QueueMemory,
 };
 
-/// The ceilings of a queue.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     pub datagrams: usize,
@@ -185,7 +184,6 @@ impl Queue {
         self.datagrams
     }
 
-    /// Payload bytes that wait.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes
@@ -210,7 +208,6 @@ impl Queue {
         Some((delays.quantile(0.5, now)?, delays.quantile(0.99, now)?))
     }
 
-    /// True if nothing waits.
     #[inline]
     #[must_use]
     pub fn is_empty(&self) -> bool {

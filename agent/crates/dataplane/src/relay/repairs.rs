@@ -16,9 +16,7 @@ pub struct Repairs {
     theirs: Vec<(u32, Terms)>,
     /// How the peer repairs the IP packets that it sends to us.
     pub packets: Option<Terms>,
-    /// What was sent.
     pub sent: SenderCounts,
-    /// What was received.
     pub received: ReceiverCounts,
 }
 

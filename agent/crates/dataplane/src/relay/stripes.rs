@@ -21,7 +21,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 pub struct Stripes {
     /// The origin of the times.
     origin: Instant,
-    /// The lane of each bucket.
     on: [u8; BUCKETS],
     /// When each bucket last had a packet, in milliseconds.
     last: [u32; BUCKETS],

@@ -25,7 +25,6 @@ pub(super) struct Arena {
     /// The block that takes the next entry.
     open: Option<u32>,
     most_blocks: usize,
-    /// The memory of the blocks.
     reserved: Reserved,
 }
 

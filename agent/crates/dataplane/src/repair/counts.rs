@@ -8,7 +8,6 @@ macro_rules! counts {
         pub struct $name { $($(#[$doc])* pub $field: u64,)* }
 
         impl $name {
-            /// Adds other counts to these.
             pub fn add(&mut self, other: &Self) {
                 $(self.$field += other.$field;)*
             }
@@ -23,13 +22,10 @@ counts! {
         pub payloads: u64,
         /// Bytes of those, with their contexts.
         pub payload_bytes: u64,
-        /// Payloads that got numbers.
         pub numbered: u64,
         /// Payloads that went without, because there was no memory to keep them.
         pub without_memory: u64,
-        /// Payloads that were sent again.
         pub retransmitted: u64,
-        /// Repair symbols.
         pub symbols: u64,
         /// Bytes of numbers, of retransmissions and of repair symbols.
         pub extra_bytes: u64,

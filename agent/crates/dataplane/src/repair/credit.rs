@@ -32,7 +32,6 @@ impl Credit {
         self.balance >= bytes as i64 * i64::from(WHOLE_PPM)
     }
 
-    /// Whether anything is there.
     pub(super) fn is_positive(&self) -> bool {
         self.balance > 0
     }

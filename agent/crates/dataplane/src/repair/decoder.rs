@@ -33,7 +33,6 @@ pub struct DecoderLimits {
     pub bytes: usize,
     /// Repairs whose payloads are not known yet; each has up to the bytes of a symbol, and a table of [`SPAN`].
     pub equations: usize,
-    /// The longest payload.
     pub payload_bytes: usize,
 }
 
@@ -67,7 +66,6 @@ pub enum RepairOutcome {
 /// Counts of payloads, repairs and work.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DecoderCounts {
-    /// Payloads that were handed out.
     pub recovered: u64,
     /// Payloads that were recovered after their deadline.
     pub late: u64,

@@ -64,7 +64,6 @@ impl<'a> Sum<'a> {
         Self { symbols: [&[]; MOST_TERMS], terms: 0, planes: [Plane { symbols: [0; MOST_TERMS], len: 0 }; 8] }
     }
 
-    /// How many symbols it has.
     pub(super) fn terms(&self) -> usize {
         self.terms
     }

@@ -192,7 +192,6 @@ impl Gaps {
         self.next_ask.filter(|_| !self.gaps.is_empty())
     }
 
-    /// Whether nothing is missing.
     pub(super) fn is_empty(&self) -> bool {
         self.gaps.is_empty()
     }

@@ -25,7 +25,6 @@ pub struct LaneRepair {
 }
 
 impl LaneRepair {
-    /// A lane without streams.
     #[must_use]
     pub fn new(memory: &Arc<RepairMemory>) -> Self {
         Self {

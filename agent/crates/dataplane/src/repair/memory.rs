@@ -18,7 +18,6 @@ pub struct RepairTotal {
 }
 
 impl Default for RepairTotal {
-    /// No bytes, and no limit.
     fn default() -> Self {
         Self { used: AtomicUsize::new(0), most: AtomicUsize::new(usize::MAX) }
     }
@@ -80,7 +79,6 @@ pub struct Reserved {
 }
 
 impl Reserved {
-    /// No bytes yet.
     #[must_use]
     pub fn of(memory: &Arc<RepairMemory>) -> Self {
         Self { memory: Arc::clone(memory), bytes: 0 }
@@ -97,7 +95,6 @@ impl Reserved {
         true
     }
 
-    /// Gives `bytes` back.
     pub fn shrink(&mut self, bytes: usize) {
         self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
         self.memory.total.used.fetch_sub(bytes, Ordering::Relaxed);

@@ -36,7 +36,6 @@ pub struct Path {
     pub congested: bool,
     /// Packets whose fate the measurement tells.
     pub packets: u64,
-    /// Payloads that were sent.
     pub payloads: u64,
 }
 
@@ -52,7 +51,6 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// No repair.
     pub const OFF: Self = Self { retransmit_ppm: 0, copies: 1, coding: None };
 
     #[must_use]

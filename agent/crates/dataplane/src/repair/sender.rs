@@ -57,7 +57,6 @@ pub struct PathCounts {
     pub acked: u64,
     /// Packets that were declared lost, without those that came after all.
     pub lost: u64,
-    /// Runs of consecutive lost packets.
     pub runs: u64,
     pub rtt: Duration,
     /// Whether an automatic rate has found the link to be full.

@@ -23,7 +23,6 @@ pub struct SequencerLimits {
     pub held_packets: usize,
     /// Memory of payloads that wait, in blocks of 16 KiB and at least one of them.
     pub held_bytes: usize,
-    /// Runs of missing numbers.
     pub gaps: usize,
 }
 
@@ -52,7 +51,6 @@ pub enum Outcome {
     Refused,
 }
 
-/// Counts of payloads.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SequencerCounts {
     pub delivered: u64,
@@ -218,7 +216,6 @@ impl Sequencer {
         }
     }
 
-    /// How many payloads wait.
     #[must_use]
     pub fn held_packets(&self) -> usize {
         self.held.len()

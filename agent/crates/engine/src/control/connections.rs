@@ -34,7 +34,6 @@ wire::labelled! {
         Handshake => "handshake",
         /// Dialled: the join is not answered.
         Joining => "joining",
-        /// The stream connection carries forwards.
         Up => "up",
         /// Dialled: the far end was asked to close it, because it is idle.
         Releasing => "releasing",
@@ -84,7 +83,6 @@ pub struct EarlyJoin {
 /// The outcome of dialling a stream connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// The stream connection carries forwards.
     Up,
     /// The stream connection was up, or was not needed any more.
     Ended,

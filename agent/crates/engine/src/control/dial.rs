@@ -327,7 +327,6 @@ impl Dialler {
         std::mem::take(&mut self.abandoned)
     }
 
-    /// Abandons all lookups.
     pub fn forget_lookups(&mut self) {
         let lookups = self.targets.iter_mut().filter_map(|target| target.lookup.take());
         self.abandoned.extend(lookups.map(|(token, _)| token));

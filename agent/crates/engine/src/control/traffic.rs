@@ -2,7 +2,6 @@
 
 use quinn_proto::ConnectionStats;
 
-/// The traffic of one direction.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Way {
     pub datagrams: u64,

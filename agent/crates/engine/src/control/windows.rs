@@ -181,7 +181,6 @@ impl StreamMemory {
 pub struct Shown {
     /// The least round trip, without the queues that we fill ourselves.
     pub least_rtt: Duration,
-    /// The present round-trip time.
     pub rtt: Duration,
     /// Bytes of its packets that were sent until now.
     pub sent: u64,

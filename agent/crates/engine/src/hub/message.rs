@@ -122,7 +122,6 @@ pub(crate) struct Connected {
     pub(crate) wanted: u8,
     /// When the handshake began at this end.
     pub(crate) begun: Instant,
-    /// When the session was established.
     pub(crate) since: Instant,
 }
 

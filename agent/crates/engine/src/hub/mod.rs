@@ -57,9 +57,7 @@ pub(crate) struct Record {
     pub(crate) dialled: bool,
     pub(crate) key: [u8; 32],
     pub(crate) instance: [u8; 16],
-    /// When the handshake began.
     pub(crate) begun: Instant,
-    /// When the session was established.
     pub(crate) since: Instant,
 }
 

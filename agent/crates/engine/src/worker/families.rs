@@ -335,7 +335,6 @@ struct Bearers {
 }
 
 impl Bearers {
-    /// Groups all peers by label.
     fn all(published: &Published) -> BTreeMap<Arc<str>, Self> {
         let mut all: BTreeMap<Arc<str>, Self> = BTreeMap::new();
         for peer in published.workers.iter().flat_map(|worker| &worker.peers).filter(|peer| !peer.more.vacant)

@@ -105,7 +105,6 @@ impl Worker {
         }
     }
 
-    /// The number of TCP forwards.
     #[must_use]
     pub fn forwards(&self) -> usize {
         self.tcp.open.len()

@@ -36,7 +36,6 @@ use crate::{
 };
 
 impl Worker {
-    /// Applies a new configuration.
     pub(super) fn configured(&mut self, new: NewConfig, now: Instant) {
         if self.cx.stopping {
             return;

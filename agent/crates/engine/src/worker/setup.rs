@@ -36,7 +36,6 @@ pub struct Setup {
     pub hub: Arc<Hub>,
     /// The registry of peers, in which the peers of the configuration come first.
     pub registry: Arc<PeerRegistry>,
-    /// Publishes the worker's counts.
     pub metrics: Publisher,
     /// With a `[tun]`: the table of packet sizes that the tunnel's thread reads. [`Net::tun`] provides the worker's queue.
     pub tun: Option<Arc<MtuTable>>,

@@ -278,12 +278,10 @@ pub(super) struct IndexCounts {
     pub(super) packets: u64,
 }
 
-/// Current use of limited resources.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct InUse {
     /// Incomplete handshakes that others have started.
     pub handshakes: usize,
-    /// Used knocks that are remembered.
     pub used_tokens: usize,
     /// Unauthenticated senders that have a flow to the decoy.
     pub decoy_flows: usize,
@@ -335,7 +333,6 @@ pub struct Snapshot {
     pub peers: Vec<PeerStatus>,
     /// Buffers that the kernel dropped at the agent's sockets, all roles together.
     pub kernel_drops: u64,
-    /// Current use of limited resources.
     pub in_use: InUse,
 }
 
@@ -370,7 +367,6 @@ pub(super) struct Published {
 pub struct Snapshots(Mutex<Published>);
 
 impl Snapshots {
-    /// The sum over all workers.
     #[must_use]
     pub fn get(&self) -> Snapshot {
         let mut sum = Snapshot::default();
@@ -475,7 +471,6 @@ wire::labelled! {
         StreamBytes => "stream_bytes",
         /// The number of incomplete handshakes that others have started.
         Handshakes => "handshakes",
-        /// The number of open-mode peers.
         OpenPeers => "open_peers",
         /// The number of used knocks that are remembered.
         UsedTokens => "used_tokens",

@@ -75,7 +75,6 @@ impl Bench {
     }
 }
 
-/// Measures and prints.
 fn measure(options: &Options) -> anyhow::Result<()> {
     let load = &options.load;
     let limit = 64 + u64::from(load.flows);

@@ -47,7 +47,6 @@ impl Mode {
     }
 }
 
-/// A run of `culvert bench`.
 pub(super) struct Options {
     /// The path that the load takes.
     pub(super) mode: Mode,

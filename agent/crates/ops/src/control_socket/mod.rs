@@ -65,7 +65,6 @@ pub trait Peers: Send + Sync {
     /// Returns what the agent is doing, as far as `scope` asks for it.
     fn status(&self, scope: &Scope) -> Status;
 
-    /// Returns the configuration that runs.
     fn config(&self) -> Arc<Config>;
 
     /// Reads the configuration again, and makes the agent follow what can be changed while it runs; with `dry_run` it only

@@ -9,7 +9,6 @@ use std::{
 use engine::status::PeerStatus;
 use serde::Serialize;
 
-/// The time between two samples.
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The number of samples that are kept: ten minutes.
@@ -68,7 +67,6 @@ pub(super) struct History {
 /// Samples for a graph, the oldest first.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct HistoryAnswer {
-    /// Seconds between two samples.
     pub interval_seconds: u64,
     /// The number of samples taken until now: what to ask for next time.
     pub taken: u64,

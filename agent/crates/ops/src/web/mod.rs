@@ -61,7 +61,6 @@ pub struct StatusPage {
 pub struct Screen {
     /// "ready", or why the agent should not be given traffic.
     pub readiness: &'static str,
-    /// Workers that make no progress.
     pub stuck_workers: Vec<usize>,
     /// The peers, and the sums over all of them.
     #[serde(flatten)]

@@ -38,7 +38,6 @@ impl Query {
         decoded.collect::<Result<_, _>>().map(Self)
     }
 
-    /// Takes the parameter `name`.
     pub fn take(&mut self, name: &str) -> Option<String> {
         let place = self.0.iter().position(|(own, _)| own == name)?;
         Some(self.0.remove(place).1)

@@ -119,7 +119,6 @@ pub(super) struct InTransit {
 /// A datagram while a bottleneck holds it.
 pub(super) struct Carried {
     datagram: Tapped,
-    /// The delay behind the bottleneck.
     delay: Duration,
 }
 

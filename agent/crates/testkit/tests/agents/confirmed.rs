@@ -9,25 +9,25 @@ const MS: Duration = Duration::from_millis(1);
 #[test]
 fn what_waited_for_a_confirmation_goes_first_when_it_finds_no_room() {
     // Two flows are opened; the other one's datagram is what the socket refuses.
-    assert_order(1400, &[5000, 100, 5000], (1, &[]));
+    assert_order(1400, &[5000, 100, 5000], 1, &[]);
 }
 
 #[test]
 fn what_comes_to_the_queue_before_the_confirmation_does_not_overtake_what_waits_for_it() {
     // The second datagram of the other flow is in the queue, and all that comes is behind it.
-    assert_order(1401, &[5000, 100, 5000], (2, &[200, 4000, 300]));
+    assert_order(1401, &[5000, 100, 5000], 2, &[200, 4000, 300]);
 }
 
 #[test]
 fn what_waited_for_a_confirmation_goes_first_when_there_is_room_for_some_of_it() {
     // A send buffer holds 256 KiB: the 9th is begun when there is no room any more, and is the first of two that came together.
-    assert_order(1402, &[30_000; 16], (0, &[200]));
+    assert_order(1402, &[30_000; 16], 0, &[200]);
 }
 
 /// A flow of the entry waits for its confirmation with datagrams of the lengths `before` when the socket begins to refuse
 /// everything; `others` of another flow come next, and `meanwhile` of its own. It is confirmed and goes on, then there is room
 /// again: its datagrams leave in the order in which they came.
-fn assert_order(seed: u64, before: &[usize], (others, meanwhile): (u32, &[usize])) {
+fn assert_order(seed: u64, before: &[usize], others: u32, meanwhile: &[usize]) {
     let mut pair = Pair::fragmenting(seed, (1, 1), "queue.time = \"5s\"\nquota = 1.0");
     // The confirmation is under way for so long that all of this comes before it.
     pair.world.set_path(ENTRY, EXIT, NetworkPath { delay: 50 * MS, ..NetworkPath::default() });

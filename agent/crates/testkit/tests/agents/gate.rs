@@ -47,11 +47,11 @@ pub(super) fn ended(pair: &mut Pair, step: &str) -> u64 {
 /// Sends `payload` to the exit in the name of `from`, and asserts that the exit sends nothing at all.
 #[track_caller]
 pub(super) fn assert_silence(pair: &mut Pair, from: SocketAddr, payload: &[u8], what: &str) {
-    assert_silence_of(pair, (from, LISTEN), payload, what);
+    assert_silence_of(pair, from, LISTEN, payload, what);
 }
 
 #[track_caller]
-fn assert_silence_of(pair: &mut Pair, (from, to): (SocketAddr, SocketAddr), payload: &[u8], what: &str) {
+fn assert_silence_of(pair: &mut Pair, from: SocketAddr, to: SocketAddr, payload: &[u8], what: &str) {
     pair.world.tapped();
     pair.world.send_as(&Tapped { from, to, tos: 0, payload: payload.to_vec() });
     // Long enough for every probe time-out of a handshake that had begun.
@@ -81,7 +81,7 @@ pub(super) fn foreign_initial(seed: u8) -> Vec<u8> {
 }
 
 /// A long header with random content behind it.
-pub(super) fn long(rng: &mut StdRng, (first, version): (u8, u32), dcid: usize, len: usize) -> Vec<u8> {
+pub(super) fn long(rng: &mut StdRng, first: u8, version: u32, dcid: usize, len: usize) -> Vec<u8> {
     let mut packet = vec![0; len];
     rng.fill_bytes(&mut packet);
     packet[0] = first;
@@ -150,7 +150,7 @@ fn version_negotiation_probes_draw_no_byte() {
     for version in [0, 0x1a2a_3a4a, 0xff00_001d, 2, 0x6b33_43cf] {
         for first in [0xc0, 0x80, 0xff] {
             for len in [1199, 1200, 1400] {
-                let probe = long(&mut rng, (first, version), 8, len);
+                let probe = long(&mut rng, first, version, 8, len);
                 assert_silence(&mut pair, stranger(1), &probe, &format!("version {version:#x}, {len} bytes"));
             }
         }
@@ -164,7 +164,7 @@ fn packets_that_no_connection_begins_with_draw_no_byte() {
     for (first, what) in
         [(0xd0, "0-RTT first"), (0xe0, "Handshake first"), (0xf0, "Retry"), (0x90, "0-RTT, cleared")]
     {
-        assert_silence(&mut pair, stranger(1), &long(&mut rng, (first, 1), 8, 1200), what);
+        assert_silence(&mut pair, stranger(1), &long(&mut rng, first, 1, 8, 1200), what);
     }
     for len in [21, 22, 43, 1200] {
         let mut short = vec![0x40; len];
@@ -204,7 +204,7 @@ fn a_strangers_handshake_draws_no_byte_however_long_its_connection_id_is() {
     assert_silence(&mut pair, stranger(1), &foreign_initial(2), "a well-formed Initial");
     let mut rng = StdRng::seed_from_u64(304);
     for dcid in 0..=20 {
-        assert_silence(&mut pair, stranger(1), &long(&mut rng, (0xc0, 1), dcid, 1200), "any length of DCID");
+        assert_silence(&mut pair, stranger(1), &long(&mut rng, 0xc0, 1, dcid, 1200), "any length of DCID");
     }
     assert!(ended(&mut pair, "token") >= 21);
     assert_eq!(pair.world.metric(pair.exit, "culvert_connections"), 1, "the peer's");
@@ -222,15 +222,15 @@ fn an_initial_to_an_agent_that_only_dials_draws_no_byte() {
     let mut rng = StdRng::seed_from_u64(305);
     for (payload, what) in [
         (foreign_initial(3), "a well-formed Initial"),
-        (long(&mut rng, (0xc0, 1), 8, 1199), "a short one"),
-        (long(&mut rng, (0xc0, 1), 4, 1200), "a short DCID"),
-        (long(&mut rng, (0xc0, 0x1a2a_3a4a), 8, 1200), "another version"),
+        (long(&mut rng, 0xc0, 1, 8, 1199), "a short one"),
+        (long(&mut rng, 0xc0, 1, 4, 1200), "a short DCID"),
+        (long(&mut rng, 0xc0, 0x1a2a_3a4a, 8, 1200), "another version"),
     ] {
-        assert_silence_of(&mut pair, (stranger(1), dialled), &payload, what);
+        assert_silence_of(&mut pair, stranger(1), dialled, &payload, what);
     }
     // A knock too: it belongs to a listening port.
     let (_, genuine) = knocking(306, (1, 1));
-    assert_silence_of(&mut pair, (stranger(1), dialled), &genuine.payload, "a knock");
+    assert_silence_of(&mut pair, stranger(1), dialled, &genuine.payload, "a knock");
     assert_eq!(pair.world.metric(pair.entry, "culvert_connections"), 1);
 }
 

@@ -159,18 +159,18 @@ fn without_knocks_and_under_load_nothing_but_initials_is_answered() {
             assert_eq!(answers, 0, "{what}, loaded: {loaded}");
         };
         for version in [0, 0x1a2a_3a4a, 2] {
-            silent(&long(&mut rng, (0xc0, version), 8, 1200), "version negotiation");
+            silent(&long(&mut rng, 0xc0, version, 8, 1200), "version negotiation");
         }
         for (first, what) in [(0xd0, "0-RTT"), (0xe0, "Handshake"), (0xf0, "Retry")] {
-            silent(&long(&mut rng, (first, 1), 8, 1200), what);
+            silent(&long(&mut rng, first, 1, 8, 1200), what);
         }
-        silent(&long(&mut rng, (0xc0, 1), 8, 1199), "an Initial that is too short");
+        silent(&long(&mut rng, 0xc0, 1, 8, 1199), "an Initial that is too short");
         if !loaded {
             // Whether it opens is looked at once its sender has proved its address.
-            silent(&long(&mut rng, (0xc0, 1), 8, 1200), "an Initial that does not open");
+            silent(&long(&mut rng, 0xc0, 1, 8, 1200), "an Initial that does not open");
         }
         for len in [21, 43, 1200] {
-            let mut short = long(&mut rng, (0xc0, 1), 8, 1200);
+            let mut short = long(&mut rng, 0xc0, 1, 8, 1200);
             short.truncate(len);
             short[0] = 0x41;
             silent(&short, "a short header");

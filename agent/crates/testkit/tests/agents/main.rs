@@ -96,15 +96,15 @@ impl Pair {
 
     /// With this many workers at the entry and at the exit.
     fn with_workers(seed: u64, workers: (u8, u8), entry_extra: &str, exit_extra: &str) -> Self {
-        Self::with_all(seed, (workers, 0), entry_extra, exit_extra)
+        Self::with_all(seed, workers, 0, entry_extra, exit_extra)
     }
 
     /// The entry's clock is `skew` seconds ahead of the exit's.
     fn with_skew(seed: u64, skew: i64) -> Self {
-        Self::with_all(seed, ((1, 1), skew), "", "")
+        Self::with_all(seed, (1, 1), skew, "", "")
     }
 
-    fn with_all(seed: u64, (workers, skew): ((u8, u8), i64), entry_extra: &str, exit_extra: &str) -> Self {
+    fn with_all(seed: u64, workers: (u8, u8), skew: i64, entry_extra: &str, exit_extra: &str) -> Self {
         println!("seed {seed}, workers {workers:?}");
         let mut world = World::new(seed);
         let (entry_key, exit_key) = (Identity::generate().unwrap(), Identity::generate().unwrap());

@@ -53,7 +53,7 @@ fn a_knock_that_is_refused_reaches_the_decoy_as_any_strangers_packet_does() {
     for workers in [1, 2] {
         let extra = format!("[access]\ndecoy = \"{DECOY}\"");
         // Too far behind to be let in, and near enough for its mac1 to hold.
-        let mut pair = Pair::with_all(337, ((1, workers), -100), "", &extra);
+        let mut pair = Pair::with_all(337, (1, workers), -100, "", &extra);
         let mut decoy = pair.services.quic(DECOY);
         pair.world.tapped();
         pair.world.run(Duration::from_millis(100));

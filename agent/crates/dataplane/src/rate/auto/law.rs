@@ -26,9 +26,7 @@ use super::{
 /// Limits of a peer's rate, in bytes of IP packets a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Bounds {
-    /// The rate is never below.
     pub min: u64,
-    /// The rate is never above.
     pub max: u64,
 }
 
@@ -142,7 +140,6 @@ pub struct Law {
     start: Instant,
     bounds: Bounds,
     rate: f64,
-    /// See [`Figures::capacity`].
     capacity: f64,
     state: State,
     /// When the state began, and the present rate with it.

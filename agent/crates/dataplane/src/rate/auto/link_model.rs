@@ -41,7 +41,6 @@ pub(super) struct Link {
     /// The bottleneck's rate, from a time on.
     pub(super) rates: Vec<(f64, f64)>,
     pub(super) rtt: f64,
-    /// Bytes that the bottleneck holds.
     pub(super) buffer: f64,
     /// Packets that wait for longer are marked CE.
     pub(super) marks: f64,
@@ -116,7 +115,6 @@ pub(super) struct Tick {
     pub(super) phase: Phase,
 }
 
-/// What became of a run.
 #[derive(Debug)]
 pub(super) struct Outcome {
     pub(super) ticks: Vec<Tick>,
@@ -310,7 +308,6 @@ struct World {
     delivered: f64,
 }
 
-/// Runs the law over `link`.
 pub(super) fn run(link: &Link) -> Outcome {
     let start = ManualClock::default().now();
     let mut world = World {

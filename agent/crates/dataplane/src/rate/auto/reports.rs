@@ -27,9 +27,7 @@ pub struct Sample {
     pub bytes: u64,
     /// Packets that arrived marked CE and that we did not mark ourselves.
     pub marked: u64,
-    /// The lane's smoothed round-trip time.
     pub smoothed_rtt: Duration,
-    /// The lane's shortest round-trip time.
     pub min_rtt: Duration,
 }
 
@@ -96,7 +94,6 @@ struct Arrival {
     bytes: f64,
 }
 
-/// What arrived over some time.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Delivery {
     /// Bytes a second.

@@ -61,13 +61,10 @@ pub struct Congestion {
 /// What was acknowledged on a connection since it began.
 #[derive(Clone, Copy, Debug)]
 pub struct Acks {
-    /// Packets that were acknowledged.
     pub packets: u64,
-    /// Bytes of these packets.
     pub bytes: u64,
     /// The round trip of the newest packet.
     pub rtt: Duration,
-    /// The shortest round trip.
     pub min_rtt: Duration,
 }
 

@@ -173,7 +173,6 @@ pub struct ControlConnection {
 /// The settings with which a connection is dialled.
 #[derive(Debug)]
 pub struct Dial {
-    /// The client's TLS and knock.
     pub client: ClientConfig,
     /// The QUIC parameters, but for the congestion control.
     pub transport: TransportConfig,
@@ -421,7 +420,6 @@ impl Control {
         }
     }
 
-    /// The connection with this handle.
     #[must_use]
     pub fn get(&self, handle: ConnectionHandle) -> Option<&ControlConnection> {
         self.connections.get(&handle).map(|connection| &**connection)
