@@ -145,6 +145,7 @@ impl Daemon {
             captures: Captures::new(Arc::clone(&registry), Arc::clone(&hub), Arc::new(SystemClock)),
             registry,
             hub,
+            health: Arc::clone(&health),
             since: now,
             clock: Arc::new(SystemClock),
         });
@@ -156,6 +157,7 @@ impl Daemon {
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.configured(&config.limits, SystemClock.unix_time());
+        metrics.peer_files(&config.directory);
         tracing::info!(
             transport = throttle::list(&addresses.transport),
             udp = throttle::list(&addresses.udp),

@@ -4,14 +4,23 @@
 //! |---|---|
 //! | SIGTERM, SIGINT | the daemon stops: what waits is sent, the peers are told; a second one ends the process at once |
 //! | SIGHUP | the configuration is read again, on a thread of its own, one reload at a time |
+//! | none, a change of `identity.peers_dir` | the same |
 //! | SIGPIPE | nothing, as in every Rust program: a log that nobody reads any more ends no tunnel |
 
-use std::{pin::pin, sync::Arc, thread, time::Instant};
+use std::{
+    pin::pin,
+    sync::Arc,
+    thread,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context as _, anyhow};
-use config::Config;
+use config::{Config, directory::fingerprint};
 use gate::identity::Identity;
-use ops::control_socket::{Peers, Reloaded};
+use ops::{
+    control_socket::{Peers, Reloaded},
+    operator::Running,
+};
 use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
@@ -63,6 +72,7 @@ pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Res
     let mut service = Service::from_env();
     let mut daemon = Daemon::start(config, identity)?;
     service.ready(daemon.summary(), now());
+    watch_peers(daemon.running())?;
     runtime.block_on(async {
         let ended = daemon.worker_ended();
         tokio::select! {
@@ -87,6 +97,53 @@ pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Res
 
 const CUT_SHORT: &str =
     "ended at once by a second signal: the peers may not know, and notice it in half a second";
+
+/// Reloads when the directory of peers has changed, on a thread of its own: a disk or a network that hangs keeps nobody waiting.
+///
+/// Looking costs a `stat` for each file and second, and works where inotify does not: on network file systems, and through the
+/// links and mounts of a Kubernetes Secret.
+fn watch_peers(running: Arc<Running>) -> anyhow::Result<()> {
+    let look = move || {
+        let mut watch = Watch::default();
+        loop {
+            thread::sleep(PEERS_INTERVAL);
+            let config = running.config();
+            let Some(path) = &config.directory.path else { continue };
+            if watch.is_due(fingerprint(path), config.directory.seen) {
+                // It says in the log how it ended.
+                drop(panics::isolate(Part::Reload, || running.reload(false)));
+            }
+        }
+    };
+    thread::Builder::new()
+        .name("culvert-peers".to_owned())
+        .spawn(look)
+        .context("cannot start the thread that watches identity.peers_dir")?;
+    Ok(())
+}
+
+/// The time between two looks at the directory of peers.
+const PEERS_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Decides when a changed directory is read: once it has been the same for two looks, so that whoever writes it is done, and once
+/// for each change.
+#[derive(Debug, Default)]
+struct Watch {
+    last: Option<u64>,
+    tried: Option<u64>,
+}
+
+impl Watch {
+    /// Whether to read the directory that looks like `found`; the one that runs looked like `runs`.
+    fn is_due(&mut self, found: u64, runs: u64) -> bool {
+        let is_quiet = self.last.replace(found) == Some(found);
+        if found == runs {
+            self.tried = None;
+            return false;
+        }
+        is_quiet && self.tried.replace(found) != Some(found)
+    }
+}
 
 /// Follows SIGHUP and tells the service manager how it stands, for ever.
 async fn look_after(daemon: &Daemon, service: &mut Service, hang_up: &mut Signal) {
@@ -170,4 +227,24 @@ async fn next(ticks: &mut Option<tokio::time::Interval>) {
 
 fn now() -> Instant {
     SystemClock.now()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_changed_directory_is_read_once_when_it_is_quiet() {
+        let mut watch = Watch::default();
+        assert!(!watch.is_due(1, 1) && !watch.is_due(1, 1));
+        assert!(!watch.is_due(2, 1), "somebody may be writing");
+        assert!(!watch.is_due(3, 1));
+        assert!(watch.is_due(3, 1));
+        assert!(!watch.is_due(3, 1), "that reload failed: only another change leads to another one");
+        assert!(!watch.is_due(4, 1));
+        assert!(watch.is_due(4, 1));
+        assert!(!watch.is_due(4, 4));
+        assert!(!watch.is_due(3, 4), "the same as a failed one before");
+        assert!(watch.is_due(3, 4));
+    }
 }

@@ -185,6 +185,7 @@ fn envelope(input: Input<'_>) -> Outcome {
         Message::ReportsWanted { .. } => "reports_wanted",
         Message::PacketRepair(_) => "packet_repair",
         Message::PresharedKeys(_) => "preshared_keys",
+        Message::Leave => "leave",
     };
     let mut again = Vec::new();
     message.encode(&mut again);

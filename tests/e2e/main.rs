@@ -10,6 +10,7 @@ mod garbage;
 mod gate;
 mod iperf3;
 mod metrics;
+mod peers_dir;
 mod previous;
 mod refusals;
 mod reload;

@@ -15,6 +15,7 @@
 //! | a path that delays, loses, damages and reorders, and a NAT that forgets | [`impairment`] |
 //! | where each of those datagrams went | [`ledger`] |
 //! | two exits with the same network behind them, and a flow through the better one | [`exits`] |
+//! | exits behind one address, with a balancer before them | [`fleet`] |
 //! | two hosts with a bottleneck between them: rate, queue, delay, loss, ECN | [`path`] |
 //! | numbered datagrams there and back while things happen | [`stream`] |
 //! | two sites with an impairment between them, and what can happen to them | [`stage`] |
@@ -37,6 +38,7 @@ pub mod clock;
 pub mod decoy;
 pub mod exits;
 pub mod firewall;
+pub mod fleet;
 pub mod http;
 pub mod impairment;
 pub mod iperf;

@@ -5,6 +5,7 @@
 mod ends;
 mod failover;
 mod first_steps;
+mod fleet;
 mod forwarding;
 mod hub;
 mod impaired;

@@ -24,7 +24,17 @@ impl Check {
         for note in &config.notes {
             out::say(&format_args!("{}: note: {note}", note.place(&self.config)))?;
         }
-        Ok(())
+        let rejected = &config.directory.rejected;
+        if rejected.is_empty() {
+            return Ok(());
+        }
+        for problem in rejected {
+            out::complain(&format_args!("{}: {problem}", problem.place(&self.config)));
+        }
+        let files = config.directory.rejected_files().len();
+        Err(Failure::Input(format!(
+            "{files} of the files in identity.peers_dir are wrong: the agent leaves them out"
+        )))
     }
 }
 

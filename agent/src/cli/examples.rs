@@ -92,6 +92,7 @@ const EXAMPLES: &[Example] = &[
         concat!("culvert peer add exit culvert://exit.example.net:4433/", key!()),
     ),
     to("shut somebody out, at once", "culvert peer remove phone"),
+    to("before this exit of several is stopped", "culvert drain --within 30"),
     to("this host alone, without agents", "culvert bench --direct"),
     to(
         "through two agents: a UDP port of the entry, the upstream of the exit",
@@ -99,6 +100,10 @@ const EXAMPLES: &[Example] = &[
     ),
     to("the packet path, without a network", "culvert bench --in-memory"),
     to("what a port of ours tells strangers", "culvert doctor --probe gw.example.net:4433"),
+    to(
+        "three exits behind this host's address",
+        "culvert fleet --exit 1=192.0.2.11 --exit 2=192.0.2.12 --exit 3=192.0.2.13,2001:db8::13",
+    ),
     to(
         "for one user of bash",
         "culvert completions bash > ~/.local/share/bash-completion/completions/culvert",

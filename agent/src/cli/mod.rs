@@ -12,7 +12,9 @@ use lab::{bench::Bench, out};
 mod check;
 mod completions;
 mod doctor;
+mod drain;
 mod examples;
+mod fleet;
 mod genpsk;
 mod init;
 mod keygen;
@@ -58,6 +60,8 @@ enum Command {
     Status(status::Status),
     #[command(after_long_help = examples::help("reload"))]
     Reload(reload::Reload),
+    #[command(after_long_help = examples::help("drain"))]
+    Drain(drain::Drain),
     #[command(after_long_help = examples::help("peer"))]
     Peer(peer::Peer),
     #[command(after_long_help = examples::help("qlog"))]
@@ -66,6 +70,8 @@ enum Command {
     Bench(Box<Bench>),
     #[command(after_long_help = examples::help("doctor"))]
     Doctor(doctor::Doctor),
+    #[command(after_long_help = examples::help("fleet"))]
+    Fleet(fleet::Fleet),
     #[command(after_long_help = examples::help("completions"))]
     Completions(completions::Completions),
     #[command(hide = true)]
@@ -120,10 +126,12 @@ impl Cli {
             Command::Demo(command) => command.run().map_err(Failure::from),
             Command::Status(command) => command.execute(),
             Command::Reload(command) => command.execute(),
+            Command::Drain(command) => command.execute(),
             Command::Peer(command) => command.execute(),
             Command::Qlog(command) => command.execute(),
             Command::Bench(command) => command.run().map_err(Failure::from),
             Command::Doctor(command) => command.execute(),
+            Command::Fleet(command) => command.execute(),
             Command::Completions(command) => command.execute(),
             Command::Manual(command) => command.execute(),
         };

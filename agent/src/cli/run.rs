@@ -34,6 +34,9 @@ impl Run {
         for note in &config.notes {
             tracing::warn!("{}: {note}", note.place(&self.config));
         }
+        for problem in &config.directory.rejected {
+            tracing::warn!("{}: {problem}: the file was left out", problem.place(&self.config));
+        }
         run::run(signals, config, &identity).map_err(|error| {
             // Into the log, whatever its form, since that is where the operator of a service looks.
             tracing::error!("{error:#}");

@@ -20,7 +20,7 @@ use crate::{
 pub const MOST_HOLDERS: usize = 64;
 
 /// What the checks of all sections share.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub(super) struct Checks {
     pub(super) report: Report,
     /// The names of our services, by their index.
@@ -34,6 +34,8 @@ pub(super) struct Checks {
     /// Names of removed peers, and those of them that a forward still names.
     pub(super) removed: Vec<Arc<str>>,
     pub(super) closed: Vec<String>,
+    /// Names of peers whose files in the directory of peers are wrong.
+    pub(super) rejected: Vec<Arc<str>>,
     /// The grants that were read, each with its place, so that a service which is granted twice is noticed.
     pub(super) granted: BTreeSet<String>,
     pub(super) keys: Vec<PinnedKey>,
@@ -51,18 +53,21 @@ pub(super) struct Checks {
 }
 
 /// A public key that a file names, and where.
+#[derive(Clone)]
 pub(super) struct PinnedKey {
     pub(super) key: PublicKey,
     pub(super) at: At,
 }
 
 /// A local address that something is to be bound to.
+#[derive(Clone)]
 pub(super) struct Listener {
     address: SocketAddr,
     at: At,
 }
 
 /// Who claims a prefix of the overlay or an address of the underlay, and where.
+#[derive(Clone)]
 pub(super) struct Claim {
     /// As it is written; an address of the underlay has its full length.
     pub(super) net: IpNet,
@@ -74,6 +79,7 @@ pub(super) struct Claim {
 }
 
 /// An endpoint with a host name.
+#[derive(Clone)]
 pub(super) struct LookedUp {
     /// The name of the peer that has the endpoint.
     pub(super) name: Arc<str>,

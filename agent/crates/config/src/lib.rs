@@ -46,6 +46,7 @@ mod checks;
 mod credential;
 pub mod defaults;
 mod descriptors;
+pub mod directory;
 mod kinds;
 mod peers;
 mod prefix;
@@ -82,10 +83,11 @@ mod tun_tests;
 mod value;
 
 pub use checks::MOST_HOLDERS;
+pub use directory::Directory;
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 pub use repair::{DscpSet, PacketRepair};
-use resolve::Draft;
+use resolve::{Draft, Sources};
 pub use sections::{
     Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize,
     Protocol, Service, Transport,
@@ -137,6 +139,8 @@ pub struct Config {
     pub log: Log,
     /// The hard ceilings of the agent.
     pub limits: Limits,
+    /// The directory of peers, whose peers are among the others.
+    pub directory: Directory,
     /// Names of removed peers that a `[[udp]]` or `[[tcp]]` still names; its port is not opened.
     pub closed: Vec<String>,
     /// What an operator should know, although the agent starts.
@@ -162,7 +166,33 @@ impl Config {
     /// # Errors
     /// The file cannot be read, or every problem that it has.
     pub fn load(path: &Path) -> Result<(Self, Identity), LoadError> {
-        Self::load_with(path, state::read)
+        Self::load_beside(path, None)
+    }
+
+    /// The same beside the configuration that runs: a peer whose file in the directory of peers is wrong keeps the settings that it
+    /// has there.
+    ///
+    /// # Errors
+    /// As those of [`Config::load`].
+    pub fn load_beside(path: &Path, running: Option<&Self>) -> Result<(Self, Identity), LoadError> {
+        let text = read(path)?;
+        let absolute =
+            std::path::absolute(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })?;
+        let mut rejected = Vec::new();
+        loop {
+            let sources = Sources { directory: true, running, rejected: rejected.clone() };
+            let draft = Draft::read_all(&text, folder_of(&absolute), state::read, sources);
+            let files = draft.peer_files();
+            match draft.finish_with_identity(path) {
+                Ok((config, identity)) => return Ok((Self { path: Some(absolute), ..config }, identity)),
+                // Our own key, which is known only now, in the file of a peer.
+                Err(problems) if problems.problems.iter().any(|problem| files.contains(&problem.file)) => {
+                    let theirs = problems.problems.into_iter();
+                    rejected.extend(theirs.filter(|problem| files.contains(&problem.file)));
+                }
+                Err(problems) => return Err(problems.into()),
+            }
+        }
     }
 
     /// The same, with the text of the state file from `read_state`, which gets its path.
@@ -177,7 +207,8 @@ impl Config {
         // Paths in it are the same ones wherever it is read from: a reload names the file by its absolute path.
         let absolute =
             std::path::absolute(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })?;
-        let draft = Draft::read(&text, folder_of(&absolute), read_state);
+        let sources = Sources { directory: true, ..Sources::default() };
+        let draft = Draft::read_all(&text, folder_of(&absolute), read_state, sources);
         let (config, identity) = draft.finish_with_identity(path)?;
         Ok((Self { path: Some(absolute), ..config }, identity))
     }
@@ -187,7 +218,8 @@ impl Config {
     /// # Errors
     /// The file cannot be read, or every problem that it has but for its key.
     pub fn check_without_key(path: &Path) -> Result<(), LoadError> {
-        let draft = Draft::read(&read(path)?, folder_of(path), state::read);
+        let sources = Sources { directory: true, ..Sources::default() };
+        let draft = Draft::read_all(&read(path)?, folder_of(path), state::read, sources);
         Ok(draft.finish(Some(path)).map(drop)?)
     }
 

@@ -29,10 +29,12 @@ impl PeerOrigin {
     }
 }
 
-/// Where something stands in one of the two files.
+/// Where something stands in one of the files.
 #[derive(Clone, Debug)]
 pub(super) struct At {
     pub(super) file: PeerOrigin,
+    /// Which file of the directory of peers it is, if it is one: its index in the report.
+    pub(super) entry: Option<usize>,
     /// As in `peer[0].endpoints[1]`; empty: the file as a whole.
     pub(super) path: String,
     /// In bytes; `None`: it is not there.
@@ -41,7 +43,7 @@ pub(super) struct At {
 
 impl At {
     pub(super) fn file(file: PeerOrigin) -> Self {
-        Self { file, path: String::new(), span: None }
+        Self { file, entry: None, path: String::new(), span: None }
     }
 
     pub(super) fn key(&self, key: &str, span: Option<Range<usize>>) -> Self {
@@ -67,7 +69,7 @@ impl At {
 /// One thing that is wrong with the configuration, and what to do about it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigProblem {
-    /// The state file, if it is there; `None`: the configuration file.
+    /// The state file or the file of a peer, if it is there; `None`: the configuration file.
     pub file: Option<PathBuf>,
     /// Which key, as in `peer[0].endpoints[1]`; empty when it is about the file as a whole.
     pub key_path: String,
@@ -138,13 +140,22 @@ pub enum LoadError {
     Problems(#[from] ConfigProblems),
 }
 
-/// Collects the problems of both files.
+/// A file of the directory of peers.
+#[derive(Clone)]
+struct Entry {
+    path: PathBuf,
+    text: String,
+}
+
+/// Collects the problems of all files.
 #[derive(Clone, Default)]
 pub(super) struct Report {
     config: String,
     state: String,
     /// The path of the state file.
     state_file: Option<PathBuf>,
+    /// The files of the directory of peers.
+    entries: Vec<Entry>,
     problems: Vec<ConfigProblem>,
     notes: Vec<ConfigProblem>,
 }
@@ -160,6 +171,19 @@ impl Report {
         (self.state, self.state_file) = (text.to_owned(), Some(path));
     }
 
+    /// The text that stands in a file of the directory of peers; returns the place of the whole file.
+    pub(super) fn read_entry(&mut self, text: &str, path: &Path) -> At {
+        self.entries.push(Entry { path: path.to_owned(), text: text.to_owned() });
+        At { entry: Some(self.entries.len() - 1), ..At::file(PeerOrigin::Config) }
+    }
+
+    /// Takes out the problems of files for which `is_theirs` holds.
+    pub(super) fn take_problems(&mut self, is_theirs: impl Fn(&ConfigProblem) -> bool) -> Vec<ConfigProblem> {
+        let (theirs, others) = std::mem::take(&mut self.problems).into_iter().partition(is_theirs);
+        self.problems = others;
+        theirs
+    }
+
     /// Records a problem at its place, with the remedy for it.
     pub(super) fn add(&mut self, at: &At, problem: impl Into<String>, remedy: impl Into<String>) {
         let problem = self.describe(at, problem.into(), remedy.into());
@@ -173,21 +197,27 @@ impl Report {
     }
 
     fn describe(&self, at: &At, problem: String, remedy: String) -> ConfigProblem {
-        let (text, file) = match at.file {
-            PeerOrigin::Config => (&self.config, None),
-            PeerOrigin::State => (&self.state, self.state_file.clone()),
+        let entry = at.entry.and_then(|index| self.entries.get(index));
+        let (text, file) = match (entry, at.file) {
+            (Some(entry), _) => (&entry.text, Some(entry.path.clone())),
+            (None, PeerOrigin::Config) => (&self.config, None),
+            (None, PeerOrigin::State) => (&self.state, self.state_file.clone()),
         };
         let line = at.span.as_ref().map(|span| {
             let before = text.as_bytes().iter().take(span.start);
             1 + before.filter(|byte| **byte == b'\n').count()
         });
-        ConfigProblem { file, key_path: at.path.clone(), line, problem, remedy }
+        // The name of a peer's file stands before the keys in it, so that others can refer to them.
+        let prefix = entry.and_then(|entry| entry.path.file_name()?.to_str());
+        let key_path = prefix.and_then(|prefix| at.path.strip_prefix(prefix)).unwrap_or(&at.path);
+        let key_path = key_path.trim_start_matches('.').to_owned();
+        ConfigProblem { file, key_path, line, problem, remedy }
     }
 
-    /// The problems and the notes, each in the order of their lines, those of the state file last.
+    /// The problems and the notes, each in the order of their lines, those of other files last.
     pub(super) fn into_parts(mut self) -> (Vec<ConfigProblem>, Vec<ConfigProblem>) {
         for list in [&mut self.problems, &mut self.notes] {
-            list.sort_by_key(|problem| (problem.file.is_some(), problem.line.unwrap_or(usize::MAX)));
+            list.sort_by_key(|problem| (problem.file.clone(), problem.line.unwrap_or(usize::MAX)));
         }
         (self.problems, self.notes)
     }

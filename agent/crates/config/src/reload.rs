@@ -82,6 +82,7 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
     let own = |config: &Config| Identity {
         key_file: config.identity_key_file.clone(),
         state_dir: config.state_dir.clone(),
+        peers_dir: config.directory.path.clone().unwrap_or_default(),
     };
     let mut identity = own(&config);
     changes.section("identity.", &own(running), &mut identity, names, &[]);

@@ -12,9 +12,11 @@ use std::{
 use gate::identity::Identity;
 
 use crate::{
-    Access, AccessMode, Admin, Config, Forward, Knock, Limits, Protocol, Service, Transport, Tun,
+    Access, AccessMode, Admin, Config, Directory, Forward, Knock, Limits, Peer, Protocol, Service, Transport,
+    Tun,
     checks::Checks,
     credential,
+    directory::Texts,
     peers::Around,
     problem::{At, ConfigProblem, ConfigProblems, PeerOrigin, Report},
     section::{self, Table},
@@ -25,6 +27,17 @@ use crate::{
 
 /// The hello that tells a peer our services holds at most this many.
 pub(super) const MAX_SERVICES: usize = 256;
+
+/// What is read besides the configuration and the state file.
+#[derive(Default)]
+pub(super) struct Sources<'s> {
+    /// Whether the directory of peers is read.
+    pub(super) directory: bool,
+    /// The configuration that runs.
+    pub(super) running: Option<&'s Config>,
+    /// Files of the directory that are known to be wrong.
+    pub(super) rejected: Vec<ConfigProblem>,
+}
 
 /// A configuration whose problems are still being collected.
 pub(super) struct Draft {
@@ -37,12 +50,22 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// Reads and checks all of `text`, and the state file, which `read_state` reads: its text, or `None` if there is none. If
-    /// `text` is no configuration at all, the state file is not read.
+    /// The same as [`Draft::read_all`], without a directory of peers.
     pub(super) fn read(
         text: &str,
         base: &Path,
         read_state: impl FnOnce(&Path) -> Result<Option<String>, io::Error>,
+    ) -> Self {
+        Self::read_all(text, base, read_state, Sources::default())
+    }
+
+    /// Reads and checks all of `text`, and the state file, which `read_state` reads: its text, or `None` if there is none. If
+    /// `text` is no configuration at all, the state file is not read.
+    pub(super) fn read_all(
+        text: &str,
+        base: &Path,
+        read_state: impl FnOnce(&Path) -> Result<Option<String>, io::Error>,
+        sources: Sources<'_>,
     ) -> Self {
         let mut checks = Checks { report: Report::new(text), ..Checks::default() };
         let entries = section::parse(text, PeerOrigin::Config, &mut checks.report);
@@ -59,6 +82,14 @@ impl Draft {
         let mut table = root.table("transport", &mut checks.report);
         let transport: Transport = table.fill(&mut checks);
         let listens = table.has("listen") && table.length("listen") != Some(0);
+        if transport.server_id.is_some() && !listens {
+            let problem = "this agent does not listen, so no balancer sends it anything";
+            checks.report.add(
+                &table.place("server_id"),
+                problem,
+                "add transport.listen, or remove server_id",
+            );
+        }
         let services = checks.read_services(&mut root);
         let mut tun_table = root.table("tun", &mut checks.report);
         let tun = tun_table.is_there().then(|| tun_table.fill::<Tun>(&mut checks));
@@ -80,51 +111,42 @@ impl Draft {
                 checks.report.add(&state_at, problem, remedy);
             }
         }
-        peers.iter_mut().for_each(|peer| peer.resolve_paths(base));
-        let udp = checks.read_forwards(&mut root, "udp");
-        let tcp = checks.read_forwards(&mut root, "tcp");
-        let access = checks.read_access(&mut root, listens);
-        let (admin, token_file) = checks.read_admin(&mut root, base);
-        let control = checks.read_control(&mut root, base);
-        let log = root.table("log", &mut checks.report).fill(&mut checks);
-        let limits = checks.read_limits(&mut root, peers.len());
-        root.end(&mut checks.report);
-        checks.clashes();
-        if let Some(tun) = &tun {
-            checks.kernel_routing(tun, &tun_table);
-            checks.collisions(tun, transport.mark);
-            checks.lookups(tun, transport.mark, &peers);
-            checks.unused(&peers, &tun_table.at);
-        }
-        if !listens && !dials {
-            let remedy = "add transport.listen, or a [[peer]] with endpoints";
-            checks.report.add(&root.at, "nothing to do: this agent neither listens nor dials", remedy);
-        } else if peers.is_empty() && access.mode == AccessMode::Allowlist {
-            let remedy = "add one with culvert peer add, or a [[peer]]";
-            checks.report.note(&root.at, "there is no peer: nobody can connect yet", remedy);
-        }
-        if let Some(report) = unreadable {
-            checks.report = report;
-        }
-        let config = Config {
-            path: None,
-            identity_key_file: base.join(identity.key_file),
+        let peers_dir = Some(&identity.peers_dir).filter(|path| !path.as_os_str().is_empty());
+        let mut texts = match peers_dir.map(|path| base.join(path)) {
+            Some(path) if sources.directory && unreadable.is_none() => Texts::read(&path),
+            path => Texts::unread(path),
+        };
+        texts.reject(sources.rejected);
+        let head = Head {
+            base,
+            identity,
             state_dir,
             transport,
-            access,
-            peers,
-            udp,
-            tcp,
+            listens,
             services,
             tun,
-            admin,
-            control,
-            log,
-            limits,
-            closed: std::mem::take(&mut checks.closed),
-            notes: Vec::new(),
+            tun_table,
+            unreadable,
+            dials,
         };
-        Self { checks, config, key_file, token_file }
+        // Each time round at least one file is left out.
+        loop {
+            let mut all = peers.clone();
+            let mut attempt = checks.clone();
+            let directory = attempt.read_directory(&texts, sources.running, around, &mut all);
+            let mut draft = head.complete(attempt, root.clone(), all, directory);
+            let problems = draft.checks.report.take_problems(|problem| texts.is_about(problem));
+            if !texts.reject(problems) {
+                draft.config.directory.rejected = texts.into_rejected();
+                draft.key_file = key_file;
+                return draft;
+            }
+        }
+    }
+
+    /// The files of the directory of peers whose peers are in the configuration.
+    pub(super) fn peer_files(&self) -> Vec<Option<PathBuf>> {
+        self.config.directory.files.iter().map(|file| Some(file.path.clone())).collect()
     }
 
     /// The control socket, whatever the problems are.
@@ -173,6 +195,83 @@ impl Draft {
     fn into_parts(self) -> (Config, Vec<ConfigProblem>) {
         let (problems, notes) = self.checks.report.into_parts();
         (Config { notes, ..self.config }, problems)
+    }
+}
+
+/// What is read before the peers of the directory are known.
+struct Head<'h> {
+    base: &'h Path,
+    identity: sections::Identity,
+    state_dir: PathBuf,
+    transport: Transport,
+    listens: bool,
+    services: Vec<Service>,
+    tun: Option<Tun>,
+    tun_table: Table<'h>,
+    /// What was found wrong if the text is no configuration at all.
+    unreadable: Option<Report>,
+    /// Whether there are peers, in the configuration or in the state file.
+    dials: bool,
+}
+
+impl Head<'_> {
+    /// Reads what may name a peer, and checks everything together.
+    fn complete(
+        &self,
+        mut checks: Checks,
+        mut root: Table<'_>,
+        mut peers: Vec<Peer>,
+        directory: Directory,
+    ) -> Draft {
+        let Self { base, listens, .. } = *self;
+        peers.iter_mut().for_each(|peer| peer.resolve_paths(base));
+        let (transport, tun) = (self.transport.clone(), self.tun.clone());
+        let dials = self.dials || !directory.files.is_empty();
+        let udp = checks.read_forwards(&mut root, "udp");
+        let tcp = checks.read_forwards(&mut root, "tcp");
+        let access = checks.read_access(&mut root, listens);
+        let (admin, token_file) = checks.read_admin(&mut root, base);
+        let control = checks.read_control(&mut root, base);
+        let log = root.table("log", &mut checks.report).fill(&mut checks);
+        let limits = checks.read_limits(&mut root, peers.len());
+        root.end(&mut checks.report);
+        checks.clashes();
+        if let Some(tun) = &tun {
+            checks.kernel_routing(tun, &self.tun_table);
+            checks.collisions(tun, transport.mark);
+            checks.lookups(tun, transport.mark, &peers);
+            checks.unused(&peers, &self.tun_table.at);
+        }
+        if !listens && !dials {
+            let remedy = "add transport.listen, or a [[peer]] with endpoints";
+            checks.report.add(&root.at, "nothing to do: this agent neither listens nor dials", remedy);
+        } else if peers.is_empty() && access.mode == AccessMode::Allowlist {
+            let remedy = "add one with culvert peer add, or a [[peer]]";
+            checks.report.note(&root.at, "there is no peer: nobody can connect yet", remedy);
+        }
+        if let Some(report) = &self.unreadable {
+            checks.report = report.clone();
+        }
+        let config = Config {
+            path: None,
+            identity_key_file: base.join(&self.identity.key_file),
+            state_dir: self.state_dir.clone(),
+            transport,
+            access,
+            peers,
+            udp,
+            tcp,
+            services: self.services.clone(),
+            tun,
+            admin,
+            control,
+            log,
+            limits,
+            directory,
+            closed: std::mem::take(&mut checks.closed),
+            notes: Vec::new(),
+        };
+        Draft { checks, config, key_file: None, token_file }
     }
 }
 

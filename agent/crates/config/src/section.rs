@@ -17,6 +17,7 @@ use crate::{
 };
 
 /// A table of a file, and which of its keys were asked for.
+#[derive(Clone)]
 pub(super) struct Table<'t> {
     pub(super) at: At,
     entries: Option<&'t DeTable<'t>>,
@@ -133,10 +134,15 @@ impl<'t> Table<'t> {
 
 /// Parses `text`, reporting what is not TOML.
 pub(super) fn parse<'t>(text: &'t str, file: PeerOrigin, report: &mut Report) -> Option<DeTable<'t>> {
+    parse_at(text, &At::file(file), report)
+}
+
+/// The same for a text that stands at `whole`.
+pub(super) fn parse_at<'t>(text: &'t str, whole: &At, report: &mut Report) -> Option<DeTable<'t>> {
     let (root, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
         let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
-        let at = At { span: error.span(), ..At::file(file) };
+        let at = At { span: error.span(), ..whole.clone() };
         report.add(&at, format!("not TOML: {message}"), "see https://toml.io");
     }
     errors.is_empty().then(|| root.into_inner())

@@ -48,11 +48,17 @@ fn peer_name() -> Kind<usize> {
         let name = (named().read)(given.again())?;
         let Given { at, checks, .. } = given;
         let found = index_of(&name, &checks.peers, "peer");
-        if found.is_ok() || !checks.removed.contains(&name) {
+        let (problem, remedy) = if found.is_ok() {
             return found;
-        }
-        let problem = format!("{name:?} was removed with culvert peer: this port stays closed");
-        checks.report.note(at, problem, format!("add the peer again, or remove this [[{}]]", at.list()));
+        } else if checks.removed.contains(&name) {
+            ("was removed with culvert peer", "add the peer again")
+        } else if checks.rejected.contains(&name) {
+            ("has a file in identity.peers_dir that is wrong", "correct the file")
+        } else {
+            return found;
+        };
+        let problem = format!("{name:?} {problem}: this port stays closed");
+        checks.report.note(at, problem, format!("{remedy}, or remove this [[{}]]", at.list()));
         checks.closed.push(name.to_string());
         Ok(Forward::NOBODY)
     };
@@ -78,6 +84,10 @@ section! {
         /// file](#the-state-file)), and the replay log of used knocks. The agent creates it on first use, with mode 0700; its
         /// parent must exist. `""`: nothing is kept, and peers cannot be added while the agent runs.
         state_dir: PathBuf = PathBuf::from(STATE_DIR), path(), Restart;
+        /// A directory of further peers ([operations](operations.md#peers-from-a-directory)): each file `*.toml` in it has the keys of
+        /// one `[[peer]]`, `name` among them. A change is noticed within seconds and followed like a reload. A file that is wrong
+        /// costs itself only: its peer keeps the settings that it has, if it has some. `""`: there is none.
+        peers_dir: PathBuf = PathBuf::new(), path(), Now;
     }
 }
 
@@ -112,6 +122,11 @@ section! {
         /// `"hybrid-required"`: by both, or there is no connection. `"x25519"`: by X25519 alone, in handshakes that begin with one
         /// datagram instead of two.
         key_exchange: KeyExchange = KeyExchange::Hybrid, one_of(), NextConnection;
+        /// Names this exit among those that have one identity and are behind one address
+        /// ([operations](operations.md#a-fleet-behind-one-address)): every connection ID that we issue has this number in its second
+        /// byte, for a balancer to go by. Packets with the number of another exit are counted (`other_exit`) and get no answer. Left
+        /// out, the byte is random.
+        server_id: Option<u8> = None, whole(0..=255).optional(), Restart;
     }
     const DEFAULT;
 }

@@ -170,14 +170,7 @@ impl Checks {
             peer.origin == PeerOrigin::Config && !known.iter().any(|known| known.name == peer.name)
         };
         for peer in known.iter().chain(config.peers.iter().filter(returns)) {
-            self.next_hops.extend(peer.addresses.iter().map(|address| (*address, Arc::clone(&peer.name))));
-            let (holder, at) = (|| Holder::Peer(Arc::clone(&peer.name)), || At::file(peer.origin));
-            let shared = peer.shares_prefixes() || config.tun.as_ref().is_some_and(Tun::follows_routes);
-            let claim = |net: &IpNet| Claim { net: *net, holder: holder(), shared, at: at() };
-            self.overlay.extend(peer.allowed_ips.iter().map(claim));
-            for address in peer.endpoints.iter().filter_map(|endpoint| endpoint.host.parse().ok()) {
-                self.carried_by(address, holder(), at());
-            }
+            self.claimed_by(peer, config.tun.as_ref().is_some_and(Tun::follows_routes));
         }
     }
 

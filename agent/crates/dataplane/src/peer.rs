@@ -95,6 +95,9 @@ wire::labelled! {
         /// A first probe was not answered in time. Only looked for if another peer can carry the packets, which they go to while
         /// this holds; the peer is not dialled anew.
         Late => "late",
+        /// No suspicion, but treated like one: the listener is about to stop and has asked to be left. The session works until another
+        /// one replaces it; IP packets go to another peer that can carry them.
+        Leaving => "leaving",
     }
 }
 
@@ -103,10 +106,12 @@ pub struct Suspicions {
     pub unresponsive: bool,
     pub control_dead: bool,
     pub late: bool,
+    /// Whether [`Suspicion::Leaving`] holds.
+    pub leaving: bool,
 }
 
 impl Suspicions {
-    /// Whether any suspicion holds for which the peer is dialled anew.
+    /// Whether any suspicion holds for which the peer is dialled anew, and payloads or forwards wait.
     #[must_use]
     pub fn any(self) -> bool {
         self.unresponsive || self.control_dead
@@ -118,6 +123,7 @@ impl Suspicions {
             Suspicion::Unresponsive => &mut self.unresponsive,
             Suspicion::ControlDead => &mut self.control_dead,
             Suspicion::Late => &mut self.late,
+            Suspicion::Leaving => &mut self.leaving,
         }
     }
 }
@@ -268,7 +274,8 @@ impl PeerData {
     pub fn readiness(&self) -> Readiness {
         let usable = |link: &&Link| self.is_live() && link.takes_packets && !link.suspicions.unresponsive;
         match self.link.as_ref().filter(usable) {
-            Some(link) if !link.suspicions.late && (link.standard || link.pool.up != 0) => Readiness::Ready,
+            Some(link) if link.suspicions.late || link.suspicions.leaving => Readiness::Late,
+            Some(link) if link.standard || link.pool.up != 0 => Readiness::Ready,
             Some(_) => Readiness::Late,
             None => Readiness::Away,
         }

@@ -63,6 +63,10 @@ pub struct Session {
     pub forwards: u32,
     /// Whether the peer was told that this end wants reports about its lanes.
     pub wants_reports: bool,
+    /// Whether the listener has asked to be left.
+    pub leaving: bool,
+    /// The byte of the listener's connection IDs that names its exit, if it is one of a fleet; known from a lane on.
+    pub server: Option<u8>,
 }
 
 /// A peer at one worker: its settings, its connections and its datagrams.
@@ -93,6 +97,8 @@ pub struct Peer {
     pub known_services: Option<Vec<messages::Service>>,
     /// When this worker last told the dialling worker that datagrams wait here.
     pub asked_to_dial: Option<Instant>,
+    /// When the peer last asked to be left.
+    pub asked_to_leave: Option<Instant>,
     /// The time until which datagrams are assumed to wait for the peer at another worker.
     pub awaited_until: Option<Instant>,
     /// When this worker last asked the kernel for the source address of packets to the peer.

@@ -164,6 +164,8 @@ wire::labelled! {
         Full => "full",
         /// The end of an attempt that did not start here.
         Abandoned => "abandoned",
+        /// Of a connection of another exit of the fleet.
+        OtherExit => "other_exit",
     }
 }
 
@@ -260,6 +262,21 @@ impl Gate {
             self.stats.ended[step as usize] += 1;
         }
         ours
+    }
+
+    /// Whether a datagram belongs to another exit of the fleet: it is counted, and nobody gets it. It may be a peer's, so a decoy
+    /// must not see it either.
+    pub fn is_for_other_exit(&mut self, datagram: &[u8]) -> bool {
+        let other = |id: &[u8; 8]| self.parts.ids.is_of_other_exit(id);
+        let found = match classify(datagram) {
+            Class::Short { cid } => other(cid),
+            Class::Initial(Initial { dcid, .. }) | Class::Handshake { dcid } | Class::Retry { dcid } => {
+                dcid.try_into().is_ok_and(other)
+            }
+            Class::ZeroRtt { .. } | Class::Other => false,
+        };
+        self.stats.ended[Step::OtherExit as usize] += u64::from(found);
+        found
     }
 
     fn screen_initial(&mut self, datagram: &[u8], initial: &Initial<'_>, now: Instant) -> Result<(), Step> {

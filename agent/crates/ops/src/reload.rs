@@ -36,7 +36,9 @@ impl Running {
         let reloaded = self.try_reload(dry_run);
         if !dry_run {
             if reloaded.is_ok() {
-                self.metrics.configured(&self.config.load().limits, self.clock.unix_time());
+                let config = self.config.load();
+                self.metrics.configured(&config.limits, self.clock.unix_time());
+                self.metrics.peer_files(&config.directory);
             }
             self.metrics.reloaded(match &reloaded {
                 Ok(_) => metrics::Reload::Done,
@@ -54,10 +56,14 @@ impl Running {
         if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
             return Err(ReloadError::NoRegularFile(path.clone()));
         }
-        let (fresh, identity) = Config::load(path)?;
+        let (fresh, identity) = Config::load_beside(path, Some(&running))?;
         fault::point(Fault::Reload);
         let mut notes: Vec<String> =
             fresh.notes.iter().map(|note| format!("{}: {note}", note.place(path))).collect();
+        let wrong = fresh.directory.rejected.iter();
+        notes.extend(
+            wrong.map(|problem| format!("{}: {problem}: the file was left out", problem.place(path))),
+        );
         if identity.public_key() != self.own_key {
             notes.push(format!(
                 "{} holds another key: it is used from the next start of the daemon on",

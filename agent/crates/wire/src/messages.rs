@@ -186,6 +186,9 @@ pub enum Message {
     PacketRepair(Option<Terms>),
     /// The sender's proofs of its preshared keys, in place of those of its hello.
     PresharedKeys(Vec<KeyProof>),
+    /// The listener is about to stop: the dialler connects elsewhere, to another endpoint of the peer or to another exit behind the
+    /// same one, and ends this session then.
+    Leave,
 }
 
 /// The bytes of padding in [`Message::Here`].
@@ -268,6 +271,8 @@ impl Features {
     pub const REPAIR: Self = Self(32);
     /// Knows preshared keys: it may be told others while it is connected.
     pub const PRESHARED_KEYS: Self = Self(64);
+    /// Connects elsewhere if a listener asks for that.
+    pub const LEAVE: Self = Self(128);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -394,6 +399,7 @@ impl Message {
                 Ok(Self::ReceiveRate { bits_per_second: rate.bits_per_second })
             }
             protobuf::Kind::ReportsWanted(reports) => Ok(Self::ReportsWanted { wanted: reports.wanted }),
+            protobuf::Kind::Leave(_) => Ok(Self::Leave),
             protobuf::Kind::PacketRepair(repair) => terms(Some(repair)).map(Self::PacketRepair),
             protobuf::Kind::PresharedKeys(keys) => proofs(&keys.proofs).map(Self::PresharedKeys),
         }
@@ -415,6 +421,7 @@ impl Message {
             Self::Joined => protobuf::Kind::Joined(protobuf::Nothing {}),
             Self::StreamsWanted => protobuf::Kind::StreamsWanted(protobuf::Nothing {}),
             Self::Release => protobuf::Kind::Release(protobuf::Nothing {}),
+            Self::Leave => protobuf::Kind::Leave(protobuf::Nothing {}),
             Self::ReceiveRate { bits_per_second } => {
                 protobuf::Kind::ReceiveRate(protobuf::ReceiveRate { bits_per_second: *bits_per_second })
             }

@@ -190,6 +190,7 @@ fn every_field_number_is_the_documented_one() {
         (Message::Joined, hand.bytes("Envelope.joined", &[])),
         (Message::StreamsWanted, hand.bytes("Envelope.streams_wanted", &[])),
         (Message::Release, hand.bytes("Envelope.release", &[])),
+        (Message::Leave, hand.bytes("Envelope.leave", &[])),
         {
             let rate = hand.number("ReceiveRate.bits_per_second", 48_000_000);
             (Message::ReceiveRate { bits_per_second: 48_000_000 }, hand.bytes("Envelope.receive_rate", &rate))
@@ -579,6 +580,7 @@ fn any_message() -> impl Strategy<Value = Message> {
         Just(Message::Joined),
         Just(Message::StreamsWanted),
         Just(Message::Release),
+        Just(Message::Leave),
         any::<u64>().prop_map(|bits_per_second| Message::ReceiveRate { bits_per_second }),
         any::<bool>().prop_map(|wanted| Message::ReportsWanted { wanted }),
         any::<u32>().prop_map(|number| Message::PacketRepair(any_terms(number))),

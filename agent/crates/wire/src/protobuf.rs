@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17")]
     pub kind: Option<Kind>,
 }
 
@@ -38,6 +38,8 @@ pub(crate) enum Kind {
     PacketRepair(Repair),
     #[prost(message, tag = "15")]
     PresharedKeys(PresharedKeys),
+    #[prost(message, tag = "17")]
+    Leave(Nothing),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -47,6 +47,10 @@ pub(in crate::cli) struct Init {
     /// Of an exit: where entries find it [default: the address from which this host sends to the Internet]
     #[arg(long, value_name = "HOST:PORT")]
     pub(super) advertise: Option<String>,
+    /// Of an exit in a fleet behind one address: its number there, another one for each exit. All of them have the key of the
+    /// first one
+    #[arg(long, value_name = "0..255")]
+    pub(super) server_id: Option<u8>,
 }
 
 /// What a host is to the others.

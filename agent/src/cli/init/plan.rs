@@ -20,6 +20,8 @@ pub(super) struct Plan {
     pub(super) listen: Vec<String>,
     /// Where entries find it, as "host:port".
     pub(super) advertise: Option<String>,
+    /// The number of the exit in its fleet.
+    pub(super) server_id: Option<u8>,
     /// The link of the exit that an entry dials.
     pub(super) peer: Option<ShareLink>,
     /// The `allowed_ips` of the exit that an entry dials.
@@ -80,6 +82,7 @@ impl Plan {
             role,
             listen: Vec::new(),
             advertise: None,
+            server_id: options.server_id,
             peer: None,
             allowed_ips: Vec::new(),
             services: options.services.clone(),
@@ -113,6 +116,7 @@ impl Plan {
                 allowed(options.services.is_empty(), "--service", "exit")?;
                 allowed(options.listen.is_empty(), "--listen", "exit")?;
                 allowed(options.advertise.is_none(), "--advertise", "exit")?;
+                allowed(options.server_id.is_none(), "--server-id", "exit")?;
                 let link = options.peer.as_deref().ok_or(PlanError::NoPeer)?;
                 plan.peer = Some(link.parse().map_err(PlanError::Link)?);
                 match (plan.tun.is_empty(), options.allowed_ips.is_empty()) {

@@ -78,6 +78,10 @@ fn transport(plan: &Plan) -> String {
             text += &line("listen", list(&plan.listen));
             text += "# What culvert link prints: where entries find this host, by name or address.\n";
             text += &plan.advertise.as_ref().map_or_else(String::new, |text| line("advertise", quoted(text)));
+            if let Some(id) = plan.server_id {
+                text += "# Names this exit among those with this key behind one address; another number at each.\n";
+                text += &line("server_id", id);
+            }
         }
         Role::Entry => {
             text += "# Without a listen address this agent only dials.\n# listen = [\"0.0.0.0:4433\"]\n";

@@ -58,7 +58,8 @@ fn told(line: &str, facts: &Facts) -> String {
 #[test]
 fn every_combination_of_options_makes_a_configuration() {
     let entry = format!("--role entry --peer {}", link());
-    let exits = ["", "--advertise gw.example.net:443", "--listen 203.0.113.7:443", "--listen [::]:1"];
+    let exits =
+        ["", "--advertise gw.example.net:443", "--listen 203.0.113.7:443", "--listen [::]:1 --server-id 7"];
     let entries = ["", "--allowed-ip 10.1.0.0/16 --allowed-ip fd01::/48", "--allowed-ip 0.0.0.0/0"];
     let tunnels = ["", "--tun", "--tun 10.7.0.9/16", "--tun fd09::9/64", "--tun --tun fd09::9/64"];
     let services = ["", "--service dns=127.0.0.1:53", "--service a=[::1]:1 --service b=127.0.0.1:2"];
@@ -73,6 +74,7 @@ fn every_combination_of_options_makes_a_configuration() {
                     assert_eq!(config.tun.is_some(), !tunnel.is_empty());
                     assert_eq!(config.services.len(), service.matches("--service").count());
                     assert!(config.transport.advertise.is_some() && config.peers.is_empty());
+                    assert_eq!(config.transport.server_id, more.contains("--server-id 7").then_some(7));
                     assert!(config.control.unwrap().is_absolute());
                     seen += 1;
                 }

@@ -437,6 +437,17 @@ impl Dialler {
         }
     }
 
+    /// Dials beside a connection, from `at` on: first the endpoint after the one to which the address `here` belongs.
+    pub fn restart_elsewhere(&mut self, here: Option<SocketAddr>, at: Instant) {
+        if self.targets.is_empty() {
+            return;
+        }
+        self.begin_anew();
+        let leads_here = |target: &Target| here.is_some_and(|here| target.known.contains(&here));
+        self.turn = self.targets.iter().position(leads_here).map_or(0, |index| index + 1);
+        self.next = Some(at);
+    }
+
     fn begin_anew(&mut self) {
         (self.interval, self.turn, self.skipped) = (BUSY_INTERVAL, 0, 0);
         (self.second, self.patience, self.last) = (None, None, None);

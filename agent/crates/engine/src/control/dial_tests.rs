@@ -303,3 +303,14 @@ fn attempts_and_fallbacks_do_not_displace_each_other() {
     }
     assert_eq!(surplus, [100, 101, 0, 102].map(ConnectionHandle));
 }
+
+#[test]
+fn who_is_asked_to_leave_dials_the_next_endpoint_first_and_not_before_its_time() {
+    let mut bench = Bench::new(&["one", "other"], &[("one", &[v4(1)]), ("other", &[v4(2)])]);
+    assert_eq!(bench.dialled(true, Duration::from_millis(10)), [(0, v4(1))]);
+    bench.dialler.stop();
+    let at = bench.clock.now() + Duration::from_secs(5);
+    bench.dialler.restart_elsewhere(Some(v4(1)), at);
+    assert!(bench.dialled(true, Duration::from_secs(4)).is_empty());
+    assert_eq!(bench.dialled(true, Duration::from_millis(1_500))[0].1, v4(2));
+}

@@ -144,6 +144,7 @@ fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
             | Message::Joined
             | Message::StreamsWanted
             | Message::Release
+            | Message::Leave
             | Message::ReceiveRate { .. },
         )
         | Err(_) => units,

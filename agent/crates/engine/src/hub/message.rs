@@ -178,6 +178,8 @@ pub(crate) struct StreamRequest {
     pub(crate) first: u8,
     /// Whether the control connection began with a fallback: the peer answers nothing else.
     pub(crate) fallback: bool,
+    /// Its second byte, which brings it to the exit of the session, if that is one of a fleet.
+    pub(crate) server: Option<u8>,
 }
 
 /// Why a lane could not go on.
@@ -187,6 +189,6 @@ pub(crate) enum LaneLoss {
     Unvalidated,
     /// The peer violated the protocol on the lane; `None` if the lane's keys are used up.
     Ended(Option<OpenError>),
-    /// The host could not get a socket or keys for the lane.
+    /// The host could not get a socket or keys for the lane, or has another lane with its connection ID.
     NoSocket,
 }

@@ -193,8 +193,10 @@ impl Sessions {
             ephemeral: Zeroizing::new(cx.rng.random()),
             fallback,
         };
-        let first = stream.map_or_else(|| self.ids.first_byte(id), |stream| stream.first);
-        let client = client::arm(crypto, knock, self.ids.initial_from(first));
+        // A session of its own may be at any exit of a fleet.
+        let (first, server) =
+            stream.map_or_else(|| (self.ids.first_byte(id), None), |stream| (stream.first, stream.server));
+        let client = client::arm(crypto, knock, self.ids.initial_from(first, server));
         Some(Dial { client, transport })
     }
 
@@ -281,9 +283,10 @@ impl Context {
 
     fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
         let peer = self.peers.get_mut(id)?;
-        let is_control_dead = peer.data.link.as_ref().is_some_and(|link| link.suspicions.control_dead);
+        let suspicions = peer.data.link.as_ref().map(|link| link.suspicions).unwrap_or_default();
         let awaited = peer.awaited_until.is_some_and(|until| until > now);
-        let waiting = is_control_dead || awaited || peer.data.relay.oldest().is_some();
+        let waiting =
+            suspicions.control_dead || suspicions.leaving || awaited || peer.data.relay.oldest().is_some();
         // With a keepalive, a peer that is back is found within the keepalive interval.
         let slowest = peer.data.config.keepalive.unwrap_or(IDLE_INTERVAL);
         let may_fall_back = self.config.transport.key_exchange == KeyExchange::Hybrid;
@@ -339,6 +342,25 @@ impl Context {
             tracing::warn!(peer = &*state.name, suppressed, "{why}");
         }
         state.dialler.restart(Some(delay), now, &mut self.rng);
+        self.arm_dial(id);
+    }
+
+    /// Dials a peer that has asked to be left, beside its session: another endpoint first, if there is one. A peer that asks again
+    /// and again costs a handshake every few seconds.
+    pub(super) fn dial_elsewhere(&mut self, id: PeerId, now: Instant) {
+        if self.dialler_of(id) != self.id.index {
+            return;
+        }
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        if peer.data.config.endpoints.is_empty() {
+            return;
+        }
+        let earliest = peer.asked_to_leave.map_or(now, |asked| now.max(asked + LEAVE_INTERVAL));
+        peer.asked_to_leave = Some(now);
+        peer.dialler.restart_elsewhere(peer.dialled, earliest);
+        if let Some(suppressed) = peer.connections_log.allow(now) {
+            tracing::info!(peer = &*peer.name, suppressed, "the peer is about to stop; dialling elsewhere");
+        }
         self.arm_dial(id);
     }
 
@@ -444,6 +466,9 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
 pub(super) fn dials(peer: PeerId, worker: WorkerId) -> bool {
     peer.0 % u32::from(worker.count) == u32::from(worker.index)
 }
+
+/// The least time between two requests of a peer to be left that are followed.
+const LEAVE_INTERVAL: Duration = Duration::from_secs(5);
 
 /// The minimum interval between messages to the dialling worker that datagrams wait at another worker.
 const DIAL_SOON_INTERVAL: Duration = Duration::from_millis(100);

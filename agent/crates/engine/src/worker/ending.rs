@@ -17,6 +17,10 @@ use crate::{
     },
 };
 
+/// How long the connection of a session stays that was left on request, because its listener still has payloads for us: shorter
+/// than the time for which its lanes open packets.
+const LINGER: Duration = Duration::from_secs(2);
+
 impl Worker {
     /// Shuts down: accepts no more traffic, sends what waits, and closes every session.
     pub(super) fn shut_down(&mut self, within: Duration, now: Instant) {
@@ -103,9 +107,28 @@ impl Sessions {
         cx.effects.push_back(Effect::AbortForwards(session.handle));
         cx.hub.end(id, session.id, cx.id.index);
         cx.effects.push_back(Effect::Message(WorkerMessage::Disconnected { peer: id, session: session.id }));
-        if let Some(reason) = close {
-            self.control.close(session.handle, reason, now);
+        match close {
+            Some(CloseReason::Replaced) if session.leaving => {
+                self.left.push(session.handle);
+                cx.timers.arm(Timer::Left(session.handle), now + LINGER);
+            }
+            Some(reason) => self.control.close(session.handle, reason, now),
+            None => {}
         }
+    }
+
+    /// Closes the connection to a peer that asked to be left, and was.
+    pub(super) fn close_left(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
+        if self.has_left(handle) {
+            self.close_connection(cx, handle, CloseReason::Replaced, now);
+        }
+    }
+
+    /// Forgets that a connection was left; returns whether it was.
+    fn has_left(&mut self, handle: ConnectionHandle) -> bool {
+        let before = self.left.len();
+        self.left.retain(|left| *left != handle);
+        self.left.len() < before
     }
 
     /// Closes a connection, tells the far end the reason, and ends everything that the connection carried.
@@ -123,6 +146,7 @@ impl Sessions {
     /// Removes a connection that quinn-proto has forgotten, after which quinn-proto may use its handle again.
     pub(super) fn connection_drained(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         self.lose(cx, handle, "it is gone", false, now);
+        self.has_left(handle);
         self.admission_ended(handle);
         if let Some(underlay) = self.control.remove(handle) {
             cx.effects.push_back(Effect::ReleaseSocket(underlay));

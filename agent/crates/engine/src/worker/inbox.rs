@@ -19,6 +19,11 @@ pub enum Command {
         /// The longest time that the shutdown may take.
         within: Duration,
     },
+    /// Accept no further connection, and ask the peers to leave.
+    Drain {
+        /// The time after which sessions that are still there are closed.
+        within: Duration,
+    },
     /// Answer an operator's inspection.
     Inspect(Arc<Inspection>),
 }

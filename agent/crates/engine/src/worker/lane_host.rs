@@ -70,6 +70,11 @@ impl LaneHost {
         if cx.peers.link_named(peer, session).is_none() {
             return;
         }
+        if self.lanes.of_cid(request.local_cid).is_some() {
+            // Their packets could not be told apart. With the next opening another ID is drawn.
+            cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why: LaneLoss::NoSocket });
+            return;
+        }
         let Some((underlay, remote)) = cx.lane_socket(request, now) else {
             cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why: LaneLoss::NoSocket });
             return;

@@ -14,6 +14,7 @@ use gate::{preshared::PresharedKey, suite};
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use wire::{
+    cid::SERVER_ID_AT,
     ids::{PeerId, SessionRef},
     messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
 };
@@ -48,7 +49,7 @@ impl Sessions {
     /// Requests lane `index` from the peer.
     pub(super) fn ask_for_lane(&mut self, cx: &mut Context, id: PeerId, index: u8, now: Instant) {
         let lane_host = pool::lane_host(cx.id.index, index, cx.id.count);
-        let cid = self.ids.next_for(lane_host);
+        let cid = self.ids.next_for_lane(lane_host);
         let Some(session) = cx.peers.session_mut(id) else { return };
         let handle = session.handle;
         let agreed = self.control.get(handle).and_then(|connection| connection.preshared.agreed.clone());
@@ -94,7 +95,7 @@ impl Sessions {
             return;
         }
         let lane_host = pool::lane_host(cx.id.index, offer.lane, cx.id.count);
-        let local = self.ids.next_for(lane_host);
+        let local = self.ids.next_for_lane(lane_host);
         let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else {
             return;
         };
@@ -118,6 +119,7 @@ impl Sessions {
     pub(super) fn lane_accepted(&mut self, cx: &mut Context, id: PeerId, offer: &LaneOffer, now: Instant) {
         let Some(session) = cx.peers.session_mut(id) else { return };
         let Some(opening) = session.openings.answered(offer.lane, offer.epoch) else { return };
+        session.server = Some(offer.connection_id[SERVER_ID_AT]);
         let (name, handle) = (session.id, session.handle);
         // The answer shows that the peer is alive.
         cx.hub.note_heard(id, now);

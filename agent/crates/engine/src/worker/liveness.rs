@@ -141,7 +141,7 @@ impl Sessions {
     ) {
         let Some(link) = cx.peers.link_named(id, session) else { return };
         *link.suspicions.of(suspicion) = holds;
-        let is_well = !link.suspicions.any();
+        let is_well = !link.suspicions.any() && !link.suspicions.leaving;
         self.note_carrier(cx, id);
         match (suspicion, holds) {
             (Suspicion::Unresponsive, true) => cx.became_unresponsive(id, session, now),
@@ -151,7 +151,8 @@ impl Sessions {
                 cx.dial_anew(id, Duration::ZERO, what, now);
             }
             // What else holds is found out in the same silence.
-            (Suspicion::Late, _) => {}
+            (Suspicion::Late, _) | (Suspicion::Leaving, false) => {}
+            (Suspicion::Leaving, true) => cx.dial_elsewhere(id, now),
             (Suspicion::Unresponsive | Suspicion::ControlDead, false) => {
                 if cx.peers.session(id).is_some()
                     && let Some(state) = cx.peers.get_mut(id)
@@ -231,9 +232,15 @@ impl Context {
             && self.hub.silence(id, now).is_none_or(|silence| silence >= LEAST_SILENCE)
     }
 
-    /// Whether any suspicion of the session with a peer holds.
+    /// Whether any suspicion of the session with a peer holds, or the peer has asked to be left: another session may replace it.
     pub(super) fn is_suspect(&self, id: PeerId, now: Instant) -> bool {
-        self.suspicions_of(id).control_dead || self.is_unresponsive(id, now)
+        let suspicions = self.suspicions_of(id);
+        suspicions.control_dead || suspicions.leaving || self.is_unresponsive(id, now)
+    }
+
+    /// Whether a peer has asked to be left.
+    pub(super) fn is_leaving(&self, id: PeerId) -> bool {
+        self.suspicions_of(id).leaving
     }
 
     fn suspicions_of(&self, id: PeerId) -> Suspicions {

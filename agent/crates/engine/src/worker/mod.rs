@@ -83,6 +83,7 @@ mod context;
 mod decoy;
 mod decoys;
 mod dial;
+mod drain;
 mod ending;
 mod endpoint;
 mod families;
@@ -214,6 +215,7 @@ impl Worker {
         while let Some(command) = self.inbox.take() {
             match command {
                 Command::Shutdown { within } => self.shut_down(within, now),
+                Command::Drain { within } => self.drain_sessions(within, now),
                 Command::Inspect(inspection) => self.inspect(&inspection, now),
             }
             self.settle_effects(now);
@@ -462,6 +464,7 @@ impl Worker {
                 data.look_at_queue(cx, host, peer, now);
             }
             Timer::Listener(port) => tcp.wake_listener(cx, port),
+            Timer::Left(handle) => sessions.close_left(cx, handle, now),
             Timer::Join(handle) => sessions.early_join_timeout(cx, handle, now),
             Timer::SendBuffer(id) => data.send_buffer_timeout(cx, sessions, host, id, now),
             Timer::Dial(peer) => sessions.dial(cx, peer, now),
@@ -469,6 +472,7 @@ impl Worker {
             Timer::Publish => self.publish(now),
             Timer::Housekeeping => self.housekeeping(now),
             Timer::Decoys => decoy.expire_flows(cx, now),
+            Timer::Drained => sessions.close_remaining(cx, now),
             Timer::Stop => self.ended = true,
         }
         self.settle_effects(now);

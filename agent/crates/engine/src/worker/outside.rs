@@ -29,6 +29,9 @@ pub(super) struct Gateway<'a> {
 impl Outside for Gateway<'_> {
     fn datagram(&mut self, received: Received, meta: &Meta, datagram: &[u8], now: Instant) -> Outcome<'_> {
         let Received { underlay, port } = received;
+        if self.gate.is_for_other_exit(datagram) {
+            return Outcome::Taken;
+        }
         if let Some(port) = port
             && let owner = steering::owner(datagram, self.worker.count)
             && owner != self.worker.index
@@ -44,6 +47,8 @@ impl Outside for Gateway<'_> {
         let admission = match self.gate.check(datagram, arrival, now) {
             Verdict::Pass => None,
             Verdict::Admit(admission) => Some(admission),
+            // A drained agent is silent to who dials it.
+            Verdict::Retry if self.control.is_closed() => return Outcome::Taken,
             Verdict::Retry => return Outcome::Reply(self.gate.retry_packet()),
             Verdict::Taken => return Outcome::Taken,
             Verdict::Unauthenticated => {

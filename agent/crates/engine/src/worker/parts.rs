@@ -75,6 +75,8 @@ pub(super) struct Sessions {
     pub(super) clock: Arc<dyn Clock + Send + Sync>,
     /// Scratch space for the events that [`Control::poll`] reports.
     pub(super) events: Vec<(ConnectionHandle, Event)>,
+    /// Connections whose sessions were left because their listeners asked for that; they are closed soon.
+    pub(super) left: Vec<ConnectionHandle>,
     /// Features that the hello leaves out, for tests.
     pub(super) withheld: Features,
 }

@@ -68,6 +68,7 @@ impl PeerMaker<'_> {
             dialler: Dialler::new(endpoints, now),
             session: None,
             asked_to_dial: None,
+            asked_to_leave: None,
             awaited_until: None,
             tcp_streams: 0,
             forwards: self.hub.forwards(id),

@@ -115,6 +115,7 @@ impl Worker {
             sessions: cx.sessions_by_key_exchange(),
             in_use,
             send_buffer_bytes: cx.sockets.underlays.send_buffer_bytes(),
+            drained: sessions.drained(cx),
             connections: sessions.control.len(),
             tcp_streams: tcp.open.len(),
             stream_connections: carriers.sum(),

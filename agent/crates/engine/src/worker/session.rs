@@ -17,7 +17,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::lanes::{Openings, pool};
+use dataplane::{
+    lanes::{Openings, pool},
+    peer::Suspicion,
+};
 use gate::{
     identity::PublicKey,
     refusals::{Refusal, Why},
@@ -25,7 +28,7 @@ use gate::{
 use quinn_proto::{ConnectionHandle, Side};
 use rand::RngExt;
 use wire::{
-    ids::PeerId,
+    ids::{PeerId, SessionRef},
     messages::{self, CloseReason, Features, Hello, Message, MessageError},
 };
 
@@ -176,7 +179,8 @@ impl Worker {
             sessions.close_connection(cx, handle, CloseReason::Replaced, now);
             return;
         }
-        if side == Side::Client && suspect && sessions.defer_hello(cx, handle, peer, key, now) {
+        let doubtful = suspect && !cx.is_leaving(peer);
+        if side == Side::Client && doubtful && sessions.defer_hello(cx, handle, peer, key, now) {
             return;
         }
         if let Some(connection) = sessions.control.get_mut(handle) {
@@ -238,6 +242,8 @@ impl Worker {
                 }
                 self.establish(peer, handle, side, key, hello, now);
             }
+            // Its sender does not know yet that we have another session.
+            _ if !established && sessions.left.contains(&handle) => {}
             // The message came before the hello, or on a connection that has been replaced.
             _ if !established => sessions.out_of_order(cx, handle, now),
             Message::Hello(_) => sessions.out_of_order(cx, handle, now),
@@ -270,10 +276,18 @@ impl Worker {
                 cx.broadcast(|| WorkerMessage::PacketRepair { peer, session, terms });
             }
             Message::PresharedKeys(proofs) => sessions.keys_shown(cx, peer, proofs, now),
-            Message::StreamsWanted if side == Side::Client => sessions.peer_wants_streams(cx, peer, now),
-            Message::Join(_) | Message::Joined | Message::StreamsWanted | Message::Release => {
-                sessions.out_of_order(cx, handle, now)
+            Message::Leave if side == Side::Client => {
+                let Some(session) = cx.peers.session_mut(peer) else { return };
+                session.leaving = true;
+                let session = session.id;
+                cx.suspect(SessionRef { peer, session }, Suspicion::Leaving, true);
             }
+            Message::StreamsWanted if side == Side::Client => sessions.peer_wants_streams(cx, peer, now),
+            Message::Join(_)
+            | Message::Joined
+            | Message::StreamsWanted
+            | Message::Release
+            | Message::Leave => sessions.out_of_order(cx, handle, now),
             Message::ServicesChanged(services) => {
                 let Some(state) = cx.peers.get_mut(peer) else { return };
                 let Some(session) = state.session.as_mut() else { return };
@@ -395,6 +409,8 @@ impl Worker {
             laneless_since: Some(now),
             wants_reports: false,
             forwards: 0,
+            leaving: false,
+            server: None,
         });
         cx.stats.totals.handshakes.established += 1;
         sessions.link_up(cx, data, host, &connected, now);
@@ -409,6 +425,8 @@ impl Worker {
                 sessions.ask_for_lane(cx, id, index, now);
             }
         }
+        // Its handshake was under way when the drain began.
+        sessions.ask_to_leave(cx, id);
         // Our services may have changed since our hello was sent.
         sessions.offer_services(cx, id);
         sessions.tell_packet_repair(cx, id, false);
@@ -625,7 +643,8 @@ impl Tunnel {
             .and(Features::STREAM_CONNECTIONS)
             .and(Features::REPORTS)
             .and(Features::REPAIR)
-            .and(Features::PRESHARED_KEYS);
+            .and(Features::PRESHARED_KEYS)
+            .and(Features::LEAVE);
         match self.device {
             // We complete checksums that the device does not complete.
             Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),

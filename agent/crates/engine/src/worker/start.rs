@@ -79,7 +79,8 @@ impl Worker {
     pub fn new(setup: Setup, now: Instant) -> Result<Self, StartError> {
         let id = WorkerId { index: setup.worker, count: setup.hub.workers() };
         let mut rng = StdRng::from_seed(setup.seed);
-        let ids = ConnectionIds::new(setup.own.issued.clone(), rng.random(), id.index, id.count);
+        let ids = ConnectionIds::new(setup.own.issued.clone(), rng.random(), id.index, id.count)
+            .with_server_id(setup.config.transport.server_id);
         let control = endpoint::control(&setup, &ids, rng.random())?;
         let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
@@ -153,6 +154,7 @@ impl Worker {
                 refusals,
                 clock,
                 events: Vec::new(),
+                left: Vec::new(),
                 withheld: Features::default(),
             },
             host: LaneHost::default(),

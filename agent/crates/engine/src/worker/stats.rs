@@ -204,6 +204,15 @@ impl PathMoves {
     }
 }
 
+/// The sessions of a draining worker that its peers had dialled.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Drained {
+    /// Those that are still there.
+    pub(super) waiting: u64,
+    /// Those that had to be closed.
+    pub(super) closed: u64,
+}
+
 /// Counters of a worker besides those of its parts. They never decrease, except for `lane_flows` and `control`.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
@@ -218,6 +227,8 @@ pub(super) struct Totals {
     pub(super) path_moves: PathMoves,
     /// Suspect sessions, by [`Suspicion`].
     pub(super) sessions_suspected: [u64; Suspicion::COUNT],
+    /// Sessions that a draining worker had to close.
+    pub(super) drain_closed: u64,
     pub(super) lanes_near_limit: u64,
     /// Lanes that were opened again because another preshared key is in use.
     pub(super) lanes_rekeyed: u64,
@@ -314,6 +325,7 @@ pub(super) struct WorkerSnapshot {
     pub(super) sessions: [u64; Group::LABELS.len()],
     pub(super) in_use: InUse,
     pub(super) send_buffer_bytes: usize,
+    pub(super) drained: Drained,
     pub(super) connections: usize,
     pub(super) tcp_streams: usize,
     pub(super) stream_connections: usize,

@@ -177,7 +177,7 @@ impl Sessions {
             return;
         }
         let (Some(link), Some(session)) = (&peer.data.link, &peer.session) else { return };
-        let (name, workers) = (session.id, session.hello.workers);
+        let (name, workers, server) = (session.id, session.hello.workers, session.server);
         let connection = self.control.get(session.handle).filter(|_| session.dialled);
         let Some((connection, key)) = connection.and_then(|it| Some((it, it.key?))) else { return };
         let remote = connection.path().destination;
@@ -186,7 +186,7 @@ impl Sessions {
         let choice = cx.rng.random();
         let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
         let fallback = peer.dialler.fell_back();
-        let request = StreamRequest { peer: id, session: name, number, remote, key, first, fallback };
+        let request = StreamRequest { peer: id, session: name, number, remote, key, first, server, fallback };
         cx.send(lane_host, WorkerMessage::DialStream(Box::new(request)));
         // The next one follows when this one has been dialled.
         cx.effects.push_back(Effect::OpenStreams(id));
@@ -380,6 +380,7 @@ impl Sessions {
             | Message::Joined
             | Message::StreamsWanted
             | Message::Release
+            | Message::Leave
             | Message::ReceiveRate { .. }
             | Message::ReportsWanted { .. }
             | Message::PacketRepair(_)

@@ -23,11 +23,13 @@ pub(super) enum Timer {
     Dial(PeerId),
     Hello(ConnectionHandle),
     Join(ConnectionHandle),
+    Left(ConnectionHandle),
     Tcp(TcpId),
     Listener(usize),
     Publish,
     Housekeeping,
     Decoys,
+    Drained,
     Stop,
 }
 

@@ -14,6 +14,7 @@
 use std::{
     error::Error,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use crate::reload_error::ReloadError;
@@ -73,6 +74,12 @@ pub trait Peers: Send + Sync {
     /// What is wrong with the file, or what could not be done, as a [`ReloadError`]; nothing has changed then.
     fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused>;
 
+    /// Takes no new peers, and asks those that have dialled the agent to leave it `within` that time, after which they are cut off.
+    ///
+    /// # Errors
+    /// Why not all of them are asked.
+    fn drain(&self, within: Duration) -> Result<(), Refused>;
+
     /// Returns the captures that operators look at.
     fn captures(&self) -> &Captures;
 }
@@ -119,6 +126,10 @@ impl Desk {
                 self.remove(&name)
             }
             Request::Reload { dry_run } => self.reload(dry_run),
+            Request::Drain { within_seconds } => {
+                self.peers.drain(Duration::from_secs(within_seconds)).map_err(failed)?;
+                Ok(Answer::Done { note: None })
+            }
             Request::Status(scope) => {
                 let status = self.peers.status(&scope);
                 match status.lacks(&scope) {

@@ -39,6 +39,11 @@ pub enum Request {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         dry_run: bool,
     },
+    /// Take no new peers, and ask those that have dialled the agent to leave it.
+    Drain {
+        /// The time that they have, after which they are cut off.
+        within_seconds: u64,
+    },
     /// Say what the agent is doing, as far as the scope asks for it.
     Status(Scope),
     /// Look at a lane or at the control connections of a peer.

@@ -51,6 +51,10 @@ impl Peers for Reloading {
         Ok(())
     }
 
+    fn drain(&self, _: Duration) -> Result<(), Refused> {
+        Ok(())
+    }
+
     fn captures(&self) -> &Captures {
         &self.captures
     }

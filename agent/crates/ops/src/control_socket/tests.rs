@@ -74,6 +74,10 @@ impl Peers for Fake {
         }
     }
 
+    fn drain(&self, _: Duration) -> Result<(), Refused> {
+        Ok(())
+    }
+
     fn captures(&self) -> &Captures {
         &self.captures
     }

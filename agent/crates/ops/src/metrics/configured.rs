@@ -22,6 +22,8 @@ wire::labelled! {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Configured {
     pub(super) reloads: [u64; Reload::COUNT],
+    /// Files of the directory of peers: in use, and left out.
+    pub(super) peer_files: [u64; 2],
     pub(super) now: Option<Now>,
 }
 

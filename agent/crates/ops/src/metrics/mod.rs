@@ -25,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use config::Limits;
+use config::{Directory, Limits};
 use engine::{
     health::Health,
     metrics::{
@@ -95,6 +95,7 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_reloads_total", &["outcome"], "Reloads by outcome: done, even if nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(&Reload::LABELS, &it.configured.reloads)),
     family(Gauge, "culvert_config_last_reload_successful", &[], "1 if the last reload put its configuration into effect, 0 if the old one still runs.", |it, out| it.configured.each(|now| out.add(&[], u64::from(now.successful)))),
     family(Gauge, "culvert_config_last_reload_success_timestamp_seconds", &[], "When the configuration that runs was read, since the Unix epoch.", |it, out| it.configured.each(|now| out.add(&[], now.since))),
+    family(Gauge, "culvert_peer_files", &["state"], "Files of the directory of peers (identity.peers_dir): used, also in an earlier version, or rejected.", |it, out| out.each(&["used", "rejected"], &it.configured.peer_files)),
     family(Gauge, "culvert_limit", &["limit"], "Configured limits on what can grow, by their key in the section limits.", |it, out| it.configured.each(|now| now.show_limits(out))),
     family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(&Part::LABELS, &panics::counts())),
     family(Counter, "culvert_admin_refused_total", &["reason"], "Connections and requests that the admin server refused or cut off.", |it, out| out.each(&AdminRefusal::LABELS, &it.metrics.admin.refused())),
@@ -144,9 +145,15 @@ impl Metrics {
             Some(Now { limits: *limits, since: unix_time, successful: true });
     }
 
+    /// The directory of peers was read so. To be called when [`Metrics::configured`] is.
+    pub fn peer_files(&self, directory: &Directory) {
+        let counts = [directory.files.len(), directory.rejected_files().len()];
+        panics::lock(&self.configured).peer_files = counts.map(|count| count as u64);
+    }
+
     /// Counts a reload by its outcome, and remembers whether it succeeded.
     pub fn reloaded(&self, outcome: Reload) {
-        let Configured { reloads, now } = &mut *panics::lock(&self.configured);
+        let Configured { reloads, now, .. } = &mut *panics::lock(&self.configured);
         reloads[outcome as usize] += 1;
         if let Some(now) = now {
             now.successful = outcome == Reload::Done;

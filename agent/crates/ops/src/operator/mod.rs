@@ -8,17 +8,18 @@
 
 use std::{
     sync::{Arc, Mutex},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
 use config::{self, Config};
 use engine::{
+    health::Health,
     hub::Hub,
     origin::PeerOrigin,
     registry::{Listed, PeerRegistry},
     tunnel,
-    worker::{Inbox, Snapshots},
+    worker::{Command, Inbox, Snapshots},
 };
 use gate::{identity::PublicKey, refusals::Refusals};
 use wire::clock::Clock;
@@ -54,6 +55,8 @@ pub struct Running {
     pub hub: Arc<Hub>,
     /// The lock that a reload holds, so that only one runs at a time.
     pub reloading: Mutex<()>,
+    /// Whether the daemon is alive and ready; a drain ends that.
+    pub health: Arc<Health>,
     /// The instant at which the daemon was started.
     pub since: Instant,
     pub clock: Arc<dyn Clock + Send + Sync>,
@@ -83,6 +86,18 @@ impl Peers for Running {
 
     fn reload(&self, dry_run: bool) -> Result<Reloaded, Refused> {
         Ok(self.reload_now(dry_run)?)
+    }
+
+    fn drain(&self, within: Duration) -> Result<(), Refused> {
+        // Before the peers are told, so that a balancer sends nobody new.
+        self.health.drain();
+        let told = self.inboxes.iter().filter(|inbox| inbox.put(Command::Drain { within })).count();
+        if told < self.inboxes.len() {
+            return Err(
+                "a worker takes no commands (remedy: try again; if it stays so, see the daemon's log)".into(),
+            );
+        }
+        Ok(())
     }
 
     fn captures(&self) -> &Captures {

@@ -1,10 +1,11 @@
 //! What an operator is shown: what the workers published, and what they say when they are asked.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use config::{Config, Tun};
 use dataplane::socket_stats::SocketStats;
 use engine::{
+    health::NotReady,
     metrics::Value,
     origin::PeerOrigin,
     registry::Listed,
@@ -20,8 +21,8 @@ use wire::ids::PeerId;
 
 use crate::{
     control_socket::status::{
-        FlowStatus, LaneStatus, LimitsStatus, PeerState, PeerStatus, Refusal, Scope, SocketStatus, Status,
-        StreamConnectionStatus, Totals, TunStatus, Used,
+        Drain, FlowStatus, LaneStatus, LimitsStatus, PeerState, PeerStatus, Refusal, Scope, SocketStatus,
+        Status, StreamConnectionStatus, Totals, TunStatus, Used,
     },
     operator::Running,
 };
@@ -62,6 +63,8 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
         uptime_seconds: now.saturating_duration_since(running.since).as_secs_f64(),
         workers: config.worker_count(),
         unanswered_workers,
+        peer_file_problems: peer_file_problems(&config),
+        drain: drain(running),
         lanes_left_out: room.left_out,
         totals,
         tun: config.tun.as_ref().map(|tun| tun_status(tun, &views)),
@@ -79,6 +82,23 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
             .map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds))
             .collect(),
     }
+}
+
+/// What is wrong with files of the directory of peers, as many as a terminal shows.
+fn peer_file_problems(config: &Config) -> Vec<String> {
+    const MOST: usize = 100;
+    let problems = config.directory.rejected.iter().take(MOST);
+    problems.map(|problem| format!("{}: {problem}", problem.place(Path::new("")))).collect()
+}
+
+/// How far the agent has come with draining, as the workers last published it.
+fn drain(running: &Running) -> Option<Drain> {
+    if running.health.readiness() != Err(NotReady::Draining) {
+        return None;
+    }
+    let counts = by_label(&running.snapshots, "culvert_drain_sessions");
+    let of = |state| counts.get(state).copied().unwrap_or(0);
+    Some(Drain { waiting: of("waiting"), closed: of("closed") })
 }
 
 /// The peers as the workers last published them.

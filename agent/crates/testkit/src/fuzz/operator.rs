@@ -31,6 +31,7 @@ pub fn socket_request(input: &[u8]) {
         Request::PeerList {}
         | Request::PeerRemove { .. }
         | Request::Reload { .. }
+        | Request::Drain { .. }
         | Request::Status(_)
         | Request::QlogStart(_)
         | Request::QlogTake { .. }

@@ -341,6 +341,13 @@ impl World {
         }
     }
 
+    /// Asks all workers of an agent to drain.
+    pub fn drain(&mut self, place: usize, within: Duration) {
+        for worker in &self.agent(place).workers {
+            assert!(worker.inbox().put(Command::Drain { within }));
+        }
+    }
+
     pub fn has_ended(&self, place: usize) -> bool {
         self.agents[place].as_ref().is_none_or(Agent::has_ended)
     }

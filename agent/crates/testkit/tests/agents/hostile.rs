@@ -64,7 +64,7 @@ fn control_messages_out_of_order_close_the_connection() {
     let offer = LaneOffer { lane: 0, epoch: 1, connection_id: [9; 8], preshared_key: None };
     let end = LaneEnd { lane: 0, epoch: 1, reason: LaneRefusal::TooMany };
     let close = LaneEnd { lane: 0, epoch: 1, reason: LaneCloseCause::Dead };
-    let cases: [&[Message]; 9] = [
+    let cases: [&[Message]; 10] = [
         &[Message::LaneOpen(offer)],
         &[Message::ServicesChanged(Vec::new())],
         &[Message::LaneClose(close)],
@@ -74,6 +74,7 @@ fn control_messages_out_of_order_close_the_connection() {
         &[Message::Joined],
         &[MaliciousPeer::hello(), Message::Joined],
         &[MaliciousPeer::hello(), Message::Release],
+        &[MaliciousPeer::hello(), Message::Leave],
     ];
     for (messages, seed) in cases.into_iter().zip(120..) {
         let mut flood = GateFlood::new(seed, "");
@@ -121,7 +122,8 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::ReceiveRate { .. }
         | Message::ReportsWanted { .. }
         | Message::PacketRepair(_)
-        | Message::PresharedKeys(_) => None,
+        | Message::PresharedKeys(_)
+        | Message::Leave => None,
     };
     let refusals: Vec<_> = flood.malicious.messages.iter().filter_map(refused).collect();
     assert_eq!(refusals, [1, 1, 0].map(|epoch| (epoch, LaneRefusal::EpochReused)));

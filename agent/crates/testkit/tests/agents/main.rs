@@ -27,6 +27,8 @@ mod cubic;
 mod decoy;
 mod decoy_load;
 mod dialling;
+mod drain;
+mod fleet;
 mod flood;
 mod forwards;
 mod fragments;

@@ -134,7 +134,7 @@ impl MaliciousPeer {
                 ephemeral: zeroize::Zeroizing::new(rand::random()),
                 fallback: false,
             };
-            client::arm(crypto, knock, ids.initial(PeerId(0)))
+            client::arm(crypto, knock, ids.initial_from(ids.first_byte(PeerId(0)), None))
         } else {
             ClientConfig::new(crypto)
         };
@@ -208,7 +208,8 @@ impl MaliciousPeer {
             | Message::ReceiveRate { .. }
             | Message::ReportsWanted { .. }
             | Message::PacketRepair(_)
-            | Message::PresharedKeys(_) => message.encode(&mut self.outgoing),
+            | Message::PresharedKeys(_)
+            | Message::Leave => message.encode(&mut self.outgoing),
         }
     }
 

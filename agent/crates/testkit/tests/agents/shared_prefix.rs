@@ -215,3 +215,12 @@ fn equals_share_hosts_and_a_reload_changes_who_carries_them() {
     let given = exits.given;
     assert_books(&mut exits.world, exits.entry, given);
 }
+
+#[test]
+fn an_exit_that_drains_hands_its_packets_to_the_one_that_stands_in_at_once() {
+    let mut exits = Exits::new(2_180, 2, PREFERRED, "");
+    exits.world.run(Duration::from_secs(6));
+    exits.world.drain(exits.exits[0], Duration::from_secs(20));
+    let (counts, gap) = exits.flow(Duration::from_secs(1));
+    assert!(counts[0] < 50 && counts[1] > 930 && gap < Duration::from_millis(30), "{counts:?} {gap:?}");
+}

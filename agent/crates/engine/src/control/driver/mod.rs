@@ -354,6 +354,12 @@ impl Control {
         self.closed = true;
     }
 
+    /// Whether no further connection is accepted.
+    #[must_use]
+    pub fn is_closed(&self) -> bool {
+        self.closed
+    }
+
     /// Starts a handshake with `peer` at `remote` from its own socket; `None` if quinn-proto cannot dial that address.
     pub fn dial(
         &mut self,

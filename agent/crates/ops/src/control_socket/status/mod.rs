@@ -77,6 +77,12 @@ pub struct Status {
     /// Those that did not say in time what they have.
     #[serde(default)]
     pub unanswered_workers: Vec<u8>,
+    /// What is wrong with files of the directory of peers, each problem with its place.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub peer_file_problems: Vec<String>,
+    /// How far the agent has come with draining; `None` if it does not.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drain: Option<Drain>,
     /// The peers, those of open mode included.
     pub peers: Vec<PeerStatus>,
     /// Lanes that there was no room for.
@@ -103,6 +109,15 @@ pub struct Status {
     pub gate: Counts,
     /// The newest refusals, the last one first, at most [`MAX_REFUSALS`].
     pub refusals: Vec<Refusal>,
+}
+
+/// The sessions that peers had dialled when the agent began to drain.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Drain {
+    /// Those that their peers have not left yet.
+    pub waiting: u64,
+    /// Those that were closed, because their peers did not leave in time.
+    pub closed: u64,
 }
 
 /// Somebody who was not let in.

@@ -245,6 +245,8 @@ fn full() -> Status {
         uptime_seconds: 61.0,
         workers: 2,
         unanswered_workers: vec![1],
+        peer_file_problems: vec!["peers/b.toml:3: lanes: is 65".to_owned()],
+        drain: Some(Drain { waiting: 2, closed: 1 }),
         peers: vec![connected(), dialling],
         lanes_left_out: 7,
         totals: Totals { uplink: account(100, 95, 3), downlink: account(9, 2, 7) },
@@ -308,6 +310,8 @@ fn the_status_is_readable() {
 culvert 1.2.3, up 1m 1s, 2 workers
 key {KEY}
 used: peers 2/1000, flows 3/1000, handshakes 1/1000, descriptors 44/1000
+peer file left out: peers/b.toml:3: lanes: is 65
+draining: 2 sessions to leave, 1 closed
 worker 1 did not answer: its lanes, sockets and share of the device are missing here
 
 PEER  STATE      SINCE  ADDRESS         RTT      LOSS    UP          DOWN      LANES  FLOWS  MTU   SOFTWARE
@@ -459,8 +463,8 @@ fn a_thousand_peers_fit_the_screen_and_the_busiest_come_first() {
     let lines: Vec<&str> = page.lines().iter().map(|(_, line)| line.as_str()).collect();
     assert_eq!(lines.len(), 40);
     assert!(lines.iter().all(|line| line.chars().count() <= 120), "{lines:#?}");
-    assert!(lines[6].starts_with("a-peer-with-quite-a-long-name-999  connected  "), "{lines:#?}");
-    assert!(lines[38].starts_with("a-peer-with-quite-a-long-name-967 "), "{lines:#?}");
+    assert!(lines[8].starts_with("a-peer-with-quite-a-long-name-999  connected  "), "{lines:#?}");
+    assert!(lines[38].starts_with("a-peer-with-quite-a-long-name-969 "), "{lines:#?}");
     assert!(lines[39].starts_with("… ") && lines[39].ends_with(" more lines"), "{lines:#?}");
     // Neither every lane nor every account is on the whole page, but for one that does not balance.
     assert!(!status.to_text().contains("/0 "), "lanes were not asked for");

@@ -86,6 +86,12 @@ impl Status {
         if !used.is_empty() {
             page.line(format!("used: {}", used.join(", ")));
         }
+        for problem in &self.peer_file_problems {
+            page.alarm(format!("peer file left out: {problem}"));
+        }
+        if let Some(drain) = self.drain {
+            page.line(format!("draining: {} sessions to leave, {} closed", drain.waiting, drain.closed));
+        }
         for worker in &self.unanswered_workers {
             page.alarm(format!(
                 "worker {worker} did not answer: its lanes, sockets and share of the device are missing here"
