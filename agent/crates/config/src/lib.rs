@@ -185,7 +185,7 @@ impl Config {
             let files = draft.peer_files();
             match draft.finish_with_identity(path) {
                 Ok((config, identity)) => return Ok((Self { path: Some(absolute), ..config }, identity)),
-                // Our own key, which is known only now, in the file of a peer.
+                // What is known only now, in the file of a peer: our own key, or a preshared key that cannot be read.
                 Err(problems) if problems.problems.iter().any(|problem| files.contains(&problem.file)) => {
                     let theirs = problems.problems.into_iter();
                     rejected.extend(theirs.filter(|problem| files.contains(&problem.file)));

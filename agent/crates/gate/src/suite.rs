@@ -35,11 +35,9 @@ wire::labelled! {
 
 impl Group {
     fn from_code_point(code_point: u16) -> Option<Self> {
-        match NamedGroup::from(code_point) {
-            NamedGroup::X25519 => Some(Self::X25519),
-            NamedGroup::X25519MLKEM768 => Some(Self::Hybrid),
-            _ => None,
-        }
+        let group = NamedGroup::from(code_point);
+        let known = [(NamedGroup::X25519, Self::X25519), (NamedGroup::X25519MLKEM768, Self::Hybrid)];
+        known.into_iter().find_map(|(named, ours)| (named == group).then_some(ours))
     }
 }
 

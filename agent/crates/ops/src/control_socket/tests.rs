@@ -358,7 +358,7 @@ fn requests_have_the_same_words_in_every_version() {
         ..NewPeer::default()
     };
     let qlog = |subject, reconnect| {
-        let time = std::time::Duration::from_secs(9);
+        let time = Duration::from_secs(9);
         Request::QlogStart(Order { peer: "b".to_owned(), subject, time, reconnect })
     };
     for (request, members) in [
