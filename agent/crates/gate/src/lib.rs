@@ -389,14 +389,8 @@ impl Gate {
         if datagram.len() < usize::from(MIN_PACKET) || !(retried || initial.token.len() == KNOCK_BYTES) {
             return (Verdict::Unauthenticated, Step::Token);
         }
-        if let Some(used) = self.parts.table.get(&tag) {
-            return if !used.passes(arrival.source) {
-                (Verdict::Unauthenticated, Step::Used)
-            } else if self.partials.contains(&tag) {
-                self.another_part(datagram, &tag, now)
-            } else {
-                (Verdict::Pass, Step::Passed)
-            };
+        if self.parts.table.get(&tag).is_some() {
+            return self.used_before(datagram, &tag, arrival.source, now);
         }
         if !self.is_proof(initial, now) {
             return (Verdict::Unauthenticated, Step::Mac);
@@ -427,9 +421,21 @@ impl Gate {
         }
     }
 
-    /// A further datagram of a ClientHello that has begun.
-    fn another_part(&mut self, datagram: &[u8], tag: &Tag, now: Instant) -> (Verdict, Step) {
+    /// A datagram whose proof has been used: of a handshake under way, of a ClientHello that is not whole, or a repetition.
+    fn used_before(
+        &mut self,
+        datagram: &[u8],
+        tag: &Tag,
+        source: SocketAddr,
+        now: Instant,
+    ) -> (Verdict, Step) {
         self.expire_partials(now);
+        if !self.parts.table.get(tag).is_some_and(|used| used.passes(source)) {
+            return (Verdict::Unauthenticated, Step::Used);
+        }
+        if !self.partials.contains(tag) {
+            return (Verdict::Pass, Step::Passed);
+        }
         match self.partials.add(tag, &*self.parts.crypto, datagram) {
             (Progress::Whole, Some(whole)) => {
                 let admission = whole.admission;

@@ -9,15 +9,16 @@
 
 use std::{any::Any, sync::Arc};
 
+use crate::{
+    hybrid,
+    session::{Hook, Hooked},
+};
 use quic_core::varint::Reader;
 use quinn_proto::{
     ConnectError, ConnectionId, Side, TransportError,
     crypto::{self, Keys, Session, UnsupportedVersion, rustls::HandshakeData as RustlsHandshakeData},
     transport_parameters::TransportParameters,
 };
-use rustls::NamedGroup;
-
-use crate::session::{Hook, Hooked};
 
 /// A TLS 1.3 cipher suite that we offer: those that lanes know.
 pub use quic_core::Suite;
@@ -35,9 +36,13 @@ wire::labelled! {
 
 impl Group {
     fn from_code_point(code_point: u16) -> Option<Self> {
-        let group = NamedGroup::from(code_point);
-        let known = [(NamedGroup::X25519, Self::X25519), (NamedGroup::X25519MLKEM768, Self::Hybrid)];
-        known.into_iter().find_map(|(named, ours)| (named == group).then_some(ours))
+        // RFC 8446 §4.2.7.
+        const X25519: u16 = 0x001d;
+        match code_point {
+            X25519 => Some(Self::X25519),
+            hybrid::CODE_POINT => Some(Self::Hybrid),
+            _ => None,
+        }
     }
 }
 
