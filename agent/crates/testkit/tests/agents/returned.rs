@@ -57,8 +57,8 @@ impl Measured {
         println!("before {:?}\nat most {:?}\nafter {after:?}", self.before, self.most);
         for (what, held) in &after {
             let before = self.before[what];
-            // Room for 256 events is kept (`engine/src/worker/session.rs`), 40 bytes each.
-            let most = if *what == "events" { before.max(256 * 40) } else { before };
+            // Room for 256 events is kept (`engine/src/worker/session.rs`), 184 bytes each.
+            let most = if *what == "events" { before.max(256 * 184) } else { before };
             assert!(held * 10 <= most * 11, "{what}: {held} after, {before} before");
         }
         self.flood.assert_innocent_is_unharmed();
