@@ -91,8 +91,8 @@ fn control_messages_out_of_order_close_the_connection() {
 fn an_unknown_kind_of_message_is_counted_and_nothing_else() {
     let mut flood = GateFlood::with_lane(130, "");
     for _ in 0..100 {
-        // Field 15 of the envelope, empty.
-        flood.malicious.write(&[2, 0x7a, 0]);
+        // Field 100 of the envelope, empty.
+        flood.malicious.write(&[3, 0xa2, 0x06, 0]);
     }
     flood.run(50);
     assert_eq!(flood.message_errors("unknown_kind"), 100);

@@ -22,8 +22,8 @@ use crate::{
     numbered,
 };
 
-/// A message of a kind that nobody knows: field 15 of the envelope, empty.
-const UNKNOWN: [u8; 3] = [2, 0x7a, 0];
+/// A message of a kind that nobody knows: field 100 of the envelope, empty.
+const UNKNOWN: [u8; 4] = [3, 0xa2, 0x06, 0];
 
 /// The openings that a packet of 1,150 bytes holds, at the most.
 const OPENINGS_OF_A_PACKET: u64 = 230;
@@ -143,7 +143,7 @@ fn messages_without_end_are_taken_in_portions_until_they_are_too_many() {
     let mut flood = GateFlood::greedy(2_302, "");
     flood.run(3_000);
     flood.work();
-    flood.malicious.write(&UNKNOWN.repeat(MOST_WAITING_BYTES / 6));
+    flood.malicious.write(&UNKNOWN.repeat(MOST_WAITING_BYTES / 8));
     flood.run(200);
     assert_eq!(flood.malicious.closed(), Some(CloseReason::LimitReached));
     let taken = flood.message_errors("unknown_kind");
