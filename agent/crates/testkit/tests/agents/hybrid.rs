@@ -144,7 +144,7 @@ fn halves_that_are_repeated_moved_or_mixed_draw_no_byte() {
     assert_eq!(pair.world.metric(pair.exit, "culvert_connections"), 0);
     assert_eq!(pair.world.metric(pair.exit, "culvert_gate_incomplete_expired_total"), 1);
 
-    // The next attempt of the same client, with the second half of the one before.
+    // The first half of a hello, and a second half that ends with bytes of another one.
     let (mut pair, [first, second]) = held_back(4142, ["hybrid"; 2]);
     pair.world.send_as(&first);
     let mut mixed = second.payload;
