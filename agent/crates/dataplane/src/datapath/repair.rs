@@ -198,6 +198,7 @@ impl Uplink<'_> {
         let streams = repair.get_or_insert_with(|| Box::new(LaneRepair::new(memory)));
         let numbered = streams.sender_for(stream, &terms, payloads).is_some_and(|sender| {
             sender.tos = tos;
+            sender.on_lane = matches!(way, Way::Lane(_));
             sender.begin(&terms, payloads, || counts, now)
         });
         Some(Repaired { stream, bucket, numbered })

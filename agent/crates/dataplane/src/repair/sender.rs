@@ -143,6 +143,9 @@ pub struct Sender {
     payloads: u64,
     /// The traffic class of the last packet with payloads.
     pub tos: u8,
+    /// Whether the stream is on a lane, which tells the fate of each packet. A connection without lanes tells it late, and
+    /// counts as acknowledged what is on its way.
+    pub on_lane: bool,
     symbol: Vec<u8>,
     counts: SenderCounts,
     _tables: Reserved,
@@ -172,6 +175,7 @@ impl Sender {
             shortest: None,
             payloads: 0,
             tos: 0,
+            on_lane: false,
             symbol: Vec::new(),
             counts: SenderCounts::default(),
             _tables: tables,
@@ -196,7 +200,6 @@ impl Sender {
         const INTERVAL: Duration = Duration::from_millis(100);
         if self.terms != *terms {
             self.terms = *terms;
-            self.planner.set(Policy::from(terms));
         }
         self.payloads += payloads as u64;
         if self.measured.is_none_or(|(at, _)| now.saturating_duration_since(at) >= INTERVAL) {
@@ -228,9 +231,10 @@ impl Sender {
         if self.holds() {
             path.congested |= self.signals.measure(&path, counts.lost.saturating_sub(before.lost), now);
             if !self.is_numbered(now) {
-                self.signals.forgive();
+                self.signals.hold_back(now);
             }
         }
+        self.planner.set(self.policy());
         let plan = self.planner.update(&path, now);
         self.clean = if counts.lost > before.lost { 0 } else { self.clean + path.packets };
         self.encoder.set(plan.coding);
@@ -245,9 +249,15 @@ impl Sender {
         self.numbered_until.is_some_and(|until| now < until)
     }
 
+    fn policy(&self) -> Policy {
+        let order = if self.holds() { Order::Hold } else { Order::Asap };
+        Policy { order, ..Policy::from(&self.terms) }
+    }
+
     /// Whether payloads are held in order and may be sent again.
     fn holds(&self) -> bool {
-        self.terms.order == Order::Hold
+        self.on_lane
+            && self.terms.order == Order::Hold
             && match self.terms.mode {
                 Mode::Retransmit | Mode::Auto => true,
                 Mode::Fec | Mode::Off => false,

@@ -55,7 +55,8 @@ struct Held {
 impl Held {
     fn new() -> Self {
         let terms = Terms { mode: Mode::Auto, order: Order::Hold, ..Terms::OFF };
-        let sender = Sender::new(StreamNumber(0), terms, &Arc::default()).expect("there is no limit");
+        let mut sender = Sender::new(StreamNumber(0), terms, &Arc::default()).expect("there is no limit");
+        sender.on_lane = true;
         let counts = PathCounts { rtt: Duration::from_millis(40), ..PathCounts::default() };
         Self { clock: ManualClock::default(), terms, sender, counts }
     }

@@ -18,6 +18,8 @@ pub(super) struct Signals {
     /// Whether the last measurement found a queue.
     queued: bool,
     usual: Usual,
+    /// Until when flows answer to losses that were not repaired.
+    heard_until: Option<Instant>,
     begun: Option<Instant>,
     /// By bucket: milliseconds from `begun` to the end of the interval after its last one; empty until the first one.
     until: Vec<u32>,
@@ -30,15 +32,17 @@ impl Signals {
         let queued = path.is_congested();
         let full = queued || self.queued || self.usual.is_exceeded(lost, path.packets, now);
         self.queued = queued;
-        self.owed = if full { u32::try_from(lost).unwrap_or(u32::MAX) } else { 0 };
+        let heard = self.heard_until.is_some_and(|until| now < until);
+        self.owed = if full && !heard { u32::try_from(lost).unwrap_or(u32::MAX) } else { 0 };
         // A flow answers after a round trip, the queue empties in another one, and the smoothed round trip of two measurements shows it.
         self.interval = 4 * path.rtt + Duration::from_millis(100);
         full
     }
 
-    /// Nothing of what was lost is repaired, so that flows know.
-    pub(super) fn forgive(&mut self) {
+    /// What is lost now is not repaired, so that flows hear of it by themselves.
+    pub(super) fn hold_back(&mut self, now: Instant) {
         self.owed = 0;
+        self.heard_until = Some(now + self.interval);
     }
 
     /// Whether any flow is to hear of congestion.

@@ -377,6 +377,8 @@ impl World {
         let terms = Terms { mode: scene.mode, deadline: scene.deadline, order: Order::Hold, ..Terms::OFF };
         let memory = Arc::default();
         let stream = StreamNumber(0);
+        let mut sender = Sender::new(stream, terms, &memory).unwrap();
+        sender.on_lane = true;
         Self {
             scene,
             terms,
@@ -385,7 +387,7 @@ impl World {
             events: BinaryHeap::new(),
             order: 0,
             tcp: Tcp::new(now),
-            sender: Sender::new(stream, terms, &memory).unwrap(),
+            sender,
             receiver: Receiver::new(stream, terms, &memory).unwrap(),
             counts: PathCounts { rtt: scene.rtt, ..PathCounts::default() },
             lost_before: false,

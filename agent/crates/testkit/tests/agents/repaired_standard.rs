@@ -119,7 +119,7 @@ fn what_expires_without_lanes_gets_no_number() {
     let (sent, before, expired) =
         (send(&mut pair, 1).0, pair.repaired()[0].clone(), pair.world.metric(place, EXPIRED));
     pair.world.set_path(ENTRY, EXIT, NetworkPath { delay: Duration::ZERO, ..path(true) });
-    send(&mut pair, 1_600);
+    send(&mut pair, 800);
     pair.world.set_path(ENTRY, EXIT, NetworkPath { delay: Duration::ZERO, ..path(false) });
     let (all, _) = send(&mut pair, 1_000);
     let (all, expired) = (all - sent, pair.world.metric(place, EXPIRED) - expired);
