@@ -16,7 +16,7 @@ use super::{
 };
 
 /// Between two questions how far the daemon is.
-const EVERY: Duration = Duration::from_millis(100);
+const EVERY: Duration = Duration::from_millis(250);
 
 /// How much later than its bound the daemon may be done.
 const GRACE: Duration = Duration::from_secs(2);
@@ -71,7 +71,7 @@ impl Drain {
     }
 
     fn progress(&self) -> Result<Progress, Failure> {
-        match self.reach.ask_running(&Request::Status(Scope::agent()))? {
+        match self.reach.ask_running(&Request::Status(Scope::default()))? {
             Answer::Status { status } => status.drain.ok_or_else(unexpected),
             _ => Err(unexpected()),
         }
