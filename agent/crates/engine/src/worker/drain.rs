@@ -73,7 +73,7 @@ impl Sessions {
             return Drained::default();
         }
         let inbound = |id: &PeerId| cx.peers.session(*id).is_some_and(|session| !session.dialled);
-        let waiting = cx.peers.ids().into_iter().filter(inbound).count() as u64;
+        let waiting = cx.peers.ids().filter(inbound).count() as u64;
         Drained { waiting, closed: cx.stats.totals.drain_closed }
     }
 }
