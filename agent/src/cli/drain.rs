@@ -71,9 +71,8 @@ impl Drain {
     }
 
     fn progress(&self) -> Result<Progress, Failure> {
-        match self.reach.ask_running(&Request::Status(Scope::default()))? {
-            Answer::Status { status } => status.drain.ok_or_else(unexpected),
-            _ => Err(unexpected()),
-        }
+        let answer = self.reach.ask_running(&Request::Status(Scope::default()))?;
+        let Answer::Status { status } = answer else { return Err(unexpected()) };
+        status.drain.ok_or_else(unexpected)
     }
 }

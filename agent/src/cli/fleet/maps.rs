@@ -81,10 +81,11 @@ impl State {
 /// them: one that starts is better than none.
 pub(super) fn commands(table: &str, exits: &[(Exit, State)]) -> String {
     let mut text = String::new();
-    let v4 = |exit: &Exit| exit.v4.map(IpAddr::from);
-    let v6 = |exit: &Exit| exit.v6.map(IpAddr::from);
-    let families: [(u8, &dyn Fn(&Exit) -> Option<IpAddr>); 2] = [(4, &v4), (6, &v6)];
-    for (family, address) in families {
+    for family in [4, 6] {
+        let address = |exit: &Exit| match family {
+            4 => exit.v4.map(IpAddr::from),
+            _ => exit.v6.map(IpAddr::from),
+        };
         let with = |wanted: fn(&State) -> bool| -> Vec<(u8, IpAddr)> {
             let exits = exits.iter().filter(|(_, state)| wanted(state));
             exits.filter_map(|(exit, _)| Some((exit.id, address(exit)?))).collect()
