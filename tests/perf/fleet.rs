@@ -44,7 +44,8 @@ fn trial() -> Vec<Seen> {
     note("conntrack flushed", fleet.flows(Duration::from_secs(3), |fleet| fleet.forget_connections()));
     let first = note("an exit added", fleet.flows(Duration::from_secs(3), |fleet| fleet.exits[2].start()));
     let drain = |fleet: &mut Fleet| {
-        drop(fleet.exits[first].ask(&["drain", "--within", "10"]));
+        let said = fleet.exits[first].ask(&["drain", "--within", "10"]);
+        assert_eq!(said, "all peers have left");
     };
     let next = note("an exit drained", fleet.flows(Duration::from_secs(5), drain));
     note("an exit killed with -9", fleet.flows(Duration::from_secs(5), |fleet| fleet.exits[next].kill()));

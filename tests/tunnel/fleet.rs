@@ -57,7 +57,8 @@ fn a_drained_exit_hands_its_peers_over_and_no_packet_is_lost() {
     let drained = before[0].exits[0];
     let during = fleet.flows(Duration::from_secs(4), |fleet| {
         // Fails unless all have left.
-        drop(fleet.exits[usize::from(drained) - 1].ask(&["drain", "--within", "10"]));
+        let said = fleet.exits[usize::from(drained) - 1].ask(&["drain", "--within", "10"]);
+        assert_eq!(said, "all peers have left");
     });
     for (flow, before) in during.iter().zip(&before) {
         assert_eq!(flow.answered, flow.sent, "{during:?}");

@@ -87,7 +87,7 @@ impl Status {
             page.line(format!("used: {}", used.join(", ")));
         }
         for problem in &self.peer_file_problems {
-            page.alarm(format!("peer file left out: {problem}"));
+            page.alarm(format!("peer file left out: {}", plain(problem)));
         }
         if let Some(drain) = self.drain {
             page.line(format!("draining: {} sessions to leave, {} closed", drain.waiting, drain.closed));
