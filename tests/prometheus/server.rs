@@ -155,7 +155,8 @@ fn prometheus_finds_what_the_dashboard_and_the_alerts_ask_for() {
     }
     let echo = Echo::new();
     let ingress: SocketAddr = (Ipv4Addr::LOCALHOST, ports::free()).into();
-    let mut pair = Plan::default().service("echo", echo.address, "").forward("echo", ingress).start();
+    let mut pair =
+        Plan::default().service("echo", echo.address, "repair = \"auto\"").forward("echo", ingress).start();
     let targets = [pair.entry.metrics(), pair.exit.metrics()];
     let prometheus = Prometheus::start(&targets);
     let mut client = Client::new(0, ingress);

@@ -333,7 +333,7 @@ mod tests {
         let synopsis = text.replace("\\-", "-");
         let line = synopsis.lines().skip_while(|line| *line != ".SH SYNOPSIS").nth(1);
         let said = "culvert peer add [--service NAME]... [--allowed-ip PREFIX]... [--address ADDRESS]... \
-                    [--priority N] [--weight N] [--lanes N] \
+                    [--priority N] [--weight N] [--preshared-key-file FILE]... [--lanes N] \
                     [--endpoint HOST:PORT]... [--config FILE] [--socket PATH] [--json] NAME LINK|KEY";
         assert_eq!(line, Some(said));
     }

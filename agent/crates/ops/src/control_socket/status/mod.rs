@@ -78,10 +78,10 @@ pub struct Status {
     #[serde(default)]
     pub unanswered_workers: Vec<u8>,
     /// What is wrong with files of the directory of peers, each problem with its place.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default)]
     pub peer_file_problems: Vec<String>,
     /// How far the agent has come with draining; `None` if it does not.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(default)]
     pub drain: Option<Drain>,
     /// The peers, those of open mode included.
     pub peers: Vec<PeerStatus>,
