@@ -4,7 +4,6 @@ use hyper::header::{CONTENT_SECURITY_POLICY, HeaderValue, REFERRER_POLICY};
 
 use super::answers::{Answer, ok};
 
-/// A file of the page.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Asset {
     content_type: &'static str,

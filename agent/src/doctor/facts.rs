@@ -211,7 +211,6 @@ pub struct Clock {
 pub struct Network {
     /// The ports that the configuration names.
     pub ports: Vec<Port>,
-    /// The kernel's value of `net.ipv4.ip_unprivileged_port_start`.
     pub unprivileged_ports: Option<u64>,
     /// `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`; `None`: there is no such protocol.
     pub forwarding: [Option<bool>; 2],
@@ -349,7 +348,6 @@ pub enum Answer {
 }
 
 impl Endpoint {
-    /// The addresses that are known.
     pub(super) fn addresses(&self) -> &[Address] {
         match &self.lookup {
             Lookup::Found(addresses) => addresses,

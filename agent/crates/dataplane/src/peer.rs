@@ -106,7 +106,6 @@ pub struct Suspicions {
     pub unresponsive: bool,
     pub control_dead: bool,
     pub late: bool,
-    /// Whether [`Suspicion::Leaving`] holds.
     pub leaving: bool,
 }
 

@@ -288,7 +288,6 @@ pub struct RepairStatus {
     pub numbered: u64,
     /// Those of them that did not, because there was no memory to keep them.
     pub without_memory: u64,
-    /// Payloads that were sent again.
     pub retransmitted: u64,
     /// Repair symbols that were sent.
     pub symbols: u64,
@@ -296,7 +295,6 @@ pub struct RepairStatus {
     pub unanswered: u64,
     /// Bytes of numbers, retransmissions and symbols in proportion to those of payloads; `None` if none was sent.
     pub overhead: Option<f64>,
-    /// Numbered payloads that were delivered.
     pub received: u64,
     /// Numbered payloads that were missing when a later one came: lost, or late.
     pub missing: u64,
@@ -535,7 +533,6 @@ pub struct RoutePeerStatus {
     pub name: Arc<str>,
     /// "carries", "waits": it is ready, "late", or "away": what it does for the prefix.
     pub state: Word,
-    /// The lowest is preferred.
     pub priority: u16,
     /// The share among peers of the same priority.
     pub weight: u16,

@@ -428,7 +428,6 @@ impl Default for Scratch {
     }
 }
 
-/// The result of [`gather`].
 #[derive(Clone, Copy, Debug)]
 struct Gathered {
     bytes: usize,

@@ -54,7 +54,6 @@ impl Arrivals {
         Self { base, highest: None, marked: 0, reports: 0, reported }
     }
 
-    /// Packet `number` arrived.
     #[inline]
     pub(super) fn note(&mut self, number: u64, at: Instant) {
         if self.highest.is_none_or(|(highest, _)| number > highest) {

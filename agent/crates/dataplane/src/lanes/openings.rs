@@ -44,7 +44,6 @@ struct Placed {
     largest: Option<usize>,
 }
 
-/// The lanes with one index.
 #[derive(Clone, Copy, Debug, Default)]
 struct Lane {
     placed: Option<Placed>,

@@ -14,9 +14,7 @@ use wire::panics::{Held, lock};
 /// The bounds of an automatic rate, as configured, in bytes a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AutoLimits {
-    /// `peer.rate_min`.
     pub min: u64,
-    /// `peer.rate_max`.
     pub max: Option<u64>,
 }
 

@@ -35,7 +35,6 @@ pub(crate) const LATENESS: Duration = Duration::from_millis(5);
 /// The least time between two bursts: fewer wake-ups, and enough packets for GSO.
 pub const LEAST_GAP: Duration = Duration::from_micros(250);
 
-/// The smallest burst, in packets.
 pub(crate) const LEAST_BURST: u64 = 2;
 
 pub(crate) fn bytes_in(rate: u64, time: Duration) -> u64 {

@@ -266,7 +266,6 @@ impl Queue {
         taken
     }
 
-    /// The newest run of `flow`.
     pub fn newest_of(&mut self, flow: FlowId) -> Option<&mut Run> {
         self.held.get_mut(&Holder::Flow(flow))?.runs.back_mut()
     }

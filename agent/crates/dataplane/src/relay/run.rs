@@ -138,7 +138,6 @@ impl Run {
         bytes
     }
 
-    /// Keeps the first `keep` datagrams.
     pub(super) fn truncate(&mut self, keep: usize) {
         if keep < self.count {
             let end = self.data.len().min(self.start + keep * self.segment);

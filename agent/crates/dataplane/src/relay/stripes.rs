@@ -19,7 +19,6 @@ const PAUSE: Duration = Duration::from_millis(10);
 /// The buckets of one peer at one worker.
 #[derive(Debug)]
 pub struct Stripes {
-    /// The origin of the times.
     origin: Instant,
     on: [u8; BUCKETS],
     /// When each bucket last had a packet, in milliseconds.

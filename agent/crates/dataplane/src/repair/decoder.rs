@@ -158,7 +158,6 @@ impl Decoder {
         self.limits.age = age;
     }
 
-    /// The longest payload.
     #[must_use]
     pub fn payload_bytes(&self) -> usize {
         self.limits.payload_bytes
@@ -228,7 +227,6 @@ impl Decoder {
         self.equations.len()
     }
 
-    /// Bytes of memory for payloads.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.arena.bytes()

@@ -13,7 +13,6 @@ pub(super) const MOST_TERMS: usize = 128;
 /// Bytes whose sum stays in registers: eight of the vectors that every x86-64 has.
 const BLOCK: usize = 128;
 
-/// The product of two elements.
 pub(super) const fn multiply(a: u8, b: u8) -> u8 {
     let (mut a, mut b, mut product) = (a, b, 0);
     while b != 0 {

@@ -6,7 +6,6 @@ use wire::repair::{Mode, Order, Terms};
 
 use super::{credit::WHOLE_PPM, encoder::Coding, symbol::MOST_WINDOW};
 
-/// What the operator wants.
 #[derive(Clone, Copy, Debug)]
 pub struct Policy {
     pub means: Mode,
@@ -65,7 +64,6 @@ impl Path {
     }
 }
 
-/// What to do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Plan {
     /// The bytes of retransmissions in proportion to those of payloads, in millionths; 0 if the receiver need not ask.
@@ -344,7 +342,6 @@ impl Planner {
     }
 }
 
-/// What retransmission gives.
 struct Retransmission {
     /// How often the answer to the last request is sent.
     copies: u8,

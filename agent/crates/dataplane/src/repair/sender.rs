@@ -182,7 +182,6 @@ impl Sender {
         })
     }
 
-    /// What is being done.
     #[must_use]
     pub fn plan(&self) -> Plan {
         self.planner.plan()

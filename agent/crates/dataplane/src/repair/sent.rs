@@ -168,7 +168,6 @@ impl Sent {
         self.first + self.payloads.len() as u64
     }
 
-    /// Bytes of memory for payloads.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.arena.bytes()
@@ -196,7 +195,6 @@ impl Sent {
         Some(self.arena.get(&self.payloads[self.index(number)?].symbol))
     }
 
-    /// When a payload was sent.
     pub(super) fn sent_at(&self, number: u64) -> Option<Instant> {
         Some(self.payloads[self.index(number)?].sent)
     }

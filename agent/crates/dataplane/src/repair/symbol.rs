@@ -55,7 +55,6 @@ pub struct Repair {
 pub const REPAIR_HEADER_BYTES: usize = 8;
 
 impl Repair {
-    /// The header on the wire.
     #[must_use]
     pub fn encode(&self) -> [u8; REPAIR_HEADER_BYTES] {
         let [k0, k1] = self.key.to_be_bytes();
@@ -80,7 +79,6 @@ impl Repair {
         })
     }
 
-    /// The number after its window.
     #[must_use]
     pub fn end(&self) -> u64 {
         self.first + u64::from(self.window)

@@ -55,7 +55,6 @@ pub struct Began {
 pub enum Phase {
     /// The lane's path is being validated.
     Validating,
-    /// The lane carries payloads.
     Up,
     /// It has been replaced, and only receives.
     Draining,

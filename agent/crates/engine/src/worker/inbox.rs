@@ -24,7 +24,6 @@ pub enum Command {
         /// The time after which sessions that are still there are closed.
         within: Duration,
     },
-    /// Answer an operator's inspection.
     Inspect(Arc<Inspection>),
 }
 

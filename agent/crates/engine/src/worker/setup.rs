@@ -20,7 +20,6 @@ pub struct Setup {
     pub refusals: Arc<Refusals>,
     /// The table of used knocks, which includes knocks used by earlier processes.
     pub knocks: SingleUse,
-    /// The source of wall-clock time.
     pub clock: Arc<dyn Clock + Send + Sync>,
     /// Provides sockets, look-ups and the queue of the TUN device.
     pub net: Box<dyn Net>,

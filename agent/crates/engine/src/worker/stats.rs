@@ -496,7 +496,6 @@ wire::labelled! {
 #[derive(Debug)]
 pub(super) struct Ceilings {
     logs: [Throttle; Ceiling::COUNT],
-    /// Refused TCP forwards.
     pub(super) tcp: TcpCeilings,
     /// The count of windows that could not grow for lack of memory when it was last reported.
     pub(super) stream_memory: u64,

@@ -110,7 +110,6 @@ impl TurnWork {
         self.opened = opened - self.opened;
     }
 
-    /// Counts events of control connections.
     pub(super) fn events(&mut self, events: &[(ConnectionHandle, Event)]) {
         self.events += events.len() as u64;
         self.event_bytes = self.event_bytes.max(size_of_val(events) as u64);

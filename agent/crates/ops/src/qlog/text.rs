@@ -61,7 +61,6 @@ pub(super) fn header(about: &About<'_>) -> String {
     text
 }
 
-/// Appends a record to `text`.
 pub(super) fn write(text: &mut String, record: &impl Serialize) {
     // Texts, numbers and lists of them: nothing here can fail to be JSON.
     let json = serde_json::to_string(record).unwrap_or_default();

@@ -115,7 +115,6 @@ impl Pace {
         }
     }
 
-    /// Notes that a datagram came.
     pub fn received(&mut self, now: Instant) {
         self.owed.datagrams += 1;
         self.owed.since.get_or_insert(now);
