@@ -192,8 +192,9 @@ impl Run<'_> {
             fail!("idle flows end", "{flows} flows have been silent for longer than they may");
         }
         // A connection that its other end has forgotten is given up after QUIC's idle time, a stream connection after a minute without
-        // a forward.
-        let until = self.world.clock.elapsed() + Duration::from_secs(80);
+        // a forward. It then drains for three PTOs (RFC 9000 §10.2), which are long if its handshake was repeated for seconds and it
+        // has had few round trips since.
+        let until = self.world.clock.elapsed() + Duration::from_secs(140);
         while let Err(failure) = left_over(&self.books_at_rest(), &setup) {
             if self.world.clock.elapsed() >= until {
                 return Err(failure);
