@@ -169,6 +169,17 @@ const HANDSHAKE: u8 = 0xe0;
 const RETRY: u8 = 0xf0;
 
 #[test]
+fn what_has_secrets_is_shown_without_them() {
+    let clock = start();
+    let gate = gate(&clock);
+    let shown = format!("{gate:?}");
+    assert!(shown.starts_with("Gate { stats: GateStats {") && shown.ends_with(", .. }"), "{shown}");
+    assert_eq!(format!("{:?} {:?}", gate.parts.own, gate.parts.own.retry), "Own RetryKey");
+    let key = server_identity().public_key();
+    assert_eq!(format!("{:?}", crate::testing::knock()), format!("Knock(ServerKey({key}), {SECONDS} s)"));
+}
+
+#[test]
 fn what_names_a_connection_of_ours_passes_and_a_foreign_name_does_not() {
     let clock = start();
     let mut gate = gate(&clock);

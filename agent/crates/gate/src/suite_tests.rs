@@ -99,6 +99,23 @@ fn what_is_no_hello_ends_the_search() {
 }
 
 #[test]
+fn a_piece_that_fills_the_room_is_read_on() {
+    let (retry, real) = (retry(), hello([7; 32], 32, 0x1303));
+    let stream = [retry.repeat(HelloWatch::MAX_BYTES / retry.len()), real].concat();
+    let (piece, rest) = stream.split_at(HelloWatch::MAX_BYTES);
+    assert_eq!(watch(&[piece]).choice(), None);
+    assert_eq!(watch(&[piece, rest]).choice().map(|choice| choice.suite), Some(Suite::ChaCha20Poly1305));
+}
+
+#[test]
+fn a_length_has_three_bytes() {
+    for header in [[2, 1, 0, 0], [2, 0, 1, 0], [2, 0, 0, 1]] {
+        assert!(matches!(watch(&[&header]), HelloWatch::Reading(_)), "{header:?}: the body is to come");
+    }
+    assert!(matches!(watch(&[&[2, 0, 0, 0]]), HelloWatch::GaveUp), "no hello is empty");
+}
+
+#[test]
 fn memory_is_bounded() {
     // A HelloRetryRequest that never ends: a full 24-bit length.
     let mut endless = retry();

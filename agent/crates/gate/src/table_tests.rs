@@ -238,13 +238,27 @@ fn the_replay_log_stays_within_twice_what_is_alive() {
     for number in 0..50_000 {
         bench.insert(number, bench.unix() + WINDOW).unwrap();
         if number % 50 == 0 {
+            longest = longest.max(bench.replay_log.records().len());
             bench.pass(1);
         }
-        longest = longest.max(bench.replay_log.records().len());
     }
     // 50 a second for 92 s are alive.
     assert!(longest <= 2 * 50 * 92 + 1, "{longest}");
     assert!(longest * RECORD_BYTES > LEAST_REWRITTEN_BYTES, "it grew to where it is rewritten: {longest}");
+}
+
+#[test]
+fn a_replay_log_is_rewritten_when_many_knocks_are_over_at_once() {
+    let mut bench = Bench::new(1);
+    for number in 0..4000 {
+        bench.insert(number, START + WINDOW).unwrap();
+    }
+    bench.pass(WINDOW + 1);
+    while bench.table.len() * 2 >= 4000 {
+        assert_eq!(bench.replay_log.records().len(), 4000, "half of it is alive");
+        bench.expire();
+    }
+    assert_eq!(bench.replay_log.records().len(), bench.table.len());
 }
 
 #[test]
