@@ -371,6 +371,7 @@ mod tests {
         assert_ne!(prefix("192.0.2.1"), prefix("192.0.2.2"));
         assert_eq!(prefix("192.0.2.1"), prefix("::ffff:192.0.2.1"));
         assert_ne!(prefix("0.0.0.1"), prefix("::1"));
+        assert_ne!(prefix("0.0.0.1"), prefix("0:0:0:100::1"));
     }
 
     #[test]
