@@ -307,6 +307,18 @@ fn a_busy_gate_asks_for_the_address_and_admits_who_answers() {
 }
 
 #[test]
+fn a_client_does_not_answer_a_retry_whose_tag_is_wrong() {
+    let clock = start();
+    let mut gate = gate(&clock);
+    let mut client = Client::new(&clock, vec![7; 8], KeyExchange::X25519, false);
+    let [first] = client.transmit(&clock).try_into().expect("one datagram");
+    assert_eq!(gate.check(&first, arrival(Room::Busy), clock.now()), Verdict::Retry);
+    let mut forged = gate.retry_packet().to_vec();
+    *forged.last_mut().unwrap() ^= 1;
+    assert!(client.answer(&clock, &forged).is_empty());
+}
+
+#[test]
 fn a_knock_serves_once_whichever_token_it_comes_in() {
     let clock = start();
     let mut gate = gate(&clock);

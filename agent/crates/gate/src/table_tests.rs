@@ -167,6 +167,24 @@ fn an_expiry_far_ahead_does_not_stay_for_ever() {
 }
 
 #[test]
+fn the_longest_life_is_kept_in_full_and_nothing_much_longer() {
+    // Two windows of ten minutes and an epoch of 256 s; an hour more if the wall clock says that the knock holds.
+    let (life, delay) = (1456, 3600);
+    let mut bench = Bench::new(1);
+    bench.insert(1, START + life).unwrap();
+    bench.insert(2, u64::MAX).unwrap();
+    bench.wall_offset = 1_000_000;
+    bench.pass(life);
+    assert!(bench.knows(1));
+    bench.pass(1);
+    assert!(!bench.knows(1));
+    bench.pass(delay - 1);
+    assert!(bench.knows(2));
+    bench.pass(1);
+    assert!(!bench.knows(2));
+}
+
+#[test]
 fn after_a_restart_a_used_knock_is_done_whoever_sends_it() {
     let mut bench = Bench::new(1);
     bench.insert(1, START + 20).unwrap();

@@ -284,6 +284,15 @@ fn a_fragment_is_not_overtaken_by_packets_of_its_hosts_and_stops_no_others() {
 }
 
 #[test]
+fn a_header_with_options_is_not_joined_whatever_stands_in_its_fields() {
+    // An identification that could be taken for the length of an IPv6 packet, and another one.
+    for id in [108, 7] {
+        let packet = Recipe { ip_options: 8, id, ..Recipe::UDP }.partial();
+        assert_eq!(Fixture::new(&[packet.clone(), packet]).push_all(true, ALL, true), [1, 1], "{id}");
+    }
+}
+
+#[test]
 fn the_longest_packet_is_filled_to_its_last_byte() {
     let recipe = Recipe { payload: 21_828, ..Recipe::TCP };
     assert_eq!(32 + 20 + 2 * 21_828 + 21_827, MOST_PACKET);
