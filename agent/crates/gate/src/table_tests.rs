@@ -268,12 +268,12 @@ fn the_replay_log_stays_within_twice_what_is_alive() {
 #[test]
 fn a_replay_log_is_rewritten_when_many_knocks_are_over_at_once() {
     let mut bench = Bench::new(1);
-    for number in 0..4000 {
+    for number in 0..4096 {
         bench.insert(number, START + WINDOW).unwrap();
     }
     bench.pass(WINDOW + 1);
-    while bench.table.len() * 2 >= 4000 {
-        assert_eq!(bench.replay_log.records().len(), 4000, "half of it is alive");
+    while bench.table.len() * 2 >= 4096 {
+        assert_eq!(bench.replay_log.records().len(), 4096, "half of it is alive");
         bench.expire();
     }
     assert_eq!(bench.replay_log.records().len(), bench.table.len());
