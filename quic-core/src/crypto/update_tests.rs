@@ -74,6 +74,7 @@ fn keys_follow_a_sender_through_many_updates() {
 fn late_packets_open_for_three_ptos() {
     let mut receiver = Receiver::new();
     receiver.receive(0, 0);
+    assert!(!receiver.keys.keeps_previous(receiver.now), "there was none before");
     receiver.receive(1, 10);
     let replaced = receiver.now;
     assert_eq!(receiver.receive(0, 5), Outcome::Opened);
@@ -81,7 +82,9 @@ fn late_packets_open_for_three_ptos() {
     receiver.now = replaced + 3 * receiver.rtt.pto() - Duration::from_nanos(1);
     receiver.keys.expire(receiver.now);
     assert_eq!(receiver.receive(0, 9), Outcome::Opened);
+    assert!(receiver.keys.keeps_previous(receiver.now));
     receiver.now = replaced + 3 * receiver.rtt.pto();
+    assert!(!receiver.keys.keeps_previous(receiver.now));
     assert_eq!(receiver.receive(0, 8), Outcome::Refused(KeyChoice::Next));
     assert!(receiver.keys.previous.is_some(), "out of use, and forgotten at the end of the turn");
     receiver.keys.expire(receiver.now);
@@ -141,8 +144,11 @@ fn limits_count_the_packets_of_one_key() {
     assert!(!keys.update_overdue(74) && keys.update_overdue(75));
     assert!(!keys.is_near_limit(87) && keys.is_near_limit(88));
     assert!(!keys.exhausted(99) && keys.exhausted(100));
+    assert_eq!(keys.first(), 0);
     keys.update(60);
+    assert_eq!(keys.first(), 60);
     assert!(!keys.update_due(109) && keys.update_due(110));
+    assert!(!keys.update_overdue(134) && keys.update_overdue(135));
     assert!(!keys.is_near_limit(147) && keys.is_near_limit(148));
     assert!(!keys.exhausted(159) && keys.exhausted(160));
 }

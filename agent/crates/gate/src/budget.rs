@@ -335,6 +335,20 @@ mod tests {
     }
 
     #[test]
+    fn a_peer_is_let_off_again_after_exactly_a_second() {
+        let (clock, mut last) = (ManualClock::default(), IssuedMap::default());
+        for (wait, free) in [
+            (Duration::ZERO, true),
+            (FREE_EVERY - Duration::from_nanos(1), false),
+            (Duration::from_nanos(1), true),
+        ] {
+            clock.advance(wait);
+            assert_eq!(is_free(&mut last, PeerId(7), clock.now()), free);
+        }
+        assert!(is_free(&mut last, PeerId(8), clock.now()), "each for itself");
+    }
+
+    #[test]
     fn a_spoofed_flood_takes_nothing_from_validated_addresses() {
         let clock = ManualClock::default();
         let mut budget = Budget::new(2, clock.now());
@@ -357,6 +371,7 @@ mod tests {
         assert_ne!(prefix("192.0.2.1"), prefix("192.0.2.2"));
         assert_eq!(prefix("192.0.2.1"), prefix("::ffff:192.0.2.1"));
         assert_ne!(prefix("0.0.0.1"), prefix("::1"));
+        assert_ne!(prefix("0.0.0.1"), prefix("0:0:0:100::1"));
     }
 
     #[test]

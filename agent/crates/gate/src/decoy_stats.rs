@@ -82,6 +82,21 @@ mod tests {
     use super::*;
 
     #[test]
+    fn counts_add_up() {
+        let mut stats = DecoyStats::default();
+        for datagrams in [2, 3] {
+            stats.drop(DecoyDrop::Overload, datagrams);
+        }
+        for bytes in [1200, 100] {
+            stats.from_decoy.count(bytes);
+        }
+        let mut dropped = [0; DecoyDrop::COUNT];
+        dropped[DecoyDrop::Overload as usize] = 5;
+        assert_eq!((stats.dropped, stats.from_decoy), (dropped, Traffic { datagrams: 2, bytes: 1300 }));
+        assert_eq!(stats.from_senders, Traffic::default());
+    }
+
+    #[test]
     fn reasons_count_from_zero_and_have_distinct_labels() {
         let mut labels = std::collections::BTreeSet::new();
         for (index, reason) in DecoyDrop::ALL.into_iter().enumerate() {

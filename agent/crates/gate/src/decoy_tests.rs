@@ -73,6 +73,8 @@ fn three_times_what_came_goes_back_until_the_sender_has_answered() {
     for packet in [
         long(1, b"original", b"client", 20),
         long(1, b"the-decoy", b"client", 0),
+        long(1, b"the-decoyz", b"client", 0),
+        long(1, b"the-decoys+", b"client", 0),
         short(b"client", 20),
         b"\x43the-dec".to_vec(),
         Vec::new(),
@@ -109,6 +111,12 @@ fn what_a_forger_could_know_is_no_answer() {
         flows.admit(one, &long(1, chosen, b"client", 0), now).unwrap();
         flows.admit(one, &short(chosen, 0), now).unwrap();
         assert!(!answers(&mut flows, id, 60_000), "{chosen:?}");
+    }
+    // A short header names its destination alone, whatever follows.
+    let mut packet = long(1, b"client", b"the-decoys", 0);
+    for (first, chosen) in [(0x80, true), (0xff, true), (0x00, false), (0x7f, false)] {
+        packet[0] = first;
+        assert_eq!(chosen_cid(&packet).is_some(), chosen, "{first:#x}");
     }
     // What is cut off says nothing.
     let complete = long(1, b"client", b"the-decoys", 0);
@@ -250,7 +258,7 @@ fn who_is_silent_for_a_minute_is_forgotten() {
     // One is heard again and answers, which the other list must not hide.
     assert!(flows.answer(one, &long(1, b"", b"cid!", 0)).is_ok());
     flows.admit(sender(1, 1, 1), &short(b"cid!", 0), at(5)).unwrap();
-    assert_eq!(flows.deadline(), Some(at(65)));
+    assert_eq!((flows.deadline(), flows.is_empty()), (Some(at(65)), false));
     assert_eq!(flows.expire(at(64)), None);
     // What the decoy sends keeps nobody alive.
     assert!(answers(&mut flows, one, 1000));

@@ -77,6 +77,20 @@ fn both_ends_agree_and_shares_have_their_order() {
 }
 
 #[test]
+fn each_exchange_draws_its_own_keys() {
+    let [one, other] = [(); 2].map(|()| GROUP.start().unwrap().pub_key().to_vec());
+    assert_ne!(one[..ENCAPSULATION_KEY_BYTES], other[..ENCAPSULATION_KEY_BYTES]);
+    let [first, second] = [(); 2].map(|()| GROUP.start_and_complete(&one).unwrap().pub_key);
+    assert_ne!(first[..CIPHERTEXT_BYTES], second[..CIPHERTEXT_BYTES]);
+}
+
+#[test]
+fn the_group_is_of_tls_1_3_alone() {
+    assert!(GROUP.usable_for_version(ProtocolVersion::TLSv1_3));
+    assert!(!GROUP.usable_for_version(ProtocolVersion::TLSv1_2));
+}
+
+#[test]
 fn the_component_is_x25519() {
     let client = GROUP.start().unwrap();
     let server = provider::kx_group::X25519.start_and_complete(client.hybrid_component().unwrap().1).unwrap();

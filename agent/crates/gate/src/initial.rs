@@ -289,6 +289,8 @@ mod tests {
         ] {
             assert!(matches!(decrypt(&*server_tls(), &good, &bad), Err(HelloError::Malformed)), "{bad:?}");
         }
+        let least = Initial { end: initial.packet_number_at + PROTECTED_BYTES, ..initial };
+        assert!(matches!(decrypt(&*server_tls(), &good, &least), Err(HelloError::Sealed)));
     }
 
     #[test]
@@ -316,7 +318,10 @@ mod tests {
         assert_eq!(of(&[frame(7, &[])]), Err(HelloError::Nothing));
         assert_eq!(of(&[frame(0, &hello), frame(0x3fff, &[])]), Err(HelloError::Long), "far away");
         assert_eq!(of(&[frame(0, &[1, 0, 0x10, 0])]), Err(HelloError::Long));
+        assert_eq!(of(&[frame(0, &[1, 1, 0, 0])]), Err(HelloError::Long));
         assert_eq!(of(&[frame(0, &[1, 0, 0x0f, 0xfc])]), Ok(None), "as long as may be");
+        assert_eq!(of(&[frame(4092, &[7; 4])]), Ok(None), "its end");
+        assert_eq!(of(&[frame(4093, &[7; 4])]), Err(HelloError::Long), "past it");
         assert_eq!(of(&[frame(0, &hello), frame(200, &[1])]), Err(HelloError::Malformed), "past the end");
 
         let datagrams = [&first, &second, &third].map(|frame| sealed(frame));

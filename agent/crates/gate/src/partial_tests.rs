@@ -278,6 +278,74 @@ fn room_is_bounded_and_half_of_it_is_for_known_keys() {
     assert!(partials.queue.is_empty() && partials.len() == 0);
 }
 
+/// A ClientHello in datagrams of its own making: how each continues it, without a gate.
+struct Pieces {
+    crypto: Arc<dyn crypto::ServerConfig>,
+    hello: Vec<u8>,
+}
+
+impl Pieces {
+    fn new() -> Self {
+        let hello = [1, 0, 0, 100].into_iter().chain(0..100).collect();
+        Self { crypto: crate::testing::server_tls(), hello }
+    }
+
+    /// The Initial packet to `dcid` with this part of the ClientHello.
+    fn datagram(&self, dcid: [u8; 8], part: std::ops::Range<usize>) -> Vec<u8> {
+        let two_bytes = |value: usize| (value as u16 | 0x4000).to_be_bytes();
+        let frame = [&[6][..], &two_bytes(part.start), &two_bytes(part.len()), &self.hello[part]].concat();
+        crate::properties::initial_packet(&*self.crypto, &dcid, 0, &frame)
+    }
+
+    fn begin(&self, first: &[u8]) -> Partial {
+        let admission =
+            Admission { dcid: ConnectionId::new(&[7; 8]), tag: [0; MAC_BYTES], agreement: [0; 32] };
+        Partial::new(admission, hello_hash(&self.hello), ManualClock::default().now(), first).unwrap()
+    }
+}
+
+#[test]
+fn three_datagrams_make_a_hello_and_four_do_not() {
+    let pieces = Pieces::new();
+    let [one, two, three] = [0..20, 20..30, 30..104].map(|part| pieces.datagram([7; 8], part));
+    let mut partial = pieces.begin(&one);
+    assert_eq!(partial.add(&*pieces.crypto, &two), Progress::Waiting);
+    assert_eq!(partial.add(&*pieces.crypto, &two), Progress::Waiting, "repeated");
+    assert_eq!(partial.add(&*pieces.crypto, &three), Progress::Whole);
+    assert_eq!(partial.into_datagrams(), [one.clone().into_boxed_slice(), two.clone().into_boxed_slice()]);
+
+    let [three, four] = [30..50, 50..104].map(|part| pieces.datagram([7; 8], part));
+    let mut partial = pieces.begin(&one);
+    for datagram in [two, three, four] {
+        assert_eq!(partial.add(&*pieces.crypto, &datagram), Progress::Waiting);
+    }
+    assert_eq!(partial.into_datagrams().len(), MOST_DATAGRAMS - 1);
+}
+
+#[test]
+fn a_datagram_that_is_too_long_is_not_kept() {
+    let pieces = Pieces::new();
+    for (length, kept) in [(MOST_DATAGRAM_BYTES, true), (MOST_DATAGRAM_BYTES + 1, false)] {
+        let mut partial = pieces.begin(&pieces.datagram([7; 8], 0..20));
+        // What follows its Initial packet is not looked at.
+        let mut second = pieces.datagram([7; 8], 20..30);
+        second.resize(length, 0);
+        assert_eq!(partial.add(&*pieces.crypto, &second), Progress::Waiting);
+        let progress = partial.add(&*pieces.crypto, &pieces.datagram([7; 8], 30..104));
+        assert_eq!(progress, if kept { Progress::Whole } else { Progress::Waiting }, "{length}");
+    }
+}
+
+#[test]
+fn the_rest_of_a_hello_to_another_destination_is_no_part_of_it() {
+    let pieces = Pieces::new();
+    let mut partial = pieces.begin(&pieces.datagram([7; 8], 0..50));
+    let elsewhere = pieces.datagram([8; 8], 50..104);
+    assert_eq!(partial.add(&*pieces.crypto, &elsewhere), Progress::Bad(HelloError::Malformed));
+    assert_eq!(partial.add(&*pieces.crypto, &[0; 1200]), Progress::Bad(HelloError::Malformed));
+    assert_eq!(partial.add(&*pieces.crypto, &pieces.datagram([7; 8], 50..104)), Progress::Whole);
+}
+
 #[test]
 fn garbage_under_a_token_costs_a_bounded_number_of_tries() {
     let mut scene = Scene::new();
@@ -293,6 +361,22 @@ fn garbage_under_a_token_costs_a_bounded_number_of_tries() {
     scene.clock.advance(PATIENCE);
     scene.gate.expire(scene.clock.now());
     assert_eq!(scene.gate.partials(), 0);
+}
+
+#[test]
+fn a_decision_holds_for_half_a_second_for_one_proof_from_one_source() {
+    let clock = ManualClock::default();
+    let mut decided = Decided::new();
+    let source = |port| SocketAddr::from(([192, 0, 2, 1], port));
+    let (tag, same_place) = ([7; MAC_BYTES], [&[7][..], &[8; MAC_BYTES - 1]].concat().try_into().unwrap());
+    decided.insert(tag, source(1), "refused", clock.now());
+    assert_eq!(decided.get(&tag, source(1), clock.now()), Some("refused"));
+    assert_eq!(decided.get(&tag, source(2), clock.now()), None);
+    assert_eq!(decided.get(&same_place, source(1), clock.now()), None);
+    clock.advance(MOMENT - Duration::from_nanos(1));
+    assert_eq!(decided.get(&tag, source(1), clock.now()), Some("refused"));
+    clock.advance(Duration::from_nanos(1));
+    assert_eq!(decided.get(&tag, source(1), clock.now()), None);
 }
 
 proptest! {

@@ -52,7 +52,10 @@ fn other_programs_spell_a_key_with_padding() {
     }
     let not_canonical = format!("{}1", &text[..42]);
     let zeros = "A".repeat(TEXT_LEN);
-    for text in ["", "\n", &text[1..], &format!("{text}A"), &format!("{text}=="), &not_canonical, &zeros] {
+    let more = format!("{standard}\r\nmore");
+    for text in
+        ["", "\n", &text[1..], &format!("{text}A"), &format!("{text}=="), &not_canonical, &zeros, &more]
+    {
         let is_no_key = |read| matches!(read, Err(PresharedKeyError::NotAKey(_)));
         assert!(with_file(text, 0o600, is_no_key), "{text:?}");
     }

@@ -312,4 +312,64 @@ mod tests {
         assert_eq!(refusals.latest().len(), REMEMBERED);
         assert_eq!(refusals.latest().last(), Some(&(refusal(20, 39, 1, Why::Full), 1)));
     }
+
+    /// Each reason, and the ceiling at which it is counted: handshakes, peers of open mode, used tokens.
+    const REASONS: [(Why, [u64; 3]); 18] = [
+        (Why::RetryToken(RetryError::Age), [0; 3]),
+        (Why::ConnectionId, [0; 3]),
+        (Why::Repeated, [0; 3]),
+        (Why::Budget, [0; 3]),
+        (Why::Knock(KnockError::Noise), [0; 3]),
+        (Why::Clock { ahead: 100 }, [0; 3]),
+        (Why::BeforeStart, [0; 3]),
+        (Why::Key(None), [0; 3]),
+        (Why::Hello(HelloError::Nothing), [0; 3]),
+        (Why::OtherHello, [0; 3]),
+        (Why::Fallback, [0; 3]),
+        (Why::OnlyX25519, [0; 3]),
+        (Why::Partials, [1, 0, 0]),
+        (Why::Full, [0, 0, 1]),
+        (Why::Busy, [1, 0, 0]),
+        (Why::Certificate, [0; 3]),
+        (Why::Possession, [0; 3]),
+        (Why::OpenPeers, [0, 1, 0]),
+    ];
+
+    #[test]
+    fn each_reason_is_its_own_has_a_remedy_and_is_counted_at_its_ceiling() {
+        let now = ManualClock::default().now();
+        let source = SocketAddr::from(([192, 0, 2, 1], 1));
+        for (why, ceiling) in REASONS {
+            let refusals = Refusals::default();
+            for times in 1..=2 {
+                refusals.note(Refusal { at: 0, source, why }, now);
+                let AtCeilings { handshakes, open_peers, used_tokens } = refusals.at_ceilings();
+                assert_eq!([handshakes, open_peers, used_tokens], ceiling.map(|each| each * times), "{why}");
+            }
+            assert_eq!(refusals.lock().logs.len(), 1, "{why}");
+            assert!(why.remedy().contains(' '), "{why}: {}", why.remedy());
+            let same = REASONS.iter().filter(|(other, _)| why.is_same_condition(other)).count();
+            assert_eq!(same, 1, "{why}");
+        }
+        let [near, far] = [101, 102].map(|ahead| Why::Clock { ahead });
+        assert!(near.is_same_condition(&Why::Clock { ahead: 100 }), "the distance wanders by a second");
+        assert!(!far.is_same_condition(&Why::Clock { ahead: 100 }));
+    }
+
+    #[test]
+    fn no_reason_hides_another_in_the_log() {
+        let (refusals, now) = (Refusals::default(), ManualClock::default().now());
+        for (why, _) in REASONS.into_iter().chain(REASONS) {
+            refusals.note(Refusal { at: 0, source: SocketAddr::from(([192, 0, 2, 1], 1)), why }, now);
+        }
+        let kinds: Vec<_> = refusals.lock().logs.iter().map(|(kind, _)| *kind).collect();
+        assert_eq!(kinds, REASONS.map(|(why, _)| discriminant(&why)));
+    }
+
+    #[test]
+    fn only_a_key_that_is_not_allowed_is_named() {
+        let key = PublicKey([7; 32]);
+        assert_eq!(Why::Key(Some(key)).key(), Some(key));
+        assert!(REASONS.iter().all(|(why, _)| why.key().is_none()));
+    }
 }

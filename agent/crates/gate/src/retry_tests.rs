@@ -206,5 +206,6 @@ fn a_retry_is_smaller_than_what_it_answers() {
         let retry = packet(&*server_tls(), scid, &DCID, &NEW_DCID, &token, &mut buffer);
         assert_eq!(retry.len(), 1 + 4 + 1 + scid.len() + 1 + 8 + RETRY_TOKEN_BYTES + 16);
         assert_eq!(classify(retry), Class::Retry { dcid: scid });
+        assert_eq!(retry.len() == MAX_RETRY_BYTES, scid.len() == MAX_CID_BYTES);
     }
 }

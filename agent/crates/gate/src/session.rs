@@ -8,15 +8,13 @@ use quinn_proto::{
     transport_parameters::TransportParameters,
 };
 
-/// The steps of a `Session` that a [`Hooked`] one changes; by default none.
+/// The steps of a `Session` that a [`Hooked`] one may change.
 pub(crate) trait Hook: Send + Sync + 'static {
     fn read_handshake(&mut self, inner: &mut dyn Session, buf: &[u8]) -> Result<bool, TransportError> {
         inner.read_handshake(buf)
     }
 
-    fn write_handshake(&mut self, inner: &mut dyn Session, buf: &mut Vec<u8>) -> Option<Keys> {
-        inner.write_handshake(buf)
-    }
+    fn write_handshake(&mut self, inner: &mut dyn Session, buf: &mut Vec<u8>) -> Option<Keys>;
 
     fn handshake_data(&self, inner: &dyn Session) -> Option<Box<dyn Any>> {
         inner.handshake_data()

@@ -31,7 +31,7 @@ fn a_session_that_has_not_started_has_no_suite() {
     let pair = friends(FirstSuite::Aes128);
     let params = pair.client.session().transport_parameters().unwrap().unwrap();
     let session = crypto.start_session(1, "culvert", &params).unwrap_or_else(|_| panic!("start_session"));
-    assert_eq!(negotiated(&*session), None);
+    assert_eq!((negotiated(&*session), session.is_handshaking()), (None, true));
 }
 
 #[test]
@@ -96,6 +96,23 @@ fn what_is_no_hello_ends_the_search() {
     for bytes in [&[1, 0, 0, 0][..], &unoffered, &overlong, &short] {
         assert!(matches!(watch(&[bytes]), HelloWatch::GaveUp), "{bytes:02x?}");
     }
+}
+
+#[test]
+fn a_piece_that_fills_the_room_is_read_on() {
+    let (retry, real) = (retry(), hello([7; 32], 32, 0x1303));
+    let stream = [retry.repeat(HelloWatch::MAX_BYTES / retry.len()), real].concat();
+    let (piece, rest) = stream.split_at(HelloWatch::MAX_BYTES);
+    assert_eq!(watch(&[piece]).choice(), None);
+    assert_eq!(watch(&[piece, rest]).choice().map(|choice| choice.suite), Some(Suite::ChaCha20Poly1305));
+}
+
+#[test]
+fn a_length_has_three_bytes() {
+    for header in [[2, 1, 0, 0], [2, 0, 1, 0], [2, 0, 0, 1]] {
+        assert!(matches!(watch(&[&header]), HelloWatch::Reading(_)), "{header:?}: the body is to come");
+    }
+    assert!(matches!(watch(&[&[2, 0, 0, 0]]), HelloWatch::GaveUp), "no hello is empty");
 }
 
 #[test]

@@ -167,6 +167,24 @@ fn an_expiry_far_ahead_does_not_stay_for_ever() {
 }
 
 #[test]
+fn the_longest_life_is_kept_in_full_and_nothing_much_longer() {
+    // Two windows of ten minutes and an epoch of 256 s; an hour more if the wall clock says that the knock holds.
+    let (life, delay) = (1456, 3600);
+    let mut bench = Bench::new(1);
+    bench.insert(1, START + life).unwrap();
+    bench.insert(2, u64::MAX).unwrap();
+    bench.wall_offset = 1_000_000;
+    bench.pass(life);
+    assert!(bench.knows(1));
+    bench.pass(1);
+    assert!(!bench.knows(1));
+    bench.pass(delay - 1);
+    assert!(bench.knows(2));
+    bench.pass(1);
+    assert!(!bench.knows(2));
+}
+
+#[test]
 fn after_a_restart_a_used_knock_is_done_whoever_sends_it() {
     let mut bench = Bench::new(1);
     bench.insert(1, START + 20).unwrap();
@@ -238,13 +256,27 @@ fn the_replay_log_stays_within_twice_what_is_alive() {
     for number in 0..50_000 {
         bench.insert(number, bench.unix() + WINDOW).unwrap();
         if number % 50 == 0 {
+            longest = longest.max(bench.replay_log.records().len());
             bench.pass(1);
         }
-        longest = longest.max(bench.replay_log.records().len());
     }
     // 50 a second for 92 s are alive.
     assert!(longest <= 2 * 50 * 92 + 1, "{longest}");
     assert!(longest * RECORD_BYTES > LEAST_REWRITTEN_BYTES, "it grew to where it is rewritten: {longest}");
+}
+
+#[test]
+fn a_replay_log_is_rewritten_when_many_knocks_are_over_at_once() {
+    let mut bench = Bench::new(1);
+    for number in 0..4096 {
+        bench.insert(number, START + WINDOW).unwrap();
+    }
+    bench.pass(WINDOW + 1);
+    while bench.table.len() * 2 >= 4096 {
+        assert_eq!(bench.replay_log.records().len(), 4096, "half of it is alive");
+        bench.expire();
+    }
+    assert_eq!(bench.replay_log.records().len(), bench.table.len());
 }
 
 #[test]

@@ -141,6 +141,7 @@ fn a_certificate_of_another_kind_of_key_has_no_pin() {
         allowed: Arc::clone(&clients) as Arc<dyn ClientKeys>,
         algorithms: FirstSuite::Aes128.provider(KeyExchange::Hybrid, None).signature_verification_algorithms,
     };
+    assert_eq!(format!("{verifier:?}"), "ClientVerifier { .. }");
     let certificate = self_signed(&pair).unwrap();
     let now = UnixTime::since_unix_epoch(Duration::from_secs(1));
     assert!(verifier.verify_client_cert(&certificate, &[], now).is_err());
@@ -200,6 +201,62 @@ fn the_group_is_the_best_that_both_ends_allow() {
             }
         }
     }
+}
+
+/// A source whose bytes are all the same, which no other source gives.
+#[derive(Debug)]
+struct Sevens;
+
+impl SecureRandom for Sevens {
+    fn fill(&self, bytes: &mut [u8]) -> Result<(), rustls::crypto::GetRandomFailed> {
+        bytes.fill(7);
+        Ok(())
+    }
+}
+
+#[test]
+fn a_simulation_draws_from_its_own_source() {
+    static RANDOMNESS: Randomness = Randomness {
+        random: &Sevens,
+        x25519: provider::kx_group::X25519,
+        hybrid: provider::kx_group::X25519,
+    };
+    let identity = identity(1).with_randomness(RANDOMNESS);
+    let provider = FirstSuite::Aes128.provider(KeyExchange::Hybrid, identity.randomness);
+    let mut bytes = [0; 8];
+    provider.secure_random.fill(&mut bytes).unwrap();
+    assert_eq!(bytes, [7; 8]);
+}
+
+#[test]
+fn an_identity_signs_with_its_key_and_shows_the_public_one() {
+    use ring::signature::{ED25519, UnparsedPublicKey};
+    let identity = identity(1);
+    let signature = identity.sign(b"message").unwrap();
+    let key = UnparsedPublicKey::new(&ED25519, identity.public_key());
+    assert!(key.verify(b"message", &signature).is_ok() && key.verify(b"another", &signature).is_err());
+    let shown = format!("TlsIdentity({})", BASE64URL_NOPAD.encode(identity.public_key()));
+    assert_eq!(format!("{identity:?}"), shown);
+}
+
+#[test]
+fn the_tls_of_initial_packets_admits_nobody() {
+    let (dialler, listener) = (identity(1), identity(2));
+    let client = client_crypto(&dialler, KeyExchange::X25519, &[*listener.public_key()]).unwrap();
+    let pair = Pair::connect(client, initial_crypto(&listener).unwrap());
+    assert!(!pair.server.connected);
+    assert_eq!(alert(&pair.client), ACCESS_DENIED);
+}
+
+/// The kernel's word on the CPU that the tests run on.
+#[test]
+#[cfg(all(target_arch = "x86_64", target_os = "linux"))]
+fn aes_is_preferred_where_the_kernel_names_its_instructions() {
+    let info = std::fs::read_to_string("/proc/cpuinfo").unwrap();
+    let flags: Vec<&str> = info.lines().find(|line| line.starts_with("flags")).unwrap().split(' ').collect();
+    let expected = flags.contains(&"aes") && flags.contains(&"pclmulqdq");
+    assert_eq!(cpu_has_aes(), expected);
+    assert_eq!(FirstSuite::for_this_cpu() == FirstSuite::Aes128, expected);
 }
 
 #[test]

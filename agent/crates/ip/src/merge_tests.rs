@@ -215,6 +215,128 @@ fn a_cleared_merger_joins_nothing_that_was() {
     assert_eq!(list.messages().len(), 1);
 }
 
+impl Fixture {
+    /// Whether the packet in `slot` continues a flow.
+    fn try_join(&mut self, slot: usize) -> bool {
+        let packet = Packet { slot, range: 0..self.batch[slot].len(), partial: true, owner: 1 };
+        self.merger.try_join(&mut self.list, &self.batch, &packet)
+    }
+}
+
+#[test]
+fn without_a_view_a_packet_joins_any_flow_that_it_continues() {
+    let streams = [1, 2].map(|flow| stream(Recipe { flow, ..Recipe::TCP }, 3, 100));
+    let packets: Vec<Vec<u8>> =
+        (0..3).flat_map(|index| streams.each_ref().map(|stream| stream[index].partial())).collect();
+    let mut fixture = Fixture::new(&packets[..2]);
+    fixture.push_all(true, ALL, false);
+    fixture.batch = packets;
+    assert!((2..6).all(|slot| fixture.try_join(slot)));
+}
+
+#[test]
+fn flows_that_begin_when_all_places_are_taken_take_different_ones() {
+    let streams: Vec<Vec<Recipe>> =
+        (0..11).map(|flow| stream(Recipe { flow, ..Recipe::TCP }, 2, 100)).collect();
+    let first: Vec<Vec<u8>> = streams.iter().map(|stream| stream[0].partial()).collect();
+    let mut fixture = Fixture::new(&first);
+    assert_eq!(fixture.push_all(true, ALL, false), [1; 11]);
+    fixture.batch = streams.iter().map(|stream| stream[1].partial()).collect();
+    let joined: Vec<bool> = (0..11).map(|slot| fixture.try_join(slot)).collect();
+    assert_eq!(joined.iter().filter(|joined| **joined).count(), FLOWS);
+    assert_eq!(joined[8..], [true; 3], "the latest ones are kept");
+}
+
+#[test]
+fn a_packet_without_payload_takes_no_flows_place() {
+    let mut packets: Vec<Recipe> = (0..8).map(|flow| Recipe { flow, ..Recipe::TCP }).collect();
+    packets.push(Recipe { flow: 8, payload: 0, ..Recipe::TCP });
+    packets.extend((0..8).map(|flow| stream(Recipe { flow, ..Recipe::TCP }, 2, 100)[1]));
+    assert_eq!(counts(&packets), [&[2; 8][..], &[1]].concat());
+}
+
+#[test]
+fn flows_of_the_same_hosts_are_told_apart_by_ports_and_protocol() {
+    let first = stream(Recipe::TCP, 2, 100);
+    let other_ports = first.iter().map(|recipe| {
+        let mut packet = recipe.partial();
+        packet[21] ^= 1;
+        packet
+    });
+    let other_protocol = stream(Recipe::UDP, 2, 100).into_iter().map(|recipe| recipe.partial());
+    let others: [Vec<Vec<u8>>; 2] = [other_ports.collect(), other_protocol.collect()];
+    for other in others {
+        let packets: Vec<Vec<u8>> =
+            first.iter().zip(&other).flat_map(|(recipe, other)| [recipe.partial(), other.clone()]).collect();
+        assert_eq!(Fixture::new(&packets).push_all(true, ALL, false), [2, 2]);
+    }
+}
+
+#[test]
+fn a_fragment_is_not_overtaken_by_packets_of_its_hosts_and_stops_no_others() {
+    for (flow, expected) in [(1, [1, 1, 1].as_slice()), (2, &[2, 1])] {
+        let [one, two] = stream(Recipe::UDP, 2, 100).try_into().unwrap();
+        let mut fragment = Recipe { flow, ..Recipe::UDP }.partial();
+        fragment[7] = 8;
+        let packets = [one.partial(), fragment, two.partial()];
+        assert_eq!(Fixture::new(&packets).push_all(true, ALL, false), expected, "flow {flow}");
+    }
+}
+
+#[test]
+fn a_header_with_options_is_not_joined_whatever_stands_in_its_fields() {
+    // An identification that could be taken for the length of an IPv6 packet, and another one.
+    for id in [108, 7] {
+        let packet = Recipe { ip_options: 8, id, ..Recipe::UDP }.partial();
+        assert_eq!(Fixture::new(&[packet.clone(), packet]).push_all(true, ALL, true), [1, 1], "{id}");
+    }
+}
+
+#[test]
+fn the_longest_packet_is_filled_to_its_last_byte() {
+    let recipe = Recipe { payload: 21_828, ..Recipe::TCP };
+    assert_eq!(32 + 20 + 2 * 21_828 + 21_827, MOST_PACKET);
+    assert_eq!(counts(&stream(recipe, 3, 21_827)), [3]);
+    assert_eq!(counts(&stream(recipe, 3, 21_828)), [2, 1]);
+}
+
+#[test]
+fn a_packet_that_differs_in_one_field_or_says_something_wrong_is_not_joined() {
+    for (ipv6, recipe) in
+        [false, true].into_iter().flat_map(|ipv6| [(ipv6, Recipe::TCP), (ipv6, Recipe::UDP)])
+    {
+        let recipe = Recipe { ipv6, ..recipe };
+        let ip = recipe.transport_at();
+        let [one, two] = stream(recipe, 2, 100).try_into().unwrap();
+        let joins = |change: &dyn Fn(&mut Vec<u8>)| {
+            let mut fixture = Fixture::new(&[one.partial()]);
+            fixture.push_all(true, ALL, false);
+            let mut packet = two.partial();
+            change(&mut packet);
+            fixture.batch.push(packet);
+            fixture.try_join(1)
+        };
+        assert!(joins(&|_| {}));
+        // A bit of: the lengths and checksums of the headers; the acknowledgement and the urgent pointer.
+        let ip_fields: &[usize] = if ipv6 { &[5] } else { &[3, 11] };
+        let l4_fields: &[usize] = if recipe.protocol == TCP { &[8, 17, 18] } else { &[5, 7] };
+        for at in ip_fields.iter().copied().chain(l4_fields.iter().map(|at| ip + at)) {
+            assert!(!joins(&|packet| packet[at] ^= 1), "{recipe:?}: byte {at}");
+        }
+        // Words that change places leave every sum as it is.
+        let addresses = if ipv6 { 8..40 } else { 12..20 };
+        for at in addresses.step_by(4) {
+            let swap = |packet: &mut Vec<u8>| {
+                packet.swap(at, at + 2);
+                packet.swap(at + 1, at + 3);
+            };
+            let mut swapped = two.partial();
+            swap(&mut swapped);
+            assert!(swapped == two.partial() || !joins(&swap), "{recipe:?}: addresses at {at}");
+        }
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 
