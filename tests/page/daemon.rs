@@ -156,6 +156,8 @@ pub(crate) fn connected(name: &str, address: &str) -> PeerStatus {
         address: Some(address.parse().expect("an address")),
         software: Some("culvert/0.1.0".into()),
         mode: Some("lanes".into()),
+        preshared_keys: 2,
+        preshared_key_in_use: Some(1),
         lanes_up: 2,
         flows: name.len(),
         inner_mtu: Some(1_412),

@@ -227,6 +227,7 @@ fn one_peer_in_full(case: &mut Case) {
     let Case { browser, .. } = &*case;
     case.open("#peer=site-0007");
     browser.wait_for_text("#peer-facts", "culvert/0.1.0");
+    browser.wait_for_text("#peer-facts", "in use: number 1 of 2");
     browser.wait_for_text("#peer-tables", "confirmed");
     browser.wait_for("document.querySelector('#peer-graphs path.up').getAttribute('d').length > 500");
     case.picture("page-peer", 960, 800);

@@ -54,6 +54,7 @@ use wire::{cid::ConnectionIds, clock::Clock};
 
 pub mod admission;
 pub mod budget;
+mod certificate;
 pub mod classify;
 pub mod client;
 pub mod decoy;
@@ -75,6 +76,7 @@ pub mod replay_log;
 pub mod retry;
 mod session;
 pub mod suite;
+mod system;
 pub mod table;
 #[cfg(test)]
 pub(crate) mod testing;

@@ -26,6 +26,7 @@ use crate::{
     Arrival, Gate, GateParts, Own, Verdict,
     admission::{Admits, Allowlist, Room},
     budget::Budget,
+    certificate::spki_key,
     classify::{Class, Initial, MAX_CID_BYTES},
     decoy::{DecoyDrop, DecoyFlows, DecoyId, Sender},
     identity::{Endpoint, Identity, PublicKey, ShareLink},
@@ -39,7 +40,7 @@ use crate::{
     retry::{Carried, RETRY_SECONDS, RETRY_TOKEN_BYTES, RetryError, RetryKey},
     suite::suite_in,
     table::SingleUse,
-    tls::{KeyExchange, TlsIdentity, initial_crypto, spki_key},
+    tls::{KeyExchange, TlsIdentity, initial_crypto},
 };
 
 /// Takes `input` as a share link, and its parts as an endpoint and a public key.

@@ -23,18 +23,16 @@ use rustls::{
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
     crypto::{CryptoProvider, SecureRandom, SupportedKxGroup, WebPkiSupportedAlgorithms, ring as provider},
-    server::{
-        ParsedCertificate,
-        danger::{ClientCertVerified, ClientCertVerifier},
-    },
+    server::danger::{ClientCertVerified, ClientCertVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
 };
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
-use zeroize::Zeroize as _;
 
 use crate::{
+    certificate::{Subject, raw_key, self_signed, signature, spki_key},
     hybrid::Hybrid,
     suite::{SuiteClientConfig, SuiteServerConfig},
+    system::{self, System},
 };
 
 /// The application protocol that both ends name in the handshake (RFC 7301).
@@ -48,7 +46,7 @@ pub const SERVER_NAME: &str = "culvert";
 pub enum TlsError {
     /// The bytes are not a PKCS#8 Ed25519 private key.
     #[error("the private key is not an Ed25519 key in PKCS#8 form")]
-    Key(#[source] rcgen::Error),
+    Key(#[source] rustls::Error),
     /// The self-signed certificate could not be made.
     #[error("cannot make the certificate of the identity key")]
     Certificate(#[source] rcgen::Error),
@@ -94,10 +92,8 @@ wire::labelled! {
 }
 
 /// X25519MLKEM768 with the randomness of the system.
-static HYBRID: LazyLock<Hybrid> = LazyLock::new(|| Hybrid {
-    classical: provider::kx_group::X25519,
-    random: provider::default_provider().secure_random,
-});
+static HYBRID: LazyLock<Hybrid> =
+    LazyLock::new(|| Hybrid { classical: provider::kx_group::X25519, random: &System });
 
 impl TlsIdentity {
     /// Wraps `pkcs8`, the PKCS#8 DER of an Ed25519 private key, in a fresh certificate.
@@ -106,17 +102,12 @@ impl TlsIdentity {
     /// [`TlsError::Key`] if `pkcs8` is anything else; [`TlsError::Certificate`] or [`TlsError::Tls`] if the libraries refuse
     /// the certificate or its key.
     pub fn from_pkcs8(pkcs8: &[u8]) -> Result<Self, TlsError> {
-        let der = PrivatePkcs8KeyDer::from(pkcs8);
-        let mut pair = rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&der, &rcgen::PKCS_ED25519)
-            .map_err(TlsError::Key)?;
-        let certificate = self_signed(&pair).map_err(TlsError::Certificate);
-        // Its copy of the file; what ring made of it goes with it, unwiped.
-        pair.zeroize();
-        let certificate = certificate?;
-        let public_key = spki_key(&certificate).ok_or(CertificateError::BadEncoding);
+        let key = provider::sign::any_eddsa_type(&PrivatePkcs8KeyDer::from(pkcs8)).map_err(TlsError::Key)?;
+        let public_key =
+            key.public_key().and_then(|spki| raw_key(&spki)).ok_or(CertificateError::BadEncoding);
         let public_key = public_key.map_err(rustls::Error::from)?;
-        let signing_key = provider::sign::any_eddsa_type(&der)?;
-        let key = Arc::new(CertifiedKey::new(vec![certificate], signing_key));
+        let certificate = self_signed(&Subject { key: &*key, public_key }).map_err(TlsError::Certificate)?;
+        let key = Arc::new(CertifiedKey::new(vec![certificate], key));
         Ok(Self { key, public_key, randomness: None })
     }
 
@@ -133,8 +124,7 @@ impl TlsIdentity {
 
     /// Signs `message` with the identity key (RFC 8032 §5.1.6).
     pub fn sign(&self, message: &[u8]) -> Option<[u8; 64]> {
-        let signer = self.key.key.choose_scheme(&[SignatureScheme::ED25519])?;
-        signer.sign(message).ok()?.try_into().ok()
+        signature(&*self.key.key, message)?.try_into().ok()
     }
 
     fn resolver(&self) -> Arc<SingleCertAndKey> {
@@ -146,16 +136,6 @@ impl fmt::Debug for TlsIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "TlsIdentity({})", BASE64URL_NOPAD.encode(&self.public_key))
     }
-}
-
-fn self_signed(pair: &rcgen::KeyPair) -> Result<CertificateDer<'static>, rcgen::Error> {
-    let mut params = rcgen::CertificateParams::new(Vec::<String>::new())?;
-    params.distinguished_name = rcgen::DistinguishedName::new();
-    params.distinguished_name.push(rcgen::DnType::CommonName, "culvert");
-    params.not_before = rcgen::date_time_ymd(2000, 1, 1);
-    // RFC 5280 §4.1.2.5: the value for "no well-defined expiration date"; the pin decides, not a date.
-    params.not_after = rcgen::date_time_ymd(9999, 12, 31);
-    Ok(params.self_signed(pair)?.der().clone())
 }
 
 /// The client keys that a server admits. It is asked on every handshake, so the answer may change at run time.
@@ -240,9 +220,8 @@ impl FirstSuite {
             #[cfg(test)]
             Self::Aes256 => vec![AES_256, AES_128, CHACHA20],
         };
-        let standard = provider::default_provider();
         let Randomness { random: secure_random, x25519, hybrid } = randomness.unwrap_or(Randomness {
-            random: standard.secure_random,
+            random: &System,
             x25519: provider::kx_group::X25519,
             hybrid: &*HYBRID,
         });
@@ -251,7 +230,14 @@ impl FirstSuite {
             KeyExchange::X25519 => vec![x25519],
             KeyExchange::HybridRequired => vec![hybrid],
         };
-        Arc::new(CryptoProvider { cipher_suites, kx_groups, secure_random, ..standard })
+        let signature_verification_algorithms = system::ED25519;
+        Arc::new(CryptoProvider {
+            cipher_suites,
+            kx_groups,
+            signature_verification_algorithms,
+            secure_random,
+            key_provider: &System,
+        })
     }
 }
 
@@ -338,14 +324,6 @@ pub(super) fn client_crypto_with(
 pub fn peer_key(session: &dyn crypto::Session) -> Option<[u8; 32]> {
     let chain = session.peer_identity()?.downcast::<Vec<CertificateDer<'static>>>().ok()?;
     spki_key(chain.first()?)
-}
-
-/// The Ed25519 key of a certificate, from its parsed SubjectPublicKeyInfo (RFC 8410 §4).
-pub(crate) fn spki_key(certificate: &CertificateDer<'_>) -> Option<[u8; 32]> {
-    // SEQUENCE { SEQUENCE { OID 1.3.101.112 }, BIT STRING with no unused bits }
-    const ED25519_SPKI: [u8; 12] = [0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00];
-    let spki = ParsedCertificate::try_from(certificate).ok()?.subject_public_key_info();
-    spki.strip_prefix(&ED25519_SPKI)?.try_into().ok()
 }
 
 fn refuse<T>() -> Result<T, rustls::Error> {

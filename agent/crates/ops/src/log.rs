@@ -18,7 +18,8 @@ use config::{Log, LogFormat, LogLevel};
 use net::process;
 use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::{
-    EnvFilter, Layer, Registry,
+    Layer, Registry,
+    filter::{LevelFilter, Targets},
     fmt::{
         FmtContext, FormatEvent, FormatFields, MakeWriter,
         format::{self, Writer},
@@ -35,7 +36,7 @@ use tracing_subscriber::{
 pub struct AlreadySet;
 
 /// The filter of the process's subscriber.
-static FILTER: OnceLock<Handle<EnvFilter, Registry>> = OnceLock::new();
+static FILTER: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
 
 /// Sends the process's logs to standard error as `log` says.
 ///
@@ -57,7 +58,7 @@ pub fn init(log: Log) -> Result<(), AlreadySet> {
 ///
 /// What is not logged costs as little as before: callsites cache the answer of the filter, and are asked again here.
 pub fn set_level(level: LogLevel) {
-    if let Some(Err(error)) = FILTER.get().map(|filter| filter.reload(EnvFilter::new(directives(level)))) {
+    if let Some(Err(error)) = FILTER.get().map(|filter| filter.reload(targets(level))) {
         tracing::error!(%error, "the log level stays as it was");
     }
 }
@@ -74,11 +75,11 @@ fn subscriber<W>(
     log: Log,
     place: Place,
     writer: W,
-) -> (impl Subscriber + Send + Sync + 'static, Handle<EnvFilter, Registry>)
+) -> (impl Subscriber + Send + Sync + 'static, Handle<Targets, Registry>)
 where
     W: for<'w> MakeWriter<'w> + Send + Sync + 'static,
 {
-    let (filter, handle) = reload::Layer::new(EnvFilter::new(directives(log.level)));
+    let (filter, handle) = reload::Layer::new(targets(log.level));
     let layer = tracing_subscriber::fmt::layer()
         .with_writer(writer)
         // The formatter's colours would let escape sequences of values through.
@@ -188,15 +189,19 @@ impl fmt::Write for OneLine<'_, '_> {
 }
 
 /// Libraries below us log per packet already at debug: they get no more than their warnings unless all is wanted.
-fn directives(level: LogLevel) -> &'static str {
-    match level {
-        LogLevel::Error => "error",
-        // quinn-proto warns for each packet that is not what it should be, whoever sent it.
-        LogLevel::Warn => "warn,quinn_proto=error",
-        LogLevel::Info => "warn,quinn_proto=error,culvert=info,quic_core=info",
-        LogLevel::Debug => "warn,quinn_proto=error,culvert=debug,quic_core=debug",
-        LogLevel::Trace => "trace",
-    }
+fn targets(level: LogLevel) -> Targets {
+    let (others, ours) = match level {
+        LogLevel::Error => return Targets::new().with_default(LevelFilter::ERROR),
+        LogLevel::Trace => return Targets::new().with_default(LevelFilter::TRACE),
+        LogLevel::Warn => (LevelFilter::WARN, LevelFilter::WARN),
+        LogLevel::Info => (LevelFilter::WARN, LevelFilter::INFO),
+        LogLevel::Debug => (LevelFilter::WARN, LevelFilter::DEBUG),
+    };
+    Targets::new()
+        .with_default(others)
+        // It warns for each packet that is not what it should be, whoever sent it.
+        .with_target("quinn_proto", LevelFilter::ERROR)
+        .with_targets(["culvert", "quic_core"].map(|name| (name, ours)))
 }
 
 #[cfg(test)]

@@ -6,7 +6,6 @@ use std::{
 };
 
 use serde_json::Value;
-use tracing::level_filters::LevelFilter;
 use wire::panics;
 
 use super::*;
@@ -26,7 +25,7 @@ impl io::Write for Written {
 }
 
 /// Returns what is logged while `work` runs.
-fn logged(log: Log, place: Place, work: impl FnOnce(&Handle<EnvFilter, Registry>)) -> String {
+fn logged(log: Log, place: Place, work: impl FnOnce(&Handle<Targets, Registry>)) -> String {
     let written = Written::default();
     let writer = written.clone();
     let (subscriber, filter) = subscriber(log, place, move || writer.clone());
@@ -119,7 +118,7 @@ fn a_file_is_told_the_time() {
 #[test]
 fn the_level_changes_at_run_time_and_what_is_off_stays_cheap() {
     let text = logged(log(LogFormat::Text), Place::Journal, |filter| {
-        let set = |level| filter.reload(EnvFilter::new(directives(level))).unwrap();
+        let set = |level| filter.reload(targets(level)).unwrap();
         let say = |what: &str| {
             tracing::warn!("warn {what}");
             tracing::debug!("debug {what}");
@@ -142,7 +141,7 @@ fn the_level_changes_at_run_time_and_what_is_off_stays_cheap() {
     ] {
         let (subscriber, filter) = subscriber(log(LogFormat::Text), Place::File, io::sink);
         assert_eq!(subscriber.max_level_hint(), Some(LevelFilter::INFO));
-        filter.reload(EnvFilter::new(directives(level))).unwrap();
+        filter.reload(targets(level)).unwrap();
         assert_eq!(subscriber.max_level_hint(), Some(most));
     }
 }

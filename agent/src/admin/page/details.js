@@ -82,6 +82,13 @@ export class AgentTables {
   }
 }
 
+// How many preshared keys there are for the peer, and which of them is in use; never the keys.
+function presharedKey({ preshared_keys: all, preshared_key_in_use: place }) {
+  if (all === 0) return "none";
+  if (place === null) return "not in use";
+  return all === 1 ? "in use" : `in use: number ${place} of ${all}`;
+}
+
 function facts(peer) {
   const rates = peer.rates ?? {};
   const { queue, rate, streams, lane_packets: packets } = peer;
@@ -94,6 +101,7 @@ function facts(peer) {
     ["From", { config: "the configuration", state: "culvert peer add", open: "open mode" }[peer.origin] ?? peer.origin],
     ["Address", or(peer.address)],
     ["Software", or(peer.software)],
+    ["Preshared key", presharedKey(peer)],
     ["Datagrams by", or(peer.mode)],
     ["Key exchange", or(peer.key_exchange)],
     ["Up", speed(rates.uplink_bytes_per_second, rates.uplink_datagrams_per_second)],

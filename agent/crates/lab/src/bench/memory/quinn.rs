@@ -1,5 +1,5 @@
 //! Two quinn-proto endpoints, set up for datagrams as well as they can be: a window that nothing fills, so no pacing, an ACK
-//! for 64 packets, GSO batches, the same suite from the same library, payloads that are shared instead of copied.
+//! for 64 packets, GSO batches, the same suite from the same library (where the CPU has AES instructions), payloads that are shared instead of copied.
 
 use std::{
     hint::black_box,
@@ -10,26 +10,16 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use bytes::{Bytes, BytesMut};
+use gate::{
+    identity::Identity,
+    tls::{self, ClientKeys, KeyExchange, Refusal, TlsIdentity},
+};
 use quinn_proto::{
     AckFrequencyConfig, ClientConfig, Connection, ConnectionHandle, DatagramEvent, Endpoint, EndpointConfig,
-    Event, ServerConfig, TransportConfig,
-    congestion::NewRenoConfig,
-    crypto::rustls::{QuicClientConfig, QuicServerConfig},
+    Event, ServerConfig, TransportConfig, congestion::NewRenoConfig,
 };
-use rustls::{
-    RootCertStore,
-    crypto::{
-        CryptoProvider,
-        ring::{cipher_suite::TLS13_AES_128_GCM_SHA256, default_provider},
-    },
-    version::TLS13,
-};
-use rustls_pki_types::PrivatePkcs8KeyDer;
 
 use crate::bench::memory::carrier::{BATCH, Carrier};
-
-/// The host name in the certificate of the server.
-const NAME: &str = "bench.invalid";
 
 /// A handshake takes two round trips; each is a millisecond of the clock that the endpoints are given.
 const MOST_ROUND_TRIPS: u32 = 50;
@@ -62,7 +52,8 @@ impl Endpoints {
         let start = wire::clock::Clock::now(&wire::clock::SystemClock);
         let mut client = Side::new(None, 4_001);
         let server = Side::new(Some(Arc::new(server_config)), 4_002);
-        client.connection = Some(client.endpoint.connect(start, client_config, server.address, NAME)?);
+        client.connection =
+            Some(client.endpoint.connect(start, client_config, server.address, tls::SERVER_NAME)?);
         let mut endpoints =
             Self { client, server, payload: Bytes::from(vec![7; size]), ahead: Duration::ZERO };
         for _ in 0..MOST_ROUND_TRIPS {
@@ -161,23 +152,21 @@ impl Side {
     }
 }
 
-fn configs(mtu: u16) -> anyhow::Result<(ClientConfig, ServerConfig)> {
-    let made = rcgen::generate_simple_self_signed(vec![NAME.to_owned()])?;
-    let certificate = made.cert.der().clone();
-    let key = PrivatePkcs8KeyDer::from(made.signing_key.serialize_der());
-    let mut trusted = RootCertStore::empty();
-    trusted.add(certificate.clone())?;
-    let suites =
-        Arc::new(CryptoProvider { cipher_suites: vec![TLS13_AES_128_GCM_SHA256], ..default_provider() });
+/// The server's allowlist: the handshake is not what is measured.
+struct Everyone;
 
-    let client = rustls::ClientConfig::builder_with_provider(Arc::clone(&suites))
-        .with_protocol_versions(&[&TLS13])?
-        .with_root_certificates(trusted)
-        .with_no_client_auth();
-    let server = rustls::ServerConfig::builder_with_provider(suites)
-        .with_protocol_versions(&[&TLS13])?
-        .with_no_client_auth()
-        .with_single_cert(vec![certificate], key.into())?;
+impl ClientKeys for Everyone {
+    fn is_allowed(&self, _key: &[u8; 32]) -> bool {
+        true
+    }
+
+    fn refused(&self, _refusal: &Refusal) {}
+}
+
+fn configs(mtu: u16) -> anyhow::Result<(ClientConfig, ServerConfig)> {
+    let identity = TlsIdentity::from_pkcs8(&Identity::generate()?.pkcs8_der())?;
+    let client = tls::client_crypto(&identity, KeyExchange::X25519, &[*identity.public_key()])?;
+    let server = tls::server_crypto(&identity, KeyExchange::X25519, Arc::new(Everyone))?;
 
     let mut acks = AckFrequencyConfig::default();
     // One more than this many packets wait for an ACK.
@@ -196,9 +185,9 @@ fn configs(mtu: u16) -> anyhow::Result<(ClientConfig, ServerConfig)> {
         .datagram_receive_buffer_size(Some(8 << 20));
     let transport = Arc::new(transport);
 
-    let mut client = ClientConfig::new(Arc::new(QuicClientConfig::try_from(client)?));
+    let mut client = ClientConfig::new(client);
     client.transport_config(Arc::clone(&transport));
-    let mut server = ServerConfig::with_crypto(Arc::new(QuicServerConfig::try_from(server)?));
+    let mut server = ServerConfig::with_crypto(server);
     server.transport_config(transport);
     Ok((client, server))
 }

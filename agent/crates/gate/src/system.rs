@@ -1,0 +1,38 @@
+//! What rustls is given of ring: as much as TLS between two Ed25519 keys takes.
+//!
+//! rustls's own provider names RSA and the curves of NIST too, and what is named is linked: 0.4 MiB that no handshake reaches.
+
+use std::sync::Arc;
+
+use ring::rand::{SecureRandom as _, SystemRandom};
+use rustls::{
+    Error, SignatureScheme,
+    crypto::{GetRandomFailed, KeyProvider, SecureRandom, WebPkiSupportedAlgorithms, ring::sign},
+    sign::SigningKey,
+};
+use rustls_pki_types::PrivateKeyDer;
+
+/// The generator of the system, and a reader of Ed25519 keys.
+#[derive(Debug)]
+pub(crate) struct System;
+
+/// Ed25519 (RFC 8032).
+pub(crate) static ED25519: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
+    all: &[webpki::ring::ED25519],
+    mapping: &[(SignatureScheme::ED25519, &[webpki::ring::ED25519])],
+};
+
+impl SecureRandom for System {
+    fn fill(&self, buffer: &mut [u8]) -> Result<(), GetRandomFailed> {
+        SystemRandom::new().fill(buffer).map_err(|_| GetRandomFailed)
+    }
+}
+
+impl KeyProvider for System {
+    fn load_private_key(&self, key: PrivateKeyDer<'static>) -> Result<Arc<dyn SigningKey>, Error> {
+        match &key {
+            PrivateKeyDer::Pkcs8(der) => sign::any_eddsa_type(der),
+            other => Err(Error::General(format!("{other:?} is no Ed25519 key in PKCS#8 form"))),
+        }
+    }
+}
