@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use crate::{
     Config, Peer,
     checks::{Checks, Claim, Holder, LookedUp},
-    kinds::{one_of, or, size, text, time, truth},
+    kinds::{Kind, one_of, or, size, text, time, truth},
     prefix::inner_address,
     problem::{At, PeerOrigin},
     section::{Table, section},
@@ -65,6 +65,11 @@ section! {
         /// addresses, `"ports"` each flow by itself, except for fragments.
         // A host behind a NAT at the far end has one address for all that it does.
         spread: Spread = Spread::Addresses, one_of(), Restart;
+        /// A command that runs when the device is up, before the service manager hears that the agent is ready: the program and its
+        /// arguments, without a shell ([operations](operations.md#hooks)). It has 10 s; if it fails, the agent warns and goes on.
+        up: Vec<String> = Vec::new(), command(), Restart;
+        /// The same for a stop, while packets still pass. It has 5 s.
+        down: Vec<String> = Vec::new(), command(), Restart;
     }
 }
 
@@ -243,6 +248,21 @@ pub const LOOKUP_REMEDY: &str = "write an address, or use a resolver to which th
 /// Whether the resolver's packets may go into the tunnel: they have no mark, and with one a peer may have a default route.
 pub fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = IpNet>) -> bool {
     tun.sets_routes() && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
+}
+
+/// A program and its arguments; an empty list is none.
+fn command() -> Kind<Vec<String>> {
+    let part = |text: &str| match text.contains('\0') {
+        false => Ok(text.to_owned()),
+        true => Err(bad("has a zero character", "remove it")),
+    };
+    text("argument", part, ToString::to_string).list().then(|_, command, _| match command.first() {
+        Some(program) if program.is_empty() || program.contains('/') && !program.starts_with('/') => {
+            let remedy = "write its absolute path, or a name to look for in PATH";
+            Err(bad(format!("{program:?} is not a program"), remedy))
+        }
+        Some(_) | None => Ok(()),
+    })
 }
 
 /// The name of a device: what Linux takes (`dev_valid_name`, IFNAMSIZ), less what has a meaning elsewhere:

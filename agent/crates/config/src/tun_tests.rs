@@ -38,6 +38,8 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
         source_check: SourceCheck::AllowedIps,
         hold: Duration::from_secs(5),
         spread: Spread::Addresses,
+        up: Vec::new(),
+        down: Vec::new(),
     };
     assert_eq!(config.tun, Some(tun));
     assert_eq!((config.notes.len(), config.notes[0].line), (1, Some(9)), "{:?}", config.notes);
@@ -54,6 +56,21 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
     let tun = parse(&format!("{BASE}{whole}")).unwrap().tun.unwrap();
     assert_eq!((&*tun.name, tun.mtu, tun.offload, tun.routes), ("t", InnerMtu::Bytes(9000), false, false));
     assert_eq!(parse(BASE).unwrap().tun, None);
+}
+
+#[test]
+fn a_hook_is_a_program_with_arguments() {
+    let hooks = "[tun]\naddress = [\"10.9.0.1/24\"]\nup = [\"/bin/ip\", \"-6\", \"\"]\ndown = [\"logger\", \"gone\"]\n";
+    let tun = parse(&format!("{BASE}{hooks}")).unwrap().tun.unwrap();
+    assert_eq!(
+        (tun.up, tun.down),
+        (vec!["/bin/ip".into(), "-6".into(), "".into()], vec!["logger".into(), "gone".into()])
+    );
+    for wrong in ["[\"bin/ip\"]", "[\"\", \"a\"]", "[\"./up\"]"] {
+        expect(&format!("[tun]\naddress = [\"10.9.0.1/24\"]\nup = {wrong}\n"), 11, "tun.up", "absolute path");
+    }
+    expect("[tun]\naddress = [\"10.9.0.1/24\"]\ndown = \"logger gone\"\n", 11, "tun.down", "list");
+    expect("[tun]\naddress = [\"10.9.0.1/24\"]\ndown = [\"a\", \"\\u0000\"]\n", 11, "tun.down[1]", "zero");
 }
 
 #[test]
