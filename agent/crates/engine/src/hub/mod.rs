@@ -35,6 +35,7 @@ use dataplane::{
     rate::RateAccount,
     relay::{AgentTotals, FlowRegistry},
 };
+use gate::OwnKey;
 use net::{Ready, Token, ports::Ports};
 use wire::{
     ids::{PeerId, SessionId},
@@ -56,6 +57,7 @@ pub(crate) struct Record {
     pub(crate) session: SessionId,
     pub(crate) dialled: bool,
     pub(crate) key: [u8; 32],
+    pub(crate) own: OwnKey,
     pub(crate) instance: [u8; 16],
     pub(crate) begun: Instant,
     pub(crate) since: Instant,
@@ -314,6 +316,7 @@ impl Hub {
             session: connected.session,
             dialled: connected.dialled,
             key: connected.key,
+            own: connected.own,
             instance: connected.hello.instance,
             begun: connected.begun,
             since: connected.since,
@@ -446,6 +449,7 @@ mod tests {
             owner,
             dialled: true,
             key,
+            own: OwnKey::Current,
             name: [instance; 16],
             hello,
             wanted: 1,

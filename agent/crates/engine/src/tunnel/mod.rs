@@ -107,8 +107,8 @@ impl Tunnel {
         let mut tun = tun.clone();
         if tun.routing == Routing::Kernel {
             // The kernel's own would be a random one, which no peer knows.
-            let own = learn::link_local(registry.own_key());
-            tun.addresses.extend(Ipv6Net::new(own, 64).map(IpNet::V6));
+            let own = registry.own_keys().filter_map(|key| Ipv6Net::new(learn::link_local(key), 64).ok());
+            tun.addresses.extend(own.map(IpNet::V6));
         }
         for address in &tun.addresses {
             let added = netlink.add_address(device.index, *address);

@@ -365,6 +365,7 @@ exit: connected
   since          2h 3m
   software       culvert/0.1.0
   preshared key  in use: number 1 of 2
+  our key        current
   datagrams by   lanes
   key exchange   x25519mlkem768
   RTT            12.3 ms
