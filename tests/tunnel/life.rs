@@ -86,6 +86,34 @@ fn hooks_find_the_device_and_one_that_fails_ends_nothing() {
 }
 
 #[test]
+fn routes_of_connected_peers_come_and_go_with_the_connection() {
+    if !possible("routes of connected peers") {
+        return;
+    }
+    let mut sites = Plan::two().tun("routes = \"connected\"\nhold = \"2s\"").prepare();
+    let is_routed = |site: &Site| {
+        let ours = |line: &str| line.contains(DEVICE) && line.contains("proto 199");
+        site.routing().lines().any(ours)
+    };
+    let wait = |site: &Site, routed: bool| {
+        clock::until(if routed { "routes" } else { "no routes" }, PATIENCE, || match is_routed(site) {
+            now if now == routed => Ok(()),
+            _ => Err(site.routing()),
+        });
+    };
+    sites.all_mut()[0].agent.start();
+    assert!(!is_routed(sites.a()), "nobody is connected: {}", sites.a().routing());
+    sites.all_mut()[1].agent.start();
+    for _ in 0..2 {
+        sites.all().iter().for_each(|site| wait(site, true));
+        probe::reaches(&sites.a().host, sites.b().host_address(Family::V4), &[]);
+        sites.all_mut()[1].agent.kill();
+        wait(sites.a(), false);
+        sites.all_mut()[1].agent.start();
+    }
+}
+
+#[test]
 fn rules_of_a_killed_agent_are_replaced_and_those_of_an_ended_one_are_gone() {
     if !possible("routing rules") {
         return;

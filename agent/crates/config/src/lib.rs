@@ -94,7 +94,8 @@ pub use sections::{
 };
 pub use token::{Token, TokenError};
 pub use tun::{
-    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
+    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun,
+    takes_lookups,
 };
 pub use value::size_text;
 

@@ -157,13 +157,17 @@ fn our_previous_key_is_read_beside_the_new_one() {
     };
     write("previous.key", "");
     let missing = Config::load(&path).unwrap_err().to_string();
-    assert!(missing.contains(":1: identity.previous_key_file:") && missing.contains("does not exist"), "{missing}");
+    assert!(
+        missing.contains(":1: identity.previous_key_file:") && missing.contains("does not exist"),
+        "{missing}"
+    );
     let previous = Identity::generate().unwrap();
     previous.write_new(&folder.path().join("previous.key")).unwrap();
     let (config, identity) = Config::load(&path).unwrap();
     assert_eq!(config.identity_previous_key_file, folder.path().join("previous.key"));
     assert_eq!(identity.previous().unwrap().public_key(), previous.public_key());
-    let noted = |config: &Config, words: &str| config.notes.iter().any(|note| note.to_string().contains(words));
+    let noted =
+        |config: &Config, words: &str| config.notes.iter().any(|note| note.to_string().contains(words));
     assert!(!noted(&config, "previous"));
 
     write("previous.key", &format!("[[peer]]\nname = \"me\"\npublic_key = \"{}\"\n", previous.public_key()));
@@ -173,7 +177,11 @@ fn our_previous_key_is_read_beside_the_new_one() {
     assert!(noted(&Config::load(&path).unwrap().0, "access.knock"));
     write("id.key", "");
     let (config, identity) = Config::load(&path).unwrap();
-    assert!(noted(&config, "there is no previous one") && identity.previous().is_none(), "{:?}", config.notes);
+    assert!(
+        noted(&config, "there is no previous one") && identity.previous().is_none(),
+        "{:?}",
+        config.notes
+    );
 }
 
 #[test]

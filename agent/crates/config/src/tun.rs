@@ -45,10 +45,11 @@ section! {
         /// Exchanges super-packets of TCP and UDP with the kernel (TSO, USO). The agent probes it; `"off"` costs throughput.
         // Without it the kernel hands over every packet by itself.
         offload: bool = true, one_of(), Restart;
-        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `false` leaves routes to you, as
-        /// `routing = "kernel"` does.
+        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `"connected"` sets those of connected peers only, for
+        /// a routing daemon to announce ([operations](operations.md#routes-of-connected-peers)): they go with the connection, and come
+        /// back when it has lasted for `tun.hold`. `false` leaves routes to you, as `routing = "kernel"` does.
         // Who names a peer's addresses wants to reach them.
-        routes: bool = true, truth(), Restart;
+        routes: OwnRoutes = OwnRoutes::All, own_routes(), Restart;
         /// What decides which peer a packet goes to. `"allowed_ips"`: the peers' prefixes. `"kernel"`: the kernel's routes into the
         /// device, which a routing daemon or `ip route` sets. The next hop of a route is the peer that has it as `peer.address`; a
         /// route without one leads to the peer whose address is the destination.
@@ -58,7 +59,7 @@ section! {
         // Routes of BGP are often asymmetric.
         source_check: SourceCheck = SourceCheck::AllowedIps, one_of(), Restart;
         /// How long a peer with a better `priority`, or one of several with the same, must have answered without a break before
-        /// packets go to it again.
+        /// packets go to it again; with `routes = "connected"` also how long a peer must be back before its routes are.
         // A peer that comes and goes moves its flows at most this often; the sessions of hosts behind a NAT at that peer end each time.
         hold: Duration = Duration::from_secs(5), time(Duration::ZERO..=Duration::from_secs(3_600), None), Restart;
         /// What goes to the same one of several peers with the same prefix and `priority`: `"addresses"` all packets between two
@@ -97,6 +98,34 @@ spelled! {
     }
 }
 
+/// `tun.routes`: the routes that the agent sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnRoutes {
+    /// Those of all peers.
+    All,
+    /// Those of connected peers.
+    Connected,
+    /// None.
+    Off,
+}
+
+/// Returns the kind of `tun.routes`.
+fn own_routes() -> Kind<OwnRoutes> {
+    truth().or(
+        "connected",
+        |routes| match routes {
+            None => OwnRoutes::Connected,
+            Some(true) => OwnRoutes::All,
+            Some(false) => OwnRoutes::Off,
+        },
+        |routes| match routes {
+            OwnRoutes::Connected => None,
+            OwnRoutes::All => Some(true),
+            OwnRoutes::Off => Some(false),
+        },
+    )
+}
+
 impl Tun {
     /// Whether the kernel's routes choose the peer.
     #[must_use]
@@ -107,7 +136,7 @@ impl Tun {
     /// Whether the agent sets routes for the peers' prefixes.
     #[must_use]
     pub fn sets_routes(&self) -> bool {
-        self.routes && self.routing == Routing::AllowedIps
+        self.routes != OwnRoutes::Off && self.routing == Routing::AllowedIps
     }
 }
 
@@ -144,7 +173,7 @@ impl Checks {
     /// Notes keys that have no effect with this `tun.routing`.
     pub(super) fn kernel_routing(&mut self, tun: &Tun, table: &Table<'_>) {
         match tun.routing {
-            Routing::Kernel if tun.routes && table.has("routes") => {
+            Routing::Kernel if tun.routes != OwnRoutes::Off && table.has("routes") => {
                 let problem =
                     "has no effect: with routing = \"kernel\" the agent follows routes and sets none";
                 self.report.note(&table.place("routes"), problem, "leave it out, or set it to false");

@@ -249,6 +249,11 @@ impl Hub {
         }
     }
 
+    /// Whether a peer has a session, whichever worker owns it.
+    pub(crate) fn has_session(&self, peer: PeerId) -> bool {
+        self.record(peer).is_some()
+    }
+
     fn record(&self, peer: PeerId) -> Option<Record> {
         self.with(peer, |shared| *lock(&shared.session))?
     }
