@@ -95,8 +95,10 @@ impl Daemon {
         hub.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
         let registry = PeerRegistry::new(&config, identity.public_key());
         registry.attach(&hub);
-        let certificate =
-            Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).context("cannot make a certificate")?);
+        if let Some(previous) = identity.previous() {
+            registry.set_previous_key(previous.public_key());
+        }
+        let certificate = Arc::new(TlsIdentity::new(identity).context("cannot make a certificate")?);
         let instance = rand::random();
         let own = Own::new(identity);
         let refusals = Arc::<Refusals>::default();

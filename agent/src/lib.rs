@@ -7,6 +7,7 @@ pub mod cli;
 pub mod daemon;
 pub mod demo;
 pub mod doctor;
+pub mod hook;
 pub mod notify;
 pub mod run;
 pub mod service;

@@ -34,6 +34,7 @@ use wire::{
 
 use crate::{
     daemon::Daemon,
+    hook::Hooks,
     service::{ReloadEnd, Service},
 };
 
@@ -70,19 +71,24 @@ impl Signals {
 pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Result<()> {
     let Signals { runtime, mut terminate, mut interrupt, mut hang_up } = signals;
     let mut service = Service::from_env();
+    let hooks = Arc::new(Hooks::new(&config));
     let mut daemon = Daemon::start(config, identity)?;
-    service.ready(daemon.summary(), now());
     watch_peers(daemon.running())?;
     runtime.block_on(async {
         let ended = daemon.worker_ended();
+        let upper = Arc::clone(&hooks);
+        let up = hooks.has_up().then(|| on_a_thread("culvert-hook", move || upper.up())).transpose()?;
         tokio::select! {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
-            () = look_after(&daemon, &mut service, &mut hang_up) => {}
+            () = look_after(&daemon, &mut service, &mut hang_up, up) => {}
             _ = until(ended) => return Err(anyhow!("a worker ended by itself; see the log")),
         }
         service.stopping(now());
-        let stopped = on_a_thread("culvert-stop", move || daemon.stop())?;
+        let stopped = on_a_thread("culvert-stop", move || {
+            hooks.down();
+            daemon.stop()
+        })?;
         tokio::select! {
             stopped = stopped => {
                 stopped.map_err(|_| anyhow!("the stop panicked"))??;
@@ -145,8 +151,18 @@ impl Watch {
     }
 }
 
-/// Follows SIGHUP and tells the service manager how it stands, for ever.
-async fn look_after(daemon: &Daemon, service: &mut Service, hang_up: &mut Signal) {
+/// Tells the service manager that the daemon is ready, once `up` has ended; then follows SIGHUP and tells how it stands, for ever.
+async fn look_after(
+    daemon: &Daemon,
+    service: &mut Service,
+    hang_up: &mut Signal,
+    up: Option<oneshot::Receiver<()>>,
+) {
+    if let Some(up) = up {
+        // A hook that panicked has ended, too.
+        let _ended = up.await.is_ok();
+    }
+    service.ready(daemon.summary(), now());
     let health = daemon.health();
     let mut ticks = service.tick_interval().map(interval);
     if let Some(ticks) = &mut ticks {

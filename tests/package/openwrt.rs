@@ -226,12 +226,12 @@ fn the_kinds_of_all_keys_are_those_of_the_reference() {
         if let Some((table, _)) = key.split_once('.') {
             assert_eq!(section, "peer", "culvert-uci knows tables inside a peer only");
             inner.insert(table.to_owned());
-        } else if kind == "`true`, `false`" {
+        } else if kind.ends_with("`true`, `false`") {
             switches.insert(key.to_owned());
         } else if kind.starts_with("list of ") {
             lists.insert(key.to_owned());
         }
-        if ["name", "path", "key", "list of names"]
+        if ["name", "path", "key", "list of names", "list of arguments"]
             .iter()
             .any(|text| kind == *text || kind.starts_with("key,"))
             || kind.contains("of `A-Z")

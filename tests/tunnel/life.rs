@@ -1,6 +1,6 @@
 //! Agents that start, that cannot, that end and that are killed: what they leave behind.
 
-use std::net::UdpSocket;
+use std::{fs, net::UdpSocket};
 
 use culvert_tests::{
     clock::{self, PATIENCE},
@@ -47,6 +47,69 @@ fn a_killed_agent_leaves_nothing_behind_and_goes_on_when_it_is_started_again() {
         assert_eq!(site.agent.terminate().code(), Some(0));
         assert!(!site.has_device());
         assert_eq!(site.routing(), before);
+    }
+}
+
+#[test]
+fn hooks_find_the_device_and_one_that_fails_ends_nothing() {
+    if !possible("hooks") {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let seen = |hook: &str| folder.path().join(hook);
+    let script = seen("hook");
+    let look = "ip -oneline address show dev \"$CULVERT_DEVICE\" > \"$0.$CULVERT_HOOK.$(printf %s \"$CULVERT_ADDRESSES\" | tr / _)\"; exit 3";
+    fs::write(&script, format!("{look}\n")).unwrap();
+    let hook = format!("[\"/bin/sh\", \"{}\"]", script.display());
+    let hooks = Plan::two().tun(&format!("up = {hook}\ndown = {hook}"));
+    let mut sites = hooks.start();
+    let found = || {
+        let files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
+        let mut all: Vec<_> = files.filter(|path| *path != script).collect();
+        all.sort();
+        all
+    };
+    clock::until("both sites ran a hook", PATIENCE, || match found() {
+        found if found.len() == 2 => Ok(()),
+        found => Err(format!("{found:?}")),
+    });
+    probe::reaches(&sites.a().host, sites.b().host_address(Family::V4), &[]);
+    for site in sites.all_mut() {
+        assert_eq!(site.agent.terminate().code(), Some(0));
+    }
+    let found = found();
+    assert_eq!(found.len(), 4, "{found:?}");
+    for file in found {
+        let text = fs::read_to_string(&file).unwrap();
+        assert!(text.contains(DEVICE) && text.contains("inet "), "{}: {text}", file.display());
+    }
+}
+
+#[test]
+fn routes_of_connected_peers_come_and_go_with_the_connection() {
+    if !possible("routes of connected peers") {
+        return;
+    }
+    let mut sites = Plan::two().tun("routes = \"connected\"\nhold = \"2s\"").prepare();
+    let is_routed = |site: &Site| {
+        let ours = |line: &str| line.contains(DEVICE) && line.contains("proto 199");
+        site.routing().lines().any(ours)
+    };
+    let wait = |site: &Site, routed: bool| {
+        clock::until(if routed { "routes" } else { "no routes" }, PATIENCE, || match is_routed(site) {
+            now if now == routed => Ok(()),
+            _ => Err(site.routing()),
+        });
+    };
+    sites.all_mut()[0].agent.start();
+    assert!(!is_routed(sites.a()), "nobody is connected: {}", sites.a().routing());
+    sites.all_mut()[1].agent.start();
+    for _ in 0..2 {
+        sites.all().iter().for_each(|site| wait(site, true));
+        probe::reaches(&sites.a().host, sites.b().host_address(Family::V4), &[]);
+        sites.all_mut()[1].agent.kill();
+        wait(sites.a(), false);
+        sites.all_mut()[1].agent.start();
     }
 }
 

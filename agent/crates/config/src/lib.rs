@@ -94,7 +94,8 @@ pub use sections::{
 };
 pub use token::{Token, TokenError};
 pub use tun::{
-    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
+    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun,
+    takes_lookups,
 };
 pub use value::size_text;
 
@@ -114,6 +115,8 @@ pub struct Config {
     pub path: Option<PathBuf>,
     /// The file of our private key; relative paths were resolved against the folder of the configuration file.
     pub identity_key_file: PathBuf,
+    /// The file of the private key before that one, by which some peers still know us. Empty: there is none.
+    pub identity_previous_key_file: PathBuf,
     /// The folder of what must survive a restart: [`state`] and the knocks that were used.
     /// Empty: nothing survives.
     pub state_dir: PathBuf,

@@ -203,6 +203,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "peer.allowed_ips" => "[\"10.9.0.2/32\"]",
         "metrics.allow" => "[\"10.7.0.0/16\"]",
         "peer.address" => "[\"10.9.0.7\"]",
+        "tun.up" | "tun.down" => "[\"/bin/true\"]",
         "peer.congestion" => "\"cubic\"",
         "peer.quota" => "0.25",
         "peer.public_key" => "\"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"",

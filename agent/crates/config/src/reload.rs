@@ -81,12 +81,14 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
     let mut changes = Differences::default();
     let own = |config: &Config| Identity {
         key_file: config.identity_key_file.clone(),
+        previous_key_file: config.identity_previous_key_file.clone(),
         state_dir: config.state_dir.clone(),
         peers_dir: config.directory.path.clone().unwrap_or_default(),
     };
     let mut identity = own(&config);
     changes.section("identity.", &own(running), &mut identity, names, &[]);
     (config.identity_key_file, config.state_dir) = (identity.key_file, identity.state_dir);
+    config.identity_previous_key_file = identity.previous_key_file;
     changes.section("transport.", &running.transport, &mut config.transport, names, &[]);
     config.access.services = places.of(&config.access.services);
     changes.section("access.", &running.access, &mut config.access, names, &waits.access);

@@ -45,6 +45,8 @@ pub(super) struct Draft {
     config: Config,
     /// Where the file of our key is named, if it is.
     key_file: Option<At>,
+    /// Where the file of our previous key is named, if there is one.
+    previous_key_file: Option<At>,
     /// Where the file of the admin server's secret is named, if it is.
     token_file: Option<At>,
 }
@@ -76,6 +78,8 @@ impl Draft {
         let mut table = root.table("identity", &mut checks.report);
         let identity: sections::Identity = table.fill(&mut checks);
         let key_file = table.texts("key_file").next().map(|_| table.place("key_file"));
+        let previous_key_file = Some(&identity.previous_key_file).filter(|path| !path.as_os_str().is_empty());
+        let previous_key_file = previous_key_file.map(|_| table.place("previous_key_file"));
         let state_at = table.place("state_dir");
         let no_state = identity.state_dir.as_os_str().is_empty();
         let state_dir = if no_state { PathBuf::new() } else { base.join(&identity.state_dir) };
@@ -139,6 +143,7 @@ impl Draft {
             if !texts.reject(problems) {
                 draft.config.directory.rejected = texts.into_rejected();
                 draft.key_file = key_file;
+                draft.previous_key_file = previous_key_file;
                 return draft;
             }
         }
@@ -168,10 +173,22 @@ impl Draft {
     pub(super) fn finish_with_identity(mut self, file: &Path) -> Result<(Config, Identity), ConfigProblems> {
         let key_file = credential::of(&self.config.identity_key_file);
         let loaded = self.key_file.take().map(|at| (at, Identity::load(&key_file)));
-        let identity = match loaded {
-            None => None,
-            Some((_, Ok(identity))) => Some(identity),
-            Some((at, Err(error))) => {
+        let previous = self.load_previous_key();
+        let identity = match (loaded, previous) {
+            (None, _) => None,
+            (Some((_, Ok(identity))), Some((at, previous))) => {
+                self.checks.own_key(previous.public_key());
+                if previous.public_key() == identity.public_key() {
+                    let problem = "is the key of identity.key_file: there is no previous one";
+                    let remedy = "remove it, or let identity.key_file name the new key";
+                    self.checks.report.note(&at, problem, remedy);
+                    Some(identity)
+                } else {
+                    Some(identity.with_previous(previous))
+                }
+            }
+            (Some((_, Ok(identity))), None) => Some(identity),
+            (Some((at, Err(error))), _) => {
                 self.checks.report.add(&at, error.to_string(), error.remedy());
                 None
             }
@@ -188,6 +205,26 @@ impl Draft {
         match (self.into_parts(), identity) {
             ((config, problems), Some(identity)) if problems.is_empty() => Ok((config, identity)),
             ((_, problems), _) => Err(ConfigProblems { file: Some(file.to_owned()), problems }),
+        }
+    }
+
+    /// Reads our previous key, if the file names one.
+    fn load_previous_key(&mut self) -> Option<(At, Identity)> {
+        let at = self.previous_key_file.take()?;
+        if self.config.access.knock == Knock::Off && !self.config.transport.listen.is_empty() {
+            let problem = "has no effect on peers that dial us: with access.knock = \"off\" nothing tells which key they expect";
+            self.checks.report.note(
+                &at,
+                problem,
+                "set access.knock = \"required\", or change the key at all peers at once",
+            );
+        }
+        match Identity::load(&credential::of(&self.config.identity_previous_key_file)) {
+            Ok(previous) => Some((at, previous)),
+            Err(error) => {
+                self.checks.report.add(&at, error.to_string(), error.remedy());
+                None
+            }
         }
     }
 
@@ -255,6 +292,10 @@ impl Head<'_> {
         let config = Config {
             path: None,
             identity_key_file: base.join(&self.identity.key_file),
+            identity_previous_key_file: match self.identity.previous_key_file.as_os_str() {
+                none if none.is_empty() => PathBuf::new(),
+                path => base.join(path),
+            },
             state_dir: self.state_dir.clone(),
             transport,
             access,
@@ -271,7 +312,7 @@ impl Head<'_> {
             closed: std::mem::take(&mut checks.closed),
             notes: Vec::new(),
         };
-        Draft { checks, config, key_file: None, token_file }
+        Draft { checks, config, key_file: None, previous_key_file: None, token_file }
     }
 }
 

@@ -80,6 +80,9 @@ section! {
         /// (systemd credentials) is fine. If systemd hands the process a credential with the file's name
         /// (`LoadCredential=identity.key:/etc/culvert/identity.key`), the agent and `culvert check` read that instead.
         key_file: PathBuf = PathBuf::new(), path(), Restart, required "name the file that culvert keygen wrote";
+        /// The key before a rotation ([operations](operations.md#a-new-key)), written and read like `identity.key_file`. Peers that
+        /// know us by its public key still reach us and are reached; those that know the new one use that. `""`: there is none.
+        previous_key_file: PathBuf = PathBuf::new(), path(), Restart;
         /// The directory for state that must survive a restart: `peers.toml`, which `culvert peer` writes ([The state
         /// file](#the-state-file)), and the replay log of used knocks. The agent creates it on first use, with mode 0700; its
         /// parent must exist. `""`: nothing is kept, and peers cannot be added while the agent runs.

@@ -149,6 +149,42 @@ fn our_own_key_is_refused_in_the_state_file() {
 }
 
 #[test]
+fn our_previous_key_is_read_beside_the_new_one() {
+    let (folder, path) = with_state("");
+    let base = fs::read_to_string(&path).unwrap();
+    let write = |file: &str, more: &str| {
+        fs::write(&path, format!("identity.previous_key_file = \"{file}\"\n{base}{more}")).unwrap();
+    };
+    write("previous.key", "");
+    let missing = Config::load(&path).unwrap_err().to_string();
+    assert!(
+        missing.contains(":1: identity.previous_key_file:") && missing.contains("does not exist"),
+        "{missing}"
+    );
+    let previous = Identity::generate().unwrap();
+    previous.write_new(&folder.path().join("previous.key")).unwrap();
+    let (config, identity) = Config::load(&path).unwrap();
+    assert_eq!(config.identity_previous_key_file, folder.path().join("previous.key"));
+    assert_eq!(identity.previous().unwrap().public_key(), previous.public_key());
+    let noted =
+        |config: &Config, words: &str| config.notes.iter().any(|note| note.to_string().contains(words));
+    assert!(!noted(&config, "previous"));
+
+    write("previous.key", &format!("[[peer]]\nname = \"me\"\npublic_key = \"{}\"\n", previous.public_key()));
+    let own = Config::load(&path).unwrap_err().to_string();
+    assert!(own.contains("is our own public key"), "{own}");
+    write("previous.key", "[access]\nknock = \"off\"\n");
+    assert!(noted(&Config::load(&path).unwrap().0, "access.knock"));
+    write("id.key", "");
+    let (config, identity) = Config::load(&path).unwrap();
+    assert!(
+        noted(&config, "there is no previous one") && identity.previous().is_none(),
+        "{:?}",
+        config.notes
+    );
+}
+
+#[test]
 fn a_state_file_that_cannot_be_read_is_an_error_and_none_is_not() {
     let (folder, path) = with_state("");
     let state = folder.path().join("state/peers.toml");

@@ -15,7 +15,7 @@ use ipnet::IpNet;
 use crate::{
     Config, Peer,
     checks::{Checks, Claim, Holder, LookedUp},
-    kinds::{one_of, or, size, text, time, truth},
+    kinds::{Kind, one_of, or, size, text, time, truth},
     prefix::inner_address,
     problem::{At, PeerOrigin},
     section::{Table, section},
@@ -45,10 +45,11 @@ section! {
         /// Exchanges super-packets of TCP and UDP with the kernel (TSO, USO). The agent probes it; `"off"` costs throughput.
         // Without it the kernel hands over every packet by itself.
         offload: bool = true, one_of(), Restart;
-        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `false` leaves routes to you, as
-        /// `routing = "kernel"` does.
+        /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `"connected"` sets those of connected peers only, for
+        /// a routing daemon to announce ([operations](operations.md#routes-of-connected-peers)): they go with the connection, and come
+        /// back when it has lasted for `tun.hold`. `false` leaves routes to you, as `routing = "kernel"` does.
         // Who names a peer's addresses wants to reach them.
-        routes: bool = true, truth(), Restart;
+        routes: OwnRoutes = OwnRoutes::All, own_routes(), Restart;
         /// What decides which peer a packet goes to. `"allowed_ips"`: the peers' prefixes. `"kernel"`: the kernel's routes into the
         /// device, which a routing daemon or `ip route` sets. The next hop of a route is the peer that has it as `peer.address`; a
         /// route without one leads to the peer whose address is the destination.
@@ -58,13 +59,18 @@ section! {
         // Routes of BGP are often asymmetric.
         source_check: SourceCheck = SourceCheck::AllowedIps, one_of(), Restart;
         /// How long a peer with a better `priority`, or one of several with the same, must have answered without a break before
-        /// packets go to it again.
+        /// packets go to it again; with `routes = "connected"` also how long a peer must be back before its routes are.
         // A peer that comes and goes moves its flows at most this often; the sessions of hosts behind a NAT at that peer end each time.
         hold: Duration = Duration::from_secs(5), time(Duration::ZERO..=Duration::from_secs(3_600), None), Restart;
         /// What goes to the same one of several peers with the same prefix and `priority`: `"addresses"` all packets between two
         /// addresses, `"ports"` each flow by itself, except for fragments.
         // A host behind a NAT at the far end has one address for all that it does.
         spread: Spread = Spread::Addresses, one_of(), Restart;
+        /// A command that runs when the device is up, before the service manager hears that the agent is ready: the program and its
+        /// arguments, without a shell ([operations](operations.md#hooks)). It has 10 s; if it fails, the agent warns and goes on.
+        up: Vec<String> = Vec::new(), command(), Restart;
+        /// The same for a stop, while packets still pass. It has 5 s.
+        down: Vec<String> = Vec::new(), command(), Restart;
     }
 }
 
@@ -92,6 +98,34 @@ spelled! {
     }
 }
 
+/// `tun.routes`: the routes that the agent sets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum OwnRoutes {
+    /// Those of all peers.
+    All,
+    /// Those of connected peers.
+    Connected,
+    /// None.
+    Off,
+}
+
+/// Returns the kind of `tun.routes`.
+fn own_routes() -> Kind<OwnRoutes> {
+    truth().or(
+        "connected",
+        |routes| match routes {
+            None => OwnRoutes::Connected,
+            Some(true) => OwnRoutes::All,
+            Some(false) => OwnRoutes::Off,
+        },
+        |routes| match routes {
+            OwnRoutes::Connected => None,
+            OwnRoutes::All => Some(true),
+            OwnRoutes::Off => Some(false),
+        },
+    )
+}
+
 impl Tun {
     /// Whether the kernel's routes choose the peer.
     #[must_use]
@@ -102,7 +136,7 @@ impl Tun {
     /// Whether the agent sets routes for the peers' prefixes.
     #[must_use]
     pub fn sets_routes(&self) -> bool {
-        self.routes && self.routing == Routing::AllowedIps
+        self.routes != OwnRoutes::Off && self.routing == Routing::AllowedIps
     }
 }
 
@@ -139,7 +173,7 @@ impl Checks {
     /// Notes keys that have no effect with this `tun.routing`.
     pub(super) fn kernel_routing(&mut self, tun: &Tun, table: &Table<'_>) {
         match tun.routing {
-            Routing::Kernel if tun.routes && table.has("routes") => {
+            Routing::Kernel if tun.routes != OwnRoutes::Off && table.has("routes") => {
                 let problem =
                     "has no effect: with routing = \"kernel\" the agent follows routes and sets none";
                 self.report.note(&table.place("routes"), problem, "leave it out, or set it to false");
@@ -243,6 +277,21 @@ pub const LOOKUP_REMEDY: &str = "write an address, or use a resolver to which th
 /// Whether the resolver's packets may go into the tunnel: they have no mark, and with one a peer may have a default route.
 pub fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = IpNet>) -> bool {
     tun.sets_routes() && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
+}
+
+/// A program and its arguments; an empty list is none.
+fn command() -> Kind<Vec<String>> {
+    let part = |text: &str| match text.contains('\0') {
+        false => Ok(text.to_owned()),
+        true => Err(bad("has a zero character", "remove it")),
+    };
+    text("argument", part, ToString::to_string).list().then(|_, command, _| match command.first() {
+        Some(program) if program.is_empty() || program.contains('/') && !program.starts_with('/') => {
+            let remedy = "write its absolute path, or a name to look for in PATH";
+            Err(bad(format!("{program:?} is not a program"), remedy))
+        }
+        Some(_) | None => Ok(()),
+    })
 }
 
 /// The name of a device: what Linux takes (`dev_valid_name`, IFNAMSIZ), less what has a meaning elsewhere:

@@ -33,11 +33,13 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
         addresses: nets(&["10.9.0.1/24", "fd09::1/64"]),
         mtu: InnerMtu::Auto,
         offload: true,
-        routes: true,
+        routes: OwnRoutes::All,
         routing: Routing::AllowedIps,
         source_check: SourceCheck::AllowedIps,
         hold: Duration::from_secs(5),
         spread: Spread::Addresses,
+        up: Vec::new(),
+        down: Vec::new(),
     };
     assert_eq!(config.tun, Some(tun));
     assert_eq!((config.notes.len(), config.notes[0].line), (1, Some(9)), "{:?}", config.notes);
@@ -52,8 +54,29 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
     assert_eq!((config.peers[0].dscp, config.peers[1].dscp), (Dscp::Copy, Dscp::Fixed(46)));
     let whole = "[tun]\nname = \"t\"\naddress = [\"10.9.0.0/31\"]\nmtu = \"9000B\"\noffload = \"off\"\nroutes = false\n";
     let tun = parse(&format!("{BASE}{whole}")).unwrap().tun.unwrap();
-    assert_eq!((&*tun.name, tun.mtu, tun.offload, tun.routes), ("t", InnerMtu::Bytes(9000), false, false));
+    assert_eq!(
+        (&*tun.name, tun.mtu, tun.offload, tun.routes),
+        ("t", InnerMtu::Bytes(9000), false, OwnRoutes::Off)
+    );
+    let connected =
+        parse(&format!("{BASE}{}", whole.replace("routes = false", "routes = \"connected\""))).unwrap();
+    assert_eq!(connected.tun.map(|tun| tun.routes), Some(OwnRoutes::Connected));
     assert_eq!(parse(BASE).unwrap().tun, None);
+}
+
+#[test]
+fn a_hook_is_a_program_with_arguments() {
+    let hooks = "[tun]\naddress = [\"10.9.0.1/24\"]\nup = [\"/bin/ip\", \"-6\", \"\"]\ndown = [\"logger\", \"gone\"]\n";
+    let tun = parse(&format!("{BASE}{hooks}")).unwrap().tun.unwrap();
+    assert_eq!(
+        (tun.up, tun.down),
+        (vec!["/bin/ip".into(), "-6".into(), "".into()], vec!["logger".into(), "gone".into()])
+    );
+    for wrong in ["[\"bin/ip\"]", "[\"\", \"a\"]", "[\"./up\"]"] {
+        expect(&format!("[tun]\naddress = [\"10.9.0.1/24\"]\nup = {wrong}\n"), 11, "tun.up", "absolute path");
+    }
+    expect("[tun]\naddress = [\"10.9.0.1/24\"]\ndown = \"logger gone\"\n", 11, "tun.down", "list");
+    expect("[tun]\naddress = [\"10.9.0.1/24\"]\ndown = [\"a\", \"\\u0000\"]\n", 11, "tun.down[1]", "zero");
 }
 
 #[test]
@@ -71,7 +94,7 @@ fn the_device_is_checked() {
         tun(&format!("{address}mtu = {mtu}\n"), 11, "tun.mtu", words);
     }
     tun(&format!("{address}offload = \"on\"\n"), 11, "tun.offload", "\"auto\" or \"off\"");
-    tun(&format!("{address}routes = 1\n"), 11, "tun.routes", "true or false");
+    tun(&format!("{address}routes = 1\n"), 11, "tun.routes", "\"connected\", or true or false");
     tun(&format!("{address}adress = []\n"), 11, "tun.adress", "did you mean address?");
     expect("[[tun]]\nname = \"x\"\n", 9, "tun", "write [tun]");
 

@@ -84,6 +84,8 @@ pub struct Listed {
 
 pub struct PeerRegistry {
     own_key: PublicKey,
+    /// During a rotation of ours.
+    previous_key: OnceLock<PublicKey>,
     rules: ArcSwap<Rules>,
     keys: ArcSwap<Keys>,
     list: Mutex<List>,
@@ -158,6 +160,7 @@ impl PeerRegistry {
         let slots: Vec<Slot> = config.peers.iter().map(live).collect();
         Arc::new(Self {
             own_key,
+            previous_key: OnceLock::new(),
             rules: ArcSwap::from_pointee(Rules::of(config)),
             keys: ArcSwap::from_pointee(Keys::of(&slots)),
             list: Mutex::new(List { slots, denied: Vec::new() }),
@@ -170,8 +173,14 @@ impl PeerRegistry {
         self.hub.get_or_init(|| Arc::clone(hub));
     }
 
-    pub(crate) fn own_key(&self) -> &PublicKey {
-        &self.own_key
+    /// Sets the key by which some peers still know us; only the first call has an effect.
+    pub fn set_previous_key(&self, key: PublicKey) {
+        self.previous_key.get_or_init(|| key);
+    }
+
+    /// Our own key, and during a rotation the one before it.
+    pub(crate) fn own_keys(&self) -> impl Iterator<Item = &PublicKey> {
+        std::iter::once(&self.own_key).chain(self.previous_key.get())
     }
 
     /// The workers, once there are any.
@@ -339,7 +348,7 @@ impl PeerRegistry {
         if peer.public_keys.iter().any(|key| key.agreement().is_none()) {
             return Err(RegistryError::NoKey);
         }
-        if peer.public_keys.contains(&self.own_key) {
+        if self.own_keys().any(|own| peer.public_keys.contains(own)) {
             return Err(RegistryError::OwnKey);
         }
         if peer.name.starts_with(OPEN_PREFIX) || *peer.name == *OPEN_LABEL {
@@ -371,7 +380,7 @@ impl PeerRegistry {
         if !self.is_open() {
             return Err(RegistryError::NotOpen);
         }
-        if key == self.own_key {
+        if self.own_keys().any(|own| key == *own) {
             return Err(RegistryError::OwnKey);
         }
         let slots = &mut lock(&self.list).slots;

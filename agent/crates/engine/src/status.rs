@@ -47,6 +47,8 @@ pub struct PeerStatus {
     pub preshared_keys: usize,
     /// Which of them both ends use, from 1 on; `None` without one or without a connection.
     pub preshared_key_in_use: Option<usize>,
+    /// Whether it still knows us by the key of `identity.previous_key_file`.
+    pub uses_previous_key: bool,
     /// "lanes" or "standard": how datagrams travel; `None` without a connection.
     pub mode: Option<Word>,
     /// "x25519mlkem768" or "x25519": the key exchange of its control connection; `None` without one.
@@ -653,6 +655,7 @@ impl PeerStatus {
             self.software.clone_from(&other.software);
             self.mode.clone_from(&other.mode);
             self.preshared_key_in_use = other.preshared_key_in_use;
+            self.uses_previous_key = other.uses_previous_key;
             self.key_exchange.clone_from(&other.key_exchange);
         }
         self.state = self.state.max(other.state);

@@ -3,6 +3,8 @@
 use quinn_proto::ConnectionId;
 use wire::ids::PeerId;
 
+use crate::OwnKey;
+
 /// Whom the holder of a key is admitted as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Admits {
@@ -29,6 +31,8 @@ pub struct Admission {
     pub tag: [u8; 16],
     /// The X25519 key of the knock. The key in TLS must be the Ed25519 key that it follows from.
     pub agreement: [u8; 32],
+    /// The key of ours that the client knocked to, and expects in TLS.
+    pub own: OwnKey,
 }
 
 /// The room that there is for further handshakes.

@@ -17,10 +17,11 @@ use wire::{
 use zeroize::Zeroizing;
 
 use crate::{
-    Arrival, Gate, GateParts, Own, Step, Verdict,
+    Arrival, Gate, GateParts, Own, OwnKey, Step, Verdict,
     admission::{Admits, Allowlist, Room},
     budget::{Budget, Take},
     client::{Knock, arm},
+    identity::Identity,
     knock::{EPOCH_SECONDS, KNOCK_BYTES},
     properties::two_datagrams,
     refusals::Why,
@@ -39,7 +40,11 @@ impl Allowlist for Anyone {
 }
 
 pub(crate) fn gate(clock: &Arc<ManualClock>) -> Gate {
-    let (own, now) = (Own::new(&server_identity()), clock.now());
+    gate_of(&server_identity(), clock)
+}
+
+fn gate_of(identity: &Identity, clock: &Arc<ManualClock>) -> Gate {
+    let (own, now) = (Own::new(identity), clock.now());
     Gate::new(GateParts {
         ids: ConnectionIds::new(own.issued.clone(), [1; 32], 0, 1),
         own,
@@ -517,5 +522,42 @@ fn a_first_packet_may_go_to_a_connection_id_of_any_length_that_quic_allows() {
         }
         let Verdict::Admit(admission) = verdict else { panic!("{length}: {verdict:?}") };
         assert_eq!(admission.dcid[..], dcid[..], "{length}");
+    }
+}
+
+#[test]
+fn a_knock_to_the_previous_key_is_admitted_as_such_and_one_to_a_key_before_that_is_not() {
+    let clock = Arc::new(ManualClock::new(Duration::from_secs(SECONDS)));
+    let source = SocketAddr::from(([192, 0, 2, 1], 4433));
+    let arrival = Arrival { source, listening: true, room: Room::Free };
+    let flight = first_flight(&clock, vec![0xd0; 8], KeyExchange::X25519, false);
+    let identity = |seed: u8| Identity::from_seed(Zeroizing::new([seed; 32])).unwrap();
+    for (identity, expected) in [
+        (server_identity(), Some(OwnKey::Current)),
+        (identity(8).with_previous(server_identity()), Some(OwnKey::Previous)),
+        (server_identity().with_previous(identity(8)), Some(OwnKey::Current)),
+        (identity(8).with_previous(identity(9)), None),
+    ] {
+        let mut gate = gate_of(&identity, &clock);
+        assert_eq!(gate.screen(&flight[0], clock.now()), expected.is_some());
+        let admitted = match gate.check(&flight[0], arrival, clock.now()) {
+            Verdict::Admit(admission) => Some(admission.own),
+            Verdict::Unauthenticated => None,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(admitted, expected);
+        // Under load the Retry token is for the same key.
+        let mut gate = gate_of(&identity, &clock);
+        let busy = Arrival { room: Room::Busy, ..arrival };
+        if gate.check(&flight[0], busy, clock.now()) == Verdict::Retry {
+            let packet = gate.retry_packet();
+            // RFC 9000 §17.2.5: first byte, version, no destination, our connection ID of 8 bytes, the token, a tag of 16 bytes.
+            let scid = 6 + usize::from(packet[5]);
+            let (dcid, token) = (&packet[scid + 1..scid + 9], &packet[scid + 9..packet.len() - 16]);
+            let epochs = crate::knock::epochs(SECONDS, Duration::from_secs(90));
+            assert_eq!(Own::new(&identity).proven(dcid, token, epochs), expected);
+        } else {
+            assert_eq!(expected, None);
+        }
     }
 }

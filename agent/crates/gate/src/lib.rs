@@ -84,7 +84,7 @@ pub mod tls;
 #[cfg(test)]
 mod tls_pair;
 
-pub use self::own::Own;
+pub use self::own::{Own, OwnKey};
 use self::{
     admission::{Admission, Admits, Allowlist, Room},
     budget::{Budget, Take},
@@ -290,7 +290,7 @@ impl Gate {
             return Err(Step::Token);
         }
         // A client's second flight goes to a connection ID of ours, for which its token was not made.
-        let proven = self.is_ours(initial.dcid) || self.is_proof(initial, now);
+        let proven = self.is_ours(initial.dcid) || self.proven(initial, now).is_some();
         proven.then_some(()).ok_or(Step::Mac)
     }
 
@@ -394,13 +394,13 @@ impl Gate {
         if self.parts.table.get(&tag).is_some() {
             return self.used_before(datagram, &tag, arrival.source, now);
         }
-        if !self.is_proof(initial, now) {
+        let Some(own) = self.proven(initial, now) else {
             return (Verdict::Unauthenticated, Step::Mac);
-        }
+        };
         if let Some(decided) = self.decided.get(&tag, arrival.source, now) {
             return decided;
         }
-        match self.knock(datagram, initial, arrival, retried, tag, now) {
+        match self.knock(datagram, initial, arrival, Token { own, retried, tag }, now) {
             Ok(Knocked::Admitted(admission)) => (Verdict::Admit(admission), Step::Admitted),
             Ok(Knocked::Began) => (Verdict::Taken, Step::Part),
             Ok(Knocked::Retry) => {
@@ -461,12 +461,12 @@ impl Gate {
         self.epochs.1 = None;
     }
 
-    /// Whether mac1 holds. The wall clock is read once per `now`, which is once per turn: each read costs 25 ns.
-    fn is_proof(&mut self, initial: &Initial<'_>, now: Instant) -> bool {
+    /// The key of ours for which mac1 holds. The wall clock is read once per `now`, which is once per turn: each read costs 25 ns.
+    fn proven(&mut self, initial: &Initial<'_>, now: Instant) -> Option<OwnKey> {
         if self.epochs.1 != Some(now) {
             self.epochs = (epochs(self.parts.clock.unix_seconds(), self.parts.window), Some(now));
         }
-        self.parts.own.server.is_proof(initial.dcid, initial.token, self.epochs.0.clone())
+        self.parts.own.proven(initial.dcid, initial.token, self.epochs.0.clone())
     }
 
     /// The rest of the way, of someone who knows our public key.
@@ -475,11 +475,11 @@ impl Gate {
         datagram: &[u8],
         initial: &Initial<'_>,
         arrival: Arrival,
-        retried: bool,
-        tag: Tag,
+        token: Token,
         now: Instant,
     ) -> Result<Knocked, Why> {
         let Arrival { source, room, .. } = arrival;
+        let Token { own, retried, tag } = token;
         let unix_seconds = self.parts.clock.unix_seconds();
         let (knock, original) = if retried {
             let carried = self
@@ -502,7 +502,7 @@ impl Gate {
         match if busy { Take::Retry } else { self.parts.budget.take(source.ip(), retried, now) } {
             Take::Granted => {}
             Take::Retry if room != Room::Full && RetryKey::serves(&source) => {
-                self.make_retry(initial, &knock, source, unix_seconds);
+                self.make_retry(initial, own, &knock, source, unix_seconds);
                 return Ok(Knocked::Retry);
             }
             Take::Retry | Take::Refused => return Err(Why::Budget),
@@ -517,7 +517,7 @@ impl Gate {
         if retried && self.parts.table.get(&inner).is_some() {
             return Err(Why::Repeated);
         }
-        let opened = self.parts.own.open(&original, &knock).map_err(Why::Knock)?;
+        let opened = self.parts.own.open(own, &original, &knock).map_err(Why::Knock)?;
         self.is_fresh(&opened, now, unix_seconds)?;
         let peer = match self.parts.allowlist.admits(&opened.client) {
             Admits::Peer(id) => Some(id),
@@ -532,7 +532,7 @@ impl Gate {
             }
             return Err(Why::Fallback);
         }
-        let admission = Admission { dcid: original, tag, agreement: opened.client };
+        let admission = Admission { dcid: original, tag, agreement: opened.client, own };
         let begun = self.begins(datagram, &opened, admission, peer.is_some(), now)?;
         // No mac1 that holds now is of a later epoch, and none holds longer after the end of its epoch, whatever the window
         // is after a restart.
@@ -604,14 +604,16 @@ impl Gate {
     fn make_retry(
         &mut self,
         initial: &Initial<'_>,
+        own: OwnKey,
         knock: &[u8; KNOCK_BYTES],
         source: SocketAddr,
         unix_seconds: u64,
     ) {
         let (dcid, nonce) = (self.parts.ids.next_id().0, self.parts.rng.random());
         let carried = Carried::new(initial.dcid, knock);
-        let token =
-            self.parts.own.retry.token(&self.parts.own.server, source, carried, unix_seconds, &dcid, nonce);
+        // It proves the same key again, and carries the knock to that.
+        let server = self.parts.own.server_of(own);
+        let token = self.parts.own.retry.token(server, source, carried, unix_seconds, &dcid, nonce);
         let Initial { scid, dcid: original, .. } = *initial;
         let packet =
             retry::packet(&*self.parts.crypto, scid, original, &dcid, &token, &mut self.retry_packet);
@@ -622,6 +624,14 @@ impl Gate {
 /// The name of a knock in the table of used tokens.
 fn tag_of(knock: &[u8; KNOCK_BYTES]) -> Tag {
     *knock.last_chunk().expect("a knock is longer than its mac1")
+}
+
+/// A token for which mac1 holds.
+struct Token {
+    own: OwnKey,
+    /// Whether it is one of our Retry tokens.
+    retried: bool,
+    tag: Tag,
 }
 
 /// The outcome of checking a knock that was not refused.

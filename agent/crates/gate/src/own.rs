@@ -1,6 +1,9 @@
 //! The keys that the gate needs. All of them follow from the identity key, so they are the same after a restart.
+//!
+//! During a rotation of the identity key there are two: clients knock to the one that they know, and meet that one in TLS. What only
+//! we read, connection IDs and Retry tokens, follows from the current key.
 
-use std::sync::Arc;
+use std::{ops::RangeInclusive, sync::Arc};
 
 use wire::cid::IssuedIds;
 use zeroize::Zeroizing;
@@ -10,6 +13,41 @@ use crate::{
     knock::{self, KNOCK_BYTES, KnockError, Opened, ServerKey},
     retry::RetryKey,
 };
+
+/// Which of our identity keys a connection is about.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum OwnKey {
+    /// The key of `identity.key_file`.
+    #[default]
+    Current,
+    /// The key of `identity.previous_key_file`.
+    Previous,
+}
+
+impl OwnKey {
+    /// The other one of both.
+    #[must_use]
+    pub fn other(self) -> Self {
+        match self {
+            Self::Current => Self::Previous,
+            Self::Previous => Self::Current,
+        }
+    }
+}
+
+/// What knocks need of one of our keys.
+struct Knocked {
+    agreement: Arc<AgreementKey>,
+    server: ServerKey,
+}
+
+impl Knocked {
+    fn new(identity: &Identity) -> Self {
+        let server =
+            ServerKey::new(&identity.public_key()).expect("a public key made from a seed is a point");
+        Self { agreement: Arc::new(identity.agreement_key()), server }
+    }
+}
 
 /// The keys of an agent beside its certificate.
 pub struct Own {
@@ -21,31 +59,68 @@ pub struct Own {
     pub retry: Arc<RetryKey>,
     /// The check for connection IDs that this identity issued.
     pub issued: IssuedIds,
+    /// During a rotation.
+    previous: Option<Knocked>,
 }
 
 impl Own {
     /// The keys that follow from `identity`.
     #[must_use]
     pub fn new(identity: &Identity) -> Arc<Self> {
-        let server =
-            ServerKey::new(&identity.public_key()).expect("a public key made from a seed is a point");
+        let Knocked { agreement, server } = Knocked::new(identity);
         let ids = identity.derive("culvert connection ids");
         let mut key = Zeroizing::new([0; 16]);
         key.copy_from_slice(&ids[..16]);
         Arc::new(Self {
-            agreement: Arc::new(identity.agreement_key()),
+            agreement,
             server,
             retry: Arc::new(RetryKey::new(&identity.derive("culvert retry tokens"))),
             issued: IssuedIds::new(&key),
+            previous: identity.previous().map(Knocked::new),
         })
     }
 
-    /// Opens a knock that was sent to us, whose mac1 was verified before.
+    /// Whether there is a previous key.
+    #[must_use]
+    pub fn has_previous(&self) -> bool {
+        self.previous.is_some()
+    }
+
+    /// The X25519 key of one of our keys; of the current one where there is no other.
+    #[must_use]
+    pub fn agreement_of(&self, key: OwnKey) -> &Arc<AgreementKey> {
+        self.of(key).map_or(&self.agreement, |knocked| &knocked.agreement)
+    }
+
+    /// The values that clients derive from one of our public keys, likewise.
+    #[must_use]
+    pub fn server_of(&self, key: OwnKey) -> &ServerKey {
+        self.of(key).map_or(&self.server, |knocked| &knocked.server)
+    }
+
+    fn of(&self, key: OwnKey) -> Option<&Knocked> {
+        match key {
+            OwnKey::Current => None,
+            OwnKey::Previous => self.previous.as_ref(),
+        }
+    }
+
+    /// The key of ours that the sender of an Initial packet knows: mac1 holds for it in one of these epochs.
+    #[must_use]
+    pub fn proven(&self, dcid: &[u8], token: &[u8], epochs: RangeInclusive<u64>) -> Option<OwnKey> {
+        if self.server.is_proof(dcid, token, epochs.clone()) {
+            return Some(OwnKey::Current);
+        }
+        let previous = self.previous.as_ref()?;
+        previous.server.is_proof(dcid, token, epochs).then_some(OwnKey::Previous)
+    }
+
+    /// Opens a knock that was sent to this key of ours, whose mac1 was verified before.
     ///
     /// # Errors
     /// As [`knock::open`].
-    pub fn open(&self, dcid: &[u8], knock: &[u8; KNOCK_BYTES]) -> Result<Opened, KnockError> {
-        knock::open(&self.agreement, &self.server, dcid, knock)
+    pub fn open(&self, key: OwnKey, dcid: &[u8], knock: &[u8; KNOCK_BYTES]) -> Result<Opened, KnockError> {
+        knock::open(self.agreement_of(key), self.server_of(key), dcid, knock)
     }
 }
 

@@ -29,8 +29,10 @@ use rustls::{
 use rustls_pki_types::{CertificateDer, PrivatePkcs8KeyDer, ServerName, UnixTime};
 
 use crate::{
+    OwnKey,
     certificate::{Subject, raw_key, self_signed, signature, spki_key},
     hybrid::Hybrid,
+    identity::Identity,
     suite::{SuiteClientConfig, SuiteServerConfig},
     system::{self, System},
 };
@@ -64,6 +66,8 @@ pub struct TlsIdentity {
     key: Arc<CertifiedKey>,
     public_key: [u8; 32],
     randomness: Option<Randomness>,
+    /// During a rotation.
+    previous: Option<Arc<Self>>,
 }
 
 /// The sources of randomness that TLS uses instead of the system's generator.
@@ -108,13 +112,40 @@ impl TlsIdentity {
         let public_key = public_key.map_err(rustls::Error::from)?;
         let certificate = self_signed(&Subject { key: &*key, public_key }).map_err(TlsError::Certificate)?;
         let key = Arc::new(CertifiedKey::new(vec![certificate], key));
-        Ok(Self { key, public_key, randomness: None })
+        Ok(Self { key, public_key, randomness: None, previous: None })
+    }
+
+    /// Wraps both keys of `identity` in certificates: the previous one is [`TlsIdentity::of`] it.
+    ///
+    /// # Errors
+    /// As [`TlsIdentity::from_pkcs8`].
+    pub fn new(identity: &Identity) -> Result<Self, TlsError> {
+        let previous = identity.previous().map(|previous| Self::from_pkcs8(&previous.pkcs8_der()));
+        let previous = previous.transpose()?.map(Arc::new);
+        Ok(Self { previous, ..Self::from_pkcs8(&identity.pkcs8_der())? })
+    }
+
+    /// One of our keys; the current one where there is no other.
+    #[must_use]
+    pub fn of(&self, key: OwnKey) -> &Self {
+        match (key, &self.previous) {
+            (OwnKey::Previous, Some(previous)) => previous,
+            (OwnKey::Current, _) | (OwnKey::Previous, None) => self,
+        }
+    }
+
+    /// Whether this public key is one of ours.
+    #[must_use]
+    pub fn is_own(&self, key: &[u8; 32]) -> bool {
+        self.public_key == *key || self.previous.as_ref().is_some_and(|previous| previous.public_key == *key)
     }
 
     /// The same identity in a simulation, whose handshakes repeat themselves: they are as secret as `randomness` is.
     #[must_use]
     pub fn with_randomness(self, randomness: Randomness) -> Self {
-        Self { randomness: Some(randomness), ..self }
+        let previous =
+            self.previous.map(|previous| Arc::new(Self::clone(&previous).with_randomness(randomness)));
+        Self { randomness: Some(randomness), previous, ..self }
     }
 
     /// The raw bytes of the Ed25519 public key.

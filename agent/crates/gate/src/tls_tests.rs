@@ -123,8 +123,12 @@ fn the_second_connect_asks_the_allowlist_again() {
 fn a_copied_certificate_without_its_key_fails() {
     let (dialler, listener, thief) = (identity(1), identity(2), identity(3));
     let stolen = CertifiedKey::new(listener.key.cert.clone(), Arc::clone(&thief.key.key));
-    let impostor =
-        TlsIdentity { key: Arc::new(stolen), public_key: *listener.public_key(), randomness: None };
+    let impostor = TlsIdentity {
+        key: Arc::new(stolen),
+        public_key: *listener.public_key(),
+        randomness: None,
+        previous: None,
+    };
     let client = client_crypto(&dialler, KeyExchange::Hybrid, &[*listener.public_key()]).unwrap();
     let server = server_crypto(&impostor, KeyExchange::Hybrid, Clients::with(dialler.public_key())).unwrap();
     let pair = Pair::connect(client, server);

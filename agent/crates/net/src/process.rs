@@ -17,7 +17,7 @@ use nix::{
     sys::{
         prctl::set_dumpable,
         resource::{Resource, UsageWho, getrlimit, getrusage, setrlimit},
-        signal::{Signal, kill},
+        signal::{Signal, kill, killpg},
     },
     unistd::Pid,
 };
@@ -95,6 +95,15 @@ pub fn hide_memory() -> io::Result<()> {
 /// ESRCH if there is no such process, `PermissionDenied` if it is not ours.
 pub fn hang_up(pid: i32) -> io::Result<()> {
     Ok(kill(Pid::from_raw(pid), Signal::SIGHUP)?)
+}
+
+/// Kills a process group, which the process `leader` leads.
+///
+/// # Errors
+/// ESRCH if there is no such group, `PermissionDenied` if none of its processes is ours.
+pub fn kill_group(leader: u32) -> io::Result<()> {
+    let leader = i32::try_from(leader).map_err(|_| io::Error::from_raw_os_error(libc::ESRCH))?;
+    Ok(killpg(Pid::from_raw(leader), Signal::SIGKILL)?)
 }
 
 /// Whether standard error is the stream of systemd's journal that `announced`, $JOURNAL_STREAM, names: `device:inode`.

@@ -140,7 +140,8 @@ impl Control {
                 self.stats.handshakes_accepted += 1;
                 self.pending.begin(handle, agreement);
                 let by = Some(now + ESTABLISH_TIMEOUT);
-                let begun = Begun { peer: None, admission, congestion, establish_by: by, at: now };
+                let own = admission.map(|admission| admission.own).unwrap_or_default();
+                let begun = Begun { peer: None, admission, own, congestion, establish_by: by, at: now };
                 self.insert(handle, ControlConnection::new(quinn, underlay, begun));
                 true
             }

@@ -9,6 +9,7 @@ use std::{
 
 use config::{self, Config};
 use dataplane::{forward::learned::LearnedRoutes, lanes::UnderlayId, peer::Suspicion};
+use gate::OwnKey;
 use net::ports::Ports;
 use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
@@ -117,6 +118,8 @@ pub(crate) struct Connected {
     pub(crate) dialled: bool,
     /// The key that the peer proved.
     pub(crate) key: [u8; 32],
+    /// The key of ours that we proved.
+    pub(crate) own: OwnKey,
     /// The name of the session, by which stream connections join it.
     pub(crate) name: [u8; 16],
     pub(crate) hello: Hello,
@@ -174,6 +177,8 @@ pub(crate) struct StreamRequest {
     pub(crate) remote: SocketAddr,
     /// The key that the peer proved on the control connection.
     pub(crate) key: [u8; 32],
+    /// The key of ours that was proved there.
+    pub(crate) own: OwnKey,
     /// The first byte of the Initial's destination connection ID, which selects the worker at the far end.
     pub(crate) first: u8,
     /// Whether the control connection began with a fallback: the peer answers nothing else.

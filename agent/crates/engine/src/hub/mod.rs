@@ -35,6 +35,7 @@ use dataplane::{
     rate::RateAccount,
     relay::{AgentTotals, FlowRegistry},
 };
+use gate::OwnKey;
 use net::{Ready, Token, ports::Ports};
 use wire::{
     ids::{PeerId, SessionId},
@@ -56,6 +57,7 @@ pub(crate) struct Record {
     pub(crate) session: SessionId,
     pub(crate) dialled: bool,
     pub(crate) key: [u8; 32],
+    pub(crate) own: OwnKey,
     pub(crate) instance: [u8; 16],
     pub(crate) begun: Instant,
     pub(crate) since: Instant,
@@ -247,6 +249,11 @@ impl Hub {
         }
     }
 
+    /// Whether a peer has a session, whichever worker owns it.
+    pub(crate) fn has_session(&self, peer: PeerId) -> bool {
+        self.record(peer).is_some()
+    }
+
     fn record(&self, peer: PeerId) -> Option<Record> {
         self.with(peer, |shared| *lock(&shared.session))?
     }
@@ -314,6 +321,7 @@ impl Hub {
             session: connected.session,
             dialled: connected.dialled,
             key: connected.key,
+            own: connected.own,
             instance: connected.hello.instance,
             begun: connected.begun,
             since: connected.since,
@@ -446,6 +454,7 @@ mod tests {
             owner,
             dialled: true,
             key,
+            own: OwnKey::Current,
             name: [instance; 16],
             hello,
             wanted: 1,

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | the device is made, and looked after on a thread of its own | this one |
 //! | which MTU and which routes there should be | `plan.rs` (pure) |
+//! | whose routes they are with `tun.routes = "connected"` | `connected.rs` (pure) |
 //! | how a plan is applied to the kernel, and its rules taken back | `kernel.rs` |
 //! | which routing table is ours among several agents' | `table.rs` |
 //! | which table the kernel's routes make, with `tun.routing = "kernel"` | `learn.rs` (pure) |
@@ -27,7 +28,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use config::{self, Config, Routing};
+use config::{self, Config, OwnRoutes, Routing};
 use ipnet::{IpNet, Ipv6Net};
 use net::{
     netlink::{Link, LinkChange, Netlink, Which},
@@ -39,6 +40,7 @@ use wire::{
 };
 
 use self::{
+    connected::ConnectedPeers,
     follow::RouteFollower,
     kernel::Kernel,
     plan::{Narrow, Plan, Underlay, Width},
@@ -53,6 +55,7 @@ use crate::{
 };
 
 mod checks;
+mod connected;
 mod follow;
 mod kernel;
 mod learn;
@@ -107,8 +110,8 @@ impl Tunnel {
         let mut tun = tun.clone();
         if tun.routing == Routing::Kernel {
             // The kernel's own would be a random one, which no peer knows.
-            let own = learn::link_local(registry.own_key());
-            tun.addresses.extend(Ipv6Net::new(own, 64).map(IpNet::V6));
+            let own = registry.own_keys().filter_map(|key| Ipv6Net::new(learn::link_local(key), 64).ok());
+            tun.addresses.extend(own.map(IpNet::V6));
         }
         for address in &tun.addresses {
             let added = netlink.add_address(device.index, *address);
@@ -126,9 +129,10 @@ impl Tunnel {
             health: Arc::clone(health),
             narrow: Narrow::default(),
             device: Device::Up,
+            connected: (tun.routes == OwnRoutes::Connected).then(|| ConnectedPeers::new(tun.hold)),
             said: Said::default(),
         };
-        follower.begin()?;
+        follower.begin(SystemClock.now())?;
         let follows = tun.routing == Routing::Kernel;
         let routes =
             follows.then(|| RouteFollower::start(device.index, registry, tun.source_check)).transpose()?;
@@ -181,6 +185,8 @@ struct Follower {
     health: Arc<Health>,
     narrow: Narrow,
     device: Device,
+    /// If only they have routes.
+    connected: Option<ConnectedPeers>,
     said: Said,
 }
 
@@ -196,9 +202,9 @@ enum Device {
 impl Follower {
     /// Applies the first plan. A route of a peer that was added while an agent ran may be refused, because the host has changed
     /// since; that peer goes without it.
-    fn begin(&mut self) -> Result<(), TunnelError> {
+    fn begin(&mut self, now: Instant) -> Result<(), TunnelError> {
         let peers = self.registry.list();
-        for error in self.plan(&Mtus::new()) {
+        for error in self.plan(&Mtus::new(), now) {
             let of = |prefix| {
                 peers.iter().find(|peer| peer.peer.allowed_ips.iter().any(|net| net.trunc() == prefix))
             };
@@ -221,7 +227,7 @@ impl Follower {
                 self.say_widths(&mtus);
             }
             if self.device == Device::Up {
-                for error in self.plan(&mtus) {
+                for error in self.plan(&mtus, clock.now()) {
                     if self.said.is_due(&error.to_string(), clock.now()) {
                         tracing::warn!(%error, "the tunnel is not as the configuration wants it");
                     }
@@ -338,9 +344,14 @@ impl Follower {
     }
 
     /// Makes the kernel's state follow the peers and their paths; returns what failed.
-    fn plan(&mut self, mtus: &Mtus) -> Vec<TunnelError> {
+    fn plan(&mut self, mtus: &Mtus, now: Instant) -> Vec<TunnelError> {
         let peers = self.registry.list();
-        let plan = Plan::new(&self.tun, self.start, &self.underlay, &peers, mtus);
+        let mut plan = Plan::new(&self.tun, self.start, &self.underlay, &peers, mtus);
+        if let Some(connected) = &mut self.connected {
+            let is_connected = |id| self.registry.hub().is_some_and(|hub| hub.has_session(id));
+            let prefixes = connected.prefixes(&peers, is_connected, now);
+            plan.routes.retain(|prefix, _| prefixes.contains(prefix));
+        }
         self.kernel.apply(&plan)
     }
 }

@@ -1,6 +1,6 @@
 use std::{path::Path, sync::Arc};
 
-use config::{Config, InnerMtu, Tun};
+use config::{Config, InnerMtu, OwnRoutes, Tun};
 use gate::identity::Endpoint;
 
 use super::*;
@@ -35,7 +35,7 @@ fn tun() -> Tun {
         addresses: vec![net("10.9.0.1/24"), net("fd09::1/64")],
         mtu: InnerMtu::Auto,
         offload: true,
-        routes: true,
+        routes: OwnRoutes::All,
         ..Tun::default()
     }
 }
@@ -95,7 +95,7 @@ fn what_the_kernel_has_by_itself_is_set_only_for_its_mtu() {
         let expected =
             ["10.9.0.0/24 mtu 1300 on-link", "192.0.2.0/24 mtu 1300", "fd09::/64 mtu 1300 on-link"];
         assert_eq!(routes(&narrow), expected);
-        let by_hand = Tun { routes: false, ..tun() };
+        let by_hand = Tun { routes: OwnRoutes::Off, ..tun() };
         assert_eq!(Plan::new(&by_hand, 1_421, underlay, &peers, &mtus(&[])).routes.len(), 0);
     }
 }

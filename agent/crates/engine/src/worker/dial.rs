@@ -9,6 +9,7 @@ use std::{
 
 use dataplane::{lanes::UnderlayId, sockets::Source};
 use gate::{
+    OwnKey,
     client::{self, Knock},
     identity::{Endpoint, PublicKey},
     knock::ServerKey,
@@ -16,7 +17,7 @@ use gate::{
 };
 use net::Token;
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
-use rand::{RngExt, seq::IndexedRandom};
+use rand::{RngExt, rngs::StdRng, seq::IndexedRandom};
 use wire::{
     ids::{PeerId, WorkerId},
     messages::CloseReason,
@@ -30,7 +31,7 @@ use crate::{
         transport,
     },
     hub::{StreamRequest, WorkerMessage},
-    peer::Failure,
+    peer::{Failure, Peer},
     worker::{
         context::{Context, Effect},
         endpoint::max_packet,
@@ -152,8 +153,13 @@ impl Sessions {
             Some(stream) => vec![stream.key],
             None => peer.data.config.public_keys.iter().map(|key| key.0).collect(),
         };
+        let own = match stream {
+            Some(stream) => stream.own,
+            None if self.own.has_previous() => next_own_key(peer, fallback, &mut cx.rng),
+            None => OwnKey::Current,
+        };
         let key_exchange = if fallback { KeyExchange::X25519 } else { cx.config.transport.key_exchange };
-        let crypto = match tls::client_crypto(&cx.identity, key_exchange, &keys) {
+        let crypto = match tls::client_crypto(cx.identity.of(own), key_exchange, &keys) {
             Ok(crypto) => crypto,
             Err(error) => {
                 if let Some(suppressed) = peer.attempts_log.allow(now) {
@@ -187,7 +193,7 @@ impl Sessions {
             return None;
         };
         let knock = Knock {
-            own: Arc::clone(&self.own.agreement),
+            own: Arc::clone(self.own.agreement_of(own)),
             server: Arc::new(server),
             unix_seconds: self.clock.unix_seconds(),
             ephemeral: Zeroizing::new(cx.rng.random()),
@@ -197,7 +203,7 @@ impl Sessions {
         let (first, server) =
             stream.map_or_else(|| (self.ids.first_byte(id), None), |stream| (stream.first, stream.server));
         let client = client::arm(crypto, knock, self.ids.initial_from(first, server));
-        Some(Dial { client, transport })
+        Some(Dial { client, transport, own })
     }
 
     /// Handles the loss of a connection: counts and reports a failed attempt, and ends the session that the connection carried.
@@ -253,6 +259,18 @@ impl Sessions {
         };
         cx.report_failure(id, &error.to_string(), NOBODY_LISTENS, now);
     }
+}
+
+/// The key of ours for the next attempt during a rotation: the current one first, so that a peer that knows it gets it. A peer that
+/// does not know it says nothing, so the attempts take turns.
+fn next_own_key(peer: &mut Peer, fallback: bool, rng: &mut StdRng) -> OwnKey {
+    peer.own_key = match (peer.dialler.is_first(), fallback) {
+        (true, _) => OwnKey::Current,
+        (false, false) => peer.own_key.other(),
+        // The peer may need both the fallback and the other key.
+        (false, true) => *[OwnKey::Current, OwnKey::Previous].choose(rng).unwrap_or(&OwnKey::Current),
+    };
+    peer.own_key
 }
 
 impl Context {

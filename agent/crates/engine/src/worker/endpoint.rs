@@ -104,7 +104,8 @@ pub(super) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
                 refusals: Arc::clone(&refusals),
                 clock: Arc::clone(&clock),
             };
-            tls::server_crypto(&identity, key_exchange, Arc::new(client)).ok()
+            let own = admission.map(|admission| admission.own).unwrap_or_default();
+            tls::server_crypto(identity.of(own), key_exchange, Arc::new(client)).ok()
         };
         Some(Acceptance { server: Arc::new(server), tls: Box::new(tls), transport, knock })
     };

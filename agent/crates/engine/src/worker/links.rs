@@ -17,7 +17,7 @@ use wire::{
 use crate::{
     hub::Connected,
     worker::{
-        context::{Context, Effect, parity},
+        context::{Context, Effect},
         hand_off::drop_outdated,
         parts::{DataPlane, LaneHost, Sessions},
     },
@@ -33,7 +33,7 @@ impl Sessions {
         connected: &Arc<Connected>,
         now: Instant,
     ) {
-        let Connected { peer: id, session, owner, dialled, ref key, name, ref hello, wanted, .. } =
+        let Connected { peer: id, session, owner, dialled, ref key, own, name, ref hello, wanted, .. } =
             **connected;
         if cx.stopping || !cx.peers.is_live(id) {
             return;
@@ -99,7 +99,7 @@ impl Sessions {
                     Kind::Packets { .. } | Kind::Unauthenticated { .. } => {}
                 }
             }
-            cx.orphan_flows(id, *key);
+            cx.orphan_flows(id, *key, own);
         }
         let shorter = cx.peers.get_mut(id).map(|peer| peer.data.relay.learn_idle());
         for flow in shorter.into_iter().flatten() {
@@ -171,10 +171,5 @@ impl Context {
         if more {
             self.effects.push_back(Effect::Drain(peer));
         }
-    }
-
-    /// The low bit of the numbers of flows that we open towards a peer that proved `key`.
-    pub(super) fn parity_towards(&self, key: &[u8; 32]) -> u64 {
-        parity(self.identity.public_key(), key)
     }
 }

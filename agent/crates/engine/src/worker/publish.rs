@@ -12,7 +12,7 @@ use dataplane::{
     relay::{DatagramRelay, Direction},
     socket_stats::role,
 };
-use gate::{Step, refusals::AtCeilings, suite::Group};
+use gate::{OwnKey, Step, refusals::AtCeilings, suite::Group};
 use quic_core::LaneStats;
 use wire::ids::PeerId;
 
@@ -250,6 +250,7 @@ impl Sessions {
                 .and(control)
                 .and_then(|control| control.preshared.agreed.as_ref())
                 .map(|agreed| agreed.place + 1),
+            uses_previous_key: session.and(control).is_some_and(|control| control.own == OwnKey::Previous),
             mode: session.map(|_| if standard { "standard" } else { "lanes" }.into()),
             key_exchange: session.and_then(|session| session.key_exchange).map(|group| group.label().into()),
             rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),

@@ -22,6 +22,7 @@ use dataplane::{
     peer::Suspicion,
 };
 use gate::{
+    OwnKey,
     identity::PublicKey,
     refusals::{Refusal, Why},
 };
@@ -43,7 +44,7 @@ use crate::{
     peer::Session,
     worker::{
         Worker,
-        context::Context,
+        context::{Context, parity},
         endpoint::largest_packet,
         liveness,
         parts::{Sessions, TcpForwards, Tunnel},
@@ -139,7 +140,7 @@ impl Worker {
         self.sessions.admission_ended(handle);
         // The limit may have changed since the endpoint was made.
         self.sessions.control.set_most_forwards(handle, self.cx.config.limits.tcp_streams_per_peer);
-        if key == self.cx.identity.public_key() {
+        if self.cx.identity.is_own(key) {
             if let Some(suppressed) = self.cx.logs.violation.allow(now) {
                 tracing::warn!(
                     suppressed,
@@ -191,8 +192,10 @@ impl Worker {
             sessions.control.set_congestion(handle, state.data.config.congestion, cx.hub.rate(peer), now);
         }
         if side == Side::Client {
-            let exported = sessions.control.get(handle).and_then(|connection| connection.exported());
-            let possession = exported.and_then(|exported| cx.identity.sign(&messages::possession(&exported)));
+            let possession = sessions.control.get(handle).and_then(|connection| {
+                let exported = connection.exported()?;
+                cx.identity.of(connection.own).sign(&messages::possession(&exported))
+            });
             let hello = sessions.hello(cx, tunnel, peer, handle, possession);
             sessions.control.send(handle, &hello);
         }
@@ -329,12 +332,14 @@ impl Worker {
         // A connection without a name is closing, so no stream connection can join it.
         let name = sessions.control.get(handle).and_then(session_name);
         let name = name.unwrap_or_else(|| cx.rng.random());
+        let own = sessions.control.get(handle).map(|connection| connection.own).unwrap_or_default();
         let connected = Arc::new(Connected {
             peer: id,
             session,
             owner: cx.id.index,
             dialled,
             key,
+            own,
             name,
             hello,
             wanted,
@@ -683,7 +688,7 @@ impl Context {
     /// The time at which an attempt began counts, not the time of its hello. Of two connections that the peer dialled, only the
     /// listener decides.
     fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
-        let we_are_smaller = *self.identity.public_key() < old.key;
+        let we_are_smaller = *self.identity.of(old.own).public_key() < old.key;
         let same_process = old.instance == new.hello.instance;
         let overtaken = !new.dialled && !old.dialled && new.begun < old.begun;
         let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
@@ -691,8 +696,8 @@ impl Context {
     }
 
     /// Ends the flows that an earlier process of the peer had opened; flows that we opened start anew.
-    pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32]) {
-        let parity = self.parity_towards(&key);
+    pub(super) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32], own: OwnKey) {
+        let parity = parity(self.identity.of(own).public_key(), &key);
         let Some(peer) = self.peers.get_mut(id) else { return };
         for flow in peer.data.relay.flows.accepted() {
             if let Some(flow) = peer.data.relay.remove_flow(flow) {

@@ -180,13 +180,15 @@ impl Sessions {
         let (name, workers, server) = (session.id, session.hello.workers, session.server);
         let connection = self.control.get(session.handle).filter(|_| session.dialled);
         let Some((connection, key)) = connection.and_then(|it| Some((it, it.key?))) else { return };
+        let own = connection.own;
         let remote = connection.path().destination;
         let Some(number) = peer.streams.plan.next(link.connections, now) else { return };
         let lane_host = pool::lane_host(cx.id.index, number, cx.id.count);
         let choice = cx.rng.random();
         let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
         let fallback = peer.dialler.fell_back();
-        let request = StreamRequest { peer: id, session: name, number, remote, key, first, server, fallback };
+        let request =
+            StreamRequest { peer: id, session: name, number, remote, key, own, first, server, fallback };
         cx.send(lane_host, WorkerMessage::DialStream(Box::new(request)));
         // The next one follows when this one has been dialled.
         cx.effects.push_back(Effect::OpenStreams(id));
@@ -265,8 +267,9 @@ impl Sessions {
         let Some(connection) = self.control.get_mut(handle) else { return false };
         let Some(number) = connection.stream_number else { return false };
         connection.key = Some(*key);
+        let own = cx.identity.of(connection.own);
         let exported = connection.exported();
-        let possession = exported.and_then(|exported| cx.identity.sign(&messages::possession(&exported)));
+        let possession = exported.and_then(|exported| own.sign(&messages::possession(&exported)));
         let instance = self.instance;
         let Some(peer) = cx.peers.get_mut(id) else { return true };
         let session = peer.data.link.as_ref().map(|link| link.name);

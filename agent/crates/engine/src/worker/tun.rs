@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, Routing, takes_lookups};
+use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
 use dataplane::{
     datapath::ip_uplink::IpUplink,
     forward::{
@@ -252,7 +252,7 @@ impl Tunnel {
         let (Some(Tun { side: tun, .. }), Some(config)) = (&self.device, &cx.config.tun) else { return };
         let address = remote.ip().to_canonical();
         let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
-        let routed = (config.routes || config.routing == Routing::Kernel) && cx.config.transport.mark == 0;
+        let routed = (config.sets_routes() || config.follows_routes()) && cx.config.transport.mark == 0;
         let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
             (Some("tun.address"), INNER_REMEDY)
         } else {

@@ -90,10 +90,11 @@ impl FromStr for PublicKey {
     }
 }
 
-/// Our own Ed25519 key. The private part is wiped when dropped, and is never shown.
+/// Our own Ed25519 key, and during a rotation the one before it. The private parts are wiped when dropped, and are never shown.
 pub struct Identity {
     seed: Zeroizing<[u8; 32]>,
     public_key: PublicKey,
+    previous: Option<Box<Self>>,
 }
 
 impl fmt::Debug for Identity {
@@ -219,7 +220,19 @@ impl Identity {
     pub fn from_seed(seed: Zeroizing<[u8; 32]>) -> Result<Self, KeyError> {
         let pair = Ed25519KeyPair::from_seed_unchecked(seed.as_ref()).map_err(|_| KeyError::Damaged)?;
         let public_key = pair.public_key().as_ref().try_into().map_err(|_| KeyError::Damaged)?;
-        Ok(Self { seed, public_key: PublicKey(public_key) })
+        Ok(Self { seed, public_key: PublicKey(public_key), previous: None })
+    }
+
+    /// The same identity while it is still known by `previous`, too.
+    #[must_use]
+    pub fn with_previous(self, previous: Self) -> Self {
+        Self { previous: Some(Box::new(previous)), ..self }
+    }
+
+    /// The key before a rotation, by which some peers still know us.
+    #[must_use]
+    pub fn previous(&self) -> Option<&Self> {
+        self.previous.as_deref()
     }
 
     /// Reads a PKCS#8 PEM file, version 1 (what `openssl genpkey -algorithm ed25519` writes) or 2.

@@ -246,7 +246,7 @@ impl World {
         let hub = Hub::new(self.workers, config.peers.len(), now);
         let clock: Arc<dyn Clock + Send + Sync> = Arc::new(Skewed(self.clock.clone(), self.skew));
         let knocks = self.knocks(place, &*clock);
-        let tls = TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
+        let tls = TlsIdentity::new(identity).unwrap();
         let tls = Arc::new(tls.with_randomness(seeded::RANDOMNESS));
         let (own, registry) = (Own::new(identity), PeerRegistry::new(&config, identity.public_key()));
         registry.attach(&hub);

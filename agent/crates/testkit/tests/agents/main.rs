@@ -58,6 +58,7 @@ mod repaired_standard;
 mod restarts;
 mod returned;
 mod roaming;
+mod rotation;
 mod shared_prefix;
 mod shares;
 mod standard;

@@ -36,6 +36,7 @@ impl ControlConnection {
             key: None,
             held: None,
             admission: begun.admission,
+            own: begun.own,
             begun: begun.at,
             pace: Pace::new(begun.congestion, begun.at),
             control: None,

@@ -25,7 +25,7 @@ use dataplane::{
     rate::RateAccount,
     relay::{Settlement, Settlements},
 };
-use gate::{admission::Admission, tls::KeyExchange};
+use gate::{OwnKey, admission::Admission, tls::KeyExchange};
 use net::{Path, batch::Meta};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
@@ -97,6 +97,8 @@ pub(super) struct Begun {
     pub(super) peer: Option<PeerId>,
     /// The knock that let it in, if the far end dialled it.
     pub(super) admission: Option<Admission>,
+    /// The key of ours that the far end expects.
+    pub(super) own: OwnKey,
     /// What its controllers share with the driver.
     pub(super) congestion: Arc<Congestion>,
     /// When it is closed, unless it is a session by then.
@@ -131,6 +133,8 @@ pub struct ControlConnection {
     begun: Instant,
     /// The knock that let it in.
     admission: Option<Admission>,
+    /// The key of ours that we prove on it.
+    pub own: OwnKey,
     /// The number of a stream connection; `None` for a control connection.
     pub stream_number: Option<u8>,
     /// The pace at which the connection's packets leave.
@@ -179,6 +183,8 @@ pub struct Dial {
     pub client: ClientConfig,
     /// The QUIC parameters, but for the congestion control.
     pub transport: TransportConfig,
+    /// The key of ours that the attempt proves.
+    pub own: OwnKey,
 }
 
 /// Counts of the control plane; monotonic.
@@ -369,13 +375,13 @@ impl Control {
         config: Dial,
         now: Instant,
     ) -> Option<ConnectionHandle> {
-        let Dial { mut client, mut transport } = config;
+        let Dial { mut client, mut transport, own } = config;
         let congestion = Arc::new(Congestion::default());
         transport.congestion_controller_factory(Arc::clone(&congestion) as _);
         client.transport_config(Arc::new(transport));
         // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
         let (handle, quinn) = self.endpoint.connect(now, client, remote, "culvert").ok()?;
-        let begun = Begun { peer: Some(peer), admission: None, congestion, establish_by: None, at: now };
+        let begun = Begun { peer: Some(peer), admission: None, own, congestion, establish_by: None, at: now };
         self.insert(handle, ControlConnection::new(quinn, underlay, begun));
         Some(handle)
     }

@@ -93,6 +93,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ("  since", or_dash(peer.since_seconds.map(age))),
         ("  software", or_dash(peer.software.as_deref())),
         ("  preshared key", preshared_key(peer)),
+        ("  our key", if peer.uses_previous_key { "previous" } else { "current" }.to_owned()),
         ("  datagrams by", or_dash(peer.mode.as_deref())),
         ("  key exchange", or_dash(peer.key_exchange.as_deref())),
         ("  RTT", or_dash(peer.rtt_seconds.map(short_time))),

@@ -126,6 +126,7 @@ fn connected() -> PeerStatus {
         software: Some("culvert/0.1.0".into()),
         preshared_keys: 2,
         preshared_key_in_use: Some(1),
+        uses_previous_key: false,
         mode: Some("lanes".into()),
         key_exchange: Some("x25519mlkem768".into()),
         rtt_seconds: Some(0.0123),
@@ -365,6 +366,7 @@ exit: connected
   since          2h 3m
   software       culvert/0.1.0
   preshared key  in use: number 1 of 2
+  our key        current
   datagrams by   lanes
   key exchange   x25519mlkem768
   RTT            12.3 ms
