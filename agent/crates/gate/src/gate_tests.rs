@@ -218,7 +218,7 @@ fn a_screening_passes_what_may_be_authenticated() {
     forged[15 + scid_bytes + 2 + KNOCK_BYTES - 1] ^= 1;
     let ours = gate(&clock).parts.ids.next_id().0;
     for (datagram, expected) in [
-        (good.clone(), None),
+        (good, None),
         (long(INITIAL, &ours, &[]), None),
         (long(INITIAL, &short_dcid, &[]), Some(Step::Token)),
         (long(INITIAL, &short_dcid, &[7; KNOCK_BYTES - 1]), Some(Step::Token)),
