@@ -61,7 +61,7 @@ fn hooks_find_the_device_and_one_that_fails_ends_nothing() {
     let look = "ip -oneline address show dev \"$CULVERT_DEVICE\" > \"$0.$CULVERT_HOOK.$(printf %s \"$CULVERT_ADDRESSES\" | tr / _)\"; exit 3";
     fs::write(&script, format!("{look}\n")).unwrap();
     let hook = format!("[\"/bin/sh\", \"{}\"]", script.display());
-    let hooks = Plan::two().tun(&format!("up = {hook}\ndown = {hook}"));
+    let hooks = Plan::two().tun(&format!("up = {hook}\ndown = {hook}\n"));
     let mut sites = hooks.start();
     let found = || {
         let files = fs::read_dir(folder.path()).unwrap().map(|entry| entry.unwrap().path());
@@ -90,7 +90,7 @@ fn routes_of_connected_peers_come_and_go_with_the_connection() {
     if !possible("routes of connected peers") {
         return;
     }
-    let mut sites = Plan::two().tun("routes = \"connected\"\nhold = \"2s\"").prepare();
+    let mut sites = Plan::two().tun("routes = \"connected\"\nhold = \"2s\"\n").prepare();
     let is_routed = |site: &Site| {
         let ours = |line: &str| line.contains(DEVICE) && line.contains("proto 199");
         site.routing().lines().any(ours)
@@ -107,7 +107,7 @@ fn routes_of_connected_peers_come_and_go_with_the_connection() {
     for _ in 0..2 {
         sites.all().iter().for_each(|site| wait(site, true));
         probe::reaches(&sites.a().host, sites.b().host_address(Family::V4), &[]);
-        sites.all_mut()[1].agent.kill();
+        assert_eq!(sites.all_mut()[1].agent.terminate().code(), Some(0));
         wait(sites.a(), false);
         sites.all_mut()[1].agent.start();
     }

@@ -115,7 +115,7 @@ impl TlsIdentity {
         Ok(Self { key, public_key, randomness: None, previous: None })
     }
 
-    /// Wraps both keys of `identity` in certificates: the previous one is [`TlsIdentity::of`] it.
+    /// Wraps each key of `identity` in a fresh certificate; [`TlsIdentity::of`] chooses one.
     ///
     /// # Errors
     /// As [`TlsIdentity::from_pkcs8`].
