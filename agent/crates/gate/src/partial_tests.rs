@@ -8,7 +8,7 @@ use wire::clock::{Clock as _, ManualClock};
 
 use super::*;
 use crate::{
-    Arrival, Gate, Step, Verdict,
+    Arrival, Gate, OwnKey, Step, Verdict,
     admission::Room,
     gate_tests::{first_flight, gate},
     knock::{EPOCH_SECONDS, MAC_BYTES},
@@ -299,8 +299,12 @@ impl Pieces {
     }
 
     fn begin(&self, first: &[u8]) -> Partial {
-        let admission =
-            Admission { dcid: ConnectionId::new(&[7; 8]), tag: [0; MAC_BYTES], agreement: [0; 32] };
+        let admission = Admission {
+            dcid: ConnectionId::new(&[7; 8]),
+            tag: [0; MAC_BYTES],
+            agreement: [0; 32],
+            own: OwnKey::Current,
+        };
         Partial::new(admission, hello_hash(&self.hello), ManualClock::default().now(), first).unwrap()
     }
 }
