@@ -21,7 +21,7 @@ use std::{
     time::Duration,
 };
 
-use config::{Config, InnerMtu, Tun};
+use config::{Config, InnerMtu, OwnRoutes, Tun};
 use culvert_tests::{
     clock,
     needs::{self, Need},
@@ -91,7 +91,7 @@ fn tun(name: &str, addresses: &str) -> Tun {
         addresses: addresses.split_whitespace().map(|address| address.parse().unwrap()).collect(),
         mtu: InnerMtu::Auto,
         offload: true,
-        routes: true,
+        routes: OwnRoutes::All,
         ..Tun::default()
     }
 }
