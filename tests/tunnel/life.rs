@@ -149,7 +149,7 @@ fn an_unprivileged_user_with_one_capability_runs_it() {
     sites.start();
     for site in sites.all_mut() {
         let pid = site.agent.process().pid();
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
         let of = |name: &str| {
             let line = status.lines().find_map(|line| line.strip_prefix(name)).unwrap_or_default();
             line.split_whitespace().next().unwrap_or_default().to_owned()
@@ -227,10 +227,10 @@ fn addresses_that_collide_are_named() {
     }
     let sites = Plan::two().prepare();
     let a = sites.a();
-    let config = std::fs::read_to_string(a.agent.config()).unwrap();
+    let config = fs::read_to_string(a.agent.config()).unwrap();
     let replace = |from: &str, to: &str| {
         assert!(config.contains(from), "{config}");
-        std::fs::write(a.agent.config(), config.replace(from, to)).unwrap();
+        fs::write(a.agent.config(), config.replace(from, to)).unwrap();
     };
     // The same address on another interface; a prefix that another interface has.
     replace("10.9.0.1/24", "10.9.1.1/24");
@@ -241,7 +241,7 @@ fn addresses_that_collide_are_named() {
     refuses(a, &["fd09:0:0:1::", "lan"]);
     // A route of another interface to a peer's network is there first.
     a.gateway.tell(&["ip", "route", "add", "10.9.2.0/24", "via", "10.9.1.2", "dev", "lan"]);
-    std::fs::write(a.agent.config(), &config).unwrap();
+    fs::write(a.agent.config(), &config).unwrap();
     refuses(a, &["10.9.2.0/24"]);
     a.gateway.tell(&["ip", "route", "del", "10.9.2.0/24"]);
     // A socket that takes the metrics' port: what was made before is undone.
