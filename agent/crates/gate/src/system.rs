@@ -30,11 +30,9 @@ impl SecureRandom for System {
 
 impl KeyProvider for System {
     fn load_private_key(&self, key: PrivateKeyDer<'static>) -> Result<Arc<dyn SigningKey>, Error> {
-        match &key {
-            PrivateKeyDer::Pkcs8(der) => sign::any_eddsa_type(der),
-            other @ (PrivateKeyDer::Pkcs1(_) | PrivateKeyDer::Sec1(_) | _) => {
-                Err(Error::General(format!("{other:?} is no Ed25519 key in PKCS#8 form")))
-            }
-        }
+        let PrivateKeyDer::Pkcs8(der) = &key else {
+            return Err(Error::General("not an Ed25519 key in PKCS#8 form".to_owned()));
+        };
+        sign::any_eddsa_type(der)
     }
 }

@@ -7,9 +7,13 @@ use std::{
 
 use quinn_proto::ConnectionError;
 use wire::cid::CONNECTION_ID_BYTES;
+use zeroize::Zeroizing;
 
 use super::*;
-use crate::tls_pair::{Clients, End, Pair, friends, identity};
+use crate::{
+    identity::Identity,
+    tls_pair::{Clients, End, Pair, friends, identity},
+};
 
 /// The TLS alert with which `end` lost its connection, from either side (RFC 9001 §4.8).
 fn alert(end: &End) -> Option<u8> {
@@ -164,6 +168,15 @@ fn the_certificate_of_a_key_holds_that_key() {
     let one = identity(9);
     assert_eq!(spki_key(&one.key.cert[0]), Some(*one.public_key()));
     assert!(!format!("{one:?}").contains("0909"), "the private key must not be printed");
+}
+
+#[test]
+fn a_certificate_is_the_one_that_rcgen_makes_of_the_key_alone() {
+    let key = Identity::from_seed(Zeroizing::new([9; 32])).unwrap().pkcs8_der();
+    let pair =
+        rcgen::KeyPair::from_pkcs8_der_and_sign_algo(&PrivatePkcs8KeyDer::from(&**key), &rcgen::PKCS_ED25519);
+    let ours = TlsIdentity::from_pkcs8(&key).unwrap();
+    assert_eq!(ours.key.cert[0], self_signed(&pair.unwrap()).unwrap());
 }
 
 #[test]
