@@ -258,7 +258,7 @@ fn room_is_bounded_and_half_of_it_is_for_known_keys() {
     let now = ManualClock::default().now();
     let partial = |number: u8| {
         let admission = Admission {
-            own: crate::OwnKey::Current,
+            own: OwnKey::Current,
             dcid: ConnectionId::new(&[number; 8]),
             tag: [number; MAC_BYTES],
             agreement: [number; 32],
