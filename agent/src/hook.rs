@@ -27,26 +27,29 @@ use wire::{
 /// How long `tun.up` may take. The service manager waits for longer: `DefaultTimeoutStartSec=` is 90 s.
 const UP_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long `tun.down` may take: with [`crate::daemon::STOP_DEADLINE`] less than the unit's `TimeoutStopSec=` of 10 s.
+/// How long `tun.down` may take: with [`crate::daemon::STOP_DEADLINE`] and twice the end of a killed command less than the unit's
+/// `TimeoutStopSec=` of 10 s.
 const DOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// The time between two looks at a command that runs.
 const LOOK: Duration = Duration::from_millis(10);
 
 /// How long what was killed, and what was written before, is waited for.
-const LEFT_OVER: Duration = Duration::from_millis(500);
+const LEFT_OVER: Duration = Duration::from_millis(200);
 
 /// The most that is kept of a command's output, its end, in bytes.
 const OUTPUT_BYTES: usize = 1_000;
 
 /// Variables that are between this process and its service manager.
-const OURS: [&str; 7] = [
+const OURS: [&str; 9] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_PID",
     "WATCHDOG_USEC",
     "LISTEN_FDS",
+    "LISTEN_FDNAMES",
     "LISTEN_PID",
     "MAINPID",
+    "FDSTORE",
     "CREDENTIALS_DIRECTORY",
 ];
 
@@ -172,9 +175,6 @@ fn run(command: Command, within: Duration, cancelled: &AtomicBool) -> Ended {
 fn start(mut command: Command) -> io::Result<(Child, mpsc::Receiver<String>)> {
     let (mut reader, writer) = io::pipe()?;
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer).process_group(0);
-    let child = command.spawn()?;
-    // It holds our ends of the pipe.
-    drop(command);
     let (told, output) = mpsc::sync_channel(1);
     let read = move || {
         let mut tail = Tail::default();
@@ -185,7 +185,11 @@ fn start(mut command: Command) -> io::Result<(Child, mpsc::Receiver<String>)> {
         // Nobody waits any more if what the command left running has written until now.
         let _told = told.send(tail.text()).is_ok();
     };
+    // Before the child, which would have nobody to end it.
     thread::Builder::new().name("culvert-hook-output".to_owned()).spawn(read)?;
+    let child = command.spawn()?;
+    // It holds our ends of the pipe.
+    drop(command);
     Ok((child, output))
 }
 

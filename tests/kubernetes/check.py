@@ -13,8 +13,8 @@ import yaml
 
 ROOT = pathlib.Path("deploy/kubernetes")
 KUBERNETES = "1.31"
-# What the agent needs after the drain, in seconds: STOP_DEADLINE of agent/src/daemon.rs, and some.
-STOP_SECONDS = 5
+# What the agent needs after the drain, in seconds: DOWN_WITHIN of agent/src/hook.rs, STOP_DEADLINE of agent/src/daemon.rs, and some.
+STOP_SECONDS = 10
 
 
 def merged(base, patch):

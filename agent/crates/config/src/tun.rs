@@ -47,7 +47,8 @@ section! {
         offload: bool = true, one_of(), Restart;
         /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `"connected"` sets those of connected peers only, for
         /// a routing daemon to announce ([operations](operations.md#routes-of-connected-peers)): they go with the connection, and come
-        /// back when it has lasted for `tun.hold`. `false` leaves routes to you, as `routing = "kernel"` does.
+        /// back when it has lasted for `tun.hold`; meanwhile packets take the host's other routes. `false` leaves routes to you, as
+        /// `routing = "kernel"` does.
         // Who names a peer's addresses wants to reach them.
         routes: OwnRoutes = OwnRoutes::All, own_routes(), Restart;
         /// What decides which peer a packet goes to. `"allowed_ips"`: the peers' prefixes. `"kernel"`: the kernel's routes into the

@@ -13,7 +13,7 @@ use dataplane::{
     peer::{Link, PeerData, PeerTable},
     relay::{DatagramRelay, DropReason},
 };
-use gate::{OwnKey, identity::PublicKey, suite::Group};
+use gate::{identity::PublicKey, suite::Group};
 use quinn_proto::ConnectionHandle;
 use serde::{Deserialize, Serialize};
 use wire::{
@@ -105,8 +105,6 @@ pub struct Peer {
     pub route_asked: Option<Instant>,
     /// The address that was dialled last.
     pub dialled: Option<SocketAddr>,
-    /// The key of ours that the last attempt proved.
-    pub own_key: OwnKey,
     /// Why the last attempt or connection ended, and when.
     pub failure: Option<(Instant, Arc<Failure>)>,
     /// Rates of datagrams and bytes delivered uplink, the same downlink, lane packets sent, and lane packets lost.

@@ -24,17 +24,6 @@ pub enum OwnKey {
     Previous,
 }
 
-impl OwnKey {
-    /// The other one of both.
-    #[must_use]
-    pub fn other(self) -> Self {
-        match self {
-            Self::Current => Self::Previous,
-            Self::Previous => Self::Current,
-        }
-    }
-}
-
 /// What knocks need of one of our keys.
 struct Knocked {
     agreement: Arc<AgreementKey>,

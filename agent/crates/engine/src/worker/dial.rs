@@ -155,7 +155,7 @@ impl Sessions {
         };
         let own = match stream {
             Some(stream) => stream.own,
-            None if self.own.has_previous() => next_own_key(peer, fallback, &mut cx.rng),
+            None if self.own.has_previous() => next_own_key(peer, &mut cx.rng),
             None => OwnKey::Current,
         };
         let key_exchange = if fallback { KeyExchange::X25519 } else { cx.config.transport.key_exchange };
@@ -262,15 +262,13 @@ impl Sessions {
 }
 
 /// The key of ours for the next attempt during a rotation: the current one first, so that a peer that knows it gets it. A peer that
-/// does not know it says nothing, so the attempts take turns.
-fn next_own_key(peer: &mut Peer, fallback: bool, rng: &mut StdRng) -> OwnKey {
-    peer.own_key = match (peer.dialler.is_first(), fallback) {
-        (true, _) => OwnKey::Current,
-        (false, false) => peer.own_key.other(),
-        // The peer may need both the fallback and the other key.
-        (false, true) => *[OwnKey::Current, OwnKey::Previous].choose(rng).unwrap_or(&OwnKey::Current),
-    };
-    peer.own_key
+/// does not know it says nothing, so later attempts take either by chance: in turns, each of two addresses would always meet the
+/// same one.
+fn next_own_key(peer: &Peer, rng: &mut StdRng) -> OwnKey {
+    if peer.dialler.is_first() {
+        return OwnKey::Current;
+    }
+    *[OwnKey::Current, OwnKey::Previous].choose(rng).unwrap_or(&OwnKey::Current)
 }
 
 impl Context {

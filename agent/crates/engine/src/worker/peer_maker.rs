@@ -8,7 +8,6 @@ use dataplane::{
     rate::{AutoLimits, Limit, Share},
     relay::{DatagramRelay, Numbering},
 };
-use gate::OwnKey;
 use wire::{
     ids::{PeerId, WorkerId},
     sampler::Sampler,
@@ -78,7 +77,6 @@ impl PeerMaker<'_> {
             known_services: None,
             route_asked: None,
             dialled: None,
-            own_key: OwnKey::Current,
             failure: None,
             rates: Sampler::new(now),
             attempts_log: Throttle::new(LOG_INTERVAL),

@@ -688,7 +688,9 @@ impl Context {
     /// The time at which an attempt began counts, not the time of its hello. Of two connections that the peer dialled, only the
     /// listener decides.
     fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
-        let we_are_smaller = *self.identity.of(old.own).public_key() < old.key;
+        // During a rotation they may prove two keys of an end: both ends compare the smaller ones.
+        let ours = self.identity.of(old.own).public_key().min(self.identity.of(new.own).public_key());
+        let we_are_smaller = *ours < old.key.min(new.key);
         let same_process = old.instance == new.hello.instance;
         let overtaken = !new.dialled && !old.dialled && new.begun < old.begun;
         let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;

@@ -7,7 +7,7 @@ use gate::identity::Identity;
 use crate::{ENTRY, EXIT, INGRESS, Pair, numbered};
 
 /// How long an end may take that is answered under its previous key only.
-const PATIENCE: Duration = Duration::from_secs(10);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 /// A new key for an agent that is known by `old`.
 fn rotated(old: &Identity) -> Identity {
