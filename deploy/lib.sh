@@ -50,6 +50,20 @@ without_symbols() {
     strip --strip-unneeded --remove-section=.comment --remove-section=.note "$2"
 }
 
+# is_hardened PROGRAM: the kernel chooses its addresses, nothing that can be written can be executed, and what the loader
+# relocates is read-only before the program begins.
+is_hardened() {
+    local elf why=''
+    elf=$(readelf --wide --file-header --program-headers --dynamic "$1") || fail "$1 cannot be read"
+    grep -Eq 'Type: +DYN' <<<"$elf" || why+=', it has a fixed address'
+    grep -q GNU_RELRO <<<"$elf" || why+=', its relocations stay writable (RELRO)'
+    grep -Eq 'BIND_NOW|Flags:.* NOW' <<<"$elf" || why+=', it is linked lazily (NOW)'
+    grep -Eq 'GNU_STACK .* RW +(0x)?[0-9a-f]+$' <<<"$elf" || why+=', its stack is executable'
+    ! grep -Eq ' LOAD .* RWE +0x' <<<"$elf" || why+=', it has memory that is writable and executable'
+    ! grep -q TEXTREL <<<"$elf" || why+=', its code is relocated (TEXTREL)'
+    [[ -z $why ]] || fail "$1 lacks a defence: ${why#, }"
+}
+
 # papers PROGRAM TARGET FOLDER: what belongs to a program in any package. man/, completions/, notices.
 # The program says its manual pages and completions.
 papers() {
@@ -60,6 +74,16 @@ papers() {
         tell "$1" completions "$shell" >"$3/completions/$shell"
     done
     deploy/notices "$2" "$1" >"$3/notices"
+}
+
+# examples FOLDER: configurations to begin with: of agents; and in folders those of the programs beside them, routing daemons with
+# the agents that belong to them.
+examples() {
+    local folder
+    install -D -m 0644 -t "$1" config/*.toml
+    for folder in babel bird frr grafana nftables prometheus; do
+        install -D -m 0644 -t "$1/$folder" deploy/$folder/*
+    done
 }
 
 # What a package has beside the program, for whoever runs it.

@@ -1,16 +1,22 @@
-//! What L3 costs per packet, without the copies: cutting a super-packet of 64 KiB, and joining its packets again.
+//! What L3 costs per packet, without the copies: cutting a super-packet of 64 KiB, joining its packets again, and finding whose
+//! address one is.
 
-use std::hint::black_box;
+use std::{
+    hint::black_box,
+    net::{IpAddr, Ipv4Addr},
+};
 
-use criterion::{Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use ip::{
     checksum,
     cut::Cut,
     merge::Merger,
     packets::{Packet, PacketDelivery, TunOffload},
+    routes::Routes,
     view::IpView,
     vnet::{Gso, VnetHeader},
 };
+use ipnet::IpNet;
 use net::{ReceiveBatch, batch::Meta};
 
 const PAYLOAD: usize = 1388;
@@ -109,5 +115,28 @@ fn view(criterion: &mut Criterion) {
     });
 }
 
-criterion_group!(benches, view, cut, merge);
+/// Whose an address is: always the same one, as in a stream, and another one each time, anywhere in the table.
+fn routes(criterion: &mut Criterion) {
+    let mut group = criterion.benchmark_group("routes");
+    for count in [10, 1_000, 10_000_u32] {
+        let address = |index: u32| Ipv4Addr::from_bits(0x0a00_0000 + (index << 8));
+        let prefix = |index| IpNet::new(address(index).into(), 24).expect("a prefix");
+        let table: Routes<u32> = (0..count).map(|index| (prefix(index), index % 4)).collect();
+        let one = IpAddr::from(address(count / 2));
+        group.bench_function(BenchmarkId::new("one", count), |bencher| {
+            bencher.iter(|| table.lookup(black_box(one)));
+        });
+        let mut index = 0;
+        group.bench_function(BenchmarkId::new("any", count), |bencher| {
+            bencher.iter(|| {
+                // 7919 is a prime, which visits all of them.
+                index = (index + 7919) % count;
+                table.lookup(address(index).into())
+            });
+        });
+    }
+    group.finish();
+}
+
+criterion_group!(benches, view, cut, merge, routes);
 criterion_main!(benches);

@@ -26,6 +26,7 @@ use engine::{
 use gate::{Own, identity::Identity, refusals::Refusals, tls::TlsIdentity};
 use net::{
     Ready,
+    alarm::Alarm,
     kernel::KernelNet,
     ports::{self, PortKind, Ports},
     process,
@@ -136,11 +137,13 @@ impl Daemon {
             addresses.get_or_insert(bound);
         }
         let addresses = addresses.ok_or_else(|| anyhow!("an agent has at least one worker"))?;
+        let inboxes: Vec<_> = threads.iter().map(|worker| Arc::clone(&worker.inbox)).collect();
+        snapshots.ask_at(inboxes.clone());
         let running = Arc::new(Running {
             config: ArcSwap::new(Arc::clone(&config)),
             own_key: identity.public_key(),
             snapshots,
-            inboxes: threads.iter().map(|worker| Arc::clone(&worker.inbox)).collect(),
+            inboxes,
             metrics: Arc::clone(&metrics),
             reloading: Mutex::default(),
             refusals,
@@ -317,9 +320,11 @@ impl WorkerStart {
                 if let Err(error) = process::wake_soon() {
                     tracing::debug!(worker, %error, "a worker's time slices stay as they are");
                 }
-                if let Err(error) = self.run(setup, &started) {
-                    // Whoever starts the thread waits for it.
-                    let _told = started.send(Err(error)).is_ok();
+                // Whoever starts the thread waits for it; later the log tells.
+                if let Err(error) = self.run(setup, &started)
+                    && let Err(mpsc::SendError(Err(error))) = started.send(Err(error))
+                {
+                    tracing::error!(worker, error = format!("{error:#}"), "a worker has ended");
                 }
                 let ended = lock(&ended).take();
                 if let Some(ended) = ended {
@@ -344,10 +349,10 @@ impl WorkerStart {
         runtime.block_on(async {
             let ready = Ready::new();
             let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports).with_tun(self.queue);
+            let alarm = Alarm::new().context("cannot make a timer")?;
             let worker = Worker::new(setup(net, ready), SystemClock.now())?;
             let _told = started.send(Ok((worker.inbox(), worker.addresses()))).is_ok();
-            shell::run(worker, &SystemClock).await;
-            Ok(())
+            shell::run(worker, alarm, &SystemClock).await.context("a worker cannot wait any more")
         })
     }
 }

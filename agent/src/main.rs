@@ -2,9 +2,8 @@
 
 use std::process::ExitCode;
 
-use clap::Parser;
 use culvert::cli::Cli;
 
 fn main() -> ExitCode {
-    Cli::parse().execute()
+    Cli::read().execute()
 }

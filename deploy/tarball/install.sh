@@ -67,9 +67,10 @@ put() {
     echo "$3" >>"$work"
 }
 
-# put_all FOLDER PATH
+# put_all FOLDER PATH: the files of a folder, without its folders
 put_all() {
     for each in "$here/$1"/*; do
+        [ -f "$each" ] || continue
         put 644 "$1/${each##*/}" "$2/${each##*/}"
     done
 }
@@ -94,6 +95,10 @@ install_files() {
         put 644 completions/fish "$prefix/share/fish/vendor_completions.d/culvert.fish"
         put_all doc "$prefix/share/doc/culvert"
         put_all examples "$prefix/share/doc/culvert/examples"
+        for folder in "$here"/examples/*/; do
+            folder=${folder%/}
+            put_all "examples/${folder##*/}" "$prefix/share/doc/culvert/examples/${folder##*/}"
+        done
     else
         # What the licenses ask for; a router has no room for the rest.
         for each in LICENSE-MIT LICENSE-APACHE third-party-notices; do

@@ -370,6 +370,11 @@ impl<C: Congestion> Lane<C> {
         self.sent.loss_runs()
     }
 
+    /// Packets that an ACK frame acknowledged after one had acknowledged later packets: the path has changed their order.
+    pub fn reordered_packets(&self) -> u64 {
+        self.sent.reordered()
+    }
+
     /// Ack-eliciting packets that are neither acknowledged nor lost.
     pub fn in_flight(&self) -> Volume {
         self.sent.in_flight()

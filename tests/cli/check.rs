@@ -204,12 +204,29 @@ fn wrong_usage_ends_with_2() {
 }
 
 #[test]
+fn another_spelling_is_answered_with_the_right_one() {
+    for (args, right) in [
+        (&["status", "routes", "10.1.2.3"][..], "culvert status --routes ADDRESS"),
+        (&["init", "--fleet"], "--server-id"),
+        (&["init", "--role", "exit", "--fleet", "1"], "--server-id"),
+    ] {
+        let output = culvert(args);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{args:?}: {stderr}");
+        assert!(stderr.contains(right), "{args:?}: {stderr}");
+    }
+}
+
+#[test]
 fn the_examples_pass_with_a_key_in_place() {
     let folder = tempfile::tempdir().unwrap();
     keygen(&folder.path().join("identity.key"));
-    let examples = Path::new(env!("CARGO_MANIFEST_DIR")).join("../config");
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    // The agents' halves of routing daemons' configurations, too.
+    let folders =
+        ["config", "deploy/bird", "deploy/babel"].map(|folder| fs::read_dir(root.join(folder)).unwrap());
     let mut seen = 0;
-    for entry in fs::read_dir(examples).unwrap() {
+    for entry in folders.into_iter().flatten() {
         let source = entry.unwrap().path();
         if source.extension().is_none_or(|extension| extension != "toml") {
             continue;
@@ -220,7 +237,7 @@ fn the_examples_pass_with_a_key_in_place() {
         accepted(&file);
         seen += 1;
     }
-    assert!(seen >= 3, "{seen} examples");
+    assert!(seen >= 8, "{seen} examples");
 }
 
 #[test]

@@ -117,6 +117,7 @@ fn a_real_daemons_figures_are_true_and_documented() {
     for (args, words) in [
         (&["nobody"][..], "no peer is named \"nobody\" (remedy: "),
         (&["--lane", "nobody/0"], "no peer is named \"nobody\" (remedy: "),
+        (&["routes"], "the routes are shown by culvert status --routes"),
         (&["--lane", "exit/60"], "\"exit\" has no lane 60 (remedy: "),
         (&["--lane", "exit"], "write the peer's name, a slash and the lane's index"),
     ] {

@@ -26,6 +26,7 @@ use wire::{
     context::Context,
     framing::{FrameTooLong, Framer},
     messages::{CloseReason, Message, StreamAnswer, StreamOpen, possession},
+    report::Report,
 };
 use zeroize::Zeroizing;
 
@@ -231,12 +232,32 @@ fn payload(input: Input<'_>) -> Outcome {
     if let Context::Unsupported(_) = context {
         return Outcome::of("unknown");
     }
-    let header = context.encode();
-    let piece_at = if let Context::Piece { payload_at, .. } = context { Some(payload_at) } else { None };
-    let at = piece_at.or_else(|| context.payload_at());
+    let mut header = context.encode().as_slice().to_vec();
+    let code = varint::Reader::new(&header).varint().unwrap();
+    if let Context::Report { payload_at } = context {
+        let Some(report) = Report::decode(&bytes[payload_at..]) else { return Outcome::of("malformed") };
+        let mut fields = [0; Report::MOST_BYTES];
+        let length = report.encode(&mut fields).unwrap();
+        header.extend_from_slice(&fields[..length]);
+    }
+    let at = match context {
+        Context::Piece { payload_at, .. }
+        | Context::Numbered { payload_at, .. }
+        | Context::Repair { payload_at, .. }
+        | Context::Ask { payload_at, .. } => Some(payload_at),
+        Context::Packet { .. }
+        | Context::Flow { .. }
+        | Context::Open { .. }
+        | Context::OpenEmpty { .. }
+        | Context::Confirmed(_)
+        | Context::Refused(..)
+        | Context::Unknown(_)
+        | Context::Closed(_)
+        | Context::Report { .. }
+        | Context::Unsupported(_) => context.payload_at(),
+    };
     let body = at.map(|at| hex(&bytes[at..])).unwrap_or_default();
-    let code = varint::Reader::new(header.as_slice()).varint().unwrap();
-    Outcome::accept([("context", code.to_string()), ("header", hex(header.as_slice())), ("body", body)])
+    Outcome::accept([("context", code.to_string()), ("header", hex(&header)), ("body", body)])
 }
 
 /// A lane whose both directions have the secret and the connection ID of the case.

@@ -5,7 +5,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 use std::{
-    env,
+    env, fs,
     net::{Ipv4Addr, SocketAddr},
     os::unix::process::ExitStatusExt,
     path::Path,
@@ -185,8 +185,8 @@ fn a_panic_on_the_packet_path_or_under_its_locks_ends_the_process_at_once() {
                 "\n[[peer]]\nname = \"new\"\npublic_key = \"{}\"\n",
                 Agent::new("new", &Place::Host).key()
             );
-            let text = std::fs::read_to_string(agent.config()).unwrap();
-            std::fs::write(agent.config(), text + &peer).unwrap();
+            let text = fs::read_to_string(agent.config()).unwrap();
+            fs::write(agent.config(), text + &peer).unwrap();
             control(&agent, command);
         }
         let status = agent.process().wait(AT_ONCE);
@@ -194,6 +194,62 @@ fn a_panic_on_the_packet_path_or_under_its_locks_ends_the_process_at_once() {
         let said = said(&agent, fault);
         assert!(matches!(&said[..], [line] if line.contains("the process ends")), "{said:?}");
     }
+}
+
+/// The value of a setting that the shipped unit has once.
+#[track_caller]
+fn of_unit(name: &str) -> &'static str {
+    const UNIT: &str = include_str!("../../deploy/systemd/culvert.service");
+    let lines = UNIT.lines().filter_map(|line| line.split_once('='));
+    let values: Vec<_> = lines.filter(|(key, _)| *key == name).map(|(_, value)| value.trim()).collect();
+    let [value] = values[..] else { panic!("{name}: {values:?}") };
+    value
+}
+
+/// Processor time of a process until now, all threads.
+fn spent(pid: u32) -> Duration {
+    // Linux has 100 ticks a second for programs, on every architecture that we build for.
+    const TICK: Duration = Duration::from_millis(10);
+    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<_> = stat.rsplit_once(')').unwrap().1.split_whitespace().collect();
+    fields[11..13].iter().map(|ticks| TICK * ticks.parse::<u32>().unwrap()).sum()
+}
+
+/// No systemd runs here: its part is what its manual says of the settings in the unit (systemd.service(5)), the rest is the process.
+#[test]
+fn systemd_starts_the_daemon_again_within_a_second_of_a_panic_and_for_ever() {
+    const SECOND: Duration = Duration::from_secs(1);
+    if !needs::met("restart after a panic", needs::AGENTS) {
+        return;
+    }
+    build();
+    // Of these, each covers the end by a signal that is not among the clean ones; SIGABRT is none of those.
+    assert!(["on-failure", "on-abnormal", "on-abort", "always"].contains(&of_unit("Restart")));
+    let prevented = of_unit("RestartPreventExitStatus").split_whitespace();
+    assert!(prevented.clone().all(|status| status.parse::<u8>().is_ok()), "a signal: {prevented:?}");
+    assert_eq!(of_unit("StartLimitIntervalSec"), "0", "it is never given up");
+    let wait = Duration::from_millis(of_unit("RestartSec").strip_suffix("ms").unwrap().parse().unwrap());
+
+    let (echo, ingress) = (Echo::new(), loopback());
+    let mut pair = Plan::default().service("echo", echo.address, "").forward("echo", ingress).start();
+    let mut client = Client::new(0, ingress);
+    client.converse(3);
+    for _ in 0..3 {
+        arm(&pair.exit, "worker");
+        let status = pair.exit.process().wait(AT_ONCE);
+        assert_eq!(
+            (status.signal(), status.core_dumped()),
+            (Some(Signal::SIGABRT as i32), false),
+            "{status:?}"
+        );
+        // Ready when this returns. How long that takes on a busy machine says little; the work that it takes does.
+        pair.exit.start();
+        let work = spent(pair.exit.process().pid());
+        assert!(wait + work < SECOND, "after {wait:?} it computes for {work:?} before it is ready");
+        client.reach();
+        client.converse(20);
+    }
+    assert_eq!(pair.exit.terminate().code(), Some(0));
 }
 
 #[test]

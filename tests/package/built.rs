@@ -58,12 +58,16 @@ fn built(command: &mut Command) -> Vec<PathBuf> {
 /// A copy of what the scripts read, in a folder of another name and depth, without git.
 pub(crate) fn elsewhere() -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
-    let copy = folder.path().join("a/copy");
-    fs::create_dir_all(&copy).unwrap();
+    copy_to(&folder.path().join("a/copy"));
+    folder
+}
+
+/// Copies what the scripts read into `copy`, without git.
+pub(crate) fn copy_to(copy: &Path) {
+    fs::create_dir_all(copy).unwrap();
     let mut command = Command::new("cp");
     command.args(["--recursive", "--preserve=mode"]).current_dir(repository(""));
     command.args(["Cargo.toml", "Cargo.lock", "README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"]);
-    command.args(["agent", "config", "deploy", "docs", "quic-core", "tests"]).arg(&copy);
+    command.args(["agent", "config", "deploy", "docs", "quic-core", "tests"]).arg(copy);
     assert!(run(&mut command, Duration::from_secs(60)).status.success());
-    folder
 }

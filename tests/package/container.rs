@@ -18,6 +18,7 @@ use culvert_tests::{
 };
 
 use crate::{
+    built,
     containerfile::{Stage, stages},
     debian,
     machine::Machine,
@@ -31,46 +32,77 @@ const NEEDS: &[Need] = &[
     Need::Tool("setpriv", "util-linux"),
 ];
 
-/// Where the stage that builds leaves the program.
-const BUILT: &str = "/src/target/release/culvert";
+/// What the papers need besides.
+const PAPERS: &[Need] = &[Need::Tool("cargo", "cargo"), Need::Tool("python3", "python3")];
 
 /// The image, and how a container of it runs.
-struct Image {
-    machine: Machine,
-    last: Stage,
-    cable: Cable,
+pub(crate) struct Image {
+    pub(crate) machine: Machine,
+    pub(crate) last: Stage,
+    pub(crate) cable: Cable,
+}
+
+/// A folder that a container gets from outside of its image.
+pub(crate) struct Mount {
+    /// Where the folder is on the machine.
+    pub(crate) from: String,
+    /// Where the container has it.
+    pub(crate) to: String,
+    pub(crate) read_only: bool,
 }
 
 impl Image {
-    /// The image, if this machine can build it; else the test is listed as skipped.
-    fn new(test: &str) -> Option<Self> {
+    /// The image, if this machine can build it; else the test is listed as skipped. It lacks the papers, which take seconds to
+    /// write.
+    pub(crate) fn new(test: &str) -> Option<Self> {
         let debian = debian::clean(test)?;
-        needs::met(test, NEEDS).then(|| Self::build(debian))
+        needs::met(test, NEEDS).then(|| Self::build(debian, false))
+    }
+
+    /// The same with the papers: notices and the list of its parts.
+    fn with_papers(test: &str) -> Option<Self> {
+        let debian = debian::clean(test)?;
+        needs::met(test, &[NEEDS, PAPERS].concat()).then(|| Self::build(debian, true))
     }
 
     /// Builds it, but for the compiler.
-    fn build(debian: &Path) -> Self {
+    fn build(debian: &Path, papers: bool) -> Self {
         let cable = Cable::new();
         let machine = Machine::idle(debian, &cable.places()[0]);
         let [first, last] = stages();
-        let folder = machine.path("/src");
-        fs::create_dir_all(machine.path("/src/target/release")).unwrap();
-        fs::copy(binary(), machine.path(BUILT)).unwrap();
+        // A folder of this host: its tools do not find their way in that of another root.
+        let source = tempfile::tempdir().unwrap();
+        let folder = source.path();
+        if papers {
+            built::copy_to(folder);
+        }
+        fs::create_dir_all(folder.join("target/release")).unwrap();
+        fs::copy(binary(), folder.join("target/release/culvert")).unwrap();
+        if !papers {
+            fs::create_dir(folder.join("target/papers")).unwrap();
+        }
         // What it does with the program once that is there.
-        for (_, step) in
-            first.instructions().filter(|(kind, step)| *kind == "RUN" && step.ends_with("/culvert"))
-        {
+        let is_compiler = |(kind, step): &(&str, &str)| *kind == "RUN" && step.starts_with("cargo build");
+        let after = first.instructions().skip_while(|step| !is_compiler(step)).skip(1);
+        for (_, step) in after.filter(|(_, step)| papers || !step.contains("target/papers")) {
             // With this host's tools, which a clean Debian has not.
             let output =
-                run(Command::new("sh").args(["-ec", step]).current_dir(&folder), Duration::from_secs(60));
+                run(Command::new("sh").args(["-ec", step]).current_dir(folder), Duration::from_secs(60));
             assert!(output.status.success(), "{step}: {}", text(&output.stderr));
         }
+        fs::create_dir(machine.path("/src")).unwrap();
+        let mut copy = Command::new("cp");
+        copy.args(["--recursive", "--preserve=all"]).arg(folder.join("target")).arg(machine.path("/src"));
+        let output = run(&mut copy, Duration::from_secs(60));
+        assert!(output.status.success(), "{}", text(&output.stderr));
         for (kind, step) in last.instructions() {
             match kind {
                 "RUN" => drop(machine.tell(&["sh", "-ec", step])),
                 "COPY" => {
                     let (from, to) = step.strip_prefix("--from=build ").unwrap().split_once(' ').unwrap();
-                    machine.tell(&["cp", "--preserve=all", from, to]);
+                    // As a builder copies: a file to that path, of a folder what is in it.
+                    let copy = "mkdir -p \"$(dirname \"$2\")\"; cp --recursive --preserve=all --no-target-directory \"$1\" \"$2\"";
+                    machine.tell(&["sh", "-ec", copy, "sh", from, to]);
                 }
                 "FROM" => assert!(step.contains("debian:"), "{step}"),
                 "VOLUME" | "USER" | "HEALTHCHECK" | "ENTRYPOINT" | "CMD" => {}
@@ -84,14 +116,26 @@ impl Image {
     /// A command as a container with `capabilities` runs it: by the image's user, on its file system, of which only the
     /// volumes can be written.
     fn command(&self, capabilities: &str, words: &[String]) -> Command {
+        let volumes = self.last.words("VOLUME").into_iter();
+        let mounts: Vec<Mount> =
+            volumes.map(|folder| Mount { from: folder.clone(), to: folder, read_only: false }).collect();
+        self.command_with(capabilities, &mounts, words)
+    }
+
+    /// A command as a container with `capabilities` and `mounts` runs it: by the image's user, on its file system, of which
+    /// only the mounts can be written.
+    pub(crate) fn command_with(&self, capabilities: &str, mounts: &[Mount], words: &[String]) -> Command {
         let (uid, gid) = self.last.only("USER").split_once(':').unwrap();
-        let volumes = self.last.words("VOLUME");
-        let script = "while [ \"$1\" != -- ]; do mount --bind \"$1\" \"$1\"; shift; done; shift
+        let script = "while [ \"$1\" != -- ]; do mount --bind \"$1\" \"$2\"; mount -o \"remount,bind,$3\" \"$2\"; shift 3; done
+            shift
             mount -o remount,bind,ro /
             exec \"$@\"";
         let mut command = self.machine.command();
         command.args(["unshare", "--mount", "--propagation", "private", "--", "sh", "-ec", script, "sh"]);
-        command.args(volumes).arg("--");
+        for Mount { from, to, read_only } in mounts {
+            command.args([from.as_str(), to, if *read_only { "ro" } else { "rw" }]);
+        }
+        command.arg("--");
         command.args(["setpriv", "--reuid", uid, "--regid", gid, "--clear-groups", "--inh-caps=-all"]);
         command
             .arg(format!("--bounding-set=-all{capabilities}"))
@@ -101,13 +145,14 @@ impl Image {
     }
 
     /// What the image runs, with these arguments.
-    fn entry(&self, arguments: &[&str]) -> Vec<String> {
+    pub(crate) fn entry(&self, arguments: &[&str]) -> Vec<String> {
         let arguments = arguments.iter().map(|word| (*word).to_owned());
         self.last.words("ENTRYPOINT").into_iter().chain(arguments).collect()
     }
 }
 
-const GIVEN: &str = ",+net_admin";
+/// The capability that a container needs.
+pub(crate) const GIVEN: &str = ",+net_admin";
 
 #[test]
 fn the_image_runs_without_root_on_a_file_system_that_it_cannot_write() {
@@ -150,6 +195,30 @@ fn the_image_runs_without_root_on_a_file_system_that_it_cannot_write() {
     let pid = image.machine.processes("culvert");
     image.machine.tell(&["sh", "-c", "kill -TERM \"$1\"", "sh", &pid.concat()]);
     assert!(agent.wait(SHUTDOWN_LIMIT).success(), "{}", fs::read_to_string(&log).unwrap());
+}
+
+#[test]
+fn the_image_has_the_notices_and_the_list_of_its_parts() {
+    let Some(image) = Image::with_papers("what the image says of its parts") else { return };
+    let read =
+        |file: &str| fs::read_to_string(image.machine.path("/usr/share/doc/culvert").join(file)).unwrap();
+    let notices = read("third-party-notices");
+    for library in ["quinn-proto", "ring", "tokio", "std"] {
+        assert!(notices.lines().any(|line| line.starts_with(&format!("{library} "))), "{library}");
+    }
+    let bill: serde_json::Value = serde_json::from_str(&read("sbom.cdx.json")).unwrap();
+    let program = fs::read(image.machine.path("/usr/bin/culvert")).unwrap();
+    let digest = &bill["metadata"]["component"]["hashes"][0]["content"];
+    assert_eq!(digest.as_str(), Some(&*sha256(&program)), "of the program in the image");
+    assert!(read("LICENSE-MIT").contains("Permission is hereby granted"));
+}
+
+/// The digest of a file, in hexadecimal digits.
+fn sha256(bytes: &[u8]) -> String {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    fs::write(file.path(), bytes).unwrap();
+    let output = run(Command::new("sha256sum").arg(file.path()), Duration::from_secs(30));
+    text(&output.stdout).split(' ').next().unwrap().to_owned()
 }
 
 #[test]

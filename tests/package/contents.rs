@@ -64,10 +64,28 @@ fn the_package_has_everything_in_its_place_and_no_configuration() {
         let path = format!("{doc}/examples/{}", name.to_str().unwrap());
         assert!(files.contains_key(&path), "{path}");
     }
+    for path in examples_of_daemons() {
+        let path = format!("{doc}/examples/{path}");
+        assert_eq!(files.get(&path).map(String::as_str), Some(data), "{path}");
+    }
     // Nothing that anybody could change, nothing that runs as somebody else.
     for (path, modes) in &files {
         assert!(!modes[8..9].contains('w') && !modes[..10].contains(['s', 't']), "{path}: {modes}");
     }
+}
+
+/// The configurations of other programs that packages have, in the folder of examples.
+pub(crate) fn examples_of_daemons() -> Vec<String> {
+    let mut paths = Vec::new();
+    for folder in ["babel", "bird", "frr", "grafana", "nftables", "prometheus"] {
+        for file in fs::read_dir(repository("deploy").join(folder)).unwrap() {
+            paths.push(format!("{folder}/{}", file.unwrap().file_name().to_str().unwrap()));
+        }
+    }
+    for known in ["babel/babeld.conf", "bird/site.conf", "bird/site.toml", "frr/exit.conf"] {
+        assert!(paths.iter().any(|path| path == known), "{known} is gone");
+    }
+    paths
 }
 
 #[test]

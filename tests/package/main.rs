@@ -9,8 +9,10 @@
 //! | the package's scripts, one call at a time | `scripts.rs` |
 //! | from installation to purge under a real systemd, with a tunnel | `life.rs` |
 //! | the steps of the container file | `container.rs`, `containerfile.rs` |
+//! | the image as the pod of the manifests runs it | `pod.rs` |
 //! | the tarball and its installer | `tarball.rs` |
 //! | the configuration of OpenWrt as TOML, and its init script | `openwrt.rs` |
+//! | what a program has to have against attacks | `defences.rs` |
 //! | what is said about the parts of the program, and who signed it | `parts.rs`, `signature.rs` |
 //!
 //! A machine is a set of namespaces: processes, mounts over an overlay, network, control groups. systemd is its process
@@ -23,10 +25,12 @@ mod container;
 mod containerfile;
 mod contents;
 mod debian;
+mod defences;
 mod life;
 mod machine;
 mod openwrt;
 mod parts;
+mod pod;
 mod scripts;
 mod signature;
 mod tarball;

@@ -14,7 +14,7 @@ use culvert_tests::{
     process::{run, text},
 };
 
-use crate::{BUILD, built, debian, machine::Machine, parts::unpack};
+use crate::{BUILD, built, contents::examples_of_daemons, debian, machine::Machine, parts::unpack};
 
 const LIMIT: Duration = Duration::from_secs(60);
 
@@ -96,6 +96,9 @@ fn the_installer_can_be_run_twice_and_takes_away_what_it_brought() {
         ("usr/local/share/doc/culvert/third-party-notices", 0o644),
     ] {
         assert!(has(path, mode), "{path}");
+    }
+    for path in examples_of_daemons() {
+        assert!(has(&format!("usr/local/share/doc/culvert/examples/{path}"), 0o644), "{path}");
     }
     let unit = fs::read_to_string(root.join("usr/local/lib/systemd/system/culvert.service")).unwrap();
     assert!(

@@ -15,6 +15,7 @@ use config::Admin as AdminConfig;
 use culvert::admin::{self, Admin};
 use culvert_tests::clock;
 use engine::{
+    brief::PeerBrief,
     health::Health,
     peer::Failure,
     status::{
@@ -41,7 +42,7 @@ pub(crate) struct Peers {
 }
 
 impl Figures for Peers {
-    fn published(&self) -> Vec<PeerStatus> {
+    fn published(&self) -> Vec<PeerBrief> {
         let tick = self.published.fetch_add(1, Ordering::Relaxed);
         let mut peers = lock(&self.list);
         for (number, peer) in peers.iter_mut().enumerate() {
@@ -49,7 +50,7 @@ impl Figures for Peers {
                 pass(peer, number, tick);
             }
         }
-        peers.clone()
+        peers.iter().map(PeerBrief::from).collect()
     }
 
     fn asked(&self, scope: &Scope) -> Status {
@@ -109,6 +110,8 @@ fn pass(peer: &mut PeerStatus, number: usize, tick: u64) {
         side.delivered_bytes += bytes as u64 * SAMPLE_INTERVAL.as_secs();
         side.complete();
     }
+    peer.more.lanes.sealed_packets += sent;
+    peer.more.lanes.lost_packets += lost;
     let packets = &mut peer.lane_packets;
     *packets = LanePackets {
         sent: packets.sent + sent,

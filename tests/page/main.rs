@@ -23,7 +23,10 @@ use culvert_tests::{
     needs, ports,
 };
 use daemon::{Peers, Server, connected, failed, thousand};
-use engine::{health::Health, status::PeerStatus};
+use engine::{
+    health::Health,
+    status::{AutoRateStatus, PeerStatus, RateStatus, RepairStatus},
+};
 use ops::control_socket::status::Refusal;
 use wire::panics::lock;
 
@@ -221,13 +224,32 @@ fn the_keyboard(case: &Case) {
 }
 
 fn one_peer_in_full(case: &mut Case) {
-    case.is(thousand());
+    let mut peers = thousand();
+    let peer = peers.iter_mut().find(|peer| &*peer.name == "site-0007").unwrap();
+    let auto = AutoRateStatus {
+        phase: "steady".into(),
+        capacity_bits_per_second: 50_000_000,
+        ..AutoRateStatus::default()
+    };
+    peer.rate = Some(RateStatus { from: "measured".into(), auto: Some(auto), ..RateStatus::default() });
+    peer.repair = Some(RepairStatus {
+        state: "fec".into(),
+        symbols: 1,
+        missing: 40,
+        recovered: 38,
+        given_up: 2,
+        ..RepairStatus::default()
+    });
+    case.is(peers);
     // With ten minutes of these peers.
     case.start("");
     let Case { browser, .. } = &*case;
     case.open("#peer=site-0007");
     browser.wait_for_text("#peer-facts", "culvert/0.1.0");
     browser.wait_for_text("#peer-facts", "in use: number 1 of 2");
+    browser.wait_for_text("#peer-facts", "steady: carries 50.0 Mbit/s, queue 0 µs, loss 0 %");
+    browser.wait_for_text("#peer-facts", "fec: 0 sent again, 1 repair symbol, – more bytes");
+    browser.wait_for_text("#peer-facts", "38 of 40 missing ones, 2 given up");
     browser.wait_for_text("#peer-tables", "confirmed");
     browser.wait_for("document.querySelector('#peer-graphs path.up').getAttribute('d').length > 500");
     case.picture("page-peer", 960, 800);

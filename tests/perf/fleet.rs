@@ -2,16 +2,17 @@
 //! `cargo run -p culvert-tests --example fleet -- --trials 10`, as root, after `cargo build --release -p culvert`.
 //!
 //! Three exits behind one address and three entries, in network namespaces, each entry with 500 datagrams a second both ways.
-//! Prints a table in Markdown, and on standard error each trial.
+//! Prints a table in Markdown, and on standard error each trial. Fails if an event moved a flow that it must not, if a drain lost
+//! more than a thousandth of a second's datagrams of the flows that it moved, or if a flow was not served again within 2 s.
 
 #![expect(clippy::print_stdout, clippy::print_stderr, reason = "a command")]
 
-use std::{path::PathBuf, time::Duration};
+use std::{path::PathBuf, process::ExitCode, time::Duration};
 
 use clap::Parser;
 use culvert_tests::{
     agent,
-    fleet::{Fleet, Flow},
+    fleet::{EVERY, Fleet, Flow},
     needs::{self, Need},
 };
 
@@ -41,18 +42,41 @@ fn trial() -> Vec<Seen> {
         seen.push(Seen { event, flows });
         usize::from(serving) - 1
     };
-    note("conntrack flushed", fleet.flows(Duration::from_secs(3), |fleet| fleet.forget_connections()));
-    let first = note("an exit added", fleet.flows(Duration::from_secs(3), |fleet| fleet.exits[2].start()));
+    note(FLUSHED, fleet.flows(Duration::from_secs(3), |fleet| fleet.forget_connections()));
+    let first = note(ADDED, fleet.flows(Duration::from_secs(3), |fleet| fleet.exits[2].start()));
     let drain = |fleet: &mut Fleet| {
         let said = fleet.exits[first].ask(&["drain", "--within", "10"]);
         assert_eq!(said, "all peers have left");
     };
-    let next = note("an exit drained", fleet.flows(Duration::from_secs(5), drain));
-    note("an exit killed with -9", fleet.flows(Duration::from_secs(5), |fleet| fleet.exits[next].kill()));
+    let next = note(DRAINED, fleet.flows(Duration::from_secs(5), drain));
+    note(KILLED, fleet.flows(Duration::from_secs(5), |fleet| fleet.exits[next].kill()));
     seen
 }
 
-fn main() {
+/// An event at a fleet, and what it may cost.
+struct Event {
+    name: &'static str,
+    /// Whether no flow may move to another exit.
+    stays: bool,
+    /// The limit on datagrams lost, as a part of those that the flows that moved send in a second.
+    lost: Option<f64>,
+}
+
+/// The longest time that a flow may go without an answer.
+const MOST_GAP: Duration = Duration::from_secs(2);
+
+const EVENTS: [Event; 4] = [
+    Event { name: FLUSHED, stays: true, lost: None },
+    Event { name: ADDED, stays: true, lost: None },
+    Event { name: DRAINED, stays: false, lost: Some(0.001) },
+    Event { name: KILLED, stays: false, lost: None },
+];
+const FLUSHED: &str = "conntrack flushed";
+const ADDED: &str = "an exit added";
+const DRAINED: &str = "an exit drained";
+const KILLED: &str = "an exit killed with -9";
+
+fn main() -> ExitCode {
     let Options { trials, binary } = Options::parse();
     let tools = [needs::NETNS, needs::TUNNEL, &[Need::Tool("conntrack", "conntrack")]].concat();
     assert!(needs::met("fleet", &tools));
@@ -62,17 +86,24 @@ fn main() {
     println!(
         "| event | flows | moved | datagrams lost of those sent | longest gap, worst |\n|---|---|---|---|---|"
     );
-    for event in ["conntrack flushed", "an exit added", "an exit drained", "an exit killed with -9"] {
+    let mut code = ExitCode::SUCCESS;
+    for event in &EVENTS {
         let flows: Vec<&Flow> =
-            all.iter().filter(|seen| seen.event == event).flat_map(|seen| &seen.flows).collect();
+            all.iter().filter(|seen| seen.event == event.name).flat_map(|seen| &seen.flows).collect();
         let moved = flows.iter().filter(|flow| flow.exits.len() > 1).count();
         let sent: usize = flows.iter().map(|flow| flow.sent).sum();
         let answered: usize = flows.iter().map(|flow| flow.answered).sum();
+        let lost = sent.saturating_sub(answered);
         let gap = flows.iter().map(|flow| flow.gap).max().unwrap_or_default();
-        println!(
-            "| {event} | {} | {moved} | {} of {sent} | {gap:.0?} |",
-            flows.len(),
-            sent.saturating_sub(answered)
-        );
+        let in_a_second = moved as f64 / EVERY.as_secs_f64();
+        let is_missed = event.stays && moved > 0
+            || event.lost.is_some_and(|most| lost as f64 > most * in_a_second)
+            || gap > MOST_GAP;
+        let verdict = if is_missed { " **missed**" } else { "" };
+        println!("| {}{verdict} | {} | {moved} | {lost} of {sent} | {gap:.0?} |", event.name, flows.len());
+        if is_missed {
+            code = ExitCode::FAILURE;
+        }
     }
+    code
 }

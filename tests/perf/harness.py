@@ -256,13 +256,17 @@ class Direct:
 
 
 class Culvert:
-    """Two agents: clients send to `entry`, the service is at `upstream`; `probe` leads to `probe_sink`, beside a load."""
+    """Two agents: clients send to `entry`, the service is at `upstream`; `probe` leads to `probe_sink`, beside a load.
+
+    With `other`, `probe` is a port of a third agent, a peer of its own at the same port of the exit.
+    """
 
     kind = "culvert"
 
-    def __init__(self, processes, upstream, workers=None):
+    def __init__(self, processes, upstream, workers=None, other=False):
         self.entry, self.quic, self.probe, self.probe_sink = free_port(), free_port(), free_port(), free_port()
-        self.metrics = {"entry": free_port(), "exit": free_port()}
+        dialling = ("entry", "other") if other else ("entry",)
+        self.metrics = {name: free_port() for name in (*dialling, "exit")}
         folder = Path(tempfile.mkdtemp(dir=processes.path))
         keys = {}
         for name in self.metrics:
@@ -278,11 +282,13 @@ metrics = {{ listen = "127.0.0.1:{self.metrics["exit"]}" }}
 [transport]
 listen = ["127.0.0.1:{self.quic}"]
 {transport}
+""" + "".join(f"""
 [[peer]]
-name = "entry"
-public_key = "{keys["entry"]}"
+name = "{name}"
+public_key = "{keys[name]}"
 services = ["load", "probe"]
 {lanes}
+""" for name in dialling) + f"""
 [[service]]
 name = "load"
 upstream = "127.0.0.1:{upstream}"
@@ -291,10 +297,28 @@ oversize = "fragment"
 name = "probe"
 upstream = "127.0.0.1:{self.probe_sink}"
 """)
-        (folder / "entry.toml").write_text(f"""
-identity = {{ key_file = "{folder}/entry.key", state_dir = "{folder}/entry" }}
+        load = f"""
+[[udp]]
+listen = "127.0.0.1:{self.entry}"
+peer = "exit"
+service = "load"
+[[tcp]]
+listen = "127.0.0.1:{self.entry}"
+peer = "exit"
+service = "load"
+"""
+        probe = f"""
+[[udp]]
+listen = "127.0.0.1:{self.probe}"
+peer = "exit"
+service = "probe"
+"""
+        for name in dialling:
+            forwards = (load if name == "entry" else "") + (probe if name == dialling[-1] else "")
+            (folder / f"{name}.toml").write_text(f"""
+identity = {{ key_file = "{folder}/{name}.key", state_dir = "{folder}/{name}" }}
 control = {{ socket = "" }}
-metrics = {{ listen = "127.0.0.1:{self.metrics["entry"]}" }}
+metrics = {{ listen = "127.0.0.1:{self.metrics[name]}" }}
 [transport]
 {transport}
 [[peer]]
@@ -302,25 +326,14 @@ name = "exit"
 public_key = "{keys["exit"]}"
 endpoints = ["127.0.0.1:{self.quic}"]
 {lanes}
-[[udp]]
-listen = "127.0.0.1:{self.entry}"
-peer = "exit"
-service = "load"
-[[udp]]
-listen = "127.0.0.1:{self.probe}"
-peer = "exit"
-service = "probe"
-[[tcp]]
-listen = "127.0.0.1:{self.entry}"
-peer = "exit"
-service = "load"
-""")
+{forwards}""")
         log = f"culvert-{self.entry}"
         run = [CULVERT, "run", "--config"]
-        self.agents = {name: processes.start(log, [*run, folder / f"{name}.toml"]) for name in ("exit", "entry")}
+        self.agents = {name: processes.start(log, [*run, folder / f"{name}.toml"]) for name in ("exit", *dialling)}
         self.children = list(self.agents.values())
         try:
-            until("lanes are up", lambda: self.scrape("entry").total("culvert_lanes", state="up") >= (workers or 1))
+            for name in dialling:
+                until("lanes are up", lambda name=name: self.scrape(name).total("culvert_lanes", state="up") >= (workers or 1))
         except Failed as error:
             raise Failed(f"{error}\n{processes.log(log)}") from None
 

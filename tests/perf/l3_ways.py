@@ -5,6 +5,7 @@ program ends. They have a mount namespace of their own too, because /sys shows t
 because wireguard-go's control socket has a fixed place in /run.
 """
 
+import ipaddress
 import json
 import os
 import shutil
@@ -211,17 +212,37 @@ public_key = "{output([program, "pubkey", folder / f"{other}.key"]).strip()}"
 
 
 class Culvert(Way):
-    """An agent at both ends, with the configuration's defaults and these lines about the peer."""
+    """An agent at both ends, with the configuration's defaults and these lines about the peer. With `routes`, so many routes of
+    the kernel at each end lead to the peer, which they choose, beside those of its address."""
 
-    def __init__(self, kind, hosts, number, program=CULVERT, peer=()):
+    def __init__(self, kind, hosts, number, program=CULVERT, peer=(), routes=None):
         super().__init__(kind, hosts, number)
         self.version, self.device = output([program, "--version"]).strip(), f"culvert{number}"
         own = [f'[tun]\nname = "{self.device}"\naddress = ["{self.inner(end)}/24"]' for end in (0, 1)]
         about = ["\n".join([f"allowed_ips = {json.dumps(self.sources(1 - end))}", *peer]) for end in (0, 1)]
+        if routes is not None:
+            own = [f'{lines}\nrouting = "kernel"' for lines in own]
+            about = [f'{lines}\naddress = ["{self.inner(1 - end)}"]' for end, lines in enumerate(about)]
         self.agents = Agents(kind, hosts, number, self.underlay, program, own, about)
         self.daemons = self.agents.daemons
         self.wait()
+        if routes:
+            self.add_routes(routes)
         self.agents.settle()
+
+    def add_routes(self, count):
+        """Of 198.18.0.0/15, each of 16 addresses, in a table that only the agent reads: routes of two ways may be the same."""
+        for end, host in enumerate(self.hosts):
+            via, batch = self.inner(1 - end), Path(host.processes.path) / f"{host.name}-{self.device}.routes"
+            first = int(ipaddress.ip_address("198.18.0.0"))
+            networks = (f"{ipaddress.ip_address(first + 16 * number)}/28" for number in range(count))
+            batch.write_text("".join(f"route add {network} via {via} dev {self.device} table {1000 + self.number}\n" for network in networks))
+            host.run("ip", "-batch", batch)
+
+        def followed():
+            return all(samples.total("culvert_tun_prefixes") >= count for samples in self.state().values())
+
+        until(f"{self.kind}: the agents follow the routes", followed)
 
     def state(self):
         return self.agents.state()

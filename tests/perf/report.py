@@ -40,6 +40,14 @@ def figure(what, values, unit, limit=None, aim=None, at_most=False, sent=None):
     return row
 
 
+def bounded(values, at_most, at_least):
+    """Rows of what took part: both tables have a limit and an aim by load, way and name, which `values` takes."""
+    for bounds, is_most in ((at_most, True), (at_least, False)):
+        for (load, way, name), (limit, aim) in bounds.items():
+            if found := values(load, way, name):
+                yield figure(f"{load}, {way}: {name}", found, "", limit, aim, is_most)
+
+
 def column(found, key):
     return [values[key] for values in found]
 

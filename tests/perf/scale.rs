@@ -12,12 +12,17 @@
 //! The hub and the entry are the real program; all sockets are real. Every flow has to get its answer in every round. The
 //! program fails if the hub's memory after the last round is above that after the first one by more than a twentieth.
 //!
+//! `--flows 0 --rounds 0 --idle 60` measures idle peers alone.
+//!
+//! With `--page`, the hub serves the status page, and idle peers are measured once more while one is open.
+//!
 //! With `--restarts N` it measures only how soon all peers, which share one address, are connected again after a restart
-//! of the hub.
+//! of the hub, what both sides spend on that, and where their packets ended at the gate.
 
 use std::{
+    collections::{BTreeMap, HashSet},
     fs,
-    io::{self, BufRead, BufReader, Write},
+    io::{self, BufRead, BufReader, Read, Seek, SeekFrom, Write},
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     path::Path,
     process::{Child, Command, Stdio},
@@ -53,6 +58,9 @@ struct Options {
     /// For how long the CPU time of what is idle is measured, in seconds.
     #[arg(long, default_value_t = 20)]
     idle: u64,
+    /// Serve the status page, and measure the hub with idle peers a second time while a page is open.
+    #[arg(long)]
+    page: bool,
     /// Restart the hub this many times with all peers connected, and measure their return instead of all else.
     #[arg(long, default_value_t = 0)]
     restarts: u32,
@@ -84,8 +92,9 @@ fn measure(options: &Options) {
     let mut crowd = Crowd::start(underlay, hub.key());
     let echo = echo();
     let mut known = format!(
-        "transport.listen = [\"{underlay}\"]\nlimits.peers = {}\n\
+        "metrics.page = {}\ntransport.listen = [\"{underlay}\"]\nlimits.peers = {}\n\
          [[service]]\nname = \"echo\"\nprotocol = \"udp\"\nupstream = \"{echo}\"\nidle = \"{}s\"\n{}",
+        options.page,
         peers + 1,
         FLOW_IDLE.as_secs(),
         peer("entry", entry.key(), "services = [\"echo\"]\nlanes = 1\nqueue.time = \"5s\"\n")
@@ -112,14 +121,23 @@ fn measure(options: &Options) {
     wait_for_peers(&hub, 1);
     row("only configured", &mut hub);
     let first = Usage::of(hub.process().pid());
+    let before_sessions = cpu_time(hub.process().pid());
     crowd.be(peers);
+    // Without the questions about its status, which cost CPU time as well.
+    thread::sleep(Duration::from_secs(3));
+    let sessions_cpu = cpu_time(hub.process().pid()) - before_sessions;
     wait_for_peers(&hub, peers + 1);
     row(&format!("{peers} peers connected"), &mut hub);
     if options.restarts > 0 {
-        return measure_returns(&mut hub, peers, options.restarts);
+        return measure_returns(&mut hub, &crowd, peers, options.restarts);
     }
     let connected = Usage::of(hub.process().pid());
     let peers_cpu = idle_cpu(&mut hub, idle);
+    if options.page {
+        let watched = watched_cpu(&mut hub, idle);
+        row("with a page open", &mut hub);
+        say(&format!("{peers_cpu:.2} % of a CPU while idle, {watched:.2} % with a page open"));
+    }
     let mut clients = Clients::default();
     let mut after_first = None;
     let mut flows_cost = (0, 0, 0.0);
@@ -150,11 +168,13 @@ fn measure(options: &Options) {
     let flat = after_first.map_or(1.0, |first| last.anonymous as f64 / first.anonymous as f64);
     let each = |bytes: u64, count: u64| bytes as f64 / count.max(1) as f64 * 1000.0 / f64::from(1 << 20);
     say(&format!(
-        "\nper 1,000 peers, connected with a lane per worker    {:.1} MiB, {:.2} % of a CPU while idle\n\
+        "\nper peer, from its first packet to its lane          {:.2} ms of CPU time\n\
+         per 1,000 peers, connected with a lane per worker    {:.1} MiB, {:.2} % of a CPU while idle\n\
          per 1,000 flows, at the hub with a socket each       {:.2} MiB, with all peers {:.2} % of a CPU while idle\n\
          per 1,000 flows, at the entry which opened them      {:.2} MiB\n\
          peak of the hub                                      {:.1} MiB resident\n\
          the last round against the first                     {flat:.3} x",
+        sessions_cpu as f64 / 1e6 / peers.max(1) as f64,
         each(connected.anonymous - first.anonymous, peers as u64),
         peers_cpu,
         each(flows_cost.0, flows.into()),
@@ -167,29 +187,88 @@ fn measure(options: &Options) {
 
 /// Restarts the hub, as systemd does, and prints when half, 99 % and all of its peers were connected again.
 ///
-/// Time runs from the moment at which the new process starts; its port opens before it is ready.
-fn measure_returns(hub: &mut Agent, peers: usize, restarts: u32) {
+/// Time runs from the moment at which the new process starts; its port opens before it is ready. The hub's log says who is
+/// connected, because it costs the hub nothing to be read.
+fn measure_returns(hub: &mut Agent, crowd: &Crowd, peers: usize, restarts: u32) {
+    quieten(hub);
     say(
-        "\nafter a restart of the hub (SIGTERM, then a start), seconds from its start until peers are connected again",
+        "\nafter a restart of the hub (SIGTERM, then a start), seconds from its start until peers are connected again; CPU seconds",
     );
-    say(&format!("{:>8} {:>8} {:>8} {:>8} {:>8}", "restart", "ready", "half", "99 %", "all"));
+    let columns = ["restart", "ready", "half", "99 %", "all", "hub", "peers"];
+    say(&columns.map(|column| format!("{column:>8}")).join(" "));
     let everybody = peers + 1;
     for restart in 1..=restarts {
         hub.terminate();
+        let mut log = LogTail::open(&hub.folder().join("log"));
+        let crowd_before = cpu_time(crowd.process.pid());
         let begin = clock::now();
         hub.start();
-        let ready = begin.elapsed();
-        let mut reached = Vec::new();
+        let mut times = vec![begin.elapsed()];
+        let mut connected = HashSet::new();
         for goal in [everybody / 2, everybody * 99 / 100, everybody] {
             clock::until(&format!("{goal} connected peers"), PATIENCE, || {
-                let connected = connected_peers(hub);
-                if connected >= goal { Ok(()) } else { Err(format!("{connected} of {everybody}")) }
+                connected.extend(log.new_lines().iter().filter_map(|line| connected_peer(line)));
+                let count = connected.len();
+                if count >= goal { Ok(()) } else { Err(format!("{count} of {everybody}")) }
             });
-            reached.push(begin.elapsed());
+            times.push(begin.elapsed());
         }
-        let seconds = |time: &Duration| format!("{:>8.2}", time.as_secs_f64());
-        let columns: Vec<String> = [ready].iter().chain(&reached).map(seconds).collect();
+        let hub_cpu = cpu_time(hub.process().pid());
+        let crowd_cpu = cpu_time(crowd.process.pid()) - crowd_before;
+        let seconds = times.iter().map(Duration::as_secs_f64);
+        let seconds = seconds.chain([hub_cpu, crowd_cpu].map(|nanoseconds| nanoseconds as f64 / 1e9));
+        let columns: Vec<String> = seconds.map(|seconds| format!("{seconds:>8.2}")).collect();
         say(&format!("{restart:>8} {}", columns.join(" ")));
+        wait_for_peers(hub, everybody);
+        let status = status(hub);
+        let counts = |key: &str| -> BTreeMap<String, u64> {
+            serde_json::from_value(status[key].clone()).expect("counts by label")
+        };
+        let ended = ["handshakes", "gate"].map(|key| {
+            let counts = counts(key).into_iter().filter(|(_, count)| *count > 0);
+            counts.map(|(label, count)| format!("{label} {count}")).collect::<Vec<_>>().join(", ")
+        });
+        say(&format!("         handshakes: {}; datagrams at the gate: {}", ended[0], ended[1]));
+    }
+}
+
+/// Lets an agent log as an installed one does from its next start on: the lines of the tests' level would be a part of what is
+/// measured.
+fn quieten(agent: &Agent) {
+    let file = agent.config();
+    let text = fs::read_to_string(&file).expect("it is configured");
+    fs::write(&file, text.replace("log.level = \"debug\"", "log.level = \"info\""))
+        .expect("the folder is ours");
+}
+
+/// The peer of a line that says that it is connected.
+fn connected_peer(line: &str) -> Option<String> {
+    let (_, rest) = line.split_once(": connected peer=\"")?;
+    Some(rest.split_once('"')?.0.to_owned())
+}
+
+/// What is appended to a log.
+struct LogTail {
+    file: fs::File,
+    /// The beginning of a line whose end has not been written.
+    rest: String,
+}
+
+impl LogTail {
+    /// A log from its present end on.
+    fn open(path: &Path) -> Self {
+        let mut file = fs::File::open(path).expect("the agent has logged");
+        file.seek(SeekFrom::End(0)).expect("it is a file");
+        Self { file, rest: String::new() }
+    }
+
+    /// The complete lines since the last call.
+    fn new_lines(&mut self) -> Vec<String> {
+        self.file.read_to_string(&mut self.rest).expect("an agent logs text");
+        let end = self.rest.rfind('\n').map_or(0, |at| at + 1);
+        let lines = self.rest[..end].lines().map(str::to_owned).collect();
+        self.rest.drain(..end);
+        lines
     }
 }
 
@@ -248,21 +327,39 @@ impl std::fmt::Display for Usage {
     }
 }
 
+/// The time that a process's threads have been on a CPU, in nanoseconds.
+fn cpu_time(pid: u32) -> u64 {
+    let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
+    let of = |thread: io::Result<fs::DirEntry>| {
+        let text = fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
+        text.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    threads.filter_map(of).sum()
+}
+
 /// The part of a CPU that an agent takes, in per cent.
 fn idle_cpu(agent: &mut Agent, seconds: u64) -> f64 {
-    let pid = agent.process().pid();
-    // Nanoseconds on a CPU, of each thread.
-    let spent = || -> u64 {
-        let threads = fs::read_dir(format!("/proc/{pid}/task")).expect("it runs");
-        let of = |thread: io::Result<fs::DirEntry>| {
-            let text = fs::read_to_string(thread.ok()?.path().join("schedstat")).ok()?;
-            text.split_whitespace().next()?.parse::<u64>().ok()
-        };
-        threads.filter_map(of).sum()
-    };
-    let before = spent();
+    let before = cpu_time(agent.process().pid());
     thread::sleep(Duration::from_secs(seconds));
-    (spent() - before) as f64 / (seconds as f64 * 1e9) * 100.0
+    (cpu_time(agent.process().pid()) - before) as f64 / (seconds as f64 * 1e9) * 100.0
+}
+
+/// The same while a page is open: it asks as `page.js` does when all peers are shown.
+fn watched_cpu(agent: &mut Agent, seconds: u64) -> f64 {
+    const PATHS: [(u64, &str); 4] = [
+        (1, "/api/peers?sort=state&order=asc&show=all&find=&skip=0&rows=25&trends=0"),
+        (30, "/api/peers?sort=state&order=asc&show=all&find=&skip=0&rows=25&trends=1"),
+        (5, "/api/history?after=0"),
+        (8, "/api/status?peers=none"),
+    ];
+    let (before, begin) = (cpu_time(agent.process().pid()), clock::now());
+    for second in 0..seconds {
+        for (_, path) in PATHS.iter().filter(|(every, _)| second % every == 0) {
+            agent.get(path).expect("the agent answers");
+        }
+        thread::sleep((begin + Duration::from_secs(second + 1)).saturating_duration_since(clock::now()));
+    }
+    (cpu_time(agent.process().pid()) - before) as f64 / begin.elapsed().as_nanos() as f64 * 100.0
 }
 
 /// What an agent says of itself.

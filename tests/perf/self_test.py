@@ -1,12 +1,17 @@
 """Checks the arithmetic of this folder on canned answers: no processes, no network."""
 
+import importlib.util
 import tomllib
+from importlib.machinery import SourceFileLoader
+from pathlib import Path
+from types import SimpleNamespace
 
 import accounts
 import harness
 import l3_loads
 import modem_ways
 import path_ways
+import report
 import transports_report
 import transports_ways
 
@@ -198,6 +203,64 @@ def transports():
     assert "| tcp | 20 (10 to 30) | – |" in text and "* tcp, 1 GiB: it ended" in text, text
 
 
+def command(name):
+    """A command of this folder as a module."""
+    spec = importlib.util.spec_from_loader(f"command_{name}", SourceFileLoader(f"command_{name}", str(Path(__file__).with_name(name))))
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def in_rounds(load, kind, *values):
+    return [{"round": round_, "load": load, "kind": kind, "values": each} for round_, each in enumerate(values, 1)]
+
+
+def repairs():
+    lossy, repair = command("lossy"), command("repair")
+    runs = in_rounds("udp-5", "culvert", {"bytes each": 1000}, {"bytes each": 1100}, {"bytes each": 1000})
+    runs += in_rounds("udp-5", "culvert-60ms", {"bytes each": 1100, "lost %": 0.03}, {"bytes each": 1210, "lost %": 0.01})
+    extra = lossy.of_runs(runs, "udp-5", "culvert-60ms", "extra %")
+    assert [round(percent, 6) for percent in extra] == [10, 10], extra
+    assert lossy.of_runs(runs, "udp-5", "culvert", "extra %") == []
+    rows = list(report.bounded(lambda *what: lossy.of_runs(runs, *what), lossy.AT_MOST, lossy.AT_LEAST))
+    assert [row["verdict"] for row in rows] == ["ok", "ok"], rows
+    full = in_rounds("full-1", "culvert", {"Mbit/s": 180, "ping p99 ms": 120}) + in_rounds("full-1", "culvert-hold", {"Mbit/s": 135, "ping p99 ms": 150})
+    assert lossy.of_runs(full, "full-1", "culvert-hold", "Mbit/s of culvert %") == [75]
+    assert lossy.of_runs(full, "full-1", "culvert-hold", "p99 of culvert %") == [125]
+    rows = list(report.bounded(lambda *what: lossy.of_runs(full, *what), lossy.AT_MOST, lossy.AT_LEAST))
+    assert [row["verdict"] for row in rows] == ["MISSED", "MISSED"], rows
+    for bounds in (lossy.AT_MOST, lossy.AT_LEAST):
+        assert all(kind in lossy.LOADS[load][2] and key in lossy.LINES for load, kind, key in bounds), bounds
+    runs = in_rounds("udp", "off", {"Gbit/s": 0.5, "outer bytes each": 1.1}) + in_rounds("udp", "asap", {"Gbit/s": 0.49, "outer bytes each": 1.111})
+    assert [round(repair.of_runs(runs, "udp", "asap", key)[0], 6) for key in ("of off %", "outer %")] == [98, 1]
+    before = {"left": harness.Samples('culvert_lane_sent_bytes_total{lane="0"} 100\n')}
+    grown = 'culvert_lane_sent_bytes_total{lane="0"} 1112\nculvert_lane_packets_sent_total{peer="right"} 1\n'
+    grown += 'culvert_peer_bytes_delivered_total{direction="uplink",peer="right"} 800\nculvert_repair_extra_bytes_total{peer="right"} 40\n'
+    assert repair.costs({"left": harness.Samples(grown)}, before) == {"outer bytes each": 1.3, "extra %": 4}
+
+
+def plots():
+    """Goodput over loss, and rate and delay over a stepping link: a line for each way that took part."""
+    lossy, modem = command("lossy"), command("modem")
+    about = {"cores": 2, "kernel": "6.18", "commit": "0"}
+
+    class Bench(SimpleNamespace):
+        def values(self, *what):
+            return lossy.of_runs(self.runs, *what)
+
+    options = SimpleNamespace(loads=["tcp-0", "tcp-1"], kinds=["wireguard-go", "culvert-hold"], rate=200, rtt=80)
+    runs = [run for load in options.loads for kind in options.kinds for run in in_rounds(load, kind, {"Mbit/s": 100}, {"Mbit/s": 120})]
+    drawn = lossy.chart(Bench(options=options, runs=runs), about)
+    assert all(text in drawn for text in ("wireguard-go", "culvert-hold", "200 Mbit/s, RTT 80 ms")), drawn
+    assert drawn.count("<polyline") == 2 and drawn.count("<circle") == 4, drawn
+    options = SimpleNamespace(load=["cubic"], kind=["wireguard-go", "culvert-auto"], step_seconds=10, rates=[50, 10, 30], queue="500ms", rtt=20)
+    points = [{"s": second, "link": link, "up": link * 0.9, "ping ms": 30} for second, link in ((0, 50), (10, 10), (20, 30))]
+    runs = [{"load": "cubic", "kind": kind, "series": points} for kind in options.kind]
+    drawn = modem.chart(SimpleNamespace(options=options, runs=runs), about)
+    # Rate of both ways and of the link; delay of both ways.
+    assert drawn.count("<polyline") == 5 and "30 s" in drawn, drawn
+
+
 def outside():
     """The bench of transports is neither in the workspace nor in its lock."""
     package = tomllib.loads((transports_ways.PACKAGE / "Cargo.toml").read_text())
@@ -209,7 +272,7 @@ def outside():
 
 
 def main(matrix):
-    for check in (metrics, losses, relays, loads, tunnels, paths, modems, transports, outside):
+    for check in (metrics, losses, relays, loads, tunnels, paths, modems, repairs, plots, transports, outside):
         check()
     rows = [
         accounts.with_costs(

@@ -74,7 +74,7 @@ pub(crate) fn configuration(setup: &Setup, agent: u8, variant: u8) -> String {
     let mut peers = String::new();
     if agent == EXIT {
         for (name, service) in [("echo", Service::Echo), ("sink", Service::Sink)] {
-            let idle = format!("idle = \"{IDLE_MS}ms\"");
+            let idle = format!("idle = \"{IDLE_MS}ms\"\nrepair = {}", repair(setup));
             _ = writeln!(
                 text,
                 "[[service]]\nname = \"{name}\"\nupstream = \"{}\"\n{idle}",
@@ -97,7 +97,8 @@ pub(crate) fn configuration(setup: &Setup, agent: u8, variant: u8) -> String {
         _ = writeln!(text, "[[tcp]]\nlisten = \"{listen}\"\npeer = \"agent2\"\nservice = \"echo\"");
         peers += &peer(setup, EXIT, &keys[usize::from(EXIT)], true, variant);
     }
-    _ = writeln!(text, "[limits]\nflows_per_peer = {}", setup.flows_per_peer);
+    let (flows, bytes) = (setup.flows_per_peer, setup.repair_bytes());
+    _ = writeln!(text, "[limits]\nflows_per_peer = {flows}\nrepair_bytes = \"{}MiB\"", bytes >> 20);
     if setup.has_tun {
         _ = writeln!(text, "[tun]\naddress = [\"{}/24\"]", inner(agent, 254));
     }
@@ -124,7 +125,17 @@ fn peer(setup: &Setup, of: u8, key: &PublicKey, dials: bool, variant: u8) -> Str
         _ = writeln!(text, "endpoints = [\"{}:4433\"]", address(of));
     }
     if setup.has_tun {
-        _ = writeln!(text, "allowed_ips = [\"{}/24\"]", inner(of, 0));
+        _ = writeln!(text, "allowed_ips = [\"{}/24\"]\nrepair = {}", inner(of, 0), repair(setup));
+    }
+    if setup.rate > 0 {
+        _ = writeln!(text, "rate = \"{}Mbit\"", setup.rate);
     }
     text
+}
+
+/// What repairs payloads.
+fn repair(setup: &Setup) -> String {
+    let Setup { repair, holds, deadline_ms, .. } = setup;
+    let order = if *holds { "hold" } else { "asap" };
+    format!("{{ mode = \"{}\", deadline = \"{deadline_ms}ms\", order = \"{order}\" }}", repair.label())
 }

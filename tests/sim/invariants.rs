@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use dataplane::relay::{Account, DropReason};
-use testkit::simulation::{DirectionBooks, PeerBooks, WorkerBooks, World};
+use testkit::simulation::{DirectionBooks, PeerBooks, RepairBooks, WorkerBooks, World};
 
 use super::{
     model::{Failure, fail},
@@ -61,12 +61,29 @@ pub(crate) fn check(books: &[(u8, Vec<WorkerBooks>)], setup: &Setup, now: Instan
     Ok(())
 }
 
+/// What holds of repair: its memory has a bound, and nothing waits for what has missed its deadline.
+fn check_repair(name: &str, peer: &PeerBooks, setup: &Setup, now: Instant) -> Result<(), Failure> {
+    /// A block of memory for each of two streams may be taken whatever is in use.
+    const BLOCKS: usize = 2 * (16 << 10);
+    let RepairBooks { bytes, deadline, held, .. } = peer.repair;
+    if bytes > setup.repair_bytes() / 4 + BLOCKS {
+        fail!("bounds", "{name}, {}: {bytes} bytes for repair", peer.name);
+    }
+    if let Some(deadline) = deadline
+        && now.saturating_duration_since(deadline) > LATE
+    {
+        fail!("deadline", "{name}, {}: {held} payloads wait {:?} too long", peer.name, now - deadline);
+    }
+    Ok(())
+}
+
 fn check_peer(name: &str, peer: &PeerBooks, setup: &Setup, now: Instant) -> Result<(), Failure> {
     for (way, DirectionBooks { account, queued }) in [("uplink", peer.uplink), ("downlink", peer.downlink)] {
         if !account.balances(queued) {
             fail!("balance", "{name}, {}, {way}: {queued} wait, {account:?}", peer.name);
         }
     }
+    check_repair(name, peer, setup, now)?;
     let (packets, bytes, time) = peer.bounds;
     // A reload leaves what waits.
     let packets = packets.max(setup.packets as usize);
@@ -116,6 +133,12 @@ pub(crate) fn moved_and_refused(books: &[(u8, Vec<WorkerBooks>)]) -> (u64, u64) 
     })
 }
 
+/// Payloads that came again after they were lost, or were recovered.
+pub(crate) fn repaired(books: &[(u8, Vec<WorkerBooks>)]) -> u64 {
+    let workers = books.iter().flat_map(|(_, workers)| workers);
+    workers.flat_map(|worker| &worker.peers).map(|peer| peer.repair.repaired).sum()
+}
+
 /// Something that changes whenever a flow may have gone to another lane: who owns which connection, and what has moved.
 pub(crate) fn order_of(books: &[(u8, Vec<WorkerBooks>)]) -> u64 {
     let workers = books.iter().flat_map(|(_, workers)| workers);
@@ -131,7 +154,8 @@ pub(crate) fn order_of(books: &[(u8, Vec<WorkerBooks>)]) -> u64 {
 pub(crate) fn disconnected(books: &[(u8, Vec<WorkerBooks>)], setup: &Setup) -> Option<String> {
     let wanted = |entry: u8| {
         let most = setup.workers[usize::from(entry)].max(setup.workers[usize::from(EXIT)]);
-        u32::from(if setup.lanes == 0 { most } else { setup.lanes })
+        let lanes = u32::from(if setup.lanes == 0 { most } else { setup.lanes });
+        if setup.is_standard { 0 } else { lanes }
     };
     for (agent, workers) in books {
         if workers.is_empty() {

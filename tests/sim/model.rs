@@ -128,9 +128,40 @@ pub(crate) struct Model {
     /// The paths between agents on which datagrams overtake each other now: from, to. Whoever changes one has [`Model::order`] grow,
     /// so that nothing which was under way on it is looked at.
     pub(crate) jittered: BTreeSet<(u8, u8)>,
+    /// What agents do for the order of payloads.
+    keeping: Keeping,
+}
+
+/// What agents do for the order of payloads.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Keeping {
+    /// Nothing: payloads come in the order that the path leaves them in.
+    #[default]
+    Path,
+    /// What is lost and comes again comes when it does.
+    None,
+    /// Datagrams are held until earlier ones have come.
+    Held,
 }
 
 impl Model {
+    /// The expectations before anything has happened.
+    pub(crate) fn new(keeping: Keeping) -> Self {
+        Self { keeping, ..Self::default() }
+    }
+
+    /// See [`Stream::arrive`], for a payload from one agent to another.
+    fn order_between(&self, from: u8, to: u8, is_packet: bool) -> Option<u64> {
+        let is_straight = !self.jittered.contains(&(from, to));
+        let is_kept = match self.keeping {
+            Keeping::Path => is_straight,
+            Keeping::None => false,
+            // A packet may come before the word that packets are held.
+            Keeping::Held => is_straight || !is_packet,
+        };
+        is_kept.then_some(self.order)
+    }
+
     /// The flow of a client to a service through an entry; it begins if it is new.
     pub(crate) fn flow(&mut self, client: u16, entry: u8, service: Service) -> u16 {
         let is_it = |flow: &Flow| (flow.client, flow.entry, flow.service) == (client, entry, service);
@@ -175,7 +206,9 @@ impl Model {
         if before.is_some_and(|before| before != place) {
             fail!("right place", "flow {place}, {number} comes from {from}, which is flow {before:?}'s");
         }
-        let order = (!self.jittered.contains(&(flow.entry, EXIT))).then_some(self.order);
+        let entry = flow.entry;
+        let order = self.order_between(entry, EXIT, false);
+        let Some(flow) = self.flows.get_mut(usize::from(place)) else { return Ok(None) };
         flow.requests.arrive(&format!("flow {place}, requests"), number, order)?;
         let answers = service == Service::Echo;
         if answers {
@@ -203,7 +236,9 @@ impl Model {
         if got != payload(Way::Reply, place, number, bytes) {
             fail!("unchanged", "flow {place}, {number}: another reply");
         }
-        let order = (!self.jittered.contains(&(EXIT, flow.entry))).then_some(self.order);
+        let entry = flow.entry;
+        let order = self.order_between(EXIT, entry, false);
+        let flow = &mut self.flows[usize::from(place)];
         flow.replies.arrive(&format!("flow {place}, replies"), number, order)
     }
 
@@ -227,10 +262,10 @@ impl Model {
         let Some((flow, number)) = read(Way::Packet, got) else {
             fail!("unchanged", "a packet of {way:?} whose payload nobody sent")
         };
+        let order = self.order_between(way.0, way.1, true);
         let Some(stream) = self.tunnels.get_mut(&way).filter(|_| flow == named) else {
             fail!("right place", "a packet of flow {flow} at {way:?}")
         };
-        let order = (!self.jittered.contains(&(way.0, way.1))).then_some(self.order);
         stream.arrive(&format!("packets {way:?}"), number, order)?;
         Ok(number)
     }

@@ -16,6 +16,9 @@ use super::{
 /// second, and attempts follow each other by a second.
 const MOST_RECOVERY: Duration = Duration::from_secs(5);
 
+/// Without lanes nothing but QUIC's idle time tells that the other end has forgotten the session.
+const STANDARD_RECOVERY: Duration = Duration::from_secs(30);
+
 /// Until a short connection is complete on a good path.
 const MOST_CONNECTION: Duration = Duration::from_secs(2);
 
@@ -39,7 +42,9 @@ impl Run<'_> {
             self.answered(&echoes)?;
         }
         // The interval between attempts grows to 15 s, with jitter.
-        let most = Duration::from_secs(setup.keepalive_seconds.max(15).into()) + Duration::from_secs(8);
+        let most = Duration::from_secs(setup.keepalive_seconds.max(15).into())
+            + Duration::from_secs(8)
+            + self.most_idle();
         let until = self.world.clock.elapsed() + most;
         while let Some(why) = disconnected(&books_of(&self.world, &setup), &setup) {
             if self.world.clock.elapsed() >= until {
@@ -56,12 +61,18 @@ impl Run<'_> {
         self.tunnel_all()
     }
 
+    /// How much later a session that its other end has forgotten is noticed.
+    fn most_idle(&self) -> Duration {
+        if self.schedule.setup.is_standard { STANDARD_RECOVERY } else { Duration::ZERO }
+    }
+
     /// Sends until everybody is answered.
     fn answered(&mut self, echoes: &[u16]) -> Result<(), Failure> {
         let before: Vec<usize> = echoes.iter().map(|flow| self.model.arrived(*flow)[1]).collect();
         // Where the ceiling is reached, flows have to end first.
         let most = MOST_RECOVERY + Duration::from_millis(IDLE_MS);
         let most = if self.schedule.setup.flows_per_peer < PLENTY { most } else { MOST_RECOVERY };
+        let most = most + self.most_idle();
         let until = self.world.clock.elapsed() + most;
         while echoes.iter().zip(&before).any(|(flow, before)| self.model.arrived(*flow)[1] == *before) {
             if self.world.clock.elapsed() > until {
@@ -147,7 +158,7 @@ impl Run<'_> {
         let ways: Vec<(u8, u8, u8)> =
             entries.flat_map(|entry| [(entry, EXIT, LAST_HOST), (EXIT, entry, LAST_HOST)]).collect();
         // Their lane may be one that has carried nothing since an address changed: that is noticed now.
-        let until = self.world.clock.elapsed() + MOST_RECOVERY;
+        let until = self.world.clock.elapsed() + MOST_RECOVERY + self.most_idle();
         while let Some(way) = ways.iter().find(|way| self.model.packets_arrived(**way) == 0) {
             if self.world.clock.elapsed() >= until {
                 fail!("packets arrive", "{way:?}: none after {MOST_RECOVERY:?} on a good path");

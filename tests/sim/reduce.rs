@@ -1,5 +1,7 @@
 //! A failing schedule, made small: events are left out and amounts halved for as long as the same promise is broken.
 
+use wire::repair::Mode;
+
 use super::schedule::{Event, PLENTY, Schedule, What};
 
 /// How often a schedule is tried again while it is reduced.
@@ -60,6 +62,10 @@ fn simpler_setups(schedule: &Schedule) -> Vec<Simplify> {
         |schedule| schedule.setup.drops_newest = false,
         |schedule| schedule.setup.quota = 100,
         |schedule| schedule.setup.flows_per_peer = PLENTY,
+        |schedule| schedule.setup.repair = Mode::Off,
+        |schedule| schedule.setup.holds = false,
+        |schedule| schedule.setup.rate = 0,
+        |schedule| schedule.setup.is_standard = false,
     ];
     let needs_tun = |event: &Event| matches!(event.what, What::Packets { .. });
     if !schedule.events.iter().any(needs_tun) {

@@ -2,17 +2,19 @@
 
 use std::{collections::BTreeMap, net::IpAddr, time::Duration};
 
+use engine::worker::Worker;
 use ip::{packets::TunOffload, vnet::VnetHeader};
 use net::Token;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use testkit::simulation::{Host, NetworkPath, Udp, World};
+use wire::repair::Mode;
 
 use super::{
     agents::{CLIENTS, SERVICES, address, configuration, identity, ingress, outside, upstream},
-    invariants::{books_of, check, is_full, moved_and_refused, order_of},
-    model::{Failure, Model},
+    invariants::{books_of, check, is_full, moved_and_refused, order_of, repaired},
+    model::{Failure, Keeping, Model},
     packets,
-    schedule::{EXIT, Schedule, Service, What},
+    schedule::{EXIT, Schedule, Service, Setup, What},
     streams::Streams,
 };
 
@@ -73,6 +75,8 @@ pub(crate) struct Outcome {
     pub(crate) full: u64,
     /// Datagrams that were dropped for that.
     pub(crate) refused: u64,
+    /// Payloads that came again after they were lost, or were recovered.
+    pub(crate) repaired: u64,
 }
 
 impl Outcome {
@@ -88,6 +92,7 @@ impl Outcome {
             moves: self.moves + other.moves,
             full: self.full + other.full,
             refused: self.refused + other.refused,
+            repaired: self.repaired + other.repaired,
         }
     }
 }
@@ -133,6 +138,19 @@ pub(crate) fn run(schedule: &Schedule, fault: Option<Fault>) -> Result<Outcome, 
     Ok(run.outcome)
 }
 
+/// Has an agent want no lanes.
+fn withhold_lanes(world: &mut World, agent: u8) {
+    world.agent(usize::from(agent)).workers.iter_mut().for_each(Worker::withhold_lanes);
+}
+
+fn keeping(setup: &Setup) -> Keeping {
+    match setup.repair {
+        Mode::Off => Keeping::Path,
+        _ if setup.keeps_order() => Keeping::Held,
+        Mode::Retransmit | Mode::Fec | Mode::Auto => Keeping::None,
+    }
+}
+
 impl<'a> Run<'a> {
     fn new(schedule: &'a Schedule, fault: Option<Fault>) -> Self {
         let setup = &schedule.setup;
@@ -146,6 +164,8 @@ impl<'a> Run<'a> {
             world.start(&toml, &identity(setup, agent), &[address(agent)], seed);
             if !setup.agents().any(|place| place == agent) {
                 world.kill(usize::from(agent));
+            } else if setup.is_standard {
+                withhold_lanes(&mut world, agent);
             }
             for host in [CLIENTS, SERVICES] {
                 world.set_path(address(agent), host, NEAR);
@@ -161,7 +181,7 @@ impl<'a> Run<'a> {
         Self {
             schedule,
             world,
-            model: Model::default(),
+            model: Model::new(keeping(setup)),
             clients,
             services,
             streams,
@@ -266,12 +286,17 @@ impl<'a> Run<'a> {
         {
             worker.excess = Some("too much".to_owned());
         }
+        // What an agent holds when it ends is never delivered.
+        let ended = books.iter_mut().filter(|(agent, _)| self.world.has_ended(usize::from(*agent)));
+        let peers = ended.flat_map(|(_, workers)| workers).flat_map(|worker| &mut worker.peers);
+        peers.for_each(|peer| peer.repair.deadline = None);
         check(&books, setup, self.world.now())?;
         let counted = moved_and_refused(&books);
         // Of an agent that is started again the counts begin again.
         self.outcome.moves += counted.0.saturating_sub(self.last_counted.0);
         self.outcome.refused += counted.1.saturating_sub(self.last_counted.1);
         self.last_counted = counted;
+        self.outcome.repaired = self.outcome.repaired.max(repaired(&books));
         self.outcome.full += u64::from(is_full(&books));
         let order = order_of(&books);
         if order != self.last_order {
@@ -459,6 +484,9 @@ impl<'a> Run<'a> {
         self.outcome.restarts += 1;
         let toml = configuration(setup, agent, self.variants[place]);
         self.world.restart(place, &toml, &identity(setup, agent), &[address(agent)], self.starts);
+        if setup.is_standard {
+            withhold_lanes(&mut self.world, agent);
+        }
     }
 
     pub(crate) fn reload(&mut self, agent: u8, variant: u8) {

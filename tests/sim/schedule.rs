@@ -3,6 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use wire::repair::Mode;
 
 use super::text::{Fields, Malformed, write_fields};
 
@@ -11,6 +12,9 @@ pub(crate) const EXIT: u8 = 2;
 
 /// A ceiling on flows that no schedule reaches.
 pub(crate) const PLENTY: u32 = 25_000;
+
+/// The least of `limits.repair_bytes`.
+const LEAST_REPAIR_BYTES: usize = 1 << 20;
 
 /// Everything that happens.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -45,6 +49,15 @@ pub(crate) struct Setup {
     pub(crate) is_eager: bool,
     /// The ceiling on the flows of a peer.
     pub(crate) flows_per_peer: u32,
+    /// How lost payloads are repaired.
+    pub(crate) repair: Mode,
+    /// Payloads that are repaired are held in order.
+    pub(crate) holds: bool,
+    pub(crate) deadline_ms: u16,
+    /// The rate to each peer in Mbit/s; 0: no limit.
+    pub(crate) rate: u8,
+    /// Nobody has lanes.
+    pub(crate) is_standard: bool,
 }
 
 /// Something that happens.
@@ -161,7 +174,16 @@ impl What {
 
 impl Setup {
     fn draw(seed: u64, rng: &mut StdRng) -> Self {
+        /// Repair has draws of its own, so that the others are those of the seeds before it.
+        const REPAIR: u64 = 0x5e9a_1200_0000_0000;
+        let mut of_repair = StdRng::seed_from_u64(seed ^ REPAIR);
+        let modes = [Mode::Off, Mode::Off, Mode::Off, Mode::Retransmit, Mode::Fec, Mode::Auto];
         Self {
+            repair: modes[of_repair.random_range(0..modes.len())],
+            holds: of_repair.random(),
+            deadline_ms: [20, 100, 400][of_repair.random_range(0..3)],
+            rate: [0, 0, 0, 2, 20][of_repair.random_range(0..5)],
+            is_standard: of_repair.random_bool(0.2),
             seed,
             entries: if rng.random_bool(0.25) { 2 } else { 1 },
             workers: [0; 3].map(|_| [1, 1, 2, 3][rng.random_range(0..4)]),
@@ -177,6 +199,16 @@ impl Setup {
             is_eager: rng.random(),
             flows_per_peer: [PLENTY, PLENTY, PLENTY, rng.random_range(3..=10)][rng.random_range(0..4)],
         }
+    }
+
+    /// Whether datagrams come in the order of their flow whatever the path does: while there is memory for repair.
+    pub(crate) fn keeps_order(&self) -> bool {
+        self.holds && self.repair != Mode::Off && self.repair_bytes() > LEAST_REPAIR_BYTES
+    }
+
+    /// The memory for repair, a quarter of it for each peer; as small as may be where queues are, too.
+    pub(crate) fn repair_bytes(&self) -> usize {
+        if self.kilobytes == 64 { LEAST_REPAIR_BYTES } else { 64 * LEAST_REPAIR_BYTES }
     }
 
     /// The agents that take part.
@@ -282,10 +314,13 @@ impl fmt::Display for Schedule {
         let Setup { seed, entries, workers, lanes, keepalive_seconds, packets, kilobytes, .. } = &self.setup;
         let Setup { queue_ms, quota, drops_newest, is_mutual, has_tun, is_eager, flows_per_peer, .. } =
             &self.setup;
+        let Setup { repair, holds, deadline_ms, rate, is_standard, .. } = &self.setup;
+        let repair = repair.label();
         write!(f, "setup seed={seed} entries={entries} ")?;
         write!(f, "workers0={} workers1={} workers2={} ", workers[0], workers[1], workers[2])?;
         write_fields!(f, lanes, keepalive_seconds, packets, kilobytes, queue_ms, quota);
         write_fields!(f, drops_newest, is_mutual, has_tun, is_eager, flows_per_peer);
+        write_fields!(f, repair, holds, deadline_ms, rate, is_standard);
         writeln!(f)?;
         for Event { at, what } in &self.events {
             writeln!(f, "{at} {what}")?;
@@ -334,7 +369,11 @@ impl FromStr for Schedule {
     /// Reads what [`fmt::Display`] writes; lines that begin with `#` are comments.
     fn from_str(text: &str) -> Result<Self, Malformed> {
         let mut lines = text.lines().filter(|line| !line.trim().is_empty() && !line.starts_with('#'));
-        let (_, f) = Fields::of(lines.next().ok_or(Malformed::Empty)?)?;
+        let line = lines.next().ok_or(Malformed::Empty)?;
+        let (_, f) = Fields::of(line)?;
+        let mode: String = f.get("repair")?;
+        let mut modes = [Mode::Off, Mode::Retransmit, Mode::Fec, Mode::Auto].into_iter();
+        let mode = modes.find(|known| known.label() == mode);
         let setup = Setup {
             seed: f.get("seed")?,
             entries: f.get("entries")?,
@@ -350,6 +389,11 @@ impl FromStr for Schedule {
             has_tun: f.get("has_tun")?,
             is_eager: f.get("is_eager")?,
             flows_per_peer: f.get("flows_per_peer")?,
+            repair: mode.ok_or_else(|| Malformed::Field(line.to_owned(), "repair"))?,
+            holds: f.get("holds")?,
+            deadline_ms: f.get("deadline_ms")?,
+            rate: f.get("rate")?,
+            is_standard: f.get("is_standard")?,
         };
         let events: Result<Vec<Event>, Malformed> = lines.map(Event::read).collect();
         Ok(Self { setup, events: events? })

@@ -1,10 +1,10 @@
 //! An entry and two exits with the same network behind them, in network namespaces, and a flow through the better one.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -15,10 +15,19 @@ use crate::{
     clock,
     impairment::{Impairment, Path},
     place::{Cable, Place},
+    sites::Family,
 };
 
-/// The host behind both exits, where datagrams are sent back.
-const TARGET: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 1), 7_777));
+/// The addresses of the host behind both exits.
+pub const TARGET: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 77, 0, 1));
+pub const TARGET_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, 1));
+
+/// The entry's addresses in the tunnel.
+pub const ENTRY: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
+pub const ENTRY_V6: IpAddr = IpAddr::V6(Ipv6Addr::new(0xfd09, 0, 0, 0, 0, 0, 0, 1));
+
+/// Where the host sends datagrams back.
+const PORT: u16 = 7_777;
 
 /// Between two datagrams of the flow.
 const EVERY: Duration = Duration::from_millis(1);
@@ -29,6 +38,8 @@ pub struct Exits {
     pub exits: [Agent; 2],
     echoes: Vec<JoinHandle<()>>,
     over: Arc<AtomicBool>,
+    /// See [`Exits::answer_by`]; the number of exits: none in particular.
+    answers_by: Arc<AtomicUsize>,
     /// The paths to the exits, unless they have no delay: then the entry dials the exits themselves.
     pub paths: Vec<Impairment>,
     /// The second one's first end is unused: the entry has a link of its own to its second end.
@@ -40,6 +51,8 @@ pub struct Exits {
 pub struct Flow {
     pub sent: usize,
     pub answered: usize,
+    /// How many of those came by each exit.
+    pub by: [usize; 2],
     /// The longest time without an answer.
     pub gap: Duration,
 }
@@ -65,7 +78,8 @@ impl Exits {
         let [_, second] = cables[1].places();
         link(&entry, &second);
         let exits = [("exit-1", &first), ("exit-2", &second)].map(|(name, place)| {
-            place.tell(&["ip", "addr", "add", &format!("{}/32", TARGET.ip()), "dev", "lo"]);
+            place.tell(&["ip", "addr", "add", &TARGET.to_string(), "dev", "lo"]);
+            place.tell(&["ip", "addr", "add", &TARGET_V6.to_string(), "dev", "lo", "nodad"]);
             Agent::new(name, place)
         });
         let path = Path { delay, ..Path::default() };
@@ -80,37 +94,36 @@ impl Exits {
             .collect();
         let endpoint = |index: usize| paths.get(index).map_or(servers[index], |path| path.address);
         let entry = Agent::new("entry", &entry);
+        let kernel = of_tun.contains("kernel");
         // With routes of the agent's own they would lead the tunnel's packets into the tunnel.
-        let more = if of_tun.contains("kernel") { ", \"192.0.2.0/24\"" } else { "" };
+        let more = if kernel { ", \"192.0.2.0/24\"" } else { "" };
         let peer = |index: usize| {
             format!(
                 "[[peer]]\nname = \"exit-{index}\"\npublic_key = \"{}\"\nendpoints = [\"{}\"]\npriority = {index}\n\
-                 allowed_ips = [\"10.77.0.0/16\"{more}]\naddress = [\"10.9.0.{}\"]\n",
+                 allowed_ips = [\"10.77.0.0/16\", \"fd77::/64\"{more}]\naddress = [\"10.9.0.{host}\", \"fd09::{host}\"]\n",
                 exits[index - 1].key(),
                 endpoint(index - 1),
-                index + 1
+                host = index + 1
             )
         };
         entry.configure(&format!(
-            "transport.workers = 2\n{of_transport}{}{}[tun]\naddress = [\"10.9.0.1/24\"]\n{of_tun}\n",
+            "transport.workers = 2\n{of_transport}{}{}[tun]\naddress = [\"{ENTRY}/24\", \"{ENTRY_V6}/64\"]\n{of_tun}\n",
             peer(1),
             peer(2)
         ));
+        // The entry's link-local address is on their link only if they have the kernel's routes, too.
+        let of_exits = if kernel { "routing = \"kernel\"\n" } else { "" };
         for (exit, host) in exits.iter().zip(2..) {
             exit.configure(&format!(
                 "transport.listen = [\"0.0.0.0:4433\"]\ntransport.workers = 2\n[[peer]]\nname = \"entry\"\n\
-                 public_key = \"{}\"\nallowed_ips = [\"10.9.0.1\"]\n[tun]\naddress = [\"10.9.0.{host}/24\"]\n",
+                 public_key = \"{}\"\nallowed_ips = [\"{ENTRY}\", \"{ENTRY_V6}\"]\naddress = [\"{ENTRY}\", \"{ENTRY_V6}\"]\n\
+                 [tun]\naddress = [\"10.9.0.{host}/24\", \"fd09::{host}/64\"]\n{of_exits}",
                 entry.key()
             ));
         }
-        let over = Arc::<AtomicBool>::default();
-        let echo = |place: &Place| {
-            let socket = place.enter(|| UdpSocket::bind(TARGET)).expect("the namespace is ours");
-            let over = Arc::clone(&over);
-            thread::spawn(move || echo(&socket, &over))
-        };
-        let echoes = [&first, &second].map(echo).into();
-        let mut all = Self { entry, exits, echoes, over, paths, _cables: cables };
+        let (over, answers_by) = (Arc::default(), Arc::new(AtomicUsize::new(exits.len())));
+        let echoes = serve([&first, &second], &over, &answers_by);
+        let mut all = Self { entry, exits, echoes, over, answers_by, paths, _cables: cables };
         all.exits.iter_mut().for_each(Agent::start);
         all.entry.start();
         all.wait_for_lanes();
@@ -159,13 +172,30 @@ impl Exits {
         });
     }
 
+    /// From now on, answers of the host go by this exit, whichever the datagram came by; `None`: by the same.
+    pub fn answer_by(&self, exit: Option<usize>) {
+        self.answers_by.store(exit.unwrap_or(self.exits.len()), Ordering::Relaxed);
+    }
+
     /// Sends 1,000 datagrams a second for `time` to the host behind the exits, and calls `meanwhile` once, after a quarter.
     ///
     /// # Panics
     /// When the kernel refuses a socket.
     pub fn flow(&mut self, time: Duration, meanwhile: impl FnOnce(&mut Self)) -> Flow {
-        let socket =
-            self.entry.place().enter(|| UdpSocket::bind("10.9.0.1:0")).expect("the tunnel's address");
+        self.flow_over(Family::V4, time, meanwhile)
+    }
+
+    /// The same over either family.
+    ///
+    /// # Panics
+    /// When the kernel refuses a socket.
+    pub fn flow_over(&mut self, family: Family, time: Duration, meanwhile: impl FnOnce(&mut Self)) -> Flow {
+        let (own, target) = match family {
+            Family::V4 => (ENTRY, TARGET),
+            Family::V6 => (ENTRY_V6, TARGET_V6),
+        };
+        let target = SocketAddr::new(target, PORT);
+        let socket = self.entry.place().enter(|| UdpSocket::bind((own, 0))).expect("the tunnel's address");
         socket.set_read_timeout(Some(Duration::from_millis(20))).expect("not zero");
         let over = AtomicBool::new(false);
         thread::scope(|scope| {
@@ -173,7 +203,7 @@ impl Exits {
                 let (begin, mut sent) = (clock::now(), 0);
                 while begin.elapsed() < time {
                     // What finds no route for a moment is not answered.
-                    drop(socket.send_to(&[7; 100], TARGET));
+                    drop(socket.send_to(&[7; 100], target));
                     sent += 1;
                     let due = begin + EVERY * sent;
                     thread::sleep(due.saturating_duration_since(clock::now()));
@@ -181,24 +211,24 @@ impl Exits {
                 sent as usize
             });
             let receiver = scope.spawn(|| {
-                let (mut answered, mut last, mut gap) = (0, clock::now(), Duration::ZERO);
+                let (mut by, mut last, mut gap) = ([0; 2], clock::now(), Duration::ZERO);
                 let mut buffer = [0; 2_048];
                 while !over.load(Ordering::Relaxed) {
                     // Until there is one: the time is over, or an ICMP error came.
                     if socket.recv_from(&mut buffer).is_ok() {
-                        answered += 1;
+                        by[usize::from(buffer[0])] += 1;
                         (gap, last) = (gap.max(last.elapsed()), clock::now());
                     }
                 }
-                (answered, gap.max(last.elapsed()))
+                (by, gap.max(last.elapsed()))
             });
             thread::sleep(time / 4);
             meanwhile(self);
             let sent = sender.join().expect("it sends");
             thread::sleep(Duration::from_millis(200));
             over.store(true, Ordering::Relaxed);
-            let (answered, gap) = receiver.join().expect("it receives");
-            Flow { sent, answered, gap }
+            let (by, gap) = receiver.join().expect("it receives");
+            Flow { sent, answered: by.iter().sum(), by, gap }
         })
     }
 }
@@ -213,13 +243,33 @@ impl Drop for Exits {
     }
 }
 
-fn echo(socket: &UdpSocket, over: &AtomicBool) {
-    socket.set_read_timeout(Some(Duration::from_millis(50))).expect("not zero");
+/// The host behind each exit.
+fn serve(exits: [&Place; 2], over: &Arc<AtomicBool>, answers_by: &Arc<AtomicUsize>) -> Vec<JoinHandle<()>> {
+    let of_family = |target: IpAddr| {
+        let bind = |place: &Place| place.enter(|| UdpSocket::bind((target, PORT)));
+        let sockets = exits.map(|place| bind(place).expect("the namespace is ours"));
+        sockets.each_ref().map(|socket| {
+            socket.set_read_timeout(Some(Duration::from_millis(50))).expect("not zero");
+            sockets.each_ref().map(|socket| socket.try_clone().expect("a descriptor is free"))
+        })
+    };
+    let all = [TARGET, TARGET_V6].map(of_family).into_iter();
+    let echo = |(exit, sockets): (usize, [UdpSocket; 2])| {
+        let (over, answers_by) = (Arc::clone(over), Arc::clone(answers_by));
+        thread::spawn(move || echo(exit, &sockets, &over, &answers_by))
+    };
+    all.flat_map(|of_family| of_family.into_iter().enumerate()).map(echo).collect()
+}
+
+/// Sends back what comes by `exit`, with the exit's number in front.
+fn echo(exit: usize, sockets: &[UdpSocket; 2], over: &AtomicBool, answers_by: &AtomicUsize) {
     let mut buffer = [0; 2_048];
     while !over.load(Ordering::Relaxed) {
         // An error is the timeout, or that the way back is gone.
-        if let Ok((length, from)) = socket.recv_from(&mut buffer) {
-            drop(socket.send_to(&buffer[..length], from));
+        if let Ok((length, from)) = sockets[exit].recv_from(&mut buffer) {
+            buffer[0] = u8::try_from(exit).unwrap_or(u8::MAX);
+            let by = sockets.get(answers_by.load(Ordering::Relaxed)).unwrap_or(&sockets[exit]);
+            drop(by.send_to(&buffer[..length], from));
         }
     }
 }

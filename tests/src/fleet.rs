@@ -10,6 +10,7 @@
 //! it, the second IPv6. The host behind each exit says by which exit a datagram came.
 
 use std::{
+    collections::BTreeSet,
     fs,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     path::Path,
@@ -35,8 +36,8 @@ pub const COUNT: u8 = 3;
 /// The host behind each exit.
 const TARGET: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 77, 0, 1), 7_777));
 
-/// Between two datagrams of a flow.
-const EVERY: Duration = Duration::from_millis(2);
+/// The time between two datagrams of a flow.
+pub const EVERY: Duration = Duration::from_millis(2);
 
 /// The fleet and its entries. Dropping it ends the agents and removes the namespaces.
 pub struct Fleet {
@@ -256,6 +257,42 @@ impl Fleet {
             meanwhile(self);
             flows.into_iter().map(|flow| flow.join().expect("it sends")).collect()
         })
+    }
+
+    /// Takes the cable of exit `number` away, so that nothing answers there, or plugs it in again.
+    ///
+    /// # Panics
+    /// When the kernel refuses.
+    pub fn plug(&self, number: u8, plugged: bool) {
+        let state = if plugged { "up" } else { "down" };
+        self.balancer.tell(&["ip", "link", "set", &format!("exit-{number}"), state]);
+    }
+
+    /// The exits that the balancer passes packets to over IPv4, by number.
+    ///
+    /// # Panics
+    /// When nft does not say.
+    #[must_use]
+    pub fn alive(&self) -> BTreeSet<u8> {
+        self.in_map("exits4")
+    }
+
+    /// The exits that new connections over IPv4 go to, by number.
+    ///
+    /// # Panics
+    /// When nft does not say.
+    #[must_use]
+    pub fn takers(&self) -> BTreeSet<u8> {
+        self.in_map("slots4")
+    }
+
+    fn in_map(&self, name: &str) -> BTreeSet<u8> {
+        let said = self.balancer.tell(&["nft", "list", "map", "inet", "culvert_fleet", name]);
+        let has = |number: &u8| {
+            let address = format!("10.66.0.1{number}");
+            said.split(|letter: char| !letter.is_ascii_digit() && letter != '.').any(|word| word == address)
+        };
+        (1..=COUNT).filter(has).collect()
     }
 
     /// Empties the balancer's table of connections.

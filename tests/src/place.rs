@@ -102,6 +102,21 @@ impl Place {
         v4.map_or(0, |(_, value)| number(value)) + v6.map_or(0, number)
     }
 
+    /// Messages that the kernel could not give to netlink sockets here, because they were full.
+    ///
+    /// # Panics
+    /// When the kernel does not say.
+    #[must_use]
+    pub fn netlink_overruns(&self) -> u64 {
+        // Of the thread that is here.
+        let read = || fs::read_to_string("/proc/thread-self/net/netlink").expect("the kernel has it");
+        let table = self.enter(read);
+        let mut lines = table.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        let titles = lines.next().expect("titles");
+        let column = titles.iter().position(|title| *title == "Drops").expect("a column");
+        lines.map(|line| line[column].parse::<u64>().expect("a number")).sum()
+    }
+
     /// Buffers that the kernel has dropped here: sockets that were full or not there, no route, too large, links that were
     /// down. Each held one datagram or more.
     ///

@@ -63,6 +63,9 @@ impl Transfer {
 
     /// Transfers random bytes, and checks that they arrive as they were sent.
     ///
+    /// The receiver speaks first: with the first answer the kernel gives a flow another queue of the TUN device, and what lies unread
+    /// in the one before could be overtaken.
+    ///
     /// # Panics
     /// When they do not.
     #[track_caller]
@@ -82,8 +85,11 @@ impl Transfer {
         let mut sender =
             self.from.enter(|| TcpStream::connect_timeout(&self.address, SILENCE)).expect("an answer");
         sender.set_write_timeout(Some(SILENCE)).expect("not zero");
+        sender.set_read_timeout(Some(SILENCE)).expect("not zero");
         let (mut receiver, _) = listener.accept().expect("the client has connected");
         receiver.set_read_timeout(Some(SILENCE)).expect("not zero");
+        receiver.write_all(b"!").expect("the sender listens");
+        sender.read_exact(&mut [0]).expect("what the receiver says first");
         let progress = Progress::default();
         let (received, result) = thread::scope(|scope| {
             let received = scope.spawn(|| {

@@ -6,6 +6,7 @@
 mod device;
 mod kernel;
 mod lost;
+mod overrun;
 mod packets;
 mod refusals;
 mod restored;

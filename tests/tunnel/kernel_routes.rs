@@ -1,8 +1,21 @@
 //! The kernel's routes choose the peer: `ip route` and `ip nexthop` in place of a routing daemon.
 
-use std::{fs, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    net::UdpSocket,
+    time::Duration,
+};
 
-use culvert_tests::{clock, exits::Exits};
+use culvert_tests::{
+    agent::binary,
+    clock,
+    exits::{ENTRY_V6, Exits},
+    place::Place,
+    process::run,
+    sites::{DEVICE, Family},
+};
+use serde_json::Value;
 
 use crate::possible;
 
@@ -17,6 +30,22 @@ fn assert_answered(exits: &mut Exits) {
 
 fn dropped(exits: &Exits, reason: &str) -> f64 {
     exits.entry.samples().sum("culvert_tun_dropped_packets_total", &[("reason", reason)])
+}
+
+/// What the doctor finds of the next hops: severity and subject of each finding.
+fn next_hops(exits: &Exits) -> Vec<(String, String)> {
+    let mut command = exits.entry.place().command(binary());
+    command.args(["doctor", "--offline", "--json", "--config"]).arg(exits.entry.config());
+    let output = run(&mut command, Duration::from_secs(60));
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap_or_else(|error| {
+        panic!("{error}: {}", String::from_utf8_lossy(&output.stderr));
+    });
+    let findings = report["findings"].as_array().expect("a list").iter();
+    let text = |finding: &Value, name: &str| finding[name].as_str().unwrap_or_default().to_owned();
+    findings
+        .filter(|finding| finding["check"] == "tun-next-hop")
+        .map(|finding| (text(finding, "severity"), text(finding, "subject")))
+        .collect()
 }
 
 #[test]
@@ -57,6 +86,8 @@ fn routes_and_next_hop_objects_choose_the_peer_as_they_change() {
         exits.wait_for_carriers("10.77.0.1", &[]);
     }
 
+    let well = [("ok".to_owned(), "routes of culvert0".to_owned())];
+    assert_eq!(next_hops(&exits), well);
     let before = dropped(&exits, "no_next_hop");
     ip("route add 10.77.0.0/16 via 10.9.0.9 dev culvert0");
     clock::until("a route to nobody", clock::PATIENCE, || {
@@ -64,6 +95,8 @@ fn routes_and_next_hop_objects_choose_the_peer_as_they_change() {
         assert_eq!(flow.answered, 0);
         if dropped(&exits, "no_next_hop") > before { Ok(()) } else { Err("nothing was dropped") }
     });
+    exits.entry.wait_for_log(&["WARN", "destination=10.77.0.1", "next_hop=10.9.0.9"]);
+    assert_eq!(next_hops(&exits), [("warning".to_owned(), "next hop 10.9.0.9".to_owned())]);
 
     // What vanishes with the link, without a word about each route.
     ip("route replace 10.77.0.0/16 via 10.9.0.2 dev culvert0");
@@ -77,6 +110,201 @@ fn routes_and_next_hop_objects_choose_the_peer_as_they_change() {
         let addresses = ip("-6 -o addr show dev culvert0 scope link");
         if addresses.lines().count() == 1 { Ok(()) } else { Err(addresses) }
     });
+}
+
+/// Runs `ip` with these words, which spaces part.
+fn ip(place: &Place, words: &str) -> String {
+    place.tell(&[&["ip"][..], &words.split(' ').collect::<Vec<_>>()].concat())
+}
+
+/// The link-local address of each exit, as its device has it.
+fn link_local(exits: &Exits) -> [String; 2] {
+    exits.exits.each_ref().map(|exit| {
+        let said = ip(exit.place(), &format!("-6 -o addr show dev {DEVICE} scope link"));
+        said.split(' ').find_map(|word| word.strip_suffix("/64")).expect("it has one").to_owned()
+    })
+}
+
+/// The peers for an inner address with their weights, as `culvert status --routes` says.
+fn weights(exits: &Exits, address: &str) -> Vec<(String, u64)> {
+    let answer = exits.entry.ask(&["status", "--json", "--routes", address]);
+    let answer: Value = serde_json::from_str(&answer).unwrap();
+    let peers = answer["status"]["routes"][0]["peers"].as_array().cloned().unwrap_or_default();
+    let row = |peer: &Value| (peer["name"].as_str().unwrap().to_owned(), peer["weight"].as_u64().unwrap());
+    peers.iter().map(row).collect()
+}
+
+#[test]
+fn routes_of_ipv6_choose_the_peer_by_global_and_link_local_next_hops() {
+    const INSIDE: &str = "fd77::1";
+    if !possible("the kernel's routes of IPv6") {
+        return;
+    }
+    let mut exits = Exits::start(Duration::ZERO, KERNEL);
+    let entry = exits.entry.place().clone();
+    let [first, second] = link_local(&exits);
+    let answered = |exits: &mut Exits, family: Family, by: usize| {
+        let flow = exits.flow_over(family, Duration::from_millis(400), |_| ());
+        assert!(flow.by[by] * 10 > flow.sent * 9, "{flow:?}");
+    };
+    let says = |exits: &Exits, words: &[&str]| {
+        let said = exits.entry.ask(&["status", "--routes", INSIDE]);
+        let row = said.lines().any(|line| line.split_whitespace().eq(words.iter().copied()));
+        assert!(row, "{words:?} is no row of {said}");
+    };
+    assert!(exits.entry.ask(&["status", "--routes", INSIDE]).contains("no prefix leads there"));
+
+    ip(&entry, &format!("-6 route add fd77::/64 via fd09::3 dev {DEVICE}"));
+    exits.wait_for_carriers(INSIDE, &["exit-2"]);
+    says(&exits, &["fd77::/64", "exit-2", "carries", "0", "1"]);
+    answered(&mut exits, Family::V6, 1);
+    ip(&entry, &format!("-6 route replace fd77::/64 via {first} dev {DEVICE}"));
+    exits.wait_for_carriers(INSIDE, &["exit-1"]);
+    answered(&mut exits, Family::V6, 0);
+    // A longer prefix comes and goes beside it.
+    ip(&entry, &format!("-6 route add {INSIDE}/128 via {second} dev {DEVICE}"));
+    exits.wait_for_carriers(INSIDE, &["exit-2"]);
+    answered(&mut exits, Family::V6, 1);
+    ip(&entry, &format!("-6 route del {INSIDE}/128"));
+    exits.wait_for_carriers(INSIDE, &["exit-1"]);
+    // IPv4 by a next hop of IPv6.
+    ip(&entry, &format!("route add 10.77.0.0/16 via inet6 {second} dev {DEVICE}"));
+    exits.wait_for_carriers("10.77.0.1", &["exit-2"]);
+    answered(&mut exits, Family::V4, 1);
+
+    // Of several next hops, of which one is link-local, each has its share.
+    ip(
+        &entry,
+        &format!(
+            "-6 route replace fd77::/64 nexthop via fd09::2 dev {DEVICE} weight 1 nexthop via {second} dev {DEVICE} weight 3"
+        ),
+    );
+    exits.wait_for_carriers(INSIDE, &["exit-1", "exit-2"]);
+    let both = |weight: u64| vec![("exit-1".to_owned(), 1), ("exit-2".to_owned(), weight)];
+    assert_eq!(weights(&exits, INSIDE), both(3));
+    let shares = || {
+        // It publishes its counts before it answers.
+        drop(exits.entry.ask(&["status"]));
+        let samples = exits.entry.samples();
+        ["exit-1", "exit-2"].map(|peer| {
+            samples.count("culvert_peer_tun_packets_total", &[("peer", peer), ("direction", "uplink")])
+        })
+    };
+    let before = shares();
+    send_to_many(&exits);
+    let after = shares();
+    let [of_first, of_second] = [0, 1].map(|index| after[index] - before[index]);
+    // The kernel's own packets are a few.
+    assert!((400..420).contains(&(of_first + of_second)), "{of_first} {of_second}");
+    assert!((60..=140).contains(&of_first), "a quarter of 400: {of_first}");
+
+    // Objects, as FRR makes them.
+    ip(&entry, &format!("-6 nexthop add id 21 via fd09::2 dev {DEVICE}"));
+    ip(&entry, &format!("-6 nexthop add id 22 via {second} dev {DEVICE}"));
+    ip(&entry, "nexthop add id 29 group 21,1/22,7");
+    ip(&entry, "-6 route replace fd77::/64 nhid 29");
+    clock::until("the group's weights", clock::PATIENCE, || match weights(&exits, INSIDE) {
+        found if found == both(7) => Ok(()),
+        found => Err(format!("{found:?}")),
+    });
+    ip(&entry, "nexthop replace id 29 group 21");
+    exits.wait_for_carriers(INSIDE, &["exit-1"]);
+    answered(&mut exits, Family::V6, 0);
+
+    // A next hop that nobody has, and no route at all.
+    ip(&entry, &format!("-6 route replace fd77::/64 via fd09::9 dev {DEVICE}"));
+    exits.wait_for_carriers(INSIDE, &[]);
+    says(&exits, &["fd77::/64", "nobody", "-", "-", "-"]);
+    let before = dropped(&exits, "no_next_hop");
+    let flow = exits.flow_over(Family::V6, Duration::from_millis(100), |_| ());
+    assert_eq!(flow.answered, 0);
+    clock::until("they are counted", clock::PATIENCE, || {
+        let count = dropped(&exits, "no_next_hop") - before;
+        if count > 0.0 { Ok(()) } else { Err(count) }
+    });
+    ip(&entry, "-6 route del fd77::/64");
+    clock::until("no route", clock::PATIENCE, || {
+        let said = exits.entry.ask(&["status", "--routes", INSIDE]);
+        if said.contains("no prefix leads there") { Ok(()) } else { Err(said) }
+    });
+}
+
+/// The entry sends a datagram to each of 400 addresses behind the exits.
+fn send_to_many(exits: &Exits) {
+    let socket = exits.entry.place().enter(|| UdpSocket::bind((ENTRY_V6, 0))).unwrap();
+    for host in 0x1000..0x1000 + 400 {
+        socket.send_to(&[7; 10], (format!("fd77::{host:x}"), 9)).ok();
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
+
+/// The kernel's routes by a next hop through the device: the next hops of each prefix.
+fn of_the_kernel(place: &Place) -> BTreeMap<String, BTreeSet<String>> {
+    let said = ip(place, &format!("-j route show dev {DEVICE}"));
+    let routes: Value = serde_json::from_str(&said).unwrap();
+    let text = |value: &Value| value.as_str().map(str::to_owned);
+    let route = |route: &Value| Some((text(&route["dst"])?, [text(&route["gateway"])?].into()));
+    routes.as_array().unwrap().iter().filter_map(route).collect()
+}
+
+/// The same as the agent has them.
+fn of_the_agent(exits: &Exits) -> BTreeMap<String, BTreeSet<String>> {
+    let said = exits.entry.ask(&["status", "--json", "--routes"]);
+    let said: Value = serde_json::from_str(&said).unwrap();
+    let gateway = |peer: &Value| match peer["name"].as_str().unwrap() {
+        "exit-1" => "10.9.0.2".to_owned(),
+        _ => "10.9.0.3".to_owned(),
+    };
+    let route = |route: &Value| {
+        let prefix = route["prefix"].as_str().unwrap();
+        let is_routed = prefix.ends_with("/24") && prefix != "10.9.0.0/24";
+        let peers = route["peers"].as_array().unwrap().iter().map(gateway).collect();
+        is_routed.then(|| (prefix.to_owned(), peers))
+    };
+    said["status"]["routes"].as_array().unwrap().iter().filter_map(route).collect()
+}
+
+#[test]
+fn the_table_is_the_kernels_after_an_overrun() {
+    if !possible("an overrun of netlink") {
+        return;
+    }
+    let mut exits = Exits::start(Duration::ZERO, KERNEL);
+    let place = exits.entry.place().clone();
+    let batch = exits.entry.folder().join("routes");
+    let route = |verb: &str, number: u32, via: u32| {
+        format!(
+            "route {verb} 10.{}.{}.0/24 via 10.9.0.{via} dev {DEVICE}\n",
+            100 + number / 256,
+            number % 256
+        )
+    };
+    // More than the agent's socket holds, while nobody reads. 2,000 are left, of which 500 have moved.
+    let added = (0..4_000).map(|number| route("add", number, 2 + number % 2));
+    let moved = (0..500).map(|number| route("replace", number, 3 - number % 2));
+    let gone = (2_000..4_000).map(|number| route("del", number, 2 + number % 2));
+    fs::write(&batch, added.chain(moved).chain(gone).collect::<String>()).unwrap();
+    let before = place.netlink_overruns();
+    exits.entry.process().signal("STOP");
+    place.tell(&["ip", "-batch", batch.to_str().unwrap()]);
+    let lost = place.netlink_overruns() - before;
+    exits.entry.process().signal("CONT");
+    assert!(lost > 0, "nothing was lost");
+
+    let same = |exits: &Exits, what: &str, count: usize| {
+        let kernel = of_the_kernel(&place);
+        assert_eq!(kernel.len(), count);
+        clock::until(what, clock::PATIENCE, || {
+            let agent = of_the_agent(exits);
+            let differs = kernel.iter().find(|(prefix, hops)| agent.get(*prefix) != Some(hops));
+            if agent == kernel { Ok(()) } else { Err(format!("{} {differs:?}", agent.len())) }
+        });
+    };
+    same(&exits, "2,000 routes after the overrun", 2_000);
+    // And it goes on to follow them.
+    ip(&place, route("replace", 0, 2).trim_end());
+    ip(&place, route("del", 1, 2).trim_end());
+    same(&exits, "changes after that", 1_999);
 }
 
 #[test]

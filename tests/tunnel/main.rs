@@ -13,8 +13,10 @@ mod kernel_routes;
 mod life;
 mod marks;
 mod mtu;
+mod multicast;
 mod odd;
 mod routing_daemon;
+mod source_check;
 mod two_sites;
 mod warned;
 

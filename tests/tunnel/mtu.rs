@@ -1,10 +1,11 @@
 //! Packets that are too large for the path, and paths that change.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, time::Duration};
 
 use culvert_tests::{
     capture::Capture,
     clock::{self, PATIENCE},
+    exits::Exits,
     place::Place,
     probe,
     sites::{DEVICE, Family, Plan, Site, Sites},
@@ -250,4 +251,73 @@ fn the_agent_itself_answers_for_the_narrower_of_two_paths() {
         assert_eq!(ping_whole(&a.host, b.host_address(family), INNER).received, 1, "{family:?}");
     }
     sites.accounts();
+}
+
+#[test]
+fn behind_the_kernels_routes_each_peer_has_its_own_size() {
+    /// What the link to the second exit carries.
+    const NARROW: u16 = 1400;
+    if !possible("sizes behind the kernel's routes") {
+        return;
+    }
+    let mut exits = Exits::start(Duration::ZERO, "routing = \"kernel\"");
+    let entry = exits.entry.place().clone();
+    let second = exits.exits[1].place().clone();
+    for place in [&entry, &second] {
+        place.tell(&["ip", "link", "set", "veth1", "mtu", &NARROW.to_string()]);
+    }
+    // A new session searches anew.
+    exits.exits[1].kill();
+    exits.exits[1].start();
+    let targets: [[IpAddr; 2]; 2] = [["10.77.1.1", "fd77::1:1"], ["10.77.2.1", "fd77::2:1"]]
+        .map(|addresses| addresses.map(|address| address.parse().unwrap()));
+    for exit in &exits.exits {
+        for target in targets.as_flattened() {
+            exit.place().tell(&["ip", "addr", "add", &target.to_string(), "dev", "lo", "nodad"]);
+        }
+    }
+    // As daemons set them: without an MTU.
+    let route = |[v4, v6]: [IpAddr; 2], exit: usize| {
+        for (target, length, router) in [(v4, 32, "10.9.0."), (v6, 128, "fd09::")] {
+            let (prefix, router) = (format!("{target}/{length}"), format!("{router}{}", exit + 2));
+            entry.tell(&["ip", "route", "replace", &prefix, "via", &router, "dev", DEVICE]);
+            exits.wait_for_carriers(&target.to_string(), &[["exit-1", "exit-2"][exit]]);
+        }
+    };
+    let count = |name: &str, labels: &[(&str, &str)]| exits.entry.samples().sum(name, labels);
+    let expected = NARROW - OUTSIDE;
+    for [wide, narrow] in [targets, [targets[1], targets[0]]] {
+        // The second time the routes have changed places.
+        route(wide, 0);
+        route(narrow, 1);
+        let fits = wait_for_path(&entry, narrow[0], expected);
+        for (wide, narrow, headers) in [(wide[0], narrow[0], 40), (wide[1], narrow[1], 60)] {
+            let family = if narrow.is_ipv4() { "-4" } else { "-6" };
+            entry.tell(&["ip", family, "route", "flush", "cache"]);
+            assert_eq!(ping_whole(&entry, wide, INNER).received, 1);
+            let answered = count("culvert_tun_icmp_sent_total", &[("kind", "too_big")]);
+            assert_eq!(refusal(&entry, narrow, INNER), fits, "{narrow}");
+            clock::until("the agent has said so", PATIENCE, || {
+                let more = count("culvert_tun_icmp_sent_total", &[("kind", "too_big")]) - answered;
+                if more > 0.0 { Ok(()) } else { Err(more) }
+            });
+            assert_eq!(ping_whole(&entry, narrow, fits).received, 1, "{narrow}");
+
+            entry.tell(&["ip", family, "route", "flush", "cache"]);
+            for (exit, target, mtu) in [(0, wide, INNER), (1, narrow, fits)] {
+                let place = exits.exits[exit].place();
+                let capture = Capture::start(place, DEVICE, "tcp[13] & 2 != 0 or ip6[53] & 2 != 0");
+                let clamped = count("culvert_tun_mss_clamped_total", &[]);
+                Transfer::new(&entry, place, target, 1 << 16).run();
+                let passes = |text: &str| segment_size(text, "[S]").is_some();
+                let text = capture.stop_when("it passes", passes).text();
+                assert_eq!(segment_size(&text, "[S]"), Some(mtu - headers), "{target}: {text}");
+                // The kernel's own size is that of the device, which is the widest peer's.
+                clock::until("the agent has lowered it", PATIENCE, || {
+                    let more = count("culvert_tun_mss_clamped_total", &[]) - clamped;
+                    if (more > 0.0) == (exit == 1) { Ok(()) } else { Err(more) }
+                });
+            }
+        }
+    }
 }

@@ -137,6 +137,7 @@ impl Admin {
         match route {
             Route::Metrics => {
                 self.hold_large(place).await;
+                self.metrics.renew(now).await;
                 ok(TEXT_FORMAT, self.metrics.render())
             }
             Route::Healthz => self.healthz(),
@@ -148,7 +149,10 @@ impl Admin {
                 Err(error) => bad_request(&error),
             },
             Route::Peers(page) => match query().and_then(PeersQuery::new) {
-                Ok(query) => json_text(&page.screen(&query, now)),
+                Ok(query) => {
+                    self.metrics.renew(now).await;
+                    json_text(&page.screen(&query, now))
+                }
                 Err(error) => bad_request(&error),
             },
             Route::History(page) => match query().and_then(history) {
@@ -214,6 +218,7 @@ impl Admin {
         self.hold_large(place).await;
         let page = Arc::clone(page);
         let turn = Arc::clone(&self.asking).acquire_owned().await;
+        self.metrics.renew((self.clock)()).await;
         let ask = move || {
             let status = page.status(&scope);
             // A scope without any peer is what was asked for.

@@ -151,6 +151,7 @@ async fn sample(page: PageSlot, admin: Arc<Admin>) {
     loop {
         sleep(SAMPLE_INTERVAL).await;
         if let Some(page) = page.get() {
+            admin.metrics.renew((admin.clock)()).await;
             page.sample((admin.clock)());
             admin.metrics.set_history_bytes(page.history_bytes());
         }

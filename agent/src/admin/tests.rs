@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use engine::{
+    brief::PeerBrief,
     health::{Health, NotReady, Stuck},
     status::PeerStatus,
 };
@@ -42,14 +43,18 @@ struct Daemon;
 
 const MARKUP: &str = "<img src=x onerror=alert(1)>";
 
+fn the_peer() -> PeerStatus {
+    PeerStatus { name: "exit".into(), software: Some(MARKUP.into()), ..PeerStatus::default() }
+}
+
 impl Figures for Daemon {
-    fn published(&self) -> Vec<PeerStatus> {
-        vec![PeerStatus { name: "exit".into(), software: Some(MARKUP.into()), ..PeerStatus::default() }]
+    fn published(&self) -> Vec<PeerBrief> {
+        vec![PeerBrief::from(&the_peer())]
     }
 
     fn asked(&self, scope: &Scope) -> Status {
         let peers = match scope.peer.as_deref() {
-            None | Some("exit") => self.published(),
+            None | Some("exit") => vec![the_peer()],
             Some(_) => Vec::new(),
         };
         Status { software: "1.2.3".to_owned(), peers, ..Status::default() }

@@ -3,9 +3,13 @@
 //! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration. `doctor` has its own reading of them:
 //! 0 nothing above a note · 1 warnings · 2 errors, which are what keeps the agent from starting or a peer from being reached.
 
-use std::process::ExitCode;
+use std::{env, process::ExitCode};
 
-use clap::{Parser, Subcommand};
+use clap::{
+    Parser, Subcommand,
+    builder::StyledStr,
+    error::{ContextKind, ContextValue, ErrorKind},
+};
 use config::{LoadError, state::StateError};
 use lab::{bench::Bench, out};
 
@@ -111,7 +115,31 @@ impl From<anyhow::Error> for Failure {
     }
 }
 
+/// Words of a command line that is spelled otherwise, and what to write.
+const SPELLINGS: [([&str; 2], &str); 2] = [
+    (["status", "routes"], "which peer an address leads to: culvert status --routes ADDRESS"),
+    (["init", "--fleet"], "an exit of a fleet has a number: culvert init --role exit --server-id 1"),
+];
+
+/// The error about a command line, with the spelling that was meant.
+fn with_spelling(mut error: clap::Error, words: &[String]) -> clap::Error {
+    let is_there = |wrong: &&str| words.iter().any(|word| word == wrong);
+    let meant = SPELLINGS.iter().filter(|(wrong, _)| wrong.iter().all(is_there));
+    let tips: Vec<StyledStr> = meant.map(|(_, right)| StyledStr::from(*right)).collect();
+    if error.kind() == ErrorKind::UnknownArgument && !tips.is_empty() {
+        error.insert(ContextKind::Suggested, ContextValue::StyledStrs(tips));
+    }
+    error
+}
+
 impl Cli {
+    /// Reads the command line; ends the process if that is wrong, or asks for help.
+    #[must_use]
+    pub fn read() -> Self {
+        let words: Vec<String> = env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
+        Self::try_parse().unwrap_or_else(|error| with_spelling(error, &words).exit())
+    }
+
     /// Does what the command line asks, and tells the operator if that failed.
     #[must_use]
     pub fn execute(self) -> ExitCode {

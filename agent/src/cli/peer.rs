@@ -254,7 +254,7 @@ fn said(
 /// Adds `new` to the state file of the configuration at `file`, if the agent would start with it.
 fn add_offline(file: &Path, new: &NewPeer) -> Result<Config, Failure> {
     let (mut edit, config, identity) = edit(file, |edit| edit.text_without(&new.name))?;
-    state::check(&config, identity.public_key(), &config.peers, new)
+    state::check(&config, &identity.public_keys(), &config.peers, new)
         .map_err(|problems| Failure::Input(problems.to_string()))?;
     edit.add(new)?;
     edit.commit()?;

@@ -79,7 +79,15 @@ impl Status {
             Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index), ..Scope::default() },
             None => Scope { peer: self.peer.clone(), routes: self.routes, ..Scope::default() },
         };
-        let answer = self.reach.ask_running(&Request::Status(scope))?;
+        let meant_routes = self.peer.as_deref() == Some("routes");
+        let answer = self.reach.ask_running(&Request::Status(scope)).map_err(|failure| {
+            if let Failure::Input(error) = &failure
+                && meant_routes
+            {
+                return Failure::Input(format!("{error}; the routes are shown by culvert status --routes"));
+            }
+            failure
+        })?;
         let Answer::Status { status } = answer else { return Err(unexpected()) };
         Ok(*status)
     }

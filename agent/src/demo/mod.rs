@@ -22,7 +22,7 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use clap::Args;
 use config::Config;
-use dataplane::relay::DropReason;
+use dataplane::relay::{DropCounts, DropReason};
 use engine::{
     status::{Accounting, PeerStatus},
     worker::Snapshot,
@@ -203,18 +203,19 @@ fn wait_for_connection(entry: &Daemon) -> anyhow::Result<()> {
 }
 
 /// What was dropped, by the labels of the reasons.
-fn dropped(counts: [u64; DropReason::COUNT]) -> impl Iterator<Item = (&'static str, u64)> {
-    DropReason::LABELS.into_iter().zip(counts).filter(|(_, count)| *count > 0)
+fn dropped(counts: &DropCounts) -> impl Iterator<Item = (&'static str, u64)> {
+    DropReason::LABELS.into_iter().zip(counts.iter().copied()).filter(|(_, count)| *count > 0)
 }
 
 /// The drops of some agents, by reason, in words.
 fn drops(snapshots: &[Snapshot]) -> String {
-    let mut counts = [0; DropReason::COUNT];
+    let mut counts = DropCounts::default();
     for peer in snapshots.iter().flat_map(|snapshot| &snapshot.peers) {
-        let both = peer.uplink.account.dropped.into_iter().zip(peer.downlink.account.dropped);
-        counts.iter_mut().zip(both).for_each(|(sum, (up, down))| *sum += up + down);
+        counts += &peer.uplink.account.dropped;
+        counts += &peer.downlink.account.dropped;
     }
-    let mut words: Vec<String> = dropped(counts).map(|(reason, count)| format!("{reason} {count}")).collect();
+    let mut words: Vec<String> =
+        dropped(&counts).map(|(reason, count)| format!("{reason} {count}")).collect();
     let kernel: u64 = snapshots.iter().map(|snapshot| snapshot.kernel_drops).sum();
     if kernel > 0 {
         words.push(format!("kernel {kernel} buffers"));
@@ -302,7 +303,7 @@ impl Summary {
             rtt.max() as f64 / 1e3,
         );
         for (name, Accounting { account, queued, .. }) in self.accounts() {
-            let reasons = dropped(account.dropped).map(|(reason, count)| format!("{reason} {count}"));
+            let reasons = dropped(&account.dropped).map(|(reason, count)| format!("{reason} {count}"));
             let reasons = reasons.collect::<Vec<_>>().join(", ");
             text += &format!(
                 "{name:<20}{:>10}{:>13}{queued:>9}{:>10}   {reasons}\n",
@@ -326,7 +327,7 @@ impl Summary {
         let Measured { sent, echoed, rtt, .. } = &self.measured;
         let accounts = self.accounts().map(|(name, Accounting { account, queued, .. })| {
             let dropped: Map<String, Value> =
-                dropped(account.dropped).map(|(reason, count)| (reason.to_owned(), count.into())).collect();
+                dropped(&account.dropped).map(|(reason, count)| (reason.to_owned(), count.into())).collect();
             json!({
                 "at": name,
                 "received": account.received,

@@ -7,7 +7,10 @@ use std::{
 };
 
 use config::ConfigProblem;
-use net::host::{Buffers, ClockState, TunFeatures, Way};
+use net::{
+    host::{Buffers, ClockState, TunFeatures, Way},
+    netlink::DeviceRoute,
+};
 use ops::control_socket::status::Status;
 
 pub use super::unit::{Access, Account, Service, Unit};
@@ -276,6 +279,8 @@ pub struct Tun {
     pub queue_packets: Option<u64>,
     /// Whether new interfaces have no IPv6, or the kernel none at all.
     pub no_ipv6: bool,
+    /// With `tun.routing = "kernel"`: the kernel's routes into an interface with its name.
+    pub routes: Option<Vec<DeviceRoute>>,
 }
 
 /// A peer, and the ways to it.

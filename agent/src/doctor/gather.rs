@@ -2,7 +2,7 @@
 
 use std::{
     fs, io,
-    net::SocketAddr,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
     path::{Path, PathBuf},
     time::Duration,
@@ -15,7 +15,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use net::{
     folder,
     host::{self, Way},
-    netlink::{Netlink, TABLE_MAIN, Which},
+    netlink::{DeviceRoute, Netlink, TABLE_MAIN, Which},
     process,
     tun::DRIVER,
 };
@@ -224,9 +224,11 @@ fn opened(tried: io::Result<()>) -> Opened {
 fn tun(tun: &config::Tun) -> Tun {
     let asked = Netlink::open().and_then(|mut netlink| {
         let link = netlink.link(Which::Name(&tun.name))?;
-        Ok((link, tunnel::before(&mut netlink, tun).map_err(|error| error.to_string())))
+        let routes = link.as_ref().and_then(|link| device_routes(&mut netlink, link.index).ok());
+        Ok((link, routes, tunnel::before(&mut netlink, tun).map_err(|error| error.to_string())))
     });
-    let (link, free) = asked.map_or((None, None), |(link, free)| (link, Some(free)));
+    let (link, routes, free) =
+        asked.map_or((None, None, None), |(link, routes, free)| (link, routes, Some(free)));
     let driver = host::tun_features();
     let access =
         |node: fs::Metadata| Access { mode: node.mode() & 0o7777, user: node.uid(), group: node.gid() };
@@ -237,7 +239,19 @@ fn tun(tun: &config::Tun) -> Tun {
         free,
         queue_packets: link.map(|link| link.queue_packets.into()),
         no_ipv6: parameter("net/ipv6/conf/default/disable_ipv6") != Some(0),
+        routes: routes.filter(|_| tun.follows_routes()),
     }
+}
+
+/// The kernel's routes into an interface.
+fn device_routes(netlink: &mut Netlink, index: u32) -> io::Result<Vec<DeviceRoute>> {
+    let next_hops = netlink.next_hops()?;
+    let mut routes = Vec::new();
+    for family_of in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+        // What changes meanwhile may be missing.
+        netlink.device_routes(family_of, index, &next_hops, &mut |route| routes.push(route))?;
+    }
+    Ok(routes)
 }
 
 fn kernel() -> Kernel {

@@ -7,7 +7,7 @@
 //! | how that is read from the host | `gather.rs`, `lookup.rs`; the system calls are in `net/src/host.rs` |
 //! | what a systemd unit gives the daemon | `unit.rs` |
 //! | how peers are dialled, if nobody else does | `dial.rs` |
-//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `peers.rs`, `paths.rs` |
+//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `routing.rs`, `peers.rs`, `paths.rs` |
 //! | how findings are printed | `report.rs` |
 //!
 //! Nothing is changed, and nothing is sent but questions for names and, if no daemon runs, the handshakes with the peers that
@@ -26,6 +26,7 @@ mod network;
 mod paths;
 mod peers;
 mod report;
+mod routing;
 #[cfg(test)]
 mod tests;
 mod tun;
@@ -161,6 +162,10 @@ checks! {
     TunQueue = "tun-queue" in Tunnel,
     /// The device can have its IPv6 addresses.
     TunIpv6 = "tun-ipv6" in Tunnel,
+    /// The next hops of the kernel's routes into the device are peers.
+    TunNextHop = "tun-next-hop" in Tunnel,
+    /// Routes of the kernel can name each peer as next hop.
+    TunPeerAddress = "tun-peer-address" in Tunnel,
     /// The endpoints' names are known.
     EndpointName = "endpoint-name" in Peers,
     /// There is a route to each address.
@@ -251,6 +256,7 @@ pub fn examine(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
         findings.extend(files::daemon(facts));
         findings.extend(network::checks(facts, config));
         findings.extend(config.tun.iter().flat_map(|tun| tun::checks(facts, config, tun)));
+        findings.extend(config.tun.iter().flat_map(|tun| routing::checks(facts, config, tun)));
         findings.extend(peers::checks(facts, config));
         findings.extend(paths::checks(facts));
     }

@@ -1,6 +1,6 @@
 //! Ports, forwarding, filters and the interfaces towards the peers (pure).
 
-use config::Config;
+use config::{Config, SourceCheck};
 use ipnet::IpNet;
 
 use super::{
@@ -29,6 +29,7 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
     findings.extend(status_page(config));
     findings.extend(forwarding(facts, config));
     findings.extend(rp_filter(facts, config));
+    findings.extend(device_filter(facts, config));
     findings.extend(facts.network.conntrack.and_then(|table| conntrack_timeout(&table, config)));
     findings
 }
@@ -149,9 +150,25 @@ fn of_interface(family: &str, name: &str, parameter: &str) -> String {
     format!("net/{family}/conf/{name}/{parameter}")
 }
 
+/// The value of `rp_filter` that is strict; 2 is loose, 0 off.
+const STRICT: u8 = 1;
+
+/// The filter of the device, where routes choose the peer and the source is checked by `allowed_ips`, not by routes.
+fn device_filter(facts: &Facts, config: &Config) -> Option<Finding> {
+    let tun = config.tun.as_ref()?;
+    let asymmetric = tun.follows_routes() && tun.source_check == SourceCheck::AllowedIps;
+    let (name, mode) = facts.network.rp_filter.iter().find(|(name, _)| asymmetric && **name == *tun.name)?;
+    let value = if *mode == STRICT { "strict" } else { "not strict" };
+    let parameter = of_interface("ipv4", name, "rp_filter");
+    Some(Finding::ok(Check::RpFilter, parameter.clone(), value).warning_if(
+        *mode == STRICT,
+        "the kernel drops what a peer sends from a source whose route is not through the device, although the peer's allowed_ips \
+         have it: routes of daemons are often asymmetric",
+        format!("sysctl -w {parameter}=2; or tun.source_check = \"route\", if the way back is always the same"),
+    ))
+}
+
 fn rp_filter(facts: &Facts, config: &Config) -> Option<Finding> {
-    /// Loose; 1 is strict, 0 off.
-    const STRICT: u8 = 1;
     let tun = config.tun.as_ref()?;
     let strict = facts.network.rp_filter.iter().filter(|(name, mode)| *mode == STRICT && **name != *tun.name);
     let strict: Vec<&str> = strict.map(|(name, _)| name.as_str()).collect();

@@ -1,5 +1,7 @@
 //! The peers, and the ways to them (pure).
 
+use std::net::IpAddr;
+
 use config::Config;
 use engine::tunnel::LEAST_MTU;
 use ops::control_socket::status::{PeerState, PeerStatus};
@@ -7,7 +9,7 @@ use wire::context::INNER_OVERHEAD;
 
 use super::{
     Check, Finding, Severity,
-    facts::{Address, Answer, Endpoint, Facts, Lookup, Peer},
+    facts::{Address, Answer, Endpoint, Facts, Limits, Lookup, Peer},
 };
 
 /// The UDP payload that every path of QUIC carries (RFC 9000 §14).
@@ -25,7 +27,11 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
         let status = statuses.into_iter().find(|listed| *listed.name == *peer.name);
         findings.extend(peer.endpoints.iter().map(|endpoint| name(peer, endpoint)));
         let any_way = addresses.iter().any(|address| address.way.is_ok());
-        findings.extend(addresses.iter().map(|address| route(peer, address, any_way)));
+        let connected = status.is_some_and(|status| status.state == PeerState::Connected);
+        findings.extend(addresses.iter().map(|address| {
+            let looped = !connected && is_swallowed(facts, config, address);
+            route(peer, address, any_way, looped)
+        }));
         findings.extend(addresses.iter().filter_map(|address| path_mtu(peer, address, tunnel)));
         match status {
             Some(status) => findings.push(by_daemon(status)),
@@ -68,7 +74,17 @@ fn name(peer: &Peer, endpoint: &Endpoint) -> Finding {
     }
 }
 
-fn route(peer: &Peer, address: &Address, any_way: bool) -> Finding {
+/// Whether packets to an endpoint go into the tunnel: they leave from an inner address of ours.
+fn is_swallowed(facts: &Facts, config: &Config, address: &Address) -> bool {
+    // Without the capability the way was that of packets without a mark.
+    let asked = config.transport.mark == 0 || facts.limits.has(Limits::NET_ADMIN);
+    let is_inner = |source: IpAddr| {
+        config.tun.iter().any(|tun| tun.addresses.iter().any(|inner| inner.addr() == source))
+    };
+    asked && !address.is_own() && address.way.as_ref().is_ok_and(|way| is_inner(way.source))
+}
+
+fn route(peer: &Peer, address: &Address, any_way: bool, looped: bool) -> Finding {
     let Address { remote, way, .. } = address;
     let at = |value: String| Finding::ok(Check::EndpointRoute, format!("{}: {remote}", peer.name), value);
     let remedy = format!("ip route get {}", remote.ip());
@@ -77,7 +93,15 @@ fn route(peer: &Peer, address: &Address, any_way: bool) -> Finding {
             "the peer's address is our own",
             "another address in its endpoints, unless it runs on this host",
         ),
-        Ok(way) => at(format!("from {}", way.source)),
+        Ok(way) => at(format!("from {}", way.source)).error_if(
+            looped,
+            "the kernel routes the tunnel's own packets to the peer into the tunnel",
+            format!(
+                "ip route get {}; transport.mark, a table of their own for learned routes, and rules that keep marked packets out \
+                 of it: docs/operations.md, \"Routing daemons\"",
+                remote.ip()
+            ),
+        ),
         Err(error) => at(error.clone())
             .note_if(any_way, "attempts over it fail; others of its addresses are tried", remedy.clone())
             .error_if(!any_way, "no address of the peer can be reached", remedy),

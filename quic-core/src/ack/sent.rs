@@ -74,6 +74,8 @@ pub(crate) struct SentWindow {
     after_lost: u64,
     /// Runs of consecutive numbers that were declared lost.
     loss_runs: u64,
+    /// Packets that were acknowledged after later ones.
+    reordered: u64,
     rate: DeliveryRate,
 }
 
@@ -132,6 +134,7 @@ impl SentWindow {
             largest_lost: 0,
             after_lost: 0,
             loss_runs: 0,
+            reordered: 0,
             rate: DeliveryRate::new(),
         }
     }
@@ -175,6 +178,7 @@ impl SentWindow {
     ) -> AckOutcome {
         let mut outcome = AckOutcome::default();
         let unsettled = self.unsettled();
+        let largest_before = self.largest_acked;
         let Some(ring) = self.ring.as_deref_mut() else {
             return outcome;
         };
@@ -187,10 +191,12 @@ impl SentWindow {
                 let bytes = ring.records.at(number).bytes;
                 self.in_flight.remove(bytes);
                 outcome.acked.add(bytes);
+                self.reordered += u64::from(Some(number) < largest_before);
             });
             ring.lost.drain(start..end, |number| {
                 outcome.acked.add(ring.records.at(number).bytes);
                 outcome.spuriously_lost += 1;
+                self.reordered += 1;
                 if let Some(recorder) = recorder.as_deref_mut() {
                     recorder.note(Event::Late { number }, now);
                 }
@@ -267,6 +273,11 @@ impl SentWindow {
     /// Runs of consecutive packets that were declared lost.
     pub(crate) fn loss_runs(&self) -> u64 {
         self.loss_runs
+    }
+
+    /// Packets that were acknowledged after later ones: the path has changed their order.
+    pub(crate) fn reordered(&self) -> u64 {
+        self.reordered
     }
 
     /// Bytes of the largest packet that was lost since this was last asked; 0 for none.

@@ -114,6 +114,22 @@ fn loss_by_count_then_by_time_and_the_late_ack() {
 }
 
 #[test]
+fn what_is_acknowledged_after_later_packets_has_changed_its_place() {
+    let mut sender = Sender::new();
+    sender.send(3);
+    sender.now += ms(40);
+    sender.ack(&[2..=2]);
+    assert_eq!(sender.window.reordered(), 0, "the others may be lost");
+    sender.ack(&[1..=2]);
+    assert_eq!(sender.window.reordered(), 1);
+    sender.send(2);
+    sender.now += ms(40);
+    assert_eq!(sender.ack(&[4..=4]).lost, packets(1));
+    sender.ack(&[0..=4]);
+    assert_eq!(sender.window.reordered(), 3, "one that had been declared lost is among them");
+}
+
+#[test]
 fn probes_back_off_until_something_is_acknowledged() {
     let mut sender = Sender::new();
     let pto = sender.rtt.pto();

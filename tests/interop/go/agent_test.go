@@ -96,7 +96,8 @@ func (a *agent) run(e *echo, peer culvert.PublicKey, endpoint string) {
 		a.underlay = freeAddress(t)
 		listen = fmt.Sprintf("listen = [%q]\n", a.underlay)
 	} else {
-		endpoints = fmt.Sprintf("endpoints = [%q]\n", endpoint)
+		// A dialler that has nothing to say tells of its new address with the next keepalive, which is due after 20 s by default.
+		endpoints = fmt.Sprintf("endpoints = [%q]\nkeepalive = \"1s\"\n", endpoint)
 	}
 	text := fmt.Sprintf(`identity.key_file = "identity.key"
 identity.state_dir = "state"

@@ -244,6 +244,8 @@ func (s *session) message(message wire.Message) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.use = use
+	case *wire.ReportsWanted, *wire.PacketRepair:
+		// Our hello says that we can do neither.
 	case *wire.Here:
 		// That it was acknowledged is all that it is for.
 	case *wire.StreamsWanted:

@@ -81,11 +81,11 @@ section! {
         // Acknowledging every second packet costs a third more CPU per packet (docs/performance.md).
         profile: Profile = Profile::Throughput, one_of(), NextConnection;
         /// The interval of packets on an idle path. They keep NAT mappings alive, and without traffic they detect that the peer
-        /// was restarted. `"0s"` sends none: a peer behind a NAT is then unreachable until it sends.
+        /// was restarted. Paths are checked once a second. `"0s"` sends none: a peer behind a NAT is then unreachable until it sends.
         // Below the 30 s after which common NATs forget a UDP mapping (RFC 4787 REQ-5 allows no less than 2 minutes, home routers
         // do it all the same). A connection that is silent for 30 s is closed, so a longer one would not keep it alive.
         keepalive: Option<Duration> = Some(Duration::from_secs(20)),
-            or!(time(TENTH..=Duration::from_secs(25), None), "0s", Option::{None, Some}), NextConnection;
+            or!(time(TENTH..=Duration::from_secs(25), None), "0s", Option::{None, Some}), Now;
         /// What a full queue drops. `"oldest"`: the oldest datagrams of the flow that holds most, which keeps latency low.
         /// `"newest"`: the datagram that arrives. At a flow's quota the same holds among its own datagrams.
         // In real-time traffic the newest datagram is worth the most.

@@ -126,9 +126,10 @@ fn a_peer_of_the_state_file_may_have_one() {
         preshared_key_file: files.iter().map(|file| file.display().to_string()).collect(),
         ..NewPeer::default()
     };
-    let peer = state::check(&config, own, &config.peers, &new(&[at.join("c"), "b".into()])).unwrap();
+    let peer = state::check(&config, &[own], &config.peers, &new(&[at.join("c"), "b".into()])).unwrap();
     assert_eq!(peer.preshared_keys, [key(at, "c"), key(at, "b")]);
-    assert!(state::check(&config, own, &config.peers, &new(&[])).unwrap().preshared_keys.is_empty());
-    let wrong = state::check(&config, own, &config.peers, &new(&[at.join("none")])).unwrap_err().to_string();
+    assert!(state::check(&config, &[own], &config.peers, &new(&[])).unwrap().preshared_keys.is_empty());
+    let wrong =
+        state::check(&config, &[own], &config.peers, &new(&[at.join("none")])).unwrap_err().to_string();
     assert!(wrong.contains("preshared_key_file") && wrong.contains("does not exist"), "{wrong}");
 }

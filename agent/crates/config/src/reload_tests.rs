@@ -290,7 +290,7 @@ fn peers_are_sorted_by_what_happened_to_them() {
             "+ peer \"exit\": endpoints: [\"exit.example:1\", \"[2001:db8::1]:2\"]".to_owned(),
             "peer \"exit\": lanes: 0 → 4 (next connection)".to_owned(),
             "peer \"exit\": profile: throughput → latency (next connection)".to_owned(),
-            "peer \"exit\": keepalive: 20s → 0s (next connection)".to_owned(),
+            "peer \"exit\": keepalive: 20s → 0s".to_owned(),
             "peer \"exit\": allowed_ips: [] → [\"10.9.0.2/32\"]".to_owned(),
             "peer \"exit\": dscp: copy → 46".to_owned(),
             "peer \"exit\": congestion: bbr → rate (next connection)".to_owned(),

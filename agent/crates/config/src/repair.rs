@@ -144,6 +144,12 @@ fn read_table(given: Given<'_>, packets: bool) -> Result<PacketRepair, Bad> {
     terms.max_overhead_ppm =
         table.value("max_overhead", &overhead(), checks).unwrap_or(terms.max_overhead_ppm);
     terms.order = table.value("order", &one_of(), checks).unwrap_or(terms.order);
+    if terms.order == Order::Hold && terms.mode != Mode::Off {
+        let problem =
+            "the first packets whose order a path changes after 20,000 in order come as the path leaves them";
+        let remedy = "nothing is needed for TCP inside; an application that bears no change has to number its datagrams";
+        checks.report.note(&table.place("order"), problem, remedy);
+    }
     if packets {
         repair.dscp = table.value("dscp", &dscp(), checks).unwrap_or(repair.dscp);
     }

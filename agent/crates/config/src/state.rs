@@ -141,13 +141,13 @@ pub fn read(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
-/// Checks `new` as if it stood in the state file, beside the peers of `known`; `own_key` is ours.
+/// Checks `new` as if it stood in the state file, beside the peers of `known`; `own_keys` are ours.
 ///
 /// # Errors
 /// Everything that is wrong with it.
 pub fn check(
     config: &Config,
-    own_key: PublicKey,
+    own_keys: &[PublicKey],
     known: &[Peer],
     new: &NewPeer,
 ) -> Result<Peer, ConfigProblems> {
@@ -174,7 +174,7 @@ pub fn check(
     }
     checks.load_preshared_keys(&mut peers);
     let peer = peers.pop().filter(|_| peers.len() == known.len());
-    checks.own_key(own_key);
+    own_keys.iter().for_each(|own| checks.own_key(*own));
     if known.len() >= config.limits.peers {
         let at = At { path: "limits.peers".to_owned(), ..At::file(PeerOrigin::State) };
         let problem = format!("there are {} peers already", known.len());

@@ -350,7 +350,8 @@ fn what_was_written_only_in_part_is_not_read() {
 #[test]
 fn a_new_peer_is_checked_against_those_that_exist() {
     let (config, own) = (parse(BASE).unwrap(), PublicKey([9; 32]));
-    let check = |new: &state::NewPeer| state::check(&config, own, &config.peers, new);
+    let previous = PublicKey([3; 32]);
+    let check = |new: &state::NewPeer| state::check(&config, &[own, previous], &config.peers, new);
     let peer = check(&state::NewPeer { services: vec!["dns".to_owned()], ..new_peer("b", KEY_2) }).unwrap();
     assert_eq!((&*peer.name, peer.origin, &peer.services[..]), ("b", PeerOrigin::State, &[0][..]));
     let refused = |new: &state::NewPeer| check(new).unwrap_err().to_string();
@@ -361,7 +362,9 @@ fn a_new_peer_is_checked_against_those_that_exist() {
         key.starts_with("public_key: is the same key as the key of \"exit\" of the configuration"),
         "{key}"
     );
-    assert!(refused(&new_peer("b", &own.to_string())).starts_with("public_key: is our own public key"));
+    for ours in [own, previous] {
+        assert!(refused(&new_peer("b", &ours.to_string())).starts_with("public_key: is our own public key"));
+    }
     assert!(refused(&new_peer("a b", KEY_2)).starts_with("name: \"a b\" is not a name"));
     assert!(refused(&new_peer("b", "AA")).starts_with("public_key: a public key has 43 characters"));
     let new = state::NewPeer { endpoints: vec!["a:1".to_owned(), "b".to_owned()], ..new_peer("b", KEY_2) };
@@ -378,10 +381,11 @@ fn a_new_peer_is_checked_against_those_that_exist() {
 
     let dials = BASE.replace("transport.listen = [\"127.0.0.1:4433\"]", "") + "endpoints = [\"a:1\"]\n";
     let config = parse(&dials).unwrap();
-    let refusal = state::check(&config, own, &config.peers, &new_peer("b", KEY_2)).unwrap_err().to_string();
+    let refusal =
+        state::check(&config, &[own], &config.peers, &new_peer("b", KEY_2)).unwrap_err().to_string();
     assert!(refusal.starts_with("endpoints: missing, and nobody can dial us either"), "{refusal}");
     let mut config = parse(BASE).unwrap();
     config.limits.peers = 1;
-    let full = state::check(&config, own, &config.peers, &new_peer("b", KEY_2)).unwrap_err().to_string();
+    let full = state::check(&config, &[own], &config.peers, &new_peer("b", KEY_2)).unwrap_err().to_string();
     assert!(full.starts_with("limits.peers: there are 1 peers already"), "{full}");
 }

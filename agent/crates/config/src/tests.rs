@@ -570,6 +570,17 @@ fn an_admin_server_admits_its_own_host_and_the_prefixes_that_it_names() {
 }
 
 #[test]
+fn a_note_says_when_hold_does_not_hold() {
+    for (repair, noted) in
+        [("{ order = \"hold\" }", 1), ("{ mode = \"off\", order = \"hold\" }", 0), ("\"fec\"", 0)]
+    {
+        let config = parse(&format!("{BASE}repair = {repair}")).expect("it is valid");
+        let notes = config.notes.iter().filter(|note| note.problem.contains("20,000"));
+        assert_eq!(notes.count(), noted, "{repair}");
+    }
+}
+
+#[test]
 fn repair_is_a_word_or_a_table() {
     use wire::repair::{Mode, Order, Terms};
     let service = |repair: &str| {

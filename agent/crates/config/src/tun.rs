@@ -46,9 +46,9 @@ section! {
         // Without it the kernel hands over every packet by itself.
         offload: bool = true, one_of(), Restart;
         /// Sets routes for the peers' `allowed_ips`, and removes them at the end. `"connected"` sets those of connected peers only, for
-        /// a routing daemon to announce ([operations](operations.md#routes-of-connected-peers)): they go with the connection, and come
-        /// back when it has lasted for `tun.hold`; meanwhile packets take the host's other routes. `false` leaves routes to you, as
-        /// `routing = "kernel"` does.
+        /// a routing daemon to announce ([operations](operations.md#routes-of-connected-peers)): they go when the peer does not answer,
+        /// and come back when it has answered for `tun.hold`; meanwhile packets take the host's other routes. `false` leaves routes to
+        /// you, as `routing = "kernel"` does.
         // Who names a peer's addresses wants to reach them.
         routes: OwnRoutes = OwnRoutes::All, own_routes(), Restart;
         /// What decides which peer a packet goes to. `"allowed_ips"`: the peers' prefixes. `"kernel"`: the kernel's routes into the
@@ -59,6 +59,11 @@ section! {
         /// prefixes, even if another peer has a longer one; `"route"` those to which some route leads through it.
         // Routes of BGP are often asymmetric.
         source_check: SourceCheck = SourceCheck::AllowedIps, one_of(), Restart;
+        /// With `routing = "kernel"`: copies link-local multicast of this host (224.0.0.0/24, ff02::/16) to each connected peer that has
+        /// `multicast`, too, and `address` or `allowed_ips` here, for routing daemons that find their neighbours by it (OSPF, Babel).
+        /// At most 10,000 copies a second and worker. What a peer sends is not copied to others.
+        // No wider groups: nobody here knows which peers have joined them.
+        multicast: bool = false, truth(), Restart;
         /// How long a peer with a better `priority`, or one of several with the same, must have answered without a break before
         /// packets go to it again; with `routes = "connected"` also how long a peer must be back before its routes are.
         // A peer that comes and goes moves its flows at most this often; the sessions of hosts behind a NAT at that peer end each time.
@@ -134,6 +139,12 @@ impl Tun {
         self.routing == Routing::Kernel
     }
 
+    /// Whether link-local multicast of the host is copied to peers.
+    #[must_use]
+    pub fn copies_multicast(&self) -> bool {
+        self.multicast && self.follows_routes()
+    }
+
     /// Whether the agent sets routes for the peers' prefixes.
     #[must_use]
     pub fn sets_routes(&self) -> bool {
@@ -179,11 +190,17 @@ impl Checks {
                     "has no effect: with routing = \"kernel\" the agent follows routes and sets none";
                 self.report.note(&table.place("routes"), problem, "leave it out, or set it to false");
             }
-            Routing::AllowedIps if tun.source_check != SourceCheck::AllowedIps => {
-                let problem = "has no effect: it is for routing = \"kernel\"";
-                self.report.note(&table.place("source_check"), problem, "set tun.routing, or leave this out");
+            Routing::AllowedIps => {
+                let useless = [
+                    ("source_check", tun.source_check != SourceCheck::AllowedIps),
+                    ("multicast", tun.multicast),
+                ];
+                for (key, _) in useless.into_iter().filter(|(_, set)| *set) {
+                    let problem = "has no effect: it is for routing = \"kernel\"";
+                    self.report.note(&table.place(key), problem, "set tun.routing, or leave this out");
+                }
             }
-            Routing::Kernel | Routing::AllowedIps => {}
+            Routing::Kernel => {}
         }
     }
 

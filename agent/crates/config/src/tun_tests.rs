@@ -36,6 +36,7 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
         routes: OwnRoutes::All,
         routing: Routing::AllowedIps,
         source_check: SourceCheck::AllowedIps,
+        multicast: false,
         hold: Duration::from_secs(5),
         spread: Spread::Addresses,
         up: Vec::new(),
@@ -62,6 +63,28 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
         parse(&format!("{BASE}{}", whole.replace("routes = false", "routes = \"connected\""))).unwrap();
     assert_eq!(connected.tun.map(|tun| tun.routes), Some(OwnRoutes::Connected));
     assert_eq!(parse(BASE).unwrap().tun, None);
+}
+
+#[test]
+fn keys_of_the_other_routing_have_no_effect_and_are_noted() {
+    let config = |more: &str| {
+        let tun = TUNNEL.replace("[[peer]]", &format!("{more}\n[[peer]]"));
+        parse(&format!("{BASE}{tun}allowed_ips = [\"10.1.0.0/16\"]\n")).unwrap()
+    };
+    for (more, multicast, noted) in [
+        ("multicast = true", false, &["tun.multicast"][..]),
+        ("multicast = false\nsource_check = \"route\"", false, &["tun.source_check"]),
+        ("routing = \"kernel\"\nmulticast = true\nsource_check = \"route\"", true, &[]),
+        ("routing = \"kernel\"\nroutes = true", false, &["tun.routes"]),
+    ] {
+        let config = config(more);
+        assert_eq!(config.tun.unwrap().copies_multicast(), multicast, "{more}");
+        let notes: Vec<String> = config.notes.iter().map(ToString::to_string).collect();
+        assert_eq!(notes.len(), noted.len(), "{more}: {notes:?}");
+        for (note, key) in notes.iter().zip(noted) {
+            assert!(note.contains(key) && note.contains("has no effect"), "{more}: {note}");
+        }
+    }
 }
 
 #[test]
@@ -341,7 +364,7 @@ fn a_peer_that_is_added_is_checked_against_the_tunnel_that_runs() {
             allowed_ips: owned(allowed_ips),
             ..state::NewPeer::default()
         };
-        state::check(&config, own, &config.peers, &new)
+        state::check(&config, &[own], &config.peers, &new)
     };
     let peer = check(&["203.0.113.1:1"], &["10.9.0.3", "198.51.100.0/25"]).unwrap();
     assert_eq!(peer.allowed_ips, nets(&["10.9.0.3/32", "198.51.100.0/25"]));

@@ -36,8 +36,9 @@ pub struct PeerData {
     pub too_large: Option<TooLarge>,
     /// How much work it may ask this worker for.
     pub allowances: Allowances,
-    /// Whether another peer holds a prefix of this one, so that its packets need not wait for this one to answer again.
-    pub has_stand_in: bool,
+    /// Whether it matters at once that the peer does not answer: another one holds its prefix and can carry the packets, or its routes
+    /// are to go.
+    pub is_watched: bool,
 }
 
 /// The peers of a worker, by identifier.
@@ -63,6 +64,8 @@ pub struct Link {
     pub standard: bool,
     /// Whether the peer takes IP packets.
     pub takes_packets: bool,
+    /// Whether the peer wants link-local multicast of our host.
+    pub takes_multicast: bool,
     /// Whether the peer completes partial L4 checksums of IP packets.
     pub completes_checksums: bool,
     /// Whether the peer puts datagrams together that come in pieces.
@@ -93,7 +96,7 @@ wire::labelled! {
         /// cannot follow (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
         ControlDead => "deaf",
         /// A first probe was not answered in time. Only looked for if another peer can carry the packets, which they go to while
-        /// this holds; the peer is not dialled anew.
+        /// this holds, or if only connected peers have routes, which this one loses; the peer is not dialled anew.
         Late => "late",
         /// No suspicion, but treated like one: the listener is about to stop and has asked to be left. The session works until another
         /// one replaces it; IP packets go to another peer that can carry them.
@@ -278,6 +281,22 @@ impl PeerData {
             Some(_) => Readiness::Late,
             None => Readiness::Away,
         }
+    }
+
+    /// Whether the peer takes IP packets, and no answer is overdue. Unlike one that is [`Readiness::Ready`] it may have no lane just
+    /// now, because a session takes the place of another, or may ask to be left: its packets wait, or still pass.
+    #[must_use]
+    pub fn takes_packets(&self) -> bool {
+        let link = self.link.as_ref().filter(|link| link.takes_packets);
+        self.is_live() && link.is_some_and(|link| !link.suspicions.unresponsive && !link.suspicions.late)
+    }
+
+    /// Whether copies of link-local multicast go to the peer: it is one of those that the device leads to, and wants them.
+    #[must_use]
+    pub fn receives_multicast(&self) -> bool {
+        let inside = !self.config.addresses.is_empty() || !self.config.allowed_ips.is_empty();
+        let wants = self.link.as_ref().is_some_and(|link| link.takes_multicast);
+        inside && wants && self.readiness() != Readiness::Away
     }
 
     /// Whether a worker is connected to the peer and there is no doubt about the session, so that it need not be dialled.

@@ -9,9 +9,10 @@
 //! | all peers, and who may connect | [`registry`], [`origin`] |
 //! | how a reload reaches the workers | [`follow`] |
 //! | the TUN device, its addresses and routes; the packet size to each peer | [`tunnel`], [`mtu_table`] |
-//! | what an operator is told of all these | [`status`] |
+//! | what an operator is told of all these | [`status`]; in a list of peers: [`brief`] |
 //! | what a metric is, qlog captures, liveness | [`metrics`], [`capture`], [`health`] |
 
+pub mod brief;
 pub mod capture;
 pub mod control;
 pub mod follow;

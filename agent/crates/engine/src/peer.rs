@@ -50,9 +50,7 @@ pub struct Session {
     pub openings: Openings,
     /// The time at which the session was established.
     pub since: Instant,
-    /// Whether quinn-proto sends keepalives. False if `peer.keepalive` was not set when the connection was made.
-    pub keeps_alive: bool,
-    /// When this worker last pinged the control connection itself, because quinn-proto does not keep it alive.
+    /// When the control connection was last pinged to keep it alive, together with lanes, which quinn-proto knows nothing of.
     pub pinged: Instant,
     /// When we last sent on every path to show the peer our address, because it received a lane from another address.
     pub here_sent: Option<Instant>,
@@ -301,7 +299,7 @@ impl DerefMut for Peers {
 }
 
 /// Refusals of one relay by limit: the first variants of `Ceiling`, in their order.
-pub(crate) type Refused = [u64; 6];
+pub(crate) type Refused = [u64; 7];
 
 /// Returns how often a relay has refused something at each of its limits.
 pub(super) fn refused(relay: &DatagramRelay) -> Refused {
@@ -311,6 +309,7 @@ pub(super) fn refused(relay: &DatagramRelay) -> Refused {
         stats.flows_refused.of_peer,
         relay.uplink.dropped[DropReason::QueueMemory as usize],
         relay.repairs.sent.without_memory + relay.repairs.received.without_memory,
+        relay.reassembly.gave_way(),
         stats.sockets_refused,
         stats.openings_refused,
     ]

@@ -24,7 +24,7 @@ use gate::{
     admission::{Admits, Allowlist},
     identity::PublicKey,
 };
-use ipnet::IpNet;
+use ipnet::{IpNet, Ipv6Net};
 use wire::{
     fault::{self, Fault},
     ids::PeerId,
@@ -181,6 +181,15 @@ impl PeerRegistry {
     /// Our own key, and during a rotation the one before it.
     pub(crate) fn own_keys(&self) -> impl Iterator<Item = &PublicKey> {
         std::iter::once(&self.own_key).chain(self.previous_key.get())
+    }
+
+    /// The addresses of the device: those of the configuration, and with `tun.routing = "kernel"` those made of our keys. The kernel's
+    /// own would be a random one, which no peer knows.
+    #[must_use]
+    pub fn device_addresses(&self, tun: &config::Tun) -> Vec<IpNet> {
+        let own = self.own_keys().filter_map(|key| Ipv6Net::new(key.link_local(), 64).ok());
+        let own = own.filter(|_| tun.follows_routes()).map(IpNet::V6);
+        tun.addresses.iter().copied().chain(own).collect()
     }
 
     /// The workers, once there are any.

@@ -33,6 +33,8 @@ pub struct Admission {
     pub agreement: [u8; 32],
     /// The key of ours that the client knocked to, and expects in TLS.
     pub own: OwnKey,
+    /// Whether the allowlist names the client's key; if not, the agent is in open mode.
+    pub known: bool,
 }
 
 /// The room that there is for further handshakes.
@@ -42,6 +44,6 @@ pub enum Room {
     Free,
     /// Half of the handshakes are under way: a client must prove its address before it begins one.
     Busy,
-    /// The limit on handshakes under way is reached.
+    /// The limit on handshakes under way is reached: only a known peer that has none may begin one, and must prove its address.
     Full,
 }

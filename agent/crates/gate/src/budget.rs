@@ -4,8 +4,9 @@
 //! addresses that are not his. So there are two classes with budgets of their own: what a spoofed flood uses up, a
 //! client that has shown with a Retry token that its address is its own does not miss.
 //!
-//! A source's share is for those who have not proved anything. A knock that lets a known peer in proves its key, and is not charged
-//! to its source, once a second for each peer: however many peers are behind one address, they come back as fast as the class allows.
+//! A source's share is for those who have not proved anything. A knock that opens under the key of a known peer proves that key,
+//! whatever becomes of the handshake, and is charged to a share of that peer's own: however many peers are behind one address, they
+//! come back as fast as the class allows.
 
 use std::{
     collections::HashMap,
@@ -16,7 +17,7 @@ use std::{
 use wire::{
     hash::IssuedMap,
     ids::PeerId,
-    rate::{Bucket, Rate},
+    rate::{Allowance, Bucket, Pace, Rate},
 };
 
 /// Knocks that one core opens in a second: 83 µs each for X25519 and AEAD, measured on an AMD EPYC virtual machine.
@@ -57,8 +58,9 @@ pub enum Take {
     Refused,
 }
 
-/// The interval at which a peer that proved its key is not charged to its source: as often as a peer dials that misses us.
-const FREE_EVERY: Duration = Duration::from_secs(1);
+/// The share of a known peer. At once: its dialler has four attempts and two fallbacks under way, repeats each, and closes all but
+/// one when that is answered. A second: a new attempt, its fallback, and what they repeat.
+pub(crate) const PEER_PACE: Pace = Pace { per_second: 4, at_once: 12 };
 
 /// The budget of one worker for opening knocks.
 pub struct Budget {
@@ -66,10 +68,8 @@ pub struct Budget {
     epoch: Instant,
     unvalidated: Class,
     validated: Class,
-    /// When each peer was last admitted without charge; one entry for each slot of the roster.
-    free: IssuedMap<PeerId, Instant>,
-    /// When the fallback of each peer was last refused without charge, likewise.
-    free_fallbacks: IssuedMap<PeerId, Instant>,
+    /// What is left of each peer's share; one entry for each slot of the roster.
+    peers: IssuedMap<PeerId, Allowance>,
 }
 
 impl Budget {
@@ -81,8 +81,7 @@ impl Budget {
             epoch: now,
             unvalidated: Class::new(share / 2),
             validated: Class::new(share / 2),
-            free: IssuedMap::default(),
-            free_fallbacks: IssuedMap::default(),
+            peers: IssuedMap::default(),
         }
     }
 
@@ -98,37 +97,19 @@ impl Budget {
         if class.take(Prefix::of(source), now) { Take::Granted } else { otherwise }
     }
 
-    /// The knock from `source` that was granted last let `peer` in: its source is not charged for it, if it was not lately.
-    pub fn peer_came(&mut self, peer: PeerId, source: IpAddr, validated: bool, now: Instant) {
-        if is_free(&mut self.free, peer, now) {
+    /// The knock from `source` that was granted last is of a known `peer`, whether it lets the peer in or not: it is charged to the
+    /// peer, and to its source only if the peer has used its share up.
+    pub fn charge_to_peer(&mut self, peer: PeerId, source: IpAddr, validated: bool, now: Instant) {
+        let share = self.peers.entry(peer).or_insert_with(|| Allowance::new(PEER_PACE, now));
+        if share.take(1, now) {
             self.give_back(source, validated);
         }
     }
 
-    /// The knock from `source` that was granted last was a fallback of `peer` and is refused: its source is not charged for it
-    /// either, or peers that come back behind one address would stand in each other's way.
-    pub fn peer_fell_back(&mut self, peer: PeerId, source: IpAddr, validated: bool, now: Instant) {
-        if is_free(&mut self.free_fallbacks, peer, now) {
-            self.give_back(source, validated);
-        }
-    }
-
-    /// The knock from `source` that was granted last was not opened because no handshake could begin: its source is not
-    /// charged for it.
-    pub fn give_back(&mut self, source: IpAddr, validated: bool) {
+    fn give_back(&mut self, source: IpAddr, validated: bool) {
         let class = if validated { &mut self.validated } else { &mut self.unvalidated };
         class.give_back(Prefix::of(source));
     }
-}
-
-/// Whether `peer` has not been let off in the last second; now it has.
-fn is_free(last: &mut IssuedMap<PeerId, Instant>, peer: PeerId, now: Instant) -> bool {
-    let lately = |at: &Instant| now.saturating_duration_since(*at) < FREE_EVERY;
-    let free = !last.get(&peer).is_some_and(lately);
-    if free {
-        last.insert(peer, now);
-    }
-    free
 }
 
 /// What one party is: the smallest block that costs something to have.
@@ -287,7 +268,7 @@ mod tests {
                     .into_iter()
                     .find(|validated| budget.take(v4(1), *validated, clock.now()) == Take::Granted);
                 if let Some(validated) = came {
-                    budget.peer_came(*peer, v4(1), validated, clock.now());
+                    budget.charge_to_peer(*peer, v4(1), validated, clock.now());
                 }
                 came.is_none()
             });
@@ -305,47 +286,42 @@ mod tests {
     }
 
     #[test]
-    fn a_refused_fallback_of_a_peer_is_free_once_a_second_too() {
+    fn attempts_that_peers_repeat_and_give_up_leave_their_sources_share_to_others() {
         let clock = ManualClock::default();
         let mut budget = Budget::new(1, clock.now());
-        let rate = 1500 / PREFIX_PART;
-        for peer in [7, 7, 8] {
-            assert_eq!(budget.take(v4(1), false, clock.now()), Take::Granted);
-            budget.peer_fell_back(PeerId(peer), v4(1), false, clock.now());
-        }
-        assert_eq!(granted(&mut budget, v4(1), false, 1000, clock.now()), 2 * rate - 1);
-    }
-
-    #[test]
-    fn a_peer_is_let_off_once_a_second_and_unauthenticated_senders_never() {
-        let clock = ManualClock::default();
-        let mut budget = Budget::new(1, clock.now());
-        let rate = 1500 / PREFIX_PART;
-        let mut came = 0;
-        for _ in 0..1000 {
-            if budget.take(v4(1), false, clock.now()) == Take::Granted {
-                budget.peer_came(PeerId(7), v4(1), false, clock.now());
-                came += 1;
+        // As after a restart of the hub: each has six attempts under way, and gives five of them up.
+        for peer in 0..100 {
+            for _ in 0..11 {
+                clock.advance(Duration::from_millis(1));
+                assert_eq!(budget.take(v4(1), false, clock.now()), Take::Granted);
+                budget.charge_to_peer(PeerId(peer), v4(1), false, clock.now());
             }
         }
-        assert_eq!(came, 2 * rate + 1, "one more than anybody");
-        clock.advance(FREE_EVERY);
-        assert_eq!(granted(&mut budget, v4(1), false, 1000, clock.now()), rate);
-        assert_eq!(budget.take(v4(2), false, clock.now()), Take::Granted, "others have theirs");
+        let rate = 1500 / PREFIX_PART;
+        assert_eq!(granted(&mut budget, v4(1), false, 1000, clock.now()), 2 * rate);
     }
 
     #[test]
-    fn a_peer_is_let_off_again_after_exactly_a_second() {
-        let (clock, mut last) = (ManualClock::default(), IssuedMap::default());
-        for (wait, free) in [
-            (Duration::ZERO, true),
-            (FREE_EVERY - Duration::from_nanos(1), false),
-            (Duration::from_nanos(1), true),
-        ] {
-            clock.advance(wait);
-            assert_eq!(is_free(&mut last, PeerId(7), clock.now()), free);
-        }
-        assert!(is_free(&mut last, PeerId(8), clock.now()), "each for itself");
+    fn a_peer_has_a_share_of_its_own_and_unauthenticated_senders_have_none() {
+        let clock = ManualClock::default();
+        let mut budget = Budget::new(1, clock.now());
+        let rate = 1500 / PREFIX_PART;
+        let come = |budget: &mut Budget, now| {
+            let mut came = 0;
+            while budget.take(v4(1), false, now) == Take::Granted {
+                budget.charge_to_peer(PeerId(7), v4(1), false, now);
+                came += 1;
+            }
+            came
+        };
+        assert_eq!(
+            come(&mut budget, clock.now()),
+            2 * rate + PEER_PACE.at_once,
+            "its own beside its source's"
+        );
+        clock.advance(Duration::from_secs(1));
+        assert_eq!(come(&mut budget, clock.now()), rate + PEER_PACE.per_second);
+        assert_eq!(budget.take(v4(2), false, clock.now()), Take::Granted, "others have theirs");
     }
 
     #[test]

@@ -352,27 +352,28 @@ fn a_client_that_cannot_be_asked_for_its_address_is_asked_nothing() {
 }
 
 #[test]
-fn a_full_gate_refuses_at_no_charge_and_asks_for_nothing() {
+fn the_end_of_an_attempt_costs_nothing_and_is_not_answered() {
     let clock = start();
     let mut gate = gate(&clock);
     let left = |gate: &mut Gate| {
-        let source = arrival(Room::Full).source.ip();
+        let source = arrival(Room::Free).source.ip();
         (0..10_000).filter(|_| gate.parts.budget.take(source, false, clock.now()) == Take::Granted).count()
     };
-    for number in 0..10 {
-        let datagram = hello(&clock, number);
-        assert_eq!(gate.check(&datagram, arrival(Room::Full), clock.now()), Verdict::Unauthenticated);
+    for (number, room) in (0..).zip([Room::Free, Room::Busy, Room::Full]) {
+        let mut client = Client::new(&clock, vec![number; 8], KeyExchange::X25519, false);
+        assert_eq!(client.transmit(&clock).len(), 1, "lost");
+        client.connection.close(clock.now(), 3_u32.into(), bytes::Bytes::new());
+        let [close] = client.transmit(&clock).try_into().expect("one datagram");
+        for _ in 0..10 {
+            assert_eq!(gate.check(&close, arrival(room), clock.now()), Verdict::Unauthenticated, "{room:?}");
+        }
     }
-    assert_eq!(gate.whys(), [Why::Busy]);
+    assert_eq!((gate.ended_at(Step::Abandoned), gate.whys()), (30, vec![]));
     assert_eq!(left(&mut gate), left(&mut self::gate(&clock)));
-    // Nor when the budget is spent: a Retry would lead to nothing.
-    assert_eq!(gate.check(&hello(&clock, 11), arrival(Room::Full), clock.now()), Verdict::Unauthenticated);
-    assert_eq!(gate.whys(), [Why::Busy]);
-    assert_eq!(gate.check(&hello(&clock, 12), arrival(Room::Free), clock.now()), Verdict::Retry);
 }
 
 #[test]
-fn unknown_keys_have_half_of_the_handshakes() {
+fn unknown_keys_have_half_of_the_handshakes_and_known_ones_are_never_turned_away() {
     struct Admitting(Admits);
     impl Allowlist for Admitting {
         fn admits(&self, _agreement: &[u8; 32]) -> Admits {
@@ -384,14 +385,16 @@ fn unknown_keys_have_half_of_the_handshakes() {
     for (admits, room, expected) in [
         (Admits::Anyone, Room::Free, None),
         (Admits::Anyone, Room::Busy, Some(Why::Busy)),
+        (Admits::Anyone, Room::Full, Some(Why::Busy)),
         (Admits::Peer(PeerId(0)), Room::Busy, None),
+        (Admits::Peer(PeerId(0)), Room::Full, None),
         (Admits::Nobody, Room::Free, Some(Why::Key(Some(key)))),
     ] {
         let mut gate = gate(&clock);
         gate.parts.allowlist = Arc::new(Admitting(admits));
         let mut client = Client::new(&clock, vec![7; 8], KeyExchange::X25519, false);
         let [mut datagram] = client.transmit(&clock).try_into().expect("one datagram");
-        if room == Room::Busy {
+        if room != Room::Free {
             assert_eq!(gate.check(&datagram, arrival(room), clock.now()), Verdict::Retry);
             let retry = gate.retry_packet().to_vec();
             [datagram] = client.answer(&clock, &retry).try_into().expect("one datagram");

@@ -25,9 +25,10 @@
 //!                 2  used before? by the same source, still shaking hands ───────────────► QUIC
 //!                    while its ClientHello is not whole ─► 7
 //!                 3  mac1: knows our public key, lately  0.4 µs; most datagrams end here
-//!                 4  room and budget; half full, or over it, a Retry first
-//!                 5  X25519 and AEAD: who it is         83 µs
-//!                 6  clock, allowlist, key exchange
+//!                 4  not the end of an attempt           3 µs
+//!                 5  budget; over it, or half full, a Retry first
+//!                 6  X25519 and AEAD: who it is         83 µs; full: known peers only
+//!                    clock, allowlist, key exchange
 //!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
 //!                    not whole: kept for the rest of it, 3 s
 //!   anything else: unauthenticated
@@ -413,7 +414,7 @@ impl Gate {
                 if why.is_budgeted() {
                     self.decided.insert(tag, arrival.source, decision, now);
                 }
-                if why.is_budgeted() && why.step() != Step::Abandoned {
+                if why.is_budgeted() {
                     let refusal =
                         Refusal { at: self.parts.clock.unix_seconds(), source: arrival.source, why };
                     self.parts.refusals.note(refusal, now);
@@ -498,21 +499,21 @@ impl Gate {
                 initial.token.try_into().map_err(|_| Why::Knock(KnockError::Length))?;
             (knock, ConnectionId::new(initial.dcid))
         };
-        let busy = room == Room::Busy && !retried && RetryKey::serves(&source);
+        // A dialler that has been answered closes its other attempts, and closes them again at each answer: a Retry would lead to
+        // one more close, and so on, as fast as the path carries them.
+        if client_hello(&*self.parts.crypto, &[datagram]) == Err(HelloError::Abandoned) {
+            return Err(Why::Hello(HelloError::Abandoned));
+        }
+        let busy = room != Room::Free && !retried && RetryKey::serves(&source);
         match if busy { Take::Retry } else { self.parts.budget.take(source.ip(), retried, now) } {
             Take::Granted => {}
-            Take::Retry if room != Room::Full && RetryKey::serves(&source) => {
+            Take::Retry if RetryKey::serves(&source) => {
                 self.make_retry(initial, own, &knock, source, unix_seconds);
                 return Ok(Knocked::Retry);
             }
             Take::Retry | Take::Refused => return Err(Why::Budget),
         }
-        // From here on a refusal is noted, so nothing before the budget may be.
-        if room == Room::Full {
-            self.parts.budget.give_back(source.ip(), retried);
-            return Err(Why::Busy);
-        }
-        // The knock within a Retry token has a name of its own in the table.
+        // From here on a refusal is noted, so nothing before the budget may be. The knock within a Retry token has a name of its own in the table.
         let inner = tag_of(&knock);
         if retried && self.parts.table.get(&inner).is_some() {
             return Err(Why::Repeated);
@@ -526,14 +527,15 @@ impl Gate {
             Admits::Anyone => return Err(Why::Busy),
             Admits::Nobody => return Err(Why::Key(opened.key())),
         };
+        if let Some(peer) = peer {
+            self.parts.budget.charge_to_peer(peer, source.ip(), retried, now);
+        }
         if opened.fallback && self.parts.key_exchange != KeyExchange::X25519 {
-            if let Some(peer) = peer {
-                self.parts.budget.peer_fell_back(peer, source.ip(), retried, now);
-            }
             return Err(Why::Fallback);
         }
-        let admission = Admission { dcid: original, tag, agreement: opened.client, own };
-        let begun = self.begins(datagram, &opened, admission, peer.is_some(), now)?;
+        let known = peer.is_some();
+        let admission = Admission { dcid: original, tag, agreement: opened.client, own, known };
+        let begun = self.begins(datagram, &opened, admission, now)?;
         // No mac1 that holds now is of a later epoch, and none holds longer after the end of its epoch, whatever the window
         // is after a restart.
         let end = self.epochs.0.end().saturating_add(1).saturating_mul(EPOCH_SECONDS);
@@ -544,9 +546,6 @@ impl Gate {
             self.parts.table.done(&inner);
         }
         self.remember(tag, used, now, unix_seconds)?;
-        if let Some(peer) = peer {
-            self.parts.budget.peer_came(peer, source.ip(), retried, now);
-        }
         let Some(begun) = begun else { return Ok(Knocked::Admitted(admission)) };
         if let Some(surplus) = self.partials.insert(begun) {
             self.parts.table.done(&surplus);
@@ -554,18 +553,16 @@ impl Gate {
         Ok(Knocked::Began)
     }
 
-    /// Checks the ClientHello in the first datagram of a knock that is good, of a key that is `known` to the allowlist or not; returns
-    /// what is to be kept if it is not whole.
+    /// Checks the ClientHello in the first datagram of a knock that is good; returns what is to be kept if it is not whole.
     fn begins(
         &self,
         datagram: &[u8],
         opened: &Opened,
         admission: Admission,
-        known: bool,
         now: Instant,
     ) -> Result<Option<Partial>, Why> {
         let Some(hello) = client_hello(&*self.parts.crypto, &[datagram]).map_err(Why::Hello)? else {
-            if !self.partials.has_room(known) {
+            if !self.partials.has_room(admission.known) {
                 return Err(Why::Partials);
             }
             let partial = Partial::new(admission, opened.hello_hash, now, datagram);

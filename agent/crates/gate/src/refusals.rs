@@ -117,7 +117,9 @@ impl Why {
     /// Whether it was found after the work of opening the knock was granted.
     pub(super) fn is_budgeted(&self) -> bool {
         match self {
-            Self::RetryToken(_) | Self::ConnectionId | Self::Budget => false,
+            Self::RetryToken(_) | Self::ConnectionId | Self::Budget | Self::Hello(HelloError::Abandoned) => {
+                false
+            }
             Self::Repeated
             | Self::Knock(_)
             | Self::Clock { .. }

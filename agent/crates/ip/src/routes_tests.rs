@@ -77,7 +77,7 @@ fn peers_that_come_and_go_leave_nothing_behind() {
         routes.insert(net(&format!("fd09::{round:x}/128")), Peer(1));
         remove(&mut routes, Peer(1));
     }
-    assert_eq!((routes.v4.pieces.len(), routes.v6.pieces.len(), routes.prefixes.len()), (3, 1, 1));
+    assert_eq!((routes.v4.owners.len(), routes.v6.owners.len(), routes.prefixes.len()), (3, 1, 1));
 }
 
 /// One change, made to the model and to the table.

@@ -83,6 +83,7 @@ pub struct ReceiveBatch {
     accepted: Vec<(usize, Meta)>,
     /// Datagrams that lie in no buffer as a whole, put together end to end.
     joined: Vec<u8>,
+    last: bool,
 }
 
 impl ReceiveBatch {
@@ -104,6 +105,7 @@ impl ReceiveBatch {
             slots,
             accepted: Vec::with_capacity(slots),
             joined: Vec::new(),
+            last: false,
         }
     }
 
@@ -131,10 +133,23 @@ impl ReceiveBatch {
         self.accepted.len() >= self.slots
     }
 
+    /// Whether nothing waited behind it, and the socket's token is reported when something does. Where this is not known, the next
+    /// `receive` tells.
+    #[must_use]
+    pub fn is_last(&self) -> bool {
+        self.last
+    }
+
+    /// Notes that nothing waits behind it.
+    pub(super) fn end(&mut self) {
+        self.last = true;
+    }
+
     /// Drops all buffers, so that the batch is empty.
     pub fn clear(&mut self) {
         self.accepted.clear();
         self.joined.clear();
+        self.last = false;
     }
 
     /// The cost of the batch to a worker, in [`units`]: the sum over its buffers.

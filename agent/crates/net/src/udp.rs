@@ -275,15 +275,22 @@ impl UdpSocket for KernelUdp {
                 Ok(result) => result?,
                 Err(_would_block) => continue,
             };
-            if received.buffers < batch.slots() {
+            let emptied = received.buffers < batch.slots();
+            if emptied {
                 // The kernel met the end of its queue, so the next call need not ask again.
                 guard.clear_ready();
             }
+            drop(guard);
             self.stats.truncated += received.refused as u64;
             self.stats.count_received(batch, stamped);
             let oldest = std::mem::take(&mut self.stats.age_max_nanos);
             self.age_max_nanos.set(self.age_max_nanos.get().max(oldest));
             if !batch.is_empty() {
+                // A connected socket may have met an error, which the next call takes.
+                let watched = emptied && !self.transmitter.is_connected();
+                if watched && self.fd.poll_read_ready(&mut Context::from_waker(&self.waker)).is_pending() {
+                    batch.end();
+                }
                 return Ok(());
             }
         }

@@ -273,6 +273,8 @@ impl Features {
     pub const PRESHARED_KEYS: Self = Self(64);
     /// Connects elsewhere if a listener asks for that.
     pub const LEAVE: Self = Self(128);
+    /// Takes copies of link-local multicast of the other host.
+    pub const MULTICAST: Self = Self(256);
 
     /// The abilities of both sets together.
     #[must_use]

@@ -491,8 +491,11 @@ fn features_have_the_bits_of_the_document() {
         Features::STREAM_CONNECTIONS,
         Features::REPORTS,
         Features::REPAIR,
+        Features::PRESHARED_KEYS,
+        Features::LEAVE,
+        Features::MULTICAST,
     ];
-    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8, 16, 32]);
+    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8, 16, 32, 64, 128, 256]);
 }
 
 #[test]

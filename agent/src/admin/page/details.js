@@ -23,7 +23,7 @@ function drops(dropped) {
 
 const LIMITS = {
   peers: "peers", open_peers: "open-mode peers", flows: "flows", flows_per_peer: "flows of one peer",
-  queue_bytes: "bytes that wait in queues", tcp_streams_per_peer: "TCP streams of one peer", tcp_streams: "TCP streams",
+  queue_bytes: "bytes that wait in queues", repair_bytes: "bytes kept or held for repair", tcp_streams_per_peer: "TCP streams of one peer", tcp_streams: "TCP streams",
   stream_bytes: "bytes of TCP windows", handshakes: "handshakes under way", used_tokens: "used knocks",
   decoy_flows: "flows to the decoy", descriptors: "open files",
 };
@@ -89,9 +89,22 @@ function presharedKey({ preshared_keys: all, preshared_key_in_use: place }) {
   return all === 1 ? "in use" : `in use: number ${place} of ${all}`;
 }
 
+// What an automatic rate knows of the path.
+function measured({ capacity_bits_per_second: capacity, queue_delay_seconds: queue, path_loss_share: lost, phase }) {
+  return `${phase}: carries ${or(capacity, (size) => bits(size / 8))}, queue ${wait(queue)}, loss ${share(lost)}`;
+}
+
+// What we repair of what we send, and what was repaired of what came.
+function repairs(repair) {
+  const again = `${count(repair.retransmitted)} sent again, ${plural(repair.symbols, "repair symbol")}, ${share(repair.overhead)} more bytes`;
+  const mended = `${count(repair.came_again + repair.recovered)} of ${count(repair.missing)} missing ones, ${count(repair.given_up)} given up`;
+  const later = `${wait(repair.added_delay_p50_seconds)} median, ${wait(repair.added_delay_p99_seconds)} p99`;
+  return [["Repair of what we send", `${repair.state}: ${again}`], ["Repair of what comes", `${mended}, delay ${later}`]];
+}
+
 function facts(peer) {
   const rates = peer.rates ?? {};
-  const { queue, rate, streams, lane_packets: packets } = peer;
+  const { queue, rate, repair, streams, lane_packets: packets } = peer;
   const speed = (size, number) => (size === undefined ? dash : `${bits(size)}, ${count(Math.round(number))}/s`);
   const limit = rate && `${bits(rate.bits_per_second / 8)} (${rate.from}), wait ${wait(rate.delay_p50_seconds)} median, ${wait(rate.delay_p99_seconds)} p99`;
   const congestion = streams && `${streams.congestion}, ${plural(streams.connections, "connection")}, window ${bytes(streams.window_bytes)}`;
@@ -111,6 +124,9 @@ function facts(peer) {
     ["Lane packets sent · received", `${count(packets.sent)} · ${count(packets.received)}`],
     ["Queue", queue.datagrams === 0 ? "empty" : `${plural(queue.datagrams, "datagram")}, ${bytes(queue.bytes)}, the oldest for ${wait(queue.age_seconds)}`],
     ["Rate limit", limit ?? dash],
+    ...(rate?.auto ? [["Measured path", measured(rate.auto)]] : []),
+    ...(rate ? [["Marked for congestion (ECN)", plural(rate.marked, "packet")]] : []),
+    ...(repair ? repairs(repair) : []),
     ["Lanes up", count(peer.lanes_up)],
     ["Flows", count(peer.flows)],
     ["TCP streams", count(peer.tcp_streams)],

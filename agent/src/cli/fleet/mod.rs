@@ -18,6 +18,7 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
 use lab::out;
+use wire::clock::{Clock as _, SystemClock};
 
 use self::maps::{Answer, Exit, State};
 use super::Failure;
@@ -117,10 +118,13 @@ impl Fleet {
         let (sender, answers) = mpsc::sync_channel(exits.len());
         for (index, (exit, _)) in exits.iter().enumerate() {
             let (admin, sender) = (exit.admin, sender.clone());
-            let ask = move || {
-                while sender.send((index, ask(admin, patience))).is_ok() {
-                    thread::sleep(patience);
+            let ask = move || loop {
+                let begun = SystemClock.now();
+                if sender.send((index, ask(admin, patience))).is_err() {
+                    return;
                 }
+                // One that does not answer is asked as often as others.
+                thread::sleep(patience.saturating_sub(SystemClock.now().saturating_duration_since(begun)));
             };
             thread::Builder::new().name(format!("exit-{}", exit.id)).spawn(ask).context("no thread")?;
         }
@@ -158,17 +162,29 @@ impl Fleet {
     }
 }
 
-/// Asks an agent whether it is ready, with `patience` for the connection and as much for the answer.
+/// Asks an agent whether it is ready, with `patience` for the connection and the answer together.
 fn ask(admin: SocketAddr, patience: Duration) -> Answer {
     let request = format!("GET /readyz HTTP/1.1\r\nHost: {admin}\r\nConnection: close\r\n\r\n");
+    let end = SystemClock.now() + patience;
+    let left = || match end.saturating_duration_since(SystemClock.now()) {
+        Duration::ZERO => Err(io::Error::from(io::ErrorKind::TimedOut)),
+        left => Ok(Some(left)),
+    };
     let talk = || -> io::Result<[u8; 12]> {
         let mut stream = TcpStream::connect_timeout(&admin, patience)?;
-        stream.set_read_timeout(Some(patience))?;
-        stream.set_write_timeout(Some(patience))?;
+        stream.set_write_timeout(left()?)?;
         stream.write_all(request.as_bytes())?;
         // HTTP/1.1 200
-        let mut status = [0; 12];
-        stream.read_exact(&mut status)?;
+        let (mut status, mut filled) = ([0; 12], 0);
+        while filled < status.len() {
+            stream.set_read_timeout(left()?)?;
+            match stream.read(&mut status[filled..]) {
+                Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+                Ok(length) => filled += length,
+                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(error),
+            }
+        }
         Ok(status)
     };
     match talk() {
@@ -258,5 +274,24 @@ mod tests {
         }
         drop(listener);
         assert_eq!(ask(admin, patience), Answer::Refused);
+    }
+
+    #[test]
+    fn an_answer_that_comes_byte_by_byte_is_not_waited_for() {
+        const PAUSE: Duration = Duration::from_millis(40);
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let admin = listener.local_addr().unwrap();
+        thread::scope(|scope| {
+            // Each byte is in time, all of them are not.
+            let asked = scope.spawn(|| ask(admin, PAUSE * 5));
+            let (mut stream, _) = listener.accept().unwrap();
+            stream.set_nodelay(true).unwrap();
+            for byte in b"HTTP/1.1 200 OK\r\n" {
+                thread::sleep(PAUSE);
+                // It may have hung up.
+                stream.write_all(&[*byte]).ok();
+            }
+            assert_eq!(asked.join().unwrap(), Answer::Silent);
+        });
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use engine::peer::Failure;
+use gate::identity::PublicKey;
 
 use super::*;
 
@@ -172,7 +173,10 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
                 f.network.forwarding = [Some(false), Some(true)];
             }),
         ],
-        Check::RpFilter => vec![(Warning, AS_IT_IS, |f| f.network.rp_filter[1].1 = 1)],
+        Check::RpFilter => vec![
+            (Warning, AS_IT_IS, |f| f.network.rp_filter[1].1 = 1),
+            (Warning, KERNEL, |f| f.network.rp_filter[0].1 = 1),
+        ],
         Check::Conntrack => vec![
             (Warning, AS_IT_IS, |f| table(f).count = 800),
             (Error, AS_IT_IS, |f| table(f).count = 950),
@@ -226,6 +230,16 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             f.tun.queue_packets = Some(500);
         })],
         Check::TunIpv6 => vec![(Error, AS_IT_IS, |f| f.tun.no_ipv6 = true)],
+        Check::TunNextHop => vec![
+            (Warning, KERNEL, |f| follow(f, &["10.1.0.0/16 10.9.1.1", "10.2.0.0/16 10.9.1.2"])),
+            (Warning, KERNEL, |f| follow(f, &["fd01::/64 fe80::1"])),
+            (Warning, KERNEL, |f| follow(f, &["10.1.0.0/16"])),
+        ],
+        Check::TunPeerAddress => {
+            vec![(Warning, ("address = [\"10.9.2.1\"]\n[tun]\n", "[tun]\nrouting = \"kernel\"\n"), |f| {
+                follow(f, &["10.1.0.0/16 10.9.1.1"])
+            })]
+        }
         Check::EndpointName => vec![
             (Error, AS_IT_IS, |f| f.peers[0].endpoints[0].lookup = Lookup::Failed("no such name".to_owned())),
             (Error, AS_IT_IS, |f| addresses(f).clear()),
@@ -239,6 +253,7 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             (Error, AS_IT_IS, |f| addresses(f)[0].way = Err("unreachable".to_owned())),
             (Note, AS_IT_IS, |f| second_address(f).way = Err("unreachable".to_owned())),
             (Note, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: REMOTE.ip(), mtu: 65_535 })),
+            (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: INNER, mtu: 1_421 })),
         ],
         Check::PathMtu => vec![
             (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_227 })),
@@ -292,6 +307,7 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
 }
 
 /// Where a check is close to firing, and does not; each is quiet on a host on which all is well, besides.
+#[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
     let nothing: Change = |_| {};
     match check {
@@ -357,7 +373,11 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
                 nothing,
             )]
         }
-        Check::RpFilter => vec![(("mark = 7", ""), |f| f.network.rp_filter[1].1 = 1)],
+        Check::RpFilter => vec![
+            (("mark = 7", ""), |f| f.network.rp_filter[1].1 = 1),
+            (("offload = \"auto\"", "routing = \"kernel\"\nsource_check = \"route\""), nothing),
+            (KERNEL, |f| f.network.rp_filter[0].1 = 2),
+        ],
         Check::ConntrackTimeout => vec![(AS_IT_IS, |f| table(f).udp_timeout = Duration::from_secs(21))],
         Check::TunDriver => vec![(AS_IT_IS, |f| {
             package(f);
@@ -387,6 +407,18 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
             }),
         ],
         Check::TunIpv6 => vec![((", \"fd09::1/128\"", ""), |f| f.tun.no_ipv6 = true)],
+        Check::TunNextHop => vec![
+            (KERNEL, |f| follow(f, &["10.1.0.0/16 10.9.1.1", "10.9.2.0/24", "fe80::/64"])),
+            // The link of our own address.
+            (KERNEL, |f| follow(f, &["10.9.0.1/32"])),
+            (KERNEL, |f| follow(f, &[&format!("fd01::/64 {}", link_local())])),
+        ],
+        Check::TunPeerAddress => vec![
+            (KERNEL, |f| follow(f, &[])),
+            (("address = [\"10.9.2.1\"]\n[tun]\n", "[tun]\nrouting = \"kernel\"\n"), |f| {
+                follow(f, &[&format!("fd01::/64 {}", link_local())]);
+            }),
+        ],
         Check::PathMtu => vec![
             (AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_339 })),
             (AS_IT_IS, |f| second_address(f).way = Ok(Way { source: OURS, mtu: 1_359 })),
@@ -402,9 +434,29 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         | Check::Forwarding
         | Check::Conntrack
         | Check::InterfaceOffload
-        | Check::EndpointName
-        | Check::EndpointRoute => vec![(AS_IT_IS, nothing)],
+        | Check::EndpointName => vec![(AS_IT_IS, nothing)],
+        Check::EndpointRoute => vec![
+            // Another agent's inner address, and a user whose packets have no mark.
+            (AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: "10.9.0.2".parse().unwrap(), mtu: 1_421 })),
+            (AS_IT_IS, |f| {
+                run(f);
+                addresses(f)[0].way = Ok(Way { source: INNER, mtu: 1_421 });
+            }),
+            (AS_IT_IS, |f| {
+                package(f);
+                addresses(f)[0].way = Ok(Way { source: INNER, mtu: 1_421 });
+            }),
+        ],
     }
+}
+
+/// Our own inner address.
+const INNER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
+
+/// The link-local address of the spoke.
+fn link_local() -> IpAddr {
+    let key: PublicKey = OTHER_KEY.parse().unwrap();
+    key.link_local().into()
 }
 
 fn exit(facts: &mut Facts) -> &mut PeerStatus {

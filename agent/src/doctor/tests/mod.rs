@@ -19,7 +19,10 @@ mod unit;
 
 use cases::{fires, quiet};
 use config::ConfigProblem;
-use net::host::{Buffers, ClockState, TunFeatures, Way};
+use net::{
+    host::{Buffers, ClockState, TunFeatures, Way},
+    netlink::{DeviceRoute, Hop, TABLE_MAIN},
+};
 use ops::control_socket::status::{
     LanePackets, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, RateStatus, Status,
 };
@@ -34,12 +37,13 @@ fn text() -> String {
          [transport]\nlisten = [\"0.0.0.0:4433\"]\nworkers = 2\nmark = 7\ngso = \"auto\"\n\
          [metrics]\nlisten = \"10.9.0.1:9464\"\npage = true\nallow = [\"10.9.0.0/16\"]\n\
          [control]\nsocket = \"/run/culvert/culvert.sock\"\n\
-         [tun]\naddress = [\"10.9.0.1/32\", \"fd09::1/128\"]\noffload = \"auto\"\n\
          [limits]\nflows = 1000\n\
          [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
          [[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\nendpoints = [\"exit.example.net:4433\"]\nkeepalive = \"20s\"\n\
-         allowed_ips = [\"10.9.1.0/24\", \"fd09:1::/64\"]\n\
-         [[peer]]\nname = \"spoke\"\npublic_key = \"{OTHER_KEY}\"\nallowed_ips = [\"10.9.2.0/24\", \"fd09:2::/64\"]\n"
+         allowed_ips = [\"10.9.1.0/24\", \"fd09:1::/64\"]\naddress = [\"10.9.1.1\"]\n\
+         [[peer]]\nname = \"spoke\"\npublic_key = \"{OTHER_KEY}\"\nallowed_ips = [\"10.9.2.0/24\", \"fd09:2::/64\"]\n\
+         address = [\"10.9.2.1\"]\n\
+         [tun]\naddress = [\"10.9.0.1/32\", \"fd09::1/128\"]\noffload = \"auto\"\n"
     )
 }
 
@@ -120,6 +124,7 @@ fn facts() -> Facts {
             free: Some(Ok(())),
             queue_packets: None,
             no_ipv6: false,
+            routes: None,
         },
         peers: vec![
             Peer { name: "exit".to_owned(), endpoints: vec![endpoint], not_dialled: None },
@@ -150,6 +155,18 @@ fn run(facts: &mut Facts) {
     for address in addresses(facts) {
         address.answer = None;
     }
+}
+
+/// The same host while the daemon follows routes of the kernel, each described as `PREFIX [GATEWAY]`.
+fn follow(facts: &mut Facts, routes: &[&str]) {
+    run(facts);
+    facts.network.rp_filter[0].1 = 2;
+    let route = |text: &&str| {
+        let (prefix, gateway) = text.split_once(' ').unwrap_or((text, ""));
+        let hops = vec![Hop { gateway: gateway.parse().ok(), weight: 1 }];
+        DeviceRoute { prefix: prefix.parse().unwrap(), table: TABLE_MAIN, metric: 0, hops }
+    };
+    facts.tun.routes = Some(routes.iter().map(route).collect());
 }
 
 /// The same host with the package, looked at by the service's user.
@@ -197,6 +214,9 @@ fn there(mode: u32, writable: bool) -> Found {
 type Edit = (&'static str, &'static str);
 
 const AS_IT_IS: Edit = ("", "");
+
+/// The kernel's routes choose the peer.
+const KERNEL: Edit = ("offload = \"auto\"", "offload = \"auto\"\nrouting = \"kernel\"");
 
 /// What is different from a host on which all is well.
 type Change = fn(&mut Facts);
@@ -250,12 +270,14 @@ fn each_check_is_quiet_when_it_should_be() {
 fn where_all_is_well_every_check_says_so_in_order() {
     let stopped = findings(AS_IT_IS, |_| {});
     let running = findings(AS_IT_IS, run);
-    for found in [&stopped, &running] {
+    let following = findings(KERNEL, |f| follow(f, &["10.1.0.0/16 10.9.1.1"]));
+    for found in [&stopped, &running, &following] {
         assert!(found.is_sorted_by_key(|finding| finding.check), "{found:#?}");
         let bad: Vec<_> = found.iter().filter(|finding| finding.severity > Severity::Ok).collect();
         assert!(bad.is_empty(), "{bad:#?}");
     }
-    let looked_at = |check: &Check| stopped.iter().chain(&running).any(|finding| finding.check == *check);
+    let all = || stopped.iter().chain(&running).chain(&following);
+    let looked_at = |check: &Check| all().any(|finding| finding.check == *check);
     let missing: Vec<_> = Check::ALL.iter().filter(|check| !looked_at(check)).collect();
     assert!(missing.is_empty(), "{missing:?}");
 }
@@ -442,4 +464,32 @@ fn a_queue_or_a_loss_on_the_path_names_the_key_that_mends_it() {
         status(f).peers[0].lane_packets = LanePackets { sent: 10_000, lost: 100, ..LanePackets::default() };
     });
     assert!(!while_full.contains("repair"), "{while_full}");
+}
+
+#[test]
+fn a_route_to_nobody_is_named_with_its_next_hop_and_there_are_never_many_findings() {
+    let of_check = |change: Change| -> Vec<Finding> {
+        let found = findings(KERNEL, change);
+        found.into_iter().filter(|finding| finding.check == Check::TunNextHop).collect()
+    };
+    let found = of_check(|f| {
+        follow(
+            f,
+            &["10.1.0.0/16 10.9.9.9", "10.2.0.0/16 10.9.9.9", "10.3.0.0/16 10.9.9.9", "10.4.0.0/16 10.9.9.9"],
+        );
+    });
+    let [stray] = &found[..] else { panic!("{found:#?}") };
+    assert_eq!(stray.subject, "next hop 10.9.9.9");
+    assert_eq!(stray.value, "of 10.1.0.0/16, 10.2.0.0/16, 10.3.0.0/16, 1 more");
+    assert!(stray.remedy.starts_with("address = [\"10.9.9.9\"] in the [[peer]]"), "{stray:?}");
+    let found = of_check(|f| follow(f, &["10.1.0.0/16"]));
+    assert!(
+        found[0].remedy.starts_with("ip route replace 10.1.0.0/16 via ADDRESS dev culvert0"),
+        "{found:?}"
+    );
+    let found = of_check(|f| {
+        let routes: Vec<String> = (0..200).map(|host| format!("10.1.{host}.0/24 10.9.9.{host}")).collect();
+        follow(f, &routes.iter().map(String::as_str).collect::<Vec<_>>());
+    });
+    assert_eq!((found.len(), &*found[16].subject), (17, "184 others"));
 }

@@ -67,6 +67,15 @@ pub struct Downlink<'a, P, O> {
     pub now: Instant,
 }
 
+/// An IP packet from a source that is not the peer's.
+#[derive(Clone, Copy, Debug)]
+pub struct Spoofed {
+    pub peer: PeerId,
+    pub source: IpAddr,
+    /// Whether it is for a link-local group, for which fewer sources are the peer's own.
+    pub multicast: bool,
+}
+
 /// The work that a pass over a batch leaves for later, and scratch space that keeps its capacity.
 #[derive(Debug, Default)]
 pub struct Notes {
@@ -78,8 +87,8 @@ pub struct Notes {
     pub challenged: Vec<(LaneId, [u8; 8])>,
     /// Lanes whose peer broke the protocol.
     pub violations: Vec<(LaneId, OpenError)>,
-    /// The first IP packet of a peer from a source that is not its own: the peer, and the source.
-    pub spoofed: Option<(PeerId, IpAddr)>,
+    /// The first IP packet of a peer from a source that is not its own.
+    pub spoofed: Option<Spoofed>,
     /// Peers of whose datagrams pieces are missing.
     pub incomplete: Vec<PeerId>,
     /// Frames that waited for others, or were recovered: to be taken after the batch.
@@ -537,7 +546,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 | Context::Closed(_)),
             ) => {
                 state.relay.stats.count_received(&message);
-                self.message(peer, message);
+                if let Some(flow) = known {
+                    self.message(peer, flow, message);
+                }
             }
             // On the control connection, or in a longer form: not about a lane.
             Some(Context::Report { .. }) => state.relay.stats.reports.count(false),

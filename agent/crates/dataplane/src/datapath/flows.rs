@@ -11,7 +11,7 @@ use crate::{
         work,
     },
     peer::PeerTable,
-    relay::{DatagramRelay, DropReason, FlowId, Standing},
+    relay::{DropReason, FlowId, Standing},
 };
 
 impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
@@ -96,13 +96,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         Ok(id)
     }
 
-    /// Takes a message about a flow.
-    pub(super) fn message(&mut self, peer: PeerId, message: Context) {
+    /// Takes a message about the flow `id`.
+    pub(super) fn message(&mut self, peer: PeerId, id: FlowId, message: Context) {
         let Some(state) = self.peers.data_mut(peer) else { return };
         let relay = &mut state.relay;
         match message {
             Context::Confirmed(number) => {
-                if let Some(id) = own_flow(relay, number)
+                if relay.flows.is_ours(number)
                     && let Some(flow) = relay.flows.get_mut(id)
                 {
                     flow.standing = Standing::Confirmed;
@@ -112,17 +112,17 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 }
             }
             Context::Unknown(number) => {
-                if let Some(flow) = own_flow(relay, number).and_then(|id| relay.flows.get_mut(id)) {
-                    if flow.standing == Standing::Confirmed {
-                        flow.standing = Standing::Opening;
-                    }
-                } else if let Some(id) = relay.flows.of_number(number) {
+                if !relay.flows.is_ours(number) {
                     // The opener has forgotten it: answers have nowhere to go.
                     self.end_flow(peer, id);
+                } else if let Some(flow) = relay.flows.get_mut(id)
+                    && flow.standing == Standing::Confirmed
+                {
+                    flow.standing = Standing::Opening;
                 }
             }
             Context::Refused(number, refusal) => {
-                if let Some(id) = own_flow(relay, number) {
+                if relay.flows.is_ours(number) {
                     for run in relay.awaiting.take_flow(id) {
                         relay.uplink.drop(DropReason::FlowRefused, run.count() as u64);
                     }
@@ -133,11 +133,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     }
                 }
             }
-            Context::Closed(number) => {
-                if let Some(id) = relay.flows.of_number(number) {
-                    self.end_flow(peer, id);
-                }
-            }
+            Context::Closed(_) => self.end_flow(peer, id),
             Context::Flow { .. }
             | Context::Piece { .. }
             | Context::Open { .. }
@@ -168,9 +164,4 @@ enum Unopened {
     Refused(Refusal, DropReason),
     /// The peer opens flows faster than it may: it hears nothing, and its next datagram asks again.
     TooFast,
-}
-
-/// The flow with this number, if it was opened at this end.
-fn own_flow(relay: &DatagramRelay, number: FlowNumber) -> Option<FlowId> {
-    relay.flows.of_number(number).filter(|_| relay.flows.is_ours(number))
 }

@@ -13,7 +13,8 @@ use net::ReceiveBatch;
 use wire::ids::PeerId;
 
 use crate::{
-    datapath::downlink::{Downlink, Outside},
+    datapath::downlink::{Downlink, Outside, Spoofed},
+    forward::multicast::is_group,
     peer::PeerTable,
 };
 
@@ -58,9 +59,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             state.relay.downlink.drop(DropReason::Malformed, 1);
             return;
         }
-        if !tun.routes.may_send(view.source, peer) {
+        if !tun.routes.may_send(&view, peer) {
             state.relay.downlink.drop(DropReason::Spoofed, 1);
-            self.notes.spoofed.get_or_insert((peer, view.source));
+            let multicast = is_group(view.destination);
+            self.notes.spoofed.get_or_insert(Spoofed { peer, source: view.source, multicast });
             return;
         }
         let range = packet.range.start..packet.range.start + view.len;

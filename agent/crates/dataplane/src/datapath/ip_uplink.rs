@@ -1,5 +1,5 @@
-//! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], [`IpUplink::carry`], then
-//! [`Uplink::packets`] and [`Uplink::seal_packets`].
+//! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], [`IpUplink::for_peer`],
+//! [`IpUplink::carry`], then [`Uplink::packets`] and [`Uplink::seal_packets`].
 
 use std::time::Instant;
 
@@ -22,7 +22,10 @@ use crate::{
         segments::{CountedHeader, Marks, Segments},
         uplink::{Uplink, Way},
     },
-    forward::tun::{Answer, TunDrop, TunSide},
+    forward::{
+        multicast::is_group,
+        tun::{Answer, TunDrop, TunSide},
+    },
     hand_off::Outgoing,
     lanes::{Lanes, Payloads, PushError, Underlays},
     peer::PeerTable,
@@ -46,40 +49,77 @@ impl<P: PeerTable> IpUplink<'_, P> {
         for slot in 0..batch.len() {
             let Some(vnet) = self.tun.headers.get(slot).copied() else { return };
             let (_, packet) = batch.buffer_mut(slot);
-            if let Some(peer) = self.packet(packet, &vnet) {
-                sent_to(peer);
-            }
+            self.packet(packet, &vnet, &mut sent_to);
         }
     }
 
-    /// Takes a packet or super-packet; returns the peer that it is for.
-    fn packet(&mut self, packet: &mut [u8], vnet: &VnetHeader) -> Option<PeerId> {
+    /// Takes a packet or super-packet.
+    fn packet(&mut self, packet: &mut [u8], vnet: &VnetHeader, sent_to: &mut impl FnMut(PeerId)) {
         let viewed = match vnet.gso {
             Gso::None => IpView::parse(packet),
             Gso::Tcp4 | Gso::Tcp6 | Gso::Udp => IpView::super_packet(packet),
         };
-        let Ok(view) = viewed else {
-            self.drop(TunDrop::Malformed);
-            return None;
-        };
-        let peer = match self.tun.routes.carrier(&view) {
-            Ok(peer) => peer,
-            Err(reason) => {
-                self.drop(reason);
-                self.tun.answer(packet, &view, Answer::Unreachable, self.now);
-                return None;
+        let Ok(view) = viewed else { return self.drop(TunDrop::Malformed, 1) };
+        match self.tun.routes.carrier(&view) {
+            Ok(peer) => {
+                if let Some(peer) = self.for_peer(packet, &view, vnet, peer) {
+                    sent_to(peer);
+                }
             }
-        };
+            Err(_) if self.tun.multicast.is_some() && is_group(view.destination) => {
+                self.copies(packet, &view, vnet, sent_to);
+            }
+            Err(reason) => {
+                self.drop(reason, 1);
+                if reason == TunDrop::NoNextHop {
+                    self.tun.unreachable = Some(view.destination);
+                }
+                self.tun.answer(packet, &view, Answer::Unreachable, self.now);
+            }
+        }
+    }
+
+    /// Copies a packet of the host to each peer that takes its link-local multicast.
+    fn copies(&mut self, packet: &[u8], view: &IpView, vnet: &VnetHeader, sent_to: &mut impl FnMut(PeerId)) {
+        let Some(mut multicast) = self.tun.multicast.take() else { return };
+        match multicast.admit(view, vnet, self.now) {
+            Ok(()) => {
+                let before = self.tun.totals.received;
+                let mut copy = std::mem::take(&mut multicast.copy);
+                for peer in multicast.receivers() {
+                    copy.clear();
+                    copy.extend_from_slice(packet);
+                    if let Some(peer) = self.for_peer(&mut copy, view, vnet, peer) {
+                        sent_to(peer);
+                    }
+                }
+                multicast.copy = copy;
+                self.tun.totals.multicast_copies += self.tun.totals.received - before;
+            }
+            Err((reason, copies)) => self.drop(reason, copies),
+        }
+        self.tun.multicast = Some(multicast);
+    }
+
+    /// Takes a packet or super-packet for `peer`; returns the peer if something was sent or queued.
+    #[inline]
+    fn for_peer(
+        &mut self,
+        packet: &mut [u8],
+        view: &IpView,
+        vnet: &VnetHeader,
+        peer: PeerId,
+    ) -> Option<PeerId> {
         let most = self.peers.data(peer)?.inner_mtu(self.tun.most_mtu, self.now);
         if let Some(mtu) = most {
-            if mss::clamp(packet, &view, mtu, vnet.needs_checksum) {
+            if mss::clamp(packet, view, mtu, vnet.needs_checksum) {
                 self.tun.totals.mss_clamped += 1;
             }
-            if self.fragments(packet, &view, vnet, peer, mtu) {
+            if self.fragments(packet, view, vnet, peer, mtu) {
                 return Some(peer);
             }
         }
-        self.carry(packet, &view, vnet, peer, most)
+        self.carry(packet, view, vnet, peer, most)
     }
 
     /// Cuts IPv4 packets that are too large, if their sender allows that, and takes the fragments; false if nothing was done.
@@ -112,7 +152,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
 
     /// Takes one packet, in fragments if it is too large.
     fn fragment(&mut self, packet: &mut [u8], peer: PeerId, mtu: u16) {
-        let Ok(view) = IpView::parse(packet) else { return self.drop(TunDrop::Malformed) };
+        let Ok(view) = IpView::parse(packet) else { return self.drop(TunDrop::Malformed, 1) };
         let Some(fragments) = Fragments::new(packet, &view, mtu) else {
             self.carry(packet, &view, &VnetHeader::default(), peer, Some(mtu));
             return;
@@ -140,7 +180,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
         let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
         // The sizes come first, because the cut borrows the packet, which an answer needs.
         let Ok(cut) = Cut::new(vnet, packet, view, completes) else {
-            self.drop(TunDrop::Malformed);
+            self.drop(TunDrop::Malformed, 1);
             return None;
         };
         let (count, bytes) = (cut.count() as u64, cut.bytes() as u64);
@@ -167,7 +207,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
             return None;
         }
         let class = PacketClass {
-            bucket: Stripes::bucket(view.flow_hash()),
+            turn: Stripes::turn(view.flow_hash()),
             partial: cut.is_partial(),
             tos: state.config.dscp.outer(view.traffic_class) | ecn::encapsulate(view.traffic_class),
             lane: None,
@@ -182,9 +222,9 @@ impl<P: PeerTable> IpUplink<'_, P> {
         Some(peer)
     }
 
-    fn drop(&mut self, reason: TunDrop) {
-        self.tun.totals.received += 1;
-        self.tun.totals.dropped[reason as usize] += 1;
+    fn drop(&mut self, reason: TunDrop, count: u64) {
+        self.tun.totals.received += count;
+        self.tun.totals.dropped[reason as usize] += count;
     }
 }
 
@@ -193,7 +233,7 @@ impl Uplink<'_> {
     fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
         self.repair = class.repair_class();
         let (header, marks) = (context(class), Marks { tos: class.tos, ..self.marks() });
-        let lane = self.stripe(class.bucket);
+        let lane = self.stripe(class.bucket());
         let sent = if self.relay.sends_at_once() {
             let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
             self.seal_packets(lane, &payloads, |outgoing, worker, place| {
@@ -231,12 +271,12 @@ impl Uplink<'_> {
             let rest = data.get(sent * segment..).unwrap_or_default();
             // They were read by another worker of this agent.
             let view = IpView::parse(rest.get(..segment.min(rest.len())).unwrap_or_default()).ok();
-            let bucket = view.map_or(0, |view| Stripes::bucket(view.flow_hash()));
+            let turn = view.map_or(0, |view| Stripes::turn(view.flow_hash()));
             let ahead = view.is_some_and(|view| goes_ahead(view.traffic_class));
             let partial =
                 matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
             let repair = self.repair.map(|class| class.terms);
-            let class = PacketClass { bucket, partial, tos, lane: Some(lane), ahead, repair };
+            let class = PacketClass { turn, partial, tos, lane: Some(lane), ahead, repair };
             let belongs = Belongs::Packets(class);
             self.relay.queue.push(belongs, rest, segment, self.arrived, self.now, &mut self.relay.uplink);
         }
@@ -249,7 +289,7 @@ impl Uplink<'_> {
         let given = class
             .lane
             .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));
-        let lane = given.unwrap_or_else(|| self.stripe(class.bucket));
+        let lane = given.unwrap_or_else(|| self.stripe(class.bucket()));
         let payloads = Payloads::new(header.as_slice(), data, segment, class.tos);
         let counted = u32::try_from(payloads.count()).unwrap_or(u32::MAX);
         self.seal_packets(lane, &payloads, |outgoing, worker, place| {

@@ -11,7 +11,10 @@
 //!  a lane's timer, the end of a turn ──► repair_due: requests, symbols after a silence, what waited for too long
 //! ```
 
-use std::{ops::Range, time::Duration};
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
 
 use ip::ecn::{self, Decapsulated};
 use net::{ReceiveBatch, batch::Meta};
@@ -71,13 +74,20 @@ pub(super) struct FrameAt {
 #[derive(Debug, Default)]
 pub struct Released {
     bytes: Vec<u8>,
-    frames: Vec<(LaneRef, usize)>,
+    frames: Vec<ReleasedFrame>,
+}
+
+#[derive(Debug)]
+struct ReleasedFrame {
+    /// The lane that it came on.
+    lane: LaneRef,
+    len: usize,
 }
 
 impl Released {
     fn push(&mut self, lane: LaneRef, frame: &[u8]) {
         self.bytes.extend_from_slice(frame);
-        self.frames.push((lane, frame.len()));
+        self.frames.push(ReleasedFrame { lane, len: frame.len() });
     }
 
     #[must_use]
@@ -94,23 +104,30 @@ impl Released {
         self.frames.shrink_to(USUAL_BYTES / 64);
     }
 
-    /// The frames in their order, with the lane that each came on.
-    pub fn frames(&self) -> impl Iterator<Item = (LaneRef, &[u8])> {
-        let mut at = 0;
-        self.frames.iter().map(move |(lane, len)| {
-            let range: Range<usize> = at..at + len;
-            at = range.end;
-            (*lane, &self.bytes[range])
-        })
+    /// Fills `batch` with frames in their order, from that with the index `first` on; returns the lanes that they came on.
+    pub fn fill(&self, batch: &mut ReceiveBatch, first: usize) -> Vec<LaneRef> {
+        let (before, rest) = self.frames.split_at(first);
+        let mut at: usize = before.iter().map(|frame| frame.len).sum();
+        let mut lanes = Vec::new();
+        for ReleasedFrame { lane, len } in rest {
+            let frame = &self.bytes[at..at + len];
+            let meta = Meta { len: *len, segment: (*len).max(1), ..Meta::EMPTY };
+            if !batch.push(meta, frame) {
+                break;
+            }
+            at += len;
+            lanes.push(*lane);
+        }
+        lanes
     }
 }
 
 impl PeerData {
     /// Drops what waits for missing payloads: nothing more comes on the lane that it came on.
-    pub fn give_up_repair(&mut self, mut streams: LaneRepair) {
+    pub fn give_up_repair(&mut self, mut streams: LaneRepair, now: Instant) {
         let downlink = &mut self.relay.downlink;
         for receiver in streams.receivers() {
-            receiver.finish(&mut |delivered| {
+            receiver.finish(now, &mut |delivered| {
                 if let Delivered::Other(frame) = delivered
                     && let Some(at) = Context::decode(frame).and_then(|context| context.payload_at())
                 {
@@ -187,7 +204,7 @@ impl Uplink<'_> {
             Way::Lane(lane) => {
                 let slot = self.lanes.get_mut(lane)?;
                 let counts = slot.path_counts(self.relay.share.account().congested());
-                (&mut slot.repair, counts)
+                (&mut slot.repair, Some(counts))
             }
             Way::Plain => {
                 let plain = self.link.as_deref_mut()?.plain.as_mut()?;
@@ -533,20 +550,6 @@ fn mark(frame: &mut [u8], outer: u8) {
     {
         ecn::set_ecn(packet, bits);
     }
-}
-
-/// Fills `batch` with released frames from `at` on; returns the lanes that they came on, and where the rest begins.
-pub fn fill(batch: &mut ReceiveBatch, released: &Released, at: usize) -> (Vec<LaneRef>, usize) {
-    let mut lanes = Vec::new();
-    for (lane, frame) in released.frames().skip(at) {
-        let meta = Meta { len: frame.len(), segment: frame.len().max(1), ..Meta::EMPTY };
-        if !batch.push(meta, frame) {
-            break;
-        }
-        lanes.push(lane);
-    }
-    let next = at + lanes.len();
-    (lanes, next)
 }
 
 const _: () = assert!(NUMBER_BYTES == 4 + DISTANCE_BYTES, "the distance precedes the frame");

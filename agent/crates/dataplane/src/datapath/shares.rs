@@ -16,6 +16,8 @@ use std::time::{Duration, Instant};
 
 use wire::ids::PeerId;
 
+use crate::datapath::work::PER_TURN;
+
 /// How long receive calls must have left packets in the kernel before the worker counts as behind. A worker that the scheduler kept
 /// waiting has caught up by then.
 const PATIENCE: Duration = Duration::from_millis(10);
@@ -36,7 +38,7 @@ const PACKET: u64 = 4;
 const LEAST: u64 = 512;
 
 /// The allowance at which nobody is held back: more than a turn takes.
-const UNLIMITED: u64 = 4 * crate::datapath::work::PER_TURN;
+const UNLIMITED: u64 = 4 * PER_TURN;
 
 /// The share of packets dropped unopened that saved work in a turn: the look at the connection ID costs an eighth of a datagram, or
 /// less.
@@ -112,7 +114,9 @@ impl Shares {
         let is_behind = self.full_since.iter().flatten().any(|since| now >= *since + PATIENCE);
         for _ in 0..steps.min(MOST_STEPS) {
             self.allowance = if is_behind && self.contended {
-                (self.allowance - self.allowance / 4).max(LEAST)
+                // What is above the work of a turn holds nobody back.
+                let allowance = self.allowance.min(PER_TURN);
+                (allowance - allowance / 4).max(LEAST)
             } else {
                 (self.allowance + self.allowance / 128).min(UNLIMITED)
             };
@@ -240,6 +244,16 @@ mod tests {
         // What a turn lets it ask for, and the packet that is beyond that.
         assert!((400..=600).contains(&heavy), "{heavy} of 100,000");
         assert!(shares.dropped() > 99_000);
+    }
+
+    #[test]
+    fn who_asks_for_most_gives_way_soon() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        // The worker's patience, and ten changes.
+        turns(&mut shares, &clock, 31, [1_000, 10], true);
+        let [heavy, light] = turns(&mut shares, &clock, 1, [1_000, 10], true);
+        assert_eq!(light, 10);
+        assert!(heavy <= 10, "{heavy} packets of 104 frames: a 16th of what a turn takes is 9");
     }
 
     /// A worker that has `work` frames' worth of time in each turn of 4 ms, and a socket that holds `room` packets: how many packets of

@@ -6,11 +6,14 @@ use std::{
     sync::Arc,
 };
 
-use ip::routes::Routes;
+use ip::{routes::Routes, view::IpView};
 use ipnet::IpNet;
 use wire::ids::PeerId;
 
-use crate::forward::peer_routes::{Holder, Target};
+use crate::forward::{
+    multicast::{GROUPS, is_group},
+    peer_routes::{Holder, Target},
+};
 
 /// Which peers each prefix leads to, and which may send from each address.
 #[derive(Debug, Default)]
@@ -21,19 +24,28 @@ pub struct LearnedRoutes {
     sources: Routes<u32>,
     /// Sets of peers that may send from the same addresses, each in order.
     senders: Vec<Vec<PeerId>>,
+    /// With `tun.multicast`: the peers' own addresses, from which alone multicast may come.
+    hosts: Option<BTreeMap<IpAddr, PeerId>>,
+    /// The next hop of each prefix that leads to nobody, if its route has one.
+    unknown: BTreeMap<IpNet, IpAddr>,
 }
 
 impl LearnedRoutes {
     /// The table of these prefixes. Of `ways`, a prefix without a peer is one whose next hop nobody has; of equal prefixes the last
-    /// one counts. What lies in a prefix of `senders` may come from its peers, and from those of every wider prefix.
+    /// one counts. What lies in a prefix of `senders` may come from its peers, and from those of every wider prefix. `hosts`, with
+    /// `tun.multicast`: the peers' own addresses. Link-local groups then lead to nobody, whatever wider prefix holds them.
     #[must_use]
     pub fn new(
         ways: impl IntoIterator<Item = (IpNet, Vec<Holder>)>,
         senders: &BTreeMap<IpNet, BTreeSet<PeerId>>,
+        hosts: Option<BTreeMap<IpAddr, PeerId>>,
     ) -> Self {
         let mut groups: Vec<(Vec<Holder>, u32)> = Vec::new();
         let mut known = BTreeMap::<Vec<Holder>, usize>::new();
-        let ways: BTreeMap<IpNet, Vec<Holder>> = ways.into_iter().collect();
+        let mut ways: BTreeMap<IpNet, Vec<Holder>> = ways.into_iter().collect();
+        if hosts.is_some() {
+            ways.extend(GROUPS.map(|group| (group, Vec::new())));
+        }
         let target = |(prefix, holders): (IpNet, Vec<Holder>)| {
             let target = match merged(holders) {
                 holders if holders.is_empty() => Target::NOBODY,
@@ -51,14 +63,30 @@ impl LearnedRoutes {
         };
         let routes = Arc::new(ways.into_iter().map(target).collect());
         let (sources, senders) = united(senders);
-        Self { routes, groups, sources, senders }
+        Self { routes, groups, sources, senders, hosts, unknown: BTreeMap::new() }
     }
 
-    /// Whether a packet from `source` may come from `peer`.
+    /// The same table, with the next hops of prefixes that lead to nobody.
+    #[must_use]
+    pub fn with_unknown(self, unknown: BTreeMap<IpNet, IpAddr>) -> Self {
+        Self { unknown, ..self }
+    }
+
+    /// The next hop of a prefix that leads to nobody; `None` if its route has none.
+    pub(super) fn unknown_hop(&self, prefix: IpNet) -> Option<IpAddr> {
+        self.unknown.get(&prefix).copied()
+    }
+
+    /// Whether a packet may come from `peer`, by its addresses.
     #[inline]
     #[must_use]
-    pub fn may_send(&self, source: IpAddr, peer: PeerId) -> bool {
-        let set = self.sources.lookup(source).and_then(|set| self.senders.get(set as usize));
+    pub fn may_send(&self, view: &IpView, peer: PeerId) -> bool {
+        if let Some(hosts) = &self.hosts
+            && is_group(view.destination)
+        {
+            return hosts.get(&view.source) == Some(&peer);
+        }
+        let set = self.sources.lookup(view.source).and_then(|set| self.senders.get(set as usize));
         set.is_some_and(|senders| senders.binary_search(&peer).is_ok())
     }
 }

@@ -7,6 +7,7 @@
 //! | the connections that carry them, and how they are shared out | `engine/src/control/connections.rs` |
 //! | the TUN device: what is about to be written, the answers to packets that cannot be carried | `tun.rs` |
 //! | the table that the kernel's routes make | `learned.rs` |
+//! | link-local multicast of the host: who gets copies, and how many | `multicast.rs` |
 //! | the peer of each inner address, and which of several carries a prefix | `peer_routes.rs` |
 
 use std::time::Instant;
@@ -18,6 +19,7 @@ use wire::ids::{IngressId, LocalId, PeerId};
 use crate::relay::{FlowId, Settlement, Settlements};
 
 pub mod learned;
+pub mod multicast;
 pub mod peer_routes;
 pub mod tcp;
 pub mod tun;

@@ -175,15 +175,14 @@ impl PeerRoutes {
         Some(self.groups.get(group)?.of_hash(hash))
     }
 
-    /// Whether a packet from `source` may come from `peer`: it holds the longest prefix that has this address, or as the learned
-    /// table says.
+    /// Whether a packet may come from `peer`: it holds the longest prefix that has the source, or as the learned table says.
     #[inline]
     #[must_use]
-    pub fn may_send(&self, source: IpAddr, peer: PeerId) -> bool {
+    pub fn may_send(&self, view: &IpView, peer: PeerId) -> bool {
         if let Some(learned) = &self.learned {
-            return learned.may_send(source, peer);
+            return learned.may_send(view, peer);
         }
-        match self.routes.lookup(source).map(Target::get) {
+        match self.routes.lookup(view.source).map(Target::get) {
             Some(Ok(holder)) => holder == peer,
             Some(Err(group)) => self.groups.get(group).is_some_and(|group| group.has(peer)),
             None => false,
@@ -198,6 +197,15 @@ impl PeerRoutes {
             Ok(peer) => vec![peer],
             Err(group) => self.groups.get(group).into_iter().flat_map(Group::peers).collect(),
         }
+    }
+
+    /// The next hop of a packet to `destination` whose route leads to nobody: the destination itself, if the route names no router.
+    #[must_use]
+    pub fn next_hop(&self, destination: IpAddr) -> IpAddr {
+        let prefix = self.routes.holder(destination).map(|(prefix, _)| prefix);
+        let known =
+            self.learned.as_ref().zip(prefix).and_then(|(learned, prefix)| learned.unknown_hop(prefix));
+        known.unwrap_or(destination)
     }
 
     /// Whether `peer` shares a prefix with another, so that it matters how soon its silence is noticed.

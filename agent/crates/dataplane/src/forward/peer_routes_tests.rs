@@ -4,6 +4,7 @@ use ip::view::{Fragment, UDP};
 use wire::clock::{Clock, ManualClock};
 
 use super::*;
+use crate::relay::Stripes;
 
 const HOLD: Duration = Duration::from_secs(5);
 const A: PeerId = PeerId(0);
@@ -12,6 +13,21 @@ const C: PeerId = PeerId(2);
 
 fn net(text: &str) -> IpNet {
     text.parse().unwrap()
+}
+
+/// A packet from `source` to 10.1.0.1.
+fn view(source: IpAddr) -> IpView {
+    IpView {
+        source,
+        destination: "10.1.0.1".parse().unwrap(),
+        protocol: UDP,
+        transport_at: 20,
+        len: 28,
+        fragment: Fragment::No,
+        ports: Some((1, 2)),
+        traffic_class: 0,
+        dont_fragment: true,
+    }
 }
 
 /// Peers of which some share prefixes, and how ready each is.
@@ -48,18 +64,8 @@ impl Case {
 
     /// The carrier of a packet from each of 4,000 addresses to 10.1.0.1.
     fn carriers(&self) -> Vec<PeerId> {
-        let view = |source: u32| IpView {
-            source: IpAddr::V4(source.into()),
-            destination: "10.1.0.1".parse().unwrap(),
-            protocol: UDP,
-            transport_at: 20,
-            len: 28,
-            fragment: Fragment::No,
-            ports: Some((1, 2)),
-            traffic_class: 0,
-            dont_fragment: true,
-        };
-        (0..4_000).map(|source| self.routes.carrier(&view(0x0a09_0000 + source)).unwrap()).collect()
+        let view = |source: u32| view(IpAddr::V4((0x0a09_0000 + source).into()));
+        (0..4_000).map(|source| self.routes.carrier(&view(source)).unwrap()).collect()
     }
 
     fn carry(&self) -> BTreeSet<PeerId> {
@@ -130,7 +136,7 @@ fn every_holder_may_send_and_what_is_given_up_is_nobodys() {
     routes.set_peer(B, &shared, 2, 1);
     routes.set_peer(C, &[net("10.1.9.0/24")], 100, 1);
     let may = |routes: &PeerRoutes, source: &str| {
-        [A, B, C].map(|peer| routes.may_send(source.parse().unwrap(), peer))
+        [A, B, C].map(|peer| routes.may_send(&view(source.parse().unwrap()), peer))
     };
     assert_eq!(may(&routes, "10.1.0.1"), [true, true, false]);
     assert_eq!(may(&routes, "fd01::1"), [true, true, false]);
@@ -155,4 +161,83 @@ fn every_holder_may_send_and_what_is_given_up_is_nobodys() {
         "the slot is used again"
     );
     assert_eq!(routes.holders("fd01::1".parse().unwrap()), [C, A], "the best first");
+}
+
+/// Packets of 4,096 flows between 64 pairs of hosts, whose addresses and ports follow each other as they do in practice.
+fn flows(ipv6: bool, ports: bool) -> Vec<IpView> {
+    let pair = |pair: u32| -> [IpAddr; 2] {
+        let [near, far] = [pair % 8, pair / 8];
+        if ipv6 {
+            let address = |net: u128, host: u32| IpAddr::V6((net << 64 | u128::from(host + 1)).into());
+            [address(0xfd09_0000_0000_0000, near), address(0xfd01_0000_0000_0000, far)]
+        } else {
+            [0x0a09_0001 + near, 0x0a01_0001 + far].map(|address| IpAddr::V4(address.into()))
+        }
+    };
+    let flow = |number: u32| {
+        // Without ports each flow is a pair of hosts.
+        let [source, destination] = pair(if ports { number % 64 } else { number });
+        IpView {
+            source,
+            destination,
+            ports: ports.then_some((40_000 + (number / 64) as u16, 443)),
+            ..view(source)
+        }
+    };
+    (0..4_096).map(flow).collect()
+}
+
+/// Pearson's statistic of a table of peers and lanes: how far it is from what independent choices make.
+fn chi_square(pairs: impl Iterator<Item = (PeerId, u8)>) -> f64 {
+    let mut cells = BTreeMap::<(PeerId, u8), f64>::new();
+    let (mut peers, mut lanes) = (BTreeMap::<PeerId, f64>::new(), BTreeMap::<u8, f64>::new());
+    let mut all = 0.0;
+    for (peer, lane) in pairs {
+        *cells.entry((peer, lane)).or_default() += 1.0;
+        *peers.entry(peer).or_default() += 1.0;
+        *lanes.entry(lane).or_default() += 1.0;
+        all += 1.0;
+    }
+    let part = |(peer, of_peer): (&PeerId, &f64)| -> f64 {
+        let cell = |(lane, of_lane): (&u8, &f64)| {
+            let expected = of_peer * of_lane / all;
+            (cells.get(&(*peer, *lane)).copied().unwrap_or_default() - expected).powi(2) / expected
+        };
+        lanes.iter().map(cell).sum()
+    };
+    peers.iter().map(part).sum()
+}
+
+#[test]
+fn the_peer_of_a_flow_tells_nothing_of_its_lane() {
+    /// What chance exceeds once in 10,000 times, at (3 − 1) × (8 − 1) degrees of freedom; with fewer, less often.
+    const BOUND: f64 = 42.6;
+    let now = ManualClock::default().now();
+    for (spread, ipv6, ports) in [
+        (Spread::Addresses, false, true),
+        (Spread::Addresses, true, true),
+        (Spread::Addresses, false, false),
+        (Spread::Addresses, true, false),
+        (Spread::Ports, false, true),
+        (Spread::Ports, true, true),
+        (Spread::Ports, false, false),
+        (Spread::Ports, true, false),
+    ] {
+        let mut case = Case::new(&[(A, 1, 1), (B, 1, 1), (C, 1, 2)]);
+        case.routes.spread = spread;
+        let flows = flows(ipv6, ports);
+        for lanes in [2, 3, 4, 8] {
+            let mut stripes = Stripes::new(now);
+            let mut both = |view: &IpView| {
+                let lane = stripes.lane(Stripes::bucket(view.flow_hash()), lanes, |_| true, now);
+                (case.routes.of_group(0, view).unwrap(), lane)
+            };
+            let chosen: Vec<(PeerId, u8)> = flows.iter().map(&mut both).collect();
+            let found = chi_square(chosen.iter().copied());
+            assert!(found < BOUND, "{found} {spread:?}, IPv6 {ipv6}, ports {ports}, {lanes} lanes");
+            // Peers that were chosen by the same bits would show.
+            let same = chi_square(chosen.iter().map(|(_, lane)| (PeerId(u32::from(*lane) % 3), *lane)));
+            assert!(same > 1_000.0, "{same}");
+        }
+    }
 }

@@ -1,6 +1,6 @@
 //! The TUN device as a worker sees it: its queue, the inner addresses of the peers, and the packets that are about to be written.
 
-use std::time::Instant;
+use std::{net::IpAddr, time::Instant};
 
 use ip::{
     icmp::{self, MOST_ANSWER},
@@ -17,7 +17,7 @@ use wire::{
 };
 
 use crate::{
-    forward::peer_routes::PeerRoutes,
+    forward::{multicast::Multicast, peer_routes::PeerRoutes},
     lanes::pool::MAX_LANES,
     relay::{Settlement, Settlements},
 };
@@ -36,6 +36,12 @@ wire::labelled! {
         NoNextHop => "no_next_hop",
         /// The headers of the packet cannot be read.
         Malformed => "malformed",
+        /// No peer that takes it is connected (`tun.multicast`).
+        NoReceiver => "no_receiver",
+        /// More copies of multicast than there may be.
+        MulticastRate => "multicast_rate",
+        /// Multicast from an address that is not the device's.
+        MulticastSource => "multicast_source",
     }
 }
 
@@ -74,6 +80,8 @@ pub struct TunTotals {
     pub answers_withheld: u64,
     /// TCP SYNs whose maximum segment size was lowered.
     pub mss_clamped: u64,
+    /// Copies of link-local multicast for peers.
+    pub multicast_copies: u64,
     /// The prefixes that lead to a peer, or to nobody, at the first worker.
     pub prefixes: u64,
     /// Times that other peers took over prefixes that several hold, at the first worker.
@@ -88,8 +96,12 @@ pub struct TunSide {
     pub token: Token,
     /// The peer of each inner address.
     pub routes: PeerRoutes,
+    /// With `tun.multicast`.
+    pub multicast: Option<Box<Multicast>>,
     /// The virtio header of each packet of the batch that was read last.
     pub headers: Vec<VnetHeader>,
+    /// The destination of the last packet that was dropped because nobody has the next hop of its route; taken by who logs it.
+    pub unreachable: Option<IpAddr>,
     /// The largest inner packet that the operator allows, in bytes.
     pub most_mtu: u16,
     pub totals: TunTotals,
@@ -115,7 +127,9 @@ impl TunSide {
             queue,
             token,
             routes: PeerRoutes::default(),
+            multicast: None,
             headers: Vec::new(),
+            unreachable: None,
             most_mtu,
             totals: TunTotals { by_lane: vec![0; usize::from(MAX_LANES)], ..TunTotals::default() },
             sampler: Sampler::new(now),

@@ -357,6 +357,7 @@ impl LaneSlot {
             acked: stats.acked_packets,
             lost: stats.lost_packets.saturating_sub(stats.spuriously_lost_packets),
             runs: self.core.loss_runs(),
+            reordered: self.core.reordered_packets(),
             rtt: self.core.rtt().smoothed(),
             congested,
         }

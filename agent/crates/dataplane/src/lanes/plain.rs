@@ -33,8 +33,8 @@ pub struct Plain {
     room: usize,
     /// The streams of payloads that are repaired; made with the first of them.
     pub repair: Option<Box<LaneRepair>>,
-    /// What the control connection's path has done so far.
-    pub path: PathCounts,
+    /// What the control connection's path has done so far; `None` until it was asked, which is once there is something to repair.
+    pub path: Option<PathCounts>,
 }
 
 #[derive(Debug)]
@@ -66,7 +66,7 @@ impl Plain {
             most: most.unwrap_or(0),
             room: MAX_BYTES,
             repair: None,
-            path: PathCounts::default(),
+            path: None,
         }
     }
 

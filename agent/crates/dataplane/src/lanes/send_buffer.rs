@@ -167,6 +167,8 @@ pub struct Underlays {
     held: usize,
     /// Sockets whose send buffer another one needed.
     evicted: Vec<UnderlayId>,
+    /// How often that has happened.
+    taken_away: u64,
     dirty: Vec<UnderlayId>,
     /// Sockets for whose packets the kernel knew no way.
     unreachable: Vec<UnderlayId>,

@@ -48,11 +48,12 @@ impl Underlays {
         if let Some(batch) = underlay.send_buffer.take() {
             for message in batch.messages().iter().filter(|message| message.owner != NO_OWNER) {
                 let payloads = u64::from(message.payloads);
-                self.settlements.note(PeerId(message.owner), payloads, Some(DropReason::QueueMemory));
+                self.settlements.note(PeerId(message.owner), payloads, Some(DropReason::SendEvicted));
             }
             self.give_back(batch);
         }
         self.evicted.extend(u32::try_from(index).map(UnderlayId));
+        self.taken_away += 1;
     }
 
     /// Takes back a send buffer that no socket needs any more.
@@ -67,6 +68,12 @@ impl Underlays {
     /// Sockets whose send buffer another one needed since this was last asked: they may try again.
     pub fn take_evicted(&mut self) -> Vec<UnderlayId> {
         std::mem::take(&mut self.evicted)
+    }
+
+    /// The number of times that a socket lost its send buffer and what waited there, because others needed one.
+    #[must_use]
+    pub fn send_buffers_taken_away(&self) -> u64 {
+        self.taken_away
     }
 
     /// What all send buffers take, in bytes, those included that no socket is using.

@@ -348,9 +348,10 @@ fn outboxes_are_bounded_and_given_back() {
     assert!(underlays.send_buffer_bytes() <= most);
     let dropped: Vec<Settlement> = underlays.settlements().collect();
     let evicted = SOCKETS - MOST_SEND_BUFFERS;
-    assert!(dropped.iter().all(|settled| settled.dropped == Some(DropReason::QueueMemory)), "{dropped:?}");
+    assert!(dropped.iter().all(|settled| settled.dropped == Some(DropReason::SendEvicted)), "{dropped:?}");
     assert_eq!(dropped.iter().map(|settled| settled.payloads).sum::<u64>(), evicted as u64);
     assert_eq!(underlays.take_evicted().len(), evicted);
+    assert_eq!(underlays.send_buffers_taken_away(), evicted as u64);
 
     full.set(false);
     for id in &ids {

@@ -2,6 +2,8 @@
 //!
 //! For each direction of each peer, at every moment: `received = delivered + in queue + Σ dropped(reason)`.
 
+use std::ops::{AddAssign, Deref, DerefMut};
+
 use net::{SendFailure, SendOutcome};
 use serde::{Deserialize, Serialize};
 use wire::ids::PeerId;
@@ -68,6 +70,8 @@ wire::labelled! {
         SendForbidden => "send_forbidden",
         /// The kernel refused it for another reason.
         SendOther => "send_other",
+        /// Its socket had been without room for longer than any other, and the memory in which it waited was needed by another socket.
+        SendEvicted => "send_evicted",
         /// The lane ended, or its keys were used up, before the packet was sealed.
         LaneClosed => "lane_closed",
         /// The agent stopped, or the flow was closed, while it waited.
@@ -103,6 +107,36 @@ impl From<SendFailure> for DropReason {
     }
 }
 
+/// The number of datagrams dropped for each reason, in the order of [`DropReason::ALL`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DropCounts([u64; DropReason::COUNT]);
+
+impl Default for DropCounts {
+    fn default() -> Self {
+        Self([0; DropReason::COUNT])
+    }
+}
+
+impl Deref for DropCounts {
+    type Target = [u64; DropReason::COUNT];
+
+    fn deref(&self) -> &Self::Target {
+        &self.0
+    }
+}
+
+impl DerefMut for DropCounts {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.0
+    }
+}
+
+impl AddAssign<&Self> for DropCounts {
+    fn add_assign(&mut self, other: &Self) {
+        self.0.iter_mut().zip(other.0).for_each(|(sum, count)| *sum += count);
+    }
+}
+
 /// The account of one direction of one peer. Counts are datagrams and payload bytes, and only grow.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Account {
@@ -114,7 +148,7 @@ pub struct Account {
     pub delivered: u64,
     /// The number of datagrams dropped, by reason.
     #[serde(skip)]
-    pub dropped: [u64; DropReason::COUNT],
+    pub dropped: DropCounts,
     /// Datagrams handed to another worker of this agent, whose account they enter then.
     #[serde(skip)]
     pub handed_over: u64,
@@ -165,9 +199,7 @@ impl Account {
         self.delivered += other.delivered;
         self.handed_over += other.handed_over;
         self.taken_over += other.taken_over;
-        for (sum, count) in self.dropped.iter_mut().zip(other.dropped) {
-            *sum += count;
-        }
+        self.dropped += &other.dropped;
     }
 }
 

@@ -12,6 +12,7 @@
 use std::{
     collections::VecDeque,
     ops::Range,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -20,6 +21,7 @@ use wire::context::MOST_DATAGRAM;
 use crate::relay::{
     accounting::{Account, DropReason},
     flow::FlowId,
+    memory::SharedMemory,
 };
 
 /// The least size of every piece but the last one of its datagram. A packet of 1200 bytes has room for more, so that no sender is
@@ -35,6 +37,13 @@ pub const MOST_INCOMPLETE: usize = 256;
 
 /// The memory that an incomplete datagram costs beside its bytes: its entry and the list of its pieces.
 pub const OVERHEAD_BYTES: usize = 512;
+
+/// What the incomplete datagrams of one peer at one worker may hold however much those of the others do: one of the largest, and a
+/// few small ones.
+pub const OWN_BYTES: usize = 128 << 10;
+
+/// The memory of the incomplete datagrams of all peers, in multiples of the limit of one peer at one worker: 64 MiB by default.
+pub const ALL_PEERS: usize = 64;
 
 /// The initial number of ended datagrams that are remembered, each for [`REASSEMBLY_TIME`], so that a late piece does not begin one
 /// of them anew.
@@ -225,12 +234,35 @@ pub struct Reassembler {
     incomplete: VecDeque<Incomplete>,
     /// The sum of the incomplete datagrams' costs, in bytes.
     held: usize,
+    /// The memory of the incomplete datagrams of all peers at all workers.
+    memory: Arc<SharedMemory>,
+    /// The number of datagrams that were given up because newer ones needed their room, or had none themselves.
+    gave_way: u64,
     ended: Memory,
     /// Emptied memory of datagrams that have ended, for the next ones.
     spare: Vec<Parts>,
 }
 
 impl Reassembler {
+    /// One whose memory is part of that of all peers.
+    #[must_use]
+    pub fn within(memory: &Arc<SharedMemory>) -> Self {
+        Self {
+            incomplete: VecDeque::new(),
+            held: 0,
+            memory: Arc::clone(memory),
+            gave_way: 0,
+            ended: Memory::default(),
+            spare: Vec::new(),
+        }
+    }
+
+    /// The number of datagrams that were given up for want of memory.
+    #[must_use]
+    pub fn gave_way(&self) -> u64 {
+        self.gave_way
+    }
+
     #[must_use]
     pub fn len(&self) -> usize {
         self.incomplete.len()
@@ -255,7 +287,7 @@ impl Reassembler {
     }
 
     /// Takes a piece in. Once its datagram is complete, appends that to `joined`, and returns where it lies there. The oldest datagrams
-    /// give way, so that the others take at most `limit_bytes`.
+    /// give way, so that the others take at most `limit_bytes`; or at most [`OWN_BYTES`], if all peers together have no more.
     ///
     /// A datagram is received with its first piece that comes here, and in `account` it is delivered or dropped once.
     pub fn take(
@@ -348,7 +380,9 @@ impl Reassembler {
         let before = self.incomplete.len();
         self.incomplete.retain(|datagram| datagram.flow != flow);
         if self.incomplete.len() < before {
-            self.held = self.incomplete.iter().map(Incomplete::cost).sum();
+            let held = self.incomplete.iter().map(Incomplete::cost).sum();
+            self.memory.remove(self.held - held);
+            self.held = held;
             account.drop(DropReason::Incomplete, (before - self.incomplete.len()) as u64);
         }
     }
@@ -356,7 +390,9 @@ impl Reassembler {
     /// Drops everything, because the process that sent the pieces is gone: the next one gives its datagrams the same numbers.
     pub fn clear(&mut self, account: &mut Account) {
         account.drop(DropReason::Incomplete, self.incomplete.len() as u64);
-        *self = Self::default();
+        let gave_way = self.gave_way;
+        *self = Self::within(&self.memory);
+        self.gave_way = gave_way;
     }
 
     /// Makes room for the datagram of a piece and begins it; `None` if it does not fit at all.
@@ -370,14 +406,20 @@ impl Reassembler {
         let &Piece { flow, datagram, total, .. } = piece;
         let cost = total + OVERHEAD_BYTES;
         if cost > limit_bytes {
+            self.gave_way += 1;
             return None;
         }
-        let full = |held: usize, len: usize| held + cost > limit_bytes || len >= MOST_INCOMPLETE;
-        while !self.is_empty() && full(self.held, self.len()) {
+        let is_full = |it: &Self| {
+            let most = if it.memory.spare() < cost { OWN_BYTES.min(limit_bytes) } else { limit_bytes };
+            it.held + cost > most || it.len() >= MOST_INCOMPLETE
+        };
+        while !self.is_empty() && is_full(self) {
             self.end(0, now);
             account.drop(DropReason::Incomplete, 1);
+            self.gave_way += 1;
         }
         self.held += cost;
+        self.memory.add(cost);
         // A larger memory would exceed what the datagram counts for.
         let spare = self.spare.pop().filter(|spare| spare.bytes.capacity() <= total + SPARE_SLACK_BYTES);
         let mut parts = spare.unwrap_or_default();
@@ -390,6 +432,7 @@ impl Reassembler {
     fn end(&mut self, index: usize, now: Instant) {
         let Some(ended) = self.incomplete.remove(index) else { return };
         self.held -= ended.cost();
+        self.memory.remove(ended.cost());
         self.remember(ended.flow, ended.datagram, now);
         let Parts { mut bytes, mut spans } = ended.parts;
         if self.spare.len() < MOST_SPARE && bytes.capacity() <= MOST_SPARE_BYTES {
@@ -406,6 +449,12 @@ impl Reassembler {
 
     fn remember(&mut self, flow: FlowId, datagram: u32, now: Instant) {
         self.ended.add(Ended { flow, datagram, at: now });
+    }
+}
+
+impl Drop for Reassembler {
+    fn drop(&mut self) {
+        self.memory.remove(self.held);
     }
 }
 

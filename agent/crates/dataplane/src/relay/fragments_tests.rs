@@ -215,6 +215,47 @@ fn a_peer_that_only_begins_datagrams_holds_no_more_than_its_limit() {
 }
 
 #[test]
+fn peers_whose_datagrams_fill_the_memory_of_all_leave_each_other_its_own() {
+    let memory = Arc::<SharedMemory>::default();
+    memory.set_most(4 * LIMIT);
+    let begun = |bench: &mut Bench, datagrams: Range<u32>| {
+        let whole = pattern(MOST_DATAGRAM, 8);
+        datagrams.for_each(|datagram| assert_eq!(bench.take((FLOW, datagram), &whole, 0..1024), None));
+        bench.reassembler.held_bytes()
+    };
+    let bench = || Bench { reassembler: Reassembler::within(&memory), ..Bench::new() };
+    let mut greedy: Vec<Bench> = (0..10).map(|_| bench()).collect();
+    let held: Vec<usize> = greedy.iter_mut().map(|bench| begun(bench, 0..9)).collect();
+    let one = MOST_DATAGRAM + OVERHEAD_BYTES;
+    assert!(held[..5].iter().all(|held| *held > LIMIT - one), "{held:?}");
+    assert!(held[5..].iter().all(|held| (OWN_BYTES / 2..=OWN_BYTES).contains(held)), "{held:?}");
+    assert_eq!(memory.used(), held.iter().sum::<usize>());
+    assert!(memory.used() <= 4 * LIMIT + 10 * OWN_BYTES);
+    for (bench, held) in greedy.iter().zip(&held) {
+        assert_eq!(bench.reassembler.gave_way(), 9 - (held / one) as u64);
+    }
+    // One that was there before has no more than its own now.
+    assert!((OWN_BYTES / 2..=OWN_BYTES).contains(&begun(&mut greedy[0], 9..10)));
+    let mut modest = bench();
+    let whole = pattern(MOST_DATAGRAM, 9);
+    for datagram in 0..20 {
+        assert_eq!(modest.take((FLOW, datagram), &whole, 0..1024), None);
+        assert_eq!(modest.take((FLOW, datagram), &whole, 1024..MOST_DATAGRAM), Some(whole.clone()));
+    }
+    assert_eq!((modest.counts(), modest.reassembler.gave_way()), ([20, 20, 0, 0], 0));
+    let [_, cleared, closed, late, ..] = &mut greedy[..] else { panic!("there are ten") };
+    cleared.reassembler.clear(&mut cleared.account);
+    closed.reassembler.end_flow(FLOW, &mut closed.account);
+    late.clock.advance(REASSEMBLY_TIME);
+    late.reassembler.expire(late.clock.now(), &mut late.account);
+    let left = greedy.iter().map(|bench| bench.reassembler.held_bytes()).sum::<usize>();
+    assert_eq!(memory.used(), left, "however they ended");
+    assert_eq!(greedy[1].reassembler.gave_way(), 9 - (held[1] / one) as u64, "a count stays");
+    drop((greedy, modest));
+    assert_eq!(memory.used(), 0);
+}
+
+#[test]
 fn the_end_of_a_flow_ends_its_datagrams_and_frees_its_place() {
     let mut bench = Bench::new();
     let whole = pattern(2048, 7);

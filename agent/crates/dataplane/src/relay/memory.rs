@@ -1,24 +1,24 @@
-//! The memory of the queues of all peers, at all workers.
+//! Memory of all peers together, at all workers: of their queues, and of their incomplete datagrams.
 //!
 //! It is used when datagrams begin to wait or end waiting: never for those that go straight into a packet.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The bytes that wait in all queues of an agent, and their limit.
+/// Bytes that wait somewhere in an agent, for all peers, and their limit.
 #[derive(Debug)]
-pub struct QueueMemory {
+pub struct SharedMemory {
     used: AtomicUsize,
     most: AtomicUsize,
 }
 
-impl Default for QueueMemory {
+impl Default for SharedMemory {
     fn default() -> Self {
         Self { used: AtomicUsize::new(0), most: AtomicUsize::new(usize::MAX) }
     }
 }
 
-impl QueueMemory {
-    /// Bytes that wait in the queues of all peers.
+impl SharedMemory {
+    /// Bytes that wait, of all peers.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Ordering::Relaxed)

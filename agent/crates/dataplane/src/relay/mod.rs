@@ -8,7 +8,7 @@
 //! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
 //! | which worker has a flow, how many flows there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs`, in runs: `run.rs` |
-//! | whose turn it is; whose queue stands; how long all waited | `turns.rs`, `codel.rs`, `delays.rs` |
+//! | whose turn it is; whose queue stands; how long all waited | `turns.rs`, `codel.rs`, `../delays.rs` |
 //! | what waits at all peers together | `memory.rs` |
 //! | what is repaired | `repairs.rs` |
 //! | which lane IP packets take | `stripes.rs` |
@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::rate::Share;
+use crate::{rate::Share, relay::fragments::ALL_PEERS};
 use wire::{
     context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
     ids::IngressId,
@@ -30,7 +30,6 @@ use wire::{
 
 pub mod accounting;
 mod codel;
-mod delays;
 pub mod flow;
 pub mod fragments;
 pub mod memory;
@@ -44,10 +43,10 @@ mod run;
 pub mod stripes;
 mod turns;
 
-pub use accounting::{Account, Direction, DropReason, Settlement, Settlements};
+pub use accounting::{Account, Direction, DropCounts, DropReason, Settlement, Settlements};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Numbering, Origin, Standing};
 pub use fragments::{PartlySent, Piece, Reassembler};
-pub use memory::QueueMemory;
+pub use memory::SharedMemory;
 pub use queue::{Belongs, PacketClass, Queue, Run};
 pub use registry::{AgentTotals, FlowRegistry};
 pub use repairs::Repairs;
@@ -248,15 +247,17 @@ impl DatagramRelay {
         let memory = registry.memory();
         memory.set_most(limits.queue_bytes);
         registry.repair().total().set_most(limits.repair_bytes);
+        let reassembly = registry.reassembly();
+        reassembly.set_most(ALL_PEERS.saturating_mul(limits.reassembly_bytes));
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
             queue: Queue::new(queue).within(memory),
             awaiting: Queue::new(awaiting).within(memory),
             share,
+            reassembly: Reassembler::within(reassembly),
             flows: Flows::new(numbering, registry),
             in_send_buffer: 0,
-            reassembly: Reassembler::default(),
             reassembly_bytes: limits.reassembly_bytes,
             next_datagram: 0,
             fragmenting: Box::default(),
@@ -279,6 +280,7 @@ impl DatagramRelay {
         self.reassembly_bytes = limits.reassembly_bytes;
         self.flows.registry().memory().set_most(limits.queue_bytes);
         self.flows.registry().repair().total().set_most(limits.repair_bytes);
+        self.flows.registry().reassembly().set_most(ALL_PEERS.saturating_mul(limits.reassembly_bytes));
     }
 
     /// Notes which of our services have datagrams that fit into no packet travel in pieces, and which are repaired.

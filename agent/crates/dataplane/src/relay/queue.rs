@@ -6,7 +6,7 @@
 //! ```text
 //!   take ◄── turns.rs ─┬── flow 7:   [run][run][run] ◄─┐
 //!                      ├── flow 4:   [run]           ◄─┼── push
-//!                      └── bucket 9: [run][run]      ◄─┘
+//!                      └── packets 9: [run][run]     ◄─┘
 //! ```
 //!
 //! An item is a run (`run.rs`): consecutive datagrams of one flow and of one size (the last may be smaller), as one receive
@@ -30,14 +30,16 @@ use wire::hash::IssuedMap;
 pub use super::run::{Belongs, PacketClass, Run};
 use super::{
     codel::{Codel, SMALL},
-    delays::Delays,
     run::Holder,
     turns::{List, Turns},
 };
-use crate::relay::{
-    accounting::{Account, DropReason},
-    flow::FlowId,
-    memory::QueueMemory,
+use crate::{
+    delays::{Delays, WaitQuantiles},
+    relay::{
+        accounting::{Account, DropReason},
+        flow::FlowId,
+        memory::SharedMemory,
+    },
 };
 
 #[derive(Clone, Copy, Debug)]
@@ -49,9 +51,9 @@ pub struct Limits {
     pub time: Duration,
     /// What gives way when it is full.
     pub policy: DropPolicy,
-    /// Datagrams that one flow, or the IP packets of one bucket, may hold.
+    /// Datagrams that one flow may hold.
     pub per_flow: usize,
-    /// Payload bytes that one flow, or the IP packets of one bucket, may hold.
+    /// Payload bytes that one flow may hold.
     pub per_flow_bytes: usize,
     /// With a rate: how long a wait is too long, and for how long.
     pub aqm: Aqm,
@@ -77,7 +79,7 @@ const LEAST_QUANTUM: usize = 1_514;
 /// The largest turn of a flow, in bytes: one run.
 const MOST_QUANTUM: usize = 64 * 1024;
 
-/// The datagrams of one flow or bucket in the queue.
+/// The datagrams of one flow in the queue.
 #[derive(Debug)]
 struct Held {
     datagrams: usize,
@@ -102,7 +104,7 @@ pub struct Queue {
     limits: Limits,
     /// The rate at which it is emptied, in bytes a second, if there is one.
     rate: Option<u64>,
-    /// The flows and buckets that have, or just had, datagrams here.
+    /// The flows that have, or just had, datagrams here.
     held: IssuedMap<Holder, Held>,
     turns: Turns,
     /// The same flows by the part of the queue that they take, greatest last.
@@ -119,7 +121,7 @@ pub struct Queue {
     /// How long datagrams waited, once there is a rate.
     delays: Option<Box<Delays>>,
     /// The memory of all queues of the agent.
-    memory: Arc<QueueMemory>,
+    memory: Arc<SharedMemory>,
 }
 
 impl Queue {
@@ -144,7 +146,7 @@ impl Queue {
 
     /// The empty queue, whose bytes count in `memory`.
     #[must_use]
-    pub fn within(mut self, memory: &Arc<QueueMemory>) -> Self {
+    pub fn within(mut self, memory: &Arc<SharedMemory>) -> Self {
         self.memory = Arc::clone(memory);
         self
     }
@@ -189,7 +191,7 @@ impl Queue {
         self.bytes
     }
 
-    /// The number of flows and buckets that wait.
+    /// The number of flows that wait.
     #[must_use]
     pub fn backlogged(&self) -> usize {
         self.by_part.len()
@@ -201,11 +203,10 @@ impl Queue {
         self.marked
     }
 
-    /// How long datagrams waited lately for their turn, if there is a rate: the median, and what 99 % did not exceed.
+    /// How long datagrams waited lately for their turn, if there is a rate.
     #[must_use]
-    pub fn delays(&self, now: Instant) -> Option<(Duration, Duration)> {
-        let delays = self.delays.as_ref()?;
-        Some((delays.quantile(0.5, now)?, delays.quantile(0.99, now)?))
+    pub fn delays(&self, now: Instant) -> Option<WaitQuantiles> {
+        Delays::quantiles(self.delays.as_deref(), now)
     }
 
     #[inline]
@@ -410,7 +411,7 @@ impl Queue {
         fitting(run, free, free_bytes)
     }
 
-    /// The flow or bucket that gives way to `run`: the one with the greatest part, the run counted in.
+    /// The flow that gives way to `run`: the one with the greatest part, the run counted in.
     fn loser(&self, run: &Run) -> Holder {
         let own = run.belongs.holder();
         let held = self.held.get(&own);

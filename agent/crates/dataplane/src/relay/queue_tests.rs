@@ -378,8 +378,8 @@ fn ip_packet(class: u8, len: u16) -> Vec<u8> {
 }
 
 /// IP packets of one flow.
-fn packets(bucket: u8, ahead: bool) -> Belongs {
-    Belongs::Packets(PacketClass { bucket, partial: false, tos: 0, lane: None, ahead, repair: None })
+fn packets(turn: u16, ahead: bool) -> Belongs {
+    Belongs::Packets(PacketClass { turn, partial: false, tos: 0, lane: None, ahead, repair: None })
 }
 
 #[test]
@@ -387,9 +387,9 @@ fn classes_ahead_of_others_take_a_quarter_at_most() {
     let (clock, mut account) = (ManualClock::default(), Account::default());
     let mut queue = at_a_rate(&clock);
     let now = clock.now();
-    for (bucket, ahead) in [(1, false), (2, true)] {
+    for (turn, ahead) in [(1, false), (2, true)] {
         for _ in 0..600 {
-            queue.push(packets(bucket, ahead), &ip_packet(0, 1_000), 1_000, now, now, &mut account);
+            queue.push(packets(turn, ahead), &ip_packet(0, 1_000), 1_000, now, now, &mut account);
         }
     }
     let taken: Vec<(Belongs, usize)> =

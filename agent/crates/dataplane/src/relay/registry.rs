@@ -3,18 +3,15 @@
 //! It is asked when a flow begins or ends, and for a datagram that came to a worker without its flow; never for a datagram
 //! that came to the worker of its flow.
 
-use std::{
-    collections::HashMap,
-    sync::{
-        Arc, Mutex,
-        atomic::{AtomicUsize, Ordering},
-    },
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
 };
 
-use wire::{context::FlowNumber, panics::lock};
+use wire::{context::FlowNumber, hash::PeerMap, panics::lock};
 
 use crate::{
-    relay::memory::QueueMemory,
+    relay::memory::SharedMemory,
     repair::{RepairMemory, RepairTotal},
 };
 
@@ -33,7 +30,9 @@ pub struct AgentTotals {
     /// The number of peers that have a flow registry.
     peers: AtomicUsize,
     /// The memory of the queues of all peers.
-    memory: Arc<QueueMemory>,
+    memory: Arc<SharedMemory>,
+    /// The memory of the incomplete datagrams of all peers.
+    reassembly: Arc<SharedMemory>,
     /// The memory in which payloads of all peers are kept for repair.
     repair: Arc<RepairTotal>,
 }
@@ -43,6 +42,12 @@ impl AgentTotals {
     #[must_use]
     pub fn repair_bytes(&self) -> usize {
         self.repair.used()
+    }
+
+    /// The number of flows that peers opened: each has a socket.
+    #[must_use]
+    pub fn flow_sockets(&self) -> usize {
+        self.accepted.load(Ordering::Relaxed)
     }
 
     /// Sets the number of sockets that the process may have for flows that peers open.
@@ -60,8 +65,8 @@ pub struct FlowRegistry {
     accepted: AtomicUsize,
     /// The memory in which this peer's payloads are kept for repair.
     repair: Arc<RepairMemory>,
-    /// The worker of each flow that the peer opened. The peer chooses the numbers, so they are hashed with a secret.
-    workers: Mutex<HashMap<FlowNumber, u8>>,
+    /// The worker of each flow that the peer opened. It chooses the numbers, and can have each datagram looked up here.
+    workers: Mutex<PeerMap<FlowNumber, u8>>,
 }
 
 impl FlowRegistry {
@@ -108,8 +113,14 @@ impl FlowRegistry {
 
     /// The memory of the queues of all peers.
     #[must_use]
-    pub fn memory(&self) -> &Arc<QueueMemory> {
+    pub fn memory(&self) -> &Arc<SharedMemory> {
         &self.total.memory
+    }
+
+    /// The memory of the incomplete datagrams of all peers.
+    #[must_use]
+    pub fn reassembly(&self) -> &Arc<SharedMemory> {
+        &self.total.reassembly
     }
 
     /// The memory in which this peer's payloads are kept for repair, at all workers.

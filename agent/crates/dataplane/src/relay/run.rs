@@ -9,7 +9,7 @@ use wire::{
 };
 
 use crate::{
-    relay::{flow::FlowId, fragments::PartlySent},
+    relay::{Stripes, flow::FlowId, fragments::PartlySent},
     repair::RepairClass,
 };
 
@@ -17,7 +17,7 @@ use crate::{
 /// flow's turn beside its payload.
 const OVERHEAD: usize = 60;
 
-/// The owner of queued datagrams: a flow or a bucket of IP packets.
+/// The owner of queued datagrams: a flow, or IP packets of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Belongs {
     /// A flow of an ingress or a service.
@@ -29,8 +29,8 @@ pub enum Belongs {
 /// What IP packets that travel together have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketClass {
-    /// The lowest bits of their hash: see [`crate::relay::Stripes`].
-    pub bucket: u8,
+    /// Whose turn they take: the lowest bits of their hash, see [`crate::relay::Stripes::turn`].
+    pub turn: u16,
     /// Whether their L4 checksums are partial.
     pub partial: bool,
     /// The traffic class of the packets that carry them.
@@ -44,10 +44,17 @@ pub struct PacketClass {
 }
 
 impl PacketClass {
+    /// Whose lane they take, see [`crate::relay::Stripes`].
+    #[inline]
+    #[must_use]
+    pub fn bucket(&self) -> u8 {
+        Stripes::bucket(self.turn.into())
+    }
+
     /// The stream of numbers of these packets, if they are repaired.
     #[must_use]
     pub fn repair_class(&self) -> Option<RepairClass> {
-        self.repair.map(|terms| RepairClass { stream: StreamNumber(0), bucket: self.bucket, terms })
+        self.repair.map(|terms| RepairClass { stream: StreamNumber(0), bucket: self.bucket(), terms })
     }
 }
 
@@ -55,9 +62,10 @@ impl PacketClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) enum Holder {
     Flow(FlowId),
-    Bucket(u8),
-    /// The packets of a bucket that go ahead of others.
-    Ahead(u8),
+    /// IP packets by [`PacketClass::turn`].
+    Packets(u16),
+    /// Those of them that go ahead of others.
+    Ahead(u16),
 }
 
 impl Issued for Holder {}
@@ -66,8 +74,8 @@ impl Belongs {
     pub(super) fn holder(self) -> Holder {
         match self {
             Self::Flow(flow) => Holder::Flow(flow),
-            Self::Packets(class) if class.ahead => Holder::Ahead(class.bucket),
-            Self::Packets(class) => Holder::Bucket(class.bucket),
+            Self::Packets(class) if class.ahead => Holder::Ahead(class.turn),
+            Self::Packets(class) => Holder::Packets(class.turn),
         }
     }
 }
@@ -75,7 +83,7 @@ impl Belongs {
 /// Consecutive datagrams of one flow, each `segment` bytes long, the last one at most.
 #[derive(Debug)]
 pub struct Run {
-    /// The flow or bucket that the datagrams belong to.
+    /// The flow or class that the datagrams belong to.
     pub belongs: Belongs,
     /// The time at which the datagrams arrived at this host.
     pub arrived: Instant,

@@ -41,6 +41,17 @@ impl Stripes {
         hash.to_le_bytes()[0]
     }
 
+    /// Whose turn IP packets with this hash take in the queue. By bucket, one flow in thirty would wait and be lost with one of eight
+    /// that fill the link.
+    #[inline]
+    #[must_use]
+    pub fn turn(hash: u32) -> u16 {
+        /// Four times the queues of FQ-CoDel (RFC 8290 §5.2.3).
+        const BITS: u32 = 12;
+        let [low, high, ..] = hash.to_le_bytes();
+        u16::from_le_bytes([low, high]) & ((1 << BITS) - 1)
+    }
+
     /// The lane, of `wanted`, for the packets of a bucket that come now.
     #[inline]
     pub fn lane(&mut self, bucket: u8, wanted: u8, is_up: impl Fn(u8) -> bool, now: Instant) -> u8 {
@@ -93,6 +104,13 @@ mod tests {
         clock.advance(PAUSE);
         assert_eq!(stripes.lane(7, 4, all, clock.now()), 3);
         assert_eq!(stripes.moved(), 2);
+    }
+
+    #[test]
+    fn flows_of_one_bucket_take_turns() {
+        let (one, other) = (0xffff_f123, 0xffff_f423);
+        assert_eq!((Stripes::bucket(one), Stripes::bucket(other)), (0x23, 0x23));
+        assert_eq!((Stripes::turn(one), Stripes::turn(other)), (0x123, 0x423));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whose turn it is: deficit round robin over flows and buckets (RFC 8290 §4), those that have just begun to wait first.
+//! Whose turn it is: deficit round robin over flows (RFC 8290 §4), those that have just begun to wait first.
 
 use std::collections::VecDeque;
 

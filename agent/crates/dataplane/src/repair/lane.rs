@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use crate::delays::{Delays, WaitQuantiles};
 use wire::repair::{StreamNumber, Terms};
 
 use super::{
@@ -108,12 +109,31 @@ impl LaneRepair {
         &mut self.receivers
     }
 
+    /// How long payloads that the peer numbers were missing and waited here lately, on all these lanes.
+    #[must_use]
+    pub fn delays<'a>(lanes: impl IntoIterator<Item = &'a Self>, now: Instant) -> Option<WaitQuantiles> {
+        let receivers = lanes.into_iter().flat_map(|lane| &lane.receivers);
+        Delays::quantiles(receivers.filter_map(Receiver::delays), now)
+    }
+
     /// When something has to be sent, asked for or given up.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let senders = self.senders.iter().filter_map(Sender::next_deadline);
         let asks = self.receivers.iter().filter(|_| !self.closed).filter_map(Receiver::next_ask);
-        senders.chain(asks).chain(self.receivers.iter().filter_map(Receiver::next_expiry)).min()
+        senders.chain(asks).chain(self.next_expiry()).min()
+    }
+
+    /// When the first of the missing payloads misses its deadline.
+    #[must_use]
+    pub fn next_expiry(&self) -> Option<Instant> {
+        self.receivers.iter().filter_map(Receiver::next_expiry).min()
+    }
+
+    /// How many payloads wait for missing ones.
+    #[must_use]
+    pub fn held_packets(&self) -> usize {
+        self.receivers.iter().map(Receiver::held_packets).sum()
     }
 
     /// Whether requests and repairs can be sent.

@@ -123,6 +123,8 @@ pub struct Planner {
     burst: f64,
     per_second: f64,
     measured: Option<Instant>,
+    /// Packets measured so far.
+    seen: f64,
     on: bool,
     strength: f64,
     /// For how long packets have queued and been lost.
@@ -141,6 +143,7 @@ impl Planner {
             burst: 1.0,
             per_second: 0.0,
             measured: None,
+            seen: 0.0,
             on: false,
             strength: 1.0,
             pressed: Duration::ZERO,
@@ -187,8 +190,14 @@ impl Planner {
         const MEMORY_SECONDS: f64 = 4.0;
         /// Packets that a measurement needs to count in full.
         const ENOUGH_PACKETS: f64 = 2_000.0;
+        /// The same of the first one: 300 packets that lose one are no sign of a lossy path.
+        const FIRST_PACKETS: f64 = 300.0;
         let seconds = since.as_secs_f64();
-        let enough = (path.packets as f64 / ENOUGH_PACKETS).min(1.0);
+        let packets = path.packets as f64;
+        // What is known counts by the packets that it comes from: a path is lossy for a call of 50 packets a second after ten
+        // seconds, instead of a minute.
+        self.seen += packets;
+        let enough = (packets / (FIRST_PACKETS + self.seen).min(ENOUGH_PACKETS)).min(1.0);
         let weight = match self.measured {
             None => enough,
             Some(_) => enough.min(1.0 - (-seconds / MEMORY_SECONDS).exp()),
@@ -254,6 +263,12 @@ impl Planner {
             }
             false => plan,
         }
+    }
+
+    /// Whether nothing is repaired because packets have queued on the path for long.
+    #[must_use]
+    pub fn is_withdrawn(&self) -> bool {
+        self.strength == 0.0
     }
 
     /// Whether the path is known to lose packets.

@@ -55,6 +55,26 @@ fn time_decides_between_retransmission_and_code() {
 }
 
 #[test]
+fn a_path_is_known_after_some_hundred_packets() {
+    // Each fourth measurement of a call of 50 packets a second has lost one of its five.
+    let mut bench = Bench::new(Mode::Auto, 60, 0.0);
+    (bench.path.packets, bench.path.payloads) = (5, 5);
+    for _ in 0..25 {
+        bench.path.loss = 0.0;
+        bench.after(SECOND * 3 / 10);
+        bench.path.loss = 0.2;
+        bench.after(SECOND / 10);
+    }
+    assert!((0.03..0.06).contains(&bench.planner.loss), "{}", bench.planner.loss);
+    // One lost packet of 300 begins no repair.
+    let mut bench = Bench::new(Mode::Auto, 60, 0.0);
+    (bench.path.packets, bench.path.payloads) = (5, 5);
+    bench.after(SECOND * 3);
+    bench.path.loss = 0.2;
+    assert!(bench.after(SECOND / 10).is_off());
+}
+
+#[test]
 fn both_serve_where_neither_is_enough() {
     // One request fits, and a quarter more bytes are too few for a code against a loss of a fifth.
     let plan = Bench::new(Mode::Auto, 100, 0.2).after(SECOND * 5);

@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use crate::delays::Delays;
 use wire::repair::{Mode, Order, StreamNumber, Terms};
 
 use super::{
@@ -205,8 +206,8 @@ impl Receiver {
     }
 
     /// Delivers everything that waits: nothing more will come.
-    pub fn finish(&mut self, deliver: &mut impl FnMut(Delivered<'_>)) {
-        self.sequencer.finish(&mut |_, payload| deliver(Delivered::Other(payload)));
+    pub fn finish(&mut self, now: Instant, deliver: &mut impl FnMut(Delivered<'_>)) {
+        self.sequencer.finish(now, &mut |_, payload| deliver(Delivered::Other(payload)));
     }
 
     /// Appends the requests that are due on a path with this round trip.
@@ -240,6 +241,11 @@ impl Receiver {
     #[must_use]
     pub fn held_packets(&self) -> usize {
         self.sequencer.held_packets()
+    }
+
+    /// How long payloads were missing and waited here lately.
+    pub(crate) fn delays(&self) -> Option<&Delays> {
+        self.sequencer.delays()
     }
 
     /// The counts since this was last asked.

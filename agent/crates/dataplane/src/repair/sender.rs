@@ -60,6 +60,8 @@ pub struct PathCounts {
     /// Packets that were declared lost, without those that came after all.
     pub lost: u64,
     pub runs: u64,
+    /// Packets that came after later ones, as far as is known.
+    pub reordered: u64,
     pub rtt: Duration,
     /// Whether an automatic rate has found the link to be full.
     pub congested: bool,
@@ -116,9 +118,12 @@ const MOST_KEPT_BYTES: usize = 64 << 20;
 /// Retransmissions of a stream that is held in order may cost this much before its payloads have paid for any.
 const HELD_ADVANCE_BYTES: usize = 32 << 10;
 
-/// Once the path has carried this number of packets without a loss, payloads that are held in order go without numbers: it then loses
-/// fewer than one in some ten thousand, and numbers would cost half a percent.
+/// Once the path has carried this number of packets without a loss, and changed the order of none, payloads that are held in order go
+/// without numbers: it then loses fewer than one in some ten thousand, and numbers would cost half a percent and more.
 const CLEAN_PACKETS: u64 = 20_000;
+
+/// The time between two looks at the path.
+const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The sender's end of a stream.
 #[derive(Debug)]
@@ -133,9 +138,12 @@ pub struct Sender {
     unrepeated: Option<Instant>,
     /// Packets that the path has carried since it last lost one.
     clean: u64,
+    /// Whether the path has changed the order of packets.
+    reorders: bool,
     /// By bucket: the number after that of its last payload.
     last: Box<[u64; 256]>,
-    /// Until when payloads get numbers although nothing is repaired: the receiver may wait for some.
+    /// Until when payloads get numbers, whether something is repaired or not: the receiver may wait for some. `None` before the path was
+    /// looked at by the present terms.
     numbered_until: Option<Instant>,
     measured: Option<(Instant, PathCounts)>,
     shortest: Option<Shortest>,
@@ -169,6 +177,7 @@ impl Sender {
             signals: Signals::default(),
             unrepeated: None,
             clean: 0,
+            reorders: false,
             last: Box::new([0; 256]),
             numbered_until: None,
             measured: None,
@@ -187,22 +196,23 @@ impl Sender {
         self.planner.plan()
     }
 
-    /// Begins a run of `payloads`: whether they get numbers. `path` is asked for now and then.
+    /// Begins a run of `payloads`: whether they get numbers. `path` is asked for now and then, and may not be known yet.
     pub fn begin(
         &mut self,
         terms: &Terms,
         payloads: usize,
-        path: impl FnOnce() -> PathCounts,
+        path: impl FnOnce() -> Option<PathCounts>,
         now: Instant,
     ) -> bool {
-        /// The time between two looks at the path.
-        const INTERVAL: Duration = Duration::from_millis(100);
         if self.terms != *terms {
             self.terms = *terms;
+            self.numbered_until = self.numbered_until.filter(|until| now < *until);
         }
         self.payloads += payloads as u64;
-        if self.measured.is_none_or(|(at, _)| now.saturating_duration_since(at) >= INTERVAL) {
-            self.measure(path(), now);
+        if self.measured.is_none_or(|(at, _)| now.saturating_duration_since(at) >= INTERVAL)
+            && let Some(counts) = path()
+        {
+            self.measure(counts, now);
         }
         if !self.is_numbered(now) {
             return false;
@@ -225,6 +235,7 @@ impl Sender {
         if before.is_none() {
             self.sent.advance(HELD_ADVANCE_BYTES);
         }
+        self.reorders = counts.reordered > 0;
         let (_, before) = before.unwrap_or((now, counts));
         let mut path = counts.since(&before, payloads, least_rtt);
         if self.holds() {
@@ -239,13 +250,23 @@ impl Sender {
         self.encoder.set(plan.coding);
         self.sent.set(plan.retransmit_ppm, plan.copies);
         self.sent.set_age(self.terms.deadline + 2 * counts.rtt);
-        if !plan.is_off() && (self.clean < CLEAN_PACKETS || plan.coding.is_some()) {
-            self.numbered_until = Some(now + 2 * self.terms.deadline + counts.rtt);
+        let is_repaired = !plan.is_off() && (self.clean < CLEAN_PACKETS || plan.coding.is_some());
+        if is_repaired || self.keeps_order() {
+            self.numbered_until = Some(now + INTERVAL + 2 * self.terms.deadline + counts.rtt);
         }
     }
 
     fn is_numbered(&self, now: Instant) -> bool {
-        self.numbered_until.is_some_and(|until| now < until)
+        self.numbered_until.map_or_else(|| self.keeps_order(), |until| now < until)
+    }
+
+    /// Whether payloads get numbers for their order alone. Where repair has stopped because the path is full, the next payloads
+    /// of a TCP are not to wait for those that the path drops.
+    fn keeps_order(&self) -> bool {
+        self.terms.order == Order::Hold
+            && self.terms.mode != Mode::Off
+            && (self.reorders || self.clean < CLEAN_PACKETS)
+            && !(self.holds() && self.planner.is_withdrawn())
     }
 
     fn policy(&self) -> Policy {

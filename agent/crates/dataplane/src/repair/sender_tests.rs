@@ -26,7 +26,7 @@ fn payloads_get_numbers_while_the_path_loses_some() {
         clock.advance(Duration::from_millis(100));
         (counts.acked, counts.lost, counts.runs) =
             (counts.acked + 1_000 - lost, counts.lost + lost, counts.runs + lost);
-        sender.begin(&terms, 10, || counts, clock.now())
+        sender.begin(&terms, 10, || Some(counts), clock.now())
     };
     assert!(!(0..50).any(|_| run(&mut sender, 1)), "a loss of 0.1 % is none");
     assert!((0..50).any(|_| run(&mut sender, 50)));
@@ -66,7 +66,7 @@ impl Held {
         self.clock.advance(Duration::from_millis(100));
         self.counts.acked += packets - lost;
         (self.counts.lost, self.counts.runs) = (self.counts.lost + lost, self.counts.runs + lost);
-        self.sender.begin(&self.terms, 10, || self.counts, self.clock.now())
+        self.sender.begin(&self.terms, 10, || Some(self.counts), self.clock.now())
     }
 
     /// Numbers this IP packet; returns the distance.
@@ -94,6 +94,35 @@ fn held_payloads_have_numbers_until_the_path_is_known_to_be_clean() {
     assert!((0..500).any(|_| !held.run(200, 0)), "and later ones none");
     assert!(held.run(200, 1) || held.run(200, 0), "until something is lost");
     assert!((0..50).all(|_| held.run(200, 0)));
+}
+
+#[test]
+fn held_payloads_keep_their_numbers_on_a_path_that_changes_the_order() {
+    let mut held = Held::new();
+    held.counts.reordered = 1;
+    assert!((0..1_000).all(|_| held.run(200, 0)));
+}
+
+#[test]
+fn held_payloads_have_numbers_whatever_repairs_them_and_before_anything_is_known_of_the_path() {
+    let modes = [Mode::Off, Mode::Retransmit, Mode::Fec, Mode::Auto];
+    for (mode, on_lane) in modes.into_iter().flat_map(|mode| [(mode, false), (mode, true)]) {
+        let mut held = Held::new();
+        held.terms.mode = mode;
+        held.sender.on_lane = on_lane;
+        let first = held.sender.begin(&held.terms, 10, || None, held.clock.now());
+        assert_eq!(first, mode != Mode::Off, "{mode:?}");
+        // The path is looked at every 100 ms, and not often enough for a short deadline.
+        held.terms.deadline = Duration::from_millis(5);
+        for _ in 0..90 {
+            assert_eq!(held.run(200, 0), mode != Mode::Off, "{mode:?}, {on_lane}");
+            held.clock.advance(Duration::from_millis(95));
+            let counts = held.counts;
+            let again = held.sender.begin(&held.terms, 10, || Some(counts), held.clock.now());
+            assert_eq!(again, mode != Mode::Off, "{mode:?}, {on_lane}");
+        }
+        assert!((0..500).any(|_| !held.run(200, 0)), "none on a clean path");
+    }
 }
 
 #[test]

@@ -12,6 +12,7 @@ use super::{
     gaps::{Ask, Asking, Gaps, Presence},
     memory::RepairMemory,
 };
+use crate::delays::Delays;
 use wire::{hash::PeerMap, repair::Order};
 
 /// Limits on what the receiver remembers, and how long.
@@ -86,7 +87,7 @@ pub struct Sequencer {
     gaps: Gaps,
     delivered: Recent,
     /// Payloads that wait, by the number that they wait for and their own.
-    held: BTreeMap<(u64, u64), Entry>,
+    held: BTreeMap<(u64, u64), Held>,
     held_numbers: PeerMap<u64, ()>,
     arena: Arena,
     /// Numbers that were delivered and may have others waiting behind them.
@@ -94,6 +95,16 @@ pub struct Sequencer {
     /// The same, of flows that waited for long.
     spread: Spread,
     counts: SequencerCounts,
+    /// How long payloads were missing and waited, once one was delivered.
+    delays: Option<Box<Delays>>,
+}
+
+/// A payload that waits.
+#[derive(Debug)]
+struct Held {
+    entry: Entry,
+    /// When it came, or was seen to be missing.
+    since: Instant,
 }
 
 impl Sequencer {
@@ -110,6 +121,7 @@ impl Sequencer {
             released: Vec::new(),
             spread: Spread::default(),
             counts: SequencerCounts::default(),
+            delays: None,
         }
     }
 
@@ -139,11 +151,11 @@ impl Sequencer {
     ) -> Outcome {
         self.expire(now, deliver);
         let number = arrival.number;
-        let missed = match self.gaps.receive(number, arrival.recovered, now) {
-            Presence::Newest => Duration::ZERO,
+        let since = match self.gaps.receive(number, arrival.recovered, now) {
+            Presence::Newest => now,
             Presence::Missed(since) => {
                 self.counts.came_again += u64::from(!arrival.recovered);
-                now.saturating_duration_since(since)
+                since
             }
             Presence::Settled
                 if self.delivered.contains(number) || self.held_numbers.contains_key(&number) =>
@@ -157,26 +169,26 @@ impl Sequencer {
             }
             Presence::Refused => return Outcome::Refused,
         };
+        let missed = now.saturating_duration_since(since);
         self.counts.recovered += u64::from(arrival.recovered);
         self.counts.missed_micros += missed.as_micros() as u64;
         while self.gaps.is_over_limit() {
-            self.give_up_oldest(deliver);
+            self.give_up_oldest(now, deliver);
         }
         if self.order == Order::Hold
             && let Some(before) = self.waits_for(arrival)
-            && self.hold(before, arrival, deliver)
+            && self.hold(before, arrival, since, now, deliver)
         {
             return Outcome::Held;
         }
-        self.delivered.insert(number);
-        self.counts.delivered += 1;
+        self.count_delivered(number, missed, now);
         deliver(number, arrival.payload);
         if self.spreads(missed, now) {
             self.spread.released.push(number);
             self.release_spread(now, deliver);
         } else {
             self.released.push(number);
-            self.release(deliver);
+            self.release(now, deliver);
         }
         Outcome::Delivered
     }
@@ -186,7 +198,7 @@ impl Sequencer {
         self.release_spread(now, deliver);
         let Some(noticed) = now.checked_sub(self.limits.deadline) else { return };
         while let Some(numbers) = self.gaps.give_up(noticed) {
-            self.given_up(numbers, deliver);
+            self.given_up(numbers, now, deliver);
         }
     }
 
@@ -219,11 +231,17 @@ impl Sequencer {
         SequencerCounts { missing: self.gaps.noticed, runs: self.gaps.runs, ..self.counts }
     }
 
+    /// How long payloads were missing and waited here lately; 0 for one that was delivered when it came.
+    #[must_use]
+    pub(crate) fn delays(&self) -> Option<&Delays> {
+        self.delays.as_deref()
+    }
+
     /// Delivers everything that waits, in order, and gives up what is missing.
-    pub fn finish(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
-        self.stop_spreading(deliver);
+    pub fn finish(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
+        self.stop_spreading(now, deliver);
         while !self.gaps.is_empty() {
-            self.give_up_oldest(deliver);
+            self.give_up_oldest(now, deliver);
         }
     }
 
@@ -248,19 +266,26 @@ impl Sequencer {
 
     /// Keeps a payload until `before` is settled; makes room by giving up the oldest gaps. False if that settled `before`, or there is
     /// no room for it at all.
-    fn hold(&mut self, before: u64, arrival: &Arrival<'_>, deliver: &mut impl FnMut(u64, &[u8])) -> bool {
+    fn hold(
+        &mut self,
+        before: u64,
+        arrival: &Arrival<'_>,
+        since: Instant,
+        now: Instant,
+        deliver: &mut impl FnMut(u64, &[u8]),
+    ) -> bool {
         while self.waits_for(arrival).is_some() {
             if self.held.len() < self.limits.held_packets
                 && let Some(entry) = self.arena.add(&[], arrival.payload)
             {
-                self.held.insert((before, arrival.number), entry);
+                self.held.insert((before, arrival.number), Held { entry, since });
                 self.held_numbers.insert(arrival.number, ());
                 return true;
             }
             if self.spread.released.is_empty() {
-                self.give_up_oldest(deliver);
+                self.give_up_oldest(now, deliver);
             } else {
-                self.stop_spreading(deliver);
+                self.stop_spreading(now, deliver);
             }
         }
         false
@@ -293,54 +318,64 @@ impl Sequencer {
                 return;
             }
             self.spread.advance(self.held.len());
-            if let Some(number) = self.deliver_held(key, deliver) {
+            if let Some(number) = self.deliver_held(key, now, deliver) {
                 self.spread.released.push(number);
             }
         }
     }
 
     /// Delivers the rest of them at once.
-    fn stop_spreading(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
+    fn stop_spreading(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
         self.released.append(&mut self.spread.released);
-        self.release(deliver);
+        self.release(now, deliver);
     }
 
-    fn give_up_oldest(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
+    fn give_up_oldest(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
         if let Some(numbers) = self.gaps.give_up_oldest() {
-            self.given_up(numbers, deliver);
+            self.given_up(numbers, now, deliver);
         }
     }
 
-    fn given_up(&mut self, numbers: Range<u64>, deliver: &mut impl FnMut(u64, &[u8])) {
+    fn given_up(&mut self, numbers: Range<u64>, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
         self.counts.given_up += numbers.end - numbers.start;
         while let Some((&(before, number), _)) = self.held.range((numbers.start, 0)..(numbers.end, 0)).next()
         {
-            let delivered = self.deliver_held((before, number), deliver);
+            let delivered = self.deliver_held((before, number), now, deliver);
             self.released.extend(delivered);
-            self.release(deliver);
+            self.release(now, deliver);
         }
     }
 
     /// Delivers what waits for the released numbers, and for those in turn.
-    fn release(&mut self, deliver: &mut impl FnMut(u64, &[u8])) {
+    fn release(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
         while let Some(before) = self.released.pop() {
             while let Some((&key, _)) = self.held.range((before, 0)..(before + 1, 0)).next() {
-                let delivered = self.deliver_held(key, deliver);
+                let delivered = self.deliver_held(key, now, deliver);
                 self.released.extend(delivered);
             }
         }
     }
 
     /// Delivers a payload that waited, and returns its number.
-    fn deliver_held(&mut self, key: (u64, u64), deliver: &mut impl FnMut(u64, &[u8])) -> Option<u64> {
-        let entry = self.held.remove(&key)?;
+    fn deliver_held(
+        &mut self,
+        key: (u64, u64),
+        now: Instant,
+        deliver: &mut impl FnMut(u64, &[u8]),
+    ) -> Option<u64> {
+        let Held { entry, since } = self.held.remove(&key)?;
         let (_, number) = key;
         self.held_numbers.remove(&number);
-        self.delivered.insert(number);
-        self.counts.delivered += 1;
+        self.count_delivered(number, now.saturating_duration_since(since), now);
         deliver(number, self.arena.get(&entry));
         self.arena.remove(entry);
         Some(number)
+    }
+
+    fn count_delivered(&mut self, number: u64, delay: Duration, now: Instant) {
+        self.delivered.insert(number);
+        self.counts.delivered += 1;
+        self.delays.get_or_insert_with(|| Box::new(Delays::new(now))).record(delay, 1, now);
     }
 }
 

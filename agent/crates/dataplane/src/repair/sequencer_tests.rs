@@ -70,6 +70,37 @@ fn the_deadline_runs_from_the_first_later_payload() {
 }
 
 #[test]
+fn the_added_delay_is_that_of_missing_and_of_waiting_payloads() {
+    let millis = |bench: &Bench| {
+        let delays = Delays::quantiles(bench.sequencer.delays(), bench.clock.now()).unwrap();
+        [delays.median, delays.p99].map(|delay| delay.as_millis())
+    };
+    let mut bench = Bench::new(Order::Hold);
+    (0..100).for_each(|number| assert_eq!(bench.receive(number, 1), Outcome::Delivered));
+    assert_eq!(millis(&bench), [0, 0]);
+    // 100 is missing for 40 ms; 101 waits as long, and 102 for half of it.
+    bench.receive(101, 1);
+    bench.pass(20);
+    assert_eq!(bench.receive(102, 1), Outcome::Held);
+    bench.pass(20);
+    assert_eq!(bench.receive(100, 1), Outcome::Delivered);
+    assert_eq!(bench.delivered.len(), 103);
+    let [median, p99] = millis(&bench);
+    assert_eq!(median, 0);
+    assert!((40..50).contains(&p99), "{p99}");
+    // What is given up was not delivered; who waited for it did until the deadline.
+    bench.receive(104, 1);
+    bench.pass(100);
+    assert_eq!(bench.delivered.last(), Some(&104));
+    bench.receive(200, 1);
+    bench.receive(199, 0);
+    let [_, p99] = millis(&bench);
+    assert!((40..50).contains(&p99), "{p99}");
+    let all = Delays::quantiles(bench.sequencer.delays(), bench.clock.now() + Duration::from_secs(60));
+    assert_eq!(all, None);
+}
+
+#[test]
 fn held_payloads_wait_for_their_own_flow_alone() {
     let mut bench = Bench::new(Order::Hold);
     // Two flows: even and odd numbers. 2 is missing.

@@ -417,7 +417,7 @@ impl World {
         // Super-packets of 64 KiB at most.
         for run in segments.chunks(48) {
             let counts = self.counts;
-            let numbered = self.sender.begin(&self.terms, run.len(), || counts, now);
+            let numbered = self.sender.begin(&self.terms, run.len(), || Some(counts), now);
             for segment in run {
                 if self.sender.signals(7, now) {
                     self.totals.signals += 1;

@@ -52,32 +52,43 @@ pub struct Acceptance {
 
 /// The handshakes that far ends started and that are no sessions yet.
 #[derive(Debug)]
-pub(super) struct Pending {
+pub struct Pending {
     /// The handshakes, oldest first, each with the key that its client knocked with.
     begun: Vec<(ConnectionHandle, Option<[u8; 32]>)>,
-    /// The limit on their number. Each costs some 20 KiB until it is a session or ends.
-    pub(super) most: usize,
+    /// The limit on their number, beside the first of each known peer. Each costs some 20 KiB until it is a session or ends.
+    pub most: usize,
 }
 
 impl Pending {
-    pub(super) fn new(most: usize) -> Self {
+    /// No handshakes, of which there may be `most`.
+    #[must_use]
+    pub fn new(most: usize) -> Self {
         Self { begun: Vec::new(), most }
     }
 
-    pub(super) fn len(&self) -> usize {
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.begun.len()
     }
 
-    fn begin(&mut self, handle: ConnectionHandle, agreement: Option<[u8; 32]>) {
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.begun.is_empty()
+    }
+
+    /// Counts a handshake of a client that knocked with the key `agreement`.
+    pub fn begin(&mut self, handle: ConnectionHandle, agreement: Option<[u8; 32]>) {
         self.begun.push((handle, agreement));
     }
 
     /// Forgets a connection that is a session now, or over.
-    pub(super) fn end(&mut self, handle: ConnectionHandle) {
+    pub fn end(&mut self, handle: ConnectionHandle) {
         self.begun.retain(|(begun, _)| *begun != handle);
     }
 
-    fn room(&self) -> Room {
+    /// The room for further ones.
+    #[must_use]
+    pub fn room(&self) -> Room {
         match self.begun.len() {
             under_way if under_way >= self.most => Room::Full,
             under_way if under_way >= self.most.div_ceil(2) => Room::Busy,
@@ -85,12 +96,21 @@ impl Pending {
         }
     }
 
+    /// Whether there is no room for one more, of the known peer with this key or of any other client. A known peer that has none
+    /// under way always has room: a session takes more memory than a handshake, and the number of such peers is limited.
+    #[must_use]
+    pub fn is_full_for(&self, known: Option<&[u8; 32]>) -> bool {
+        let has_none = |key| self.begun.iter().all(|(_, other)| other.as_ref() != Some(key));
+        self.room() == Room::Full && !known.is_some_and(has_none)
+    }
+
     fn must_validate(&self) -> bool {
         self.begun.len() >= VALIDATE_FROM.min(self.most.div_ceil(2))
     }
 
     /// The oldest handshake of this key, if it has as many as it may.
-    fn surplus(&self, agreement: &[u8; 32]) -> Option<ConnectionHandle> {
+    #[must_use]
+    pub fn surplus(&self, agreement: &[u8; 32]) -> Option<ConnectionHandle> {
         let mut of_key = self.begun.iter().filter(|(_, key)| key.as_ref() == Some(agreement));
         let oldest = of_key.next()?.0;
         (of_key.count() + 1 >= MOST_PER_KEY.min(self.most.div_ceil(4))).then_some(oldest)
@@ -113,7 +133,8 @@ impl Control {
         admission: Option<Admission>,
         now: Instant,
     ) -> bool {
-        let full = self.closed || self.pending.room() == Room::Full;
+        let known = admission.as_ref().filter(|admission| admission.known);
+        let full = self.closed || self.pending.is_full_for(known.map(|admission| &admission.agreement));
         if !full
             && self.acceptance.as_ref().is_some_and(|acceptance| !acceptance.knock)
             && self.pending.must_validate()
@@ -142,7 +163,7 @@ impl Control {
                 let by = Some(now + ESTABLISH_TIMEOUT);
                 let own = admission.map(|admission| admission.own).unwrap_or_default();
                 let begun = Begun { peer: None, admission, own, congestion, establish_by: by, at: now };
-                self.insert(handle, ControlConnection::new(quinn, underlay, begun));
+                self.insert(handle, ControlConnection::new(quinn, underlay, begun, &self.memory));
                 true
             }
             Err(refused) => {
@@ -196,6 +217,19 @@ impl Control {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_listener_has_room_for_the_first_handshake_of_each_known_peer() {
+        let mut pending = Pending::new(2);
+        for number in 0..20 {
+            assert!(!pending.is_full_for(Some(&[number; 32])));
+            pending.begin(ConnectionHandle(number.into()), Some([number; 32]));
+        }
+        assert!(pending.is_full_for(Some(&[7; 32])), "it has one");
+        assert!(pending.is_full_for(None), "no known peer");
+        pending.end(ConnectionHandle(7));
+        assert!(!pending.is_full_for(Some(&[7; 32])));
+    }
 
     #[test]
     fn a_key_has_four_handshakes_and_all_of_them_have_a_ceiling() {

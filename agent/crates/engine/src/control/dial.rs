@@ -1,7 +1,7 @@
 //! When to dial a peer, and where.
 //!
 //! ```text
-//!   round    begins every second while datagrams wait, else ever more rarely; takes the next endpoint
+//!   round    begins every second while datagrams wait, and for the first few, else ever more rarely; takes the next endpoint
 //!            lookup ──► first address ── 250 ms ──► first address of the other family
 //!                └─ no answer for half a second: what the lookup before said, else the next endpoint
 //!   attempt  lives beside the others, at most four; the first that becomes the session ends those without a
@@ -34,6 +34,10 @@ const MAX_FALLBACKS: usize = 2;
 
 /// The interval between rounds of dialling while traffic waits.
 const BUSY_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Rounds after which the interval begins to grow without traffic: some 3 s, within which a peer that was restarted is back. One that
+/// comes back to a thousand diallers cannot answer each of them at once.
+const STEADY_ROUNDS: usize = 4;
 
 /// The longest interval between rounds of dialling without traffic.
 pub const IDLE_INTERVAL: Duration = Duration::from_secs(15);
@@ -266,7 +270,7 @@ impl Dialler {
             self.interval = BUSY_INTERVAL;
         }
         self.next = Some(now + jittered(self.interval, rng));
-        if self.skipped == 0 {
+        if self.skipped == 0 && self.turn + 1 >= STEADY_ROUNDS {
             self.interval = (self.interval * 2).min(slowest.clamp(BUSY_INTERVAL, IDLE_INTERVAL));
         }
         self.last = Some(now);

@@ -1,6 +1,30 @@
-//! Whether the far end of a control connection answers, found out once a second from the ACK frames that come while lanes are heard.
+//! Whether the far end of a control connection answers, found out once a second from the ACK frames that come while lanes are heard;
+//! and the time after which a lane without an answer is silent.
 
 use std::time::{Duration, Instant};
+
+use quic_core::Rtt;
+
+/// The least time without a received packet, while packets are outstanding, after which a peer is dialled anew.
+pub const LEAST_SILENCE: Duration = Duration::from_millis(500);
+
+/// Two connections count as dialled at the same time within this time, the longest round trip.
+pub const MOST_CROSSING: Duration = Duration::from_secs(2);
+
+/// Time for an ACK on a lane, a little more than its longest delay (RFC 9000 §18.2).
+const ANSWER_DELAY: Duration = Duration::from_millis(30);
+
+/// The time without a received packet, while packets are outstanding, after which a lane with this round trip is silent.
+#[must_use]
+pub fn silence_limit(rtt: &Rtt) -> Duration {
+    LEAST_SILENCE.max(rtt.pto() * 3)
+}
+
+/// For how long a connection holds back the hello that would replace a suspect session, which is probed meanwhile.
+#[must_use]
+pub fn hello_delay(round_trip: Duration) -> Duration {
+    (round_trip * 2 + ANSWER_DELAY).min(MOST_CROSSING)
+}
 
 /// Looks are a second apart. A look that comes later than this proves nothing: the worker has not received packets either.
 const LONGEST_INTERVAL: Duration = Duration::from_millis(1500);

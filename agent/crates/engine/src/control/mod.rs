@@ -33,7 +33,7 @@ mod traffic;
 pub mod transport;
 pub mod windows;
 
-pub use inward::MOST_WAITING_BYTES;
+pub use inward::{MOST_WAITING_BYTES, TooMuch};
 pub use traffic::{Traffic, Way};
 
 /// A QUIC stream of one connection: the key of a TCP forward.

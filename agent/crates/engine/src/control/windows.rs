@@ -65,6 +65,8 @@ pub struct StreamMemory {
     for_stalled: AtomicU64,
     /// The bytes that forwards have read and could not pass on, beside the windows.
     held: AtomicUsize,
+    /// The bytes of control messages that wait to be handled, which no window counts.
+    messages: AtomicUsize,
     /// The number of times that a window did not grow for want of memory.
     refused: AtomicU64,
     forwards: AtomicUsize,
@@ -97,6 +99,27 @@ impl StreamMemory {
         } else if before > now {
             self.held.fetch_sub(before - now, Ordering::Relaxed);
         }
+    }
+
+    /// Notes that a connection had `before` bytes of control messages waiting, and has `now` bytes.
+    pub fn hold_messages(&self, before: usize, now: usize) {
+        if now > before {
+            self.messages.fetch_add(now - before, Ordering::Relaxed);
+        } else if before > now {
+            self.messages.fetch_sub(before - now, Ordering::Relaxed);
+        }
+    }
+
+    /// The bytes of control messages of all connections that wait to be handled.
+    #[must_use]
+    pub fn messages(&self) -> usize {
+        self.messages.load(Ordering::Relaxed)
+    }
+
+    /// Whether those leave room for more: they may have a sixteenth of the pool's size, beside the pool.
+    #[must_use]
+    pub fn has_room_for_messages(&self) -> bool {
+        (self.messages() as u64) < self.most.load(Ordering::Relaxed) / 16
     }
 
     /// The number of bytes that a forward may read before it knows that it can pass them on: few, once an eighth of the pool is held.

@@ -139,6 +139,11 @@ impl Hub {
         self.flows.repair_bytes()
     }
 
+    /// Sockets to services for flows that peers opened.
+    pub(crate) fn flow_sockets(&self) -> usize {
+        self.flows.flow_sockets()
+    }
+
     /// Count and window memory of the TCP forwards of all peers.
     pub(crate) fn streams(&self) -> &Arc<StreamMemory> {
         &self.streams
@@ -247,11 +252,6 @@ impl Hub {
         if let Some(Record { owner, session, .. }) = self.record(peer) {
             self.send(owner, WorkerMessage::EndSession { peer, session, reason });
         }
-    }
-
-    /// Whether a peer has a session, whichever worker owns it.
-    pub(crate) fn has_session(&self, peer: PeerId) -> bool {
-        self.record(peer).is_some()
     }
 
     fn record(&self, peer: PeerId) -> Option<Record> {

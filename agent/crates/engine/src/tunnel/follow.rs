@@ -13,7 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use config::SourceCheck;
+use config::Tun;
 use net::netlink::{DeviceRoute, Netlink, RouteChanges};
 use wire::clock::{Clock, SystemClock};
 
@@ -44,22 +44,18 @@ pub(super) struct RouteFollower {
 }
 
 impl RouteFollower {
-    /// Follows the routes of the device `index`, whose peers are those of `registry`.
+    /// Follows the routes of the device `index`, which is `tun`, and whose peers are those of `registry`.
     ///
     /// # Errors
     /// The kernel's.
-    pub(super) fn start(
-        index: u32,
-        registry: &Arc<PeerRegistry>,
-        check: SourceCheck,
-    ) -> Result<Self, TunnelError> {
+    pub(super) fn start(index: u32, registry: &Arc<PeerRegistry>, tun: Tun) -> Result<Self, TunnelError> {
         let failed = |error| TunnelError::Kernel { what: "a view of the routes", error };
         let changes = Netlink::open().and_then(Netlink::follow).map_err(failed)?;
         let netlink = Netlink::open().map_err(failed)?;
         let mut known = Known {
             netlink,
             index,
-            check,
+            tun,
             registry: Arc::clone(registry),
             routes: Vec::new(),
             peers: Vec::new(),
@@ -91,7 +87,7 @@ impl Drop for RouteFollower {
 struct Known {
     netlink: Netlink,
     index: u32,
-    check: SourceCheck,
+    tun: Tun,
     registry: Arc<PeerRegistry>,
     routes: Vec<DeviceRoute>,
     /// As far as the table depends on them; compared by address, as a changed peer is another one.
@@ -179,7 +175,7 @@ impl Known {
 
     fn publish(&mut self) {
         let peers = self.registry.list();
-        let learned = Arc::new(learn(&self.routes, &peers, self.check));
+        let learned = Arc::new(learn(&self.routes, &peers, &self.tun));
         self.peers = peers.into_iter().map(|listed| (listed.id, listed.peer)).collect();
         if let Some(hub) = self.registry.hub() {
             hub.learn_routes(&learned);

@@ -97,6 +97,10 @@ impl Kernel {
     fn missing_routes(&mut self) -> io::Result<BTreeSet<(IpNet, bool)>> {
         let mut there = BTreeSet::new();
         for family_of in FAMILIES {
+            // A routing daemon may have ten thousand routes on the device, which take 8 ms to list.
+            if !self.routes.keys().any(|(prefix, _)| prefix.addr().is_ipv4() == family_of.is_ipv4()) {
+                continue;
+            }
             self.netlink.routes(family_of, Some(self.index), &mut |route| {
                 if route.ours {
                     there.insert((route.prefix, route.table != TABLE_MAIN));

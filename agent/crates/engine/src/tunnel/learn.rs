@@ -2,12 +2,11 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, Ipv6Addr},
+    net::IpAddr,
 };
 
-use config::SourceCheck;
+use config::{SourceCheck, Tun};
 use dataplane::forward::{learned::LearnedRoutes, peer_routes::Holder};
-use gate::identity::PublicKey;
 use ip::routes::Routes;
 use ipnet::IpNet;
 use net::netlink::{DeviceRoute, Hop, TABLE_MAIN};
@@ -15,30 +14,21 @@ use wire::ids::PeerId;
 
 use crate::registry::Listed;
 
-/// The link-local address of the agent that has this key: the first half of the key behind fe80::/64. Both ends know it without a word
-/// about it.
-#[must_use]
-pub(super) fn link_local(key: &PublicKey) -> Ipv6Addr {
-    let mut octets = [0; 16];
-    octets[..2].copy_from_slice(&[0xfe, 0x80]);
-    octets[8..].copy_from_slice(&key.0[..8]);
-    octets.into()
-}
-
-/// The table that these routes make with these peers.
-pub(super) fn learn(routes: &[DeviceRoute], peers: &[Listed], check: SourceCheck) -> LearnedRoutes {
+/// The table that these routes make with these peers, under the operator's settings of the device.
+pub(super) fn learn(routes: &[DeviceRoute], peers: &[Listed], tun: &Tun) -> LearnedRoutes {
     let addresses = addresses(peers);
-    let (mut ways, on_link) = ways(routes, &addresses);
+    let Ways { mut holders, on_link, unknown } = ways(routes, &addresses);
     // Where a route is on the link, the destination is the next hop.
     let hosts = addresses.iter().filter(|(address, _)| on_link.lookup(**address) == Some(true));
-    ways.extend(hosts.map(|(address, peer)| (IpNet::from(*address), vec![holder(*peer, 1)])));
-    LearnedRoutes::new(ways, &senders(routes, peers, &addresses, check))
+    holders.extend(hosts.map(|(address, peer)| (IpNet::from(*address), vec![holder(*peer, 1)])));
+    let senders = senders(routes, peers, &addresses, tun.source_check);
+    LearnedRoutes::new(holders, &senders, tun.copies_multicast().then_some(addresses)).with_unknown(unknown)
 }
 
 /// The addresses of all peers, by which a next hop names them.
 fn addresses(peers: &[Listed]) -> BTreeMap<IpAddr, PeerId> {
     let of_peer = |peer: &Listed| {
-        let own = peer.peer.public_keys.iter().map(|key| IpAddr::V6(link_local(key)));
+        let own = peer.peer.public_keys.iter().map(|key| IpAddr::V6(key.link_local()));
         let all: Vec<IpAddr> = peer.peer.addresses.iter().copied().chain(own).collect();
         let id = peer.id;
         all.into_iter().map(move |address| (address, id))
@@ -50,11 +40,17 @@ fn holder(peer: PeerId, weight: u16) -> Holder {
     Holder { priority: 0, peer, weight }
 }
 
-/// The peers of the best route of each prefix, and whether that route is on the link.
-fn ways(
-    routes: &[DeviceRoute],
-    addresses: &BTreeMap<IpAddr, PeerId>,
-) -> (BTreeMap<IpNet, Vec<Holder>>, Routes<bool>) {
+/// The best route of each prefix.
+struct Ways {
+    /// Its peers; none: nobody has a next hop of it.
+    holders: BTreeMap<IpNet, Vec<Holder>>,
+    /// Whether it is on the link.
+    on_link: Routes<bool>,
+    /// Where nobody has its next hop: that one, if it names a router.
+    unknown: BTreeMap<IpNet, IpAddr>,
+}
+
+fn ways(routes: &[DeviceRoute], addresses: &BTreeMap<IpAddr, PeerId>) -> Ways {
     let mut best = BTreeMap::<IpNet, &DeviceRoute>::new();
     for route in routes {
         let held = best.entry(route.prefix).or_insert(route);
@@ -67,8 +63,16 @@ fn ways(
         route.hops.iter().filter_map(peer).collect()
     };
     let on_link = |route: &DeviceRoute| route.hops.iter().all(|hop| hop.gateway.is_none());
-    let ways = best.iter().map(|(prefix, route)| (*prefix, holders(route))).collect();
-    (ways, best.iter().map(|(prefix, route)| (*prefix, on_link(route))).collect())
+    let holders: BTreeMap<IpNet, Vec<Holder>> =
+        best.iter().map(|(prefix, route)| (*prefix, holders(route))).collect();
+    let routers = best.iter().filter(|(prefix, _)| holders.get(*prefix).is_some_and(Vec::is_empty));
+    let unknown =
+        routers.filter_map(|(prefix, route)| Some((*prefix, route.hops.iter().find_map(|hop| hop.gateway)?)));
+    Ways {
+        unknown: unknown.collect(),
+        on_link: best.iter().map(|(prefix, route)| (*prefix, on_link(route))).collect(),
+        holders,
+    }
 }
 
 /// Of two routes for a prefix the one with the lower rank counts: the main table is what most packets look into.

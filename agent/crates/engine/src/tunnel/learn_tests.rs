@@ -2,6 +2,7 @@ use std::{path::Path, sync::Arc};
 
 use config::Config;
 use dataplane::forward::peer_routes::{HolderState, PeerRoutes, Readiness};
+use ip::view::{Fragment, IpView, UDP};
 
 use super::*;
 use crate::origin::PeerOrigin;
@@ -65,9 +66,39 @@ fn route(text: &str) -> DeviceRoute {
 
 fn learned(routes: &[&str], peers: &[Listed], check: SourceCheck) -> PeerRoutes {
     let routes: Vec<DeviceRoute> = routes.iter().map(|text| route(text)).collect();
+    table_of(&routes, peers, &Tun { source_check: check, ..tun() })
+}
+
+/// A device whose routes are followed.
+fn tun() -> Tun {
+    let text = format!(
+        "identity.key_file = \"x\"\n[[peer]]\nname = \"a\"\npublic_key = \"{}\"\nendpoints = [\"127.0.0.1:1\"]\n\
+         [tun]\naddress = [\"10.9.0.1/24\"]\nrouting = \"kernel\"\n",
+        KEYS[0]
+    );
+    Config::parse(&text, Path::new("")).unwrap().tun.unwrap()
+}
+
+fn table_of(routes: &[DeviceRoute], peers: &[Listed], tun: &Tun) -> PeerRoutes {
     let mut table = PeerRoutes::new(config::Spread::Addresses, std::time::Duration::ZERO, true);
-    table.learn(&Arc::new(learn(&routes, peers, check)));
+    table.learn(&Arc::new(learn(routes, peers, tun)));
     table
+}
+
+/// Whether a packet may come from peer 0, 1 and 2.
+fn may(table: &PeerRoutes, source: &str, destination: &str) -> [bool; 3] {
+    let view = IpView {
+        source: ip(source),
+        destination: ip(destination),
+        protocol: UDP,
+        transport_at: 20,
+        len: 28,
+        fragment: Fragment::No,
+        ports: None,
+        traffic_class: 0,
+        dont_fragment: true,
+    };
+    [0, 1, 2].map(|peer| table.may_send(&view, PeerId(peer)))
 }
 
 /// Peers and their weights.
@@ -84,7 +115,7 @@ fn to(table: &PeerRoutes, address: &str) -> Option<Vec<(u32, u16)>> {
 #[test]
 fn a_next_hop_is_the_peer_with_that_address() {
     let peers = peers(&[("10.9.0.2 fd09::2", ""), ("10.9.0.3", ""), ("", "")]);
-    let link_local_1 = link_local(&peers[1].peer.public_keys[0]);
+    let link_local_1 = peers[1].peer.public_keys[0].link_local();
     assert_eq!(link_local_1.to_string(), "fe80::9fef:fb02:4102:57d4", "as the wire format says");
     let via_link_local = format!("fd01::/64 via {link_local_1}");
     let table = learned(
@@ -152,8 +183,7 @@ fn sources_are_those_of_the_prefixes_or_of_the_routes_and_always_the_own_ones() 
         "10.2.0.0/16 via 10.9.0.3 metric 9",
         "10.2.9.0/24 via 10.9.0.4",
     ];
-    let may =
-        |table: &PeerRoutes, source: &str| [0, 1, 2].map(|peer| table.may_send(ip(source), PeerId(peer)));
+    let may = |table: &PeerRoutes, source: &str| may(table, source, "192.0.2.1");
     let table = learned(&routes, &peers, SourceCheck::AllowedIps);
     assert_eq!(may(&table, "10.2.0.1"), [true, true, false], "whoever the longer prefix belongs to");
     assert_eq!(may(&table, "192.0.2.1"), [true, false, false]);
@@ -166,11 +196,34 @@ fn sources_are_those_of_the_prefixes_or_of_the_routes_and_always_the_own_ones() 
     assert_eq!(may(&table, "192.0.2.1"), [false; 3]);
     assert_eq!(may(&table, "10.9.0.2"), [true, false, false]);
     for peer in &peers {
-        let own = IpAddr::V6(link_local(&peer.peer.public_keys[0])).to_string();
+        let own = IpAddr::V6(peer.peer.public_keys[0].link_local()).to_string();
         let expected = [0, 1, 2].map(|id| PeerId(id) == peer.id);
         assert_eq!(may(&table, &own), expected, "a link-local address is one peer's");
     }
     assert_eq!(may(&table, "fe80::1"), [false; 3]);
+}
+
+#[test]
+fn link_local_groups_lead_to_no_single_peer_and_come_from_own_addresses_alone() {
+    let peers = peers(&[("10.9.0.2 fd09::2", "0.0.0.0/0 ::/0"), ("10.9.0.3", "0.0.0.0/0 ::/0"), ("", "")]);
+    let routes =
+        ["10.9.0.0/24", "0.0.0.0/0 via 10.9.0.2", "::/0 via fd09::2", "224.0.0.0/24 via 10.9.0.3"].map(route);
+    let own = peers[2].peer.public_keys[0].link_local().to_string();
+    for multicast in [false, true] {
+        let table = table_of(&routes, &peers, &Tun { multicast, ..tun() });
+        let one = |peer| Some(if multicast { vec![] } else { vec![(peer, 1)] });
+        assert_eq!(to(&table, "224.0.0.5"), one(1));
+        assert_eq!(to(&table, "ff02::5"), one(0));
+        assert_eq!(to(&table, "224.0.1.5"), Some(vec![(0, 1)]), "a wider group goes where its route leads");
+
+        let expected = [!multicast, !multicast, false];
+        assert_eq!(may(&table, "192.0.2.1", "224.0.0.5"), expected);
+        assert_eq!(may(&table, "fe80::1", "ff02::5"), expected);
+        assert_eq!(may(&table, "192.0.2.1", "224.0.1.5"), [true, true, false]);
+        assert_eq!(may(&table, "10.9.0.2", "224.0.0.5"), [true, !multicast, false]);
+        assert_eq!(may(&table, &own, "ff02::5"), [!multicast, !multicast, true]);
+        assert_eq!(may(&table, &own, "fe80::1"), [true; 3], "by ::/0, to an address");
+    }
 }
 
 #[test]
@@ -184,10 +237,29 @@ fn ten_thousand_routes_are_a_table_at_once() {
             DeviceRoute { prefix, table: TABLE_MAIN, metric: 20, hops }
         })
         .collect();
-    let mut table = PeerRoutes::new(config::Spread::Addresses, std::time::Duration::ZERO, true);
-    table.learn(&Arc::new(learn(&routes, &peers, SourceCheck::Route)));
+    let table = table_of(&routes, &peers, &Tun { source_check: SourceCheck::Route, ..tun() });
     assert_eq!(table.prefixes(), 10_000);
     assert_eq!(to(&table, "10.128.7.1"), Some(vec![(1, 1)]));
     assert_eq!(to(&table, "10.167.15.1"), Some(vec![(1, 1)]));
     assert_eq!(to(&table, "10.167.16.1"), None);
+}
+
+#[test]
+fn the_next_hop_of_a_route_to_nobody_is_known() {
+    let peers = peers(&[("10.9.0.2", "")]);
+    let routes = [
+        "10.9.0.0/24",
+        "10.1.0.0/16 via 10.9.0.9",
+        "10.1.2.0/24 via 10.9.0.2",
+        "10.3.0.0/16 via 10.9.0.7 metric 20",
+        "10.3.0.0/16 via 10.9.0.8 metric 10",
+        "10.4.0.0/16 via 10.9.0.7*1 via 10.9.0.2*1",
+    ];
+    let table = learned(&routes, &peers, SourceCheck::AllowedIps);
+    let next_hop = |address: &str| table.next_hop(ip(address)).to_string();
+    assert_eq!(to(&table, "10.1.0.1"), Some(vec![]));
+    assert_eq!(next_hop("10.1.0.1"), "10.9.0.9", "the router of the route");
+    assert_eq!(next_hop("10.3.0.1"), "10.9.0.8", "of the route that counts");
+    assert_eq!(next_hop("10.9.0.77"), "10.9.0.77", "on the link, the destination");
+    assert_eq!(to(&table, "10.4.0.1"), Some(vec![(0, 1)]), "what nobody has is left out");
 }

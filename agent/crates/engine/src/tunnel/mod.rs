@@ -4,7 +4,6 @@
 //! |---|---|
 //! | the device is made, and looked after on a thread of its own | this one |
 //! | which MTU and which routes there should be | `plan.rs` (pure) |
-//! | whose routes they are with `tun.routes = "connected"` | `connected.rs` (pure) |
 //! | how a plan is applied to the kernel, and its rules taken back | `kernel.rs` |
 //! | which routing table is ours among several agents' | `table.rs` |
 //! | which table the kernel's routes make, with `tun.routing = "kernel"` | `learn.rs` (pure) |
@@ -28,8 +27,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use config::{self, Config, OwnRoutes, Routing};
-use ipnet::{IpNet, Ipv6Net};
+use config::{self, Config};
 use net::{
     netlink::{Link, LinkChange, Netlink, Which},
     tun::{TunDevice, TunHold, TunPort},
@@ -40,7 +38,6 @@ use wire::{
 };
 
 use self::{
-    connected::ConnectedPeers,
     follow::RouteFollower,
     kernel::Kernel,
     plan::{Narrow, Plan, Underlay, Width},
@@ -48,14 +45,13 @@ use self::{
 };
 use crate::{
     health::Health,
-    mtu_table::{MtuTable, Mtus},
+    mtu_table::{MtuTable, Paths},
     origin::PeerOrigin,
     registry::PeerRegistry,
     worker::{self, DeviceSnapshot, Snapshots},
 };
 
 mod checks;
-mod connected;
 mod follow;
 mod kernel;
 mod learn;
@@ -107,12 +103,7 @@ impl Tunnel {
         let start = worker::most_mtu(config).max(LEAST_MTU);
         let change = LinkChange { up: true, mtu: Some(start), queue_packets: Some(QUEUE_PACKETS) };
         netlink.set_link(device.index, change).map_err(failed("the device"))?;
-        let mut tun = tun.clone();
-        if tun.routing == Routing::Kernel {
-            // The kernel's own would be a random one, which no peer knows.
-            let own = registry.own_keys().filter_map(|key| Ipv6Net::new(learn::link_local(key), 64).ok());
-            tun.addresses.extend(own.map(IpNet::V6));
-        }
+        let tun = config::Tun { addresses: registry.device_addresses(tun), ..tun.clone() };
         for address in &tun.addresses {
             let added = netlink.add_address(device.index, *address);
             added.map_err(|error| TunnelError::of_address(&tun.name, *address, error))?;
@@ -129,13 +120,11 @@ impl Tunnel {
             health: Arc::clone(health),
             narrow: Narrow::default(),
             device: Device::Up,
-            connected: (tun.routes == OwnRoutes::Connected).then(|| ConnectedPeers::new(tun.hold)),
             said: Said::default(),
         };
-        follower.begin(SystemClock.now())?;
-        let follows = tun.routing == Routing::Kernel;
-        let routes =
-            follows.then(|| RouteFollower::start(device.index, registry, tun.source_check)).transpose()?;
+        follower.begin()?;
+        let follow = || RouteFollower::start(device.index, registry, tun.clone());
+        let routes = tun.follows_routes().then(follow).transpose()?;
         snapshots.set_device(follower.seen);
         let board = Arc::<MtuTable>::default();
         let watched = Arc::clone(&board);
@@ -185,8 +174,6 @@ struct Follower {
     health: Arc<Health>,
     narrow: Narrow,
     device: Device,
-    /// If only they have routes.
-    connected: Option<ConnectedPeers>,
     said: Said,
 }
 
@@ -202,9 +189,9 @@ enum Device {
 impl Follower {
     /// Applies the first plan. A route of a peer that was added while an agent ran may be refused, because the host has changed
     /// since; that peer goes without it.
-    fn begin(&mut self, now: Instant) -> Result<(), TunnelError> {
+    fn begin(&mut self) -> Result<(), TunnelError> {
         let peers = self.registry.list();
-        for error in self.plan(&Mtus::new(), now) {
+        for error in self.plan(&Paths::default()) {
             let of = |prefix| {
                 peers.iter().find(|peer| peer.peer.allowed_ips.iter().any(|net| net.trunc() == prefix))
             };
@@ -220,14 +207,14 @@ impl Follower {
 
     fn run(mut self, board: &MtuTable, clock: &dyn Clock) {
         let mut next: Instant = clock.now() + TICK;
-        while let Some(mtus) = board.wait(next.saturating_duration_since(clock.now())) {
+        while let Some(paths) = board.wait(next.saturating_duration_since(clock.now())) {
             if clock.now() >= next {
                 next = clock.now() + TICK;
                 self.look(clock.now());
-                self.say_widths(&mtus);
+                self.say_widths(&paths);
             }
             if self.device == Device::Up {
-                for error in self.plan(&mtus, clock.now()) {
+                for error in self.plan(&paths) {
                     if self.said.is_due(&error.to_string(), clock.now()) {
                         tracing::warn!(%error, "the tunnel is not as the configuration wants it");
                     }
@@ -327,9 +314,9 @@ impl Follower {
         self.snapshots.set_device(self.seen);
     }
 
-    fn say_widths(&mut self, mtus: &Mtus) {
+    fn say_widths(&mut self, paths: &Paths) {
         let peers = self.registry.list();
-        for (index, width) in self.narrow.look(&peers, mtus) {
+        for (index, width) in self.narrow.look(&peers, &paths.mtus) {
             let name = &*peers[index].peer.name;
             match width {
                 Width::Narrow(mtu) => tracing::warn!(
@@ -344,22 +331,19 @@ impl Follower {
     }
 
     /// Makes the kernel's state follow the peers and their paths; returns what failed.
-    fn plan(&mut self, mtus: &Mtus, now: Instant) -> Vec<TunnelError> {
-        let peers = self.registry.list();
-        let mut plan = Plan::new(&self.tun, self.start, &self.underlay, &peers, mtus);
-        if let Some(connected) = &mut self.connected {
-            let is_connected = |id| self.registry.hub().is_some_and(|hub| hub.has_session(id));
-            let prefixes = connected.prefixes(&peers, is_connected, now);
-            plan.routes.retain(|prefix, _| prefixes.contains(prefix));
-        }
+    fn plan(&mut self, paths: &Paths) -> Vec<TunnelError> {
+        let plan = Plan::new(&self.tun, self.start, &self.underlay, &self.registry.list(), paths);
         self.kernel.apply(&plan)
     }
 }
 
 /// Keeps the kernel from sending packets of its own into the device: no redirects, which name a better next hop on a link that has
-/// none, and no link-local address, which looks for routers. A setting that fails is only worth a warning.
+/// none, and no random link-local address, which looks for routers. No peer may be a router of the host, either: advertisements are not
+/// accepted. A setting that fails is only worth a warning.
 fn set_quiet(name: &str) {
-    for (family, key, value) in [("ipv4", "send_redirects", "0"), ("ipv6", "addr_gen_mode", "1")] {
+    let settings =
+        [("ipv4", "send_redirects", "0"), ("ipv6", "addr_gen_mode", "1"), ("ipv6", "accept_ra", "0")];
+    for (family, key, value) in settings {
         let path = PathBuf::from(format!("/proc/sys/net/{family}/conf/{name}/{key}"));
         match fs::write(&path, value) {
             Ok(()) => {}

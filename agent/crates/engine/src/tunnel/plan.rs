@@ -1,16 +1,19 @@
 //! The wanted state of the device and the kernel's routes, from the peers and the packet size of each. No system calls.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
-use config::{self, Transport};
+use config::{self, OwnRoutes, Transport};
 use ip::routes::is_default_like;
 use ipnet::IpNet;
 use wire::ids::PeerId;
 
-use crate::{mtu_table::Mtus, registry::Listed};
+use crate::{
+    mtu_table::{Mtus, Paths},
+    registry::Listed,
+};
 
 /// The least MTU that the device is given: below it the kernel takes the device's IPv6 addresses away (RFC 8200 §5).
 pub const LEAST_MTU: u16 = 1_280;
@@ -79,9 +82,9 @@ impl Plan {
         start: u16,
         underlay: &Underlay,
         peers: &[Listed],
-        mtus: &Mtus,
+        paths: &Paths,
     ) -> Self {
-        let known = |peer: &Listed| mtus.get(&peer.id).copied();
+        let known = |peer: &Listed| paths.mtus.get(&peer.id).copied();
         let mtu = peers.iter().filter_map(known).max().unwrap_or(start).max(LEAST_MTU);
         let mut routes = BTreeMap::new();
         if !tun.sets_routes() {
@@ -102,6 +105,12 @@ impl Plan {
                     wish.mtu = wish.mtu.into_iter().chain(lower).min();
                 }
             }
+        }
+        if tun.routes == OwnRoutes::Connected {
+            let routed = peers.iter().filter(|peer| paths.routed.contains(&peer.id));
+            let routed = routed.flat_map(|peer| &peer.peer.allowed_ips).map(IpNet::trunc);
+            let prefixes: BTreeSet<IpNet> = routed.collect();
+            routes.retain(|prefix, _| prefixes.contains(prefix));
         }
         Self { mtu, routes }
     }

@@ -47,6 +47,10 @@ fn mtus(of: &[(u32, u16)]) -> Mtus {
     of.iter().map(|(peer, mtu)| (PeerId(*peer), *mtu)).collect()
 }
 
+fn paths(of: &[(u32, u16)]) -> Paths {
+    Paths { mtus: mtus(of), routed: BTreeSet::new() }
+}
+
 /// The routes as text, in order; `on-link` are beside the kernel's, `apart` in a table of their own.
 fn routes(plan: &Plan) -> Vec<String> {
     let text = |(prefix, wish): (&IpNet, &Wish)| {
@@ -59,16 +63,31 @@ fn routes(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
+fn only_connected_peers_have_routes_and_a_shared_prefix_while_one_of_them_is() {
+    let tun = Tun { routes: OwnRoutes::Connected, ..tun() };
+    let peers = peers(&["10.1.0.0/16", "10.1.0.0/16 10.2.3.4/32"]);
+    let plan = |routed: &[u32]| {
+        let routed = routed.iter().copied().map(PeerId).collect();
+        let paths = Paths { mtus: mtus(&[(0, 1_421), (1, 1_400)]), routed };
+        routes(&Plan::new(&tun, 1_421, &PLAIN, &peers, &paths)).join(", ")
+    };
+    assert_eq!(plan(&[]), "");
+    assert_eq!(plan(&[0]), "10.1.0.0/16 mtu 1400", "the other one may carry it at any time");
+    assert_eq!(plan(&[1]), "10.1.0.0/16 mtu 1400, 10.2.3.4/32 mtu 1400");
+    assert_eq!(plan(&[0, 1]), plan(&[1]));
+}
+
+#[test]
 fn the_device_has_the_largest_mtu_and_each_peers_routes_their_own() {
     let peers = peers(&["10.9.0.2/32 10.20.0.7/16", "10.9.0.3/32 fd09::3/128"]);
-    let plan = |of: &[(u32, u16)]| Plan::new(&tun(), 1_421, &PLAIN, &peers, &mtus(of));
+    let plan = |of: &[(u32, u16)]| Plan::new(&tun(), 1_421, &PLAIN, &peers, &paths(of));
     let all = ["10.9.0.2/32", "10.9.0.3/32", "10.20.0.0/16", "fd09::3/128"];
     let before = plan(&[]);
     assert_eq!((before.mtu, routes(&before)), (1_421, all.map(str::to_owned).to_vec()));
     assert_eq!(plan(&[(1, 1_400)]).mtu, 1_400, "the others will say");
 
     let shared = self::peers(&["10.20.0.0/16", "10.20.0.0/16", "10.30.0.0/16"]);
-    let shared = Plan::new(&tun(), 1_421, &PLAIN, &shared, &mtus(&[(0, 1_300), (1, 1_200), (2, 1_400)]));
+    let shared = Plan::new(&tun(), 1_421, &PLAIN, &shared, &paths(&[(0, 1_300), (1, 1_200), (2, 1_400)]));
     assert_eq!(routes(&shared), ["10.20.0.0/16 mtu 1200", "10.30.0.0/16"], "whichever of both carries it");
 
     let narrow = plan(&[(0, 1_200), (1, 1_400)]);
@@ -89,14 +108,14 @@ fn what_the_kernel_has_by_itself_is_set_only_for_its_mtu() {
     let peers = peers(&["10.9.0.0/24 fd09::/64 192.0.2.0/24", ""]);
     let marked = Underlay { marked: true, listen: Vec::new() };
     for underlay in [&PLAIN, &marked] {
-        let plan = |of: &[(u32, u16)]| Plan::new(&tun(), 1_421, underlay, &peers, &mtus(of));
+        let plan = |of: &[(u32, u16)]| Plan::new(&tun(), 1_421, underlay, &peers, &paths(of));
         assert_eq!(routes(&plan(&[])), ["192.0.2.0/24"]);
         let narrow = plan(&[(0, 1_300), (1, 1_421)]);
         let expected =
             ["10.9.0.0/24 mtu 1300 on-link", "192.0.2.0/24 mtu 1300", "fd09::/64 mtu 1300 on-link"];
         assert_eq!(routes(&narrow), expected);
         let by_hand = Tun { routes: OwnRoutes::Off, ..tun() };
-        assert_eq!(Plan::new(&by_hand, 1_421, underlay, &peers, &mtus(&[])).routes.len(), 0);
+        assert_eq!(Plan::new(&by_hand, 1_421, underlay, &peers, &paths(&[])).routes.len(), 0);
     }
 }
 
@@ -115,7 +134,7 @@ fn with_a_mark_only_what_would_take_the_underlay_is_apart() {
         let last = peers.pop().unwrap();
         let peer = Arc::new(config::Peer { endpoints, ..(*last.peer).clone() });
         peers.push(Listed { peer, ..last });
-        Plan::new(&tun(), 1_421, underlay, &peers, &mtus(&[(0, 1_300), (1, 1_400)]))
+        Plan::new(&tun(), 1_421, underlay, &peers, &paths(&[(0, 1_300), (1, 1_400)]))
     };
     let endpoints = ["10.1.2.3", "2001:db8::1", "::ffff:203.0.113.9", "exit.example.net"];
     let allowed = ["10.0.0.0/8 192.168.0.0/16 2001:db8::/64 2001:db8:1::/64 203.0.113.8/29", ""];

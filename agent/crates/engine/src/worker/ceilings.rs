@@ -104,6 +104,16 @@ impl Context {
                  (remedy: a higher one if there is memory, or a shorter deadline in repair)"
             );
         }
+        if let Some(suppressed) = allow(Ceiling::ReassemblyBytes) {
+            tracing::warn!(
+                peer = name,
+                limit = limits.reassembly_bytes,
+                suppressed,
+                "the peer has as many incomplete datagrams as may wait at a worker (limits.reassembly_bytes, 256 of them), or all \
+                 peers together have (64 times that): its oldest are dropped (remedy: see whether the path loses pieces; a higher \
+                 limit if there is memory)"
+            );
+        }
         if let Some(suppressed) = allow(Ceiling::FlowRate) {
             tracing::warn!(
                 peer = name,
@@ -126,6 +136,20 @@ impl Context {
         }
     }
 
+    /// Logs that sockets lost their send buffers to others, if that is new.
+    pub(super) fn report_send_buffers(&mut self, now: Instant) {
+        let taken_away = self.sockets.underlays.send_buffers_taken_away();
+        if taken_away > std::mem::replace(&mut self.stats.ceilings.send_buffers, taken_away)
+            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::SendBuffers, now)
+        {
+            tracing::warn!(
+                suppressed,
+                "as many QUIC sockets as may have a send buffer have no room in the kernel: what waited longest was dropped \
+                 (remedy: see which links are full or down; a larger net.core.wmem_max)"
+            );
+        }
+    }
+
     /// Logs that flows to the decoy were evicted, if there are more than at the last report.
     pub(super) fn report_decoy_flows(&mut self, gave_way: u64, now: Instant) {
         if gave_way > std::mem::replace(&mut self.stats.ceilings.decoy_flows, gave_way)
@@ -142,18 +166,39 @@ impl Context {
 }
 
 impl Sessions {
-    /// Closes the connection of a peer that sends more control messages than it may.
-    pub(super) fn flooded(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
+    /// Closes the connection of a peer that sends more control messages than it may, or than there is memory for.
+    pub(super) fn flooded(
+        &mut self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        ceiling: Ceiling,
+        now: Instant,
+    ) {
         if self.control.get(handle).is_none_or(|connection| connection.is_over()) {
             return;
         }
-        cx.stats.ceilings.messages += 1;
-        if let Some(suppressed) = cx.stats.ceilings.allow(Ceiling::ControlMessages, now) {
-            tracing::warn!(
-                peer = self.name_of(cx, handle),
-                suppressed,
-                "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs there)"
-            );
+        let suppressed = cx.stats.ceilings.allow(ceiling, now);
+        if ceiling == Ceiling::ControlBytes {
+            cx.stats.ceilings.message_bytes += 1;
+            if let Some(suppressed) = suppressed {
+                tracing::warn!(
+                    peer = self.name_of(cx, handle),
+                    waiting = cx.hub.streams().messages(),
+                    suppressed,
+                    "the control messages of all peers that wait fill a sixteenth of limits.stream_bytes; closing the connection \
+                     (remedy: see which peers send so many)"
+                );
+            }
+        } else {
+            cx.stats.ceilings.messages += 1;
+            if let Some(suppressed) = suppressed {
+                tracing::warn!(
+                    peer = self.name_of(cx, handle),
+                    suppressed,
+                    "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs \
+                     there)"
+                );
+            }
         }
         self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }

@@ -28,6 +28,7 @@ use crate::{
     control::{
         dial::{IDLE_INTERVAL, Step},
         driver::Dial,
+        liveness::LEAST_SILENCE,
         transport,
     },
     hub::{StreamRequest, WorkerMessage},
@@ -35,7 +36,7 @@ use crate::{
     worker::{
         context::{Context, Effect},
         endpoint::max_packet,
-        liveness::{IN_USE, LEAST_SILENCE},
+        liveness::IN_USE,
         parts::Sessions,
         timer::Timer,
     },
@@ -168,8 +169,8 @@ impl Sessions {
                 return None;
             }
         };
-        // A stream connection lives for as long as it has forwards, even idle ones.
-        let keepalive = peer.data.config.keepalive.or_else(|| stream.map(|_| IN_USE));
+        // A stream connection lives for as long as it has forwards, even idle ones. A session is kept alive with its lanes.
+        let keepalive = stream.map(|_| peer.data.config.keepalive.unwrap_or(IN_USE));
         let limits = &cx.config.limits;
         let mut transport = transport::transport_config(
             keepalive,

@@ -3,7 +3,7 @@
 //! Values of workers are summed over the workers, values of sockets over the sockets of one role. A counter of the peers under a label
 //! ([`Bearers`]) covers all peers that `ever` had the label, so it never decreases.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{cell::LazyCell, collections::BTreeMap, sync::Arc};
 
 use config::OPEN_LABEL;
 use dataplane::{
@@ -43,6 +43,7 @@ type OfWorker = fn(&WorkerSnapshot, &mut Samples);
 type OfDevice = fn(&DeviceSnapshot, &mut Samples);
 type OfSocket = fn(&Booked) -> Value;
 type OfPeer = fn(&Bearers) -> Value;
+type Peers = BTreeMap<Arc<str>, Bearers>;
 type OfRepair = fn(&RepairStatus) -> Value;
 type OfWays = fn(&Bearers) -> [u64; 2];
 
@@ -52,8 +53,9 @@ enum Read {
     Device(OfDevice),
     Socket(OfSocket),
     Peer(OfPeer),
-    /// Of peers to or from which something is repaired.
+    /// Only for peers with which something is repaired: over all that have had the label, and over those that have it now.
     Repair(OfRepair),
+    RepairNow(OfRepair),
     Ways(OfWays),
 }
 
@@ -76,6 +78,10 @@ const fn gauge(name: &'static str, labels: Labels, help: &'static str, read: OfW
 
 const fn repair(name: &'static str, help: &'static str, read: OfRepair) -> Family {
     family(Type::Counter, name, &["peer"], help, Read::Repair(read))
+}
+
+const fn repair_now(name: &'static str, help: &'static str, read: OfRepair) -> Family {
+    family(Type::Gauge, name, &["peer"], help, Read::RepairNow(read))
 }
 
 const fn device(
@@ -139,8 +145,8 @@ static FAMILIES: &[Family] = &[
     peer(Type::Gauge, "culvert_queue_delay_median_seconds", "Median wait of payloads for their turn at the limit, in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p50_seconds.unwrap_or(0.0))),
     peer(Type::Gauge, "culvert_queue_delay_p99_seconds", "Wait for their turn that 99 % of payloads did not exceed in the last seconds; 0 without a limit.", |it| rate(&it.now, |rate| rate.delay_p99_seconds.unwrap_or(0.0))),
     repair("culvert_repair_payloads_total", "Payloads sent that are to be repaired, whether they got numbers or not.", |repair| repair.sent.into()),
-    repair("culvert_repair_payload_bytes_total", "Bytes of those payloads.", |repair| repair.sent_bytes[0].into()),
-    repair("culvert_repair_extra_bytes_total", "Bytes of numbers, retransmissions and repair symbols that were sent.", |repair| repair.sent_bytes[1].into()),
+    repair("culvert_repair_payload_bytes_total", "Bytes of those payloads.", |repair| repair.payload_bytes.into()),
+    repair("culvert_repair_extra_bytes_total", "Bytes of numbers, retransmissions and repair symbols that were sent.", |repair| repair.extra_bytes.into()),
     repair("culvert_repair_numbered_total", "Payloads sent with a number, so that they can be repaired.", |repair| repair.numbered.into()),
     repair("culvert_repair_retransmitted_total", "Payloads sent again: the peer asked for them, or nothing was sent after them.", |repair| repair.retransmitted.into()),
     repair("culvert_repair_symbols_total", "Repair symbols sent.", |repair| repair.symbols.into()),
@@ -155,6 +161,8 @@ static FAMILIES: &[Family] = &[
     repair("culvert_repair_late_total", "Numbered payloads that came after their deadline; they are dropped (reason expired).", |repair| repair.late.into()),
     repair("culvert_repair_malformed_total", "Repair symbols from the peer that contradict its payloads, or are no symbols.", |repair| repair.malformed.into()),
     repair("culvert_repair_delay_seconds_total", "How long repaired payloads from the peer were missing, together.", |repair| (repair.missed_micros as f64 / 1e6).into()),
+    repair_now("culvert_repair_delay_median_seconds", "How much later than without repair numbered payloads from the peer were delivered in the last seconds: the median; 0 if none was.", |repair| repair.added_delay_p50_seconds.unwrap_or(0.0).into()),
+    repair_now("culvert_repair_delay_p99_seconds", "The delay that 99 % of those payloads did not exceed; 0 if none was delivered.", |repair| repair.added_delay_p99_seconds.unwrap_or(0.0).into()),
     gauge("culvert_repair_bytes", &[], "Memory for payloads that are kept or held for repair, of all peers.", |it, out| out.add(&[], it.in_use.repair_bytes)),
     peer(Type::Counter, "culvert_aqm_marked_total", "IP packets marked as having met congestion (ECN) because they waited too long at the limit; those that cannot be marked are dropped (reason aqm).", |it| it.ever.more.aqm_marked.into()),
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
@@ -255,12 +263,13 @@ static FAMILIES: &[Family] = &[
     gauge("culvert_gate_incomplete", &[], "ClientHellos of which a datagram is missing, and is waited for.", |it, out| out.add(&[], it.in_use.incomplete as u64)),
     counter("culvert_gate_incomplete_expired_total", &[], "ClientHellos given up because a datagram of them did not come within 3 s.", |it, out| out.add(&[], it.incomplete_expired)),
     gauge("culvert_sessions", &["key_exchange"], "Sessions, by the key exchange of their control connection.", |it, out| out.each(&Group::LABELS, &it.sessions)),
+    gauge("culvert_previous_key_sessions", &[], "Sessions with peers that know us by the key of identity.previous_key_file.", |it, out| out.add(&[], it.previous_key_sessions)),
     gauge("culvert_gate_used_tokens", &[], "Used knocks that the agent remembers, so that none works twice.", |it, out| out.add(&[], it.in_use.used_tokens as u64)),
     counter("culvert_gate_journal_errors_total", &[], "Failed writes to the replay log of used knocks; after a restart, the agent refuses knocks made before it.", |it, out| out.add(&[], it.totals.replay_log_errors)),
     // Flows and payloads.
     counter("culvert_datagrams_dropped_total", &["direction", "reason"], "Payloads dropped, by reason; the sum equals that over all peers as long as none was removed.", |it, out| {
         let labels = DropReason::ALL.map(DropReason::label);
-        WAYS.iter().zip(&it.relays.dropped).for_each(|(way, counts)| out.each_of(way, &labels, counts));
+        WAYS.iter().zip(&it.relays.dropped).for_each(|(way, counts)| out.each_of(way, &labels, counts.as_slice()));
     }),
     counter("culvert_flow_messages_total", &["direction", "kind"], "Flow signals (open, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).", |it, out| {
         let ways = WAYS.iter().zip(&it.relays.messages);
@@ -278,6 +287,8 @@ static FAMILIES: &[Family] = &[
     counter("culvert_taken_over_datagrams_total", &["kind"], "Datagrams taken from another worker.", |it, out| out.each(&Kind::LABELS, &it.totals.handed_in)),
     counter("culvert_hand_over_dropped_datagrams_total", &["kind"], "Datagrams dropped because the ring of the worker that they were for was full.", |it, out| out.each(&Kind::LABELS, &it.totals.hand_over_drops)),
     gauge("culvert_send_buffer_bytes", &[], "Memory of the send buffers of QUIC sockets, spare ones included; at most 38 MiB for each worker.", |it, out| out.add(&[], it.send_buffer_bytes as u64)),
+    gauge("culvert_flow_sockets", &[], "Sockets to services for flows that peers opened, at all workers.", |it, out| out.add(&[], it.in_use.flow_sockets as u64)),
+    gauge("culvert_control_message_bytes", &["direction"], "Memory of control messages that wait until the peer reads them (uplink) or until they are complete and handled (downlink).", |it, out| out.each(&WAYS, &it.message_bytes)),
     // TCP forwards.
     counter("culvert_tcp_bytes_total", &["direction"], "Bytes of TCP payload forwarded.", |it, out| out.each(&WAYS, &[it.totals.tcp.bytes_outward, it.totals.tcp.bytes_inward])),
     gauge("culvert_tcp_streams", &[], "TCP forwards now open.", |it, out| out.add(&[], it.tcp_streams as u64)),
@@ -313,6 +324,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tun_super_packets_total", &["direction"], "Super-packets (TSO, USO) that were read or written.", |it, out| out.each(&WAYS, &[it.tun.read_super, it.tun.write_super])),
     counter("culvert_tun_errors_total", &["direction"], "Reads and writes of packets that the kernel refused or that could not be understood.", |it, out| out.each(&WAYS, &[it.tun.read_errors, it.tun.write_errors])),
     counter("culvert_tun_dropped_packets_total", &["reason"], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.", |it, out| out.each(&TunDrop::LABELS, &it.tun_totals.dropped)),
+    counter("culvert_tun_multicast_copies_total", &[], "Copies of link-local multicast packets of this host for peers.", |it, out| out.add(&[], it.tun_totals.multicast_copies)),
     counter("culvert_tun_icmp_sent_total", &["kind"], "ICMP messages sent to senders of IP packets that could not be carried, by kind.", |it, out| out.each(&Answer::LABELS, &it.tun_totals.answers)),
     counter("culvert_tun_handovers_total", &[], "Times that other peers took over the prefixes that several peers hold.", |it, out| out.add(&[], it.tun_totals.handovers)),
     counter("culvert_tun_mss_clamped_total", &[], "TCP SYNs whose maximum segment size was lowered to what fits into a packet to the peer.", |it, out| out.add(&[], it.tun_totals.mss_clamped)),
@@ -326,7 +338,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_worker_beats_total", &["worker"], "Signs of life of the worker, at least one a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
     counter("culvert_turns_full_total", &[], "Turns that used up the budget of a kind of source (underlay, local, device) before all of its sources were served; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),
     gauge("culvert_peers", &["origin"], "Known peers by origin: from the configuration (config), added at run time (state), or admitted by open mode (open).", |it, out| out.each(&PeerOrigin::ALL.map(PeerOrigin::label), &it.known)),
-    counter("culvert_limit_reached_total", &["limit"], "Times that a limit was reached and something was refused, dropped or evicted, by its key in the section limits; sockets, used_tokens, flow_rate and control_messages are not keys.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
+    counter("culvert_limit_reached_total", &["limit"], "Times that a limit was reached and something was refused, dropped or evicted, by its key in the section limits; sockets, used_tokens, flow_rate, control_messages, control_bytes and send_buffers are not keys.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
 ];
 
 fn by_index(worker: &WorkerSnapshot, out: &mut Samples, read: fn(&IndexCounts) -> u64) {
@@ -349,8 +361,8 @@ struct Bearers {
 }
 
 impl Bearers {
-    fn all(published: &Published) -> BTreeMap<Arc<str>, Self> {
-        let mut all: BTreeMap<Arc<str>, Self> = BTreeMap::new();
+    fn all(published: &Published) -> Peers {
+        let mut all = Peers::new();
         for peer in published.workers.iter().flat_map(|worker| &worker.peers).filter(|peer| !peer.more.vacant)
         {
             let Self { connected, now, ever, own } = all.entry(label(peer)).or_default();
@@ -387,7 +399,7 @@ impl PeerStatus {
 }
 
 impl Family {
-    fn samples(&self, published: &Published, peers: &BTreeMap<Arc<str>, Bearers>) -> Samples {
+    fn samples(&self, published: &Published, peers: &LazyCell<Peers, impl FnOnce() -> Peers>) -> Samples {
         let mut out = Samples::default();
         match self.read {
             Read::Worker(read) => published.workers.iter().for_each(|worker| read(worker, &mut out)),
@@ -400,8 +412,14 @@ impl Family {
             }
             Read::Peer(read) => peers.iter().for_each(|(label, peer)| out.add(&[label], read(peer))),
             Read::Repair(read) => {
-                for (label, peer) in peers {
+                for (label, peer) in peers.iter() {
                     peer.ever.repair.iter().for_each(|repair| out.add(&[label], read(repair)));
+                }
+            }
+            Read::RepairNow(read) => {
+                let none = RepairStatus::default();
+                for (label, peer) in peers.iter().filter(|(_, peer)| peer.ever.repair.is_some()) {
+                    out.add(&[label], read(peer.now.repair.as_ref().unwrap_or(&none)));
                 }
             }
             Read::Ways(read) => peers.iter().for_each(|(label, peer)| out.each_of(label, &WAYS, &read(peer))),
@@ -424,7 +442,8 @@ impl Snapshots {
             // Before the first publication every counter is 0.
             published.workers.push(Arc::default());
         }
-        let peers = Bearers::all(&published);
+        // Summing a thousand peers takes milliseconds, and status asks for families of the workers only.
+        let peers = LazyCell::new(|| Bearers::all(&published));
         let asked = FAMILIES.iter().filter(|family| family.info.name.starts_with(prefix));
         asked.map(|family| (&family.info, family.samples(&published, &peers))).collect()
     }

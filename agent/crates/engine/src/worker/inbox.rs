@@ -25,6 +25,8 @@ pub enum Command {
         within: Duration,
     },
     Inspect(Arc<Inspection>),
+    /// Publish, unless what was last published is recent.
+    Publish,
 }
 
 /// Limit on waiting commands, which are few and read in every turn.

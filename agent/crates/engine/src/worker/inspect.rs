@@ -17,6 +17,7 @@ use std::{
 
 use dataplane::{
     forward::{
+        multicast::GROUPS,
         peer_routes::{Holder, HolderState, PrefixState, Readiness},
         tun::{Answer, TunDrop},
     },
@@ -62,6 +63,8 @@ pub struct Asks {
     pub lane: Option<u8>,
     /// Which inner prefixes; `None`: none of them.
     pub routes: Option<AskedRoutes>,
+    /// Whether what was last published is recent enough: publishing visits all peers, and who asks all day should not cause that.
+    pub as_published: bool,
 }
 
 /// The inner prefixes that an operator asks for.
@@ -132,9 +135,11 @@ impl Inspection {
 }
 
 impl Worker {
-    /// Answers an inspection. Publishes first, so that the published values are as recent as the answer.
+    /// Answers an inspection. Publishes first unless that is not wanted, so that the published values are as recent as the answer.
     pub(super) fn inspect(&mut self, inspection: &Inspection, now: Instant) {
-        self.publish(now);
+        if !inspection.asks.as_published {
+            self.publish(now);
+        }
         let asks = &inspection.asks;
         let chosen = asks.peer.as_ref().map(|name| {
             let named = |peer: &&Peer| peer.data.is_live() && peer.name == *name;
@@ -203,9 +208,14 @@ impl Tunnel {
             AskedRoutes::To(address) => Some(address),
         };
         let readiness = |id| cx.peers.get(id).map_or(Readiness::Away, |peer| peer.data.readiness());
-        let row = |state: PrefixState| RouteStatus {
-            prefix: state.prefix.to_string(),
-            peers: state.holders.into_iter().map(|(holder, state)| peer_row(cx, holder, state)).collect(),
+        let row = |mut state: PrefixState| {
+            if let Some(multicast) = tun.multicast.as_ref().filter(|_| GROUPS.contains(&state.prefix)) {
+                // All of them get each packet.
+                let carries = |peer| (Holder { priority: 0, peer, weight: 1 }, HolderState::Carries);
+                state.holders.extend(multicast.receivers().take(config::MOST_HOLDERS).map(carries));
+            }
+            let peers = state.holders.into_iter().map(|(holder, state)| peer_row(cx, holder, state));
+            RouteStatus { prefix: state.prefix.to_string(), peers: peers.collect() }
         };
         tun.routes.states(only, MOST_ROUTES, readiness).into_iter().map(row).collect()
     }
@@ -237,6 +247,7 @@ impl Tunnel {
                 bytes_per_second: written_bytes,
                 kernel_drops: None,
             },
+            multicast_copies: totals.multicast_copies,
             dropped: not_zero(&TunDrop::LABELS, &totals.dropped),
             answers: not_zero(&Answer::LABELS, &totals.answers),
             ..TunStatus::default()

@@ -117,7 +117,7 @@ impl Worker {
     }
 
     pub fn set_tun(&mut self, side: TunSide) {
-        self.tunnel.device = Some(Tun { side, mtu_table: Arc::default() });
+        self.tunnel.device = Some(Tun { side, mtu_table: Arc::default(), routed: None });
     }
 
     /// The number of flows to the decoy, and the largest size of any of the decoy's other tables.
@@ -129,6 +129,11 @@ impl Worker {
     /// Sets the budget of a class of sources in one turn, in datagrams.
     pub fn set_budget(&mut self, units: i64) {
         self.cx.sources.set_budget(units);
+    }
+
+    /// Has control messages of other connections take `bytes`.
+    pub fn hold_messages(&self, bytes: usize) {
+        self.cx.hub.streams().hold_messages(0, bytes);
     }
 
     /// Spends the gate's budget for clients that have not proved their address.
@@ -150,6 +155,11 @@ impl Worker {
     /// Leaves `features` out of the hello, as an older version does.
     pub fn withhold(&mut self, features: Features) {
         self.sessions.withheld = features;
+    }
+
+    /// Has sessions be without lanes, like those with other implementations.
+    pub fn withhold_lanes(&mut self) {
+        self.sessions.most_lanes = 0;
     }
 
     /// The work of the last turn.

@@ -1,6 +1,9 @@
 //! The lanes that this worker hosts, whichever worker owns their session: opened, validated, found dead, drained.
 
-use std::{net::SocketAddr, time::Instant};
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
 
 use config::Profile;
 use dataplane::{
@@ -14,19 +17,25 @@ use wire::ids::{LaneRef, PeerId, SessionRef};
 
 use crate::{
     capture::Phase,
+    control::liveness::{LEAST_SILENCE, silence_limit},
     hub::{LaneLoss, LaneName, LanePort, LaneRequest, WorkerMessage},
     worker::{
         Worker,
         context::{Context, Effect},
-        liveness::{LEAST_LATENESS, LEAST_SILENCE},
-        parts::{LaneHost, Sessions, Sockets},
+        liveness::LEAST_LATENESS,
+        parts::{LaneHost, QuietLane, Sessions, Sockets},
+        sources::Class,
         timer::{HOUSEKEEPING_INTERVAL, Timer},
     },
 };
 
+/// For how long unread sockets put off the look at a quiet lane: some turns, in which a full receive buffer is read.
+const MOST_UNREAD: Duration = Duration::from_millis(100);
+
 impl Worker {
     /// Runs the periodic work of all parts, once a second: liveness, keepalives, samples, expiry.
     pub(super) fn housekeeping(&mut self, now: Instant) {
+        self.metrics.beat(now);
         for id in self.cx.peers.ids() {
             if self.cx.is_unresponsive(id, now) {
                 self.host.ask_for_life(&self.cx, id);
@@ -221,20 +230,43 @@ impl LaneHost {
         }
     }
 
-    /// Tells the session owner if packets of a lane have been outstanding for long and nothing was received.
-    pub(super) fn check_silence(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get(id) else { return };
-        let limit = LEAST_SILENCE.max(slot.core.rtt().pto() * 3);
-        let Some(since) = slot.core.silent_since() else { return };
-        let silence = now.saturating_duration_since(since);
+    /// How long nothing was received on a lane while packets were outstanding, and the limit, once that is worth a look.
+    fn silence(&self, cx: &Context, id: LaneId, now: Instant) -> Option<(Duration, Duration)> {
+        let slot = self.lanes.get(id)?;
+        let rtt = slot.core.rtt();
+        let limit = silence_limit(rtt);
+        let silence = now.saturating_duration_since(slot.core.silent_since()?);
         // When the first probe is due while packets keep coming, or its answer if none came since.
-        let late = LEAST_LATENESS.max(slot.core.rtt().pto() * 3 / 2);
-        let lane = name_of_lane(slot);
-        let has_stand_in = cx.peers.get(lane.peer).is_some_and(|peer| peer.data.has_stand_in);
-        let least = if has_stand_in { late.min(limit / 2) } else { limit / 2 };
-        if matches!(slot.state, LaneState::Draining { .. }) || silence < least {
-            return;
+        let late = LEAST_LATENESS.max(rtt.pto() * 3 / 2);
+        let is_watched = cx.peers.get(slot.peer).is_some_and(|peer| peer.data.is_watched);
+        let least = if is_watched { late.min(limit / 2) } else { limit / 2 };
+        let drains = matches!(slot.state, LaneState::Draining { .. });
+        (!drains && silence >= least).then_some((silence, limit))
+    }
+
+    /// Notes a lane on which nothing was heard for long; [`LaneHost::look_at_quiet`] decides, after the sockets were served.
+    fn note_silence(&mut self, cx: &Context, id: LaneId, now: Instant) {
+        if self.silence(cx, id, now).is_some() && !self.quiet.iter().any(|quiet| quiet.lane == id) {
+            self.quiet.push(QuietLane { lane: id, since: now });
         }
+    }
+
+    /// Looks at quiet lanes again, after the sockets were served: a worker that stood still finds there what was sent meanwhile.
+    pub(super) fn look_at_quiet(&mut self, cx: &mut Context, now: Instant) {
+        let has_unread = cx.sources.count(Class::Underlay) > 0;
+        for QuietLane { lane, since } in std::mem::take(&mut self.quiet) {
+            if has_unread && now.saturating_duration_since(since) < MOST_UNREAD {
+                self.quiet.push(QuietLane { lane, since });
+            } else {
+                self.check_silence(cx, lane, now);
+            }
+        }
+    }
+
+    /// Tells the session owner if packets of a lane have been outstanding for long and nothing was received.
+    fn check_silence(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+        let Some((silence, limit)) = self.silence(cx, id, now) else { return };
+        let Some(lane) = self.lanes.get(id).map(name_of_lane) else { return };
         let link = cx.peers.link_named(lane.peer, lane.session);
         let is_replaced = link.is_some_and(|link| link.pool.replaced().any(|replaced| replaced == id));
         if !is_replaced {
@@ -289,7 +321,7 @@ impl LaneHost {
         if let Some(mut slot) = self.lanes.remove(id) {
             cx.hub.lane_gone(slot.peer);
             if let Some((streams, peer)) = slot.repair.take().zip(cx.peers.get_mut(slot.peer)) {
-                peer.data.give_up_repair(*streams);
+                peer.data.give_up_repair(*streams, now);
             }
             let lane = name_of_lane(&slot);
             if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_replaced(id))
@@ -359,7 +391,7 @@ impl LaneHost {
             }
             Due::Transmit => {
                 self.lanes.touch(id);
-                self.check_silence(cx, id, now);
+                self.note_silence(cx, id, now);
             }
             Due::Moved => self.lane_up(cx, id, now),
             Due::Reopen => self.end_lane(cx, id, LaneLoss::Unvalidated, now),

@@ -21,11 +21,11 @@ use wire::{
 use zeroize::Zeroizing;
 
 use crate::{
+    control::liveness::LEAST_SILENCE,
     hub::{LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, WorkerMessage},
     worker::{
         context::Context,
         endpoint::largest_packet,
-        liveness::LEAST_SILENCE,
         parts::{Sessions, Tunnel},
         timer::Timer,
     },
@@ -363,9 +363,9 @@ impl Sessions {
         let is_up = session.openings.is_up(lane.index, lane.epoch);
         let peer = lane.peer;
         let others = cx.hub.silence(peer, now);
-        // Each is so long that it counts where another peer can carry the packets.
-        let has_stand_in = cx.peers.get(peer).is_some_and(|peer| peer.data.has_stand_in);
-        if has_stand_in && others.is_none_or(|others| others >= silence.min(limit / 2)) {
+        // Each is so long that it counts where another peer can carry the packets, or has the only route.
+        let is_watched = cx.peers.get(peer).is_some_and(|peer| peer.data.is_watched);
+        if is_watched && others.is_none_or(|others| others >= silence.min(limit / 2)) {
             cx.suspect(SessionRef { peer, session: lane.session }, Suspicion::Late, true);
         }
         if silence < limit {

@@ -50,6 +50,11 @@ impl Sessions {
             }
             Plain::new(handle.and_then(|handle| self.control.quinn(handle)?.datagrams().max_size()))
         });
+        if plain.is_some()
+            && let Err(place) = data.plain_peers.binary_search(&id)
+        {
+            data.plain_peers.insert(place, id);
+        }
         let pool = Pool::new(owner, cx.id, wanted);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         // The peer says so after its hello.
@@ -69,6 +74,7 @@ impl Sessions {
             plain,
             standard,
             takes_packets: has(Features::PACKETS),
+            takes_multicast: has(Features::MULTICAST),
             completes_checksums: has(Features::PARTIAL_CHECKSUM),
             takes_pieces: has(Features::PIECES),
             reports: false,
@@ -125,7 +131,7 @@ impl Sessions {
         if let Some(streams) = plain.as_mut().and_then(|plain| plain.repair.take())
             && let Some(peer) = cx.peers.get_mut(id)
         {
-            peer.data.give_up_repair(*streams);
+            peer.data.give_up_repair(*streams, now);
         }
         for frame in plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
             drop(frame);

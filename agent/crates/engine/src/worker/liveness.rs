@@ -13,7 +13,7 @@ use wire::{
 };
 
 use crate::{
-    control::liveness::{Finding, FrameCounts, Look},
+    control::liveness::{Finding, FrameCounts, LEAST_SILENCE, Look},
     hub::WorkerMessage,
     worker::{
         context::{Context, Effect},
@@ -42,6 +42,11 @@ impl Sessions {
         let of = SessionRef { peer: id, session: name };
         let has_lanes = session.openings.wanted > 0;
         let is_laneless = session.dialled && has_lanes && session.openings.mask() == 0;
+        let (waits, was_laneless) = (session.liveness.waits(), session.laneless_since.is_some());
+        if !self.control.take_changed(handle) && !waits && !is_laneless && !was_laneless {
+            // Nothing was sent since the last look, which found that the far end answers.
+            return;
+        }
         let Some(quinn) = self.control.get(handle).map(|connection| connection.quinn()) else { return };
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
         let seen = Look { frames: counts(&stats), lanes: cx.hub.silence(id, now), rtt };
@@ -106,27 +111,30 @@ impl Sessions {
     pub(super) fn keep_alive(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.as_ref().filter(|link| link.dialled) else { return };
+        // Early enough that an unresponsive peer is found before the interval is over.
+        let early = |interval: Duration| interval.saturating_sub(HOUSEKEEPING_INTERVAL + LEAST_SILENCE);
+        let mut is_idle = false;
         if let Some(interval) = peer.data.config.keepalive {
             for lane in link.pool.lanes() {
                 let Some(slot) = host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
                 let last = slot.core.last_heard().unwrap_or(slot.opened);
-                // Early enough that an unresponsive peer is found before the interval is over.
-                let early = HOUSEKEEPING_INTERVAL + LEAST_SILENCE;
-                if now.saturating_duration_since(last) >= interval.saturating_sub(early) {
+                if now.saturating_duration_since(last) >= early(interval) {
                     slot.core.request_ping();
                     host.lanes.touch(lane);
+                    is_idle = true;
                 }
             }
         }
         // Without a keepalive, the control connection lives for as long as its lanes are in use.
         let used = cx.hub.silence(id, now).is_some_and(|silence| silence < IN_USE);
-        let interval = peer.data.config.keepalive.or_else(|| used.then_some(IN_USE));
-        if let Some(session) = peer.session.as_mut().filter(|session| !session.keeps_alive)
-            && interval.is_some_and(|interval| now.saturating_duration_since(session.pinged) >= interval)
-            && let Some(quinn) = self.control.quinn(session.handle)
+        let interval = peer.data.config.keepalive.map(early).or_else(|| used.then_some(IN_USE));
+        if let Some(session) = peer.session.as_mut()
+            && let Some(interval) = interval
+            // With a lane rather than after it: the far end then wakes up once for both.
+            && now.saturating_duration_since(session.pinged) >= if is_idle { interval / 2 } else { interval }
         {
             session.pinged = now;
-            quinn.ping();
+            self.control.ping_for_an_answer(session.handle);
         }
     }
 
@@ -269,6 +277,3 @@ pub(super) fn counts(stats: &ConnectionStats) -> FrameCounts {
 /// The least silence after which IP packets go to a peer that stands in: well above the pauses of a busy host, and below twice the
 /// probe timeout of a path of 20 ms, when the first probe is due under traffic.
 pub(super) const LEAST_LATENESS: Duration = Duration::from_millis(75);
-
-/// The least time without a received packet, while packets are outstanding, after which a peer is dialled anew.
-pub(super) const LEAST_SILENCE: Duration = Duration::from_millis(500);

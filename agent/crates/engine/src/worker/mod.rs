@@ -33,11 +33,11 @@
 //! | peers without lanes: standard mode | `plain.rs` |
 //! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs` |
 //! | stream connections | `stream_connections.rs` |
-//! | the TUN device | `tun.rs` |
+//! | the TUN device | `tun.rs`; which peers have routes: `routed.rs` |
 //! | the replay log at the start | `knocks.rs` |
 //! | the thread and the runtime around a worker, and its commands | `shell.rs`, `inbox.rs` |
 //! | deadlines and intervals | `timer.rs` |
-//! | counters and snapshots | `stats.rs`, `publish.rs`; metrics: `families.rs`; limits that are reached: `ceilings.rs` |
+//! | counters and snapshots | `stats.rs`, `publish.rs`; who reads them: `publication.rs`; metrics: `families.rs`; limits that are reached: `ceilings.rs` |
 //! | what `culvert status PEER` reads | `inspect.rs` |
 //! | what tests read of a worker | `inspection.rs`, behind a feature |
 //!
@@ -105,10 +105,12 @@ mod peer_maker;
 mod peers;
 mod plain;
 mod preshared;
+mod publication;
 mod publish;
 mod reload;
 mod repair;
 mod reports;
+mod routed;
 mod routes;
 mod session;
 mod setup;
@@ -125,6 +127,7 @@ mod waiting;
 mod work;
 
 use context::Context;
+pub use publication::Publication;
 pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, TcpRefusal};
 
 pub use endpoint::{StartError, remedy};
@@ -139,7 +142,7 @@ pub use parts::{LaneLimits, Publisher};
 pub use setup::Setup;
 use sources::{Class, Party, Served};
 pub use start::Addresses;
-use timer::{HOUSEKEEPING_INTERVAL, Timer, number};
+use timer::{Timer, coarse, number};
 pub use tun::most_mtu;
 pub use unauthenticated::Unauthenticated;
 use work::Rest;
@@ -148,9 +151,25 @@ pub use work::TurnWork;
 /// The interval between publications while something happens.
 const PUBLISH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// The addition to [`PUBLISH_INTERVAL`] for each peer. Publishing costs half a microsecond per peer (docs/reliability.md), so it
-/// takes at most 0.2 % of a CPU.
+/// The addition to [`PUBLISH_INTERVAL`] for each peer.
 const PUBLISH_PER_PEER: Duration = Duration::from_micros(200);
+
+/// The addition for each peer beyond [`FEW_PEERS`], whose state is not in the CPU's cache when it is published. Readers that need
+/// newer figures ask for them ([`Snapshots::renew`]).
+const PUBLISH_PER_FURTHER_PEER: Duration = Duration::from_millis(10);
+
+/// The longest interval between publications while something happens.
+const LONGEST_PUBLISH_INTERVAL: Duration = Duration::from_secs(10);
+
+/// The number of peers whose state stays in the CPU's cache between two publications.
+const FEW_PEERS: u32 = 100;
+
+/// The interval between publications of a worker with this many peers: each is looked at.
+fn publish_interval(peers: u32) -> Duration {
+    let all = PUBLISH_PER_PEER.saturating_mul(peers);
+    let further = PUBLISH_PER_FURTHER_PEER.saturating_mul(peers.saturating_sub(FEW_PEERS));
+    (PUBLISH_INTERVAL + all + further).min(LONGEST_PUBLISH_INTERVAL)
+}
 
 /// When the worker wants its next turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -217,6 +236,7 @@ impl Worker {
                 Command::Shutdown { within } => self.shut_down(within, now),
                 Command::Drain { within } => self.drain_sessions(within, now),
                 Command::Inspect(inspection) => self.inspect(&inspection, now),
+                Command::Publish => self.renew(now),
             }
             self.settle_effects(now);
         }
@@ -231,6 +251,10 @@ impl Worker {
         }
         self.due.clear();
         let batches = self.serve_sources(now);
+        if !self.host.quiet.is_empty() {
+            self.host.look_at_quiet(&mut self.cx, now);
+            self.settle_effects(now);
+        }
         let Self { cx, data, host, decoy, .. } = self;
         decoy.serve_decoys(cx, data, host, batches, now);
         decoy.serve_unauthenticated(cx, data, now);
@@ -247,9 +271,8 @@ impl Worker {
         self.end_if_done(all_stopped);
         debug_assert!(self.cx.effects.is_empty(), "a step asked for something, and nobody did it");
         if self.cx.stats.unpublished {
-            let peers = number(self.cx.peers.len());
-            let interval = PUBLISH_INTERVAL + PUBLISH_PER_PEER.saturating_mul(peers);
-            self.cx.timers.arm(Timer::Publish, now + interval.min(HOUSEKEEPING_INTERVAL));
+            let interval = publish_interval(number(self.cx.peers.len()));
+            self.cx.timers.arm(Timer::Publish, now + interval);
         }
         let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoys::Decoys::is_busy);
         self.cx.stats.work.end(&self.data.notes.work, self.cx.sockets.factory.opened());
@@ -277,7 +300,8 @@ impl Worker {
                 let Some(token) = self.cx.sources.next(class) else { break };
                 let served = self.service(token, now);
                 self.settle_effects(now);
-                batches += usize::from(served.more);
+                // A socket that is empty now has given a batch, too.
+                batches += usize::from(served.more || class == Class::Underlay && served.units > 0);
                 left -= i64::from(served.units);
                 self.cx.sources.served(token, served);
             }
@@ -297,7 +321,7 @@ impl Worker {
                 return served;
             }
             Some(Source::Local(id)) => data.service_local(cx, host, id, now),
-            Some(Source::Tun) => tunnel.service_tun(cx, data, host, now),
+            Some(Source::Tun) => return tunnel.service_tun(cx, data, host, now),
             Some(Source::Listener(port)) => tcp.accept_tcp(cx, sessions, port, now),
             Some(Source::Tcp(id)) => {
                 let before = tcp.tcp_bytes(id);
@@ -345,16 +369,18 @@ impl Worker {
         Served { more, units: u32::try_from(units.max(work / FRAMES_PER_UNIT)).unwrap_or(u32::MAX) }
     }
 
-    /// Handles the received batch as far as the turn's share of work allows, and keeps the rest for the next turn.
-    fn take_batch(&mut self, received: Received, from: Place, now: Instant) {
+    /// Handles the received batch as far as the turn's share of work allows, and keeps the rest for the next turn; returns whether
+    /// there is one.
+    fn take_batch(&mut self, received: Received, from: Place, now: Instant) -> bool {
         let mut left = None;
         self.downlink(now, |downlink, batch| left = downlink.batch(batch, received, from));
-        if let Some(from) = left {
-            let batch = std::mem::replace(&mut self.data.batch, self.data.rests.fresh());
-            self.data.rests.push(Rest { batch, received, from });
-        }
+        let Some(from) = left else { return false };
+        let batch = std::mem::replace(&mut self.data.batch, self.data.rests.fresh());
+        self.data.rests.push(Rest { batch, received, from });
+        true
     }
 
+    /// Receives a batch and handles it; returns whether there may be more.
     fn receive_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
         if self.cx.sockets.underlays.unblock(id, &mut self.host.lanes, now) {
             self.data.unblocked(&mut self.cx, &mut self.sessions, &mut self.host, id, now);
@@ -378,9 +404,10 @@ impl Worker {
                 return true;
             }
         }
+        let last = self.data.batch.is_last();
         let received = Received { underlay: id, port };
-        self.take_batch(received, Place::default(), now);
-        true
+        let left = self.take_batch(received, Place::default(), now);
+        left || !last
     }
 
     /// Runs `pass` over the received batch, then delivers the payloads and handles the notes that the pass has left.
@@ -441,8 +468,8 @@ impl Worker {
         while let Some(peer) = self.data.notes.incomplete.pop() {
             self.cx.watch_queue(peer, now);
         }
-        if let Some((peer, source)) = self.data.notes.spoofed.take() {
-            self.tunnel.warn_of_source(&mut self.cx, peer, source, now);
+        if let Some(spoofed) = self.data.notes.spoofed.take() {
+            self.tunnel.warn_of_source(&mut self.cx, spoofed, now);
         }
     }
 
@@ -451,7 +478,11 @@ impl Worker {
         // A timer may cause something that is counted, such as a packet.
         cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
-            Timer::Connection(index) => sessions.control.timeout(ConnectionHandle(index), now),
+            Timer::Connection(index) => {
+                if let Some(at) = sessions.control.timeout(ConnectionHandle(index), now) {
+                    cx.timers.arm(timer, coarse(cx.hub.base(), at, now));
+                }
+            }
             Timer::Lane(id) => host.lane_timeout(cx, id, now),
             Timer::Pool(peer) => sessions.pool_timeout(cx, peer, now),
             Timer::Hello(handle) => self.send_deferred_hello(handle, now),

@@ -3,6 +3,7 @@
 use std::{
     collections::VecDeque,
     sync::{Arc, atomic::AtomicU64},
+    time::Instant,
 };
 
 use dataplane::{
@@ -30,7 +31,9 @@ use crate::{
     },
     health::Health,
     mtu_table::MtuTable,
-    worker::{decoys::Decoys, stats::Snapshots, unauthenticated::Unauthenticated, work::Rests},
+    worker::{
+        decoys::Decoys, routed::RoutedPeers, stats::Snapshots, unauthenticated::Unauthenticated, work::Rests,
+    },
 };
 
 /// Sockets of the worker, and the factory that opens and closes them.
@@ -62,6 +65,9 @@ pub(super) struct DataPlane {
     pub(super) first_to_drain: u32,
     /// Connections of peers in standard mode that have more frames than a turn takes.
     pub(super) plain_waiting: Vec<ConnectionHandle>,
+    /// Peers whose datagrams this worker sends in standard mode, in ascending order; almost always none. A peer may stay here for a
+    /// turn after its session has ended.
+    pub(super) plain_peers: Vec<PeerId>,
 }
 
 /// Control connections, and the gate before them.
@@ -79,6 +85,8 @@ pub(super) struct Sessions {
     pub(super) left: Vec<ConnectionHandle>,
     /// Features that the hello leaves out, for tests.
     pub(super) withheld: Features,
+    /// How many lanes a session may have; none in tests of standard mode.
+    pub(super) most_lanes: u8,
 }
 
 /// The lanes that this worker hosts, whichever worker owns their session.
@@ -88,6 +96,15 @@ pub(super) struct LaneHost {
     /// Captures of lanes for an operator; almost always none.
     pub(super) captures: Vec<Armed>,
     pub(super) limits: LaneLimits,
+    /// Lanes to look at after the sockets were served; almost always none.
+    pub(super) quiet: Vec<QuietLane>,
+}
+
+/// A lane on which nothing was heard for long when its timer fired, while its socket may have had something unread.
+pub(super) struct QuietLane {
+    pub(super) lane: LaneId,
+    /// When the timer fired.
+    pub(super) since: Instant,
 }
 
 /// A TCP forward and the stream that carries it.
@@ -128,10 +145,12 @@ pub(super) struct Decoy {
     pub(super) flows: Option<Decoys>,
 }
 
-/// The TUN device, and the table from which the tunnel's thread reads the MTU towards each peer.
+/// The TUN device, and the table from which the tunnel's thread reads the MTU towards each peer and who has routes.
 pub(super) struct Tun {
     pub(super) side: TunSide,
     pub(super) mtu_table: Arc<MtuTable>,
+    /// With `tun.routes = "connected"`.
+    pub(super) routed: Option<RoutedPeers>,
 }
 
 /// A capture of a lane, and the lane if this worker hosts it.
@@ -157,13 +176,21 @@ pub struct Publisher {
     pub(super) snapshots: Arc<Snapshots>,
     pub(super) refused_keys: Arc<AtomicU64>,
     pub(super) beats: u64,
+    /// When this worker last published.
+    pub(super) published: Option<Instant>,
 }
 
 impl Publisher {
     /// Makes the publisher of the worker with this index.
     #[must_use]
     pub fn new(worker: usize, health: Arc<Health>, snapshots: Arc<Snapshots>) -> Self {
-        Self { worker, health, snapshots, refused_keys: Arc::default(), beats: 0 }
+        Self { worker, health, snapshots, refused_keys: Arc::default(), beats: 0, published: None }
+    }
+
+    /// Notes a sign of life.
+    pub(super) fn beat(&mut self, now: Instant) {
+        self.beats += 1;
+        self.health.beat(self.worker, now);
     }
 
     /// The counter of handshakes with a key that is not allowed, which the TLS verifier increments.

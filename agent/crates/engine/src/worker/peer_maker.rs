@@ -63,7 +63,7 @@ impl PeerMaker<'_> {
                 instance: None,
                 too_large: None,
                 allowances: Allowances::new(&self.config.limits, now),
-                has_stand_in: false,
+                is_watched: false,
             },
             dialler: Dialler::new(endpoints, now),
             session: None,

@@ -115,12 +115,15 @@ impl DataPlane {
         now: Instant,
     ) -> bool {
         let mut taken = false;
-        for id in cx.peers.ids() {
-            let plain = cx.peers.link(id).and_then(|link| link.plain.as_ref());
-            if plain.is_some_and(|plain| !plain.is_empty()) {
-                taken |= self.send_plain_to(cx, sessions, host, id, now);
+        let mut peers = std::mem::take(&mut self.plain_peers);
+        peers.retain(|id| {
+            let Some(plain) = cx.peers.link(*id).and_then(|link| link.plain.as_ref()) else { return false };
+            if !plain.is_empty() {
+                taken |= self.send_plain_to(cx, sessions, host, *id, now);
             }
-        }
+            true
+        });
+        self.plain_peers = peers;
         taken
     }
 
@@ -142,20 +145,24 @@ impl DataPlane {
             plain.set_most(quinn.datagrams().max_size());
             if plain.repair.is_some() {
                 let path = quinn.stats().path;
-                plain.path = PathCounts {
+                plain.path = Some(PathCounts {
                     acked: path.sent_packets.saturating_sub(path.lost_packets),
                     lost: path.lost_packets,
                     // quinn-proto does not tell runs of losses apart.
                     runs: path.lost_packets,
+                    // Nor does it tell late packets from lost ones.
+                    reordered: 0,
                     rtt: path.rtt,
                     // An automatic rate needs lanes.
                     congested: false,
-                };
+                });
             }
             let (room, ahead) = room_at(peer.data.relay.share.account().rate());
             plain.set_room(room);
-            // Before the check for space: frames expire even if the connection takes none.
-            if let Some(late) = plain.pop_late(now, peer.data.config.queue.time) {
+            // Before the check for space: frames expire even if the connection takes none. They have had the same time in the queue
+            // before, which is longer than the configured one under a rate.
+            let limit = peer.data.relay.queue.time_limit();
+            if let Some(late) = plain.pop_late(now, limit) {
                 if late.counted {
                     cx.settle_plain(id, DropReason::Expired);
                 }

@@ -10,6 +10,7 @@ use dataplane::{
     peer::PeerStanding,
     rate::{Measured, auto::Phase},
     relay::{DatagramRelay, Direction},
+    repair::LaneRepair,
     socket_stats::role,
 };
 use gate::{OwnKey, Step, refusals::AtCeilings, suite::Group};
@@ -28,7 +29,7 @@ use crate::{
         context::Context,
         decoys::Decoys,
         parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, Tunnel},
-        stats::{Ceiling, InUse, IndexCounts, LaneBytes, RelaySums, WorkerSnapshot},
+        stats::{Ceiling, InUse, IndexCounts, LaneBytes, RECENT, RelaySums, WorkerSnapshot},
     },
 };
 
@@ -50,11 +51,21 @@ impl Worker {
         for peer in reached {
             self.cx.report_ceilings(peer, now);
         }
+        self.cx.report_send_buffers(now);
         self.cx.report_decoy_flows(self.data.unauthenticated.stats.gave_way, now);
-        self.metrics.beats += 1;
+        self.metrics.beat(now);
         let snapshot = self.snapshot(now);
         self.metrics.snapshots.set(snapshot);
-        self.metrics.health.beat(self.metrics.worker, now);
+        self.metrics.published = Some(now);
+    }
+
+    /// Publishes for a reader that found the last snapshot too old, unless another reader has asked since.
+    pub(super) fn renew(&mut self, now: Instant) {
+        // The reader's clock may be ahead of this turn's time, which must not make an old snapshot a recent one.
+        let recent = RECENT / 2;
+        if self.metrics.published.is_none_or(|at| now.saturating_duration_since(at) > recent) {
+            self.publish(now);
+        }
     }
 
     fn snapshot(&mut self, now: Instant) -> WorkerSnapshot {
@@ -93,11 +104,13 @@ impl Worker {
             decoy_flows: decoy.flows.as_ref().map_or(0, Decoys::count),
             stream_bytes,
             repair_bytes: if publishes_shared { cx.hub.repair_bytes() as u64 } else { 0 },
+            flow_sockets: if publishes_shared { cx.hub.flow_sockets() } else { 0 },
         };
         let tun = tunnel.device.as_ref().map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()));
         let (tun, tun_totals) = tun.unwrap_or_default();
         WorkerSnapshot {
             worker: cx.id.index,
+            at: Some(now),
             beats: metrics.beats,
             peers,
             known: if publishes_shared { cx.by_origin() } else { Default::default() },
@@ -113,8 +126,10 @@ impl Worker {
             gate,
             incomplete_expired: sessions.gate.stats.partials_expired,
             sessions: cx.sessions_by_key_exchange(),
+            previous_key_sessions: sessions.by_previous_key(cx),
             in_use,
             send_buffer_bytes: cx.sockets.underlays.send_buffer_bytes(),
+            message_bytes: sessions.control.message_bytes(),
             drained: sessions.drained(cx),
             connections: sessions.control.len(),
             tcp_streams: tcp.open.len(),
@@ -139,6 +154,13 @@ impl Context {
 }
 
 impl Sessions {
+    /// The number of sessions that this worker owns whose peer knows us by our previous key.
+    fn by_previous_key(&self, cx: &Context) -> u64 {
+        let sessions = cx.peers.iter().filter_map(|peer| peer.session.as_ref());
+        let controls = sessions.filter_map(|session| self.control.get(session.handle));
+        controls.filter(|control| control.own == OwnKey::Previous).count() as u64
+    }
+
     /// Samples values that are not counted as they change: the flows of each lane, the traffic of control connections, and the
     /// kernel's queues and drops at shared sockets and at local sockets with traffic.
     pub(super) fn reconcile(&mut self, cx: &mut Context, decoy: &mut Decoy, now: Instant) {
@@ -147,7 +169,7 @@ impl Sessions {
             peer.data.relay.flows.count_lanes(&mut lane_flows);
         }
         cx.stats.totals.lane_flows = lane_flows;
-        cx.stats.totals.control = self.control.traffic();
+        cx.stats.totals.control = self.control.read_traffic();
         let before = cx.sockets.factory.stats().kernel_drops();
         cx.sockets.read_sockets(decoy, true);
         let dropped = cx.sockets.factory.stats().kernel_drops() - before;
@@ -188,19 +210,22 @@ impl Sessions {
 
     /// The number of refusals at each limit.
     fn limit_reached(&self, cx: &Context, data: &DataPlane, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
-        let [flows, flows_per_peer, queue_bytes, repair_bytes, sockets, flow_rate] = sums.refused;
+        let [flows, flows_per_peer, queue_bytes, repair_bytes, reassembly_bytes, sockets, flow_rate] =
+            sums.refused;
         // All workers share these values, so only worker 0 publishes them.
         let (shared, stream_bytes) = match cx.id.index {
             0 => (self.refusals.at_ceilings(), cx.hub.streams().refused()),
             _ => Default::default(),
         };
         let AtCeilings { handshakes, open_peers, used_tokens } = shared;
-        let (tcp, messages) = (cx.stats.ceilings.tcp, cx.stats.ceilings.messages);
+        let ceilings = &cx.stats.ceilings;
+        let tcp = ceilings.tcp;
         [
             flows,
             flows_per_peer,
             queue_bytes,
             repair_bytes,
+            reassembly_bytes,
             sockets,
             flow_rate,
             tcp.per_peer,
@@ -210,7 +235,9 @@ impl Sessions {
             open_peers,
             used_tokens,
             data.unauthenticated.stats.gave_way,
-            messages,
+            ceilings.messages,
+            ceilings.message_bytes,
+            cx.sockets.underlays.send_buffers_taken_away(),
         ]
     }
 
@@ -268,7 +295,7 @@ impl Sessions {
                 age_seconds: relay.oldest().map_or(0.0, since),
             },
             rate: rate_of(relay, peer.session.is_some(), now),
-            repair: host.repair_of(peer),
+            repair: host.repair_of(peer, now),
             uplink: Accounting {
                 account: relay.uplink,
                 queued: relay.queued(Direction::Uplink),
@@ -308,7 +335,7 @@ impl Context {
 
 impl LaneHost {
     /// What is repaired between us and a peer, as this worker knows it.
-    fn repair_of(&self, peer: &Peer) -> Option<RepairStatus> {
+    fn repair_of(&self, peer: &Peer, now: Instant) -> Option<RepairStatus> {
         let repairs = &peer.data.relay.repairs;
         let (sent, received) = (&repairs.sent, &repairs.received);
         let packets = peer.data.config.repair.terms.in_use().is_some() || repairs.packets.is_some();
@@ -317,10 +344,11 @@ impl LaneHost {
         }
         let link = peer.data.link.as_ref();
         let lanes = link.iter().flat_map(|link| link.pool.lanes()).filter_map(|lane| self.lanes.get(lane));
-        let streams = lanes.filter_map(|slot| slot.repair.as_ref());
-        let plain = link.and_then(|link| link.plain.as_ref()).and_then(|plain| plain.repair.as_ref());
+        let plain = link.and_then(|link| link.plain.as_ref()).and_then(|plain| plain.repair.as_deref());
+        let streams = lanes.filter_map(|slot| slot.repair.as_deref()).chain(plain);
+        let streams: Vec<&LaneRepair> = streams.collect();
         let (mut retransmits, mut codes) = (false, false);
-        for sender in streams.chain(plain).flat_map(|streams| streams.plans()) {
+        for sender in streams.iter().flat_map(|streams| streams.plans()) {
             retransmits |= sender.retransmit_ppm > 0;
             codes |= sender.coding.is_some();
         }
@@ -332,6 +360,7 @@ impl LaneHost {
             (Some(_), false, true) => 4,
             (Some(_), true, true) => 5,
         };
+        let delays = LaneRepair::delays(streams, now);
         Some(RepairStatus {
             state: RepairStatus::STATES[state].into(),
             sent: sent.payloads,
@@ -348,7 +377,10 @@ impl LaneHost {
             duplicate: received.duplicate,
             late: received.late,
             bytes: peer.data.relay.flows.registry().repair().used(),
-            sent_bytes: [sent.payload_bytes, sent.extra_bytes],
+            added_delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
+            added_delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),
+            payload_bytes: sent.payload_bytes,
+            extra_bytes: sent.extra_bytes,
             missed_micros: received.missed_micros,
             malformed: received.malformed,
             ..RepairStatus::default()
@@ -452,7 +484,11 @@ impl Sockets {
 fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateStatus> {
     let account = relay.share.account();
     let view = account.auto_view(now);
-    let (rate, delays) = (account.rate(), relay.queue.delays(now));
+    let rate = account.rate();
+    if rate.is_none() && view.is_none() {
+        return None;
+    }
+    let delays = relay.queue.delays(now);
     let measured = view.and_then(|view| view.measured);
     let from = match (account.is_granted(), &view, &measured) {
         (true, ..) => RateFrom::Peer,
@@ -469,11 +505,11 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
         congested: account.congested(),
         reports: figures.reports,
     });
-    (rate.is_some() || view.is_some()).then(|| RateStatus {
+    Some(RateStatus {
         bits_per_second: 8 * rate.unwrap_or(0),
         from: from.label().into(),
-        delay_p50_seconds: delays.map(|(median, _)| median.as_secs_f64()),
-        delay_p99_seconds: delays.map(|(_, most)| most.as_secs_f64()),
+        delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
+        delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),
         marked: relay.queue.marked(),
         auto,
     })

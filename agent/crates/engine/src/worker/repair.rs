@@ -3,7 +3,6 @@
 use std::{mem, time::Instant};
 
 use dataplane::{
-    datapath::repair,
     lanes::LaneId,
     repair::{LaneRepair, PathCounts},
 };
@@ -22,7 +21,9 @@ impl Worker {
 
     /// The same for a peer in standard mode.
     pub(super) fn drive_plain_repair(&mut self, id: PeerId, now: Instant) {
-        let Some(rtt) = self.cx.plain_repair(id).map(|(_, path)| path.rtt) else { return };
+        let Some(rtt) = self.cx.plain_repair(id).map(|(_, path)| path.unwrap_or_default().rtt) else {
+            return;
+        };
         self.downlink(now, |downlink, _| downlink.repair_plain(id, rtt));
         self.cx.watch_plain_repair(id);
     }
@@ -34,14 +35,14 @@ impl Worker {
         }
         let mut released = mem::take(&mut self.data.notes.released);
         let present = mem::replace(&mut self.data.batch, self.data.rests.fresh());
-        let mut at = 0;
+        let mut taken = 0;
         loop {
             self.data.batch.clear();
-            let (lanes, next) = repair::fill(&mut self.data.batch, &released, at);
+            let lanes = released.fill(&mut self.data.batch, taken);
             if lanes.is_empty() {
                 break;
             }
-            at = next;
+            taken += lanes.len();
             self.pass(now, |downlink, batch| downlink.released(batch, &lanes));
         }
         let spare = mem::replace(&mut self.data.batch, present);
@@ -53,7 +54,7 @@ impl Worker {
 
 impl Context {
     /// The streams of a peer in standard mode that are repaired, and what is known of the path.
-    fn plain_repair(&self, id: PeerId) -> Option<(&LaneRepair, PathCounts)> {
+    fn plain_repair(&self, id: PeerId) -> Option<(&LaneRepair, Option<PathCounts>)> {
         let plain = self.peers.get(id)?.data.link.as_ref()?.plain.as_ref()?;
         Some((plain.repair.as_deref()?, plain.path))
     }

@@ -12,10 +12,7 @@
 //! dialled, the connection dialled by the end with the smaller key stays. Of two dialled by the same end, the one begun later stays.
 //! A session of an earlier process (another instance) never stays.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use dataplane::{
     lanes::{Openings, pool},
@@ -35,28 +32,23 @@ use wire::{
 
 use crate::{
     control::{
+        TooMuch,
         driver::{ControlConnection, Event},
-        liveness::Liveness,
+        liveness::{Liveness, MOST_CROSSING, hello_delay},
         session_name::session_name,
     },
     hub::{Connected, Record, WorkerMessage},
     origin::PeerOrigin,
     peer::Session,
     worker::{
-        Worker,
+        Ceiling, Worker,
         context::{Context, parity},
         endpoint::largest_packet,
         liveness,
         parts::{Sessions, TcpForwards, Tunnel},
-        timer::Timer,
+        timer::{Timer, coarse},
     },
 };
-
-/// Two connections count as dialled at the same time within this time, the longest round trip.
-const MOST_CROSSING: Duration = Duration::from_secs(2);
-
-/// Time for an ACK on a lane, a little more than its longest delay (RFC 9000 §18.2).
-const ANSWER_DELAY: Duration = Duration::from_millis(30);
 
 /// Limit on missing services that a log line names.
 const MOST_NAMED: usize = 10;
@@ -76,7 +68,10 @@ impl Worker {
             let Self { cx, data, sessions, host, .. } = self;
             let moved = data.send_plain(cx, sessions, host, now);
             let mut events = std::mem::take(&mut sessions.events);
-            let arm = |handle: ConnectionHandle, at| cx.timers.arm(Timer::Connection(handle.0), at);
+            let (base, timers) = (cx.hub.base(), &mut cx.timers);
+            let arm = |handle: ConnectionHandle, at| {
+                timers.arm(Timer::Connection(handle.0), coarse(base, at, now));
+            };
             sessions.control.poll(&mut host.lanes, &mut cx.sockets.underlays, now, arm, &mut events);
             let quiet = events.is_empty();
             self.cx.stats.work.events(&events);
@@ -129,7 +124,10 @@ impl Worker {
             Event::Moved { from, to } => sessions.control_moved(cx, handle, from, to, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
             Event::Overflow => sessions.overflowed(cx, handle, now),
-            Event::Flooded => sessions.flooded(cx, handle, now),
+            Event::Flooded(TooMuch::OfConnection) => {
+                sessions.flooded(cx, handle, Ceiling::ControlMessages, now);
+            }
+            Event::Flooded(TooMuch::OfAll) => sessions.flooded(cx, handle, Ceiling::ControlBytes, now),
             Event::MoreStreams => tcp.retry_listeners(cx),
             Event::Drained => sessions.connection_drained(cx, handle, now),
         }
@@ -320,14 +318,7 @@ impl Worker {
             return;
         }
         let dialled = side == Side::Client;
-        let wanted = if dialled {
-            let (own, theirs) = (u32::from(cx.id.count), u32::from(hello.workers));
-            let configured = cx.peers.get(id).map_or(0, |peer| peer.data.config.lanes);
-            pool::wanted(configured, own, theirs, u32::from(hello.max_lanes))
-        } else {
-            // The dialler decides, and its requests will tell.
-            u8::from(hello.max_lanes > 0)
-        };
+        let wanted = sessions.wanted_lanes(cx, id, &hello, dialled);
         let session = cx.hub.name_session();
         // A connection without a name is closing, so no stream connection can join it.
         let name = sessions.control.get(handle).and_then(session_name);
@@ -407,7 +398,6 @@ impl Worker {
             hello,
             openings,
             since: now,
-            keeps_alive: dialled && peer.data.config.keepalive.is_some(),
             pinged: now,
             here_sent: None,
             liveness: Liveness::new(frames, now),
@@ -423,6 +413,7 @@ impl Worker {
         self.settle_effects(now);
         let Self { cx, sessions, tcp, tunnel, .. } = self;
         sessions.begin_budget(cx, tunnel, id, now);
+        tunnel.note_receiver(cx, id);
         // What was shown may be outdated: an operator changed the keys meanwhile.
         sessions.keys_changed(cx, id, now);
         if dialled {
@@ -447,6 +438,17 @@ impl Worker {
 const LEAST_GRANTED: u64 = 8_000;
 
 impl Sessions {
+    /// The number of lanes that a session with a peer that sent this hello is to have.
+    fn wanted_lanes(&self, cx: &Context, id: PeerId, hello: &Hello, dialled: bool) -> u8 {
+        let most = hello.max_lanes.min(self.most_lanes);
+        if !dialled {
+            // The dialler decides, and its requests will tell.
+            return u8::from(most > 0);
+        }
+        let configured = cx.peers.get(id).map_or(0, |peer| peer.data.config.lanes);
+        pool::wanted(configured, u32::from(cx.id.count), u32::from(hello.workers), u32::from(most))
+    }
+
     /// Tells a peer the most that it should send, if that is limited.
     fn ask_for_rate(&mut self, cx: &Context, id: PeerId, handle: ConnectionHandle) {
         if let Some(bits_per_second) = cx.peers.get(id).and_then(|peer| peer.data.config.rate_receive) {
@@ -484,7 +486,7 @@ impl Sessions {
         if peer.is_none_or(|peer| peer.data.allowances.messages.take(units, now)) {
             return true;
         }
-        self.flooded(cx, handle, now);
+        self.flooded(cx, handle, Ceiling::ControlMessages, now);
         false
     }
 
@@ -503,8 +505,8 @@ impl Sessions {
             return false;
         };
         connection.held = Some(*key);
-        let patience = (connection.quinn().rtt() * 2 + ANSWER_DELAY).min(MOST_CROSSING);
-        cx.timers.arm(Timer::Hello(handle), now + patience);
+        let delay = hello_delay(connection.quinn().rtt());
+        cx.timers.arm(Timer::Hello(handle), now + delay);
         cx.ask_the_session(peer);
         true
     }
@@ -549,7 +551,7 @@ impl Sessions {
             instance: self.instance,
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
             workers: u16::from(cx.id.count),
-            max_lanes: pool::MAX_LANES,
+            max_lanes: self.most_lanes,
             max_datagram_packet: largest_packet(&cx.config),
             services,
             features: tunnel.features().without(self.withheld),
@@ -650,11 +652,10 @@ impl Tunnel {
             .and(Features::REPAIR)
             .and(Features::PRESHARED_KEYS)
             .and(Features::LEAVE);
-        match self.device {
-            // We complete checksums that the device does not complete.
-            Some(_) => always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM),
-            None => always,
-        }
+        let Some(device) = &self.device else { return always };
+        // We complete checksums that the device does not complete.
+        let packets = always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM);
+        if device.side.multicast.is_some() { packets.and(Features::MULTICAST) } else { packets }
     }
 }
 

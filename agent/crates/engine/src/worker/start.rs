@@ -2,10 +2,10 @@
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
-use config::{self, Config, Routing};
+use config::{self, Config, OwnRoutes};
 use dataplane::{
-    forward::{Local, Locals, peer_routes::PeerRoutes, tun::TunSide},
-    lanes::Underlays,
+    forward::{Local, Locals, multicast::Multicast, peer_routes::PeerRoutes, tun::TunSide},
+    lanes::{Underlays, pool},
     sockets::{SocketFactory, Source},
 };
 use gate::{Gate, GateParts, budget::Budget, tls};
@@ -29,6 +29,7 @@ use crate::{
         inbox::Inbox,
         parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards, Tun, Tunnel},
         peer_maker::PeerMaker,
+        routed::RoutedPeers,
         setup::Setup,
         sources::Sources,
         stats::{self, Ceilings},
@@ -55,6 +56,7 @@ fn tun_side(
     mtu_table: Option<Arc<MtuTable>>,
     factory: &mut SocketFactory,
     config: &Config,
+    registry: &PeerRegistry,
     peers: &[Peer],
     now: Instant,
 ) -> Result<Option<Tun>, StartError> {
@@ -63,12 +65,16 @@ fn tun_side(
     };
     let mut side = TunSide::new(queue, token, tun::most_mtu(config), now);
     if let Some(tun) = &config.tun {
-        side.routes = PeerRoutes::new(tun.spread, tun.hold, tun.routing == Routing::Kernel);
+        side.routes = PeerRoutes::new(tun.spread, tun.hold, tun.follows_routes());
+        let own = || registry.device_addresses(tun).into_iter().map(|net| net.addr());
+        side.multicast = tun.copies_multicast().then(|| Box::new(Multicast::new(own(), now)));
     }
     for peer in peers {
         tun::set_prefixes(&mut side.routes, peer.data.id, &peer.data.config);
     }
-    Ok(Some(Tun { side, mtu_table }))
+    let follows = config.tun.as_ref().filter(|tun| tun.sets_routes() && tun.routes == OwnRoutes::Connected);
+    let routed = follows.map(|tun| RoutedPeers::new(tun.hold));
+    Ok(Some(Tun { side, mtu_table, routed }))
 }
 
 impl Worker {
@@ -111,7 +117,7 @@ impl Worker {
             maker.make(PeerId(id), Arc::new(peer.clone()), peer.origin.into(), now)
         };
         let peers: Vec<Peer> = (0..).zip(&config.peers).map(make).collect();
-        let tun = tun_side(tun, &mut factory, &config, &peers, now)?;
+        let tun = tun_side(tun, &mut factory, &config, &registry, &peers, now)?;
         let mut made = Self {
             cx: Context {
                 id,
@@ -156,6 +162,7 @@ impl Worker {
                 events: Vec::new(),
                 left: Vec::new(),
                 withheld: Features::default(),
+                most_lanes: pool::MAX_LANES,
             },
             host: LaneHost::default(),
             tcp: TcpForwards {

@@ -3,8 +3,9 @@
 use std::{
     collections::BTreeMap,
     fmt,
-    sync::{Arc, Mutex},
-    time::Instant,
+    pin::pin,
+    sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
 };
 
 use config::OPEN_LABEL;
@@ -13,12 +14,13 @@ use dataplane::{
     hand_off::Kind,
     lanes::LaneState,
     peer::Suspicion,
-    relay::{DatagramRelay, Direction, DropReason, ReportCount},
+    relay::{DatagramRelay, Direction, DropCounts, ReportCount},
     socket_stats::SocketStats,
 };
 use gate::{Step, decoy::DecoyStats, suite::Group};
 use net::TunStats;
 use quic_core::LaneStats;
+use tokio::{sync::Notify, time::timeout};
 use wire::{
     context::Context,
     ids::{LaneRef, PeerId},
@@ -32,7 +34,10 @@ use crate::{
     origin::PeerOrigin,
     peer::{Refused, refused},
     status::{PeerStatus, add_lane},
-    worker::timer::LOG_INTERVAL,
+    worker::{
+        inbox::{Command, Inbox},
+        timer::LOG_INTERVAL,
+    },
 };
 
 /// Counts of handshakes at this end.
@@ -142,8 +147,8 @@ impl RetiredLanes {
 /// Counts of relays, summed over peers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RelaySums {
-    /// Drops by direction, in the order of [`Direction::ALL`], then by [`DropReason`].
-    pub(super) dropped: [[u64; DropReason::COUNT]; 2],
+    /// Drops by direction, in the order of [`Direction::ALL`], then by reason.
+    pub(super) dropped: [DropCounts; 2],
     /// Messages by direction, sent before received, then by kind.
     pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
     /// Flows that ended, in the order of the metric's label values.
@@ -165,7 +170,7 @@ impl RelaySums {
             }
         };
         for (sums, direction) in self.dropped.iter_mut().zip(Direction::ALL) {
-            add(sums, &relay.account(direction).dropped);
+            *sums += &relay.account(direction).dropped;
         }
         let stats = &relay.stats;
         for (sums, counts) in self.messages.iter_mut().zip([&stats.messages_sent, &stats.messages_received]) {
@@ -295,13 +300,17 @@ pub struct InUse {
     pub stream_bytes: u64,
     /// Bytes in which payloads of all peers are kept or held for repair; published by worker 0.
     pub repair_bytes: u64,
+    /// Sockets to services for flows that peers opened; published by worker 0.
+    pub flow_sockets: usize,
 }
 
 /// The state of a worker at its last publication, from which `families.rs` reads the metrics.
 #[derive(Clone, Debug, Default)]
 pub(super) struct WorkerSnapshot {
     pub(super) worker: u8,
-    /// The number of publications.
+    /// When it was published.
+    pub(super) at: Option<Instant>,
+    /// The number of signs of life.
     pub(super) beats: u64,
     /// Indexed by [`PeerId`]: the peers of the configuration come first, in its order.
     pub(super) peers: Vec<PeerStatus>,
@@ -323,8 +332,12 @@ pub(super) struct WorkerSnapshot {
     pub(super) incomplete_expired: u64,
     /// Sessions that this worker owns, by key exchange.
     pub(super) sessions: [u64; Group::LABELS.len()],
+    /// Sessions whose peer knows us by our previous key, that this worker owns.
+    pub(super) previous_key_sessions: u64,
     pub(super) in_use: InUse,
     pub(super) send_buffer_bytes: usize,
+    /// Bytes of control messages that wait to be sent, or that the peer has not read, and that wait to be handled.
+    pub(super) message_bytes: [u64; 2],
     pub(super) drained: Drained,
     pub(super) connections: usize,
     pub(super) tcp_streams: usize,
@@ -372,41 +385,86 @@ pub(super) struct Published {
     pub(super) device: DeviceSnapshot,
 }
 
+/// A snapshot of this age or less is shown as it is.
+pub(super) const RECENT: Duration = Duration::from_millis(500);
+
+/// How long a reader waits for newer snapshots: several of the longest turns.
+const RENEWED_WITHIN: Duration = Duration::from_millis(250);
+
 /// The newest snapshot of each worker.
 #[derive(Debug, Default)]
-pub struct Snapshots(Mutex<Published>);
+pub struct Snapshots {
+    published: Mutex<Published>,
+    /// Where workers are asked to publish.
+    inboxes: OnceLock<Vec<Arc<Inbox>>>,
+    /// Tells those who wait that a worker has published.
+    renewed: Notify,
+}
 
 impl Snapshots {
-    #[must_use]
-    pub fn get(&self) -> Snapshot {
-        let mut sum = Snapshot::default();
-        for worker in self.published().workers {
-            sum.add(&worker);
+    /// Sets where the workers are asked to publish, once. Before it readers get what is there.
+    pub fn ask_at(&self, inboxes: Vec<Arc<Inbox>>) {
+        // The first ones stay.
+        self.inboxes.set(inboxes).ok();
+    }
+
+    /// Has those workers publish whose snapshot is older than half a second, and waits for them for a quarter of a second at
+    /// most. With a thousand peers workers publish unasked every ten seconds only.
+    pub async fn renew(&self, now: Instant) {
+        let Some(inboxes) = self.inboxes.get() else { return };
+        let is_recent = |worker: Option<&Arc<WorkerSnapshot>>| {
+            let at = worker.and_then(|worker| worker.at);
+            at.is_some_and(|at| now.saturating_duration_since(at) <= RECENT)
+        };
+        let all = self.workers();
+        let mut asked = false;
+        for (_, inbox) in inboxes.iter().enumerate().filter(|(index, _)| !is_recent(all.get(*index))) {
+            asked |= inbox.put(Command::Publish);
         }
-        sum.peers.iter_mut().for_each(PeerStatus::complete);
-        sum
+        if !asked {
+            return;
+        }
+        let all_are_recent = async {
+            let mut renewed = pin!(self.renewed.notified());
+            loop {
+                renewed.as_mut().enable();
+                let all = self.workers();
+                if (0..inboxes.len()).all(|index| is_recent(all.get(index))) {
+                    return;
+                }
+                renewed.as_mut().await;
+                renewed.set(self.renewed.notified());
+            }
+        };
+        timeout(RENEWED_WITHIN, all_are_recent).await.ok();
     }
 
     /// The numbers of connected peers and of flows. [`Summary::peers`] is left at 0: the registry knows it.
     #[must_use]
     pub fn summary(&self) -> Summary {
-        let peers = self.get().peers;
-        Summary {
-            peers: 0,
-            connected: peers.iter().filter(|peer| peer.connected() && !peer.more.removed).count(),
-            flows: peers.iter().map(|peer| peer.flows).sum(),
+        let published = self.latest();
+        let mut sum = Summary::default();
+        for brief in published.slots().filter_map(|slot| published.brief(slot)) {
+            sum.connected += usize::from(brief.connected() && !brief.removed);
+            sum.flows += brief.flows;
         }
+        sum
+    }
+
+    /// The newest snapshot of each worker.
+    pub(super) fn workers(&self) -> Vec<Arc<WorkerSnapshot>> {
+        lock(&self.published).workers.clone()
     }
 
     pub(super) fn published(&self) -> Published {
-        lock(&self.0).clone()
+        lock(&self.published).clone()
     }
 
     /// Replaces the snapshot of a worker.
     pub(super) fn set(&self, snapshot: WorkerSnapshot) {
         let (index, snapshot) = (usize::from(snapshot.worker), Arc::new(snapshot));
         let before = {
-            let workers = &mut lock(&self.0).workers;
+            let workers = &mut lock(&self.published).workers;
             if workers.len() <= index {
                 workers.resize_with(index + 1, Arc::default);
             }
@@ -414,16 +472,17 @@ impl Snapshots {
         };
         // The old snapshot is freed after the lock is released.
         drop(before);
+        self.renewed.notify_waiters();
     }
 
     /// Replaces the snapshot of the TUN device.
     pub fn set_device(&self, device: DeviceSnapshot) {
-        lock(&self.0).device = device;
+        lock(&self.published).device = device;
     }
 
     /// Marks the slot of a peer at `worker` as vacant and moves the peer's counts to its label.
     pub(super) fn retire(&self, worker: u8, peer: PeerId) {
-        let Published { workers, removed, .. } = &mut *lock(&self.0);
+        let Published { workers, removed, .. } = &mut *lock(&self.published);
         let worker = workers.get_mut(usize::from(worker)).map(Arc::make_mut);
         if let Some(peer) = worker.and_then(|worker| worker.peers.get_mut(peer.0 as usize)) {
             peer.more.vacant = true;
@@ -433,28 +492,19 @@ impl Snapshots {
 
     /// Ends the series of a label that no peer has any more.
     pub(super) fn forget(&self, label: &str) {
-        lock(&self.0).removed.remove(label);
+        lock(&self.published).removed.remove(label);
     }
 }
 
-impl Snapshot {
-    fn add(&mut self, worker: &WorkerSnapshot) {
-        self.kernel_drops += worker.sockets.kernel_drops();
-        self.in_use.handshakes += worker.in_use.handshakes;
-        self.in_use.used_tokens += worker.in_use.used_tokens;
-        self.in_use.incomplete += worker.in_use.incomplete;
-        self.in_use.decoy_flows += worker.in_use.decoy_flows;
-        self.in_use.stream_bytes += worker.in_use.stream_bytes;
-        self.in_use.repair_bytes += worker.in_use.repair_bytes;
-        for (slot, peer) in worker.peers.iter().enumerate() {
-            match self.peers.get_mut(slot) {
-                // One of the workers has not read yet that the slot has another peer.
-                Some(sum) if sum.more.generation > peer.more.generation => {}
-                Some(sum) if sum.more.generation < peer.more.generation => *sum = peer.clone(),
-                Some(sum) => sum.add(peer),
-                None => self.peers.push(peer.clone()),
-            }
-        }
+impl InUse {
+    pub(super) fn add(&mut self, other: &Self) {
+        self.handshakes += other.handshakes;
+        self.used_tokens += other.used_tokens;
+        self.incomplete += other.incomplete;
+        self.decoy_flows += other.decoy_flows;
+        self.stream_bytes += other.stream_bytes;
+        self.repair_bytes += other.repair_bytes;
+        self.flow_sockets += other.flow_sockets;
     }
 }
 
@@ -470,6 +520,8 @@ wire::labelled! {
         QueueBytes => "queue_bytes",
         /// Memory for payloads that are kept or held for repair.
         RepairBytes => "repair_bytes",
+        /// Memory for incomplete datagrams, of one peer at a worker or of all peers together.
+        ReassemblyBytes => "reassembly_bytes",
         /// Sockets to services: descriptors, ports, memory of the kernel.
         Sockets => "sockets",
         /// The rate at which one peer opens flows.
@@ -487,8 +539,12 @@ wire::labelled! {
         UsedTokens => "used_tokens",
         /// The number of unauthenticated senders that have a flow to the decoy.
         DecoyFlows => "decoy_flows",
-        /// The rate of control messages of one peer.
+        /// The rate of control messages of one peer, and the bytes of them that wait on one connection.
         ControlMessages => "control_messages",
+        /// The bytes of control messages that wait, of all peers together.
+        ControlBytes => "control_bytes",
+        /// The number of QUIC sockets that hold a send buffer.
+        SendBuffers => "send_buffers",
     }
 }
 
@@ -501,6 +557,10 @@ pub(super) struct Ceilings {
     pub(super) stream_memory: u64,
     /// Connections closed because the peer sent more control messages than it may.
     pub(super) messages: u64,
+    /// Connections closed because the messages of all peers filled their memory.
+    pub(super) message_bytes: u64,
+    /// The count of send buffers that were taken away when it was last reported.
+    pub(super) send_buffers: u64,
     /// The count of evicted flows to the decoy when it was last reported.
     pub(super) decoy_flows: u64,
 }
@@ -512,6 +572,8 @@ impl Ceilings {
             tcp: TcpCeilings::default(),
             stream_memory: 0,
             messages: 0,
+            message_bytes: 0,
+            send_buffers: 0,
             decoy_flows: 0,
         }
     }
@@ -592,6 +654,9 @@ wire::labelled! {
 #[cfg(test)]
 mod tests {
     use dataplane::relay::Account;
+    use net::{Ready, Token};
+    use tokio::{join, runtime};
+    use wire::clock::{Clock, ManualClock};
 
     use crate::status::Accounting;
 
@@ -619,5 +684,46 @@ mod tests {
         assert_eq!((sum.account.received, sum.queued, sum.balances), (8, 0, true));
         // A worker whose own account is wrong is not excused.
         assert!(!snapshots([side(5, 4, 0, 0), side(0, 0, 4, 4)]).balances);
+    }
+
+    #[test]
+    fn a_reader_asks_the_workers_whose_snapshots_are_old_and_waits_for_them() {
+        let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        let snapshots = Snapshots::default();
+        let inboxes = [1, 2].map(|token| Arc::new(Inbox::new(Ready::new(), Token(token))));
+        let asked = || inboxes.each_ref().map(|inbox| std::iter::from_fn(|| inbox.take()).count());
+        let publish = |worker, at| {
+            snapshots.set(WorkerSnapshot { worker, at: Some(at), ..WorkerSnapshot::default() });
+        };
+        let start = ManualClock::default().now();
+        runtime.block_on(snapshots.renew(start));
+        assert_eq!(asked(), [0, 0], "nobody can be asked before the workers are there");
+
+        snapshots.ask_at(inboxes.to_vec());
+        let now = start + Duration::from_secs(1);
+        publish(0, now - RECENT);
+        publish(1, now - RECENT - Duration::from_millis(1));
+        let is_done = &OnceLock::new();
+        runtime.block_on(async {
+            let reader = async {
+                snapshots.renew(now).await;
+                is_done.set(()).unwrap();
+            };
+            let worker = async {
+                assert_eq!(asked(), [0, 1]);
+                // The other worker's snapshot is not what is waited for.
+                publish(0, now);
+                tokio::task::yield_now().await;
+                assert!(is_done.get().is_none());
+                publish(1, now);
+            };
+            join!(reader, worker);
+        });
+        runtime.block_on(snapshots.renew(now));
+        assert_eq!(asked(), [0, 0]);
+
+        // A worker that does not answer holds a reader up for a moment only.
+        runtime.block_on(snapshots.renew(now + Duration::from_secs(1)));
+        assert_eq!(asked(), [1, 1]);
     }
 }

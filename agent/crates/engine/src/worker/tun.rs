@@ -7,9 +7,9 @@ use std::{
     time::Instant,
 };
 
-use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, takes_lookups};
+use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, SourceCheck, takes_lookups};
 use dataplane::{
-    datapath::ip_uplink::IpUplink,
+    datapath::{downlink::Spoofed, ip_uplink::IpUplink},
     forward::{
         learned::LearnedRoutes,
         peer_routes::{PeerRoutes, Readiness},
@@ -26,6 +26,7 @@ use crate::{
         context::Context,
         endpoint,
         parts::{DataPlane, LaneHost, Sessions, Tun, Tunnel},
+        sources::Served,
     },
 };
 
@@ -33,25 +34,27 @@ use crate::{
 const READ_BYTES: usize = 256 * 1024;
 
 impl Tunnel {
-    /// Handles a batch from the TUN device; returns whether the device may have more.
+    /// Handles a batch from the TUN device; returns how much it read, copies of multicast included, and whether it may have more.
     pub(super) fn service_tun(
         &mut self,
         cx: &mut Context,
         data: &mut DataPlane,
         host: &mut LaneHost,
         now: Instant,
-    ) -> bool {
+    ) -> Served {
+        const NOTHING: Served = Served { more: false, units: 0 };
         if cx.stopping {
             // No more traffic is accepted; it stays in the kernel.
-            return false;
+            return NOTHING;
         }
-        let Some(Tun { side: tun, .. }) = &mut self.device else { return false };
+        let Some(Tun { side: tun, .. }) = &mut self.device else { return NOTHING };
         if let Err(error) = tun.queue.receive(&mut data.batch, &mut tun.headers, READ_BYTES) {
             if error.kind() != io::ErrorKind::WouldBlock {
                 cx.report_tun_error(&error, now);
             }
-            return false;
+            return NOTHING;
         }
+        let before = tun.totals.multicast_copies;
         let mut uplink = IpUplink {
             peers: &mut cx.peers,
             tun,
@@ -66,15 +69,30 @@ impl Tunnel {
                 served.push(peer);
             }
         });
+        let copies = u32::try_from(tun.totals.multicast_copies - before).unwrap_or(u32::MAX);
+        if let Some(destination) = tun.unreachable.take() {
+            let next_hop = tun.routes.next_hop(destination);
+            cx.warn_of_next_hop(destination, next_hop, now);
+        }
         while let Some(peer) = data.served.pop() {
             data.look_at_queue(cx, host, peer, now);
         }
-        true
+        Served { more: true, units: data.batch.units().saturating_add(copies) }
+    }
+
+    /// Notes whether a peer gets copies of multicast, after its link or its configuration has changed.
+    pub(super) fn note_receiver(&mut self, cx: &Context, peer: PeerId) {
+        if let Some(Tun { side: tun, .. }) = &mut self.device
+            && let Some(multicast) = &mut tun.multicast
+        {
+            let receives = cx.peers.get(peer).is_some_and(|peer| peer.data.receives_multicast());
+            multicast.set_receiver(peer, receives);
+        }
     }
 
     /// Publishes the MTU towards a peer after its [`Link::budget`](dataplane::peer::Link::budget) has changed, at the session owner.
     pub(super) fn budget_changed(&self, cx: &Context, peer: PeerId, now: Instant) {
-        let Some(Tun { side: tun, mtu_table }) = &self.device else { return };
+        let Some(Tun { side: tun, mtu_table, .. }) = &self.device else { return };
         let Some(state) = cx.peers.get(peer) else { return };
         let config = &state.data.config;
         if state.session.is_none() || config.allowed_ips.is_empty() && config.addresses.is_empty() {
@@ -91,16 +109,18 @@ impl Tunnel {
             self.look_for_loops(cx, sessions, now);
             for id in cx.peers.ids() {
                 self.budget_changed(cx, id, now);
+                self.follow_routed(cx, id, now);
             }
             self.elect_carriers(cx, now);
             self.ask_waiting(cx, now);
         }
     }
 
-    /// Pings peers that are about to carry shared prefixes: whether they answer decides whether they will.
+    /// Pings peers that are about to carry shared prefixes or to have routes: whether they answer decides whether they will.
     fn ask_waiting(&self, cx: &mut Context, now: Instant) {
         let Some(Tun { side: tun, .. }) = self.device.as_ref().filter(|_| cx.id.index == 0) else { return };
-        for peer in tun.routes.waiting(now) {
+        let routed = self.device.iter().filter_map(|tun| tun.routed.as_ref());
+        for peer in tun.routes.waiting(now).chain(routed.flat_map(|routed| routed.waiting(now))) {
             if let Some(session) = cx.peers.link(peer).map(|link| link.session) {
                 cx.broadcast(|| WorkerMessage::AskForLife { peer, session });
             }
@@ -109,18 +129,25 @@ impl Tunnel {
 
     /// Routes the inner addresses of a new or changed peer to it.
     pub(super) fn route_peer(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
-        if let (Some(Tun { side: tun, mtu_table }), Some(state)) = (&mut self.device, cx.peers.get(peer)) {
+        if let (Some(Tun { side: tun, mtu_table, .. }), Some(state)) = (&mut self.device, cx.peers.get(peer))
+        {
             set_prefixes(&mut tun.routes, peer, &state.data.config);
             mtu_table.look_again();
+            self.note_receiver(cx, peer);
             self.shared_prefixes_changed(cx, now);
         }
     }
 
     /// Removes the inner addresses of a removed peer.
     pub(super) fn unroute_peer(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
-        if let Some(Tun { side: tun, mtu_table }) = &mut self.device {
+        if let Some(Tun { side: tun, mtu_table, routed }) = &mut self.device {
             tun.routes.set_peer(peer, &[], 0, 0);
             mtu_table.set_mtu(peer, None);
+            mtu_table.set_routed(peer, false);
+            if let Some(routed) = routed {
+                routed.forget(peer);
+            }
+            self.note_receiver(cx, peer);
             self.shared_prefixes_changed(cx, now);
         }
     }
@@ -133,18 +160,31 @@ impl Tunnel {
         }
     }
 
-    /// Follows a change of a peer's link: another peer may carry prefixes that both hold.
+    /// Follows a change of a peer's link: another peer may carry prefixes that both hold, or its routes go.
     pub(super) fn link_changed(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
-        if cx.peers.get(peer).is_some_and(|peer| peer.data.has_stand_in) {
+        self.follow_routed(cx, peer, now);
+        self.note_receiver(cx, peer);
+        if cx.peers.get(peer).is_some_and(|peer| peer.data.is_watched) {
             self.elect_carriers(cx, now);
+        }
+    }
+
+    /// With `tun.routes = "connected"`: publishes whether a peer has routes. Every worker sees the same; the first one speaks.
+    fn follow_routed(&mut self, cx: &Context, peer: PeerId, now: Instant) {
+        if let Some(Tun { mtu_table, routed: Some(routed), .. }) = &mut self.device
+            && cx.id.index == 0
+            && let Some(state) = cx.peers.get(peer).filter(|peer| peer.data.is_live())
+        {
+            mtu_table.set_routed(peer, routed.look(peer, state.data.takes_packets(), now));
         }
     }
 
     /// Notes which peers share a prefix with another now, and elects who carries it.
     pub(super) fn shared_prefixes_changed(&mut self, cx: &mut Context, now: Instant) {
-        let Some(Tun { side: tun, .. }) = &self.device else { return };
+        let Some(Tun { side: tun, routed, .. }) = &self.device else { return };
         for peer in cx.peers.iter_mut() {
-            peer.data.has_stand_in = tun.routes.shares(peer.data.id);
+            let has_routes = routed.is_some() && !peer.data.config.allowed_ips.is_empty();
+            peer.data.is_watched = has_routes || tun.routes.shares(peer.data.id);
         }
         if let Some(Tun { side: tun, .. }) = self.device.as_mut().filter(|_| cx.id.index == 0) {
             tun.totals.prefixes = tun.routes.prefixes() as u64;
@@ -184,6 +224,20 @@ pub(super) fn set_prefixes(routes: &mut PeerRoutes, id: PeerId, peer: &config::P
 }
 
 impl Context {
+    /// Warns that a packet of the host was dropped because its route leads to nobody.
+    fn warn_of_next_hop(&mut self, destination: IpAddr, next_hop: IpAddr, now: Instant) {
+        if let Some(suppressed) = self.logs.next_hop.allow(now) {
+            tracing::warn!(
+                %destination,
+                %next_hop,
+                suppressed,
+                "an IP packet was dropped: the next hop of its route is no peer's address (remedy: if it is a peer's, write it as \
+                 address of that [[peer]]; a route to a network behind a peer needs `via` and the peer's address; `ip route get` \
+                 with the destination shows the route)"
+            );
+        }
+    }
+
     fn report_tun_error(&mut self, error: &io::Error, now: Instant) {
         if let Some(suppressed) = self.logs.tun.allow(now) {
             tracing::warn!(
@@ -214,11 +268,31 @@ impl Tunnel {
         }
     }
 
-    /// Warns that an IP packet was dropped because its source does not belong to peer `id`.
-    pub(super) fn warn_of_source(&self, cx: &mut Context, id: PeerId, source: IpAddr, now: Instant) {
+    /// Warns that an IP packet was dropped because its source does not belong to its peer.
+    pub(super) fn warn_of_source(&self, cx: &mut Context, spoofed: Spoofed, now: Instant) {
+        let Spoofed { peer: id, source, multicast } = spoofed;
         let Some(Tun { side: tun, .. }) = &self.device else { return };
         let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
-        if let Some(suppressed) = cx.logs.source.allow(now) {
+        let Some(suppressed) = cx.logs.source.allow(now) else { return };
+        let is_by_route = |tun: &config::Tun| tun.follows_routes() && tun.source_check == SourceCheck::Route;
+        let by_route = cx.config.tun.as_ref().is_some_and(is_by_route);
+        if multicast && tun.multicast.is_some() {
+            tracing::warn!(
+                peer = named(id),
+                %source,
+                suppressed,
+                "multicast of this peer was dropped: its source is neither the peer's address here nor its link-local address \
+                 (remedy: if it is the peer's tun.address, add it to peer.address here)"
+            );
+        } else if by_route {
+            tracing::warn!(
+                peer = named(id),
+                %source,
+                suppressed,
+                "an IP packet of this peer was dropped: no route to its source leads to the peer (remedy: a route by way of it, of \
+                 whatever metric; or tun.source_check = \"allowed_ips\", where the way back may be another one)"
+            );
+        } else {
             tracing::warn!(
                 peer = named(id),
                 %source,

@@ -123,7 +123,7 @@ impl TurnWork {
             | Event::Mtu
             | Event::Moved { .. }
             | Event::Overflow
-            | Event::Flooded
+            | Event::Flooded(_)
             | Event::MoreStreams
             | Event::Drained => 0,
         });

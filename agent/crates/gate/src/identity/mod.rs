@@ -10,6 +10,7 @@ use std::{
     fmt,
     fs::{File, OpenOptions},
     io::{self, Read, Write},
+    net::Ipv6Addr,
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     str::FromStr,
@@ -36,6 +37,16 @@ pub struct PublicKey(pub [u8; 32]);
 impl PublicKey {
     /// Characters of the written form: 32 bytes as unpadded base64url.
     pub const TEXT_LEN: usize = 43;
+
+    /// The link-local address that the agent with this key has in the tunnel: the first half of the key behind fe80::/64. Both ends
+    /// know it without a word about it.
+    #[must_use]
+    pub fn link_local(&self) -> Ipv6Addr {
+        let mut octets = [0; 16];
+        octets[..2].copy_from_slice(&[0xfe, 0x80]);
+        octets[8..].copy_from_slice(&self.0[..8]);
+        octets.into()
+    }
 }
 
 impl fmt::Display for PublicKey {
@@ -233,6 +244,12 @@ impl Identity {
     #[must_use]
     pub fn previous(&self) -> Option<&Self> {
         self.previous.as_deref()
+    }
+
+    /// The public keys by which peers may know us, the current one first.
+    #[must_use]
+    pub fn public_keys(&self) -> Vec<PublicKey> {
+        [Some(self), self.previous()].into_iter().flatten().map(Self::public_key).collect()
     }
 
     /// Reads a PKCS#8 PEM file, version 1 (what `openssl genpkey -algorithm ed25519` writes) or 2.

@@ -247,6 +247,8 @@ pub enum Which<'a> {
 /// An interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
+    /// The number of the interface.
+    pub index: u32,
     /// The name of the interface.
     pub name: String,
     /// Whether the interface is administratively up.
@@ -268,7 +270,7 @@ pub struct Link {
 impl Link {
     fn read(message: &LinkMessage) -> Self {
         let up = message.header.flags.contains(LinkFlags::Up);
-        let mut link = Self { up, ..Self::default() };
+        let mut link = Self { index: message.header.index, up, ..Self::default() };
         for attribute in &message.attributes {
             if let LinkAttribute::IfName(name) = attribute {
                 link.name.clone_from(name);

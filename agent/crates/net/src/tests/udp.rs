@@ -451,6 +451,33 @@ async fn a_token_is_reported_after_each_would_block() {
 }
 
 #[tokio::test]
+async fn a_batch_that_empties_a_socket_is_the_last_and_has_the_token_reported() {
+    let (mut net, ready, _) = kernel();
+    let mut from = net.udp(&options(V4, UdpRole::QuicDial), A).unwrap();
+    let mut to = net.udp(&options(V4, UdpRole::QuicListen), B).unwrap();
+    let mut batch = SendBatch::default();
+    let mut received = ReceiveBatch::new(2, 2_000);
+    for round in 0..50 {
+        // Each call but the last one fills its batch: there may be more behind it.
+        let count = 1 + 2 * (round % 3);
+        for index in 0..count {
+            put(&mut batch, &path(to.local_addr()), &payload(index, 100 + index));
+            assert_eq!(send(&mut *from, &mut batch), [SendOutcome::Sent]);
+        }
+        wait(&ready, B).await;
+        let mut seen = 0;
+        while seen < count {
+            to.receive(&mut received).unwrap();
+            seen += received.len();
+            assert_eq!(received.is_last(), seen == count, "{seen} of {count}");
+        }
+        // Nothing asks for a WouldBlock before the next round.
+    }
+    received.clear();
+    assert!(!received.is_last());
+}
+
+#[tokio::test]
 async fn a_truncated_buffer_is_refused_and_its_neighbours_are_not() {
     let (mut net, ready, _) = kernel();
     let mut from = net.udp(&options(V4, UdpRole::QuicDial), A).unwrap();

@@ -178,7 +178,8 @@ impl Desk {
         {
             return Err(wrong(returns_by_itself(&removed.name)));
         }
-        let peer = state::check(&config, self.own_key, &known, new).map_err(wrong)?;
+        // The registry refuses our previous key.
+        let peer = state::check(&config, &[self.own_key], &known, new).map_err(wrong)?;
         let name = Arc::clone(&peer.name);
         let mut edit = self.edit().map_err(failed)?;
         edit.add(new).map_err(failed)?;

@@ -22,7 +22,7 @@ mod process;
 use std::{
     fmt::Write as _,
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use config::{Directory, Limits};
@@ -168,6 +168,11 @@ impl Metrics {
     /// The history of the status page takes `bytes` of memory now.
     pub fn set_history_bytes(&self, bytes: usize) {
         self.admin.set_history_bytes(bytes);
+    }
+
+    /// Waits for newer values of the workers, if those that are there are old ([`Snapshots::renew`]).
+    pub async fn renew(&self, now: Instant) {
+        self.snapshots.renew(now).await;
     }
 
     /// All values in Prometheus' text format, version 0.0.4.

@@ -14,6 +14,7 @@ use std::{
 use arc_swap::ArcSwap;
 use config::{self, Config};
 use engine::{
+    brief::PeerBrief,
     health::Health,
     hub::Hub,
     origin::PeerOrigin,
@@ -27,7 +28,7 @@ use wire::clock::Clock;
 use crate::{
     control_socket::{
         Peers, Refused, Reloaded,
-        status::{PeerStatus, Scope, Status},
+        status::{Scope, Status},
     },
     metrics::Metrics,
     qlog::Captures,
@@ -35,6 +36,8 @@ use crate::{
 };
 
 mod status;
+
+use status::AsOf;
 
 /// What the daemon knows of itself.
 pub struct Running {
@@ -105,16 +108,16 @@ impl Peers for Running {
     }
 
     fn status(&self, scope: &Scope) -> Status {
-        status::of(self, scope)
+        status::of(self, scope, AsOf::Now)
     }
 }
 
 impl Figures for Running {
-    fn published(&self) -> Vec<PeerStatus> {
+    fn published(&self) -> Vec<PeerBrief> {
         status::published(self)
     }
 
     fn asked(&self, scope: &Scope) -> Status {
-        status::of(self, scope)
+        status::of(self, scope, AsOf::LastPublication)
     }
 }

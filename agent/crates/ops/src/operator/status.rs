@@ -1,18 +1,19 @@
 //! What an operator is shown: what the workers published, and what they say when they are asked.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
 
 use config::{Config, Tun};
 use dataplane::socket_stats::SocketStats;
 use engine::{
+    brief::PeerBrief,
     health::NotReady,
     metrics::Value,
     origin::PeerOrigin,
-    registry::Listed,
+    registry::{Listed, PeerRegistry},
     status::Counts,
-    worker::{AskedRoutes, Asks, Inspection, Snapshot, Snapshots, WorkerView},
+    worker::{AskedRoutes, Asks, InUse, Inspection, Publication, Snapshots, WorkerView},
 };
-use gate::{refusals, table::MOST_ENTRIES};
+use gate::{identity::PublicKey, refusals, table::MOST_ENTRIES};
 use net::{
     netlink::{Link, Netlink, Which},
     process,
@@ -33,25 +34,36 @@ const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 /// Lanes in one answer: what a client can read, and a terminal show.
 const MOST_LANES: usize = 4_096;
 
+/// How recent the figures of peers are to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum AsOf {
+    /// The workers publish before they answer.
+    Now,
+    /// As the workers last published them, a second ago at most: for a page that asks all day.
+    LastPublication,
+}
+
 /// The status that `scope` asks for.
-pub(super) fn of(running: &Running, scope: &Scope) -> Status {
+pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     let routes = scope.routes.map(|routes| routes.address.map_or(AskedRoutes::All, AskedRoutes::To));
-    let asks = Asks { peer: scope.peer.as_deref().map(Into::into), lane: scope.lane, routes };
+    let as_published = as_of == AsOf::LastPublication;
+    let asks = Asks { peer: scope.peer.as_deref().map(Into::into), lane: scope.lane, routes, as_published };
     let views = Inspection::ask(asks, &running.inboxes).wait(ANSWER_WITHIN);
     let unanswered = (0..).zip(&views).filter(|(_, view)| view.is_none()).map(|(worker, _)| worker);
     let unanswered_workers = unanswered.collect();
     let mut views: Vec<WorkerView> = views.into_iter().flatten().collect();
     let (now, unix_seconds) = (running.clock.now(), running.clock.unix_seconds());
     // Only now: the workers published when they were asked.
-    let mut snapshot = running.snapshots.get();
+    let published = running.snapshots.latest();
     let (config, listed) = (running.config.load(), running.registry.list());
-    let (totals, limits) = (totals(&snapshot), limits(&config, &listed, &snapshot));
+    let (totals, limits) = (totals(&published), limits(&config, &listed, &published));
     let chosen = |listed: &&Listed| scope.peer.as_ref().is_none_or(|name| *listed.peer.name == **name);
     let mut room = Room { left: MOST_LANES, left_out: views.iter().map(|view| view.lanes_left_out).sum() };
     let peers = listed.iter().filter(chosen).map(|listed| PeerStatus {
         lanes: lanes_of(listed.id, &views, &mut room),
         stream_connections: stream_connections_of(listed.id, &views),
-        ..take_peer(listed, &mut snapshot)
+        link_local: link_local(listed, &config),
+        ..status_of(listed, &published)
     });
     let mut peers: Vec<PeerStatus> = peers.collect();
     if let (Some(peer), Some(_)) = (peers.first_mut(), &scope.peer) {
@@ -67,7 +79,7 @@ pub(super) fn of(running: &Running, scope: &Scope) -> Status {
         drain: drain(running),
         lanes_left_out: room.left_out,
         totals,
-        tun: config.tun.as_ref().map(|tun| tun_status(tun, &views)),
+        tun: config.tun.as_ref().map(|tun| tun_status(tun, &running.registry, &views)),
         routes: views.iter_mut().flat_map(|view| std::mem::take(&mut view.routes)).collect(),
         sockets: sockets(&views),
         limits,
@@ -91,6 +103,13 @@ fn peer_file_problems(config: &Config) -> Vec<String> {
     problems.map(|problem| format!("{}: {problem}", problem.place(Path::new("")))).collect()
 }
 
+/// The link-local addresses by which the kernel's routes may name a peer.
+fn link_local(listed: &Listed, config: &Config) -> Vec<Ipv6Addr> {
+    let keys =
+        listed.peer.public_keys.iter().filter(|_| config.tun.as_ref().is_some_and(Tun::follows_routes));
+    keys.map(PublicKey::link_local).collect()
+}
+
 /// How far the agent has come with draining, as the workers last published it.
 fn drain(running: &Running) -> Option<Drain> {
     if running.health.readiness() != Err(NotReady::Draining) {
@@ -102,16 +121,21 @@ fn drain(running: &Running) -> Option<Drain> {
 }
 
 /// The peers as the workers last published them.
-pub(super) fn published(running: &Running) -> Vec<PeerStatus> {
-    let mut snapshot = running.snapshots.get();
-    running.registry.list().iter().map(|listed| take_peer(listed, &mut snapshot)).collect()
+pub(super) fn published(running: &Running) -> Vec<PeerBrief> {
+    let published = running.snapshots.latest();
+    running.registry.list().iter().map(|listed| brief_of(listed, &published)).collect()
 }
 
-/// Takes a peer out of `snapshot`, if its slot there is not that of another one.
-fn take_peer(listed: &Listed, snapshot: &mut Snapshot) -> PeerStatus {
-    let slot = snapshot.peers.get_mut(listed.id.0 as usize);
-    let own = slot.filter(|seen| !seen.more.removed && seen.name == listed.peer.name);
-    own.map_or_else(|| unseen(listed), std::mem::take)
+/// What was published of a peer, if its slot is not that of another one yet.
+fn status_of(listed: &Listed, published: &Publication) -> PeerStatus {
+    let own = published.has(listed.id, &listed.peer.name);
+    own.then(|| published.status(listed.id)).flatten().unwrap_or_else(|| unseen(listed))
+}
+
+/// The same in brief.
+fn brief_of(listed: &Listed, published: &Publication) -> PeerBrief {
+    let own = published.has(listed.id, &listed.peer.name);
+    own.then(|| published.brief(listed.id)).flatten().unwrap_or_else(|| PeerBrief::from(&unseen(listed)))
 }
 
 /// A peer that the workers have not told of yet.
@@ -122,11 +146,11 @@ fn unseen(listed: &Listed) -> PeerStatus {
 }
 
 /// The accounts of all peers, those included that were removed and still have their place.
-fn totals(snapshot: &Snapshot) -> Totals {
+fn totals(published: &Publication) -> Totals {
     let mut totals = Totals::default();
-    for peer in &snapshot.peers {
-        totals.uplink.add(&peer.uplink);
-        totals.downlink.add(&peer.downlink);
+    for [uplink, downlink] in published.slots().map(|slot| published.accounts(slot)) {
+        totals.uplink.add(&uplink);
+        totals.downlink.add(&downlink);
     }
     totals.uplink.complete();
     totals.downlink.complete();
@@ -181,7 +205,7 @@ fn sockets(views: &[WorkerView]) -> Vec<SocketStatus> {
     SocketStats::ROLES.iter().enumerate().map(role).collect()
 }
 
-fn tun_status(tun: &Tun, views: &[WorkerView]) -> TunStatus {
+fn tun_status(tun: &Tun, registry: &PeerRegistry, views: &[WorkerView]) -> TunStatus {
     let link = Netlink::open().and_then(|mut netlink| netlink.link(Which::Name(&tun.name)));
     // What cannot be asked is not known, and a device that is gone is said to be.
     let link = link.unwrap_or_default();
@@ -189,6 +213,7 @@ fn tun_status(tun: &Tun, views: &[WorkerView]) -> TunStatus {
         name: (*tun.name).into(),
         up: link.as_ref().map(|link| link.up),
         mtu: link.as_ref().map(|link| link.mtu),
+        addresses: registry.device_addresses(tun).iter().map(ToString::to_string).collect(),
         ..TunStatus::default()
     };
     let kernel = |drops: fn(&Link) -> u64| link.as_ref().map(drops);
@@ -199,28 +224,30 @@ fn tun_status(tun: &Tun, views: &[WorkerView]) -> TunStatus {
     status
 }
 
-fn limits(config: &Config, listed: &[Listed], snapshot: &Snapshot) -> LimitsStatus {
+fn limits(config: &Config, listed: &[Listed], published: &Publication) -> LimitsStatus {
     let used = |used: usize, limit: usize| Used { used: used as u64, limit: limit as u64 };
-    let most = |count: fn(&PeerStatus) -> usize| snapshot.peers.iter().map(count).max().unwrap_or(0);
     let guests = listed.iter().filter(|listed| listed.origin == PeerOrigin::Open).count();
-    let flows = snapshot.peers.iter().map(|peer| peer.flows).sum();
-    let (limits, in_use) = (&config.limits, &snapshot.in_use);
+    let (limits, in_use): (_, InUse) = (&config.limits, published.in_use());
+    let (mut flows, mut queue_bytes, mut tcp_streams) = (0, 0, 0);
+    let (mut most_flows, mut most_streams) = (0, 0);
+    for peer in published.slots().filter_map(|slot| published.brief(slot)) {
+        let streams = peer.tcp_streams as usize;
+        flows += peer.flows;
+        queue_bytes += peer.queue_bytes;
+        tcp_streams += streams;
+        (most_flows, most_streams) = (peer.flows.max(most_flows), streams.max(most_streams));
+    }
     let process::Descriptors { open, limit: most_open } = process::descriptors().unwrap_or_default();
     LimitsStatus {
         peers: used(listed.len() - guests, limits.peers),
         open_peers: used(guests, limits.open_peers),
         flows: used(flows, limits.flows),
-        flows_per_peer: used(most(|peer| peer.flows), limits.flows_per_peer),
-        queue_bytes: used(snapshot.peers.iter().map(|peer| peer.queue.bytes).sum(), limits.queue_bytes),
-        tcp_streams_per_peer: used(
-            most(|peer| peer.tcp_streams as usize),
-            limits.tcp_streams_per_peer as usize,
-        ),
-        tcp_streams: used(
-            snapshot.peers.iter().map(|peer| peer.tcp_streams as usize).sum(),
-            limits.tcp_streams,
-        ),
+        flows_per_peer: used(most_flows, limits.flows_per_peer),
+        queue_bytes: used(queue_bytes, limits.queue_bytes),
+        tcp_streams_per_peer: used(most_streams, limits.tcp_streams_per_peer as usize),
+        tcp_streams: used(tcp_streams, limits.tcp_streams),
         stream_bytes: Used { used: in_use.stream_bytes, limit: limits.stream_bytes as u64 },
+        repair_bytes: Used { used: in_use.repair_bytes, limit: limits.repair_bytes as u64 },
         handshakes: used(in_use.handshakes, limits.handshakes),
         used_tokens: used(in_use.used_tokens, MOST_ENTRIES),
         decoy_flows: used(in_use.decoy_flows, limits.decoy_flows),

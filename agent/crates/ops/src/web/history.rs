@@ -6,7 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use engine::status::PeerStatus;
+use engine::brief::PeerBrief;
 use serde::Serialize;
 
 pub const SAMPLE_INTERVAL: Duration = Duration::from_secs(5);
@@ -85,13 +85,9 @@ impl Default for Series {
 }
 
 impl Counts {
-    fn of(peer: &PeerStatus) -> Self {
-        Self {
-            up_bytes: peer.uplink.delivered_bytes,
-            down_bytes: peer.downlink.delivered_bytes,
-            sent_packets: peer.lane_packets.sent,
-            lost_packets: peer.lane_packets.lost,
-        }
+    fn of(peer: &PeerBrief) -> Self {
+        let PeerBrief { up_bytes, down_bytes, sent_packets, lost_packets, .. } = *peer;
+        Self { up_bytes, down_bytes, sent_packets, lost_packets }
     }
 
     fn add(&mut self, other: Self) {
@@ -127,7 +123,7 @@ fn slot(number: u64) -> usize {
 }
 
 impl History {
-    pub(super) fn sample(&mut self, peers: &[PeerStatus], now: Instant) {
+    pub(super) fn sample(&mut self, peers: &[PeerBrief], now: Instant) {
         let elapsed = self.sampled.map(|before| now.saturating_duration_since(before).as_secs_f32());
         let seconds = elapsed.filter(|seconds| *seconds > 0.0);
         self.sampled = Some(now);

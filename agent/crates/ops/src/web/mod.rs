@@ -16,8 +16,8 @@ use std::{
 };
 
 use engine::{
+    brief::PeerBrief,
     health::{Health, NotReady},
-    status::PeerStatus,
 };
 use serde::Serialize;
 use wire::panics;
@@ -35,16 +35,17 @@ pub use query::{Query, QueryError};
 
 use crate::control_socket::status::{Scope, Status};
 
-/// How old the peers may be that the page is shown. However many pages are open, the workers' snapshots are summed ten times a
-/// second at most, which takes a millisecond or two with a thousand peers.
+/// How old the peers may be that the page is shown. However many pages are open, what the workers published is summed ten
+/// times a second at most.
 const FRESH_FOR: Duration = Duration::from_millis(100);
 
 /// Where the figures come from: the running daemon.
 pub trait Figures: Send + Sync {
     /// Returns the peers as the workers last published them, without asking the workers: no lanes, no flows.
-    fn published(&self) -> Vec<PeerStatus>;
+    fn published(&self) -> Vec<PeerBrief>;
 
-    /// Asks the workers for what `scope` selects, and waits for them for a second at most.
+    /// Asks the workers for what `scope` selects, and waits for them for a second at most. Figures of peers are those that were
+    /// last published.
     fn asked(&self, scope: &Scope) -> Status;
 }
 
@@ -69,7 +70,7 @@ pub struct Screen {
 
 struct Latest {
     at: Instant,
-    peers: Arc<Vec<PeerStatus>>,
+    peers: Arc<Vec<PeerBrief>>,
 }
 
 impl StatusPage {
@@ -113,7 +114,7 @@ impl StatusPage {
         self.daemon.asked(scope)
     }
 
-    fn latest(&self, now: Instant) -> Arc<Vec<PeerStatus>> {
+    fn latest(&self, now: Instant) -> Arc<Vec<PeerBrief>> {
         let mut latest = panics::lock(&self.latest);
         if let Some(Latest { at, peers }) = &*latest
             && now.saturating_duration_since(*at) < FRESH_FOR

@@ -2,7 +2,7 @@
 
 use std::{cmp::Ordering, net::SocketAddr, sync::Arc};
 
-use engine::status::{PeerState, PeerStatus};
+use engine::{brief::PeerBrief, status::PeerState};
 use serde::Serialize;
 
 use crate::web::{
@@ -146,15 +146,13 @@ pub struct Columns {
 }
 
 impl PeersAnswer {
-    pub(super) fn new(peers: &[PeerStatus], query: &PeersQuery, history: &History) -> Self {
-        let mut chosen: Vec<&PeerStatus> = peers.iter().filter(|peer| query.selects(peer)).collect();
-        // Equal ones stay in the order of the files.
-        chosen.sort_by(|a, b| query.compare(a, b));
+    pub(super) fn new(peers: &[PeerBrief], query: &PeersQuery, history: &History) -> Self {
+        let mut chosen: Vec<&PeerBrief> = peers.iter().filter(|peer| query.selects(peer)).collect();
         // A screen behind the end is the last one.
         let last = chosen.len().saturating_sub(1) / query.rows.max(1) * query.rows;
         let skipped = query.skip.min(last);
         let mut columns = Columns::default();
-        for peer in chosen.iter().skip(skipped).take(query.rows) {
+        for peer in query.screen(&mut chosen, skipped) {
             columns.push(peer);
             if query.trends {
                 columns.trend.push(history.trend(&peer.name));
@@ -164,16 +162,16 @@ impl PeersAnswer {
     }
 }
 
-fn failed(peer: &PeerStatus) -> bool {
+fn failed(peer: &PeerBrief) -> bool {
     !peer.connected() && peer.last_error.is_some()
 }
 
-fn rates(peer: &PeerStatus) -> (f64, f64) {
+fn rates(peer: &PeerBrief) -> (f64, f64) {
     peer.rates.map_or((0.0, 0.0), |rates| (rates.uplink_bytes_per_second, rates.downlink_bytes_per_second))
 }
 
 impl PeersQuery {
-    fn selects(&self, peer: &PeerStatus) -> bool {
+    fn selects(&self, peer: &PeerBrief) -> bool {
         let shown = match self.show {
             Show::All => true,
             Show::Connected => peer.connected(),
@@ -188,7 +186,25 @@ impl PeersQuery {
                 || peer.address.is_some_and(|address| has(&address.to_string())))
     }
 
-    fn compare(&self, a: &PeerStatus, b: &PeerStatus) -> Ordering {
+    /// The rows of the screen that begins behind the first `skipped` peers, in their order. Only they are sorted: of a thousand
+    /// peers a screen has twenty-five.
+    fn screen<'a, 'b>(&self, chosen: &'a mut [&'b PeerBrief], skipped: usize) -> &'a [&'b PeerBrief] {
+        let end = chosen.len().min(skipped + self.rows);
+        // No two are equal: each has a name of its own.
+        if 0 < skipped && skipped < end {
+            chosen.select_nth_unstable_by(skipped, |a, b| self.compare(a, b));
+        }
+        let rest = &mut chosen[skipped..];
+        let rows = end - skipped;
+        if 0 < rows && rows < rest.len() {
+            rest.select_nth_unstable_by(rows - 1, |a, b| self.compare(a, b));
+        }
+        let screen = &mut rest[..rows];
+        screen.sort_unstable_by(|a, b| self.compare(a, b));
+        screen
+    }
+
+    fn compare(&self, a: &PeerBrief, b: &PeerBrief) -> Ordering {
         let names = || a.name.cmp(&b.name);
         let order = match self.sort {
             SortBy::Name => self.directed(names()),
@@ -199,9 +215,7 @@ impl PeersQuery {
                 (a, b) => b.is_some().cmp(&a.is_some()),
             },
             SortBy::Rtt => self.numbers(a.rtt_seconds, b.rtt_seconds),
-            SortBy::Loss => {
-                self.numbers(a.lane_packets.lost_share_last_second, b.lane_packets.lost_share_last_second)
-            }
+            SortBy::Loss => self.numbers(a.lost_share_last_second(), b.lost_share_last_second()),
             SortBy::Up => self.numbers(Some(rates(a).0), Some(rates(b).0)),
             SortBy::Down => self.numbers(Some(rates(a).1), Some(rates(b).1)),
             SortBy::Flows => self.directed(a.flows.cmp(&b.flows)),
@@ -224,7 +238,7 @@ impl PeersQuery {
 }
 
 /// The place of a peer in the order of [`SortBy::State`].
-fn rank(peer: &PeerStatus) -> u8 {
+fn rank(peer: &PeerBrief) -> u8 {
     match peer.state {
         _ if failed(peer) => 0,
         PeerState::Dialling => 1,
@@ -234,7 +248,7 @@ fn rank(peer: &PeerStatus) -> u8 {
 }
 
 impl Columns {
-    fn push(&mut self, peer: &PeerStatus) {
+    fn push(&mut self, peer: &PeerBrief) {
         let (up, down) = rates(peer);
         let error = peer.last_error.as_ref().filter(|_| !peer.connected());
         self.name.push(Arc::clone(&peer.name));
@@ -242,7 +256,7 @@ impl Columns {
         self.since_seconds.push(peer.since_seconds.map(|seconds| seconds as u64));
         self.address.push(peer.address);
         self.rtt_micros.push(peer.rtt_seconds.map(|seconds| (seconds * 1e6) as u64));
-        self.loss.push(peer.lane_packets.lost_share_last_second.map(rounded));
+        self.loss.push(peer.lost_share_last_second().map(rounded));
         self.up.push(up as u64);
         self.down.push(down as u64);
         self.flows.push(peer.flows);
@@ -252,7 +266,7 @@ impl Columns {
 }
 
 impl Sums {
-    fn of(peers: &[PeerStatus]) -> Self {
+    fn of(peers: &[PeerBrief]) -> Self {
         let mut sums = Self { peers: peers.len(), ..Self::default() };
         let (mut up, mut down, mut sent, mut lost) = (0.0, 0.0, 0.0, 0.0);
         for peer in peers {

@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use engine::{
     peer::Failure,
-    status::{Accounting, LanePackets, LastError, PeerRates, PeerState},
+    status::{LastError, PeerRates, PeerState},
 };
 use serde_json::{Value, json};
 use wire::clock::{Clock, ManualClock};
@@ -13,12 +13,12 @@ use super::*;
 
 #[derive(Default)]
 struct Daemon {
-    peers: Mutex<Vec<PeerStatus>>,
+    peers: Mutex<Vec<PeerBrief>>,
     asked: Mutex<usize>,
 }
 
 impl Figures for Daemon {
-    fn published(&self) -> Vec<PeerStatus> {
+    fn published(&self) -> Vec<PeerBrief> {
         *panics::lock(&self.asked) += 1;
         panics::lock(&self.peers).clone()
     }
@@ -28,26 +28,26 @@ impl Figures for Daemon {
     }
 }
 
-fn page(peers: Vec<PeerStatus>) -> (StatusPage, Arc<Daemon>, ManualClock) {
+fn page(peers: Vec<PeerBrief>) -> (StatusPage, Arc<Daemon>, ManualClock) {
     let (daemon, clock) = (Arc::new(Daemon::default()), ManualClock::default());
     *panics::lock(&daemon.peers) = peers;
     let health = Arc::new(Health::new(1, clock.now()));
     (StatusPage::new(Arc::clone(&daemon) as _, health), daemon, clock)
 }
 
-fn peer(name: &str, state: PeerState) -> PeerStatus {
-    PeerStatus { name: name.into(), state, ..PeerStatus::default() }
+fn peer(name: &str, state: PeerState) -> PeerBrief {
+    PeerBrief { name: name.into(), state, ..PeerBrief::default() }
 }
 
-fn connected(name: &str, up: f64, rtt: f64) -> PeerStatus {
+fn connected(name: &str, up: f64, rtt: f64) -> PeerBrief {
     let rates = PeerRates { uplink_bytes_per_second: up, ..PeerRates::default() };
-    PeerStatus { rates: Some(rates), rtt_seconds: Some(rtt), ..peer(name, PeerState::Connected) }
+    PeerBrief { rates: Some(rates), rtt_seconds: Some(rtt), ..peer(name, PeerState::Connected) }
 }
 
-fn failed(name: &str, reason: &str) -> PeerStatus {
+fn failed(name: &str, reason: &str) -> PeerBrief {
     let failure = Arc::new(Failure { reason: reason.to_owned(), causes: Vec::new() });
     let last_error = Some(LastError { age_seconds: 1.0, failure });
-    PeerStatus { last_error, ..peer(name, PeerState::Dialling) }
+    PeerBrief { last_error, ..peer(name, PeerState::Dialling) }
 }
 
 fn query(text: &str) -> PeersQuery {
@@ -60,10 +60,14 @@ fn names(page: &StatusPage, text: &str, now: Instant) -> Vec<String> {
 }
 
 /// A peer that has sent and received so much.
-fn counted(name: &str, up: u64, down: u64, [sent, lost]: [u64; 2]) -> PeerStatus {
-    let side = |delivered_bytes| Accounting { delivered_bytes, ..Accounting::default() };
-    let lane_packets = LanePackets { sent, lost, ..LanePackets::default() };
-    PeerStatus { uplink: side(up), downlink: side(down), lane_packets, ..peer(name, PeerState::Connected) }
+fn counted(name: &str, up: u64, down: u64, [sent, lost]: [u64; 2]) -> PeerBrief {
+    PeerBrief {
+        up_bytes: up,
+        down_bytes: down,
+        sent_packets: sent,
+        lost_packets: lost,
+        ..peer(name, PeerState::Connected)
+    }
 }
 
 #[test]
@@ -74,7 +78,7 @@ fn a_screen_is_chosen_sorted_and_cut() {
         peer("b", PeerState::Waiting),
         connected("a", 30.0, 0.1),
         failed("d", "no answer"),
-        PeerStatus { address, software: Some("Other/1".into()), ..peer("e", PeerState::Dialling) },
+        PeerBrief { address, software: Some("Other/1".into()), ..peer("e", PeerState::Dialling) },
     ]);
     let now = clock.now();
     for (text, expected) in [
@@ -102,6 +106,25 @@ fn a_screen_is_chosen_sorted_and_cut() {
     assert_eq!((screen.matching, screen.sums.peers, screen.sums.connected, screen.sums.failed), (1, 5, 2, 1));
     assert_eq!(screen.sums.up, 40);
     assert_eq!(screen.columns.failure, [Some("no answer".to_owned())]);
+}
+
+#[test]
+fn the_screens_one_after_the_other_are_the_whole_order() {
+    let peers: Vec<PeerBrief> = (0..57_u64)
+        .map(|number| connected(&format!("p{:02}", number * 20 % 57), (number % 7) as f64, 0.1))
+        .collect();
+    let (page, _, clock) = page(peers);
+    for order in ["sort=name", "sort=up&order=desc", "sort=state&order=desc", "sort=mtu"] {
+        let whole = names(&page, &format!("{order}&rows=100"), clock.now());
+        assert_eq!(whole.len(), 57);
+        for rows in [1, 10, 19, 56] {
+            let skips = (0..57).step_by(rows);
+            let screen = |skip| names(&page, &format!("{order}&rows={rows}&skip={skip}"), clock.now());
+            assert_eq!(skips.flat_map(screen).collect::<Vec<_>>(), whole, "{order}, {rows} rows");
+        }
+    }
+    let by_name = names(&page, "sort=name&rows=100", clock.now());
+    assert!(by_name.is_sorted(), "{by_name:?}");
 }
 
 #[test]
@@ -138,7 +161,7 @@ fn many_pages_cost_ten_sums_a_second() {
 #[test]
 fn the_history_has_rates_and_loss_between_samples() {
     let (page, daemon, clock) = page(vec![counted("a", 0, 0, [0, 0]), counted("b", 7, 7, [7, 7])]);
-    let sample = |peers: Vec<PeerStatus>| {
+    let sample = |peers: Vec<PeerBrief>| {
         *panics::lock(&daemon.peers) = peers;
         page.sample(clock.now());
         clock.advance(SAMPLE_INTERVAL);

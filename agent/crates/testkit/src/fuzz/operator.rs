@@ -44,7 +44,7 @@ fn added(new: &NewPeer) {
     let config = "identity.key_file = \"id.key\"\ntransport.listen = [\"127.0.0.1:4433\"]\n\
                   tun.address = [\"10.9.0.1/24\"]\n[[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n";
     let config = Config::parse(config, std::path::Path::new("/etc/culvert")).expect("a good configuration");
-    match state::check(&config, identity(1).public_key(), &config.peers, new) {
+    match state::check(&config, &identity(1).public_keys(), &config.peers, new) {
         Ok(peer) => {
             assert_eq!((&*peer.name, peer.endpoints.len()), (new.name.as_str(), new.endpoints.len()));
             assert!(peer.services.iter().all(|place| *place == 0));

@@ -3,6 +3,26 @@
 include!("../../../../../fuzz/replay.rs");
 
 #[test]
+fn every_target_is_replayed_by_an_ordinary_test() {
+    const TARGETS: &str = include_str!("../../../../../fuzz/Cargo.toml");
+    const TESTS: [&str; 2] = [include_str!("tests.rs"), include_str!("../../../../../quic-core/src/fuzz.rs")];
+    let names = TARGETS.split("[[bin]]").skip(1).map(|bin| {
+        let name = bin.lines().find_map(|line| line.strip_prefix("name = \"")).unwrap();
+        name.trim_end_matches('"')
+    });
+    let names: Vec<&str> = names.collect();
+    assert!(names.len() >= 30, "{names:?}");
+    for name in names {
+        let call = format!("replay(\"{name}\", ");
+        let mutants = TESTS.iter().find_map(|tests| tests.split_once(&call)).map(|(_, rest)| {
+            let digits = rest.split_once(',').unwrap().0;
+            digits.parse::<u32>().unwrap()
+        });
+        assert!(mutants.is_some_and(|mutants| mutants > 0), "no test mutates the corpus of {name}");
+    }
+}
+
+#[test]
 fn the_corpus_of_control_messages() {
     replay("control_messages", 50, crate::fuzz::control_messages);
 }

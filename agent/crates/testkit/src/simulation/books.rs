@@ -8,9 +8,12 @@ use std::{
 
 use dataplane::{
     forward::Local,
+    peer::PeerData,
     relay::{Account, Direction},
+    repair::LaneRepair,
 };
 use engine::worker::Worker;
+use wire::ids::PeerId;
 
 use crate::simulation::World;
 
@@ -33,7 +36,7 @@ pub struct PeerBooks {
     pub waiting: [(usize, usize); 2],
     /// When the oldest of those arrived.
     pub oldest: Option<Instant>,
-    /// The configured limits on what waits: datagrams, bytes, time.
+    /// The limits on what waits: datagrams, bytes, time.
     pub bounds: (usize, usize, Duration),
     /// The number of the peer's flows at this worker.
     pub flows: usize,
@@ -47,6 +50,20 @@ pub struct PeerBooks {
     pub lanes: Option<(u32, u32)>,
     /// The number of the peer's TCP forwards at this worker.
     pub tcp_streams: u32,
+    pub repair: RepairBooks,
+}
+
+/// What is repaired between an agent and a peer.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RepairBooks {
+    /// Bytes of memory in use for the peer at all workers.
+    pub bytes: usize,
+    /// The number of payloads at this worker that wait for missing ones.
+    pub held: usize,
+    /// When the first payload that is missing at this worker misses its deadline.
+    pub deadline: Option<Instant>,
+    /// The number of payloads from the peer that came again, or were recovered, at this worker.
+    pub repaired: u64,
 }
 
 /// The counts and contents of one worker of an agent.
@@ -114,7 +131,7 @@ impl World {
 }
 
 fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
-    let peers = worker.peers().iter().map(|peer| {
+    let peers = worker.peers().iter().zip(0..).map(|(peer, id)| {
         let (relay, limits) = (&peer.data.relay, &peer.data.config.queue);
         let direction = |direction| DirectionBooks {
             account: *relay.account(direction),
@@ -127,13 +144,14 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
             downlink: direction(Direction::Downlink),
             waiting: [&relay.queue, &relay.awaiting].map(|queue| (queue.datagrams(), queue.bytes())),
             oldest: relay.oldest(),
-            bounds: (limits.packets, limits.bytes, limits.time),
+            bounds: (limits.packets, limits.bytes, relay.queue.time_limit()),
             flows: relay.flows.len(),
             max_flows: relay.max_flows,
             moved: relay.stats.flows_moved + relay.stripes.as_ref().map_or(0, |stripes| stripes.moved()),
             is_owner: peer.session.is_some(),
             lanes: pool.map(|pool| (u32::from(pool.wanted), pool.up.count_ones())),
             tcp_streams: peer.tcp_streams,
+            repair: repair_books(worker, &peer.data, id),
         }
     });
     WorkerBooks {
@@ -144,5 +162,20 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
         upstreams: worker.locals().find(|local| matches!(local, Local::Upstream { .. })).len(),
         forwards: worker.forwards(),
         excess: excess.clone(),
+    }
+}
+
+fn repair_books(worker: &Worker, peer: &PeerData, id: u32) -> RepairBooks {
+    let lanes = worker.lanes().iter().filter(|(_, slot)| slot.peer == PeerId(id));
+    let on_lanes = lanes.filter_map(|(_, slot)| slot.repair.as_deref());
+    let plain = peer.link.as_ref().and_then(|link| link.plain.as_ref());
+    let plain = plain.and_then(|plain| plain.repair.as_deref());
+    let streams: Vec<&LaneRepair> = on_lanes.chain(plain).collect();
+    let received = &peer.relay.repairs.received;
+    RepairBooks {
+        bytes: peer.relay.flows.registry().repair().used(),
+        held: streams.iter().map(|streams| streams.held_packets()).sum(),
+        deadline: streams.iter().filter_map(|streams| streams.next_expiry()).min(),
+        repaired: received.retransmitted + received.recovered,
     }
 }

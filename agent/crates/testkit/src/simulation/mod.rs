@@ -18,17 +18,19 @@ mod host;
 mod network;
 mod seeded;
 mod trace;
-pub use books::{DirectionBooks, PeerBooks, WorkerBooks};
+pub use books::{DirectionBooks, PeerBooks, RepairBooks, WorkerBooks};
 use bottleneck::{Bottleneck, Counts, Parameters};
 use config::{
     Config,
     reload::{Change, plan},
 };
+use dataplane::forward::learned::LearnedRoutes;
 use engine::{
     follow::follow,
     health::Health,
     hub::Hub,
     metrics::Value,
+    mtu_table::MtuTable,
     registry::{PeerRegistry, RegistryError},
     status::PeerStatus,
     worker::{Command, Publisher, Setup, Snapshots, TurnWork, Worker},
@@ -90,6 +92,8 @@ pub struct Agent {
     config: Arc<Config>,
     hub: Arc<Hub>,
     tun: Option<MemoryTun>,
+    /// What the tunnel's thread of a daemon reads.
+    pub mtu_table: Arc<MtuTable>,
     pub snapshots: Arc<Snapshots>,
     /// When each worker wants its next turn; `None` once it has ended.
     deadlines: Vec<Option<Option<Instant>>>,
@@ -113,6 +117,11 @@ impl Agent {
     /// The most work of each kind that any turn did since the last call.
     pub fn most_work(&mut self) -> TurnWork {
         std::mem::take(&mut self.most)
+    }
+
+    /// The kernel's routes make this table.
+    pub fn learn_routes(&self, learned: LearnedRoutes) {
+        self.hub.learn_routes(&Arc::new(learned));
     }
 
     /// Its TUN device, which its configuration asks for.
@@ -160,6 +169,11 @@ impl World {
     /// Lets each turn of an agent take `turn` from now on.
     pub fn slow_down(&mut self, place: usize, turn: Duration) {
         self.slow = Some((place, turn, self.clock.now()));
+    }
+
+    /// Ends what [`World::slow_down`] began.
+    pub fn speed_up(&mut self) {
+        self.slow = None;
     }
 
     /// The datagrams that were put on the network since the last call; none at the first call.
@@ -252,6 +266,7 @@ impl World {
         registry.attach(&hub);
         let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
         let mut nets = self.fabric.worker_hosts(addresses, &readies);
+        let mtu_table = Arc::<MtuTable>::default();
         let tun = config.tun.as_ref().map(|_| MemoryTun::new(self.workers, self.offload));
         for (net, tun) in nets.iter_mut().zip(tun.iter().cycle()) {
             net.set_tun(tun);
@@ -274,7 +289,7 @@ impl World {
                 hub: Arc::clone(&hub),
                 metrics: Publisher::new(place, Arc::clone(&health), Arc::clone(&snapshots)),
                 config: Arc::clone(&config),
-                tun: tun.as_ref().map(|_| Arc::default()),
+                tun: tun.as_ref().map(|_| Arc::clone(&mtu_table)),
             };
             Worker::new(setup, now).unwrap()
         });
@@ -287,6 +302,7 @@ impl World {
             config,
             hub,
             tun,
+            mtu_table: Arc::clone(&mtu_table),
             snapshots,
             deadlines,
             most: TurnWork::default(),

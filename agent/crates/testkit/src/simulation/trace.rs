@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::relay::{Account, Direction};
+use dataplane::relay::{Account, Direction, DropReason};
 use engine::worker::{Turn, Worker};
 use net::memory::Datagram;
 use ring::digest::{Context, SHA256};
@@ -73,11 +73,15 @@ impl Trace {
 
     fn account(&mut self, account: &Account) {
         let Account { received, received_bytes, delivered, dropped, handed_over, taken_over } = account;
-        for number in
-            [received, received_bytes, delivered, handed_over, taken_over].into_iter().chain(dropped)
-        {
+        for number in [received, received_bytes, delivered, handed_over, taken_over] {
             self.number(*number);
         }
+        // By label, so that a new reason changes nothing where it does not occur.
+        for (label, count) in DropReason::LABELS.iter().zip(dropped.iter()).filter(|(_, count)| **count > 0) {
+            self.0.update(label.as_bytes());
+            self.number(*count);
+        }
+        self.number(u64::MAX);
     }
 
     fn begin(&mut self, kind: u8, at: Duration) {

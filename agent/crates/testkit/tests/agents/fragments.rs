@@ -432,6 +432,10 @@ fn a_rogue_holds_no_more_with_pieces_than_it_may_and_harms_nobody() {
         }
         flood.run(10);
         assert!(flood.held() > most / 2);
+        let reached = "culvert_limit_reached_total{limit=\"reassembly_bytes\"}";
+        let waiting = flood.held() / (MOST_DATAGRAM + OVERHEAD_BYTES) as u64;
+        assert_eq!(flood.metric(reached), 2000 - waiting);
+        assert_eq!(flood.metric("culvert_reassembly_bytes{peer=\"rogue\"}"), flood.held());
         // Contradictions, pieces of flows that are not known, and of the exit's half.
         for data in [
             piece(flow, 3000, 5000, 0, &[1; 1024]),

@@ -139,6 +139,40 @@ fn a_gap_that_closes_in_time_costs_nothing() {
 }
 
 #[test]
+fn messages_that_wait_are_shown_and_those_of_all_peers_together_are_bounded() {
+    const SHOWN: &str = "culvert_control_message_bytes{direction=\"downlink\"}";
+    const REACHED: &str = "culvert_limit_reached_total{limit=\"control_bytes\"}";
+    let mut flood = GateFlood::greedy(2_312, "[limits]\nstream_bytes = \"8MiB\"");
+    // A message of 60,000 bytes, of a kind that nobody knows; the last of them are missing.
+    let message = [&[0x80, 0, 0xea, 0x60, 0xa2, 0x06, 0xdb, 0xd4, 0x03][..], &[0; 59_995]].concat();
+    flood.malicious.write(&message[..50_004]);
+    flood.run(1_000);
+    assert_eq!(flood.metric(SHOWN), 50_004);
+    flood.malicious.write(&message[50_004..]);
+    flood.run(1_000);
+    assert_eq!((flood.metric(SHOWN), flood.message_errors("unknown_kind")), (0, 1));
+    assert_eq!((flood.metric(REACHED), flood.malicious.closed()), (0, None));
+    // Others have taken all; as much as one message is still this connection's own.
+    flood.pair.world.agent(flood.pair.exit).workers[0].hold_messages(512 << 10);
+    flood.malicious.write(&message);
+    flood.run(1_000);
+    assert_eq!((flood.message_errors("unknown_kind"), flood.malicious.closed()), (2, None));
+    let first = Cell::new(true);
+    flood.pair.world.weather.borrow_mut().block =
+        Box::new(move |from, _| from.ip() == ROGUE && first.replace(false));
+    let log = Log::default();
+    log.record(|| {
+        flood.malicious.write(&UNKNOWN.repeat(30_000));
+        flood.run(3_000);
+    });
+    assert_eq!(flood.malicious.closed(), Some(CloseReason::LimitReached));
+    assert_eq!((flood.metric(SHOWN), flood.metric(REACHED)), (0, 1));
+    assert_eq!(log.text().matches("fill a sixteenth of limits.stream_bytes").count(), 1, "{}", log.text());
+    flood.assert_bounded();
+    flood.assert_innocent_is_unharmed();
+}
+
+#[test]
 fn messages_without_end_are_taken_in_portions_until_they_are_too_many() {
     let mut flood = GateFlood::greedy(2_302, "");
     flood.run(3_000);
@@ -189,6 +223,8 @@ fn services_to_and_fro_look_at_no_flow_of_the_peers_own() {
     }
     flood.run(50);
     assert_eq!(flood.pair.world.peers(flood.pair.exit)[1].flows, 14_000);
+    let of_all: u64 = flood.pair.world.peers(flood.pair.exit).iter().map(|peer| peer.flows as u64).sum();
+    assert_eq!(flood.metric("culvert_flow_sockets"), of_all);
     flood.work();
     let mut both = Vec::new();
     Message::ServicesChanged(vec![]).encode(&mut both);

@@ -23,7 +23,7 @@ fn inspect(world: &mut World, place: usize, asks: Asks) -> Vec<WorkerView> {
 }
 
 fn of(peer: &str, lane: Option<u8>) -> Asks {
-    Asks { peer: Some(peer.into()), lane, routes: None }
+    Asks { peer: Some(peer.into()), lane, ..Asks::default() }
 }
 
 #[test]

@@ -19,13 +19,13 @@ use crate::{
 
 const MS: Duration = Duration::from_millis(1);
 
-fn limit(pair: &mut Pair, places: &[usize], limits: LaneLimits) {
+pub(super) fn limit(pair: &mut Pair, places: &[usize], limits: LaneLimits) {
     for place in places {
         pair.world.agent(*place).workers.iter_mut().for_each(|worker| worker.set_lane_limits(limits));
     }
 }
 
-fn sealed(packets: u64) -> LaneLimits {
+pub(super) fn sealed(packets: u64) -> LaneLimits {
     LaneLimits { sealed: Some(packets), failed: None }
 }
 
@@ -33,7 +33,7 @@ fn metric(pair: &mut Pair, place: usize, family: &str, label: &str) -> u64 {
     pair.world.metric(place, &format!("culvert_{family}_total{{{label}}}"))
 }
 
-fn key_updates(pair: &mut Pair, place: usize) -> u64 {
+pub(super) fn key_updates(pair: &mut Pair, place: usize) -> u64 {
     metric(pair, place, "lane_key_updates", "initiator=\"local\"")
 }
 

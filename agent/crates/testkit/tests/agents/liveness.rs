@@ -13,6 +13,10 @@ use crate::{
 };
 
 const DOUBTED_DEAF: &str = "culvert_sessions_doubted_total{reason=\"deaf\"}";
+const DOUBTED_SILENT: &str = "culvert_sessions_doubted_total{reason=\"silent\"}";
+const REOPENED_SILENT: &str = "culvert_lanes_reopened_total{reason=\"silent\"}";
+
+const MS: Duration = Duration::from_millis(1);
 
 #[test]
 fn the_control_connection_and_idle_lanes_follow_a_nat_although_only_one_lane_carries_traffic() {
@@ -117,6 +121,28 @@ fn a_forward_that_was_under_way_outlives_an_outage() {
             received += served.read(&mut buffer).unwrap_or(0);
         }
         assert_eq!(received, sent, "seed {seed}");
+        pair.assert_balanced();
+    }
+}
+
+/// A machine that stands still, as a virtual one does while it is moved to another host, has the answers in its sockets when it goes on.
+#[test]
+fn a_worker_that_stood_still_reads_its_sockets_before_it_takes_the_peer_for_silent() {
+    for (seed, workers) in [(9480, (1, 1)), (9481, (3, 2))] {
+        let (mut pair, mut crowd) = talking(seed, workers, "lanes = 4", 4);
+        for worker in &mut pair.world.agent(pair.entry).workers {
+            // A socket a turn: the lanes are on four.
+            worker.set_budget(1);
+        }
+        for _ in 0..2 {
+            pair.world.slow_down(pair.entry, 700 * MS);
+            crowd.run(&mut pair, 650 * MS);
+            pair.world.speed_up();
+            crowd.run(&mut pair, SECOND / 2);
+        }
+        assert_eq!(pair.world.metric(pair.entry, DOUBTED_SILENT), 0, "seed {seed}");
+        assert_eq!(pair.world.metric(pair.entry, REOPENED_SILENT), 0, "seed {seed}");
+        assert_eq!(pair.world.metric(pair.exit, ESTABLISHED), 1, "seed {seed}");
         pair.assert_balanced();
     }
 }

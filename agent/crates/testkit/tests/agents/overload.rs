@@ -310,7 +310,7 @@ fn assert_equal_shares(seed: u64, more: &str) {
     }
     let now = pair.world.clock.now();
     for peer in pair.world.agent(pair.exit).workers[0].peers_mut().iter_mut().skip(2) {
-        let class = PacketClass { bucket: 0, partial: false, tos: 0, lane: None, ahead: false, repair: None };
+        let class = PacketClass { turn: 0, partial: false, tos: 0, lane: None, ahead: false, repair: None };
         let relay = &mut peer.data.relay;
         relay.uplink.receive(1, 100);
         relay.queue.push(Belongs::Packets(class), &[0; 100], 100, now, now, &mut relay.uplink);

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use dataplane::relay::DropReason;
 
+use ip::{model::Recipe, view::TCP};
 use net::TcpStream;
 
 use wire::{clock::Clock, messages::Features};
@@ -13,6 +14,7 @@ use crate::{
     flood::{ECHO, GateFlood},
     number_of, numbered,
     paths::PathTrial,
+    tunnel::{Given, How, Tunnel},
 };
 
 const MS: Duration = Duration::from_millis(1);
@@ -198,6 +200,58 @@ fn a_forward_and_flows_of_datagrams_share_a_rate() {
     println!("the forward {forward}, the flows {each:?} Mbit/s");
     assert!((1.6..2.9).contains(&forward), "{forward} of 10 Mbit/s, a quarter of which is its share");
     assert!(each.iter().all(|mbit| (1.9..2.9).contains(mbit)), "{each:?}");
+}
+
+/// In three seconds, of IP packets through a tunnel: Mbit/s of the flow that understands marks and of the one that does not, its
+/// marked packets, and how many of the sparse flow came within a few milliseconds.
+fn ip_flows(peer: &str) -> ([f64; 2], u64, usize) {
+    let mut tunnel = Tunnel::new(905, (2, 2), peer).settled(2);
+    let [entry, exit] = tunnel.ends();
+    let (mut bytes, mut marked, mut sparse, mut read) = ([0_u64; 2], 0, 0, 0);
+    for ms in 0..4_000_u32 {
+        if ms % 4 == 0 {
+            for (flow, ecn) in [(1, 2), (2, 0)] {
+                let bulk = Recipe { protocol: TCP, flow, traffic_class: ecn, payload: 12_000, ..Recipe::UDP };
+                tunnel.push(entry, flow % 2, &Given::new(&bulk, How::Super(1_000)));
+                read += 12;
+            }
+        }
+        if ms % 50 == 0 {
+            let recipe = Recipe { flow: 3, payload: 100, ..Recipe::UDP };
+            tunnel.push(entry, 0, &Given::new(&recipe, How::Partial));
+            read += 1;
+        }
+        tunnel.run(1);
+        for packet in tunnel.written(exit) {
+            if packet.len() < 500 {
+                // The network takes 5 ms, and a turn comes after one large packet at most.
+                sparse += usize::from((4..=6).contains(&(ms % 50)));
+            } else if ms >= 1_000 {
+                let ecn = packet[1] & 3;
+                bytes[usize::from(ecn == 0)] += packet.len() as u64;
+                marked += u64::from(ecn == 3);
+            }
+        }
+    }
+    tunnel.run(500);
+    tunnel.written(exit);
+    tunnel.assert_balanced([read, 0]);
+    let status = tunnel.pair.world.peer(entry).rate.expect("a rate is set");
+    assert!(status.marked >= marked && (status.marked > 0) == (marked > 0), "{status:?}");
+    (bytes.map(|bytes| bytes as f64 * 8.0 / 3e6), marked, sparse)
+}
+
+#[test]
+fn ip_packets_are_held_to_the_rate_and_those_that_understand_it_are_marked() {
+    let ([ect, plain], marked, sparse) = ip_flows("rate = \"10Mbit\"");
+    println!("{ect} and {plain} Mbit/s, {marked} marked, {sparse} of the sparse flow in time");
+    assert!((9.0..9.9).contains(&(ect + plain)), "{ect} and {plain} of 10 Mbit/s");
+    assert!((0.8..1.25).contains(&(ect / plain)), "{ect} and {plain}");
+    assert!(marked > 100, "{marked}");
+    assert_eq!(sparse, 80);
+    // What a link below adds to each packet counts: 100 bytes beside some 1,090.
+    let ([ect, plain], ..) = ip_flows("rate = \"10Mbit\"\nrate_overhead = 100");
+    assert!((8.2..9.0).contains(&(ect + plain)), "{ect} and {plain} of 10 Mbit/s");
 }
 
 /// Lets time pass in which the service says nothing by itself.

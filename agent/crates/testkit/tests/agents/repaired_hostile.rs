@@ -205,7 +205,7 @@ fn requests_again_and_again_get_no_more_than_their_share() {
         println!("{lost} packets were lost on the lane, {payloads} numbered payloads came; {status:?}");
         assert!(status.numbered > 1_000 && status.retransmitted > 100 && status.unanswered > 1_000);
         // Its share of the payloads' bytes, what it has saved up, and the rest of one answer.
-        let (answers, all) = (status.retransmitted * 600, status.sent_bytes[0]);
+        let (answers, all) = (status.retransmitted * 600, status.payload_bytes);
         assert!(answers <= all * 3 / 10 + (128 << 10) + 3 * 700, "{status:?}");
         beside.assert_whole(&mut flood);
         flood.assert_innocent_is_unharmed();

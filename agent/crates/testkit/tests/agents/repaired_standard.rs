@@ -10,9 +10,77 @@ use wire::{
     repair::StreamNumber,
 };
 
-use crate::{flood::GateFlood, repaired_hostile::numbered_frame};
+use crate::{
+    flood::GateFlood,
+    repaired::{Rate, Trial, random},
+    repaired_hostile::numbered_frame,
+};
 
 const MILLISECOND: Duration = Duration::from_millis(1);
+
+#[test]
+fn two_agents_without_lanes_repair_and_keep_the_order() {
+    for (order, loss) in [("asap", 30_000), ("hold", 30_000), ("hold", 5_000)] {
+        let repair = format!("{{ deadline = \"300ms\", order = \"{order}\" }}");
+        let trial =
+            Trial { repair: repair.leak(), loss: random(loss), flows: 3, standard: true, ..Trial::LONG };
+        let outcome = trial.run();
+        let [entry, exit] = &outcome.status;
+        assert!(outcome.residual <= 0.001, "{order}, {loss} ppm: {}", outcome.residual);
+        assert!(outcome.in_order || order == "asap");
+        assert!(entry.retransmitted + entry.symbols > 0 && exit.came_again + exit.recovered > 30, "{exit:?}");
+    }
+}
+
+#[test]
+fn what_is_repaired_in_standard_mode_keeps_to_the_rate() {
+    let trial = Trial {
+        repair: "{ deadline = \"300ms\", order = \"hold\" }",
+        loss: random(20_000),
+        flows: 2,
+        peer: "rate = \"10Mbit\"",
+        standard: true,
+        ..Trial::LONG
+    };
+    let outcome = trial.run();
+    let mbit = outcome.wire as f64 * 8.0 / 5e6;
+    let [_, exit] = &outcome.status;
+    assert!((9.0..10.2).contains(&mbit), "{mbit} Mbit/s");
+    assert!(outcome.came > 5_000 && outcome.in_order, "{} came", outcome.came);
+    assert!(exit.came_again + exit.recovered > 50, "{exit:?}");
+}
+
+#[test]
+fn what_waited_for_the_rate_is_sent_in_standard_mode() {
+    // What waits for the rate may wait for longer than `peer.queue.time`, and is late only where CoDel's limit is over.
+    for loss in [0, 20_000] {
+        let trial = Trial {
+            repair: "{ mode = \"off\", order = \"hold\" }",
+            loss: random(loss),
+            peer: "rate = \"10Mbit\"",
+            standard: true,
+            ..Trial::LONG
+        };
+        let outcome = trial.run();
+        let mbit = outcome.wire as f64 * 8.0 / 5e6;
+        assert!((9.0..10.2).contains(&mbit), "{loss} ppm: {mbit} Mbit/s");
+    }
+}
+
+#[test]
+fn standard_mode_keeps_its_rate_under_random_loss() {
+    let off = "{ mode = \"off\", order = \"hold\" }";
+    let trial = Trial {
+        repair: off,
+        loss: random(20_000),
+        rate: Rate::EachMillisecond(5),
+        standard: true,
+        ..Trial::LONG
+    };
+    let outcome = trial.run();
+    // 40 Mbit/s over 80 ms: nothing but what the path loses.
+    assert!(outcome.residual <= 0.03, "{}", outcome.residual);
+}
 
 #[test]
 fn a_peer_in_standard_mode_is_asked_for_what_is_missing() {

@@ -1,6 +1,9 @@
 //! A rotation of an agent's own key, of which the other end hears at any time.
 
-use std::time::Duration;
+use std::{
+    net::{IpAddr, Ipv4Addr},
+    time::Duration,
+};
 
 use gate::identity::Identity;
 
@@ -101,6 +104,31 @@ fn a_dialler_is_known_by_its_previous_key_and_prefers_its_new_one() {
     pair.world.restart(entry, &toml, &new, &[ENTRY], 78);
     connected(&mut pair, entry, false);
     pair.assert_balanced();
+}
+
+#[test]
+fn a_dialler_with_a_dead_endpoint_is_known_by_its_previous_key_and_then_by_its_new_one() {
+    const DEAD: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
+    let answers = format!("endpoints = [\"{EXIT}:4433\"]");
+    for (seed, endpoints) in (9740..).zip([[DEAD, EXIT], [EXIT, DEAD]]) {
+        let mut pair = Pair::with_workers(seed, (2, 2), "keepalive = \"1s\"", "");
+        pair.wait_for_lanes(2);
+        let (entry, exit) = (pair.entry, pair.exit);
+        let new = rotated(&pair.entry_key);
+        assert!(pair.entry_toml.contains(&answers));
+        let [first, second] = endpoints;
+        let both = format!("endpoints = [\"{first}:4433\", \"{second}:4433\"]");
+        pair.entry_toml = pair.entry_toml.replace(&answers, &both);
+        let toml = pair.entry_toml.clone();
+        pair.world.restart(entry, &toml, &new, &[ENTRY], 77);
+        connected(&mut pair, entry, true);
+        assert_eq!(pair.world.metric(entry, "culvert_previous_key_sessions"), 1, "seed {seed}");
+        // The exit gets the new key in place of the old one: it closes the session.
+        let toml = knows(&pair.exit_toml, &pair.entry_key, &[&new]);
+        pair.world.reload(exit, &toml).unwrap();
+        connected(&mut pair, entry, false);
+        assert_eq!(pair.world.metric(entry, "culvert_previous_key_sessions"), 0, "seed {seed}");
+    }
 }
 
 #[test]

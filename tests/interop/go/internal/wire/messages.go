@@ -69,6 +69,21 @@ const (
 	CauseWornOut   = 5
 )
 
+// Means of repair; with RepairOff a message's other fields mean nothing.
+const (
+	RepairOff        = 0
+	RepairRetransmit = 1
+	RepairFEC        = 2
+	RepairAuto       = 3
+)
+
+// Limits of the terms of repair.
+const (
+	MinRepairDeadlineMS = 5
+	MaxRepairDeadlineMS = 2_000
+	MaxRepairPPM        = 2_000_000
+)
+
 // Statuses of a [StreamAnswer].
 const (
 	StatusOK              = 1
@@ -178,6 +193,18 @@ type Release struct{}
 // ReceiveRate is the most that its sender wants to receive; 0 is no limit.
 type ReceiveRate struct{ BitsPerSecond uint64 }
 
+// ReportsWanted says whether its sender wants reports about its packets on lanes.
+type ReportsWanted struct{ Wanted bool }
+
+// PacketRepair says how its sender repairs the IP packets that it sends.
+type PacketRepair struct {
+	// Mode is a Repair… constant; those of later versions count as RepairAuto.
+	Mode           uint32
+	DeadlineMS     uint32
+	MaxOverheadPPM uint32
+	Hold           bool
+}
+
 // PresharedKeys replaces the proofs of the sender's hello.
 type PresharedKeys struct{ Proofs [][]byte }
 
@@ -213,6 +240,10 @@ func newMessage(number int) Message {
 		return &Release{}
 	case 12:
 		return &ReceiveRate{}
+	case 13:
+		return &ReportsWanted{}
+	case 14:
+		return &PacketRepair{}
 	case 15:
 		return &PresharedKeys{}
 	default:
@@ -240,6 +271,8 @@ func (*Joined) number() int          { return 9 }
 func (*StreamsWanted) number() int   { return 10 }
 func (*Release) number() int         { return 11 }
 func (*ReceiveRate) number() int     { return 12 }
+func (*ReportsWanted) number() int   { return 13 }
+func (*PacketRepair) number() int    { return 14 }
 func (*PresharedKeys) number() int   { return 15 }
 
 // ParseEnvelope reads one Envelope, without the length before it. A message of an unknown kind is [ErrUnknownKind];
@@ -662,3 +695,50 @@ func (p *PresharedKeys) check() error           { return checkProofs(p.Proofs) }
 
 func (r *ReceiveRate) append(b []byte) []byte { return appendInteger(b, 1, r.BitsPerSecond) }
 func (r *ReceiveRate) check() error           { return nil }
+
+func (r *ReportsWanted) set(f field) error {
+	if f.number == 1 {
+		return f.boolInto(&r.Wanted)
+	}
+	return nil
+}
+
+func (r *ReportsWanted) append(b []byte) []byte { return appendBool(b, 1, r.Wanted) }
+func (r *ReportsWanted) check() error           { return nil }
+
+func (p *PacketRepair) set(f field) error {
+	switch f.number {
+	case 1:
+		return integerInto(f, &p.Mode)
+	case 2:
+		return integerInto(f, &p.DeadlineMS)
+	case 3:
+		return integerInto(f, &p.MaxOverheadPPM)
+	case 4:
+		return f.boolInto(&p.Hold)
+	}
+	return nil
+}
+
+func (p *PacketRepair) append(b []byte) []byte {
+	if p.Mode == RepairOff {
+		return b
+	}
+	b = appendInteger(b, 1, uint64(p.Mode))
+	b = appendInteger(b, 2, uint64(p.DeadlineMS))
+	b = appendInteger(b, 3, uint64(p.MaxOverheadPPM))
+	return appendBool(b, 4, p.Hold)
+}
+
+func (p *PacketRepair) check() error {
+	switch {
+	case p.Mode == RepairOff:
+		return nil
+	case p.DeadlineMS < MinRepairDeadlineMS || p.DeadlineMS > MaxRepairDeadlineMS:
+		return fmt.Errorf("packets are to be repaired within %d ms", p.DeadlineMS)
+	case p.MaxOverheadPPM > MaxRepairPPM:
+		return fmt.Errorf("%d millionths of repair", p.MaxOverheadPPM)
+	}
+	p.Mode = min(p.Mode, RepairAuto)
+	return nil
+}

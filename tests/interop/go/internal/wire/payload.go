@@ -1,6 +1,9 @@
 package wire
 
-import "errors"
+import (
+	"encoding/binary"
+	"errors"
+)
 
 // The payload contexts: the first integer of a DATAGRAM frame's data.
 const (
@@ -14,6 +17,10 @@ const (
 	ContextUnknown   = 7  // a datagram came for a flow that the sender does not know
 	ContextClosed    = 8  // the sender has forgotten the flow
 	ContextPiece     = 10 // a piece of a datagram
+	ContextReport    = 11 // what arrived on a lane
+	ContextNumbered  = 12 // a payload that is repaired if it is lost; its Body is another payload
+	ContextRepair    = 13 // a repair symbol
+	ContextAsk       = 14 // asks for missing payloads; its Body are requests
 )
 
 // Reasons of a refusal.
@@ -32,6 +39,12 @@ const (
 	maxService  = 1<<32 - 1
 )
 
+// Sizes of what is repaired.
+const (
+	RequestBytes = 7       // one request for missing payloads
+	maxStream    = 1 << 14 // streams of numbers are below
+)
+
 // ErrUnknownContext says that a payload has a reserved context, or one of a later version.
 var ErrUnknownContext = errors.New("unknown payload context")
 
@@ -47,26 +60,39 @@ type Payload struct {
 	Datagram uint64 // context 10, as the next two
 	Total    uint64
 	Offset   uint64
-	Body     []byte // a slice of the parsed bytes; contexts 0 to 3 and 10
+	Highest  uint64 // context 11, as the next four
+	Time     uint64
+	Packets  uint64
+	Bytes    uint64
+	Marked   uint64
+	Stream   uint64 // contexts 12 to 14
+	Number   uint32 // context 12, as the next one
+	Distance uint16
+	Symbol   [8]byte // context 13: its Repair FEC Payload ID (RFC 8681, section 4.1.3)
+	Body     []byte  // a slice of the parsed bytes; contexts 0 to 3, 10 and 12 to 14
 }
 
 // fields returns the fields of p's context in their order, and whether a body follows.
-func (p *Payload) fields() (fields [4]*uint64, count int, body bool, ok bool) {
+func (p *Payload) fields() (fields [5]*uint64, count int, body bool, ok bool) {
 	switch p.Context {
 	case ContextIP, ContextPartialIP:
 		return fields, 0, true, true
 	case ContextKnown:
-		return [4]*uint64{&p.Flow}, 1, true, true
+		return [5]*uint64{&p.Flow}, 1, true, true
 	case ContextOpenData:
-		return [4]*uint64{&p.Flow, &p.Service}, 2, true, true
+		return [5]*uint64{&p.Flow, &p.Service}, 2, true, true
 	case ContextOpen:
-		return [4]*uint64{&p.Flow, &p.Service}, 2, false, true
+		return [5]*uint64{&p.Flow, &p.Service}, 2, false, true
 	case ContextConfirmed, ContextUnknown, ContextClosed:
-		return [4]*uint64{&p.Flow}, 1, false, true
+		return [5]*uint64{&p.Flow}, 1, false, true
 	case ContextRefused:
-		return [4]*uint64{&p.Flow, &p.Reason}, 2, false, true
+		return [5]*uint64{&p.Flow, &p.Reason}, 2, false, true
 	case ContextPiece:
-		return [4]*uint64{&p.Flow, &p.Datagram, &p.Total, &p.Offset}, 4, true, true
+		return [5]*uint64{&p.Flow, &p.Datagram, &p.Total, &p.Offset}, 4, true, true
+	case ContextReport:
+		return [5]*uint64{&p.Highest, &p.Time, &p.Packets, &p.Bytes, &p.Marked}, 5, false, true
+	case ContextNumbered, ContextRepair, ContextAsk:
+		return [5]*uint64{&p.Stream}, 1, true, true
 	default:
 		return fields, 0, false, false
 	}
@@ -99,11 +125,28 @@ func ParsePayload(b []byte) (Payload, error) {
 		}
 		*field, b = value, b[n:]
 	}
-	if !body && len(b) > 0 || p.Service > maxService {
+	if !body && len(b) > 0 || p.Service > maxService || p.Stream >= maxStream {
 		return Payload{}, ErrMalformed
 	}
 	if context == ContextPiece && (p.Datagram >= maxPieceID || p.Total > MaxDatagram || p.Offset >= p.Total) {
 		return Payload{}, ErrMalformed
+	}
+	switch context {
+	case ContextNumbered:
+		if len(b) < 6 {
+			return Payload{}, ErrMalformed
+		}
+		p.Number, p.Distance = binary.BigEndian.Uint32(b), binary.BigEndian.Uint16(b[4:])
+		b = b[6:]
+	case ContextRepair:
+		if len(b) < len(p.Symbol) {
+			return Payload{}, ErrMalformed
+		}
+		b = b[copy(p.Symbol[:], b):]
+	case ContextAsk:
+		if len(b) == 0 || len(b)%RequestBytes != 0 {
+			return Payload{}, ErrMalformed
+		}
 	}
 	if body {
 		p.Body = b
@@ -126,6 +169,13 @@ func (p *Payload) AppendHeader(b []byte) []byte {
 	fields, count, _, _ := p.fields()
 	for _, field := range fields[:count] {
 		b = AppendVarint(b, *field)
+	}
+	switch p.Context {
+	case ContextNumbered:
+		b = binary.BigEndian.AppendUint32(b, p.Number)
+		b = binary.BigEndian.AppendUint16(b, p.Distance)
+	case ContextRepair:
+		b = append(b, p.Symbol[:]...)
 	}
 	return b
 }

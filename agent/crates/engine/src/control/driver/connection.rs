@@ -1,6 +1,6 @@
 //! One control connection: its public view, and the parts of the driver that concern it alone.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use dataplane::{
     lanes::UnderlayId,
@@ -17,17 +17,24 @@ use wire::messages::POSSESSION_LABEL;
 use zeroize::Zeroizing;
 
 use crate::control::{
+    Traffic,
     ahead::{Ahead, Told},
     congestion::{Congestion, pacing::Pace},
     driver::{Begun, ControlConnection, Portion},
     inward::Inward,
     preshared::Preshared,
+    traffic::Changed,
     transport::{FIRST_STREAMS, streams_for},
-    windows::{Change, Shown},
+    windows::{Change, Shown, StreamMemory},
 };
 
 impl ControlConnection {
-    pub(in crate::control) fn new(quinn: Connection, underlay: UnderlayId, begun: Begun) -> Self {
+    pub(in crate::control) fn new(
+        quinn: Connection,
+        underlay: UnderlayId,
+        begun: Begun,
+        memory: &Arc<StreamMemory>,
+    ) -> Self {
         Self {
             remote: quinn.remote_address(),
             quinn,
@@ -39,8 +46,9 @@ impl ControlConnection {
             own: begun.own,
             begun: begun.at,
             pace: Pace::new(begun.congestion, begun.at),
+            pings_twice: false,
             control: None,
-            inward: Inward::new(),
+            inward: Inward::new(memory),
             portion: Portion::default(),
             has_more: false,
             streams: None,
@@ -53,6 +61,8 @@ impl ControlConnection {
             frames_taken: 0,
             mtu: 0,
             dirty: false,
+            changed: Changed::ALL,
+            traffic: Traffic::default(),
             fed: false,
             lost: false,
             established: false,
@@ -61,6 +71,17 @@ impl ControlConnection {
             most_forwards: FIRST_STREAMS,
             windows: None,
         }
+    }
+
+    /// When [`Control::timeout`](super::Control::timeout) is to be called.
+    pub(super) fn deadline(&mut self) -> Option<Instant> {
+        let deadlines = [
+            self.quinn.poll_timeout(),
+            self.establish_by,
+            self.pace.deadline(),
+            self.streams.map(|later| later.at),
+        ];
+        deadlines.into_iter().flatten().min()
     }
 
     /// Whether it was closed by either end, or lost.

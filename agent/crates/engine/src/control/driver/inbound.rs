@@ -86,8 +86,8 @@ impl Control {
         let mut stream = connection.quinn.recv_stream(id);
         let Ok(mut chunks) = stream.read(false) else { return };
         while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
-            if connection.inward.add(chunk.offset, chunk.bytes).is_err() {
-                self.events.push((handle, Event::Flooded));
+            if let Err(excess) = connection.inward.add(chunk.offset, chunk.bytes) {
+                self.events.push((handle, Event::Flooded(excess)));
             }
         }
         // Flow control updates are sent anyway: the connection is being polled.

@@ -42,8 +42,9 @@ use crate::control::{
     accept::{Acceptance, Pending},
     ahead::Ahead,
     congestion::{Congestion, pacing::Pace},
-    inward::Inward,
+    inward::{Inward, TooMuch},
     preshared::Preshared,
+    traffic::Changed,
     windows::{StreamMemory, Windows},
 };
 
@@ -84,7 +85,7 @@ pub enum Event {
     /// The far end does not read the control messages that wait for it.
     Overflow,
     /// The far end sends more control messages than may wait.
-    Flooded,
+    Flooded(TooMuch),
     /// The far end lets us open more streams.
     MoreStreams,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
@@ -139,6 +140,8 @@ pub struct ControlConnection {
     pub stream_number: Option<u8>,
     /// The pace at which the connection's packets leave.
     pace: Pace,
+    /// Whether the next packet is to be followed by another PING.
+    pings_twice: bool,
     /// Our services, as the far end was last told.
     pub told: Vec<Service>,
     /// The preshared keys of both ends.
@@ -162,6 +165,10 @@ pub struct ControlConnection {
     /// The last address of the far end that was reported.
     remote: SocketAddr,
     dirty: bool,
+    /// The counts that have changed since they were last read.
+    changed: Changed,
+    /// The connection's traffic when it was last read.
+    traffic: Traffic,
     /// True while it is in [`Control::fed`].
     fed: bool,
     lost: bool,
@@ -238,7 +245,7 @@ pub struct Control {
     /// The traffic of connections that are gone.
     retired: Traffic,
     /// The pool from which the windows of connections are taken.
-    memory: Arc<StreamMemory>,
+    pub(super) memory: Arc<StreamMemory>,
 }
 
 impl Control {
@@ -282,6 +289,16 @@ impl Control {
     /// Sets the limit on concurrent handshakes that far ends start.
     pub fn set_most_handshakes(&mut self, most: usize) {
         self.pending.most = most;
+    }
+
+    /// The bytes of control messages that wait: until far ends read them, and until they are complete and handled.
+    #[must_use]
+    pub fn message_bytes(&self) -> [u64; 2] {
+        let held = self
+            .connections
+            .values()
+            .map(|connection| [connection.outgoing.len() as u64, connection.inward.held_bytes() as u64]);
+        held.fold([0; 2], |[out, inward], one| [out + one[0], inward + one[1]])
     }
 
     /// Sets the limit on concurrent TCP forwards that the far end opens on a connection.
@@ -382,7 +399,7 @@ impl Control {
         // The certificate is pinned by key, so the name only fills the field; it is the same for every peer.
         let (handle, quinn) = self.endpoint.connect(now, client, remote, "culvert").ok()?;
         let begun = Begun { peer: Some(peer), admission: None, own, congestion, establish_by: None, at: now };
-        self.insert(handle, ControlConnection::new(quinn, underlay, begun));
+        self.insert(handle, ControlConnection::new(quinn, underlay, begun, &self.memory));
         Some(handle)
     }
 
@@ -421,8 +438,12 @@ impl Control {
         admission.is_none()
     }
 
-    /// The deadline of a connection has come.
-    pub fn timeout(&mut self, handle: ConnectionHandle, now: Instant) {
+    /// The deadline of a connection has come; returns the present one if nothing is due, because it has moved meanwhile.
+    pub fn timeout(&mut self, handle: ConnectionHandle, now: Instant) -> Option<Instant> {
+        let deadline = self.connections.get_mut(&handle)?.deadline();
+        if deadline.is_none_or(|at| at > now) {
+            return deadline;
+        }
         if let Some(connection) = self.connections.get_mut(&handle)
             && connection.establish_by.is_some_and(|at| at <= now)
         {
@@ -435,6 +456,7 @@ impl Control {
             }
             self.touch(handle);
         }
+        None
     }
 
     #[must_use]
@@ -451,6 +473,15 @@ impl Control {
     /// quinn-proto's connection, to use its streams.
     pub fn quinn(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
         self.get_mut(handle).filter(|connection| !connection.lost).map(|connection| &mut connection.quinn)
+    }
+
+    /// Sends two PINGs in packets of their own. The far end acknowledges the second one at once (RFC 9000 §13.2.2); a single one
+    /// would be acknowledged by a timer, for which it has to wake up again.
+    pub fn ping_for_an_answer(&mut self, handle: ConnectionHandle) {
+        if let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) {
+            connection.pings_twice = true;
+            connection.quinn.ping();
+        }
     }
 
     pub fn iter(&self) -> impl Iterator<Item = &ControlConnection> {
@@ -495,14 +526,31 @@ impl Control {
         }
     }
 
-    /// The traffic of all connections, those that are gone included. Looks at each.
+    /// The traffic of all connections, those that are gone included. Looks at those that were polled since [`Control::read_traffic`].
     #[must_use]
     pub fn traffic(&self) -> Traffic {
         let mut sum = self.retired;
-        for connection in self.iter() {
-            sum.add(&connection.quinn.stats());
-        }
+        self.connections.values().for_each(|connection| match connection.changed.traffic {
+            true => sum.add(&connection.quinn.stats()),
+            false => sum.add_all(&connection.traffic),
+        });
         sum
+    }
+
+    /// The same, and remembers it, so that the next call looks at those connections only that were polled since.
+    pub fn read_traffic(&mut self) -> Traffic {
+        self.connections.values_mut().for_each(|connection| {
+            if std::mem::take(&mut connection.changed.traffic) {
+                connection.traffic = Traffic::of(&connection.quinn.stats());
+            }
+        });
+        self.traffic()
+    }
+
+    /// Whether a connection was polled since the last call: else nothing was sent or received on it.
+    pub fn take_changed(&mut self, handle: ConnectionHandle) -> bool {
+        let connection = self.connections.get_mut(&handle);
+        connection.is_some_and(|connection| std::mem::take(&mut connection.changed.liveness))
     }
 
     /// The number of handshakes that far ends have begun and not completed.
@@ -647,6 +695,7 @@ impl Control {
         while let Some(handle) = self.dirty.pop() {
             let Some(mut connection) = self.connections.remove(&handle) else { continue };
             connection.dirty = false;
+            connection.changed = Changed::ALL;
             connection.write_control();
             self.exchange_endpoint_events(handle, &mut connection);
             self.take_messages(handle, &mut connection);
@@ -680,13 +729,7 @@ impl Control {
                 connection.remote = to;
                 self.events.push((handle, Event::Moved { from, to }));
             }
-            let deadlines = [
-                connection.quinn.poll_timeout(),
-                connection.establish_by,
-                connection.pace.deadline(),
-                connection.streams.map(|later| later.at),
-            ];
-            if let Some(at) = deadlines.into_iter().flatten().min() {
+            if let Some(at) = connection.deadline() {
                 arm(handle, at);
             }
             self.connections.insert(handle, connection);
@@ -745,6 +788,9 @@ impl Control {
                 return;
             };
             connection.pace.sent(&connection.quinn, &transmit, now);
+            if std::mem::take(&mut connection.pings_twice) {
+                connection.quinn.ping();
+            }
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let packets = &self.scratch[..transmit.size];

@@ -133,6 +133,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
         ("  flows", peer.flows.to_string()),
         ("  TCP streams", peer.tcp_streams.to_string()),
         ("  congestion", or_dash(peer.streams.as_ref().map(congestion))),
+        ("  link-local", or_dash(peer.link_local.first())),
         ("  inner MTU", or_dash(peer.inner_mtu)),
         ("  UDP payload", or_dash(peer.largest_datagram)),
     ]);
@@ -140,7 +141,6 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
 
 /// The limit on what is sent, where it comes from, and the wait that it causes.
 fn rate_limit(rate: &RateStatus) -> String {
-    let wait = |seconds: Option<f64>| or_dash(seconds.map(short_time));
     format!(
         "{} ({}), wait {} median, {} p99, {} marked",
         bits(rate.bits_per_second as f64 / 8.0),
@@ -181,7 +181,7 @@ fn repair_sent(repair: &RepairStatus) -> String {
 /// What became of payloads that the path from the peer lost.
 fn repair_received(repair: &RepairStatus) -> String {
     format!(
-        "lost {} ({}), {} came again, {} from symbols, {} given up, {} late, {} twice, delay {}",
+        "lost {} ({}), {} came again, {} from symbols, {} given up, {} late, {} twice, delay {} ({} median, {} p99 of all)",
         repair.missing,
         or_dash(repair.missing_share.map(share)),
         repair.came_again,
@@ -189,8 +189,14 @@ fn repair_received(repair: &RepairStatus) -> String {
         repair.given_up,
         repair.late,
         repair.duplicate,
-        or_dash(repair.added_delay_seconds.map(short_time))
+        wait(repair.added_delay_seconds),
+        wait(repair.added_delay_p50_seconds),
+        wait(repair.added_delay_p99_seconds)
     )
+}
+
+fn wait(seconds: Option<f64>) -> String {
+    or_dash(seconds.map(short_time))
 }
 
 fn stream_connections(peer: &PeerStatus, page: &mut Page) {

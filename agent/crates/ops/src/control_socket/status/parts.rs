@@ -31,6 +31,9 @@ pub struct LimitsStatus {
     pub tcp_streams: Used,
     /// Bytes that the windows of all TCP forwards have taken.
     pub stream_bytes: Used,
+    /// Bytes of payloads that are kept or held for repair, of all peers.
+    #[serde(default)]
+    pub repair_bytes: Used,
     /// Use of the ceiling on handshakes that others have begun.
     pub handshakes: Used,
     /// Knocks that were used and are remembered.

@@ -166,6 +166,9 @@ impl Status {
                 ("KERNEL DROPS", |(_, it)| or_dash(it.kernel_drops)),
             ],
         );
+        if tun.multicast_copies > 0 {
+            page.line(format!("copies of multicast: {}", tun.multicast_copies));
+        }
         for (what, counts) in [("to no peer", &tun.dropped), ("answered by ICMP", &tun.answers)] {
             if let Some(counts) = listed(counts) {
                 page.line(format!("{what}: {counts}"));
@@ -331,5 +334,6 @@ fn tun_line(tun: &TunStatus) -> String {
         (false, true) => "UDP offload, no TCP offload",
         (false, false) => "no offload",
     };
-    format!("tun {}: {state}, MTU {}, {offload}", plain(&tun.name), or_dash(tun.mtu))
+    let addresses = plain(&tun.addresses.join(" ")).into_owned();
+    format!("tun {}: {state}, MTU {}, {offload}, {addresses}", plain(&tun.name), or_dash(tun.mtu))
 }

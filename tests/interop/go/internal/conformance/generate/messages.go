@@ -193,6 +193,29 @@ func messages() cases {
 	ok("receive_rate", str(12, num(1, 1_000_000_000)), "receive_rate")
 	ok("receive_rate without a limit", str(12, ""), "receive_rate")
 
+	ok("reports_wanted", str(13, num(1, 1)), "reports_wanted")
+	ok("reports_wanted no more", str(13, ""), "reports_wanted")
+	add("reports_wanted with another number than 1", str(13, num(1, 2)), accept, "reports_wanted", str(13, num(1, 1)))
+	bad("reports_wanted as bytes", str(13, str(1, "01")))
+	// Mode, deadline in milliseconds, most overhead in millionths.
+	repair := func(mode, deadline, overhead uint64, more ...string) string {
+		return str(14, x(append([]string{num(1, mode), num(2, deadline), num(3, overhead)}, more...)...))
+	}
+	hold := num(4, 1)
+	for mode, name := range []string{"retransmit", "fec", "auto"} {
+		ok("packet_repair: "+name, repair(uint64(mode+1), 200, 300_000), "packet_repair")
+	}
+	ok("packet_repair in order, within the shortest time", repair(3, 5, 300_000, hold), "packet_repair")
+	ok("packet_repair within the longest time, with the most overhead", repair(3, 2_000, 2_000_000, hold), "packet_repair")
+	ok("packet_repair without overhead", str(14, x(num(1, 1), num(2, 200))), "packet_repair")
+	ok("packet_repair: off", str(14, ""), "packet_repair")
+	add("packet_repair: off, whatever else it says", repair(0, 1, 2_000_001, hold), accept, "packet_repair", str(14, ""))
+	add("packet_repair: a mode of a later version counts as auto", repair(99, 200, 300_000), accept, "packet_repair", repair(3, 200, 300_000))
+	bad("packet_repair within 4 ms", repair(3, 4, 300_000))
+	bad("packet_repair within 2001 ms", repair(3, 2_001, 300_000))
+	bad("packet_repair without a deadline", str(14, num(1, 3)))
+	bad("packet_repair with 2,000,001 millionths", repair(3, 200, 2_000_001))
+
 	ok("preshared_keys", str(15, x(str(1, n(1, 16)), str(1, n(2, 16)))), "preshared_keys")
 	ok("preshared_keys without any", str(15, ""), "preshared_keys")
 	bad("preshared_keys with a proof of 15 bytes", str(15, str(1, n(1, 15))))

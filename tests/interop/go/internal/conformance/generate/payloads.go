@@ -16,10 +16,11 @@ func payloads() cases {
 	add := func(name, bytes, verdict string, output fields) {
 		out = append(out, conformance.Case{Name: name, Kind: "payload", Input: fields{"bytes": x(bytes)}, Verdict: verdict, Output: output})
 	}
-	// A payload that is accepted: its header in the shortest form, and what follows.
-	ok := func(name, header, body string) {
-		add(name, x(header, body), accept, fields{"header": x(header), "body": x(body)})
+	// A payload that is accepted: its header, the same in the shortest form, and what follows.
+	longer := func(name, header, shortest, body string) {
+		add(name, x(header, body), accept, fields{"header": x(shortest), "body": x(body)})
 	}
+	ok := func(name, header, body string) { longer(name, header, header, body) }
 	ok("an IP packet", "00", "45000021000040004011 26b8 0a0900010a090002 12340035000d 9584 68656c6c6f")
 	ok("an IP packet with a partial checksum", "01", "45000021000040004011 26b8 0a0900010a090002 12340035000d 1433 68656c6c6f")
 	ok("an IP packet of no byte, for the reader of the packet", "00", "")
@@ -38,16 +39,32 @@ func payloads() cases {
 	ok("closed", "08 412c", "")
 	ok("a piece, from byte 1234 of 3000", "0a 02 07 4bb8 44d2", n(0x61, 1024))
 	ok("a piece with the largest fields", "0a ffffffffffffffff bfffffff 8000ffe3 8000ffe2", "61")
-	add("a context in a longer form", "4002 02 61", accept, fields{"header": "0202", "body": "61"})
-	add("fields in a longer form", "05 4002", accept, fields{"header": "0502", "body": ""})
+	ok("a report", "0b 80011170 804c4b40 8001113e 85f5e100 03", "")
+	ok("a report about nothing", "0b 00 00 00 00 00", "")
+	ok("a report with the largest fields", "0b"+n(0xff, 40), "")
+	ok("a numbered payload", "0c 03 0000012c 0002", "020268656c6c6f")
+	ok("a numbered payload of the last stream, the last number and the farthest distance", "0c 7fff ffffffff ffff", "04 02 01")
+	ok("a numbered payload with nothing in it, for the reader of what is in it", "0c 00 00000000 0000", "")
+	ok("a repair symbol", "0d 04 0001f00100000000", "00de00004a4a5471")
+	ok("a repair symbol of no byte, for the decoder", "0d 00 abcdf04000000100", "")
+	ok("a request for 300 and 301, for the second and last time", "0e 03", "0000012c000281")
+	ok("two requests", "0e 00", "0000012c000200ffffffffffff7f")
+	longer("a report in longer forms", "0b 4001 4002 4003 4004 4005", "0b 0102030405", "")
+	longer("a stream in a longer form", "0c 4003 0000012c 0002", "0c 03 0000012c 0002", "00")
+	longer("a context in a longer form", "4002 02", "02 02", "61")
+	longer("fields in a longer form", "05 4002", "05 02", "")
 	add("refused, a reason of a later version", "06 02 4100", accept, fields{"context": "6"})
-	for _, context := range []struct{ name, bytes string }{
+	// Payloads that have no output, by name and bytes.
+	none := func(verdict string, payloads [][2]string) {
+		for _, payload := range payloads {
+			add(payload[0], payload[1], verdict, nil)
+		}
+	}
+	none(unknown, [][2]string{
 		{"the reserved context 9", "09 01 02"}, {"context 63", "3f"}, {"context 1000", "43e8 aa"},
 		{"the largest context", "ffffffffffffffff"},
-	} {
-		add(context.name, context.bytes, unknown, nil)
-	}
-	for _, bad := range []struct{ name, bytes string }{
+	})
+	none(malformed, [][2]string{
 		{"no byte", ""}, {"a context that is cut short", "40"},
 		{"a datagram without a flow", "02"}, {"a flow that is cut short", "02 41"},
 		{"an opening without a service", "03 02"}, {"a service that is cut short", "03 02 80"},
@@ -61,9 +78,13 @@ func payloads() cases {
 		{"a piece of datagram 2^30", "0a 02 c000000040000000 4bb8 00 61"},
 		{"a piece of nothing", "0a 02 07 00 00 61"}, {"a piece of more than a datagram", "0a 02 07 8000ffe4 00 61"},
 		{"a piece that begins at the end", "0a 02 07 4bb8 4bb8 61"},
-	} {
-		add(bad.name, bad.bytes, malformed, nil)
-	}
+		{"a report without the marked", "0b 01 02 03 04"}, {"a report with a byte", "0b 01 02 03 04 05 00"}, {"a report of nothing", "0b"},
+		{"a numbered payload without a stream", "0c"}, {"a numbered payload whose distance is cut short", "0c 03 0000012c 00"},
+		{"a numbered payload of stream 2^14", "0c 80004000 0000012c 0002 00"},
+		{"a repair symbol whose header is cut short", "0d 03 abcdf040000001"}, {"a repair symbol of stream 2^14", "0d 80004000 abcdf04000000100"},
+		{"no request", "0e 03"}, {"a request that is cut short", "0e 03 0000012c0002"}, {"a request and a half", "0e 03 0000012c000281 0000012c"},
+		{"a request of stream 2^14", "0e 80004000 0000012c000281"},
+	})
 	return out
 }
 

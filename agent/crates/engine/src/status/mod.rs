@@ -1,0 +1,48 @@
+//! The status of peers, lanes, flows, sockets and the device: workers fill it, `culvert status --json` prints it.
+//!
+//! `docs/status.md` describes the JSON, which only ever gains members.
+//!
+//! | what | file |
+//! |---|---|
+//! | a peer, its connection, traffic and account | `peer.rs` |
+//! | the limit on what is sent to it | `rate.rs` |
+//! | what is repaired between us | `repair.rs` |
+//! | lanes | `lane.rs` |
+//! | flows, connections of TCP forwards, sockets | `flow.rs` |
+//! | the TUN device and its routes | `tun.rs` |
+
+use std::{borrow::Cow, collections::BTreeMap};
+
+/// Adds the fields of `other` to those of `sum`.
+macro_rules! add {
+    ($sum:expr, $other:expr; $($field:ident),*) => { $($sum.$field += $other.$field;)* };
+}
+
+mod flow;
+mod lane;
+mod peer;
+mod rate;
+mod repair;
+mod tun;
+
+pub use self::flow::{FlowStatus, SocketStatus, StreamConnectionStatus};
+pub(crate) use self::lane::add_lane;
+pub use self::lane::{LaneDetails, LanePackets, LaneRates, LaneStatus, OwnedLanes};
+pub use self::peer::{
+    Accounting, LastError, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus, StreamsStatus,
+};
+pub use self::rate::{AutoRateStatus, RateFrom, RateStatus};
+pub use self::repair::RepairStatus;
+pub use self::tun::{RoutePeerStatus, RouteStatus, TunDirection, TunStatus};
+
+/// One of a closed set of words.
+pub type Word = Cow<'static, str>;
+
+/// A map of counts by reason or kind.
+pub type Counts = BTreeMap<Word, u64>;
+
+/// The counts that are not 0, by the labels in their order.
+pub(crate) fn not_zero(labels: &[&'static str], counts: &[u64]) -> Counts {
+    let counts = labels.iter().zip(counts).filter(|(_, count)| **count > 0);
+    counts.map(|(label, count)| ((*label).into(), *count)).collect()
+}

@@ -1,0 +1,82 @@
+//! The limit on what is sent to a peer.
+
+use serde::{Deserialize, Serialize};
+
+use crate::status::Word;
+
+/// The limit on what is sent to a peer, and the wait that it causes.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct RateStatus {
+    /// The limit in force, in bits a second of IP packets.
+    pub bits_per_second: u64,
+    /// Where it comes from: a label of [`RateFrom`].
+    pub from: Word,
+    /// How long datagrams waited for their turn in the last seconds: the median.
+    pub delay_p50_seconds: Option<f64>,
+    /// The wait that 99 % of them did not exceed.
+    pub delay_p99_seconds: Option<f64>,
+    /// IP packets that were marked as having met congestion (ECN) because they waited too long.
+    pub marked: u64,
+    /// What is known of the path, if the rate is automatic and measured.
+    pub auto: Option<AutoRateStatus>,
+}
+
+/// What an automatic rate follows from.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct AutoRateStatus {
+    /// What the control law does: a label of [`Phase`](dataplane::rate::auto::Phase).
+    pub phase: Word,
+    /// What the path takes, when last seen full, or the highest rate that did not fill it; in bits a second of IP packets.
+    pub capacity_bits_per_second: u64,
+    /// What arrived at the peer in the last half second, in bits a second of IP packets.
+    pub delivered_bits_per_second: u64,
+    /// How long packets wait in queues of the path: the median of the last reports.
+    pub queue_delay_seconds: f64,
+    /// The share of packets that the path loses without being full, 0 to 1.
+    pub path_loss_share: f64,
+    /// Whether the queue of the path says congestion.
+    pub congested: bool,
+    /// Reports of the peer that the rate follows from.
+    pub reports: u64,
+}
+
+wire::labelled! {
+    /// Where the limit on what is sent to a peer comes from.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RateFrom {
+        /// A number as `peer.rate`.
+        Configured => "configured",
+        /// The `rate_receive` of the far end, which is lower.
+        Peer => "peer",
+        /// The path takes as much.
+        Measured => "measured",
+        /// As much as a TCP connection would have beside those of others.
+        Competing => "competing",
+        /// `peer.rate_min`.
+        Floor => "floor",
+        /// `peer.rate_max`.
+        Ceiling => "ceiling",
+        /// The far end reports nothing, so there is no automatic rate.
+        Unmeasured => "unmeasured",
+    }
+}
+
+impl RateStatus {
+    /// Adds the queue of another worker. Waits are those of the worker where they are longest.
+    pub(super) fn add(&mut self, other: &Self) {
+        self.delay_p50_seconds = longest(self.delay_p50_seconds, other.delay_p50_seconds);
+        self.delay_p99_seconds = longest(self.delay_p99_seconds, other.delay_p99_seconds);
+        self.marked += other.marked;
+        if self.auto.is_none() && other.auto.is_some() {
+            // The session owner's view is the newest.
+            self.bits_per_second = other.bits_per_second;
+            self.from.clone_from(&other.from);
+            self.auto.clone_from(&other.auto);
+        }
+    }
+}
+
+/// The longer of two waits.
+pub(super) fn longest(one: Option<f64>, other: Option<f64>) -> Option<f64> {
+    one.into_iter().chain(other).reduce(f64::max)
+}
