@@ -346,6 +346,24 @@ impl Sites {
             .collect()
     }
 
+    /// Checks that each agent accounts for all that it received while traffic goes on. The status takes what is on its way between two
+    /// workers into account; metrics show what each worker has published, at different times.
+    ///
+    /// # Panics
+    /// When an account does not balance.
+    #[track_caller]
+    pub fn check_accounts_in_motion(&self) {
+        for (site, peer) in self.peers() {
+            let status: Value = serde_json::from_str(&site.agent.ask(&["status", "--json"])).expect("JSON");
+            let peers = status["status"]["peers"].as_array().expect("a list of peers");
+            let found = peers.iter().find(|found| found["name"] == peer).expect("a configured peer");
+            for direction in ["uplink", "downlink"] {
+                let account = &found[direction];
+                assert_eq!(account["balances"], true, "{peer}, {direction}: {account:#}");
+            }
+        }
+    }
+
     /// Why agents have dropped packets, and how many.
     #[must_use]
     #[track_caller]
