@@ -116,10 +116,18 @@ impl Load {
         self.shared.measured()
     }
 
-    /// Waits for the last datagrams and returns everything.
+    /// Waits until nothing has come for `quiet`, and returns everything.
     pub(super) fn finish(self, quiet: Duration) -> anyhow::Result<Measured> {
         self.sender.join().map_err(|_| anyhow::anyhow!("the load panicked"))?;
-        std::thread::sleep(quiet);
+        let mut before = None;
+        loop {
+            let echoed = self.shared.measured().echoed;
+            if before == Some(echoed) {
+                break;
+            }
+            before = Some(echoed);
+            std::thread::sleep(quiet);
+        }
         self.shared.stop.store(true, Ordering::Relaxed);
         self.receiver.join().map_err(|_| anyhow::anyhow!("the sink panicked"))?;
         let mut measured = self.shared.measured();

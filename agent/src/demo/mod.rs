@@ -10,6 +10,7 @@
 
 use std::{
     net::{SocketAddr, UdpSocket},
+    os::fd::AsFd as _,
     path::Path,
     sync::{
         Arc,
@@ -81,8 +82,10 @@ impl Demo {
         self.watch(&entry, &exit, &load)?;
         let measured = load.finish(QUIET)?;
         let (entry, exit) = (entry.stop()?, exit.stop()?);
-        echo.stop();
-        let summary = Summary::new(self.load, &measured, &entry, &exit)?;
+        let mut summary = Summary::new(self.load, &measured, &entry, &exit)?;
+        let Echoed { refused, kernel_drops } = echo.stop()?;
+        summary.echo_refused = refused;
+        summary.kernel_drops += kernel_drops;
         if self.json {
             out::say(&summary.json())?;
         } else {
@@ -229,6 +232,8 @@ struct Summary {
     measured: Measured,
     entry: PeerStatus,
     exit: PeerStatus,
+    /// Datagrams that the kernel did not take back from the echo service.
+    echo_refused: u64,
     kernel_drops: u64,
 }
 
@@ -241,6 +246,7 @@ impl Summary {
             measured: measured.clone(),
             entry: peer(entry)?,
             exit: peer(exit)?,
+            echo_refused: 0,
             kernel_drops: entry.kernel_drops + exit.kernel_drops + measured.kernel_drops,
         })
     }
@@ -256,11 +262,12 @@ impl Summary {
     }
 
     /// What was counted on both sides of each hop between the counted points: name, in, out.
-    fn hops(&self) -> [(&'static str, u64, u64); 4] {
+    fn hops(&self) -> [(&'static str, u64, u64); 5] {
         let [there, at_exit, back, at_entry] = self.accounts().map(|(_, direction)| direction.account);
         [
             ("load to entry", self.measured.sent, there.received),
             ("entry to exit", there.delivered, at_exit.received),
+            ("exit to echo and back", at_exit.delivered, back.received + self.echo_refused),
             ("exit to entry", back.delivered, at_entry.received),
             ("entry to load", at_entry.delivered, self.measured.echoed),
         ]
@@ -314,7 +321,7 @@ impl Summary {
         }
         text += "\nbetween them              in          out     lost\n";
         for (name, before, after) in self.hops() {
-            text += &format!("{name:<20}{before:>10}{after:>13}{:>9}\n", before.saturating_sub(after));
+            text += &format!("{name:<21}{before:>9}{after:>13}{:>9}\n", before.saturating_sub(after));
         }
         let verdict = match self.problem() {
             None => "every datagram is accounted for".to_owned(),
@@ -349,6 +356,7 @@ impl Summary {
                 "p99": quantile(0.99),
                 "p999": quantile(0.999),
             },
+            "echo_refused": self.echo_refused,
             "kernel_drops_buffers": self.kernel_drops,
             "accounts": accounts,
             "accounted": self.problem().is_none(),
@@ -361,7 +369,15 @@ impl Summary {
 struct Echo {
     address: SocketAddr,
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<()>,
+    thread: JoinHandle<Echoed>,
+}
+
+/// What an [`Echo`] has lost.
+struct Echoed {
+    /// Datagrams that the kernel did not take.
+    refused: u64,
+    /// Buffers that the kernel dropped, because more waited than it holds.
+    kernel_drops: u64,
 }
 
 impl Echo {
@@ -373,21 +389,19 @@ impl Echo {
         let stop = Arc::new(AtomicBool::new(false));
         let stopped = Arc::clone(&stop);
         let thread = std::thread::Builder::new().name("demo-echo".to_owned()).spawn(move || {
-            let mut buffer = vec![0; 65_536];
+            let (mut buffer, mut refused) = (vec![0; 65_536], 0);
             while !stopped.load(Ordering::Relaxed) {
                 if let Ok((len, from)) = socket.recv_from(&mut buffer) {
-                    // What the kernel refuses is lost on the way back, and shows there.
-                    let _sent = socket.send_to(&buffer[..len], from).is_ok();
+                    refused += u64::from(socket.send_to(&buffer[..len], from).is_err());
                 }
             }
+            Echoed { refused, kernel_drops: net::process::kernel_drops(socket.as_fd()) }
         })?;
         Ok(Self { address, stop, thread })
     }
 
-    fn stop(self) {
+    fn stop(self) -> anyhow::Result<Echoed> {
         self.stop.store(true, Ordering::Relaxed);
-        if self.thread.join().is_err() {
-            tracing::error!("the echo service panicked");
-        }
+        self.thread.join().map_err(|_| anyhow!("the echo service panicked"))
     }
 }

@@ -22,6 +22,8 @@ use nix::{
     unistd::Pid,
 };
 
+use crate::sys;
+
 /// Raises the limit on open files to the hard limit, and that one to `wanted` where it is lower and may be raised; returns
 /// the limit that holds.
 ///
@@ -173,13 +175,44 @@ pub fn pin_to_cpu(index: usize) -> io::Result<()> {
 /// The kernel's, e.g. `PermissionDenied` where a sandbox forbids it.
 pub fn wake_soon() -> io::Result<bool> {
     const SLICE_NANOS: u64 = 100_000;
-    crate::sys::set_time_slice(SLICE_NANOS)
+    sys::set_time_slice(SLICE_NANOS)
 }
 
 /// Buffers that the kernel dropped at `socket` because its receive queue was full; 0 before Linux 4.12, which does not say.
 #[must_use]
 pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
-    crate::sys::receive_queue(socket).map_or(0, |(_, drops)| u64::from(drops))
+    sys::receive_queue(socket).map_or(0, |(_, drops)| u64::from(drops))
+}
+
+/// Memory that was freed and that the C library keeps for later; glibc gives back by itself little but the end of its first arena.
+#[derive(Debug, Default)]
+pub struct FreedMemory {
+    /// The bytes that were free and stayed after the last time that pages were given back, or the least since.
+    kept: u32,
+}
+
+impl FreedMemory {
+    /// The bytes that come together before they are given back.
+    pub const LEAST: u32 = 2 << 20;
+
+    /// Gives pages back to the kernel if [`FreedMemory::LEAST`] bytes more than before are free; says whether it did. With musl there is
+    /// nothing to do.
+    pub fn give_back(&mut self) -> bool {
+        let Some(free) = sys::freed_bytes() else { return false };
+        if !self.is_due(free) {
+            return false;
+        }
+        sys::give_back_freed();
+        // Of pages that were given back the library says that they are free, too.
+        self.kept = sys::freed_bytes().unwrap_or(0);
+        true
+    }
+
+    fn is_due(&mut self, free: u32) -> bool {
+        // What was free was used again since.
+        self.kept = self.kept.min(free);
+        free - self.kept > Self::LEAST
+    }
 }
 
 /// CPU time that this process has used, in user space and in the kernel; zero if the kernel does not say.
@@ -198,6 +231,43 @@ pub fn cpu_time() -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn freed_memory_is_given_back_once_for_each_time_that_much_is_freed() {
+        let mut freed = FreedMemory::default();
+        let much = FreedMemory::LEAST + 1;
+        assert!(!freed.is_due(much - 1) && freed.is_due(much));
+        freed.kept = 100 * much;
+        assert!(!freed.is_due(100 * much));
+        // It was taken, and is free again.
+        assert!(!freed.is_due(98 * much) && freed.is_due(100 * much));
+    }
+
+    #[cfg(target_env = "gnu")]
+    #[test]
+    fn memory_that_was_freed_between_what_is_in_use_goes_back_to_the_kernel() {
+        const BLOCKS: usize = 8_192;
+        let resident = || -> usize {
+            let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+            text.split(' ').nth(1).unwrap().parse::<usize>().unwrap() * 4_096
+        };
+        let mut blocks: Vec<Vec<u8>> = (0..BLOCKS).map(|_| vec![1; 16 << 10]).collect();
+        // Every 64th stays, so that no arena ends with what is free.
+        let mut number = 0;
+        blocks.retain(|_| {
+            number += 1;
+            number % 64 == 0
+        });
+        let before = resident();
+        assert!(FreedMemory::default().give_back());
+        let given_back = before.saturating_sub(resident());
+        // Other tests of the process allocate meanwhile.
+        assert!(
+            given_back > BLOCKS * (16 << 10) / 2,
+            "{given_back} of {before} bytes; {} stay",
+            blocks.len()
+        );
+    }
 
     #[test]
     fn a_thread_is_pinned_to_the_cpus_in_turn() {

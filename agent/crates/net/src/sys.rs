@@ -267,6 +267,27 @@ fn meta(header: &mmsghdr, name: &Name, held: Duration, now: Option<libc::timespe
     Some(meta)
 }
 
+/// The bytes that were freed and that the C library keeps, of all its arenas, modulo 2^32; `None` if it does not say.
+pub(super) fn freed_bytes() -> Option<u32> {
+    #[cfg(target_env = "gnu")]
+    {
+        // SAFETY: it reads what the library counts, under the library's own locks. `mallinfo2` has wider fields, from glibc 2.33 on.
+        let counts = unsafe { libc::mallinfo() };
+        Some(counts.fordblks.cast_unsigned())
+    }
+    #[cfg(not(target_env = "gnu"))]
+    None
+}
+
+/// Has the C library give free pages back to the kernel, where it can do that.
+pub(super) fn give_back_freed() {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it touches free memory only, under the library's own locks.
+    unsafe {
+        libc::malloc_trim(0)
+    };
+}
+
 /// The system's time, by which the kernel stamps what it receives.
 fn realtime() -> libc::timespec {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };

@@ -602,6 +602,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// Lists a payload for delivery to its local socket.
     #[inline]
     pub(super) fn list(&mut self, peer: PeerId, way: &Way, slot: usize, payload: Range<usize>) {
+        self.notes.work.charge(work::DELIVERY);
         match self.locals.delivery(way.socket) {
             Some(list) => list.push(way.recipient(peer), slot, payload, way.burst),
             None => self.drop(peer, DropReason::SocketOpen),
