@@ -1,6 +1,10 @@
 //! `tcpdump` at a place, and what it and `tshark` read from the recording.
 
-use std::{fs::File, path::Path, process::Stdio, time::Duration};
+use std::{
+    fs::File,
+    process::{Command, Stdio},
+    time::Duration,
+};
 
 use tempfile::TempDir;
 
@@ -15,14 +19,16 @@ use crate::{
 /// A running `tcpdump`; dropping it kills it.
 #[derive(Debug)]
 pub struct Capture {
-    folder: TempDir,
     process: Running,
+    recording: Recording,
 }
 
 /// What was recorded.
 #[derive(Debug)]
 pub struct Recording {
     folder: TempDir,
+    /// Only UDP is in it: of datagrams the length is shown, whatever protocol the port may mean to `tcpdump`.
+    only_udp: bool,
 }
 
 impl Capture {
@@ -50,7 +56,7 @@ impl Capture {
             assert!(process.ended().is_none(), "tcpdump ended: {log}");
             if log.contains("listening on") { Ok(()) } else { Err(log) }
         });
-        Self { folder, process }
+        Self { process, recording: Recording { folder, only_udp: filter.starts_with("udp") } }
     }
 
     /// Waits until `look` is content with the lines of `tcpdump -v` of what was recorded, and ends the recording.
@@ -61,15 +67,15 @@ impl Capture {
     pub fn stop_when(mut self, what: &str, look: impl Fn(&str) -> bool) -> Recording {
         clock::until(what, PATIENCE, || {
             // A packet that is being written is no error here, the rest is shown.
-            let text = text(&read(self.folder.path()).output().expect("tcpdump is there").stdout);
+            let text = text(&self.recording.read().output().expect("tcpdump is there").stdout);
             if look(&text) { Ok(()) } else { Err(text) }
         });
         self.process.terminate();
         self.process.wait(Duration::from_secs(10));
-        let log = std::fs::read_to_string(self.folder.path().join("log")).unwrap_or_default();
+        let log = std::fs::read_to_string(self.recording.folder.path().join("log")).unwrap_or_default();
         let lost = log.lines().find(|line| line.contains("dropped by kernel"));
         assert!(lost.is_some_and(|line| line.starts_with("0 packets")), "tcpdump: {log}");
-        Recording { folder: self.folder }
+        self.recording
     }
 }
 
@@ -81,7 +87,7 @@ impl Recording {
     #[must_use]
     #[track_caller]
     pub fn text(&self) -> String {
-        let output = run(&mut read(self.folder.path()), Duration::from_secs(60));
+        let output = run(&mut self.read(), Duration::from_secs(60));
         assert!(output.status.success(), "{}", text(&output.stderr));
         text(&output.stdout)
     }
@@ -102,10 +108,11 @@ impl Recording {
         let split = |line: &str| line.split('\t').map(str::to_owned).collect();
         text(&output.stdout).lines().map(split).collect()
     }
-}
 
-fn read(folder: &Path) -> std::process::Command {
-    let mut command = Place::Host.command(needs::tool("tcpdump").expect("asked for"));
-    command.args(["-n", "-vv", "-r"]).arg(folder.join("packets"));
-    command
+    fn read(&self) -> Command {
+        let mut command = Place::Host.command(needs::tool("tcpdump").expect("asked for"));
+        command.args(["-n", "-vv"]).args(self.only_udp.then_some("-q"));
+        command.arg("-r").arg(self.folder.path().join("packets"));
+        command
+    }
 }
