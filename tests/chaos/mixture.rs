@@ -40,6 +40,7 @@ fn traffic_outlives_several_things_at_once() {
     }
     let mut random = Random::new(8);
     let mut stage = Stage::start(Entrance::Address, Path::default());
+    stage.wait_for_lanes(2);
     let descriptors = stage.descriptors();
     let mut books = Ledger::new();
     for round in 0..ROUNDS {

@@ -196,6 +196,12 @@ impl Plain {
         frame.data = data.freeze();
     }
 
+    /// When the datagram of the oldest frame came to this host.
+    #[must_use]
+    pub fn oldest(&self) -> Option<Instant> {
+        self.waiting.front().map(|frame| frame.arrived)
+    }
+
     /// Takes the oldest frame if its datagram has waited for longer than `limit`. It gets no number.
     pub fn pop_late(&mut self, now: Instant, limit: Duration) -> Option<PlainFrame> {
         let late = now.saturating_duration_since(self.waiting.front()?.arrived) > limit;

@@ -45,7 +45,7 @@
 //! network in memory in tests.
 //!
 //! ```text
-//!   turn:  commands, messages → hand-off batches → timers → ready sources, a batch each, within budgets → some of the decoy's
+//!   turn:  commands, messages → hand-off batches → ready sources, a batch each, within budgets → timers → some of the decoy's
 //!          replies → control connections → lanes' own packets → send → count → send hand-off batches
 //! ```
 
@@ -242,7 +242,9 @@ impl Worker {
         }
         self.read_messages(now);
         self.accept_hand_offs(now);
-        // Only timers that are due now: one that these arm with a deadline in the past is for the next turn.
+        let batches = self.serve_sources(now);
+        // After the sockets: a worker that stood still finds there what timers would take for missing. Only timers that are due now: one
+        // that these arm with a deadline in the past is for the next turn.
         while let Some(timer) = self.cx.timers.pop(now) {
             self.due.push(timer);
         }
@@ -250,7 +252,6 @@ impl Worker {
             self.timeout(self.due[index], now);
         }
         self.due.clear();
-        let batches = self.serve_sources(now);
         if !self.host.quiet.is_empty() {
             self.host.look_at_quiet(&mut self.cx, now);
             self.settle_effects(now);

@@ -1,8 +1,9 @@
 //! Standard mode: the frames of peers without lanes, between the relay and quinn-proto.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use dataplane::{
+    lanes::Plain,
     relay::{DropReason, Settlement},
     repair::PathCounts,
 };
@@ -16,6 +17,7 @@ use crate::{
         Worker,
         context::Context,
         parts::{DataPlane, LaneHost, Sessions},
+        timer::Timer,
     },
 };
 
@@ -195,6 +197,11 @@ impl DataPlane {
         }
         if let Some(peer) = cx.peers.get_mut(id) {
             peer.data.take_plain_repair_counts();
+            let plain = peer.data.link.as_ref().and_then(|link| link.plain.as_ref());
+            if let Some(oldest) = plain.and_then(Plain::oldest) {
+                let late = oldest + peer.data.relay.queue.time_limit() + Duration::from_millis(1);
+                cx.timers.arm(Timer::Queue(id), late);
+            }
         }
         cx.watch_plain_repair(id);
         // The frames are gone: the peer's queue behind them comes next.

@@ -1,7 +1,7 @@
 //! One thread of clients: opens its flows, sends, receives, and asks what arrived.
 //!
 //! ```text
-//! Opening ── all flows are welcomed, the start is set ──► Running ── time is over ──► Draining ── all arrived, or a second ──► Ended
+//! Opening ── all flows are welcomed, the start is set ──► Running ── time is over ──► Draining ── all arrived, or no more ──► Ended
 //! ```
 
 use std::{
@@ -23,8 +23,11 @@ use crate::bench::{
 /// The interval at which a datagram that needs an answer is repeated: far above any round trip worth a measurement.
 const REPEAT: Duration = Duration::from_millis(50);
 
-/// The time for which stragglers are waited for.
+/// The time for which the next straggler is waited for.
 const STRAGGLERS: Duration = Duration::from_secs(1);
+
+/// The time for which stragglers are waited for while they come: far above the time for which an agent holds a datagram.
+const ALL_STRAGGLERS: Duration = Duration::from_secs(30);
 
 /// Batches that one socket gives in one turn at most.
 const BATCHES_PER_TURN: usize = 4;
@@ -61,8 +64,21 @@ struct Flow {
 enum State {
     Opening { again: Instant },
     Running { again: Option<Instant>, until: Instant },
-    Draining { again: Instant, until: Instant },
+    Draining(Drain),
     Ended,
+}
+
+/// How the clients wait for stragglers.
+#[derive(Clone, Copy)]
+struct Drain {
+    /// When the sink is asked again.
+    again: Instant,
+    /// The end of the wait, unless something arrives before.
+    until: Instant,
+    /// The end of the wait in any case.
+    latest: Instant,
+    /// [`Client::progress`] when it was last found to have grown.
+    progress: u64,
 }
 
 /// The clients of one thread, and what they counted.
@@ -180,28 +196,49 @@ impl Client {
             Turn::Now => Turn::Now,
             Turn::At(at) => Turn::At(again.map_or(at, |again| again.min(at))),
             Turn::Ended => {
-                self.state = State::Draining { again: now, until: now + STRAGGLERS };
+                self.state = State::Draining(Drain {
+                    again: now,
+                    until: now + STRAGGLERS,
+                    latest: now + ALL_STRAGGLERS,
+                    progress: self.progress(),
+                });
                 Turn::Now
             }
         }
     }
 
-    fn drain(&mut self, again: Instant, until: Instant, now: Instant) -> Turn {
-        let complete = (0..self.flows.len()).all(|index| self.is_complete(index));
-        if complete || now >= until {
+    fn drain(&mut self, mut drain: Drain, now: Instant) -> Turn {
+        if (0..self.flows.len()).all(|index| self.is_complete(index)) {
             self.state = State::Ended;
             return Turn::Ended;
         }
-        if now < again {
-            return Turn::At(again.min(until));
+        if now < drain.again {
+            return Turn::At(drain.again);
+        }
+        let progress = self.progress();
+        if progress > drain.progress {
+            drain = Drain { until: (now + STRAGGLERS).min(drain.latest), progress, ..drain };
+        }
+        if now >= drain.until {
+            self.state = State::Ended;
+            return Turn::Ended;
         }
         for index in 0..self.flows.len() {
             if !self.is_complete(index) {
                 self.tell(index, Kind::End, now, &|_| {});
             }
         }
-        self.state = State::Draining { again: now + REPEAT, until };
+        self.state = State::Draining(Drain { again: now + REPEAT, ..drain });
         Turn::Now
+    }
+
+    /// A number that grows while something arrives at either end, or the sink sends.
+    fn progress(&self) -> u64 {
+        let of_flow = |flow: &Flow| {
+            let report = flow.report.unwrap_or_default();
+            flow.tally.counts.distinct + report.counts.distinct + report.sent
+        };
+        self.flows.iter().map(of_flow).sum()
     }
 
     /// Whether all that was sent on a flow has arrived, in both directions.
@@ -306,7 +343,7 @@ impl Party for Client {
         let turn = match self.state {
             State::Opening { again } => self.open(again, now),
             State::Running { again, until } => self.run(again, until, now),
-            State::Draining { again, until } => self.drain(again, until, now),
+            State::Draining(drain) => self.drain(drain, now),
             State::Ended => Turn::Ended,
         };
         self.publish();

@@ -16,6 +16,8 @@ const DOUBTED_DEAF: &str = "culvert_sessions_doubted_total{reason=\"deaf\"}";
 const DOUBTED_SILENT: &str = "culvert_sessions_doubted_total{reason=\"silent\"}";
 const REOPENED_SILENT: &str = "culvert_lanes_reopened_total{reason=\"silent\"}";
 
+const FLOWS_IDLE: &str = "culvert_flows_evicted_total{reason=\"idle\"}";
+
 const MS: Duration = Duration::from_millis(1);
 
 #[test]
@@ -143,6 +145,21 @@ fn a_worker_that_stood_still_reads_its_sockets_before_it_takes_the_peer_for_sile
         assert_eq!(pair.world.metric(pair.entry, DOUBTED_SILENT), 0, "seed {seed}");
         assert_eq!(pair.world.metric(pair.entry, REOPENED_SILENT), 0, "seed {seed}");
         assert_eq!(pair.world.metric(pair.exit, ESTABLISHED), 1, "seed {seed}");
+        pair.assert_balanced();
+    }
+}
+
+/// The service's idle time is over, but not for the flows: their clients have gone on.
+#[test]
+fn a_worker_that_stood_still_reads_its_sockets_before_it_ends_idle_flows() {
+    const IDLE: Duration = Duration::from_secs(5);
+    for (seed, workers) in [(9490, (1, 1)), (9491, (3, 2))] {
+        let (mut pair, mut crowd) = talking(seed, workers, "lanes = 2", 2);
+        pair.world.slow_down(pair.entry, IDLE + SECOND / 2);
+        crowd.run(&mut pair, IDLE + SECOND / 4);
+        pair.world.speed_up();
+        crowd.run(&mut pair, SECOND);
+        assert_eq!(pair.world.metric(pair.entry, FLOWS_IDLE), 0, "seed {seed}");
         pair.assert_balanced();
     }
 }
