@@ -3,6 +3,8 @@
 use std::{
     collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
+    thread,
+    time::Duration,
 };
 
 use culvert_tests::{
@@ -64,8 +66,40 @@ fn check_arrivals(echo: &Echo) {
     }
 }
 
+/// How often a machine that stands still is tried again.
+const ATTEMPTS: usize = 5;
+
 #[track_caller]
-fn carries_flows_in_order((workers, configured, lanes): Mix) {
+fn carries_flows_in_order(mix: Mix) {
+    let carried = (0..ATTEMPTS).any(|_| carries_undisturbed(mix));
+    assert!(carried, "{mix:?}: in each of {ATTEMPTS} attempts a lane fell silent");
+}
+
+/// Sends a window of each client after the other, and takes all of it back.
+fn converse(clients: &mut [Client]) -> Result<(), String> {
+    for first in (0..DATAGRAMS).step_by(WINDOW as usize) {
+        for _ in 0..WINDOW {
+            clients.iter_mut().for_each(Client::send);
+        }
+        for client in clients.iter() {
+            for number in first..first + WINDOW {
+                client.receive(number, PATIENCE)?;
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Whether a lane fell silent, as one does on a machine that stands still for half a second: its flows move, and what is on the way
+/// there is overtaken.
+#[track_caller]
+fn a_lane_fell_silent(pair: &Pair) -> bool {
+    pair.sum("culvert_lanes_reopened_total", &[("reason", "silent")]) > 0
+}
+
+/// Sends through a pair and checks where flows live, their order and what was handed over; false if a lane fell silent meanwhile.
+#[track_caller]
+fn carries_undisturbed((workers, configured, lanes): Mix) -> bool {
     let (echo, ingress) = (Echo::new(), loopback());
     let plan = Plan::default().workers(workers).peer(&format!("lanes = {configured}\n"));
     let pair = plan.service("echo", echo.address, "").forward("echo", ingress).start();
@@ -74,22 +108,21 @@ fn carries_flows_in_order((workers, configured, lanes): Mix) {
         agent.wait_for_count("culvert_workers", &[], workers.into());
     }
     let mut clients: Vec<Client> = (0..CLIENTS).map(|number| Client::new(number, ingress)).collect();
-    for first in (0..DATAGRAMS).step_by(WINDOW as usize) {
-        for _ in 0..WINDOW {
-            clients.iter_mut().for_each(Client::send);
-        }
-        for client in &clients {
-            for number in first..first + WINDOW {
-                client.receive(number, PATIENCE).unwrap();
-            }
-        }
+    if let Err(error) = converse(&mut clients) {
+        // Agents publish their counts some moments after the fact.
+        thread::sleep(Duration::from_secs(1));
+        assert!(a_lane_fell_silent(&pair), "{error}");
+        return false;
     }
-    check_arrivals(&echo);
     let total = u64::from(CLIENTS * DATAGRAMS);
     pair.wait_for_accounts([(total, total); 4]);
     for (peer, agent) in pair.ends() {
         agent.wait_for_count("culvert_flows", &[("peer", peer)], CLIENTS.into());
     }
+    if a_lane_fell_silent(&pair) {
+        return false;
+    }
+    check_arrivals(&echo);
     let [entry_workers, exit_workers] = workers;
     check_stripes(&pair, entry_workers.into(), lanes);
 
@@ -123,6 +156,7 @@ fn carries_flows_in_order((workers, configured, lanes): Mix) {
     }
     let established = [("outcome", "established")];
     assert_eq!(pair.entry.samples().count("culvert_handshakes_total", &established), 1);
+    true
 }
 
 #[test]

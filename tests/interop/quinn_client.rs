@@ -268,10 +268,18 @@ impl Session<'_> {
     /// The next datagram of a flow that comes in pieces, put together; what else comes is passed over.
     #[track_caller]
     pub(crate) fn receive_pieces(&self, wanted: u64) -> Vec<u8> {
+        let whole = self.receive_pieces_within(wanted, PATIENCE);
+        whole.unwrap_or_else(|| panic!("waited {PATIENCE:?} for a datagram in pieces"))
+    }
+
+    /// The same; `None` when its first piece has not come and nothing comes within `limit`.
+    #[track_caller]
+    pub(crate) fn receive_pieces_within(&self, wanted: u64, limit: Duration) -> Option<Vec<u8>> {
         let mut whole: Vec<Option<u8>> = Vec::new();
         let mut name = None;
         loop {
-            let Payload::Piece { flow, datagram, total, offset, bytes } = self.receive() else { continue };
+            let payload = if name.is_none() { self.receive_within(limit)? } else { self.receive() };
+            let Payload::Piece { flow, datagram, total, offset, bytes } = payload else { continue };
             if flow != wanted {
                 continue;
             }
@@ -286,7 +294,7 @@ impl Session<'_> {
             assert!(bytes.len() >= 1024 || offset + bytes.len() as u64 == total);
             place.iter_mut().zip(bytes).for_each(|(place, byte)| *place = Some(byte));
             if let Some(whole) = whole.iter().copied().collect() {
-                return whole;
+                return Some(whole);
             }
         }
     }

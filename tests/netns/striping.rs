@@ -19,15 +19,45 @@ use super::loopback;
 #[test]
 fn parallel_streams_cross_two_lanes_with_gro() {
     let tools = [Need::Tool("ethtool", "ethtool")];
-    if !needs::met("GRO across a cable", needs::NETNS) || !needs::met("GRO across a cable", &tools) {
-        return;
+    if needs::met("GRO across a cable", needs::NETNS) && needs::met("GRO across a cable", &tools) {
+        in_attempts(parallel_streams);
     }
+}
+
+/// How often a run is repeated on a machine that stands still now and then.
+const ATTEMPTS: usize = 5;
+
+/// Runs `run` anew until no lane fell silent that should not: one does when its worker is kept from the processor for half a second.
+#[track_caller]
+fn in_attempts(run: impl Fn() -> Result<(), String>) {
+    let mut refusals = Vec::new();
+    for _ in 0..ATTEMPTS {
+        match run() {
+            Ok(()) => return,
+            Err(refusal) => refusals.push(refusal),
+        }
+    }
+    panic!("in each of {ATTEMPTS} attempts: {refusals:#?}");
+}
+
+/// How often lanes fell silent, and flows left one.
+fn disturbances(pair: &Pair) -> u64 {
+    let silent = pair.sum("culvert_lanes_reopened_total", &[("reason", "silent")]);
+    silent + pair.sum("culvert_flows_moved_total", &[])
+}
+
+/// Two workers each, whose lanes cross the cable.
+fn plan(places: [Place; 2]) -> Plan {
+    Plan::default().at(places).underlay(Cable::SECOND[0].parse().unwrap()).workers([2, 2])
+}
+
+fn parallel_streams() -> Result<(), String> {
     let cable = Cable::new();
     cable.cut_and_join();
     let places = cable.places();
     let (upstream, ingress) = (loopback(), loopback());
     let _server = Server::start(&places[1], upstream);
-    let plan = Plan::default().at(places.clone()).underlay(Cable::SECOND[0].parse().unwrap()).workers([2, 2]);
+    let plan = plan(places.clone());
     let pair = plan.service("iperf", upstream, "").forward("iperf", ingress).start();
     pair.wait_for_lanes(2);
     for reverse in [false, true] {
@@ -43,8 +73,13 @@ fn parallel_streams_cross_two_lanes_with_gro() {
         assert!(count("datagrams") > count("buffers"), "GRO joined no datagrams at {socket}");
     }
     // GRO joins what comes from one port, and a lane has a port of its own: nothing comes to the wrong worker.
-    assert_eq!(pair.handed_over(), 0);
+    let (handed_over, disturbances) = (pair.handed_over(), disturbances(&pair));
+    if handed_over > 0 && disturbances > 0 {
+        return Err(format!("{handed_over} datagrams handed over, {disturbances} lanes and flows disturbed"));
+    }
+    assert_eq!(handed_over, 0);
     pair.accounts();
+    Ok(())
 }
 
 /// So many that a worker without any of them is out of the question, however the kernel hashes.
@@ -137,20 +172,28 @@ fn lanes_up(pair: &Pair) -> [u64; 2] {
 #[test]
 fn flows_of_a_blocked_lane_go_on_over_lane_0_until_it_is_open_again() {
     let tools = [Need::Tool("nft", "nftables")];
-    if !needs::met("a blocked lane", needs::NETNS) || !needs::met("a blocked lane", &tools) {
-        return;
+    if needs::met("a blocked lane", needs::NETNS) && needs::met("a blocked lane", &tools) {
+        in_attempts(blocked_lane);
     }
+}
+
+fn blocked_lane() -> Result<(), String> {
     let cable = Cable::new();
     let [here, there] = cable.places();
     let (echo, ingress) = (there.enter(Echo::new), loopback());
-    let plan = Plan::default().at(cable.places()).underlay(Cable::SECOND[0].parse().unwrap()).workers([2, 2]);
+    let plan = plan(cable.places());
     let pair = plan.service("echo", echo.address, "").forward("echo", ingress).start();
     pair.wait_for_lanes(2);
     let mut crowd = Crowd::new(&here, ingress);
     crowd.converse(3);
     let [on_entry, on_exit] = pair.ends().map(|(_, agent)| flows_on(agent, "1"));
-    assert!(on_entry == on_exit && (1..u64::from(CLIENTS)).contains(&on_entry), "{on_entry}, {on_exit}");
-    assert_eq!(pair.handed_over(), 0);
+    let (handed_over, disturbances) = (pair.handed_over(), disturbances(&pair));
+    let spread = on_entry == on_exit && (1..u64::from(CLIENTS)).contains(&on_entry);
+    let figures = format!("{on_entry}, {on_exit} flows, {handed_over} handed over, {disturbances} disturbed");
+    if !(spread && handed_over == 0) && disturbances > 0 {
+        return Err(figures);
+    }
+    assert!(spread && handed_over == 0, "{figures}");
 
     let [control, blocked] = [0, 1].map(|lane| ports_of_lane(&pair.exit, lane)[0]);
     let quic = pair.underlay.port();
@@ -175,13 +218,18 @@ fn flows_of_a_blocked_lane_go_on_over_lane_0_until_it_is_open_again() {
     let ports = ports_of_lane(&pair.exit, 1);
     assert!(ports.len() > 1 && ports.last() != ports.first(), "{ports:?}: it comes from another port");
     crowd.converse(5);
-    check_arrivals(&echo);
     let entry = pair.entry.samples();
-    assert_eq!(entry.count("culvert_lanes_reopened_total", &[("reason", "silent")]), 1);
+    let silent = entry.count("culvert_lanes_reopened_total", &[("reason", "silent")]);
+    if silent > 1 {
+        return Err(format!("{silent} lanes fell silent"));
+    }
+    assert_eq!(silent, 1);
+    check_arrivals(&echo);
     assert_eq!(entry.count("culvert_handshakes_total", &[("outcome", "established")]), 1);
     for (peer, agent) in pair.ends() {
         agent.wait_for_count("culvert_flows_opened_total", &[("peer", peer)], CLIENTS.into());
     }
     assert!(pair.handed_over() > 0);
     pair.accounts();
+    Ok(())
 }

@@ -101,7 +101,7 @@ fn volumes(image: &Image, daemon_set: &Manifest) -> Vec<Mount> {
 fn probe(place: &Place, path: &str) -> Result<u16, String> {
     let ask = || -> std::io::Result<String> {
         let mut stream = TcpStream::connect(SocketAddr::from((Ipv4Addr::LOCALHOST, 9464)))?;
-        stream.set_read_timeout(Some(Duration::from_secs(1)))?;
+        stream.set_read_timeout(Some(PATIENCE))?;
         write!(stream, "GET {path} HTTP/1.1\r\nHost: pod\r\nConnection: close\r\n\r\n")?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer)?;

@@ -12,7 +12,7 @@ use std::{path::PathBuf, process::ExitCode, time::Duration};
 use clap::Parser;
 use culvert_tests::{
     agent,
-    fleet::{EVERY, Fleet, Flow},
+    fleet::{EVERY, Fleet, Flow, INTERVAL},
     needs::{self, Need},
 };
 
@@ -34,7 +34,7 @@ struct Seen {
 }
 
 fn trial() -> Vec<Seen> {
-    let mut fleet = Fleet::start(2);
+    let mut fleet = Fleet::start(2, INTERVAL);
     let mut seen = Vec::new();
     let mut note = |event, flows: Vec<Flow>| {
         eprintln!("{event}: {flows:?}");

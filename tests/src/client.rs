@@ -15,6 +15,8 @@ pub struct Client {
     socket: UdpSocket,
     number: u32,
     next: u32,
+    /// Nobody waits for the answers to its datagrams before this one any more, and they may still come.
+    awaited: u32,
 }
 
 impl Client {
@@ -27,13 +29,19 @@ impl Client {
         let any: SocketAddr = if server.is_ipv4() { ([0; 4], 0).into() } else { ([0; 16], 0).into() };
         let socket = UdpSocket::bind(any).expect("a port is free");
         socket.connect(server).expect("there is a route");
-        Self { socket, number, next: 0 }
+        Self { socket, number, next: 0, awaited: 0 }
     }
 
     /// Its socket.
     #[must_use]
     pub fn socket(&self) -> &UdpSocket {
         &self.socket
+    }
+
+    /// Which client it is.
+    #[must_use]
+    pub fn number(&self) -> u32 {
+        self.number
     }
 
     /// The number of its newest datagram, if it has sent one.
@@ -54,17 +62,25 @@ impl Client {
         sent.expect("the kernel takes a datagram");
     }
 
-    /// Receives its datagram `number` back.
+    /// Receives its datagram `number` back, and passes over late answers to what [`reach`](Self::reach) has sent.
     ///
     /// # Errors
     /// What came instead, or that nothing came within `limit`.
     pub fn receive(&self, number: u32, limit: Duration) -> Result<(), String> {
-        let answer = self.receive_any(limit).map_err(|error| format!("datagram {number}: {error}"))?;
-        if answer == self.datagram(number) {
-            return Ok(());
+        let end = clock::now() + limit;
+        loop {
+            // A socket has no timeout of zero.
+            let left = end.saturating_duration_since(clock::now()).max(Duration::from_millis(1));
+            let answer = self.receive_any(left).map_err(|error| format!("datagram {number}: {error}"))?;
+            if answer == self.datagram(number) {
+                return Ok(());
+            }
+            let is_late = |(client, old): (u32, u32)| client == self.number && old < self.awaited;
+            if !numbers_of(&answer).is_some_and(is_late) {
+                let client = self.number;
+                return Err(format!("client {client} expected its datagram {number} and got {answer:02x?}"));
+            }
         }
-        let (client, number) = (self.number, number);
-        Err(format!("client {client} expected its datagram {number} and got {answer:02x?}"))
     }
 
     /// Receives the numbers of the datagrams that came back until now, or within `limit` if there are none.
@@ -136,8 +152,10 @@ impl Client {
             self.send();
             self.receive_any(Duration::from_millis(200))
         });
-        // What was sent before that one may be answered still: the last one has been, once there is silence.
+        // What was sent before that one may be answered still: in most cases before there is silence, and later by agents that
+        // stand still.
         while self.receive_any(Duration::from_millis(500)).is_ok() {}
+        self.awaited = self.next;
     }
 
     fn datagram(&self, number: u32) -> Vec<u8> {

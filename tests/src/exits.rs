@@ -3,12 +3,14 @@
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, UdpSocket},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     thread::{self, JoinHandle},
-    time::Duration,
+    time::{Duration, Instant},
 };
+
+use socket2::SockRef;
 
 use crate::{
     agent::Agent,
@@ -37,13 +39,21 @@ pub struct Exits {
     pub entry: Agent,
     pub exits: [Agent; 2],
     echoes: Vec<JoinHandle<()>>,
-    over: Arc<AtomicBool>,
-    /// See [`Exits::answer_by`]; the number of exits: none in particular.
-    answers_by: Arc<AtomicUsize>,
+    host: Arc<Host>,
     /// The paths to the exits, unless they have no delay: then the entry dials the exits themselves.
     pub paths: Vec<Impairment>,
     /// The second one's first end is unused: the entry has a link of its own to its second end.
     _cables: [Cable; 2],
+}
+
+/// The host behind the exits.
+#[derive(Debug)]
+struct Host {
+    over: AtomicBool,
+    /// See [`Exits::answer_by`]; the number of exits: none in particular.
+    answers_by: AtomicUsize,
+    /// The exit by which its newest datagram came.
+    newest: AtomicUsize,
 }
 
 /// What became of a flow.
@@ -53,7 +63,7 @@ pub struct Flow {
     pub answered: usize,
     /// How many of those came by each exit.
     pub by: [usize; 2],
-    /// The longest time without an answer.
+    /// The longest time without an answer while it was sent.
     pub gap: Duration,
 }
 
@@ -100,7 +110,8 @@ impl Exits {
         let peer = |index: usize| {
             format!(
                 "[[peer]]\nname = \"exit-{index}\"\npublic_key = \"{}\"\nendpoints = [\"{}\"]\npriority = {index}\n\
-                 allowed_ips = [\"10.77.0.0/16\", \"fd77::/64\"{more}]\naddress = [\"10.9.0.{host}\", \"fd09::{host}\"]\n",
+                 allowed_ips = [\"10.77.0.0/16\", \"fd77::/64\"{more}]\naddress = [\"10.9.0.{host}\", \"fd09::{host}\"]\n\
+                 {QUEUE}",
                 exits[index - 1].key(),
                 endpoint(index - 1),
                 host = index + 1
@@ -117,13 +128,17 @@ impl Exits {
             exit.configure(&format!(
                 "transport.listen = [\"0.0.0.0:4433\"]\ntransport.workers = 2\n[[peer]]\nname = \"entry\"\n\
                  public_key = \"{}\"\nallowed_ips = [\"{ENTRY}\", \"{ENTRY_V6}\"]\naddress = [\"{ENTRY}\", \"{ENTRY_V6}\"]\n\
-                 [tun]\naddress = [\"10.9.0.{host}/24\", \"fd09::{host}/64\"]\n{of_exits}",
+                 {QUEUE}[tun]\naddress = [\"10.9.0.{host}/24\", \"fd09::{host}/64\"]\n{of_exits}",
                 entry.key()
             ));
         }
-        let (over, answers_by) = (Arc::default(), Arc::new(AtomicUsize::new(exits.len())));
-        let echoes = serve([&first, &second], &over, &answers_by);
-        let mut all = Self { entry, exits, echoes, over, answers_by, paths, _cables: cables };
+        let host = Arc::new(Host {
+            over: AtomicBool::new(false),
+            answers_by: AtomicUsize::new(exits.len()),
+            newest: AtomicUsize::new(0),
+        });
+        let echoes = serve([&first, &second], &host);
+        let mut all = Self { entry, exits, echoes, host, paths, _cables: cables };
         all.exits.iter_mut().for_each(Agent::start);
         all.entry.start();
         all.wait_for_lanes();
@@ -174,10 +189,17 @@ impl Exits {
 
     /// From now on, answers of the host go by this exit, whichever the datagram came by; `None`: by the same.
     pub fn answer_by(&self, exit: Option<usize>) {
-        self.answers_by.store(exit.unwrap_or(self.exits.len()), Ordering::Relaxed);
+        self.host.answers_by.store(exit.unwrap_or(self.exits.len()), Ordering::Relaxed);
     }
 
-    /// Sends 1,000 datagrams a second for `time` to the host behind the exits, and calls `meanwhile` once, after a quarter.
+    /// The index of the exit by which the host's newest datagram came: it carries the flow.
+    #[must_use]
+    pub fn busy(&self) -> usize {
+        self.host.newest.load(Ordering::Relaxed)
+    }
+
+    /// Sends 1,000 datagrams a second for `time` to the host behind the exits, and calls `meanwhile` once, after a quarter: it sends
+    /// for another quarter at least after `meanwhile` has returned.
     ///
     /// # Panics
     /// When the kernel refuses a socket.
@@ -196,46 +218,22 @@ impl Exits {
         };
         let target = SocketAddr::new(target, PORT);
         let socket = self.entry.place().enter(|| UdpSocket::bind((own, 0))).expect("the tunnel's address");
-        socket.set_read_timeout(Some(Duration::from_millis(20))).expect("not zero");
-        let over = AtomicBool::new(false);
+        let span = Span::new(time);
         thread::scope(|scope| {
-            let sender = scope.spawn(|| {
-                let (begin, mut sent) = (clock::now(), 0);
-                while begin.elapsed() < time {
-                    // What finds no route for a moment is not answered.
-                    drop(socket.send_to(&[7; 100], target));
-                    sent += 1;
-                    let due = begin + EVERY * sent;
-                    thread::sleep(due.saturating_duration_since(clock::now()));
-                }
-                sent as usize
+            let flow = scope.spawn(|| {
+                let mut by = [0; 2];
+                let all = exchange(&socket, target, EVERY, &span, |exit| by[usize::from(exit)] += 1);
+                Flow { sent: all.sent, answered: all.answered, by, gap: all.gap }
             });
-            let receiver = scope.spawn(|| {
-                let (mut by, mut last, mut gap) = ([0; 2], clock::now(), Duration::ZERO);
-                let mut buffer = [0; 2_048];
-                while !over.load(Ordering::Relaxed) {
-                    // Until there is one: the time is over, or an ICMP error came.
-                    if socket.recv_from(&mut buffer).is_ok() {
-                        by[usize::from(buffer[0])] += 1;
-                        (gap, last) = (gap.max(last.elapsed()), clock::now());
-                    }
-                }
-                (by, gap.max(last.elapsed()))
-            });
-            thread::sleep(time / 4);
-            meanwhile(self);
-            let sent = sender.join().expect("it sends");
-            thread::sleep(Duration::from_millis(200));
-            over.store(true, Ordering::Relaxed);
-            let (by, gap) = receiver.join().expect("it receives");
-            Flow { sent, answered: by.iter().sum(), by, gap }
+            span.interrupt(|| meanwhile(self));
+            flow.join().expect("it has said why")
         })
     }
 }
 
 impl Drop for Exits {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.host.over.store(true, Ordering::Relaxed);
         for thread in self.echoes.drain(..) {
             // Its panic has been written to standard error.
             drop(thread.join());
@@ -243,32 +241,158 @@ impl Drop for Exits {
     }
 }
 
+/// How long datagrams are sent: for a time, and until what happens meanwhile is over and a quarter of that time longer.
+#[derive(Debug)]
+pub(crate) struct Span {
+    begin: Instant,
+    time: Duration,
+    happened: OnceLock<Instant>,
+}
+
+impl Span {
+    /// It begins now.
+    pub(crate) fn new(time: Duration) -> Self {
+        Self { begin: clock::now(), time, happened: OnceLock::new() }
+    }
+
+    /// Calls `meanwhile` after a quarter of the time.
+    pub(crate) fn interrupt(&self, meanwhile: impl FnOnce()) {
+        // Also if it panics: who sends would go on for ever.
+        let _happened = Happened(&self.happened);
+        thread::sleep(self.time / 4);
+        meanwhile();
+    }
+
+    fn goes_on(&self) -> bool {
+        let happened = self.happened.get();
+        self.begin.elapsed() < self.time || happened.is_none_or(|at| at.elapsed() < self.time / 4)
+    }
+}
+
+/// Notes when it is dropped.
+struct Happened<'a>(&'a OnceLock<Instant>);
+
+impl Drop for Happened<'_> {
+    fn drop(&mut self) {
+        self.0.set(clock::now()).ok();
+    }
+}
+
+/// What became of the datagrams that [`exchange`] sent.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Exchange {
+    pub(crate) sent: usize,
+    pub(crate) answered: usize,
+    /// The longest time without an answer while datagrams were sent.
+    pub(crate) gap: Duration,
+    /// The longest time between two datagrams that were sent: it is long if this machine stood still.
+    pub(crate) pause: Duration,
+}
+
+/// How long a socket waits for an answer at a time.
+const TICK: Duration = Duration::from_millis(20);
+
+/// How many of these waits in a row find nothing until what is missing is lost. A machine that stands still does so in one of them.
+const MOST_QUIET: usize = 100;
+
+/// Bytes of a socket's receive buffer: more than what comes while a thread is kept from the processor.
+pub(crate) const BUFFER: usize = 4 << 20;
+
+/// A machine that stands still is no reason to drop what waits.
+const QUEUE: &str = "queue.time = \"5s\"\n";
+
+/// Sends a datagram to `target` at each interval `every` for a `span`, waits for those that are under way, and calls `answer` with the
+/// first byte of each that comes.
+pub(crate) fn exchange(
+    socket: &UdpSocket,
+    target: SocketAddr,
+    every: Duration,
+    span: &Span,
+    mut answer: impl FnMut(u8),
+) -> Exchange {
+    socket.set_read_timeout(Some(TICK)).expect("not zero");
+    SockRef::from(socket).set_recv_buffer_size(BUFFER).expect("a size");
+    let ended = OnceLock::new();
+    thread::scope(|scope| {
+        let sender = scope.spawn(|| ended.set(send(socket, target, every, span)).ok());
+        let (mut answered, mut quiet) = (0, 0);
+        let (mut last, mut gap) = (clock::now(), Duration::ZERO);
+        let mut buffer = [0; 2_048];
+        let sent = loop {
+            let all = ended.get();
+            // When all are back, one more look finds what came twice.
+            let over = |sent: &&Sent| quiet >= if answered < sent.count { MOST_QUIET } else { 1 };
+            if let Some(sent) = all.filter(over) {
+                break *sent;
+            }
+            // An error is the timeout.
+            if socket.recv_from(&mut buffer).is_err() {
+                quiet += usize::from(all.is_some());
+                continue;
+            }
+            (answered, quiet) = (answered + 1, 0);
+            answer(buffer[0]);
+            let now = clock::now();
+            let end = ended.get().map_or(now, |sent| sent.end.min(now));
+            (gap, last) = (gap.max(end.saturating_duration_since(last)), now);
+        };
+        sender.join().expect("it sends");
+        let gap = gap.max(sent.end.saturating_duration_since(last));
+        Exchange { sent: sent.count, answered, gap, pause: sent.pause }
+    })
+}
+
+/// What was sent.
+#[derive(Clone, Copy, Debug)]
+struct Sent {
+    count: usize,
+    pause: Duration,
+    end: Instant,
+}
+
+fn send(socket: &UdpSocket, target: SocketAddr, every: Duration, span: &Span) -> Sent {
+    let mut due = clock::now();
+    let mut sent = Sent { count: 0, pause: Duration::ZERO, end: due };
+    while span.goes_on() {
+        // What finds no route for a moment is not answered.
+        drop(socket.send_to(&[7; 100], target));
+        let now = clock::now();
+        sent = Sent { count: sent.count + 1, pause: sent.pause.max(now - sent.end), end: now };
+        // What a busy machine has kept from being sent is not sent in a burst.
+        due = (due + every).max(now);
+        thread::sleep(due.saturating_duration_since(clock::now()));
+    }
+    sent
+}
+
 /// The host behind each exit.
-fn serve(exits: [&Place; 2], over: &Arc<AtomicBool>, answers_by: &Arc<AtomicUsize>) -> Vec<JoinHandle<()>> {
+fn serve(exits: [&Place; 2], host: &Arc<Host>) -> Vec<JoinHandle<()>> {
     let of_family = |target: IpAddr| {
         let bind = |place: &Place| place.enter(|| UdpSocket::bind((target, PORT)));
         let sockets = exits.map(|place| bind(place).expect("the namespace is ours"));
         sockets.each_ref().map(|socket| {
             socket.set_read_timeout(Some(Duration::from_millis(50))).expect("not zero");
+            SockRef::from(socket).set_recv_buffer_size(BUFFER).expect("a size");
             sockets.each_ref().map(|socket| socket.try_clone().expect("a descriptor is free"))
         })
     };
     let all = [TARGET, TARGET_V6].map(of_family).into_iter();
     let echo = |(exit, sockets): (usize, [UdpSocket; 2])| {
-        let (over, answers_by) = (Arc::clone(over), Arc::clone(answers_by));
-        thread::spawn(move || echo(exit, &sockets, &over, &answers_by))
+        let host = Arc::clone(host);
+        thread::spawn(move || echo(exit, &sockets, &host))
     };
     all.flat_map(|of_family| of_family.into_iter().enumerate()).map(echo).collect()
 }
 
 /// Sends back what comes by `exit`, with the exit's number in front.
-fn echo(exit: usize, sockets: &[UdpSocket; 2], over: &AtomicBool, answers_by: &AtomicUsize) {
+fn echo(exit: usize, sockets: &[UdpSocket; 2], host: &Host) {
     let mut buffer = [0; 2_048];
-    while !over.load(Ordering::Relaxed) {
+    while !host.over.load(Ordering::Relaxed) {
         // An error is the timeout, or that the way back is gone.
         if let Ok((length, from)) = sockets[exit].recv_from(&mut buffer) {
+            host.newest.store(exit, Ordering::Relaxed);
             buffer[0] = u8::try_from(exit).unwrap_or(u8::MAX);
-            let by = sockets.get(answers_by.load(Ordering::Relaxed)).unwrap_or(&sockets[exit]);
+            let by = sockets.get(host.answers_by.load(Ordering::Relaxed)).unwrap_or(&sockets[exit]);
             drop(by.send_to(&buffer[..length], from));
         }
     }

@@ -13,7 +13,7 @@ use std::{
     collections::BTreeSet,
     fs,
     net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
-    path::Path,
+    path::{Path, PathBuf},
     process::{self, Command},
     sync::{
         Arc,
@@ -23,9 +23,12 @@ use std::{
     time::Duration,
 };
 
+use socket2::SockRef;
+
 use crate::{
     agent::{Agent, binary},
     clock,
+    exits::{BUFFER, Span, exchange},
     place::Place,
     process::{Running, run, text},
 };
@@ -38,6 +41,9 @@ const TARGET: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::new(10, 77
 
 /// The time between two datagrams of a flow.
 pub const EVERY: Duration = Duration::from_millis(2);
+
+/// How often `culvert fleet` asks an exit unless the operator says otherwise, and how long it waits for the answer.
+pub const INTERVAL: Duration = Duration::from_millis(150);
 
 /// The fleet and its entries. Dropping it ends the agents and removes the namespaces.
 pub struct Fleet {
@@ -56,8 +62,10 @@ pub struct Fleet {
 pub struct Flow {
     pub sent: usize,
     pub answered: usize,
-    /// The longest time without an answer.
+    /// The longest time without an answer while it was sent.
     pub gap: Duration,
+    /// The longest time between two datagrams that were sent: it is long if this machine stood still.
+    pub pause: Duration,
     /// The exits by which answers came, in their order.
     pub exits: Vec<u8>,
 }
@@ -121,12 +129,13 @@ impl Drop for Namespaces {
 }
 
 impl Fleet {
-    /// Makes all of it, starts the first `running` exits, and waits until every entry is connected.
+    /// Makes all of it, starts the first `running` exits, has `culvert fleet` ask them every `interval`, and waits until every entry is
+    /// connected.
     ///
     /// # Panics
     /// When one of them does not start, or they do not connect.
     #[must_use]
-    pub fn start(running: u8) -> Self {
+    pub fn start(running: u8, interval: Duration) -> Self {
         let namespaces = Namespaces::new();
         namespaces.join("lan", "exit", "10.66.0", "fd66");
         namespaces.join("wan", "entry", "198.51.100", "2001:db8:ff");
@@ -151,7 +160,7 @@ impl Fleet {
         for exit in &mut all.exits[..usize::from(running)] {
             exit.start();
         }
-        all.start_checker();
+        all.watch(interval);
         all.entries.iter_mut().for_each(Agent::start);
         for entry in &all.entries {
             all.wait_for_session(entry);
@@ -165,7 +174,7 @@ impl Fleet {
         let peers: String = (1..=COUNT).zip(&self.entries).map(|(number, entry)| {
             format!(
                 "[[peer]]\nname = \"entry-{number}\"\npublic_key = \"{}\"\nallowed_ips = [\"10.9.0.{number}\"]\n\
-                 queue.time = \"1s\"\n",
+                 queue.time = \"5s\"\n",
                 entry.key()
             )
         }).collect();
@@ -188,7 +197,7 @@ impl Fleet {
             let endpoint = if number == 2 { "[2001:db8:ff::1]:4433" } else { "198.51.100.1:4433" };
             entry.configure(&format!(
                 "transport.workers = 2\n[[peer]]\nname = \"fleet\"\npublic_key = \"{key}\"\n\
-                 endpoints = [\"{endpoint}\"]\nallowed_ips = [\"10.77.0.0/16\"]\nqueue.time = \"1s\"\n\
+                 endpoints = [\"{endpoint}\"]\nallowed_ips = [\"10.77.0.0/16\"]\nqueue.time = \"5s\"\n\
                  [tun]\naddress = [\"10.9.0.{number}/24\"]\n"
             ));
         }
@@ -211,14 +220,23 @@ impl Fleet {
     fn serve(&mut self) {
         for (number, exit) in (1..=COUNT).zip(&self.exits) {
             let socket = exit.place().enter(|| UdpSocket::bind(TARGET)).expect("the namespace is ours");
+            SockRef::from(&socket).set_recv_buffer_size(BUFFER).expect("a size");
             let over = Arc::clone(&self.over);
             self.echoes.push(thread::spawn(move || echo(&socket, number, &over)));
         }
     }
 
-    fn start_checker(&mut self) {
+    /// Has `culvert fleet` ask the exits every `interval`, in place of the one that did so before. An exit that leaves two questions
+    /// in a row unanswered is dead to it.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub fn watch(&mut self, interval: Duration) {
+        self.checker = None;
+        let log = fs::OpenOptions::new().create(true).append(true).open(self.log_file());
         let mut command = self.balancer.command(binary());
-        command.arg("fleet");
+        command.args(["fleet", "--interval", &interval.as_millis().to_string()]);
+        command.stderr(log.expect("the folder is ours"));
         for (number, exit) in (1..=COUNT).zip(&self.exits) {
             let port = exit.metrics().port();
             command.args([
@@ -227,6 +245,18 @@ impl Fleet {
             ]);
         }
         self.checker = Some(Running::start("culvert fleet", &mut command));
+    }
+
+    /// How often `culvert fleet` has said that exit `number` is dead.
+    #[must_use]
+    pub fn deaths(&self, number: u8) -> usize {
+        let exit = format!("exit {number} (");
+        let said = fs::read_to_string(self.log_file()).unwrap_or_default();
+        said.lines().filter(|line| line.contains(&exit) && line.ends_with("is dead")).count()
+    }
+
+    fn log_file(&self) -> PathBuf {
+        self.exits[0].folder().join("fleet.log")
     }
 
     fn wait_for_session(&self, entry: &Agent) {
@@ -238,7 +268,8 @@ impl Fleet {
         });
     }
 
-    /// Sends datagrams from every entry for `time`, and calls `meanwhile` once, after a quarter.
+    /// Sends datagrams from every entry for `time`, and calls `meanwhile` once, after a quarter: they are sent for another quarter at
+    /// least after `meanwhile` has returned.
     ///
     /// # Panics
     /// When the kernel refuses a socket.
@@ -250,11 +281,11 @@ impl Fleet {
                 entry.place().enter(bind).expect("the tunnel's address")
             })
             .collect();
+        let span = &Span::new(time);
         thread::scope(|scope| {
             let flows: Vec<_> =
-                sockets.iter().map(|socket| scope.spawn(move || flow(socket, time))).collect();
-            thread::sleep(time / 4);
-            meanwhile(self);
+                sockets.iter().map(|socket| scope.spawn(move || flow(socket, span))).collect();
+            span.interrupt(|| meanwhile(self));
             flows.into_iter().map(|flow| flow.join().expect("it sends")).collect()
         })
     }
@@ -322,40 +353,14 @@ impl Drop for Fleet {
 const TRACKING: &str =
     "table inet tracking { chain c { type filter hook forward priority 0; ct state established counter; }; }";
 
-/// Sends from `socket` for `time`, and a moment longer looks what comes back.
-fn flow(socket: &UdpSocket, time: Duration) -> Flow {
-    socket.set_read_timeout(Some(Duration::from_millis(20))).expect("not zero");
-    let over = AtomicBool::new(false);
-    thread::scope(|scope| {
-        let sender = scope.spawn(|| {
-            let (begin, mut sent) = (clock::now(), 0);
-            while begin.elapsed() < time {
-                // What finds no route for a moment is not answered.
-                drop(socket.send_to(&[7; 100], TARGET));
-                sent += 1;
-                let due = begin + EVERY * sent;
-                thread::sleep(due.saturating_duration_since(clock::now()));
-            }
-            thread::sleep(Duration::from_millis(200));
-            over.store(true, Ordering::Relaxed);
-            sent as usize
-        });
-        let (mut answered, mut last, mut gap) = (0, clock::now(), Duration::ZERO);
-        let (mut exits, mut buffer) = (Vec::new(), [0; 2_048]);
-        while !over.load(Ordering::Relaxed) {
-            if socket.recv_from(&mut buffer).is_ok() {
-                answered += 1;
-                (gap, last) = (gap.max(last.elapsed()), clock::now());
-                if exits.last() != Some(&buffer[0]) {
-                    exits.push(buffer[0]);
-                }
-            }
+fn flow(socket: &UdpSocket, span: &Span) -> Flow {
+    let mut exits = Vec::new();
+    let all = exchange(socket, TARGET, EVERY, span, |exit| {
+        if exits.last() != Some(&exit) {
+            exits.push(exit);
         }
-        let sent = sender.join().expect("it sends");
-        // The last fifth of a second has none by design.
-        let tail = last.elapsed().saturating_sub(Duration::from_millis(200));
-        Flow { sent, answered, gap: gap.max(tail), exits }
-    })
+    });
+    Flow { sent: all.sent, answered: all.answered, gap: all.gap, pause: all.pause, exits }
 }
 
 fn echo(socket: &UdpSocket, number: u8, over: &AtomicBool) {

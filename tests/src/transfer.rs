@@ -3,7 +3,7 @@
 use std::{
     io::{Read, Write},
     net::{IpAddr, Shutdown, SocketAddr, TcpListener, TcpStream},
-    sync::atomic::{AtomicUsize, Ordering},
+    sync::atomic::{AtomicBool, AtomicUsize, Ordering},
     thread,
     time::Duration,
 };
@@ -20,13 +20,17 @@ pub struct Transfer {
     address: SocketAddr,
     length: usize,
     window: Option<usize>,
+    stop: Option<usize>,
 }
 
 /// How far a transfer is.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Progress {
     received: AtomicUsize,
     ended: AtomicUsize,
+    /// After so many bytes the receiver waits until it goes on.
+    stop: usize,
+    goes_on: AtomicBool,
 }
 
 impl Progress {
@@ -41,6 +45,16 @@ impl Progress {
     pub fn is_over(&self) -> bool {
         self.ended.load(Ordering::Relaxed) > 0
     }
+
+    /// The receiver reads on that has stopped at [`Transfer::stopping_at`].
+    pub fn go_on(&self) {
+        self.goes_on.store(true, Ordering::Relaxed);
+    }
+
+    /// How many bytes the receiver may have read by now, of `all`.
+    fn allowed(&self, all: usize) -> usize {
+        if self.goes_on.load(Ordering::Relaxed) { all } else { all.min(self.stop) }
+    }
 }
 
 /// How long either end waits for the other before it gives up.
@@ -51,13 +65,21 @@ impl Transfer {
     #[must_use]
     pub fn new(from: &Place, to: &Place, address: IpAddr, length: usize) -> Self {
         let address = SocketAddr::new(address, ports::free());
-        Self { from: from.clone(), to: to.clone(), address, length, window: None }
+        Self { from: from.clone(), to: to.clone(), address, length, window: None, stop: None }
     }
 
     /// No more than about so many bytes are on their way at a time.
     #[must_use]
     pub fn window(mut self, bytes: usize) -> Self {
         self.window = Some(bytes);
+        self
+    }
+
+    /// The receiver stops reading after so many bytes, until [`Progress::go_on`] or the end of what runs beside it: the transfer is not
+    /// over before. Its sender is held up, but for what the kernel's buffers take.
+    #[must_use]
+    pub fn stopping_at(mut self, bytes: usize) -> Self {
+        self.stop = Some(bytes);
         self
     }
 
@@ -90,7 +112,12 @@ impl Transfer {
         receiver.set_read_timeout(Some(SILENCE)).expect("not zero");
         receiver.write_all(b"!").expect("the sender listens");
         sender.read_exact(&mut [0]).expect("what the receiver says first");
-        let progress = Progress::default();
+        let progress = Progress {
+            received: AtomicUsize::new(0),
+            ended: AtomicUsize::new(0),
+            stop: self.stop.unwrap_or(usize::MAX),
+            goes_on: AtomicBool::new(false),
+        };
         let (received, result) = thread::scope(|scope| {
             let received = scope.spawn(|| {
                 let received = receive(&mut receiver, self.length, &progress);
@@ -102,7 +129,10 @@ impl Transfer {
                 sender.write_all(&sent).and_then(|()| sender.shutdown(Shutdown::Write)).ok();
                 sender
             });
-            let result = meanwhile(&progress);
+            let result = {
+                let _goes_on = GoesOn(&progress);
+                meanwhile(&progress)
+            };
             // The sender's socket stays open until the receiver has all.
             let _sender = sending.join().expect("it does not panic");
             (received.join().expect("it does not panic"), result)
@@ -126,11 +156,25 @@ impl Transfer {
     }
 }
 
+/// Lets the receiver go on when it is dropped, also by a panic, which else would wait for the receiver's thread.
+struct GoesOn<'a>(&'a Progress);
+
+impl Drop for GoesOn<'_> {
+    fn drop(&mut self) {
+        self.0.go_on();
+    }
+}
+
 fn receive(stream: &mut TcpStream, length: usize, progress: &Progress) -> Vec<u8> {
     let mut received = vec![0; length + 1];
     let mut filled = 0;
     while filled < received.len() {
-        match stream.read(&mut received[filled..]) {
+        let allowed = progress.allowed(received.len());
+        if filled == allowed {
+            thread::sleep(Duration::from_millis(1));
+            continue;
+        }
+        match stream.read(&mut received[filled..allowed]) {
             Ok(0) | Err(_) => break,
             Ok(count) => filled += count,
         }

@@ -10,12 +10,13 @@ use culvert_tests::{
     transfer::Transfer,
 };
 
-use super::{possible, two_sites::request};
+use super::{mtu::wait_for_packets, possible, two_sites::request};
 
 /// Packets, requests and streams in both directions, none of them with a wrong checksum where they arrive.
 #[track_caller]
 fn carry(sites: &Sites) {
     sites.cut();
+    wait_for_packets(sites);
     for (from, to) in [(sites.a(), sites.b()), (sites.b(), sites.a())] {
         for family in Family::BOTH {
             let source = from.host_address(family);

@@ -11,7 +11,7 @@ use culvert_tests::{
     transfer::Transfer,
 };
 
-use super::possible;
+use super::{mtu::wait_for_packets, possible};
 
 /// The page.
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/operations.md");
@@ -87,6 +87,7 @@ fn the_firewall_lets_the_tunnel_pass_and_little_else() {
         follow(&site.gateway, "A firewall", "nft");
     }
     sites.start();
+    wait_for_packets(&sites);
     let (a, b) = (sites.a(), sites.b());
     hosts_reach_each_other(a, b);
     for family in Family::BOTH {
@@ -199,6 +200,7 @@ fn a_strict_reverse_path_filter_fits_the_routes_of_the_agent() {
         site.gateway.sysctl("net.ipv4.conf.all.rp_filter", "1");
     }
     sites.start();
+    wait_for_packets(&sites);
     let [a, b, c] = sites.all() else { panic!("three sites") };
     for (one, other) in [(a, b), (a, c), (b, c)] {
         hosts_reach_each_other(one, other);

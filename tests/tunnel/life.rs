@@ -1,15 +1,28 @@
 //! Agents that start, that cannot, that end and that are killed: what they leave behind.
 
-use std::{fs, net::UdpSocket};
+use std::{
+    fs,
+    net::{IpAddr, UdpSocket},
+};
 
 use culvert_tests::{
     clock::{self, PATIENCE},
+    place::Place,
     probe,
     sites::{DEVICE, Family, Plan, Site},
     transfer::Transfer,
 };
 
 use super::{forwarding::everything_through_a, possible};
+
+/// Pings until there is an answer.
+#[track_caller]
+fn wait_for_ping(from: &Place, to: IpAddr) {
+    clock::until("an answer to a ping", PATIENCE, || match probe::ping(from, to, &["-c", "1", "-W", "1"]) {
+        ping if ping.received == 1 => Ok(()),
+        ping => Err(ping.text),
+    });
+}
 
 #[test]
 fn a_killed_agent_leaves_nothing_behind_and_goes_on_when_it_is_started_again() {
@@ -30,12 +43,7 @@ fn a_killed_agent_leaves_nothing_behind_and_goes_on_when_it_is_started_again() {
         site.agent.start();
         let (a, b) = (sites.a(), sites.b());
         for family in Family::BOTH {
-            clock::until("ping goes on", PATIENCE, || {
-                match probe::ping(&a.host, b.host_address(family), &["-c", "1", "-W", "1"]) {
-                    ping if ping.received == 1 => Ok(()),
-                    ping => Err(ping.text),
-                }
-            });
+            wait_for_ping(&a.host, b.host_address(family));
             probe::reaches(&b.host, a.host_address(family), &[]);
         }
         clock::until("the same routes", PATIENCE, || {
@@ -106,7 +114,8 @@ fn routes_of_connected_peers_come_and_go_with_the_connection() {
     sites.all_mut()[1].agent.start();
     for _ in 0..2 {
         sites.all().iter().for_each(|site| wait(site, true));
-        probe::reaches(&sites.a().host, sites.b().host_address(Family::V4), &[]);
+        // An answer that is late on a busy machine takes the routes away for the hold.
+        wait_for_ping(&sites.a().host, sites.b().host_address(Family::V4));
         assert_eq!(sites.all_mut()[1].agent.terminate().code(), Some(0));
         wait(sites.a(), false);
         sites.all_mut()[1].agent.start();

@@ -17,7 +17,7 @@ use culvert_tests::{
 };
 use socket2::{Domain, Protocol, Socket, Type};
 
-use super::possible;
+use super::{mtu::wait_for_packets, possible};
 
 /// A socket for packets of one protocol, bound to `address`.
 fn raw(place: &Place, address: IpAddr, protocol: i32) -> Socket {
@@ -127,6 +127,7 @@ fn fragments_pass_and_are_joined_at_the_far_host() {
         return;
     }
     let sites = Plan::two().workers(4).start();
+    wait_for_packets(&sites);
     let (a, b) = (sites.a(), sites.b());
     probe::reaches(&a.host, b.host_address(Family::V4), &["-M", "dont", "-s", "4000"]);
     probe::reaches(&b.host, a.host_address(Family::V4), &["-M", "dont", "-s", "65000"]);

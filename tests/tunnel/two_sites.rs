@@ -1,7 +1,5 @@
 //! Two sites: what people do between two networks works, and the wire shows what it should.
 
-use std::time::Duration;
-
 use culvert_tests::{
     capture::Capture,
     client::Client,
@@ -13,7 +11,7 @@ use culvert_tests::{
     upstream::Echo,
 };
 
-use super::possible;
+use super::{mtu::wait_for_packets, possible};
 
 /// Datagrams that the kernel says it dropped, at any place that a datagram from one host to another passes.
 fn kernel_drops(sites: &Sites) -> u64 {
@@ -61,7 +59,7 @@ fn iperf3(sites: &Sites, family: Family) {
         assert!(result.sent > 0 && result.received > 0, "{result:?}");
         if result.lost > 0 {
             // The kernel's drops are polled once a second.
-            clock::until("what was lost was dropped by someone", Duration::from_secs(5), || {
+            clock::until("what was lost was dropped by someone", PATIENCE, || {
                 let after = (agents_drops(sites), kernel_drops(sites));
                 let explained = after.0 > before.0 || after.1 > before.1;
                 if explained { Ok(()) } else { Err(format!("{result:?}: {before:?}, {after:?}")) }
@@ -114,6 +112,7 @@ fn what_leaves_the_tunnel_has_right_checksums_however_it_was_carried() {
         return;
     }
     let sites = Plan::two().start();
+    wait_for_packets(&sites);
     // The far host's link carries packets as a cable does; the near one's leaves their checksums to the receiver.
     for (place, interface) in [(&sites.b().gateway, "lan"), (&sites.b().host, "lan")] {
         place.tell(&[
@@ -135,7 +134,7 @@ fn what_leaves_the_tunnel_has_right_checksums_however_it_was_carried() {
         // TCP, UDP; `tcpdump` says nothing of an ICMP checksum that is right.
         assert!(text.matches("(correct)").count() > 700, "{text}");
         assert!(text.matches("[udp sum ok]").count() >= 10, "{text}");
-        assert!(text.matches("echo request").count() == 5, "{text}");
+        assert!(text.matches("echo request").count() >= 5, "{text}");
         let text = inside.stop_when("the transfer was written to the device", ended).text();
         let destination = sites.b().host_address(family).to_string();
         assert!(text.contains(&source.to_string()) && text.contains(&destination), "{text}");
