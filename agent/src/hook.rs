@@ -249,6 +249,8 @@ impl Tail {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn shell(script: &str) -> Command {
@@ -293,11 +295,16 @@ mod tests {
 
     #[test]
     fn what_a_command_leaves_running_keeps_nobody_waiting() {
+        let folder = tempfile::tempdir().unwrap();
+        let left = folder.path().join("left");
         let clock = SystemClock;
         let begun = clock.now();
-        let Ended { how, .. } = ended("sleep 60 & echo left", LONG, LEFT_OVER);
+        let Ended { how, .. } = ended(&format!("sleep 60 & echo $! > {}", left.display()), LONG, LEFT_OVER);
         assert!(matches!(how, How::Exited(status) if status.success()), "{how:?}");
         assert!(clock.now() - begun < LONG);
+        let left = fs::read_to_string(left).unwrap();
+        let killed = shell(&format!("kill {left}")).status().unwrap();
+        assert!(killed.success(), "it was still there");
     }
 
     #[test]
