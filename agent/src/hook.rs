@@ -328,7 +328,7 @@ mod tests {
             }
             hooks.down();
         });
-        let said = std::fs::read_to_string(at("down")).unwrap();
+        let said = fs::read_to_string(at("down")).unwrap();
         assert_eq!(said, "down culvert0 10.9.0.1/24 fd09::1/64 ");
         // It would sleep for a minute.
         hooks.up();
