@@ -9,7 +9,7 @@ use std::{
 use net::{Ready, Token};
 use wire::panics::lock;
 
-use crate::worker::Inspection;
+use crate::worker::inspection_request::Inspection;
 
 /// Command to a worker from another thread.
 #[derive(Clone, Debug)]

@@ -38,7 +38,7 @@
 //! | the thread and the runtime around a worker, and its commands | `shell.rs`, `inbox.rs` |
 //! | deadlines and intervals | `timer.rs` |
 //! | counters and snapshots | `stats.rs`, `publish.rs`; who reads them: `publication.rs`; metrics: `families.rs`; limits that are reached: `ceilings.rs` |
-//! | what `culvert status PEER` reads | `inspect.rs` |
+//! | what `culvert status PEER` reads | `inspect.rs`; the request and the answers: `inspection_request.rs` |
 //! | what tests read of a worker | `inspection.rs`, behind a feature |
 //!
 //! A worker has no thread and no clock: `turn` takes the time. [`net::Net`] provides the sockets: the kernel's in the daemon, a
@@ -93,6 +93,7 @@ pub mod inbox;
 mod inspect;
 #[cfg(feature = "inspection")]
 mod inspection;
+mod inspection_request;
 mod knocks;
 mod lane_host;
 mod lanes;
@@ -132,9 +133,9 @@ pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, Tc
 
 pub use endpoint::{StartError, remedy};
 pub use inbox::{Command, Inbox};
-pub use inspect::{AskedRoutes, Asks, Inspection, MOST_FLOWS, WorkerView};
 #[cfg(feature = "inspection")]
 pub use inspection::HeldMemory;
+pub use inspection_request::{AskedRoutes, Asks, Inspection, MOST_FLOWS, WorkerView};
 pub use knocks::used_knocks;
 use outside::{Gateway, WorkerDownlink};
 use parts::{DataPlane, Decoy, LaneHost, Sessions, TcpForwards, Tunnel};
