@@ -495,6 +495,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             && let Some(worker) = other_worker(&state.relay, context, self.worker)
         {
             let payload = context.payload_at().map(|at| data.len() - at);
+            if payload.is_some() {
+                // The other worker delivers it; the peer is charged where its packets come.
+                self.notes.work.charge(work::DELIVERY);
+            }
             self.outgoing.frame(worker, lane, payload, *batch.meta(slot), data);
             return;
         }
