@@ -193,10 +193,6 @@ impl Ledger {
         // Longer than a worker waits with what it publishes. What came late would else be missing now and too much later, where
         // the kernel's bound hides that it is.
         thread::sleep(Duration::from_millis(150));
-        // Each worker answers in a turn: what one that stood still has not read moves in the next look.
-        for end in [End::Listener, End::Dialler] {
-            let _status = stage.site(end).agent.ask(&["status"]);
-        }
         let now = Self::read(stage);
         let before = std::mem::replace(self, now.clone());
         let counts =

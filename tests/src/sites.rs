@@ -354,7 +354,9 @@ impl Sites {
     #[track_caller]
     pub fn check_accounts_in_motion(&self) {
         for (site, peer) in self.peers() {
-            let status: Value = serde_json::from_str(&site.agent.ask(&["status", "--json"])).expect("JSON");
+            let ask = || site.agent.try_to_ask(&["status", "--json"]);
+            let status = clock::until("the status", PATIENCE, ask);
+            let status: Value = serde_json::from_str(&status).expect("JSON");
             let peers = status["status"]["peers"].as_array().expect("a list of peers");
             let found = peers.iter().find(|found| found["name"] == peer).expect("a configured peer");
             for direction in ["uplink", "downlink"] {
