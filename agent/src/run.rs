@@ -199,8 +199,7 @@ async fn look_after(
     }
 }
 
-/// The time between two looks at what was freed. A look takes the locks of the C library's arenas, one after the other: 10 µs in all where
-/// little is free.
+/// The time between two looks at what was freed. A look takes the locks of the C library's arenas, one after the other.
 const MEMORY_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Reloads on a thread of its own, which may have to wait for a disk or for the workers: meanwhile the watchdog is told.

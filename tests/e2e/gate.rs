@@ -18,13 +18,11 @@ use culvert_tests::{
     pair::{Pair, Plan},
     place::Place,
     ports,
-    process::text,
+    process::{StopOnDrop, text},
     relay::{Forwarded, Relay},
     upstream::Echo,
 };
 use serde_json::Value;
-
-use crate::StopOnDrop;
 
 fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, ports::free()).into()

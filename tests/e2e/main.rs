@@ -17,14 +17,3 @@ mod reload;
 mod restart;
 mod streams;
 mod workers;
-
-use std::sync::atomic::{AtomicBool, Ordering};
-
-/// Ends the thread that sends, also when the test fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}

@@ -7,9 +7,7 @@ use std::{
     time::Duration,
 };
 
-use culvert_tests::{client::Client, clock, needs, pair::Plan, ports, upstream::Echo};
-
-use crate::StopOnDrop;
+use culvert_tests::{client::Client, clock, needs, pair::Plan, ports, process::StopOnDrop, upstream::Echo};
 
 fn plan(echo: &Echo, ingress: SocketAddr) -> Plan {
     Plan::default().service("echo", echo.address, "").forward("echo", ingress)

@@ -25,7 +25,7 @@ use culvert_tests::{
     pair::Plan,
     place::{Cable, Place},
     ports,
-    process::{run, text},
+    process::{StopOnDrop, run, text},
     upstream::Echo,
 };
 use nix::sys::signal::Signal;
@@ -130,15 +130,6 @@ fn a_panic_beside_the_packet_path_ends_an_answer_and_no_tunnel() {
         "the session was replaced"
     );
     assert_eq!(pair.exit.terminate().code(), Some(0));
-}
-
-/// Ends the thread that talks, also when the test fails.
-struct StopOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for StopOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
 }
 
 #[test]

@@ -20,24 +20,8 @@ use super::loopback;
 fn parallel_streams_cross_two_lanes_with_gro() {
     let tools = [Need::Tool("ethtool", "ethtool")];
     if needs::met("GRO across a cable", needs::NETNS) && needs::met("GRO across a cable", &tools) {
-        in_attempts(parallel_streams);
+        clock::in_attempts(parallel_streams);
     }
-}
-
-/// How often a run is repeated on a machine that stands still now and then.
-const ATTEMPTS: usize = 5;
-
-/// Runs `run` anew until no lane fell silent that should not: one does when its worker is kept from the processor for half a second.
-#[track_caller]
-fn in_attempts(run: impl Fn() -> Result<(), String>) {
-    let mut refusals = Vec::new();
-    for _ in 0..ATTEMPTS {
-        match run() {
-            Ok(()) => return,
-            Err(refusal) => refusals.push(refusal),
-        }
-    }
-    panic!("in each of {ATTEMPTS} attempts: {refusals:#?}");
 }
 
 /// How often lanes fell silent, and flows left one.
@@ -173,7 +157,7 @@ fn lanes_up(pair: &Pair) -> [u64; 2] {
 fn flows_of_a_blocked_lane_go_on_over_lane_0_until_it_is_open_again() {
     let tools = [Need::Tool("nft", "nftables")];
     if needs::met("a blocked lane", needs::NETNS) && needs::met("a blocked lane", &tools) {
-        in_attempts(blocked_lane);
+        clock::in_attempts(blocked_lane);
     }
 }
 

@@ -4,6 +4,7 @@ use std::{
     fs::File,
     io::{Read, Seek},
     process::{Child, Command, ExitStatus, Output, Stdio},
+    sync::atomic::{AtomicBool, Ordering},
     time::Duration,
 };
 
@@ -119,4 +120,14 @@ pub fn run(command: &mut Command, limit: Duration) -> Output {
 #[must_use]
 pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
+}
+
+/// Ends a thread that looks at this flag, also when the test fails.
+#[derive(Debug)]
+pub struct StopOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for StopOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }

@@ -2,16 +2,16 @@
 
 use std::time::Duration;
 
-use culvert_tests::exits::Exits;
+use culvert_tests::{clock, exits::Exits};
 
-use crate::{in_attempts, possible};
+use crate::possible;
 
 #[test]
 fn a_killed_exit_costs_a_flow_less_than_700_ms_and_carries_it_again_when_it_is_back() {
     if !possible("failover between exits") {
         return;
     }
-    in_attempts(|| {
+    clock::in_attempts(|| {
         let mut exits = Exits::start(Duration::from_millis(10), "hold = \"2s\"");
         // The better one may have connected last.
         std::thread::sleep(Duration::from_secs(4));

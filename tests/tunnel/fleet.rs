@@ -8,7 +8,7 @@ use culvert_tests::{
     needs::{self, Need},
 };
 
-use crate::{in_attempts, possible};
+use crate::possible;
 
 /// Without an answer, for a flow that stays where it is.
 const MOST_GAP: Duration = Duration::from_millis(400);
@@ -86,7 +86,7 @@ fn flows_keep_their_exit_whatever_the_balancer_forgets_and_leave_a_dead_one_with
     if !possible("a fleet") || !needs::met("a fleet", &[Need::Tool("conntrack", "conntrack")]) {
         return;
     }
-    in_attempts(|| {
+    clock::in_attempts(|| {
         let mut fleet = Fleet::start(2, SELDOM);
         let before = Seen::of(&mut fleet, Duration::from_secs(2), |fleet| fleet.forget_connections());
         before.stayed()?;
@@ -120,7 +120,7 @@ fn an_exit_that_dies_without_a_sign_leaves_the_maps_and_its_peers_are_served_by_
         return;
     }
     for means in [Means::Unplugged, Means::Stopped] {
-        in_attempts(|| {
+        clock::in_attempts(|| {
             let mut fleet = Fleet::start(3, INTERVAL);
             let before = fleet.flows(Duration::from_secs(1), |_| ());
             let victim = before[0].exits[before[0].exits.len() - 1];
@@ -182,7 +182,7 @@ fn a_drained_exit_hands_its_peers_over_and_no_packet_is_lost() {
     if !possible("a drained exit") || !needs::met("a fleet", &[Need::Tool("conntrack", "conntrack")]) {
         return;
     }
-    in_attempts(|| {
+    clock::in_attempts(|| {
         let mut fleet = Fleet::start(3, UNHURRIED);
         let before = fleet.flows(Duration::from_secs(1), |_| ());
         let drained = before[0].exits[0];

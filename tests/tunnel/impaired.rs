@@ -12,7 +12,7 @@ use culvert_tests::{
 };
 use socket2::SockRef;
 
-use super::{in_attempts, possible};
+use super::possible;
 
 /// Sites whose agents speak through a relay in the western router.
 fn sites(workers: u8, path: Path) -> (Sites, Impairment) {
@@ -120,7 +120,7 @@ fn disturbances(sites: &Sites) -> u64 {
 fn undisturbed<T>(run: impl Fn(&Sites) -> T) -> (Sites, Impairment, T) {
     /// The kernel's drops are polled once a second.
     const SEEN: Duration = Duration::from_millis(1_500);
-    in_attempts(|| {
+    clock::in_attempts(|| {
         let (sites, relay) = sites(4, long());
         wait_for_lanes(&sites);
         let before = disturbances(&sites);

@@ -17,7 +17,7 @@ use culvert_tests::{
 };
 use serde_json::Value;
 
-use crate::{in_attempts, possible};
+use crate::possible;
 
 const KERNEL: &str = "routing = \"kernel\"";
 
@@ -182,7 +182,7 @@ fn routes_of_ipv6_choose_the_peer_by_global_and_link_local_next_hops() {
     exits.wait_for_carriers(INSIDE, &["exit-1", "exit-2"]);
     let both = |weight: u64| vec![("exit-1".to_owned(), 1), ("exit-2".to_owned(), weight)];
     assert_eq!(weights(&exits, INSIDE), both(3));
-    in_attempts(|| {
+    clock::in_attempts(|| {
         let (before, handovers) = shares(&exits);
         exits.wait_for_carriers(INSIDE, &["exit-1", "exit-2"]);
         send_to_many(&exits);
@@ -367,7 +367,7 @@ fn multipath_routes_leave_a_dead_peer_and_ten_thousand_routes_are_followed() {
     ]);
     let both = ["exit-1", "exit-2"];
     exits.wait_for_carriers("10.77.0.1", &both);
-    let gap = in_attempts(|| {
+    let gap = clock::in_attempts(|| {
         // Whichever of both carries the flow.
         let mut killed = 0;
         let flow = exits.flow(Duration::from_secs(3), |exits| {

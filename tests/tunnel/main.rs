@@ -22,23 +22,6 @@ mod warned;
 
 use culvert_tests::needs;
 
-/// How often a run is repeated on a machine that stands still now and then.
-const ATTEMPTS: usize = 5;
-
-/// Runs `run` anew until all is well with it. When the machine stands still for a moment, what takes time takes longer, and agents
-/// take each other for gone; it does not in each of the runs.
-#[track_caller]
-fn in_attempts<T>(mut run: impl FnMut() -> Result<T, String>) -> T {
-    let mut refusals = Vec::new();
-    for _ in 0..ATTEMPTS {
-        match run() {
-            Ok(answer) => return answer,
-            Err(refusal) => refusals.push(refusal),
-        }
-    }
-    panic!("in each of {ATTEMPTS} attempts: {refusals:#?}");
-}
-
 /// Whether this machine can run a test here.
 #[track_caller]
 fn possible(test: &str) -> bool {

@@ -82,10 +82,8 @@ impl Demo {
         self.watch(&entry, &exit, &load)?;
         let measured = load.finish(QUIET)?;
         let (entry, exit) = (entry.stop()?, exit.stop()?);
-        let mut summary = Summary::new(self.load, &measured, &entry, &exit)?;
-        let Echoed { refused, kernel_drops } = echo.stop()?;
-        summary.echo_refused = refused;
-        summary.kernel_drops += kernel_drops;
+        let echoed = echo.stop()?;
+        let summary = Summary::new(self.load, &measured, &echoed, &entry, &exit)?;
         if self.json {
             out::say(&summary.json())?;
         } else {
@@ -238,7 +236,13 @@ struct Summary {
 }
 
 impl Summary {
-    fn new(load: Options, measured: &Measured, entry: &Snapshot, exit: &Snapshot) -> anyhow::Result<Self> {
+    fn new(
+        load: Options,
+        measured: &Measured,
+        echoed: &Echoed,
+        entry: &Snapshot,
+        exit: &Snapshot,
+    ) -> anyhow::Result<Self> {
         let peer = |snapshot: &Snapshot| snapshot.peers.first().cloned().ok_or_else(|| anyhow!("no peer"));
         Ok(Self {
             seconds: load.seconds.into(),
@@ -246,8 +250,11 @@ impl Summary {
             measured: measured.clone(),
             entry: peer(entry)?,
             exit: peer(exit)?,
-            echo_refused: 0,
-            kernel_drops: entry.kernel_drops + exit.kernel_drops + measured.kernel_drops,
+            echo_refused: echoed.refused,
+            kernel_drops: entry.kernel_drops
+                + exit.kernel_drops
+                + measured.kernel_drops
+                + echoed.kernel_drops,
         })
     }
 
