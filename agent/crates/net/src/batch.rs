@@ -341,6 +341,20 @@ pub struct Message {
 }
 
 impl Message {
+    /// A message of all datagrams in `bytes` bytes, each of `segment` bytes but for the last.
+    pub(super) fn of_all(path: &Path, bytes: usize, segment: usize) -> Self {
+        Self {
+            path: *path,
+            owner: 0,
+            segment,
+            range: 0..bytes,
+            segments: u16::try_from(bytes.div_ceil(segment.max(1))).unwrap_or(u16::MAX),
+            payloads: 0,
+            closed: true,
+            progress: Progress::default(),
+        }
+    }
+
     /// The number of its datagrams that the kernel took, if it did not take the whole message at once.
     #[must_use]
     pub fn taken(&self) -> u16 {

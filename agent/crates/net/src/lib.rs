@@ -182,6 +182,20 @@ pub trait UdpSocket {
     /// When the kernel would block, what is left stays in `batch` and the token is reported when there is room.
     fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&batch::Message, SendOutcome));
 
+    /// Sends the datagrams in `bytes`, each of `segment` bytes but for the last, in one message and without a batch. Returns the bytes
+    /// of those that are done, whatever became of them, which `outcome` says of the whole message. The others need a batch: there is
+    /// no room for them, or the socket sends batches only.
+    fn send_now(
+        &mut self,
+        path: &Path,
+        bytes: &[u8],
+        segment: usize,
+        outcome: &mut dyn FnMut(SendOutcome),
+    ) -> usize {
+        let _ = (path, bytes, segment, outcome);
+        0
+    }
+
     /// Sends payloads straight from the buffers of `received`, as `delivery` lists them (scattered pieces of one
     /// message are gathered by the kernel and cut by `UDP_SEGMENT`), clears `delivery`, and calls `outcome` once
     /// per message. A message that would block is reported as such and dropped: the caller counts it.

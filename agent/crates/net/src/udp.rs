@@ -24,7 +24,7 @@ use wire::clock::Clock;
 use crate::{
     Delivery, DeliveryMessage, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload,
     UdpOptions, UdpRole, UdpSocket, UdpStats,
-    batch::{MAX_SEGMENTS, MOST_SEGMENTS, Message},
+    batch::{MAX_MESSAGE_BYTES, MAX_SEGMENTS, MOST_SEGMENTS, Message, Path},
     process::leaves_descriptors,
     ready::SourceWaker,
     sys::{self, Received, Scratch},
@@ -307,6 +307,25 @@ impl UdpSocket for KernelUdp {
         if done < all {
             self.watch_writable();
         }
+    }
+
+    fn send_now(
+        &mut self,
+        path: &Path,
+        bytes: &[u8],
+        segment: usize,
+        outcome: &mut dyn FnMut(SendOutcome),
+    ) -> usize {
+        if bytes.len() > MAX_MESSAGE_BYTES || self.is_blocked() {
+            return 0;
+        }
+        let mut message = [Message::of_all(path, bytes.len(), segment)];
+        let cargo = Contiguous(bytes);
+        if self.transmit(&mut message, &cargo, &mut |_, result| outcome(result)) == 1 {
+            return bytes.len();
+        }
+        self.watch_writable();
+        message[0].segment_range(message[0].progress.done).start
     }
 
     fn deliver(

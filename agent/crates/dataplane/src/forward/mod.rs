@@ -18,6 +18,7 @@ use wire::ids::{IngressId, LocalId, PeerId};
 
 use crate::relay::{FlowId, Settlement, Settlements};
 
+pub mod blocks;
 pub mod learned;
 pub mod multicast;
 pub mod peer_routes;

@@ -19,6 +19,8 @@ use net::{TcpStream, Token};
 use quinn_proto::{Chunk, Connection, ReadError, StreamId, VarInt, WriteError};
 use wire::messages::{Framer, MAX_STREAM_HEADER_BYTES, MessageError, StreamAnswer, StreamOpen};
 
+use crate::forward::blocks::{BLOCK, Blocks, WORTH_A_BLOCK};
+
 /// The index of a TCP forward among those of its worker.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct TcpId(pub u32);
@@ -27,7 +29,7 @@ pub struct TcpId(pub u32);
 const BUDGET: usize = 256 * 1024;
 
 /// The largest number of bytes that are read at once.
-pub const PIECE: usize = 64 * 1024;
+pub const PIECE: usize = BLOCK;
 
 /// The number of parts of a stream that are written to TCP at once: [`PIECE`] in packets of Ethernet.
 const MOST_PARTS: usize = 64;
@@ -86,6 +88,8 @@ struct Direction {
     framing: usize,
     /// The number of bytes of the TCP connection that were written.
     bytes: u64,
+    /// Bytes read since its stream had a place in the [`Order`] last.
+    since_ranked: usize,
 }
 
 impl Direction {
@@ -248,7 +252,7 @@ impl TcpForward {
     }
 
     /// Moves the bytes that can be moved now.
-    pub fn pump(&mut self, quinn: &mut Connection, scratch: &mut Scratch) -> Pumped {
+    pub fn pump(&mut self, quinn: &mut Connection, order: &mut Order, scratch: &mut Scratch) -> Pumped {
         match &self.stage {
             Stage::AwaitingHeader { .. } => return self.read_header(quinn),
             Stage::Connecting { .. } => return self.finish_connect(quinn).unwrap_or(Pumped::Waiting),
@@ -259,7 +263,7 @@ impl TcpForward {
             }
             Stage::Open => {}
         }
-        let outward = self.pump_outward(quinn, &mut scratch.read[..scratch.piece]);
+        let outward = self.pump_outward(quinn, order, scratch);
         let is_open = matches!(self.stage, Stage::Open);
         let inward = if is_open { self.pump_inward(quinn, scratch) } else { Ok(false) };
         match (outward, inward) {
@@ -327,16 +331,26 @@ impl TcpForward {
     }
 
     /// TCP to stream; true if the budget ended before the data did.
-    fn pump_outward(&mut self, quinn: &mut Connection, scratch: &mut [u8]) -> Result<bool, Broken> {
+    fn pump_outward(
+        &mut self,
+        quinn: &mut Connection,
+        order: &mut Order,
+        scratch: &mut Scratch,
+    ) -> Result<bool, Broken> {
         let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
         let outward = &mut self.outward;
         let mut moved = 0;
         while !outward.closed {
             if outward.piece.has_remaining() {
-                match quinn.send_stream(self.stream).write(&outward.piece) {
+                match quinn.send_stream(self.stream).write_chunks(&mut [outward.piece.clone()]) {
                     Ok(written) => {
-                        outward.wrote(written);
-                        moved += written;
+                        let was_worth_it = outward.piece.len() >= WORTH_A_BLOCK;
+                        outward.wrote(written.bytes);
+                        moved += written.bytes;
+                        if was_worth_it && outward.piece.len() < WORTH_A_BLOCK {
+                            // Otherwise a few bytes that wait would keep a block.
+                            outward.piece = Bytes::copy_from_slice(&outward.piece);
+                        }
                     }
                     Err(WriteError::Blocked) => return Ok(false),
                     // The peer takes no more, but data of its service may still come the other way.
@@ -353,16 +367,26 @@ impl TcpForward {
             } else if moved >= BUDGET {
                 return Ok(true);
             } else {
-                match tcp.read(scratch) {
+                let room = &mut scratch.blocks.room()[..scratch.piece];
+                match tcp.read(room) {
                     Ok(0) => outward.ended = true,
                     Ok(len) => {
+                        outward.since_ranked += len;
+                        if outward.since_ranked >= WORTH_A_BLOCK {
+                            outward.since_ranked = 0;
+                            // The stream may be gone; writing says so.
+                            let _set = quinn.send_stream(self.stream).set_priority(order.last_of_all());
+                        }
+                        if len >= WORTH_A_BLOCK {
+                            outward.piece = scratch.blocks.hand_over(len);
+                            continue;
+                        }
                         // quinn-proto copies what it takes. What it does not take is kept here, and meets the error, too.
-                        let written =
-                            quinn.send_stream(self.stream).write(&scratch[..len]).unwrap_or_default();
+                        let written = quinn.send_stream(self.stream).write(&room[..len]).unwrap_or_default();
                         outward.bytes += written as u64;
                         moved += written;
                         if written < len {
-                            outward.piece = Bytes::copy_from_slice(&scratch[written..len]);
+                            outward.piece = Bytes::copy_from_slice(&room[written..len]);
                         }
                     }
                     Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
@@ -411,20 +435,37 @@ impl TcpForward {
     }
 }
 
+/// The order in which the streams of a connection send what quinn-proto holds of them.
+///
+/// quinn-proto takes a packet's worth from each stream in turn, so that the far end finds a few packets of each: many small writes to TCP.
+/// Here each half block that a stream takes in puts it behind the others, by its priority, and what is in front is sent as a whole. Streams that
+/// send little, and control messages, stay in front. After 2³¹ places, at least 70 TB, streams get the last one together and take turns.
+#[derive(Debug, Default)]
+pub struct Order {
+    last: i32,
+}
+
+impl Order {
+    fn last_of_all(&mut self) -> i32 {
+        self.last = self.last.saturating_sub(1);
+        self.last
+    }
+}
+
 /// Buffers that the forwards of a worker share: each uses them only while it is served.
 #[derive(Debug)]
 pub struct Scratch {
     /// The number of bytes that a forward may take at once and then hold; [`PIECE`] at most.
     pub piece: usize,
-    /// [`PIECE`] bytes that TCP is read into.
-    read: Box<[u8]>,
+    /// What TCP is read into.
+    pub blocks: Blocks,
     /// Parts of a stream on their way to TCP.
     parts: Vec<Bytes>,
 }
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { piece: PIECE, read: vec![0; PIECE].into(), parts: Vec::with_capacity(MOST_PARTS) }
+        Self { piece: PIECE, blocks: Blocks::default(), parts: Vec::with_capacity(MOST_PARTS) }
     }
 }
 

@@ -48,6 +48,9 @@ const RESERVE_BYTES: usize = 32 * 1024;
 
 const RESERVE_MESSAGES: usize = 64;
 
+/// Packets of this many bytes together are worth a system call of their own.
+const WORTH_A_CALL: usize = 16 * 1024;
+
 /// The send buffers that the sockets of a worker may hold at once: 36 MiB. Before another socket gets one, sockets that do not
 /// need theirs give it back; if none does, the socket that has been without room for longest loses its own.
 const MOST_SEND_BUFFERS: usize = 128;
@@ -431,6 +434,53 @@ impl Underlays {
         write: impl FnOnce(&mut Lanes, &mut [u8]) -> Option<usize>,
     ) -> bool {
         self.whole(lanes, id, Whole { path, most, owner: NO_OWNER }, now, write)
+    }
+
+    /// Adds packets that are already protected and lie one behind the other, each of `segment` bytes but for the last. Returns how many
+    /// of them are not sent because they find no room. Many go to the kernel at once, without a copy, behind what waits already.
+    pub fn packets(
+        &mut self,
+        lanes: &mut Lanes,
+        id: UnderlayId,
+        path: &Path,
+        packets: &[u8],
+        segment: usize,
+        now: Instant,
+    ) -> usize {
+        let sent = match packets.len() >= WORTH_A_CALL {
+            true => self.send_now(lanes, id, path, packets, segment, now),
+            false => 0,
+        };
+        let refused = |packet: &&[u8]| !self.packet(lanes, id, path, packet.len(), now, copy_of(packet));
+        packets[sent..].chunks(segment.max(1)).filter(refused).count()
+    }
+
+    /// Sends such packets at once; returns the bytes of those that need no more work.
+    fn send_now(
+        &mut self,
+        lanes: &mut Lanes,
+        id: UnderlayId,
+        path: &Path,
+        packets: &[u8],
+        segment: usize,
+        now: Instant,
+    ) -> usize {
+        let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return 0 };
+        underlay.finish(lanes, now, &mut self.settlements);
+        if !underlay.dirty {
+            underlay.dirty = true;
+            self.dirty.push(id);
+        }
+        if underlay.blocked.is_none() && underlay.send(&mut self.settlements, now) {
+            self.newly_blocked.push(id);
+        }
+        if underlay.blocked.is_some() {
+            return 0;
+        }
+        let unreachable = &mut underlay.unreachable;
+        underlay
+            .socket
+            .send_now(path, packets, segment, &mut |outcome| *unreachable |= is_unreachable(outcome))
     }
 
     /// Adds an answer of the decoy to an unauthenticated sender, as it is. One that is added is settled as a payload of

@@ -21,6 +21,7 @@
 
 pub mod accept;
 mod ahead;
+mod arena;
 pub mod congestion;
 pub mod connections;
 pub mod dial;

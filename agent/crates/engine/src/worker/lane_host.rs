@@ -59,6 +59,7 @@ impl Worker {
         self.sessions.reconcile(&mut self.cx, &mut self.decoy, now);
         self.tunnel.sample_rates(&mut self.cx, &mut self.host, now);
         self.sessions.control.look_at_windows();
+        self.tcp.scratch.blocks.release();
         self.cx.report_stream_memory(now);
         self.sessions.gate.expire(now);
         self.cx.hub.taps().expire(now);

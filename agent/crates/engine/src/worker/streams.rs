@@ -233,7 +233,7 @@ impl TcpForwards {
     pub(super) fn pump(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
         let Some(OpenForward { key, peer, forward }) = self.open.get_mut(id.0 as usize) else { return };
         let (key, peer) = (*key, *peer);
-        let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) else {
+        let Some((quinn, order)) = sessions.control.streams(ConnectionHandle(key.connection)) else {
             forward.abort();
             self.remove_tcp(cx, sessions, id);
             return;
@@ -242,7 +242,7 @@ impl TcpForwards {
         forward.served = self.passes;
         let (before, held) = (forward.bytes(), forward.held());
         self.scratch.piece = cx.hub.streams().piece();
-        let pumped = forward.pump(quinn, &mut self.scratch);
+        let pumped = forward.pump(quinn, order, &mut self.scratch);
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
         cx.hub.streams().hold(held, forward.held());

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use dataplane::{
+    forward::tcp::Order,
     lanes::UnderlayId,
     relay::{DropReason, Settlements},
 };
@@ -68,6 +69,7 @@ impl ControlConnection {
             established: false,
             forgotten: false,
             spare: None,
+            order: Order::default(),
             most_forwards: FIRST_STREAMS,
             windows: None,
         }

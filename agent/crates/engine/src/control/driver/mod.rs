@@ -18,9 +18,10 @@
 
 use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Instant};
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use config::CongestionControl;
 use dataplane::{
+    forward::tcp::Order,
     lanes::{Lanes, UnderlayId, Underlays, send_buffer::copy_of},
     rate::RateAccount,
     relay::{Settlement, Settlements},
@@ -41,6 +42,7 @@ use crate::control::{
     Traffic,
     accept::{Acceptance, Pending},
     ahead::Ahead,
+    arena::Arena,
     congestion::{Congestion, pacing::Pace},
     inward::{Inward, TooMuch},
     preshared::Preshared,
@@ -178,6 +180,8 @@ pub struct ControlConnection {
     forgotten: bool,
     /// A stream that was opened and not used: the far end does not know of it.
     spare: Option<StreamId>,
+    /// The order in which its TCP forwards send.
+    order: Order,
     /// The limit on TCP forwards that the far end may have open.
     most_forwards: u32,
     /// Its flow-control windows, once it is a session.
@@ -241,6 +245,8 @@ pub struct Control {
     /// The key exchanges of connections that are accepted.
     pub(super) key_exchange: KeyExchange,
     pub(super) scratch: Vec<u8>,
+    /// Where received packets are put for quinn-proto.
+    arena: Arena,
     pub stats: ControlStats,
     /// The traffic of connections that are gone.
     retired: Traffic,
@@ -275,6 +281,7 @@ impl Control {
             closed: false,
             key_exchange: KeyExchange::default(),
             scratch: Vec::with_capacity(64 * 1024),
+            arena: Arena::default(),
             stats: ControlStats::default(),
             retired: Traffic::default(),
             memory,
@@ -337,6 +344,7 @@ impl Control {
 
     /// Has the connections polled whose windows may be larger than needed, so that those of idle ones shrink, too.
     pub fn look_at_windows(&mut self) {
+        self.arena.release();
         for handle in self.handles() {
             let windows = self.connections.get(&handle).and_then(|connection| connection.windows.as_ref());
             if windows.is_some_and(Windows::is_waiting) {
@@ -415,7 +423,8 @@ impl Control {
     ) -> bool {
         self.scratch.clear();
         let (remote, local, ecn) = (meta.source, meta.local, EcnCodepoint::from_bits(meta.ecn));
-        match self.endpoint.handle(now, remote, local, ecn, BytesMut::from(data), &mut self.scratch) {
+        let data = self.arena.copy(data);
+        match self.endpoint.handle(now, remote, local, ecn, data, &mut self.scratch) {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(connection) = self.connections.get_mut(&handle) {
                     connection.quinn.handle_event(event);
@@ -473,6 +482,12 @@ impl Control {
     /// quinn-proto's connection, to use its streams.
     pub fn quinn(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
         self.get_mut(handle).filter(|connection| !connection.lost).map(|connection| &mut connection.quinn)
+    }
+
+    /// The same, and the order in which its streams send.
+    pub fn streams(&mut self, handle: ConnectionHandle) -> Option<(&mut Connection, &mut Order)> {
+        let connection = self.get_mut(handle).filter(|connection| !connection.lost)?;
+        Some((&mut connection.quinn, &mut connection.order))
     }
 
     /// Sends two PINGs in packets of their own. The far end acknowledges the second one at once (RFC 9000 §13.2.2); a single one
@@ -794,15 +809,10 @@ impl Control {
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let packets = &self.scratch[..transmit.size];
-            let (mut refused, mut all) = (0, 0);
-            for packet in packets.chunks(transmit.segment_size.unwrap_or(transmit.size).max(1)) {
-                all += 1;
-                let underlay = connection.underlay;
-                if !underlays.packet(lanes, underlay, &path, packet.len(), now, copy_of(packet)) {
-                    self.stats.packets_blocked += 1;
-                    refused += 1;
-                }
-            }
+            let segment = transmit.segment_size.unwrap_or(transmit.size).max(1);
+            let refused = underlays.packets(lanes, connection.underlay, &path, packets, segment, now) as u64;
+            self.stats.packets_blocked += refused;
+            let all = packets.len().div_ceil(segment) as u64;
             connection.settle_ahead(refused, all, &mut self.settlements);
         }
     }
