@@ -376,7 +376,7 @@ impl LaneHost {
             given_up: received.given_up,
             duplicate: received.duplicate,
             late: received.late,
-            bytes: peer.data.relay.flows.registry().repair().used(),
+            bytes: peer.data.relay.flows.registry.repair.used(),
             added_delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
             added_delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),
             payload_bytes: sent.payload_bytes,
@@ -406,7 +406,7 @@ impl LaneHost {
             queue_packets,
             queue_bytes,
             queue_time: relay.queue.time_limit(),
-            aqm_marked: relay.queue.marked(),
+            aqm_marked: relay.queue.marked,
             reassembly_bytes: relay.reassembly.held_bytes(),
             lanes: of_peer.lanes,
             owned_lanes: owned,
@@ -510,7 +510,7 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
         from: from.label().into(),
         delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
         delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),
-        marked: relay.queue.marked(),
+        marked: relay.queue.marked,
         auto,
     })
 }

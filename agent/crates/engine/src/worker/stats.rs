@@ -187,7 +187,7 @@ impl RelaySums {
         add(&mut self.refused, &refused(relay));
         self.moved += stats.flows_moved;
         self.reports.add(stats.reports);
-        self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved());
+        self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved);
     }
 }
 
