@@ -306,7 +306,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         if !self.notes.shares.admits(slot.peer) {
             return;
         }
-        let before = self.notes.work.done();
+        let before = self.notes.work.done;
         let (meta, buffer) = batch.buffer_mut(origins.slot);
         let ecn = meta.ecn;
         let opened = match slot.core.open(&mut buffer[place.clone()], self.now) {
@@ -387,7 +387,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 slot.note_marked(marked);
             }
         }
-        self.notes.shares.charge(peer, self.notes.work.done() - before);
+        self.notes.shares.charge(peer, self.notes.work.done - before);
     }
 
     /// Drops a datagram that has waited for too long; false for a message about a flow, which is still useful.

@@ -197,7 +197,7 @@ impl Uplink<'_> {
         let (repair, counts) = match way {
             Way::Lane(lane) => {
                 let slot = self.lanes.get_mut(lane)?;
-                let counts = slot.path_counts(self.relay.share.account().congested());
+                let counts = slot.path_counts(self.relay.share.account.congested());
                 (&mut slot.repair, Some(counts))
             }
             Way::Plain => {

@@ -19,7 +19,7 @@ use wire::{
 use crate::{
     forward::{multicast::Multicast, peer_routes::PeerRoutes},
     lanes::pool::MAX_LANES,
-    relay::{Settlement, Settlements},
+    relay::Settlements,
 };
 
 /// The limit on answers of each kind that a worker gives to packets that it cannot carry. Path MTU discovery needs one for each flow,
@@ -113,7 +113,8 @@ pub struct TunSide {
     pub whole: Vec<u8>,
     merger: Merger,
     list: PacketDelivery,
-    settlements: Settlements,
+    /// What became of packets.
+    pub settlements: Settlements,
     /// The allowances for ICMP answers, by kind.
     allowances: [Allowance; Answer::LABELS.len()],
     answer: Box<[u8; MOST_ANSWER]>,
@@ -171,11 +172,6 @@ impl TunSide {
             settlements.message(PeerId(message.owner), packets, packets, outcome);
         });
         self.merger.clear();
-    }
-
-    /// The fate of packets since the last call.
-    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
-        self.settlements.drain()
     }
 
     /// Tells the sender of a packet that it cannot be carried, if an answer is allowed.

@@ -353,7 +353,7 @@ impl DatagramRelay {
     #[inline]
     #[must_use]
     pub fn sends_at_once(&mut self) -> bool {
-        let rate = self.share.account().rate();
+        let rate = self.share.account.rate();
         self.queue.set_rate(rate);
         rate.is_none() && self.queue.is_empty()
     }
