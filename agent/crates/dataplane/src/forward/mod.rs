@@ -188,7 +188,7 @@ impl Locals {
             socket.socket.deliver(received, &mut delivery, &mut |message, outcome| {
                 unreachable |= outcome == SendOutcome::Failed(SendFailure::Unreachable);
                 let payloads = u64::from(message.payloads);
-                settlements.message(PeerId(message.owner), payloads, payloads, outcome);
+                settlements.message(PeerId(message.to.owner), payloads, payloads, outcome);
             });
             self.spare.push(delivery);
             if unreachable && self.unreachable.len() < MOST_UNREACHABLE {

@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn what_has_no_way_leaves_the_answers_of_path_mtu_discovery() {
         let clock = ManualClock::default();
-        let mut host = MemoryFabric::new().host(&[], Ready::new());
+        let mut host = MemoryFabric::default().host(&[], Ready::default());
         host.set_tun(&MemoryTun::new(1, TunOffload::default()));
         let queue = host.tun(Token(0)).unwrap().unwrap();
         let mut tun = TunSide::new(queue, Token(0), 1421, clock.now());

@@ -406,7 +406,7 @@ impl Worker {
                 return true;
             }
         }
-        let last = self.data.batch.is_last();
+        let last = self.data.batch.last;
         let received = Received { underlay: id, port };
         let left = self.take_batch(received, Place::default(), now);
         left || !last
