@@ -347,7 +347,7 @@ impl WorkerStart {
         let runtime =
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
         runtime.block_on(async {
-            let ready = Ready::new();
+            let ready = Ready::default();
             let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports).with_tun(self.queue);
             let alarm = Alarm::new().context("cannot make a timer")?;
             let worker = Worker::new(setup(net, ready), SystemClock.now())?;

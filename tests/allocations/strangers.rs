@@ -39,7 +39,7 @@ impl Agent {
         let config = Arc::new(Config::parse(&toml, Path::new(".")).unwrap());
         let (snapshots, now) = (Arc::<Snapshots>::default(), clock.now());
         let health = Arc::new(Health::new(usize::from(workers), now));
-        let (ready, journal) = (Ready::new(), Box::new(MemoryReplayLog::default()));
+        let (ready, journal) = (Ready::default(), Box::new(MemoryReplayLog::default()));
         let script = Script::new(&ready);
         let setup = Setup {
             identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),

@@ -27,7 +27,7 @@ struct Worker<'a> {
 
 impl<'a> Worker<'a> {
     fn join(mailbox: &'a Shared) -> Self {
-        let ready = Ready::new();
+        let ready = Ready::default();
         mailbox.join(ready.clone(), Token(0));
         Self { mailbox, ready, hand_offs: VecDeque::new() }
     }

@@ -39,7 +39,7 @@ struct Queue {
 impl Queue {
     /// Within a runtime.
     fn new(port: TunPort) -> Self {
-        let ready = Ready::new();
+        let ready = Ready::default();
         let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), Ports::default());
         let queue = net.with_tun(Some(port)).tun(Token(1)).unwrap().unwrap();
         Self { queue, ready, batch: ReceiveBatch::default(), headers: Vec::new() }

@@ -46,7 +46,7 @@ fn agent(
     let toml = format!("identity = {{ key_file = \"none\" }}\n{toml}");
     let config = Arc::new(Config::parse(&toml, Path::new(".")).unwrap());
     let (snapshots, now) = (Arc::<Snapshots>::default(), clock.now());
-    let (ready, log) = (Ready::new(), Box::new(MemoryReplayLog::default()));
+    let (ready, log) = (Ready::default(), Box::new(MemoryReplayLog::default()));
     let seed = if host == ENTRY { 1 } else { 2 };
     let setup = Setup {
         identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),

@@ -51,9 +51,10 @@ pub struct SocketFactory {
     udp: UdpDefaults,
     /// Sockets to close when nothing refers to their buffers any more.
     closing: Vec<LocalId>,
-    stats: SocketStats,
+    /// The counts of all sockets, those that are closed included.
+    pub stats: SocketStats,
     /// Sockets and connections that it opened.
-    opened: u64,
+    pub opened: u64,
 }
 
 /// The options that all UDP sockets of a worker share.
@@ -118,20 +119,9 @@ impl SocketFactory {
         Self { net, tokens: Slab::new(), udp, closing: Vec::new(), stats: SocketStats::default(), opened: 0 }
     }
 
-    /// The number of sockets and connections that it has opened, or tried to.
-    #[must_use]
-    pub fn opened(&self) -> u64 {
-        self.opened
-    }
-
     /// Takes ports that were bound for this worker, for [`SocketFactory::ingress`] and [`SocketFactory::tcp_listen`].
     pub fn adopt(&mut self, ports: Ports) {
         self.net.adopt(ports);
-    }
-
-    /// The counts of all sockets, those that are closed included.
-    pub fn stats(&mut self) -> &mut SocketStats {
-        &mut self.stats
     }
 
     /// The source that a token stands for; `None` if that has been closed meanwhile.

@@ -309,7 +309,7 @@ pub(super) fn refused(relay: &DatagramRelay) -> Refused {
         stats.flows_refused.of_peer,
         relay.uplink.dropped[DropReason::QueueMemory as usize],
         relay.repairs.sent.without_memory + relay.repairs.received.without_memory,
-        relay.reassembly.gave_way(),
+        relay.reassembly.gave_way,
         stats.sockets_refused,
         stats.openings_refused,
     ]

@@ -28,7 +28,7 @@ fn main() -> io::Result<()> {
 #[expect(clippy::print_stdout, reason = "an example shows what happens")]
 async fn carry() -> io::Result<()> {
     // A source that may make progress puts its token into this queue, and wakes whoever waits for it.
-    let ready = Ready::new();
+    let ready = Ready::default();
     let mut net = KernelNet::new(ready.clone(), Rc::new(SystemClock), Ports::default());
     let mut sender = net.udp(&options(UdpRole::QuicDial), Token(1))?;
     let mut receiver = net.udp(&options(UdpRole::QuicListen), Token(2))?;

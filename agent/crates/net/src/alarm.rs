@@ -117,7 +117,7 @@ mod tests {
     #[test]
     fn it_rings_not_before_its_time_and_again_and_again() {
         on_a_runtime(async {
-            let (mut alarm, ready) = (Alarm::new()?, Ready::new());
+            let (mut alarm, ready) = (Alarm::new()?, Ready::default());
             for limit in [Duration::ZERO, Duration::from_micros(50), Duration::from_millis(2)] {
                 let before = SystemClock.now();
                 alarm.wait(&ready, limit).await?;
@@ -130,7 +130,7 @@ mod tests {
     #[test]
     fn a_moment_rings_once_not_before_it_has_come_and_also_if_it_was_waited_for_twice() {
         on_a_runtime(async {
-            let (mut alarm, ready) = (Alarm::new()?, Ready::new());
+            let (mut alarm, ready) = (Alarm::new()?, Ready::default());
             let clock = SystemClock;
             alarm.wait_until(&ready, clock.now(), &clock).await?;
             let until = clock.now() + Duration::from_millis(2);
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_ready_token_ends_the_wait_and_does_not_ring_the_next() {
         on_a_runtime(async {
-            let (mut alarm, ready) = (Alarm::new()?, Ready::new());
+            let (mut alarm, ready) = (Alarm::new()?, Ready::default());
             for _ in 0..3 {
                 ready.mark(Token(1));
                 alarm.wait(&ready, Duration::from_secs(3_600)).await?;

@@ -77,13 +77,15 @@ pub fn units(datagrams: usize, bytes: usize) -> u32 {
 #[derive(Debug)]
 pub struct ReceiveBatch {
     bytes: Box<[u8]>,
-    slot_bytes: usize,
+    pub(super) slot_bytes: usize,
     slots: usize,
     /// The slot of each accepted buffer: a refused one leaves a hole.
     accepted: Vec<(usize, Meta)>,
     /// Datagrams that lie in no buffer as a whole, put together end to end.
     joined: Vec<u8>,
-    last: bool,
+    /// Whether nothing waited behind it, and the socket's token is reported when something does. Where this is not known, the next
+    /// `receive` tells.
+    pub last: bool,
 }
 
 impl ReceiveBatch {
@@ -131,18 +133,6 @@ impl ReceiveBatch {
     #[must_use]
     pub fn is_full(&self) -> bool {
         self.accepted.len() >= self.slots
-    }
-
-    /// Whether nothing waited behind it, and the socket's token is reported when something does. Where this is not known, the next
-    /// `receive` tells.
-    #[must_use]
-    pub fn is_last(&self) -> bool {
-        self.last
-    }
-
-    /// Notes that nothing waits behind it.
-    pub(super) fn end(&mut self) {
-        self.last = true;
     }
 
     /// Drops all buffers, so that the batch is empty.
@@ -241,12 +231,6 @@ impl ReceiveBatch {
         self.bytes[slot * self.slot_bytes..][..bytes.len()].copy_from_slice(bytes);
         self.accept(slot, Meta { len: bytes.len(), ..meta });
         true
-    }
-
-    /// Bytes that one buffer can hold.
-    #[cfg(any(test, feature = "memory"))]
-    pub(super) fn slot_bytes(&self) -> usize {
-        self.slot_bytes
     }
 
     /// The whole room of every slot, for the kernel to fill; call [`ReceiveBatch::accept`] for those it did.

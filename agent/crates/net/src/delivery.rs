@@ -43,12 +43,8 @@ pub struct Recipient {
 /// Payloads of one destination and owner that the kernel gathers and cuts by `UDP_SEGMENT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeliveryMessage {
-    /// The destination; none on a connected socket.
-    pub destination: Option<SocketAddr>,
-    /// The local address to send from; none lets the kernel choose.
-    pub source: Option<IpAddr>,
-    /// The owner of the payloads; the caller's number.
-    pub owner: u32,
+    /// The destination and the owner of the payloads.
+    pub to: Recipient,
     /// Bytes of each payload; the last may be shorter.
     pub segment: usize,
     /// The number of payloads, each of which is a datagram.
@@ -85,12 +81,6 @@ pub struct Delivery {
 }
 
 impl Delivery {
-    /// Makes a list that holds no message.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Adds the payload at `range` of buffer `slot`.
     ///
     /// It joins the last message when the recipient is the same, the kernel can cut it off again, and
@@ -101,9 +91,7 @@ impl Delivery {
         let piece = self.pieces.len();
         match self.messages.last_mut() {
             Some(last)
-                if last.destination == to.destination
-                    && last.source == to.source
-                    && last.owner == to.owner
+                if last.to == to
                     && !last.closed
                     && len > 0
                     && len <= last.segment
@@ -126,9 +114,7 @@ impl Delivery {
             Some(_) | None => {
                 self.pieces.push(Piece { slot, range });
                 self.messages.push(DeliveryMessage {
-                    destination: to.destination,
-                    source: to.source,
-                    owner: to.owner,
+                    to,
                     segment: len,
                     payloads: 1,
                     bytes: len,

@@ -35,12 +35,6 @@ struct State {
 }
 
 impl Ready {
-    /// An empty queue without a worker.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Queues `token` unless it is queued already, and wakes the worker if it was not.
     pub fn mark(&self, token: Token) {
         let worker = {
@@ -140,7 +134,7 @@ mod tests {
 
     #[test]
     fn a_token_is_queued_once_and_again_after_a_drain() {
-        let ready = Ready::new();
+        let ready = Ready::default();
         let count = Arc::new(Count::default());
         ready.register(&Waker::from(Arc::clone(&count)));
         let waker = SourceWaker::waker(Token(7), &ready);
@@ -161,7 +155,7 @@ mod tests {
 
     #[test]
     fn it_may_be_marked_from_another_thread() {
-        let ready = Ready::new();
+        let ready = Ready::default();
         let other = ready.clone();
         std::thread::spawn(move || other.mark(Token(1))).join().unwrap();
         assert!(!ready.is_empty());

@@ -547,29 +547,18 @@ pub(super) fn set_timestamps(socket: BorrowedFd<'_>, told: bool) -> io::Result<(
 
 /// Never fragments, and sends up to the interface's MTU whatever an ICMP message said: QUIC probes for itself.
 pub(super) fn set_mtu_probe(socket: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
-    if v6 {
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE)
-    } else {
-        set(socket, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)
-    }
+    let of_v4 = [libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE];
+    set_of_family(socket, v6, of_v4, [libc::IPV6_MTU_DISCOVER, libc::IPV6_PMTUDISC_PROBE])
 }
 
 /// Asks for the local address of each datagram.
 pub(super) fn set_pktinfo(socket: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
-    if v6 {
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVPKTINFO, 1)
-    } else {
-        set(socket, libc::IPPROTO_IP, libc::IP_PKTINFO, 1)
-    }
+    set_of_family(socket, v6, [libc::IP_PKTINFO, 1], [libc::IPV6_RECVPKTINFO, 1])
 }
 
 /// Asks for the traffic class of each datagram.
 pub(super) fn set_receive_ecn(socket: BorrowedFd<'_>, v6: bool) -> io::Result<()> {
-    if v6 {
-        set(socket, libc::IPPROTO_IPV6, libc::IPV6_RECVTCLASS, 1)
-    } else {
-        set(socket, libc::IPPROTO_IP, libc::IP_RECVTOS, 1)
-    }
+    set_of_family(socket, v6, [libc::IP_RECVTOS, 1], [libc::IPV6_RECVTCLASS, 1])
 }
 
 /// Sets the receive buffer beyond `net.core.rmem_max`; needs `CAP_NET_ADMIN`.
@@ -672,6 +661,12 @@ pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u3
     // live until the call returns.
     let result = unsafe { libc::ioctl(socket.as_raw_fd(), SIOCETHTOOL, &raw mut request) };
     if result == 0 { Ok(value.data) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sets an option that has another name for each family: name and value of both.
+fn set_of_family(socket: BorrowedFd<'_>, v6: bool, of_v4: [c_int; 2], of_v6: [c_int; 2]) -> io::Result<()> {
+    let (level, [name, value]) = if v6 { (libc::IPPROTO_IPV6, of_v6) } else { (libc::IPPROTO_IP, of_v4) };
+    set(socket, level, name, value)
 }
 
 fn set(socket: BorrowedFd<'_>, level: c_int, name: c_int, value: c_int) -> io::Result<()> {

@@ -92,7 +92,7 @@ impl<'b> Cargo<'b> for Scattered<'b> {
     type Message = DeliveryMessage;
 
     fn outline(&self, message: &DeliveryMessage) -> Outline {
-        let envelope = Envelope { destination: message.destination, source: message.source, tos: 0 };
+        let envelope = Envelope { destination: message.to.destination, source: message.to.source, tos: 0 };
         Outline { envelope, segment: message.segment, segments: message.payloads }
     }
 

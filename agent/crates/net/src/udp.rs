@@ -289,7 +289,7 @@ impl UdpSocket for KernelUdp {
                 // A connected socket may have met an error, which the next call takes.
                 let watched = emptied && !self.transmitter.is_connected();
                 if watched && self.fd.poll_read_ready(&mut Context::from_waker(&self.waker)).is_pending() {
-                    batch.end();
+                    batch.last = true;
                 }
                 return Ok(());
             }

@@ -1,6 +1,9 @@
 //! Encoding and decoding of a stream of payloads, by the CPU time of this thread: other programs on the machine count little.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use anyhow::ensure;
 use culvert_dataplane::repair::{
@@ -88,7 +91,8 @@ fn payloads(shape: Shape) -> Vec<Vec<u8>> {
 }
 
 fn sender(shape: Shape) -> (Sent, Encoder) {
-    let sent = Sent::new(SentLimits { packets: 256, bytes: 8 << 20, age: AGE });
+    let sent =
+        Sent::new(SentLimits { packets: 256, bytes: 8 << 20, age: AGE }, &Arc::default()).expect("memory");
     let mut encoder = Encoder::default();
     let (window, overhead_ppm) = (shape.window, shape.repairs_ppm);
     encoder.set(Some(Coding { window, overhead_ppm, age: AGE, silence: AGE }));
@@ -114,13 +118,14 @@ fn packets(shape: Shape, now: Instant) -> Vec<Packet> {
 
 /// Decodes a stream; returns how many payloads came back.
 fn decode(shape: Shape, packets: &[Packet], now: Instant) -> u64 {
-    let mut decoder = Decoder::new(DecoderLimits {
+    let limits = DecoderLimits {
         deadline: AGE,
         age: AGE,
         bytes: 8 << 20,
         equations: 128,
         payload_bytes: shape.payload_bytes,
-    });
+    };
+    let mut decoder = Decoder::new(limits, &Arc::default()).expect("memory");
     let mut recovered = 0;
     let mut count = |_: u64, _: &[u8]| recovered += 1;
     for packet in packets {

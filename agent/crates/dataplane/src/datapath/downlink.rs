@@ -21,10 +21,10 @@ use wire::{
 
 use crate::{
     datapath::{
-        repair::{self, Carrier, FrameAt, Released, Source},
+        repair::{self, FrameAt, Released, Source},
         segments::Cutting,
         shares::Shares,
-        uplink::Uplink,
+        uplink::{self, Uplink},
         work::{self, Work},
     },
     forward::{Locals, tun::TunSide},
@@ -235,7 +235,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             if repair::is_repaired(batch.buffer(slot)) {
                 self.notes.recent = None;
                 // Other workers hand over what is inside only.
-                let source = Source { carrier: Carrier::Plain, lane };
+                let source = Source { way: uplink::Way::Plain, lane };
                 self.repaired_frame(batch, FrameAt { slot, range }, source, late);
                 continue;
             }
@@ -306,7 +306,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         if !self.notes.shares.admits(slot.peer) {
             return;
         }
-        let before = self.notes.work.done();
+        let before = self.notes.work.done;
         let (meta, buffer) = batch.buffer_mut(origins.slot);
         let ecn = meta.ecn;
         let opened = match slot.core.open(&mut buffer[place.clone()], self.now) {
@@ -369,7 +369,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 0 if repair::is_repaired(&batch.buffer(origins.slot)[first.clone()]) => {
                     self.notes.recent = None;
                     let frame = FrameAt { slot: origins.slot, range: first.clone() };
-                    self.repaired_frame(batch, frame, Source { carrier: Carrier::Lane(id), lane }, late);
+                    let source = Source { way: uplink::Way::Lane(id), lane };
+                    self.repaired_frame(batch, frame, source, late);
                     rest = after;
                 }
                 0 => {
@@ -386,35 +387,18 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 slot.note_marked(marked);
             }
         }
-        self.notes.shares.charge(peer, self.notes.work.done() - before);
+        self.notes.shares.charge(peer, self.notes.work.done - before);
     }
 
     /// Drops a datagram that has waited for too long; false for a message about a flow, which is still useful.
     pub(super) fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
-        let payload_at = match Context::decode(data) {
-            Some(
-                Context::Packet { payload_at, .. }
-                | Context::Flow { payload_at, .. }
-                | Context::Open { payload_at, .. },
-            ) => payload_at,
-            Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
-                let cutting = Cutting { number, datagram, total, offset };
-                return self.late_piece(peer, cutting, data.len() - payload_at);
-            }
-            Some(
-                Context::OpenEmpty { .. }
-                | Context::Confirmed(_)
-                | Context::Refused(..)
-                | Context::Unknown(_)
-                | Context::Closed(_)
-                | Context::Report { .. }
-                | Context::Numbered { .. }
-                | Context::Repair { .. }
-                | Context::Ask { .. }
-                | Context::Unsupported(_),
-            )
-            | None => return false,
-        };
+        let context = Context::decode(data);
+        if let Some(Context::Piece { number, datagram, total, offset, payload_at }) = context {
+            let cutting = Cutting { number, datagram, total, offset };
+            return self.late_piece(peer, cutting, data.len() - payload_at);
+        }
+        let known = context.filter(|context| !matches!(context, Context::Unsupported(_)));
+        let Some(payload_at) = known.and_then(|context| context.payload_at()) else { return false };
         let Some(state) = self.peers.data_mut(peer) else { return false };
         state.relay.downlink.receive(1, (data.len() - payload_at) as u64);
         state.relay.downlink.drop(DropReason::Expired, 1);
@@ -663,7 +647,7 @@ fn other_worker(relay: &DatagramRelay, context: &Context, worker: WorkerId) -> O
     }
     let number = context.flow()?;
     if context.opens() && !relay.flows.is_ours(number) {
-        return Some(relay.flows.registry().claim(number, own)).filter(|worker| *worker != own);
+        return Some(relay.flows.registry.claim(number, own)).filter(|worker| *worker != own);
     }
     relay.flows.elsewhere(number)
 }

@@ -35,7 +35,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 if accepted.is_err()
                     && let Some(state) = self.peers.data(peer)
                 {
-                    state.relay.flows.registry().unclaim(number);
+                    state.relay.flows.registry.unclaim(number);
                 }
                 accepted
             }
@@ -79,7 +79,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         if state.relay.is_full(self.config.limits.flows) {
             return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
         }
-        if state.relay.flows.registry().is_out_of_sockets() {
+        if state.relay.flows.registry.is_out_of_sockets() {
             state.relay.stats.sockets_refused += 1;
             state.relay.socket_error = Some(net::process::out_of_descriptors());
             return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));

@@ -19,9 +19,9 @@ use std::{
 use ip::ecn::{self, Decapsulated};
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
-    context::{ASK_BYTES, Context, NUMBER_BYTES},
+    context::{ASK_BYTES, Context, FlowNumber, NUMBER_BYTES},
     ids::{LaneRef, PeerId},
-    repair::{Order, StreamNumber, Terms},
+    repair::{Order, StreamNumber, StreamOf, Terms},
 };
 
 use crate::{
@@ -30,10 +30,10 @@ use crate::{
         uplink::{Uplink, Way},
         work,
     },
-    lanes::{Frame, LaneId, LaneState},
-    peer::{PeerData, PeerTable},
+    lanes::{Frame, LaneId, LaneState, Lanes, PushError},
+    peer::{Link, PeerData, PeerTable},
     relay::{DropReason, Origin},
-    repair::{Ask, DISTANCE_BYTES, Delivered, LaneRepair, Outcome, RepairClass, Repaired},
+    repair::{Ask, DISTANCE_BYTES, Delivered, LaneRepair, Outcome, Receiver, RepairClass, Repaired},
 };
 
 /// Symbols that are multiplied and added for the work of one frame: each takes some 30 ns.
@@ -48,17 +48,11 @@ pub(super) fn is_repaired(frame: &[u8]) -> bool {
     matches!(frame, [12..=14, ..])
 }
 
-/// Where numbered payloads come from and go to: a lane, or the control connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Carrier {
-    Lane(LaneId),
-    Plain,
-}
-
 /// Where a repaired frame came from.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
-    pub(super) carrier: Carrier,
+    /// A lane, or the control connection.
+    pub(super) way: Way,
     pub(super) lane: LaneRef,
 }
 
@@ -88,6 +82,15 @@ impl Released {
     fn push(&mut self, lane: LaneRef, frame: &[u8]) {
         self.bytes.extend_from_slice(frame);
         self.frames.push(ReleasedFrame { lane, len: frame.len() });
+    }
+
+    /// Keeps what a receiver delivers beside the payload at hand, which came on `lane`.
+    fn keep(&mut self, lane: LaneRef) -> impl FnMut(Delivered<'_>) {
+        move |delivered| {
+            if let Delivered::Other(frame) = delivered {
+                self.push(lane, frame);
+            }
+        }
     }
 
     #[must_use]
@@ -126,7 +129,7 @@ impl PeerData {
     /// Drops what waits for missing payloads: nothing more comes on the lane that it came on.
     pub fn give_up_repair(&mut self, mut streams: LaneRepair, now: Instant) {
         let downlink = &mut self.relay.downlink;
-        for receiver in streams.receivers() {
+        for receiver in &mut streams.receivers {
             receiver.finish(now, &mut |delivered| {
                 if let Delivered::Other(frame) = delivered
                     && let Some(at) = Context::decode(frame).and_then(|context| context.payload_at())
@@ -136,18 +139,14 @@ impl PeerData {
                 }
             });
         }
-        let (sent, received) = streams.take_counts();
-        self.relay.repairs.sent.add(&sent);
-        self.relay.repairs.received.add(&received);
+        self.relay.repairs.take_counts(&mut streams);
     }
 
     /// Takes the counts of the streams of a peer in standard mode.
     pub fn take_plain_repair_counts(&mut self) {
         let plain = self.link.as_mut().and_then(|link| link.plain.as_mut());
         if let Some(streams) = plain.and_then(|plain| plain.repair.as_mut()) {
-            let (sent, received) = streams.take_counts();
-            self.relay.repairs.sent.add(&sent);
-            self.relay.repairs.received.add(&received);
+            self.relay.repairs.take_counts(streams);
         }
     }
 
@@ -169,12 +168,7 @@ impl PeerData {
 impl Uplink<'_> {
     /// How datagrams of a flow are repaired, if its service wants it and the peer can.
     #[inline]
-    pub(super) fn repair_of(
-        &self,
-        origin: &Origin,
-        number: wire::context::FlowNumber,
-    ) -> Option<RepairClass> {
-        use wire::repair::StreamOf;
+    pub(super) fn repair_of(&self, origin: &Origin, number: FlowNumber) -> Option<RepairClass> {
         let (terms, stream) = match *origin {
             Origin::Ingress { ingress, .. } => {
                 let service = self.relay.service(ingress)?;
@@ -199,11 +193,11 @@ impl Uplink<'_> {
     ) -> Option<Repaired> {
         let RepairClass { stream, bucket, terms } = *class;
         let (tos, now) = (self.tos, self.now);
-        let memory = self.relay.flows.registry().repair();
+        let memory = &self.relay.flows.registry.repair;
         let (repair, counts) = match way {
             Way::Lane(lane) => {
                 let slot = self.lanes.get_mut(lane)?;
-                let counts = slot.path_counts(self.relay.share.account().congested());
+                let counts = slot.path_counts(self.relay.share.account.congested());
                 (&mut slot.repair, Some(counts))
             }
             Way::Plain => {
@@ -227,26 +221,15 @@ impl Uplink<'_> {
         /// Nobody slows down for the loss of an acknowledgement.
         const LEAST_BYTES: usize = 500;
         let Some(class) = self.repair.filter(|class| class.terms.order == Order::Hold) else { return false };
-        let streams = match way {
-            Way::Lane(lane) => self.lanes.get_mut(lane).and_then(|slot| slot.repair.as_mut()),
-            Way::Plain => {
-                let plain = self.link.as_deref_mut().and_then(|link| link.plain.as_mut());
-                plain.and_then(|plain| plain.repair.as_mut())
-            }
-            Way::Worker { .. } => None,
-        };
-        let sender =
-            streams.filter(|_| bytes >= LEAST_BYTES).and_then(|streams| streams.sender(class.stream));
-        sender.is_some_and(|sender| sender.signals(class.bucket, self.now))
+        let now = self.now;
+        let streams = self.streams(way).filter(|_| bytes >= LEAST_BYTES).and_then(Option::as_mut);
+        let sender = streams.and_then(|streams| streams.sender(class.stream));
+        sender.is_some_and(|sender| sender.signals(class.bucket, now))
     }
 
     /// Answers requests for payloads of a stream of ours.
-    fn answer(&mut self, carrier: Carrier, stream: StreamNumber, requests: &[u8]) -> u64 {
-        let way = match carrier {
-            Carrier::Lane(lane) => Way::Lane(lane),
-            Carrier::Plain => Way::Plain,
-        };
-        let Some(mut streams) = self.take_streams(carrier) else { return 0 };
+    fn answer(&mut self, way: Way, stream: StreamNumber, requests: &[u8]) -> u64 {
+        let Some(mut streams) = self.streams(way).and_then(Option::take) else { return 0 };
         let mut work = 0;
         if let Some(sender) = streams.sender(stream) {
             let (tos, next) = (sender.tos, sender.next());
@@ -264,18 +247,16 @@ impl Uplink<'_> {
                 });
             }
         }
-        self.put_streams(carrier, streams);
+        if let Some(place) = self.streams(way) {
+            *place = Some(streams);
+        }
         work
     }
 
     /// Sends the requests that are due, and repair symbols after a silence.
-    fn repair_due(&mut self, carrier: Carrier, streams: &mut LaneRepair, rtt: Duration) {
-        let way = match carrier {
-            Carrier::Lane(lane) => Way::Lane(lane),
-            Carrier::Plain => Way::Plain,
-        };
+    fn repair_due(&mut self, way: Way, streams: &mut LaneRepair, rtt: Duration) {
         let now = self.now;
-        for sender in streams.senders() {
+        for sender in &mut streams.senders {
             sender.forget(now);
             let tos = sender.tos;
             while let Some((header, symbol)) = sender.repair(now) {
@@ -290,7 +271,7 @@ impl Uplink<'_> {
             });
         }
         let (mut asks, tos) = (Vec::new(), self.tos);
-        for receiver in streams.receivers() {
+        for receiver in &mut streams.receivers {
             asks.clear();
             receiver.ask(rtt, now, &mut asks);
             let requests: Vec<u8> = asks.iter().flat_map(Ask::encode).collect();
@@ -301,7 +282,7 @@ impl Uplink<'_> {
                 // Twice, in packets of their own: a request is lost as easily as a payload.
                 for _ in 0..2 {
                     let _sent = self.push_plainly(way, frame).is_ok();
-                    if let Carrier::Lane(_) = carrier {
+                    if let Way::Lane(_) = way {
                         self.underlays.finish(self.lanes, now);
                     }
                 }
@@ -310,31 +291,15 @@ impl Uplink<'_> {
     }
 
     /// Puts a frame into a packet that is no payload on its first way: a retransmission, a symbol, a request.
-    fn push_plainly(&mut self, way: Way, frame: Frame<'_>) -> Result<(), crate::lanes::PushError> {
+    fn push_plainly(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
         let repair = self.repair.take();
         let pushed = self.push(way, frame);
         self.repair = repair;
         pushed
     }
 
-    fn take_streams(&mut self, carrier: Carrier) -> Option<Box<LaneRepair>> {
-        match carrier {
-            Carrier::Lane(lane) => self.lanes.get_mut(lane)?.repair.take(),
-            Carrier::Plain => self.link.as_deref_mut()?.plain.as_mut()?.repair.take(),
-        }
-    }
-
-    fn put_streams(&mut self, carrier: Carrier, streams: Box<LaneRepair>) {
-        let place = match carrier {
-            Carrier::Lane(lane) => self.lanes.get_mut(lane).map(|slot| &mut slot.repair),
-            Carrier::Plain => {
-                let plain = self.link.as_deref_mut().and_then(|link| link.plain.as_mut());
-                plain.map(|plain| &mut plain.repair)
-            }
-        };
-        if let Some(place) = place {
-            *place = Some(streams);
-        }
+    fn streams(&mut self, way: Way) -> Option<&mut Option<Box<LaneRepair>>> {
+        streams_of(way, self.lanes, self.link.as_deref_mut())
     }
 }
 
@@ -348,7 +313,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         late: bool,
     ) {
         let FrameAt { slot, range } = frame;
-        let Source { carrier, lane } = source;
+        let Source { way, lane } = source;
         let data = &batch.buffer(slot)[range.clone()];
         match Context::decode(data) {
             Some(Context::Numbered { stream, number, distance, payload_at }) => {
@@ -356,25 +321,15 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 self.numbered(batch, inner, source, &Numbers { stream, number, distance }, late);
             }
             Some(Context::Repair { stream, header, payload_at }) => {
-                let terms = self.terms(lane.peer, stream);
-                let Self { notes, now, .. } = self;
-                let (released, now) = (&mut notes.released, *now);
-                let symbol = &data[payload_at..];
-                let streams = streams_of(self.peers, self.lanes, carrier, lane.peer);
-                let Some(receiver) = streams.and_then(|streams| streams.receiver_for(stream, terms.as_ref()))
-                else {
-                    return;
-                };
-                let work = receiver.repair(header, symbol, now, &mut |delivered| {
-                    if let Delivered::Other(frame) = delivered {
-                        released.push(lane, frame);
-                    }
-                });
+                let receiver = receiver_of(self.peers, self.lanes, source, stream);
+                let Some(receiver) = receiver else { return };
+                let released = &mut self.notes.released.keep(lane);
+                let work = receiver.repair(header, &data[payload_at..], self.now, released);
                 self.notes.work.charge(work / SYMBOLS_PER_UNIT);
             }
             Some(Context::Ask { stream, payload_at }) => {
                 let requests = &data[payload_at..];
-                let work = self.uplink(lane.peer).map(|mut uplink| uplink.answer(carrier, stream, requests));
+                let work = self.uplink(lane.peer).map(|mut uplink| uplink.answer(way, stream, requests));
                 self.notes.work.charge(work.unwrap_or(0));
             }
             // A context that is cut off.
@@ -392,25 +347,19 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         late: bool,
     ) {
         let FrameAt { slot, range: inner } = inner;
-        let Source { carrier, lane } = source;
+        let lane = source.lane;
         let Numbers { stream, number, distance } = *numbers;
-        let terms = self.terms(lane.peer, stream);
         let now = self.now;
-        let streams = streams_of(self.peers, self.lanes, carrier, lane.peer);
-        let receiver = streams.and_then(|streams| streams.receiver_for(stream, terms.as_ref()));
+        let receiver = receiver_of(self.peers, self.lanes, source, stream);
         let released = &mut self.notes.released;
         let mut at_once = receiver.is_none();
         if let Some(receiver) = receiver {
-            let holds = receiver.terms().order == Order::Hold;
+            let holds = receiver.terms.order == Order::Hold;
             let number = receiver.complete(number);
-            let (ecn, buffer) = batch.buffer_mut(slot);
-            let ecn = ecn.ecn;
+            let (meta, buffer) = batch.buffer_mut(slot);
+            let ecn = meta.ecn;
             let kept = &buffer[inner.start - DISTANCE_BYTES..inner.end];
-            let work = receiver.learn(number, kept, now, &mut |delivered| {
-                if let Delivered::Other(frame) = delivered {
-                    released.push(lane, frame);
-                }
-            });
+            let work = receiver.learn(number, kept, now, &mut released.keep(lane));
             self.notes.work.charge(work / SYMBOLS_PER_UNIT);
             let frame = &mut buffer[inner.clone()];
             mark(frame, ecn);
@@ -467,53 +416,40 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// silence, and takes the counts.
     pub fn repair_lane(&mut self, id: LaneId) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
-        let Some(mut streams) = slot.repair.take() else { return };
-        let (peer, index, rtt) = (slot.peer, slot.index, slot.core.rtt().smoothed());
-        let sends = slot.is_up();
-        if let LaneState::Draining { .. } = slot.state {
+        if let (LaneState::Draining { .. }, Some(streams)) = (slot.state, &mut slot.repair) {
             streams.close();
         }
-        let source = Source { carrier: Carrier::Lane(id), lane: LaneRef { peer, lane: index } };
-        self.repair_streams(&mut streams, source, sends, rtt);
-        if let Some(slot) = self.lanes.get_mut(id) {
-            slot.repair = Some(streams);
-        }
+        let lane = LaneRef { peer: slot.peer, lane: slot.index };
+        let (sends, rtt) = (slot.is_up(), slot.core.rtt().smoothed());
+        self.repair_streams(Source { way: Way::Lane(id), lane }, sends, rtt);
     }
 
     /// Does the same for a peer in standard mode, whose control connection has the round trip `rtt`.
     pub fn repair_plain(&mut self, peer: PeerId, rtt: Duration) {
-        let plain = |state: &mut PeerData| state.link.as_mut()?.plain.as_mut()?.repair.take();
-        let Some(mut streams) = self.peers.data_mut(peer).and_then(plain) else { return };
-        let source = Source { carrier: Carrier::Plain, lane: LaneRef { peer, lane: 0 } };
-        self.repair_streams(&mut streams, source, true, rtt);
-        let link = self.peers.data_mut(peer).and_then(|state| state.link.as_mut());
-        if let Some(plain) = link.and_then(|link| link.plain.as_mut()) {
-            plain.repair = Some(streams);
-        }
+        let lane = LaneRef { peer, lane: 0 };
+        self.repair_streams(Source { way: Way::Plain, lane }, true, rtt);
     }
 
-    fn repair_streams(&mut self, streams: &mut LaneRepair, source: Source, sends: bool, rtt: Duration) {
-        let Source { carrier, lane } = source;
-        let (released, now) = (&mut self.notes.released, self.now);
-        for receiver in streams.receivers() {
-            receiver.expire(now, &mut |delivered| {
-                if let Delivered::Other(frame) = delivered {
-                    released.push(lane, frame);
-                }
-            });
+    fn repair_streams(&mut self, source: Source, sends: bool, rtt: Duration) {
+        let Source { way, lane } = source;
+        let Some(mut streams) = self.streams(source).and_then(Option::take) else { return };
+        for receiver in &mut streams.receivers {
+            receiver.expire(self.now, &mut self.notes.released.keep(lane));
         }
         if sends && let Some(mut uplink) = self.uplink(lane.peer) {
-            uplink.repair_due(carrier, streams, rtt);
+            uplink.repair_due(way, &mut streams, rtt);
         }
-        let (sent, received) = streams.take_counts();
         if let Some(state) = self.peers.data_mut(lane.peer) {
-            state.relay.repairs.sent.add(&sent);
-            state.relay.repairs.received.add(&received);
+            state.relay.repairs.take_counts(&mut streams);
+        }
+        if let Some(place) = self.streams(source) {
+            *place = Some(streams);
         }
     }
 
-    fn terms(&self, peer: PeerId, stream: StreamNumber) -> Option<Terms> {
-        self.peers.data(peer)?.relay.repairs.of_stream(stream)
+    fn streams(&mut self, Source { way, lane }: Source) -> Option<&mut Option<Box<LaneRepair>>> {
+        let link = self.peers.data_mut(lane.peer).and_then(|state| state.link.as_mut());
+        streams_of(way, self.lanes, link)
     }
 }
 
@@ -524,20 +460,32 @@ struct Numbers {
     distance: u16,
 }
 
-/// The streams of a carrier, which begin now if there are none.
-fn streams_of<'a, P: PeerTable>(
+/// Where the streams of a lane, or of the control connection, are kept.
+fn streams_of<'a>(
+    way: Way,
+    lanes: &'a mut Lanes,
+    link: Option<&'a mut Link>,
+) -> Option<&'a mut Option<Box<LaneRepair>>> {
+    match way {
+        Way::Lane(lane) => Some(&mut lanes.get_mut(lane)?.repair),
+        Way::Plain => Some(&mut link?.plain.as_mut()?.repair),
+        Way::Worker { .. } => None,
+    }
+}
+
+/// The end of a stream that the peer numbers, which begins now if it has not.
+fn receiver_of<'a, P: PeerTable>(
     peers: &'a mut P,
-    lanes: &'a mut crate::lanes::Lanes,
-    carrier: Carrier,
-    peer: PeerId,
-) -> Option<&'a mut LaneRepair> {
-    let state = peers.data_mut(peer)?;
-    let memory = state.relay.flows.registry().repair();
-    let place = match carrier {
-        Carrier::Lane(lane) => &mut lanes.get_mut(lane)?.repair,
-        Carrier::Plain => &mut state.link.as_mut()?.plain.as_mut()?.repair,
-    };
-    Some(place.get_or_insert_with(|| Box::new(LaneRepair::new(memory))))
+    lanes: &'a mut Lanes,
+    Source { way, lane }: Source,
+    stream: StreamNumber,
+) -> Option<&'a mut Receiver> {
+    let state = peers.data_mut(lane.peer)?;
+    let terms = state.relay.repairs.of_stream(stream);
+    let memory = &state.relay.flows.registry.repair;
+    let streams = streams_of(way, lanes, state.link.as_mut())?;
+    let streams = streams.get_or_insert_with(|| Box::new(LaneRepair::new(memory)));
+    streams.receiver_for(stream, terms.as_ref())
 }
 
 /// Marks the IP packet in a frame that came in a packet with the mark `outer`: it may wait, and then nobody knows of that packet any more.

@@ -64,7 +64,8 @@ pub struct Shares {
     active: Vec<PeerId>,
     /// Whether more than one peer asked for something in the window before.
     contended: bool,
-    dropped: u64,
+    /// The number of packets that were dropped unopened.
+    pub dropped: u64,
 }
 
 /// The amounts that one peer asked for in a window and in a turn.
@@ -185,12 +186,6 @@ impl Shares {
             }
         }
     }
-
-    /// The number of packets that were dropped unopened.
-    #[must_use]
-    pub fn dropped(&self) -> u64 {
-        self.dropped
-    }
 }
 
 #[cfg(test)]
@@ -232,7 +227,7 @@ mod tests {
     fn nobody_gives_way_to_a_worker_that_is_in_time() {
         let (mut shares, clock) = (Shares::default(), ManualClock::default());
         assert_eq!(turns(&mut shares, &clock, 500, [1_000, 10], false), [500_000, 5_000]);
-        assert_eq!(shares.dropped(), 0);
+        assert_eq!(shares.dropped, 0);
     }
 
     #[test]
@@ -243,7 +238,7 @@ mod tests {
         assert_eq!(light, 1_000, "all of the other's");
         // What a turn lets it ask for, and the packet that is beyond that.
         assert!((400..=600).contains(&heavy), "{heavy} of 100,000");
-        assert!(shares.dropped() > 99_000);
+        assert!(shares.dropped > 99_000);
     }
 
     #[test]
@@ -321,7 +316,7 @@ mod tests {
             turns(&mut shares, &clock, 9, [1_000, 10], true);
             turns(&mut shares, &clock, 1, [1_000, 10], false);
         }
-        assert_eq!(shares.dropped(), 0);
+        assert_eq!(shares.dropped, 0);
     }
 
     #[test]

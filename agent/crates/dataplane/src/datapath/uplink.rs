@@ -159,7 +159,7 @@ impl Uplink<'_> {
 
     /// Sends waiting datagrams while there are lanes and room, and the rate lets them go, up to about `most` of them.
     pub fn drain(&mut self, most: usize) -> Drained {
-        self.relay.queue.set_rate(self.relay.share.account().rate());
+        self.relay.queue.set_rate(self.relay.share.account.rate());
         self.relay.expire(self.now);
         let drained = self.drain_in_turn(most);
         self.relay.share.set_waiting(self.relay.queue.backlogged());
@@ -173,7 +173,7 @@ impl Uplink<'_> {
             if credit == 0 {
                 match self.relay.share.release(self.now) {
                     Release::Bytes(bytes) => credit = bytes,
-                    Release::At(at) if sparse_is_over || !self.relay.share.may_overdraw(self.now) => {
+                    Release::At(at) if sparse_is_over || !self.relay.share.account.may_overdraw(self.now) => {
                         return Drained::Paced(at);
                     }
                     Release::At(_) => sparse = true,
@@ -493,7 +493,7 @@ impl Uplink<'_> {
     pub(super) fn way(&self, index: u8) -> Option<Way> {
         let link = self.link.as_deref()?;
         if link.standard {
-            let owner = Way::Worker { worker: link.pool.owner(), lane: 0 };
+            let owner = Way::Worker { worker: link.pool.owner, lane: 0 };
             return Some(if link.plain.is_some() { Way::Plain } else { owner });
         }
         Some(match link.pool.pick(self.lanes, index)? {
@@ -509,7 +509,7 @@ impl Uplink<'_> {
             None => payloads,
             Some(class) => {
                 let repair = self.begin_repair(way, &class, payloads.count());
-                numbered = payloads.repaired(repair);
+                numbered = Payloads { repair, ..*payloads };
                 &numbered
             }
         };
@@ -553,7 +553,7 @@ impl Uplink<'_> {
         let repair = class.and_then(|class| self.begin_repair(way, &class, 1));
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => {
-                let pushed = self.underlays.push_one(self.lanes, lane, frame, repair, self.now);
+                let pushed = self.underlays.push(self.lanes, lane, frame, repair, self.now);
                 if let Some(repair) = repair.filter(|repair| repair.numbered) {
                     self.underlays.push_repairs(self.lanes, lane, repair.stream, self.now);
                 }
@@ -562,7 +562,7 @@ impl Uplink<'_> {
             (Way::Plain, Some(plain)) => {
                 // A piece is as old as its datagram; a message begins to wait here.
                 let since = if frame.payload.is_empty() { self.now } else { self.arrived };
-                plain.push_one(frame, repair, since, self.now)
+                plain.push(frame, repair, since, self.now)
             }
             (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
         }

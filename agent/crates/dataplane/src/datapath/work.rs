@@ -36,35 +36,24 @@ pub(super) const ANSWER: u64 = 7;
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Work {
     /// The cost of the work done so far, in frames.
-    done: u64,
+    pub done: u64,
     /// The cost when the present share began.
     share: u64,
-    frames: u64,
+    /// The number of frames taken so far.
+    pub taken: u64,
 }
 
 impl Work {
     /// Counts frames that are about to be taken.
     #[inline]
     pub(super) fn frames(&mut self, frames: usize) {
-        self.frames += frames as u64;
+        self.taken += frames as u64;
         self.done += frames as u64;
     }
 
     /// Counts the work that a frame asked for.
     pub(super) fn charge(&mut self, frames: u64) {
         self.done += frames;
-    }
-
-    /// The cost of the work done so far, in frames.
-    #[must_use]
-    pub fn done(&self) -> u64 {
-        self.done
-    }
-
-    /// The number of frames taken so far.
-    #[must_use]
-    pub fn taken(&self) -> u64 {
-        self.frames
     }
 
     /// Whether no flow is opened any more in this turn.

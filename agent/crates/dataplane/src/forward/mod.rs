@@ -16,7 +16,7 @@ use net::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, st
 use slab::Slab;
 use wire::ids::{IngressId, LocalId, PeerId};
 
-use crate::relay::{FlowId, Settlement, Settlements};
+use crate::relay::{FlowId, Settlements};
 
 pub mod blocks;
 pub mod learned;
@@ -60,10 +60,11 @@ pub struct Locals {
     /// Sockets with traffic since the kernel was last asked for its drops, each once.
     touched: Vec<LocalId>,
     /// Sockets from whose address the kernel had no route to their service, of the last batches.
-    unreachable: Vec<LocalId>,
+    pub unreachable: Vec<LocalId>,
     /// When a fresh socket in place of one of those was last of no use.
     pub renewed: Option<Instant>,
-    settlements: Settlements,
+    /// What became of payloads.
+    pub settlements: Settlements,
     /// The number of payloads that the kernel takes in one message.
     most_segments: u16,
 }
@@ -188,22 +189,12 @@ impl Locals {
             socket.socket.deliver(received, &mut delivery, &mut |message, outcome| {
                 unreachable |= outcome == SendOutcome::Failed(SendFailure::Unreachable);
                 let payloads = u64::from(message.payloads);
-                settlements.message(PeerId(message.owner), payloads, payloads, outcome);
+                settlements.message(PeerId(message.to.owner), payloads, payloads, outcome);
             });
             self.spare.push(delivery);
             if unreachable && self.unreachable.len() < MOST_UNREACHABLE {
                 self.unreachable.push(id);
             }
         }
-    }
-
-    /// Takes one of the sockets from which the kernel had no route to their service.
-    pub fn take_unreachable(&mut self) -> Option<LocalId> {
-        self.unreachable.pop()
-    }
-
-    /// What became of payloads since the last call.
-    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
-        self.settlements.drain()
     }
 }

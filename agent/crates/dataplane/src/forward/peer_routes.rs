@@ -108,7 +108,7 @@ impl From<PeerId> for Target {
 }
 
 /// The inner prefixes of all peers, at one worker.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PeerRoutes {
     routes: Arc<Routes<Target>>,
     groups: Vec<Group>,
@@ -133,28 +133,11 @@ struct Health {
     seen: bool,
 }
 
-impl Default for PeerRoutes {
-    fn default() -> Self {
-        Self::new(Spread::default(), Duration::ZERO, false)
-    }
-}
-
 impl PeerRoutes {
     /// A table without prefixes, which are the peers', or with `learns` those of the kernel's routes.
     #[must_use]
     pub fn new(spread: Spread, hold: Duration, learns: bool) -> Self {
-        let learned = learns.then(Arc::default);
-        let (groups, holders, prefixes) = (Vec::new(), BTreeMap::new(), BTreeMap::new());
-        Self {
-            routes: Arc::default(),
-            groups,
-            holders,
-            prefixes,
-            sharing: BTreeMap::new(),
-            spread,
-            hold,
-            learned,
-        }
+        Self { spread, hold, learned: learns.then(Arc::default), ..Self::default() }
     }
 
     /// The peer that a packet goes to.

@@ -112,7 +112,8 @@ pub struct TcpForward {
     /// The connection, with its token; `None` until the service's address is known.
     tcp: Option<(Box<dyn TcpStream>, Token)>,
     stage: Stage,
-    service: Option<u32>,
+    /// Our service that it leads to, once the peer has named it; `None` if it was opened here.
+    pub service: Option<u32>,
     /// TCP to stream; starts with the header or the answer.
     outward: Direction,
     /// The direction from the stream to TCP.
@@ -122,7 +123,7 @@ pub struct TcpForward {
     /// The pass in which it was served last: the forward that was served longest ago comes first.
     pub served: u64,
     /// True if its reader had stopped when [`TcpForward::stall_changed`] was last called.
-    stalled: bool,
+    pub stalled: bool,
 }
 
 impl TcpForward {
@@ -188,12 +189,6 @@ impl TcpForward {
         self.outward.piece.len() + self.inward.piece.len()
     }
 
-    /// Whether its reader had stopped when [`TcpForward::stall_changed`] was last called.
-    #[must_use]
-    pub fn is_stalled(&self) -> bool {
-        self.stalled
-    }
-
     /// The time at which it is given up, unless it is open by then.
     #[must_use]
     pub fn open_by(&self) -> Option<Instant> {
@@ -212,12 +207,6 @@ impl TcpForward {
         } else {
             self.end(quinn);
         }
-    }
-
-    /// Our service that it leads to, once the peer has named it; `None` if it was opened here.
-    #[must_use]
-    pub fn service(&self) -> Option<u32> {
-        self.service
     }
 
     /// Resets both directions of the stream.

@@ -19,7 +19,7 @@ use wire::{
 use crate::{
     forward::{multicast::Multicast, peer_routes::PeerRoutes},
     lanes::pool::MAX_LANES,
-    relay::{Settlement, Settlements},
+    relay::Settlements,
 };
 
 /// The limit on answers of each kind that a worker gives to packets that it cannot carry. Path MTU discovery needs one for each flow,
@@ -113,7 +113,8 @@ pub struct TunSide {
     pub whole: Vec<u8>,
     merger: Merger,
     list: PacketDelivery,
-    settlements: Settlements,
+    /// What became of packets.
+    pub settlements: Settlements,
     /// The allowances for ICMP answers, by kind.
     allowances: [Allowance; Answer::LABELS.len()],
     answer: Box<[u8; MOST_ANSWER]>,
@@ -173,11 +174,6 @@ impl TunSide {
         self.merger.clear();
     }
 
-    /// The fate of packets since the last call.
-    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
-        self.settlements.drain()
-    }
-
     /// Tells the sender of a packet that it cannot be carried, if an answer is allowed.
     pub fn answer(&mut self, packet: &[u8], view: &IpView, answer: Answer, now: Instant) {
         let written = match answer {
@@ -221,7 +217,7 @@ mod tests {
     #[test]
     fn what_has_no_way_leaves_the_answers_of_path_mtu_discovery() {
         let clock = ManualClock::default();
-        let mut host = MemoryFabric::new().host(&[], Ready::new());
+        let mut host = MemoryFabric::default().host(&[], Ready::default());
         host.set_tun(&MemoryTun::new(1, TunOffload::default()));
         let queue = host.tun(Token(0)).unwrap().unwrap();
         let mut tun = TunSide::new(queue, Token(0), 1421, clock.now());

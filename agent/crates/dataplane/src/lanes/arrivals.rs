@@ -61,16 +61,6 @@ impl Arrivals {
         }
     }
 
-    /// Packets were marked on the path.
-    pub(super) fn add_marked(&mut self, packets: u64) {
-        self.marked += packets;
-    }
-
-    /// A report of the far end arrived.
-    pub(super) fn add_report(&mut self) {
-        self.reports += 1;
-    }
-
     /// When the next report is due; `None` if there is nothing to report on.
     #[inline]
     pub(super) fn due(&self, stats: &LaneStats) -> Option<Instant> {
@@ -114,7 +104,7 @@ impl LaneSlot {
     /// Notes packets that the path has marked.
     pub(crate) fn note_marked(&mut self, packets: u64) {
         if let Some(arrivals) = self.arrivals.as_deref_mut() {
-            arrivals.add_marked(packets);
+            arrivals.marked += packets;
         }
     }
 
@@ -140,7 +130,7 @@ impl LaneSlot {
     /// sent or are long forgotten.
     pub(crate) fn take_report(&mut self, report: &Report, now: Instant) -> Option<Sample> {
         if let Some(arrivals) = self.arrivals.as_deref_mut() {
-            arrivals.add_report();
+            arrivals.reports += 1;
         }
         if !self.is_up() || !self.reports.take(1, now) || report.packets > report.highest + 1 {
             return None;
@@ -188,7 +178,7 @@ mod tests {
         stats.opened_bytes += 1_200;
         assert_eq!(arrivals.due(&stats), Some(ms(25)));
         assert_eq!(arrivals.take(&stats, 28, ms(24)), None);
-        arrivals.add_marked(2);
+        arrivals.marked += 2;
         let report = arrivals.take(&stats, 28, ms(26)).unwrap();
         let bytes = stats.opened_bytes + 106 * 28;
         assert_eq!(report, Report { highest: 106, arrived_micros: 2_000, packets: 106, bytes, marked: 2 });
@@ -196,7 +186,7 @@ mod tests {
         // What the far end reports is no load.
         stats.datagrams_received += 3;
         stats.opened_bytes += 3_000;
-        (0..3).for_each(|_| arrivals.add_report());
+        arrivals.reports += 3;
         assert_eq!(arrivals.due(&stats), None);
         stats.datagrams_received += 1;
         assert_eq!(arrivals.due(&stats), Some(ms(51)));

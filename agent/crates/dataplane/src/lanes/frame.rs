@@ -38,7 +38,7 @@ pub struct Payloads<'a> {
     /// How they are repaired; `None`: they are not.
     pub repair: Option<Repaired>,
     /// The index of the first of them among all that were cut.
-    pub(super) first: usize,
+    pub(crate) first: usize,
 }
 
 impl<'a> Payloads<'a> {
@@ -53,12 +53,6 @@ impl<'a> Payloads<'a> {
     pub fn cut(header: &'a [u8], cut: &'a Cut<'a>, tos: u8) -> Self {
         let headed = (!cut.header().is_empty()).then_some(cut);
         Self { header, data: cut.payload(), segment: cut.segment(), cut: headed, tos, repair: None, first: 0 }
-    }
-
-    /// The same payloads, which are repaired like this.
-    #[must_use]
-    pub fn repaired(&self, repair: Option<Repaired>) -> Self {
-        Self { repair, ..*self }
     }
 
     #[must_use]

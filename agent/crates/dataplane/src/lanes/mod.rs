@@ -21,10 +21,7 @@
 //!   PATH_RESPONSE ──────────────────────────► Up
 //! ```
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use net::Path;
 use quic_core::{ConnectionId, Lane, PacketNumber};
@@ -49,7 +46,7 @@ mod arrivals;
 pub mod frame;
 mod numbers;
 pub mod openings;
-mod paths;
+pub mod paths;
 pub mod plain;
 pub mod pool;
 pub mod send_buffer;
@@ -127,7 +124,7 @@ pub struct LaneSlot {
     pub state: LaneState,
     /// The socket that it sends on.
     pub underlay: UnderlayId,
-    paths: Paths,
+    pub paths: Paths,
     /// The largest packet to send, in bytes of UDP payload: the least that fits through any of the peer's lanes.
     pub packet_budget: usize,
     /// The upper end of the search for its path's MTU, in bytes of UDP payload.
@@ -211,17 +208,7 @@ impl LaneSlot {
     #[inline]
     #[must_use]
     pub fn path(&self) -> Option<Path> {
-        self.paths.present()
-    }
-
-    /// The address that its packets went to before it moved; returned once after each move.
-    pub fn take_moved(&mut self) -> Option<SocketAddr> {
-        self.paths.take_moved()
-    }
-
-    /// Starts to validate a path that we chose.
-    pub fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
-        self.paths.validate(path, data, now);
+        self.paths.present
     }
 
     /// Packet `number` of `len` bytes, which opened, came by `source`; if that is not the lane's path, it may be validated
@@ -321,11 +308,6 @@ impl LaneSlot {
     /// Applies the packet size of all of the peer's lanes, unless this path carries less.
     pub fn set_budget(&mut self, bytes: usize) {
         self.packet_budget = self.path_packet.map_or(bytes, |own| own.min(bytes));
-    }
-
-    /// A challenge that is due now, its path and its largest packet; to be called until there is none.
-    pub fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
-        self.paths.due_challenge(now)
     }
 
     /// When [`LaneSlot::on_timeout`] is to be called.

@@ -64,7 +64,7 @@ impl Underlays {
             let tos = sender.tos;
             while let Some((header, symbol)) = sender.repair(now) {
                 let frame = Frame { header: header.as_slice(), payload: symbol, counted: false, tos };
-                if self.push(lanes, lane, frame, now).is_err() {
+                if self.push(lanes, lane, frame, None, now).is_err() {
                     break;
                 }
             }

@@ -73,8 +73,9 @@ struct Trial {
 
 /// The path of a lane, and the paths that are tried in its place.
 #[derive(Debug, Default)]
-pub(super) struct Paths {
-    present: Option<Path>,
+pub struct Paths {
+    /// The present path of the lane.
+    pub(super) present: Option<Path>,
     /// The path before, which was validated as well.
     previous: Option<Path>,
     trial: Option<Box<Trial>>,
@@ -98,19 +99,13 @@ pub(super) enum Turn {
 }
 
 impl Paths {
-    /// The present path of the lane.
-    #[inline]
-    pub(super) fn present(&self) -> Option<Path> {
-        self.present
-    }
-
     /// Takes the address of the path before, which is returned only once after a move.
-    pub(super) fn take_moved(&mut self) -> Option<SocketAddr> {
+    pub fn take_moved(&mut self) -> Option<SocketAddr> {
         self.moved.take()
     }
 
     /// Starts to validate a path that we chose.
-    pub(super) fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
+    pub fn validate(&mut self, path: Path, data: [u8; 8], now: Instant) {
         let (candidates, interval) = (vec![Challenge::new(path, data, None, now)], CHALLENGE_INTERVAL);
         let trial = Trial { candidates, present: None, decide: now, interval, returns: false };
         self.trial = Some(Box::new(trial));
@@ -236,7 +231,7 @@ impl Paths {
     }
 
     /// A challenge that is due now, its path and its largest packet.
-    pub(super) fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
+    pub fn due_challenge(&mut self, now: Instant) -> Option<([u8; 8], Path, usize)> {
         let trial = self.trial.as_mut()?;
         let Trial { candidates, present, interval, .. } = &mut **trial;
         let of_present = present.iter_mut().map(|challenge| (challenge, *interval));

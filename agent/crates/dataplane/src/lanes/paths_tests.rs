@@ -32,7 +32,7 @@ impl Bench {
     }
 
     fn port(&self) -> Option<u16> {
-        self.paths.present().map(|path| path.destination.port())
+        self.paths.present.map(|path| path.destination.port())
     }
 
     fn packet(&mut self, port: u16, number: u64) {

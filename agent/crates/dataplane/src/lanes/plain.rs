@@ -91,19 +91,11 @@ impl Plain {
         self.waiting.is_empty()
     }
 
-    /// Adds a frame whose datagram came to this host at `arrived`.
-    ///
-    /// # Errors
-    /// See [`PushError`]; the frame is then not added.
-    pub fn push(&mut self, frame: Frame<'_>, arrived: Instant) -> Result<(), PushError> {
-        self.push_one(frame, None, arrived, arrived)
-    }
-
     /// Adds a frame with a payload that may be repaired.
     ///
     /// # Errors
     /// See [`PushError`]; the frame is then not added.
-    pub fn push_one(
+    pub fn push(
         &mut self,
         frame: Frame<'_>,
         repair: Option<Repaired>,
@@ -146,7 +138,7 @@ impl Plain {
         let (all, mut prefix) = (payloads.count(), [0; MOST_PREFIX]);
         for done in 0..all {
             let frame = payloads.skip(done).first(&mut prefix);
-            if let Err(error) = self.push_one(frame, payloads.repair, arrived, now) {
+            if let Err(error) = self.push(frame, payloads.repair, arrived, now) {
                 return (done, Err(error));
             }
         }
@@ -232,23 +224,23 @@ mod tests {
     #[test]
     fn frames_come_out_whole_in_order_and_within_bounds() {
         let (mut plain, now) = (Plain::new(Some(1000)), ManualClock::default().now());
-        assert_eq!(plain.push(frame(&[0; 999]), now), Err(PushError::TooLarge { most: 998 }));
+        assert_eq!(plain.push(frame(&[0; 999]), None, now, now), Err(PushError::TooLarge { most: 998 }));
         let mut taken = 0;
-        while plain.push(frame(&[7; 998]), now).is_ok() {
+        while plain.push(frame(&[7; 998]), None, now, now).is_ok() {
             taken += 1;
         }
         assert_eq!(taken, MAX_BYTES / (1000 + OVERHEAD_BYTES));
         let first = plain.pop(now).unwrap();
         assert_eq!((first.data.len(), &first.data[..3]), (1000, &[2, 0, 7][..]));
         plain.put_back(first);
-        assert_eq!(plain.push(frame(&[7; 998]), now), Err(PushError::Blocked));
+        assert_eq!(plain.push(frame(&[7; 998]), None, now, now), Err(PushError::Blocked));
     }
 
     #[test]
     fn empty_datagrams_are_bounded_and_late_ones_come_out_before_the_others() {
         let (mut plain, clock) = (Plain::new(Some(1000)), ManualClock::default());
         let mut taken = 0;
-        while plain.push(frame(&[]), clock.now()).is_ok() {
+        while plain.push(frame(&[]), None, clock.now(), clock.now()).is_ok() {
             taken += 1;
         }
         assert_eq!(taken, MAX_BYTES / (2 + OVERHEAD_BYTES));
@@ -257,7 +249,7 @@ mod tests {
         assert!(plain.pop_late(clock.now(), limit).is_none(), "it may wait for so long");
         clock.advance(Duration::from_nanos(1));
         assert!(plain.pop_late(clock.now(), limit).is_some());
-        plain.push(frame(&[5]), clock.now()).unwrap();
+        plain.push(frame(&[5]), None, clock.now(), clock.now()).unwrap();
         let late = std::iter::from_fn(|| plain.pop_late(clock.now(), limit)).count();
         assert_eq!(late, taken - 1);
         assert_eq!(plain.pop(clock.now()).unwrap().data[..], [2, 0, 5]);
@@ -266,10 +258,9 @@ mod tests {
 
     #[test]
     fn a_peer_that_takes_no_datagrams_gets_none() {
-        assert_eq!(
-            Plain::new(None).push(frame(&[]), ManualClock::default().now()),
-            Err(PushError::TooLarge { most: 0 })
-        );
+        let now = ManualClock::default().now();
+        let pushed = Plain::new(None).push(frame(&[]), None, now, now);
+        assert_eq!(pushed, Err(PushError::TooLarge { most: 0 }));
     }
 
     #[test]
@@ -282,7 +273,7 @@ mod tests {
         let repair = Some(Repaired { stream, bucket: 5, numbered: true });
         let limit = Duration::from_millis(100);
         for payload in 0..6 {
-            plain.push_one(frame(&[payload]), repair, clock.now(), clock.now()).unwrap();
+            plain.push(frame(&[payload]), repair, clock.now(), clock.now()).unwrap();
             clock.advance(Duration::from_millis(30));
         }
         // Payloads 0 to 2 have waited for more than 100 ms.

@@ -61,7 +61,7 @@ pub struct Pool {
     /// The lanes that are up at this end, at any worker: bit `i` is lane `i`.
     pub up: u64,
     /// The session owner, this worker, and the number of workers.
-    owner: u8,
+    pub owner: u8,
     own: u8,
     workers: u8,
     /// The lanes that this worker hosts, by index.
@@ -77,11 +77,6 @@ impl Pool {
         let WorkerId { index: own, count: workers } = WorkerId { count: worker.count.max(1), ..worker };
         let hosted = vec![None; usize::from(MAX_LANES)];
         Self { wanted, up: 0, owner, own, workers, hosted, replaced: Vec::new() }
-    }
-
-    #[must_use]
-    pub fn owner(&self) -> u8 {
-        self.owner
     }
 
     /// The worker that hosts lane `index`.

@@ -28,7 +28,7 @@ use wire::{
 
 use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX, numbers::Number},
-    relay::{DropReason, Settlement, Settlements, fragments::LEAST_PIECE},
+    relay::{DropReason, Settlements, fragments::LEAST_PIECE},
     repair::Repaired,
 };
 
@@ -169,15 +169,16 @@ pub struct Underlays {
     /// The number of sockets that hold a batch.
     held: usize,
     /// Sockets whose send buffer another one needed.
-    evicted: Vec<UnderlayId>,
+    pub evicted: Vec<UnderlayId>,
     /// How often that has happened.
-    taken_away: u64,
+    pub send_buffers_taken_away: u64,
     dirty: Vec<UnderlayId>,
     /// Sockets for whose packets the kernel knew no way.
-    unreachable: Vec<UnderlayId>,
+    pub unreachable: Vec<UnderlayId>,
     /// Those that found no room since this was last asked.
-    newly_blocked: Vec<UnderlayId>,
-    settlements: Settlements,
+    pub newly_blocked: Vec<UnderlayId>,
+    /// What became of payloads.
+    pub settlements: Settlements,
 }
 
 impl Underlays {
@@ -223,11 +224,6 @@ impl Underlays {
         ))
     }
 
-    /// Takes one of the sockets for whose packets the kernel knew no way.
-    pub fn take_unreachable(&mut self) -> Option<UnderlayId> {
-        self.unreachable.pop()
-    }
-
     /// Closes a socket; payloads still in its send buffer are settled as blocked.
     pub fn remove(&mut self, id: UnderlayId) -> Option<Underlay> {
         let mut underlay = self.sockets.try_remove(id.0 as usize)?;
@@ -260,27 +256,12 @@ impl Underlays {
         self.sockets.iter_mut().map(|(_, underlay)| underlay)
     }
 
-    /// Puts one frame into a packet of `lane`.
-    ///
-    /// # Errors
-    /// See [`PushError`]; the frame is then not in any packet.
-    #[inline]
-    pub fn push(
-        &mut self,
-        lanes: &mut Lanes,
-        lane: LaneId,
-        frame: Frame<'_>,
-        now: Instant,
-    ) -> Result<(), PushError> {
-        self.push_one(lanes, lane, frame, None, now)
-    }
-
     /// Puts one frame with a payload that may be repaired into a packet of `lane`.
     ///
     /// # Errors
     /// As those of [`Underlays::push`].
     #[inline]
-    pub fn push_one(
+    pub fn push(
         &mut self,
         lanes: &mut Lanes,
         lane: LaneId,
@@ -372,7 +353,7 @@ impl Underlays {
         let mut done = 0;
         while done < all {
             let left = payloads.skip(done);
-            if let Err(error) = self.push_one(lanes, lane, left.first(&mut prefix), left.repair, now) {
+            if let Err(error) = self.push(lanes, lane, left.first(&mut prefix), left.repair, now) {
                 return (done, Err(error));
             }
             done += 1 + self.push_same_size(lanes, lane, &left.skip(1), now);
@@ -577,11 +558,6 @@ impl Underlays {
                 self.give_back(batch);
             }
         }
-    }
-
-    /// What became of payloads since the last call.
-    pub fn settlements(&mut self) -> impl Iterator<Item = Settlement> + '_ {
-        self.settlements.drain()
     }
 }
 

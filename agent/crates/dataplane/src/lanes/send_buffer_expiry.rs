@@ -22,11 +22,6 @@ pub struct Expiry {
 const SLACK: Duration = Duration::from_millis(1);
 
 impl Underlays {
-    /// The next socket that has found no room since this was last asked.
-    pub fn next_blocked(&mut self) -> Option<UnderlayId> {
-        self.newly_blocked.pop()
-    }
-
     /// Drops packets that have waited in the send buffer of socket `id`, since the kernel ran out of room, for longer than the
     /// `limit` of their peer. Packets without a peer have [`crate::lanes::send_buffer::UNAUTHENTICATED`] or an unused number.
     pub fn expire(&mut self, id: UnderlayId, now: Instant, limit: impl Fn(PeerId) -> Duration) -> Expiry {

@@ -53,7 +53,7 @@ impl Underlays {
             self.give_back(batch);
         }
         self.evicted.extend(u32::try_from(index).map(UnderlayId));
-        self.taken_away += 1;
+        self.send_buffers_taken_away += 1;
     }
 
     /// Takes back a send buffer that no socket needs any more.
@@ -63,17 +63,6 @@ impl Underlays {
             batch.clear();
             self.spare.push(batch);
         }
-    }
-
-    /// Sockets whose send buffer another one needed since this was last asked: they may try again.
-    pub fn take_evicted(&mut self) -> Vec<UnderlayId> {
-        std::mem::take(&mut self.evicted)
-    }
-
-    /// The number of times that a socket lost its send buffer and what waited there, because others needed one.
-    #[must_use]
-    pub fn send_buffers_taken_away(&self) -> u64 {
-        self.taken_away
     }
 
     /// What all send buffers take, in bytes, those included that no socket is using.

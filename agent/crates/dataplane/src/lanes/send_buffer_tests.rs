@@ -90,7 +90,7 @@ fn fixture_with(now: Instant, full: &Rc<Cell<bool>>) -> (Underlays, Lanes, LaneI
     let opening = OpeningId { index: 0, epoch: 1 };
     let mut slot = LaneSlot::new(core, owner, opening, ConnectionId([2; 8]), underlay, 1_452, now);
     let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
-    slot.validate(path, [1; 8], now);
+    slot.paths.validate(path, [1; 8], now);
     assert!(slot.on_path_response([1; 8], now) && slot.is_up());
     let mut lanes = Lanes::default();
     let lane = lanes.insert(slot);
@@ -118,7 +118,7 @@ proptest! {
             while done < payloads.count() && expected.is_ok() {
                 let rest = payloads.skip(done);
                 let frame = rest.first(&mut prefix);
-                expected = single_underlays.push(&mut single_lanes, single_lane, frame, now);
+                expected = single_underlays.push(&mut single_lanes, single_lane, frame, None, now);
                 done += usize::from(expected.is_ok());
             }
             prop_assert_eq!((count, result), (done, expected));
@@ -160,7 +160,7 @@ fn push_in_pieces(
     let data = vec![6; usize::from(total)];
     let (mut offset, mut pieces) = (0, Vec::new());
     let whole = Frame { header: &[2, 0], payload: &data, counted: true, tos: 0 };
-    if underlays.push(lanes, lane, whole, now).is_ok() {
+    if underlays.push(lanes, lane, whole, None, now).is_ok() {
         return vec![data.len()];
     }
     while offset < data.len() {
@@ -177,7 +177,7 @@ fn push_in_pieces(
         let payload = &data[offset..offset + piece];
         let frame =
             Frame { header: header.as_slice(), payload, counted: offset + piece == data.len(), tos: 0 };
-        underlays.push(lanes, lane, frame, now).expect("the room said that it fits");
+        underlays.push(lanes, lane, frame, None, now).expect("the room said that it fits");
         pieces.push(piece);
         offset += piece;
     }
@@ -275,7 +275,7 @@ fn what_the_kernel_does_not_take_in_time_is_dropped_and_the_room_is_for_younger_
         pushed
     };
     assert_eq!(push(&mut underlays, &mut lanes), (10, Ok(())));
-    assert_eq!(underlays.next_blocked(), Some(UnderlayId(0)));
+    assert_eq!(underlays.newly_blocked.pop(), Some(UnderlayId(0)));
     let since = clock.now();
     clock.advance(Duration::from_millis(60));
     assert!(say(&mut underlays, &mut lanes, clock.now()));
@@ -287,14 +287,14 @@ fn what_the_kernel_does_not_take_in_time_is_dropped_and_the_room_is_for_younger_
     clock.advance(Duration::from_millis(41));
     assert_eq!(underlays.expire(UnderlayId(0), clock.now(), limit), Expiry { next: None, emptied: true });
     let settled: Vec<_> =
-        underlays.settlements().map(|settled| (settled.payloads, settled.dropped)).collect();
+        underlays.settlements.drain().map(|settled| (settled.payloads, settled.dropped)).collect();
     assert_eq!(settled, [(10, Some(DropReason::Expired))]);
     assert_eq!(push(&mut underlays, &mut lanes), (10, Ok(())));
-    assert!(underlays.is_blocked(UnderlayId(0)) && underlays.next_blocked().is_some());
+    assert!(underlays.is_blocked(UnderlayId(0)) && underlays.newly_blocked.pop().is_some());
     full.set(false);
     assert!(underlays.unblock(UnderlayId(0), &mut lanes, clock.now()));
     assert_eq!(
-        underlays.settlements().map(|settled| (settled.payloads, settled.dropped)).collect::<Vec<_>>(),
+        underlays.settlements.drain().map(|settled| (settled.payloads, settled.dropped)).collect::<Vec<_>>(),
         [(10, None)]
     );
     assert_eq!(sent.borrow().iter().map(|(_, segments, ..)| *segments).sum::<u16>(), 10);
@@ -338,26 +338,26 @@ fn outboxes_are_bounded_and_given_back() {
     };
     all(&mut underlays, &mut lanes);
     assert_eq!((underlays.held, underlays.spare.len()), (0, MOST_SPARE), "no more than were of use before");
-    let sent: u64 = underlays.settlements().map(|settled| settled.payloads).sum();
-    assert_eq!((sent, underlays.take_evicted().len()), (SOCKETS as u64, 0));
+    let sent: u64 = underlays.settlements.drain().map(|settled| settled.payloads).sum();
+    assert_eq!((sent, std::mem::take(&mut underlays.evicted).len()), (SOCKETS as u64, 0));
 
     full.set(true);
     all(&mut underlays, &mut lanes);
     assert_eq!(underlays.held, MOST_SEND_BUFFERS);
     let most = (MOST_SEND_BUFFERS + MOST_SPARE) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES);
     assert!(underlays.send_buffer_bytes() <= most);
-    let dropped: Vec<Settlement> = underlays.settlements().collect();
+    let dropped: Vec<crate::relay::Settlement> = underlays.settlements.drain().collect();
     let evicted = SOCKETS - MOST_SEND_BUFFERS;
     assert!(dropped.iter().all(|settled| settled.dropped == Some(DropReason::SendEvicted)), "{dropped:?}");
     assert_eq!(dropped.iter().map(|settled| settled.payloads).sum::<u64>(), evicted as u64);
-    assert_eq!(underlays.take_evicted().len(), evicted);
-    assert_eq!(underlays.send_buffers_taken_away(), evicted as u64);
+    assert_eq!(std::mem::take(&mut underlays.evicted).len(), evicted);
+    assert_eq!(underlays.send_buffers_taken_away, evicted as u64);
 
     full.set(false);
     for id in &ids {
         underlays.unblock(*id, &mut lanes, now);
     }
     assert_eq!((underlays.held, underlays.spare.len()), (0, MOST_SPARE));
-    let sent: u64 = underlays.settlements().map(|settled| settled.payloads).sum();
+    let sent: u64 = underlays.settlements.drain().map(|settled| settled.payloads).sum();
     assert_eq!(sent, MOST_SEND_BUFFERS as u64);
 }

@@ -105,18 +105,19 @@ impl RateAccount {
 
     /// Notes whether the far end reports what arrives: without that an automatic rate is none, or the highest that is configured.
     pub fn set_measurable(&self, is_measurable: bool, now: Instant) {
-        self.change(|state| state.set_measurable(is_measurable, now));
+        self.change(now, |state| state.is_measurable = is_measurable);
     }
 
     /// Changes the most that the far end wants to receive, in bytes a second.
     pub fn set_granted(&self, rate: Option<u64>, now: Instant) {
         self.granted.store(rate.unwrap_or(0), Ordering::Relaxed);
-        self.change(|state| state.set_granted(rate, now));
+        self.change(now, |state| state.granted = rate);
     }
 
-    fn change(&self, change: impl FnOnce(&mut State) -> Option<Option<u64>>) {
+    fn change(&self, now: Instant, change: impl FnOnce(&mut State)) {
         let mut state = self.automatic.state();
-        match change(&mut state) {
+        change(&mut state);
+        match state.follow(now) {
             Some(rate) => self.set_own(rate.unwrap_or(0)),
             None => self.limit(),
         }

@@ -42,8 +42,9 @@ pub(super) struct Automatic {
 pub(super) struct State {
     limits: Option<AutoLimits>,
     /// The far end reports what arrives.
-    is_measurable: bool,
-    granted: Option<u64>,
+    pub(super) is_measurable: bool,
+    /// The most that the far end wants to receive.
+    pub(super) granted: Option<u64>,
     /// The rate with which a law begins: the number that was `peer.rate` before; 0 for none.
     before: u64,
     law: Option<Box<Law>>,
@@ -71,19 +72,8 @@ impl State {
         self.follow(now)
     }
 
-    /// Notes whether the far end reports what arrives, with the same result.
-    pub(super) fn set_measurable(&mut self, is_measurable: bool, now: Instant) -> Option<Option<u64>> {
-        self.is_measurable = is_measurable;
-        self.follow(now)
-    }
-
-    /// Notes the most that the far end wants to receive, with the same result.
-    pub(super) fn set_granted(&mut self, granted: Option<u64>, now: Instant) -> Option<Option<u64>> {
-        self.granted = granted;
-        self.follow(now)
-    }
-
-    fn follow(&mut self, now: Instant) -> Option<Option<u64>> {
+    /// Follows a change of what is known of the far end, with the same result.
+    pub(super) fn follow(&mut self, now: Instant) -> Option<Option<u64>> {
         let Some(AutoLimits { min, max }) = self.limits.filter(|_| self.is_measurable) else {
             self.law = None;
             return self.limits.map(|limits| limits.max);

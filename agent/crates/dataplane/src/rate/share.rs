@@ -10,7 +10,8 @@ const PACKET: u64 = 1_500;
 /// The share of a peer's rate that one worker's queue has, or one connection: as many parts as it has flows that wait.
 #[derive(Debug)]
 pub struct Share {
-    account: Arc<RateAccount>,
+    /// The account that it is a part of.
+    pub account: Arc<RateAccount>,
     pacer: Pacer,
     /// The number of its flows that wait, as the account knows it.
     waiting: u32,
@@ -21,12 +22,6 @@ impl Share {
     #[must_use]
     pub fn new(account: Arc<RateAccount>, now: Instant) -> Self {
         Self { account, pacer: Pacer::new(now), waiting: 0 }
-    }
-
-    /// The account that it is a part of.
-    #[must_use]
-    pub fn account(&self) -> &RateAccount {
-        &self.account
     }
 
     /// Whether the rate to the peer is limited.
@@ -56,12 +51,6 @@ impl Share {
             (Release::At(share), Release::At(whole)) => Release::At(share.max(whole)),
             (at @ Release::At(_), _) | (_, at) => at,
         }
-    }
-
-    /// Whether a flow that sends less than its share may leave although the rate is used up.
-    #[must_use]
-    pub fn may_overdraw(&self, now: Instant) -> bool {
-        self.account.may_overdraw(now)
     }
 
     /// Takes `bytes` that have left from the share; the account is charged with the packets in which they leave.

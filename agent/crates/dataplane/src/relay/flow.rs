@@ -123,7 +123,7 @@ pub struct Flows {
     next: u64,
     worker: WorkerId,
     /// The peer's flow registry, which all workers share.
-    registry: Arc<FlowRegistry>,
+    pub registry: Arc<FlowRegistry>,
 }
 
 /// How a worker numbers the flows that it opens, so that no other worker and neither end gives a number twice.
@@ -149,12 +149,6 @@ impl Flows {
             worker,
             registry,
         }
-    }
-
-    /// The peer's flow registry, which all workers share.
-    #[must_use]
-    pub fn registry(&self) -> &FlowRegistry {
-        &self.registry
     }
 
     /// The other worker that has the flow with this number, if one does.

@@ -237,7 +237,7 @@ pub struct Reassembler {
     /// The memory of the incomplete datagrams of all peers at all workers.
     memory: Arc<SharedMemory>,
     /// The number of datagrams that were given up because newer ones needed their room, or had none themselves.
-    gave_way: u64,
+    pub gave_way: u64,
     ended: Memory,
     /// Emptied memory of datagrams that have ended, for the next ones.
     spare: Vec<Parts>,
@@ -255,12 +255,6 @@ impl Reassembler {
             ended: Memory::default(),
             spare: Vec::new(),
         }
-    }
-
-    /// The number of datagrams that were given up for want of memory.
-    #[must_use]
-    pub fn gave_way(&self) -> u64 {
-        self.gave_way
     }
 
     #[must_use]

@@ -1,4 +1,4 @@
-//! Memory of all peers together, at all workers: of their queues, and of their incomplete datagrams.
+//! Memory of all peers together, at all workers: of their queues, of their incomplete datagrams, and of repair.
 //!
 //! It is used when datagrams begin to wait or end waiting: never for those that go straight into a packet.
 
@@ -29,19 +29,25 @@ impl SharedMemory {
         self.most.store(most, Ordering::Relaxed);
     }
 
+    /// The limit.
+    #[must_use]
+    pub fn most(&self) -> usize {
+        self.most.load(Ordering::Relaxed)
+    }
+
     /// The number of bytes that may be added. Two workers that ask at once may both get the last ones, and exceed the limit by a run.
     #[must_use]
     pub fn spare(&self) -> usize {
-        self.most.load(Ordering::Relaxed).saturating_sub(self.used())
+        self.most().saturating_sub(self.used())
     }
 
     /// Adds bytes that begin to wait.
-    pub(super) fn add(&self, bytes: usize) {
+    pub(crate) fn add(&self, bytes: usize) {
         self.used.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Removes bytes that no longer wait.
-    pub(super) fn remove(&self, bytes: usize) {
+    pub(crate) fn remove(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

@@ -20,7 +20,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{rate::Share, relay::fragments::ALL_PEERS};
+use crate::rate::Share;
 use wire::{
     context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
     ids::IngressId,
@@ -244,18 +244,15 @@ impl DatagramRelay {
         ingresses: &[Arc<str>],
     ) -> Self {
         let (queue, awaiting) = bounds(peer, limits);
-        let memory = registry.memory();
-        memory.set_most(limits.queue_bytes);
-        registry.repair().total().set_most(limits.repair_bytes);
-        let reassembly = registry.reassembly();
-        reassembly.set_most(ALL_PEERS.saturating_mul(limits.reassembly_bytes));
+        let agent = &registry.agent;
+        agent.set_limits(limits);
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
-            queue: Queue::new(queue).within(memory),
-            awaiting: Queue::new(awaiting).within(memory),
+            queue: Queue::new(queue, &agent.memory),
+            awaiting: Queue::new(awaiting, &agent.memory),
             share,
-            reassembly: Reassembler::within(reassembly),
+            reassembly: Reassembler::within(&agent.reassembly),
             flows: Flows::new(numbering, registry),
             in_send_buffer: 0,
             reassembly_bytes: limits.reassembly_bytes,
@@ -278,9 +275,7 @@ impl DatagramRelay {
         self.awaiting.set_limits(awaiting);
         self.max_flows = limits.flows_per_peer;
         self.reassembly_bytes = limits.reassembly_bytes;
-        self.flows.registry().memory().set_most(limits.queue_bytes);
-        self.flows.registry().repair().total().set_most(limits.repair_bytes);
-        self.flows.registry().reassembly().set_most(ALL_PEERS.saturating_mul(limits.reassembly_bytes));
+        self.flows.registry.agent.set_limits(limits);
     }
 
     /// Notes which of our services have datagrams that fit into no packet travel in pieces, and which are repaired.
@@ -341,7 +336,7 @@ impl DatagramRelay {
     /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached. The caller refuses a flow if it is, so
     /// this counts the refusal.
     pub fn is_full(&mut self, in_total: usize) -> bool {
-        let registry = self.flows.registry();
+        let registry = &self.flows.registry;
         let refused = &mut self.stats.flows_refused;
         let count = if registry.is_full(in_total) {
             &mut refused.in_total
@@ -358,7 +353,7 @@ impl DatagramRelay {
     #[inline]
     #[must_use]
     pub fn sends_at_once(&mut self) -> bool {
-        let rate = self.share.account().rate();
+        let rate = self.share.account.rate();
         self.queue.set_rate(rate);
         rate.is_none() && self.queue.is_empty()
     }

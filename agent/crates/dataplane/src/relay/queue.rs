@@ -117,7 +117,7 @@ pub struct Queue {
     datagrams: usize,
     bytes: usize,
     /// IP packets that were marked as having met congestion here.
-    marked: u64,
+    pub marked: u64,
     /// How long datagrams waited, once there is a rate.
     delays: Option<Box<Delays>>,
     /// The memory of all queues of the agent.
@@ -125,8 +125,9 @@ pub struct Queue {
 }
 
 impl Queue {
+    /// An empty queue whose bytes are part of `memory`.
     #[must_use]
-    pub fn new(limits: Limits) -> Self {
+    pub fn new(limits: Limits, memory: &Arc<SharedMemory>) -> Self {
         Self {
             limits,
             rate: None,
@@ -140,15 +141,8 @@ impl Queue {
             bytes: 0,
             marked: 0,
             delays: None,
-            memory: Arc::default(),
+            memory: Arc::clone(memory),
         }
-    }
-
-    /// The empty queue, whose bytes count in `memory`.
-    #[must_use]
-    pub fn within(mut self, memory: &Arc<SharedMemory>) -> Self {
-        self.memory = Arc::clone(memory);
-        self
     }
 
     /// Changes the limits as the operator wants; what waits already stays.
@@ -195,12 +189,6 @@ impl Queue {
     #[must_use]
     pub fn backlogged(&self) -> usize {
         self.by_part.len()
-    }
-
-    /// IP packets that were marked as having met congestion here, since the beginning.
-    #[must_use]
-    pub fn marked(&self) -> u64 {
-        self.marked
     }
 
     /// How long datagrams waited lately for their turn, if there is a rate.

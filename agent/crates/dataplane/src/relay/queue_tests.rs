@@ -35,7 +35,7 @@ fn drain(queue: &mut Queue, now: Instant) -> Vec<(u32, u8)> {
 #[test]
 fn drop_oldest_takes_the_oldest_of_the_flow_that_holds_most() {
     let (clock, mut account) = (ManualClock::default(), Account::default());
-    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     push(&mut queue, (2, 0), 2, clock.now(), &mut account);
     push(&mut queue, (1, 0), 7, clock.now(), &mut account);
     push(&mut queue, (3, 0), 3, clock.now(), &mut account);
@@ -47,7 +47,7 @@ fn drop_oldest_takes_the_oldest_of_the_flow_that_holds_most() {
 #[test]
 fn a_flow_that_holds_most_makes_room_for_itself_alone() {
     let (clock, mut account) = (ManualClock::default(), Account::default());
-    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     push(&mut queue, (2, 0), 4, clock.now(), &mut account);
     for first in 0..50 {
         push(&mut queue, (1, first), 1, clock.now(), &mut account);
@@ -60,7 +60,7 @@ fn a_flow_that_holds_most_makes_room_for_itself_alone() {
 fn drop_newest_keeps_the_oldest() {
     let clock = ManualClock::default();
     let mut account = Account::default();
-    let mut queue = Queue::new(limits(DropPolicy::Newest));
+    let mut queue = Queue::new(limits(DropPolicy::Newest), &Arc::default());
     queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, clock.now(), clock.now(), &mut account);
     let taken = queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, clock.now(), clock.now(), &mut account);
     assert_eq!(taken, 4);
@@ -74,7 +74,7 @@ fn one_flow_holds_no_more_than_its_share_and_the_policy_says_what_it_keeps() {
         [(DropPolicy::Oldest, [2, 3, 4, 5, 6, 7, 8, 9]), (DropPolicy::Newest, [0, 1, 2, 3, 4, 5, 6, 7])]
     {
         let mut account = Account::default();
-        let mut queue = Queue::new(limits(policy));
+        let mut queue = Queue::new(limits(policy), &Arc::default());
         push(&mut queue, (1, 0), 5, clock.now(), &mut account);
         push(&mut queue, (1, 5), 5, clock.now(), &mut account);
         assert_eq!(account.dropped[DropReason::FlowQuota as usize], 2);
@@ -92,7 +92,7 @@ fn large_datagrams_are_held_to_the_share_in_bytes() {
     let clock = ManualClock::default();
     for policy in [DropPolicy::Oldest, DropPolicy::Newest] {
         let mut account = Account::default();
-        let mut queue = Queue::new(limits(policy));
+        let mut queue = Queue::new(limits(policy), &Arc::default());
         queue.push(Belongs::Flow(FlowId(1)), &[1; 900], 300, clock.now(), clock.now(), &mut account);
         assert_eq!((queue.datagrams(), queue.bytes()), (2, 600));
         assert_eq!(account.dropped[DropReason::FlowQuota as usize], 1);
@@ -102,7 +102,7 @@ fn large_datagrams_are_held_to_the_share_in_bytes() {
 #[test]
 fn many_runs_that_gave_way_leave_nothing_behind() {
     let (clock, mut account) = (ManualClock::default(), Account::default());
-    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     push(&mut queue, (2, 0), 1, clock.now(), &mut account);
     for first in 0..200 {
         push(&mut queue, (1, first), 1, clock.now(), &mut account);
@@ -114,10 +114,10 @@ fn many_runs_that_gave_way_leave_nothing_behind() {
 #[test]
 fn what_came_late_from_another_queue_is_dropped_behind_younger_ones() {
     let (clock, mut account) = (ManualClock::default(), Account::default());
-    let mut awaiting = Queue::new(limits(DropPolicy::Newest));
+    let mut awaiting = Queue::new(limits(DropPolicy::Newest), &Arc::default());
     push(&mut awaiting, (1, 0), 2, clock.now(), &mut account);
     clock.advance(Duration::from_millis(90));
-    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     push(&mut queue, (2, 0), 3, clock.now(), &mut account);
     for run in awaiting.take_flow(FlowId(1)) {
         queue.put_back_last(run, 0);
@@ -132,7 +132,7 @@ fn what_came_late_from_another_queue_is_dropped_behind_younger_ones() {
 fn what_waited_too_long_is_dropped_not_sent() {
     let clock = ManualClock::default();
     let mut account = Account::default();
-    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     queue.push(Belongs::Flow(FlowId(1)), &[1; 200], 100, clock.now(), clock.now(), &mut account);
     clock.advance(Duration::from_millis(60));
     queue.push(Belongs::Flow(FlowId(1)), &[2; 100], 100, clock.now(), clock.now(), &mut account);
@@ -145,7 +145,7 @@ fn what_waited_too_long_is_dropped_not_sent() {
 fn an_empty_datagram_waits_like_any_other() {
     let clock = ManualClock::default();
     let mut account = Account::default();
-    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, clock.now(), clock.now(), &mut account), 1);
     let (run, _) = queue.take(false, clock.now(), &mut account).unwrap();
     assert_eq!((run.count(), run.data().len()), (1, 0));
@@ -155,7 +155,7 @@ fn an_empty_datagram_waits_like_any_other() {
 fn a_flow_is_taken_out_whole_and_in_order() {
     let clock = ManualClock::default();
     let mut account = Account::default();
-    let mut queue = Queue::new(limits(DropPolicy::Oldest));
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     for (flow, byte) in [(1, 1), (2, 2), (1, 3)] {
         queue.push(Belongs::Flow(FlowId(flow)), &[byte; 10], 10, clock.now(), clock.now(), &mut account);
     }
@@ -194,7 +194,7 @@ proptest! {
     ) {
         let clock = ManualClock::default();
         let policy = if oldest { DropPolicy::Oldest } else { DropPolicy::Newest };
-        let mut queue = Queue::new(limits(policy));
+        let mut queue = Queue::new(limits(policy), &Arc::default());
         let mut account = Account::default();
         for step in steps {
             match step {
@@ -286,7 +286,7 @@ proptest! {
         let (clock, mut account) = (ManualClock::default(), Account::default());
         let policy = if oldest { DropPolicy::Oldest } else { DropPolicy::Newest };
         // Bytes bind no one here.
-        let mut queue = Queue::new(Limits { bytes: 10_000, per_flow_bytes: 10_000, ..limits(policy) });
+        let mut queue = Queue::new(Limits { bytes: 10_000, per_flow_bytes: 10_000, ..limits(policy) }, &Arc::default());
         let mut model = Model::default();
         let mut number = 0;
         for (flow, datagrams) in pushes {
@@ -311,15 +311,18 @@ fn at_a_rate(clock: &ManualClock) -> Queue {
     let time = Duration::from_millis(100);
     let (policy, aqm) = (DropPolicy::Oldest, Aqm::DEFAULT);
     let most = 1 << 20;
-    let mut queue = Queue::new(Limits {
-        datagrams: most,
-        bytes: 64 * most,
-        time,
-        policy,
-        per_flow: most,
-        per_flow_bytes: 64 * most,
-        aqm,
-    });
+    let mut queue = Queue::new(
+        Limits {
+            datagrams: most,
+            bytes: 64 * most,
+            time,
+            policy,
+            per_flow: most,
+            per_flow_bytes: 64 * most,
+            aqm,
+        },
+        &Arc::default(),
+    );
     queue.set_rate(Some(6_000_000));
     clock.advance(Duration::from_secs(1));
     queue
@@ -419,7 +422,7 @@ fn a_queue_that_stands_marks_who_understands_and_drops_of_others() {
         }
     }
     let dropped = account.dropped[DropReason::Aqm as usize];
-    assert!(dropped > 0 && queue.marked() > 0, "{dropped} dropped, {} marked", queue.marked());
+    assert!(dropped > 0 && queue.marked > 0, "{dropped} dropped, {} marked", queue.marked);
     assert_eq!(account.dropped.iter().sum::<u64>(), dropped, "nothing is lost otherwise");
     assert!(account.balances(queue.datagrams() as u64));
 }

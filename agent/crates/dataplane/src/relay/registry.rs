@@ -11,8 +11,8 @@ use std::sync::{
 use wire::{context::FlowNumber, hash::PeerMap, panics::lock};
 
 use crate::{
-    relay::memory::SharedMemory,
-    repair::{RepairMemory, RepairTotal},
+    relay::{fragments::ALL_PEERS, memory::SharedMemory},
+    repair::RepairMemory,
 };
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
@@ -30,24 +30,25 @@ pub struct AgentTotals {
     /// The number of peers that have a flow registry.
     peers: AtomicUsize,
     /// The memory of the queues of all peers.
-    memory: Arc<SharedMemory>,
+    pub memory: Arc<SharedMemory>,
     /// The memory of the incomplete datagrams of all peers.
-    reassembly: Arc<SharedMemory>,
+    pub reassembly: Arc<SharedMemory>,
     /// The memory in which payloads of all peers are kept for repair.
-    repair: Arc<RepairTotal>,
+    pub repair: Arc<SharedMemory>,
 }
 
 impl AgentTotals {
-    /// Bytes in which payloads of all peers are kept for repair.
-    #[must_use]
-    pub fn repair_bytes(&self) -> usize {
-        self.repair.used()
-    }
-
     /// The number of flows that peers opened: each has a socket.
     #[must_use]
     pub fn flow_sockets(&self) -> usize {
         self.accepted.load(Ordering::Relaxed)
+    }
+
+    /// Sets the limits on what waits, is incomplete or is kept; what is there already stays.
+    pub fn set_limits(&self, limits: &config::Limits) {
+        self.memory.set_most(limits.queue_bytes);
+        self.repair.set_most(limits.repair_bytes);
+        self.reassembly.set_most(ALL_PEERS.saturating_mul(limits.reassembly_bytes));
     }
 
     /// Sets the number of sockets that the process may have for flows that peers open.
@@ -59,12 +60,13 @@ impl AgentTotals {
 /// The flows of one peer, as part of the agent's totals.
 #[derive(Debug, Default)]
 pub struct FlowRegistry {
-    total: Arc<AgentTotals>,
+    /// The totals of the agent.
+    pub agent: Arc<AgentTotals>,
     /// The number of this peer's flows.
     count: AtomicUsize,
     accepted: AtomicUsize,
-    /// The memory in which this peer's payloads are kept for repair.
-    repair: Arc<RepairMemory>,
+    /// The memory in which this peer's payloads are kept for repair, at all workers.
+    pub repair: Arc<RepairMemory>,
     /// The worker of each flow that the peer opened. It chooses the numbers, and can have each datagram looked up here.
     workers: Mutex<PeerMap<FlowNumber, u8>>,
 }
@@ -75,7 +77,7 @@ impl FlowRegistry {
     pub fn of_agent(total: &Arc<AgentTotals>) -> Arc<Self> {
         total.peers.fetch_add(1, Ordering::Relaxed);
         Arc::new(Self {
-            total: Arc::clone(total),
+            agent: Arc::clone(total),
             count: AtomicUsize::default(),
             accepted: AtomicUsize::default(),
             repair: Arc::new(RepairMemory::of(&total.repair)),
@@ -94,13 +96,13 @@ impl FlowRegistry {
     /// their number is known.
     #[must_use]
     pub fn is_out_of_sockets(&self) -> bool {
-        let most = self.total.sockets.load(Ordering::Relaxed);
-        let [total, own] = [&self.total.accepted, &self.accepted].map(|count| count.load(Ordering::Relaxed));
+        let most = self.agent.sockets.load(Ordering::Relaxed);
+        let [total, own] = [&self.agent.accepted, &self.accepted].map(|count| count.load(Ordering::Relaxed));
         most > 0 && self.is_beyond(most, total, own)
     }
 
     fn is_beyond(&self, most: usize, total: usize, own: usize) -> bool {
-        let peers = self.total.peers.load(Ordering::Relaxed);
+        let peers = self.agent.peers.load(Ordering::Relaxed);
         let reserve = if peers > 1 { most / RESERVED_PART } else { 0 };
         total >= most || total >= most - reserve && own >= reserve / peers.max(1)
     }
@@ -108,25 +110,7 @@ impl FlowRegistry {
     /// The number of flows of all peers.
     #[must_use]
     pub fn total(&self) -> usize {
-        self.total.flows.load(Ordering::Relaxed)
-    }
-
-    /// The memory of the queues of all peers.
-    #[must_use]
-    pub fn memory(&self) -> &Arc<SharedMemory> {
-        &self.total.memory
-    }
-
-    /// The memory of the incomplete datagrams of all peers.
-    #[must_use]
-    pub fn reassembly(&self) -> &Arc<SharedMemory> {
-        &self.total.reassembly
-    }
-
-    /// The memory in which this peer's payloads are kept for repair, at all workers.
-    #[must_use]
-    pub fn repair(&self) -> &Arc<RepairMemory> {
-        &self.repair
+        self.agent.flows.load(Ordering::Relaxed)
     }
 
     /// Flows of this peer at all workers.
@@ -137,18 +121,18 @@ impl FlowRegistry {
 
     /// A flow begins, which the peer opened (`accepted`) or we did.
     pub(super) fn enter(&self, accepted: bool) {
-        self.total.flows.fetch_add(1, Ordering::Relaxed);
+        self.agent.flows.fetch_add(1, Ordering::Relaxed);
         self.count.fetch_add(1, Ordering::Relaxed);
-        self.total.accepted.fetch_add(accepted.into(), Ordering::Relaxed);
+        self.agent.accepted.fetch_add(accepted.into(), Ordering::Relaxed);
         self.accepted.fetch_add(accepted.into(), Ordering::Relaxed);
     }
 
     /// A flow has ended; `accepted` is its number if the peer opened it.
     pub(super) fn leave(&self, accepted: Option<FlowNumber>) {
-        self.total.flows.fetch_sub(1, Ordering::Relaxed);
+        self.agent.flows.fetch_sub(1, Ordering::Relaxed);
         self.count.fetch_sub(1, Ordering::Relaxed);
         if let Some(number) = accepted {
-            self.total.accepted.fetch_sub(1, Ordering::Relaxed);
+            self.agent.accepted.fetch_sub(1, Ordering::Relaxed);
             self.accepted.fetch_sub(1, Ordering::Relaxed);
             self.unclaim(number);
         }
@@ -175,7 +159,7 @@ impl Drop for FlowRegistry {
     fn drop(&mut self) {
         // One that was made by `default` is not counted.
         let one_less = |peers: usize| peers.checked_sub(1);
-        let _counted = self.total.peers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
+        let _counted = self.agent.peers.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_less).is_ok();
     }
 }
 

@@ -5,7 +5,7 @@ use wire::{
     repair::{StreamNumber, StreamOf, Terms},
 };
 
-use crate::repair::{ReceiverCounts, SenderCounts};
+use crate::repair::{LaneRepair, ReceiverCounts, SenderCounts};
 
 /// What is repaired between us and one peer, as this worker knows it.
 #[derive(Clone, Debug, Default)]
@@ -39,6 +39,13 @@ impl Repairs {
     #[must_use]
     pub fn of_own(&self, service: usize) -> Option<Terms> {
         self.own.get(service).copied().flatten()
+    }
+
+    /// Adds what these streams counted since they were last asked.
+    pub fn take_counts(&mut self, streams: &mut LaneRepair) {
+        let (sent, received) = streams.take_counts();
+        self.sent.add(&sent);
+        self.received.add(&received);
     }
 
     /// Whether any service is repaired, ours or the peer's.

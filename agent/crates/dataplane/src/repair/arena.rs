@@ -50,15 +50,10 @@ impl Entry {
 }
 
 impl Arena {
-    /// An arena of at most `most_bytes`, and at least one block.
-    pub(super) fn new(most_bytes: usize) -> Self {
+    /// An arena of at most `most_bytes`, and at least one block; the blocks are part of `memory`.
+    pub(super) fn new(most_bytes: usize, memory: &Arc<RepairMemory>) -> Self {
         let most_blocks = (most_bytes / MOST_BYTES).max(1);
-        Self { blocks: Vec::new(), free: Vec::new(), open: None, most_blocks, reserved: Reserved::default() }
-    }
-
-    /// The same, whose blocks are part of `memory`.
-    pub(super) fn within(self, memory: &Arc<RepairMemory>) -> Self {
-        Self { reserved: Reserved::of(memory), ..self }
+        Self { blocks: Vec::new(), free: Vec::new(), open: None, most_blocks, reserved: Reserved::of(memory) }
     }
 
     /// Makes sure that there is a block, so that an entry always has room once those before it are gone; false if there is no memory.
@@ -150,7 +145,7 @@ mod tests {
 
     #[test]
     fn a_full_arena_takes_no_more_until_a_block_is_free() {
-        let mut arena = Arena::new(2 * MOST_BYTES);
+        let mut arena = Arena::new(2 * MOST_BYTES, &Arc::default());
         let half = vec![7; MOST_BYTES / 2];
         let mut entries: VecDeque<_> = (0..4).map(|_| arena.add(&half, &[]).unwrap()).collect();
         assert!(arena.add(&half, &[]).is_none());
@@ -166,7 +161,7 @@ mod tests {
     proptest! {
         #[test]
         fn entries_keep_their_bytes_until_they_are_removed(steps in vec((any::<u8>(), 0_usize..3000), 0..400)) {
-            let mut arena = Arena::new(8 * MOST_BYTES);
+            let mut arena = Arena::new(8 * MOST_BYTES, &Arc::default());
             let mut kept: Vec<(Entry, u8)> = Vec::new();
             for (step, (byte, len)) in steps.into_iter().enumerate() {
                 if byte < 128 && let Some(entry) = arena.add(&[byte], &vec![byte; len]) {

@@ -89,7 +89,7 @@ pub struct DecoderCounts {
 /// A repair multiplies and adds at most `MOST_WINDOW + 2 × equations + 1` symbols, a payload at most `3 × equations + 1`.
 #[derive(Debug)]
 pub struct Decoder {
-    limits: DecoderLimits,
+    pub(super) limits: DecoderLimits,
     base: u64,
     next: u64,
     /// The numbers from `base` to `next`, by [`place`].
@@ -98,7 +98,7 @@ pub struct Decoder {
     missing: usize,
     equations: Vec<Equation>,
     spare: Vec<Equation>,
-    counts: DecoderCounts,
+    pub counts: DecoderCounts,
     /// The memory of the tables and of the equations.
     _reserved: Reserved,
 }
@@ -121,46 +121,35 @@ struct Equation {
 }
 
 impl Decoder {
+    /// A decoder within `memory`; `None` if it has no room for the tables and as many equations as there may be.
     #[must_use]
-    pub fn new(limits: DecoderLimits) -> Self {
+    pub fn new(limits: DecoderLimits, memory: &Arc<RepairMemory>) -> Option<Self> {
         let payload_bytes = limits.payload_bytes.min(MOST_PAYLOAD);
         let limits = DecoderLimits { payload_bytes, equations: limits.equations.min(MOST_TERMS), ..limits };
-        Self {
+        let payloads = Box::new([const { None }; SPAN]);
+        let equation = SPAN + LENGTH_BYTES + payload_bytes;
+        let mut reserved = Reserved::of(memory);
+        if !reserved.grow(size_of_val(&*payloads) + limits.equations * equation) {
+            return None;
+        }
+        Some(Self {
             limits,
             base: 0,
             next: 0,
-            payloads: Box::new([const { None }; SPAN]),
-            arena: Arena::new(limits.bytes),
+            payloads,
+            arena: Arena::new(limits.bytes, memory),
             missing: 0,
             equations: Vec::new(),
             spare: Vec::new(),
             counts: DecoderCounts::default(),
-            _reserved: Reserved::default(),
-        }
-    }
-
-    /// The same within `memory`; `None` if it has no room for the tables and as many equations as there may be.
-    #[must_use]
-    pub fn within(mut self, memory: &Arc<RepairMemory>) -> Option<Self> {
-        let equation = SPAN + LENGTH_BYTES + self.limits.payload_bytes;
-        let mut reserved = Reserved::of(memory);
-        if !reserved.grow(size_of_val(&*self.payloads) + self.limits.equations * equation) {
-            return None;
-        }
-        self.arena = Arena::new(self.limits.bytes).within(memory);
-        self._reserved = reserved;
-        Some(self)
+            _reserved: reserved,
+        })
     }
 
     /// Changes how long payloads may be missing, and how long they stay of use.
     pub fn set_times(&mut self, deadline: Duration, age: Duration) {
         self.limits.deadline = deadline;
         self.limits.age = age;
-    }
-
-    #[must_use]
-    pub fn payload_bytes(&self) -> usize {
-        self.limits.payload_bytes
     }
 
     /// Takes a payload that was received, and hands out those that are known with it.
@@ -217,12 +206,6 @@ impl Decoder {
     }
 
     #[must_use]
-    pub fn counts(&self) -> DecoderCounts {
-        self.counts
-    }
-
-    /// How many equations wait for more.
-    #[must_use]
     pub fn equations(&self) -> usize {
         self.equations.len()
     }
@@ -267,7 +250,7 @@ impl Decoder {
             }
         }
         known.add_to(&mut equation.sum);
-        let work = known.terms() as u64;
+        let work = known.terms as u64;
         self.counts.work += work;
         self.insert(equation)
     }
@@ -377,7 +360,7 @@ impl Decoder {
             }
         }
         others.add_to(&mut equation.sum);
-        let work = others.terms() as u64;
+        let work = others.terms as u64;
         self.counts.work += work;
         let oldest = (self.base..self.next).find(|number| equation.coefficients[place(*number)] != 0);
         let Some(oldest) = oldest else {

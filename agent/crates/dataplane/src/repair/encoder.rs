@@ -34,15 +34,13 @@ pub struct Encoder {
     key: u16,
     /// The last payload since the last repair.
     uncovered: Option<Instant>,
-    /// Symbols that were multiplied and added.
-    work: u64,
 }
 
 impl Default for Encoder {
     fn default() -> Self {
         /// Two repairs for the longest packets of an Ethernet: more than one becomes due at a time only if nobody asked.
         const MOST_CREDIT_BYTES: u32 = 3_000;
-        Self { coding: None, credit: Credit::new(MOST_CREDIT_BYTES), key: 0, uncovered: None, work: 0 }
+        Self { coding: None, credit: Credit::new(MOST_CREDIT_BYTES), key: 0, uncovered: None }
     }
 }
 
@@ -71,12 +69,6 @@ impl Encoder {
             .zip(self.coding)
             .filter(|_| self.credit.is_positive())
             .map(|(at, coding)| at + coding.silence)
-    }
-
-    /// Symbols that were multiplied and added so far: the cost of encoding.
-    #[must_use]
-    pub fn work(&self) -> u64 {
-        self.work
     }
 
     /// Whether the last payload paid for a repair: [`Encoder::repair`] may have one.
@@ -115,7 +107,6 @@ impl Encoder {
         symbol.clear();
         symbol.resize(len, 0);
         sum.add_to(symbol);
-        self.work += u64::from(window);
         self.credit.spend(len + REPAIR_HEADER_BYTES);
         self.uncovered = None;
         Some(repair)
@@ -126,7 +117,7 @@ impl Encoder {
 fn window(sent: &Sent, coding: &Coding, now: Instant) -> Option<(u64, usize)> {
     let most = u64::from(coding.window).clamp(1, MOST_WINDOW as u64);
     let (mut first, mut longest) = (sent.next(), 0);
-    while first > sent.first() && sent.next() - first < most {
+    while first > sent.first && sent.next() - first < most {
         if sent.sent_at(first - 1)? + coding.age < now {
             break;
         }

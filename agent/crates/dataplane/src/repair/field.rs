@@ -47,7 +47,7 @@ const fn double(a: u8) -> u8 {
 /// A linear combination of symbols. Symbols that are shorter than the longest one end in zeros.
 pub(super) struct Sum<'a> {
     symbols: [&'a [u8]; MOST_TERMS],
-    terms: usize,
+    pub(super) terms: usize,
     /// For each bit, lowest first: which symbols have it in their coefficient.
     planes: [Plane; 8],
 }
@@ -61,10 +61,6 @@ struct Plane {
 impl<'a> Sum<'a> {
     pub(super) fn new() -> Self {
         Self { symbols: [&[]; MOST_TERMS], terms: 0, planes: [Plane { symbols: [0; MOST_TERMS], len: 0 }; 8] }
-    }
-
-    pub(super) fn terms(&self) -> usize {
-        self.terms
     }
 
     /// Adds `coefficient` times `symbol`.
@@ -188,7 +184,7 @@ mod tests {
             for (coefficient, symbol) in &terms {
                 sum.add(*coefficient, symbol);
             }
-            prop_assert_eq!(sum.terms(), terms.len());
+            prop_assert_eq!(sum.terms, terms.len());
             let mut out = start.clone();
             sum.add_to(&mut out);
             for (at, (start, out)) in start.iter().zip(&out).enumerate() {

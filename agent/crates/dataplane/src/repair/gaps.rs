@@ -81,10 +81,11 @@ pub(super) enum Presence {
 /// ```
 ///
 /// A gap is noticed with the first later number, so that older gaps were noticed no later than younger ones.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Gaps {
     gaps: VecDeque<Gap>,
-    next: u64,
+    /// The number after the highest one that was received.
+    pub(super) next: u64,
     most: usize,
     /// No request is due before; `None` if nothing is missing.
     next_ask: Option<Instant>,
@@ -92,7 +93,7 @@ pub(super) struct Gaps {
     pub(super) noticed: u64,
     pub(super) runs: u64,
     /// The number after the last run.
-    run_end: u64,
+    run_end: Option<u64>,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -107,20 +108,7 @@ struct Gap {
 impl Gaps {
     /// Remembers at most `most` runs, and at least one.
     pub(super) fn new(most: usize) -> Self {
-        Self {
-            gaps: VecDeque::new(),
-            next: 0,
-            most: most.max(1),
-            next_ask: None,
-            noticed: 0,
-            runs: 0,
-            run_end: 0,
-        }
-    }
-
-    /// The number after the highest one that was received.
-    pub(super) fn next(&self) -> u64 {
-        self.next
+        Self { most: most.max(1), ..Self::default() }
     }
 
     /// Whether there is one gap more than may be, so that the oldest has to be given up.
@@ -237,8 +225,8 @@ impl Gaps {
             return;
         }
         self.noticed += missing.end - missing.start;
-        self.runs += u64::from(self.runs == 0 || missing.start != self.run_end);
-        self.run_end = missing.end;
+        self.runs += u64::from(self.run_end != Some(missing.start));
+        self.run_end = Some(missing.end);
     }
 
     fn find(&self, number: u64) -> Option<usize> {

@@ -14,11 +14,13 @@ use super::{
 };
 
 /// The ends of a lane's streams; there are as many as services are repaired, and one for IP packets.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct LaneRepair {
     memory: Arc<RepairMemory>,
-    senders: Vec<Sender>,
-    receivers: Vec<Receiver>,
+    /// All ends of streams that we number.
+    pub senders: Vec<Sender>,
+    /// All ends of streams that the peer numbers.
+    pub receivers: Vec<Receiver>,
     sent: SenderCounts,
     received: ReceiverCounts,
     /// Whether nothing is sent any more, so that neither requests nor repairs are.
@@ -28,14 +30,7 @@ pub struct LaneRepair {
 impl LaneRepair {
     #[must_use]
     pub fn new(memory: &Arc<RepairMemory>) -> Self {
-        Self {
-            memory: Arc::clone(memory),
-            senders: Vec::new(),
-            receivers: Vec::new(),
-            sent: SenderCounts::default(),
-            received: ReceiverCounts::default(),
-            closed: false,
-        }
+        Self { memory: Arc::clone(memory), ..Self::default() }
     }
 
     /// Nothing is sent from now on: what waits for missing payloads does so until its deadline.
@@ -70,14 +65,9 @@ impl LaneRepair {
         self.senders.get_mut(index)
     }
 
-    /// All ends of streams that we number.
-    pub fn senders(&mut self) -> &mut [Sender] {
-        &mut self.senders
-    }
-
     /// What is done about each stream that we number.
     pub fn plans(&self) -> impl Iterator<Item = Plan> {
-        self.senders.iter().map(Sender::plan)
+        self.senders.iter().map(|sender| sender.planner.plan)
     }
 
     /// The end of a stream that the peer numbers; it begins now if it has not. `None` if there is no memory for it. Without `terms` a
@@ -98,22 +88,17 @@ impl LaneRepair {
             }
         };
         let receiver = self.receivers.get_mut(index)?;
-        if receiver.terms() != terms {
+        if receiver.terms != *terms {
             receiver.set(*terms);
         }
         Some(receiver)
-    }
-
-    /// All ends of streams that the peer numbers.
-    pub fn receivers(&mut self) -> &mut [Receiver] {
-        &mut self.receivers
     }
 
     /// How long payloads that the peer numbers were missing and waited here lately, on all these lanes.
     #[must_use]
     pub fn delays<'a>(lanes: impl IntoIterator<Item = &'a Self>, now: Instant) -> Option<WaitQuantiles> {
         let receivers = lanes.into_iter().flat_map(|lane| &lane.receivers);
-        Delays::quantiles(receivers.filter_map(Receiver::delays), now)
+        Delays::quantiles(receivers.filter_map(|receiver| receiver.sequencer.delays.as_deref()), now)
     }
 
     /// When something has to be sent, asked for or given up.
@@ -127,26 +112,20 @@ impl LaneRepair {
     /// When the first of the missing payloads misses its deadline.
     #[must_use]
     pub fn next_expiry(&self) -> Option<Instant> {
-        self.receivers.iter().filter_map(Receiver::next_expiry).min()
+        self.receivers.iter().filter_map(|receiver| receiver.sequencer.next_deadline()).min()
     }
 
     /// How many payloads wait for missing ones.
     #[must_use]
     pub fn held_packets(&self) -> usize {
-        self.receivers.iter().map(Receiver::held_packets).sum()
-    }
-
-    /// Whether requests and repairs can be sent.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.closed
+        self.receivers.iter().map(|receiver| receiver.sequencer.held_packets()).sum()
     }
 
     /// The counts since this was last asked.
     pub fn take_counts(&mut self) -> (SenderCounts, ReceiverCounts) {
         let (mut sent, mut received) = (std::mem::take(&mut self.sent), std::mem::take(&mut self.received));
         self.senders.iter_mut().for_each(|sender| sent.add(&sender.take_counts()));
-        self.receivers.iter_mut().for_each(|receiver| received.add(&receiver.take_counts()));
+        self.receivers.iter_mut().for_each(|receiver| received.add(&receiver.sequencer.take_counts()));
         (sent, received)
     }
 }

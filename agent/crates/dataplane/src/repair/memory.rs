@@ -7,53 +7,24 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
+use crate::relay::memory::SharedMemory;
+
 /// The part of all memory that one peer may have.
 const PEER_PART: usize = 4;
-
-/// The memory of repair of all peers, and its limit.
-#[derive(Debug)]
-pub struct RepairTotal {
-    used: AtomicUsize,
-    most: AtomicUsize,
-}
-
-impl Default for RepairTotal {
-    fn default() -> Self {
-        Self { used: AtomicUsize::new(0), most: AtomicUsize::new(usize::MAX) }
-    }
-}
-
-impl RepairTotal {
-    /// Bytes in use by all peers.
-    #[must_use]
-    pub fn used(&self) -> usize {
-        self.used.load(Ordering::Relaxed)
-    }
-
-    /// Sets the limit; what is in use stays.
-    pub fn set_most(&self, most: usize) {
-        self.most.store(most, Ordering::Relaxed);
-    }
-}
 
 /// The memory of repair of one peer: at most a quarter of all.
 #[derive(Debug, Default)]
 pub struct RepairMemory {
-    total: Arc<RepairTotal>,
+    /// The memory of all peers together.
+    pub total: Arc<SharedMemory>,
     used: AtomicUsize,
 }
 
 impl RepairMemory {
     /// The memory of one more peer.
     #[must_use]
-    pub fn of(total: &Arc<RepairTotal>) -> Self {
+    pub fn of(total: &Arc<SharedMemory>) -> Self {
         Self { total: Arc::clone(total), used: AtomicUsize::new(0) }
-    }
-
-    /// The memory of all peers together.
-    #[must_use]
-    pub fn total(&self) -> &RepairTotal {
-        &self.total
     }
 
     /// Bytes in use by this peer.
@@ -65,7 +36,7 @@ impl RepairMemory {
     /// Whether `bytes` more may be taken. Two workers that ask at once may both get the last ones.
     #[must_use]
     pub fn has_room(&self, bytes: usize) -> bool {
-        let most = self.total.most.load(Ordering::Relaxed);
+        let most = self.total.most();
         self.total.used().saturating_add(bytes) <= most
             && self.used().saturating_add(bytes) <= most / PEER_PART
     }
@@ -90,14 +61,14 @@ impl Reserved {
             return false;
         }
         self.memory.used.fetch_add(bytes, Ordering::Relaxed);
-        self.memory.total.used.fetch_add(bytes, Ordering::Relaxed);
+        self.memory.total.add(bytes);
         self.bytes += bytes;
         true
     }
 
     pub fn shrink(&mut self, bytes: usize) {
         self.memory.used.fetch_sub(bytes, Ordering::Relaxed);
-        self.memory.total.used.fetch_sub(bytes, Ordering::Relaxed);
+        self.memory.total.remove(bytes);
         self.bytes -= bytes;
     }
 }
@@ -114,7 +85,7 @@ mod tests {
 
     #[test]
     fn a_peer_has_a_quarter_at_most_and_all_have_no_more_than_the_limit() {
-        let total = Arc::new(RepairTotal::default());
+        let total = Arc::new(SharedMemory::default());
         total.set_most(400);
         let peers: Vec<_> = (0..5).map(|_| Arc::new(RepairMemory::of(&total))).collect();
         let mut taken: Vec<_> = peers.iter().map(Reserved::of).collect();

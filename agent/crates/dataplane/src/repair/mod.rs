@@ -61,12 +61,12 @@ pub use decoder::{Decoder, DecoderCounts, DecoderLimits, RepairOutcome, SPAN, So
 pub use encoder::{Coding, Encoder};
 pub use gaps::{Ask, Asking};
 pub use lane::LaneRepair;
-pub use memory::{RepairMemory, RepairTotal, Reserved};
-pub use plan::{Path, Plan, Planner, Policy};
+pub use memory::{RepairMemory, Reserved};
+pub use plan::{Path, Plan, Planner};
 pub use receiver::{DISTANCE_BYTES, Delivered, Receiver};
 pub use sender::{PathCounts, RepairClass, Repaired, Sender};
 pub use sent::{Answer, Sent, SentLimits};
-pub use sequencer::{Arrival, Outcome, Sequencer, SequencerCounts, SequencerLimits};
+pub use sequencer::{Arrival, Outcome, Sequencer, SequencerLimits};
 pub use symbol::{
     Density, END_OF_NUMBERS, MOST_PAYLOAD, MOST_WINDOW, REPAIR_HEADER_BYTES, Repair, expand, truncate,
 };

@@ -8,13 +8,14 @@ use std::{
     cmp::Reverse,
     collections::BinaryHeap,
     env,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::SmallRng};
 use wire::{
     clock::{Clock as _, ManualClock},
-    repair::{Mode, Order},
+    repair::{Mode, Order, Terms},
 };
 
 use super::*;
@@ -187,7 +188,7 @@ struct Run {
     asked_bytes: usize,
     transmitted: u64,
     lost: u64,
-    last_counts: SequencerCounts,
+    last_counts: ReceiverCounts,
     last_next: u64,
 }
 
@@ -195,8 +196,8 @@ impl Run {
     fn new(scene: Scene, seed: u64) -> Self {
         let clock = ManualClock::default();
         let age = scene.deadline + scene.rtt;
-        let policy = Policy {
-            means: scene.means,
+        let terms = Terms {
+            mode: scene.means,
             deadline: scene.deadline,
             max_overhead_ppm: scene.max_overhead_ppm,
             order: Order::Asap,
@@ -216,12 +217,12 @@ impl Run {
             back: Channel::new(scene.loss, seed ^ 0x5555),
             flights: BinaryHeap::new(),
             order: 0,
-            planner: Planner::new(policy),
+            planner: Planner::new(terms),
             plan: Plan::OFF,
-            sent: Sent::new(SentLimits { packets: 4_096, bytes: 4 << 20, age }),
+            sent: Sent::new(SentLimits { packets: 4_096, bytes: 4 << 20, age }, &Arc::default()).unwrap(),
             encoder: Encoder::default(),
-            decoder: Decoder::new(decoder),
-            sequencer: Sequencer::new(scene.order, sequencer),
+            decoder: Decoder::new(decoder, &Arc::default()).unwrap(),
+            sequencer: Sequencer::new(scene.order, sequencer, &Arc::default()),
             delivered: Delivered {
                 tick: Duration::from_secs(1) / scene.per_second,
                 scene,
@@ -236,7 +237,7 @@ impl Run {
             asked_bytes: 0,
             transmitted: 0,
             lost: 0,
-            last_counts: SequencerCounts::default(),
+            last_counts: ReceiverCounts::default(),
             last_next: 0,
             clock,
         }

@@ -6,28 +6,6 @@ use wire::repair::{Mode, Order, Terms};
 
 use super::{credit::WHOLE_PPM, encoder::Coding, symbol::MOST_WINDOW};
 
-#[derive(Clone, Copy, Debug)]
-pub struct Policy {
-    pub means: Mode,
-    /// How long a payload may be late, from the first later one.
-    pub deadline: Duration,
-    /// The bytes of repair in proportion to those of payloads, in millionths.
-    pub max_overhead_ppm: u32,
-    /// With [`Order::Hold`] later payloads wait for a missing one, so that it is to come soon, and often a TCP is inside.
-    pub order: Order,
-}
-
-impl From<&Terms> for Policy {
-    fn from(terms: &Terms) -> Self {
-        Self {
-            means: terms.mode,
-            deadline: terms.deadline,
-            max_overhead_ppm: terms.max_overhead_ppm,
-            order: terms.order,
-        }
-    }
-}
-
 /// A measurement of a path, over the time since the one before.
 #[derive(Clone, Copy, Debug)]
 pub struct Path {
@@ -117,7 +95,7 @@ const HELD_RESIDUAL: f64 = 1.0 / 1_000.0;
 /// `signals.rs` tells the flows first, and repair goes on unless that is no use.
 #[derive(Debug)]
 pub struct Planner {
-    policy: Policy,
+    terms: Terms,
     /// Loss, burst and rate of packets, smoothed.
     loss: f64,
     burst: f64,
@@ -125,26 +103,28 @@ pub struct Planner {
     measured: Option<Instant>,
     /// Packets measured so far.
     seen: f64,
-    on: bool,
+    /// Whether the path is known to lose packets.
+    pub(super) is_lossy: bool,
     strength: f64,
     /// For how long packets have queued and been lost.
     pressed: Duration,
     /// Whether the last plan had retransmissions.
     retransmits: bool,
-    plan: Plan,
+    /// What to do at present.
+    pub plan: Plan,
 }
 
 impl Planner {
     #[must_use]
-    pub fn new(policy: Policy) -> Self {
+    pub fn new(terms: Terms) -> Self {
         Self {
-            policy,
+            terms,
             loss: 0.0,
             burst: 1.0,
             per_second: 0.0,
             measured: None,
             seen: 0.0,
-            on: false,
+            is_lossy: false,
             strength: 1.0,
             pressed: Duration::ZERO,
             retransmits: false,
@@ -153,13 +133,8 @@ impl Planner {
     }
 
     /// The operator wants something else; the measurements stay.
-    pub fn set(&mut self, policy: Policy) {
-        self.policy = policy;
-    }
-
-    #[must_use]
-    pub fn plan(&self) -> Plan {
-        self.plan
+    pub fn set(&mut self, terms: Terms) {
+        self.terms = terms;
     }
 
     /// Takes a measurement, and says what to do from now on.
@@ -167,17 +142,17 @@ impl Planner {
         let since = self.measured.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         self.smooth(path, since);
         self.measured = Some(now);
-        let held = self.policy.order == Order::Hold;
+        let held = self.terms.order == Order::Hold;
         let (begin, end) = if held { (BEGIN_HELD_LOSS, END_HELD_LOSS) } else { (BEGIN_LOSS, END_LOSS) };
-        self.on = self.loss >= if self.on { end } else { begin };
+        self.is_lossy = self.loss >= if self.is_lossy { end } else { begin };
         self.ease(path, since);
-        self.plan = match self.policy.means {
+        self.plan = match self.terms.mode {
             Mode::Off => Plan::OFF,
             _ if self.strength == 0.0 => Plan::OFF,
             Mode::Retransmit | Mode::Auto if held => self.held(path),
-            _ if !self.on => Plan::OFF,
+            _ if !self.is_lossy => Plan::OFF,
             Mode::Retransmit => {
-                self.retransmitted(&self.retransmission(attempts(&self.policy, path.rtt).max(1), 1.0))
+                self.retransmitted(&self.retransmission(attempts(&self.terms, path.rtt).max(1), 1.0))
             }
             Mode::Fec => self.coded(self.overhead()),
             Mode::Auto => self.auto(path),
@@ -207,7 +182,7 @@ impl Planner {
             old + weight * (new - old)
         };
         // What a TCP loses to a queue that itself has filled is no property of the path.
-        let (most_loss, most_burst) = match self.policy.order {
+        let (most_loss, most_burst) = match self.terms.order {
             Order::Hold if path.is_congested() => (self.loss, self.burst),
             Order::Hold => (2.0 * self.loss + 0.01, 2.0 * self.burst),
             Order::Asap => (1.0, 100.0),
@@ -231,12 +206,12 @@ impl Planner {
         const LEAST_TIME: Duration = Duration::from_millis(1_500);
         let seconds = since.as_secs_f64();
         let is_short = path.queue_delay < path.long_queue() / 2;
-        match self.policy.order {
+        match self.terms.order {
             Order::Hold if path.is_congested() && path.loses() => self.pressed += since,
             Order::Hold if !is_short => {}
             Order::Hold | Order::Asap => self.pressed = Duration::ZERO,
         }
-        let is_pressed = match self.policy.order {
+        let is_pressed = match self.terms.order {
             Order::Hold => self.pressed > LEAST_TIME.max(path.rtt * ROUND_TRIPS),
             Order::Asap => path.is_congested(),
         };
@@ -256,7 +231,7 @@ impl Planner {
         let plan = Plan { retransmit_ppm: self.share(self.most()), copies: 2, coding: None };
         // Payloads of half a round trip.
         let window = self.window().min(self.per_second * path.rtt.as_secs_f64() / 2.0);
-        match self.policy.means == Mode::Auto && self.on && window >= LEAST_WINDOW {
+        match self.terms.mode == Mode::Auto && self.is_lossy && window >= LEAST_WINDOW {
             true => {
                 let overhead = overhead(window, self.loss, self.burst, HELD_RESIDUAL);
                 Plan { coding: self.coding(window, overhead), ..plan }
@@ -271,12 +246,6 @@ impl Planner {
         self.strength == 0.0
     }
 
-    /// Whether the path is known to lose packets.
-    #[must_use]
-    pub fn is_lossy(&self) -> bool {
-        self.on
-    }
-
     /// Retransmission where it is enough and no dearer than the code, else the code, and both if the code may not be strong enough.
     fn auto(&mut self, path: &Path) -> Plan {
         // A means that is in use is kept until the other one is clearly better.
@@ -284,7 +253,7 @@ impl Planner {
             true => (path.rtt, 1.25),
             false => (path.rtt + path.rtt / 8, 0.8),
         };
-        let attempts = attempts(&self.policy, rtt);
+        let attempts = attempts(&self.terms, rtt);
         let (again, code, most) = (self.retransmission(attempts, favour), self.overhead(), self.most());
         let cheaper = again.is_enough && again.cost <= code * favour;
         self.retransmits = attempts > 0 && (code > most || cheaper);
@@ -334,15 +303,15 @@ impl Planner {
         let coding = Coding {
             window: window as u8,
             overhead_ppm: self.share(overhead),
-            age: self.policy.deadline,
-            silence: (self.policy.deadline / 8).max(Duration::from_millis(1)),
+            age: self.terms.deadline,
+            silence: (self.terms.deadline / 8).max(Duration::from_millis(1)),
         };
         (coding.overhead_ppm > 0).then_some(coding)
     }
 
     /// The payloads of a deadline: the first of them is of no use later.
     fn window(&self) -> f64 {
-        let fit = self.per_second * self.policy.deadline.as_secs_f64() * 0.95;
+        let fit = self.per_second * self.terms.deadline.as_secs_f64() * 0.95;
         fit.clamp(2.0, MOST_WINDOW as f64)
     }
 
@@ -353,7 +322,7 @@ impl Planner {
 
     /// The operator's limit, as a share.
     fn most(&self) -> f64 {
-        f64::from(self.policy.max_overhead_ppm) / f64::from(WHOLE_PPM)
+        f64::from(self.terms.max_overhead_ppm) / f64::from(WHOLE_PPM)
     }
 }
 
@@ -367,10 +336,10 @@ struct Retransmission {
 }
 
 /// How many requests fit before the deadline. A request and its answer take a round trip; the next one follows an eighth of it later.
-fn attempts(policy: &Policy, rtt: Duration) -> u32 {
+fn attempts(terms: &Terms, rtt: Duration) -> u32 {
     /// Batches and timers at both ends.
     const MARGIN: Duration = Duration::from_millis(4);
-    let time = policy.deadline.saturating_sub(MARGIN).as_secs_f64();
+    let time = terms.deadline.saturating_sub(MARGIN).as_secs_f64();
     let rtt = rtt.as_secs_f64().max(1e-3);
     let first = if time >= rtt { 1.0 + (time - rtt) / (rtt * 1.125) } else { 0.0 };
     first.min(8.0) as u32

@@ -15,7 +15,7 @@ struct Bench {
 impl Bench {
     fn new(means: Mode, deadline_ms: u64, loss: f64) -> Self {
         let deadline = Duration::from_millis(deadline_ms);
-        let policy = Policy { means, deadline, max_overhead_ppm: 250_000, order: Order::Asap };
+        let terms = Terms { mode: means, deadline, max_overhead_ppm: 250_000, order: Order::Asap };
         let path = Path {
             loss,
             burst: 1.0,
@@ -25,13 +25,13 @@ impl Bench {
             packets: 200,
             payloads: 200,
         };
-        Self { planner: Planner::new(policy), clock: ManualClock::default(), path }
+        Self { planner: Planner::new(terms), clock: ManualClock::default(), path }
     }
 
     /// 200 payloads in a tenth of a second, which are held in order.
     fn held(loss: f64) -> Self {
         let mut bench = Self::new(Mode::Auto, 300, loss);
-        bench.planner.policy.order = Order::Hold;
+        bench.planner.terms.order = Order::Hold;
         bench
     }
 
@@ -42,7 +42,7 @@ impl Bench {
             self.clock.advance(SECOND / 10);
             self.planner.update(&self.path, self.clock.now());
         }
-        self.planner.plan()
+        self.planner.plan
     }
 }
 
@@ -137,7 +137,7 @@ fn held_payloads_are_always_sent_again_and_coded_where_that_is_faster() {
     assert!((80_000..120_000).contains(&coding.overhead_ppm), "{coding:?}");
     bench.path.loss = 0.0;
     assert!(bench.after(SECOND * 60).coding.is_none());
-    bench.planner.policy.means = Mode::Retransmit;
+    bench.planner.terms.mode = Mode::Retransmit;
     bench.path.loss = 0.03;
     assert!(bench.after(SECOND * 20).coding.is_none());
 }
@@ -215,13 +215,13 @@ fn quantiles_of_the_normal_distribution() {
 
 #[test]
 fn attempts_that_fit() {
-    let policy = Policy {
-        means: Mode::Auto,
+    let terms = Terms {
+        mode: Mode::Auto,
         deadline: Duration::from_millis(200),
         max_overhead_ppm: 0,
         order: Order::Asap,
     };
     for (rtt_ms, fit) in [(0, 8), (20, 8), (50, 3), (80, 2), (190, 1), (197, 0)] {
-        assert_eq!(attempts(&policy, Duration::from_millis(rtt_ms)), fit, "{rtt_ms}");
+        assert_eq!(attempts(&terms, Duration::from_millis(rtt_ms)), fit, "{rtt_ms}");
     }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    sync::Arc,
     time::{Duration, Instant},
 };
 
@@ -23,18 +24,24 @@ const DECODER_BYTES: usize = 128 << 10;
 const EQUATIONS: usize = 24;
 
 fn decoder() -> Decoder {
-    Decoder::new(DecoderLimits {
+    let limits = DecoderLimits {
         deadline: DEADLINE,
         age: 2 * DEADLINE,
         bytes: DECODER_BYTES,
         equations: EQUATIONS,
         payload_bytes: 1_500,
-    })
+    };
+    Decoder::new(limits, &Arc::default()).expect("memory without a limit")
 }
 
 fn sequencer(order: Order) -> Sequencer {
     let (held_packets, held_bytes) = (HELD_PACKETS, HELD_BYTES);
-    Sequencer::new(order, SequencerLimits { deadline: DEADLINE, held_packets, held_bytes, gaps: 16 })
+    let limits = SequencerLimits { deadline: DEADLINE, held_packets, held_bytes, gaps: 16 };
+    Sequencer::new(order, limits, &Arc::default())
+}
+
+fn sent(limits: SentLimits) -> Sent {
+    Sent::new(limits, &Arc::default()).expect("memory without a limit")
 }
 
 fn order(byte: u8) -> Order {
@@ -142,7 +149,7 @@ impl Link {
         let window = window.clamp(1, MOST_WINDOW as u8);
         let overhead_ppm = u32::from(overhead) * 10_000;
         encoder.set(Some(Coding { window, overhead_ppm, age: DEADLINE, silence: TICK }));
-        let mut sent = Sent::new(SentLimits { packets: 200, bytes: 256 << 10, age: 2 * DEADLINE });
+        let mut sent = sent(SentLimits { packets: 200, bytes: 256 << 10, age: 2 * DEADLINE });
         sent.set(WHOLE_PPM, 2);
         Self {
             clock: ManualClock::default(),
@@ -270,7 +277,7 @@ pub fn repair_peer(input: &[u8]) {
     for step in steps.as_chunks::<12>().0 {
         let &[kind, len, fill, flag, rest @ ..] = step;
         let now = clock.now();
-        let before = decoder.counts();
+        let before = decoder.counts;
         let mut recover = |number: u64, bytes: &[u8]| {
             assert!(bytes.len() <= 1_500);
             assert!(recovered.insert(number), "{number} recovered twice");
@@ -311,7 +318,7 @@ pub fn repair_peer(input: &[u8]) {
                 assert!(asks.iter().all(|ask| ask.numbers().end <= sequencer.next()));
             }
         }
-        assert!(decoder.counts().work - before.work <= (MOST_WINDOW + 2 * EQUATIONS + 1) as u64);
+        assert!(decoder.counts.work - before.work <= (MOST_WINDOW + 2 * EQUATIONS + 1) as u64);
         assert!(decoder.bytes() <= DECODER_BYTES && decoder.equations() <= EQUATIONS);
         assert!(sequencer.held_packets() <= HELD_PACKETS && sequencer.held_bytes() <= HELD_BYTES);
         let counts = sequencer.counts();
@@ -329,14 +336,14 @@ struct Sender {
 
 impl Sender {
     fn new(clock: &ManualClock) -> Self {
-        let mut sent = Sent::new(SentLimits { packets: 64, bytes: 64 << 10, age: DEADLINE });
+        let mut sent = sent(SentLimits { packets: 64, bytes: 64 << 10, age: DEADLINE });
         sent.set(WHOLE_PPM / 5, 3);
         let mut sent_bytes = 0;
         for number in 0..100 {
             sent.push(&[number; 1_000], clock.now());
             sent_bytes += 1_000;
         }
-        Self { first: sent.first(), sent, sent_bytes, answered_bytes: 0 }
+        Self { first: sent.first, sent, sent_bytes, answered_bytes: 0 }
     }
 
     fn answer(&mut self, first: u64, rest: &[u8; 8], flag: u8) {

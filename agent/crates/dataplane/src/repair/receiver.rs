@@ -1,20 +1,17 @@
 //! The receiver's end of a stream of numbered payloads (pure): what is missing, what symbols give back, and what is delivered when.
 
 use std::{
-    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use crate::delays::Delays;
 use wire::repair::{Mode, Order, StreamNumber, Terms};
 
 use super::{
-    counts::ReceiverCounts,
     decoder::{Decoder, DecoderLimits, RepairOutcome},
     gaps::{Ask, Asking},
     memory::{RepairMemory, Reserved},
-    sequencer::{Arrival, Outcome, Sequencer, SequencerCounts, SequencerLimits},
+    sequencer::{Arrival, Outcome, Sequencer, SequencerLimits},
     symbol::{LENGTH_BYTES, MOST_PAYLOAD, Repair, expand},
 };
 
@@ -44,16 +41,15 @@ pub enum Delivered<'a> {
 #[derive(Debug)]
 pub struct Receiver {
     pub stream: StreamNumber,
-    terms: Terms,
-    sequencer: Sequencer,
+    /// How payloads are repaired.
+    pub terms: Terms,
+    pub(super) sequencer: Sequencer,
     /// There is one while repair symbols come.
     decoder: Option<Box<Decoder>>,
     /// When the last symbol came.
     symbol: Option<Instant>,
     memory: Arc<RepairMemory>,
     begun: bool,
-    before: SequencerCounts,
-    counts: ReceiverCounts,
     _tables: Reserved,
 }
 
@@ -74,21 +70,13 @@ impl Receiver {
         Some(Self {
             stream,
             terms,
-            sequencer: Sequencer::new(terms.order, limits).within(memory),
+            sequencer: Sequencer::new(terms.order, limits, memory),
             decoder: None,
             symbol: None,
             memory: Arc::clone(memory),
             begun: false,
-            before: SequencerCounts::default(),
-            counts: ReceiverCounts::default(),
             _tables: tables,
         })
-    }
-
-    /// How payloads are repaired.
-    #[must_use]
-    pub fn terms(&self) -> &Terms {
-        &self.terms
     }
 
     /// The terms have changed; what waits goes by the new ones.
@@ -123,11 +111,11 @@ impl Receiver {
         deliver: &mut impl FnMut(Delivered<'_>),
     ) -> u64 {
         let Self { decoder: Some(decoder), sequencer, .. } = self else { return 0 };
-        let before = decoder.counts().work;
+        let before = decoder.counts.work;
         decoder.source(number, payload, now, &mut |number, payload| {
             recovered(sequencer, number, payload, now, deliver);
         });
-        decoder.counts().work - before
+        decoder.counts.work - before
     }
 
     /// Takes the payload `frame`, which came with this number and distance.
@@ -153,34 +141,31 @@ impl Receiver {
         now: Instant,
         deliver: &mut impl FnMut(Delivered<'_>),
     ) -> u64 {
-        let Some(repair) = Repair::decode(header, self.sequencer.next()) else {
-            self.counts.malformed += 1;
+        let payload_bytes = symbol.len().saturating_sub(LENGTH_BYTES);
+        let decoded = Repair::decode(header, self.sequencer.next());
+        let Some(repair) = decoded.filter(|_| payload_bytes <= MOST_PAYLOAD) else {
+            self.sequencer.counts.malformed += 1;
             return 0;
         };
-        let payload_bytes = symbol.len().saturating_sub(LENGTH_BYTES);
-        if payload_bytes > MOST_PAYLOAD {
-            self.counts.malformed += 1;
-            return 0;
-        }
         self.symbol = Some(now);
-        if self.decoder.as_ref().is_none_or(|decoder| decoder.payload_bytes() < payload_bytes) {
+        if self.decoder.as_ref().is_none_or(|decoder| decoder.limits.payload_bytes < payload_bytes) {
             self.decoder = None;
             self.decoder = self.new_decoder(payload_bytes);
         }
-        let Self { decoder: Some(decoder), sequencer, counts, .. } = self else {
-            self.counts.without_memory += 1;
+        let Self { decoder: Some(decoder), sequencer, .. } = self else {
+            self.sequencer.counts.without_memory += 1;
             return 0;
         };
-        let before = decoder.counts().work;
+        let before = decoder.counts.work;
         let outcome = decoder.repair(&repair, symbol, now, &mut |number, payload| {
             recovered(sequencer, number, payload, now, deliver);
         });
         match outcome {
             RepairOutcome::Taken | RepairOutcome::Redundant | RepairOutcome::Outside => {}
-            RepairOutcome::Malformed => counts.malformed += 1,
-            RepairOutcome::NoRoom => counts.without_memory += 1,
+            RepairOutcome::Malformed => sequencer.counts.malformed += 1,
+            RepairOutcome::NoRoom => sequencer.counts.without_memory += 1,
         }
-        decoder.counts().work - before
+        decoder.counts.work - before
     }
 
     fn new_decoder(&self, payload_bytes: usize) -> Option<Box<Decoder>> {
@@ -191,7 +176,7 @@ impl Receiver {
             equations: 64,
             payload_bytes: if payload_bytes <= USUAL_PAYLOAD { USUAL_PAYLOAD } else { MOST_PAYLOAD },
         };
-        Decoder::new(limits).within(&self.memory).map(Box::new)
+        Decoder::new(limits, &self.memory).map(Box::new)
     }
 
     /// Gives up what has missed its deadline, and delivers what waited for it.
@@ -222,48 +207,13 @@ impl Receiver {
         let patience = if coded { rtt / 8 } else { Duration::ZERO };
         let before = asks.len();
         self.sequencer.ask(&Asking { rtt, patience, most: MOST }, now, asks);
-        self.counts.asked += (asks.len() - before) as u64;
-    }
-
-    /// When [`Receiver::expire`] has something to give up.
-    #[must_use]
-    pub fn next_expiry(&self) -> Option<Instant> {
-        self.sequencer.next_deadline()
+        self.sequencer.counts.asked += (asks.len() - before) as u64;
     }
 
     /// When [`Receiver::ask`] has something to ask for, at the earliest.
     #[must_use]
     pub fn next_ask(&self) -> Option<Instant> {
         self.sequencer.next_ask().filter(|_| self.terms.mode != Mode::Fec)
-    }
-
-    /// How many payloads wait for missing ones.
-    #[must_use]
-    pub fn held_packets(&self) -> usize {
-        self.sequencer.held_packets()
-    }
-
-    /// How long payloads were missing and waited here lately.
-    pub(crate) fn delays(&self) -> Option<&Delays> {
-        self.sequencer.delays()
-    }
-
-    /// The counts since this was last asked.
-    pub fn take_counts(&mut self) -> ReceiverCounts {
-        let (now, before) =
-            (self.sequencer.counts(), mem::replace(&mut self.before, self.sequencer.counts()));
-        ReceiverCounts {
-            delivered: now.delivered - before.delivered,
-            missing: now.missing - before.missing,
-            runs: now.runs - before.runs,
-            retransmitted: now.came_again - before.came_again,
-            recovered: now.recovered - before.recovered,
-            given_up: now.given_up - before.given_up,
-            duplicate: now.duplicate - before.duplicate,
-            late: now.late - before.late,
-            missed_micros: now.missed_micros - before.missed_micros,
-            ..mem::take(&mut self.counts)
-        }
     }
 }
 

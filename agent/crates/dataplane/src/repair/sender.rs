@@ -17,7 +17,7 @@ use super::{
     encoder::Encoder,
     gaps::Ask,
     memory::{RepairMemory, Reserved},
-    plan::{Path, Plan, Planner, Policy},
+    plan::{Path, Planner},
     sent::{Answer, Sent, SentLimits},
     signals::Signals,
     symbol::truncate,
@@ -132,7 +132,7 @@ pub struct Sender {
     terms: Terms,
     sent: Sent,
     encoder: Encoder,
-    planner: Planner,
+    pub(super) planner: Planner,
     signals: Signals,
     /// When the last payload was numbered, unless it was repeated since.
     unrepeated: Option<Instant>,
@@ -171,9 +171,9 @@ impl Sender {
         Some(Self {
             stream,
             terms,
-            sent: Sent::new(limits).within(memory)?,
+            sent: Sent::new(limits, memory)?,
             encoder: Encoder::default(),
-            planner: Planner::new(Policy::from(&terms)),
+            planner: Planner::new(terms),
             signals: Signals::default(),
             unrepeated: None,
             clean: 0,
@@ -189,11 +189,6 @@ impl Sender {
             counts: SenderCounts::default(),
             _tables: tables,
         })
-    }
-
-    #[must_use]
-    pub fn plan(&self) -> Plan {
-        self.planner.plan()
     }
 
     /// Begins a run of `payloads`: whether they get numbers. `path` is asked for now and then, and may not be known yet.
@@ -244,7 +239,8 @@ impl Sender {
                 self.signals.hold_back(now);
             }
         }
-        self.planner.set(self.policy());
+        let order = if self.holds() { Order::Hold } else { Order::Asap };
+        self.planner.set(Terms { order, ..self.terms });
         let plan = self.planner.update(&path, now);
         self.clean = if counts.lost > before.lost { 0 } else { self.clean + path.packets };
         self.encoder.set(plan.coding);
@@ -269,11 +265,6 @@ impl Sender {
             && !(self.holds() && self.planner.is_withdrawn())
     }
 
-    fn policy(&self) -> Policy {
-        let order = if self.holds() { Order::Hold } else { Order::Asap };
-        Policy { order, ..Policy::from(&self.terms) }
-    }
-
     /// Whether payloads are held in order and may be sent again.
     fn holds(&self) -> bool {
         self.on_lane
@@ -296,7 +287,7 @@ impl Sender {
         /// A pause of a flow that sends its window once in a round trip, and at least this time.
         const LEAST: Duration = Duration::from_millis(5);
         let rtt = self.measured.map_or(Duration::ZERO, |(_, counts)| counts.rtt);
-        let at = self.unrepeated.filter(|_| self.holds() && self.planner.is_lossy());
+        let at = self.unrepeated.filter(|_| self.holds() && self.planner.is_lossy);
         at.map(|at| at + LEAST.max(rtt / 4))
     }
 

@@ -36,7 +36,8 @@ pub struct SentLimits {
 pub struct Sent {
     limits: SentLimits,
     payloads: VecDeque<Payload>,
-    first: u64,
+    /// The number of the oldest payload that is kept.
+    pub first: u64,
     arena: Arena,
     credit: Credit,
     copies: u8,
@@ -66,27 +67,15 @@ pub enum Answer<'a> {
 }
 
 impl Sent {
+    /// Keeps payloads within `memory`; `None` if there is none left.
     #[must_use]
-    pub fn new(limits: SentLimits) -> Self {
+    pub fn new(limits: SentLimits, memory: &Arc<RepairMemory>) -> Option<Self> {
         /// What retransmissions may save up: some 100 payloads, for a run of losses after a quiet time.
         const MOST_CREDIT_BYTES: u32 = 128 << 10;
         let (payloads, credit) = (VecDeque::new(), Credit::new(MOST_CREDIT_BYTES));
-        Self {
-            limits,
-            payloads,
-            first: 0,
-            arena: Arena::new(limits.bytes),
-            credit,
-            copies: 1,
-            displaced: false,
-        }
-    }
-
-    /// The same, whose payloads are part of `memory`; `None` if there is none left.
-    #[must_use]
-    pub fn within(self, memory: &Arc<RepairMemory>) -> Option<Self> {
-        let mut arena = self.arena.within(memory);
-        arena.prepare().then_some(Self { arena, ..self })
+        let mut arena = Arena::new(limits.bytes, memory);
+        let is_prepared = arena.prepare();
+        is_prepared.then_some(Self { limits, payloads, first: 0, arena, credit, copies: 1, displaced: false })
     }
 
     /// Changes how old payloads may be.
@@ -154,12 +143,6 @@ impl Sent {
         while self.payloads.front().is_some_and(|payload| payload.sent + self.limits.age < now) {
             self.drop_first();
         }
-    }
-
-    /// The number of the oldest payload that is kept.
-    #[must_use]
-    pub fn first(&self) -> u64 {
-        self.first
     }
 
     /// The number of the next payload.

@@ -13,30 +13,30 @@ fn ask(attempt: u8, last: bool) -> Ask {
 #[test]
 fn payloads_are_forgotten_by_number_age_and_memory() {
     let clock = ManualClock::default();
-    let mut sent = Sent::new(LIMITS);
+    let mut sent = Sent::new(LIMITS, &Arc::default()).unwrap();
     for number in 0..10 {
         assert_eq!(sent.push(&[number as u8; 100], clock.now()), Some(number));
     }
-    assert_eq!((sent.first(), sent.next()), (2, 10));
+    assert_eq!((sent.first, sent.next()), (2, 10));
     assert_eq!((sent.symbol(1), sent.symbol(2).map(|symbol| &symbol[..3])), (None, Some(&[0, 100, 2][..])));
     clock.advance(Duration::from_secs(1));
     sent.forget(clock.now());
-    assert_eq!(sent.first(), 2);
+    assert_eq!(sent.first, 2);
     clock.advance(Duration::from_nanos(1));
     sent.forget(clock.now());
-    assert_eq!((sent.first(), sent.next()), (10, 10));
+    assert_eq!((sent.first, sent.next()), (10, 10));
     for _ in 0..8 {
         sent.push(&[0; MOST_PAYLOAD], clock.now());
         assert!(sent.bytes() <= LIMITS.bytes);
     }
-    assert_eq!(sent.next() - sent.first(), 4);
+    assert_eq!(sent.next() - sent.first, 4);
     assert_eq!(sent.push(&[0; MOST_PAYLOAD + 1], clock.now()), None);
 }
 
 #[test]
 fn each_request_is_answered_once() {
     let clock = ManualClock::default();
-    let mut sent = Sent::new(LIMITS);
+    let mut sent = Sent::new(LIMITS, &Arc::default()).unwrap();
     sent.set(10 * crate::repair::WHOLE_PPM, 2);
     sent.push(b"one", clock.now());
     assert_eq!(sent.answer(&ask(0, false), 0), Answer::Payload { bytes: b"one", copies: 1 });
@@ -50,7 +50,8 @@ fn each_request_is_answered_once() {
 #[test]
 fn retransmissions_have_their_share_of_the_bytes() {
     let clock = ManualClock::default();
-    let mut sent = Sent::new(SentLimits { packets: 1_000, bytes: 4 << 20, ..LIMITS });
+    let mut sent =
+        Sent::new(SentLimits { packets: 1_000, bytes: 4 << 20, ..LIMITS }, &Arc::default()).unwrap();
     sent.set(100_000, 2);
     for _ in 0..100 {
         sent.push(&[0; 1_000], clock.now());

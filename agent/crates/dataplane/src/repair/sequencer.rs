@@ -9,6 +9,7 @@ use std::{
 
 use super::{
     arena::{Arena, Entry},
+    counts::ReceiverCounts,
     gaps::{Ask, Asking, Gaps, Presence},
     memory::RepairMemory,
 };
@@ -52,25 +53,6 @@ pub enum Outcome {
     Refused,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SequencerCounts {
-    pub delivered: u64,
-    pub duplicate: u64,
-    pub late: u64,
-    /// Numbers that never came in time.
-    pub given_up: u64,
-    /// Numbers that were missing when a later one came: the path's losses, and what it reordered.
-    pub missing: u64,
-    /// Runs of missing numbers: `missing / runs` is the mean length of a burst.
-    pub runs: u64,
-    /// Missing payloads that came again, or late.
-    pub came_again: u64,
-    /// Payloads that a repair symbol gave.
-    pub recovered: u64,
-    /// How long those two were missing, together, in microseconds.
-    pub missed_micros: u64,
-}
-
 /// Takes payloads in any order and delivers each once.
 ///
 /// With [`Order::Hold`] a payload waits while its flow's previous one is missing or waits itself, so that at the beginning of each chain
@@ -94,9 +76,9 @@ pub struct Sequencer {
     released: Vec<u64>,
     /// The same, of flows that waited for long.
     spread: Spread,
-    counts: SequencerCounts,
+    pub(super) counts: ReceiverCounts,
     /// How long payloads were missing and waited, once one was delivered.
-    delays: Option<Box<Delays>>,
+    pub(super) delays: Option<Box<Delays>>,
 }
 
 /// A payload that waits.
@@ -108,8 +90,9 @@ struct Held {
 }
 
 impl Sequencer {
+    /// A sequencer whose waiting payloads are part of `memory`.
     #[must_use]
-    pub fn new(order: Order, limits: SequencerLimits) -> Self {
+    pub fn new(order: Order, limits: SequencerLimits, memory: &Arc<RepairMemory>) -> Self {
         Self {
             order,
             limits,
@@ -117,18 +100,12 @@ impl Sequencer {
             delivered: Recent::new(),
             held: BTreeMap::new(),
             held_numbers: PeerMap::default(),
-            arena: Arena::new(limits.held_bytes),
+            arena: Arena::new(limits.held_bytes, memory),
             released: Vec::new(),
             spread: Spread::default(),
-            counts: SequencerCounts::default(),
+            counts: ReceiverCounts::default(),
             delays: None,
         }
-    }
-
-    /// The same, whose payloads that wait are part of `memory`.
-    #[must_use]
-    pub fn within(self, memory: &Arc<RepairMemory>) -> Self {
-        Self { arena: self.arena.within(memory), ..self }
     }
 
     /// Begins at `number` instead of 0, before anything was received.
@@ -154,7 +131,7 @@ impl Sequencer {
         let since = match self.gaps.receive(number, arrival.recovered, now) {
             Presence::Newest => now,
             Presence::Missed(since) => {
-                self.counts.came_again += u64::from(!arrival.recovered);
+                self.counts.retransmitted += u64::from(!arrival.recovered);
                 since
             }
             Presence::Settled
@@ -223,20 +200,23 @@ impl Sequencer {
     /// The number after the highest one that was received.
     #[must_use]
     pub fn next(&self) -> u64 {
-        self.gaps.next()
+        self.gaps.next
     }
 
     #[must_use]
-    pub fn counts(&self) -> SequencerCounts {
-        SequencerCounts { missing: self.gaps.noticed, runs: self.gaps.runs, ..self.counts }
+    pub fn counts(&self) -> ReceiverCounts {
+        ReceiverCounts { missing: self.gaps.noticed, runs: self.gaps.runs, ..self.counts }
+    }
+
+    /// The counts since this was last asked.
+    pub fn take_counts(&mut self) -> ReceiverCounts {
+        let counts = self.counts();
+        self.counts = ReceiverCounts::default();
+        (self.gaps.noticed, self.gaps.runs) = (0, 0);
+        counts
     }
 
     /// How long payloads were missing and waited here lately; 0 for one that was delivered when it came.
-    #[must_use]
-    pub(crate) fn delays(&self) -> Option<&Delays> {
-        self.delays.as_deref()
-    }
-
     /// Delivers everything that waits, in order, and gives up what is missing.
     pub fn finish(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
         self.stop_spreading(now, deliver);

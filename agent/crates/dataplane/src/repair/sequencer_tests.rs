@@ -19,7 +19,7 @@ impl Bench {
         let limits = SequencerLimits { deadline: DEADLINE, held_packets: 8, held_bytes: 64 << 10, gaps: 4 };
         Self {
             clock: ManualClock::default(),
-            sequencer: Sequencer::new(order, limits),
+            sequencer: Sequencer::new(order, limits, &Arc::default()),
             delivered: Vec::new(),
         }
     }
@@ -72,7 +72,7 @@ fn the_deadline_runs_from_the_first_later_payload() {
 #[test]
 fn the_added_delay_is_that_of_missing_and_of_waiting_payloads() {
     let millis = |bench: &Bench| {
-        let delays = Delays::quantiles(bench.sequencer.delays(), bench.clock.now()).unwrap();
+        let delays = Delays::quantiles(bench.sequencer.delays.as_deref(), bench.clock.now()).unwrap();
         [delays.median, delays.p99].map(|delay| delay.as_millis())
     };
     let mut bench = Bench::new(Order::Hold);
@@ -96,7 +96,8 @@ fn the_added_delay_is_that_of_missing_and_of_waiting_payloads() {
     bench.receive(199, 0);
     let [_, p99] = millis(&bench);
     assert!((40..50).contains(&p99), "{p99}");
-    let all = Delays::quantiles(bench.sequencer.delays(), bench.clock.now() + Duration::from_secs(60));
+    let all =
+        Delays::quantiles(bench.sequencer.delays.as_deref(), bench.clock.now() + Duration::from_secs(60));
     assert_eq!(all, None);
 }
 

@@ -578,7 +578,7 @@ impl World {
     }
 
     fn timers(&self) -> Option<Instant> {
-        let receiver = self.receiver.next_ask().into_iter().chain(self.receiver.next_expiry());
+        let receiver = self.receiver.next_ask().into_iter().chain(self.receiver.sequencer.next_deadline());
         receiver.chain(self.sender.next_deadline()).chain(self.tcp.timeout()).min()
     }
 
@@ -612,8 +612,8 @@ impl World {
                         self.tcp.reductions,
                         self.tcp.timeouts,
                         self.tcp.undone,
-                        self.sender.plan(),
-                        self.receiver.held_packets(),
+                        self.sender.planner.plan,
+                        self.receiver.sequencer.held_packets(),
                     );
                 }
                 before = totals;
@@ -646,7 +646,7 @@ impl World {
             self.ask();
             self.send();
             sums.add(&self.sender.take_counts());
-            got.add(&self.receiver.take_counts());
+            got.add(&self.receiver.sequencer.take_counts());
         }
         let mbit =
             (self.totals.delivered - counted) as f64 * MSS as f64 * 8.0 / 1e6 / f64::from(scene.seconds);

@@ -136,7 +136,7 @@ impl Hub {
 
     /// Bytes in which payloads of all peers are kept or held for repair.
     pub(crate) fn repair_bytes(&self) -> usize {
-        self.flows.repair_bytes()
+        self.flows.repair.used()
     }
 
     /// Sockets to services for flows that peers opened.

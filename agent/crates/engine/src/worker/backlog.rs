@@ -38,7 +38,7 @@ impl TcpForwards {
         let Some(id) = self.port_peer(cx, port) else { return true };
         let Some(peer) = cx.peers.get(id) else { return true };
         let Some(link) = peer.data.link.as_ref() else { return cx.dialler_of(id) == cx.id.index };
-        let (owner, has_streams) = (link.pool.owner(), link.connections > 1);
+        let (owner, has_streams) = (link.pool.owner, link.connections > 1);
         // The other workers may have an older value.
         sessions.note_carrier(cx, id);
         let carries = sessions.carrier(cx, id).is_some();

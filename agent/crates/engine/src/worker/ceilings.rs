@@ -138,7 +138,7 @@ impl Context {
 
     /// Logs that sockets lost their send buffers to others, if that is new.
     pub(super) fn report_send_buffers(&mut self, now: Instant) {
-        let taken_away = self.sockets.underlays.send_buffers_taken_away();
+        let taken_away = self.sockets.underlays.send_buffers_taken_away;
         if taken_away > std::mem::replace(&mut self.stats.ceilings.send_buffers, taken_away)
             && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::SendBuffers, now)
         {

@@ -94,7 +94,7 @@ impl Context {
     /// Sends a message to the worker that owns a lane's session.
     pub(super) fn send_to_owner(&mut self, lane: LaneName, message: WorkerMessage) {
         if let Some(link) = self.peers.link_named(lane.peer, lane.session) {
-            let owner = link.pool.owner();
+            let owner = link.pool.owner;
             self.send(owner, message);
         }
     }

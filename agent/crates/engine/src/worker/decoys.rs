@@ -175,7 +175,7 @@ impl Decoys {
     /// Closes the socket of a flow that has ended.
     pub(super) fn close(&mut self, id: DecoyId, factory: &mut SocketFactory) {
         if let Some(mut socket) = self.sockets.get_mut(id.0 as usize).and_then(Option::take) {
-            factory.stats().book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
+            factory.stats.book(UdpRole::Decoy, &*socket.socket, &mut socket.booked, true);
             factory.release(socket.token);
             // The next flow with this id must not be in either list yet, lest it is in one twice.
             if socket.ready {

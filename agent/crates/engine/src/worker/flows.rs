@@ -162,15 +162,15 @@ impl DataPlane {
 
     /// Counts the outcome of payloads that were in send buffers or handed to the kernel.
     pub(super) fn settle(&mut self, cx: &mut Context, sessions: &mut Sessions, tunnel: &mut Tunnel) {
-        for settled in cx.sockets.underlays.settlements().chain(sessions.control.settlements()) {
+        for settled in cx.sockets.underlays.settlements.drain().chain(sessions.control.settlements()) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
                 peer.data.relay.settle_uplink(settled);
             } else if settled.peer == UNAUTHENTICATED {
                 self.unauthenticated.settle(&settled);
             }
         }
-        let written = tunnel.device.iter_mut().flat_map(|tun| tun.side.settlements());
-        for settled in cx.sockets.locals.settlements().chain(written) {
+        let written = tunnel.device.iter_mut().flat_map(|tun| tun.side.settlements.drain());
+        for settled in cx.sockets.locals.settlements.drain().chain(written) {
             if let Some(peer) = cx.peers.get_mut(settled.peer) {
                 peer.data.relay.downlink.settle(settled);
             }

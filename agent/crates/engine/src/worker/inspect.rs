@@ -287,7 +287,7 @@ impl Context {
             open[role_place(role)] += 1;
         }
         open[role_place(UdpRole::Decoy)] = decoy.flows.as_ref().map_or(0, Decoys::count);
-        let by_role = *self.sockets.factory.stats();
+        let by_role = self.sockets.factory.stats;
         let row = |(index, label): (usize, &&'static str)| {
             let Booked { stats, kernel_drops, .. } = by_role.0[index];
             SocketStatus {

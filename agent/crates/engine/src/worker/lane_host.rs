@@ -99,7 +99,7 @@ impl LaneHost {
         let mut slot = LaneSlot::new(core, owner, opening, request.local_cid, underlay, request.budget, now);
         slot.largest_packet = request.largest;
         if let Some(destination) = remote {
-            slot.validate(
+            slot.paths.validate(
                 Path { destination, source: None, tos: 0 },
                 downlink::challenge_data(&mut cx.rng),
                 now,
@@ -174,7 +174,7 @@ impl LaneHost {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         slot.search_mtu();
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
-        let from = slot.take_moved();
+        let from = slot.paths.take_moved();
         self.lanes.touch(id);
         self.note_path(cx, id, now);
         self.note_phase(id, Phase::Up, now);
@@ -289,7 +289,7 @@ impl LaneHost {
         if let Some(link) = cx.peers.link_named(peer, session)
             && (link.suspicions.unresponsive || link.suspicions.late)
         {
-            let owner = link.pool.owner();
+            let owner = link.pool.owner;
             cx.send(owner, WorkerMessage::Heard { peer, session });
         }
     }

@@ -200,7 +200,7 @@ impl LaneHost {
         }
         let (peer, session) = (slot.peer, slot.session);
         let dialled = cx.peers.link_named(peer, session).filter(|link| link.dialled);
-        if let Some(owner) = dialled.map(|link| link.pool.owner()) {
+        if let Some(owner) = dialled.map(|link| link.pool.owner) {
             cx.send(owner, WorkerMessage::Challenged { peer, session });
         }
     }
@@ -209,8 +209,7 @@ impl LaneHost {
 impl Context {
     /// Pings a peer on all connections and lanes of its session.
     pub(super) fn ask_the_session(&mut self, peer: PeerId) {
-        let Some((session, owner)) = self.peers.link(peer).map(|link| (link.session, link.pool.owner()))
-        else {
+        let Some((session, owner)) = self.peers.link(peer).map(|link| (link.session, link.pool.owner)) else {
             return;
         };
         self.broadcast(|| WorkerMessage::AskForLife { peer, session });
@@ -258,7 +257,7 @@ impl Context {
     fn became_unresponsive(&mut self, id: PeerId, session: SessionId, now: Instant) {
         if self.hub.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
             // The peer was heard while the message was under way.
-            if let Some(owner) = self.peers.link_named(id, session).map(|link| link.pool.owner()) {
+            if let Some(owner) = self.peers.link_named(id, session).map(|link| link.pool.owner) {
                 self.send(owner, WorkerMessage::Heard { peer: id, session });
             }
         }

@@ -227,7 +227,7 @@ impl Worker {
         self.fresh = fresh;
         self.data.notes.work = Work::default();
         self.data.notes.shares.begin_turn(now);
-        self.cx.stats.work.begin(self.cx.sockets.factory.opened());
+        self.cx.stats.work.begin(self.cx.sockets.factory.opened);
         self.sessions.control.begin_turn();
         self.data.rests.forget(|id| self.cx.sockets.underlays.get(id).is_none());
         let all_stopped = self.cx.hub.all_stopped();
@@ -277,7 +277,7 @@ impl Worker {
             self.cx.timers.arm(Timer::Publish, now + interval);
         }
         let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoys::Decoys::is_busy);
-        self.cx.stats.work.end(&self.data.notes.work, self.cx.sockets.factory.opened());
+        self.cx.stats.work.end(&self.data.notes.work, self.cx.sockets.factory.opened);
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
         let busy = decoys_busy
             || waits
@@ -350,7 +350,7 @@ impl Worker {
 
     /// Handles a batch from a socket that carries QUIC, or the rest of a batch that an earlier turn left.
     fn service_underlay(&mut self, id: UnderlayId, now: Instant) -> Served {
-        let before = (self.data.notes.work.done(), self.data.notes.shares.dropped());
+        let before = (self.data.notes.work.done, self.data.notes.shares.dropped);
         let more = match self.data.rests.take_of(id) {
             Some(rest) => {
                 let fresh = std::mem::replace(&mut self.data.batch, rest.batch);
@@ -364,10 +364,10 @@ impl Worker {
             None if self.data.rests.is_full() => true,
             None => self.receive_underlay(id, now),
         };
-        let work = self.data.notes.work.done() - before.0;
+        let work = self.data.notes.work.done - before.0;
         // Datagrams that were dropped unopened cost less.
         let units = u64::from(self.data.batch.units())
-            .saturating_sub(shares::saved(self.data.notes.shares.dropped() - before.1));
+            .saturating_sub(shares::saved(self.data.notes.shares.dropped - before.1));
         Served { more, units: u32::try_from(units.max(work / FRAMES_PER_UNIT)).unwrap_or(u32::MAX) }
     }
 
@@ -406,7 +406,7 @@ impl Worker {
                 return true;
             }
         }
-        let last = self.data.batch.is_last();
+        let last = self.data.batch.last;
         let received = Received { underlay: id, port };
         let left = self.take_batch(received, Place::default(), now);
         left || !last
@@ -535,7 +535,9 @@ impl Worker {
             host.send_report(cx, id, now);
             let lanes = &mut host.lanes;
             let underlays = &mut cx.sockets.underlays;
-            while let Some((data, path, most)) = lanes.get_mut(id).and_then(|slot| slot.due_challenge(now)) {
+            while let Some((data, path, most)) =
+                lanes.get_mut(id).and_then(|slot| slot.paths.due_challenge(now))
+            {
                 underlays.packet(lanes, underlay, &path, most, now, |lanes, tail| {
                     lanes.get_mut(id)?.core.seal_path_challenge(data, tail, now).ok()
                 });
@@ -549,7 +551,7 @@ impl Worker {
             }
             if let Some(slot) = lanes.get_mut(id) {
                 if let Some(peer) = cx.peers.get(slot.peer) {
-                    slot.charge(peer.data.relay.share.account(), now);
+                    slot.charge(&peer.data.relay.share.account, now);
                 }
                 if let Some(at) = slot.poll_timeout() {
                     cx.timers.arm(Timer::Lane(id), at);

@@ -149,7 +149,7 @@ impl Context {
             return;
         }
         let Some(peer) = self.peers.get_mut(id) else { return };
-        if peer.data.link.is_some() || peer.data.relay.flows.registry().count() > 0 {
+        if peer.data.link.is_some() || peer.data.relay.flows.registry.count() > 0 {
             peer.idle_since = None;
             return;
         }

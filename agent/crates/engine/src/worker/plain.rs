@@ -159,7 +159,7 @@ impl DataPlane {
                     congested: false,
                 });
             }
-            let (room, ahead) = room_at(peer.data.relay.share.account().rate());
+            let (room, ahead) = room_at(peer.data.relay.share.account.rate());
             plain.set_room(room);
             // Before the check for space: frames expire even if the connection takes none. They have had the same time in the queue
             // before, which is longer than the configured one under a rate.

@@ -119,7 +119,7 @@ impl Worker {
             lane_indices: host.lane_indices(cx, tunnel),
             limit_reached: sessions.limit_reached(cx, data, &relays),
             relays,
-            sockets: *cx.sockets.factory.stats(),
+            sockets: cx.sockets.factory.stats,
             totals: cx.stats.totals.clone(),
             control: sessions.control.stats,
             refused_keys: metrics.refused_keys.load(Ordering::Relaxed),
@@ -134,7 +134,7 @@ impl Worker {
             connections: sessions.control.len(),
             tcp_streams: tcp.open.len(),
             stream_connections: carriers.sum(),
-            unopened: data.notes.shares.dropped(),
+            unopened: data.notes.shares.dropped,
             tun,
             tun_totals,
             decoy: data.unauthenticated.stats,
@@ -170,9 +170,9 @@ impl Sessions {
         }
         cx.stats.totals.lane_flows = lane_flows;
         cx.stats.totals.control = self.control.read_traffic();
-        let before = cx.sockets.factory.stats().kernel_drops();
+        let before = cx.sockets.factory.stats.kernel_drops();
         cx.sockets.read_sockets(decoy, true);
-        let dropped = cx.sockets.factory.stats().kernel_drops() - before;
+        let dropped = cx.sockets.factory.stats.kernel_drops() - before;
         if dropped > 0
             && let Some(suppressed) = cx.logs.drops.allow(now)
         {
@@ -237,7 +237,7 @@ impl Sessions {
             data.unauthenticated.stats.gave_way,
             ceilings.messages,
             ceilings.message_bytes,
-            cx.sockets.underlays.send_buffers_taken_away(),
+            cx.sockets.underlays.send_buffers_taken_away,
         ]
     }
 
@@ -376,7 +376,7 @@ impl LaneHost {
             given_up: received.given_up,
             duplicate: received.duplicate,
             late: received.late,
-            bytes: peer.data.relay.flows.registry().repair().used(),
+            bytes: peer.data.relay.flows.registry.repair.used(),
             added_delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
             added_delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),
             payload_bytes: sent.payload_bytes,
@@ -406,7 +406,7 @@ impl LaneHost {
             queue_packets,
             queue_bytes,
             queue_time: relay.queue.time_limit(),
-            aqm_marked: relay.queue.marked(),
+            aqm_marked: relay.queue.marked,
             reassembly_bytes: relay.reassembly.held_bytes(),
             lanes: of_peer.lanes,
             owned_lanes: owned,
@@ -464,7 +464,7 @@ fn rtt(peer: &Peer, lanes: &Lanes) -> Option<(Duration, Duration)> {
 impl Sockets {
     /// Adds what sockets with traffic have counted to the statistics; with `drops`, also asks the kernel what it dropped.
     fn read_sockets(&mut self, decoy: &mut Decoy, drops: bool) {
-        let stats = self.factory.stats();
+        let stats = &mut self.factory.stats;
         if drops {
             stats.forget_kernel_queues();
         }
@@ -482,7 +482,7 @@ impl Sockets {
 
 /// The limit on what is sent to a peer, as this worker knows it; the session owner tells what an automatic rate follows from.
 fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateStatus> {
-    let account = relay.share.account();
+    let account = &relay.share.account;
     let view = account.auto_view(now);
     let rate = account.rate();
     if rate.is_none() && view.is_none() {
@@ -510,7 +510,7 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
         from: from.label().into(),
         delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
         delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),
-        marked: relay.queue.marked(),
+        marked: relay.queue.marked,
         auto,
     })
 }

@@ -29,7 +29,7 @@ const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 impl Sessions {
     /// Looks for another route to peers for whose packets the kernel had none.
     pub(super) fn follow_unreachable(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
-        while let Some(underlay) = cx.sockets.underlays.take_unreachable() {
+        while let Some(underlay) = cx.sockets.underlays.unreachable.pop() {
             let lane = host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
             let of_lane = lane.map(|(_, slot)| slot.peer);
             let connection = || self.control.iter().find(|connection| connection.underlay() == underlay);
@@ -140,7 +140,7 @@ impl Sessions {
 impl Context {
     /// Replaces sockets to services whose local address this host has lost.
     pub(super) fn renew_upstreams(&mut self, now: Instant) {
-        while let Some(socket) = self.sockets.locals.take_unreachable() {
+        while let Some(socket) = self.sockets.locals.unreachable.pop() {
             if self
                 .sockets
                 .locals

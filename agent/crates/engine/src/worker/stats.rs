@@ -187,7 +187,7 @@ impl RelaySums {
         add(&mut self.refused, &refused(relay));
         self.moved += stats.flows_moved;
         self.reports.add(stats.reports);
-        self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved());
+        self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved);
     }
 }
 
@@ -690,7 +690,7 @@ mod tests {
     fn a_reader_asks_the_workers_whose_snapshots_are_old_and_waits_for_them() {
         let runtime = runtime::Builder::new_current_thread().enable_time().build().unwrap();
         let snapshots = Snapshots::default();
-        let inboxes = [1, 2].map(|token| Arc::new(Inbox::new(Ready::new(), Token(token))));
+        let inboxes = [1, 2].map(|token| Arc::new(Inbox::new(Ready::default(), Token(token))));
         let asked = || inboxes.each_ref().map(|inbox| std::iter::from_fn(|| inbox.take()).count());
         let publish = |worker, at| {
             snapshots.set(WorkerSnapshot { worker, at: Some(at), ..WorkerSnapshot::default() });

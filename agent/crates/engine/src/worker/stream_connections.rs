@@ -599,7 +599,7 @@ impl Context {
             return;
         }
         peer.streams.asked = Some(now);
-        let (session, owner) = (link.session, link.pool.owner());
+        let (session, owner) = (link.session, link.pool.owner);
         self.send(owner, WorkerMessage::StreamsWanted { peer: id, session });
     }
 

@@ -344,14 +344,14 @@ impl TcpForwards {
         ends: impl Fn(PeerId, usize) -> bool,
     ) {
         for (_, OpenForward { key, peer, forward }) in &mut self.open {
-            if forward.service().is_some_and(|service| ends(*peer, service as usize))
+            if forward.service.is_some_and(|service| ends(*peer, service as usize))
                 && let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection))
             {
                 forward.reset(quinn);
             }
         }
         self.abort_forwards(cx, sessions, |open| {
-            open.forward.service().is_some_and(|service| ends(open.peer, service as usize))
+            open.forward.service.is_some_and(|service| ends(open.peer, service as usize))
         });
     }
 
@@ -394,7 +394,7 @@ impl TcpForwards {
             cx.sockets.factory.release(token);
         }
         cx.hub.streams().leave(forward.held());
-        if forward.is_stalled() {
+        if forward.stalled {
             sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
         }
         if let Some(state) = cx.peers.get_mut(peer) {

@@ -105,10 +105,10 @@ impl DataPlane {
         host: &mut LaneHost,
         now: Instant,
     ) {
-        for id in cx.sockets.underlays.take_evicted() {
+        for id in std::mem::take(&mut cx.sockets.underlays.evicted) {
             self.unblocked(cx, sessions, host, id, now);
         }
-        while let Some(id) = cx.sockets.underlays.next_blocked() {
+        while let Some(id) = cx.sockets.underlays.newly_blocked.pop() {
             self.send_buffer_timeout(cx, sessions, host, id, now);
         }
     }

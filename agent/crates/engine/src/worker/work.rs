@@ -106,7 +106,7 @@ impl TurnWork {
     }
 
     pub(super) fn end(&mut self, work: &Work, opened: u64) {
-        (self.work, self.frames) = (work.done(), work.taken());
+        (self.work, self.frames) = (work.done, work.taken);
         self.opened = opened - self.opened;
     }
 

@@ -80,7 +80,7 @@ pub(crate) fn run(load: Load) -> anyhow::Result<Outcome> {
     process::raise_descriptor_limit(64 + u64::from(load.ports))?;
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let (ready, clock) = (Ready::new(), Rc::new(SystemClock));
+        let (ready, clock) = (Ready::default(), Rc::new(SystemClock));
         let mut net = KernelNet::new(ready.clone(), Rc::<SystemClock>::clone(&clock), Ports::default());
         let mut flood = Flood::new(&mut net, clock, load)?;
         let (mut alarm, mut tokens) = (Alarm::new()?, Vec::new());
@@ -298,9 +298,9 @@ fn rates_are_read_and_kept() {
 }
 
 fn in_memory_the_rate_is_exact_and_ports_take_turns() -> anyhow::Result<()> {
-    let (fabric, ready, clock) = (MemoryFabric::new(), Ready::new(), ManualClock::default());
+    let (fabric, ready, clock) = (MemoryFabric::default(), Ready::default(), ManualClock::default());
     let to = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 2), 4_433));
-    let mut far = fabric.host(&[to.ip()], Ready::new());
+    let mut far = fabric.host(&[to.ip()], Ready::default());
     let role = UdpRole::Ingress;
     let options = UdpOptions { bind: to, connect: None, role, buffer_bytes: 1 << 20, mark: 0, gso: true };
     let _listener = far.udp(&options, Token(0))?;

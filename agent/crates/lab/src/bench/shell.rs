@@ -24,7 +24,7 @@ pub(crate) fn spawn<P: Party, T: Send + 'static>(
     let work = move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         runtime.block_on(async {
-            let (ready, clock) = (Ready::new(), Rc::new(SystemClock));
+            let (ready, clock) = (Ready::default(), Rc::new(SystemClock));
             let mut net = KernelNet::new(ready.clone(), Rc::<SystemClock>::clone(&clock), Ports::default());
             let mut party = make(&mut net, clock)?;
             let mut alarm = Alarm::new()?;

@@ -53,7 +53,7 @@ fn socket(
 fn run(plan: Plan, fabric: &MemoryFabric) -> (Outcome, sink::Outcome) {
     let clock = ManualClock::default();
     let (epoch, shared) = (clock.now(), Arc::new(Shared::default()));
-    let (client_ready, sink_ready) = (Ready::new(), Ready::new());
+    let (client_ready, sink_ready) = (Ready::default(), Ready::default());
     let mut sink_net = fabric.host(&[SINK], sink_ready.clone());
     let at_sink = socket(&mut sink_net, (SINK, 5_500).into(), None, 0);
     let to = at_sink.local_addr();
@@ -104,7 +104,7 @@ fn idle(turns: [Turn; 2], now: Instant) -> Option<Duration> {
 
 #[test]
 fn a_network_without_loss_delivers_all_and_the_sink_says_so() {
-    let (client, sink) = run(PLAN, &MemoryFabric::new());
+    let (client, sink) = run(PLAN, &MemoryFabric::default());
     let all = Counts { distinct: 1_200, duplicates: 0, reordered: 0 };
     assert_eq!((client.sent.datagrams, sink.sent.datagrams), (1_200, 1_200));
     assert_eq!((client.received.counts, sink.received.counts), (all, all));
@@ -115,7 +115,7 @@ fn a_network_without_loss_delivers_all_and_the_sink_says_so() {
 
 #[test]
 fn what_the_network_does_is_what_is_counted() {
-    let fabric = MemoryFabric::new();
+    let fabric = MemoryFabric::default();
     let done = Rc::new(RefCell::new([0_u64; 2]));
     let counted = Rc::clone(&done);
     fabric.set_hook(move |datagram| {
@@ -147,7 +147,7 @@ fn what_the_network_does_is_what_is_counted() {
 
 #[test]
 fn stragglers_are_waited_for_while_they_come() {
-    let fabric = MemoryFabric::new();
+    let fabric = MemoryFabric::default();
     let (network, mut held, mut ends) = (fabric.clone(), VecDeque::new(), 0_u32);
     fabric.set_hook(move |datagram| match Header::read(datagram.payload) {
         Ok(Header { kind: Kind::Data, down: false, sequence, .. }) if sequence % 100 == 50 => {
@@ -176,7 +176,7 @@ fn stragglers_are_waited_for_while_they_come() {
 
 #[test]
 fn lost_control_datagrams_are_repeated() {
-    let fabric = MemoryFabric::new();
+    let fabric = MemoryFabric::default();
     let seed = 20_261_121;
     println!("seed {seed}");
     let mut random = SmallRng::seed_from_u64(seed);

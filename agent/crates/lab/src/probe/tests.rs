@@ -171,7 +171,7 @@ const WAIT: Duration = Duration::from_millis(300);
 
 /// Probes a port on a network in memory; `listens` is what stands there.
 fn probe(fabric: &MemoryFabric, target: SocketAddr, mut listens: impl FnMut()) -> Report {
-    let (clock, ready) = (ManualClock::default(), Ready::new());
+    let (clock, ready) = (ManualClock::default(), Ready::default());
     let mut net = fabric.host(&[OURS], ready.clone());
     let options = Options { target, seed: SEED, wait: WAIT };
     let mut runner = Runner::new(&mut net, Rc::new(clock.clone()), options, packets(SEED)).unwrap();
@@ -198,7 +198,7 @@ fn probe(fabric: &MemoryFabric, target: SocketAddr, mut listens: impl FnMut()) -
 }
 
 fn listener(fabric: &MemoryFabric, port: u16) -> (SocketAddr, Box<dyn net::UdpSocket>, Ready) {
-    let ready = Ready::new();
+    let ready = Ready::default();
     let mut net = fabric.host(&[THEIRS], ready.clone());
     let bind = SocketAddr::from((THEIRS, port));
     let role = UdpRole::Ingress;
@@ -208,7 +208,7 @@ fn listener(fabric: &MemoryFabric, port: u16) -> (SocketAddr, Box<dyn net::UdpSo
 
 #[test]
 fn a_silent_port_is_found_silent_and_hears_every_packet_of_each_round() {
-    let fabric = MemoryFabric::new();
+    let fabric = MemoryFabric::default();
     let heard = Rc::new(RefCell::new(Vec::new()));
     let log = Rc::clone(&heard);
     fabric.set_hook(move |datagram: &Datagram<'_>| {
@@ -231,7 +231,7 @@ fn a_silent_port_is_found_silent_and_hears_every_packet_of_each_round() {
 
 #[test]
 fn an_answer_is_noted_with_its_class_and_its_first_bytes() {
-    let fabric = MemoryFabric::new();
+    let fabric = MemoryFabric::default();
     let (target, mut socket, _ready) = listener(&fabric, 4_433);
     let mut batch = ReceiveBatch::default();
     let mut outgoing = SendBatch::default();
@@ -268,7 +268,7 @@ fn an_answer_is_noted_with_its_class_and_its_first_bytes() {
 
 #[test]
 fn a_closed_port_is_refused_not_silent() {
-    let fabric = MemoryFabric::new();
+    let fabric = MemoryFabric::default();
     // The host is there; nothing listens.
     let (_, _socket, _ready) = listener(&fabric, 4_433);
     let report = probe(&fabric, SocketAddr::from((THEIRS, 4_434)), || {});

@@ -1,10 +1,6 @@
-//! Workers of one host: which of their sockets on one address hears a datagram, and the ports that they share.
+//! Workers of one host: which of their sockets on one address hears a datagram.
 
-use std::{
-    collections::HashMap,
-    hash::{Hash, Hasher},
-    net::IpAddr,
-};
+use std::hash::{Hash, Hasher};
 
 #[expect(clippy::disallowed_types, reason = "stands for the kernel's hash, the same in each run")]
 use rustc_hash::FxHasher;
@@ -32,23 +28,5 @@ pub(super) fn worker_for(role: UdpRole, steered: bool, datagram: &Datagram<'_>, 
             // Less than `workers`.
             (hasher.finish() % u64::from(workers.max(1))) as u8
         }
-    }
-}
-
-/// The ports that binds to port 0 were given: the n-th bind of each worker to one address gets the same one.
-#[derive(Debug, Default)]
-pub(super) struct GivenPorts {
-    of: HashMap<(SocketKind, IpAddr), Vec<u16>>,
-}
-
-impl GivenPorts {
-    /// The port of bind number `nth`, if another worker has come that far.
-    pub(super) fn get(&self, kind: SocketKind, address: IpAddr, nth: usize) -> Option<u16> {
-        self.of.get(&(kind, address))?.get(nth).copied()
-    }
-
-    /// Notes the port of the next bind.
-    pub(super) fn push(&mut self, kind: SocketKind, address: IpAddr, port: u16) {
-        self.of.entry((kind, address)).or_default().push(port);
     }
 }

@@ -23,12 +23,11 @@ use std::{
 use slab::Slab;
 
 use self::{
-    group::GivenPorts,
     tcp::{Backlog, Listener, Stream},
     udp::{Endpoint, MemoryUdp},
 };
 use crate::{
-    Net, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, literal,
+    Net, Path, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, literal,
     ports::SocketKind,
 };
 
@@ -78,12 +77,6 @@ pub struct MemoryFabric {
 }
 
 impl MemoryFabric {
-    /// A network without hosts, that joins datagrams on receive and loses none.
-    #[must_use]
-    pub fn new() -> Self {
-        Self::default()
-    }
-
     /// Adds a host with these addresses, and 127.0.0.0/8 and ::1 to itself. Its sources report to `ready`.
     #[must_use]
     pub fn host(&self, addresses: &[IpAddr], ready: Ready) -> MemoryNet {
@@ -113,7 +106,7 @@ impl MemoryFabric {
             addresses: addresses.to_vec(),
             next_port: FIRST_DYNAMIC_PORT + first,
             workers,
-            given: GivenPorts::default(),
+            given: HashMap::new(),
         });
         HostId(state.hosts.len() - 1)
     }
@@ -186,19 +179,19 @@ impl MemoryFabric {
     }
 
     /// Sends a datagram of the socket `id`.
-    fn send(&self, id: usize, route: &Route, payload: &[u8]) -> Result<(), SendFailure> {
+    fn send(&self, id: usize, path: &Path, payload: &[u8]) -> Result<(), SendFailure> {
         if payload.len() > crate::batch::MAX_MESSAGE_BYTES {
             return Err(SendFailure::TooLarge);
         }
-        let (host, from) = self.state.borrow().source(id, route)?;
+        let (host, from) = self.state.borrow().source(id, path)?;
         let within = |mtu: Option<&usize>| mtu.is_none_or(|mtu| payload.len() <= *mtu);
         if !within(self.state.borrow().device_mtus.get(&from.ip())) {
             return Err(SendFailure::TooLarge);
         }
-        if !within(self.state.borrow().mtus.get(&(from.ip(), route.to.ip()))) {
+        if !within(self.state.borrow().mtus.get(&(from.ip(), path.destination.ip()))) {
             return Ok(());
         }
-        let datagram = Datagram { from, to: route.to, tos: route.tos, payload };
+        let datagram = Datagram { from, to: path.destination, tos: path.tos, payload };
         let copies = match self.ask_hook(&datagram) {
             Verdict::Deliver => 1,
             Verdict::Drop => 0,
@@ -255,7 +248,8 @@ impl MemoryNet {
         }
         let nth = self.binds.get(&(kind, address.ip())).copied().unwrap_or(0);
         let state = self.fabric.state.borrow();
-        let port = state.hosts[self.worker.host.0].given.get(kind, address.ip(), nth);
+        let given = state.hosts[self.worker.host.0].given.get(&(kind, address.ip()));
+        let port = given.and_then(|ports| ports.get(nth)).copied();
         SocketAddr::new(address.ip(), port.unwrap_or(0))
     }
 
@@ -267,7 +261,7 @@ impl MemoryNet {
         *self.binds.entry((kind, asked.ip())).or_default() += 1;
         if wanted.port() == 0 {
             let mut state = self.fabric.state.borrow_mut();
-            state.hosts[self.worker.host.0].given.push(kind, asked.ip(), local.port());
+            state.hosts[self.worker.host.0].given.entry((kind, asked.ip())).or_default().push(local.port());
         }
     }
 }
@@ -400,7 +394,8 @@ struct Host {
     addresses: Vec<IpAddr>,
     next_port: u16,
     workers: u8,
-    given: GivenPorts,
+    /// The ports that binds to port 0 were given: the n-th bind of each worker to one address gets the same one.
+    given: HashMap<(SocketKind, IpAddr), Vec<u16>>,
 }
 
 impl Host {
@@ -413,13 +408,6 @@ impl Host {
         self.next_port = port.checked_add(1).unwrap_or(FIRST_DYNAMIC_PORT);
         port
     }
-}
-
-/// The destination of a socket's datagram.
-struct Route {
-    to: SocketAddr,
-    source: Option<IpAddr>,
-    tos: u8,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -470,14 +458,14 @@ impl State {
     }
 
     /// The host that hears a datagram of socket `id`, and the address that it comes from.
-    fn source(&self, id: usize, route: &Route) -> Result<(HostId, SocketAddr), SendFailure> {
+    fn source(&self, id: usize, path: &Path) -> Result<(HostId, SocketAddr), SendFailure> {
         let socket = &self.udp[id];
         let from = socket.worker.host;
-        let host = self.route(from, route.to.ip()).ok_or(SendFailure::Unreachable)?;
-        let source = match route.source {
+        let host = self.route(from, path.destination.ip()).ok_or(SendFailure::Unreachable)?;
+        let source = match path.source {
             Some(source) if self.hosts[from.0].owns(source) => Some(source),
             Some(_) => None,
-            None if socket.local.ip().is_unspecified() => self.source_for(from, route.to.ip()),
+            None if socket.local.ip().is_unspecified() => self.source_for(from, path.destination.ip()),
             None => Some(socket.local.ip()).filter(|ip| self.hosts[from.0].owns(*ip)),
         };
         let source = source.ok_or(SendFailure::Unreachable)?;

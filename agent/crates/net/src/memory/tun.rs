@@ -162,7 +162,7 @@ impl TunQueue for OpenQueue {
         while batch.len() < batch.slots() && (bytes < most_bytes || batch.is_empty()) {
             let Some((vnet, packet)) = queue.packets.pop_front() else { break };
             // What is longer than a slot is cut, as by the kernel.
-            let packet = &packet[..packet.len().min(batch.slot_bytes())];
+            let packet = &packet[..packet.len().min(batch.slot_bytes)];
             if !batch.push(Meta { segment: packet.len(), ..Meta::EMPTY }, packet) {
                 break;
             }
@@ -223,11 +223,11 @@ mod tests {
 
     #[test]
     fn each_worker_reads_its_queue_and_all_write_to_one_device() {
-        let readies = [Ready::new(), Ready::new()];
+        let readies = [Ready::default(), Ready::default()];
         let tun = MemoryTun::bounded(2, TunOffload { tcp: true, udp: true }, 3);
         assert!(tun.push(1, VnetHeader::default(), b"before"));
         let mut queues: Vec<Box<dyn TunQueue>> = Vec::new();
-        for mut net in MemoryFabric::new().worker_hosts(&[], &readies) {
+        for mut net in MemoryFabric::default().worker_hosts(&[], &readies) {
             assert!(net.tun(Token(1)).unwrap().is_none(), "without a device");
             net.set_tun(&tun);
             queues.push(net.tun(Token(7)).unwrap().unwrap());

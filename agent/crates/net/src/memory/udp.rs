@@ -8,10 +8,10 @@ use std::{
 };
 
 use crate::{
-    Delivery, DeliveryMessage, Gso, KernelQueue, ReceiveBatch, SendBatch, SendOutcome, UdpOffload,
-    UdpOptions, UdpRole, UdpSocket, UdpStats,
+    Delivery, DeliveryMessage, Gso, KernelQueue, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome,
+    UdpOffload, UdpOptions, UdpRole, UdpSocket, UdpStats,
     batch::{MAX_SEGMENTS, Message, Meta, Progress},
-    memory::{Arrival, Datagram, MemoryFabric, Route, Waiter, WorkerId},
+    memory::{Arrival, Datagram, MemoryFabric, Waiter, WorkerId},
 };
 
 /// The cost of a queued datagram beside its payload, so that empty ones are bounded too; about an `sk_buff`.
@@ -150,17 +150,15 @@ impl MemoryUdp {
     /// Sends `payloads`, the datagrams of one message, each on its own.
     fn send_each<'a>(
         &mut self,
-        route: Option<&Route>,
+        path: Option<&Path>,
         payloads: impl Iterator<Item = &'a [u8]>,
     ) -> SendOutcome {
         let mut progress = Progress::default();
         let (mut sent, mut bytes) = (0, 0);
         for payload in payloads {
             progress.done += 1;
-            let result = match route {
-                Some(route) => self.fabric.send(self.id, route, payload),
-                None => Err(crate::memory::SendFailure::Other),
-            };
+            let path = path.ok_or(SendFailure::Other);
+            let result = path.and_then(|path| self.fabric.send(self.id, path, payload));
             match result {
                 Ok(()) => {
                     sent += 1;
@@ -193,7 +191,7 @@ impl UdpSocket for MemoryUdp {
         if std::mem::take(&mut endpoint.refused) {
             return Err(io::ErrorKind::ConnectionRefused.into());
         }
-        let limit_bytes = batch.slot_bytes().min(MAX_JOINED_BYTES);
+        let limit_bytes = batch.slot_bytes.min(MAX_JOINED_BYTES);
         while batch.len() < batch.slots() {
             let Some(first) = endpoint.pop_joined(&mut self.joined, limit_bytes, gro) else { break };
             let meta = Meta {
@@ -219,9 +217,7 @@ impl UdpSocket for MemoryUdp {
     fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&Message, SendOutcome)) {
         self.stats.send_calls += u64::from(!batch.is_empty());
         for message in batch.messages() {
-            let path = message.path;
-            let route = Route { to: path.destination, source: path.source, tos: path.tos };
-            let result = self.send_each(Some(&route), batch.segments(message));
+            let result = self.send_each(Some(&message.path), batch.segments(message));
             outcome(message, result);
         }
         batch.clear();
@@ -235,9 +231,9 @@ impl UdpSocket for MemoryUdp {
     ) {
         self.stats.send_calls += u64::from(!delivery.is_empty());
         for message in delivery.messages() {
-            let to = message.destination.or(self.connected);
-            let route = to.map(|to| Route { to, source: message.source, tos: 0 });
-            let result = self.send_each(route.as_ref(), delivery.payloads(message, received));
+            let to = message.to.destination.or(self.connected);
+            let path = to.map(|destination| Path { destination, source: message.to.source, tos: 0 });
+            let result = self.send_each(path.as_ref(), delivery.payloads(message, received));
             outcome(message, result);
         }
         delivery.clear();

@@ -72,7 +72,7 @@ proptest! {
     fn what_is_pushed_is_delivered_whole_and_in_order(sizes in sizes(), ways in vec((0_u8..3, 0_u32..2), 1..20), burst in 1_u16..80) {
         let mut received = ReceiveBatch::new(64, 65_536);
         let mut pushed = Vec::new();
-        let mut delivery = Delivery::new();
+        let mut delivery = Delivery::default();
         let mut slot = Vec::new();
         let mut pending: Vec<(Range<usize>, u8, u32)> = Vec::new();
         let mut flush = |slot: &mut Vec<u8>, pending: &mut Vec<(Range<usize>, u8, u32)>| {
@@ -108,7 +108,7 @@ proptest! {
             prop_assert!(full.iter().all(|len| *len == message.segment));
             prop_assert!(*last <= message.segment && (*last > 0 || full.is_empty()));
             out.extend(
-                delivery.payloads(message, &received).map(|bytes| (message.destination, message.owner, bytes.to_vec())),
+                delivery.payloads(message, &received).map(|bytes| (message.to.destination, message.to.owner, bytes.to_vec())),
             );
         }
         prop_assert_eq!(out, pushed);
@@ -200,7 +200,7 @@ fn empty_datagrams_are_bounded_in_number() {
 
 #[test]
 fn a_delivery_respects_the_burst_and_ends_at_a_shorter_payload() {
-    let mut delivery = Delivery::new();
+    let mut delivery = Delivery::default();
     for len in [100, 100, 100, 100, 50, 50, 0, 0, 100] {
         delivery.push(Recipient::default(), 0, 0..len, 3);
     }
@@ -213,7 +213,7 @@ fn a_delivery_respects_the_burst_and_ends_at_a_shorter_payload() {
 fn payloads_moved_together_are_delivered_whole() {
     let mut received = ReceiveBatch::new(2, 4_000);
     let mut expected = Vec::new();
-    let mut delivery = Delivery::new();
+    let mut delivery = Delivery::default();
     for slot in 0..2 {
         let bytes = payload(slot, 3_000);
         assert!(received.push(meta(), &bytes));
@@ -240,7 +240,7 @@ fn payloads_moved_together_are_delivered_whole() {
 fn datagrams_that_were_put_together_are_delivered_between_those_of_buffers() {
     let mut received = ReceiveBatch::new(1, 4_000);
     assert!(received.push(meta(), &payload(0, 1_000)));
-    let mut delivery = Delivery::new();
+    let mut delivery = Delivery::default();
     delivery.push(Recipient::default(), 0, 0..500, 16);
     for half in [0..250, 250..500] {
         let (buffer, joined) = received.buffer_and_joined(0);

@@ -18,7 +18,7 @@ fn ip(last: u8) -> IpAddr {
 
 /// Two hosts, 10.0.0.1 and 10.0.0.2, that report to one queue.
 fn two_hosts() -> (MemoryFabric, MemoryNet, MemoryNet, Ready) {
-    let (fabric, ready) = (MemoryFabric::new(), Ready::new());
+    let (fabric, ready) = (MemoryFabric::default(), Ready::default());
     let one = fabric.host(&[ip(1)], ready.clone());
     let two = fabric.host(&[ip(2), ip(3)], ready.clone());
     (fabric, one, two, ready)
@@ -76,10 +76,12 @@ async fn a_connected_socket_hears_its_remote_only_and_answers_come_from_the_addr
         Meta { len: 0, segment: 3, source: remote, local: None, ecn: 0, age: std::time::Duration::ZERO },
         b"one"
     ));
-    let mut delivery = Delivery::new();
+    let mut delivery = Delivery::default();
     delivery.push(Recipient { owner: 9, ..Recipient::default() }, 0, 0..3, 64);
     let mut outcomes = Vec::new();
-    client.deliver(&received, &mut delivery, &mut |message, outcome| outcomes.push((message.owner, outcome)));
+    client.deliver(&received, &mut delivery, &mut |message, outcome| {
+        outcomes.push((message.to.owner, outcome))
+    });
     assert_eq!(outcomes, [(9, SendOutcome::Sent)]);
 
     let question = receive(&mut *server, &ready, A, 1).await.remove(0);
@@ -177,10 +179,10 @@ fn binding_follows_the_kernels_rules() {
 
 /// One host, 10.0.0.9, of three workers, and another, 10.0.0.1, that sends to it.
 fn three_workers() -> (Vec<MemoryNet>, Vec<Ready>, MemoryNet) {
-    let fabric = MemoryFabric::new();
-    let readies = vec![Ready::new(), Ready::new(), Ready::new()];
+    let fabric = MemoryFabric::default();
+    let readies = vec![Ready::default(), Ready::default(), Ready::default()];
     let workers = fabric.worker_hosts(&[ip(9)], &readies);
-    (workers, readies, fabric.host(&[ip(1)], Ready::new()))
+    (workers, readies, fabric.host(&[ip(1)], Ready::default()))
 }
 
 /// Receives all datagrams that wait at a socket.

@@ -33,7 +33,7 @@ fn kernel() -> (KernelNet, Ready, ManualClock) {
 }
 
 fn kernel_with(ports: Ports) -> (KernelNet, Ready, ManualClock) {
-    let ready = Ready::new();
+    let ready = Ready::default();
     let clock = ManualClock::new(Duration::ZERO);
     (KernelNet::new(ready.clone(), Rc::new(clock.clone()), ports), ready, clock)
 }

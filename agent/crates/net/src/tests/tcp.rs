@@ -130,8 +130,8 @@ async fn kernel_connections_behave() {
 
 #[tokio::test]
 async fn memory_connections_behave() {
-    let ready = Ready::new();
-    let mut net = MemoryFabric::new().host(&[], ready.clone());
+    let ready = Ready::default();
+    let mut net = MemoryFabric::default().host(&[], ready.clone());
     behaves(&mut net, &ready, V4).await;
     behaves(&mut net, &ready, V6).await;
 }
@@ -144,8 +144,8 @@ async fn a_kernel_connect_is_refused() {
 
 #[tokio::test]
 async fn a_memory_connect_is_refused() {
-    let ready = Ready::new();
-    is_refused(&mut MemoryFabric::new().host(&[], ready.clone()), &ready).await;
+    let ready = Ready::default();
+    is_refused(&mut MemoryFabric::default().host(&[], ready.clone()), &ready).await;
 }
 
 #[tokio::test]
@@ -156,8 +156,8 @@ async fn the_kernel_resolves() {
 
 #[tokio::test]
 async fn memory_resolves() {
-    let ready = Ready::new();
-    let fabric = MemoryFabric::new();
+    let ready = Ready::default();
+    let fabric = MemoryFabric::default();
     fabric.add_name("localhost", &[V4, V6]);
     let mut net = fabric.host(&[], ready.clone());
     resolves(&mut net, &ready).await;
@@ -168,7 +168,7 @@ async fn memory_resolves() {
 #[tokio::test]
 async fn two_listeners_do_not_share_an_address() {
     let (mut kernel, _ready, _) = kernel();
-    let mut memory = MemoryFabric::new().host(&[], Ready::new());
+    let mut memory = MemoryFabric::default().host(&[], Ready::default());
     for net in [&mut kernel as &mut dyn Net, &mut memory] {
         let first = net.tcp_listen(SocketAddr::new(V4, 0), LISTENER).unwrap();
         let second = net.tcp_listen(first.local_addr(), SERVER);

@@ -131,7 +131,7 @@ async fn payloads_are_delivered_from_where_they_lie() {
     for number in 0..4 {
         assert!(received.push(meta, &payload(number, 1_400)));
     }
-    let mut delivery = Delivery::new();
+    let mut delivery = Delivery::default();
     let to = Recipient { owner: 7, ..Recipient::default() };
     for index in 0..4 {
         delivery.push(to, index, 30..830, 64);
@@ -140,7 +140,7 @@ async fn payloads_are_delivered_from_where_they_lie() {
     delivery.push(to, 3, 5..5, 64);
     let mut outcomes = Vec::new();
     upstream.deliver(&received, &mut delivery, &mut |message, outcome| {
-        outcomes.push((message.owner, message.payloads, outcome));
+        outcomes.push((message.to.owner, message.payloads, outcome));
     });
     assert_eq!(outcomes, [(7, 5, SendOutcome::Sent), (7, 1, SendOutcome::Sent)]);
     assert!(delivery.is_empty());
@@ -371,13 +371,14 @@ async fn a_delivery_that_would_block_is_reported_and_dropped() {
         age: Duration::ZERO,
     };
     assert!(received.push(meta, &payload(0, 1_000)));
-    let mut delivery = Delivery::new();
+    let mut delivery = Delivery::default();
     for owner in [1, 1, 1, 1, 2, 2] {
         delivery.push(Recipient { owner, ..Recipient::default() }, 0, 0..100, 64);
     }
     let mut outcomes = Vec::new();
-    upstream
-        .deliver(&received, &mut delivery, &mut |message, outcome| outcomes.push((message.owner, outcome)));
+    upstream.deliver(&received, &mut delivery, &mut |message, outcome| {
+        outcomes.push((message.to.owner, outcome))
+    });
     let why = SendFailure::WouldBlock;
     assert_eq!(outcomes, [(1, SendOutcome::Partly { failed: 1, why }), (2, SendOutcome::Failed(why))]);
     assert_eq!((upstream.stats().sent_datagrams, upstream.stats().send_failures), (3, 3));
@@ -469,12 +470,12 @@ async fn a_batch_that_empties_a_socket_is_the_last_and_has_the_token_reported() 
         while seen < count {
             to.receive(&mut received).unwrap();
             seen += received.len();
-            assert_eq!(received.is_last(), seen == count, "{seen} of {count}");
+            assert_eq!(received.last, seen == count, "{seen} of {count}");
         }
         // Nothing asks for a WouldBlock before the next round.
     }
     received.clear();
-    assert!(!received.is_last());
+    assert!(!received.last);
 }
 
 #[tokio::test]

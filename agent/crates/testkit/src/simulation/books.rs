@@ -147,7 +147,7 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
             bounds: (limits.packets, limits.bytes, relay.queue.time_limit()),
             flows: relay.flows.len(),
             max_flows: relay.max_flows,
-            moved: relay.stats.flows_moved + relay.stripes.as_ref().map_or(0, |stripes| stripes.moved()),
+            moved: relay.stats.flows_moved + relay.stripes.as_ref().map_or(0, |stripes| stripes.moved),
             is_owner: peer.session.is_some(),
             lanes: pool.map(|pool| (u32::from(pool.wanted), pool.up.count_ones())),
             tcp_streams: peer.tcp_streams,
@@ -173,7 +173,7 @@ fn repair_books(worker: &Worker, peer: &PeerData, id: u32) -> RepairBooks {
     let streams: Vec<&LaneRepair> = on_lanes.chain(plain).collect();
     let received = &peer.relay.repairs.received;
     RepairBooks {
-        bytes: peer.relay.flows.registry().repair().used(),
+        bytes: peer.relay.flows.registry.repair.used(),
         held: streams.iter().map(|streams| streams.held_packets()).sum(),
         deadline: streams.iter().filter_map(|streams| streams.next_expiry()).min(),
         repaired: received.retransmitted + received.recovered,

@@ -139,7 +139,7 @@ impl World {
     pub fn new(seed: u64) -> Self {
         seeded::seed(seed);
         let clock = ManualClock::new(Duration::from_secs(1_780_000_000));
-        let fabric = MemoryFabric::new();
+        let fabric = MemoryFabric::default();
         let weather = Rc::new(RefCell::new(Weather::default()));
         let network = Rc::new(RefCell::new(Network::new(seed, clock.clone(), Rc::clone(&weather))));
         let passes = Rc::clone(&network);
@@ -264,7 +264,7 @@ impl World {
         let tls = Arc::new(tls.with_randomness(seeded::RANDOMNESS));
         let (own, registry) = (Own::new(identity), PeerRegistry::new(&config, identity.public_key()));
         registry.attach(&hub);
-        let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::new()).collect();
+        let readies: Vec<Ready> = (0..self.workers).map(|_| Ready::default()).collect();
         let mut nets = self.fabric.worker_hosts(addresses, &readies);
         let mtu_table = Arc::<MtuTable>::default();
         let tun = config.tun.as_ref().map(|_| MemoryTun::new(self.workers, self.offload));
@@ -536,7 +536,7 @@ impl World {
     /// A host of its own, for clients and services; datagrams to agents pass the weather.
     pub fn host(&self, addresses: &[IpAddr]) -> Host {
         self.other_addresses.borrow_mut().extend_from_slice(addresses);
-        let ready = Ready::new();
+        let ready = Ready::default();
         Host::new(self.fabric.host(addresses, ready.clone()), ready)
     }
 }

@@ -82,7 +82,8 @@ fn the_queues_of_all_peers_hold_no_more_than_their_memory() {
     assert_eq!(log.text().matches("limits.queue_bytes is reached").count(), 1, "{}", log.text());
     // What waited too long is gone, and there is room again.
     pair.world.run(Duration::from_secs(6));
-    let registry = pair.world.agent(entry).workers[0].peers()[0].data.relay.flows.registry().memory().used();
+    let registry =
+        pair.world.agent(entry).workers[0].peers()[0].data.relay.flows.registry.agent.memory.used();
     let queue = pair.world.peer(entry).queue;
     assert_eq!((queue.datagrams, queue.bytes, registry), (0, 0, 0));
     assert!(pair.world.peer(entry).uplink.balances);
@@ -128,8 +129,8 @@ fn held(crowd: &mut Crowd) -> BTreeMap<&'static str, usize> {
         ("handshakes", worker.control().handshakes_pending()),
         ("peers", worker.peers().len()),
         ("flows", worker.peers().iter().map(|peer| peer.data.relay.flows.len()).sum()),
-        ("flows of all", worker.peers()[0].data.relay.flows.registry().total()),
-        ("bytes that wait", worker.peers()[0].data.relay.flows.registry().memory().used()),
+        ("flows of all", worker.peers()[0].data.relay.flows.registry.total()),
+        ("bytes that wait", worker.peers()[0].data.relay.flows.registry.agent.memory.used()),
     ])
 }
 

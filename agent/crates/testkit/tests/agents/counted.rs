@@ -71,7 +71,7 @@ fn what_waits_in_the_kernel_is_what_waited_when_the_sockets_were_last_looked_at(
         mark: 0,
         gso: true,
     };
-    let mut net = MemoryFabric::new().host(&[[10, 0, 0, 1].into()], Ready::new());
+    let mut net = MemoryFabric::default().host(&[[10, 0, 0, 1].into()], Ready::default());
     let mut from = net.udp(&options(at(1)), Token(1)).unwrap();
     let sockets = [2, 3].map(|port| net.udp(&options(at(port)), Token(u32::from(port))).unwrap());
     for (port, count) in [(2, 3), (3, 1)] {

@@ -1,6 +1,6 @@
 //! Repair in standard mode: numbered payloads in DATAGRAM frames of the control connection, from a peer that wants no lanes.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use dataplane::repair::{Coding, Encoder, Sent, SentLimits};
 use wire::{
@@ -110,8 +110,8 @@ fn a_peer_in_standard_mode_is_asked_for_what_is_missing() {
     flood.run(60);
     assert_eq!(answers(&flood, b"b"), 1);
     // A symbol gives number 3.
-    let (mut sent, mut encoder) =
-        (Sent::new(SentLimits { packets: 9, bytes: 1 << 20, age: Duration::MAX / 4 }), Encoder::default());
+    let limits = SentLimits { packets: 9, bytes: 1 << 20, age: Duration::MAX / 4 };
+    let (mut sent, mut encoder) = (Sent::new(limits, &Arc::default()).unwrap(), Encoder::default());
     encoder.set(Some(Coding {
         window: 4,
         overhead_ppm: 1_000_000,

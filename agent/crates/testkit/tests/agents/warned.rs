@@ -39,7 +39,7 @@ fn an_attempt_that_may_go_into_the_tunnel_is_said_once_in_a_while() {
         let mut silent = world.host(&[NOBODY]);
         let _port = silent.udp(SocketAddr::new(NOBODY, 4433), None);
         let place = world.start(&toml, &Identity::generate().unwrap(), &[ENTRY], 1);
-        let mut host = MemoryFabric::new().host(&[], Ready::new());
+        let mut host = MemoryFabric::default().host(&[], Ready::default());
         host.set_tun(&MemoryTun::new(1, TunOffload::default()));
         let queue = host.tun(Token(0)).unwrap().unwrap();
         let mut tun = TunSide::new(queue, Token(0), 1421, world.clock.now());

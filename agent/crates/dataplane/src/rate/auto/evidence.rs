@@ -60,17 +60,17 @@ impl Evidence {
 
     /// Queue delay that means that the link is full, in seconds.
     pub(super) fn threshold(&self) -> f64 {
-        (QUEUE.max(1.5 * PACKET / self.least_rate) + self.reports.noise()).min(0.1)
+        (QUEUE.max(1.5 * PACKET / self.least_rate) + self.reports.noise).min(0.1)
     }
 
     /// Queue delay that two reports are enough for.
     fn jump(&self) -> f64 {
-        self.threshold() + 4.0 * self.reports.noise() + 0.010
+        self.threshold() + 4.0 * self.reports.noise + 0.010
     }
 
     /// Seconds of reports that have to agree: the noisier they are, the more.
     fn span(&self) -> f64 {
-        REPORT_SPAN + 20.0 * self.reports.noise()
+        REPORT_SPAN + 20.0 * self.reports.noise
     }
 
     /// The least queue of the newest reports that have to agree, about packets that left at `since` or later.
@@ -124,7 +124,7 @@ impl Evidence {
 
     /// What arrived since the queue began, at least over as long as makes it exact, and for how long that was.
     pub(super) fn delivery(&self, rate: f64) -> Option<(Delivery, f64)> {
-        let shortest = (0.05 + 40.0 * self.reports.noise() + 8.0 * PACKET / rate).min(0.5);
+        let shortest = (0.05 + 40.0 * self.reports.noise + 8.0 * PACKET / rate).min(0.5);
         let span = self.reports.busy_span(self.threshold() / 2.0).clamp(shortest, 0.5);
         Some((self.reports.delivery(span)?, span))
     }
@@ -137,14 +137,13 @@ impl Evidence {
     /// The same, if the queue grows or falls for certain: otherwise what arrives is just what we send.
     pub(super) fn changing_rate(&self, rate: f64) -> Option<f64> {
         let (delivery, span) = self.delivery(rate)?;
-        let is_changing = delivery.growth.abs() > 0.03 + 2.0 * self.reports.noise() / span;
+        let is_changing = delivery.growth.abs() > 0.03 + 2.0 * self.reports.noise / span;
         is_changing.then(|| self.sending_rate(delivery))
     }
 
     /// Whether the queue grows for certain.
     pub(super) fn is_growing(&self, rate: f64) -> bool {
-        self.delivery(rate)
-            .is_some_and(|(delivery, span)| delivery.growth > 0.01 + self.reports.noise() / span)
+        self.delivery(rate).is_some_and(|(delivery, span)| delivery.growth > 0.01 + self.reports.noise / span)
     }
 
     fn sending_rate(&self, delivery: Delivery) -> f64 {
@@ -162,14 +161,14 @@ impl Evidence {
 
     /// How far the queue has to be emptied to be empty for certain, in seconds.
     pub(super) fn margin(&self) -> f64 {
-        0.003 + self.reports.noise() / 2.0
+        0.003 + self.reports.noise / 2.0
     }
 
     /// Whether the queue stays, although packets that left at `since` or later were slow enough, for long enough, to empty it by
     /// more than the noise. A round trip has to pass first in which somebody else may react.
     pub(super) fn stays(&self, since: f64, capacity: f64) -> bool {
-        let noise = self.reports.noise();
-        let window = (1.5 * self.reports.smoothed_rtt()).max(0.2);
+        let noise = self.reports.noise;
+        let window = (1.5 * self.reports.smoothed_rtt).max(0.2);
         let (Some(end), Some(newest)) = (self.queue(since), self.reports.newest()) else { return false };
         let oldest = self.reports.back_to(since).find(|record| newest.sent - record.sent >= window);
         oldest.is_some_and(|oldest| {

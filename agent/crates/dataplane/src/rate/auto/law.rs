@@ -206,7 +206,7 @@ impl Law {
     /// What the law does at `now`.
     #[must_use]
     pub fn phase(&self, now: Instant) -> Phase {
-        if self.seconds(now) - self.evidence.sent.last() > 1.0 {
+        if self.seconds(now) - self.evidence.sent.active > 1.0 {
             return Phase::Idle;
         }
         if self.rate <= self.bounds.min as f64 {
@@ -246,8 +246,8 @@ impl Law {
             delivered: reports.delivery(0.5).map_or(0, |delivery| delivery.rate as u64),
             reports: self.reports,
             path_loss: self.evidence.path_loss(),
-            skew_ppm: reports.skew() * 1e6,
-            noise: Duration::from_secs_f64(reports.noise()),
+            skew_ppm: reports.skew.estimate * 1e6,
+            noise: Duration::from_secs_f64(reports.noise),
         }
     }
 
@@ -259,10 +259,10 @@ impl Law {
         let now = self.seconds(now);
         let sent = &mut self.evidence.sent;
         sent.push(bytes, backlogged, now);
-        let patience = (4.0 * self.evidence.reports.smoothed_rtt()).max(1.0);
-        let since = sent.unanswered().unwrap_or(now);
+        let patience = (4.0 * self.evidence.reports.smoothed_rtt).max(1.0);
+        let since = sent.unanswered.unwrap_or(now);
         if now - since > patience && sent.bytes(since, now) > 20.0 * PACKET {
-            sent.answer();
+            sent.unanswered = None;
             self.set_rate(self.rate * 0.7);
         }
     }
@@ -270,7 +270,7 @@ impl Law {
     /// Takes one report of the far end about one lane.
     pub fn report(&mut self, sample: &Sample, now: Instant) {
         let now = self.seconds(now);
-        self.evidence.sent.answer();
+        self.evidence.sent.unanswered = None;
         self.reports += 1;
         let is_drained = match self.state {
             State::Measuring | State::Probing { .. } => true,
@@ -316,7 +316,7 @@ impl Law {
     }
 
     fn rtt(&self) -> f64 {
-        self.evidence.reports.smoothed_rtt()
+        self.evidence.reports.smoothed_rtt
     }
 
     fn is_loaded(&self, from: f64, to: f64) -> bool {
@@ -527,7 +527,7 @@ impl Law {
     /// A queue stays while we are slow: a clock drifted, the path is longer, or somebody else fills the link.
     fn meet_others(&mut self, cause: Cause, now: f64) {
         let residue = self.evidence.queue(self.mark).unwrap_or(0.0);
-        let is_delayed = self.evidence.reports.rtt_excess() >= 0.4 * residue + 0.003;
+        let is_delayed = self.evidence.reports.rtt_excess >= 0.4 * residue + 0.003;
         if !is_delayed && self.evidence.excess_loss(self.mark, EXCESS_LOSS).is_none() {
             self.raise_floors(residue, now);
             return;
@@ -556,7 +556,7 @@ impl Law {
     fn compete(&mut self, mut contest: Contest, now: f64) {
         let rtt = self.rtt();
         self.foreign = now;
-        let is_delayed = self.evidence.reports.rtt_excess() >= 0.005;
+        let is_delayed = self.evidence.reports.rtt_excess >= 0.005;
         let error = if is_delayed { 0.0 } else { DRIFT * (now - self.drained) };
         if self.evidence.is_clear(self.mark, error) {
             self.capacity = self.rate;
@@ -566,7 +566,7 @@ impl Law {
         if let Some(stayed) = contest.residue {
             // The rate is higher than it was when the queue stayed: a queue grows, a longer path does not.
             let Some(queue) = self.evidence.queue(self.mark + rtt.max(0.15)) else { return };
-            let is_constant = (queue - stayed).abs() < 0.001 + 2.0 * self.evidence.reports.noise();
+            let is_constant = (queue - stayed).abs() < 0.001 + 2.0 * self.evidence.reports.noise;
             if is_constant && self.evidence.excess_loss(self.mark, EXCESS_LOSS).is_none() {
                 self.raise_floors(queue, now);
                 return;

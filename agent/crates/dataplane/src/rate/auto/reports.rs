@@ -133,11 +133,13 @@ pub(super) struct Reports {
     lanes: Vec<Option<Lane>>,
     records: VecDeque<Record>,
     totals: Totals,
-    skew: Skew,
+    pub(super) skew: Skew,
     skew_lane: u8,
-    noise: f64,
-    smoothed_rtt: f64,
-    rtt_excess: f64,
+    /// How much one-way delays differ from report to report, in seconds.
+    pub(super) noise: f64,
+    pub(super) smoothed_rtt: f64,
+    /// The smoothed round trip's part above the shortest, of the last lane that reported, in seconds.
+    pub(super) rtt_excess: f64,
     reported: f64,
 }
 
@@ -194,7 +196,7 @@ impl Reports {
             bytes: sample.bytes as f64,
             marked: sample.marked as f64,
         };
-        let skew = self.skew.estimate();
+        let skew = self.skew.estimate;
         let index = usize::from(sample.lane);
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);
@@ -354,23 +356,5 @@ impl Reports {
         self.lanes.clear();
         self.records.clear();
         self.skew.restart();
-    }
-
-    /// How much one-way delays differ from report to report, in seconds.
-    pub(super) fn noise(&self) -> f64 {
-        self.noise
-    }
-
-    pub(super) fn smoothed_rtt(&self) -> f64 {
-        self.smoothed_rtt
-    }
-
-    /// The smoothed round trip's part above the shortest, of the last lane that reported, in seconds.
-    pub(super) fn rtt_excess(&self) -> f64 {
-        self.rtt_excess
-    }
-
-    pub(super) fn skew(&self) -> f64 {
-        self.skew.estimate()
     }
 }

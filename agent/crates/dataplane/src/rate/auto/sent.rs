@@ -23,8 +23,9 @@ pub(super) struct SentHistory {
     last: Entry,
     was_backlogged: bool,
     /// When bytes last left, and when the first did that were not answered by a report yet.
-    active: f64,
-    unanswered: Option<f64>,
+    pub(super) active: f64,
+    /// When the first bytes left since the last report.
+    pub(super) unanswered: Option<f64>,
 }
 
 impl SentHistory {
@@ -51,21 +52,6 @@ impl SentHistory {
             }
             self.entries.push_back(self.last);
         }
-    }
-
-    /// When bytes last left.
-    pub(super) fn last(&self) -> f64 {
-        self.active
-    }
-
-    /// When the first bytes left since the last report.
-    pub(super) fn unanswered(&self) -> Option<f64> {
-        self.unanswered
-    }
-
-    /// Takes all that left for answered by a report.
-    pub(super) fn answer(&mut self) {
-        self.unanswered = None;
     }
 
     /// Bytes that left in the given interval.

@@ -75,18 +75,14 @@ impl Floor {
 pub(super) struct Skew {
     /// Time and least delay of each window.
     floors: VecDeque<(f64, f64)>,
-    estimate: f64,
+    /// Seconds per second that the far end's clock gains on ours.
+    pub(super) estimate: f64,
 }
 
 impl Skew {
     const MOST_FLOORS: usize = 16;
     /// Windows from which an estimate is made: 16 s.
     const LEAST_FLOORS: usize = 5;
-
-    /// Seconds per second that the far end's clock gains on ours.
-    pub(super) fn estimate(&self) -> f64 {
-        self.estimate
-    }
 
     /// Forgets the floors, not the estimate: the path changed, the clocks did not.
     pub(super) fn restart(&mut self) {
@@ -127,12 +123,12 @@ mod tests {
         for tick in 1..seconds * 40 {
             let at = tick as f64 * 0.025;
             let delay = 5.0 + ppm * 1e-6 * at + if at > 30.0 { jump } else { 0.0 };
-            excess = floor.excess(at, delay, skew.estimate());
+            excess = floor.excess(at, delay, skew.estimate);
             if let Some((at, least)) = floor.turn(at, delay) {
                 skew.push(at, least);
             }
         }
-        (excess, skew.estimate() * 1e6)
+        (excess, skew.estimate * 1e6)
     }
 
     #[test]

@@ -99,7 +99,7 @@ impl Pace {
     /// Follows a change of the account's rate.
     pub fn follow_account(&mut self) {
         if let Some(share) = &self.share {
-            self.congestion.set(self.congestion.control(), share.account().rate());
+            self.congestion.set(self.congestion.control(), share.account.rate());
         }
     }
 
@@ -122,7 +122,8 @@ impl Pace {
 
     /// Tells the law of an automatic rate what the far end has acknowledged on this connection, `number` among those to the peer.
     pub fn tell_law(&mut self, quinn: &Connection, number: u8, now: Instant) {
-        let Some(account) = self.share.as_ref().map(Share::account).filter(|account| account.is_measured())
+        let Some(account) =
+            self.share.as_ref().map(|share| &share.account).filter(|account| account.is_measured())
         else {
             return;
         };
@@ -175,7 +176,7 @@ impl Pace {
         let by_pace = self.congestion.pacing_rate().map(|rate| self.pacer.release(rate, mtu, now));
         let by_rate = self.share.as_mut().map(|share| match self.has_turn {
             true => share.release(now),
-            false => share.account().release(now),
+            false => share.account.release(now),
         });
         let mut most = u64::MAX;
         for release in by_pace.into_iter().chain(by_rate) {
@@ -199,7 +200,7 @@ impl Pace {
                 share.set_waiting(1);
                 share.spend(bytes);
             }
-            share.account().charge(bytes, packets, now);
+            share.account.charge(bytes, packets, now);
         }
         if self.owed.datagrams > 0 {
             self.owed = Owed { acknowledged: data_frames(quinn), ..Owed::default() };
