@@ -158,15 +158,11 @@ impl Decoys {
             }
             Err(error) => {
                 self.flows.remove(id);
-                if let Some(suppressed) = self.socket_log.allow(now) {
-                    tracing::warn!(
-                        decoy = %self.decoy,
-                        %error,
-                        suppressed,
-                        "cannot open a socket to the decoy for a stranger (remedy: a route to it, more open files, or a \
-                         lower limits.decoy_flows)"
-                    );
-                }
+                throttled!(
+                    warn, self.socket_log.allow(now), { decoy = %self.decoy, %error },
+                    "cannot open a socket to the decoy for a stranger (remedy: a route to it, more open files, or a \
+                    lower limits.decoy_flows)"
+                );
                 false
             }
         }
@@ -220,15 +216,11 @@ impl Decoys {
     }
 
     pub(super) fn report_refusal(&mut self, error: &io::Error, now: Instant) {
-        if let Some(suppressed) = self.refused_log.allow(now) {
-            tracing::warn!(
-                decoy = %self.decoy,
-                %error,
-                suppressed,
-                "the decoy does not take datagrams, so strangers meet silence (remedy: is it running, and listening at \
-                 access.decoy?)"
-            );
-        }
+        throttled!(
+            warn, self.refused_log.allow(now), { decoy = %self.decoy, %error },
+            "the decoy does not take datagrams, so strangers meet silence (remedy: is it running, and listening at \
+            access.decoy?)"
+        );
     }
 }
 

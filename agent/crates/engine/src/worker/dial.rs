@@ -184,13 +184,12 @@ impl Sessions {
         // During a key rotation the peer holds one of its keys, and the next attempt may choose another one.
         let choice = keys.choose(&mut cx.rng);
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
-            if let Some(suppressed) = peer.attempts_log.allow(now) {
-                tracing::error!(
-                    peer = &*name,
-                    suppressed,
-                    "the peer's key is no point of its curve (remedy: culvert check)"
-                );
-            }
+            throttled!(
+                error,
+                peer.attempts_log.allow(now),
+                { peer = &*name },
+                "the peer's key is no point of its curve (remedy: culvert check)"
+            );
             return None;
         };
         let knock = Knock {
@@ -225,9 +224,7 @@ impl Sessions {
         }
         let Some(id) = peer else {
             cx.stats.totals.handshakes.failed += 1;
-            if let Some(suppressed) = cx.logs.details.allow(now) {
-                tracing::debug!(%reason, suppressed, "a handshake that another started has failed");
-            }
+            throttled!(debug, cx.logs.details.allow(now), { %reason }, "a handshake that another started has failed");
             return;
         };
         if !cx.peers.is_session(id, handle) && side == Side::Client {
@@ -321,29 +318,19 @@ impl Context {
         let Some(endpoint) = peer.dialler.looked_up(token) else { return };
         let reason = format!("cannot resolve {endpoint}: {error}");
         peer.failure = Some(Failure::at(now, reason, &[]));
-        if let Some(suppressed) = self.logs.resolve.allow(now) {
-            tracing::warn!(
-                peer = &*peer.name,
-                %endpoint,
-                %error,
-                suppressed,
-                "cannot resolve the peer's endpoint (remedy: {remedy})"
-            );
-        }
+        throttled!(
+            warn, self.logs.resolve.allow(now), { peer = &*peer.name, %endpoint, %error },
+            "cannot resolve the peer's endpoint (remedy: {remedy})"
+        );
     }
 
     fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.failure = Some(Failure::at(now, reason, causes));
-        if let Some(suppressed) = peer.attempts_log.allow(now) {
-            let causes = causes.join("; ");
-            tracing::warn!(
-                peer = &*peer.name,
-                reason,
-                suppressed,
-                "could not connect. Likely causes: {causes}"
-            );
-        }
+        throttled!(
+            warn, peer.attempts_log.allow(now), { peer = &*peer.name, reason },
+            "could not connect. Likely causes: {}", causes.join("; ")
+        );
     }
 
     /// Dials a peer beside its suspect session, if this worker dials the peer. A peer that dials us does the same when it notices.
@@ -355,9 +342,7 @@ impl Context {
         if state.dialler.is_scheduled() || state.data.config.endpoints.is_empty() {
             return;
         }
-        if let Some(suppressed) = state.throttles.unresponsive.allow(now) {
-            tracing::warn!(peer = &*state.name, suppressed, "{why}");
-        }
+        throttled!(warn, state.throttles.unresponsive.allow(now), { peer = &*state.name }, "{why}");
         state.dialler.restart(Some(delay), now, &mut self.rng);
         self.arm_dial(id);
     }

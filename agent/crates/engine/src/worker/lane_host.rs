@@ -201,15 +201,10 @@ impl LaneHost {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         let Some(bytes) = slot.take_path_packet() else { return };
         let lane = name_of_lane(slot);
-        if let Some(suppressed) = cx.logs.details.allow(now) {
-            tracing::debug!(
-                peer = cx.peers.name(lane.peer),
-                lane = lane.index,
-                bytes,
-                suppressed,
-                "what the lane's path carries"
-            );
-        }
+        throttled!(
+            debug, cx.logs.details.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes },
+            "what the lane's path carries"
+        );
         cx.send_to_owner(lane, WorkerMessage::LaneBudget { lane, bytes });
     }
 
@@ -363,10 +358,8 @@ impl LaneHost {
                 slot.set_budget(bytes);
             }
         }
-        if before != bytes
-            && let Some(suppressed) = cx.logs.details.allow(now)
-        {
-            tracing::debug!(peer = cx.peers.name(peer), bytes, suppressed, "packet size");
+        if before != bytes {
+            throttled!(debug, cx.logs.details.allow(now), { peer = cx.peers.name(peer), bytes }, "packet size");
         }
     }
 
@@ -415,16 +408,11 @@ impl Context {
             LanePort::Dial(remote) => match self.sockets.factory.dial(&mut self.sockets.underlays, remote) {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
-                    if let Some(suppressed) = self.logs.lane.socket.allow(now) {
-                        let (peer, lane) = (self.peers.name(request.name.peer), request.name.index);
-                        tracing::warn!(
-                            peer,
-                            lane,
-                            %error,
-                            suppressed,
-                            "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
-                        );
-                    }
+                    let (peer, lane) = (self.peers.name(request.name.peer), request.name.index);
+                    throttled!(
+                        warn, self.logs.lane.socket.allow(now), { peer, lane, %error },
+                        "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
+                    );
                     None
                 }
             },
@@ -432,14 +420,11 @@ impl Context {
     }
 
     fn warn_of_replay_log(&mut self, error: &std::io::Error, now: Instant) {
-        if let Some(suppressed) = self.logs.replay_log.allow(now) {
-            tracing::warn!(
-                %error,
-                suppressed,
-                "cannot write down which knocks were used (remedy: space and permissions of identity.state_dir); after a restart \
-                 none of before would be trusted"
-            );
-        }
+        throttled!(
+            warn, self.logs.replay_log.allow(now), { %error },
+            "cannot write down which knocks were used (remedy: space and permissions of identity.state_dir); after a restart \
+            none of before would be trusted"
+        );
     }
 }
 

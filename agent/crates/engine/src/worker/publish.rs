@@ -28,7 +28,7 @@ use crate::{
         Worker,
         context::Context,
         decoys::Decoys,
-        parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, Tunnel},
+        parts::{Decoy, LaneHost, Sessions, Sockets, Tunnel},
         stats::{Ceiling, InUse, IndexCounts, LaneBytes, RECENT, RelaySums, WorkerSnapshot},
     },
 };
@@ -117,7 +117,7 @@ impl Worker {
             lane_states,
             lanes,
             lane_indices: host.lane_indices(cx, tunnel),
-            limit_reached: sessions.limit_reached(cx, data, &relays),
+            limit_reached: sessions.limit_reached(cx, &relays),
             relays,
             sockets: *cx.sockets.factory.stats(),
             totals: cx.stats.totals.clone(),
@@ -173,14 +173,13 @@ impl Sessions {
         let before = cx.sockets.factory.stats().kernel_drops();
         cx.sockets.read_sockets(decoy, true);
         let dropped = cx.sockets.factory.stats().kernel_drops() - before;
-        if dropped > 0
-            && let Some(suppressed) = cx.logs.drops.allow(now)
-        {
-            tracing::warn!(
-                buffers = dropped,
-                suppressed,
+        if dropped > 0 {
+            throttled!(
+                warn,
+                cx.logs.drops.allow(now),
+                { buffers = dropped },
                 "the kernel dropped what this agent did not read in time (remedy: more CPU for it, or a larger \
-                 limits.receive_buffer); culvert_socket_kernel_drops_total says at which sockets"
+                limits.receive_buffer); culvert_socket_kernel_drops_total says at which sockets"
             );
         }
     }
@@ -208,37 +207,19 @@ impl Sessions {
         of_peers
     }
 
-    /// The number of refusals at each limit.
-    fn limit_reached(&self, cx: &Context, data: &DataPlane, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
-        let [flows, flows_per_peer, queue_bytes, repair_bytes, reassembly_bytes, sockets, flow_rate] =
-            sums.refused;
+    /// The number of refusals at each limit. Those of flows to the decoy and of send buffers were reported just before.
+    fn limit_reached(&self, cx: &Context, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
+        let mut reached = cx.stats.ceilings.counts;
+        reached[..sums.refused.len()].copy_from_slice(&sums.refused);
         // All workers share these values, so only worker 0 publishes them.
-        let (shared, stream_bytes) = match cx.id.index {
-            0 => (self.refusals.at_ceilings(), cx.hub.streams().refused()),
-            _ => Default::default(),
-        };
-        let AtCeilings { handshakes, open_peers, used_tokens } = shared;
-        let ceilings = &cx.stats.ceilings;
-        let tcp = ceilings.tcp;
-        [
-            flows,
-            flows_per_peer,
-            queue_bytes,
-            repair_bytes,
-            reassembly_bytes,
-            sockets,
-            flow_rate,
-            tcp.per_peer,
-            tcp.all,
-            stream_bytes,
-            handshakes,
-            open_peers,
-            used_tokens,
-            data.unauthenticated.stats.gave_way,
-            ceilings.messages,
-            ceilings.message_bytes,
-            cx.sockets.underlays.send_buffers_taken_away(),
-        ]
+        if cx.id.index == 0 {
+            let AtCeilings { handshakes, open_peers, used_tokens } = self.refusals.at_ceilings();
+            reached[Ceiling::StreamBytes as usize] = cx.hub.streams().refused();
+            reached[Ceiling::Handshakes as usize] = handshakes;
+            reached[Ceiling::OpenPeers as usize] = open_peers;
+            reached[Ceiling::UsedTokens as usize] = used_tokens;
+        }
+        reached
     }
 
     fn peer_status(

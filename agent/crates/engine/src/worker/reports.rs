@@ -34,17 +34,12 @@ impl Sessions {
             self.control.send(session.handle, &Message::ReportsWanted { wanted });
             session.wants_reports = wanted;
         }
-        if wanted
-            && !is_able
-            && let Some(suppressed) = peer.throttles.unmeasured.allow(now)
-        {
+        if wanted && !is_able {
             let why =
                 if link.standard { "the session has no lanes" } else { "the peer's version reports nothing" };
-            tracing::warn!(
-                peer = &*peer.name,
-                why,
-                rate_max = peer.data.config.rate_max,
-                suppressed,
+            throttled!(
+                warn, peer.throttles.unmeasured.allow(now),
+                { peer = &*peer.name, why, rate_max = peer.data.config.rate_max },
                 "peer.rate = \"auto\" cannot be measured; only peer.rate_max limits what is sent (remedy: lanes and this version at \
                  both ends, or a number as peer.rate)"
             );

@@ -67,16 +67,10 @@ impl Sessions {
         }
         cx.stats.totals.path_moves.sockets += moves;
         let Some((from, to)) = moved else { return false };
-        if let Some(peer) = cx.peers.get_mut(id)
-            && let Some(suppressed) = peer.throttles.moved.allow(now)
-        {
+        if let Some(peer) = cx.peers.get_mut(id) {
             let (from, to) = (from.ip(), to.ip());
-            tracing::info!(
-                peer = &*peer.name,
-                %from,
-                %to,
-                sockets = moves,
-                suppressed,
+            throttled!(
+                info, peer.throttles.moved.allow(now), { peer = &*peer.name, %from, %to, sockets = moves },
                 "packets to the peer leave from another address now; its session goes on from there"
             );
         }
@@ -175,14 +169,9 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");
         peer.failure = Some(Failure::at(now, reason, &[]));
-        if let Some(suppressed) = peer.throttles.no_route.allow(now) {
-            tracing::warn!(
-                peer = &*peer.name,
-                %remote,
-                %error,
-                suppressed,
-                "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"
-            );
-        }
+        throttled!(
+            warn, peer.throttles.no_route.allow(now), { peer = &*peer.name, %remote, %error },
+            "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"
+        );
     }
 }

@@ -139,12 +139,11 @@ impl Worker {
         // The limit may have changed since the endpoint was made.
         self.sessions.control.set_most_forwards(handle, self.cx.config.limits.tcp_streams_per_peer);
         if self.cx.identity.is_own(key) {
-            if let Some(suppressed) = self.cx.logs.violation.allow(now) {
-                tracing::warn!(
-                    suppressed,
-                    "this agent reached itself (remedy: an endpoint in the configuration is its own, take it out)"
-                );
-            }
+            throttled!(
+                warn,
+                self.cx.logs.violation.allow(now),
+                "this agent reached itself (remedy: an endpoint in the configuration is its own, take it out)"
+            );
             self.sessions.close_connection(&mut self.cx, handle, CloseReason::SelfConnect, now);
             return;
         }
@@ -341,13 +340,12 @@ impl Worker {
         let Ok(replaced) =
             cx.hub.establish(&connected, |old| !suspect && cx.old_session_stays(&connected, old))
         else {
-            if let Some(suppressed) = cx.logs.details.allow(now) {
-                tracing::debug!(
-                    peer = sessions.name_of(cx, handle),
-                    suppressed,
-                    "a second connection was not needed"
-                );
-            }
+            throttled!(
+                debug,
+                cx.logs.details.allow(now),
+                { peer = sessions.name_of(cx, handle) },
+                "a second connection was not needed"
+            );
             sessions.close_connection(cx, handle, CloseReason::Replaced, now);
             return;
         };
@@ -370,18 +368,11 @@ impl Worker {
                 }
             }
             PeerOrigin::Config | PeerOrigin::State => {
-                if let Some(suppressed) = peer.throttles.connected.allow(now) {
-                    tracing::info!(
-                        peer = peer_name,
-                        remote,
-                        software,
-                        services = wire::throttle::list(offered),
-                        dialled,
-                        lanes = wanted,
-                        suppressed,
-                        "connected"
-                    );
-                }
+                throttled!(
+                    info, peer.throttles.connected.allow(now),
+                    { peer = peer_name, remote, software, services = wire::throttle::list(offered), dialled, lanes = wanted },
+                    "connected"
+                );
             }
         }
         let openings = Openings::new(wanted);
@@ -570,26 +561,24 @@ impl Sessions {
 
     /// Closes the connection of a peer that does not read the answers to its messages.
     fn overflowed(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
-        if let Some(suppressed) = cx.logs.violation.allow(now) {
-            tracing::warn!(
-                peer = self.name_of(cx, handle),
-                suppressed,
-                "the peer asks and does not read the answers; closing the connection"
-            );
-        }
+        throttled!(
+            warn,
+            cx.logs.violation.allow(now),
+            { peer = self.name_of(cx, handle) },
+            "the peer asks and does not read the answers; closing the connection"
+        );
         self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }
 
     /// Closes a connection on which a control message came out of order.
     pub(super) fn out_of_order(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         cx.stats.totals.out_of_order += 1;
-        if let Some(suppressed) = cx.logs.violation.allow(now) {
-            tracing::warn!(
-                peer = self.name_of(cx, handle),
-                suppressed,
-                "a control message came out of order; closing the connection"
-            );
-        }
+        throttled!(
+            warn,
+            cx.logs.violation.allow(now),
+            { peer = self.name_of(cx, handle) },
+            "a control message came out of order; closing the connection"
+        );
         self.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
     }
 
@@ -603,14 +592,10 @@ impl Sessions {
         cx.stats.totals.message_errors.count(error);
         match error.close_reason() {
             Some(reason) => {
-                if let Some(suppressed) = cx.logs.violation.allow(now) {
-                    tracing::warn!(
-                        peer = self.name_of(cx, handle),
-                        %error,
-                        suppressed,
-                        "bad control message; closing the connection"
-                    );
-                }
+                throttled!(
+                    warn, cx.logs.violation.allow(now), { peer = self.name_of(cx, handle), %error },
+                    "bad control message; closing the connection"
+                );
                 self.close_connection(cx, handle, reason, now);
             }
             None => {
@@ -670,16 +655,11 @@ impl Context {
         if able || services == 0 && !packets {
             return;
         }
-        if let Some(suppressed) = peer.throttles.no_repair.allow(now) {
-            tracing::warn!(
-                peer = &*peer.name,
-                software = &*session.software,
-                services,
-                packets,
-                suppressed,
-                "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
-            );
-        }
+        throttled!(
+            warn, peer.throttles.no_repair.allow(now),
+            { peer = &*peer.name, software = &*session.software, services, packets },
+            "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
+        );
     }
 
     /// Whether a peer's existing session stays and the new connection is closed.

@@ -213,15 +213,10 @@ impl Sessions {
         let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, request.remote) {
             Ok(underlay) => underlay,
             Err(error) => {
-                if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
-                    tracing::warn!(
-                        peer = cx.peers.name(id),
-                        number,
-                        %error,
-                        suppressed,
-                        "cannot open a socket for a stream connection (remedy: a higher limit on open files)"
-                    );
-                }
+                throttled!(
+                    warn, cx.logs.lane.socket.allow(now), { peer = cx.peers.name(id), number, %error },
+                    "cannot open a socket for a stream connection (remedy: a higher limit on open files)"
+                );
                 return None;
             }
         };

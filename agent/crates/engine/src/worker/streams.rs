@@ -101,14 +101,10 @@ impl TcpForwards {
                         cx.hub.backlogs().end(port);
                     } else {
                         cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
-                        if let Some(suppressed) = cx.logs.accept.allow(now) {
-                            let remedy = socket_remedy(&error);
-                            tracing::warn!(
-                                %error,
-                                suppressed,
-                                "cannot accept a TCP connection (remedy: {remedy})"
-                            );
-                        }
+                        throttled!(
+                            warn, cx.logs.accept.allow(now), { %error },
+                            "cannot accept a TCP connection (remedy: {})", socket_remedy(&error)
+                        );
                         // No event reports the connections that still wait, so a timer checks the listener again.
                         cx.timers.arm(Timer::Listener(port), now + ACCEPT_PAUSE);
                     }
@@ -264,9 +260,7 @@ impl TcpForwards {
                 self.remove_tcp(cx, sessions, id);
             }
             Pumped::Refused(answer) => {
-                if let Some(suppressed) = cx.logs.details.allow(now) {
-                    tracing::debug!(reason = ?answer, suppressed, "the peer refused a TCP forward");
-                }
+                throttled!(debug, cx.logs.details.allow(now), { reason = ?answer }, "the peer refused a TCP forward");
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(cx, sessions, id);
             }
@@ -411,11 +405,10 @@ impl TcpForwards {
 impl Context {
     /// Logs that a peer's TCP forward could not be connected to its service.
     fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
-        if let (Some(state), Some(suppressed)) = (self.peers.get(peer), self.logs.service.allow(now)) {
-            tracing::warn!(
-                peer = &*state.name,
-                reason = TcpRefusal::from(*answer).label(),
-                suppressed,
+        if let Some(state) = self.peers.get(peer) {
+            throttled!(
+                warn, self.logs.service.allow(now),
+                { peer = &*state.name, reason = TcpRefusal::from(*answer).label() },
                 "a TCP forward of the peer was refused (remedy: is the service running, and in `services` of the peer?)"
             );
         }
