@@ -122,8 +122,8 @@ impl Known {
                 }
                 listed = clock.now();
                 not_before = listed + listed.saturating_duration_since(begun) * SHARE;
-            } else {
-                self.look_at_peers();
+            } else if self.peers_changed() {
+                self.publish();
             }
         }
     }
@@ -156,12 +156,6 @@ impl Known {
             tracing::debug!(routes = self.routes.len(), ?took, "the kernel's routes make another table");
         }
         Ok(())
-    }
-
-    fn look_at_peers(&mut self) {
-        if self.peers_changed() {
-            self.publish();
-        }
     }
 
     fn peers_changed(&self) -> bool {

@@ -17,7 +17,7 @@ use crate::{
 impl Context {
     /// Counts and logs that a TCP forward was refused because all peers together, or this one, have too many.
     pub(super) fn tcp_ceiling_reached(&mut self, peer: PeerId, now: Instant) {
-        let open = self.hub.streams().forwards();
+        let open = self.hub.streams.forwards();
         if open >= self.config.limits.tcp_streams {
             throttled!(
                 warn,
@@ -39,11 +39,11 @@ impl Context {
 
     /// Logs that windows of TCP forwards could not grow for lack of memory, if that is new. Worker 0 does so for all.
     pub(super) fn report_stream_memory(&mut self, now: Instant) {
-        let refused = self.hub.streams().refused();
+        let refused = self.hub.streams.refused();
         if self.id.index == 0 {
             throttled!(
                 warn, self.stats.ceilings.follow(Ceiling::StreamBytes, refused, now),
-                { limit = self.config.limits.stream_bytes, taken = self.hub.streams().taken() },
+                { limit = self.config.limits.stream_bytes, taken = self.hub.streams.taken() },
                 "limits.stream_bytes is reached: TCP connections are slower than they could be (remedy: a higher one if there is \
                 memory, or see which services do not read)"
             );
@@ -141,7 +141,7 @@ impl Sessions {
         let peer = self.name_of(cx, handle);
         if ceiling == Ceiling::ControlBytes {
             throttled!(
-                warn, allowed, { peer, waiting = cx.hub.streams().messages() },
+                warn, allowed, { peer, waiting = cx.hub.streams.messages() },
                 "the control messages of all peers that wait fill a sixteenth of limits.stream_bytes; closing the connection \
                 (remedy: see which peers send so many)"
             );

@@ -35,10 +35,6 @@ pub(super) struct Decoys {
 }
 
 impl Decoys {
-    pub(super) fn count(&self) -> usize {
-        self.flows.len()
-    }
-
     /// Makes the flows of `worker`: `None` without a decoy, or if `worker` is not [`OWNER`].
     pub(super) fn of_worker(worker: u8, config: &Config, now: Instant) -> Option<Self> {
         let decoy = config.access.decoy.filter(|_| worker == OWNER)?;

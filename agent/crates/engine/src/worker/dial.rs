@@ -248,7 +248,7 @@ impl Sessions {
         error: &io::Error,
         now: Instant,
     ) {
-        let attempt = self.control.iter().find(|connection| connection.underlay() == underlay);
+        let attempt = self.control.iter().find(|connection| connection.underlay == underlay);
         let Some(id) = attempt
             .filter(|connection| connection.key.is_none() && connection.stream_number.is_none())
             .and_then(|connection| connection.peer)

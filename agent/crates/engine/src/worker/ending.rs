@@ -29,7 +29,7 @@ impl Worker {
             return;
         }
         cx.stopping = true;
-        sessions.control.stop_accepting();
+        sessions.control.closed = true;
         if cx.id.index == 0 {
             tracing::info!("shutting down");
         }

@@ -105,7 +105,7 @@ impl LaneHost {
             );
         }
         let is_reported = cx.peers.link_named(peer, session).is_some_and(|link| link.reports);
-        slot.set_reports(is_reported.then_some(cx.hub.base()), now);
+        slot.set_reports(is_reported.then_some(cx.hub.base), now);
         let id = self.lanes.insert(slot);
         self.capture_lane(cx, id, now);
         cx.hub.lane_hosted(peer);
@@ -333,7 +333,7 @@ impl LaneHost {
         let Sockets { factory, underlays, .. } = &mut cx.sockets;
         let dialled = underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
         let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
-            || sessions.control.iter().any(|connection| connection.underlay() == id);
+            || sessions.control.iter().any(|connection| connection.underlay == id);
         if dialled && !in_use {
             factory.close_underlay(underlays, id);
         }

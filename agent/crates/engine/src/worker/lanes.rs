@@ -96,7 +96,7 @@ impl Sessions {
         }
         let lane_host = pool::lane_host(cx.id.index, offer.lane, cx.id.count);
         let local = self.ids.next_for_lane(lane_host);
-        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else {
+        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay) else {
             return;
         };
         let port = if lane_host == cx.id.index {
@@ -127,7 +127,7 @@ impl Sessions {
         let Some(connection) = self.control.get(handle) else { return };
         let remote = connection.path().destination;
         let port = match opening.index {
-            0 => LanePort::Shared(connection.underlay(), Some(remote)),
+            0 => LanePort::Shared(connection.underlay, Some(remote)),
             _ => LanePort::Dial(remote),
         };
         let of = OpeningId { index: opening.index, epoch: opening.epoch };

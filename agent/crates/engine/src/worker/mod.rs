@@ -497,7 +497,7 @@ impl Worker {
         match timer {
             Timer::Connection(index) => {
                 if let Some(at) = sessions.control.timeout(ConnectionHandle(index), now) {
-                    cx.timers.arm(timer, coarse(cx.hub.base(), at, now));
+                    cx.timers.arm(timer, coarse(cx.hub.base, at, now));
                 }
             }
             Timer::Lane(id) => host.lane_timeout(cx, id, now),

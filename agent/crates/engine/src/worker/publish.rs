@@ -27,7 +27,6 @@ use crate::{
     worker::{
         Worker,
         context::Context,
-        decoys::Decoys,
         parts::{Decoy, LaneHost, Sessions, Sockets, Tunnel},
         stats::{Ceiling, InUse, IndexCounts, LaneBytes, RECENT, RelaySums, WorkerSnapshot},
     },
@@ -83,7 +82,7 @@ impl Worker {
                 sum.lanes_up += usize::from(slot.is_up());
             }
         }
-        let (mut lanes, mut relays) = (retired.of_removed(), cx.stats.totals.removed);
+        let (mut lanes, mut relays) = (retired.of_removed, cx.stats.totals.removed);
         let mut peers = Vec::with_capacity(cx.peers.len());
         for (peer, of_peer) in cx.peers.iter().zip(&of_peers) {
             add_lane(&mut lanes, &of_peer.lanes);
@@ -96,15 +95,15 @@ impl Worker {
         let carriers = cx.peers.iter().map(|peer| peer.streams.carriers().count());
         // All workers share these values, so only worker 0 publishes them.
         let publishes_shared = cx.id.index == 0;
-        let stream_bytes = if publishes_shared { cx.hub.streams().taken() } else { 0 };
+        let stream_bytes = if publishes_shared { cx.hub.streams.taken() } else { 0 };
         let in_use = InUse {
-            handshakes: sessions.control.handshakes_pending(),
+            handshakes: sessions.control.pending.begun.len(),
             used_tokens: sessions.gate.remembered(),
             incomplete: sessions.gate.partials(),
-            decoy_flows: decoy.flows.as_ref().map_or(0, Decoys::count),
+            decoy_flows: decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len()),
             stream_bytes,
-            repair_bytes: if publishes_shared { cx.hub.repair_bytes() as u64 } else { 0 },
-            flow_sockets: if publishes_shared { cx.hub.flow_sockets() } else { 0 },
+            repair_bytes: if publishes_shared { cx.hub.totals.repair_bytes() as u64 } else { 0 },
+            flow_sockets: if publishes_shared { cx.hub.totals.flow_sockets() } else { 0 },
         };
         let tun = tunnel.device.as_ref().map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()));
         let (tun, tun_totals) = tun.unwrap_or_default();
@@ -214,7 +213,7 @@ impl Sessions {
         // All workers share these values, so only worker 0 publishes them.
         if cx.id.index == 0 {
             let AtCeilings { handshakes, open_peers, used_tokens } = self.refusals.at_ceilings();
-            reached[Ceiling::StreamBytes as usize] = cx.hub.streams().refused();
+            reached[Ceiling::StreamBytes as usize] = cx.hub.streams.refused();
             reached[Ceiling::Handshakes as usize] = handshakes;
             reached[Ceiling::OpenPeers as usize] = open_peers;
             reached[Ceiling::UsedTokens as usize] = used_tokens;
@@ -397,7 +396,7 @@ impl LaneHost {
     /// Sums over the lanes of each index.
     fn lane_indices(&self, cx: &Context, tunnel: &Tunnel) -> Vec<IndexCounts> {
         let mut indices = Vec::new();
-        for (index, bytes) in cx.stats.retired.by_index().iter().enumerate() {
+        for (index, bytes) in cx.stats.retired.by_index.iter().enumerate() {
             of_index(&mut indices, index).bytes.add(*bytes);
         }
         for (_, slot) in self.lanes.iter() {

@@ -62,11 +62,11 @@ impl Worker {
         }
         data.follow_udp(cx, host, tcp, &old, now);
         tcp.follow_tcp(cx, &old, &config, now);
-        cx.hub.streams().set_most(config.limits.stream_bytes);
+        cx.hub.streams.set_most(config.limits.stream_bytes);
         sessions.gate.set_window(config.access.clock_window);
         sessions.gate.set_key_exchange(config.transport.key_exchange);
-        sessions.control.set_key_exchange(config.transport.key_exchange);
-        sessions.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(cx.id.count)));
+        sessions.control.key_exchange = config.transport.key_exchange;
+        sessions.control.pending.most = config.limits.handshakes.div_ceil(usize::from(cx.id.count));
         for handle in sessions.control.handles() {
             sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
@@ -254,7 +254,7 @@ impl TcpForwards {
                     if let Some((listener, token)) = self.listeners[port].take() {
                         drop(listener);
                         cx.sockets.factory.release(token);
-                        cx.hub.backlogs().end(port);
+                        cx.hub.backlogs.end(port);
                     }
                 }
                 // The worker that accepts may have changed.
@@ -321,7 +321,7 @@ impl DataPlane {
 impl Decoy {
     /// Opens or closes the flows to the decoy after a change of `access.decoy` or its limit.
     fn follow_decoy(&mut self, cx: &mut Context, data: &mut DataPlane, now: Instant) {
-        data.unauthenticated.set_decoy(cx.config.access.decoy);
+        data.unauthenticated.has_decoy = cx.config.access.decoy.is_some();
         let same = match &self.flows {
             Some(decoys) => decoys.follows(&cx.config),
             None => cx.config.access.decoy.is_none(),

@@ -50,7 +50,7 @@ impl Sessions {
 impl LaneHost {
     /// Begins or ends to note what arrives on the lanes of a session: the peer wants reports, or no longer does.
     pub(super) fn reports_wanted(&mut self, cx: &mut Context, of: SessionRef, wanted: bool, now: Instant) {
-        let base = cx.hub.base();
+        let base = cx.hub.base;
         let Some(link) = cx.peers.link_named(of.peer, of.session) else { return };
         link.reports = wanted;
         for lane in link.pool.lanes().chain(link.pool.replaced()) {

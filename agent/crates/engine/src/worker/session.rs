@@ -37,7 +37,7 @@ use crate::{
         liveness::{Liveness, MOST_CROSSING, hello_delay},
         session_name::session_name,
     },
-    hub::{Connected, Record, WorkerMessage},
+    hub::{Connected, WorkerMessage},
     origin::PeerOrigin,
     peer::Session,
     worker::{
@@ -68,7 +68,7 @@ impl Worker {
             let Self { cx, data, sessions, host, .. } = self;
             let moved = data.send_plain(cx, sessions, host, now);
             let mut events = std::mem::take(&mut sessions.events);
-            let (base, timers) = (cx.hub.base(), &mut cx.timers);
+            let (base, timers) = (cx.hub.base, &mut cx.timers);
             let arm = |handle: ConnectionHandle, at| {
                 timers.arm(Timer::Connection(handle.0), coarse(base, at, now));
             };
@@ -333,7 +333,7 @@ impl Worker {
             name,
             hello,
             wanted,
-            begun: sessions.control.get(handle).map_or(now, |connection| connection.begun()),
+            begun: sessions.control.get(handle).map_or(now, |connection| connection.begun),
             since: now,
         });
         let suspect = cx.is_suspect(id, now);
@@ -504,7 +504,8 @@ impl Sessions {
 
     /// Tells the gate that an admitted handshake is over, so that its token is forgotten.
     pub(super) fn admission_ended(&mut self, handle: ConnectionHandle) {
-        if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission()) {
+        if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission.as_ref())
+        {
             self.gate.handshake_ended(admission);
         }
     }
@@ -520,7 +521,7 @@ impl Sessions {
         proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
     ) -> bool {
         let Some(connection) = self.control.get(handle) else { return false };
-        match (proof, connection.admission()) {
+        match (proof, &connection.admission) {
             (None, admission) => admission.is_none(),
             (Some(signature), _) => connection.exported().is_some_and(|exported| {
                 PublicKey(*named).verify(&messages::possession(&exported), signature)
@@ -668,11 +669,11 @@ impl Context {
     /// attempts older than the session: one that the session overtook, or one that crossed ours because both ends dialled at once.
     /// The time at which an attempt began counts, not the time of its hello. Of two connections that the peer dialled, only the
     /// listener decides.
-    fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
+    fn old_session_stays(&self, new: &Connected, old: &Connected) -> bool {
         // During a rotation they may prove two keys of an end: both ends compare the smaller ones.
         let ours = self.identity.of(old.own).public_key().min(self.identity.of(new.own).public_key());
         let we_are_smaller = *ours < old.key.min(new.key);
-        let same_process = old.instance == new.hello.instance;
+        let same_process = old.hello.instance == new.hello.instance;
         let overtaken = !new.dialled && !old.dialled && new.begun < old.begun;
         let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
         same_process && (overtaken || is_twin && old.dialled == we_are_smaller)

@@ -91,7 +91,7 @@ impl Worker {
         let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
         let Setup { hub, metrics, tun, .. } = setup;
-        hub.streams().set_most(config.limits.stream_bytes);
+        hub.streams.set_most(config.limits.stream_bytes);
         let gate = Gate::new(GateParts {
             own: Arc::clone(&own),
             ids: ids.clone(),

@@ -85,8 +85,8 @@ impl MessageErrors {
 pub(super) struct RetiredLanes {
     by_peer: Vec<LaneStats>,
     /// Sum over peers whose slot was given up.
-    of_removed: LaneStats,
-    by_index: Vec<LaneBytes>,
+    pub(super) of_removed: LaneStats,
+    pub(super) by_index: Vec<LaneBytes>,
 }
 
 /// Bytes of the packets of lanes.
@@ -131,16 +131,6 @@ impl RetiredLanes {
         if let Some(stats) = self.by_peer.get_mut(peer.0 as usize) {
             add_lane(&mut self.of_removed, &std::mem::take(stats));
         }
-    }
-
-    /// The sum over peers whose slot was given up.
-    pub(super) fn of_removed(&self) -> LaneStats {
-        self.of_removed
-    }
-
-    /// The bytes of lanes that have ended, by their index.
-    pub(super) fn by_index(&self) -> &[LaneBytes] {
-        &self.by_index
     }
 }
 

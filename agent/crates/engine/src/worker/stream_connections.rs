@@ -533,7 +533,7 @@ impl Sessions {
                 return Some(Action::Release);
             }
         }
-        let waited = stream.liveness.waits();
+        let waited = stream.liveness.waits;
         match stream.liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now) {
             Finding::Answers => None,
             // If a NAT gave us another address, the far end cannot answer packets as short as pings.

@@ -61,7 +61,7 @@ impl TcpForwards {
                 Some(obstacle) if self.lets_wait(cx, port, obstacle, now) => return false,
                 // A connection that has waited for long enough is refused below.
                 Some(_) => {}
-                None => cx.hub.backlogs().end(port),
+                None => cx.hub.backlogs.end(port),
             }
             let id = TcpId(number(self.open.vacant_key()));
             let token = cx.sockets.factory.token(Source::Tcp(id));
@@ -98,7 +98,7 @@ impl TcpForwards {
                     cx.sockets.factory.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
                         // The backlog is empty: the next connection may wait for the full time.
-                        cx.hub.backlogs().end(port);
+                        cx.hub.backlogs.end(port);
                     } else {
                         cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
                         throttled!(
@@ -237,11 +237,11 @@ impl TcpForwards {
         self.passes += 1;
         forward.served = self.passes;
         let (before, held) = (forward.bytes(), forward.held());
-        self.scratch.piece = cx.hub.streams().piece();
+        self.scratch.piece = cx.hub.streams.piece();
         let pumped = forward.pump(quinn, &mut self.scratch);
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
-        cx.hub.streams().hold(held, forward.held());
+        cx.hub.streams.hold(held, forward.held());
         sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
         cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
         cx.stats.totals.tcp.bytes_inward += delivered;
@@ -369,7 +369,7 @@ impl TcpForwards {
         let (key, peer, held) = (opened.key, opened.peer, opened.forward.held());
         let id = TcpId(number(self.open.insert(opened)));
         self.by_stream.insert(key, id);
-        cx.hub.streams().enter(held);
+        cx.hub.streams.enter(held);
         cx.stats.totals.tcp.opened += 1;
         if let Some(state) = cx.peers.get_mut(peer) {
             state.tcp_streams += 1;
@@ -387,7 +387,7 @@ impl TcpForwards {
         if let Some(token) = forward.token() {
             cx.sockets.factory.release(token);
         }
-        cx.hub.streams().leave(forward.held());
+        cx.hub.streams.leave(forward.held());
         if forward.is_stalled() {
             sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
         }

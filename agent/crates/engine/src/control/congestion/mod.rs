@@ -253,12 +253,12 @@ impl StreamController {
         if app_limited {
             self.delivery.limit_by_application(in_flight);
         }
-        let min_rtt = if let Model::Bbr(bbr) = &self.model { bbr.min_rtt() } else { None };
+        let min_rtt = if let Model::Bbr(bbr) = &self.model { bbr.min_rtt } else { None };
         let Some(sample) = self.delivery.sample(now, min_rtt) else { return };
         self.loss.rtt = sample.rtt;
-        self.shared.note_acks(self.delivery.delivered(), sample.rtt);
+        self.shared.note_acks(self.delivery.delivered, sample.rtt);
         match &mut self.model {
-            Model::Bbr(bbr) => bbr.on_sample(&sample, self.delivery.delivered(), in_flight, now),
+            Model::Bbr(bbr) => bbr.on_sample(&sample, self.delivery.delivered, in_flight, now),
             Model::Rate(rtt) => *rtt = sample.rtt,
             Model::Cubic(_) => {}
         }
@@ -308,7 +308,7 @@ impl StreamController {
 
     fn model_window(&self) -> u64 {
         let window = match &self.model {
-            Model::Bbr(bbr) => bbr.window(),
+            Model::Bbr(bbr) => bbr.window,
             Model::Cubic(cubic) => cubic.window(),
             // Two round trips at the rate, so that repeated losses of the same packet do not stop it, and the delay of hosts.
             Model::Rate(rtt) => {
@@ -369,7 +369,7 @@ impl Controller for StreamController {
     fn on_mtu_update(&mut self, new_mtu: u16) {
         self.mtu = new_mtu;
         match &mut self.model {
-            Model::Bbr(bbr) => bbr.set_mtu(new_mtu),
+            Model::Bbr(bbr) => bbr.mtu = new_mtu.into(),
             Model::Cubic(cubic) => cubic.on_mtu_update(new_mtu),
             Model::Rate(_) => {}
         }

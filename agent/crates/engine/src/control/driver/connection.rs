@@ -7,7 +7,6 @@ use dataplane::{
     relay::{DropReason, Settlements},
 };
 use gate::{
-    admission::Admission,
     preshared,
     suite::{self, Group},
 };
@@ -96,18 +95,6 @@ impl ControlConnection {
         self.quinn.side()
     }
 
-    /// The time at which this end dialled it, or its first packet came.
-    #[must_use]
-    pub fn begun(&self) -> Instant {
-        self.begun
-    }
-
-    /// The knock that let it in, if another dialled it and had to knock.
-    #[must_use]
-    pub fn admission(&self) -> Option<&Admission> {
-        self.admission.as_ref()
-    }
-
     /// 32 bytes that only the two ends of this connection have, for the proof that its dialler holds its key.
     #[must_use]
     pub fn exported(&self) -> Option<Zeroizing<[u8; 32]>> {
@@ -130,12 +117,6 @@ impl ControlConnection {
         let mut bytes = Zeroizing::new([0; 32]);
         self.quinn.crypto_session().export_keying_material(bytes.as_mut(), label, &[]).ok()?;
         Some(bytes)
-    }
-
-    /// The socket that it runs on.
-    #[must_use]
-    pub fn underlay(&self) -> UnderlayId {
-        self.underlay
     }
 
     /// The network path to the far end.

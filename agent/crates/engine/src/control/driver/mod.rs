@@ -123,7 +123,7 @@ struct Later {
 
 pub struct ControlConnection {
     quinn: Connection,
-    underlay: UnderlayId,
+    pub underlay: UnderlayId,
     /// The peer that was dialled, or that proved its key.
     pub peer: Option<PeerId>,
     /// The key that the far end proved.
@@ -131,9 +131,9 @@ pub struct ControlConnection {
     /// The key that the far end proved, while our hello is held back because the existing session may be heard again.
     pub held: Option<[u8; 32]>,
     /// When this end dialled it, or its first packet came.
-    begun: Instant,
+    pub(crate) begun: Instant,
     /// The knock that let it in.
-    admission: Option<Admission>,
+    pub(crate) admission: Option<Admission>,
     /// The key of ours that we prove on it.
     pub own: OwnKey,
     /// The number of a stream connection; `None` for a control connection.
@@ -218,7 +218,7 @@ pub struct Control {
     pub(super) endpoint: Endpoint,
     /// The settings by which it accepts handshakes; `None` if it only dials.
     pub(super) acceptance: Option<Acceptance>,
-    pub(super) pending: Pending,
+    pub pending: Pending,
     /// Retry packets that are still to be sent.
     pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
     /// Boxed, because each is taken out and put back while it is polled, and quinn-proto's part is several KiB.
@@ -237,9 +237,9 @@ pub struct Control {
     named: HashSet<StreamId>,
     events: Vec<(ConnectionHandle, Event)>,
     /// True once no further connection is accepted.
-    pub(super) closed: bool,
+    pub(crate) closed: bool,
     /// The key exchanges of connections that are accepted.
-    pub(super) key_exchange: KeyExchange,
+    pub(crate) key_exchange: KeyExchange,
     pub(super) scratch: Vec<u8>,
     pub stats: ControlStats,
     /// The traffic of connections that are gone.
@@ -279,16 +279,6 @@ impl Control {
             retired: Traffic::default(),
             memory,
         }
-    }
-
-    /// Sets the key exchanges of connections that are accepted from now on.
-    pub fn set_key_exchange(&mut self, key_exchange: KeyExchange) {
-        self.key_exchange = key_exchange;
-    }
-
-    /// Sets the limit on concurrent handshakes that far ends start.
-    pub fn set_most_handshakes(&mut self, most: usize) {
-        self.pending.most = most;
     }
 
     /// The bytes of control messages that wait: until far ends read them, and until they are complete and handled.
@@ -370,17 +360,6 @@ impl Control {
         for connection in self.connections.values_mut().filter(|connection| connection.peer == Some(peer)) {
             connection.pace.follow_account();
         }
-    }
-
-    /// Accepts no further connection: a client that dials gets no answer from this process.
-    pub fn stop_accepting(&mut self) {
-        self.closed = true;
-    }
-
-    /// Whether no further connection is accepted.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.closed
     }
 
     /// Starts a handshake with `peer` at `remote` from its own socket; `None` if quinn-proto cannot dial that address.
@@ -551,12 +530,6 @@ impl Control {
     pub fn take_changed(&mut self, handle: ConnectionHandle) -> bool {
         let connection = self.connections.get_mut(&handle);
         connection.is_some_and(|connection| std::mem::take(&mut connection.changed.liveness))
-    }
-
-    /// The number of handshakes that far ends have begun and not completed.
-    #[must_use]
-    pub fn handshakes_pending(&self) -> usize {
-        self.pending.len()
     }
 
     /// Takes one of the sessions that have received packets: it may have datagrams.
