@@ -134,7 +134,7 @@ impl Sessions {
         ceiling: Ceiling,
         now: Instant,
     ) {
-        if self.control.get(handle).is_none_or(|connection| connection.is_over()) {
+        if self.control.open(handle).is_none() {
             return;
         }
         let allowed = cx.stats.ceilings.count(ceiling, now);

@@ -105,7 +105,7 @@ impl Sessions {
                 peer.failure = Some(Failure::at(now, reason, NO_ROUTE));
                 // The host may lack one address family and have the other.
                 peer.dialler.failed(now);
-                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                if let Some(suppressed) = peer.throttles.attempts.allow(now) {
                     tracing::warn!(peer = &*name, %remote, %error, suppressed, "cannot open a socket to the peer");
                 }
                 return;
@@ -163,7 +163,7 @@ impl Sessions {
         let crypto = match tls::client_crypto(cx.identity.of(own), key_exchange, &keys) {
             Ok(crypto) => crypto,
             Err(error) => {
-                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                if let Some(suppressed) = peer.throttles.attempts.allow(now) {
                     tracing::error!(peer = &*name, %error, suppressed, "cannot set up TLS for the peer");
                 }
                 return None;
@@ -186,7 +186,7 @@ impl Sessions {
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
             throttled!(
                 error,
-                peer.attempts_log.allow(now),
+                peer.throttles.attempts.allow(now),
                 { peer = &*name },
                 "the peer's key is no point of its curve (remedy: culvert check)"
             );
@@ -224,7 +224,7 @@ impl Sessions {
         }
         let Some(id) = peer else {
             cx.stats.totals.handshakes.failed += 1;
-            throttled!(debug, cx.logs.details.allow(now), { %reason }, "a handshake that another started has failed");
+            throttled!(debug, cx.details.allow(now), { %reason }, "a handshake that another started has failed");
             return;
         };
         if !cx.peers.is_session(id, handle) && side == Side::Client {
@@ -328,7 +328,7 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.failure = Some(Failure::at(now, reason, causes));
         throttled!(
-            warn, peer.attempts_log.allow(now), { peer = &*peer.name, reason },
+            warn, peer.throttles.attempts.allow(now), { peer = &*peer.name, reason },
             "could not connect. Likely causes: {}", causes.join("; ")
         );
     }
@@ -360,7 +360,7 @@ impl Context {
         let earliest = peer.asked_to_leave.map_or(now, |asked| now.max(asked + LEAVE_INTERVAL));
         peer.asked_to_leave = Some(now);
         peer.dialler.restart_elsewhere(peer.dialled, earliest);
-        if let Some(suppressed) = peer.connections_log.allow(now) {
+        if let Some(suppressed) = peer.throttles.connections.allow(now) {
             tracing::info!(peer = &*peer.name, suppressed, "the peer is about to stop; dialling elsewhere");
         }
         self.arm_dial(id);

@@ -178,7 +178,7 @@ impl LaneHost {
         self.note_path(cx, id, now);
         self.note_phase(id, Phase::Up, now);
         cx.stats.totals.path_moves.lanes += u64::from(from.is_some());
-        if let Some(suppressed) = cx.logs.details.allow(now) {
+        if let Some(suppressed) = cx.details.allow(now) {
             let (peer, lane) = (cx.peers.name(lane.peer), lane.index);
             match from {
                 Some(from) => {
@@ -202,7 +202,7 @@ impl LaneHost {
         let Some(bytes) = slot.take_path_packet() else { return };
         let lane = name_of_lane(slot);
         throttled!(
-            debug, cx.logs.details.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes },
+            debug, cx.details.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes },
             "what the lane's path carries"
         );
         cx.send_to_owner(lane, WorkerMessage::LaneBudget { lane, bytes });
@@ -359,7 +359,7 @@ impl LaneHost {
             }
         }
         if before != bytes {
-            throttled!(debug, cx.logs.details.allow(now), { peer = cx.peers.name(peer), bytes }, "packet size");
+            throttled!(debug, cx.details.allow(now), { peer = cx.peers.name(peer), bytes }, "packet size");
         }
     }
 
@@ -410,7 +410,7 @@ impl Context {
                 Err(error) => {
                     let (peer, lane) = (self.peers.name(request.name.peer), request.name.index);
                     throttled!(
-                        warn, self.logs.lane.socket.allow(now), { peer, lane, %error },
+                        warn, self.logs.lane_socket.allow(now), { peer, lane, %error },
                         "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
                     );
                     None

@@ -96,9 +96,7 @@ impl Sessions {
         }
         let lane_host = pool::lane_host(cx.id.index, offer.lane, cx.id.count);
         let local = self.ids.next_for_lane(lane_host);
-        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay) else {
-            return;
-        };
+        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay) else { return };
         let port = if lane_host == cx.id.index {
             LanePort::Shared(underlay, None)
         } else {
@@ -209,7 +207,7 @@ impl Sessions {
             return;
         }
         throttled!(
-            info, cx.logs.lane.closed.allow(now),
+            info, cx.logs.lane_closed.allow(now),
             { peer = cx.peers.name(id), lane = end.lane, reason = ?end.reason },
             "the peer closed a lane"
         );
@@ -261,7 +259,7 @@ impl Sessions {
             LaneLoss::Unvalidated => {
                 cx.stats.totals.lanes_unvalidated += 1;
                 throttled!(
-                    warn, cx.logs.lane.unvalidated.allow(now),
+                    warn, cx.logs.lane_unvalidated.allow(now),
                     { peer = cx.peers.name(peer), lane = index, again },
                     "a lane's path was not validated in time (remedy: let UDP from any port of the dialler through)"
                 );
@@ -270,7 +268,7 @@ impl Sessions {
                 let reason =
                     error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
                 throttled!(
-                    warn, cx.logs.lane.ended.allow(now), { peer = cx.peers.name(peer), lane = index, reason },
+                    warn, cx.logs.lane_ended.allow(now), { peer = cx.peers.name(peer), lane = index, reason },
                     "closing a lane"
                 );
                 let reason = LaneCloseCause::ProtocolViolation;
@@ -301,7 +299,7 @@ impl Sessions {
         }
         cx.stats.totals.lanes_near_limit += u64::from(dialled);
         throttled!(
-            info, cx.logs.lane.ended.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index },
+            info, cx.logs.lane_ended.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index },
             "replacing a lane: its keys are nearly used up, because the peer confirms no key update or many packets were \
             forged"
         );
@@ -376,7 +374,7 @@ impl Sessions {
             return;
         }
         throttled!(
-            warn, cx.logs.lane.unresponsive.allow(now),
+            warn, cx.logs.lane_unresponsive.allow(now),
             { peer = cx.peers.name(lane.peer), lane = lane.index },
             "a lane fell silent; {}", if dialled { "opening it again" } else { "its dialler is to open it again" }
         );
@@ -482,7 +480,7 @@ impl Context {
         let Some(session) = self.peers.session_mut(id) else { return };
         if session.openings.answered(end.lane, end.epoch).is_some() {
             throttled!(
-                warn, self.logs.lane.refused.allow(now),
+                warn, self.logs.lane_refused.allow(now),
                 { peer = self.peers.name(id), lane = end.lane, reason = ?end.reason },
                 "the peer refused a lane"
             );

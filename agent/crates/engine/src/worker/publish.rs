@@ -22,7 +22,7 @@ use crate::{
     peer::{Peer, refused},
     status::{
         Accounting, AutoRateStatus, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus,
-        QueueStatus, RateFrom, RateStatus, RepairStatus, StreamsStatus, add_lane,
+        QueueStatus, RateFrom, RateStatus, RepairStatus, StreamsStatus, add_lane, add_some,
     },
     worker::{
         Worker,
@@ -197,10 +197,7 @@ impl Sessions {
                     pacing_bytes_per_second: congestion.pacing_rate().unwrap_or(0),
                     delivery_bytes_per_second: congestion.delivery_rate().unwrap_or(0),
                 };
-                match &mut sum.streams {
-                    Some(sum) => sum.add(&one),
-                    none => *none = Some(one),
-                }
+                add_some(&mut sum.streams, Some(&one), StreamsStatus::add);
             }
         }
         of_peers

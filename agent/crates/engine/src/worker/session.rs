@@ -35,7 +35,6 @@ use crate::{
         TooMuch,
         driver::{ControlConnection, Event},
         liveness::{Liveness, MOST_CROSSING, hello_delay},
-        session_name::session_name,
     },
     hub::{Connected, WorkerMessage},
     origin::PeerOrigin,
@@ -147,10 +146,7 @@ impl Worker {
             self.sessions.close_connection(&mut self.cx, handle, CloseReason::SelfConnect, now);
             return;
         }
-        let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
-        else {
-            return;
-        };
+        let Some(connection) = self.sessions.control.open(handle) else { return };
         let (side, dialled) = (connection.side(), connection.peer);
         let found = match dialled {
             Some(id) if self.cx.knows(id, key) => Ok(id),
@@ -213,9 +209,7 @@ impl Worker {
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
         let Self { cx, sessions, tunnel, .. } = self;
-        let Some(connection) = sessions.control.get(handle).filter(|connection| !connection.is_over()) else {
-            return;
-        };
+        let Some(connection) = sessions.control.open(handle) else { return };
         let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
             return;
         };
@@ -320,7 +314,7 @@ impl Worker {
         let wanted = sessions.wanted_lanes(cx, id, &hello, dialled);
         let session = cx.hub.name_session();
         // A connection without a name is closing, so no stream connection can join it.
-        let name = sessions.control.get(handle).and_then(session_name);
+        let name = sessions.control.get(handle).and_then(ControlConnection::session_name);
         let name = name.unwrap_or_else(|| cx.rng.random());
         let own = sessions.control.get(handle).map(|connection| connection.own).unwrap_or_default();
         let connected = Arc::new(Connected {
@@ -342,7 +336,7 @@ impl Worker {
         else {
             throttled!(
                 debug,
-                cx.logs.details.allow(now),
+                cx.details.allow(now),
                 { peer = sessions.name_of(cx, handle) },
                 "a second connection was not needed"
             );
@@ -363,7 +357,7 @@ impl Worker {
         let software = &*hello.software;
         match peer.origin {
             PeerOrigin::Open => {
-                if let Some(suppressed) = cx.logs.details.allow(now) {
+                if let Some(suppressed) = cx.details.allow(now) {
                     tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
                 }
             }
@@ -470,9 +464,7 @@ impl Sessions {
     /// Charges the peer behind a connection for a control message. Beyond its allowance the connection is closed, and the result is
     /// false.
     fn charge(&mut self, cx: &mut Context, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
-        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
-            return false;
-        };
+        let Some(connection) = self.control.open(handle) else { return false };
         let peer = connection.peer.and_then(|id| cx.peers.get_mut(id));
         if peer.is_none_or(|peer| peer.data.allowances.messages.take(units, now)) {
             return true;
@@ -600,7 +592,7 @@ impl Sessions {
                 self.close_connection(cx, handle, reason, now);
             }
             None => {
-                if let Some(suppressed) = cx.logs.details.allow(now) {
+                if let Some(suppressed) = cx.details.allow(now) {
                     tracing::debug!(peer = self.name_of(cx, handle), %error, suppressed, "control message ignored");
                 }
             }

@@ -14,6 +14,7 @@ use wire::{
     cid::ConnectionIds,
     ids::{IngressId, PeerId, WorkerId},
     messages::Features,
+    rate::Lines,
     timers::Timers,
 };
 
@@ -33,7 +34,7 @@ use crate::{
         setup::Setup,
         sources::Sources,
         stats::{self, Ceilings},
-        timer::{HOUSEKEEPING_INTERVAL, Timer, number},
+        timer::{HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Timer, number},
         tun,
         unauthenticated::Unauthenticated,
         work::TurnWork,
@@ -129,7 +130,8 @@ impl Worker {
                 timers: Timers::default(),
                 ready,
                 sources: Sources::new(),
-                logs: Logs::new(now),
+                logs: Logs::new(LOG_INTERVAL),
+                details: Lines::new(now),
                 stats: Stats {
                     totals: stats::Totals::default(),
                     retired: stats::RetiredLanes::default(),

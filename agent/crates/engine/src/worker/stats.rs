@@ -104,8 +104,7 @@ impl LaneBytes {
     }
 
     pub(super) fn add(&mut self, other: Self) {
-        self.sent += other.sent;
-        self.received += other.received;
+        add!(self, other; sent, received);
     }
 }
 
@@ -488,13 +487,7 @@ impl Snapshots {
 
 impl InUse {
     pub(super) fn add(&mut self, other: &Self) {
-        self.handshakes += other.handshakes;
-        self.used_tokens += other.used_tokens;
-        self.incomplete += other.incomplete;
-        self.decoy_flows += other.decoy_flows;
-        self.stream_bytes += other.stream_bytes;
-        self.repair_bytes += other.repair_bytes;
-        self.flow_sockets += other.flow_sockets;
+        add!(self, other; handshakes, used_tokens, incomplete, decoy_flows, stream_bytes, repair_bytes, flow_sockets);
     }
 }
 

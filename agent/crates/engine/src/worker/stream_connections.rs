@@ -214,7 +214,7 @@ impl Sessions {
             Ok(underlay) => underlay,
             Err(error) => {
                 throttled!(
-                    warn, cx.logs.lane.socket.allow(now), { peer = cx.peers.name(id), number, %error },
+                    warn, cx.logs.lane_socket.allow(now), { peer = cx.peers.name(id), number, %error },
                     "cannot open a socket for a stream connection (remedy: a higher limit on open files)"
                 );
                 return None;

@@ -260,7 +260,7 @@ impl TcpForwards {
                 self.remove_tcp(cx, sessions, id);
             }
             Pumped::Refused(answer) => {
-                throttled!(debug, cx.logs.details.allow(now), { reason = ?answer }, "the peer refused a TCP forward");
+                throttled!(debug, cx.details.allow(now), { reason = ?answer }, "the peer refused a TCP forward");
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(cx, sessions, id);
             }

@@ -13,7 +13,6 @@
 
 use std::{
     any::Any,
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
@@ -205,12 +204,6 @@ struct StreamController {
     growth_limit: Option<u64>,
     in_flight: u64,
     mtu: u16,
-}
-
-impl fmt::Debug for StreamController {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamController").field("algorithm", &self.algorithm).finish_non_exhaustive()
-    }
 }
 
 impl StreamController {

@@ -27,6 +27,9 @@ use crate::control::{
     windows::{Change, Shown, StreamMemory},
 };
 
+/// The label under which TLS exports the name of a session (RFC 8446 §7.5).
+const SESSION_LABEL: &[u8] = b"EXPORTER culvert session";
+
 impl ControlConnection {
     pub(in crate::control) fn new(
         quinn: Connection,
@@ -111,6 +114,15 @@ impl ControlConnection {
     #[must_use]
     pub fn key_exchange(&self) -> Option<Group> {
         suite::group(self.quinn.crypto_session())
+    }
+
+    /// The name of the session whose control connection this is: 16 bytes that only its two ends have. A stream connection gives it
+    /// when it joins.
+    #[must_use]
+    pub fn session_name(&self) -> Option<[u8; 16]> {
+        let mut name = [0; 16];
+        self.quinn.crypto_session().export_keying_material(&mut name, SESSION_LABEL, &[]).ok()?;
+        Some(name)
     }
 
     fn export(&self, label: &[u8]) -> Option<Zeroizing<[u8; 32]>> {

@@ -293,7 +293,7 @@ impl Control {
 
     /// Sets the limit on concurrent TCP forwards that the far end opens on a connection.
     pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
-        if let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) {
+        if let Some(connection) = self.open_mut(handle) {
             connection.most_forwards = most;
             connection.grant_streams();
         }
@@ -301,9 +301,7 @@ impl Control {
 
     /// Whether a stream can be opened now: [`Control::open_stream`] will.
     pub fn has_stream(&mut self, handle: ConnectionHandle) -> bool {
-        let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
-            return false;
-        };
+        let Some(connection) = self.open_mut(handle) else { return false };
         connection.spare = connection.spare.or_else(|| connection.quinn.streams().open(Dir::Bi));
         connection.spare.is_some()
     }
@@ -443,6 +441,12 @@ impl Control {
         self.connections.get(&handle).map(|connection| &**connection)
     }
 
+    /// A connection that is not over.
+    #[must_use]
+    pub fn open(&self, handle: ConnectionHandle) -> Option<&ControlConnection> {
+        self.get(handle).filter(|connection| !connection.lost)
+    }
+
     /// A connection by its handle; the next [`Control::poll`] polls it.
     pub fn get_mut(&mut self, handle: ConnectionHandle) -> Option<&mut ControlConnection> {
         self.touch(handle);
@@ -451,13 +455,13 @@ impl Control {
 
     /// quinn-proto's connection, to use its streams.
     pub fn quinn(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
-        self.get_mut(handle).filter(|connection| !connection.lost).map(|connection| &mut connection.quinn)
+        self.open_mut(handle).map(|connection| &mut connection.quinn)
     }
 
     /// Sends two PINGs in packets of their own. The far end acknowledges the second one at once (RFC 9000 §13.2.2); a single one
     /// would be acknowledged by a timer, for which it has to wake up again.
     pub fn ping_for_an_answer(&mut self, handle: ConnectionHandle) {
-        if let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) {
+        if let Some(connection) = self.open_mut(handle) {
             connection.pings_twice = true;
             connection.quinn.ping();
         }
@@ -551,9 +555,7 @@ impl Control {
         data: Bytes,
         counted: bool,
     ) -> Result<(), SendDatagramError> {
-        let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
-            return Err(SendDatagramError::Disabled);
-        };
+        let Some(connection) = self.open_mut(handle) else { return Err(SendDatagramError::Disabled) };
         let len = data.len();
         connection.quinn.datagrams().send(data, false)?;
         connection.ahead.push(len, counted);
@@ -725,6 +727,10 @@ impl Control {
             connection.forgotten = true;
             self.endpoint.handle_event(handle, EndpointEvent::drained());
         }
+    }
+
+    fn open_mut(&mut self, handle: ConnectionHandle) -> Option<&mut ControlConnection> {
+        self.get_mut(handle).filter(|connection| !connection.lost)
     }
 
     fn touch(&mut self, handle: ConnectionHandle) {
