@@ -96,10 +96,9 @@ impl Worker {
         }
         if old.services != wanted.services {
             let revoked = |service: usize| !wanted.services.contains(&service);
-            data.end_flows_where(cx, host, id, now, |origin| match origin {
-                Origin::Upstream { service, .. } => revoked(*service),
-                Origin::Ingress { .. } => false,
-            });
+            let ends =
+                |origin: &Origin| matches!(origin, Origin::Upstream { service, .. } if revoked(*service));
+            data.end_flows_where(cx, host, id, now, ends);
             tcp.end_served(cx, sessions, |peer, service| peer == id && revoked(service));
             sessions.offer_services(cx, id);
         }
@@ -285,11 +284,10 @@ impl DataPlane {
                 && before.is_some_and(|before| before.service == forward.service)
                 && led_to == leads_to;
             if before.is_some() && !same {
+                let ends =
+                    |origin: &Origin| matches!(origin, Origin::Ingress { ingress: of, .. } if *of == ingress);
                 for id in cx.peers.ids() {
-                    self.end_flows_where(cx, host, id, now, |origin| match origin {
-                        Origin::Ingress { ingress: of, .. } => *of == ingress,
-                        Origin::Upstream { .. } => false,
-                    });
+                    self.end_flows_where(cx, host, id, now, ends);
                 }
             }
             let Sockets { factory, locals, .. } = &mut cx.sockets;
@@ -302,10 +300,8 @@ impl DataPlane {
                     }
                 }
                 (Some(_), false) => {
-                    let is_it = |local: &Local| match local {
-                        Local::Ingress { ingress: of, .. } => *of == ingress,
-                        Local::Upstream { .. } => false,
-                    };
+                    let is_it =
+                        |local: &Local| matches!(local, Local::Ingress { ingress: of, .. } if *of == ingress);
                     for id in locals.find(is_it) {
                         factory.close_later(id);
                     }

@@ -189,10 +189,8 @@ impl Worker {
     /// The bound addresses of the underlay, `[[udp]]` and `[[tcp]]` sockets, each in the configuration's order.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
-        let ingress = self.cx.sockets.locals.iter().filter(|socket| match socket.local {
-            Local::Ingress { .. } => true,
-            Local::Upstream { .. } => false,
-        });
+        let ingress =
+            self.cx.sockets.locals.iter().filter(|socket| matches!(socket.local, Local::Ingress { .. }));
         Addresses {
             transport: self
                 .cx

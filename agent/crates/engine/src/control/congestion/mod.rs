@@ -23,7 +23,7 @@ use std::{
 use config::CongestionControl;
 use quinn_proto::{
     RttEstimator,
-    congestion::{Controller, ControllerFactory, ControllerMetrics, CubicConfig},
+    congestion::{Controller, ControllerFactory, ControllerMetrics, Cubic},
 };
 
 use self::{
@@ -128,9 +128,10 @@ impl ControllerFactory for Congestion {
     }
 }
 
+#[derive(Clone)]
 enum Model {
     Bbr(Box<Bbr>),
-    Cubic(Box<dyn Controller>),
+    Cubic(Box<Cubic>),
     /// A fixed rate, and the last measured round-trip time.
     Rate(Duration),
 }
@@ -139,18 +140,8 @@ impl Model {
     fn new(algorithm: CongestionControl, now: Instant, mtu: u16) -> Self {
         match algorithm {
             CongestionControl::Bbr => Self::Bbr(Box::new(Bbr::new(now, mtu))),
-            CongestionControl::Cubic => Self::Cubic(Arc::new(CubicConfig::default()).build(now, mtu)),
+            CongestionControl::Cubic => Self::Cubic(Box::new(Cubic::new(Arc::default(), now, mtu))),
             CongestionControl::Rate => Self::Rate(Duration::from_millis(50)),
-        }
-    }
-}
-
-impl Clone for Model {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Bbr(bbr) => Self::Bbr(bbr.clone()),
-            Self::Cubic(cubic) => Self::Cubic(cubic.clone_box()),
-            Self::Rate(rtt) => Self::Rate(*rtt),
         }
     }
 }
@@ -230,11 +221,6 @@ impl StreamController {
         }
     }
 
-    fn sent(&mut self, now: Instant, bytes: u64) {
-        self.delivery.on_sent(now, self.in_flight == 0);
-        self.in_flight += bytes;
-    }
-
     fn acked(&mut self, now: Instant, sent: Instant, bytes: u64) {
         self.delivery.on_ack(now, sent, bytes);
         self.shared.acked_packets.fetch_add(1, Ordering::Relaxed);
@@ -262,15 +248,6 @@ impl StreamController {
         self.loss.turn_over(now);
         self.limit_gaps(now);
         self.publish_pace();
-    }
-
-    fn lost(&mut self, now: Instant, bytes: u64) {
-        self.loss.turn_over(now);
-        self.loss.lost[0] += bytes;
-        if let Model::Bbr(bbr) = &mut self.model {
-            bbr.on_lost(bytes);
-        }
-        self.limit_gaps(now);
     }
 
     /// Keeps the packets that are lost in a round trip below what the receiver tolerates.
@@ -320,7 +297,8 @@ const LEAST_WINDOW_PACKETS: u64 = 2;
 
 impl Controller for StreamController {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.sent(now, bytes);
+        self.delivery.on_sent(now, self.in_flight == 0);
+        self.in_flight += bytes;
         if let Model::Cubic(cubic) = &mut self.model {
             cubic.on_sent(now, bytes, last_packet_number);
         }
@@ -353,10 +331,16 @@ impl Controller for StreamController {
         is_persistent_congestion: bool,
         lost_bytes: u64,
     ) {
-        self.lost(now, lost_bytes);
-        if let Model::Cubic(cubic) = &mut self.model {
-            cubic.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
+        self.loss.turn_over(now);
+        self.loss.lost[0] += lost_bytes;
+        match &mut self.model {
+            Model::Bbr(bbr) => bbr.on_lost(lost_bytes),
+            Model::Cubic(cubic) => {
+                cubic.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
+            }
+            Model::Rate(_) => {}
         }
+        self.limit_gaps(now);
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
