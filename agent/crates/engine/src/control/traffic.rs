@@ -42,13 +42,6 @@ impl Changed {
 }
 
 impl Traffic {
-    /// The traffic of one connection.
-    pub(super) fn of(stats: &ConnectionStats) -> Self {
-        let mut traffic = Self::default();
-        traffic.add(stats);
-        traffic
-    }
-
     /// Adds the traffic of other connections.
     pub(super) fn add_all(&mut self, other: &Self) {
         for (way, other) in [(&mut self.sent, &other.sent), (&mut self.received, &other.received)] {

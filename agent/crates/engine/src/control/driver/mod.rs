@@ -524,7 +524,8 @@ impl Control {
     pub fn read_traffic(&mut self) -> Traffic {
         self.connections.values_mut().for_each(|connection| {
             if std::mem::take(&mut connection.changed.traffic) {
-                connection.traffic = Traffic::of(&connection.quinn.stats());
+                connection.traffic = Traffic::default();
+                connection.traffic.add(&connection.quinn.stats());
             }
         });
         self.traffic()
