@@ -113,7 +113,7 @@ impl Daemon {
             let (config, identity, own) = (Arc::clone(&config), Arc::clone(&certificate), Arc::clone(&own));
             let (registry, refusals, hub) = (Arc::clone(&registry), Arc::clone(&refusals), Arc::clone(&hub));
             let metrics = Publisher::new(usize::from(worker), Arc::clone(&health), Arc::clone(&snapshots));
-            let tun = tunnel.as_ref().map(|tunnel| tunnel.board());
+            let tun = tunnel.as_ref().map(|tunnel| Arc::clone(&tunnel.board));
             let start = WorkerStart { worker, pin: config.transport.pin_cpus, ports, queue: queues.next() };
             let setup = move |net, ready| Setup {
                 config,

@@ -85,7 +85,7 @@ fn routes_and_mtus_follow_the_peers() {
     let redirects = space.place().command("sh").args(["-c", redirects]).output().unwrap();
     assert_eq!(redirects.stdout, b"0\n");
 
-    let board = tunnel.board();
+    let board = Arc::clone(&tunnel.board);
     board.set_mtu(PeerId(0), Some(1_200));
     board.set_mtu(PeerId(1), Some(1_400));
     let (first, second) =

@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use crate::status::{LastError, PeerRates, PeerState, PeerStatus};
+use crate::status::{LastError, PeerRates, PeerState, PeerStatus, add_some};
 
 /// What a list of peers shows of one of them.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -87,13 +87,9 @@ impl PeerBrief {
         self.address = self.address.or(other.address);
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
         self.inner_mtu = self.inner_mtu.or(other.inner_mtu);
-        self.flows += other.flows;
-        self.tcp_streams += other.tcp_streams;
+        add!(self, other; flows, tcp_streams);
         self.queue_bytes += other.queue.bytes;
-        match (&mut self.rates, &other.rates) {
-            (Some(sum), Some(one)) => sum.add(one),
-            (sum, one) => *sum = sum.or(*one),
-        }
+        add_some(&mut self.rates, other.rates.as_ref(), PeerRates::add);
         self.up_bytes += other.uplink.delivered_bytes;
         self.down_bytes += other.downlink.delivered_bytes;
         self.sent_packets += other.more.lanes.sealed_packets;

@@ -12,6 +12,26 @@
 //! | what an operator is told of all these | [`status`]; in a list of peers: [`brief`] |
 //! | what a metric is, qlog captures, liveness | [`metrics`], [`capture`], [`health`] |
 
+/// Adds the fields of `other` to those of `sum`.
+macro_rules! add {
+    ($sum:expr, $other:expr; $($field:ident),*) => { $($sum.$field += $other.$field;)* };
+}
+
+/// Declares a struct of throttles, each of which lets one log line through per interval.
+macro_rules! throttles {
+    ($(#[$doc:meta])* $visibility:vis struct $name:ident { $($(#[$of:meta])* $each:vis $field:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        $visibility struct $name { $($(#[$of])* $each $field: wire::throttle::Throttle,)* }
+
+        impl $name {
+            pub(crate) fn new(interval: std::time::Duration) -> Self {
+                Self { $($field: wire::throttle::Throttle::new(interval),)* }
+            }
+        }
+    };
+}
+
 pub mod brief;
 pub mod capture;
 pub mod control;

@@ -5,7 +5,7 @@ use std::{
     net::SocketAddr,
     ops::{Deref, DerefMut},
     sync::Arc,
-    time::{Duration, Instant},
+    time::Instant,
 };
 
 use dataplane::{
@@ -20,7 +20,6 @@ use wire::{
     ids::{PeerId, SessionId},
     messages::{self, Hello},
     sampler::Sampler,
-    throttle::Throttle,
 };
 
 use crate::{
@@ -107,58 +106,37 @@ pub struct Peer {
     pub failure: Option<(Instant, Arc<Failure>)>,
     /// Rates of datagrams and bytes delivered uplink, the same downlink, lane packets sent, and lane packets lost.
     pub rates: Sampler<6>,
-    /// Throttle of log lines about attempts to connect.
-    pub attempts_log: Throttle,
-    /// Throttle of log lines about connections that end.
-    pub connections_log: Throttle,
-    /// Throttles of the other log lines about the peer.
+    /// Throttles of the log lines about the peer.
     pub throttles: Throttles,
 }
 
-/// Throttles of log lines about one peer: an unstable path, or a second host with the same key, may make it come and go all day.
-#[derive(Debug)]
-pub struct Throttles {
-    /// Throttle of the line about a new session, once a second.
-    pub connected: Throttle,
-    /// Throttle of the line about an unresponsive peer.
-    pub unresponsive: Throttle,
-    /// Throttle of the line about a peer that is heard again.
-    pub heard: Throttle,
-    /// Throttle of the line about a peer that takes no IP packets.
-    pub no_tunnel: Throttle,
-    /// Throttle of the line about a peer that cannot repair what is to be repaired.
-    pub no_repair: Throttle,
-    /// Throttle of the line about services that our forwards need and the peer does not offer.
-    pub no_service: Throttle,
-    /// Throttle of the lines about a changed address, of the peer or of this host.
-    pub moved: Throttle,
-    /// Throttle of the line about a peer to which the kernel has no route.
-    pub no_route: Throttle,
-    /// Throttle of the line about an automatic rate that cannot be measured.
-    pub unmeasured: Throttle,
-    /// Throttle of the lines about preshared keys.
-    pub preshared: Throttle,
-}
-
-impl Throttles {
-    /// Throttles that let through one line of a kind per `interval`.
-    #[must_use]
-    pub fn new(interval: Duration) -> Self {
-        let [unresponsive, heard, no_tunnel, no_service, no_repair, moved, no_route, unmeasured, preshared] =
-            std::array::from_fn(|_| Throttle::new(interval));
-        let connected = Throttle::new(Duration::from_secs(1));
-        Self {
-            connected,
-            unresponsive,
-            heard,
-            no_tunnel,
-            no_service,
-            no_repair,
-            moved,
-            no_route,
-            unmeasured,
-            preshared,
-        }
+throttles! {
+    /// Throttles of log lines about one peer: an unstable path, or a second host with the same key, may make it come and go all day.
+    pub struct Throttles {
+        /// Throttle of log lines about attempts to connect.
+        pub attempts,
+        /// Throttle of log lines about connections that end.
+        pub connections,
+        /// Throttle of the line about a new session, once a second.
+        pub connected,
+        /// Throttle of the line about an unresponsive peer.
+        pub unresponsive,
+        /// Throttle of the line about a peer that is heard again.
+        pub heard,
+        /// Throttle of the line about a peer that takes no IP packets.
+        pub no_tunnel,
+        /// Throttle of the line about a peer that cannot repair what is to be repaired.
+        pub no_repair,
+        /// Throttle of the line about services that our forwards need and the peer does not offer.
+        pub no_service,
+        /// Throttle of the lines about a changed address, of the peer or of this host.
+        pub moved,
+        /// Throttle of the line about a peer to which the kernel has no route.
+        pub no_route,
+        /// Throttle of the line about an automatic rate that cannot be measured.
+        pub unmeasured,
+        /// Throttle of the lines about preshared keys.
+        pub preshared,
     }
 }
 

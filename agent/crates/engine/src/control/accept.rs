@@ -54,7 +54,7 @@ pub struct Acceptance {
 #[derive(Debug)]
 pub struct Pending {
     /// The handshakes, oldest first, each with the key that its client knocked with.
-    begun: Vec<(ConnectionHandle, Option<[u8; 32]>)>,
+    pub begun: Vec<(ConnectionHandle, Option<[u8; 32]>)>,
     /// The limit on their number, beside the first of each known peer. Each costs some 20 KiB until it is a session or ends.
     pub most: usize,
 }
@@ -64,16 +64,6 @@ impl Pending {
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self { begun: Vec::new(), most }
-    }
-
-    #[must_use]
-    pub fn len(&self) -> usize {
-        self.begun.len()
-    }
-
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.begun.is_empty()
     }
 
     /// Counts a handshake of a client that knocked with the key `agreement`.
@@ -118,12 +108,6 @@ impl Pending {
 }
 
 impl Control {
-    /// The room for handshakes that far ends start.
-    #[must_use]
-    pub fn room(&self) -> Room {
-        self.pending.room()
-    }
-
     /// Decides about a handshake that a far end starts; returns whether it began.
     pub(super) fn incoming(
         &mut self,

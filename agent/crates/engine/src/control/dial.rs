@@ -71,7 +71,7 @@ pub enum Step {
     FallBack(SocketAddr),
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Dialler {
     targets: Vec<Target>,
     /// The number of rounds since the last success; it chooses the endpoint.
@@ -159,19 +159,9 @@ impl Dialler {
         let next = (!endpoints.is_empty()).then_some(now);
         Self {
             targets: endpoints.into_iter().map(Target::new).collect(),
-            turn: 0,
-            skipped: 0,
             interval: BUSY_INTERVAL,
             next,
-            last: None,
-            current: Round::default(),
-            second: None,
-            fallbacks: VecDeque::new(),
-            fell_back: false,
-            may_fall_back: false,
-            patience: None,
-            attempts: Vec::new(),
-            abandoned: Vec::new(),
+            ..Self::default()
         }
     }
 

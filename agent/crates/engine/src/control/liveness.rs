@@ -68,7 +68,7 @@ pub struct Liveness {
     answered: Instant,
     looked: Instant,
     /// Whether something was sent since then, and the peer was asked.
-    waits: bool,
+    pub(crate) waits: bool,
     /// The time for which every look has found the lanes heard.
     heard: Duration,
     /// The time without an acknowledgement when a look last found the lanes silent.
@@ -113,12 +113,6 @@ impl Liveness {
             self.outage = now.saturating_duration_since(self.answered) + 2 * LONGEST_INTERVAL;
         }
         if self.heard >= patience.max(self.outage) { Finding::ControlDead } else { Finding::Waits }
-    }
-
-    /// Whether something was sent since anything was acknowledged.
-    #[must_use]
-    pub fn waits(&self) -> bool {
-        self.waits
     }
 
     /// The time since something was last found acknowledged.

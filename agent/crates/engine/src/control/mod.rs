@@ -10,7 +10,7 @@
 //! | how much of the far end's messages waits, and what does each cost? | `inward.rs` |
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
 //! | which stream connections does a peer have? | `connections.rs` |
-//! | how do stream connections name their session? | `session_name.rs` |
+//! | how do stream connections name their session? | `driver/connection.rs` |
 //! | does the far end still answer? | `liveness.rs` |
 //! | which preshared key do both ends use? | `preshared.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
@@ -29,7 +29,6 @@ pub mod driver;
 mod inward;
 pub mod liveness;
 pub mod preshared;
-pub mod session_name;
 mod traffic;
 pub mod transport;
 pub mod windows;

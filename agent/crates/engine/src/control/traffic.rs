@@ -42,24 +42,12 @@ impl Changed {
 }
 
 impl Traffic {
-    /// The traffic of one connection.
-    pub(super) fn of(stats: &ConnectionStats) -> Self {
-        let mut traffic = Self::default();
-        traffic.add(stats);
-        traffic
-    }
-
     /// Adds the traffic of other connections.
     pub(super) fn add_all(&mut self, other: &Self) {
         for (way, other) in [(&mut self.sent, &other.sent), (&mut self.received, &other.received)] {
-            way.datagrams += other.datagrams;
-            way.bytes += other.bytes;
-            way.ack_frames += other.ack_frames;
-            way.datagram_frames += other.datagram_frames;
+            add!(way, other; datagrams, bytes, ack_frames, datagram_frames);
         }
-        self.packets_sent += other.packets_sent;
-        self.packets_lost += other.packets_lost;
-        self.black_holes += other.black_holes;
+        add!(self, other; packets_sent, packets_lost, black_holes);
     }
 
     pub(super) fn add(&mut self, stats: &ConnectionStats) {

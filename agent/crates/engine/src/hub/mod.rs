@@ -35,7 +35,6 @@ use dataplane::{
     rate::RateAccount,
     relay::{AgentTotals, FlowRegistry},
 };
-use gate::OwnKey;
 use net::{Ready, Token, ports::Ports};
 use wire::{
     ids::{PeerId, SessionId},
@@ -50,42 +49,29 @@ use crate::{
     origin::PeerOrigin,
 };
 
-/// The connection that is a peer's session, and the worker that owns it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Record {
-    pub(crate) owner: u8,
-    pub(crate) session: SessionId,
-    pub(crate) dialled: bool,
-    pub(crate) key: [u8; 32],
-    pub(crate) own: OwnKey,
-    pub(crate) instance: [u8; 16],
-    pub(crate) begun: Instant,
-    pub(crate) since: Instant,
-}
-
 /// Mailboxes, peers and totals that the workers of an agent share.
 pub struct Hub {
     mailboxes: Vec<Mailbox<WorkerMessage, HandOff>>,
     /// Indexed by [`PeerId`]. The registry replaces the list while workers read it.
     peers: ArcSwap<Vec<Arc<Shared>>>,
     /// Totals of the flows and queues of all peers.
-    flows: Arc<AgentTotals>,
+    pub(crate) totals: Arc<AgentTotals>,
     /// Count and window memory of the TCP forwards of all peers.
-    streams: Arc<StreamMemory>,
+    pub(crate) streams: Arc<StreamMemory>,
     /// The `[[tcp]]` ports at which connections wait to be accepted.
-    backlogs: Backlogs,
+    pub(crate) backlogs: Backlogs,
     next_session: AtomicU64,
     /// Number of workers that have shut down and send no more hand-off batches.
     stopped: AtomicU8,
     /// Captures of control connections that operators have asked for.
     taps: Taps,
     /// The instant from which the hub counts milliseconds.
-    base: Instant,
+    pub(crate) base: Instant,
 }
 
 /// One peer's share of the hub.
 struct Shared {
-    session: Mutex<Option<Record>>,
+    session: Mutex<Option<Arc<Connected>>>,
     /// When the peer was last heard on a lane, in milliseconds since the base; 0 for never.
     heard: AtomicU64,
     /// Lanes of the peer at all workers, draining lanes included.
@@ -113,12 +99,12 @@ impl Hub {
     /// Makes the hub of `workers` workers and `peers` peers; the hub counts time from `now`.
     #[must_use]
     pub fn new(workers: u8, peers: usize, now: Instant) -> Arc<Self> {
-        let flows = Arc::default();
-        let shared = (0..peers).map(|_| Shared::new(&flows, workers)).collect();
+        let totals = Arc::default();
+        let shared = (0..peers).map(|_| Shared::new(&totals, workers)).collect();
         Arc::new(Self {
             mailboxes: (0..workers.max(1)).map(|_| Mailbox::default()).collect(),
             peers: ArcSwap::from_pointee(shared),
-            flows,
+            totals,
             streams: Arc::default(),
             backlogs: Backlogs::default(),
             next_session: AtomicU64::new(1),
@@ -132,26 +118,6 @@ impl Hub {
     #[must_use]
     pub fn workers(&self) -> u8 {
         u8::try_from(self.mailboxes.len()).unwrap_or(u8::MAX)
-    }
-
-    /// Bytes in which payloads of all peers are kept or held for repair.
-    pub(crate) fn repair_bytes(&self) -> usize {
-        self.flows.repair.used()
-    }
-
-    /// Sockets to services for flows that peers opened.
-    pub(crate) fn flow_sockets(&self) -> usize {
-        self.flows.flow_sockets()
-    }
-
-    /// Count and window memory of the TCP forwards of all peers.
-    pub(crate) fn streams(&self) -> &Arc<StreamMemory> {
-        &self.streams
-    }
-
-    /// The `[[tcp]]` ports at which connections wait to be accepted.
-    pub(crate) fn backlogs(&self) -> &Backlogs {
-        &self.backlogs
     }
 
     /// Reads what the workers share about `peer`; `None` if the hub does not know the peer.
@@ -195,7 +161,7 @@ impl Hub {
     /// Announces a new peer to all workers, in a slot that none of them uses. Only the registry calls this, for one change at a time.
     pub(crate) fn add_peer(&self, id: PeerId, peer: &Arc<config::Peer>, origin: PeerOrigin) {
         let mut peers = Vec::clone(&self.peers.load());
-        let shared = Shared::new(&self.flows, self.workers());
+        let shared = Shared::new(&self.totals, self.workers());
         match peers.get_mut(id.0 as usize) {
             Some(slot) => *slot = shared,
             None => peers.push(shared),
@@ -249,13 +215,13 @@ impl Hub {
 
     /// Ends the session with a peer, if there is one.
     pub fn end_session(&self, peer: PeerId, reason: CloseReason) {
-        if let Some(Record { owner, session, .. }) = self.record(peer) {
-            self.send(owner, WorkerMessage::EndSession { peer, session, reason });
+        if let Some(record) = self.record(peer) {
+            self.send(record.owner, WorkerMessage::EndSession { peer, session: record.session, reason });
         }
     }
 
-    fn record(&self, peer: PeerId) -> Option<Record> {
-        self.with(peer, |shared| *lock(&shared.session))?
+    fn record(&self, peer: PeerId) -> Option<Arc<Connected>> {
+        self.with(peer, |shared| lock(&shared.session).clone())?
     }
 
     /// Takes the messages that wait for `worker`, oldest first. If `hand_offs` is empty, it receives the waiting hand-off batches.
@@ -283,7 +249,7 @@ impl Hub {
 
     /// Sets the limit on sockets for flows that peers open; 0 if the limit is not known.
     pub fn set_sockets(&self, most: usize) {
-        self.flows.set_sockets(most);
+        self.totals.set_sockets(most);
     }
 
     /// The flow registry of a peer, or an empty one if the hub does not know the peer.
@@ -308,31 +274,19 @@ impl Hub {
     pub(crate) fn establish(
         &self,
         connected: &Arc<Connected>,
-        stays: impl FnOnce(&Record) -> bool,
-    ) -> Result<Option<Record>, Stays> {
+        stays: impl FnOnce(&Connected) -> bool,
+    ) -> Result<Option<Arc<Connected>>, Stays> {
         let peers = self.peers.load();
         let shared = peers.get(connected.peer.0 as usize).ok_or(Stays)?;
         let mut session = lock(&shared.session);
-        if session.as_ref().is_some_and(stays) {
+        if session.as_deref().is_some_and(stays) {
             return Err(Stays);
         }
-        let old = session.replace(Record {
-            owner: connected.owner,
-            session: connected.session,
-            dialled: connected.dialled,
-            key: connected.key,
-            own: connected.own,
-            instance: connected.hello.instance,
-            begun: connected.begun,
-            since: connected.since,
-        });
+        let old = session.replace(Arc::clone(connected));
         // Under the lock, so that all workers hear of sessions in one order.
-        if let Some(old) = old.filter(|old| old.owner != connected.owner) {
-            let reason = CloseReason::Replaced;
-            self.send(
-                old.owner,
-                WorkerMessage::EndSession { peer: connected.peer, session: old.session, reason },
-            );
+        if let Some(old) = old.as_ref().filter(|old| old.owner != connected.owner) {
+            let (peer, session, reason) = (old.peer, old.session, CloseReason::Replaced);
+            self.send(old.owner, WorkerMessage::EndSession { peer, session, reason });
         }
         self.send_to_others(connected.owner, || WorkerMessage::Connected(Arc::clone(connected)));
         Ok(old)
@@ -381,11 +335,6 @@ impl Hub {
         self.with(peer, |shared| shared.lanes.load(Ordering::Relaxed)).unwrap_or(0)
     }
 
-    /// The instant from which the agent's reports about lanes count time.
-    pub(crate) fn base(&self) -> Instant {
-        self.base
-    }
-
     /// Notes that a peer was heard at `now`.
     pub(crate) fn note_heard(&self, peer: PeerId, now: Instant) {
         /// A store costs the other workers a cache miss, so one is made at most once in this time.
@@ -429,6 +378,7 @@ fn party(hand_off: &HandOff) -> Party {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gate::OwnKey;
     use wire::{
         clock::{Clock, ManualClock},
         messages::{Features, Hello},
@@ -467,7 +417,7 @@ mod tests {
     fn what_was_said_of_a_replaced_session_is_not_current_when_it_is_read() {
         let hub = Hub::new(3, 1, ManualClock::default().now());
         let first = connected(&hub, 0, 7);
-        assert_eq!(hub.establish(&first, |_| false), Ok(None));
+        assert!(hub.establish(&first, |_| false).unwrap().is_none());
         // Worker 1 has not read of it when it has a session of its own.
         let second = connected(&hub, 1, 8);
         let replaced = hub.establish(&second, |_| false).unwrap().unwrap();
@@ -483,7 +433,7 @@ mod tests {
         // The end of the first comes late, and does not end the second.
         hub.end(PeerId(0), first.session, 0);
         assert!(hub.is_current(PeerId(0), second.session));
-        assert_eq!(hub.establish(&connected(&hub, 2, 9), |_| true), Err(Stays));
+        assert!(hub.establish(&connected(&hub, 2, 9), |_| true).is_err());
     }
 
     #[test]

@@ -13,11 +13,6 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
-/// Adds the fields of `other` to those of `sum`.
-macro_rules! add {
-    ($sum:expr, $other:expr; $($field:ident),*) => { $($sum.$field += $other.$field;)* };
-}
-
 mod flow;
 mod lane;
 mod peer;
@@ -45,4 +40,13 @@ pub type Counts = BTreeMap<Word, u64>;
 pub(crate) fn not_zero(labels: &[&'static str], counts: &[u64]) -> Counts {
     let counts = labels.iter().zip(counts).filter(|(_, count)| **count > 0);
     counts.map(|(label, count)| ((*label).into(), *count)).collect()
+}
+
+/// Adds `one` to `sum` by `add`; each of the two may be missing.
+pub(crate) fn add_some<T: Clone>(sum: &mut Option<T>, one: Option<&T>, add: fn(&mut T, &T)) {
+    match (sum, one) {
+        (Some(sum), Some(one)) => add(sum, one),
+        (sum @ None, one) => *sum = one.cloned(),
+        (Some(_), None) => {}
+    }
 }

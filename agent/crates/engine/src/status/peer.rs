@@ -14,7 +14,7 @@ use wire::sampler::Sampler;
 
 use crate::status::{
     Counts, FlowStatus, LanePackets, LaneStatus, OwnedLanes, RateStatus, RepairStatus,
-    StreamConnectionStatus, Word, add_lane, not_zero,
+    StreamConnectionStatus, Word, add_lane, add_some, not_zero,
 };
 use crate::{origin::PeerOrigin, peer::Failure};
 
@@ -229,26 +229,14 @@ impl PeerStatus {
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
         self.rtt_min_seconds = self.rtt_min_seconds.or(other.rtt_min_seconds);
         add!(self, other; lanes_up, flows, tcp_streams);
-        match (&mut self.streams, &other.streams) {
-            (Some(sum), Some(one)) => sum.add(one),
-            (sum, one) => *sum = sum.take().or_else(|| one.clone()),
-        }
+        add_some(&mut self.streams, other.streams.as_ref(), StreamsStatus::add);
         self.inner_mtu = self.inner_mtu.or(other.inner_mtu);
         self.largest_datagram = self.largest_datagram.or(other.largest_datagram);
-        match (&mut self.rates, &other.rates) {
-            (Some(sum), Some(one)) => sum.add(one),
-            (sum, one) => *sum = sum.or(*one),
-        }
+        add_some(&mut self.rates, other.rates.as_ref(), PeerRates::add);
         add!(self.queue, other.queue; datagrams, bytes);
         self.queue.age_seconds = self.queue.age_seconds.max(other.queue.age_seconds);
-        match (&mut self.rate, &other.rate) {
-            (Some(sum), Some(one)) => sum.add(one),
-            (sum, one) => *sum = sum.take().or_else(|| one.clone()),
-        }
-        match (&mut self.repair, &other.repair) {
-            (Some(sum), Some(one)) => sum.add(one),
-            (sum, one) => *sum = sum.take().or_else(|| one.clone()),
-        }
+        add_some(&mut self.rate, other.rate.as_ref(), RateStatus::add);
+        add_some(&mut self.repair, other.repair.as_ref(), RepairStatus::add);
         self.uplink.add(&other.uplink);
         self.downlink.add(&other.downlink);
         let errors = [&self.last_error, &other.last_error].into_iter().flatten();

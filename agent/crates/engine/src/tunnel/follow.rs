@@ -18,7 +18,7 @@ use net::netlink::{DeviceRoute, Netlink, RouteChanges};
 use wire::clock::{Clock, SystemClock};
 
 use crate::{
-    registry::PeerRegistry,
+    registry::{Listed, PeerRegistry},
     tunnel::{TunnelError, learn::learn, plan::FAMILIES, said::Said},
 };
 
@@ -91,7 +91,7 @@ struct Known {
     registry: Arc<PeerRegistry>,
     routes: Vec<DeviceRoute>,
     /// As far as the table depends on them; compared by address, as a changed peer is another one.
-    peers: Vec<(wire::ids::PeerId, Arc<config::Peer>)>,
+    peers: Vec<Listed>,
     said: Said,
 }
 
@@ -122,8 +122,8 @@ impl Known {
                 }
                 listed = clock.now();
                 not_before = listed + listed.saturating_duration_since(begun) * SHARE;
-            } else {
-                self.look_at_peers();
+            } else if self.peers_changed() {
+                self.publish();
             }
         }
     }
@@ -158,25 +158,16 @@ impl Known {
         Ok(())
     }
 
-    fn look_at_peers(&mut self) {
-        if self.peers_changed() {
-            self.publish();
-        }
-    }
-
     fn peers_changed(&self) -> bool {
         let listed = self.registry.list();
-        listed.len() != self.peers.len()
-            || listed
-                .iter()
-                .zip(&self.peers)
-                .any(|(new, (id, peer))| new.id != *id || !Arc::ptr_eq(&new.peer, peer))
+        let same = |(new, old): (&Listed, &Listed)| new.id == old.id && Arc::ptr_eq(&new.peer, &old.peer);
+        listed.len() != self.peers.len() || !listed.iter().zip(&self.peers).all(same)
     }
 
     fn publish(&mut self) {
         let peers = self.registry.list();
         let learned = Arc::new(learn(&self.routes, &peers, &self.tun));
-        self.peers = peers.into_iter().map(|listed| (listed.id, listed.peer)).collect();
+        self.peers = peers;
         if let Some(hub) = self.registry.hub() {
             hub.learn_routes(&learned);
         }

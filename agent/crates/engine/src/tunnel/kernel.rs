@@ -34,7 +34,7 @@ type Taken = BTreeMap<(IpNet, u32), u32>;
 
 /// The changes that we have made in the kernel. Dropping it takes the rules back; the routes go with the device.
 pub(super) struct Kernel {
-    netlink: Netlink,
+    pub(super) netlink: Netlink,
     index: u32,
     /// The mark of the underlay's packets, or 0.
     mark: u32,
@@ -71,11 +71,6 @@ impl Kernel {
         }
         let (routes, rules, refused) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
         Ok(Self { netlink, index, mark, apart, mtu, routes, rules, refused })
-    }
-
-    /// For other questions to the kernel.
-    pub(super) fn netlink(&mut self) -> &mut Netlink {
-        &mut self.netlink
     }
 
     /// Finds out which of our routes were removed, as the kernel does when the device goes down, however shortly: the next plan

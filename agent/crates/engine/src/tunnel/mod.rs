@@ -74,7 +74,8 @@ const TICK: Duration = Duration::from_secs(1);
 pub struct Tunnel {
     /// With `tun.routing = "kernel"`.
     _routes: Option<RouteFollower>,
-    board: Arc<MtuTable>,
+    /// The board on which workers publish the packet sizes that fit.
+    pub board: Arc<MtuTable>,
     thread: Option<JoinHandle<()>>,
     /// While the thread runs, a device that is gone was removed by somebody else.
     _device: TunHold,
@@ -141,12 +142,6 @@ impl Tunnel {
             "the TUN device is up"
         );
         Ok((Self { _routes: routes, board, thread: Some(thread), _device: device.hold }, device.ports))
-    }
-
-    /// The board on which workers publish the packet sizes that fit.
-    #[must_use]
-    pub fn board(&self) -> Arc<MtuTable> {
-        Arc::clone(&self.board)
     }
 }
 
@@ -226,7 +221,7 @@ impl Follower {
     /// Looks at the device and its counters.
     fn look(&mut self, now: Instant) {
         fault::point(Fault::Tunnel);
-        let link = match self.kernel.netlink().link(Which::Index(self.index)) {
+        let link = match self.kernel.netlink.link(Which::Index(self.index)) {
             Ok(link) => link,
             Err(error) => return tracing::debug!(%error, "the TUN device cannot be looked at"),
         };
@@ -285,7 +280,7 @@ impl Follower {
             set_quiet(&self.tun.name);
         }
         for address in &self.tun.addresses {
-            match self.kernel.netlink().add_address(self.index, *address) {
+            match self.kernel.netlink.add_address(self.index, *address) {
                 Ok(()) => {
                     say(&format!("the address {address} of the tunnel was gone, and is set again"), false)
                 }

@@ -78,7 +78,7 @@ impl TcpForwards {
         if !listener.is_some_and(|(listener, _)| listener.has_waiting()) {
             return false;
         }
-        let (since, begins) = cx.hub.backlogs().wait(port, now);
+        let (since, begins) = cx.hub.backlogs.wait(port, now);
         cx.stats.totals.tcp.accept_pauses += u64::from(begins);
         let until = since + BACKLOG_PATIENCE;
         if until <= now {
@@ -97,7 +97,7 @@ impl TcpForwards {
 
     /// Checks the ports at which connections wait: there may be room for them.
     pub(super) fn retry_listeners(&mut self, cx: &mut Context) {
-        for port in cx.hub.backlogs().ports() {
+        for port in cx.hub.backlogs.ports() {
             self.wake_listener(cx, port);
         }
     }
@@ -137,6 +137,6 @@ impl TcpForwards {
 impl Context {
     /// Whether the limit on TCP forwards of all peers together is reached.
     pub(super) fn is_full(&self) -> bool {
-        self.hub.streams().forwards() >= self.config.limits.tcp_streams
+        self.hub.streams.forwards() >= self.config.limits.tcp_streams
     }
 }

@@ -17,45 +17,35 @@ use crate::{
 impl Context {
     /// Counts and logs that a TCP forward was refused because all peers together, or this one, have too many.
     pub(super) fn tcp_ceiling_reached(&mut self, peer: PeerId, now: Instant) {
-        let open = self.hub.streams().forwards();
+        let open = self.hub.streams.forwards();
         if open >= self.config.limits.tcp_streams {
-            self.stats.ceilings.tcp.all += 1;
-            if let Some(suppressed) = self.stats.ceilings.allow(Ceiling::TcpStreams, now) {
-                tracing::warn!(
-                    open,
-                    suppressed,
-                    "limits.tcp_streams is reached: a TCP connection was refused (remedy: a higher one, and descriptors for it, \
-                     or a lower limits.tcp_streams_per_peer)"
-                );
-            }
+            throttled!(
+                warn,
+                self.stats.ceilings.count(Ceiling::TcpStreams, now),
+                { open },
+                "limits.tcp_streams is reached: a TCP connection was refused (remedy: a higher one, and descriptors for it, \
+                or a lower limits.tcp_streams_per_peer)"
+            );
             return;
         }
-        self.stats.ceilings.tcp.per_peer += 1;
         let Some(state) = self.peers.get(peer) else { return };
-        if let Some(suppressed) = self.stats.ceilings.allow(Ceiling::TcpStreamsPerPeer, now) {
-            tracing::warn!(
-                peer = &*state.name,
-                open = state.tcp_streams,
-                suppressed,
-                "limits.tcp_streams_per_peer is reached: a TCP connection was refused (remedy: a higher one, or see what \
-                 opens so many)"
-            );
-        }
+        throttled!(
+            warn, self.stats.ceilings.count(Ceiling::TcpStreamsPerPeer, now),
+            { peer = &*state.name, open = state.tcp_streams },
+            "limits.tcp_streams_per_peer is reached: a TCP connection was refused (remedy: a higher one, or see what \
+            opens so many)"
+        );
     }
 
     /// Logs that windows of TCP forwards could not grow for lack of memory, if that is new. Worker 0 does so for all.
     pub(super) fn report_stream_memory(&mut self, now: Instant) {
-        let refused = self.hub.streams().refused();
-        if self.id.index == 0
-            && refused > std::mem::replace(&mut self.stats.ceilings.stream_memory, refused)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::StreamBytes, now)
-        {
-            tracing::warn!(
-                limit = self.config.limits.stream_bytes,
-                taken = self.hub.streams().taken(),
-                suppressed,
+        let refused = self.hub.streams.refused();
+        if self.id.index == 0 {
+            throttled!(
+                warn, self.stats.ceilings.follow(Ceiling::StreamBytes, refused, now),
+                { limit = self.config.limits.stream_bytes, taken = self.hub.streams.taken() },
                 "limits.stream_bytes is reached: TCP connections are slower than they could be (remedy: a higher one if there is \
-                 memory, or see which services do not read)"
+                memory, or see which services do not read)"
             );
         }
     }
@@ -68,68 +58,44 @@ impl Context {
         let more = |ceiling: Ceiling| refused[ceiling as usize] > before[ceiling as usize];
         let (name, limits, ceilings) = (&*peer.name, &self.config.limits, &mut self.stats.ceilings);
         let mut allow = |ceiling| if more(ceiling) { ceilings.allow(ceiling, now) } else { None };
-        if let Some(suppressed) = allow(Ceiling::Flows) {
-            tracing::warn!(
-                peer = name,
-                limit = limits.flows,
-                suppressed,
-                "limits.flows is reached: new flows are refused (remedy: a higher one, a shorter service.idle, or a lower \
-                 limits.flows_per_peer)"
-            );
-        }
-        if let Some(suppressed) = allow(Ceiling::FlowsPerPeer) {
-            tracing::warn!(
-                peer = name,
-                limit = limits.flows_per_peer,
-                suppressed,
-                "limits.flows_per_peer is reached: new flows of the peer are refused (remedy: a higher one, or a shorter \
-                 service.idle)"
-            );
-        }
-        if let Some(suppressed) = allow(Ceiling::QueueBytes) {
-            tracing::warn!(
-                peer = name,
-                limit = limits.queue_bytes,
-                suppressed,
-                "limits.queue_bytes is reached: what cannot be sent at once is dropped (remedy: a higher one if there is \
-                 memory, or smaller peer.queue.bytes and peer.queue.time)"
-            );
-        }
-        if let Some(suppressed) = allow(Ceiling::RepairBytes) {
-            tracing::warn!(
-                peer = name,
-                limit = limits.repair_bytes,
-                suppressed,
-                "limits.repair_bytes, or the quarter of it that one peer may have, is reached: payloads travel without repair \
-                 (remedy: a higher one if there is memory, or a shorter deadline in repair)"
-            );
-        }
-        if let Some(suppressed) = allow(Ceiling::ReassemblyBytes) {
-            tracing::warn!(
-                peer = name,
-                limit = limits.reassembly_bytes,
-                suppressed,
-                "the peer has as many incomplete datagrams as may wait at a worker (limits.reassembly_bytes, 256 of them), or all \
-                 peers together have (64 times that): its oldest are dropped (remedy: see whether the path loses pieces; a higher \
-                 limit if there is memory)"
-            );
-        }
-        if let Some(suppressed) = allow(Ceiling::FlowRate) {
-            tracing::warn!(
-                peer = name,
-                suppressed,
-                "the peer opens flows faster than it may: its openings are dropped (remedy: see what opens so many; a higher \
-                 limits.flows_per_peer raises the rate, a fifth of it a second)"
-            );
-        }
-        if more(Ceiling::Sockets)
-            && let error = peer.data.relay.socket_error.take()
-            && let Some(suppressed) = allow(Ceiling::Sockets)
-        {
-            tracing::warn!(
-                peer = name,
-                error = error.as_ref().map(tracing::field::display),
-                suppressed,
+        throttled!(
+            warn, allow(Ceiling::Flows), { peer = name, limit = limits.flows },
+            "limits.flows is reached: new flows are refused (remedy: a higher one, a shorter service.idle, or a lower \
+            limits.flows_per_peer)"
+        );
+        throttled!(
+            warn, allow(Ceiling::FlowsPerPeer), { peer = name, limit = limits.flows_per_peer },
+            "limits.flows_per_peer is reached: new flows of the peer are refused (remedy: a higher one, or a shorter \
+            service.idle)"
+        );
+        throttled!(
+            warn, allow(Ceiling::QueueBytes), { peer = name, limit = limits.queue_bytes },
+            "limits.queue_bytes is reached: what cannot be sent at once is dropped (remedy: a higher one if there is \
+            memory, or smaller peer.queue.bytes and peer.queue.time)"
+        );
+        throttled!(
+            warn, allow(Ceiling::RepairBytes), { peer = name, limit = limits.repair_bytes },
+            "limits.repair_bytes, or the quarter of it that one peer may have, is reached: payloads travel without repair \
+            (remedy: a higher one if there is memory, or a shorter deadline in repair)"
+        );
+        throttled!(
+            warn, allow(Ceiling::ReassemblyBytes), { peer = name, limit = limits.reassembly_bytes },
+            "the peer has as many incomplete datagrams as may wait at a worker (limits.reassembly_bytes, 256 of them), or all \
+            peers together have (64 times that): its oldest are dropped (remedy: see whether the path loses pieces; a higher \
+            limit if there is memory)"
+        );
+        throttled!(
+            warn,
+            allow(Ceiling::FlowRate),
+            { peer = name },
+            "the peer opens flows faster than it may: its openings are dropped (remedy: see what opens so many; a higher \
+            limits.flows_per_peer raises the rate, a fifth of it a second)"
+        );
+        if more(Ceiling::Sockets) {
+            let error = peer.data.relay.socket_error.take();
+            throttled!(
+                warn, allow(Ceiling::Sockets),
+                { peer = name, error = error.as_ref().map(tracing::field::display) },
                 "no socket to a service could be opened: new flows of the peer are refused (remedy: {})",
                 error.as_ref().map_or("see the error", socket_remedy)
             );
@@ -139,29 +105,23 @@ impl Context {
     /// Logs that sockets lost their send buffers to others, if that is new.
     pub(super) fn report_send_buffers(&mut self, now: Instant) {
         let taken_away = self.sockets.underlays.send_buffers_taken_away;
-        if taken_away > std::mem::replace(&mut self.stats.ceilings.send_buffers, taken_away)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::SendBuffers, now)
-        {
-            tracing::warn!(
-                suppressed,
-                "as many QUIC sockets as may have a send buffer have no room in the kernel: what waited longest was dropped \
-                 (remedy: see which links are full or down; a larger net.core.wmem_max)"
-            );
-        }
+        throttled!(
+            warn,
+            self.stats.ceilings.follow(Ceiling::SendBuffers, taken_away, now),
+            "as many QUIC sockets as may have a send buffer have no room in the kernel: what waited longest was dropped \
+            (remedy: see which links are full or down; a larger net.core.wmem_max)"
+        );
     }
 
     /// Logs that flows to the decoy were evicted, if there are more than at the last report.
     pub(super) fn report_decoy_flows(&mut self, gave_way: u64, now: Instant) {
-        if gave_way > std::mem::replace(&mut self.stats.ceilings.decoy_flows, gave_way)
-            && let Some(suppressed) = self.stats.ceilings.allow(Ceiling::DecoyFlows, now)
-        {
-            tracing::warn!(
-                limit = self.config.limits.decoy_flows,
-                suppressed,
-                "limits.decoy_flows is reached: the strangers who are missed least give way (remedy: a higher one, and \
-                 descriptors for it; or none, if this is a flood)"
-            );
-        }
+        throttled!(
+            warn,
+            self.stats.ceilings.follow(Ceiling::DecoyFlows, gave_way, now),
+            { limit = self.config.limits.decoy_flows },
+            "limits.decoy_flows is reached: the strangers who are missed least give way (remedy: a higher one, and \
+            descriptors for it; or none, if this is a flood)"
+        );
     }
 }
 
@@ -174,31 +134,25 @@ impl Sessions {
         ceiling: Ceiling,
         now: Instant,
     ) {
-        if self.control.get(handle).is_none_or(|connection| connection.is_over()) {
+        if self.control.open(handle).is_none() {
             return;
         }
-        let suppressed = cx.stats.ceilings.allow(ceiling, now);
+        let allowed = cx.stats.ceilings.count(ceiling, now);
+        let peer = self.name_of(cx, handle);
         if ceiling == Ceiling::ControlBytes {
-            cx.stats.ceilings.message_bytes += 1;
-            if let Some(suppressed) = suppressed {
-                tracing::warn!(
-                    peer = self.name_of(cx, handle),
-                    waiting = cx.hub.streams().messages(),
-                    suppressed,
-                    "the control messages of all peers that wait fill a sixteenth of limits.stream_bytes; closing the connection \
-                     (remedy: see which peers send so many)"
-                );
-            }
+            throttled!(
+                warn, allowed, { peer, waiting = cx.hub.streams.messages() },
+                "the control messages of all peers that wait fill a sixteenth of limits.stream_bytes; closing the connection \
+                (remedy: see which peers send so many)"
+            );
         } else {
-            cx.stats.ceilings.messages += 1;
-            if let Some(suppressed) = suppressed {
-                tracing::warn!(
-                    peer = self.name_of(cx, handle),
-                    suppressed,
-                    "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs \
-                     there)"
-                );
-            }
+            throttled!(
+                warn,
+                allowed,
+                { peer },
+                "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs \
+                there)"
+            );
         }
         self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }

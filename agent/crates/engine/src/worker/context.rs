@@ -1,6 +1,6 @@
 //! The state that all parts of a worker share, and the effects through which they reach each other.
 
-use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
+use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use config::Config;
 use dataplane::lanes::{LaneId, UnderlayId};
@@ -11,7 +11,6 @@ use rand::rngs::StdRng;
 use wire::{
     ids::{PeerId, WorkerId},
     rate::Lines,
-    throttle::Throttle,
     timers::Timers,
 };
 
@@ -23,7 +22,7 @@ use crate::{
         parts::Sockets,
         sources::Sources,
         stats::{Ceilings, RetiredLanes, Totals},
-        timer::{LOG_INTERVAL, Timer},
+        timer::Timer,
         work::TurnWork,
     },
 };
@@ -43,6 +42,8 @@ pub(super) struct Context {
     /// Sources that have, or may have, something to read.
     pub(super) sources: Sources,
     pub(super) logs: Logs,
+    /// Limit on debug lines about single events.
+    pub(super) details: Lines,
     pub(super) stats: Stats,
     /// True while the worker shuts down: it accepts no more traffic.
     pub(super) stopping: bool,
@@ -113,67 +114,29 @@ pub(super) struct Stats {
     pub(super) unpublished: bool,
 }
 
-/// Throttles of log lines that do not belong to a single peer.
-#[derive(Debug)]
-pub(super) struct Logs {
-    pub(super) too_large: Throttle,
-    pub(super) refusal: Throttle,
-    pub(super) accept: Throttle,
-    pub(super) lane: LaneLogs,
-    pub(super) drops: Throttle,
-    pub(super) resolve: Throttle,
-    pub(super) service: Throttle,
-    pub(super) replay_log: Throttle,
-    pub(super) tun: Throttle,
-    pub(super) next_hop: Throttle,
-    pub(super) source: Throttle,
-    pub(super) routing_loop: Throttle,
-    pub(super) handover: Throttle,
-    pub(super) violation: Throttle,
-    /// Limit on debug lines about single events.
-    pub(super) details: Lines,
-}
-
-impl Logs {
-    pub(super) fn new(now: Instant) -> Self {
-        let throttle = || Throttle::new(LOG_INTERVAL);
-        Self {
-            too_large: throttle(),
-            refusal: throttle(),
-            accept: throttle(),
-            lane: LaneLogs::new(),
-            drops: throttle(),
-            resolve: throttle(),
-            service: throttle(),
-            replay_log: throttle(),
-            tun: throttle(),
-            next_hop: throttle(),
-            source: throttle(),
-            routing_loop: throttle(),
-            handover: throttle(),
-            violation: throttle(),
-            details: Lines::new(now),
-        }
-    }
-}
-
-/// Throttles of log lines about lanes.
-#[derive(Debug)]
-pub(super) struct LaneLogs {
-    pub(super) refused: Throttle,
-    pub(super) closed: Throttle,
-    pub(super) unvalidated: Throttle,
-    pub(super) ended: Throttle,
-    pub(super) unresponsive: Throttle,
-    /// Throttle of the lines about a socket that a lane or a stream connection could not get.
-    pub(super) socket: Throttle,
-}
-
-impl LaneLogs {
-    pub(super) fn new() -> Self {
-        let [refused, closed, unvalidated, ended, unresponsive, socket] =
-            std::array::from_fn(|_| Throttle::new(LOG_INTERVAL));
-        Self { refused, closed, unvalidated, ended, unresponsive, socket }
+throttles! {
+    /// Throttles of log lines that do not belong to a single peer.
+    pub(super) struct Logs {
+        pub(super) too_large,
+        pub(super) refusal,
+        pub(super) accept,
+        pub(super) lane_refused,
+        pub(super) lane_closed,
+        pub(super) lane_unvalidated,
+        pub(super) lane_ended,
+        pub(super) lane_unresponsive,
+        /// Throttle of the lines about a socket that a lane or a stream connection could not get.
+        pub(super) lane_socket,
+        pub(super) drops,
+        pub(super) resolve,
+        pub(super) service,
+        pub(super) replay_log,
+        pub(super) tun,
+        pub(super) next_hop,
+        pub(super) source,
+        pub(super) routing_loop,
+        pub(super) handover,
+        pub(super) violation,
     }
 }
 

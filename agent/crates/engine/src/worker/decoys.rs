@@ -35,10 +35,6 @@ pub(super) struct Decoys {
 }
 
 impl Decoys {
-    pub(super) fn count(&self) -> usize {
-        self.flows.len()
-    }
-
     /// Makes the flows of `worker`: `None` without a decoy, or if `worker` is not [`OWNER`].
     pub(super) fn of_worker(worker: u8, config: &Config, now: Instant) -> Option<Self> {
         let decoy = config.access.decoy.filter(|_| worker == OWNER)?;
@@ -158,15 +154,11 @@ impl Decoys {
             }
             Err(error) => {
                 self.flows.remove(id);
-                if let Some(suppressed) = self.socket_log.allow(now) {
-                    tracing::warn!(
-                        decoy = %self.decoy,
-                        %error,
-                        suppressed,
-                        "cannot open a socket to the decoy for a stranger (remedy: a route to it, more open files, or a \
-                         lower limits.decoy_flows)"
-                    );
-                }
+                throttled!(
+                    warn, self.socket_log.allow(now), { decoy = %self.decoy, %error },
+                    "cannot open a socket to the decoy for a stranger (remedy: a route to it, more open files, or a \
+                    lower limits.decoy_flows)"
+                );
                 false
             }
         }
@@ -220,15 +212,11 @@ impl Decoys {
     }
 
     pub(super) fn report_refusal(&mut self, error: &io::Error, now: Instant) {
-        if let Some(suppressed) = self.refused_log.allow(now) {
-            tracing::warn!(
-                decoy = %self.decoy,
-                %error,
-                suppressed,
-                "the decoy does not take datagrams, so strangers meet silence (remedy: is it running, and listening at \
-                 access.decoy?)"
-            );
-        }
+        throttled!(
+            warn, self.refused_log.allow(now), { decoy = %self.decoy, %error },
+            "the decoy does not take datagrams, so strangers meet silence (remedy: is it running, and listening at \
+            access.decoy?)"
+        );
     }
 }
 

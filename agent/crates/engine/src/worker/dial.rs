@@ -105,7 +105,7 @@ impl Sessions {
                 peer.failure = Some(Failure::at(now, reason, NO_ROUTE));
                 // The host may lack one address family and have the other.
                 peer.dialler.failed(now);
-                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                if let Some(suppressed) = peer.throttles.attempts.allow(now) {
                     tracing::warn!(peer = &*name, %remote, %error, suppressed, "cannot open a socket to the peer");
                 }
                 return;
@@ -163,7 +163,7 @@ impl Sessions {
         let crypto = match tls::client_crypto(cx.identity.of(own), key_exchange, &keys) {
             Ok(crypto) => crypto,
             Err(error) => {
-                if let Some(suppressed) = peer.attempts_log.allow(now) {
+                if let Some(suppressed) = peer.throttles.attempts.allow(now) {
                     tracing::error!(peer = &*name, %error, suppressed, "cannot set up TLS for the peer");
                 }
                 return None;
@@ -184,13 +184,12 @@ impl Sessions {
         // During a key rotation the peer holds one of its keys, and the next attempt may choose another one.
         let choice = keys.choose(&mut cx.rng);
         let Some(server) = choice.and_then(|key| ServerKey::new(&PublicKey(*key))) else {
-            if let Some(suppressed) = peer.attempts_log.allow(now) {
-                tracing::error!(
-                    peer = &*name,
-                    suppressed,
-                    "the peer's key is no point of its curve (remedy: culvert check)"
-                );
-            }
+            throttled!(
+                error,
+                peer.throttles.attempts.allow(now),
+                { peer = &*name },
+                "the peer's key is no point of its curve (remedy: culvert check)"
+            );
             return None;
         };
         let knock = Knock {
@@ -225,9 +224,7 @@ impl Sessions {
         }
         let Some(id) = peer else {
             cx.stats.totals.handshakes.failed += 1;
-            if let Some(suppressed) = cx.logs.details.allow(now) {
-                tracing::debug!(%reason, suppressed, "a handshake that another started has failed");
-            }
+            throttled!(debug, cx.details.allow(now), { %reason }, "a handshake that another started has failed");
             return;
         };
         if !cx.peers.is_session(id, handle) && side == Side::Client {
@@ -251,7 +248,7 @@ impl Sessions {
         error: &io::Error,
         now: Instant,
     ) {
-        let attempt = self.control.iter().find(|connection| connection.underlay() == underlay);
+        let attempt = self.control.iter().find(|connection| connection.underlay == underlay);
         let Some(id) = attempt
             .filter(|connection| connection.key.is_none() && connection.stream_number.is_none())
             .and_then(|connection| connection.peer)
@@ -321,29 +318,19 @@ impl Context {
         let Some(endpoint) = peer.dialler.looked_up(token) else { return };
         let reason = format!("cannot resolve {endpoint}: {error}");
         peer.failure = Some(Failure::at(now, reason, &[]));
-        if let Some(suppressed) = self.logs.resolve.allow(now) {
-            tracing::warn!(
-                peer = &*peer.name,
-                %endpoint,
-                %error,
-                suppressed,
-                "cannot resolve the peer's endpoint (remedy: {remedy})"
-            );
-        }
+        throttled!(
+            warn, self.logs.resolve.allow(now), { peer = &*peer.name, %endpoint, %error },
+            "cannot resolve the peer's endpoint (remedy: {remedy})"
+        );
     }
 
     fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         peer.failure = Some(Failure::at(now, reason, causes));
-        if let Some(suppressed) = peer.attempts_log.allow(now) {
-            let causes = causes.join("; ");
-            tracing::warn!(
-                peer = &*peer.name,
-                reason,
-                suppressed,
-                "could not connect. Likely causes: {causes}"
-            );
-        }
+        throttled!(
+            warn, peer.throttles.attempts.allow(now), { peer = &*peer.name, reason },
+            "could not connect. Likely causes: {}", causes.join("; ")
+        );
     }
 
     /// Dials a peer beside its suspect session, if this worker dials the peer. A peer that dials us does the same when it notices.
@@ -355,9 +342,7 @@ impl Context {
         if state.dialler.is_scheduled() || state.data.config.endpoints.is_empty() {
             return;
         }
-        if let Some(suppressed) = state.throttles.unresponsive.allow(now) {
-            tracing::warn!(peer = &*state.name, suppressed, "{why}");
-        }
+        throttled!(warn, state.throttles.unresponsive.allow(now), { peer = &*state.name }, "{why}");
         state.dialler.restart(Some(delay), now, &mut self.rng);
         self.arm_dial(id);
     }
@@ -375,7 +360,7 @@ impl Context {
         let earliest = peer.asked_to_leave.map_or(now, |asked| now.max(asked + LEAVE_INTERVAL));
         peer.asked_to_leave = Some(now);
         peer.dialler.restart_elsewhere(peer.dialled, earliest);
-        if let Some(suppressed) = peer.connections_log.allow(now) {
+        if let Some(suppressed) = peer.throttles.connections.allow(now) {
             tracing::info!(peer = &*peer.name, suppressed, "the peer is about to stop; dialling elsewhere");
         }
         self.arm_dial(id);

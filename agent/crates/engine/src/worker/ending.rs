@@ -29,7 +29,7 @@ impl Worker {
             return;
         }
         cx.stopping = true;
-        sessions.control.stop_accepting();
+        sessions.control.closed = true;
         if cx.id.index == 0 {
             tracing::info!("shutting down");
         }
@@ -84,7 +84,7 @@ impl Sessions {
         self.end_session(cx, id, None, now);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.failure = Some(Failure::at(now, words, &[]));
-        if let Some(suppressed) = peer.connections_log.allow(now) {
+        if let Some(suppressed) = peer.throttles.connections.allow(now) {
             if planned {
                 tracing::info!(peer = &*peer.name, reason = words, suppressed, "connection ended");
             } else {
@@ -101,9 +101,7 @@ impl Sessions {
         close: Option<CloseReason>,
         now: Instant,
     ) {
-        let Some(session) = cx.peers.get_mut(id).and_then(|peer| peer.session.take()) else {
-            return;
-        };
+        let Some(session) = cx.peers.get_mut(id).and_then(|peer| peer.session.take()) else { return };
         cx.effects.push_back(Effect::AbortForwards(session.handle));
         cx.hub.end(id, session.id, cx.id.index);
         cx.effects.push_back(Effect::Message(WorkerMessage::Disconnected { peer: id, session: session.id }));

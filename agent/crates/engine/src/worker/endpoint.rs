@@ -94,7 +94,7 @@ pub(super) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
         let transport = captured(transport, registry, hub, clock);
         let (identity, registry, refusals, clock) =
             (Arc::clone(identity), Arc::clone(registry), Arc::clone(refusals), Arc::clone(clock));
-        let refused = metrics.refused_keys();
+        let refused = Arc::clone(&metrics.refused_keys);
         let tls = move |admission: Option<&Admission>, source, key_exchange| {
             let client = Client {
                 registry: Arc::clone(&registry),
@@ -111,8 +111,8 @@ pub(super) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
     };
     // The operator's limit is for all workers together.
     let handshakes = config.limits.handshakes.div_ceil(usize::from(ids.workers()));
-    let mut control = Control::new(endpoint, acceptance, handshakes, Arc::clone(hub.streams()));
-    control.set_key_exchange(config.transport.key_exchange);
+    let mut control = Control::new(endpoint, acceptance, handshakes, Arc::clone(&hub.streams));
+    control.key_exchange = config.transport.key_exchange;
     Ok(control)
 }
 

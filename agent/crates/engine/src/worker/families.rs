@@ -40,7 +40,6 @@ const DECOY_WAYS: [&str; 2] = ["to_decoy", "to_stranger"];
 
 type Labels = &'static [&'static str];
 type OfWorker = fn(&WorkerSnapshot, &mut Samples);
-type OfDevice = fn(&DeviceSnapshot, &mut Samples);
 type OfSocket = fn(&Booked) -> Value;
 type OfPeer = fn(&Bearers) -> Value;
 type Peers = BTreeMap<Arc<str>, Bearers>;
@@ -50,7 +49,7 @@ type OfWays = fn(&Bearers) -> [u64; 2];
 /// The source of a family's values.
 enum Read {
     Worker(OfWorker),
-    Device(OfDevice),
+    Device(fn(&DeviceSnapshot, &mut Samples)),
     Socket(OfSocket),
     Peer(OfPeer),
     /// Only for peers with which something is repaired: over all that have had the label, and over those that have it now.
@@ -78,20 +77,6 @@ const fn gauge(name: &'static str, labels: Labels, help: &'static str, read: OfW
 
 const fn repair(name: &'static str, help: &'static str, read: OfRepair) -> Family {
     family(Type::Counter, name, &["peer"], help, Read::Repair(read))
-}
-
-const fn repair_now(name: &'static str, help: &'static str, read: OfRepair) -> Family {
-    family(Type::Gauge, name, &["peer"], help, Read::RepairNow(read))
-}
-
-const fn device(
-    kind: Type,
-    name: &'static str,
-    labels: Labels,
-    help: &'static str,
-    read: OfDevice,
-) -> Family {
-    family(kind, name, labels, help, Read::Device(read))
 }
 
 const fn socket(kind: Type, name: &'static str, help: &'static str, read: OfSocket) -> Family {
@@ -161,8 +146,8 @@ static FAMILIES: &[Family] = &[
     repair("culvert_repair_late_total", "Numbered payloads that came after their deadline; they are dropped (reason expired).", |repair| repair.late.into()),
     repair("culvert_repair_malformed_total", "Repair symbols from the peer that contradict its payloads, or are no symbols.", |repair| repair.malformed.into()),
     repair("culvert_repair_delay_seconds_total", "How long repaired payloads from the peer were missing, together.", |repair| (repair.missed_micros as f64 / 1e6).into()),
-    repair_now("culvert_repair_delay_median_seconds", "How much later than without repair numbered payloads from the peer were delivered in the last seconds: the median; 0 if none was.", |repair| repair.added_delay_p50_seconds.unwrap_or(0.0).into()),
-    repair_now("culvert_repair_delay_p99_seconds", "The delay that 99 % of those payloads did not exceed; 0 if none was delivered.", |repair| repair.added_delay_p99_seconds.unwrap_or(0.0).into()),
+    family(Type::Gauge, "culvert_repair_delay_median_seconds", &["peer"], "How much later than without repair numbered payloads from the peer were delivered in the last seconds: the median; 0 if none was.", Read::RepairNow(|repair| repair.added_delay_p50_seconds.unwrap_or(0.0).into())),
+    family(Type::Gauge, "culvert_repair_delay_p99_seconds", &["peer"], "The delay that 99 % of those payloads did not exceed; 0 if none was delivered.", Read::RepairNow(|repair| repair.added_delay_p99_seconds.unwrap_or(0.0).into())),
     gauge("culvert_repair_bytes", &[], "Memory for payloads that are kept or held for repair, of all peers.", |it, out| out.add(&[], it.in_use.repair_bytes)),
     peer(Type::Counter, "culvert_aqm_marked_total", "IP packets marked as having met congestion (ECN) because they waited too long at the limit; those that cannot be marked are dropped (reason aqm).", |it| it.ever.more.aqm_marked.into()),
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
@@ -330,10 +315,10 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tun_mss_clamped_total", &[], "TCP SYNs whose maximum segment size was lowered to what fits into a packet to the peer.", |it, out| out.add(&[], it.tun_totals.mss_clamped)),
     counter("culvert_tun_icmp_withheld_total", &[], "ICMP messages withheld from senders of IP packets because of the rate limit.", |it, out| out.add(&[], it.tun_totals.answers_withheld)),
     counter("culvert_tun_flows_moved_total", &[], "Buckets of IP packets that moved to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.buckets_moved)),
-    device(Type::Counter, "culvert_tun_kernel_dropped_packets_total", &["direction"], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).", |device, out| out.each(&WAYS, &device.dropped)),
-    device(Type::Gauge, "culvert_tun_device", &[], "1 while the agent has its TUN device, 0 after somebody removed it; absent without a section tun.", |device, out| {
+    family(Type::Counter, "culvert_tun_kernel_dropped_packets_total", &["direction"], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).", Read::Device(|device, out| out.each(&WAYS, &device.dropped))),
+    family(Type::Gauge, "culvert_tun_device", &[], "1 while the agent has its TUN device, 0 after somebody removed it; absent without a section tun.", Read::Device(|device, out| {
         device.present.into_iter().for_each(|present| out.add(&[], u64::from(present)));
-    }),
+    })),
     // The workers and what they share.
     counter("culvert_worker_beats_total", &["worker"], "Signs of life of the worker, at least one a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
     counter("culvert_turns_full_total", &[], "Turns that used up the budget of a kind of source (underlay, local, device) before all of its sources were served; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),

@@ -48,13 +48,10 @@ impl Context {
         let flow = self.peers.get(peer).and_then(|state| state.data.relay.flows.get(flow));
         if let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin)
             && let Some(service) = self.config.services.get(service)
-            && let Some(suppressed) = self.logs.refusal.allow(now)
         {
-            tracing::warn!(
-                service = &*service.name,
-                upstream = %service.upstream,
-                %error,
-                suppressed,
+            throttled!(
+                warn, self.logs.refusal.allow(now),
+                { service = &*service.name, upstream = %service.upstream, %error },
                 "the service does not take datagrams (remedy: is it running and listening there?)"
             );
         }
@@ -63,19 +60,15 @@ impl Context {
     /// Logs a payload that fitted into no packet to the peer.
     pub(super) fn report_too_large(&mut self, peer: PeerId, now: Instant) {
         let Some(state) = self.peers.get_mut(peer) else { return };
-        if let Some(too_large) = state.data.too_large.take()
-            && let Some(suppressed) = self.logs.too_large.allow(now)
-        {
+        if let Some(too_large) = state.data.too_large.take() {
             let remedy = if too_large.wanted {
                 "the other end cannot put pieces together: run this version there, or send smaller datagrams"
             } else {
                 "send smaller datagrams, or set oversize = \"fragment\" for the service, at the agent that offers it"
             };
-            tracing::warn!(
-                peer = &*state.name,
-                bytes = too_large.size,
-                largest = too_large.most,
-                suppressed,
+            throttled!(
+                warn, self.logs.too_large.allow(now),
+                { peer = &*state.name, bytes = too_large.size, largest = too_large.most },
                 "a datagram is too large for the path and was dropped; the largest that fits is given (remedy: {remedy})"
             );
         }

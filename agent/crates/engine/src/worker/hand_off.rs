@@ -101,9 +101,7 @@ impl Context {
     /// Drops payloads for, and frames from, an earlier process of the peer, whose flow numbers mean other flows now. Returns whether
     /// it did.
     fn drop_if_outdated(&mut self, hand_off: &HandOff) -> bool {
-        let Some(peer) = hand_off.peer().and_then(|peer| self.peers.get_mut(peer)) else {
-            return false;
-        };
+        let Some(peer) = hand_off.peer().and_then(|peer| self.peers.get_mut(peer)) else { return false };
         if peer.data.process() == hand_off.process {
             return false;
         }

@@ -38,7 +38,6 @@ use crate::{
     worker::{
         Worker,
         context::Context,
-        decoys::Decoys,
         inspection_request::{AskedRoutes, Inspection, MOST_FLOWS, WorkerView},
         parts::{Decoy, LaneHost, Tun, Tunnel},
     },
@@ -286,7 +285,7 @@ impl Context {
         for role in self.sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
             open[role_place(role)] += 1;
         }
-        open[role_place(UdpRole::Decoy)] = decoy.flows.as_ref().map_or(0, Decoys::count);
+        open[role_place(UdpRole::Decoy)] = decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len());
         let by_role = self.sockets.factory.stats;
         let row = |(index, label): (usize, &&'static str)| {
             let Booked { stats, kernel_drops, .. } = by_role.0[index];

@@ -101,7 +101,7 @@ impl Worker {
             unauthenticated: data.unauthenticated.waiting.bytes(),
             messages,
             events: self.sessions.events.capacity() * size_of::<(ConnectionHandle, Event)>(),
-            streams: usize::try_from(cx.hub.streams().taken()).unwrap_or(usize::MAX),
+            streams: usize::try_from(cx.hub.streams.taken()).unwrap_or(usize::MAX),
         }
     }
 
@@ -133,7 +133,7 @@ impl Worker {
 
     /// Has control messages of other connections take `bytes`.
     pub fn hold_messages(&self, bytes: usize) {
-        self.cx.hub.streams().hold_messages(0, bytes);
+        self.cx.hub.streams.hold_messages(0, bytes);
     }
 
     /// Spends the gate's budget for clients that have not proved their address.

@@ -1,10 +1,10 @@
 //! The used knocks of earlier processes, read from the state directory if there is one.
 
-use std::{io, path::Path};
+use std::{io, path::Path, time::Instant};
 
 use config::{Config, Knock};
 use gate::{
-    replay_log::{self, Beside, BootId, MemoryReplayLog, Opened, Record, ReplayLogError},
+    replay_log::{self, Beside, BootId, MemoryReplayLog, ReplayLogError},
     table::SingleUse,
 };
 use net::{folder, process};
@@ -18,21 +18,8 @@ pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Singl
     let (now, unix_seconds) = (clock.now(), clock.unix_seconds());
     let listens = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
     if listens && !config.state_dir.as_os_str().is_empty() {
-        match open(&config.state_dir, workers, unix_seconds) {
-            Ok(opened) => {
-                if !opened.trusted {
-                    tracing::info!(
-                        state_dir = %config.state_dir.display(),
-                        "no complete record of used knocks from this boot: those of before this start are refused"
-                    );
-                }
-                let blind_until = before(opened.blind_until);
-                let table = |restored: Restored| {
-                    let log = Box::new(restored.log);
-                    SingleUse::restore(log, workers, restored.records, blind_until, now, unix_seconds)
-                };
-                return opened.workers.into_iter().map(table).collect();
-            }
+        match open(&config.state_dir, workers, now, unix_seconds) {
+            Ok(tables) => return tables,
             Err(error) => {
                 tracing::warn!(
                     "used knocks are not kept over a restart, after which none of before is trusted: {error}"
@@ -51,20 +38,14 @@ fn before(unix_seconds: u64) -> u64 {
     unix_seconds.saturating_sub(1)
 }
 
-/// Used knocks of an earlier process, for all workers.
-struct AllRestored {
-    workers: Vec<Restored>,
-    blind_until: u64,
-    trusted: bool,
-}
-
-/// Used knocks for one worker, and its log on disk. A thread beside the worker writes the log, so a slow disk does not block it.
-struct Restored {
-    log: Beside,
-    records: Vec<Record>,
-}
-
-fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<AllRestored, ReplayLogError> {
+/// Opens the tables of all workers, each with its log on disk. A thread beside the worker writes the log, so a slow disk does not
+/// block it.
+fn open(
+    directory: &Path,
+    workers: u8,
+    now: Instant,
+    unix_seconds: u64,
+) -> Result<Vec<SingleUse>, ReplayLogError> {
     let denied = |error: io::Error| ReplayLogError::Failed { path: directory.to_owned(), error };
     match folder::make(directory) {
         Ok(true) => tracing::info!(state_dir = %directory.display(), "made the state directory"),
@@ -74,8 +55,18 @@ fn open(directory: &Path, workers: u8, unix_seconds: u64) -> Result<AllRestored,
     }
     let boot = process::boot_id().ok().and_then(|content| BootId::parse(&content));
     let boot = boot.ok_or(io::ErrorKind::InvalidData).map_err(io::Error::from).map_err(denied)?;
-    let Opened { workers, blind_until, trusted } = replay_log::open(directory, workers, boot, unix_seconds)?;
-    let restored = |(log, records)| Ok(Restored { log: Beside::new(log)?, records });
-    let workers = workers.into_iter().map(restored).collect::<io::Result<_>>().map_err(denied)?;
-    Ok(AllRestored { workers, blind_until, trusted })
+    let opened = replay_log::open(directory, workers, boot, unix_seconds)?;
+    let blind_until = before(opened.blind_until);
+    let table = |(log, records)| {
+        let log = Box::new(Beside::new(log)?);
+        Ok(SingleUse::restore(log, workers, records, blind_until, now, unix_seconds))
+    };
+    let tables = opened.workers.into_iter().map(table).collect::<io::Result<_>>().map_err(denied)?;
+    if !opened.trusted {
+        tracing::info!(
+            state_dir = %directory.display(),
+            "no complete record of used knocks from this boot: those of before this start are refused"
+        );
+    }
+    Ok(tables)
 }

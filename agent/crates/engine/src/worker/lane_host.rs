@@ -106,7 +106,7 @@ impl LaneHost {
             );
         }
         let is_reported = cx.peers.link_named(peer, session).is_some_and(|link| link.reports);
-        slot.set_reports(is_reported.then_some(cx.hub.base()), now);
+        slot.set_reports(is_reported.then_some(cx.hub.base), now);
         let id = self.lanes.insert(slot);
         self.capture_lane(cx, id, now);
         cx.hub.lane_hosted(peer);
@@ -179,7 +179,7 @@ impl LaneHost {
         self.note_path(cx, id, now);
         self.note_phase(id, Phase::Up, now);
         cx.stats.totals.path_moves.lanes += u64::from(from.is_some());
-        if let Some(suppressed) = cx.logs.details.allow(now) {
+        if let Some(suppressed) = cx.details.allow(now) {
             let (peer, lane) = (cx.peers.name(lane.peer), lane.index);
             match from {
                 Some(from) => {
@@ -202,15 +202,10 @@ impl LaneHost {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         let Some(bytes) = slot.take_path_packet() else { return };
         let lane = name_of_lane(slot);
-        if let Some(suppressed) = cx.logs.details.allow(now) {
-            tracing::debug!(
-                peer = cx.peers.name(lane.peer),
-                lane = lane.index,
-                bytes,
-                suppressed,
-                "what the lane's path carries"
-            );
-        }
+        throttled!(
+            debug, cx.details.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes },
+            "what the lane's path carries"
+        );
         cx.send_to_owner(lane, WorkerMessage::LaneBudget { lane, bytes });
     }
 
@@ -339,7 +334,7 @@ impl LaneHost {
         let Sockets { factory, underlays, .. } = &mut cx.sockets;
         let dialled = underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
         let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
-            || sessions.control.iter().any(|connection| connection.underlay() == id);
+            || sessions.control.iter().any(|connection| connection.underlay == id);
         if dialled && !in_use {
             factory.close_underlay(underlays, id);
         }
@@ -364,10 +359,8 @@ impl LaneHost {
                 slot.set_budget(bytes);
             }
         }
-        if before != bytes
-            && let Some(suppressed) = cx.logs.details.allow(now)
-        {
-            tracing::debug!(peer = cx.peers.name(peer), bytes, suppressed, "packet size");
+        if before != bytes {
+            throttled!(debug, cx.details.allow(now), { peer = cx.peers.name(peer), bytes }, "packet size");
         }
     }
 
@@ -416,16 +409,11 @@ impl Context {
             LanePort::Dial(remote) => match self.sockets.factory.dial(&mut self.sockets.underlays, remote) {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
-                    if let Some(suppressed) = self.logs.lane.socket.allow(now) {
-                        let (peer, lane) = (self.peers.name(request.name.peer), request.name.index);
-                        tracing::warn!(
-                            peer,
-                            lane,
-                            %error,
-                            suppressed,
-                            "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
-                        );
-                    }
+                    let (peer, lane) = (self.peers.name(request.name.peer), request.name.index);
+                    throttled!(
+                        warn, self.logs.lane_socket.allow(now), { peer, lane, %error },
+                        "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
+                    );
                     None
                 }
             },
@@ -433,14 +421,11 @@ impl Context {
     }
 
     fn warn_of_replay_log(&mut self, error: &std::io::Error, now: Instant) {
-        if let Some(suppressed) = self.logs.replay_log.allow(now) {
-            tracing::warn!(
-                %error,
-                suppressed,
-                "cannot write down which knocks were used (remedy: space and permissions of identity.state_dir); after a restart \
-                 none of before would be trusted"
-            );
-        }
+        throttled!(
+            warn, self.logs.replay_log.allow(now), { %error },
+            "cannot write down which knocks were used (remedy: space and permissions of identity.state_dir); after a restart \
+            none of before would be trusted"
+        );
     }
 }
 

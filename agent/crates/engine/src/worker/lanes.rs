@@ -96,9 +96,7 @@ impl Sessions {
         }
         let lane_host = pool::lane_host(cx.id.index, offer.lane, cx.id.count);
         let local = self.ids.next_for_lane(lane_host);
-        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay()) else {
-            return;
-        };
+        let Some(underlay) = self.control.get(handle).map(|connection| connection.underlay) else { return };
         let port = if lane_host == cx.id.index {
             LanePort::Shared(underlay, None)
         } else {
@@ -127,7 +125,7 @@ impl Sessions {
         let Some(connection) = self.control.get(handle) else { return };
         let remote = connection.path().destination;
         let port = match opening.index {
-            0 => LanePort::Shared(connection.underlay(), Some(remote)),
+            0 => LanePort::Shared(connection.underlay, Some(remote)),
             _ => LanePort::Dial(remote),
         };
         let of = OpeningId { index: opening.index, epoch: opening.epoch };
@@ -208,15 +206,11 @@ impl Sessions {
         if !session.openings.lost(end.lane, end.epoch, now) {
             return;
         }
-        if let Some(suppressed) = cx.logs.lane.closed.allow(now) {
-            tracing::info!(
-                peer = cx.peers.name(id),
-                lane = end.lane,
-                reason = ?end.reason,
-                suppressed,
-                "the peer closed a lane"
-            );
-        }
+        throttled!(
+            info, cx.logs.lane_closed.allow(now),
+            { peer = cx.peers.name(id), lane = end.lane, reason = ?end.reason },
+            "the peer closed a lane"
+        );
         cx.drain_at_host(lane);
         self.broadcast_lanes(cx, id);
         if dialled && end.reason != LaneCloseCause::Done {
@@ -264,28 +258,19 @@ impl Sessions {
         match why {
             LaneLoss::Unvalidated => {
                 cx.stats.totals.lanes_unvalidated += 1;
-                if let Some(suppressed) = cx.logs.lane.unvalidated.allow(now) {
-                    tracing::warn!(
-                        peer = cx.peers.name(peer),
-                        lane = index,
-                        again,
-                        suppressed,
-                        "a lane's path was not validated in time (remedy: let UDP from any port of the dialler through)"
-                    );
-                }
+                throttled!(
+                    warn, cx.logs.lane_unvalidated.allow(now),
+                    { peer = cx.peers.name(peer), lane = index, again },
+                    "a lane's path was not validated in time (remedy: let UDP from any port of the dialler through)"
+                );
             }
             LaneLoss::Ended(error) => {
-                if let Some(suppressed) = cx.logs.lane.ended.allow(now) {
-                    let reason =
-                        error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
-                    tracing::warn!(
-                        peer = cx.peers.name(peer),
-                        lane = index,
-                        reason,
-                        suppressed,
-                        "closing a lane"
-                    );
-                }
+                let reason =
+                    error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
+                throttled!(
+                    warn, cx.logs.lane_ended.allow(now), { peer = cx.peers.name(peer), lane = index, reason },
+                    "closing a lane"
+                );
                 let reason = LaneCloseCause::ProtocolViolation;
                 let end = LaneEnd { lane: index, epoch: lane.epoch, reason };
                 self.control.send(handle, &Message::LaneClose(end));
@@ -313,15 +298,11 @@ impl Sessions {
             return;
         }
         cx.stats.totals.lanes_near_limit += u64::from(dialled);
-        if let Some(suppressed) = cx.logs.lane.ended.allow(now) {
-            tracing::info!(
-                peer = cx.peers.name(lane.peer),
-                lane = lane.index,
-                suppressed,
-                "replacing a lane: its keys are nearly used up, because the peer confirms no key update or many packets were \
-                 forged"
-            );
-        }
+        throttled!(
+            info, cx.logs.lane_ended.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index },
+            "replacing a lane: its keys are nearly used up, because the peer confirms no key update or many packets were \
+            forged"
+        );
         if dialled {
             self.ask_for_lane(cx, lane.peer, lane.index, now);
         } else {
@@ -392,15 +373,11 @@ impl Sessions {
         if !session.openings.lost(lane.index, lane.epoch, now) {
             return;
         }
-        if let Some(suppressed) = cx.logs.lane.unresponsive.allow(now) {
-            tracing::warn!(
-                peer = cx.peers.name(lane.peer),
-                lane = lane.index,
-                suppressed,
-                "a lane fell silent; {}",
-                if dialled { "opening it again" } else { "its dialler is to open it again" }
-            );
-        }
+        throttled!(
+            warn, cx.logs.lane_unresponsive.allow(now),
+            { peer = cx.peers.name(lane.peer), lane = lane.index },
+            "a lane fell silent; {}", if dialled { "opening it again" } else { "its dialler is to open it again" }
+        );
         cx.drain_at_host(lane);
         self.broadcast_lanes(cx, lane.peer);
         if dialled {
@@ -502,15 +479,11 @@ impl Context {
     pub(super) fn lane_refused(&mut self, id: PeerId, end: &LaneEnd<LaneRefusal>, now: Instant) {
         let Some(session) = self.peers.session_mut(id) else { return };
         if session.openings.answered(end.lane, end.epoch).is_some() {
-            if let Some(suppressed) = self.logs.lane.refused.allow(now) {
-                tracing::warn!(
-                    peer = self.peers.name(id),
-                    lane = end.lane,
-                    reason = ?end.reason,
-                    suppressed,
-                    "the peer refused a lane"
-                );
-            }
+            throttled!(
+                warn, self.logs.lane_refused.allow(now),
+                { peer = self.peers.name(id), lane = end.lane, reason = ?end.reason },
+                "the peer refused a lane"
+            );
             self.timers.arm(Timer::Pool(id), now + VALIDATION_TIMEOUT);
         }
     }

@@ -42,7 +42,7 @@ impl Sessions {
         let of = SessionRef { peer: id, session: name };
         let has_lanes = session.openings.wanted > 0;
         let is_laneless = session.dialled && has_lanes && session.openings.mask() == 0;
-        let (waits, was_laneless) = (session.liveness.waits(), session.laneless_since.is_some());
+        let (waits, was_laneless) = (session.liveness.waits, session.laneless_since.is_some());
         if !self.control.take_changed(handle) && !waits && !is_laneless && !was_laneless {
             // Nothing was sent since the last look, which found that the far end answers.
             return;
@@ -51,9 +51,9 @@ impl Sessions {
         let (stats, rtt) = (quinn.stats(), quinn.rtt());
         let seen = Look { frames: counts(&stats), lanes: cx.hub.silence(id, now), rtt };
         let Some(session) = cx.peers.session_mut(id) else { return };
-        let waited = session.liveness.waits();
+        let waited = session.liveness.waits;
         let finding = session.liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now);
-        let (begins, dialled) = (session.liveness.waits() && !waited, session.dialled);
+        let (begins, dialled) = (session.liveness.waits && !waited, session.dialled);
         let since = is_laneless.then(|| session.laneless_since.unwrap_or(now));
         session.laneless_since = since;
         let answered = session.liveness.silence(now);

@@ -76,6 +76,21 @@ use wire::{
 
 use crate::hub::{LaneLoss, WorkerMessage};
 
+/// Writes a line to the log if a throttle lets it through: the level, the throttle's answer, the fields, the text. Field
+/// `suppressed` says how many like it were held back before. Fields and text are evaluated only for a line that is written.
+macro_rules! throttled {
+    ($level:ident, $allowed:expr, { $($field:tt)+ }, $($text:tt)+) => {
+        if let Some(suppressed) = $allowed {
+            tracing::$level!($($field)+, suppressed, $($text)+);
+        }
+    };
+    ($level:ident, $allowed:expr, $($text:tt)+) => {
+        if let Some(suppressed) = $allowed {
+            tracing::$level!(suppressed, $($text)+);
+        }
+    };
+}
+
 mod backlog;
 mod capture;
 mod ceilings;
@@ -482,7 +497,7 @@ impl Worker {
         match timer {
             Timer::Connection(index) => {
                 if let Some(at) = sessions.control.timeout(ConnectionHandle(index), now) {
-                    cx.timers.arm(timer, coarse(cx.hub.base(), at, now));
+                    cx.timers.arm(timer, coarse(cx.hub.base, at, now));
                 }
             }
             Timer::Lane(id) => host.lane_timeout(cx, id, now),

@@ -192,10 +192,4 @@ impl Publisher {
         self.beats += 1;
         self.health.beat(self.worker, now);
     }
-
-    /// The counter of handshakes with a key that is not allowed, which the TLS verifier increments.
-    #[must_use]
-    pub fn refused_keys(&self) -> Arc<AtomicU64> {
-        Arc::clone(&self.refused_keys)
-    }
 }

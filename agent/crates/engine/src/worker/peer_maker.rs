@@ -1,6 +1,9 @@
 //! The initial state of a peer at a worker.
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use config::{self, Config, Rate};
 use dataplane::{
@@ -79,9 +82,10 @@ impl PeerMaker<'_> {
             dialled: None,
             failure: None,
             rates: Sampler::new(now),
-            attempts_log: Throttle::new(LOG_INTERVAL),
-            connections_log: Throttle::new(LOG_INTERVAL),
-            throttles: Throttles::new(LOG_INTERVAL),
+            throttles: Throttles {
+                connected: Throttle::new(Duration::from_secs(1)),
+                ..Throttles::new(LOG_INTERVAL)
+            },
         }
     }
 

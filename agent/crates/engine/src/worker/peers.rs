@@ -61,10 +61,7 @@ impl Context {
         origin: PeerOrigin,
         now: Instant,
     ) {
-        let own_key = *self.identity.public_key();
-        let (config, hub) = (&*self.config, &*self.hub);
-        let maker = PeerMaker { config, hub, own_key: &own_key, worker: self.id };
-        let mut made = maker.make(id, Arc::clone(peer), origin, now);
+        let mut made = self.maker().make(id, Arc::clone(peer), origin, now);
         let deadline = made.dialler.deadline();
         made.generation = self.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
         if let Some(old) = self.peers.insert(made) {
@@ -89,12 +86,10 @@ impl Context {
 impl Publisher {
     /// Gives up the slot of a removed peer. Its counts stay in the sums; its own series end.
     pub(super) fn vacate(&self, cx: &mut Context, id: PeerId, now: Instant) {
-        let own_key = *cx.identity.public_key();
-        let (config, hub) = (&*cx.config, &*cx.hub);
-        let maker = PeerMaker { config, hub, own_key: &own_key, worker: cx.id };
+        let Some(peer) = cx.peers.get(id) else { return };
+        let empty = cx.maker().relay(id, &peer.data.config, 0, now);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.data.standing = PeerStanding::Vacant;
-        let empty = maker.relay(id, &peer.data.config, 0, now);
         cx.stats.totals.removed.add(&std::mem::replace(&mut peer.data.relay, empty));
         cx.stats.retired.merge(id);
         self.snapshots.retire(cx.id.index, id);
@@ -138,6 +133,11 @@ impl DataPlane {
 }
 
 impl Context {
+    fn maker(&self) -> PeerMaker<'_> {
+        let own_key = self.identity.public_key();
+        PeerMaker { config: &self.config, hub: &self.hub, own_key, worker: self.id }
+    }
+
     /// Whether `id` has not been removed and has this key.
     pub(super) fn knows(&self, id: PeerId, key: &[u8; 32]) -> bool {
         self.peers.get(id).is_some_and(|peer| peer.data.is_live() && peer.has_key(key))

@@ -116,13 +116,12 @@ impl Sessions {
             Ok(false) => {}
             Ok(true) => {
                 let Some(peer) = cx.peers.get_mut(id) else { return };
-                if let Some(suppressed) = peer.throttles.preshared.allow(now) {
-                    tracing::info!(
-                        peer = &*peer.name,
-                        suppressed,
-                        "another preshared key is in use: lanes are opened again with it"
-                    );
-                }
+                throttled!(
+                    info,
+                    peer.throttles.preshared.allow(now),
+                    { peer = &*peer.name },
+                    "another preshared key is in use: lanes are opened again with it"
+                );
                 if let Some(session) = peer.session.as_mut() {
                     session.openings.rekey();
                 }
@@ -222,9 +221,7 @@ impl Context {
             PeerOrigin::Open => &mut self.logs.violation,
             PeerOrigin::Config | PeerOrigin::State => &mut peer.throttles.preshared,
         };
-        if let Some(suppressed) = throttle.allow(now) {
-            let remedy = remedies.join("; ");
-            tracing::warn!(peer = &*peer.name, suppressed, "{reason} (remedy: {remedy})");
-        }
+        let remedy = remedies.join("; ");
+        throttled!(warn, throttle.allow(now), { peer = &*peer.name }, "{reason} (remedy: {remedy})");
     }
 }

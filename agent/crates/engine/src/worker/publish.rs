@@ -22,13 +22,12 @@ use crate::{
     peer::{Peer, refused},
     status::{
         Accounting, AutoRateStatus, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus,
-        QueueStatus, RateFrom, RateStatus, RepairStatus, StreamsStatus, add_lane,
+        QueueStatus, RateFrom, RateStatus, RepairStatus, StreamsStatus, add_lane, add_some,
     },
     worker::{
         Worker,
         context::Context,
-        decoys::Decoys,
-        parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, Tunnel},
+        parts::{Decoy, LaneHost, Sessions, Sockets, Tunnel},
         stats::{Ceiling, InUse, IndexCounts, LaneBytes, RECENT, RelaySums, WorkerSnapshot},
     },
 };
@@ -83,7 +82,7 @@ impl Worker {
                 sum.lanes_up += usize::from(slot.is_up());
             }
         }
-        let (mut lanes, mut relays) = (retired.of_removed(), cx.stats.totals.removed);
+        let (mut lanes, mut relays) = (retired.of_removed, cx.stats.totals.removed);
         let mut peers = Vec::with_capacity(cx.peers.len());
         for (peer, of_peer) in cx.peers.iter().zip(&of_peers) {
             add_lane(&mut lanes, &of_peer.lanes);
@@ -96,15 +95,15 @@ impl Worker {
         let carriers = cx.peers.iter().map(|peer| peer.streams.carriers().count());
         // All workers share these values, so only worker 0 publishes them.
         let publishes_shared = cx.id.index == 0;
-        let stream_bytes = if publishes_shared { cx.hub.streams().taken() } else { 0 };
+        let stream_bytes = if publishes_shared { cx.hub.streams.taken() } else { 0 };
         let in_use = InUse {
-            handshakes: sessions.control.handshakes_pending(),
+            handshakes: sessions.control.pending.begun.len(),
             used_tokens: sessions.gate.remembered(),
             incomplete: sessions.gate.partials(),
-            decoy_flows: decoy.flows.as_ref().map_or(0, Decoys::count),
+            decoy_flows: decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len()),
             stream_bytes,
-            repair_bytes: if publishes_shared { cx.hub.repair_bytes() as u64 } else { 0 },
-            flow_sockets: if publishes_shared { cx.hub.flow_sockets() } else { 0 },
+            repair_bytes: if publishes_shared { cx.hub.totals.repair_bytes() as u64 } else { 0 },
+            flow_sockets: if publishes_shared { cx.hub.totals.flow_sockets() } else { 0 },
         };
         let tun = tunnel.device.as_ref().map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()));
         let (tun, tun_totals) = tun.unwrap_or_default();
@@ -117,7 +116,7 @@ impl Worker {
             lane_states,
             lanes,
             lane_indices: host.lane_indices(cx, tunnel),
-            limit_reached: sessions.limit_reached(cx, data, &relays),
+            limit_reached: sessions.limit_reached(cx, &relays),
             relays,
             sockets: cx.sockets.factory.stats,
             totals: cx.stats.totals.clone(),
@@ -173,14 +172,13 @@ impl Sessions {
         let before = cx.sockets.factory.stats.kernel_drops();
         cx.sockets.read_sockets(decoy, true);
         let dropped = cx.sockets.factory.stats.kernel_drops() - before;
-        if dropped > 0
-            && let Some(suppressed) = cx.logs.drops.allow(now)
-        {
-            tracing::warn!(
-                buffers = dropped,
-                suppressed,
+        if dropped > 0 {
+            throttled!(
+                warn,
+                cx.logs.drops.allow(now),
+                { buffers = dropped },
                 "the kernel dropped what this agent did not read in time (remedy: more CPU for it, or a larger \
-                 limits.receive_buffer); culvert_socket_kernel_drops_total says at which sockets"
+                limits.receive_buffer); culvert_socket_kernel_drops_total says at which sockets"
             );
         }
     }
@@ -199,46 +197,25 @@ impl Sessions {
                     pacing_bytes_per_second: congestion.pacing_rate().unwrap_or(0),
                     delivery_bytes_per_second: congestion.delivery_rate().unwrap_or(0),
                 };
-                match &mut sum.streams {
-                    Some(sum) => sum.add(&one),
-                    none => *none = Some(one),
-                }
+                add_some(&mut sum.streams, Some(&one), StreamsStatus::add);
             }
         }
         of_peers
     }
 
-    /// The number of refusals at each limit.
-    fn limit_reached(&self, cx: &Context, data: &DataPlane, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
-        let [flows, flows_per_peer, queue_bytes, repair_bytes, reassembly_bytes, sockets, flow_rate] =
-            sums.refused;
+    /// The number of refusals at each limit. Those of flows to the decoy and of send buffers were reported just before.
+    fn limit_reached(&self, cx: &Context, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
+        let mut reached = cx.stats.ceilings.counts;
+        reached[..sums.refused.len()].copy_from_slice(&sums.refused);
         // All workers share these values, so only worker 0 publishes them.
-        let (shared, stream_bytes) = match cx.id.index {
-            0 => (self.refusals.at_ceilings(), cx.hub.streams().refused()),
-            _ => Default::default(),
-        };
-        let AtCeilings { handshakes, open_peers, used_tokens } = shared;
-        let ceilings = &cx.stats.ceilings;
-        let tcp = ceilings.tcp;
-        [
-            flows,
-            flows_per_peer,
-            queue_bytes,
-            repair_bytes,
-            reassembly_bytes,
-            sockets,
-            flow_rate,
-            tcp.per_peer,
-            tcp.all,
-            stream_bytes,
-            handshakes,
-            open_peers,
-            used_tokens,
-            data.unauthenticated.stats.gave_way,
-            ceilings.messages,
-            ceilings.message_bytes,
-            cx.sockets.underlays.send_buffers_taken_away,
-        ]
+        if cx.id.index == 0 {
+            let AtCeilings { handshakes, open_peers, used_tokens } = self.refusals.at_ceilings();
+            reached[Ceiling::StreamBytes as usize] = cx.hub.streams.refused();
+            reached[Ceiling::Handshakes as usize] = handshakes;
+            reached[Ceiling::OpenPeers as usize] = open_peers;
+            reached[Ceiling::UsedTokens as usize] = used_tokens;
+        }
+        reached
     }
 
     fn peer_status(
@@ -416,7 +393,7 @@ impl LaneHost {
     /// Sums over the lanes of each index.
     fn lane_indices(&self, cx: &Context, tunnel: &Tunnel) -> Vec<IndexCounts> {
         let mut indices = Vec::new();
-        for (index, bytes) in cx.stats.retired.by_index().iter().enumerate() {
+        for (index, bytes) in cx.stats.retired.by_index.iter().enumerate() {
             of_index(&mut indices, index).bytes.add(*bytes);
         }
         for (_, slot) in self.lanes.iter() {

@@ -62,11 +62,11 @@ impl Worker {
         }
         data.follow_udp(cx, host, tcp, &old, now);
         tcp.follow_tcp(cx, &old, &config, now);
-        cx.hub.streams().set_most(config.limits.stream_bytes);
+        cx.hub.streams.set_most(config.limits.stream_bytes);
         sessions.gate.set_window(config.access.clock_window);
         sessions.gate.set_key_exchange(config.transport.key_exchange);
-        sessions.control.set_key_exchange(config.transport.key_exchange);
-        sessions.control.set_most_handshakes(config.limits.handshakes.div_ceil(usize::from(cx.id.count)));
+        sessions.control.key_exchange = config.transport.key_exchange;
+        sessions.control.pending.most = config.limits.handshakes.div_ceil(usize::from(cx.id.count));
         for handle in sessions.control.handles() {
             sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
@@ -96,10 +96,9 @@ impl Worker {
         }
         if old.services != wanted.services {
             let revoked = |service: usize| !wanted.services.contains(&service);
-            data.end_flows_where(cx, host, id, now, |origin| match origin {
-                Origin::Upstream { service, .. } => revoked(*service),
-                Origin::Ingress { .. } => false,
-            });
+            let ends =
+                |origin: &Origin| matches!(origin, Origin::Upstream { service, .. } if revoked(*service));
+            data.end_flows_where(cx, host, id, now, ends);
             tcp.end_served(cx, sessions, |peer, service| peer == id && revoked(service));
             sessions.offer_services(cx, id);
         }
@@ -254,7 +253,7 @@ impl TcpForwards {
                     if let Some((listener, token)) = self.listeners[port].take() {
                         drop(listener);
                         cx.sockets.factory.release(token);
-                        cx.hub.backlogs().end(port);
+                        cx.hub.backlogs.end(port);
                     }
                 }
                 // The worker that accepts may have changed.
@@ -285,11 +284,10 @@ impl DataPlane {
                 && before.is_some_and(|before| before.service == forward.service)
                 && led_to == leads_to;
             if before.is_some() && !same {
+                let ends =
+                    |origin: &Origin| matches!(origin, Origin::Ingress { ingress: of, .. } if *of == ingress);
                 for id in cx.peers.ids() {
-                    self.end_flows_where(cx, host, id, now, |origin| match origin {
-                        Origin::Ingress { ingress: of, .. } => *of == ingress,
-                        Origin::Upstream { .. } => false,
-                    });
+                    self.end_flows_where(cx, host, id, now, ends);
                 }
             }
             let Sockets { factory, locals, .. } = &mut cx.sockets;
@@ -302,10 +300,8 @@ impl DataPlane {
                     }
                 }
                 (Some(_), false) => {
-                    let is_it = |local: &Local| match local {
-                        Local::Ingress { ingress: of, .. } => *of == ingress,
-                        Local::Upstream { .. } => false,
-                    };
+                    let is_it =
+                        |local: &Local| matches!(local, Local::Ingress { ingress: of, .. } if *of == ingress);
                     for id in locals.find(is_it) {
                         factory.close_later(id);
                     }
@@ -321,7 +317,7 @@ impl DataPlane {
 impl Decoy {
     /// Opens or closes the flows to the decoy after a change of `access.decoy` or its limit.
     fn follow_decoy(&mut self, cx: &mut Context, data: &mut DataPlane, now: Instant) {
-        data.unauthenticated.set_decoy(cx.config.access.decoy);
+        data.unauthenticated.has_decoy = cx.config.access.decoy.is_some();
         let same = match &self.flows {
             Some(decoys) => decoys.follows(&cx.config),
             None => cx.config.access.decoy.is_none(),

@@ -34,17 +34,12 @@ impl Sessions {
             self.control.send(session.handle, &Message::ReportsWanted { wanted });
             session.wants_reports = wanted;
         }
-        if wanted
-            && !is_able
-            && let Some(suppressed) = peer.throttles.unmeasured.allow(now)
-        {
+        if wanted && !is_able {
             let why =
                 if link.standard { "the session has no lanes" } else { "the peer's version reports nothing" };
-            tracing::warn!(
-                peer = &*peer.name,
-                why,
-                rate_max = peer.data.config.rate_max,
-                suppressed,
+            throttled!(
+                warn, peer.throttles.unmeasured.allow(now),
+                { peer = &*peer.name, why, rate_max = peer.data.config.rate_max },
                 "peer.rate = \"auto\" cannot be measured; only peer.rate_max limits what is sent (remedy: lanes and this version at \
                  both ends, or a number as peer.rate)"
             );
@@ -55,7 +50,7 @@ impl Sessions {
 impl LaneHost {
     /// Begins or ends to note what arrives on the lanes of a session: the peer wants reports, or no longer does.
     pub(super) fn reports_wanted(&mut self, cx: &mut Context, of: SessionRef, wanted: bool, now: Instant) {
-        let base = cx.hub.base();
+        let base = cx.hub.base;
         let Some(link) = cx.peers.link_named(of.peer, of.session) else { return };
         link.reports = wanted;
         for lane in link.pool.lanes().chain(link.pool.replaced()) {

@@ -32,7 +32,7 @@ impl Sessions {
         while let Some(underlay) = cx.sockets.underlays.unreachable.pop() {
             let lane = host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
             let of_lane = lane.map(|(_, slot)| slot.peer);
-            let connection = || self.control.iter().find(|connection| connection.underlay() == underlay);
+            let connection = || self.control.iter().find(|connection| connection.underlay == underlay);
             if let Some(peer) = of_lane.or_else(|| connection()?.peer) {
                 self.follow_route(cx, host, peer, now);
             }
@@ -67,16 +67,10 @@ impl Sessions {
         }
         cx.stats.totals.path_moves.sockets += moves;
         let Some((from, to)) = moved else { return false };
-        if let Some(peer) = cx.peers.get_mut(id)
-            && let Some(suppressed) = peer.throttles.moved.allow(now)
-        {
+        if let Some(peer) = cx.peers.get_mut(id) {
             let (from, to) = (from.ip(), to.ip());
-            tracing::info!(
-                peer = &*peer.name,
-                %from,
-                %to,
-                sockets = moves,
-                suppressed,
+            throttled!(
+                info, peer.throttles.moved.allow(now), { peer = &*peer.name, %from, %to, sockets = moves },
                 "packets to the peer leave from another address now; its session goes on from there"
             );
         }
@@ -86,12 +80,12 @@ impl Sessions {
     /// The sockets of a peer's session at this worker, and the address to which each sends.
     fn sockets_towards(&self, cx: &Context, host: &LaneHost, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
         let session = cx.peers.session(id).and_then(|session| self.control.get(session.handle));
-        let control = session.map(|connection| (connection.underlay(), connection.path().destination));
+        let control = session.map(|connection| (connection.underlay, connection.path().destination));
         let lanes = host.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
         let lanes = lanes.filter_map(|(_, slot)| Some((slot.underlay, slot.path()?.destination)));
         let streams = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
         let streams = streams.filter_map(|stream| self.control.get(stream.handle));
-        let streams = streams.map(|connection| (connection.underlay(), connection.path().destination));
+        let streams = streams.map(|connection| (connection.underlay, connection.path().destination));
         let mut sockets: Vec<_> = control.into_iter().chain(lanes).chain(streams).collect();
         sockets.sort_unstable_by_key(|(underlay, _)| *underlay);
         sockets.dedup_by_key(|(underlay, _)| *underlay);
@@ -101,7 +95,7 @@ impl Sessions {
     /// Sends a packet on everything that uses a socket whose local address has changed, so that the far end learns it.
     fn socket_moved(&mut self, host: &mut LaneHost, underlay: UnderlayId) {
         for handle in self.control.handles() {
-            if self.control.get(handle).is_some_and(|connection| connection.underlay() == underlay)
+            if self.control.get(handle).is_some_and(|connection| connection.underlay == underlay)
                 && let Some(quinn) = self.control.quinn(handle)
             {
                 quinn.local_address_changed();
@@ -175,14 +169,9 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");
         peer.failure = Some(Failure::at(now, reason, &[]));
-        if let Some(suppressed) = peer.throttles.no_route.allow(now) {
-            tracing::warn!(
-                peer = &*peer.name,
-                %remote,
-                %error,
-                suppressed,
-                "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"
-            );
-        }
+        throttled!(
+            warn, peer.throttles.no_route.allow(now), { peer = &*peer.name, %remote, %error },
+            "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"
+        );
     }
 }

@@ -35,9 +35,8 @@ use crate::{
         TooMuch,
         driver::{ControlConnection, Event},
         liveness::{Liveness, MOST_CROSSING, hello_delay},
-        session_name::session_name,
     },
-    hub::{Connected, Record, WorkerMessage},
+    hub::{Connected, WorkerMessage},
     origin::PeerOrigin,
     peer::Session,
     worker::{
@@ -68,7 +67,7 @@ impl Worker {
             let Self { cx, data, sessions, host, .. } = self;
             let moved = data.send_plain(cx, sessions, host, now);
             let mut events = std::mem::take(&mut sessions.events);
-            let (base, timers) = (cx.hub.base(), &mut cx.timers);
+            let (base, timers) = (cx.hub.base, &mut cx.timers);
             let arm = |handle: ConnectionHandle, at| {
                 timers.arm(Timer::Connection(handle.0), coarse(base, at, now));
             };
@@ -139,19 +138,15 @@ impl Worker {
         // The limit may have changed since the endpoint was made.
         self.sessions.control.set_most_forwards(handle, self.cx.config.limits.tcp_streams_per_peer);
         if self.cx.identity.is_own(key) {
-            if let Some(suppressed) = self.cx.logs.violation.allow(now) {
-                tracing::warn!(
-                    suppressed,
-                    "this agent reached itself (remedy: an endpoint in the configuration is its own, take it out)"
-                );
-            }
+            throttled!(
+                warn,
+                self.cx.logs.violation.allow(now),
+                "this agent reached itself (remedy: an endpoint in the configuration is its own, take it out)"
+            );
             self.sessions.close_connection(&mut self.cx, handle, CloseReason::SelfConnect, now);
             return;
         }
-        let Some(connection) = self.sessions.control.get(handle).filter(|connection| !connection.is_over())
-        else {
-            return;
-        };
+        let Some(connection) = self.sessions.control.open(handle) else { return };
         let (side, dialled) = (connection.side(), connection.peer);
         let found = match dialled {
             Some(id) if self.cx.knows(id, key) => Ok(id),
@@ -214,9 +209,7 @@ impl Worker {
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
         let Self { cx, sessions, tunnel, .. } = self;
-        let Some(connection) = sessions.control.get(handle).filter(|connection| !connection.is_over()) else {
-            return;
-        };
+        let Some(connection) = sessions.control.open(handle) else { return };
         let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
             return;
         };
@@ -321,7 +314,7 @@ impl Worker {
         let wanted = sessions.wanted_lanes(cx, id, &hello, dialled);
         let session = cx.hub.name_session();
         // A connection without a name is closing, so no stream connection can join it.
-        let name = sessions.control.get(handle).and_then(session_name);
+        let name = sessions.control.get(handle).and_then(ControlConnection::session_name);
         let name = name.unwrap_or_else(|| cx.rng.random());
         let own = sessions.control.get(handle).map(|connection| connection.own).unwrap_or_default();
         let connected = Arc::new(Connected {
@@ -334,20 +327,19 @@ impl Worker {
             name,
             hello,
             wanted,
-            begun: sessions.control.get(handle).map_or(now, |connection| connection.begun()),
+            begun: sessions.control.get(handle).map_or(now, |connection| connection.begun),
             since: now,
         });
         let suspect = cx.is_suspect(id, now);
         let Ok(replaced) =
             cx.hub.establish(&connected, |old| !suspect && cx.old_session_stays(&connected, old))
         else {
-            if let Some(suppressed) = cx.logs.details.allow(now) {
-                tracing::debug!(
-                    peer = sessions.name_of(cx, handle),
-                    suppressed,
-                    "a second connection was not needed"
-                );
-            }
+            throttled!(
+                debug,
+                cx.details.allow(now),
+                { peer = sessions.name_of(cx, handle) },
+                "a second connection was not needed"
+            );
             sessions.close_connection(cx, handle, CloseReason::Replaced, now);
             return;
         };
@@ -365,23 +357,16 @@ impl Worker {
         let software = &*hello.software;
         match peer.origin {
             PeerOrigin::Open => {
-                if let Some(suppressed) = cx.logs.details.allow(now) {
+                if let Some(suppressed) = cx.details.allow(now) {
                     tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
                 }
             }
             PeerOrigin::Config | PeerOrigin::State => {
-                if let Some(suppressed) = peer.throttles.connected.allow(now) {
-                    tracing::info!(
-                        peer = peer_name,
-                        remote,
-                        software,
-                        services = wire::throttle::list(offered),
-                        dialled,
-                        lanes = wanted,
-                        suppressed,
-                        "connected"
-                    );
-                }
+                throttled!(
+                    info, peer.throttles.connected.allow(now),
+                    { peer = peer_name, remote, software, services = wire::throttle::list(offered), dialled, lanes = wanted },
+                    "connected"
+                );
             }
         }
         let openings = Openings::new(wanted);
@@ -479,9 +464,7 @@ impl Sessions {
     /// Charges the peer behind a connection for a control message. Beyond its allowance the connection is closed, and the result is
     /// false.
     fn charge(&mut self, cx: &mut Context, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
-        let Some(connection) = self.control.get(handle).filter(|connection| !connection.is_over()) else {
-            return false;
-        };
+        let Some(connection) = self.control.open(handle) else { return false };
         let peer = connection.peer.and_then(|id| cx.peers.get_mut(id));
         if peer.is_none_or(|peer| peer.data.allowances.messages.take(units, now)) {
             return true;
@@ -513,7 +496,8 @@ impl Sessions {
 
     /// Tells the gate that an admitted handshake is over, so that its token is forgotten.
     pub(super) fn admission_ended(&mut self, handle: ConnectionHandle) {
-        if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission()) {
+        if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission.as_ref())
+        {
             self.gate.handshake_ended(admission);
         }
     }
@@ -529,7 +513,7 @@ impl Sessions {
         proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
     ) -> bool {
         let Some(connection) = self.control.get(handle) else { return false };
-        match (proof, connection.admission()) {
+        match (proof, &connection.admission) {
             (None, admission) => admission.is_none(),
             (Some(signature), _) => connection.exported().is_some_and(|exported| {
                 PublicKey(*named).verify(&messages::possession(&exported), signature)
@@ -570,26 +554,24 @@ impl Sessions {
 
     /// Closes the connection of a peer that does not read the answers to its messages.
     fn overflowed(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
-        if let Some(suppressed) = cx.logs.violation.allow(now) {
-            tracing::warn!(
-                peer = self.name_of(cx, handle),
-                suppressed,
-                "the peer asks and does not read the answers; closing the connection"
-            );
-        }
+        throttled!(
+            warn,
+            cx.logs.violation.allow(now),
+            { peer = self.name_of(cx, handle) },
+            "the peer asks and does not read the answers; closing the connection"
+        );
         self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }
 
     /// Closes a connection on which a control message came out of order.
     pub(super) fn out_of_order(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         cx.stats.totals.out_of_order += 1;
-        if let Some(suppressed) = cx.logs.violation.allow(now) {
-            tracing::warn!(
-                peer = self.name_of(cx, handle),
-                suppressed,
-                "a control message came out of order; closing the connection"
-            );
-        }
+        throttled!(
+            warn,
+            cx.logs.violation.allow(now),
+            { peer = self.name_of(cx, handle) },
+            "a control message came out of order; closing the connection"
+        );
         self.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
     }
 
@@ -603,18 +585,14 @@ impl Sessions {
         cx.stats.totals.message_errors.count(error);
         match error.close_reason() {
             Some(reason) => {
-                if let Some(suppressed) = cx.logs.violation.allow(now) {
-                    tracing::warn!(
-                        peer = self.name_of(cx, handle),
-                        %error,
-                        suppressed,
-                        "bad control message; closing the connection"
-                    );
-                }
+                throttled!(
+                    warn, cx.logs.violation.allow(now), { peer = self.name_of(cx, handle), %error },
+                    "bad control message; closing the connection"
+                );
                 self.close_connection(cx, handle, reason, now);
             }
             None => {
-                if let Some(suppressed) = cx.logs.details.allow(now) {
+                if let Some(suppressed) = cx.details.allow(now) {
                     tracing::debug!(peer = self.name_of(cx, handle), %error, suppressed, "control message ignored");
                 }
             }
@@ -670,16 +648,11 @@ impl Context {
         if able || services == 0 && !packets {
             return;
         }
-        if let Some(suppressed) = peer.throttles.no_repair.allow(now) {
-            tracing::warn!(
-                peer = &*peer.name,
-                software = &*session.software,
-                services,
-                packets,
-                suppressed,
-                "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
-            );
-        }
+        throttled!(
+            warn, peer.throttles.no_repair.allow(now),
+            { peer = &*peer.name, software = &*session.software, services, packets },
+            "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
+        );
     }
 
     /// Whether a peer's existing session stays and the new connection is closed.
@@ -688,11 +661,11 @@ impl Context {
     /// attempts older than the session: one that the session overtook, or one that crossed ours because both ends dialled at once.
     /// The time at which an attempt began counts, not the time of its hello. Of two connections that the peer dialled, only the
     /// listener decides.
-    fn old_session_stays(&self, new: &Connected, old: &Record) -> bool {
+    fn old_session_stays(&self, new: &Connected, old: &Connected) -> bool {
         // During a rotation they may prove two keys of an end: both ends compare the smaller ones.
         let ours = self.identity.of(old.own).public_key().min(self.identity.of(new.own).public_key());
         let we_are_smaller = *ours < old.key.min(new.key);
-        let same_process = old.instance == new.hello.instance;
+        let same_process = old.hello.instance == new.hello.instance;
         let overtaken = !new.dialled && !old.dialled && new.begun < old.begun;
         let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
         same_process && (overtaken || is_twin && old.dialled == we_are_smaller)

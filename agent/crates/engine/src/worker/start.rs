@@ -14,6 +14,7 @@ use wire::{
     cid::ConnectionIds,
     ids::{IngressId, PeerId, WorkerId},
     messages::Features,
+    rate::Lines,
     timers::Timers,
 };
 
@@ -33,7 +34,7 @@ use crate::{
         setup::Setup,
         sources::Sources,
         stats::{self, Ceilings},
-        timer::{HOUSEKEEPING_INTERVAL, Timer, number},
+        timer::{HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Timer, number},
         tun,
         unauthenticated::Unauthenticated,
         work::TurnWork,
@@ -91,7 +92,7 @@ impl Worker {
         let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
         let Setup { hub, metrics, tun, .. } = setup;
-        hub.streams().set_most(config.limits.stream_bytes);
+        hub.streams.set_most(config.limits.stream_bytes);
         let gate = Gate::new(GateParts {
             own: Arc::clone(&own),
             ids: ids.clone(),
@@ -129,7 +130,8 @@ impl Worker {
                 timers: Timers::default(),
                 ready,
                 sources: Sources::new(),
-                logs: Logs::new(now),
+                logs: Logs::new(LOG_INTERVAL),
+                details: Lines::new(now),
                 stats: Stats {
                     totals: stats::Totals::default(),
                     retired: stats::RetiredLanes::default(),
@@ -187,10 +189,8 @@ impl Worker {
     /// The bound addresses of the underlay, `[[udp]]` and `[[tcp]]` sockets, each in the configuration's order.
     #[must_use]
     pub fn addresses(&self) -> Addresses {
-        let ingress = self.cx.sockets.locals.iter().filter(|socket| match socket.local {
-            Local::Ingress { .. } => true,
-            Local::Upstream { .. } => false,
-        });
+        let ingress =
+            self.cx.sockets.locals.iter().filter(|socket| matches!(socket.local, Local::Ingress { .. }));
         Addresses {
             transport: self
                 .cx

@@ -85,8 +85,8 @@ impl MessageErrors {
 pub(super) struct RetiredLanes {
     by_peer: Vec<LaneStats>,
     /// Sum over peers whose slot was given up.
-    of_removed: LaneStats,
-    by_index: Vec<LaneBytes>,
+    pub(super) of_removed: LaneStats,
+    pub(super) by_index: Vec<LaneBytes>,
 }
 
 /// Bytes of the packets of lanes.
@@ -104,8 +104,7 @@ impl LaneBytes {
     }
 
     pub(super) fn add(&mut self, other: Self) {
-        self.sent += other.sent;
-        self.received += other.received;
+        add!(self, other; sent, received);
     }
 }
 
@@ -131,16 +130,6 @@ impl RetiredLanes {
         if let Some(stats) = self.by_peer.get_mut(peer.0 as usize) {
             add_lane(&mut self.of_removed, &std::mem::take(stats));
         }
-    }
-
-    /// The sum over peers whose slot was given up.
-    pub(super) fn of_removed(&self) -> LaneStats {
-        self.of_removed
-    }
-
-    /// The bytes of lanes that have ended, by their index.
-    pub(super) fn by_index(&self) -> &[LaneBytes] {
-        &self.by_index
     }
 }
 
@@ -498,13 +487,7 @@ impl Snapshots {
 
 impl InUse {
     pub(super) fn add(&mut self, other: &Self) {
-        self.handshakes += other.handshakes;
-        self.used_tokens += other.used_tokens;
-        self.incomplete += other.incomplete;
-        self.decoy_flows += other.decoy_flows;
-        self.stream_bytes += other.stream_bytes;
-        self.repair_bytes += other.repair_bytes;
-        self.flow_sockets += other.flow_sockets;
+        add!(self, other; handshakes, used_tokens, incomplete, decoy_flows, stream_bytes, repair_bytes, flow_sockets);
     }
 }
 
@@ -552,42 +535,30 @@ wire::labelled! {
 #[derive(Debug)]
 pub(super) struct Ceilings {
     logs: [Throttle; Ceiling::COUNT],
-    pub(super) tcp: TcpCeilings,
-    /// The count of windows that could not grow for lack of memory when it was last reported.
-    pub(super) stream_memory: u64,
-    /// Connections closed because the peer sent more control messages than it may.
-    pub(super) messages: u64,
-    /// Connections closed because the messages of all peers filled their memory.
-    pub(super) message_bytes: u64,
-    /// The count of send buffers that were taken away when it was last reported.
-    pub(super) send_buffers: u64,
-    /// The count of evicted flows to the decoy when it was last reported.
-    pub(super) decoy_flows: u64,
+    /// Refusals by limit; of a limit that another part counts, its count when it was last reported.
+    pub(super) counts: [u64; Ceiling::COUNT],
 }
 
 impl Ceilings {
     pub(super) fn new() -> Self {
-        Self {
-            logs: std::array::from_fn(|_| Throttle::new(LOG_INTERVAL)),
-            tcp: TcpCeilings::default(),
-            stream_memory: 0,
-            messages: 0,
-            message_bytes: 0,
-            send_buffers: 0,
-            decoy_flows: 0,
-        }
+        Self { logs: std::array::from_fn(|_| Throttle::new(LOG_INTERVAL)), counts: [0; Ceiling::COUNT] }
     }
 
     pub(super) fn allow(&mut self, ceiling: Ceiling, now: Instant) -> Option<u64> {
         self.logs[ceiling as usize].allow(now)
     }
-}
 
-/// Counts of refused TCP forwards, by the limit that was reached.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct TcpCeilings {
-    pub(super) per_peer: u64,
-    pub(super) all: u64,
+    /// Counts a refusal, and says whether to log it.
+    pub(super) fn count(&mut self, ceiling: Ceiling, now: Instant) -> Option<u64> {
+        self.counts[ceiling as usize] += 1;
+        self.allow(ceiling, now)
+    }
+
+    /// Takes over the count of another part, and says whether to log that it grew.
+    pub(super) fn follow(&mut self, ceiling: Ceiling, count: u64, now: Instant) -> Option<u64> {
+        let before = std::mem::replace(&mut self.counts[ceiling as usize], count);
+        if count > before { self.allow(ceiling, now) } else { None }
+    }
 }
 
 wire::labelled! {

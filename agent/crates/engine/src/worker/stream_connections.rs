@@ -213,15 +213,10 @@ impl Sessions {
         let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, request.remote) {
             Ok(underlay) => underlay,
             Err(error) => {
-                if let Some(suppressed) = cx.logs.lane.socket.allow(now) {
-                    tracing::warn!(
-                        peer = cx.peers.name(id),
-                        number,
-                        %error,
-                        suppressed,
-                        "cannot open a socket for a stream connection (remedy: a higher limit on open files)"
-                    );
-                }
+                throttled!(
+                    warn, cx.logs.lane_socket.allow(now), { peer = cx.peers.name(id), number, %error },
+                    "cannot open a socket for a stream connection (remedy: a higher limit on open files)"
+                );
                 return None;
             }
         };
@@ -538,7 +533,7 @@ impl Sessions {
                 return Some(Action::Release);
             }
         }
-        let waited = stream.liveness.waits();
+        let waited = stream.liveness.waits;
         match stream.liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now) {
             Finding::Answers => None,
             // If a NAT gave us another address, the far end cannot answer packets as short as pings.

@@ -61,7 +61,7 @@ impl TcpForwards {
                 Some(obstacle) if self.lets_wait(cx, port, obstacle, now) => return false,
                 // A connection that has waited for long enough is refused below.
                 Some(_) => {}
-                None => cx.hub.backlogs().end(port),
+                None => cx.hub.backlogs.end(port),
             }
             let id = TcpId(number(self.open.vacant_key()));
             let token = cx.sockets.factory.token(Source::Tcp(id));
@@ -98,17 +98,13 @@ impl TcpForwards {
                     cx.sockets.factory.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
                         // The backlog is empty: the next connection may wait for the full time.
-                        cx.hub.backlogs().end(port);
+                        cx.hub.backlogs.end(port);
                     } else {
                         cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
-                        if let Some(suppressed) = cx.logs.accept.allow(now) {
-                            let remedy = socket_remedy(&error);
-                            tracing::warn!(
-                                %error,
-                                suppressed,
-                                "cannot accept a TCP connection (remedy: {remedy})"
-                            );
-                        }
+                        throttled!(
+                            warn, cx.logs.accept.allow(now), { %error },
+                            "cannot accept a TCP connection (remedy: {})", socket_remedy(&error)
+                        );
                         // No event reports the connections that still wait, so a timer checks the listener again.
                         cx.timers.arm(Timer::Listener(port), now + ACCEPT_PAUSE);
                     }
@@ -241,11 +237,11 @@ impl TcpForwards {
         self.passes += 1;
         forward.served = self.passes;
         let (before, held) = (forward.bytes(), forward.held());
-        self.scratch.piece = cx.hub.streams().piece();
+        self.scratch.piece = cx.hub.streams.piece();
         let pumped = forward.pump(quinn, order, &mut self.scratch);
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
-        cx.hub.streams().hold(held, forward.held());
+        cx.hub.streams.hold(held, forward.held());
         sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
         cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
         cx.stats.totals.tcp.bytes_inward += delivered;
@@ -264,9 +260,7 @@ impl TcpForwards {
                 self.remove_tcp(cx, sessions, id);
             }
             Pumped::Refused(answer) => {
-                if let Some(suppressed) = cx.logs.details.allow(now) {
-                    tracing::debug!(reason = ?answer, suppressed, "the peer refused a TCP forward");
-                }
+                throttled!(debug, cx.details.allow(now), { reason = ?answer }, "the peer refused a TCP forward");
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(cx, sessions, id);
             }
@@ -375,7 +369,7 @@ impl TcpForwards {
         let (key, peer, held) = (opened.key, opened.peer, opened.forward.held());
         let id = TcpId(number(self.open.insert(opened)));
         self.by_stream.insert(key, id);
-        cx.hub.streams().enter(held);
+        cx.hub.streams.enter(held);
         cx.stats.totals.tcp.opened += 1;
         if let Some(state) = cx.peers.get_mut(peer) {
             state.tcp_streams += 1;
@@ -393,7 +387,7 @@ impl TcpForwards {
         if let Some(token) = forward.token() {
             cx.sockets.factory.release(token);
         }
-        cx.hub.streams().leave(forward.held());
+        cx.hub.streams.leave(forward.held());
         if forward.stalled {
             sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
         }
@@ -411,11 +405,10 @@ impl TcpForwards {
 impl Context {
     /// Logs that a peer's TCP forward could not be connected to its service.
     fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
-        if let (Some(state), Some(suppressed)) = (self.peers.get(peer), self.logs.service.allow(now)) {
-            tracing::warn!(
-                peer = &*state.name,
-                reason = TcpRefusal::from(*answer).label(),
-                suppressed,
+        if let Some(state) = self.peers.get(peer) {
+            throttled!(
+                warn, self.logs.service.allow(now),
+                { peer = &*state.name, reason = TcpRefusal::from(*answer).label() },
                 "a TCP forward of the peer was refused (remedy: is the service running, and in `services` of the peer?)"
             );
         }

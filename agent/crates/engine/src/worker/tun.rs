@@ -226,27 +226,20 @@ pub(super) fn set_prefixes(routes: &mut PeerRoutes, id: PeerId, peer: &config::P
 impl Context {
     /// Warns that a packet of the host was dropped because its route leads to nobody.
     fn warn_of_next_hop(&mut self, destination: IpAddr, next_hop: IpAddr, now: Instant) {
-        if let Some(suppressed) = self.logs.next_hop.allow(now) {
-            tracing::warn!(
-                %destination,
-                %next_hop,
-                suppressed,
-                "an IP packet was dropped: the next hop of its route is no peer's address (remedy: if it is a peer's, write it as \
-                 address of that [[peer]]; a route to a network behind a peer needs `via` and the peer's address; `ip route get` \
-                 with the destination shows the route)"
-            );
-        }
+        throttled!(
+            warn, self.logs.next_hop.allow(now), { %destination, %next_hop },
+            "an IP packet was dropped: the next hop of its route is no peer's address (remedy: if it is a peer's, write it as \
+            address of that [[peer]]; a route to a network behind a peer needs `via` and the peer's address; `ip route get` \
+            with the destination shows the route)"
+        );
     }
 
     fn report_tun_error(&mut self, error: &io::Error, now: Instant) {
-        if let Some(suppressed) = self.logs.tun.allow(now) {
-            tracing::warn!(
-                %error,
-                suppressed,
-                "cannot read the TUN device (remedy: `ip link` shows whether it is still there and up; restart the daemon if it \
-                 was removed)"
-            );
-        }
+        throttled!(
+            warn, self.logs.tun.allow(now), { %error },
+            "cannot read the TUN device (remedy: `ip link` shows whether it is still there and up; restart the daemon if it \
+            was removed)"
+        );
     }
 }
 
@@ -257,12 +250,10 @@ impl Tunnel {
         let takes = |features: Features| features.contains(Features::PACKETS);
         if !peer.data.config.allowed_ips.is_empty()
             && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
-            && let Some(suppressed) = peer.throttles.no_tunnel.allow(now)
         {
-            tracing::warn!(
-                peer = &*peer.name,
-                software = &*session.software,
-                suppressed,
+            throttled!(
+                warn, peer.throttles.no_tunnel.allow(now),
+                { peer = &*peer.name, software = &*session.software },
                 "the peer has no [tun]: IP packets for it are dropped (remedy: add [tun] there)"
             );
         }
@@ -273,31 +264,25 @@ impl Tunnel {
         let Spoofed { peer: id, source, multicast } = spoofed;
         let Some(Tun { side: tun, .. }) = &self.device else { return };
         let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
-        let Some(suppressed) = cx.logs.source.allow(now) else { return };
+        let log = &mut cx.logs.source;
         let is_by_route = |tun: &config::Tun| tun.follows_routes() && tun.source_check == SourceCheck::Route;
         let by_route = cx.config.tun.as_ref().is_some_and(is_by_route);
         if multicast && tun.multicast.is_some() {
-            tracing::warn!(
-                peer = named(id),
-                %source,
-                suppressed,
+            throttled!(
+                warn, log.allow(now), { peer = named(id), %source },
                 "multicast of this peer was dropped: its source is neither the peer's address here nor its link-local address \
                  (remedy: if it is the peer's tun.address, add it to peer.address here)"
             );
         } else if by_route {
-            tracing::warn!(
-                peer = named(id),
-                %source,
-                suppressed,
+            throttled!(
+                warn, log.allow(now), { peer = named(id), %source },
                 "an IP packet of this peer was dropped: no route to its source leads to the peer (remedy: a route by way of it, of \
                  whatever metric; or tun.source_check = \"allowed_ips\", where the way back may be another one)"
             );
         } else {
-            tracing::warn!(
-                peer = named(id),
-                %source,
-                belongs_to = tun.routes.holders(source).first().copied().and_then(named),
-                suppressed,
+            let owner = || tun.routes.holders(source).first().copied().and_then(named);
+            throttled!(
+                warn, log.allow(now), { peer = named(id), %source, belongs_to = owner() },
                 "an IP packet of this peer was dropped: its source is not in the peer's allowed_ips, or in a longer prefix of another \
                  peer (remedy: add it to the peer's allowed_ips here, or have the peer send from its own addresses only)"
             );
@@ -333,16 +318,11 @@ impl Tunnel {
             let holder = tun.routes.holders(address).first().copied();
             (holder.filter(|_| routed).and_then(named), ROUTES_REMEDY)
         };
-        if let Some(held_by) = held_by
-            && let Some(suppressed) = cx.logs.routing_loop.allow(now)
-        {
-            tracing::warn!(
-                peer = id.and_then(named),
-                %remote,
-                held_by,
-                suppressed,
+        if let Some(held_by) = held_by {
+            throttled!(
+                warn, cx.logs.routing_loop.allow(now), { peer = id.and_then(named), %remote, held_by },
                 "a handshake is not complete yet, and the other end's address lies in a prefix of the tunnel: unless this host \
-                 has a longer route to it, the tunnel's own packets go into the tunnel (remedy: {remedy})"
+                has a longer route to it, the tunnel's own packets go into the tunnel (remedy: {remedy})"
             );
         }
     }

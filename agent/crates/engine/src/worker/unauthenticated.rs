@@ -17,7 +17,7 @@ const MOST_DATAGRAMS: usize = 4_096;
 /// Datagrams of unauthenticated senders in this turn, and their counts. Without a decoy they are only counted.
 #[derive(Default)]
 pub struct Unauthenticated {
-    has_decoy: bool,
+    pub(super) has_decoy: bool,
     pub(super) waiting: Waiting,
     /// Counts of the datagrams, of the decoy's replies, and of drops.
     pub(super) stats: DecoyStats,
@@ -34,11 +34,6 @@ pub(super) struct Waiting {
 impl Unauthenticated {
     pub(super) fn new(decoy: Option<SocketAddr>) -> Self {
         Self { has_decoy: decoy.is_some(), ..Self::default() }
-    }
-
-    /// Follows a changed `access.decoy`.
-    pub(super) fn set_decoy(&mut self, decoy: Option<SocketAddr>) {
-        self.has_decoy = decoy.is_some();
     }
 
     /// Adds a datagram that came to listening port `port`; `meta` may be the metadata of its whole buffer.

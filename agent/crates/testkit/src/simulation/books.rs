@@ -117,7 +117,7 @@ impl World {
                 ("lanes", worker.lanes().iter().count()),
                 ("underlays", worker.underlays().iter().count()),
                 ("connections", worker.control().len()),
-                ("handshakes", worker.control().handshakes_pending()),
+                ("handshakes", worker.control().pending.begun.len()),
                 ("forwards", worker.forwards()),
             ];
             for (what, count) in entries {

@@ -318,7 +318,7 @@ fn the_death_of_one_ends_its_own_forwards_only() {
 fn stream_port(pair: &mut Pair, worker: usize) -> u16 {
     let worker = &pair.world.agent(pair.entry).workers[worker];
     let handle = worker.peers()[0].streams.all[0].handle;
-    let underlay = worker.control().get(handle).unwrap().underlay();
+    let underlay = worker.control().get(handle).unwrap().underlay;
     worker.underlays().get(underlay).unwrap().socket.local_addr().port()
 }
 

@@ -98,9 +98,9 @@ struct Round {
 /// One connection's model of its path.
 #[derive(Clone, Debug)]
 pub(super) struct Bbr {
-    mtu: u64,
+    pub(super) mtu: u64,
     bottleneck: MaxFilter,
-    min_rtt: Option<Duration>,
+    pub(super) min_rtt: Option<Duration>,
     min_rtt_at: Instant,
     phase: Phase,
     phase_since: Instant,
@@ -115,7 +115,7 @@ pub(super) struct Bbr {
     competes: bool,
     round: Round,
     in_flight: u64,
-    window: u64,
+    pub(super) window: u64,
     /// The window's limit after congestion, and by how much it grows in the next round.
     ceiling: Option<u64>,
     ceiling_step: u64,
@@ -147,19 +147,6 @@ impl Bbr {
             cut_in_round: 0,
             cycles: 0,
         }
-    }
-
-    pub(super) fn set_mtu(&mut self, mtu: u16) {
-        self.mtu = u64::from(mtu);
-    }
-
-    /// Bytes that may be in flight.
-    pub(super) fn window(&self) -> u64 {
-        self.window
-    }
-
-    pub(super) fn min_rtt(&self) -> Option<Duration> {
-        self.min_rtt
     }
 
     /// Bytes a second at which packets leave; `None` until a round trip is known.

@@ -41,7 +41,7 @@ pub(super) struct RateSample {
 #[derive(Clone, Debug)]
 pub(super) struct Delivery {
     departures: VecDeque<Departure>,
-    delivered: u64,
+    pub(super) delivered: u64,
     delivered_at: Instant,
     first_sent_at: Instant,
     /// When the newest packet left that was acknowledged since the last sample.
@@ -60,10 +60,6 @@ impl Delivery {
             newest: None,
             app_limited_until: 0,
         }
-    }
-
-    pub(super) fn delivered(&self) -> u64 {
-        self.delivered
     }
 
     /// Packets leave at `now`; `idle` if none were in flight before.

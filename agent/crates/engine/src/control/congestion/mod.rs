@@ -13,7 +13,6 @@
 
 use std::{
     any::Any,
-    fmt,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering},
@@ -24,7 +23,7 @@ use std::{
 use config::CongestionControl;
 use quinn_proto::{
     RttEstimator,
-    congestion::{Controller, ControllerFactory, ControllerMetrics, CubicConfig},
+    congestion::{Controller, ControllerFactory, ControllerMetrics, Cubic},
 };
 
 use self::{
@@ -129,9 +128,10 @@ impl ControllerFactory for Congestion {
     }
 }
 
+#[derive(Clone)]
 enum Model {
     Bbr(Box<Bbr>),
-    Cubic(Box<dyn Controller>),
+    Cubic(Box<Cubic>),
     /// A fixed rate, and the last measured round-trip time.
     Rate(Duration),
 }
@@ -140,18 +140,8 @@ impl Model {
     fn new(algorithm: CongestionControl, now: Instant, mtu: u16) -> Self {
         match algorithm {
             CongestionControl::Bbr => Self::Bbr(Box::new(Bbr::new(now, mtu))),
-            CongestionControl::Cubic => Self::Cubic(Arc::new(CubicConfig::default()).build(now, mtu)),
+            CongestionControl::Cubic => Self::Cubic(Box::new(Cubic::new(Arc::default(), now, mtu))),
             CongestionControl::Rate => Self::Rate(Duration::from_millis(50)),
-        }
-    }
-}
-
-impl Clone for Model {
-    fn clone(&self) -> Self {
-        match self {
-            Self::Bbr(bbr) => Self::Bbr(bbr.clone()),
-            Self::Cubic(cubic) => Self::Cubic(cubic.clone_box()),
-            Self::Rate(rtt) => Self::Rate(*rtt),
         }
     }
 }
@@ -207,12 +197,6 @@ struct StreamController {
     mtu: u16,
 }
 
-impl fmt::Debug for StreamController {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("StreamController").field("algorithm", &self.algorithm).finish_non_exhaustive()
-    }
-}
-
 impl StreamController {
     fn new(shared: Arc<Congestion>, now: Instant, mtu: u16) -> Self {
         let algorithm = shared.control();
@@ -237,11 +221,6 @@ impl StreamController {
         }
     }
 
-    fn sent(&mut self, now: Instant, bytes: u64) {
-        self.delivery.on_sent(now, self.in_flight == 0);
-        self.in_flight += bytes;
-    }
-
     fn acked(&mut self, now: Instant, sent: Instant, bytes: u64) {
         self.delivery.on_ack(now, sent, bytes);
         self.shared.acked_packets.fetch_add(1, Ordering::Relaxed);
@@ -253,12 +232,12 @@ impl StreamController {
         if app_limited {
             self.delivery.limit_by_application(in_flight);
         }
-        let min_rtt = if let Model::Bbr(bbr) = &self.model { bbr.min_rtt() } else { None };
+        let min_rtt = if let Model::Bbr(bbr) = &self.model { bbr.min_rtt } else { None };
         let Some(sample) = self.delivery.sample(now, min_rtt) else { return };
         self.loss.rtt = sample.rtt;
-        self.shared.note_acks(self.delivery.delivered(), sample.rtt);
+        self.shared.note_acks(self.delivery.delivered, sample.rtt);
         match &mut self.model {
-            Model::Bbr(bbr) => bbr.on_sample(&sample, self.delivery.delivered(), in_flight, now),
+            Model::Bbr(bbr) => bbr.on_sample(&sample, self.delivery.delivered, in_flight, now),
             Model::Rate(rtt) => *rtt = sample.rtt,
             Model::Cubic(_) => {}
         }
@@ -269,15 +248,6 @@ impl StreamController {
         self.loss.turn_over(now);
         self.limit_gaps(now);
         self.publish_pace();
-    }
-
-    fn lost(&mut self, now: Instant, bytes: u64) {
-        self.loss.turn_over(now);
-        self.loss.lost[0] += bytes;
-        if let Model::Bbr(bbr) = &mut self.model {
-            bbr.on_lost(bytes);
-        }
-        self.limit_gaps(now);
     }
 
     /// Keeps the packets that are lost in a round trip below what the receiver tolerates.
@@ -308,7 +278,7 @@ impl StreamController {
 
     fn model_window(&self) -> u64 {
         let window = match &self.model {
-            Model::Bbr(bbr) => bbr.window(),
+            Model::Bbr(bbr) => bbr.window,
             Model::Cubic(cubic) => cubic.window(),
             // Two round trips at the rate, so that repeated losses of the same packet do not stop it, and the delay of hosts.
             Model::Rate(rtt) => {
@@ -327,7 +297,8 @@ const LEAST_WINDOW_PACKETS: u64 = 2;
 
 impl Controller for StreamController {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
-        self.sent(now, bytes);
+        self.delivery.on_sent(now, self.in_flight == 0);
+        self.in_flight += bytes;
         if let Model::Cubic(cubic) = &mut self.model {
             cubic.on_sent(now, bytes, last_packet_number);
         }
@@ -360,16 +331,22 @@ impl Controller for StreamController {
         is_persistent_congestion: bool,
         lost_bytes: u64,
     ) {
-        self.lost(now, lost_bytes);
-        if let Model::Cubic(cubic) = &mut self.model {
-            cubic.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
+        self.loss.turn_over(now);
+        self.loss.lost[0] += lost_bytes;
+        match &mut self.model {
+            Model::Bbr(bbr) => bbr.on_lost(lost_bytes),
+            Model::Cubic(cubic) => {
+                cubic.on_congestion_event(now, sent, is_persistent_congestion, lost_bytes);
+            }
+            Model::Rate(_) => {}
         }
+        self.limit_gaps(now);
     }
 
     fn on_mtu_update(&mut self, new_mtu: u16) {
         self.mtu = new_mtu;
         match &mut self.model {
-            Model::Bbr(bbr) => bbr.set_mtu(new_mtu),
+            Model::Bbr(bbr) => bbr.mtu = new_mtu.into(),
             Model::Cubic(cubic) => cubic.on_mtu_update(new_mtu),
             Model::Rate(_) => {}
         }

@@ -11,6 +11,7 @@ use std::{
 
 use config::CongestionControl;
 use dataplane::rate::{Pacer, Release};
+use quinn_proto::congestion::Controller as _;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::clock::{Clock, ManualClock};
 
@@ -221,7 +222,7 @@ impl World {
                 let remaining = (flow.in_flight.len() + lost.len()) as u64 * PACKET;
                 controller.acks_ended(at, remaining, false);
                 if !lost.is_empty() {
-                    controller.lost(at, lost.len() as u64 * PACKET);
+                    controller.on_congestion_event(at, at, false, lost.len() as u64 * PACKET);
                 }
             }
             Sender::Cubic(cubic) => {
@@ -266,7 +267,7 @@ impl World {
         }
         if let (Sender::Ours(controller, pacer), false) = (&mut flow.sender, sent.is_empty()) {
             pacer.spend(sent.len() as u64 * PACKET);
-            controller.sent(at, sent.len() as u64 * PACKET);
+            controller.on_sent(at, sent.len() as u64 * PACKET, 0);
             again = now + 0.000_25;
         }
         if nanoseconds(again) < flow.wakes_at {

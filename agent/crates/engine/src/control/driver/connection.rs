@@ -8,7 +8,6 @@ use dataplane::{
     relay::{DropReason, Settlements},
 };
 use gate::{
-    admission::Admission,
     preshared,
     suite::{self, Group},
 };
@@ -28,6 +27,9 @@ use crate::control::{
     transport::{FIRST_STREAMS, streams_for},
     windows::{Change, Shown, StreamMemory},
 };
+
+/// The label under which TLS exports the name of a session (RFC 8446 §7.5).
+const SESSION_LABEL: &[u8] = b"EXPORTER culvert session";
 
 impl ControlConnection {
     pub(in crate::control) fn new(
@@ -98,18 +100,6 @@ impl ControlConnection {
         self.quinn.side()
     }
 
-    /// The time at which this end dialled it, or its first packet came.
-    #[must_use]
-    pub fn begun(&self) -> Instant {
-        self.begun
-    }
-
-    /// The knock that let it in, if another dialled it and had to knock.
-    #[must_use]
-    pub fn admission(&self) -> Option<&Admission> {
-        self.admission.as_ref()
-    }
-
     /// 32 bytes that only the two ends of this connection have, for the proof that its dialler holds its key.
     #[must_use]
     pub fn exported(&self) -> Option<Zeroizing<[u8; 32]>> {
@@ -128,16 +118,19 @@ impl ControlConnection {
         suite::group(self.quinn.crypto_session())
     }
 
+    /// The name of the session whose control connection this is: 16 bytes that only its two ends have. A stream connection gives it
+    /// when it joins.
+    #[must_use]
+    pub fn session_name(&self) -> Option<[u8; 16]> {
+        let mut name = [0; 16];
+        self.quinn.crypto_session().export_keying_material(&mut name, SESSION_LABEL, &[]).ok()?;
+        Some(name)
+    }
+
     fn export(&self, label: &[u8]) -> Option<Zeroizing<[u8; 32]>> {
         let mut bytes = Zeroizing::new([0; 32]);
         self.quinn.crypto_session().export_keying_material(bytes.as_mut(), label, &[]).ok()?;
         Some(bytes)
-    }
-
-    /// The socket that it runs on.
-    #[must_use]
-    pub fn underlay(&self) -> UnderlayId {
-        self.underlay
     }
 
     /// The network path to the far end.

@@ -125,7 +125,7 @@ struct Later {
 
 pub struct ControlConnection {
     quinn: Connection,
-    underlay: UnderlayId,
+    pub underlay: UnderlayId,
     /// The peer that was dialled, or that proved its key.
     pub peer: Option<PeerId>,
     /// The key that the far end proved.
@@ -133,9 +133,9 @@ pub struct ControlConnection {
     /// The key that the far end proved, while our hello is held back because the existing session may be heard again.
     pub held: Option<[u8; 32]>,
     /// When this end dialled it, or its first packet came.
-    begun: Instant,
+    pub(crate) begun: Instant,
     /// The knock that let it in.
-    admission: Option<Admission>,
+    pub(crate) admission: Option<Admission>,
     /// The key of ours that we prove on it.
     pub own: OwnKey,
     /// The number of a stream connection; `None` for a control connection.
@@ -222,7 +222,7 @@ pub struct Control {
     pub(super) endpoint: Endpoint,
     /// The settings by which it accepts handshakes; `None` if it only dials.
     pub(super) acceptance: Option<Acceptance>,
-    pub(super) pending: Pending,
+    pub pending: Pending,
     /// Retry packets that are still to be sent.
     pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
     /// Boxed, because each is taken out and put back while it is polled, and quinn-proto's part is several KiB.
@@ -241,9 +241,9 @@ pub struct Control {
     named: HashSet<StreamId>,
     events: Vec<(ConnectionHandle, Event)>,
     /// True once no further connection is accepted.
-    pub(super) closed: bool,
+    pub(crate) closed: bool,
     /// The key exchanges of connections that are accepted.
-    pub(super) key_exchange: KeyExchange,
+    pub(crate) key_exchange: KeyExchange,
     pub(super) scratch: Vec<u8>,
     /// Where received packets are put for quinn-proto.
     arena: Arena,
@@ -288,16 +288,6 @@ impl Control {
         }
     }
 
-    /// Sets the key exchanges of connections that are accepted from now on.
-    pub fn set_key_exchange(&mut self, key_exchange: KeyExchange) {
-        self.key_exchange = key_exchange;
-    }
-
-    /// Sets the limit on concurrent handshakes that far ends start.
-    pub fn set_most_handshakes(&mut self, most: usize) {
-        self.pending.most = most;
-    }
-
     /// The bytes of control messages that wait: until far ends read them, and until they are complete and handled.
     #[must_use]
     pub fn message_bytes(&self) -> [u64; 2] {
@@ -310,7 +300,7 @@ impl Control {
 
     /// Sets the limit on concurrent TCP forwards that the far end opens on a connection.
     pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
-        if let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) {
+        if let Some(connection) = self.open_mut(handle) {
             connection.most_forwards = most;
             connection.grant_streams();
         }
@@ -318,9 +308,7 @@ impl Control {
 
     /// Whether a stream can be opened now: [`Control::open_stream`] will.
     pub fn has_stream(&mut self, handle: ConnectionHandle) -> bool {
-        let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
-            return false;
-        };
+        let Some(connection) = self.open_mut(handle) else { return false };
         connection.spare = connection.spare.or_else(|| connection.quinn.streams().open(Dir::Bi));
         connection.spare.is_some()
     }
@@ -378,17 +366,6 @@ impl Control {
         for connection in self.connections.values_mut().filter(|connection| connection.peer == Some(peer)) {
             connection.pace.follow_account();
         }
-    }
-
-    /// Accepts no further connection: a client that dials gets no answer from this process.
-    pub fn stop_accepting(&mut self) {
-        self.closed = true;
-    }
-
-    /// Whether no further connection is accepted.
-    #[must_use]
-    pub fn is_closed(&self) -> bool {
-        self.closed
     }
 
     /// Starts a handshake with `peer` at `remote` from its own socket; `None` if quinn-proto cannot dial that address.
@@ -473,6 +450,12 @@ impl Control {
         self.connections.get(&handle).map(|connection| &**connection)
     }
 
+    /// A connection that is not over.
+    #[must_use]
+    pub fn open(&self, handle: ConnectionHandle) -> Option<&ControlConnection> {
+        self.get(handle).filter(|connection| !connection.lost)
+    }
+
     /// A connection by its handle; the next [`Control::poll`] polls it.
     pub fn get_mut(&mut self, handle: ConnectionHandle) -> Option<&mut ControlConnection> {
         self.touch(handle);
@@ -481,7 +464,7 @@ impl Control {
 
     /// quinn-proto's connection, to use its streams.
     pub fn quinn(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
-        self.get_mut(handle).filter(|connection| !connection.lost).map(|connection| &mut connection.quinn)
+        self.open_mut(handle).map(|connection| &mut connection.quinn)
     }
 
     /// The same, and the order in which its streams send.
@@ -493,7 +476,7 @@ impl Control {
     /// Sends two PINGs in packets of their own. The far end acknowledges the second one at once (RFC 9000 §13.2.2); a single one
     /// would be acknowledged by a timer, for which it has to wake up again.
     pub fn ping_for_an_answer(&mut self, handle: ConnectionHandle) {
-        if let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) {
+        if let Some(connection) = self.open_mut(handle) {
             connection.pings_twice = true;
             connection.quinn.ping();
         }
@@ -556,7 +539,8 @@ impl Control {
     pub fn read_traffic(&mut self) -> Traffic {
         self.connections.values_mut().for_each(|connection| {
             if std::mem::take(&mut connection.changed.traffic) {
-                connection.traffic = Traffic::of(&connection.quinn.stats());
+                connection.traffic = Traffic::default();
+                connection.traffic.add(&connection.quinn.stats());
             }
         });
         self.traffic()
@@ -566,12 +550,6 @@ impl Control {
     pub fn take_changed(&mut self, handle: ConnectionHandle) -> bool {
         let connection = self.connections.get_mut(&handle);
         connection.is_some_and(|connection| std::mem::take(&mut connection.changed.liveness))
-    }
-
-    /// The number of handshakes that far ends have begun and not completed.
-    #[must_use]
-    pub fn handshakes_pending(&self) -> usize {
-        self.pending.len()
     }
 
     /// Takes one of the sessions that have received packets: it may have datagrams.
@@ -593,9 +571,7 @@ impl Control {
         data: Bytes,
         counted: bool,
     ) -> Result<(), SendDatagramError> {
-        let Some(connection) = self.get_mut(handle).filter(|connection| !connection.lost) else {
-            return Err(SendDatagramError::Disabled);
-        };
+        let Some(connection) = self.open_mut(handle) else { return Err(SendDatagramError::Disabled) };
         let len = data.len();
         connection.quinn.datagrams().send(data, false)?;
         connection.ahead.push(len, counted);
@@ -767,6 +743,10 @@ impl Control {
             connection.forgotten = true;
             self.endpoint.handle_event(handle, EndpointEvent::drained());
         }
+    }
+
+    fn open_mut(&mut self, handle: ConnectionHandle) -> Option<&mut ControlConnection> {
+        self.get_mut(handle).filter(|connection| !connection.lost)
     }
 
     fn touch(&mut self, handle: ConnectionHandle) {
