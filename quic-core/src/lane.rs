@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     LaneError, LaneStats, LaneView, OpenError, SealError, Suite,
-    ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay},
-    congestion::{Congestion, PathState, Unlimited},
+    ack::{AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay},
     crypto::{ReceiveKeys, SendKeys},
     frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING},
     mtu::{Fate, MtuSearch},
@@ -60,13 +59,12 @@ pub const TRANSMIT_CAPACITY: usize = 1200;
 
 /// One lane: its keys, its packet numbers, what it received and what it sent.
 #[derive(Debug)]
-pub struct Lane<C = Unlimited> {
+pub struct Lane {
     sealer: Sealer,
     opener: Opener,
     received: ReceivedPackets,
     sent: SentWindow,
     rtt: Rtt,
-    congestion: C,
     mtu: MtuSearch,
     stats: LaneStats,
     ping: Ping,
@@ -91,16 +89,6 @@ impl Lane {
     /// # Errors
     /// [`LaneError::SecretLength`] if a secret has not the length that the suite needs.
     pub fn new(config: &LaneConfig<'_>) -> Result<Self, LaneError> {
-        Self::with_congestion(config, Unlimited)
-    }
-}
-
-impl<C: Congestion> Lane<C> {
-    /// Makes a lane under a congestion controller.
-    ///
-    /// # Errors
-    /// As [`Lane::new`].
-    pub fn with_congestion(config: &LaneConfig<'_>, congestion: C) -> Result<Self, LaneError> {
         let send_keys = SendKeys::new(config.suite, config.send_secret, config.key_limit)?;
         let receive_keys = ReceiveKeys::new(config.suite, config.receive_secret)?;
         Ok(Self {
@@ -109,7 +97,6 @@ impl<C: Congestion> Lane<C> {
             received: ReceivedPackets::new(config.ack),
             sent: SentWindow::new(),
             rtt: Rtt::new(config.initial_rtt),
-            congestion,
             mtu: MtuSearch::new(),
             stats: LaneStats::default(),
             ping: Ping::None,
@@ -151,9 +138,6 @@ impl<C: Congestion> Lane<C> {
         match self.sent.record(number.0, packet.len() as u16, ack_eliciting, now) {
             Evicted::None => {}
             Evicted::InFlight => self.stats.window_overflows += 1,
-        }
-        if ack_eliciting {
-            self.congestion.on_sent(packet.len() as u64, &path(&self.sent, &self.rtt), now);
         }
         Ok(number)
     }
@@ -322,9 +306,6 @@ impl<C: Congestion> Lane<C> {
             self.stats.count_lost(lost);
             self.judge_mtu(Volume::default(), now);
             self.record_metrics(now);
-            if lost.packets > 0 {
-                self.congestion.on_lost(lost, &path(&self.sent, &self.rtt), now);
-            }
         } else if self.probe_time().is_some_and(|at| at <= now) {
             self.ping = Ping::Probe;
         }
@@ -390,11 +371,6 @@ impl<C: Congestion> Lane<C> {
     /// When packet `number` was sent, to the microsecond; `None` if it was not, or so long ago that nothing of it is left.
     pub fn sent_at(&self, number: u64, now: Instant) -> Option<Instant> {
         self.sent.sent_at(number, now)
-    }
-
-    /// The congestion controller, whose window the caller respects.
-    pub fn congestion(&self) -> &C {
-        &self.congestion
     }
 
     /// The counters of this lane since it was made.
@@ -468,7 +444,6 @@ impl<C: Congestion> Lane<C> {
                 let outcome = self.sent.on_ack(&ack, now, &mut self.rtt, self.recorder.as_deref_mut());
                 self.stats.count_acked(&outcome);
                 self.judge_mtu(outcome.acked, now);
-                self.control_congestion(&outcome, now);
             }
         }
         self.record_metrics(now);
@@ -508,19 +483,6 @@ impl<C: Congestion> Lane<C> {
         self.stats.mtu_probes_sent += 1;
         self.sealed_for(Purpose::MtuProbe);
         Ok(Some(size))
-    }
-
-    fn control_congestion(&mut self, outcome: &AckOutcome, now: Instant) {
-        let path = path(&self.sent, &self.rtt);
-        if outcome.acked.packets > 0 {
-            self.congestion.on_acked(outcome.acked, &path, now);
-        }
-        if outcome.spuriously_lost > 0 {
-            self.congestion.on_spuriously_lost(outcome.spuriously_lost, &path, now);
-        }
-        if outcome.lost.packets > 0 {
-            self.congestion.on_lost(outcome.lost, &path, now);
-        }
     }
 
     /// Path frames are ack-eliciting, and padded so that they prove the path carries packets of this length.
@@ -580,12 +542,6 @@ impl<C: Congestion> Lane<C> {
             Ping::Probe => None,
         }
     }
-}
-
-/// The path as the congestion controller is shown it.
-#[inline]
-fn path<'a>(sent: &SentWindow, rtt: &'a Rtt) -> PathState<'a> {
-    PathState { rtt, in_flight: sent.in_flight(), delivery_rate: sent.delivery_rate() }
 }
 
 /// The acknowledgement that the frames of a packet ask for.
