@@ -125,13 +125,13 @@ impl Lane {
             self.update_keys_if_allowed(now);
         }
         if let Some(recorder) = &mut self.recorder {
-            recorder.sealing(self.sent.next(), packet, now);
+            recorder.sealing(self.sent.next, packet, now);
         }
         let number = self.sealer.seal(packet).inspect_err(|_error| self.not_sealed())?;
         self.stats.sealed_packets += 1;
         self.stats.sealed_bytes += packet.len() as u64;
 
-        if ack_eliciting && self.sent.in_flight().packets == 0 {
+        if ack_eliciting && self.sent.in_flight.packets == 0 {
             self.silent_since = Some(now);
         }
         // The sealer refuses packets that are longer than a UDP datagram, so that 16 bits hold the length.
@@ -156,9 +156,9 @@ impl Lane {
         let len = packet.len() as u64;
         let (opened, contents) = self
             .opener
-            .open(packet, self.sent.next(), now, &self.rtt)
+            .open(packet, self.sent.next, now, &self.rtt)
             .inspect_err(|error| self.stats.count(error))?;
-        if self.opener.keys().generation() > self.sealer.keys().generation() {
+        if self.opener.keys.generation > self.sealer.keys.generation {
             self.follow_key_update(now).inspect_err(|error| self.stats.count(error))?;
         }
         self.stats.opened_packets += 1;
@@ -189,7 +189,7 @@ impl Lane {
     /// [`SealError::Size`] if something is to be sent and `packet` is shorter than [`TRANSMIT_CAPACITY`]: it waits. Else as
     /// [`seal`](Self::seal).
     pub fn poll_transmit(&mut self, packet: &mut [u8], now: Instant) -> Result<Option<usize>, SealError> {
-        self.opener.expire_keys(now);
+        self.opener.keys.expire(now);
         let ping = self.ping != Ping::None;
         // A PING goes out anyway, so an ACK that is not due yet costs no packet of its own.
         let ack = self.received.is_due() || ping && self.received.is_waiting();
@@ -273,7 +273,7 @@ impl Lane {
     /// [`handle_timeout`](Self::handle_timeout) change it.
     #[inline]
     pub fn max_packet(&self) -> usize {
-        self.mtu.current().into()
+        self.mtu.current.into()
     }
 
     /// Capacity that the next [`poll_transmit`](Self::poll_transmit) can use: [`TRANSMIT_CAPACITY`], or more for an MTU probe.
@@ -290,7 +290,7 @@ impl Lane {
     pub fn poll_timeout(&self) -> Option<(Instant, Timer)> {
         let timers = [
             (self.received.deadline(), Timer::AckDelay),
-            (self.sent.loss_time(), Timer::LossDetection),
+            (self.sent.loss_time, Timer::LossDetection),
             (self.probe_time(), Timer::Probe),
             (self.mtu.timeout(), Timer::MtuProbe),
         ];
@@ -301,7 +301,7 @@ impl Lane {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.received.on_timeout(now);
         self.mtu.on_timeout(now);
-        if self.sent.loss_time().is_some_and(|at| at <= now) {
+        if self.sent.loss_time.is_some_and(|at| at <= now) {
             let lost = self.sent.detect_losses(now, &self.rtt, self.recorder.as_deref_mut());
             self.stats.count_lost(lost);
             self.judge_mtu(Volume::default(), now);
@@ -331,14 +331,14 @@ impl Lane {
 
     /// Since when something is outstanding and nothing was heard; `None` when nothing is outstanding.
     pub fn silent_since(&self) -> Option<Instant> {
-        self.silent_since.filter(|_since| self.sent.in_flight().packets > 0)
+        self.silent_since.filter(|_since| self.sent.in_flight.packets > 0)
     }
 
     /// Probes sent since an ACK last acknowledged something new.
     ///
     /// It climbs too while the other end is heard but does not hear us; [`silent_since`](Self::silent_since) does not.
     pub fn probe_count(&self) -> u32 {
-        self.sent.probes()
+        self.sent.probes
     }
 
     /// The round-trip time as measured from acknowledgements.
@@ -348,17 +348,17 @@ impl Lane {
 
     /// Runs of consecutive packets that were declared lost: `lost_packets` of the counters by this is the mean length of a burst.
     pub fn loss_runs(&self) -> u64 {
-        self.sent.loss_runs()
+        self.sent.loss_runs
     }
 
     /// Packets that an ACK frame acknowledged after one had acknowledged later packets: the path has changed their order.
     pub fn reordered_packets(&self) -> u64 {
-        self.sent.reordered()
+        self.sent.reordered
     }
 
     /// Ack-eliciting packets that are neither acknowledged nor lost.
     pub fn in_flight(&self) -> Volume {
-        self.sent.in_flight()
+        self.sent.in_flight
     }
 
     /// Bytes per second that got through in the last round trip, headers and tags included; `None` before the first.
@@ -380,14 +380,14 @@ impl Lane {
 
     /// The state of the lane, for an operator, beside its counters.
     pub fn view(&self) -> LaneView {
-        let keys = self.sealer.keys();
+        let keys = &self.sealer.keys;
         LaneView {
-            next_packet: self.sealer.next_number(),
-            sealed_with_keys: self.sealer.next_number() - keys.first(),
-            key_update_under_way: self.opener.keys().generation() < keys.generation(),
-            largest_acked: self.sent.largest_acked(),
+            next_packet: self.sealer.next_number,
+            sealed_with_keys: self.sealer.next_number - keys.first,
+            key_update_under_way: self.opener.keys.generation < keys.generation,
+            largest_acked: self.sent.largest_acked,
             largest_received: self.opener.largest(),
-            unacknowledged: self.received.waiting(),
+            unacknowledged: self.received.waiting,
             ack_delay: ack_delay(&self.rtt),
             mtu_search: self.mtu.is_searching(),
         }
@@ -414,11 +414,11 @@ impl Lane {
     /// still need the keys before it (§6.5).
     #[cold]
     fn update_keys_if_allowed(&mut self, now: Instant) {
-        let (sending, receiving) = (self.sealer.keys(), self.opener.keys());
-        let acknowledged = self.sent.largest_acked() >= Some(sending.first());
-        if !acknowledged || receiving.generation() < sending.generation() {
+        let (sending, receiving) = (&self.sealer.keys, &self.opener.keys);
+        let acknowledged = self.sent.largest_acked >= Some(sending.first);
+        if !acknowledged || receiving.generation < sending.generation {
             // An end that sends nothing but ACKs is not acknowledged unless it asks.
-            if self.sent.in_flight().packets == 0 {
+            if self.sent.in_flight.packets == 0 {
                 self.request_ping();
             }
         } else if !receiving.keeps_previous(now) || self.sealer.key_update_overdue() {
@@ -455,10 +455,10 @@ impl Lane {
         self.mtu.on_packets_lost(self.sent.take_largest_lost());
         self.mtu.on_packets_acked(acked);
         if let Some(fate) = self.sent.take_mtu_fate() {
-            let old = self.mtu.current();
+            let old = self.mtu.current;
             self.stats.mtu_probes_lost += u64::from(fate == Fate::Lost);
             self.stats.black_holes += u64::from(self.mtu.on_settled(fate, now));
-            let new = self.mtu.current();
+            let new = self.mtu.current;
             if let Some(recorder) = self.recorder.as_deref_mut().filter(|_recorder| old != new) {
                 recorder.note(Event::Mtu { old, new }, now);
             }
@@ -523,7 +523,7 @@ impl Lane {
     #[inline]
     fn record_metrics(&mut self, now: Instant) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.metrics(&self.rtt, self.sent.in_flight(), self.sent.probes(), now);
+            recorder.metrics(&self.rtt, self.sent.in_flight, self.sent.probes, now);
         }
     }
 
