@@ -84,13 +84,13 @@ impl PresharedKeyError {
     }
 }
 
-/// The end of a connection that shows a proof.
+/// The end of a connection that shows a proof; its number stands for it there, as in the context of a lane's secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prover {
     /// The end that dialled the connection.
-    Dialler,
+    Dialler = 0,
     /// The end that was dialled.
-    Listener,
+    Listener = 1,
 }
 
 impl Prover {
@@ -106,14 +106,6 @@ impl Prover {
         match self {
             Self::Dialler => Self::Listener,
             Self::Listener => Self::Dialler,
-        }
-    }
-
-    /// The byte that stands for it in a proof, as in the context of a lane's secret.
-    fn byte(self) -> u8 {
-        match self {
-            Self::Dialler => 0,
-            Self::Listener => 1,
         }
     }
 }
@@ -193,7 +185,7 @@ impl PresharedKey {
     #[must_use]
     pub fn proof(&self, exported: &[u8; 32], prover: Prover) -> KeyProof {
         let mut proof = KeyProof([0; 16]);
-        self.mix(hkdf::HKDF_SHA256, exported, &[b"culvert psk proof 1", &[prover.byte()]], &mut proof.0);
+        self.mix(hkdf::HKDF_SHA256, exported, &[b"culvert psk proof 1", &[prover as u8]], &mut proof.0);
         proof
     }
 

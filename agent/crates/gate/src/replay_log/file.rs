@@ -200,28 +200,19 @@ impl ReplayLog for FileReplayLog {
             Ok(_) => Err(io::ErrorKind::StorageFull.into()),
             Err(error) => Err(error),
         };
-        if let Err(error) = result {
-            self.distrust();
-            return Err(error);
-        }
-        Ok(())
+        result.inspect_err(|_| self.distrust())
     }
 
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()> {
         let fresh = self.path.with_extension("new");
         let result = write_file(&fresh, self.header, records)
             .and_then(|file| fs::rename(&fresh, &self.path).map(|()| file));
-        match result {
-            Ok(file) => {
-                self.file = Some(file);
-                Ok(())
-            }
-            Err(error) => {
-                // Only space is lost if it stays: the next attempt removes it, or says why it cannot.
-                fs::remove_file(&fresh).ok();
-                Err(error)
-            }
+        if result.is_err() {
+            // Only space is lost if it stays: the next attempt removes it, or says why it cannot.
+            fs::remove_file(&fresh).ok();
         }
+        self.file = Some(result?);
+        Ok(())
     }
 
     fn distrust(&mut self) {
