@@ -51,12 +51,7 @@ impl Session for Watched {
 
     fn handshake_data(&self) -> Option<Box<dyn Any>> {
         let inner = self.inner.handshake_data()?.downcast::<RustlsHandshakeData>().ok()?;
-        let choice = self.watch.choice();
-        Some(Box::new(HandshakeData {
-            suite: choice.map(|choice| choice.suite),
-            group: choice.map(|choice| choice.group),
-            protocol: inner.protocol,
-        }))
+        Some(Box::new(HandshakeData { choice: self.watch.choice(), protocol: inner.protocol }))
     }
 
     fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {

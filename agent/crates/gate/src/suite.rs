@@ -45,30 +45,30 @@ impl Group {
 
 /// What a ServerHello decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Choice {
-    pub(crate) suite: Suite,
-    pub(crate) group: Group,
+pub struct Choice {
+    /// The cipher suite.
+    pub suite: Suite,
+    /// The key exchange.
+    pub group: Group,
 }
 
 /// The type that `Session::handshake_data` downcasts to for sessions of this module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandshakeData {
-    /// The negotiated suite. The server knows it a step later than the rest; both know it at `Event::Connected`.
-    pub suite: Option<Suite>,
-    /// The negotiated key exchange, known together with the suite.
-    pub group: Option<Group>,
+    /// What was negotiated. The server knows it a step later than the rest; both know it at `Event::Connected`.
+    pub choice: Option<Choice>,
     /// The application protocol that was negotiated (ALPN).
     pub protocol: Option<Vec<u8>>,
 }
 
 /// The suite that `session` negotiated; `Some` from `Event::Connected` on if the session is one of this module.
 pub fn negotiated(session: &dyn Session) -> Option<Suite> {
-    session.handshake_data()?.downcast::<HandshakeData>().ok()?.suite
+    session.handshake_data()?.downcast::<HandshakeData>().ok()?.choice.map(|choice| choice.suite)
 }
 
 /// The key exchange that `session` negotiated; `Some` when [`negotiated`] is.
 pub fn group(session: &dyn Session) -> Option<Group> {
-    session.handshake_data()?.downcast::<HandshakeData>().ok()?.group
+    session.handshake_data()?.downcast::<HandshakeData>().ok()?.choice.map(|choice| choice.group)
 }
 
 /// A client's TLS whose sessions know their suite.

@@ -227,9 +227,7 @@ impl ReplayLog for FileReplayLog {
 fn write_file(path: &Path, header: Header, records: &mut dyn Iterator<Item = Record>) -> io::Result<File> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + RECORD_BYTES * records.size_hint().0);
     bytes.extend_from_slice(&header.to_bytes());
-    for record in records {
-        bytes.extend_from_slice(&record.to_bytes());
-    }
+    bytes.extend(records.flat_map(Record::to_bytes));
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}
