@@ -12,7 +12,7 @@ use std::{
 
 use quic_core::{
     AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, OpenError, SealError, Suite, TAG_LEN,
-    TRANSMIT_CAPACITY, Timer, frame::FrameWriter,
+    TRANSMIT_CAPACITY, Timer, frame::datagram,
 };
 
 /// How long a packet is on its way.
@@ -72,9 +72,9 @@ fn main() -> Result<(), Box<dyn Error>> {
 fn sealed(lane: &mut Lane, payload: &str, now: Instant) -> Result<Vec<u8>, SealError> {
     let mut packet = vec![0; OVERHEAD + 1 + payload.len()];
     let frames_end = packet.len() - TAG_LEN;
-    let mut frames = FrameWriter::new(&mut packet[HEADER_LEN..frames_end]);
-    let room = frames.last_datagram(payload.len()).expect("the packet was made for it");
-    room.copy_from_slice(payload.as_bytes());
+    let frame = &mut packet[HEADER_LEN..frames_end];
+    let header_len = datagram::write_header_to_end(frame).expect("the packet was made for it");
+    frame[header_len..].copy_from_slice(payload.as_bytes());
     lane.seal(&mut packet, true, now)?;
     Ok(packet)
 }

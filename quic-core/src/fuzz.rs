@@ -135,13 +135,13 @@ pub fn ack_ranges(input: &[u8]) {
     let mut script = Script(input);
     while let Some((step, bytes)) = script.step() {
         match step % 4 {
-            0 => (0..=bytes.len()).for_each(|_| match sent.record(sent.next(), 1200, true, now) {
+            0 => (0..=bytes.len()).for_each(|_| match sent.record(sent.next, 1200, true, now) {
                 Evicted::None => {}
                 Evicted::InFlight => settled += 1,
             }),
             1 => {
                 for &back in bytes {
-                    let Some(number) = sent.next().checked_sub(1 + u64::from(back)) else { continue };
+                    let Some(number) = sent.next.checked_sub(1 + u64::from(back)) else { continue };
                     received.record(number, Asks::Ack, now, &rtt);
                     arrived.insert(number);
                 }
@@ -162,8 +162,8 @@ pub fn ack_ranges(input: &[u8]) {
                 settled += sent.detect_losses(now, &rtt, None).packets;
             }
         }
-        assert_eq!(settled + sent.in_flight().packets, sent.next());
-        assert_eq!(sent.in_flight().bytes, 1200 * sent.in_flight().packets);
+        assert_eq!(settled + sent.in_flight.packets, sent.next);
+        assert_eq!(sent.in_flight.bytes, 1200 * sent.in_flight.packets);
     }
 }
 

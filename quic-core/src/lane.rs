@@ -4,8 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::{
     LaneError, LaneStats, LaneView, OpenError, SealError, Suite,
-    ack::{AckOutcome, AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay},
-    congestion::{Congestion, PathState, Unlimited},
+    ack::{AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay},
     crypto::{ReceiveKeys, SendKeys},
     frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING},
     mtu::{Fate, MtuSearch},
@@ -60,13 +59,12 @@ pub const TRANSMIT_CAPACITY: usize = 1200;
 
 /// One lane: its keys, its packet numbers, what it received and what it sent.
 #[derive(Debug)]
-pub struct Lane<C = Unlimited> {
+pub struct Lane {
     sealer: Sealer,
     opener: Opener,
     received: ReceivedPackets,
     sent: SentWindow,
     rtt: Rtt,
-    congestion: C,
     mtu: MtuSearch,
     stats: LaneStats,
     ping: Ping,
@@ -91,16 +89,6 @@ impl Lane {
     /// # Errors
     /// [`LaneError::SecretLength`] if a secret has not the length that the suite needs.
     pub fn new(config: &LaneConfig<'_>) -> Result<Self, LaneError> {
-        Self::with_congestion(config, Unlimited)
-    }
-}
-
-impl<C: Congestion> Lane<C> {
-    /// Makes a lane under a congestion controller.
-    ///
-    /// # Errors
-    /// As [`Lane::new`].
-    pub fn with_congestion(config: &LaneConfig<'_>, congestion: C) -> Result<Self, LaneError> {
         let send_keys = SendKeys::new(config.suite, config.send_secret, config.key_limit)?;
         let receive_keys = ReceiveKeys::new(config.suite, config.receive_secret)?;
         Ok(Self {
@@ -109,7 +97,6 @@ impl<C: Congestion> Lane<C> {
             received: ReceivedPackets::new(config.ack),
             sent: SentWindow::new(),
             rtt: Rtt::new(config.initial_rtt),
-            congestion,
             mtu: MtuSearch::new(),
             stats: LaneStats::default(),
             ping: Ping::None,
@@ -138,22 +125,19 @@ impl<C: Congestion> Lane<C> {
             self.update_keys_if_allowed(now);
         }
         if let Some(recorder) = &mut self.recorder {
-            recorder.sealing(self.sent.next(), packet, now);
+            recorder.sealing(self.sent.next, packet, now);
         }
         let number = self.sealer.seal(packet).inspect_err(|_error| self.not_sealed())?;
         self.stats.sealed_packets += 1;
         self.stats.sealed_bytes += packet.len() as u64;
 
-        if ack_eliciting && self.sent.in_flight().packets == 0 {
+        if ack_eliciting && self.sent.in_flight.packets == 0 {
             self.silent_since = Some(now);
         }
         // The sealer refuses packets that are longer than a UDP datagram, so that 16 bits hold the length.
         match self.sent.record(number.0, packet.len() as u16, ack_eliciting, now) {
             Evicted::None => {}
             Evicted::InFlight => self.stats.window_overflows += 1,
-        }
-        if ack_eliciting {
-            self.congestion.on_sent(packet.len() as u64, &path(&self.sent, &self.rtt), now);
         }
         Ok(number)
     }
@@ -172,9 +156,9 @@ impl<C: Congestion> Lane<C> {
         let len = packet.len() as u64;
         let (opened, contents) = self
             .opener
-            .open(packet, self.sent.next(), now, &self.rtt)
+            .open(packet, self.sent.next, now, &self.rtt)
             .inspect_err(|error| self.stats.count(error))?;
-        if self.opener.keys().generation() > self.sealer.keys().generation() {
+        if self.opener.keys.generation > self.sealer.keys.generation {
             self.follow_key_update(now).inspect_err(|error| self.stats.count(error))?;
         }
         self.stats.opened_packets += 1;
@@ -205,7 +189,7 @@ impl<C: Congestion> Lane<C> {
     /// [`SealError::Size`] if something is to be sent and `packet` is shorter than [`TRANSMIT_CAPACITY`]: it waits. Else as
     /// [`seal`](Self::seal).
     pub fn poll_transmit(&mut self, packet: &mut [u8], now: Instant) -> Result<Option<usize>, SealError> {
-        self.opener.expire_keys(now);
+        self.opener.keys.expire(now);
         let ping = self.ping != Ping::None;
         // A PING goes out anyway, so an ACK that is not due yet costs no packet of its own.
         let ack = self.received.is_due() || ping && self.received.is_waiting();
@@ -289,7 +273,7 @@ impl<C: Congestion> Lane<C> {
     /// [`handle_timeout`](Self::handle_timeout) change it.
     #[inline]
     pub fn max_packet(&self) -> usize {
-        self.mtu.current().into()
+        self.mtu.current.into()
     }
 
     /// Capacity that the next [`poll_transmit`](Self::poll_transmit) can use: [`TRANSMIT_CAPACITY`], or more for an MTU probe.
@@ -306,7 +290,7 @@ impl<C: Congestion> Lane<C> {
     pub fn poll_timeout(&self) -> Option<(Instant, Timer)> {
         let timers = [
             (self.received.deadline(), Timer::AckDelay),
-            (self.sent.loss_time(), Timer::LossDetection),
+            (self.sent.loss_time, Timer::LossDetection),
             (self.probe_time(), Timer::Probe),
             (self.mtu.timeout(), Timer::MtuProbe),
         ];
@@ -317,14 +301,11 @@ impl<C: Congestion> Lane<C> {
     pub fn handle_timeout(&mut self, now: Instant) {
         self.received.on_timeout(now);
         self.mtu.on_timeout(now);
-        if self.sent.loss_time().is_some_and(|at| at <= now) {
+        if self.sent.loss_time.is_some_and(|at| at <= now) {
             let lost = self.sent.detect_losses(now, &self.rtt, self.recorder.as_deref_mut());
             self.stats.count_lost(lost);
             self.judge_mtu(Volume::default(), now);
             self.record_metrics(now);
-            if lost.packets > 0 {
-                self.congestion.on_lost(lost, &path(&self.sent, &self.rtt), now);
-            }
         } else if self.probe_time().is_some_and(|at| at <= now) {
             self.ping = Ping::Probe;
         }
@@ -350,14 +331,14 @@ impl<C: Congestion> Lane<C> {
 
     /// Since when something is outstanding and nothing was heard; `None` when nothing is outstanding.
     pub fn silent_since(&self) -> Option<Instant> {
-        self.silent_since.filter(|_since| self.sent.in_flight().packets > 0)
+        self.silent_since.filter(|_since| self.sent.in_flight.packets > 0)
     }
 
     /// Probes sent since an ACK last acknowledged something new.
     ///
     /// It climbs too while the other end is heard but does not hear us; [`silent_since`](Self::silent_since) does not.
     pub fn probe_count(&self) -> u32 {
-        self.sent.probes()
+        self.sent.probes
     }
 
     /// The round-trip time as measured from acknowledgements.
@@ -367,17 +348,17 @@ impl<C: Congestion> Lane<C> {
 
     /// Runs of consecutive packets that were declared lost: `lost_packets` of the counters by this is the mean length of a burst.
     pub fn loss_runs(&self) -> u64 {
-        self.sent.loss_runs()
+        self.sent.loss_runs
     }
 
     /// Packets that an ACK frame acknowledged after one had acknowledged later packets: the path has changed their order.
     pub fn reordered_packets(&self) -> u64 {
-        self.sent.reordered()
+        self.sent.reordered
     }
 
     /// Ack-eliciting packets that are neither acknowledged nor lost.
     pub fn in_flight(&self) -> Volume {
-        self.sent.in_flight()
+        self.sent.in_flight
     }
 
     /// Bytes per second that got through in the last round trip, headers and tags included; `None` before the first.
@@ -392,11 +373,6 @@ impl<C: Congestion> Lane<C> {
         self.sent.sent_at(number, now)
     }
 
-    /// The congestion controller, whose window the caller respects.
-    pub fn congestion(&self) -> &C {
-        &self.congestion
-    }
-
     /// The counters of this lane since it was made.
     pub fn stats(&self) -> &LaneStats {
         &self.stats
@@ -404,14 +380,14 @@ impl<C: Congestion> Lane<C> {
 
     /// The state of the lane, for an operator, beside its counters.
     pub fn view(&self) -> LaneView {
-        let keys = self.sealer.keys();
+        let keys = &self.sealer.keys;
         LaneView {
-            next_packet: self.sealer.next_number(),
-            sealed_with_keys: self.sealer.next_number() - keys.first(),
-            key_update_under_way: self.opener.keys().generation() < keys.generation(),
-            largest_acked: self.sent.largest_acked(),
+            next_packet: self.sealer.next_number,
+            sealed_with_keys: self.sealer.next_number - keys.first,
+            key_update_under_way: self.opener.keys.generation < keys.generation,
+            largest_acked: self.sent.largest_acked,
             largest_received: self.opener.largest(),
-            unacknowledged: self.received.waiting(),
+            unacknowledged: self.received.waiting,
             ack_delay: ack_delay(&self.rtt),
             mtu_search: self.mtu.is_searching(),
         }
@@ -438,11 +414,11 @@ impl<C: Congestion> Lane<C> {
     /// still need the keys before it (§6.5).
     #[cold]
     fn update_keys_if_allowed(&mut self, now: Instant) {
-        let (sending, receiving) = (self.sealer.keys(), self.opener.keys());
-        let acknowledged = self.sent.largest_acked() >= Some(sending.first());
-        if !acknowledged || receiving.generation() < sending.generation() {
+        let (sending, receiving) = (&self.sealer.keys, &self.opener.keys);
+        let acknowledged = self.sent.largest_acked >= Some(sending.first);
+        if !acknowledged || receiving.generation < sending.generation {
             // An end that sends nothing but ACKs is not acknowledged unless it asks.
-            if self.sent.in_flight().packets == 0 {
+            if self.sent.in_flight.packets == 0 {
                 self.request_ping();
             }
         } else if !receiving.keeps_previous(now) || self.sealer.key_update_overdue() {
@@ -468,7 +444,6 @@ impl<C: Congestion> Lane<C> {
                 let outcome = self.sent.on_ack(&ack, now, &mut self.rtt, self.recorder.as_deref_mut());
                 self.stats.count_acked(&outcome);
                 self.judge_mtu(outcome.acked, now);
-                self.control_congestion(&outcome, now);
             }
         }
         self.record_metrics(now);
@@ -480,10 +455,10 @@ impl<C: Congestion> Lane<C> {
         self.mtu.on_packets_lost(self.sent.take_largest_lost());
         self.mtu.on_packets_acked(acked);
         if let Some(fate) = self.sent.take_mtu_fate() {
-            let old = self.mtu.current();
+            let old = self.mtu.current;
             self.stats.mtu_probes_lost += u64::from(fate == Fate::Lost);
             self.stats.black_holes += u64::from(self.mtu.on_settled(fate, now));
-            let new = self.mtu.current();
+            let new = self.mtu.current;
             if let Some(recorder) = self.recorder.as_deref_mut().filter(|_recorder| old != new) {
                 recorder.note(Event::Mtu { old, new }, now);
             }
@@ -508,19 +483,6 @@ impl<C: Congestion> Lane<C> {
         self.stats.mtu_probes_sent += 1;
         self.sealed_for(Purpose::MtuProbe);
         Ok(Some(size))
-    }
-
-    fn control_congestion(&mut self, outcome: &AckOutcome, now: Instant) {
-        let path = path(&self.sent, &self.rtt);
-        if outcome.acked.packets > 0 {
-            self.congestion.on_acked(outcome.acked, &path, now);
-        }
-        if outcome.spuriously_lost > 0 {
-            self.congestion.on_spuriously_lost(outcome.spuriously_lost, &path, now);
-        }
-        if outcome.lost.packets > 0 {
-            self.congestion.on_lost(outcome.lost, &path, now);
-        }
     }
 
     /// Path frames are ack-eliciting, and padded so that they prove the path carries packets of this length.
@@ -561,7 +523,7 @@ impl<C: Congestion> Lane<C> {
     #[inline]
     fn record_metrics(&mut self, now: Instant) {
         if let Some(recorder) = &mut self.recorder {
-            recorder.metrics(&self.rtt, self.sent.in_flight(), self.sent.probes(), now);
+            recorder.metrics(&self.rtt, self.sent.in_flight, self.sent.probes, now);
         }
     }
 
@@ -580,12 +542,6 @@ impl<C: Congestion> Lane<C> {
             Ping::Probe => None,
         }
     }
-}
-
-/// The path as the congestion controller is shown it.
-#[inline]
-fn path<'a>(sent: &SentWindow, rtt: &'a Rtt) -> PathState<'a> {
-    PathState { rtt, in_flight: sent.in_flight(), delivery_rate: sent.delivery_rate() }
 }
 
 /// The acknowledgement that the frames of a packet ask for.

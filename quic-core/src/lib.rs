@@ -44,7 +44,7 @@
 //! * No handshake: secrets and connection IDs come from the control connection.
 //! * No retransmission and no streams: a lost datagram stays lost.
 //! * No allocation per packet: the only memory beyond the lane itself is the sent window, made with the first packet.
-//! * No congestion control: the traffic inside controls itself. A controller implements the trait [`Congestion`].
+//! * No congestion control: the traffic inside controls itself.
 //!
 //! # The contract
 //!
@@ -60,7 +60,6 @@
 
 mod ack;
 mod bits;
-mod congestion;
 mod crypto;
 mod error;
 pub mod frame;
@@ -78,7 +77,6 @@ mod stats;
 pub mod varint;
 
 pub use ack::{AckProfile, Rtt, Volume};
-pub use congestion::{Congestion, PathState, Unlimited};
 pub use crypto::Suite;
 pub use error::{HeaderError, LaneError, OpenError, SealError, Violation};
 pub use lane::{Lane, LaneConfig, PATH_PACKET_MIN, TRANSMIT_CAPACITY, Timer};

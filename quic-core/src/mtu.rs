@@ -58,7 +58,7 @@ const TRUST: Duration = Duration::from_millis(200);
 #[derive(Debug)]
 pub(crate) struct MtuSearch {
     /// The largest packet to send; in [`Phase::Off`] the base.
-    current: u16,
+    pub(crate) current: u16,
     /// The largest size that is probed.
     max: u16,
     phase: Phase,
@@ -129,11 +129,6 @@ impl MtuSearch {
             Phase::Found { raise_at: None }
         };
         *self = Self { current, max, phase, ..Self::new() };
-    }
-
-    /// The size of the largest packet that may be sent.
-    pub(crate) fn current(&self) -> u16 {
-        self.current
     }
 
     /// Whether larger sizes are being tried.

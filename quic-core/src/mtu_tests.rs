@@ -69,7 +69,7 @@ impl Sim {
 
     /// Sends a packet of the current size, and tells its fate.
     fn send(&mut self) {
-        let size = self.search.current();
+        let size = self.search.current;
         if self.carries(size) {
             self.search.on_packets_acked(Volume { packets: 1, bytes: size.into() });
         } else {
@@ -78,7 +78,7 @@ impl Sim {
     }
 
     fn assert_found(&self, max: u16) {
-        let (found, path) = (self.search.current(), self.mtu.min(max));
+        let (found, path) = (self.search.current, self.mtu.min(max));
         assert!((path - STEP..=path).contains(&found), "{found} of {path}");
         assert!(self.mtu < max || found == max, "{found} of {max}");
     }
@@ -103,7 +103,7 @@ proptest! {
         let mut sim = Sim::new(before, 9000, BASE);
         sim.settle();
         sim.mtu = after;
-        let (changed, shrunk) = (sim.now, after < sim.search.current());
+        let (changed, shrunk) = (sim.now, after < sim.search.current);
         sim.send();
         sim.settle();
         prop_assert_eq!(sim.black_holes, u32::from(shrunk));
@@ -120,7 +120,7 @@ proptest! {
         sim.mtu = 9000;
         sim.now += RAISE_AFTER;
         sim.settle();
-        prop_assert_eq!(sim.search.current(), 9000);
+        prop_assert_eq!(sim.search.current, 9000);
         sim.now += RAISE_AFTER;
         prop_assert_eq!(sim.search.due(sim.now), None, "nothing is above the maximum");
     }
@@ -131,16 +131,16 @@ fn the_maximum_is_tried_first_and_one_probe_finds_it() {
     let mut sim = Sim::new(1500, 1452, BASE);
     assert_eq!(sim.search.due(sim.now), Some(1452));
     sim.settle();
-    assert_eq!((sim.search.current(), sim.probes), (1452, 1));
+    assert_eq!((sim.search.current, sim.probes), (1452, 1));
 }
 
 #[test]
 fn it_does_nothing_before_it_starts_or_when_there_is_nothing_to_find() {
     let mut search = MtuSearch::new();
     search.on_packets_lost(9000);
-    assert_eq!((search.due(start()), search.timeout(), search.current()), (None, None, BASE));
+    assert_eq!((search.due(start()), search.timeout(), search.current), (None, None, BASE));
     search.start(1000, 900);
-    assert_eq!((search.due(start()), search.timeout(), search.current()), (None, None, BASE));
+    assert_eq!((search.due(start()), search.timeout(), search.current), (None, None, BASE));
 }
 
 #[test]
@@ -150,16 +150,16 @@ fn a_black_hole_is_found_within_three_probes_and_the_current_size_falls_to_what_
     let changed = sim.now;
     sim.send();
     while sim.black_holes == 0 {
-        assert_eq!(sim.search.current(), 1452);
+        assert_eq!(sim.search.current, 1452);
         sim.now = sim.search.timeout().unwrap_or(sim.now);
         assert!(sim.probe());
     }
-    assert_eq!((sim.search.current(), sim.probes), (BASE, 3));
+    assert_eq!((sim.search.current, sim.probes), (BASE, 3));
     assert_eq!(sim.now - changed, 3 * RTT + 2 * PAUSE);
     // What was under way is lost now, and says nothing new.
     sim.search.on_packets_lost(1452);
     sim.settle();
-    assert_eq!((sim.search.current(), sim.black_holes), (1297, 1));
+    assert_eq!((sim.search.current, sim.black_holes), (1297, 1));
 }
 
 #[test]
@@ -169,7 +169,7 @@ fn a_probe_without_any_acknowledgement_changes_nothing() {
     sim.search.on_sent(sim.now);
     sim.now += RAISE_AFTER;
     sim.search.on_timeout(sim.now);
-    assert_eq!((sim.search.due(sim.now), sim.search.timeout(), sim.search.current()), (None, None, 1452));
+    assert_eq!((sim.search.due(sim.now), sim.search.timeout(), sim.search.current), (None, None, 1452));
 }
 
 #[test]
@@ -210,14 +210,14 @@ fn random_losses_rarely_look_like_a_black_hole() {
                 sim.send();
             } else if !sim.carries(BASE) {
                 // Nothing but the losses says anything of this size.
-                sim.search.on_packets_lost(sim.search.current());
+                sim.search.on_packets_lost(sim.search.current);
             }
             sim.probe();
-            seconds_below += u32::from(millis % 1000 == 0 && sim.search.current() < 1400);
+            seconds_below += u32::from(millis % 1000 == 0 && sim.search.current < 1400);
         }
         let most = if smaller_get_through { 6 } else { 0 };
         assert!(sim.black_holes <= most && seconds_below <= most, "{} black holes", sim.black_holes);
         // Each time that one size was lost thrice in vain cost less than two steps.
-        assert!(sim.search.current() > 1452 - 10 * STEP, "{}", sim.search.current());
+        assert!(sim.search.current > 1452 - 10 * STEP, "{}", sim.search.current);
     }
 }

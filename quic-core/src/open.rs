@@ -73,7 +73,7 @@ impl<'a> Iterator for Datagrams<'a> {
 #[derive(Debug)]
 pub(crate) struct Opener {
     local_cid: ConnectionId,
-    keys: ReceiveKeys,
+    pub(crate) keys: ReceiveKeys,
     replay: ReplayWindow,
     /// Packets that may fail authentication, under all keys together.
     integrity_limit: u64,
@@ -98,22 +98,12 @@ impl Opener {
         self.failure_budget <= self.integrity_limit / 8
     }
 
-    #[inline]
-    pub(crate) fn keys(&self) -> &ReceiveKeys {
-        &self.keys
-    }
-
     /// The highest packet number opened: the top of the replay window.
     pub(crate) fn largest(&self) -> Option<u64> {
-        self.replay.next().checked_sub(1)
+        self.replay.next.checked_sub(1)
     }
 
     /// Forgets keys whose time is over.
-    #[inline]
-    pub(crate) fn expire_keys(&mut self, now: Instant) {
-        self.keys.expire(now);
-    }
-
     /// Opens `packet`. `next_sent` is one above the highest packet number that this end has sent; `rtt` tells how long
     /// keys are kept that the packet replaces.
     #[inline]
@@ -127,10 +117,10 @@ impl Opener {
         if self.failure_budget == 0 {
             return Err(OpenError::IntegrityLimit);
         }
-        let end = self.replay.next();
+        let end = self.replay.next;
         let protected = Protected::parse(packet, self.local_cid)?;
-        let encrypted = protected.unprotect(self.keys.header_key(), end);
-        let number = encrypted.number();
+        let encrypted = protected.unprotect(&self.keys.header_key, end);
+        let number = encrypted.number;
         self.replay.check(number.0)?;
 
         let (choice, key) = self.keys.choose(encrypted.phase(), number, end, now);

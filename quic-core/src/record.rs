@@ -327,7 +327,7 @@ fn micros(time: Duration) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::frame::FrameWriter;
+    use crate::frame::datagram;
 
     #[expect(
         clippy::disallowed_methods,
@@ -340,10 +340,8 @@ mod tests {
     /// A packet with two datagrams, before it is sealed.
     fn packet() -> Vec<u8> {
         let mut frames = [0; 40];
-        let mut writer = FrameWriter::new(&mut frames);
-        writer.datagram(5).unwrap();
-        writer.last_datagram(9).unwrap();
-        let len = writer.len();
+        let first = datagram::write_header_with_len(&mut frames, 5).unwrap() + 5;
+        let len = first + datagram::write_header_to_end(&mut frames[first..]).unwrap() + 9;
         [&[0; HEADER_LEN][..], &frames[..len], &[0; TAG_LEN]].concat()
     }
 

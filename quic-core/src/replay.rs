@@ -20,18 +20,12 @@ const WORDS: usize = 256;
 pub(crate) struct ReplayWindow {
     seen: BitRing<[u64; WORDS]>,
     /// One above the highest number opened.
-    next: u64,
+    pub(crate) next: u64,
 }
 
 impl ReplayWindow {
     pub(crate) const fn new() -> Self {
         Self { seen: BitRing::new(), next: 0 }
-    }
-
-    /// The number to expect next, against which truncated numbers are decoded.
-    #[inline]
-    pub(crate) fn next(&self) -> u64 {
-        self.next
     }
 
     #[inline]

@@ -16,8 +16,9 @@ const SPARE_NUMBERS: u64 = 1 << 32;
 #[derive(Debug)]
 pub(crate) struct Sealer {
     remote_cid: ConnectionId,
-    keys: SendKeys,
-    next_number: u64,
+    pub(crate) keys: SendKeys,
+    /// Packets sealed, which is the number of the next one.
+    pub(crate) next_number: u64,
 }
 
 impl Sealer {
@@ -33,24 +34,14 @@ impl Sealer {
             return Err(size);
         }
         let number = self.number()?;
-        Plain::with_header(packet, self.remote_cid, number, self.keys.generation().phase())
+        Plain::with_header(packet, self.remote_cid, number, self.keys.generation.phase())
             .ok_or(size)?
-            .encrypt(self.keys.packet_key())
+            .encrypt(&self.keys.packet_key)
             .map_err(|_too_long| size)?
-            .protect(self.keys.header_key());
+            .protect(&self.keys.header_key);
 
         self.next_number += 1;
         Ok(number)
-    }
-
-    #[inline]
-    pub(crate) fn keys(&self) -> &SendKeys {
-        &self.keys
-    }
-
-    /// Packets sealed, which is the number of the next one.
-    pub(crate) fn next_number(&self) -> u64 {
-        self.next_number
     }
 
     /// Whether the next packet should have new keys.

@@ -17,7 +17,7 @@ pub(super) struct DeliveryRate {
     /// Bytes acknowledged since the lane began.
     delivered: u64,
     round: Option<Round>,
-    bytes_per_second: Option<u64>,
+    pub(super) bytes_per_second: Option<u64>,
 }
 
 #[derive(Debug)]
@@ -32,11 +32,6 @@ struct Round {
 impl DeliveryRate {
     pub(super) const fn new() -> Self {
         Self { delivered: 0, round: None, bytes_per_second: None }
-    }
-
-    /// The delivery rate of the last complete round.
-    pub(super) fn bytes_per_second(&self) -> Option<u64> {
-        self.bytes_per_second
     }
 
     /// Begins a round with the packet of this number, which is sent now.

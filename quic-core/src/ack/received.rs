@@ -48,7 +48,7 @@ pub(crate) struct ReceivedPackets {
     /// When the highest number arrived, for the delay that the ACK declares.
     largest_at: Option<Instant>,
     /// Ack-eliciting packets since the last ACK.
-    waiting: u32,
+    pub(crate) waiting: u32,
     state: State,
 }
 
@@ -119,11 +119,6 @@ impl ReceivedPackets {
     /// Whether an ACK would tell of a packet that asked for one.
     pub(crate) fn is_waiting(&self) -> bool {
         self.state != State::Nothing
-    }
-
-    /// Ack-eliciting packets that no ACK has told of.
-    pub(crate) fn waiting(&self) -> u32 {
-        self.waiting
     }
 
     /// Writes the ACK frame at the front of `buf`: its length. `None` if it does not fit or nothing was received.

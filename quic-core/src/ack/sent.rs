@@ -52,18 +52,20 @@ const MAX_BACKOFF: u32 = 6;
 #[derive(Debug)]
 pub(crate) struct SentWindow {
     ring: Option<Box<Ring>>,
-    next: u64,
+    /// One above the highest number sent.
+    pub(crate) next: u64,
     oldest: u64,
-    largest_acked: Option<u64>,
-    in_flight: Volume,
+    /// The largest number that an ACK named.
+    pub(crate) largest_acked: Option<u64>,
+    pub(crate) in_flight: Volume,
     /// When the newest ack-eliciting packet was sent.
     last_ack_eliciting: Option<Instant>,
     /// When a packet was last acknowledged, a probe sent, or the first packet put in flight.
     waiting_since: Option<Instant>,
     /// When the oldest packet below `largest_acked` is lost by time.
-    loss_time: Option<Instant>,
+    pub(crate) loss_time: Option<Instant>,
     /// Probes sent since an ACK last acknowledged something new.
-    probes: u32,
+    pub(crate) probes: u32,
     /// The packet number of the MTU probe in flight.
     mtu_probe: Option<u64>,
     /// The outcome of the last MTU probe, until it is taken.
@@ -73,9 +75,9 @@ pub(crate) struct SentWindow {
     /// The number after the packet that was declared lost last.
     after_lost: u64,
     /// Runs of consecutive numbers that were declared lost.
-    loss_runs: u64,
+    pub(crate) loss_runs: u64,
     /// Packets that were acknowledged after later ones.
-    reordered: u64,
+    pub(crate) reordered: u64,
     rate: DeliveryRate,
 }
 
@@ -223,12 +225,6 @@ impl SentWindow {
         outcome
     }
 
-    /// When the oldest packet below the largest acknowledged one is lost by time.
-    #[inline]
-    pub(crate) fn loss_time(&self) -> Option<Instant> {
-        self.loss_time
-    }
-
     /// When to probe (RFC 9002 §6.2.1): the tail is unacknowledged, and no packet is about to be lost by time.
     ///
     /// No window makes the sender pause, so that there may be no tail for as long as all is lost that it sends: then after two
@@ -248,11 +244,6 @@ impl SentWindow {
         self.waiting_since = Some(now);
     }
 
-    /// Probes sent since an ACK last acknowledged something new.
-    pub(crate) fn probes(&self) -> u32 {
-        self.probes
-    }
-
     /// Notes that the packet recorded last is an MTU probe: its loss is no packet's loss, and its fate is to be asked for.
     pub(crate) fn mtu_probe_sent(&mut self) {
         self.mtu_probe = self.next.checked_sub(1);
@@ -270,16 +261,6 @@ impl SentWindow {
         self.mtu_fate = None;
     }
 
-    /// Runs of consecutive packets that were declared lost.
-    pub(crate) fn loss_runs(&self) -> u64 {
-        self.loss_runs
-    }
-
-    /// Packets that were acknowledged after later ones: the path has changed their order.
-    pub(crate) fn reordered(&self) -> u64 {
-        self.reordered
-    }
-
     /// Bytes of the largest packet that was lost since this was last asked; 0 for none.
     #[inline]
     pub(crate) fn take_largest_lost(&mut self) -> u16 {
@@ -292,12 +273,6 @@ impl SentWindow {
         self.mtu_fate = Some(fate);
     }
 
-    /// One above the highest number sent.
-    #[inline]
-    pub(crate) fn next(&self) -> u64 {
-        self.next
-    }
-
     /// When the packet of this number was sent, as long as that is remembered.
     pub(crate) fn sent_at(&self, number: u64, now: Instant) -> Option<Instant> {
         let ring = self.ring.as_deref()?;
@@ -306,19 +281,9 @@ impl SentWindow {
         is_known.then(|| now.checked_sub(ring.records.at(number).age(ring.origin, now)))?
     }
 
-    /// The largest number that an ACK named.
-    pub(crate) fn largest_acked(&self) -> Option<u64> {
-        self.largest_acked
-    }
-
     /// Bytes per second that got through in the last round trip.
     pub(crate) fn delivery_rate(&self) -> Option<u64> {
-        self.rate.bytes_per_second()
-    }
-
-    #[inline]
-    pub(crate) fn in_flight(&self) -> Volume {
-        self.in_flight
+        self.rate.bytes_per_second
     }
 
     /// Declares lost what is too far, or too long, below the largest acknowledged packet (RFC 9002 §6.1), and tells `recorder`.

@@ -37,7 +37,7 @@ impl Sender {
 
     fn send(&mut self, packets: u64) {
         for _ in 0..packets {
-            self.window.record(self.window.next(), BYTES, true, self.now);
+            self.window.record(self.window.next, BYTES, true, self.now);
         }
     }
 
@@ -57,12 +57,12 @@ fn packets(packets: u64) -> Volume {
 fn an_ack_in_order_settles_all() {
     let mut sender = Sender::new();
     sender.send(10);
-    assert_eq!(sender.window.in_flight(), packets(10));
+    assert_eq!(sender.window.in_flight, packets(10));
     sender.now += ms(40);
     assert_eq!(sender.ack(&[0..=9]), AckOutcome { acked: packets(10), ..AckOutcome::default() });
-    assert_eq!(sender.window.in_flight(), packets(0));
+    assert_eq!(sender.window.in_flight, packets(0));
     assert_eq!((sender.rtt.latest(), sender.window.oldest), (Some(ms(40)), 10));
-    assert_eq!((sender.window.loss_time(), sender.window.probe_time(&sender.rtt)), (None, None));
+    assert_eq!((sender.window.loss_time, sender.window.probe_time(&sender.rtt)), (None, None));
     assert_eq!(sender.ack(&[0..=9]), AckOutcome::default(), "old news");
 }
 
@@ -101,12 +101,12 @@ fn loss_by_count_then_by_time_and_the_late_ack() {
     // 0 to 6 are three or more below 9; 7 and 8 are not.
     let outcome = sender.ack(&[9..=9]);
     assert_eq!(outcome, AckOutcome { acked: packets(1), lost: packets(7), spuriously_lost: 0 });
-    assert_eq!(sender.window.loss_time(), Some(sender.now + ms(5)), "9/8 of 40 ms after sending");
+    assert_eq!(sender.window.loss_time, Some(sender.now + ms(5)), "9/8 of 40 ms after sending");
     assert_eq!(sender.window.probe_time(&sender.rtt), None, "time loss comes first");
 
     sender.now += ms(5);
     assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt, None), packets(2));
-    assert_eq!((sender.window.loss_time(), sender.window.in_flight()), (None, packets(0)));
+    assert_eq!((sender.window.loss_time, sender.window.in_flight), (None, packets(0)));
 
     let outcome = sender.ack(&[9..=9, 3..=7]);
     assert_eq!(outcome, AckOutcome { acked: packets(5), lost: packets(0), spuriously_lost: 5 });
@@ -119,14 +119,14 @@ fn what_is_acknowledged_after_later_packets_has_changed_its_place() {
     sender.send(3);
     sender.now += ms(40);
     sender.ack(&[2..=2]);
-    assert_eq!(sender.window.reordered(), 0, "the others may be lost");
+    assert_eq!(sender.window.reordered, 0, "the others may be lost");
     sender.ack(&[1..=2]);
-    assert_eq!(sender.window.reordered(), 1);
+    assert_eq!(sender.window.reordered, 1);
     sender.send(2);
     sender.now += ms(40);
     assert_eq!(sender.ack(&[4..=4]).lost, packets(1));
     sender.ack(&[0..=4]);
-    assert_eq!(sender.window.reordered(), 3, "one that had been declared lost is among them");
+    assert_eq!(sender.window.reordered, 3, "one that had been declared lost is among them");
 }
 
 #[test]
@@ -140,9 +140,9 @@ fn probes_back_off_until_something_is_acknowledged() {
     };
     let backoff: Vec<_> = (0..8).map(|_| probe(&mut sender)).collect();
     assert_eq!(backoff, [2, 4, 8, 16, 32, 64, 64, 64]);
-    assert_eq!(sender.window.probes(), 8);
+    assert_eq!(sender.window.probes, 8);
     sender.ack(&[7..=7]);
-    assert_eq!(sender.window.probes(), 0);
+    assert_eq!(sender.window.probes, 0);
 }
 
 #[test]
@@ -174,7 +174,7 @@ fn a_full_window_forgets_the_oldest() {
     let mut sender = Sender::new();
     sender.send(CAPACITY);
     assert_eq!(sender.window.record(CAPACITY, BYTES, true, sender.now), Evicted::InFlight);
-    assert_eq!(sender.window.in_flight(), packets(CAPACITY));
+    assert_eq!(sender.window.in_flight, packets(CAPACITY));
     let outcome = sender.ack(&[0..=CAPACITY]);
     assert_eq!(outcome.acked, packets(CAPACITY), "packet 0 is forgotten");
     assert_eq!(sender.window.record(CAPACITY + 1, BYTES, true, sender.now), Evicted::None);
@@ -203,7 +203,7 @@ fn the_window_grows_with_what_is_unacknowledged_and_keeps_all_of_it() {
         }
         volume
     };
-    assert_eq!(sender.window.in_flight(), bytes(&mut (0..CAPACITY)));
+    assert_eq!(sender.window.in_flight, bytes(&mut (0..CAPACITY)));
     let missing = 50..=50;
     let outcome = sender.ack(&[51..=CAPACITY - 1, 0..=49]);
     assert_eq!(outcome.acked, bytes(&mut (0..50).chain(51..CAPACITY)));
@@ -265,11 +265,11 @@ fn a_slot_keeps_nothing_of_the_packet_before() {
     sender.send(100);
     sender.now += ms(1000);
     assert_eq!(sender.ack(&[50..=50]).lost, packets(48));
-    assert_eq!(sender.window.in_flight(), packets(51));
+    assert_eq!(sender.window.in_flight, packets(51));
     for number in 100..CAPACITY + 100 {
         sender.window.record(number, BYTES, false, sender.now);
     }
-    assert_eq!(sender.window.in_flight(), packets(0));
+    assert_eq!(sender.window.in_flight, packets(0));
     assert_eq!(sender.ack(&[0..=CAPACITY + 99]), AckOutcome::default());
 }
 
@@ -301,7 +301,7 @@ fn a_packet_that_asks_for_no_ack_is_never_in_flight_but_gives_a_sample() {
     sender.send(1);
     sender.now += ms(30);
     sender.window.record(1, 40, false, sender.now);
-    assert_eq!(sender.window.in_flight(), packets(1));
+    assert_eq!(sender.window.in_flight, packets(1));
     sender.now += ms(20);
     assert_eq!(sender.ack(&[0..=1]).acked, packets(1));
     assert_eq!(sender.rtt.latest(), Some(ms(20)));
@@ -317,7 +317,7 @@ fn an_ack_of_old_news_is_no_sign_of_life() {
     let probe_time = sender.window.probe_time(&sender.rtt);
     sender.now += ms(100);
     assert_eq!(sender.ack(&[0..=0]), AckOutcome::default());
-    assert_eq!((sender.window.probes(), sender.window.probe_time(&sender.rtt)), (1, probe_time));
+    assert_eq!((sender.window.probes, sender.window.probe_time(&sender.rtt)), (1, probe_time));
 }
 
 /// RFC 9002 §5.1: the largest acknowledged packet is new, and one of those newly acknowledged asked for an ACK.
@@ -327,7 +327,7 @@ fn only_an_ack_that_names_a_new_largest_and_acknowledges_something_gives_a_sampl
     sender.window.record(0, BYTES, false, sender.now);
     sender.now += ms(70);
     sender.ack(&[0..=0]);
-    assert_eq!((sender.rtt.latest(), sender.window.largest_acked()), (None, Some(0)), "nothing asked for it");
+    assert_eq!((sender.rtt.latest(), sender.window.largest_acked), (None, Some(0)), "nothing asked for it");
     sender.send(3);
     sender.now += ms(40);
     sender.ack(&[3..=3]);
@@ -436,14 +436,14 @@ proptest! {
         for step in steps {
             match step {
                 Step::Send { packets, ack_eliciting } => for _ in 0..packets {
-                    let number = sender.window.next();
+                    let number = sender.window.next;
                     sender.window.record(number, BYTES, ack_eliciting, sender.now);
                     let fate = if ack_eliciting { Fate::InFlight } else { Fate::Settled };
                     model.packets.insert(number, (sender.now, fate));
                 },
                 Step::Wait(time) => sender.now += time,
                 Step::Ack(bits) => {
-                    let next = sender.window.next();
+                    let next = sender.window.next;
                     let ranges: Vec<_> = (0..64.min(next))
                         .filter(|below| bits >> below & 1 == 1)
                         .map(|below| next - 1 - below)
@@ -475,7 +475,7 @@ proptest! {
                     prop_assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt, None), packets(lost));
                 }
             }
-            prop_assert_eq!(sender.window.in_flight(), packets(model.count(Fate::InFlight)));
+            prop_assert_eq!(sender.window.in_flight, packets(model.count(Fate::InFlight)));
             let first_unsettled = model.packets.iter().find(|(_, (_, fate))| *fate != Fate::Settled);
             prop_assert!(first_unsettled.is_none_or(|(number, _)| sender.window.oldest <= *number));
         }

@@ -52,13 +52,13 @@ impl Generation {
 pub(crate) struct SendKeys {
     /// The secret from which the current generation of keys was derived.
     secret: Secret,
-    current: PacketKey,
-    header: HeaderKey,
-    generation: Generation,
+    pub(crate) packet_key: PacketKey,
+    pub(crate) header_key: HeaderKey,
+    pub(crate) generation: Generation,
     /// Packets that one key may seal.
     limit: u64,
-    /// The number of the first packet of this generation.
-    first: u64,
+    /// The number of the first packet of this generation, sent or to be sent.
+    pub(crate) first: u64,
 }
 
 impl SendKeys {
@@ -67,33 +67,13 @@ impl SendKeys {
         let secret = Secret::new(suite, secret)?;
         let most = suite.confidentiality_limit();
         Ok(Self {
-            current: secret.packet_key(),
-            header: secret.header_key(),
+            packet_key: secret.packet_key(),
+            header_key: secret.header_key(),
             secret,
             generation: Generation::FIRST,
             limit: key_limit.map_or(most, |limit| limit.clamp(2, most)),
             first: 0,
         })
-    }
-
-    #[inline]
-    pub(crate) fn packet_key(&self) -> &PacketKey {
-        &self.current
-    }
-
-    #[inline]
-    pub(crate) fn header_key(&self) -> &HeaderKey {
-        &self.header
-    }
-
-    #[inline]
-    pub(crate) fn generation(&self) -> Generation {
-        self.generation
-    }
-
-    /// The number of the first packet of this generation, sent or to be sent.
-    pub(crate) fn first(&self) -> u64 {
-        self.first
     }
 
     /// Whether the key may seal no more, the packet of this number included.
@@ -122,7 +102,7 @@ impl SendKeys {
     #[cold]
     pub(crate) fn update(&mut self, number: u64) {
         self.secret = self.secret.next();
-        self.current = self.secret.packet_key();
+        self.packet_key = self.secret.packet_key();
         self.generation = self.generation.next();
         self.first = number;
     }
@@ -143,14 +123,14 @@ impl SendKeys {
 /// The keys that one end of a lane opens with.
 #[derive(Debug)]
 pub(crate) struct ReceiveKeys {
-    header: HeaderKey,
+    pub(crate) header_key: HeaderKey,
     previous: Option<Kept>,
     current: PacketKey,
     next: PacketKey,
     /// The secret from which the next generation of keys is derived.
     next_secret: Secret,
     /// The generation of the current keys.
-    generation: Generation,
+    pub(crate) generation: Generation,
     /// One above the highest number opened under any earlier generation.
     earlier_end: u64,
     /// The lowest number opened under the current one.
@@ -177,7 +157,7 @@ impl ReceiveKeys {
         let secret = Secret::new(suite, secret)?;
         let next_secret = secret.next();
         Ok(Self {
-            header: secret.header_key(),
+            header_key: secret.header_key(),
             previous: None,
             current: secret.packet_key(),
             next: next_secret.packet_key(),
@@ -186,17 +166,6 @@ impl ReceiveKeys {
             earlier_end: 0,
             current_start: u64::MAX,
         })
-    }
-
-    #[inline]
-    pub(crate) fn header_key(&self) -> &HeaderKey {
-        &self.header
-    }
-
-    /// The generation of the newest packet opened.
-    #[inline]
-    pub(crate) fn generation(&self) -> Generation {
-        self.generation
     }
 
     /// The one key to try. `end` is one above the highest number opened.

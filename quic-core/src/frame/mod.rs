@@ -10,8 +10,7 @@
 //!
 //! Every other type is a [`Violation`] on a lane.
 //!
-//! A caller writes DATAGRAM frames with [`FrameWriter`], or with [`datagram`] straight into its batch; all other frames
-//! are the lane's own business.
+//! A caller writes DATAGRAM frames with [`datagram`] straight into its batch; all other frames are the lane's own business.
 
 pub(crate) mod ack;
 pub mod datagram;
@@ -25,69 +24,6 @@ use crate::{
 
 /// Type of a PING frame, which is this one byte.
 pub const PING: u8 = 0x01;
-
-/// Appends DATAGRAM frames to the caller's slice: the part of a packet between header and tag.
-///
-/// ```
-/// use quic_core::frame::FrameWriter;
-/// let mut frames = [0; 64];
-/// let mut writer = FrameWriter::new(&mut frames);
-/// writer.datagram(5).expect("64 bytes are enough").copy_from_slice(b"first");
-/// writer.last_datagram(6).expect("64 bytes are enough").copy_from_slice(b"second");
-/// assert_eq!(writer.len(), 7 + 7);
-/// ```
-#[derive(Debug)]
-pub struct FrameWriter<'a> {
-    frames: &'a mut [u8],
-    len: usize,
-}
-
-impl<'a> FrameWriter<'a> {
-    /// Starts at the front of `frames`.
-    pub fn new(frames: &'a mut [u8]) -> Self {
-        Self { frames, len: 0 }
-    }
-
-    /// Appends a DATAGRAM frame with a length field (0x31) and returns the room for its payload.
-    ///
-    /// `None` if it does not fit; nothing counts as written then.
-    #[inline]
-    pub fn datagram(&mut self, payload_len: usize) -> Option<&mut [u8]> {
-        let room = &mut self.frames[self.len..];
-        let header_len = datagram::write_header_with_len(room, payload_len)?;
-        let payload = room[header_len..].get_mut(..payload_len)?;
-        self.len += header_len + payload_len;
-        Some(payload)
-    }
-
-    /// Appends a DATAGRAM frame that extends to the end of the packet (0x30) and returns the room for its payload.
-    ///
-    /// The packet must end after it: seal exactly [`len`](Self::len) bytes of frames, and append no other frame.
-    /// `None` if it does not fit; nothing counts as written then.
-    #[inline]
-    pub fn last_datagram(&mut self, payload_len: usize) -> Option<&mut [u8]> {
-        let room = &mut self.frames[self.len..];
-        let header_len = datagram::write_header_to_end(room)?;
-        let payload = room[header_len..].get_mut(..payload_len)?;
-        self.len += header_len + payload_len;
-        Some(payload)
-    }
-
-    /// The bytes of frames that were written so far.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Whether no frame was written yet.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
-    /// The bytes that are left for further frames.
-    pub fn remaining(&self) -> usize {
-        self.frames.len() - self.len
-    }
-}
 
 pub(crate) const PADDING: u8 = 0x00;
 pub(crate) const PATH_CHALLENGE: u8 = 0x1a;

@@ -9,18 +9,17 @@ fn frames(payload: &[u8]) -> Result<Vec<Frame<'_>>, Violation> {
 }
 
 #[test]
-fn the_writer_and_the_parser_agree() {
-    let mut buf = [0xff; 2000];
-    let mut writer = FrameWriter::new(&mut buf);
-    assert!(writer.is_empty());
-    writer.datagram(0).unwrap();
-    writer.datagram(63).unwrap().fill(1);
-    writer.datagram(64).unwrap().fill(2);
-    writer.last_datagram(500).unwrap().fill(3);
-    let len = writer.len();
+fn what_is_written_is_what_is_parsed() {
+    let (mut buf, mut len) = ([0xff; 2000], 0);
+    for (payload_len, byte) in [(0, 0), (63, 1), (64, 2)] {
+        len += datagram::write_header_with_len(&mut buf[len..], payload_len).unwrap();
+        buf[len..len + payload_len].fill(byte);
+        len += payload_len;
+    }
+    len += datagram::write_header_to_end(&mut buf[len..]).unwrap();
+    buf[len..len + 500].fill(3);
+    len += 500;
     assert_eq!(len, 2 + (2 + 63) + (3 + 64) + (1 + 500));
-    assert!(!writer.is_empty());
-    assert_eq!(writer.remaining(), 2000 - len);
 
     let expected: Vec<_> =
         [(0, 0), (63, 1), (64, 2), (500, 3)].into_iter().map(|(len, byte)| vec![byte; len]).collect();
@@ -39,15 +38,11 @@ fn what_is_left_after_each_frame_is_known() {
 }
 
 #[test]
-fn the_writer_refuses_what_does_not_fit() {
-    let mut buf = [0; 10];
-    let mut writer = FrameWriter::new(&mut buf);
-    assert!(writer.datagram(9).is_none());
-    assert!(writer.last_datagram(10).is_none());
-    assert!(writer.is_empty());
-    assert!(writer.last_datagram(9).is_some());
-    assert!(writer.datagram(0).is_none());
-    assert!(writer.last_datagram(0).is_none());
+fn a_header_that_does_not_fit_is_not_written() {
+    assert_eq!(datagram::write_header_with_len(&mut [], 0), None);
+    assert_eq!(datagram::write_header_with_len(&mut [0; 2], 64), None);
+    assert_eq!(datagram::write_header_with_len(&mut [0; 2], 63), Some(2));
+    assert_eq!(datagram::write_header_to_end(&mut []), None);
 }
 
 #[test]

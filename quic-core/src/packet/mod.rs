@@ -33,7 +33,7 @@ pub(crate) struct Protected<'a> {
 #[derive(Debug)]
 pub(crate) struct Encrypted<'a> {
     bytes: &'a mut [u8],
-    number: PacketNumber,
+    pub(crate) number: PacketNumber,
     payload_offset: usize,
 }
 
@@ -71,12 +71,6 @@ impl<'a> Protected<'a> {
 }
 
 impl<'a> Encrypted<'a> {
-    /// The full packet number; not authenticated yet.
-    #[inline]
-    pub(crate) fn number(&self) -> PacketNumber {
-        self.number
-    }
-
     /// The key phase; not authenticated yet.
     #[inline]
     pub(crate) fn phase(&self) -> KeyPhase {

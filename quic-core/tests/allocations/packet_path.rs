@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use quic_core::{
     AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, TRANSMIT_CAPACITY,
-    frame::FrameWriter, record::Recorder,
+    frame::datagram, record::Recorder,
 };
 
 const PACKET_LEN: usize = OVERHEAD + 1 + 1150;
@@ -44,8 +44,9 @@ impl Pair {
     /// One end sends a batch, of which each 17th packet is lost, one comes late and one twice; the other acknowledges.
     fn turn(&mut self, from: usize) {
         for packet in &mut self.packets {
-            let mut frames = FrameWriter::new(&mut packet[HEADER_LEN..PACKET_LEN - TAG_LEN]);
-            frames.last_datagram(1150).unwrap().fill(7);
+            let frame = &mut packet[HEADER_LEN..PACKET_LEN - TAG_LEN];
+            let header_len = datagram::write_header_to_end(frame).unwrap();
+            frame[header_len..].fill(7);
             self.lanes[from].seal(packet, true, self.now).unwrap();
         }
         self.now += Duration::from_millis(1);

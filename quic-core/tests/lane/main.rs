@@ -1,8 +1,6 @@
 //! Lanes from outside: against each other, against another implementation, against unauthenticated senders.
 
 #[cfg(test)]
-mod congestion;
-#[cfg(test)]
 mod hostile;
 #[cfg(test)]
 mod interop;
@@ -10,6 +8,8 @@ mod interop;
 mod key_limits;
 #[cfg(test)]
 mod key_update;
+#[cfg(test)]
+mod losses;
 #[cfg(test)]
 mod mtu;
 #[cfg(test)]

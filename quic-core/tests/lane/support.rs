@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use quic_core::{
-    AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, frame::FrameWriter,
+    AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, frame::datagram,
 };
 
 pub(crate) const SUITES: [Suite; 3] = [Suite::Aes128Gcm, Suite::Aes256Gcm, Suite::ChaCha20Poly1305];
@@ -49,8 +49,9 @@ pub(crate) fn with_config<T>(suite: Suite, end: usize, make: impl FnOnce(LaneCon
 pub(crate) fn packet_with(payload: &[u8]) -> Vec<u8> {
     let mut packet = vec![0; OVERHEAD + 1 + payload.len()];
     let end = packet.len() - TAG_LEN;
-    let mut frames = FrameWriter::new(&mut packet[HEADER_LEN..end]);
-    frames.last_datagram(payload.len()).unwrap().copy_from_slice(payload);
+    let frame = &mut packet[HEADER_LEN..end];
+    let header_len = datagram::write_header_to_end(frame).unwrap();
+    frame[header_len..].copy_from_slice(payload);
     packet
 }
 

@@ -7,6 +7,7 @@ use culvert_tests::clock;
 use gate::{
     client::{self, Knock},
     knock::ServerKey,
+    suite::SuiteClientConfig,
 };
 use quinn::{
     AsyncUdpSocket, ClientConfig, Connection, ConnectionError, Endpoint, EndpointConfig, RecvStream,
@@ -125,7 +126,8 @@ impl Dialler {
             fallback: false,
         };
         let dcid = || quinn_proto::ConnectionId::new(&rand::random::<[u8; 8]>());
-        let mut config = client::arm(Arc::clone(&self.crypto) as _, knock, Arc::new(dcid));
+        let mut config =
+            client::arm(Arc::new(SuiteClientConfig(Arc::clone(&self.crypto) as _)), knock, Arc::new(dcid));
         let mut window = NewRenoConfig::default();
         window.initial_window(GREEDY_WINDOW);
         let mut transport = TransportConfig::default();

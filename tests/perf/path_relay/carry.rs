@@ -129,7 +129,7 @@ impl Carrier {
             let Packet { tos, mut content, .. } = packet;
             set_tos(&mut content, tos);
             if self.device.send(&content).is_err() {
-                state.bottleneck.refuse();
+                state.bottleneck.counts.refused += 1;
             }
             state.count_late(due);
             state.spare.push(content);
@@ -147,7 +147,7 @@ impl Carrier {
     /// What became of the packets so far; a packet is late after `bound`.
     pub(crate) fn account(&self, name: &str, bound: Duration) -> Account {
         let state = self.state();
-        let (counts, held) = (state.bottleneck.counts(), state.bottleneck.held());
+        let (counts, held) = (state.bottleneck.counts, state.bottleneck.held());
         let classes = CLASSES.iter().map(|class| format!("{} us", class.as_micros()));
         let classes = classes.chain(["more".to_owned()]).zip(state.late.map(Value::from));
         let late = state.late_after(bound);

@@ -20,7 +20,7 @@ use std::{
 use bytes::Bytes;
 use quinn_proto::{
     ConnectError, ConnectionId, TokenStore,
-    crypto::{self, Keys, Session, UnsupportedVersion},
+    crypto::{self, Session, UnsupportedVersion},
     transport_parameters::TransportParameters,
 };
 use zeroize::Zeroizing;
@@ -29,7 +29,7 @@ use crate::{
     identity::AgreementKey,
     initial::is_complete,
     knock::{About, KNOCK_BYTES, ServerKey, seal},
-    session::{Hook, Hooked},
+    suite::SuiteClientConfig,
 };
 
 /// The material of the knock for one connection attempt.
@@ -58,7 +58,7 @@ impl fmt::Debug for Knock {
 /// are the default; set them on the result. A second `connect` with it fails with `ConnectError::EndpointStopping`, as
 /// does one whose TLS does not give its complete ClientHello at once: its knock would open nothing.
 pub fn arm(
-    config: Arc<dyn crypto::ClientConfig>,
+    config: Arc<SuiteClientConfig>,
     knock: Knock,
     dcid_provider: Arc<dyn Fn() -> ConnectionId + Send + Sync>,
 ) -> quinn_proto::ClientConfig {
@@ -113,7 +113,7 @@ impl TokenStore for Slot {
 
 /// A client's TLS whose first session seals the knock.
 struct KnockClientConfig {
-    inner: Arc<dyn crypto::ClientConfig>,
+    inner: Arc<SuiteClientConfig>,
     slot: Arc<Slot>,
 }
 
@@ -128,29 +128,15 @@ impl crypto::ClientConfig for KnockClientConfig {
         if version != 1 {
             return Err(UnsupportedVersion.into());
         }
-        let mut inner = Arc::clone(&self.inner).start_session(version, server_name, params)?;
+        let mut session = self.inner.start(version, server_name, params)?;
         let mut client_hello = Vec::new();
-        let keys = inner.write_handshake(&mut client_hello);
+        let keys = session.write_handshake(&mut client_hello);
         if !is_complete(&client_hello) {
             return Err(ConnectError::EndpointStopping);
         }
         self.slot.seal(&client_hello)?;
-        Ok(Box::new(Hooked { inner, hook: WrittenHello(Some((client_hello, keys))) }))
-    }
-}
-
-/// Gives the handshake bytes that were already written, once.
-struct WrittenHello(Option<(Vec<u8>, Option<Keys>)>);
-
-impl Hook for WrittenHello {
-    fn write_handshake(&mut self, inner: &mut dyn Session, buf: &mut Vec<u8>) -> Option<Keys> {
-        match self.0.take() {
-            Some((client_hello, keys)) => {
-                buf.extend_from_slice(&client_hello);
-                keys
-            }
-            None => inner.write_handshake(buf),
-        }
+        session.written = Some((client_hello, keys));
+        Ok(Box::new(session))
     }
 }
 

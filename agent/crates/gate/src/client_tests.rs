@@ -2,11 +2,13 @@
 
 use std::time::Duration;
 
+use quinn_proto::Side;
+
 use super::*;
 use crate::{
     classify::{Class, Initial, classify},
     knock::{epochs, hello_hash, open},
-    suite,
+    session, suite,
     testing::{
         DCID, Fate, Link, SECONDS, client_tls, knock, knocking, no_tokens, server_identity, server_key,
     },
@@ -137,7 +139,8 @@ fn hooks_are_called_in_their_order() {
             assert!(session.write_handshake(&mut hello).is_none());
             assert!(is_complete(&hello));
             assert!(session.write_handshake(&mut more).is_none() && more.is_empty());
-            Ok(Box::new(Hooked { inner: session, hook: WrittenHello(Some((hello, None))) }))
+            let written = Some((hello, None));
+            Ok(Box::new(session::Watched { written, ..session::Watched::new(session, Side::Client) }))
         }
     }
     struct WatchedTokens(Arc<Slot>, Arc<Mutex<Vec<&'static str>>>);
@@ -154,7 +157,8 @@ fn hooks_are_called_in_their_order() {
     let order = Arc::new(Mutex::new(Vec::new()));
     let watched = Watched(client_tls(crate::tls::KeyExchange::X25519), Arc::clone(&order));
     let slot = Arc::new(Slot(Mutex::new(State { knock: Some(knock()), dcid: None, token: None })));
-    let crypto = KnockClientConfig { inner: Arc::new(watched), slot: Arc::clone(&slot) };
+    let crypto =
+        KnockClientConfig { inner: Arc::new(SuiteClientConfig(Arc::new(watched))), slot: Arc::clone(&slot) };
     let mut config = quinn_proto::ClientConfig::new(Arc::new(crypto));
     let (asked, remembers) = (Arc::clone(&order), Arc::clone(&slot));
     config.initial_dst_cid_provider(Arc::new(move || {

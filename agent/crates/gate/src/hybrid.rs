@@ -14,7 +14,6 @@ use libcrux_ml_kem::mlkem768::{
 use rustls::{
     Error, NamedGroup, PeerMisbehaved, ProtocolVersion,
     crypto::{ActiveKeyExchange, CompletedKeyExchange, SecureRandom, SharedSecret, SupportedKxGroup},
-    ffdhe_groups::FfdheGroup,
 };
 use zeroize::{Zeroize as _, Zeroizing};
 
@@ -66,10 +65,6 @@ impl SupportedKxGroup for Hybrid {
         })
     }
 
-    fn ffdhe_group(&self) -> Option<FfdheGroup<'static>> {
-        None
-    }
-
     fn name(&self) -> NamedGroup {
         NamedGroup::X25519MLKEM768
     }
@@ -104,10 +99,6 @@ impl ActiveKeyExchange for Started {
 
     fn pub_key(&self) -> &[u8] {
         &self.share
-    }
-
-    fn ffdhe_group(&self) -> Option<FfdheGroup<'static>> {
-        None
     }
 
     fn group(&self) -> NamedGroup {

@@ -75,6 +75,7 @@ pub mod properties;
 pub mod refusals;
 pub mod replay_log;
 pub mod retry;
+mod secret_file;
 mod session;
 pub mod suite;
 mod system;
@@ -413,8 +414,6 @@ impl Gate {
                 // Before a budget was asked anyone with the link could fill the log and the list: that is only counted.
                 if why.is_budgeted() {
                     self.decided.insert(tag, arrival.source, decision, now);
-                }
-                if why.is_budgeted() {
                     let refusal =
                         Refusal { at: self.parts.clock.unix_seconds(), source: arrival.source, why };
                     self.parts.refusals.note(refusal, now);
@@ -442,7 +441,7 @@ impl Gate {
         match self.partials.add(tag, &*self.parts.crypto, datagram) {
             (Progress::Whole, Some(whole)) => {
                 let admission = whole.admission;
-                self.earlier = whole.into_datagrams();
+                self.earlier = whole.datagrams;
                 (Verdict::Admit(admission), Step::Admitted)
             }
             (Progress::Whole | Progress::Waiting, _) => (Verdict::Taken, Step::Part),

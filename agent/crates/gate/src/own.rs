@@ -26,7 +26,9 @@ pub enum OwnKey {
 
 /// What knocks need of one of our keys.
 struct Knocked {
+    /// The X25519 key of the identity.
     agreement: Arc<AgreementKey>,
+    /// The values that clients derive from its public key.
     server: ServerKey,
 }
 
@@ -40,10 +42,7 @@ impl Knocked {
 
 /// The keys of an agent beside its certificate.
 pub struct Own {
-    /// The X25519 key of this identity.
-    pub agreement: Arc<AgreementKey>,
-    /// The values that clients derive from our public key.
-    pub server: ServerKey,
+    current: Knocked,
     /// The key of our Retry tokens.
     pub retry: Arc<RetryKey>,
     /// The check for connection IDs that this identity issued.
@@ -56,13 +55,11 @@ impl Own {
     /// The keys that follow from `identity`.
     #[must_use]
     pub fn new(identity: &Identity) -> Arc<Self> {
-        let Knocked { agreement, server } = Knocked::new(identity);
         let ids = identity.derive("culvert connection ids");
         let mut key = Zeroizing::new([0; 16]);
         key.copy_from_slice(&ids[..16]);
         Arc::new(Self {
-            agreement,
-            server,
+            current: Knocked::new(identity),
             retry: Arc::new(RetryKey::new(&identity.derive("culvert retry tokens"))),
             issued: IssuedIds::new(&key),
             previous: identity.previous().map(Knocked::new),
@@ -78,26 +75,26 @@ impl Own {
     /// The X25519 key of one of our keys; of the current one where there is no other.
     #[must_use]
     pub fn agreement_of(&self, key: OwnKey) -> &Arc<AgreementKey> {
-        self.of(key).map_or(&self.agreement, |knocked| &knocked.agreement)
+        &self.of(key).agreement
     }
 
     /// The values that clients derive from one of our public keys, likewise.
     #[must_use]
     pub fn server_of(&self, key: OwnKey) -> &ServerKey {
-        self.of(key).map_or(&self.server, |knocked| &knocked.server)
+        &self.of(key).server
     }
 
-    fn of(&self, key: OwnKey) -> Option<&Knocked> {
+    fn of(&self, key: OwnKey) -> &Knocked {
         match key {
-            OwnKey::Current => None,
-            OwnKey::Previous => self.previous.as_ref(),
+            OwnKey::Current => &self.current,
+            OwnKey::Previous => self.previous.as_ref().unwrap_or(&self.current),
         }
     }
 
     /// The key of ours that the sender of an Initial packet knows: mac1 holds for it in one of these epochs.
     #[must_use]
     pub fn proven(&self, dcid: &[u8], token: &[u8], epochs: RangeInclusive<u64>) -> Option<OwnKey> {
-        if self.server.is_proof(dcid, token, epochs.clone()) {
+        if self.current.server.is_proof(dcid, token, epochs.clone()) {
             return Some(OwnKey::Current);
         }
         let previous = self.previous.as_ref()?;
@@ -153,9 +150,9 @@ mod tests {
         let (client, seconds) = ("192.0.2.1:1111".parse().unwrap(), 1_700_000_000);
         let (dcid, new_dcid) = ([1, 2, 3, 4, 5, 6, 7, 8], [0xaa, 7, 6, 5, 4, 3, 2, 1]);
         let carried = Carried::new(&dcid, &[9; KNOCK_BYTES]);
-        assert!(own.server.is_proof(&new_dcid, &token, epochs(seconds, Duration::from_secs(20))));
+        assert!(own.current.server.is_proof(&new_dcid, &token, epochs(seconds, Duration::from_secs(20))));
         assert_eq!(own.retry.open(client, &new_dcid, &token, seconds), Ok(carried));
-        let again = own.retry.token(&own.server, client, carried, seconds, &new_dcid, [1; 12]);
+        let again = own.retry.token(&own.current.server, client, carried, seconds, &new_dcid, [1; 12]);
         assert_eq!(again[..], token);
     }
 }

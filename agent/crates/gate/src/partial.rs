@@ -54,7 +54,7 @@ pub(crate) struct Partial {
     /// The hash in the knock.
     pub(crate) hash: [u8; HELLO_HASH_BYTES],
     pub(crate) since: Instant,
-    datagrams: Vec<Box<[u8]>>,
+    pub(crate) datagrams: Vec<Box<[u8]>>,
     tries: u8,
 }
 
@@ -108,11 +108,6 @@ impl Partial {
             }
             Err(error) => Progress::Bad(error),
         }
-    }
-
-    /// The datagrams in the order in which they came.
-    pub(crate) fn into_datagrams(self) -> Vec<Box<[u8]>> {
-        self.datagrams
     }
 }
 

@@ -319,14 +319,14 @@ fn three_datagrams_make_a_hello_and_four_do_not() {
     assert_eq!(partial.add(&*pieces.crypto, &two), Progress::Waiting);
     assert_eq!(partial.add(&*pieces.crypto, &two), Progress::Waiting, "repeated");
     assert_eq!(partial.add(&*pieces.crypto, &three), Progress::Whole);
-    assert_eq!(partial.into_datagrams(), [one.clone().into_boxed_slice(), two.clone().into_boxed_slice()]);
+    assert_eq!(partial.datagrams, [one.clone().into_boxed_slice(), two.clone().into_boxed_slice()]);
 
     let [three, four] = [30..50, 50..104].map(|part| pieces.datagram([7; 8], part));
     let mut partial = pieces.begin(&one);
     for datagram in [two, three, four] {
         assert_eq!(partial.add(&*pieces.crypto, &datagram), Progress::Waiting);
     }
-    assert_eq!(partial.into_datagrams().len(), MOST_DATAGRAMS - 1);
+    assert_eq!(partial.datagrams.len(), MOST_DATAGRAMS - 1);
 }
 
 #[test]

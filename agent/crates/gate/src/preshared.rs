@@ -10,22 +10,18 @@
 
 use std::{
     fmt,
-    fs::{File, OpenOptions},
-    io::{self, Read, Write},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::Arc,
 };
 
 use data_encoding::BASE64URL_NOPAD;
 use quic_core::Suite;
-use ring::{
-    hkdf,
-    rand::{SecureRandom, SystemRandom},
-};
+use ring::hkdf;
 use subtle::ConstantTimeEq;
 use wire::messages::{KeyProof, MAX_PRESHARED_KEYS};
 use zeroize::Zeroizing;
+
+use crate::secret_file::{self, SecretError};
 
 /// The label under which TLS exports the bytes that a proof of a preshared key is bound to (RFC 8446 §7.5).
 pub const EXPORTER_LABEL: &[u8] = b"EXPORTER culvert psk";
@@ -60,42 +56,12 @@ impl Eq for PresharedKey {}
 /// Why a preshared key could not be read or written; [`PresharedKeyError::remedy`] says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum PresharedKeyError {
-    /// No file exists at that path.
-    #[error("{} does not exist", .0.display())]
-    Missing(PathBuf),
-    /// The kernel refused to read it.
-    #[error("{} cannot be read: {cause}", path.display())]
-    Read {
-        /// The path of the file that cannot be read.
-        path: PathBuf,
-        /// The error of the kernel that says why.
-        cause: io::Error,
-    },
-    /// Everybody on the machine can read, change or replace the key.
-    #[error("{} is accessible to every user (mode {mode:04o})", path.display())]
-    Exposed {
-        /// The path of the file that is exposed.
-        path: PathBuf,
-        /// The permission bits of the file.
-        mode: u32,
-    },
+    /// The key was not made, or its file cannot be used.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
     /// The file's content is not a preshared key.
     #[error("{} does not hold a preshared key: one line of 43 characters", .0.display())]
     NotAKey(PathBuf),
-    /// A file exists already, and it is never overwritten.
-    #[error("{} exists, and a preshared key is never overwritten", .0.display())]
-    Exists(PathBuf),
-    /// The kernel refused to write it.
-    #[error("{} cannot be written: {cause}", path.display())]
-    Write {
-        /// The path of the file that cannot be written.
-        path: PathBuf,
-        /// The error of the kernel that says why.
-        cause: io::Error,
-    },
-    /// The random number generator of the system failed.
-    #[error("the system gives no random numbers")]
-    Random,
 }
 
 impl PresharedKeyError {
@@ -103,30 +69,28 @@ impl PresharedKeyError {
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
-            Self::Missing(path) => format!(
-                "copy the file from the peer, or write a new one for both with culvert genpsk --out {}",
-                path.display()
+            Self::Secret(error) => error.remedy(
+                |path| {
+                    let path = path.display();
+                    format!("copy the file from the peer, or write a new one for both with culvert genpsk --out {path}")
+                },
+                |path| {
+                    let path = path.display();
+                    format!("let the user that runs culvert read it, as in chgrp culvert {path} && chmod g+r {path}")
+                },
             ),
-            Self::Read { path, .. } => format!(
-                "let the user that runs culvert read it, as in chgrp culvert {0} && chmod g+r {0}",
-                path.display()
-            ),
-            Self::Exposed { path, .. } => format!("chmod o= {}", path.display()),
             Self::NotAKey(_) => "write a new one for both ends with culvert genpsk".to_owned(),
-            Self::Exists(_) => "choose another path, or move the file away".to_owned(),
-            Self::Write { .. } => "check the folder and its permissions".to_owned(),
-            Self::Random => "allow the system call getrandom(2)".to_owned(),
         }
     }
 }
 
-/// The end of a connection that shows a proof.
+/// The end of a connection that shows a proof; its number stands for it there, as in the context of a lane's secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Prover {
     /// The end that dialled the connection.
-    Dialler,
+    Dialler = 0,
     /// The end that was dialled.
-    Listener,
+    Listener = 1,
 }
 
 impl Prover {
@@ -142,14 +106,6 @@ impl Prover {
         match self {
             Self::Dialler => Self::Listener,
             Self::Listener => Self::Dialler,
-        }
-    }
-
-    /// The byte that stands for it in a proof, as in the context of a lane's secret.
-    fn byte(self) -> u8 {
-        match self {
-            Self::Dialler => 0,
-            Self::Listener => 1,
         }
     }
 }
@@ -173,11 +129,9 @@ impl PresharedKey {
     /// A new key from the system's random generator.
     ///
     /// # Errors
-    /// [`PresharedKeyError::Random`].
+    /// [`SecretError::Random`].
     pub fn generate() -> Result<Self, PresharedKeyError> {
-        let mut bytes = Zeroizing::new([0; KEY_BYTES]);
-        SystemRandom::new().fill(bytes.as_mut()).map_err(|_| PresharedKeyError::Random)?;
-        Self::new(&bytes).ok_or(PresharedKeyError::Random)
+        Self::new(&*secret_file::random()?).ok_or_else(|| SecretError::Random.into())
     }
 
     /// Reads a file with one key. Standard base64 with padding, as other programs write such keys, is read as well.
@@ -185,22 +139,7 @@ impl PresharedKey {
     /// # Errors
     /// Every variant that is about reading; a file that everybody can access is refused.
     pub fn load(path: &Path) -> Result<Self, PresharedKeyError> {
-        let read = |cause: io::Error| {
-            let path = path.to_owned();
-            if cause.kind() == io::ErrorKind::NotFound {
-                PresharedKeyError::Missing(path)
-            } else {
-                PresharedKeyError::Read { path, cause }
-            }
-        };
-        let file = File::open(path).map_err(read)?;
-        let mode = file.metadata().map_err(read)?.permissions().mode() & 0o7777;
-        if mode & 0o007 != 0 {
-            return Err(PresharedKeyError::Exposed { path: path.to_owned(), mode });
-        }
-        // Room for the whole of it up front: growing would leave unwiped copies behind.
-        let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE_BYTES + 1));
-        file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut text).map_err(read)?;
+        let text = secret_file::read(path, MAX_FILE_BYTES)?;
         Self::from_text(&text).ok_or_else(|| PresharedKeyError::NotAKey(path.to_owned()))
     }
 
@@ -237,26 +176,16 @@ impl PresharedKey {
     /// Writes the key to a new file that only its owner can read.
     ///
     /// # Errors
-    /// [`PresharedKeyError::Exists`] rather than overwriting, or the kernel's refusal.
+    /// [`SecretError::Exists`] rather than overwriting, or the kernel's refusal.
     pub fn write_new(&self, path: &Path) -> Result<(), PresharedKeyError> {
-        let write = |cause: io::Error| {
-            let path = path.to_owned();
-            if cause.kind() == io::ErrorKind::AlreadyExists {
-                PresharedKeyError::Exists(path)
-            } else {
-                PresharedKeyError::Write { path, cause }
-            }
-        };
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(write)?;
-        file.write_all(self.to_text().as_ref()).and_then(|()| file.sync_all()).map_err(write)
+        Ok(secret_file::write_new(path, "a preshared key", self.to_text().as_ref())?)
     }
 
     /// The proof that `prover` has this key, on the connection that exports `exported` under [`EXPORTER_LABEL`].
     #[must_use]
     pub fn proof(&self, exported: &[u8; 32], prover: Prover) -> KeyProof {
         let mut proof = KeyProof([0; 16]);
-        self.mix(hkdf::HKDF_SHA256, exported, &[b"culvert psk proof 1", &[prover.byte()]], &mut proof.0);
+        self.mix(hkdf::HKDF_SHA256, exported, &[b"culvert psk proof 1", &[prover as u8]], &mut proof.0);
         proof
     }
 

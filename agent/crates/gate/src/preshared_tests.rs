@@ -1,4 +1,4 @@
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use data_encoding::HEXLOWER;
 use proptest::prelude::*;
@@ -31,7 +31,7 @@ fn a_key_that_was_written_is_read_and_never_overwritten() {
     assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o7777, 0o600);
     assert_eq!(fs::read_to_string(&path).unwrap().len(), TEXT_LEN + 1);
     assert_eq!(PresharedKey::load(&path).unwrap(), key);
-    assert!(matches!(key.write_new(&path), Err(PresharedKeyError::Exists(_))));
+    assert!(matches!(key.write_new(&path), Err(PresharedKeyError::Secret(SecretError::Exists { .. }))));
     assert_ne!(PresharedKey::generate().unwrap(), key);
     let missing = PresharedKey::load(&folder.path().join("none")).unwrap_err();
     assert!(missing.remedy().contains("culvert genpsk --out"), "{}", missing.remedy());
@@ -61,7 +61,7 @@ fn other_programs_spell_a_key_with_padding() {
     }
     for mode in [0o604, 0o602, 0o601, 0o644] {
         let refused = with_file(&text, mode, Result::unwrap_err);
-        assert!(matches!(refused, PresharedKeyError::Exposed { .. }), "{mode:o}");
+        assert!(matches!(refused, PresharedKeyError::Secret(SecretError::Exposed { .. })), "{mode:o}");
         assert!(refused.remedy().starts_with("chmod o= "));
     }
 }

@@ -1,43 +1,57 @@
-//! A quinn-proto `Session` that leaves all but a few steps to another one.
+//! A quinn-proto `Session` that watches the handshake of another one and leaves all else to it.
 
 use std::any::Any;
 
 use quinn_proto::{
     ConnectionId, Side, TransportError,
-    crypto::{ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session},
+    crypto::{
+        ExportKeyingMaterialError, HeaderKey, KeyPair, Keys, PacketKey, Session,
+        rustls::HandshakeData as RustlsHandshakeData,
+    },
     transport_parameters::TransportParameters,
 };
 
-/// The steps of a `Session` that a [`Hooked`] one may change.
-pub(crate) trait Hook: Send + Sync + 'static {
-    fn read_handshake(&mut self, inner: &mut dyn Session, buf: &[u8]) -> Result<bool, TransportError> {
-        inner.read_handshake(buf)
-    }
+use crate::suite::{HandshakeData, HelloWatch};
 
-    fn write_handshake(&mut self, inner: &mut dyn Session, buf: &mut Vec<u8>) -> Option<Keys>;
-
-    fn handshake_data(&self, inner: &dyn Session) -> Option<Box<dyn Any>> {
-        inner.handshake_data()
-    }
-}
-
-/// A session that asks its hook first; all else is the inner session's.
-pub(crate) struct Hooked<H> {
+/// A session whose handshake is watched for the ServerHello; all else is the inner session's.
+pub(crate) struct Watched {
     pub(crate) inner: Box<dyn Session>,
-    pub(crate) hook: H,
+    pub(crate) side: Side,
+    pub(crate) watch: HelloWatch,
+    /// Handshake bytes that the inner session gave already, and their keys: they are written next, once.
+    pub(crate) written: Option<(Vec<u8>, Option<Keys>)>,
 }
 
-impl<H: Hook> Session for Hooked<H> {
+impl Watched {
+    pub(crate) fn new(inner: Box<dyn Session>, side: Side) -> Self {
+        Self { inner, side, watch: HelloWatch::default(), written: None }
+    }
+}
+
+impl Session for Watched {
     fn read_handshake(&mut self, buf: &[u8]) -> Result<bool, TransportError> {
-        self.hook.read_handshake(&mut *self.inner, buf)
+        if self.side.is_client() {
+            self.watch.observe(buf);
+        }
+        self.inner.read_handshake(buf)
     }
 
     fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
-        self.hook.write_handshake(&mut *self.inner, buf)
+        if let Some((written, keys)) = self.written.take() {
+            buf.extend_from_slice(&written);
+            return keys;
+        }
+        let start = buf.len();
+        let keys = self.inner.write_handshake(buf);
+        if self.side.is_server() {
+            self.watch.observe(&buf[start..]);
+        }
+        keys
     }
 
     fn handshake_data(&self) -> Option<Box<dyn Any>> {
-        self.hook.handshake_data(&*self.inner)
+        let inner = self.inner.handshake_data()?.downcast::<RustlsHandshakeData>().ok()?;
+        Some(Box::new(HandshakeData { choice: self.watch.choice(), protocol: inner.protocol }))
     }
 
     fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {

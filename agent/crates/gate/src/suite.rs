@@ -7,16 +7,13 @@
 //! server   rustls ─▶ write_handshake(…)  ─▶ HelloWatch ─▶ CRYPTO frames
 //! ```
 
-use std::{any::Any, sync::Arc};
+use std::sync::Arc;
 
-use crate::{
-    hybrid,
-    session::{Hook, Hooked},
-};
+use crate::{hybrid, session::Watched};
 use quic_core::varint::Reader;
 use quinn_proto::{
-    ConnectError, ConnectionId, Side, TransportError,
-    crypto::{self, Keys, Session, UnsupportedVersion, rustls::HandshakeData as RustlsHandshakeData},
+    ConnectError, ConnectionId, Side,
+    crypto::{self, Keys, Session, UnsupportedVersion},
     transport_parameters::TransportParameters,
 };
 
@@ -48,30 +45,30 @@ impl Group {
 
 /// What a ServerHello decides.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Choice {
-    suite: Suite,
-    group: Group,
+pub struct Choice {
+    /// The cipher suite.
+    pub suite: Suite,
+    /// The key exchange.
+    pub group: Group,
 }
 
 /// The type that `Session::handshake_data` downcasts to for sessions of this module.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HandshakeData {
-    /// The negotiated suite. The server knows it a step later than the rest; both know it at `Event::Connected`.
-    pub suite: Option<Suite>,
-    /// The negotiated key exchange, known together with the suite.
-    pub group: Option<Group>,
+    /// What was negotiated. The server knows it a step later than the rest; both know it at `Event::Connected`.
+    pub choice: Option<Choice>,
     /// The application protocol that was negotiated (ALPN).
     pub protocol: Option<Vec<u8>>,
 }
 
 /// The suite that `session` negotiated; `Some` from `Event::Connected` on if the session is one of this module.
 pub fn negotiated(session: &dyn Session) -> Option<Suite> {
-    session.handshake_data()?.downcast::<HandshakeData>().ok()?.suite
+    session.handshake_data()?.downcast::<HandshakeData>().ok()?.choice.map(|choice| choice.suite)
 }
 
 /// The key exchange that `session` negotiated; `Some` when [`negotiated`] is.
 pub fn group(session: &dyn Session) -> Option<Group> {
-    session.handshake_data()?.downcast::<HandshakeData>().ok()?.group
+    session.handshake_data()?.downcast::<HandshakeData>().ok()?.choice.map(|choice| choice.group)
 }
 
 /// A client's TLS whose sessions know their suite.
@@ -80,6 +77,18 @@ pub struct SuiteClientConfig(
     pub Arc<dyn crypto::ClientConfig>,
 );
 
+impl SuiteClientConfig {
+    pub(crate) fn start(
+        &self,
+        version: u32,
+        server_name: &str,
+        params: &TransportParameters,
+    ) -> Result<Watched, ConnectError> {
+        let inner = Arc::clone(&self.0).start_session(version, server_name, params)?;
+        Ok(Watched::new(inner, Side::Client))
+    }
+}
+
 impl crypto::ClientConfig for SuiteClientConfig {
     fn start_session(
         self: Arc<Self>,
@@ -87,8 +96,7 @@ impl crypto::ClientConfig for SuiteClientConfig {
         server_name: &str,
         params: &TransportParameters,
     ) -> Result<Box<dyn Session>, ConnectError> {
-        let inner = Arc::clone(&self.0).start_session(version, server_name, params)?;
-        Ok(SuiteHook::watch(Side::Client, inner))
+        Ok(Box::new(self.start(version, server_name, params)?))
     }
 }
 
@@ -109,47 +117,7 @@ impl crypto::ServerConfig for SuiteServerConfig {
 
     fn start_session(self: Arc<Self>, version: u32, params: &TransportParameters) -> Box<dyn Session> {
         let inner = Arc::clone(&self.0).start_session(version, params);
-        SuiteHook::watch(Side::Server, inner)
-    }
-}
-
-/// Watches one end's handshake for the ServerHello.
-struct SuiteHook {
-    side: Side,
-    watch: HelloWatch,
-}
-
-impl SuiteHook {
-    fn watch(side: Side, inner: Box<dyn Session>) -> Box<dyn Session> {
-        Box::new(Hooked { inner, hook: Self { side, watch: HelloWatch::default() } })
-    }
-}
-
-impl Hook for SuiteHook {
-    fn read_handshake(&mut self, inner: &mut dyn Session, buf: &[u8]) -> Result<bool, TransportError> {
-        if self.side.is_client() {
-            self.watch.observe(buf);
-        }
-        inner.read_handshake(buf)
-    }
-
-    fn write_handshake(&mut self, inner: &mut dyn Session, buf: &mut Vec<u8>) -> Option<Keys> {
-        let start = buf.len();
-        let keys = inner.write_handshake(buf);
-        if self.side.is_server() {
-            self.watch.observe(&buf[start..]);
-        }
-        keys
-    }
-
-    fn handshake_data(&self, inner: &dyn Session) -> Option<Box<dyn Any>> {
-        let inner = inner.handshake_data()?.downcast::<RustlsHandshakeData>().ok()?;
-        let choice = self.watch.choice();
-        Some(Box::new(HandshakeData {
-            suite: choice.map(|choice| choice.suite),
-            group: choice.map(|choice| choice.group),
-            protocol: inner.protocol,
-        }))
+        Box::new(Watched::new(inner, Side::Server))
     }
 }
 
@@ -171,7 +139,7 @@ pub(crate) fn suite_in<'a>(pieces: impl Iterator<Item = &'a [u8]>) -> Option<Sui
 /// The stream may arrive in pieces. A HelloRetryRequest is a ServerHello with a special random (RFC 8446 §4.1.4) and is
 /// skipped: the real one follows.
 #[derive(Debug)]
-enum HelloWatch {
+pub(crate) enum HelloWatch {
     /// The bytes so far, at most [`HelloWatch::MAX_BYTES`].
     Reading(Vec<u8>),
     Found(Choice),
@@ -199,7 +167,7 @@ impl HelloWatch {
     /// A HelloRetryRequest and a ServerHello of rustls take 1,300 bytes together, of which the hybrid's share is 1,120.
     const MAX_BYTES: usize = 2048;
 
-    fn observe(&mut self, piece: &[u8]) {
+    pub(crate) fn observe(&mut self, piece: &[u8]) {
         let Self::Reading(buffer) = self else { return };
         let room = Self::MAX_BYTES - buffer.len();
         buffer.extend_from_slice(&piece[..piece.len().min(room)]);
@@ -218,7 +186,7 @@ impl HelloWatch {
         }
     }
 
-    fn choice(&self) -> Option<Choice> {
+    pub(crate) fn choice(&self) -> Option<Choice> {
         match self {
             Self::Found(choice) => Some(*choice),
             Self::Reading(_) | Self::GaveUp => None,

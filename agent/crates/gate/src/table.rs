@@ -60,10 +60,7 @@ impl Used {
     /// Whether a datagram with this token from `source` goes on to QUIC; otherwise its sender counts as unauthenticated.
     #[must_use]
     pub fn passes(&self, source: SocketAddr) -> bool {
-        match self.state {
-            State::Handshaking { source: first } => first == source,
-            State::Done => false,
-        }
+        self.state == State::Handshaking { source }
     }
 }
 

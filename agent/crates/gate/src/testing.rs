@@ -20,6 +20,7 @@ use crate::{
     client::{Knock, arm},
     identity::Identity,
     knock::ServerKey,
+    suite::SuiteClientConfig,
     tls::{
         ClientKeys, KeyExchange, Refusal, TlsIdentity, client_crypto, endpoint_config, server_config,
         server_crypto,
@@ -58,7 +59,7 @@ pub(crate) fn server_tls() -> Arc<dyn crypto::ServerConfig> {
     server_crypto(&identity, KeyExchange::Hybrid, Arc::new(Anyone)).unwrap()
 }
 
-pub(crate) fn client_tls(key_exchange: KeyExchange) -> Arc<dyn crypto::ClientConfig> {
+pub(crate) fn client_tls(key_exchange: KeyExchange) -> Arc<SuiteClientConfig> {
     let identity = TlsIdentity::from_pkcs8(&client_identity().pkcs8_der()).unwrap();
     client_crypto(&identity, key_exchange, &[server_identity().public_key().0]).unwrap()
 }

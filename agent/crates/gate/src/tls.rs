@@ -22,7 +22,7 @@ use rustls::{
         Resumption,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
     },
-    crypto::{CryptoProvider, SecureRandom, SupportedKxGroup, WebPkiSupportedAlgorithms, ring as provider},
+    crypto::{CryptoProvider, SecureRandom, SupportedKxGroup, ring as provider},
     server::danger::{ClientCertVerified, ClientCertVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
 };
@@ -181,21 +181,14 @@ pub trait ClientKeys: Send + Sync {
 /// Why a client's certificate was refused.
 ///
 /// The decision comes before the client proves that it holds the key: anyone may *name* any key here.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Refusal {
     /// The key is not on the list.
+    #[error("unknown key {}", BASE64URL_NOPAD.encode(.0))]
     UnknownKey([u8; 32]),
     /// The certificate does not parse, or does not hold an Ed25519 key.
+    #[error("not a certificate of an Ed25519 key")]
     NotEd25519,
-}
-
-impl fmt::Display for Refusal {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::UnknownKey(key) => write!(f, "unknown key {}", BASE64URL_NOPAD.encode(key)),
-            Self::NotEd25519 => f.write_str("not a certificate of an Ed25519 key"),
-        }
-    }
 }
 
 /// The TLS side of a server that admits the clients named by `allowed`.
@@ -219,7 +212,7 @@ pub fn client_crypto(
     identity: &TlsIdentity,
     key_exchange: KeyExchange,
     expected: &[[u8; 32]],
-) -> Result<Arc<dyn crypto::ClientConfig>, TlsError> {
+) -> Result<Arc<SuiteClientConfig>, TlsError> {
     client_crypto_with(FirstSuite::for_this_cpu(), key_exchange, identity, expected)
 }
 
@@ -261,11 +254,10 @@ impl FirstSuite {
             KeyExchange::X25519 => vec![x25519],
             KeyExchange::HybridRequired => vec![hybrid],
         };
-        let signature_verification_algorithms = system::ED25519;
         Arc::new(CryptoProvider {
             cipher_suites,
             kx_groups,
-            signature_verification_algorithms,
+            signature_verification_algorithms: system::ED25519,
             secure_random,
             key_provider: &System,
         })
@@ -312,10 +304,9 @@ pub(super) fn server_crypto_with(
     allowed: Arc<dyn ClientKeys>,
 ) -> Result<Arc<dyn crypto::ServerConfig>, TlsError> {
     let provider = first.provider(key_exchange, identity.randomness);
-    let verifier = ClientVerifier { allowed, algorithms: provider.signature_verification_algorithms };
     let mut config = rustls::ServerConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_client_cert_verifier(Arc::new(verifier))
+        .with_client_cert_verifier(Arc::new(ClientVerifier { allowed }))
         .with_cert_resolver(identity.resolver());
     config.alpn_protocols = vec![ALPN.to_vec()];
     // The client's order decides, unless this end is the one that lacks AES instructions.
@@ -332,12 +323,9 @@ pub(super) fn client_crypto_with(
     key_exchange: KeyExchange,
     identity: &TlsIdentity,
     expected: &[[u8; 32]],
-) -> Result<Arc<dyn crypto::ClientConfig>, TlsError> {
+) -> Result<Arc<SuiteClientConfig>, TlsError> {
     let provider = first.provider(key_exchange, identity.randomness);
-    let verifier = ServerVerifier {
-        expected: expected.to_vec(),
-        algorithms: provider.signature_verification_algorithms,
-    };
+    let verifier = ServerVerifier { expected: expected.to_vec() };
     let mut config = rustls::ClientConfig::builder_with_provider(provider)
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .dangerous()
@@ -361,15 +349,37 @@ fn refuse<T>() -> Result<T, rustls::Error> {
     Err(CertificateError::ApplicationVerificationFailure.into())
 }
 
-/// TLS 1.2 is not offered, so rustls never asks for its signatures.
-fn no_tls12<T>() -> Result<T, rustls::Error> {
-    Err(rustls::PeerIncompatible::Tls12NotOffered.into())
+/// What both verifiers say about signatures: Ed25519 alone, of TLS 1.3 alone.
+macro_rules! ed25519_signatures {
+    () => {
+        /// TLS 1.2 is not offered, so rustls never asks for its signatures.
+        fn verify_tls12_signature(
+            &self,
+            _message: &[u8],
+            _certificate: &CertificateDer<'_>,
+            _signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            Err(rustls::PeerIncompatible::Tls12NotOffered.into())
+        }
+
+        fn verify_tls13_signature(
+            &self,
+            message: &[u8],
+            certificate: &CertificateDer<'_>,
+            signature: &DigitallySignedStruct,
+        ) -> Result<HandshakeSignatureValid, rustls::Error> {
+            rustls::crypto::verify_tls13_signature(message, certificate, signature, &system::ED25519)
+        }
+
+        fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+            vec![SignatureScheme::ED25519]
+        }
+    };
 }
 
 #[derive(Debug)]
 struct ServerVerifier {
     expected: Vec<[u8; 32]>,
-    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ServerCertVerifier for ServerVerifier {
@@ -387,32 +397,11 @@ impl ServerCertVerifier for ServerVerifier {
         }
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        no_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
+    ed25519_signatures!();
 }
 
 struct ClientVerifier {
     allowed: Arc<dyn ClientKeys>,
-    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl fmt::Debug for ClientVerifier {
@@ -441,27 +430,7 @@ impl ClientCertVerifier for ClientVerifier {
         refuse()
     }
 
-    fn verify_tls12_signature(
-        &self,
-        _message: &[u8],
-        _certificate: &CertificateDer<'_>,
-        _signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        no_tls12()
-    }
-
-    fn verify_tls13_signature(
-        &self,
-        message: &[u8],
-        certificate: &CertificateDer<'_>,
-        signature: &DigitallySignedStruct,
-    ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        rustls::crypto::verify_tls13_signature(message, certificate, signature, &self.algorithms)
-    }
-
-    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        vec![SignatureScheme::ED25519]
-    }
+    ed25519_signatures!();
 }
 
 /// The server's QUIC configuration around `crypto`.

@@ -110,7 +110,7 @@ fn the_second_connect_asks_the_allowlist_again() {
     let server =
         server_crypto(&listener, KeyExchange::Hybrid, Arc::clone(&clients) as Arc<dyn ClientKeys>).unwrap();
     for connects in 1..=2 {
-        let pair = Pair::connect(Arc::clone(&client), Arc::clone(&server));
+        let pair = Pair::connect(Arc::<SuiteClientConfig>::clone(&client), Arc::clone(&server));
         assert!(pair.is_up());
         assert_eq!(clients.asked.load(Ordering::Relaxed), connects);
         // A session ticket would be a CRYPTO frame after the handshake.
@@ -145,10 +145,7 @@ fn a_certificate_of_another_kind_of_key_has_no_pin() {
     assert_eq!(spki_key(&self_signed(&pair).unwrap()), None);
     assert_eq!(spki_key(&CertificateDer::from(vec![0x30, 0x00])), None);
     let clients = Arc::new(Clients { allowed: Mutex::default(), ..Clients::default() });
-    let verifier = ClientVerifier {
-        allowed: Arc::clone(&clients) as Arc<dyn ClientKeys>,
-        algorithms: FirstSuite::Aes128.provider(KeyExchange::Hybrid, None).signature_verification_algorithms,
-    };
+    let verifier = ClientVerifier { allowed: Arc::clone(&clients) as Arc<dyn ClientKeys> };
     assert_eq!(format!("{verifier:?}"), "ClientVerifier { .. }");
     let certificate = self_signed(&pair).unwrap();
     let now = UnixTime::since_unix_epoch(Duration::from_secs(1));

@@ -85,17 +85,13 @@ impl<'a> Cut<'a> {
         peer_completes: bool,
     ) -> Result<Self, Malformed> {
         let packet = packet.get_mut(..view.len).ok_or(Malformed::Truncated)?;
-        match vnet.gso {
-            Gso::None => Self::uncut(vnet, packet, view, peer_completes),
-            Gso::Tcp4 if view.protocol == TCP && !view.is_ipv6() => {
-                Self::many(vnet, packet, view, peer_completes)
-            }
-            Gso::Tcp6 if view.protocol == TCP && view.is_ipv6() => {
-                Self::many(vnet, packet, view, peer_completes)
-            }
-            Gso::Udp if view.protocol == UDP => Self::many(vnet, packet, view, peer_completes),
-            Gso::Tcp4 | Gso::Tcp6 | Gso::Udp => Err(Malformed::Offload),
-        }
+        let fits = match vnet.gso {
+            Gso::None => return Self::uncut(vnet, packet, view, peer_completes),
+            Gso::Tcp4 => view.protocol == TCP && !view.is_ipv6(),
+            Gso::Tcp6 => view.protocol == TCP && view.is_ipv6(),
+            Gso::Udp => view.protocol == UDP,
+        };
+        if fits { Self::many(vnet, packet, view, peer_completes) } else { Err(Malformed::Offload) }
     }
 
     fn uncut(

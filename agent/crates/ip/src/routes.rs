@@ -34,24 +34,19 @@ impl<P: Copy + Eq> Default for Routes<P> {
     }
 }
 
-/// Builds the table in one pass: 10,000 prefixes take a few milliseconds. Of equal prefixes the last one counts.
+/// Builds the table in one pass: in order, each prefix cuts the line at its end, or as far before it as prefixes are nested, and
+/// 10,000 of them take a few milliseconds. Of equal prefixes the last one counts.
 impl<P: Copy + Eq> FromIterator<(IpNet, P)> for Routes<P> {
     fn from_iter<T: IntoIterator<Item = (IpNet, P)>>(entries: T) -> Self {
         let prefixes: BTreeMap<IpNet, P> =
             entries.into_iter().map(|(prefix, peer)| (prefix.trunc(), peer)).collect();
-        let (mut v4, mut v6) = (Sweep::from(0), Sweep::from(0));
+        let mut routes = Self::default();
         for (prefix, peer) in &prefixes {
-            let owner = Owner { peer: *peer, length: prefix.prefix_len() };
-            match prefix {
-                IpNet::V4(net) => {
-                    v4.push(net.network().to_bits(), net.broadcast().to_bits().checked_add(1), owner);
-                }
-                IpNet::V6(net) => {
-                    v6.push(net.network().to_bits(), net.broadcast().to_bits().checked_add(1), owner);
-                }
-            }
+            routes.give(*prefix, *peer);
         }
-        Self { prefixes, v4: v4.finish(), v6: v6.finish() }
+        routes.v4.merge();
+        routes.v6.merge();
+        Self { prefixes, ..routes }
     }
 }
 
@@ -59,12 +54,7 @@ impl<P: Copy + Eq> Routes<P> {
     /// Gives `prefix` to `peer`; returns who had it before.
     pub fn insert(&mut self, prefix: IpNet, peer: P) -> Option<P> {
         let prefix = prefix.trunc();
-        let new = Owner { peer, length: prefix.prefix_len() };
-        for owner in self.pieces(prefix) {
-            if owner.is_none_or(|owner| owner.length <= new.length) {
-                *owner = Some(new);
-            }
-        }
+        self.give(prefix, peer);
         self.prefixes.insert(prefix, peer)
     }
 
@@ -112,6 +102,16 @@ impl<P: Copy + Eq> Routes<P> {
         match address {
             IpAddr::V4(address) => self.v4.owner_of(address.to_bits()),
             IpAddr::V6(address) => self.v6.owner_of(address.to_bits()),
+        }
+    }
+
+    /// Gives `peer` the pieces of `prefix` that no longer prefix has.
+    fn give(&mut self, prefix: IpNet, peer: P) {
+        let new = Owner { peer, length: prefix.prefix_len() };
+        for owner in self.pieces(prefix) {
+            if owner.is_none_or(|owner| owner.length <= new.length) {
+                *owner = Some(new);
+            }
         }
     }
 
@@ -211,55 +211,6 @@ impl<A: Address, P: Copy + Eq> Line<A, P> {
         let mut of_first = kept.iter();
         self.firsts.retain(|_| of_first.next() == Some(&true));
         self.owners.dedup();
-    }
-}
-
-/// Builds a line from prefixes that come in order, a wider one before those in it.
-struct Sweep<A, P> {
-    line: Line<A, P>,
-    /// The prefixes that hold the latest one, each with the address after its last.
-    open: Vec<(Option<A>, Owner<P>)>,
-}
-
-impl<A: Address, P: Copy + Eq> Sweep<A, P> {
-    fn from(first: A) -> Self {
-        Self { line: Line::from(first), open: Vec::new() }
-    }
-
-    /// Adds the prefix of `owner`, from `first` on and before `after`; `None`: to the end.
-    fn push(&mut self, first: A, after: Option<A>, owner: Owner<P>) {
-        self.close(Some(first));
-        self.begin(first, Some(owner));
-        self.open.push((after, owner));
-    }
-
-    fn finish(mut self) -> Line<A, P> {
-        self.close(None);
-        self.line.merge();
-        self.line
-    }
-
-    /// Ends the prefixes that end at `first` or before it; `None`: all that end at all.
-    fn close(&mut self, first: Option<A>) {
-        while let Some((Some(after), _)) = self.open.last().copied()
-            && first.is_none_or(|first| after <= first)
-        {
-            self.open.pop();
-            let around = self.open.last().map(|(_, owner)| *owner);
-            self.begin(after, around);
-        }
-    }
-
-    /// Begins a piece, in place of one that would be empty.
-    fn begin(&mut self, first: A, owner: Option<Owner<P>>) {
-        let Line { firsts, owners } = &mut self.line;
-        match owners.last_mut() {
-            Some(last) if firsts.last() == Some(&first) => *last = owner,
-            Some(_) | None => {
-                firsts.push(first);
-                owners.push(owner);
-            }
-        }
     }
 }
 

@@ -510,8 +510,7 @@ fn services(services: Vec<protobuf::Service>) -> Result<Vec<Service>, MessageErr
 
 /// How payloads are repaired; absent, they are not.
 fn terms(repair: Option<protobuf::Repair>) -> Result<Option<Terms>, MessageError> {
-    let protobuf::Repair { mode, deadline_ms, max_overhead_ppm, hold } = repair.unwrap_or_default();
-    Terms::of_wire(mode, deadline_ms, max_overhead_ppm, hold)
+    Terms::of_wire(repair.unwrap_or_default())
 }
 
 fn lane(lane: u32) -> Result<u8, MessageError> {
@@ -598,7 +597,7 @@ impl From<&Service> for protobuf::Service {
 impl From<&Terms> for protobuf::Repair {
     fn from(terms: &Terms) -> Self {
         Self {
-            mode: terms.mode_number(),
+            mode: terms.mode as i32,
             // At most two seconds.
             deadline_ms: terms.deadline.as_millis() as u32,
             max_overhead_ppm: terms.max_overhead_ppm,

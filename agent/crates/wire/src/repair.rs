@@ -2,7 +2,7 @@
 
 use std::{ops::RangeInclusive, time::Duration};
 
-use crate::messages::MessageError;
+use crate::{messages::MessageError, protobuf};
 
 crate::labelled! {
     /// The means by which lost payloads are repaired.
@@ -65,12 +65,8 @@ impl Terms {
     }
 
     /// Checks terms as they travel; a mode that this version does not know counts as [`Mode::Auto`].
-    pub(crate) fn of_wire(
-        mode: i32,
-        deadline_ms: u32,
-        max_overhead_ppm: u32,
-        hold: bool,
-    ) -> Result<Option<Self>, MessageError> {
+    pub(crate) fn of_wire(repair: protobuf::Repair) -> Result<Option<Self>, MessageError> {
+        let protobuf::Repair { mode, deadline_ms, max_overhead_ppm, hold } = repair;
         let mode = match mode {
             0 => return Ok(None),
             1 => Mode::Retransmit,
@@ -86,11 +82,6 @@ impl Terms {
         }
         let order = if hold { Order::Hold } else { Order::Asap };
         Ok(Some(Self { mode, deadline, max_overhead_ppm, order }))
-    }
-
-    /// The number of the mode on the wire.
-    pub(crate) const fn mode_number(&self) -> i32 {
-        self.mode as i32
     }
 }
 
@@ -158,7 +149,9 @@ mod tests {
 
     #[test]
     fn terms_beyond_the_limits_are_refused() {
-        let terms = |mode, deadline, overhead| Terms::of_wire(mode, deadline, overhead, true);
+        let terms = |mode, deadline_ms, max_overhead_ppm| {
+            Terms::of_wire(protobuf::Repair { mode, deadline_ms, max_overhead_ppm, hold: true })
+        };
         assert_eq!(terms(0, 0, 0).ok(), Some(None));
         let auto = Terms { mode: Mode::Auto, order: Order::Hold, max_overhead_ppm: 5, ..Terms::OFF };
         assert_eq!([terms(3, 200, 5).ok(), terms(9, 200, 5).ok()], [Some(Some(auto)); 2]);

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gate::identity::{Identity, IdentityError};
+use gate::identity::{Identity, IdentityError, SecretError};
 
 /// The files that are to be written, with their contents.
 pub(super) struct New<'a> {
@@ -64,7 +64,7 @@ pub(super) fn write(new: &New<'_>) -> Result<(), WriteError> {
     if let Some((path, identity)) = new.key {
         match identity.write_new(path) {
             Ok(()) => made.0.push(path.to_owned()),
-            Err(IdentityError::Write { path, cause }) => {
+            Err(IdentityError::Secret(SecretError::Write { path, cause })) => {
                 // The file may be there, without what belongs into it.
                 made.0.push(path.clone());
                 return Err(refused(&path, cause));
@@ -181,7 +181,10 @@ mod tests {
         assert_eq!(fs::read_to_string(&config).unwrap(), "mine");
         // A key that appeared meanwhile is nobody's to overwrite, or to remove.
         fs::rename(&config, &key).unwrap();
-        assert!(matches!(write(&new), Err(WriteError::Key { cause: IdentityError::Exists(_) })));
+        assert!(matches!(
+            write(&new),
+            Err(WriteError::Key { cause: IdentityError::Secret(SecretError::Exists { .. }) })
+        ));
         assert_eq!(fs::read_to_string(&key).unwrap(), "mine");
         assert_eq!(names(folder.path()), ["identity.key"]);
     }

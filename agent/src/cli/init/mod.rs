@@ -11,7 +11,7 @@
 //! | what the operator is told to do next | `next.rs` |
 
 use config::Config;
-use gate::identity::{Identity, IdentityError};
+use gate::identity::{Identity, IdentityError, SecretError};
 use lab::out;
 
 use super::{Failure, keygen::with_remedy};
@@ -40,7 +40,9 @@ impl Init {
         let key_file = folder.join(KEY_FILE);
         let (identity, made) = match Identity::load(&key_file) {
             Ok(identity) => (identity, false),
-            Err(IdentityError::Missing(_)) => (Identity::generate().map_err(with_remedy)?, true),
+            Err(IdentityError::Secret(SecretError::Missing(_))) => {
+                (Identity::generate().map_err(with_remedy)?, true)
+            }
             Err(error) => return Err(with_remedy(error).into()),
         };
         if plan.peer.as_ref().is_some_and(|link| link.key == identity.public_key()) {

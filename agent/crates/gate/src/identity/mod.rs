@@ -8,25 +8,22 @@
 
 use std::{
     fmt,
-    fs::{File, OpenOptions},
-    io::{self, Read, Write},
     net::Ipv6Addr,
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     str::FromStr,
 };
 
 use data_encoding::{BASE64, BASE64URL_NOPAD};
-use ring::{
-    rand::{SecureRandom, SystemRandom},
-    signature::{Ed25519KeyPair, KeyPair},
-};
+use ring::signature::{Ed25519KeyPair, KeyPair};
 use rustls_pki_types::pem::{PemObject, SectionKind};
 use zeroize::Zeroizing;
+
+use crate::secret_file;
 
 mod agreement;
 mod link;
 
+pub use crate::secret_file::SecretError;
 pub use agreement::AgreementKey;
 pub use link::{Endpoint, EndpointError, ShareLink, ShareLinkError};
 
@@ -117,25 +114,9 @@ impl fmt::Debug for Identity {
 /// Why an identity could not be loaded or written; [`IdentityError::remedy`] says what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum IdentityError {
-    /// No file exists at that path.
-    #[error("{} does not exist", .0.display())]
-    Missing(PathBuf),
-    /// The kernel refused to read it.
-    #[error("{} cannot be read: {cause}", path.display())]
-    Read {
-        /// The path of the file that cannot be read.
-        path: PathBuf,
-        /// The error of the kernel that says why.
-        cause: io::Error,
-    },
-    /// Everybody on the machine can read, change or replace the private key.
-    #[error("{} is accessible to every user (mode {mode:04o})", path.display())]
-    Exposed {
-        /// The path of the file that is exposed.
-        path: PathBuf,
-        /// The permission bits of the file.
-        mode: u32,
-    },
+    /// The key was not made, or its file cannot be used.
+    #[error(transparent)]
+    Secret(#[from] SecretError),
     /// The file's content is not an identity.
     #[error("{} {cause}", path.display())]
     Key {
@@ -144,20 +125,6 @@ pub enum IdentityError {
         /// The defect of the file's content.
         cause: KeyError,
     },
-    /// A file exists already, and it is never overwritten.
-    #[error("{} exists, and an identity is never overwritten", .0.display())]
-    Exists(PathBuf),
-    /// The kernel refused to write it.
-    #[error("{} cannot be written: {cause}", path.display())]
-    Write {
-        /// The path of the file that cannot be written.
-        path: PathBuf,
-        /// The error of the kernel that says why.
-        cause: io::Error,
-    },
-    /// The random number generator of the system failed.
-    #[error("the system gives no random numbers")]
-    Random,
 }
 
 impl IdentityError {
@@ -165,13 +132,11 @@ impl IdentityError {
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {
-            Self::Missing(path) => format!("write one with culvert keygen --out {}", path.display()),
-            Self::Read { .. } => "let the user that runs culvert read it".to_owned(),
-            Self::Exposed { path, .. } => format!("chmod o= {}", path.display()),
+            Self::Secret(error) => error.remedy(
+                |path| format!("write one with culvert keygen --out {}", path.display()),
+                |_| "let the user that runs culvert read it".to_owned(),
+            ),
             Self::Key { cause, .. } => cause.remedy().to_owned(),
-            Self::Exists(_) => "choose another path, or move the file away".to_owned(),
-            Self::Write { .. } => "check the folder and its permissions".to_owned(),
-            Self::Random => "allow the system call getrandom(2)".to_owned(),
         }
     }
 }
@@ -217,11 +182,9 @@ impl Identity {
     /// A new key from the system's random generator.
     ///
     /// # Errors
-    /// [`IdentityError::Random`].
+    /// [`SecretError::Random`].
     pub fn generate() -> Result<Self, IdentityError> {
-        let mut seed = Zeroizing::new([0; 32]);
-        SystemRandom::new().fill(seed.as_mut()).map_err(|_| IdentityError::Random)?;
-        Self::from_seed(seed).map_err(|_| IdentityError::Random)
+        Self::from_seed(secret_file::random()?).map_err(|_| SecretError::Random.into())
     }
 
     /// The key whose 32 private bytes (RFC 8032 §5.1.5) are `seed`; the same seed gives the same key.
@@ -254,27 +217,10 @@ impl Identity {
 
     /// Reads a PKCS#8 PEM file, version 1 (what `openssl genpkey -algorithm ed25519` writes) or 2.
     ///
-    /// Group permissions are the operator's decision: systemd hands credentials over with mode 0440.
-    ///
     /// # Errors
     /// Every variant that is about reading; a file that everybody can access is refused.
     pub fn load(path: &Path) -> Result<Self, IdentityError> {
-        let read = |cause: io::Error| {
-            let path = path.to_owned();
-            if cause.kind() == io::ErrorKind::NotFound {
-                IdentityError::Missing(path)
-            } else {
-                IdentityError::Read { path, cause }
-            }
-        };
-        let file = File::open(path).map_err(read)?;
-        let mode = file.metadata().map_err(read)?.permissions().mode() & 0o7777;
-        if mode & 0o007 != 0 {
-            return Err(IdentityError::Exposed { path: path.to_owned(), mode });
-        }
-        // Room for the whole of a key file up front: growing would leave unwiped copies behind.
-        let mut text = Zeroizing::new(Vec::with_capacity(MAX_FILE_BYTES + 1));
-        file.take(MAX_FILE_BYTES as u64 + 1).read_to_end(&mut text).map_err(read)?;
+        let text = secret_file::read(path, MAX_FILE_BYTES)?;
         Self::from_pem(&text).map_err(|cause| IdentityError::Key { path: path.to_owned(), cause })
     }
 
@@ -350,19 +296,9 @@ impl Identity {
     /// Writes the key to a new file that only its owner can read.
     ///
     /// # Errors
-    /// [`IdentityError::Exists`] rather than overwriting, or the kernel's refusal.
+    /// [`SecretError::Exists`] rather than overwriting, or the kernel's refusal.
     pub fn write_new(&self, path: &Path) -> Result<(), IdentityError> {
-        let write = |cause: io::Error| {
-            let path = path.to_owned();
-            if cause.kind() == io::ErrorKind::AlreadyExists {
-                IdentityError::Exists(path)
-            } else {
-                IdentityError::Write { path, cause }
-            }
-        };
-        let mut file =
-            OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(write)?;
-        file.write_all(self.to_pem().as_bytes()).and_then(|()| file.sync_all()).map_err(write)
+        Ok(secret_file::write_new(path, "an identity", self.to_pem().as_bytes())?)
     }
 
     /// The key as a PKCS#8 PEM file, the form that [`Identity::from_pem`] reads.

@@ -1,4 +1,4 @@
-use std::fs;
+use std::{fs, os::unix::fs::PermissionsExt as _};
 
 use proptest::prelude::*;
 
@@ -49,7 +49,7 @@ fn keys_of_other_writers_are_read() {
     let rfc = Identity::from_pem(RFC_8410_V2.as_bytes()).unwrap();
     assert_eq!(rfc.public_key().to_string(), RFC_8410_PUBLIC);
     // ring tags the public key of version 2 explicitly.
-    let ring = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).unwrap();
+    let ring = Ed25519KeyPair::generate_pkcs8(&ring::rand::SystemRandom::new()).unwrap();
     let public = Ed25519KeyPair::from_pkcs8(ring.as_ref()).unwrap().public_key().as_ref().to_vec();
     let read = Identity::from_pem(pem_of(ring.as_ref()).as_bytes()).unwrap();
     assert_eq!(read.public_key().0[..], public);
@@ -102,10 +102,10 @@ fn a_written_key_is_private_and_never_overwritten() {
     assert_eq!(Identity::load(&path).unwrap().public_key(), identity.public_key());
 
     let again = Identity::generate().unwrap().write_new(&path).unwrap_err();
-    assert!(matches!(again, IdentityError::Exists(_)), "{again:?}");
+    assert!(matches!(again, IdentityError::Secret(SecretError::Exists { .. })), "{again:?}");
     assert_eq!(Identity::load(&path).unwrap().public_key(), identity.public_key());
     let nowhere = identity.write_new(&folder.path().join("no/such/folder")).unwrap_err();
-    assert!(matches!(nowhere, IdentityError::Write { .. }), "{nowhere:?}");
+    assert!(matches!(nowhere, IdentityError::Secret(SecretError::Write { .. })), "{nowhere:?}");
 }
 
 #[test]
@@ -113,14 +113,17 @@ fn each_bad_file_has_its_error_and_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("identity.key");
     let missing = Identity::load(&path).unwrap_err();
-    assert!(matches!(missing, IdentityError::Missing(_)), "{missing:?}");
+    assert!(matches!(missing, IdentityError::Secret(SecretError::Missing(_))), "{missing:?}");
     assert_eq!(missing.remedy(), format!("write one with culvert keygen --out {}", path.display()));
 
     Identity::generate().unwrap().write_new(&path).unwrap();
     for mode in [0o604, 0o602, 0o601, 0o777] {
         fs::set_permissions(&path, fs::Permissions::from_mode(mode)).unwrap();
         let exposed = Identity::load(&path).unwrap_err();
-        assert!(matches!(exposed, IdentityError::Exposed { mode: m, .. } if m == mode), "{exposed:?}");
+        assert!(
+            matches!(exposed, IdentityError::Secret(SecretError::Exposed { mode: m, .. }) if m == mode),
+            "{exposed:?}"
+        );
         assert_eq!(exposed.remedy(), format!("chmod o= {}", path.display()));
     }
     for mode in [0o600, 0o440, 0o660] {
@@ -131,7 +134,10 @@ fn each_bad_file_has_its_error_and_remedy() {
     let wrong = Identity::load(&path).unwrap_err();
     assert!(matches!(wrong, IdentityError::Key { cause: KeyError::WrongType, .. }), "{wrong:?}");
     let directory = Identity::load(folder.path()).unwrap_err();
-    assert!(matches!(directory, IdentityError::Read { .. } | IdentityError::Exposed { .. }), "{directory:?}");
+    assert!(
+        matches!(directory, IdentityError::Secret(SecretError::Read { .. } | SecretError::Exposed { .. })),
+        "{directory:?}"
+    );
 }
 
 #[test]

@@ -48,9 +48,10 @@ impl Beside {
         let (jobs, to_do) = mpsc::sync_channel(1);
         let (done, answers) = mpsc::sync_channel(1);
         let given_up = Arc::default();
-        let writer = Writer { replay_log, given_up: Arc::clone(&given_up) };
+        let of_thread = Arc::clone(&given_up);
+        let work = move || write(replay_log, &of_thread, &to_do, &done);
         // Not joined: it may be in a write that never returns.
-        drop(thread::Builder::new().name("knocks".to_owned()).spawn(move || writer.run(&to_do, &done))?);
+        drop(thread::Builder::new().name("knocks".to_owned()).spawn(work)?);
         Ok(Self { jobs: Some(jobs), answers, given_up, patience })
     }
 
@@ -103,35 +104,33 @@ impl Drop for Beside {
     }
 }
 
-struct Writer<J> {
-    replay_log: J,
-    given_up: Arc<Mutex<bool>>,
-}
-
-impl<J: ReplayLog> Writer<J> {
-    fn run(mut self, to_do: &Receiver<Job>, done: &SyncSender<io::Result<()>>) {
-        while let Ok(job) = to_do.recv() {
-            let result = match job {
-                Job::Append(record) => self.replay_log.append(record),
-                Job::Rewrite(records) => self.replay_log.rewrite(&mut records.into_iter()),
-            };
-            let given_up = lock(&self.given_up);
-            if !*given_up {
-                if done.send(result).is_err() {
-                    return;
-                }
-                continue;
-            }
+/// What the thread does: the jobs, one after the other, until there is nobody to ask for them.
+fn write(
+    mut replay_log: impl ReplayLog,
+    given_up: &Mutex<bool>,
+    to_do: &Receiver<Job>,
+    done: &SyncSender<io::Result<()>>,
+) {
+    while let Ok(job) = to_do.recv() {
+        let result = match job {
+            Job::Append(record) => replay_log.append(record),
+            Job::Rewrite(records) => replay_log.rewrite(&mut records.into_iter()),
+        };
+        let given_up = lock(given_up);
+        let heard = if *given_up {
             drop(given_up);
             // Knocks were let in meanwhile that are not in it.
-            self.replay_log.distrust();
-            if done.send(Ok(())).is_err() {
-                return;
-            }
+            replay_log.distrust();
+            done.send(Ok(()))
+        } else {
+            done.send(result)
+        };
+        if heard.is_err() {
+            return;
         }
-        // Before `done`, which tells the owner that it is closed.
-        drop(self.replay_log);
     }
+    // Before `done`, which tells the owner that it is closed.
+    drop(replay_log);
 }
 
 #[cfg(test)]

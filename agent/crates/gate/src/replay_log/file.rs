@@ -200,28 +200,19 @@ impl ReplayLog for FileReplayLog {
             Ok(_) => Err(io::ErrorKind::StorageFull.into()),
             Err(error) => Err(error),
         };
-        if let Err(error) = result {
-            self.distrust();
-            return Err(error);
-        }
-        Ok(())
+        result.inspect_err(|_| self.distrust())
     }
 
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()> {
         let fresh = self.path.with_extension("new");
         let result = write_file(&fresh, self.header, records)
             .and_then(|file| fs::rename(&fresh, &self.path).map(|()| file));
-        match result {
-            Ok(file) => {
-                self.file = Some(file);
-                Ok(())
-            }
-            Err(error) => {
-                // Only space is lost if it stays: the next attempt removes it, or says why it cannot.
-                fs::remove_file(&fresh).ok();
-                Err(error)
-            }
+        if result.is_err() {
+            // Only space is lost if it stays: the next attempt removes it, or says why it cannot.
+            fs::remove_file(&fresh).ok();
         }
+        self.file = Some(result?);
+        Ok(())
     }
 
     fn distrust(&mut self) {
@@ -236,9 +227,7 @@ impl ReplayLog for FileReplayLog {
 fn write_file(path: &Path, header: Header, records: &mut dyn Iterator<Item = Record>) -> io::Result<File> {
     let mut bytes = Vec::with_capacity(HEADER_BYTES + RECORD_BYTES * records.size_hint().0);
     bytes.extend_from_slice(&header.to_bytes());
-    for record in records {
-        bytes.extend_from_slice(&record.to_bytes());
-    }
+    bytes.extend(records.flat_map(Record::to_bytes));
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         Ok(()) | Err(_) => {}

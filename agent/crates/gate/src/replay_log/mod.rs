@@ -70,11 +70,7 @@ impl ReplayLog for MemoryReplayLog {
     }
 
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()> {
-        let mut bytes = self.bytes();
-        bytes.clear();
-        for record in records {
-            bytes.extend_from_slice(&record.to_bytes());
-        }
+        *self.bytes() = records.flat_map(Record::to_bytes).collect();
         Ok(())
     }
 

@@ -119,7 +119,7 @@ fn start(
         let make = move |net: &mut kernel::KernelNet, clock| {
             let common = Common { clock, epoch, one_clock, shared };
             let sockets = (0..flows.end - flows.start)
-                .map(|token| shell::client_socket(net, to, gso, Token(token)))
+                .map(|token| shell::connected(net, to, shell::BUFFER_BYTES, gso, Token(token)))
                 .collect::<anyhow::Result<Vec<_>>>()?;
             let flows: Vec<(u32, Path)> = flows.map(|flow| (flow, path)).collect();
             let plan_here = Plan { bits_per_second: rate, ..plan };
@@ -133,7 +133,7 @@ fn start(
         let warmup = Duration::from_millis(plan.warmup_ms.into());
         let counted = warmup..warmup + Duration::from_millis(plan.measured_ms.into());
         let make = move |net: &mut kernel::KernelNet, clock| {
-            let socket = shell::client_socket(net, to, false, Token(0))?;
+            let socket = shell::connected(net, to, shell::BUFFER_BYTES, false, Token(0))?;
             Ok(Probe::new(Common { clock, epoch, one_clock, shared }, run, counted, socket, path))
         };
         threads.probe = Some(shell::spawn("bench-probe".to_owned(), make, Probe::finish)?);

@@ -91,7 +91,7 @@ impl Results {
         let step = self.outcome();
         format!(
             "step {:>2}   {} bytes   offered {:>12}   sent {:>12}   received {:>12}   lost {:.3} %",
-            search.steps() + 1,
+            search.steps + 1,
             self.size,
             step.offered_bps.map_or_else(|| "max".to_owned(), |rate| rate_text(rate as f64)),
             rate_text(step.sent_bps as f64),

@@ -18,7 +18,8 @@ pub(super) struct Step {
 pub(super) struct Search {
     limit: f64,
     ceiling: Option<u64>,
-    steps: u32,
+    /// The number of steps that were taken.
+    pub(super) steps: u32,
     /// The highest rate that was kept.
     kept: u64,
     /// The lowest that was not; none before the first step.
@@ -36,11 +37,6 @@ impl Search {
 
     pub(super) fn new(limit: f64, ceiling: Option<u64>) -> Self {
         Self { limit, ceiling, steps: 0, kept: 0, failed: None, guess: None, done: false }
-    }
-
-    /// The number of steps that were taken.
-    pub(super) fn steps(&self) -> u32 {
-        self.steps
     }
 
     /// The rate to try next, of which none is as fast as it goes; nothing when the search has ended.
@@ -92,7 +88,7 @@ mod tests {
             }
             search.learn(Step { offered_bps: rate, sent_bps, received_bps, loss });
         }
-        (best, search.steps())
+        (best, search.steps)
     }
 
     #[test]

@@ -12,7 +12,7 @@ use wire::clock::{Clock, SystemClock};
 use crate::bench::party::{Party, Turn};
 
 /// Socket buffers in bytes: what a millisecond of 64 Gbit/s needs. A sink that cannot hold a burst measures itself.
-const BUFFER_BYTES: usize = 8 << 20;
+pub(super) const BUFFER_BYTES: usize = 8 << 20;
 
 /// Starts a thread that makes a party, runs it until it has ended, and takes what it found.
 pub(crate) fn spawn<P: Party, T: Send + 'static>(
@@ -44,16 +44,6 @@ pub(crate) fn spawn<P: Party, T: Send + 'static>(
         })
     };
     thread.spawn(work).with_context(|| format!("cannot start the thread {name}"))
-}
-
-/// Opens the socket of a client, connected to `to`.
-pub(super) fn client_socket(
-    net: &mut dyn Net,
-    to: SocketAddr,
-    gso: bool,
-    token: Token,
-) -> anyhow::Result<Box<dyn UdpSocket>> {
-    connected(net, to, BUFFER_BYTES, gso, token)
 }
 
 /// Opens a socket that hears `to` alone, and of ICMP errors.

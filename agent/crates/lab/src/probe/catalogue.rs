@@ -190,13 +190,8 @@ fn malformed_initials(list: &mut List, rng: &mut SmallRng) {
         let initial = Initial { bytes, frames, ..parts.initial() };
         list.twice(Class::SmallInitial, format!("{bytes} bytes"), initial.seal());
     }
-    for dcid_bytes in 0..=20 {
-        let parts = Parts::new(rng, dcid_bytes, b"h3");
-        let detail = format!("destination of {dcid_bytes} bytes");
-        list.twice(Class::ConnectionId, detail, parts.initial().seal());
-    }
-    // Longer than version 1 has them (RFC 9000 §17.2).
-    for cid_bytes in [21, 64, 255] {
+    // The last three are longer than version 1 has them (RFC 9000 §17.2).
+    for cid_bytes in (0..=20).chain([21, 64, 255]) {
         let parts = Parts::new(rng, cid_bytes, b"h3");
         let detail = format!("destination of {cid_bytes} bytes");
         list.twice(Class::ConnectionId, detail, parts.initial().seal());

@@ -1,5 +1,6 @@
 //! QUIC packets: long headers (RFC 9000 §17.2), and Initials sealed as every client can (RFC 9001 §5.2).
 
+use quinn_proto::{VarInt, coding::Codec as _};
 use rustls::{
     Side, SupportedCipherSuite,
     crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256,
@@ -112,13 +113,5 @@ pub(super) fn crypto(offset: u64, data: &[u8]) -> Vec<u8> {
 
 /// QUIC's variable-length integer (RFC 9000 §16); `value` is below 2^62.
 pub(super) fn put_varint(bytes: &mut Vec<u8>, value: u64) {
-    let encoded = value.to_be_bytes();
-    let (from, bits) = match value {
-        0..0x40 => (7, 0),
-        0x40..0x4000 => (6, 0x40),
-        0x4000..0x4000_0000 => (4, 0x80),
-        _ => (0, 0xc0),
-    };
-    bytes.push(encoded[from] | bits);
-    bytes.extend(&encoded[from + 1..]);
+    VarInt::from_u64(value).expect("no number here is above 2^62 - 1").encode(bytes);
 }

@@ -15,7 +15,7 @@ use engine::{capture::Entry, hub::Hub, registry::PeerRegistry};
 use gate::identity::{Identity, PublicKey};
 use quic_core::{
     AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, TRANSMIT_CAPACITY,
-    frame::FrameWriter, record::Recorder,
+    frame::datagram, record::Recorder,
 };
 use wire::clock::{Clock, ManualClock};
 
@@ -64,8 +64,9 @@ fn lanes(now: Instant, capacity: usize) -> [Lane; 2] {
 fn seal(lane: &mut Lane, now: Instant) -> Vec<u8> {
     let mut packet = vec![0; OVERHEAD + 1 + 100];
     let end = packet.len() - TAG_LEN;
-    let mut frames = FrameWriter::new(&mut packet[HEADER_LEN..end]);
-    frames.last_datagram(100).unwrap().fill(7);
+    let frame = &mut packet[HEADER_LEN..end];
+    let header_len = datagram::write_header_to_end(frame).unwrap();
+    frame[header_len..].fill(7);
     lane.seal(&mut packet, true, now).unwrap();
     packet
 }

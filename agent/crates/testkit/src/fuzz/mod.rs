@@ -27,12 +27,8 @@ pub use gate::{
     replay_log::properties::knock_journal,
 };
 pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
+pub use lab::bench::bench_datagram;
 pub use wire::properties::{control_messages, payload_context};
-
-/// Takes `input` as a datagram of a run of bench, see `lab/src/bench/datagram.rs`.
-pub fn bench_datagram(input: &[u8]) {
-    lab::bench::bench_datagram(input);
-}
 
 #[cfg(test)]
 mod tests;

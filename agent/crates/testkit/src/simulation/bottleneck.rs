@@ -192,7 +192,8 @@ pub struct Bottleneck<T> {
     remainder: u128,
     propagating: VecDeque<Timed<T>>,
     last_arrival: Option<Instant>,
-    counts: Counts,
+    /// What became of the packets so far; the owner counts those that the receiver refused.
+    pub counts: Counts,
 }
 
 impl<T> Bottleneck<T> {
@@ -268,17 +269,6 @@ impl<T> Bottleneck<T> {
         self.counts.passed += 1;
         self.counts.passed_bytes += packet.bytes as u64;
         Some(packet)
-    }
-
-    /// Notes that the far side did not take a packet that had passed.
-    pub fn refuse(&mut self) {
-        self.counts.refused += 1;
-    }
-
-    /// The counts of the packets so far.
-    #[must_use]
-    pub fn counts(&self) -> Counts {
-        self.counts
     }
 
     /// Packets inside: waiting, in transmission, propagating.

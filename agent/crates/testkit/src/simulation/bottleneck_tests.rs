@@ -40,7 +40,7 @@ impl Bed {
 
     fn finish(&mut self) -> Counts {
         self.run(Duration::from_secs(3600));
-        let counts = self.bottleneck.counts();
+        let counts = self.bottleneck.counts;
         assert_eq!(self.bottleneck.held(), 0);
         assert_eq!(counts.came, self.sent);
         assert_eq!(counts.came, counts.passed + counts.lost() + counts.tail_dropped);

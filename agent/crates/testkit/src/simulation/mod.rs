@@ -206,7 +206,7 @@ impl World {
     /// The counts of the packets that a bottleneck took, and the number that it still holds.
     pub fn bottleneck(&self, BottleneckId(id): BottleneckId) -> (Counts, usize) {
         let bottleneck = &self.network.borrow().bottlenecks[id];
-        (bottleneck.counts(), bottleneck.held())
+        (bottleneck.counts, bottleneck.held())
     }
 
     /// Has a NAT in front of `inside` forget its mappings: the ports that `inside` dials from appear as new ones of the address

@@ -187,7 +187,7 @@ impl Network {
     /// Notes that nobody took a datagram that had arrived.
     pub(super) fn refuse(&mut self, datagram: &InTransit) {
         if let Some(id) = datagram.passed {
-            self.bottlenecks[id].refuse();
+            self.bottlenecks[id].counts.refused += 1;
         }
     }
 

@@ -9,7 +9,7 @@ use std::{
 use bytes::{Bytes, BytesMut};
 use engine::control::transport;
 use gate::{
-    Own,
+    Own, OwnKey,
     client::{self, Knock},
     identity::{Identity, PublicKey},
     knock::ServerKey,
@@ -128,7 +128,7 @@ impl MaliciousPeer {
         let crypto = tls::client_crypto(&own, tls::KeyExchange::X25519, &[expected]).unwrap();
         let mut client = if knocks {
             let knock = Knock {
-                own: Arc::clone(&keys.agreement),
+                own: Arc::clone(keys.agreement_of(OwnKey::Current)),
                 server: Arc::new(ServerKey::new(&PublicKey(expected)).unwrap()),
                 unix_seconds,
                 ephemeral: zeroize::Zeroizing::new(rand::random()),
