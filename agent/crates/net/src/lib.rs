@@ -183,16 +183,15 @@ pub trait UdpSocket {
     fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&batch::Message, SendOutcome));
 
     /// Sends the datagrams in `bytes`, each of `segment` bytes but for the last, in one message and without a batch. Returns the bytes
-    /// of those that are done, whatever became of them, which `outcome` says of the whole message. The others need a batch: there is
+    /// of those that are done, whatever became of them; `outcome` is called if that is the whole message. The others need a batch: there is
     /// no room for them, or the socket sends batches only.
     fn send_now(
         &mut self,
-        path: &Path,
-        bytes: &[u8],
-        segment: usize,
-        outcome: &mut dyn FnMut(SendOutcome),
+        _path: &Path,
+        _bytes: &[u8],
+        _segment: usize,
+        _outcome: &mut dyn FnMut(SendOutcome),
     ) -> usize {
-        let _ = (path, bytes, segment, outcome);
         0
     }
 

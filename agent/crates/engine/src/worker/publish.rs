@@ -102,7 +102,7 @@ impl Worker {
             incomplete: sessions.gate.partials(),
             decoy_flows: decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len()),
             stream_bytes,
-            repair_bytes: if publishes_shared { cx.hub.totals.repair_bytes() as u64 } else { 0 },
+            repair_bytes: if publishes_shared { cx.hub.totals.repair.used() as u64 } else { 0 },
             flow_sockets: if publishes_shared { cx.hub.totals.flow_sockets() } else { 0 },
         };
         let tun = tunnel.device.as_ref().map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()));
