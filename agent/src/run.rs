@@ -74,9 +74,9 @@ pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Res
     let mut service = Service::from_env();
     let hooks = Arc::new(Hooks::new(&config));
     let mut daemon = Daemon::start(config, identity)?;
-    watch_peers(daemon.running())?;
+    watch_peers(Arc::clone(&daemon.running))?;
     runtime.block_on(async {
-        let ended = daemon.worker_ended();
+        let ended = daemon.worker_ended.take();
         let upper = Arc::clone(&hooks);
         let up = hooks.has_up().then(|| on_a_thread("culvert-hook", move || upper.up())).transpose()?;
         tokio::select! {
@@ -164,7 +164,7 @@ async fn look_after(
         let _ended = up.await.is_ok();
     }
     service.ready(daemon.summary(), now());
-    let health = daemon.health();
+    let health = &daemon.running.health;
     let mut ticks = service.tick_interval().map(interval);
     if let Some(ticks) = &mut ticks {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -178,7 +178,7 @@ async fn look_after(
         if wanted && reload.is_none() {
             wanted = false;
             service.reloading(now());
-            reload = begin_reload(daemon.running());
+            reload = begin_reload(Arc::clone(&daemon.running));
             if reload.is_none() {
                 service.reloaded(ReloadEnd::Failed, daemon.summary(), now());
             }
@@ -194,7 +194,7 @@ async fn look_after(
             _ = memory.tick() => {
                 freed.give_back();
             }
-            () = next(&mut ticks) => service.tick(&health, || daemon.summary(), now()),
+            () = next(&mut ticks) => service.tick(health, || daemon.summary(), now()),
         }
     }
 }

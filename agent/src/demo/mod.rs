@@ -69,11 +69,11 @@ impl Demo {
         let exit =
             start(&exit_toml(&entry_key, echo.address), &exit_key).context("cannot start the exit agent")?;
         let listen =
-            exit.addresses().transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
+            exit.addresses.transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
         let entry = start(&entry_toml(&exit_key, listen, self.metrics), &entry_key)
             .context("cannot start the entry agent")?;
         let ingress =
-            entry.addresses().udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
+            entry.addresses.udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
         wait_for_connection(&entry)?;
         if !self.json {
             self.introduce(&entry, listen, ingress)?;
