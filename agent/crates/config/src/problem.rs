@@ -142,9 +142,9 @@ pub enum LoadError {
 
 /// A file of the directory of peers.
 #[derive(Clone)]
-struct Entry {
-    path: PathBuf,
-    text: String,
+pub(super) struct Entry {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
 }
 
 /// Collects the problems of all files.
@@ -171,9 +171,9 @@ impl Report {
         (self.state, self.state_file) = (text.to_owned(), Some(path));
     }
 
-    /// The text that stands in a file of the directory of peers; returns the place of the whole file.
-    pub(super) fn read_entry(&mut self, text: &str, path: &Path) -> At {
-        self.entries.push(Entry { path: path.to_owned(), text: text.to_owned() });
+    /// Takes a file of the directory of peers; returns the place of the whole file.
+    pub(super) fn read_entry(&mut self, entry: Entry) -> At {
+        self.entries.push(entry);
         At { entry: Some(self.entries.len() - 1), ..At::file(PeerOrigin::Config) }
     }
 

@@ -19,7 +19,7 @@ use toml::{Table, Value};
 
 use crate::{
     Config, ConfigProblems, Peer,
-    checks::{Checks, PinnedKey},
+    checks::Checks,
     kinds,
     peers::Around,
     prefix::allowed_prefix,
@@ -154,9 +154,7 @@ pub fn check(
     let text = render(&Table::from_iter([("peer".to_owned(), Value::Array(vec![new.to_table().into()]))]));
     let mut checks = Checks::default();
     for peer in known {
-        let at = At { path: format!("the key of {:?}", peer.name), ..At::file(peer.origin) };
-        let pinned = |key: &PublicKey| PinnedKey { key: *key, at: at.clone() };
-        checks.keys.extend(peer.public_keys.iter().map(pinned));
+        checks.pinned_by(peer);
     }
     checks.services = config.services.iter().map(|service| Arc::clone(&service.name)).collect();
     checks.claimed(config, known);
@@ -445,8 +443,7 @@ impl Checks {
         let entries = section::parse(text, PeerOrigin::State, &mut self.report);
         let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
         // A peer that is to be added is called removed while the configuration is checked: its own name is checked later.
-        let any_name = kinds::text("name", |name| Ok(Arc::from(name)), |name: &Arc<str>| name.to_string());
-        let removed: Option<Vec<Arc<str>>> = root.value("removed", &any_name.list(), self);
+        let removed = root.value("removed", &kinds::named().list(), self);
         let tables = root.tables("peer", &mut self.report);
         root.end(&mut self.report);
         let (twins, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| is_among(table, peers));
