@@ -26,6 +26,7 @@ use crate::{
         Status, StreamConnectionStatus, Totals, TunStatus, Used,
     },
     operator::Running,
+    web::Figures,
 };
 
 /// How long the workers have to say what they have: far longer than a turn takes, far shorter than a client waits.
@@ -120,10 +121,15 @@ fn drain(running: &Running) -> Option<Drain> {
     Some(Drain { waiting: of("waiting"), closed: of("closed") })
 }
 
-/// The peers as the workers last published them.
-pub(super) fn published(running: &Running) -> Vec<PeerBrief> {
-    let published = running.snapshots.latest();
-    running.registry.list().iter().map(|listed| brief_of(listed, &published)).collect()
+impl Figures for Running {
+    fn published(&self) -> Vec<PeerBrief> {
+        let published = self.snapshots.latest();
+        self.registry.list().iter().map(|listed| brief_of(listed, &published)).collect()
+    }
+
+    fn asked(&self, scope: &Scope) -> Status {
+        of(self, scope, AsOf::LastPublication)
+    }
 }
 
 /// What was published of a peer, if its slot is not that of another one yet.

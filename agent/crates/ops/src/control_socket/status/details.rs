@@ -124,57 +124,41 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
 
 /// The limit on what is sent, where it comes from, and the wait that it causes.
 fn rate_limit(rate: &RateStatus) -> String {
-    format!(
-        "{} ({}), wait {} median, {} p99, {} marked",
-        bits(rate.bits_per_second as f64 / 8.0),
-        rate.from,
-        wait(rate.delay_p50_seconds),
-        wait(rate.delay_p99_seconds),
-        rate.marked
-    )
+    let RateStatus { from, marked, .. } = rate;
+    let limit = bits(rate.bits_per_second as f64 / 8.0);
+    let [median, p99] = [rate.delay_p50_seconds, rate.delay_p99_seconds].map(wait);
+    format!("{limit} ({from}), wait {median} median, {p99} p99, {marked} marked")
 }
 
 /// What an automatic rate follows from.
 fn measured_path(auto: &AutoRateStatus) -> String {
-    format!(
-        "{}, takes {}, delivered {}, queue {}, {} lost{}",
-        auto.phase,
-        bits(auto.capacity_bits_per_second as f64 / 8.0),
-        bits(auto.delivered_bits_per_second as f64 / 8.0),
-        short_time(auto.queue_delay_seconds),
-        share(auto.path_loss_share),
-        if auto.congested { ", congested" } else { "" }
-    )
+    let rates = [auto.capacity_bits_per_second, auto.delivered_bits_per_second];
+    let [capacity, delivered] = rates.map(|rate| bits(rate as f64 / 8.0));
+    let (phase, queue, lost) =
+        (&auto.phase, short_time(auto.queue_delay_seconds), share(auto.path_loss_share));
+    let congested = if auto.congested { ", congested" } else { "" };
+    format!("{phase}, takes {capacity}, delivered {delivered}, queue {queue}, {lost} lost{congested}")
 }
 
 /// What is done about payloads that we send, and what it costs.
 fn repair_sent(repair: &RepairStatus) -> String {
+    let RepairStatus { state, numbered, sent, retransmitted, symbols, without_memory, .. } = repair;
+    let overhead = or_dash(repair.overhead.map(share));
     format!(
-        "{}, {} of {} payloads numbered, {} sent again, {} symbols, overhead {}, {} without memory",
-        repair.state,
-        repair.numbered,
-        repair.sent,
-        repair.retransmitted,
-        repair.symbols,
-        or_dash(repair.overhead.map(share)),
-        repair.without_memory
+        "{state}, {numbered} of {sent} payloads numbered, {retransmitted} sent again, {symbols} symbols, overhead {overhead}, \
+         {without_memory} without memory"
     )
 }
 
 /// What became of payloads that the path from the peer lost.
 fn repair_received(repair: &RepairStatus) -> String {
+    let RepairStatus { missing, came_again, recovered, given_up, late, duplicate, .. } = repair;
+    let share_missing = or_dash(repair.missing_share.map(share));
+    let delays = [repair.added_delay_seconds, repair.added_delay_p50_seconds, repair.added_delay_p99_seconds];
+    let [delay, median, p99] = delays.map(wait);
     format!(
-        "lost {} ({}), {} came again, {} from symbols, {} given up, {} late, {} twice, delay {} ({} median, {} p99 of all)",
-        repair.missing,
-        or_dash(repair.missing_share.map(share)),
-        repair.came_again,
-        repair.recovered,
-        repair.given_up,
-        repair.late,
-        repair.duplicate,
-        wait(repair.added_delay_seconds),
-        wait(repair.added_delay_p50_seconds),
-        wait(repair.added_delay_p99_seconds)
+        "lost {missing} ({share_missing}), {came_again} came again, {recovered} from symbols, {given_up} given up, {late} late, \
+         {duplicate} twice, delay {delay} ({median} median, {p99} p99 of all)"
     )
 }
 
