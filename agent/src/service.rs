@@ -17,7 +17,7 @@
 //! waits for a disk keeps no packet waiting.
 
 use std::{
-    env, fmt,
+    env, fmt, io,
     time::{Duration, Instant},
 };
 
@@ -80,11 +80,10 @@ impl Service {
     #[must_use]
     pub fn from_env() -> Self {
         let manager = env::var_os("NOTIFY_SOCKET").and_then(|address| {
-            NotifySocket::new(&address)
-                .map_err(|error| {
-                    tracing::warn!(?address, %error, "cannot reach the service manager (remedy: unset NOTIFY_SOCKET)");
-                })
-                .ok()
+            let warn = |error: &io::Error| {
+                tracing::warn!(?address, %error, "cannot reach the service manager (remedy: unset NOTIFY_SOCKET)");
+            };
+            NotifySocket::new(&address).inspect_err(warn).ok()
         });
         Self::new(manager, sd_notify::watchdog_enabled())
     }

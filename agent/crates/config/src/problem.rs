@@ -111,17 +111,13 @@ impl std::error::Error for ConfigProblems {}
 
 impl fmt::Display for ConfigProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.problems.iter().enumerate() {
-            if index > 0 {
-                writeln!(f)?;
-            }
-            match (problem.file.as_ref().or(self.file.as_ref()), problem.line) {
-                (Some(file), _) => write!(f, "{}: {problem}", problem.place(file))?,
-                (None, Some(line)) => write!(f, "line {line}: {problem}")?,
-                (None, None) => write!(f, "{problem}")?,
-            }
-        }
-        Ok(())
+        let line =
+            |problem: &ConfigProblem| match (problem.file.as_ref().or(self.file.as_ref()), problem.line) {
+                (Some(file), _) => format!("{}: {problem}", problem.place(file)),
+                (None, Some(line)) => format!("line {line}: {problem}"),
+                (None, None) => problem.to_string(),
+            };
+        f.write_str(&self.problems.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 }
 

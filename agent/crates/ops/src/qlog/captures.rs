@@ -198,12 +198,8 @@ impl Captures {
         self.forget_abandoned(running, now);
         let one = running.captures.iter_mut().find(|one| one.id == id).ok_or(Refusal::Unknown(id))?;
         one.capture.asked(now);
-        let removed = !self
-            .registry
-            .list()
-            .iter()
-            .any(|listed| listed.id == one.capture.peer && listed.peer.name == one.peer);
-        if removed {
+        let is_its = |listed: &Listed| listed.id == one.capture.peer && listed.peer.name == one.peer;
+        if !self.registry.list().iter().any(is_its) {
             // Its place may become another peer's.
             one.capture.close();
         }
@@ -241,13 +237,9 @@ impl Captures {
     }
 
     fn forget_abandoned(&self, running: &mut Running, now: Instant) {
-        running.captures.retain(|one| {
-            let abandoned = one.capture.is_abandoned(now);
-            if abandoned {
-                self.end(&one.capture, now);
-            }
-            !abandoned
-        });
+        for one in running.captures.extract_if(.., |one| one.capture.is_abandoned(now)) {
+            self.end(&one.capture, now);
+        }
     }
 
     fn end(&self, capture: &Arc<Capture>, now: Instant) {
