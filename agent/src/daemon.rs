@@ -6,7 +6,7 @@ use std::{
     rc::Rc,
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
@@ -373,7 +373,7 @@ impl AdminThread {
         listener.set_nonblocking(true).with_context(failed)?;
         let address = listener.local_addr().with_context(failed)?;
         let (stop, stopped) = watch::channel(false);
-        let admin = Admin::new(config.clone(), Arc::clone(metrics), Arc::clone(health), clock);
+        let admin = Admin::new(config.clone(), Arc::clone(metrics), Arc::clone(health), || SystemClock.now());
         let page = admin.page.clone();
         let runtime =
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
@@ -395,8 +395,4 @@ impl AdminThread {
             .context("cannot start the admin thread")?;
         Ok(Self { address, page, stop, thread })
     }
-}
-
-fn clock() -> Instant {
-    SystemClock.now()
 }

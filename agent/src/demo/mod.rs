@@ -160,14 +160,8 @@ fn exit_toml(entry: &Identity, echo: SocketAddr) -> String {
         identity = {{ key_file = "generated for the demo", state_dir = "" }}
         control = {{ socket = "" }}
         transport = {{ listen = ["127.0.0.1:0"] }}
-        [[peer]]
-        name = "entry"
-        public_key = "{}"
-        services = ["echo"]
-        [[service]]
-        name = "echo"
-        upstream = "{echo}"
-        protocol = "udp"
+        peer = [{{ name = "entry", public_key = "{}", services = ["echo"] }}]
+        service = [{{ name = "echo", upstream = "{echo}", protocol = "udp" }}]
         "#,
         entry.public_key()
     )
@@ -179,14 +173,8 @@ fn entry_toml(exit: &Identity, endpoint: SocketAddr, metrics: SocketAddr) -> Str
         identity = {{ key_file = "generated for the demo", state_dir = "" }}
         control = {{ socket = "" }}
         metrics = {{ listen = "{metrics}" }}
-        [[peer]]
-        name = "exit"
-        public_key = "{}"
-        endpoints = ["{endpoint}"]
-        [[udp]]
-        listen = "127.0.0.1:0"
-        peer = "exit"
-        service = "echo"
+        peer = [{{ name = "exit", public_key = "{}", endpoints = ["{endpoint}"] }}]
+        udp = [{{ listen = "127.0.0.1:0", peer = "exit", service = "echo" }}]
         "#,
         exit.public_key()
     )

@@ -75,14 +75,12 @@ pub fn fingerprint(directory: &Path) -> u64 {
 /// The files of the directory that are peers', in the order of their names: those that end in `.toml` and are not hidden.
 /// Kubernetes keeps its own in hidden ones.
 fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
+    let paths = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut found: Vec<PathBuf> = paths.collect::<Result<_, _>>()?;
+    found.retain(|path| {
         let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-        if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
-            found.push(path);
-        }
-    }
+        !hidden && path.extension().is_some_and(|extension| extension == "toml")
+    });
     found.sort_unstable();
     Ok(found)
 }
@@ -189,7 +187,7 @@ impl Checks {
             let Entry { path, text } = entry;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
             let at = At { path: name, ..self.report.read_entry(entry.clone()) };
-            let entries = section::parse_at(text, &at, &mut self.report);
+            let entries = section::parse(text, &at, &mut self.report);
             let Some(entries) = entries else { continue };
             let table = Table::new(at, Some(&entries));
             self.read_peers(vec![table], around, peers);

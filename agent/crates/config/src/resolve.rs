@@ -70,7 +70,7 @@ impl Draft {
         sources: Sources<'_>,
     ) -> Self {
         let mut checks = Checks { report: Report::new(text), ..Checks::default() };
-        let entries = section::parse(text, PeerOrigin::Config, &mut checks.report);
+        let entries = section::parse(text, &At::file(PeerOrigin::Config), &mut checks.report);
         // What is no TOML looks empty, and would be called incomplete.
         let unreadable = entries.is_none().then(|| checks.report.clone());
         let mut root = Table::new(At::file(PeerOrigin::Config), entries.as_ref());
