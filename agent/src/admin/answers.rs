@@ -1,7 +1,6 @@
 //! The paths of the admin server, and the answer of each.
 
 use std::{
-    fmt::Write as _,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -244,12 +243,10 @@ impl Admin {
         if stuck.is_empty() {
             return text(StatusCode::OK, "ok\n");
         }
-        let mut body = String::new();
-        for Stuck { worker, silent } in stuck {
-            // Writing to a String cannot fail.
-            writeln!(body, "worker {worker} made no progress for {} s", silent.as_secs()).ok();
-        }
-        text(StatusCode::SERVICE_UNAVAILABLE, body)
+        let line = |Stuck { worker, silent }: &Stuck| {
+            format!("worker {worker} made no progress for {} s\n", silent.as_secs())
+        };
+        text(StatusCode::SERVICE_UNAVAILABLE, stuck.iter().map(line).collect::<String>())
     }
 
     fn readyz(&self) -> Answer {

@@ -18,12 +18,6 @@ pub struct Show {
 }
 
 impl Status {
-    /// Returns the status as text for people.
-    #[must_use]
-    pub fn to_text(&self) -> String {
-        self.to_page(Show::default()).to_text()
-    }
-
     /// Returns the status as lines for people.
     #[must_use]
     pub fn to_page(&self, show: Show) -> Page {
