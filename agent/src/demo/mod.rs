@@ -89,10 +89,8 @@ impl Demo {
         } else {
             out::say(&summary.text())?;
         }
-        match summary.problem() {
-            None => Ok(()),
-            Some(problem) => Err(anyhow!("not every datagram is accounted for: {problem}")),
-        }
+        let unexplained = |problem| Err(anyhow!("not every datagram is accounted for: {problem}"));
+        summary.problem().map_or(Ok(()), unexplained)
     }
 
     fn introduce(&self, entry: &Daemon, listen: SocketAddr, ingress: SocketAddr) -> anyhow::Result<()> {

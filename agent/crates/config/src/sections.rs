@@ -280,11 +280,6 @@ spelled! {
     }
 }
 
-/// A source prefix, or the address of one client.
-fn source_prefix() -> Kind<IpNet> {
-    text("prefix", network_prefix, ToString::to_string)
-}
-
 section! {
     /// `[metrics]`: the admin server.
     #[derive(Clone, Debug, PartialEq, Eq)]
@@ -297,7 +292,8 @@ section! {
         page: bool = false, truth(), Restart;
         /// The clients that may connect, besides this host; the connections of others are closed unanswered. Left out: all that
         /// reach the address.
-        allow: Vec<IpNet> = Vec::new(), source_prefix().list().not_empty("write who may connect, or remove the key"), Restart;
+        allow: Vec<IpNet> = Vec::new(),
+            text("prefix", network_prefix, ToString::to_string).list().not_empty("write who may connect, or remove the key"), Restart;
         /// A file with a secret: one line of 16 to 256 visible ASCII characters, closed to other users. `/metrics` and `/api/`
         /// then answer only requests with the header `Authorization: Bearer SECRET`; the page asks for it. The file is read for
         /// each of them, so a new secret needs no restart.

@@ -70,6 +70,8 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     if let (Some(peer), Some(_)) = (peers.first_mut(), &scope.peer) {
         peer.recent_flows = recent_flows(&mut views);
     }
+    let latest = running.refusals.latest();
+    let refusals = latest.iter().rev().map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds));
     Status {
         software: env!("CARGO_PKG_VERSION").to_owned(),
         public_key: running.own_key.to_string(),
@@ -87,13 +89,7 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         peers,
         handshakes: by_label(&running.snapshots, "culvert_handshakes_total"),
         gate: by_label(&running.snapshots, "culvert_gate_datagrams_total"),
-        refusals: running
-            .refusals
-            .latest()
-            .iter()
-            .rev()
-            .map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds))
-            .collect(),
+        refusals: refusals.collect(),
     }
 }
 
