@@ -6,7 +6,7 @@ use std::{
     rc::Rc,
     sync::{Arc, Mutex, mpsc},
     thread::JoinHandle,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use anyhow::{Context as _, anyhow};
@@ -58,14 +58,15 @@ pub const STOP_DEADLINE: Duration = Duration::from_secs(3);
 /// An agent that runs, with its threads and sockets.
 pub struct Daemon {
     workers: Vec<WorkerThread>,
-    /// Says that a worker has ended, whichever.
-    worker_ended: Option<oneshot::Receiver<()>>,
+    /// Says that a worker has ended by itself, whichever; there is one to be taken.
+    pub worker_ended: Option<oneshot::Receiver<()>>,
     admin: Option<AdminThread>,
     /// The control socket, which is removed when the daemon ends.
     control: Option<ControlSocket>,
-    running: Arc<Running>,
-    addresses: Addresses,
-    health: Arc<Health>,
+    /// The daemon, as an operator sees and changes it.
+    pub running: Arc<Running>,
+    /// Where the first worker listens.
+    pub addresses: Addresses,
     /// What it changed in the kernel is undone when the daemon ends.
     tunnel: Option<Tunnel>,
 }
@@ -180,14 +181,8 @@ impl Daemon {
             control,
             running,
             addresses,
-            health,
             tunnel,
         })
-    }
-
-    #[must_use]
-    pub fn addresses(&self) -> &Addresses {
-        &self.addresses
     }
 
     /// Returns the address at which `/metrics` is served, if it is served.
@@ -202,33 +197,10 @@ impl Daemon {
         self.running.snapshots.get()
     }
 
-    /// Who the peers are, and how that is changed.
-    #[must_use]
-    pub fn registry(&self) -> Arc<PeerRegistry> {
-        Arc::clone(&self.running.registry)
-    }
-
-    /// The daemon, as an operator changes it.
-    #[must_use]
-    pub fn running(&self) -> Arc<Running> {
-        Arc::clone(&self.running)
-    }
-
-    /// Who of its parts is alive.
-    #[must_use]
-    pub fn health(&self) -> Arc<Health> {
-        Arc::clone(&self.health)
-    }
-
     /// What the workers last published, in a line.
     #[must_use]
     pub fn summary(&self) -> Summary {
         Summary { peers: self.running.registry.list().len(), ..self.running.snapshots.summary() }
-    }
-
-    /// Says that a worker has ended by itself, whichever; there is one to be had.
-    pub fn worker_ended(&mut self) -> Option<oneshot::Receiver<()>> {
-        self.worker_ended.take()
     }
 
     /// Stops: sends what waits, tells the peers, and returns what was published last.
@@ -236,7 +208,7 @@ impl Daemon {
     /// # Errors
     /// A thread that panicked.
     pub fn stop(self) -> anyhow::Result<Snapshot> {
-        self.health.drain();
+        self.running.health.drain();
         if let Some(control) = &self.control {
             control.close();
         }
@@ -401,8 +373,8 @@ impl AdminThread {
         listener.set_nonblocking(true).with_context(failed)?;
         let address = listener.local_addr().with_context(failed)?;
         let (stop, stopped) = watch::channel(false);
-        let admin = Admin::new(config.clone(), Arc::clone(metrics), Arc::clone(health), clock);
-        let page = admin.page();
+        let admin = Admin::new(config.clone(), Arc::clone(metrics), Arc::clone(health), || SystemClock.now());
+        let page = admin.page.clone();
         let runtime =
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
         let thread = std::thread::Builder::new()
@@ -423,8 +395,4 @@ impl AdminThread {
             .context("cannot start the admin thread")?;
         Ok(Self { address, page, stop, thread })
     }
-}
-
-fn clock() -> Instant {
-    SystemClock.now()
 }

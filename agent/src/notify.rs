@@ -13,8 +13,6 @@ use std::{
     time::Duration,
 };
 
-use sd_notify::NotifyState;
-
 /// How long a manager that does not read may hold up the thread that tells it something.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
@@ -51,13 +49,6 @@ impl NotifySocket {
     pub fn send(&self, lines: impl fmt::Display) -> io::Result<()> {
         self.socket.send_to_addr(lines.to_string().as_bytes(), &self.manager).map(drop)
     }
-}
-
-/// The monotonic clock as the service manager wants to be told it with RELOADING=1: it takes a READY=1 as the answer only
-/// if that comes later.
-#[must_use]
-pub fn monotonic_now() -> Option<NotifyState<'static>> {
-    NotifyState::monotonic_usec_now().ok()
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
-    time::{MissedTickBehavior, interval},
+    time::{Interval, MissedTickBehavior, interval},
 };
 use wire::{
     clock::{Clock, SystemClock},
@@ -74,9 +74,9 @@ pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Res
     let mut service = Service::from_env();
     let hooks = Arc::new(Hooks::new(&config));
     let mut daemon = Daemon::start(config, identity)?;
-    watch_peers(daemon.running())?;
+    watch_peers(Arc::clone(&daemon.running))?;
     runtime.block_on(async {
-        let ended = daemon.worker_ended();
+        let ended = daemon.worker_ended.take();
         let upper = Arc::clone(&hooks);
         let up = hooks.has_up().then(|| on_a_thread("culvert-hook", move || upper.up())).transpose()?;
         tokio::select! {
@@ -164,7 +164,7 @@ async fn look_after(
         let _ended = up.await.is_ok();
     }
     service.ready(daemon.summary(), now());
-    let health = daemon.health();
+    let health = &daemon.running.health;
     let mut ticks = service.tick_interval().map(interval);
     if let Some(ticks) = &mut ticks {
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -178,7 +178,7 @@ async fn look_after(
         if wanted && reload.is_none() {
             wanted = false;
             service.reloading(now());
-            reload = begin_reload(daemon.running());
+            reload = begin_reload(Arc::clone(&daemon.running));
             if reload.is_none() {
                 service.reloaded(ReloadEnd::Failed, daemon.summary(), now());
             }
@@ -194,7 +194,7 @@ async fn look_after(
             _ = memory.tick() => {
                 freed.give_back();
             }
-            () = next(&mut ticks) => service.tick(&health, || daemon.summary(), now()),
+            _ = until(ticks.as_mut().map(Interval::tick)) => service.tick(health, || daemon.summary(), now()),
         }
     }
 }
@@ -208,13 +208,10 @@ fn begin_reload(running: Arc<impl Peers + 'static>) -> Option<oneshot::Receiver<
         Ok(Ok(Reloaded { changes, .. })) => ReloadEnd::Done { changes: changes.len() },
         Ok(Err(_)) | Err(Panicked) => ReloadEnd::Failed,
     };
-    match on_a_thread("culvert-reload", work) {
-        Ok(end) => Some(end),
-        Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "cannot reload; nothing was changed");
-            None
-        }
-    }
+    let failed = |error: &anyhow::Error| {
+        tracing::error!(error = format!("{error:#}"), "cannot reload; nothing was changed");
+    };
+    on_a_thread("culvert-reload", work).inspect_err(failed).ok()
 }
 
 /// Runs `work` on a new thread; what it returns can be waited for, or an error if it panicked.
@@ -238,15 +235,6 @@ fn on_a_thread<T: Send + 'static>(
 async fn until<F: Future>(future: Option<F>) -> F::Output {
     match future {
         Some(future) => pin!(future).await,
-        None => std::future::pending().await,
-    }
-}
-
-async fn next(ticks: &mut Option<tokio::time::Interval>) {
-    match ticks {
-        Some(ticks) => {
-            ticks.tick().await;
-        }
         None => std::future::pending().await,
     }
 }

@@ -17,7 +17,7 @@
 //! waits for a disk keeps no packet waiting.
 
 use std::{
-    env, fmt,
+    env, fmt, io,
     time::{Duration, Instant},
 };
 
@@ -28,7 +28,7 @@ use engine::{
 use sd_notify::NotifyState;
 use wire::throttle::Throttle;
 
-use crate::notify::{self, NotifySocket};
+use crate::notify::NotifySocket;
 
 /// How often the line of status is looked at; systemd is told when it is another one.
 const STATUS_INTERVAL: Duration = Duration::from_secs(5);
@@ -80,11 +80,10 @@ impl Service {
     #[must_use]
     pub fn from_env() -> Self {
         let manager = env::var_os("NOTIFY_SOCKET").and_then(|address| {
-            NotifySocket::new(&address)
-                .map_err(|error| {
-                    tracing::warn!(?address, %error, "cannot reach the service manager (remedy: unset NOTIFY_SOCKET)");
-                })
-                .ok()
+            let warn = |error: &io::Error| {
+                tracing::warn!(?address, %error, "cannot reach the service manager (remedy: unset NOTIFY_SOCKET)");
+            };
+            NotifySocket::new(&address).inspect_err(warn).ok()
         });
         Self::new(manager, sd_notify::watchdog_enabled())
     }
@@ -122,7 +121,8 @@ impl Service {
 
     /// Tells the service manager that a reload begins.
     pub fn reloading(&mut self, now: Instant) {
-        let since = notify::monotonic_now();
+        // With the time of the monotonic clock: the manager takes a READY=1 as the answer only if that comes later.
+        let since = NotifyState::monotonic_usec_now().ok();
         let states = [Some(NotifyState::Reloading), since, Some(NotifyState::Status("reloading"))];
         self.owed = None;
         self.tell(&lines(&states.into_iter().flatten().collect::<Vec<_>>()), now);

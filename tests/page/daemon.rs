@@ -218,7 +218,7 @@ impl Server {
         for sample in (0..SAMPLES as u32).rev() {
             page.sample(newest.checked_sub(sample * SAMPLE_INTERVAL).unwrap_or(newest));
         }
-        let slot = admin.page().expect("the page is on");
+        let slot = admin.page.clone().expect("the page is on");
         assert!(slot.set(Arc::new(page)).is_ok(), "the page is new");
         health.set_ready(true);
         let listener = std::net::TcpListener::bind(address).expect("the port is free");

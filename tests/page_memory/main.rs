@@ -56,7 +56,7 @@ fn pair() -> [Daemon; 2] {
         peer(&format!("site-{number:02}"), Identity::generate().unwrap().public_key());
     }
     let at_hub = agent(&hub, &known);
-    let endpoint = at_hub.addresses().transport[0];
+    let endpoint = at_hub.addresses.transport[0];
     let dials = format!(
         "transport.workers = 1\n[[peer]]\nname = \"hub\"\npublic_key = \"{}\"\nendpoints = [\"{endpoint}\"]\nlanes = 2\n",
         hub.public_key()
@@ -135,7 +135,7 @@ fn thousands_of_updates_leave_nothing_behind() {
         _ => Ok(()),
     };
     clock::until("the server has sampled its peers", clock::PATIENCE, sampled);
-    let page = StatusPage::new(Arc::clone(&hub.running()) as _, hub.health());
+    let page = StatusPage::new(Arc::clone(&hub.running) as _, Arc::clone(&hub.running.health));
     let mut now = clock::now();
     // Longer than the history.
     update(&page, SAMPLES * 6, &mut now);

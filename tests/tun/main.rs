@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use config::{Config, InnerMtu, OwnRoutes, Tun};
+use config::{Config, OwnRoutes, Tun};
 use culvert_tests::{
     clock,
     needs::{self, Need},
@@ -90,7 +90,7 @@ fn tun(name: &str, addresses: &str) -> Tun {
     Tun {
         name: Arc::from(name),
         addresses: addresses.split_whitespace().map(|address| address.parse().unwrap()).collect(),
-        mtu: InnerMtu::Auto,
+        mtu: None,
         offload: true,
         routes: OwnRoutes::All,
         ..Tun::default()

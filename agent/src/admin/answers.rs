@@ -1,7 +1,6 @@
 //! The paths of the admin server, and the answer of each.
 
 use std::{
-    fmt::Write as _,
     sync::{Arc, OnceLock},
     time::{Duration, Instant},
 };
@@ -55,8 +54,8 @@ pub struct Admin {
     pub(super) health: Arc<Health>,
     pub(super) clock: fn() -> Instant,
     pub(super) access: Access,
-    /// `None` without `metrics.page`.
-    pub(super) page: Option<PageSlot>,
+    /// Where to put the figures of the status page; `None` without `metrics.page`.
+    pub page: Option<PageSlot>,
     pub(super) large: Arc<Semaphore>,
     pub(super) asking: Arc<Semaphore>,
     pub(super) header_timeout: Duration,
@@ -109,60 +108,54 @@ impl Admin {
         }
     }
 
-    /// Where to put the figures of the status page, if it is served.
-    #[must_use]
-    pub fn page(&self) -> Option<PageSlot> {
-        self.page.clone()
+    pub(super) async fn answer(&self, request: &Request<Incoming>, place: &Place) -> Answer {
+        let answer = self.try_answer(request, place).await;
+        answer.unwrap_or_else(|error| text(StatusCode::BAD_REQUEST, format!("{error}\n")))
     }
 
-    pub(super) async fn answer(&self, request: &Request<Incoming>, place: &Place) -> Answer {
+    async fn try_answer(&self, request: &Request<Incoming>, place: &Place) -> Result<Answer, QueryError> {
         let path = request.uri().path();
         #[cfg(feature = "fault-injection")]
         if let Some(armed) = path.strip_prefix("/fault/").map(fault::arm) {
             let status = if armed { StatusCode::OK } else { StatusCode::NOT_FOUND };
-            return text(status, "");
+            return Ok(text(status, ""));
         }
         fault::point(Fault::Admin);
-        let Some(route) = self.route(path) else { return text(StatusCode::NOT_FOUND, "not found\n") };
+        let Some(route) = self.route(path) else { return Ok(text(StatusCode::NOT_FOUND, "not found\n")) };
         // hyper leaves the body of an answer to HEAD away and keeps its length.
         if *request.method() != Method::GET && *request.method() != Method::HEAD {
             let refusal = text(StatusCode::METHOD_NOT_ALLOWED, "GET and HEAD only\n");
-            return with(refusal, ALLOW, "GET, HEAD");
+            return Ok(with(refusal, ALLOW, "GET, HEAD"));
         }
         let now = (self.clock)();
         if let Err(denied) = self.access.check(route.guard(), request.headers(), now) {
-            return self.deny(denied);
+            return Ok(self.deny(denied));
         }
         let query = || Query::parse(request.uri().query().unwrap_or_default());
-        match route {
+        Ok(match route {
             Route::Metrics => {
                 self.hold_large(place).await;
-                self.metrics.renew(now).await;
+                self.metrics.snapshots.renew(now).await;
                 ok(TEXT_FORMAT, self.metrics.render())
             }
             Route::Healthz => self.healthz(),
             Route::Readyz => self.readyz(),
             Route::Asset(asset) => asset.answer(),
             Route::NotYet => text(StatusCode::SERVICE_UNAVAILABLE, "the agent is starting\n"),
-            Route::Status(page) => match query().and_then(scope) {
-                Ok(scope) => self.status(page, scope, place).await,
-                Err(error) => bad_request(&error),
-            },
-            Route::Peers(page) => match query().and_then(PeersQuery::new) {
-                Ok(query) => {
-                    self.metrics.renew(now).await;
-                    json_text(&page.screen(&query, now))
-                }
-                Err(error) => bad_request(&error),
-            },
-            Route::History(page) => match query().and_then(history) {
-                Ok((peer, after)) => page.history(peer.as_deref(), after).map_or_else(
+            Route::Status(page) => self.status(page, scope(query()?)?, place).await,
+            Route::Peers(page) => {
+                let query = PeersQuery::new(query()?)?;
+                self.metrics.snapshots.renew(now).await;
+                json_text(&page.screen(&query, now))
+            }
+            Route::History(page) => {
+                let (peer, after) = history(query()?)?;
+                page.history(peer.as_deref(), after).map_or_else(
                     || text(StatusCode::NOT_FOUND, "there is no history of that peer\n"),
                     |history| json_text(&history),
-                ),
-                Err(error) => bad_request(&error),
-            },
-        }
+                )
+            }
+        })
     }
 
     fn route<'a>(&'a self, path: &str) -> Option<Route<'a>> {
@@ -185,20 +178,20 @@ impl Admin {
     fn deny(&self, denied: Denied) -> Answer {
         match denied {
             Denied::Token => {
-                self.metrics.admin_refused(AdminRefusal::Token);
+                self.metrics.admin.refuse(AdminRefusal::Token);
                 let refusal =
                     text(StatusCode::UNAUTHORIZED, "show the secret: Authorization: Bearer SECRET\n");
                 with(refusal, WWW_AUTHENTICATE, "Bearer realm=\"culvert\"")
             }
             Denied::NoToken => {
-                self.metrics.admin_refused(AdminRefusal::Token);
+                self.metrics.admin.refuse(AdminRefusal::Token);
                 text(
                     StatusCode::SERVICE_UNAVAILABLE,
                     "the agent cannot read metrics.token_file: its log says why\n",
                 )
             }
             Denied::Host => {
-                self.metrics.admin_refused(AdminRefusal::Host);
+                self.metrics.admin.refuse(AdminRefusal::Host);
                 let why = "Without metrics.token_file the status page is shown under this host's address or own name \
                            only, not under another name that leads here.\n";
                 text(StatusCode::MISDIRECTED_REQUEST, why)
@@ -218,7 +211,7 @@ impl Admin {
         self.hold_large(place).await;
         let page = Arc::clone(page);
         let turn = Arc::clone(&self.asking).acquire_owned().await;
-        self.metrics.renew((self.clock)()).await;
+        self.metrics.snapshots.renew((self.clock)()).await;
         let ask = move || {
             let status = page.status(&scope);
             // A scope without any peer is what was asked for.
@@ -250,12 +243,10 @@ impl Admin {
         if stuck.is_empty() {
             return text(StatusCode::OK, "ok\n");
         }
-        let mut body = String::new();
-        for Stuck { worker, silent } in stuck {
-            // Writing to a String cannot fail.
-            writeln!(body, "worker {worker} made no progress for {} s", silent.as_secs()).ok();
-        }
-        text(StatusCode::SERVICE_UNAVAILABLE, body)
+        let line = |Stuck { worker, silent }: &Stuck| {
+            format!("worker {worker} made no progress for {} s\n", silent.as_secs())
+        };
+        text(StatusCode::SERVICE_UNAVAILABLE, stuck.iter().map(line).collect::<String>())
     }
 
     fn readyz(&self) -> Answer {
@@ -290,10 +281,6 @@ fn scope(mut query: Query) -> Result<Scope, QueryError> {
 fn history(mut query: Query) -> Result<(Option<String>, u64), QueryError> {
     let (peer, after) = (query.take("peer"), query.number("after", u64::MAX)?);
     query.end().map(|()| (peer, after.unwrap_or(0)))
-}
-
-fn bad_request(error: &QueryError) -> Answer {
-    text(StatusCode::BAD_REQUEST, format!("{error}\n"))
 }
 
 fn json_text(value: &impl serde::Serialize) -> Answer {

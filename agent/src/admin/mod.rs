@@ -68,14 +68,14 @@ pub async fn serve(listener: TcpListener, admin: Admin, mut stop: watch::Receive
         };
         match accepted {
             Ok((_, from)) if !admin.access.admits(from.ip()) => {
-                admin.metrics.admin_refused(AdminRefusal::Source);
+                admin.metrics.admin.refuse(AdminRefusal::Source);
                 if let Some(suppressed) = source_log.allow((admin.clock)()) {
                     tracing::info!(%from, suppressed, "the admin server refused a client that is not in metrics.allow");
                 }
             }
             Ok((stream, from)) => {
                 if connections.make_room() {
-                    admin.metrics.admin_refused(AdminRefusal::Crowded);
+                    admin.metrics.admin.refuse(AdminRefusal::Crowded);
                 }
                 let place = Arc::new(Place::new(from.ip()));
                 let connection = connection(stream, Arc::clone(&admin), stop.clone(), Arc::clone(&place));
@@ -151,9 +151,9 @@ async fn sample(page: PageSlot, admin: Arc<Admin>) {
     loop {
         sleep(SAMPLE_INTERVAL).await;
         if let Some(page) = page.get() {
-            admin.metrics.renew((admin.clock)()).await;
+            admin.metrics.snapshots.renew((admin.clock)()).await;
             page.sample((admin.clock)());
-            admin.metrics.set_history_bytes(page.history_bytes());
+            admin.metrics.admin.set_history_bytes(page.history_bytes());
         }
     }
 }
@@ -205,12 +205,12 @@ async fn connection(
         Ok(Ok(())) => {}
         Ok(Err(error)) => {
             if error.is_timeout() {
-                metrics.admin_refused(AdminRefusal::Slow);
+                metrics.admin.refuse(AdminRefusal::Slow);
             }
             tracing::debug!(%error, "an admin connection failed");
         }
         Err(_) => {
-            metrics.admin_refused(AdminRefusal::Slow);
+            metrics.admin.refuse(AdminRefusal::Slow);
             tracing::debug!("an admin connection took too long");
         }
     }

@@ -81,7 +81,7 @@ async fn started(config: config::Admin, start: Instant, header_timeout: Duration
     let metrics = Arc::new(Metrics::new("1.2.3", 2, Arc::default(), Arc::clone(&health)));
     let (stop, stopping) = watch::channel(false);
     let admin = Admin::new(config, Arc::clone(&metrics), Arc::clone(&health), clock);
-    let page = admin.page();
+    let page = admin.page.clone();
     let serving = task::spawn(Part::Admin, serve(listener, Admin { header_timeout, ..admin }, stopping));
     Server { address, health, metrics, page, stop, serving }
 }

@@ -135,11 +135,7 @@ mod tests {
             let name = command.get_name();
             assert!(!of(name).is_empty(), "add examples of {name} to cli/examples.rs");
             let end = command.get_after_long_help().map(ToString::to_string);
-            assert_eq!(
-                end.as_deref(),
-                Some(help(name).as_str()),
-                "{name}: #[command(after_long_help = …)] in cli/mod.rs"
-            );
+            assert_eq!(end.as_deref(), Some(help(name).as_str()), "{name}: with_examples in cli/mod.rs");
         }
         for Example { line, .. } in EXAMPLES {
             let name = line.split(' ').nth(1).unwrap_or_default();

@@ -43,43 +43,36 @@ pub struct Cli {
 }
 
 #[derive(Debug, Subcommand)]
+#[command(mut_subcommands = with_examples)]
 enum Command {
-    #[command(after_long_help = examples::help("init"))]
     Init(init::Init),
-    #[command(after_long_help = examples::help("keygen"))]
     Keygen(keygen::Keygen),
-    #[command(after_long_help = examples::help("pubkey"))]
     Pubkey(pubkey::Pubkey),
-    #[command(after_long_help = examples::help("genpsk"))]
     Genpsk(genpsk::Genpsk),
-    #[command(after_long_help = examples::help("link"))]
     Link(link::Link),
-    #[command(after_long_help = examples::help("check"))]
     Check(check::Check),
-    #[command(after_long_help = examples::help("run"))]
     Run(run::Run),
-    #[command(after_long_help = examples::help("demo"))]
     Demo(crate::demo::Demo),
-    #[command(after_long_help = examples::help("status"))]
     Status(status::Status),
-    #[command(after_long_help = examples::help("reload"))]
     Reload(reload::Reload),
-    #[command(after_long_help = examples::help("drain"))]
     Drain(drain::Drain),
-    #[command(after_long_help = examples::help("peer"))]
     Peer(peer::Peer),
-    #[command(after_long_help = examples::help("qlog"))]
     Qlog(qlog::Qlog),
-    #[command(after_long_help = examples::help("bench"))]
     Bench(Box<Bench>),
-    #[command(after_long_help = examples::help("doctor"))]
     Doctor(doctor::Doctor),
-    #[command(after_long_help = examples::help("fleet"))]
     Fleet(fleet::Fleet),
-    #[command(after_long_help = examples::help("completions"))]
     Completions(completions::Completions),
     #[command(hide = true)]
     Manual(manual::Manual),
+}
+
+/// The help of a command that is shown ends with examples of its use.
+fn with_examples(command: clap::Command) -> clap::Command {
+    if command.is_hide_set() {
+        return command;
+    }
+    let help = examples::help(command.get_name());
+    command.after_long_help(help)
 }
 
 /// Why a subcommand failed; it decides the exit code.

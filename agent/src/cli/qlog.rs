@@ -62,7 +62,7 @@ impl Qlog {
         let start = Order {
             peer: self.peer.clone(),
             subject: if self.control { Subject::Control } else { Subject::Lane(self.lane) },
-            time: Duration::from_secs(seconds),
+            seconds,
             reconnect: self.reconnect,
         };
         let Answer::QlogStarted { id } = self.reach.ask_running(&Request::QlogStart(start))? else {

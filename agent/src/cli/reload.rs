@@ -72,9 +72,7 @@ impl Reload {
         }
         Ok(out::say(&shown(&changes, &notes, self.dry_run).trim_end())?)
     }
-}
 
-impl Reload {
     /// The unit's `ExecReload` names the daemon's process: there is a way to it that needs neither its socket nor a file that
     /// can be read. True if it was taken, for the reason `why`.
     fn by_signal(&self, why: &dyn Display) -> Result<bool, Failure> {

@@ -69,11 +69,11 @@ impl Demo {
         let exit =
             start(&exit_toml(&entry_key, echo.address), &exit_key).context("cannot start the exit agent")?;
         let listen =
-            exit.addresses().transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
+            exit.addresses.transport.first().copied().ok_or_else(|| anyhow!("the exit does not listen"))?;
         let entry = start(&entry_toml(&exit_key, listen, self.metrics), &entry_key)
             .context("cannot start the entry agent")?;
         let ingress =
-            entry.addresses().udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
+            entry.addresses.udp.first().copied().ok_or_else(|| anyhow!("the entry has no ingress"))?;
         wait_for_connection(&entry)?;
         if !self.json {
             self.introduce(&entry, listen, ingress)?;
@@ -89,10 +89,8 @@ impl Demo {
         } else {
             out::say(&summary.text())?;
         }
-        match summary.problem() {
-            None => Ok(()),
-            Some(problem) => Err(anyhow!("not every datagram is accounted for: {problem}")),
-        }
+        let unexplained = |problem| Err(anyhow!("not every datagram is accounted for: {problem}"));
+        summary.problem().map_or(Ok(()), unexplained)
     }
 
     fn introduce(&self, entry: &Daemon, listen: SocketAddr, ingress: SocketAddr) -> anyhow::Result<()> {
@@ -160,14 +158,8 @@ fn exit_toml(entry: &Identity, echo: SocketAddr) -> String {
         identity = {{ key_file = "generated for the demo", state_dir = "" }}
         control = {{ socket = "" }}
         transport = {{ listen = ["127.0.0.1:0"] }}
-        [[peer]]
-        name = "entry"
-        public_key = "{}"
-        services = ["echo"]
-        [[service]]
-        name = "echo"
-        upstream = "{echo}"
-        protocol = "udp"
+        peer = [{{ name = "entry", public_key = "{}", services = ["echo"] }}]
+        service = [{{ name = "echo", upstream = "{echo}", protocol = "udp" }}]
         "#,
         entry.public_key()
     )
@@ -179,14 +171,8 @@ fn entry_toml(exit: &Identity, endpoint: SocketAddr, metrics: SocketAddr) -> Str
         identity = {{ key_file = "generated for the demo", state_dir = "" }}
         control = {{ socket = "" }}
         metrics = {{ listen = "{metrics}" }}
-        [[peer]]
-        name = "exit"
-        public_key = "{}"
-        endpoints = ["{endpoint}"]
-        [[udp]]
-        listen = "127.0.0.1:0"
-        peer = "exit"
-        service = "echo"
+        peer = [{{ name = "exit", public_key = "{}", endpoints = ["{endpoint}"] }}]
+        udp = [{{ listen = "127.0.0.1:0", peer = "exit", service = "echo" }}]
         "#,
         exit.public_key()
     )

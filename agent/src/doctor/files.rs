@@ -85,12 +85,7 @@ fn open_to_all(folder: &Found) -> bool {
     }
 }
 
-/// The state folder and that of the control socket.
-pub(super) fn folders(facts: &Facts, config: &Config) -> [Finding; 2] {
-    [state_folder(facts, config), control_folder(facts, config)]
-}
-
-fn state_folder(facts: &Facts, config: &Config) -> Finding {
+pub(super) fn state_folder(facts: &Facts, config: &Config) -> Finding {
     let Place { path, found } = &facts.files.state;
     if config.state_dir.as_os_str().is_empty() {
         let listens = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
@@ -128,7 +123,7 @@ fn state_folder(facts: &Facts, config: &Config) -> Finding {
     }
 }
 
-fn control_folder(facts: &Facts, config: &Config) -> Finding {
+pub(super) fn control_folder(facts: &Facts, config: &Config) -> Finding {
     let unreachable = "culvert status, reload and peer cannot reach the daemon";
     let Some(socket) = &config.control else {
         let none = Finding::ok(Check::ControlFolder, "control.socket", "none");

@@ -1,6 +1,7 @@
 //! What the endpoints' names stand for, and which way packets take there.
 
 use std::{
+    collections::HashSet,
     net::{IpAddr, SocketAddr, ToSocketAddrs},
     sync::mpsc,
     thread,
@@ -83,13 +84,8 @@ fn look_up(endpoints: &[&identity::Endpoint], offline: bool) -> Vec<Found> {
 
 /// Returns the addresses in their order, each once.
 fn distinct(addresses: impl Iterator<Item = SocketAddr>) -> Vec<SocketAddr> {
-    let mut found = Vec::new();
-    for address in addresses {
-        if !found.contains(&address) {
-            found.push(address);
-        }
-    }
-    found
+    let mut seen = HashSet::new();
+    addresses.filter(|address| seen.insert(*address)).collect()
 }
 
 /// The interfaces of default routes that routers have advertised, by the text of `/proc/net/ipv6_route`, as far as they

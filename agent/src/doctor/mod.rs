@@ -252,7 +252,7 @@ pub fn examine(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
     ]
     .concat();
     if let Some(config) = config {
-        findings.extend(files::folders(facts, config));
+        findings.extend([files::state_folder(facts, config), files::control_folder(facts, config)]);
         findings.extend(files::daemon(facts));
         findings.extend(network::checks(facts, config));
         findings.extend(config.tun.iter().flat_map(|tun| tun::checks(facts, config, tun)));

@@ -18,7 +18,7 @@ use crate::{
     Config, Peer,
     checks::{Checks, PinnedKey},
     peers::Around,
-    problem::{At, ConfigProblem, PeerOrigin},
+    problem::{At, ConfigProblem, Entry, PeerOrigin},
     section::{self, Table},
 };
 
@@ -75,14 +75,12 @@ pub fn fingerprint(directory: &Path) -> u64 {
 /// The files of the directory that are peers', in the order of their names: those that end in `.toml` and are not hidden.
 /// Kubernetes keeps its own in hidden ones.
 fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    for entry in fs::read_dir(directory)? {
-        let path = entry?.path();
+    let paths = fs::read_dir(directory)?.map(|entry| entry.map(|entry| entry.path()));
+    let mut found: Vec<PathBuf> = paths.collect::<Result<_, _>>()?;
+    found.retain(|path| {
         let hidden = path.file_name().is_none_or(|name| name.as_encoded_bytes().starts_with(b"."));
-        if !hidden && path.extension().is_some_and(|extension| extension == "toml") {
-            found.push(path);
-        }
-    }
+        !hidden && path.extension().is_some_and(|extension| extension == "toml")
+    });
     found.sort_unstable();
     Ok(found)
 }
@@ -92,18 +90,13 @@ fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
 pub(super) struct Texts {
     path: Option<PathBuf>,
     seen: u64,
-    files: Vec<Text>,
+    files: Vec<Entry>,
     /// Files that were found wrong, with what is wrong, before they were read as TOML.
-    rejected: Vec<ConfigProblem>,
+    pub(super) rejected: Vec<ConfigProblem>,
     /// The names of peers in those files, as far as they can be read.
     names: Vec<Arc<str>>,
     /// Whether the directory itself could not be read, so that nothing is known of any file.
     unreadable: bool,
-}
-
-struct Text {
-    path: PathBuf,
-    text: String,
 }
 
 impl Texts {
@@ -120,7 +113,7 @@ impl Texts {
             Ok(names) => {
                 for path in names {
                     match read_file(&path) {
-                        Ok(text) => texts.files.push(Text { path, text }),
+                        Ok(text) => texts.files.push(Entry { path, text }),
                         Err(cause) => texts.rejected.push(unreadable(&path, &cause)),
                     }
                 }
@@ -137,18 +130,13 @@ impl Texts {
     pub(super) fn reject(&mut self, problems: Vec<ConfigProblem>) -> bool {
         let wrong: BTreeSet<PathBuf> = problems.iter().filter_map(|problem| problem.file.clone()).collect();
         let before = self.files.len();
-        for Text { text, .. } in self.files.iter().filter(|file| wrong.contains(&file.path)) {
+        for Entry { text, .. } in self.files.iter().filter(|file| wrong.contains(&file.path)) {
             let table = text.parse::<toml::Table>().ok();
             self.names.extend(table.and_then(|table| table.get("name")?.as_str().map(Arc::from)));
         }
         self.files.retain(|file| !wrong.contains(&file.path));
         self.rejected.extend(problems);
         self.files.len() < before
-    }
-
-    /// What was wrong, and in which files.
-    pub(super) fn into_rejected(self) -> Vec<ConfigProblem> {
-        self.rejected
     }
 
     /// Whether `problem` is one of a file that is here.
@@ -195,10 +183,11 @@ impl Checks {
         peers: &mut Vec<Peer>,
     ) -> Directory {
         let mut files = Vec::with_capacity(texts.files.len());
-        for Text { path, text } in &texts.files {
+        for entry in &texts.files {
+            let Entry { path, text } = entry;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let at = At { path: name, ..self.report.read_entry(text, path) };
-            let entries = section::parse_at(text, &at, &mut self.report);
+            let at = At { path: name, ..self.report.read_entry(entry.clone()) };
+            let entries = section::parse(text, &at, &mut self.report);
             let Some(entries) = entries else { continue };
             let table = Table::new(at, Some(&entries));
             self.read_peers(vec![table], around, peers);
@@ -225,14 +214,19 @@ impl Checks {
         if peer.origin != PeerOrigin::Config || peers.iter().any(taken) {
             return None;
         }
-        let at = At { path: format!("the key of {:?}", peer.name), ..At::file(peer.origin) };
-        self.keys.extend(peer.public_keys.iter().map(|key| PinnedKey { key: *key, at: at.clone() }));
+        self.pinned_by(peer);
         self.claimed_by(peer, around.follows_routes);
         self.peers.push(Arc::clone(&peer.name));
         let name = |place: &usize| last.services.get(*place).map(|service| Arc::clone(&service.name));
         let here = |name: Arc<str>| self.services.iter().position(|service| *service == name);
         let services = peer.services.iter().filter_map(|place| here(name(place)?)).collect();
         Some(Peer { services, ..peer.clone() })
+    }
+
+    /// Takes the keys of a peer that was checked before.
+    pub(super) fn pinned_by(&mut self, peer: &Peer) {
+        let at = At { path: format!("the key of {:?}", peer.name), ..At::file(peer.origin) };
+        self.keys.extend(peer.public_keys.iter().map(|key| PinnedKey { key: *key, at: at.clone() }));
     }
 
     /// Claims what a peer has that was checked before.

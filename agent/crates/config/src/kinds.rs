@@ -45,6 +45,12 @@ impl Given<'_> {
         Given { value: self.value, at: self.at, checks: self.checks }
     }
 
+    /// The number, whole or not.
+    pub(super) fn number(&self) -> Option<f64> {
+        let whole = self.value.as_integer().map(DeInteger::as_str);
+        whole.or_else(|| self.value.as_float().map(DeFloat::as_str))?.parse().ok()
+    }
+
     fn wrong_type(&self, remedy: impl Into<String>) -> Bad {
         let found = match self.value {
             DeValue::String(_) => "a text",
@@ -60,7 +66,7 @@ impl Given<'_> {
     }
 }
 
-/// The number, if it is not too large.
+/// The whole number, if it is not too large.
 fn integer(number: &DeInteger<'_>) -> Option<i64> {
     i64::from_str_radix(number.as_str(), number.radix()).ok()
 }
@@ -252,10 +258,7 @@ pub(super) fn whole<T: TryFrom<i64> + Display + 'static>(range: RangeInclusive<i
 pub(super) fn share() -> Kind<f64> {
     let remedy = "write a number above 0 and at most 1, without quotes";
     let read = move |given: Given<'_>| {
-        let whole = given.value.as_integer().map(DeInteger::as_str);
-        let number = whole.or_else(|| given.value.as_float().map(DeFloat::as_str));
-        let share = number.and_then(|number| number.parse::<f64>().ok());
-        let share = share.ok_or_else(|| given.wrong_type(remedy))?;
+        let share = given.number().ok_or_else(|| given.wrong_type(remedy))?;
         let fits = share > 0.0 && share <= 1.0;
         fits.then_some(share).ok_or_else(|| bad(format!("{share} is not a share"), remedy))
     };

@@ -89,13 +89,12 @@ pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 pub use repair::{DscpSet, PacketRepair};
 use resolve::{Draft, Sources};
 pub use sections::{
-    Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, MaxPacket, Oversize,
-    Protocol, Service, Transport,
+    Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, Oversize, Protocol, Service,
+    Transport,
 };
 pub use token::{Token, TokenError};
 pub use tun::{
-    INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun,
-    takes_lookups,
+    INNER_REMEDY, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
 };
 pub use value::size_text;
 
@@ -178,9 +177,7 @@ impl Config {
     /// # Errors
     /// As those of [`Config::load`].
     pub fn load_beside(path: &Path, running: Option<&Self>) -> Result<(Self, Identity), LoadError> {
-        let text = read(path)?;
-        let absolute =
-            std::path::absolute(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })?;
+        let (text, absolute) = read_with_path(path)?;
         let mut rejected = Vec::new();
         loop {
             let sources = Sources { directory: true, running, rejected: rejected.clone() };
@@ -206,10 +203,7 @@ impl Config {
         path: &Path,
         read_state: impl FnOnce(&Path) -> io::Result<Option<String>>,
     ) -> Result<(Self, Identity), LoadError> {
-        let text = read(path)?;
-        // Paths in it are the same ones wherever it is read from: a reload names the file by its absolute path.
-        let absolute =
-            std::path::absolute(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })?;
+        let (text, absolute) = read_with_path(path)?;
         let sources = Sources { directory: true, ..Sources::default() };
         let draft = Draft::read_all(&text, folder_of(&absolute), read_state, sources);
         let (config, identity) = draft.finish_with_identity(path)?;
@@ -233,7 +227,7 @@ impl Config {
     /// The file cannot be read.
     pub fn control_socket(path: &Path) -> Result<Option<PathBuf>, LoadError> {
         let text = read(path)?;
-        Ok(Draft::read(&text, folder_of(path), |_| Ok(None)).into_control())
+        Ok(Draft::read(&text, folder_of(path), |_| Ok(None)).config.control)
     }
 
     /// Checks `text`, without a state file; relative paths in it are taken from `base`.
@@ -259,6 +253,13 @@ impl Config {
             chosen => chosen,
         }
     }
+}
+
+/// The text at `path`, and the absolute path: paths in it are the same ones wherever it is read from, and a reload names the file
+/// by it.
+fn read_with_path(path: &Path) -> Result<(String, PathBuf), LoadError> {
+    let absolute = std::path::absolute(path);
+    Ok((read(path)?, absolute.map_err(|cause| LoadError::Read { path: path.to_owned(), cause })?))
 }
 
 fn read(path: &Path) -> Result<String, LoadError> {

@@ -206,6 +206,30 @@ impl Peer {
     pub fn weight_or_default(&self) -> u16 {
         self.weight.unwrap_or(1)
     }
+
+    /// The lowest automatic rate, in bits a second.
+    #[must_use]
+    pub fn least_rate(&self) -> u64 {
+        // A call with its headers. A higher floor would fill the queue of a slower link.
+        self.rate_min.unwrap_or(100_000)
+    }
+
+    /// Reads the files of `preshared_key_file`, or the credentials of systemd that are named like them.
+    ///
+    /// # Errors
+    /// The first file that holds no key that can be used.
+    pub fn load_preshared_keys(&mut self) -> Result<(), PresharedKeyError> {
+        let load = |path: &PathBuf| PresharedKey::load(&credential::of(path));
+        self.preshared_keys = self.preshared_key_files.iter().map(load).collect::<Result<_, _>>()?;
+        Ok(())
+    }
+
+    /// Takes the relative paths of its files from `base`.
+    pub(super) fn resolve_paths(&mut self, base: &Path) {
+        for file in &mut self.preshared_key_files {
+            *file = base.join(&file);
+        }
+    }
 }
 
 spelled! {
@@ -287,32 +311,6 @@ pub(super) struct Around {
 impl Around {
     pub(super) fn new(listens: bool, tun: Option<&Tun>) -> Self {
         Self { listens, tunnel: tun.is_some(), follows_routes: tun.is_some_and(Tun::follows_routes) }
-    }
-}
-
-impl Peer {
-    /// Reads the files of `preshared_key_file`, or the credentials of systemd that are named like them.
-    ///
-    /// # Errors
-    /// The first file that holds no key that can be used.
-    pub fn load_preshared_keys(&mut self) -> Result<(), PresharedKeyError> {
-        let load = |path: &PathBuf| PresharedKey::load(&credential::of(path));
-        self.preshared_keys = self.preshared_key_files.iter().map(load).collect::<Result<_, _>>()?;
-        Ok(())
-    }
-
-    /// Takes the relative paths of its files from `base`.
-    pub(super) fn resolve_paths(&mut self, base: &Path) {
-        for file in &mut self.preshared_key_files {
-            *file = base.join(&file);
-        }
-    }
-
-    /// The lowest automatic rate, in bits a second.
-    #[must_use]
-    pub fn least_rate(&self) -> u64 {
-        // A call with its headers. A higher floor would fill the queue of a slower link.
-        self.rate_min.unwrap_or(100_000)
     }
 }
 

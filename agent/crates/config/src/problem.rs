@@ -111,17 +111,13 @@ impl std::error::Error for ConfigProblems {}
 
 impl fmt::Display for ConfigProblems {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (index, problem) in self.problems.iter().enumerate() {
-            if index > 0 {
-                writeln!(f)?;
-            }
-            match (problem.file.as_ref().or(self.file.as_ref()), problem.line) {
-                (Some(file), _) => write!(f, "{}: {problem}", problem.place(file))?,
-                (None, Some(line)) => write!(f, "line {line}: {problem}")?,
-                (None, None) => write!(f, "{problem}")?,
-            }
-        }
-        Ok(())
+        let line =
+            |problem: &ConfigProblem| match (problem.file.as_ref().or(self.file.as_ref()), problem.line) {
+                (Some(file), _) => format!("{}: {problem}", problem.place(file)),
+                (None, Some(line)) => format!("line {line}: {problem}"),
+                (None, None) => problem.to_string(),
+            };
+        f.write_str(&self.problems.iter().map(line).collect::<Vec<_>>().join("\n"))
     }
 }
 
@@ -142,9 +138,9 @@ pub enum LoadError {
 
 /// A file of the directory of peers.
 #[derive(Clone)]
-struct Entry {
-    path: PathBuf,
-    text: String,
+pub(super) struct Entry {
+    pub(super) path: PathBuf,
+    pub(super) text: String,
 }
 
 /// Collects the problems of all files.
@@ -171,9 +167,9 @@ impl Report {
         (self.state, self.state_file) = (text.to_owned(), Some(path));
     }
 
-    /// The text that stands in a file of the directory of peers; returns the place of the whole file.
-    pub(super) fn read_entry(&mut self, text: &str, path: &Path) -> At {
-        self.entries.push(Entry { path: path.to_owned(), text: text.to_owned() });
+    /// Takes a file of the directory of peers; returns the place of the whole file.
+    pub(super) fn read_entry(&mut self, entry: Entry) -> At {
+        self.entries.push(entry);
         At { entry: Some(self.entries.len() - 1), ..At::file(PeerOrigin::Config) }
     }
 

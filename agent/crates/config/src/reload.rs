@@ -98,7 +98,7 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
         changes.forwards(&around("udp", &running.transport.listen), &running.udp, config.udp);
     (config.tcp, plan.tcp_opened) =
         changes.forwards(&around("tcp", running.admin.listen.as_slice()), &running.tcp, config.tcp);
-    changes.append(of_services);
+    changes.0.extend(of_services.0);
     config.tun = changes.tun(running.tun.as_ref(), config.tun);
     changes.section("metrics.", &running.admin, &mut config.admin, names, &[]);
     let socket = |config: &Config| Control { socket: config.control.clone().unwrap_or_default() };
@@ -147,10 +147,6 @@ impl Waits {
 struct Differences(Vec<Change>);
 
 impl Differences {
-    fn append(&mut self, later: Self) {
-        self.0.extend(later.0);
-    }
-
     fn added(&mut self, what: impl Into<String>, description: String, effect: Effect) {
         self.0.push(Change { what: what.into(), kind: Kind::Added(description), effect });
     }
@@ -339,7 +335,7 @@ impl Plan {
             }
             peers.push(peer);
         }
-        changes.append(added);
+        changes.0.extend(added.0);
         peers
     }
 }

@@ -2,13 +2,12 @@
 
 use std::time::Duration;
 
-use toml::de::{DeFloat, DeInteger, DeValue};
 use wire::repair::{DEADLINES, MOST_OVERHEAD_PPM, Mode, Order, Terms};
 
 use crate::{
     kinds::{Given, Kind, Shown, one_of, time, whole},
     section::Table,
-    spelled::Spelled,
+    spelled::{Spelled, spelled},
     value::{Bad, bad},
 };
 
@@ -20,13 +19,7 @@ impl Spelled for Mode {
     }
 }
 
-impl Spelled for Order {
-    const ALL: &'static [Self] = &Self::ALL;
-
-    fn label(self) -> &'static str {
-        self.label()
-    }
-}
+spelled!(impl Order);
 
 /// `peer.repair`: which IP packets to the peer are repaired, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,16 +59,7 @@ impl DscpSet {
 fn overhead() -> Kind<u32> {
     let remedy = "write a number above 0 and at most 2, without quotes: 0.3 lets repairs take 30 % of the bytes of payloads";
     let read = move |given: Given<'_>| {
-        let number = match given.value {
-            DeValue::Integer(number) => DeInteger::as_str(number),
-            DeValue::Float(number) => DeFloat::as_str(number),
-            DeValue::String(_)
-            | DeValue::Boolean(_)
-            | DeValue::Datetime(_)
-            | DeValue::Array(_)
-            | DeValue::Table(_) => "",
-        };
-        let ppm = number.parse::<f64>().ok().map(|share| (share * 1e6).round());
+        let ppm = given.number().map(|share| (share * 1e6).round());
         let ppm = ppm.filter(|ppm| *ppm >= 1.0 && *ppm <= f64::from(MOST_OVERHEAD_PPM));
         ppm.map(|ppm| ppm as u32).ok_or_else(|| bad("is no share of repairs", remedy))
     };

@@ -42,7 +42,7 @@ pub(super) struct Sources<'s> {
 /// A configuration whose problems are still being collected.
 pub(super) struct Draft {
     checks: Checks,
-    config: Config,
+    pub(super) config: Config,
     /// Where the file of our key is named, if it is.
     key_file: Option<At>,
     /// Where the file of our previous key is named, if there is one.
@@ -70,7 +70,7 @@ impl Draft {
         sources: Sources<'_>,
     ) -> Self {
         let mut checks = Checks { report: Report::new(text), ..Checks::default() };
-        let entries = section::parse(text, PeerOrigin::Config, &mut checks.report);
+        let entries = section::parse(text, &At::file(PeerOrigin::Config), &mut checks.report);
         // What is no TOML looks empty, and would be called incomplete.
         let unreadable = entries.is_none().then(|| checks.report.clone());
         let mut root = Table::new(At::file(PeerOrigin::Config), entries.as_ref());
@@ -141,7 +141,7 @@ impl Draft {
             let mut draft = head.complete(attempt, root.clone(), all, directory);
             let problems = draft.checks.report.take_problems(|problem| texts.is_about(problem));
             if !texts.reject(problems) {
-                draft.config.directory.rejected = texts.into_rejected();
+                draft.config.directory.rejected = texts.rejected;
                 draft.key_file = key_file;
                 draft.previous_key_file = previous_key_file;
                 return draft;
@@ -152,11 +152,6 @@ impl Draft {
     /// The files of the directory of peers whose peers are in the configuration.
     pub(super) fn peer_files(&self) -> Vec<Option<PathBuf>> {
         self.config.directory.files.iter().map(|file| Some(file.path.clone())).collect()
-    }
-
-    /// The control socket, whatever the problems are.
-    pub(super) fn into_control(self) -> Option<PathBuf> {
-        self.config.control
     }
 
     /// The configuration, or every problem that it has.

@@ -12,7 +12,7 @@ use toml::{
 use crate::{
     checks::Checks,
     kinds::Kind,
-    problem::{At, PeerOrigin, Report},
+    problem::{At, Report},
     spelled::spelled,
 };
 
@@ -132,13 +132,8 @@ impl<'t> Table<'t> {
     }
 }
 
-/// Parses `text`, reporting what is not TOML.
-pub(super) fn parse<'t>(text: &'t str, file: PeerOrigin, report: &mut Report) -> Option<DeTable<'t>> {
-    parse_at(text, &At::file(file), report)
-}
-
-/// The same for a text that stands at `whole`.
-pub(super) fn parse_at<'t>(text: &'t str, whole: &At, report: &mut Report) -> Option<DeTable<'t>> {
+/// Parses `text`, which stands at `whole`, reporting what is not TOML.
+pub(super) fn parse<'t>(text: &'t str, whole: &At, report: &mut Report) -> Option<DeTable<'t>> {
     let (root, errors) = DeTable::parse_recoverable(text);
     for error in &errors {
         let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");

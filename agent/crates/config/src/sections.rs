@@ -19,7 +19,7 @@ use crate::{
     prefix::network_prefix,
     repair::repair,
     section::section,
-    spelled::{Spelled, spelled},
+    spelled::spelled,
     value::{self, parsed},
 };
 
@@ -119,7 +119,7 @@ section! {
         /// The largest QUIC packet in bytes of UDP payload. `"auto"`: as large as path MTU discovery finds; a number is for
         /// paths that lie about their MTU.
         // RFC 9000 §14: a QUIC path carries at least 1200 bytes. 9000 is the usual jumbo frame.
-        max_packet: MaxPacket = MaxPacket::Auto, or!(size(1200..=9000), "auto", MaxPacket::{Auto, Bytes}), Restart;
+        max_packet: Option<u16> = None, or!(size(1200..=9000), "auto", Option::{None, Some}), Restart;
         /// How the two ends of a handshake agree on a secret. `"hybrid"`: by X25519 and ML-KEM-768 together (X25519MLKEM768), so that
         /// recorded traffic stays secret from a quantum computer; by X25519 alone with a peer that is too old or set to `"x25519"`.
         /// `"hybrid-required"`: by both, or there is no connection. `"x25519"`: by X25519 alone, in handshakes that begin with one
@@ -134,22 +134,7 @@ section! {
     const DEFAULT;
 }
 
-impl Spelled for KeyExchange {
-    const ALL: &'static [Self] = &Self::ALL;
-
-    fn label(self) -> &'static str {
-        self.label()
-    }
-}
-
-/// The largest QUIC packet that we send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum MaxPacket {
-    /// The size is what path MTU discovery finds.
-    Auto,
-    /// At most this many bytes of UDP payload.
-    Bytes(u16),
-}
+spelled!(impl KeyExchange);
 
 section! {
     /// `[access]`: who may connect, and what everybody else meets.
@@ -295,11 +280,6 @@ spelled! {
     }
 }
 
-/// A source prefix, or the address of one client.
-fn source_prefix() -> Kind<IpNet> {
-    text("prefix", network_prefix, ToString::to_string)
-}
-
 section! {
     /// `[metrics]`: the admin server.
     #[derive(Clone, Debug, PartialEq, Eq)]
@@ -312,7 +292,8 @@ section! {
         page: bool = false, truth(), Restart;
         /// The clients that may connect, besides this host; the connections of others are closed unanswered. Left out: all that
         /// reach the address.
-        allow: Vec<IpNet> = Vec::new(), source_prefix().list().not_empty("write who may connect, or remove the key"), Restart;
+        allow: Vec<IpNet> = Vec::new(),
+            text("prefix", network_prefix, ToString::to_string).list().not_empty("write who may connect, or remove the key"), Restart;
         /// A file with a secret: one line of 16 to 256 visible ASCII characters, closed to other users. `/metrics` and `/api/`
         /// then answer only requests with the header `Authorization: Bearer SECRET`; the page asks for it. The file is read for
         /// each of them, so a new secret needs no restart.

@@ -16,7 +16,7 @@ impl Spelled for bool {
     }
 }
 
-/// Declares such an enum.
+/// Declares such an enum, or takes one that has its labels elsewhere.
 macro_rules! spelled {
     ($(#[$meta:meta])* $vis:vis enum $name:ident { $($variants:tt)+ }) => {
         wire::labelled! {
@@ -25,6 +25,9 @@ macro_rules! spelled {
             $vis enum $name { $($variants)+ }
         }
 
+        $crate::spelled::spelled!(impl $name);
+    };
+    (impl $name:ident) => {
         impl $crate::spelled::Spelled for $name {
             const ALL: &'static [Self] = &Self::ALL;
 

@@ -19,7 +19,7 @@ use toml::{Table, Value};
 
 use crate::{
     Config, ConfigProblems, Peer,
-    checks::{Checks, PinnedKey},
+    checks::Checks,
     kinds,
     peers::Around,
     prefix::allowed_prefix,
@@ -154,15 +154,13 @@ pub fn check(
     let text = render(&Table::from_iter([("peer".to_owned(), Value::Array(vec![new.to_table().into()]))]));
     let mut checks = Checks::default();
     for peer in known {
-        let at = At { path: format!("the key of {:?}", peer.name), ..At::file(peer.origin) };
-        let pinned = |key: &PublicKey| PinnedKey { key: *key, at: at.clone() };
-        checks.keys.extend(peer.public_keys.iter().map(pinned));
+        checks.pinned_by(peer);
     }
     checks.services = config.services.iter().map(|service| Arc::clone(&service.name)).collect();
     checks.claimed(config, known);
     let around = Around::new(!config.transport.listen.is_empty(), config.tun.as_ref());
     let mut peers = known.to_vec();
-    let entries = section::parse(&text, PeerOrigin::State, &mut checks.report);
+    let entries = section::parse(&text, &At::file(PeerOrigin::State), &mut checks.report);
     let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
     let tables = root.tables("peer", &mut checks.report);
     checks.read_peers(tables, around, &mut peers);
@@ -413,8 +411,6 @@ fn take(lock: &File, path: &Path, patience: Duration) -> Result<(), StateError> 
 
 /// The text of a state file: a line for each key, a paragraph for each peer.
 fn render(state: &Table) -> String {
-    /// Who the peer is comes first.
-    const FIRST: [&str; 2] = ["name", "public_key"];
     let mut text = HEADER.to_owned();
     let line = |text: &mut String, key: &str, value: &Value| {
         // Every key is a bare one; writing to a String cannot fail.
@@ -425,13 +421,10 @@ fn render(state: &Table) -> String {
     }
     for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
         text += "\n[[peer]]\n";
-        let peer = peer.as_table();
-        for key in FIRST {
-            if let Some(value) = peer.and_then(|peer| peer.get(key)) {
-                line(&mut text, key, value);
-            }
-        }
-        for (key, value) in peer.into_iter().flatten().filter(|(key, _)| !FIRST.contains(&key.as_str())) {
+        let mut keys: Vec<_> = peer.as_table().into_iter().flatten().collect();
+        // Who the peer is comes first.
+        keys.sort_by_key(|(key, _)| (*key != "name", *key != "public_key"));
+        for (key, value) in keys {
             line(&mut text, key, value);
         }
     }
@@ -442,11 +435,10 @@ impl Checks {
     /// Checks the state file at `path` and appends its peers.
     pub(super) fn read_state(&mut self, text: &str, path: PathBuf, around: Around, peers: &mut Vec<Peer>) {
         self.report.read_state(text, path);
-        let entries = section::parse(text, PeerOrigin::State, &mut self.report);
+        let entries = section::parse(text, &At::file(PeerOrigin::State), &mut self.report);
         let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
         // A peer that is to be added is called removed while the configuration is checked: its own name is checked later.
-        let any_name = kinds::text("name", |name| Ok(Arc::from(name)), |name: &Arc<str>| name.to_string());
-        let removed: Option<Vec<Arc<str>>> = root.value("removed", &any_name.list(), self);
+        let removed = root.value("removed", &kinds::named().list(), self);
         let tables = root.tables("peer", &mut self.report);
         root.end(&mut self.report);
         let (twins, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| is_among(table, peers));

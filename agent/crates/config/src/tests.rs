@@ -177,7 +177,7 @@ handshakes = 8
     assert_eq!((config.transport.workers, config.worker_count()), (64, 64));
     assert_eq!(config.transport.mark, 7);
     assert_eq!(config.transport.advertise.unwrap().to_string(), "[2001:db8::1]:4433");
-    assert_eq!(config.transport.max_packet, MaxPacket::Bytes(1400));
+    assert_eq!(config.transport.max_packet, Some(1400));
     let protocols: Vec<_> =
         config.services.iter().map(|s| (s.udp, s.tcp, s.burst, s.idle.as_secs(), s.oversize)).collect();
     assert_eq!(

@@ -41,7 +41,7 @@ section! {
         /// number limits it further.
         // So that nothing is cut or lost on the way.
         // RFC 8200 §5: every link carries IPv6 packets of 1280 bytes. An IPv4 packet ends at 65535.
-        mtu: InnerMtu = InnerMtu::Auto, or!(size(1280..=65_535), "auto", InnerMtu::{Auto, Bytes}), Restart;
+        mtu: Option<u16> = None, or!(size(1280..=65_535), "auto", Option::{None, Some}), Restart;
         /// Exchanges super-packets of TCP and UDP with the kernel (TSO, USO). The agent probes it; `"off"` costs throughput.
         // Without it the kernel hands over every packet by itself.
         offload: bool = true, one_of(), Restart;
@@ -162,15 +162,6 @@ spelled! {
         /// Each flow, as addresses, protocol and ports tell it.
         Ports => "ports",
     }
-}
-
-/// `tun.mtu`: how large an inner packet may be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum InnerMtu {
-    /// What fits into one packet to the peer, as its path is now.
-    Auto,
-    /// At most this many bytes, and no more than fits.
-    Bytes(u16),
 }
 
 impl Checks {

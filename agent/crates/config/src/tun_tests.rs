@@ -31,7 +31,7 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
     let tun = Tun {
         name: "culvert0".into(),
         addresses: nets(&["10.9.0.1/24", "fd09::1/64"]),
-        mtu: InnerMtu::Auto,
+        mtu: None,
         offload: true,
         routes: OwnRoutes::All,
         routing: Routing::AllowedIps,
@@ -55,10 +55,7 @@ fn a_tunnel_has_defaults_and_every_value_arrives() {
     assert_eq!((config.peers[0].dscp, config.peers[1].dscp), (Dscp::Copy, Dscp::Fixed(46)));
     let whole = "[tun]\nname = \"t\"\naddress = [\"10.9.0.0/31\"]\nmtu = \"9000B\"\noffload = \"off\"\nroutes = false\n";
     let tun = parse(&format!("{BASE}{whole}")).unwrap().tun.unwrap();
-    assert_eq!(
-        (&*tun.name, tun.mtu, tun.offload, tun.routes),
-        ("t", InnerMtu::Bytes(9000), false, OwnRoutes::Off)
-    );
+    assert_eq!((&*tun.name, tun.mtu, tun.offload, tun.routes), ("t", Some(9000), false, OwnRoutes::Off));
     let connected =
         parse(&format!("{BASE}{}", whole.replace("routes = false", "routes = \"connected\""))).unwrap();
     assert_eq!(connected.tun.map(|tun| tun.routes), Some(OwnRoutes::Connected));

@@ -1,5 +1,7 @@
 //! The limit on open files, and what it is enough for.
 
+use std::io;
+
 use config::Config;
 use net::process;
 
@@ -7,21 +9,16 @@ use net::process;
 /// for as many as the hard limit allows, and warns if that is less than the peers that are known may use. Returns how many there are.
 pub fn raise_descriptor_limit(config: &Config) -> Option<u64> {
     let known = config.descriptors();
-    match process::raise_descriptor_limit(known) {
-        Ok(granted) if granted >= known => Some(granted),
-        Ok(granted) => {
-            tracing::warn!(
-                granted,
-                wanted = known,
-                "the limit on open files is below what [limits] allows (remedy: a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows)"
-            );
-            Some(granted)
-        }
-        Err(error) => {
-            tracing::warn!(%error, "cannot raise the limit on open files");
-            None
-        }
+    let failed = |error: &io::Error| tracing::warn!(%error, "cannot raise the limit on open files");
+    let granted = process::raise_descriptor_limit(known).inspect_err(failed).ok()?;
+    if granted < known {
+        tracing::warn!(
+            granted,
+            wanted = known,
+            "the limit on open files is below what [limits] allows (remedy: a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.flows)"
+        );
     }
+    Some(granted)
 }
 
 /// For how many flows to services there are sockets, of `granted` descriptors and of the host's ports: half of the descriptors at the least,

@@ -9,7 +9,6 @@ use std::{
     io::{self, Read, Write},
     net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs},
     process::{Command, Stdio},
-    str::FromStr,
     sync::mpsc,
     thread,
     time::Duration,
@@ -37,8 +36,8 @@ const ADMIN_PORT: u16 = 9464;
 pub(super) struct Fleet {
     /// An exit: its transport.server_id and its addresses, one of each family at most, and where it answers /readyz if
     /// that is not port 9464 of the first address
-    #[arg(long = "exit", value_name = "ID=ADDRESS[,ADDRESS][,readyz=ADDRESS:PORT]", required = true)]
-    exits: Vec<Spec>,
+    #[arg(long = "exit", value_name = "ID=ADDRESS[,ADDRESS][,readyz=ADDRESS:PORT]", required = true, value_parser = exit)]
+    exits: Vec<Exit>,
     /// The table of the ruleset
     #[arg(long, default_value = "culvert_fleet", value_parser = table)]
     table: String,
@@ -50,37 +49,30 @@ pub(super) struct Fleet {
     dry_run: bool,
 }
 
-/// An exit as it is written on the command line.
-#[derive(Clone, Debug)]
-struct Spec(Exit);
-
-impl FromStr for Spec {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (id, rest) = text.split_once('=').ok_or("write ID=ADDRESS, as in 1=192.0.2.11")?;
-        let id = id.parse().map_err(|_| format!("{id:?} is no server_id (remedy: 0 to 255)"))?;
-        let (mut v4, mut v6, mut first, mut admin) = (None, None, None, None);
-        for part in rest.split(',') {
-            if let Some(readyz) = part.strip_prefix("readyz=") {
-                let found = readyz.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
-                admin = Some(found.ok_or_else(|| format!("{readyz:?} is no ADDRESS:PORT"))?);
-                continue;
-            }
-            let address: IpAddr = part.parse().map_err(|_| format!("{part:?} is no IP address"))?;
-            let taken = match address {
-                IpAddr::V4(address) => v4.replace(address).is_some(),
-                IpAddr::V6(address) => v6.replace(address).is_some(),
-            };
-            if taken {
-                return Err(format!("{address} is a second address of its family (remedy: one of each)"));
-            }
-            first.get_or_insert(address);
+/// Reads an exit as it is written on the command line.
+fn exit(text: &str) -> Result<Exit, String> {
+    let (id, rest) = text.split_once('=').ok_or("write ID=ADDRESS, as in 1=192.0.2.11")?;
+    let id = id.parse().map_err(|_| format!("{id:?} is no server_id (remedy: 0 to 255)"))?;
+    let (mut v4, mut v6, mut first, mut admin) = (None, None, None, None);
+    for part in rest.split(',') {
+        if let Some(readyz) = part.strip_prefix("readyz=") {
+            let found = readyz.to_socket_addrs().ok().and_then(|mut addresses| addresses.next());
+            admin = Some(found.ok_or_else(|| format!("{readyz:?} is no ADDRESS:PORT"))?);
+            continue;
         }
-        let first = first.ok_or("an exit has an address, as in 1=192.0.2.11")?;
-        let admin = admin.unwrap_or_else(|| SocketAddr::new(first, ADMIN_PORT));
-        Ok(Self(Exit { id, v4, v6, admin }))
+        let address: IpAddr = part.parse().map_err(|_| format!("{part:?} is no IP address"))?;
+        let taken = match address {
+            IpAddr::V4(address) => v4.replace(address).is_some(),
+            IpAddr::V6(address) => v6.replace(address).is_some(),
+        };
+        if taken {
+            return Err(format!("{address} is a second address of its family (remedy: one of each)"));
+        }
+        first.get_or_insert(address);
     }
+    let first = first.ok_or("an exit has an address, as in 1=192.0.2.11")?;
+    let admin = admin.unwrap_or_else(|| SocketAddr::new(first, ADMIN_PORT));
+    Ok(Exit { id, v4, v6, admin })
 }
 
 /// Reads the name of a table: a word of nft's, so that it is nothing else there.
@@ -95,7 +87,7 @@ fn table(text: &str) -> Result<String, String> {
 impl Fleet {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let mut exits: Vec<(Exit, State)> =
-            self.exits.iter().map(|spec| (spec.0.clone(), State::default())).collect();
+            self.exits.iter().map(|exit| (exit.clone(), State::default())).collect();
         exits.sort_by_key(|(exit, _)| exit.id);
         if let Some(pair) = exits.windows(2).find(|pair| pair[0].0.id == pair[1].0.id) {
             let id = pair[0].0.id;
@@ -223,13 +215,16 @@ mod tests {
 
     #[test]
     fn an_exit_has_a_number_and_an_address_of_each_family_at_most() {
-        let Spec(exit) = "7=192.0.2.11,2001:db8::11".parse().unwrap();
-        assert_eq!((exit.id, exit.v4, exit.v6), (7, "192.0.2.11".parse().ok(), "2001:db8::11".parse().ok()));
-        assert_eq!(exit.admin, "192.0.2.11:9464".parse().unwrap());
-        let Spec(exit) = "0=2001:db8::11,readyz=127.0.0.1:80".parse().unwrap();
-        assert_eq!((exit.v4, exit.admin), (None, "127.0.0.1:80".parse().unwrap()));
-        let Spec(exit) = "255=::1".parse().unwrap();
-        assert_eq!(exit.admin, SocketAddr::from((Ipv6Addr::LOCALHOST, 9464)));
+        let first = exit("7=192.0.2.11,2001:db8::11").unwrap();
+        assert_eq!(
+            (first.id, first.v4, first.v6),
+            (7, "192.0.2.11".parse().ok(), "2001:db8::11".parse().ok())
+        );
+        assert_eq!(first.admin, "192.0.2.11:9464".parse().unwrap());
+        let second = exit("0=2001:db8::11,readyz=127.0.0.1:80").unwrap();
+        assert_eq!((second.v4, second.admin), (None, "127.0.0.1:80".parse().unwrap()));
+        let third = exit("255=::1").unwrap();
+        assert_eq!(third.admin, SocketAddr::from((Ipv6Addr::LOCALHOST, 9464)));
         for (wrong, why) in [
             ("192.0.2.11", "ID=ADDRESS"),
             ("256=192.0.2.11", "0 to 255"),
@@ -238,7 +233,7 @@ mod tests {
             ("1=readyz=192.0.2.11:80", "has an address"),
             ("1=192.0.2.11,readyz=192.0.2.11", "ADDRESS:PORT"),
         ] {
-            let error = wrong.parse::<Spec>().unwrap_err();
+            let error = exit(wrong).unwrap_err();
             assert!(error.contains(why), "{wrong}: {error}");
         }
     }

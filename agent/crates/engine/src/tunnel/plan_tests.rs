@@ -1,6 +1,6 @@
 use std::{path::Path, sync::Arc};
 
-use config::{Config, InnerMtu, OwnRoutes, Tun};
+use config::{Config, OwnRoutes, Tun};
 use gate::identity::Endpoint;
 
 use super::*;
@@ -33,7 +33,7 @@ fn tun() -> Tun {
     Tun {
         name: "culvert0".into(),
         addresses: vec![net("10.9.0.1/24"), net("fd09::1/64")],
-        mtu: InnerMtu::Auto,
+        mtu: None,
         offload: true,
         routes: OwnRoutes::All,
         ..Tun::default()

@@ -10,7 +10,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
-use config::{self, Config, MaxPacket};
+use config::{self, Config};
 use gate::{
     admission::{Admission, Admits, Allowlist},
     identity::PublicKey,
@@ -145,10 +145,7 @@ impl quinn_proto::TimeSource for WallClock {
 }
 
 pub(super) fn max_packet(config: &Config) -> Option<u16> {
-    match config.transport.max_packet {
-        MaxPacket::Auto => None,
-        MaxPacket::Bytes(bytes) => Some(bytes),
-    }
+    config.transport.max_packet
 }
 
 /// The configured limit on packets of lanes, sent and received, in bytes of UDP payload.

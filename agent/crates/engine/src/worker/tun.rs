@@ -7,7 +7,7 @@ use std::{
     time::Instant,
 };
 
-use config::{Config, INNER_REMEDY, InnerMtu, LOOKUP_REMEDY, ROUTES_REMEDY, SourceCheck, takes_lookups};
+use config::{Config, INNER_REMEDY, LOOKUP_REMEDY, ROUTES_REMEDY, SourceCheck, takes_lookups};
 use dataplane::{
     datapath::{downlink::Spoofed, ip_uplink::IpUplink},
     forward::{
@@ -346,8 +346,5 @@ impl Context {
 pub fn most_mtu(config: &Config) -> u16 {
     let fits = usize::from(endpoint::largest_packet(config)).saturating_sub(INNER_OVERHEAD);
     let fits = u16::try_from(fits).unwrap_or(u16::MAX);
-    match config.tun.as_ref().map(|tun| tun.mtu) {
-        Some(InnerMtu::Bytes(bytes)) => bytes.min(fits),
-        Some(InnerMtu::Auto) | None => fits,
-    }
+    config.tun.as_ref().and_then(|tun| tun.mtu).map_or(fits, |most| most.min(fits))
 }

@@ -117,14 +117,8 @@ impl Desk {
     fn try_answer(&self, line: &[u8]) -> Result<Answer, Answer> {
         match Request::from_line(line).map_err(wrong)? {
             Request::PeerList {} => Ok(self.list()),
-            Request::PeerAdd(new) => {
-                let _one_at_a_time = self.one_at_a_time();
-                self.add(&new)
-            }
-            Request::PeerRemove { name } => {
-                let _one_at_a_time = self.one_at_a_time();
-                self.remove(&name)
-            }
+            Request::PeerAdd(new) => self.add(&new),
+            Request::PeerRemove { name } => self.remove(&name),
             Request::Reload { dry_run } => self.reload(dry_run),
             Request::Drain { within_seconds } => {
                 self.peers.drain(Duration::from_secs(within_seconds)).map_err(failed)?;
@@ -164,6 +158,7 @@ impl Desk {
     /// The peer is let in before it is written, so that a refusal leaves no trace; what can fail without being
     /// effective is tried first.
     fn add(&self, new: &state::NewPeer) -> Result<Answer, Answer> {
+        let _one_at_a_time = self.one_at_a_time();
         let config = self.peers.config();
         // A peer of open mode makes way for one that is added with its key.
         let known = self.peers.list().into_iter().filter(|listed| listed.origin != PeerOrigin::Open);
@@ -195,6 +190,7 @@ impl Desk {
 
     /// The peer goes before the file is written: a full disk must not keep a stolen key alive.
     fn remove(&self, name: &str) -> Result<Answer, Answer> {
+        let _one_at_a_time = self.one_at_a_time();
         let known = self.peers.list().into_iter().find(|listed| *listed.peer.name == *name);
         if known.is_some() {
             self.peers.remove(name).map_err(failed)?;

@@ -358,8 +358,7 @@ fn requests_have_the_same_words_in_every_version() {
         ..NewPeer::default()
     };
     let qlog = |subject, reconnect| {
-        let time = Duration::from_secs(9);
-        Request::QlogStart(Order { peer: "b".to_owned(), subject, time, reconnect })
+        Request::QlogStart(Order { peer: "b".to_owned(), subject, seconds: 9, reconnect })
     };
     for (request, members) in [
         (Request::PeerList {}, r#""request": "peer-list""#),

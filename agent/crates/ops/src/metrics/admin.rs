@@ -19,23 +19,27 @@ wire::labelled! {
     }
 }
 
+/// What the admin server counts.
 #[derive(Debug, Default)]
-pub(super) struct AdminServer {
+pub struct AdminServer {
     refused: [AtomicU64; AdminRefusal::COUNT],
     history_bytes: AtomicU64,
 }
 
 impl AdminServer {
-    pub(super) fn refuse(&self, reason: AdminRefusal) {
+    /// Counts a connection or a request that was not served.
+    pub fn refuse(&self, reason: AdminRefusal) {
         self.refused[reason as usize].fetch_add(1, Ordering::Relaxed);
     }
 
     /// The counts in the order of [`AdminRefusal::ALL`].
-    pub(super) fn refused(&self) -> [u64; AdminRefusal::COUNT] {
+    /// Counts a connection or a request that was not served.
+    pub fn refused(&self) -> [u64; AdminRefusal::COUNT] {
         self.refused.each_ref().map(|count| count.load(Ordering::Relaxed))
     }
 
-    pub(super) fn set_history_bytes(&self, bytes: usize) {
+    /// The history of the status page takes `bytes` of memory now.
+    pub fn set_history_bytes(&self, bytes: usize) {
         self.history_bytes.store(bytes as u64, Ordering::Relaxed);
     }
 

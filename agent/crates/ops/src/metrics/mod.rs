@@ -22,7 +22,7 @@ mod process;
 use std::{
     fmt::Write as _,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use config::{Directory, Limits};
@@ -41,12 +41,11 @@ use wire::{
 };
 
 use self::{
-    admin::AdminServer,
     configured::{Configured, Now},
     process::Process,
 };
 
-pub use admin::AdminRefusal;
+pub use admin::{AdminRefusal, AdminServer};
 pub use configured::Reload;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use process::host_text;
@@ -58,10 +57,12 @@ pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4";
 pub struct Metrics {
     version: String,
     workers: u8,
-    snapshots: Arc<Snapshots>,
+    /// What the workers published.
+    pub snapshots: Arc<Snapshots>,
     health: Arc<Health>,
     configured: Mutex<Configured>,
-    admin: AdminServer,
+    /// What the admin server counts.
+    pub admin: AdminServer,
 }
 
 /// What is read at one scrape.
@@ -158,21 +159,6 @@ impl Metrics {
         if let Some(now) = now {
             now.successful = outcome == Reload::Done;
         }
-    }
-
-    /// Counts a connection or a request that the admin server did not serve.
-    pub fn admin_refused(&self, reason: AdminRefusal) {
-        self.admin.refuse(reason);
-    }
-
-    /// The history of the status page takes `bytes` of memory now.
-    pub fn set_history_bytes(&self, bytes: usize) {
-        self.admin.set_history_bytes(bytes);
-    }
-
-    /// Waits for newer values of the workers, if those that are there are old ([`Snapshots::renew`]).
-    pub async fn renew(&self, now: Instant) {
-        self.snapshots.renew(now).await;
     }
 
     /// All values in Prometheus' text format, version 0.0.4.

@@ -14,7 +14,6 @@ use std::{
 use arc_swap::ArcSwap;
 use config::{self, Config};
 use engine::{
-    brief::PeerBrief,
     health::Health,
     hub::Hub,
     origin::PeerOrigin,
@@ -32,7 +31,6 @@ use crate::{
     },
     metrics::Metrics,
     qlog::Captures,
-    web::Figures,
 };
 
 mod status;
@@ -109,15 +107,5 @@ impl Peers for Running {
 
     fn status(&self, scope: &Scope) -> Status {
         status::of(self, scope, AsOf::Now)
-    }
-}
-
-impl Figures for Running {
-    fn published(&self) -> Vec<PeerBrief> {
-        status::published(self)
-    }
-
-    fn asked(&self, scope: &Scope) -> Status {
-        status::of(self, scope, AsOf::LastPublication)
     }
 }

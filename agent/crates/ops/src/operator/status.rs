@@ -26,6 +26,7 @@ use crate::{
         Status, StreamConnectionStatus, Totals, TunStatus, Used,
     },
     operator::Running,
+    web::Figures,
 };
 
 /// How long the workers have to say what they have: far longer than a turn takes, far shorter than a client waits.
@@ -69,6 +70,8 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     if let (Some(peer), Some(_)) = (peers.first_mut(), &scope.peer) {
         peer.recent_flows = recent_flows(&mut views);
     }
+    let latest = running.refusals.latest();
+    let refusals = latest.iter().rev().map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds));
     Status {
         software: env!("CARGO_PKG_VERSION").to_owned(),
         public_key: running.own_key.to_string(),
@@ -86,13 +89,7 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         peers,
         handshakes: by_label(&running.snapshots, "culvert_handshakes_total"),
         gate: by_label(&running.snapshots, "culvert_gate_datagrams_total"),
-        refusals: running
-            .refusals
-            .latest()
-            .iter()
-            .rev()
-            .map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds))
-            .collect(),
+        refusals: refusals.collect(),
     }
 }
 
@@ -120,10 +117,15 @@ fn drain(running: &Running) -> Option<Drain> {
     Some(Drain { waiting: of("waiting"), closed: of("closed") })
 }
 
-/// The peers as the workers last published them.
-pub(super) fn published(running: &Running) -> Vec<PeerBrief> {
-    let published = running.snapshots.latest();
-    running.registry.list().iter().map(|listed| brief_of(listed, &published)).collect()
+impl Figures for Running {
+    fn published(&self) -> Vec<PeerBrief> {
+        let published = self.snapshots.latest();
+        self.registry.list().iter().map(|listed| brief_of(listed, &published)).collect()
+    }
+
+    fn asked(&self, scope: &Scope) -> Status {
+        of(self, scope, AsOf::LastPublication)
+    }
 }
 
 /// What was published of a peer, if its slot is not that of another one yet.

@@ -17,10 +17,7 @@ use wire::{
     messages::{CloseReason, MAX_LANES},
 };
 
-use crate::qlog::{
-    events,
-    text::{self, About},
-};
+use crate::qlog::{events, text};
 
 /// Captures that may run at once; each costs at most 4 MiB.
 const MOST_CAPTURES: usize = 4;
@@ -39,26 +36,11 @@ pub struct Order {
     /// The lane, or the control connections if the JSON has no lane.
     #[serde(rename = "lane", default, skip_serializing_if = "Subject::is_control")]
     pub subject: Subject,
-    /// How long it runs; whole seconds in the JSON.
-    #[serde(rename = "seconds", with = "whole_seconds")]
-    pub time: Duration,
+    /// How long it runs.
+    pub seconds: u64,
     /// Whether the present control connection is closed, so that another begins; without effect on a lane.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub reconnect: bool,
-}
-
-mod whole_seconds {
-    use std::time::Duration;
-
-    use serde::{Deserialize, Deserializer, Serializer};
-
-    pub(super) fn serialize<S: Serializer>(time: &Duration, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u64(time.as_secs())
-    }
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        u64::deserialize(deserializer).map(Duration::from_secs)
-    }
 }
 
 /// The reason why a capture is refused.
@@ -178,7 +160,8 @@ impl Captures {
         if running.captures.len() >= MOST_CAPTURES {
             return Err(Refusal::TooMany);
         }
-        let capture = Arc::new(Capture::new(listed.id, order.subject, now, order.time));
+        let capture =
+            Arc::new(Capture::new(listed.id, order.subject, now, Duration::from_secs(order.seconds)));
         match order.subject {
             Subject::Lane(_) => self.hub.capture(&capture),
             Subject::Control => {
@@ -189,7 +172,7 @@ impl Captures {
             }
         }
         running.last += 1;
-        tracing::info!(peer = order.peer, what = ?order.subject, seconds = order.time.as_secs(), "capturing");
+        tracing::info!(peer = order.peer, what = ?order.subject, seconds = order.seconds, "capturing");
         running.captures.push(One {
             id: running.last,
             peer: Arc::clone(&listed.peer.name),
@@ -215,12 +198,8 @@ impl Captures {
         self.forget_abandoned(running, now);
         let one = running.captures.iter_mut().find(|one| one.id == id).ok_or(Refusal::Unknown(id))?;
         one.capture.asked(now);
-        let removed = !self
-            .registry
-            .list()
-            .iter()
-            .any(|listed| listed.id == one.capture.peer && listed.peer.name == one.peer);
-        if removed {
+        let is_its = |listed: &Listed| listed.id == one.capture.peer && listed.peer.name == one.peer;
+        if !self.registry.list().iter().any(is_its) {
             // Its place may become another peer's.
             one.capture.close();
         }
@@ -258,13 +237,9 @@ impl Captures {
     }
 
     fn forget_abandoned(&self, running: &mut Running, now: Instant) {
-        running.captures.retain(|one| {
-            let abandoned = one.capture.is_abandoned(now);
-            if abandoned {
-                self.end(&one.capture, now);
-            }
-            !abandoned
-        });
+        for one in running.captures.extract_if(.., |one| one.capture.is_abandoned(now)) {
+            self.end(&one.capture, now);
+        }
     }
 
     fn end(&self, capture: &Arc<Capture>, now: Instant) {
@@ -284,7 +259,7 @@ fn check(
     session: Option<bool>,
     config: &Config,
 ) -> Result<Option<bool>, Refusal> {
-    if !(Duration::from_secs(1)..=MOST_TIME).contains(&order.time) {
+    if !(1..=MOST_TIME.as_secs()).contains(&order.seconds) {
         return Err(Refusal::Time);
     }
     let dials = !listed.peer.endpoints.is_empty();
@@ -306,13 +281,7 @@ impl One {
     fn take(&mut self, now: Instant) -> Taken {
         let mut text = String::new();
         if !std::mem::replace(&mut self.begun, true) {
-            let about = About {
-                peer: &self.peer,
-                subject: self.capture.subject,
-                dialled: self.dialled,
-                unix_time: self.unix_time,
-            };
-            text = text::header(&about);
+            text = text::header(&self.peer, self.capture.subject, self.dialled, self.unix_time);
         }
         let (more, lost) = match self.capture.subject {
             Subject::Lane(_) => (self.take_records(&mut text), self.capture.feed.lost()),

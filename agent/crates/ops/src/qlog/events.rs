@@ -25,11 +25,8 @@ pub(super) fn write(out: &mut String, entries: &[Entry], dialled: Option<bool>) 
         Entry::Lost(micros, count) => {
             let description =
                 format!("{count} events are missing here: they came faster than they were taken");
-            (
-                *micros,
-                EventData::InternalWarning { code: None, description: Some(description) },
-                ExData::new(),
-            )
+            let data = EventData::InternalWarning { code: None, description: Some(description) };
+            (*micros, data, ExData::new())
         }
         Entry::Note(micros, note) => {
             let (data, more) = of_note(note);

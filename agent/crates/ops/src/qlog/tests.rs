@@ -19,7 +19,6 @@ use quic_core::{
 };
 use wire::clock::{Clock, ManualClock};
 
-use crate::qlog::text::About;
 use engine::capture::{Began, Feed, Note, Phase, Subject};
 
 use super::*;
@@ -35,8 +34,8 @@ fn parsed(file: &str) -> (qlog::QlogSeq, Vec<Event>) {
     (header, events)
 }
 
-fn about(subject: Subject) -> About<'static> {
-    About { peer: "exit", subject, dialled: Some(true), unix_time: Duration::from_secs(1_780_000_000) }
+fn header(subject: Subject) -> String {
+    text::header("exit", subject, Some(true), Duration::from_secs(1_780_000_000))
 }
 
 /// Two lanes; the first is recorded.
@@ -73,7 +72,7 @@ fn seal(lane: &mut Lane, now: Instant) -> Vec<u8> {
 
 /// All of a feed as a file.
 fn file(feed: &Feed) -> String {
-    let mut text = text::header(&about(Subject::Lane(0)));
+    let mut text = header(Subject::Lane(0));
     let mut entries = Vec::new();
     feed.take(&mut entries);
     let mut place = 0;
@@ -164,7 +163,7 @@ fn records_become_events_that_the_crate_reads() {
 fn a_packet_that_came_late_has_an_event_of_ours() {
     let record =
         quic_core::record::Record { micros: 1500, event: quic_core::record::Event::Late { number: 9 } };
-    let mut text = text::header(&about(Subject::Lane(0)));
+    let mut text = header(Subject::Lane(0));
     assert_eq!(events::write(&mut text, &[Entry::Lane(record)], None), 1);
     let (_, events) = parsed(&text);
     let [Event::Json(late)] = &events[..] else { panic!("{events:?}") };
@@ -233,12 +232,7 @@ fn captures(clock: &ManualClock, access: &str) -> (Captures, Config) {
 }
 
 fn control(peer: &str) -> Order {
-    Order {
-        peer: peer.to_owned(),
-        subject: Subject::Control,
-        time: Duration::from_secs(20),
-        reconnect: false,
-    }
+    Order { peer: peer.to_owned(), subject: Subject::Control, seconds: 20, reconnect: false }
 }
 
 #[test]
@@ -253,8 +247,8 @@ fn what_cannot_be_captured_is_refused_with_a_remedy() {
         (lane(0), Refusal::NotConnected("dialled".to_owned())),
         (lane(64), Refusal::NoSuchLane(64)),
         (Order { reconnect: true, ..order.clone() }, Refusal::NothingToEnd("dialled".to_owned())),
-        (Order { time: Duration::from_millis(999), ..order.clone() }, Refusal::Time),
-        (Order { time: Duration::from_secs(601), ..order.clone() }, Refusal::Time),
+        (Order { seconds: 0, ..order.clone() }, Refusal::Time),
+        (Order { seconds: 601, ..order.clone() }, Refusal::Time),
     ];
     for (order, refusal) in refused {
         assert!(refusal.to_string().contains("(remedy: "), "{refusal}");

@@ -9,36 +9,24 @@ use serde::Serialize;
 /// What precedes each record (RFC 7464 §2.2).
 const SEPARATOR: char = '\u{1e}';
 
-/// The description of what a capture's file is about.
-pub(super) struct About<'a> {
-    pub(super) peer: &'a str,
-    pub(super) subject: Subject,
-    /// Whether this end dialled; `None` if that is not known.
-    pub(super) dialled: Option<bool>,
-    /// When the capture began, since 1970.
-    pub(super) unix_time: Duration,
-}
-
-/// The first record of a capture's file.
-pub(super) fn header(about: &About<'_>) -> String {
-    let (title, group) = match about.subject {
-        Subject::Lane(index) => {
-            (format!("lane {index} of {}", about.peer), Some(format!("{}-lane{index}", about.peer)))
-        }
+/// The first record of a capture's file: whether this end `dialled` may be unknown, and `unix_time` is when it began.
+pub(super) fn header(peer: &str, subject: Subject, dialled: Option<bool>, unix_time: Duration) -> String {
+    let (title, group) = match subject {
+        Subject::Lane(index) => (format!("lane {index} of {peer}"), Some(format!("{peer}-lane{index}"))),
         // Each of its events names its connection.
-        Subject::Control => (format!("control connections of {}", about.peer), None),
+        Subject::Control => (format!("control connections of {peer}"), None),
     };
-    let ty = match about.dialled {
+    let ty = match dialled {
         Some(true) => VantagePointType::Client,
         Some(false) => VantagePointType::Server,
         None => VantagePointType::Unknown,
     };
     let description = concat!("culvert ", env!("CARGO_PKG_VERSION")).to_owned();
-    let vantage = VantagePoint { name: Some(format!("this end of {}", about.peer)), ty, flow: None };
+    let vantage = VantagePoint { name: Some(format!("this end of {peer}")), ty, flow: None };
     let fields = CommonFields {
         group_id: group,
         protocol_type: Some(vec!["QUIC".to_owned()]),
-        reference_time: Some(about.unix_time.as_secs_f64() * 1000.0),
+        reference_time: Some(unix_time.as_secs_f64() * 1000.0),
         time_format: Some("relative".to_owned()),
     };
     let trace = TraceSeq::new(

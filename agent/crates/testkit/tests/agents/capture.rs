@@ -43,7 +43,7 @@ impl Pair {
 }
 
 fn order(peer: &str, subject: Subject, seconds: u64) -> Order {
-    Order { peer: peer.to_owned(), subject, time: Duration::from_secs(seconds), reconnect: false }
+    Order { peer: peer.to_owned(), subject, seconds, reconnect: false }
 }
 
 /// The events of a file, each of which the crate understands.

@@ -1,9 +1,9 @@
 //! One peer in full, and one lane.
 
 use crate::control_socket::status::{
-    Accounting, AutoRateStatus, LaneDetails, LaneStatus, PeerStatus, RateStatus, RepairStatus, Status,
-    StreamsStatus,
-    page::{Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
+    Accounting, AutoRateStatus, LaneDetails, LanePackets, LaneStatus, PeerStatus, RateStatus, RepairStatus,
+    Status, StreamsStatus,
+    page::{Facts, Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
 
@@ -84,114 +84,81 @@ fn preshared_key(peer: &PeerStatus) -> String {
 fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     page.line(format!("{}: {}", plain(&peer.name), peer.state.label()));
     let rates = peer.rates.as_ref();
-    let queue = &peer.queue;
-    let lost = |share_of: Option<f64>| or_dash(share_of.map(share));
-    let packets = &peer.lane_packets;
-    page.facts(&[
-        ("  from", peer.origin.label().to_owned()),
-        ("  address", or_dash(peer.address)),
-        ("  since", or_dash(peer.since_seconds.map(age))),
-        ("  software", or_dash(peer.software.as_deref())),
-        ("  preshared key", preshared_key(peer)),
-        ("  our key", if peer.uses_previous_key { "previous" } else { "current" }.to_owned()),
-        ("  datagrams by", or_dash(peer.mode.as_deref())),
-        ("  key exchange", or_dash(peer.key_exchange.as_deref())),
-        ("  RTT", or_dash(peer.rtt_seconds.map(short_time))),
-        ("  least RTT", or_dash(peer.rtt_min_seconds.map(short_time))),
-        (
-            "  lane packets",
-            format!("sent {}, received {}, lost {}", packets.sent, packets.received, packets.lost),
-        ),
-        (
-            "  loss",
-            format!(
-                "{} in the last second, {} in all",
-                lost(packets.lost_share_last_second),
-                lost(packets.lost_share)
-            ),
-        ),
-        ("  up", or_dash(rates.map(|it| rate(it.uplink_bytes_per_second, it.uplink_datagrams_per_second)))),
-        (
-            "  down",
-            or_dash(rates.map(|it| rate(it.downlink_bytes_per_second, it.downlink_datagrams_per_second))),
-        ),
-        ("  carried", carried(&peer.uplink, &peer.downlink)),
-        (
-            "  waiting",
-            format!(
-                "{} datagrams, {}, the oldest for {}",
-                queue.datagrams,
-                bytes(queue.bytes as u64),
-                short_time(queue.age_seconds)
-            ),
-        ),
-        ("  rate limit", or_dash(peer.rate.as_ref().map(rate_limit))),
-        ("  path", or_dash(peer.rate.as_ref().and_then(|rate| rate.auto.as_ref()).map(measured_path))),
-        ("  repair", or_dash(peer.repair.as_ref().map(repair_sent))),
-        ("  repaired", or_dash(peer.repair.as_ref().map(repair_received))),
-        ("  lanes up", peer.lanes_up.to_string()),
-        ("  flows", peer.flows.to_string()),
-        ("  TCP streams", peer.tcp_streams.to_string()),
-        ("  congestion", or_dash(peer.streams.as_ref().map(congestion))),
-        ("  link-local", or_dash(peer.link_local.first())),
-        ("  inner MTU", or_dash(peer.inner_mtu)),
-        ("  UDP payload", or_dash(peer.largest_datagram)),
-    ]);
+    let LanePackets { sent, received, lost, lost_share, lost_share_last_second } = &peer.lane_packets;
+    let share_of = |known: &Option<f64>| or_dash(known.map(share));
+    let (waiting, waiting_bytes) = (peer.queue.datagrams, bytes(peer.queue.bytes as u64));
+    let oldest = short_time(peer.queue.age_seconds);
+    let mut facts = Facts::default();
+    facts.add("from", peer.origin.label());
+    facts.add("address", or_dash(peer.address));
+    facts.add("since", or_dash(peer.since_seconds.map(age)));
+    facts.add("software", or_dash(peer.software.as_deref()));
+    facts.add("preshared key", preshared_key(peer));
+    facts.add("our key", if peer.uses_previous_key { "previous" } else { "current" });
+    facts.add("datagrams by", or_dash(peer.mode.as_deref()));
+    facts.add("key exchange", or_dash(peer.key_exchange.as_deref()));
+    facts.add("RTT", or_dash(peer.rtt_seconds.map(short_time)));
+    facts.add("least RTT", or_dash(peer.rtt_min_seconds.map(short_time)));
+    facts.add("lane packets", format!("sent {sent}, received {received}, lost {lost}"));
+    let (recently, in_all) = (share_of(lost_share_last_second), share_of(lost_share));
+    facts.add("loss", format!("{recently} in the last second, {in_all} in all"));
+    let up = rates.map(|it| rate(it.uplink_bytes_per_second, it.uplink_datagrams_per_second));
+    facts.add("up", or_dash(up));
+    let down = rates.map(|it| rate(it.downlink_bytes_per_second, it.downlink_datagrams_per_second));
+    facts.add("down", or_dash(down));
+    facts.add("carried", carried(&peer.uplink, &peer.downlink));
+    facts.add("waiting", format!("{waiting} datagrams, {waiting_bytes}, the oldest for {oldest}"));
+    facts.add("rate limit", or_dash(peer.rate.as_ref().map(rate_limit)));
+    facts.add("path", or_dash(peer.rate.as_ref().and_then(|rate| rate.auto.as_ref()).map(measured_path)));
+    facts.add("repair", or_dash(peer.repair.as_ref().map(repair_sent)));
+    facts.add("repaired", or_dash(peer.repair.as_ref().map(repair_received)));
+    facts.add("lanes up", peer.lanes_up);
+    facts.add("flows", peer.flows);
+    facts.add("TCP streams", peer.tcp_streams);
+    facts.add("congestion", or_dash(peer.streams.as_ref().map(congestion)));
+    facts.add("link-local", or_dash(peer.link_local.first()));
+    facts.add("inner MTU", or_dash(peer.inner_mtu));
+    facts.add("UDP payload", or_dash(peer.largest_datagram));
+    page.facts(&facts);
 }
 
 /// The limit on what is sent, where it comes from, and the wait that it causes.
 fn rate_limit(rate: &RateStatus) -> String {
-    format!(
-        "{} ({}), wait {} median, {} p99, {} marked",
-        bits(rate.bits_per_second as f64 / 8.0),
-        rate.from,
-        wait(rate.delay_p50_seconds),
-        wait(rate.delay_p99_seconds),
-        rate.marked
-    )
+    let RateStatus { from, marked, .. } = rate;
+    let limit = bits(rate.bits_per_second as f64 / 8.0);
+    let [median, p99] = [rate.delay_p50_seconds, rate.delay_p99_seconds].map(wait);
+    format!("{limit} ({from}), wait {median} median, {p99} p99, {marked} marked")
 }
 
 /// What an automatic rate follows from.
 fn measured_path(auto: &AutoRateStatus) -> String {
-    format!(
-        "{}, takes {}, delivered {}, queue {}, {} lost{}",
-        auto.phase,
-        bits(auto.capacity_bits_per_second as f64 / 8.0),
-        bits(auto.delivered_bits_per_second as f64 / 8.0),
-        short_time(auto.queue_delay_seconds),
-        share(auto.path_loss_share),
-        if auto.congested { ", congested" } else { "" }
-    )
+    let rates = [auto.capacity_bits_per_second, auto.delivered_bits_per_second];
+    let [capacity, delivered] = rates.map(|rate| bits(rate as f64 / 8.0));
+    let (phase, queue, lost) =
+        (&auto.phase, short_time(auto.queue_delay_seconds), share(auto.path_loss_share));
+    let congested = if auto.congested { ", congested" } else { "" };
+    format!("{phase}, takes {capacity}, delivered {delivered}, queue {queue}, {lost} lost{congested}")
 }
 
 /// What is done about payloads that we send, and what it costs.
 fn repair_sent(repair: &RepairStatus) -> String {
+    let RepairStatus { state, numbered, sent, retransmitted, symbols, without_memory, .. } = repair;
+    let overhead = or_dash(repair.overhead.map(share));
     format!(
-        "{}, {} of {} payloads numbered, {} sent again, {} symbols, overhead {}, {} without memory",
-        repair.state,
-        repair.numbered,
-        repair.sent,
-        repair.retransmitted,
-        repair.symbols,
-        or_dash(repair.overhead.map(share)),
-        repair.without_memory
+        "{state}, {numbered} of {sent} payloads numbered, {retransmitted} sent again, {symbols} symbols, overhead {overhead}, \
+         {without_memory} without memory"
     )
 }
 
 /// What became of payloads that the path from the peer lost.
 fn repair_received(repair: &RepairStatus) -> String {
+    let RepairStatus { missing, came_again, recovered, given_up, late, duplicate, .. } = repair;
+    let share_missing = or_dash(repair.missing_share.map(share));
+    let delays = [repair.added_delay_seconds, repair.added_delay_p50_seconds, repair.added_delay_p99_seconds];
+    let [delay, median, p99] = delays.map(wait);
     format!(
-        "lost {} ({}), {} came again, {} from symbols, {} given up, {} late, {} twice, delay {} ({} median, {} p99 of all)",
-        repair.missing,
-        or_dash(repair.missing_share.map(share)),
-        repair.came_again,
-        repair.recovered,
-        repair.given_up,
-        repair.late,
-        repair.duplicate,
-        wait(repair.added_delay_seconds),
-        wait(repair.added_delay_p50_seconds),
-        wait(repair.added_delay_p99_seconds)
+        "lost {missing} ({share_missing}), {came_again} came again, {recovered} from symbols, {given_up} given up, {late} late, \
+         {duplicate} twice, delay {delay} ({median} median, {p99} p99 of all)"
     )
 }
 
@@ -261,114 +228,65 @@ fn carried(uplink: &Accounting, downlink: &Accounting) -> String {
 }
 
 fn lane_facts(lane: &LaneStatus, peer: &str, page: &mut Page) {
-    let rates = lane.rates.as_ref();
     page.line(format!("lane {}/{}: {}", plain(peer), lane.index, plain(&lane.state)));
-    page.facts(&[
-        (
-            "  opened",
-            format!("{} ago, epoch {}, by worker {}", age(lane.age_seconds), lane.epoch, lane.worker),
-        ),
-        ("  local address", or_dash(lane.local_address)),
-        ("  remote address", or_dash(lane.remote_address)),
-        ("  heard", or_dash(lane.heard_seconds.map(|seconds| format!("{} ago", short_time(seconds))))),
-        ("  flows", lane.flows.to_string()),
-        ("  sending", or_dash(rates.map(|it| rate(it.sent_bytes_per_second, it.sent_packets_per_second)))),
-        (
-            "  receiving",
-            or_dash(rates.map(|it| rate(it.received_bytes_per_second, it.received_packets_per_second))),
-        ),
-        ("  sent", format!("{} packets, {}", lane.sent_packets, bytes(lane.sent_bytes))),
-        ("  received", format!("{} packets, {}", lane.received_packets, bytes(lane.received_bytes))),
-        ("  lost", format!("{}, of which {} came late", lane_lost(lane), lane.late_packets)),
-        ("  in flight", format!("{} packets, {}", lane.in_flight_packets, bytes(lane.in_flight_bytes))),
-        (
-            "  keys",
-            format!(
-                "phase {}, updated {} times, {} packets sealed with these{}",
-                lane.key_phase,
-                lane.key_updates,
-                lane.sealed_with_keys,
-                if lane.key_update_under_way { ", the peer has not followed yet" } else { "" }
-            ),
-        ),
-        (
-            "  packet size",
-            format!(
-                "{}, the path carries {}{}",
-                lane.packet_bytes,
-                lane.path_packet_bytes,
-                if lane.mtu_search { ", larger ones are being tried" } else { "" }
-            ),
-        ),
-        ("  offload", lane_offload(lane)),
-        ("  RTT", or_dash(lane.rtt_seconds.map(short_time))),
-    ]);
+    let rates = lane.rates.as_ref();
+    let mut facts = Facts::default();
+    let opened = age(lane.age_seconds);
+    facts.add("opened", format!("{opened} ago, epoch {}, by worker {}", lane.epoch, lane.worker));
+    facts.add("local address", or_dash(lane.local_address));
+    facts.add("remote address", or_dash(lane.remote_address));
+    facts.add("heard", or_dash(lane.heard_seconds.map(|seconds| format!("{} ago", short_time(seconds)))));
+    facts.add("flows", lane.flows);
+    let sending = rates.map(|it| rate(it.sent_bytes_per_second, it.sent_packets_per_second));
+    facts.add("sending", or_dash(sending));
+    let receiving = rates.map(|it| rate(it.received_bytes_per_second, it.received_packets_per_second));
+    facts.add("receiving", or_dash(receiving));
+    facts.add("sent", format!("{} packets, {}", lane.sent_packets, bytes(lane.sent_bytes)));
+    facts.add("received", format!("{} packets, {}", lane.received_packets, bytes(lane.received_bytes)));
+    facts.add("lost", format!("{}, of which {} came late", lane_lost(lane), lane.late_packets));
+    facts.add("in flight", format!("{} packets, {}", lane.in_flight_packets, bytes(lane.in_flight_bytes)));
+    let LaneStatus { key_phase, key_updates, sealed_with_keys, packet_bytes, path_packet_bytes, .. } = lane;
+    let follows = if lane.key_update_under_way { ", the peer has not followed yet" } else { "" };
+    let sealed = format!("{sealed_with_keys} packets sealed with these{follows}");
+    facts.add("keys", format!("phase {key_phase}, updated {key_updates} times, {sealed}"));
+    let tried = if lane.mtu_search { ", larger ones are being tried" } else { "" };
+    facts.add("packet size", format!("{packet_bytes}, the path carries {path_packet_bytes}{tried}"));
+    facts.add("offload", lane_offload(lane));
+    facts.add("RTT", or_dash(lane.rtt_seconds.map(short_time)));
+    page.facts(&facts);
     if let Some(details) = &lane.details {
         detail_facts(details, page);
     }
 }
 
-fn detail_facts(details: &LaneDetails, page: &mut Page) {
+fn detail_facts(it: &LaneDetails, page: &mut Page) {
     let time = |seconds: Option<f64>| or_dash(seconds.map(short_time));
-    page.facts(&[
-        (
-            "  RTT samples",
-            format!(
-                "latest {}, least {}, deviation {}",
-                time(details.rtt_latest_seconds),
-                time(details.rtt_min_seconds),
-                short_time(details.rtt_variation_seconds)
-            ),
-        ),
-        (
-            "  probe timeout",
-            format!("{}, {} probes unanswered", short_time(details.pto_seconds), details.probes),
-        ),
-        ("  silent", time(details.silent_seconds)),
-        ("  delivered", or_dash(details.delivery_bytes_per_second.map(|rate| bits(rate as f64)))),
-        (
-            "  packet numbers",
-            format!("next {}, largest acknowledged {}", details.next_packet, or_dash(details.largest_acked)),
-        ),
-        ("  replay window", format!("top {}", or_dash(details.largest_received))),
-        (
-            "  ACKs",
-            format!(
-                "{} packets not acknowledged yet, held back for {} at most",
-                details.unacknowledged,
-                short_time(details.ack_delay_seconds)
-            ),
-        ),
-        (
-            "  ACK packets",
-            format!("sent {}, received {}", details.ack_packets_sent, details.ack_packets_received),
-        ),
-        ("  acknowledged", format!("{} packets", details.acked_packets)),
-        ("  datagrams", format!("sent {}, received {}", details.datagrams_sent, details.datagrams_received)),
-        (
-            "  refused",
-            format!(
-                "{} duplicates, {} too old, {} not authentic",
-                details.duplicates, details.too_old, details.authentication_failures
-            ),
-        ),
-        (
-            "  MTU probes",
-            format!(
-                "sent {}, lost {}; {} black holes",
-                details.mtu_probes_sent, details.mtu_probes_lost, details.black_holes
-            ),
-        ),
-        ("  key updates", format!("{} begun here", details.key_updates_begun)),
-        (
-            "  outbox",
-            format!(
-                "{} datagrams, {}{}",
-                details.waiting_datagrams,
-                bytes(details.waiting_bytes as u64),
-                if details.blocked { ": the kernel has no room" } else { "" }
-            ),
-        ),
-        ("  connection ID", details.connection_id.clone()),
-    ]);
+    let (latest, least) = (time(it.rtt_latest_seconds), time(it.rtt_min_seconds));
+    let deviation = short_time(it.rtt_variation_seconds);
+    let mut facts = Facts::default();
+    facts.add("RTT samples", format!("latest {latest}, least {least}, deviation {deviation}"));
+    facts.add("probe timeout", format!("{}, {} probes unanswered", short_time(it.pto_seconds), it.probes));
+    facts.add("silent", time(it.silent_seconds));
+    facts.add("delivered", or_dash(it.delivery_bytes_per_second.map(|rate| bits(rate as f64))));
+    let largest_acked = or_dash(it.largest_acked);
+    facts.add("packet numbers", format!("next {}, largest acknowledged {largest_acked}", it.next_packet));
+    facts.add("replay window", format!("top {}", or_dash(it.largest_received)));
+    let (held, most) = (it.unacknowledged, short_time(it.ack_delay_seconds));
+    facts.add("ACKs", format!("{held} packets not acknowledged yet, held back for {most} at most"));
+    facts.add("ACK packets", format!("sent {}, received {}", it.ack_packets_sent, it.ack_packets_received));
+    facts.add("acknowledged", format!("{} packets", it.acked_packets));
+    facts.add("datagrams", format!("sent {}, received {}", it.datagrams_sent, it.datagrams_received));
+    let LaneDetails { duplicates, too_old, authentication_failures, .. } = it;
+    let refused =
+        format!("{duplicates} duplicates, {too_old} too old, {authentication_failures} not authentic");
+    facts.add("refused", refused);
+    let LaneDetails { mtu_probes_sent, mtu_probes_lost, black_holes, .. } = it;
+    let probes = format!("sent {mtu_probes_sent}, lost {mtu_probes_lost}; {black_holes} black holes");
+    facts.add("MTU probes", probes);
+    facts.add("key updates", format!("{} begun here", it.key_updates_begun));
+    let blocked = if it.blocked { ": the kernel has no room" } else { "" };
+    let waiting = bytes(it.waiting_bytes as u64);
+    facts.add("outbox", format!("{} datagrams, {waiting}{blocked}", it.waiting_datagrams));
+    facts.add("connection ID", &it.connection_id);
+    page.facts(&facts);
 }

@@ -1,6 +1,6 @@
 //! Pages of text: lines, tables, units, and strings of others that must not reach the operator's terminal as they are.
 
-use std::{borrow::Cow, fmt::Write as _, time::Duration};
+use std::{borrow::Cow, time::Duration};
 
 /// Lines for a terminal or a file.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -86,12 +86,22 @@ impl Page {
         }
     }
 
-    /// Names and what they are, below each other.
-    pub(super) fn facts(&mut self, facts: &[(&str, String)]) {
+    /// Adds the facts, below each other.
+    pub(super) fn facts(&mut self, Facts(facts): &Facts) {
         let width = facts.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0);
         for (name, fact) in facts {
-            self.line(format!("{name:width$}  {}", plain(fact)));
+            self.line(format!("  {name:width$}  {}", plain(fact)));
         }
+    }
+}
+
+/// Names and what they are.
+#[derive(Default)]
+pub(super) struct Facts(Vec<(&'static str, String)>);
+
+impl Facts {
+    pub(super) fn add(&mut self, name: &'static str, fact: impl ToString) {
+        self.0.push((name, fact.to_string()));
     }
 }
 
@@ -183,14 +193,11 @@ fn scaled(value: f64, unit: &str) -> String {
         }
         value /= 1_000.0;
     }
-    let mut text = String::new();
-    // Writing to a String cannot fail.
     if prefix.is_empty() && (value.fract() == 0.0 || value >= 99.95) {
-        write!(text, "{value:.0} {unit}").ok();
+        format!("{value:.0} {unit}")
     } else {
-        write!(text, "{value:.1} {prefix}{unit}").ok();
+        format!("{value:.1} {prefix}{unit}")
     }
-    text
 }
 
 /// Formats a share as a percentage, as in "0.02 %".

@@ -359,7 +359,7 @@ REFUSED  PACKETS  SOURCE       REASON
 3s ago   5        192.0.2.7:1  not on the allowlist
 "
     );
-    assert_eq!(full().to_text(), expected);
+    assert_eq!(full().to_page(Show::default()).to_text(), expected);
 }
 
 #[test]
@@ -454,7 +454,7 @@ lane exit/0: up
 fn an_account_that_does_not_balance_is_marked() {
     let mut status = full();
     status.peers[0].uplink.balances = false;
-    let text = status.to_text();
+    let text = status.to_page(Show::default()).to_text();
     let marked: Vec<_> = text.lines().filter(|line| line.contains("DOES NOT BALANCE")).collect();
     assert_eq!(marked.len(), 1, "{text}");
     assert!(marked[0].starts_with("exit uplink "), "{text}");
@@ -477,11 +477,11 @@ fn a_thousand_peers_fit_the_screen_and_the_busiest_come_first() {
     assert!(lines[38].starts_with("a-peer-with-quite-a-long-name-969 "), "{lines:#?}");
     assert!(lines[39].starts_with("… ") && lines[39].ends_with(" more lines"), "{lines:#?}");
     // Neither every lane nor every account is on the whole page, but for one that does not balance.
-    assert!(!status.to_text().contains("/0 "), "lanes were not asked for");
+    assert!(!status.to_page(Show::default()).to_text().contains("/0 "), "lanes were not asked for");
     assert!(status.to_page(Show { lanes: true }).to_text().contains("-long-name-7/0 "));
-    assert!(!status.to_text().contains("name-7 uplink"));
+    assert!(!status.to_page(Show::default()).to_text().contains("name-7 uplink"));
     status.peers[0].uplink.balances = false;
-    assert!(status.to_text().contains("name-999 uplink"));
+    assert!(status.to_page(Show::default()).to_text().contains("name-999 uplink"));
 }
 
 #[test]
@@ -566,7 +566,7 @@ fn an_older_daemons_status_is_understood() {
         "state":"connected","address":null,"since_seconds":null,"software":null,"rtt_seconds":null,"lanes_up":1,"flows":2,
         "last_error":null}],"handshakes":{},"gate":{},"refusals":[]}"#;
     let status: Status = serde_json::from_str(old).unwrap();
-    let text = status.to_text();
+    let text = status.to_page(Show::default()).to_text();
     assert!(text.contains("a     connected") && !text.contains("ACCOUNT"), "{text}");
     // And it understands what it is asked.
     assert_eq!(serde_json::to_string(&Scope::default()).unwrap(), "{}");

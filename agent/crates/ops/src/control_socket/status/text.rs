@@ -18,20 +18,37 @@ pub struct Show {
 }
 
 impl Status {
-    /// Returns the status as text for people.
-    #[must_use]
-    pub fn to_text(&self) -> String {
-        self.to_page(Show::default()).to_text()
-    }
-
     /// Returns the status as lines for people.
     #[must_use]
     pub fn to_page(&self, show: Show) -> Page {
         let mut page = Page::default();
         self.header(&mut page);
-        page.table(&self.peer_rows());
+        let peers = rows(
+            &self.peers,
+            [
+                ("PEER", |peer| peer.name.to_string()),
+                ("STATE", |peer| peer.state.label().to_owned()),
+                ("SINCE", |peer| or_dash(peer.since_seconds.map(age))),
+                ("ADDRESS", |peer| or_dash(peer.address)),
+                ("RTT", |peer| or_dash(peer.rtt_seconds.map(short_time))),
+                ("LOSS", |peer| or_dash(peer.lane_packets.lost_share_last_second.map(share))),
+                ("UP", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.uplink_bytes_per_second)))),
+                ("DOWN", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.downlink_bytes_per_second)))),
+                ("LANES", |peer| match peer.mode.as_deref() {
+                    Some("standard") => "none".to_owned(),
+                    Some(_) | None => peer.lanes_up.to_string(),
+                }),
+                ("FLOWS", |peer| peer.flows.to_string()),
+                ("MTU", |peer| or_dash(peer.inner_mtu)),
+                ("SOFTWARE", |peer| or_dash(peer.software.as_deref())),
+            ],
+        );
+        page.table(&peers);
         if show.lanes || self.peers.len() <= FEW_PEERS {
-            self.lanes(&mut page);
+            lane_table(&self.peers, &mut page);
+            if self.lanes_left_out > 0 {
+                page.line(format!("… {} more lanes", self.lanes_left_out));
+            }
         }
         self.accounts(&mut page);
         self.device(&mut page);
@@ -96,36 +113,6 @@ impl Status {
             page.alarm(format!(
                 "worker {worker} did not answer: its lanes, sockets and share of the device are missing here"
             ));
-        }
-    }
-
-    fn peer_rows(&self) -> Vec<[String; 12]> {
-        rows(
-            &self.peers,
-            [
-                ("PEER", |peer| peer.name.to_string()),
-                ("STATE", |peer| peer.state.label().to_owned()),
-                ("SINCE", |peer| or_dash(peer.since_seconds.map(age))),
-                ("ADDRESS", |peer| or_dash(peer.address)),
-                ("RTT", |peer| or_dash(peer.rtt_seconds.map(short_time))),
-                ("LOSS", |peer| or_dash(peer.lane_packets.lost_share_last_second.map(share))),
-                ("UP", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.uplink_bytes_per_second)))),
-                ("DOWN", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.downlink_bytes_per_second)))),
-                ("LANES", |peer| match peer.mode.as_deref() {
-                    Some("standard") => "none".to_owned(),
-                    Some(_) | None => peer.lanes_up.to_string(),
-                }),
-                ("FLOWS", |peer| peer.flows.to_string()),
-                ("MTU", |peer| or_dash(peer.inner_mtu)),
-                ("SOFTWARE", |peer| or_dash(peer.software.as_deref())),
-            ],
-        )
-    }
-
-    fn lanes(&self, page: &mut Page) {
-        lane_table(&self.peers, page);
-        if self.lanes_left_out > 0 {
-            page.line(format!("… {} more lanes", self.lanes_left_out));
         }
     }
 
