@@ -120,8 +120,9 @@ pub struct TcpForward {
     inward: Direction,
     /// True if its stream has had an event and the forward waits to be served.
     pub stirred: bool,
-    /// The pass in which it was served last: the forward that was served longest ago comes first.
-    pub served: u64,
+    /// The pass in which its stream took something last: the forward for which that was longest ago comes first. One that is served and
+    /// finds no room keeps its place.
+    pub sent: u64,
     /// True if its reader had stopped when [`TcpForward::stall_changed`] was last called.
     pub stalled: bool,
 }
@@ -160,7 +161,7 @@ impl TcpForward {
             outward: Direction::default(),
             inward: Direction::default(),
             stirred: false,
-            served: 0,
+            sent: 0,
             stalled: false,
         }
     }

@@ -126,7 +126,7 @@ pub(super) struct TcpForwards {
     pub(super) by_stream: PeerMap<StreamKey, TcpId>,
     /// Forwards whose streams have events, each once.
     pub(super) stirred: Vec<TcpId>,
-    /// Number of times that any forward was served, which orders forwards by when they were served last.
+    /// Number of times that any forward was served, which orders them by when they sent something last.
     pub(super) passes: u64,
     pub(super) scratch: tcp::Scratch,
 }

@@ -204,12 +204,12 @@ impl TcpForwards {
         }
     }
 
-    /// Serves the forwards whose streams had events, the least recently served first. So each gets its turn if the connection has too
-    /// little room for all; quinn-proto reports the streams first that were blocked last.
+    /// Serves the forwards whose streams had events, first the one that has sent nothing for longest. So each gets its turn if the
+    /// connection has too little room for all; quinn-proto reports the streams first that were blocked last.
     pub(super) fn pump_stirred(&mut self, cx: &mut Context, sessions: &mut Sessions, now: Instant) {
         let mut stirred = std::mem::take(&mut self.stirred);
-        let served = |id: &TcpId| self.open.get(id.0 as usize).map_or(0, |open| open.forward.served);
-        stirred.sort_by_key(served);
+        let sent = |id: &TcpId| self.open.get(id.0 as usize).map_or(0, |open| open.forward.sent);
+        stirred.sort_by_key(sent);
         for id in stirred.drain(..) {
             if let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) {
                 forward.stirred = false;
@@ -235,12 +235,14 @@ impl TcpForwards {
             return;
         };
         self.passes += 1;
-        forward.served = self.passes;
         let (before, held) = (forward.bytes(), forward.held());
         self.scratch.piece = cx.hub.streams.piece();
         let pumped = forward.pump(quinn, order, &mut self.scratch);
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
+        if after.0 > before.0 {
+            forward.sent = self.passes;
+        }
         cx.hub.streams.hold(held, forward.held());
         sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
         cx.stats.totals.tcp.bytes_outward += after.0 - before.0;

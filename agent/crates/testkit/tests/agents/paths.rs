@@ -432,6 +432,67 @@ fn cubic_fills_a_clean_path_and_takes_loss_for_congestion() {
 }
 
 #[test]
+fn forwards_that_send_much_share_a_path_and_one_that_sends_little_does_not_wait_for_them() {
+    const GREEDY: usize = 4;
+    let trial = PathTrial {
+        rate_bits: 20_000_000,
+        rtt: Duration::from_millis(40),
+        streams: GREEDY + 1,
+        ..PathTrial::LONG
+    };
+    let mut trial = Trial::new(trial.queue_of(2.0));
+    let (_, mut modest) = trial.streams.writers.remove(GREEDY);
+    let (_, mut reader) = trial.streams.readers.remove(GREEDY);
+    let (mut bytes, mut slowest, mut asked) = ([0; GREEDY], Duration::ZERO, None);
+    let mut run = |trial: &mut Trial, milliseconds: u64| {
+        for _ in 0..milliseconds {
+            let until = trial.pair.world.now() + Duration::from_millis(1);
+            loop {
+                let Pair { clients, services, world, .. } = &mut trial.pair;
+                let mut is_busy = false;
+                for token in clients.ready() {
+                    is_busy |= trial.streams.write(token, &trial.buffer);
+                }
+                for token in services.ready() {
+                    let reader = trial.streams.readers.iter().position(|(known, _)| *known == token);
+                    let came = trial.streams.read(token, &mut trial.buffer);
+                    is_busy |= came > 0;
+                    if let Some(reader) = reader {
+                        bytes[reader] += came;
+                    }
+                }
+                match is_busy {
+                    true => world.settle(),
+                    false if world.step(until) => {}
+                    false => break,
+                }
+            }
+            let now = trial.pair.world.now();
+            if reader.read(&mut [0; 64]).is_ok()
+                && let Some(at) = asked.take()
+            {
+                slowest = slowest.max(now - at);
+            }
+            if asked.is_none() && modest.write(b"a key that somebody pressed").is_ok() {
+                asked = Some(now);
+            }
+        }
+        (std::mem::take(&mut bytes), std::mem::take(&mut slowest))
+    };
+    // What filled the pipes at the beginning is on its way.
+    run(&mut trial, 4_000);
+    for second in 0..4 {
+        let (bytes, slowest) = run(&mut trial, 2_000);
+        let sum = bytes.iter().sum::<u64>();
+        println!("{bytes:?}, {slowest:?}");
+        assert!(sum > 2 * 2_000_000, "{second}: {bytes:?}");
+        assert!(bytes.iter().all(|bytes| *bytes * 10 > sum), "{second}: none starves: {bytes:?}");
+        // 20 ms on the cable and some in its queue, which has room for 80; behind what the others hold it would be half a second.
+        assert!(slowest < Duration::from_millis(200), "{second}: {slowest:?}");
+    }
+}
+
+#[test]
 fn several_forwards_share_a_path_in_either_direction() {
     let trial =
         PathTrial { rate_bits: 50_000_000, seconds: 8, streams: 4, workers: (2, 2), ..PathTrial::LONG };
