@@ -14,7 +14,7 @@ use std::{
 
 use ip::packets::Buffers;
 
-use crate::{SendFailure, SendOutcome};
+use crate::{SendFailure, SendOutcome, sys};
 
 /// Segments that one `UDP_SEGMENT` message may have anywhere: `UDP_MAX_SEGMENTS` before Linux 6.9.
 pub const MAX_SEGMENTS: u16 = 64;
@@ -86,6 +86,10 @@ pub struct ReceiveBatch {
     /// Whether nothing waited behind it, and the socket's token is reported when something does. Where this is not known, the next
     /// `receive` tells.
     pub last: bool,
+    /// Slots that were in use at a time since [`ReceiveBatch::give_back`] was called last.
+    recent: usize,
+    /// Slots for which the kernel may have given memory.
+    touched: usize,
 }
 
 impl ReceiveBatch {
@@ -108,6 +112,8 @@ impl ReceiveBatch {
             accepted: Vec::with_capacity(slots),
             joined: Vec::new(),
             last: false,
+            recent: 0,
+            touched: 0,
         }
     }
 
@@ -140,6 +146,17 @@ impl ReceiveBatch {
         self.accepted.clear();
         self.joined.clear();
         self.last = false;
+    }
+
+    /// Drops all buffers, and gives the memory of slots that were not in use since the last call back to the kernel.
+    pub fn give_back(&mut self) {
+        self.clear();
+        let touched = self.touched.max(self.recent);
+        self.touched = std::mem::take(&mut self.recent).max(1);
+        if touched > self.touched {
+            sys::give_back(&mut self.bytes[self.touched * self.slot_bytes..touched * self.slot_bytes]);
+        }
+        self.joined.shrink_to(self.slot_bytes);
     }
 
     /// The cost of the batch to a worker, in [`units`]: the sum over its buffers.
@@ -247,6 +264,7 @@ impl ReceiveBatch {
     pub(super) fn accept(&mut self, slot: usize, mut meta: Meta) {
         meta.segment = meta.segment.max(1);
         meta.len = meta.len.min(self.slot_bytes);
+        self.recent = self.recent.max(slot + 1);
         self.accepted.push((slot, meta));
     }
 }

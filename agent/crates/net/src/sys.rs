@@ -267,6 +267,9 @@ fn meta(header: &mmsghdr, name: &Name, held: Duration, now: Option<libc::timespe
     Some(meta)
 }
 
+/// At least the size of a page, on every processor that Culvert is built for: a larger page is not given back in part.
+const PAGE: usize = 64 * 1024;
+
 /// The bytes that were freed and that the C library keeps, of all its arenas, modulo 2^32; `None` if it does not say.
 pub(super) fn freed_bytes() -> Option<u32> {
     #[cfg(target_env = "gnu")]
@@ -286,6 +289,17 @@ pub(super) fn give_back_freed() {
     unsafe {
         libc::malloc_trim(0)
     };
+}
+
+/// Gives whole pages of `bytes` back to the kernel: they read as zeros from then on.
+pub(super) fn give_back(bytes: &mut [u8]) {
+    let start = bytes.as_ptr().align_offset(PAGE).min(bytes.len());
+    let len = (bytes.len() - start) / PAGE * PAGE;
+    if len > 0 {
+        // SAFETY: the pages are within `bytes`, which is borrowed for writing, is anonymous memory of the allocator, and holds any
+        // values. On failure they stay as they are.
+        unsafe { libc::madvise(bytes[start..].as_mut_ptr().cast(), len, libc::MADV_DONTNEED) };
+    }
 }
 
 /// The system's time, by which the kernel stamps what it receives.

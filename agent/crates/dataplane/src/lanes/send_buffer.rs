@@ -166,6 +166,8 @@ pub struct Underlays {
     sockets: Slab<Underlay>,
     /// Batches that no socket is using: an idle socket costs none.
     spare: Vec<SendBatch>,
+    /// The number of those that were not needed since [`Underlays::free_spare`] was called last.
+    unneeded: usize,
     /// The number of sockets that hold a batch.
     held: usize,
     /// Sockets whose send buffer another one needed.

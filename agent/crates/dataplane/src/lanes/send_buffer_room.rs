@@ -15,6 +15,7 @@ impl Underlays {
             self.reclaim(now);
         }
         let batch = self.spare.pop();
+        self.unneeded = self.unneeded.min(self.spare.len());
         let batch = batch.unwrap_or_else(|| SendBatch::new(SendBatch::DEFAULT_BYTES + RESERVE_BYTES));
         if let Some(underlay) = self.sockets.get_mut(id.0 as usize) {
             underlay.send_buffer = Some(batch);
@@ -63,6 +64,12 @@ impl Underlays {
             batch.clear();
             self.spare.push(batch);
         }
+    }
+
+    /// Frees the spare send buffers that no socket needed since the last call.
+    pub fn free_spare(&mut self) {
+        self.spare.truncate(self.spare.len() - self.unneeded.min(self.spare.len()));
+        self.unneeded = self.spare.len();
     }
 
     /// What all send buffers take, in bytes, those included that no socket is using.

@@ -360,4 +360,12 @@ fn outboxes_are_bounded_and_given_back() {
     assert_eq!((underlays.held, underlays.spare.len()), (0, MOST_SPARE));
     let sent: u64 = underlays.settlements.drain().map(|settled| settled.payloads).sum();
     assert_eq!(sent, MOST_SEND_BUFFERS as u64);
+
+    // What was of use lately is kept, and freed when it is so no more.
+    underlays.free_spare();
+    assert!(underlays.answer(&mut lanes, ids[0], &path, &[7; 100], now));
+    underlays.flush(&mut lanes, now);
+    assert_eq!(underlays.spare.len(), MOST_SPARE);
+    underlays.free_spare();
+    assert_eq!(underlays.spare.len(), 1, "one was needed");
 }

@@ -68,6 +68,8 @@ impl Worker {
             self.cx.warn_of_replay_log(&error, now);
         }
         self.data.rests.tidy();
+        self.data.batch.give_back();
+        self.cx.sockets.underlays.free_spare();
         self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }
 }

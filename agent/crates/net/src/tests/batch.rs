@@ -274,3 +274,27 @@ fn a_receive_batch_takes_what_fits() {
     assert_eq!(batch.buffer(0)[0], 9);
     assert_eq!(batch.meta(1).datagrams(), 1);
 }
+
+#[test]
+fn the_memory_of_slots_that_are_not_used_is_given_back() {
+    let mut batch = ReceiveBatch::default();
+    let fill = |batch: &mut ReceiveBatch, slots: usize| {
+        batch.clear();
+        (0..slots).for_each(|_| assert!(batch.push(Meta::EMPTY, &[7; ReceiveBatch::DEFAULT_SLOT_BYTES])));
+    };
+    // A page has at most 64 KiB, and the slots may begin within one.
+    let kept = |batch: &mut ReceiveBatch| {
+        batch.rooms().filter(|room| room[100..] != vec![0; room.len() - 100]).count()
+    };
+    fill(&mut batch, ReceiveBatch::DEFAULT_SLOTS);
+    batch.give_back();
+    assert!(batch.is_empty());
+    assert_eq!(kept(&mut batch), ReceiveBatch::DEFAULT_SLOTS, "all were in use a moment ago");
+    fill(&mut batch, 3);
+    batch.give_back();
+    assert!((3..=5).contains(&kept(&mut batch)), "{} slots", kept(&mut batch));
+    batch.give_back();
+    assert!((1..=3).contains(&kept(&mut batch)), "{} slots", kept(&mut batch));
+    fill(&mut batch, ReceiveBatch::DEFAULT_SLOTS);
+    assert!((0..batch.len()).all(|slot| batch.buffer(slot) == [7; ReceiveBatch::DEFAULT_SLOT_BYTES]));
+}
