@@ -11,7 +11,10 @@ use net::{
     wildcard_for,
 };
 use slab::Slab;
-use wire::ids::{LocalId, PeerId};
+use wire::{
+    ids::{LocalId, PeerId},
+    sparse,
+};
 
 use crate::{
     forward::{Local, Locals, tcp::TcpId},
@@ -112,6 +115,13 @@ pub fn more_ports(config: &Config, udp: &[usize], tcp: &[usize]) -> PortPlan {
 }
 
 impl SocketFactory {
+    /// Gives memory back if there were many more sockets once.
+    pub fn shrink(&mut self) {
+        if sparse::is_sparse(self.tokens.len(), self.tokens.capacity()) {
+            self.tokens.shrink_to_fit();
+        }
+    }
+
     /// A factory over `net`, with the socket options of `config`.
     #[must_use]
     pub fn new(net: Box<dyn Net>, config: &Config) -> Self {

@@ -40,5 +40,6 @@ pub mod rate;
 pub mod repair;
 pub mod report;
 pub mod sampler;
+pub mod sparse;
 pub mod throttle;
 pub mod timers;

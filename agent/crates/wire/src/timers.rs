@@ -5,7 +5,10 @@
 
 use std::{cmp::Reverse, collections::BinaryHeap, hash::Hash, time::Instant};
 
-use crate::hash::{Issued, IssuedMap};
+use crate::{
+    hash::{Issued, IssuedMap},
+    sparse,
+};
 
 /// A queue of deadlines by key, earliest first.
 #[derive(Debug)]
@@ -48,6 +51,14 @@ impl<K: Copy + Ord + Hash + Issued> Timers<K> {
             }
         }
         None
+    }
+
+    /// Gives memory back if there were many more deadlines once.
+    pub fn shrink(&mut self) {
+        sparse::shrink(&mut self.armed);
+        if sparse::is_sparse(self.heap.len(), self.heap.capacity()) {
+            self.heap.shrink_to(2 * self.heap.len());
+        }
     }
 
     /// When [`Timers::pop`] may next have something; an overtaken entry may make it too early, never too late.

@@ -14,7 +14,10 @@ use std::time::Instant;
 
 use net::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, stats::Booked};
 use slab::Slab;
-use wire::ids::{IngressId, LocalId, PeerId};
+use wire::{
+    ids::{IngressId, LocalId, PeerId},
+    sparse,
+};
 
 use crate::relay::{FlowId, Settlements};
 
@@ -70,6 +73,13 @@ pub struct Locals {
 }
 
 impl Locals {
+    /// Gives memory back if there were many more sockets once.
+    pub fn shrink(&mut self) {
+        if sparse::is_sparse(self.sockets.len(), self.sockets.capacity()) {
+            self.sockets.shrink_to_fit();
+        }
+    }
+
     /// No sockets yet; messages of at most `most_segments` payloads.
     #[must_use]
     pub fn new(most_segments: u16) -> Self {

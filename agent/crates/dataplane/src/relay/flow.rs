@@ -17,6 +17,7 @@ use wire::{
     context::{Context, FlowNumber, Header, ServiceNumber},
     hash::PeerMap,
     ids::{IngressId, LocalId, WorkerId},
+    sparse,
 };
 
 use crate::relay::registry::FlowRegistry;
@@ -135,6 +136,16 @@ pub struct Numbering {
 }
 
 impl Flows {
+    /// Gives memory back if there were many more flows once.
+    pub fn shrink(&mut self) {
+        if sparse::is_sparse(self.flows.len(), self.flows.capacity()) {
+            self.flows.shrink_to_fit();
+            self.registry.shrink();
+        }
+        sparse::shrink(&mut self.by_number);
+        sparse::shrink(&mut self.by_client);
+    }
+
     /// An empty table, whose new flows are numbered as `numbering` says.
     #[must_use]
     pub fn new(numbering: Numbering, registry: Arc<FlowRegistry>) -> Self {

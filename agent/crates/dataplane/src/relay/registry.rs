@@ -8,7 +8,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use wire::{context::FlowNumber, hash::PeerMap, panics::lock};
+use wire::{context::FlowNumber, hash::PeerMap, panics::lock, sparse};
 
 use crate::{
     relay::{fragments::ALL_PEERS, memory::SharedMemory},
@@ -72,6 +72,11 @@ pub struct FlowRegistry {
 }
 
 impl FlowRegistry {
+    /// Gives memory back if there were many more flows once.
+    pub(super) fn shrink(&self) {
+        sparse::shrink(&mut lock(&self.workers));
+    }
+
     /// The registry of one more peer of an agent that counts `total`.
     #[must_use]
     pub fn of_agent(total: &Arc<AgentTotals>) -> Arc<Self> {

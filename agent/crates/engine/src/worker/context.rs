@@ -77,6 +77,19 @@ pub(super) enum Effect {
 }
 
 impl Context {
+    /// Gives memory back of tables that were much larger once.
+    pub(super) fn shrink(&mut self) {
+        self.timers.shrink();
+        self.sources.shrink();
+        self.sockets.factory.shrink();
+        self.sockets.locals.shrink();
+        for id in self.peers.ids() {
+            if let Some(peer) = self.peers.get_mut(id) {
+                peer.data.relay.flows.shrink();
+            }
+        }
+    }
+
     /// Sends a message to `worker`, which may be this one.
     pub(super) fn send(&mut self, worker: u8, message: WorkerMessage) {
         if worker == self.id.index {

@@ -69,6 +69,7 @@ impl Worker {
         }
         self.data.rests.tidy();
         self.data.batch.give_back();
+        self.cx.shrink();
         self.cx.sockets.underlays.free_spare();
         self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
     }

@@ -21,6 +21,7 @@ use net::Token;
 use wire::{
     hash::{Issued, IssuedMap},
     ids::PeerId,
+    sparse,
 };
 
 /// The credit of a source in each round, in units: the datagrams of a receive call without GRO.
@@ -94,6 +95,16 @@ const MOST_SPARE: usize = 64;
 impl Sources {
     pub(super) fn new() -> Self {
         Self { classes: Default::default(), known: IssuedMap::default(), budget: BUDGET }
+    }
+
+    /// Gives memory back if there were many more sources once.
+    pub(super) fn shrink(&mut self) {
+        sparse::shrink(&mut self.known);
+        for class in &mut self.classes {
+            class
+                .spare
+                .retain(|ring| !sparse::is_sparse(0, ring.members.capacity().max(ring.order.capacity())));
+        }
     }
 
     /// Adds a source that may have something, unless it is queued already.
