@@ -88,8 +88,10 @@ struct Direction {
     framing: usize,
     /// The number of bytes of the TCP connection that were written.
     bytes: u64,
-    /// Bytes read since its stream had a place in the [`Order`] last.
-    since_ranked: usize,
+    /// Whether its stream has a place in the [`Order`].
+    placed: bool,
+    /// Bytes read since it got that place.
+    since_placed: usize,
 }
 
 impl Direction {
@@ -101,6 +103,10 @@ impl Direction {
     /// `written` bytes of the piece were taken.
     fn wrote(&mut self, written: usize) {
         self.piece.advance(written);
+        if self.piece.is_empty() {
+            // An empty piece keeps what it was a part of.
+            self.piece = Bytes::new();
+        }
         let framing = written.min(self.framing);
         self.framing -= framing;
         self.bytes += (written - framing) as u64;
@@ -329,6 +335,9 @@ impl TcpForward {
     ) -> Result<bool, Broken> {
         let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
         let outward = &mut self.outward;
+        if !std::mem::replace(&mut outward.placed, true) {
+            let _set = quinn.send_stream(self.stream).set_priority(order.of_new());
+        }
         let mut moved = 0;
         while !outward.closed {
             if outward.piece.has_remaining() {
@@ -346,6 +355,7 @@ impl TcpForward {
                     // The peer takes no more, but data of its service may still come the other way.
                     Err(WriteError::Stopped(_)) => {
                         outward.closed = true;
+                        outward.piece = Bytes::new();
                         // Otherwise quinn-proto would keep the stream open for an end that never comes.
                         let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
                     }
@@ -361,11 +371,12 @@ impl TcpForward {
                 match tcp.read(room) {
                     Ok(0) => outward.ended = true,
                     Ok(len) => {
-                        outward.since_ranked += len;
-                        if outward.since_ranked >= WORTH_A_BLOCK {
-                            outward.since_ranked = 0;
+                        order.bytes += len as u64;
+                        outward.since_placed += len;
+                        if outward.since_placed >= WORTH_A_BLOCK {
+                            outward.since_placed = 0;
                             // The stream may be gone; writing says so.
-                            let _set = quinn.send_stream(self.stream).set_priority(order.last_of_all());
+                            let _set = quinn.send_stream(self.stream).set_priority(order.last());
                         }
                         if len >= WORTH_A_BLOCK {
                             outward.piece = scratch.blocks.hand_over(len);
@@ -427,18 +438,29 @@ impl TcpForward {
 
 /// The order in which the streams of a connection send what quinn-proto holds of them.
 ///
-/// quinn-proto takes a packet's worth from each stream in turn, so that the far end finds a few packets of each: many small writes to TCP.
-/// Here each half block that a stream takes in puts it behind the others, by its priority, and what is in front is sent as a whole. Streams that
-/// send little, and control messages, stay in front. After 2³¹ places, at least 70 TB, streams get the last one together and take turns.
+/// quinn-proto takes a packet's worth from each stream in turn, so that the far end finds a few packets of each: many small writes to
+/// TCP. Here each half block that a stream takes in puts it behind the others, by its priority, and what is in front is sent as a whole.
+/// A stream that sends little stays in front of what came after it, and a new one begins [`AHEAD`] half blocks before the end, so that
+/// no number of short ones holds up a long one. Control messages come first. After 2³¹ half blocks, 70 TB, all streams get the last
+/// place and take turns.
 #[derive(Debug, Default)]
 pub struct Order {
-    last: i32,
+    /// Bytes that the streams took in so far.
+    bytes: u64,
 }
 
+/// The number of half blocks that a new stream overtakes.
+const AHEAD: i32 = 8;
+
 impl Order {
-    fn last_of_all(&mut self) -> i32 {
-        self.last = self.last.saturating_sub(1);
-        self.last
+    /// The priority of a stream behind all others.
+    fn last(&self) -> i32 {
+        i32::try_from(self.bytes / WORTH_A_BLOCK as u64).map_or(i32::MIN, |place| -place)
+    }
+
+    /// The priority of a new stream.
+    fn of_new(&self) -> i32 {
+        self.last().saturating_add(AHEAD).min(0)
     }
 }
 
@@ -556,7 +578,9 @@ fn read_frame<T>(
         match chunks.next(PIECE) {
             Ok(Some(Chunk { mut bytes, .. })) => {
                 if let Some(frame) = framer.pull(&mut bytes).map_err(|_| Broken)? {
-                    return decode(&frame).map(|frame| Some((frame, bytes))).map_err(|_| Broken);
+                    // A copy: the service may take its time, and the packet lies in a block with others.
+                    let rest = Bytes::copy_from_slice(&bytes);
+                    return decode(&frame).map(|frame| Some((frame, rest))).map_err(|_| Broken);
                 }
             }
             Err(ReadError::Blocked) => return Ok(None),

@@ -140,8 +140,8 @@ impl Flows {
     pub fn shrink(&mut self) {
         if sparse::is_sparse(self.flows.len(), self.flows.capacity()) {
             self.flows.shrink_to_fit();
-            self.registry.shrink();
         }
+        self.registry.shrink();
         sparse::shrink(&mut self.by_number);
         sparse::shrink(&mut self.by_client);
     }

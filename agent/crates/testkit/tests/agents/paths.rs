@@ -488,8 +488,66 @@ fn forwards_that_send_much_share_a_path_and_one_that_sends_little_does_not_wait_
         assert!(sum > 2 * 2_000_000, "{second}: {bytes:?}");
         assert!(bytes.iter().all(|bytes| *bytes * 10 > sum), "{second}: none starves: {bytes:?}");
         // 20 ms on the cable and some in its queue, which has room for 80; behind what the others hold it would be half a second.
-        assert!(slowest < Duration::from_millis(200), "{second}: {slowest:?}");
+        assert!(slowest < Duration::from_millis(300), "{second}: {slowest:?}");
     }
+}
+
+#[test]
+fn no_number_of_short_forwards_holds_up_a_long_one() {
+    const SHORT: usize = 40;
+    let trial = PathTrial { rate_bits: 20_000_000, rtt: Duration::from_millis(40), ..PathTrial::LONG };
+    let mut trial = Trial::new(trial.queue_of(2.0));
+    let mut listener = trial.pair.services.tcp_listen(UPSTREAM);
+    let (mut clients, mut accepted) = (Vec::new(), Vec::new());
+    let (mut long, mut short, mut ended) = (0, 0, 0);
+    for _ in 0..8_000 {
+        let until = trial.pair.world.now() + Duration::from_millis(1);
+        loop {
+            let Pair { clients, services, world, .. } = &mut trial.pair;
+            let mut is_busy = false;
+            for token in clients.ready() {
+                is_busy |= trial.streams.write(token, &trial.buffer);
+            }
+            for token in services.ready() {
+                let came = trial.streams.read(token, &mut trial.buffer);
+                (long, is_busy) = (long + came, is_busy || came > 0);
+            }
+            match is_busy {
+                true => world.settle(),
+                false if world.step(until) => {}
+                false => break,
+            }
+        }
+        // As many short ones as the path takes: each sends less than what would put it behind the others.
+        while clients.len() < SHORT {
+            clients.push((trial.pair.clients.tcp(INGRESS), 30_000));
+        }
+        clients.retain_mut(|(client, left)| {
+            *left -= client.write(&trial.buffer[..*left]).unwrap_or(0);
+            if *left == 0 {
+                client.shutdown_write().unwrap();
+            }
+            *left > 0
+        });
+        while let Some((_, stream)) = accept(&mut *listener, &mut trial.pair.services) {
+            accepted.push(stream);
+        }
+        accepted.retain_mut(|stream| {
+            loop {
+                match stream.read(&mut trial.buffer) {
+                    Ok(0) => {
+                        ended += 1;
+                        return stream.shutdown_write().is_err();
+                    }
+                    Ok(len) => short += len as u64,
+                    Err(error) => return error.kind() == std::io::ErrorKind::WouldBlock,
+                }
+            }
+        });
+    }
+    println!("{long} bytes of the long one, {short} of {ended} short ones");
+    assert!(long + short > 8 * 2_000_000 && short > 2_000_000, "{long} and {short}");
+    assert!(long > 2_000_000, "{long} bytes beside {short}");
 }
 
 #[test]
