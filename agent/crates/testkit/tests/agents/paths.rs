@@ -523,11 +523,14 @@ fn no_number_of_short_forwards_holds_up_a_long_one() {
             clients.push((trial.pair.clients.tcp(INGRESS), 30_000));
         }
         clients.retain_mut(|(client, left)| {
-            *left -= client.write(&trial.buffer[..*left]).unwrap_or(0);
-            if *left == 0 {
-                client.shutdown_write().unwrap();
+            if *left > 0 {
+                *left -= client.write(&trial.buffer[..*left]).unwrap_or(0);
+                if *left == 0 {
+                    client.shutdown_write().unwrap();
+                }
             }
-            *left > 0
+            // Until the service has ended it, too.
+            client.read(&mut [0; 1]).is_err_and(|error| error.kind() == std::io::ErrorKind::WouldBlock)
         });
         while let Some((_, stream)) = accept(&mut *listener, &mut trial.pair.services) {
             accepted.push(stream);
