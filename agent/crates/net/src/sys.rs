@@ -267,8 +267,12 @@ fn meta(header: &mmsghdr, name: &Name, held: Duration, now: Option<libc::timespe
     Some(meta)
 }
 
-/// At least the size of a page, on every processor that Culvert is built for: a larger page is not given back in part.
-const PAGE: usize = 64 * 1024;
+/// Bytes of a page of memory.
+pub(super) fn page_bytes() -> usize {
+    // SAFETY: it takes a number and returns one.
+    let bytes = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
+    usize::try_from(bytes).unwrap_or(0).max(4096)
+}
 
 /// The bytes that were freed and that the C library keeps, of all its arenas, modulo 2^32; `None` if it does not say.
 pub(super) fn freed_bytes() -> Option<u32> {
@@ -293,8 +297,9 @@ pub(super) fn give_back_freed() {
 
 /// Gives whole pages of `bytes` back to the kernel: they read as zeros from then on.
 pub(super) fn give_back(bytes: &mut [u8]) {
-    let start = bytes.as_ptr().align_offset(PAGE).min(bytes.len());
-    let len = (bytes.len() - start) / PAGE * PAGE;
+    let page = page_bytes();
+    let start = bytes.as_ptr().align_offset(page).min(bytes.len());
+    let len = (bytes.len() - start) / page * page;
     if len > 0 {
         // SAFETY: the pages are within `bytes`, which is borrowed for writing, is anonymous memory of the allocator, and holds any
         // values. On failure they stay as they are.

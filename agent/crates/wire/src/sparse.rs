@@ -31,7 +31,7 @@ mod tests {
         let full = map.capacity();
         map.retain(|number, _| *number < 10_000);
         shrink(&mut map);
-        assert_eq!(map.capacity(), full, "half of them may come back");
+        assert!(map.capacity() > full / 2, "half of them may come back: {} of {full}", map.capacity());
         map.retain(|number, _| *number < 100);
         shrink(&mut map);
         assert!(map.capacity() < KEPT, "{}", map.capacity());
