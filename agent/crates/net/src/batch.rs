@@ -298,6 +298,17 @@ pub struct Path {
     pub tos: u8,
 }
 
+/// Datagrams of one path that lie one behind the other, outside of any batch.
+#[derive(Clone, Copy, Debug)]
+pub struct Burst<'a> {
+    /// The path that the datagrams take.
+    pub path: Path,
+    /// The datagrams.
+    pub bytes: &'a [u8],
+    /// Bytes of each datagram, of which the last may be shorter; never 0.
+    pub segment: usize,
+}
+
 /// The progress of a message. It lasts over a `WouldBlock` in the middle of a message that is sent in single datagrams.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct Progress {
@@ -343,14 +354,15 @@ pub struct Message {
 }
 
 impl Message {
-    /// A message of all datagrams in `bytes` bytes, each of `segment` bytes but for the last.
-    pub(super) fn of_all(path: &Path, bytes: usize, segment: usize) -> Self {
+    /// A message of all datagrams of a burst.
+    pub(super) fn of_all(burst: &Burst<'_>) -> Self {
+        let Burst { path, bytes, segment } = *burst;
         Self {
-            path: *path,
+            path,
             owner: 0,
             segment,
-            range: 0..bytes,
-            segments: u16::try_from(bytes.div_ceil(segment.max(1))).unwrap_or(u16::MAX),
+            range: 0..bytes.len(),
+            segments: u16::try_from(bytes.len().div_ceil(segment.max(1))).unwrap_or(u16::MAX),
             payloads: 0,
             closed: true,
             progress: Progress::default(),

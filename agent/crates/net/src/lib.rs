@@ -60,7 +60,7 @@ mod transmit;
 pub mod tun;
 mod udp;
 
-pub use batch::{Path, ReceiveBatch, SendBatch};
+pub use batch::{Burst, Path, ReceiveBatch, SendBatch};
 pub use delivery::{Delivery, DeliveryMessage, Recipient};
 pub use ready::{Ready, Token};
 pub use stats::UdpStats;
@@ -182,16 +182,10 @@ pub trait UdpSocket {
     /// When the kernel would block, what is left stays in `batch` and the token is reported when there is room.
     fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&batch::Message, SendOutcome));
 
-    /// Sends the datagrams in `bytes`, each of `segment` bytes but for the last, in one message and without a batch. Returns the bytes
-    /// of those that are done, whatever became of them; `outcome` is called if that is the whole message. The others need a batch: there is
-    /// no room for them, or the socket sends batches only.
-    fn send_now(
-        &mut self,
-        _path: &Path,
-        _bytes: &[u8],
-        _segment: usize,
-        _outcome: &mut dyn FnMut(SendOutcome),
-    ) -> usize {
+    /// Sends a burst in one message and without a batch. Returns the bytes of the datagrams that are done, whatever became of them;
+    /// `outcome` is called if that is the whole burst. The others need a batch: there is no room for them, or the socket sends batches
+    /// only.
+    fn send_now(&mut self, _burst: &Burst<'_>, _outcome: &mut dyn FnMut(SendOutcome)) -> usize {
         0
     }
 

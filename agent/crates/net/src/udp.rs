@@ -24,7 +24,7 @@ use wire::clock::Clock;
 use crate::{
     Delivery, DeliveryMessage, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload,
     UdpOptions, UdpRole, UdpSocket, UdpStats,
-    batch::{MAX_MESSAGE_BYTES, MAX_SEGMENTS, MOST_SEGMENTS, Message, Path},
+    batch::{Burst, MAX_MESSAGE_BYTES, MAX_SEGMENTS, MOST_SEGMENTS, Message},
     process::leaves_descriptors,
     ready::SourceWaker,
     sys::{self, Received, Scratch},
@@ -309,20 +309,16 @@ impl UdpSocket for KernelUdp {
         }
     }
 
-    fn send_now(
-        &mut self,
-        path: &Path,
-        bytes: &[u8],
-        segment: usize,
-        outcome: &mut dyn FnMut(SendOutcome),
-    ) -> usize {
-        if bytes.len() > MAX_MESSAGE_BYTES || self.is_blocked() {
+    fn send_now(&mut self, burst: &Burst<'_>, outcome: &mut dyn FnMut(SendOutcome)) -> usize {
+        let fits = burst.bytes.len() <= MAX_MESSAGE_BYTES
+            && burst.bytes.len() <= burst.segment * MAX_SEGMENTS as usize;
+        if !fits || self.is_blocked() {
             return 0;
         }
-        let mut message = [Message::of_all(path, bytes.len(), segment)];
-        let cargo = Contiguous(bytes);
+        let mut message = [Message::of_all(burst)];
+        let cargo = Contiguous(burst.bytes);
         if self.transmit(&mut message, &cargo, &mut |_, result| outcome(result)) == 1 {
-            return bytes.len();
+            return burst.bytes.len();
         }
         self.watch_writable();
         message[0].segment_range(message[0].progress.done).start

@@ -17,7 +17,8 @@
 use std::time::Instant;
 
 use net::{
-    Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message, stats::Booked,
+    Burst, Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message,
+    stats::Booked,
 };
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use slab::Slab;
@@ -419,35 +420,20 @@ impl Underlays {
         self.whole(lanes, id, Whole { path, most, owner: NO_OWNER }, now, write)
     }
 
-    /// Adds packets that are already protected and lie one behind the other, each of `segment` bytes but for the last. Returns how many
-    /// of them are not sent because they find no room. Many go to the kernel at once, without a copy, behind what waits already.
-    pub fn packets(
-        &mut self,
-        lanes: &mut Lanes,
-        id: UnderlayId,
-        path: &Path,
-        packets: &[u8],
-        segment: usize,
-        now: Instant,
-    ) -> usize {
-        let sent = match packets.len() >= WORTH_A_CALL {
-            true => self.send_now(lanes, id, path, packets, segment, now),
-            false => 0,
-        };
-        let refused = |packet: &&[u8]| !self.packet(lanes, id, path, packet.len(), now, copy_of(packet));
-        packets[sent..].chunks(segment.max(1)).filter(refused).count()
+    /// Adds packets that are already protected; returns how many of them are not sent because they find no room. Many go to the kernel
+    /// at once, without a copy, behind what waits already.
+    pub fn packets(&mut self, lanes: &mut Lanes, id: UnderlayId, burst: &Burst<'_>, now: Instant) -> usize {
+        let at_once = burst.bytes.len() >= WORTH_A_CALL;
+        let sent = if at_once { self.send_now(lanes, id, burst, now) } else { 0 };
+        let mut refused = 0;
+        for packet in burst.bytes[sent..].chunks(burst.segment.max(1)) {
+            refused += usize::from(!self.packet(lanes, id, &burst.path, packet.len(), now, copy_of(packet)));
+        }
+        refused
     }
 
-    /// Sends such packets at once; returns the bytes of those that need no more work.
-    fn send_now(
-        &mut self,
-        lanes: &mut Lanes,
-        id: UnderlayId,
-        path: &Path,
-        packets: &[u8],
-        segment: usize,
-        now: Instant,
-    ) -> usize {
+    /// Sends packets at once; returns the bytes of those that need no more work.
+    fn send_now(&mut self, lanes: &mut Lanes, id: UnderlayId, burst: &Burst<'_>, now: Instant) -> usize {
         let Some(underlay) = self.sockets.get_mut(id.0 as usize) else { return 0 };
         underlay.finish(lanes, now, &mut self.settlements);
         if !underlay.dirty {
@@ -461,9 +447,7 @@ impl Underlays {
             return 0;
         }
         let unreachable = &mut underlay.unreachable;
-        underlay
-            .socket
-            .send_now(path, packets, segment, &mut |outcome| *unreachable |= is_unreachable(outcome))
+        underlay.socket.send_now(burst, &mut |outcome| *unreachable |= is_unreachable(outcome))
     }
 
     /// Adds an answer of the decoy to an unauthenticated sender, as it is. One that is added is settled as a payload of

@@ -59,7 +59,6 @@ impl Worker {
         self.sessions.reconcile(&mut self.cx, &mut self.decoy, now);
         self.tunnel.sample_rates(&mut self.cx, &mut self.host, now);
         self.sessions.control.look_at_windows();
-        self.tcp.scratch.blocks.release();
         self.cx.report_stream_memory(now);
         self.sessions.gate.expire(now);
         self.cx.hub.taps().expire(now);
@@ -69,6 +68,8 @@ impl Worker {
         }
         self.data.rests.tidy();
         self.data.batch.give_back();
+        self.sessions.control.give_back();
+        self.tcp.scratch.blocks.release();
         self.cx.shrink();
         self.cx.sockets.underlays.free_spare();
         self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);

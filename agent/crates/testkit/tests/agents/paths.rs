@@ -230,6 +230,30 @@ impl Trial {
         }
     }
 
+    /// Writes and reads all there is to until that time; adds up what each reader got. For uploads.
+    fn run_counting(&mut self, until: Instant, bytes: &mut [u64]) {
+        loop {
+            let Pair { clients, services, world, .. } = &mut self.pair;
+            let mut is_busy = false;
+            for token in clients.ready() {
+                is_busy |= self.streams.write(token, &self.buffer);
+            }
+            for token in services.ready() {
+                let reader = self.streams.readers.iter().position(|(known, _)| *known == token);
+                let came = self.streams.read(token, &mut self.buffer);
+                is_busy |= came > 0;
+                if let Some(reader) = reader {
+                    bytes[reader] += came;
+                }
+            }
+            match is_busy {
+                true => world.settle(),
+                false if world.step(until) => {}
+                false => return,
+            }
+        }
+    }
+
     /// Writes and reads what there is to; false if nothing.
     fn hub(&mut self) -> bool {
         let Pair { clients, services, world, .. } = &mut self.pair;
@@ -447,26 +471,7 @@ fn forwards_that_send_much_share_a_path_and_one_that_sends_little_does_not_wait_
     let mut run = |trial: &mut Trial, milliseconds: u64| {
         for _ in 0..milliseconds {
             let until = trial.pair.world.now() + Duration::from_millis(1);
-            loop {
-                let Pair { clients, services, world, .. } = &mut trial.pair;
-                let mut is_busy = false;
-                for token in clients.ready() {
-                    is_busy |= trial.streams.write(token, &trial.buffer);
-                }
-                for token in services.ready() {
-                    let reader = trial.streams.readers.iter().position(|(known, _)| *known == token);
-                    let came = trial.streams.read(token, &mut trial.buffer);
-                    is_busy |= came > 0;
-                    if let Some(reader) = reader {
-                        bytes[reader] += came;
-                    }
-                }
-                match is_busy {
-                    true => world.settle(),
-                    false if world.step(until) => {}
-                    false => break,
-                }
-            }
+            trial.run_counting(until, &mut bytes);
             let now = trial.pair.world.now();
             if reader.read(&mut [0; 64]).is_ok()
                 && let Some(at) = asked.take()
@@ -499,25 +504,10 @@ fn no_number_of_short_forwards_holds_up_a_long_one() {
     let mut trial = Trial::new(trial.queue_of(2.0));
     let mut listener = trial.pair.services.tcp_listen(UPSTREAM);
     let (mut clients, mut accepted) = (Vec::new(), Vec::new());
-    let (mut long, mut short, mut ended) = (0, 0, 0);
+    let (mut long, mut short, mut ended) = ([0], 0, 0);
     for _ in 0..8_000 {
         let until = trial.pair.world.now() + Duration::from_millis(1);
-        loop {
-            let Pair { clients, services, world, .. } = &mut trial.pair;
-            let mut is_busy = false;
-            for token in clients.ready() {
-                is_busy |= trial.streams.write(token, &trial.buffer);
-            }
-            for token in services.ready() {
-                let came = trial.streams.read(token, &mut trial.buffer);
-                (long, is_busy) = (long + came, is_busy || came > 0);
-            }
-            match is_busy {
-                true => world.settle(),
-                false if world.step(until) => {}
-                false => break,
-            }
-        }
+        trial.run_counting(until, &mut long);
         // As many short ones as the path takes: each sends less than what would put it behind the others.
         while clients.len() < SHORT {
             clients.push((trial.pair.clients.tcp(INGRESS), 30_000));
@@ -548,6 +538,7 @@ fn no_number_of_short_forwards_holds_up_a_long_one() {
             }
         });
     }
+    let [long] = long;
     println!("{long} bytes of the long one, {short} of {ended} short ones");
     assert!(long + short > 8 * 2_000_000 && short > 2_000_000, "{long} and {short}");
     assert!(long > 2_000_000, "{long} bytes beside {short}");

@@ -27,7 +27,7 @@ use dataplane::{
     relay::{Settlement, Settlements},
 };
 use gate::{OwnKey, admission::Admission, tls::KeyExchange};
-use net::{Path, batch::Meta};
+use net::{Burst, Path, batch::Meta};
 use quinn_proto::{
     ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
@@ -330,9 +330,13 @@ impl Control {
         }
     }
 
+    /// Frees the memory for received packets that is not in use.
+    pub fn give_back(&mut self) {
+        self.arena.release();
+    }
+
     /// Has the connections polled whose windows may be larger than needed, so that those of idle ones shrink, too.
     pub fn look_at_windows(&mut self) {
-        self.arena.release();
         for handle in self.handles() {
             let windows = self.connections.get(&handle).and_then(|connection| connection.windows.as_ref());
             if windows.is_some_and(Windows::is_waiting) {
@@ -469,8 +473,7 @@ impl Control {
 
     /// The same, and the order in which its streams send.
     pub fn streams(&mut self, handle: ConnectionHandle) -> Option<(&mut Connection, &mut Order)> {
-        let connection = self.get_mut(handle).filter(|connection| !connection.lost)?;
-        Some((&mut connection.quinn, &mut connection.order))
+        self.open_mut(handle).map(|connection| (&mut connection.quinn, &mut connection.order))
     }
 
     /// Sends two PINGs in packets of their own. The far end acknowledges the second one at once (RFC 9000 §13.2.2); a single one
@@ -788,11 +791,11 @@ impl Control {
             }
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
-            let packets = &self.scratch[..transmit.size];
             let segment = transmit.segment_size.unwrap_or(transmit.size).max(1);
-            let refused = underlays.packets(lanes, connection.underlay, &path, packets, segment, now) as u64;
+            let burst = Burst { path, bytes: &self.scratch[..transmit.size], segment };
+            let refused = underlays.packets(lanes, connection.underlay, &burst, now) as u64;
             self.stats.packets_blocked += refused;
-            let all = packets.len().div_ceil(segment) as u64;
+            let all = transmit.size.div_ceil(segment) as u64;
             connection.settle_ahead(refused, all, &mut self.settlements);
         }
     }
