@@ -15,6 +15,7 @@ use super::{
     messages::{self, Incoming},
     rounds,
     session::{Dialler, Session},
+    socket::Leaky,
 };
 
 /// How many lanes an attack has: their packets come to two workers.
@@ -305,7 +306,7 @@ impl Attacker {
             }
             if matches!(self.attack, Attack::Challenges | Attack::Mixed) && self.duty.elapsed() > moved {
                 moved = self.duty.elapsed() + MOVE_SECONDS;
-                session.endpoint.rebind(UdpSocket::bind((std::net::Ipv4Addr::LOCALHOST, 0))?)?;
+                session.endpoint.rebind_abstract(Leaky::new(&self.dialler.sent)?)?;
             }
             if self.attack == Attack::Mixed && self.duty.elapsed() > beside {
                 beside = self.duty.elapsed() + BESIDE_SECONDS;

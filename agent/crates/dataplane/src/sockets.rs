@@ -10,10 +10,9 @@ use net::{
     stats::Booked as SocketBooked,
     wildcard_for,
 };
-use slab::Slab;
 use wire::{
     ids::{LocalId, PeerId},
-    sparse,
+    pages::Pages,
 };
 
 use crate::{
@@ -50,7 +49,7 @@ const DECOY_BUFFER_BYTES: usize = 128 * 1024;
 /// Opens and closes the sockets of a worker.
 pub struct SocketFactory {
     net: Box<dyn Net>,
-    tokens: Slab<Source>,
+    tokens: Pages<Source>,
     udp: UdpDefaults,
     /// Sockets to close when nothing refers to their buffers any more.
     closing: Vec<LocalId>,
@@ -117,16 +116,21 @@ pub fn more_ports(config: &Config, udp: &[usize], tcp: &[usize]) -> PortPlan {
 impl SocketFactory {
     /// Gives memory back if there were many more sockets once.
     pub fn shrink(&mut self) {
-        if sparse::is_sparse(self.tokens.len(), self.tokens.capacity()) {
-            self.tokens.shrink_to_fit();
-        }
+        self.tokens.shrink();
     }
 
     /// A factory over `net`, with the socket options of `config`.
     #[must_use]
     pub fn new(net: Box<dyn Net>, config: &Config) -> Self {
         let udp = UdpDefaults::new(config);
-        Self { net, tokens: Slab::new(), udp, closing: Vec::new(), stats: SocketStats::default(), opened: 0 }
+        Self {
+            net,
+            tokens: Pages::default(),
+            udp,
+            closing: Vec::new(),
+            stats: SocketStats::default(),
+            opened: 0,
+        }
     }
 
     /// Takes ports that were bound for this worker, for [`SocketFactory::ingress`] and [`SocketFactory::tcp_listen`].
@@ -154,7 +158,7 @@ impl SocketFactory {
 
     /// Takes a token back, after which it may stand for another source.
     pub fn release(&mut self, token: Token) {
-        self.tokens.try_remove(token.0 as usize);
+        self.tokens.remove(token.0 as usize);
     }
 
     /// This worker's queue of the TUN device, if the agent has one.

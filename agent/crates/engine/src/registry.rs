@@ -16,6 +16,7 @@
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, OnceLock},
+    time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
@@ -27,11 +28,21 @@ use gate::{
 use ipnet::{IpNet, Ipv6Net};
 use wire::{
     fault::{self, Fault},
+    hash::IssuedMap,
     ids::PeerId,
     panics::lock,
 };
 
 use crate::{hub::Hub, origin::PeerOrigin};
+
+/// How long a peer that broke the protocol has to wait before it may connect again, the first time.
+const PAUSE: Duration = Duration::from_secs(1);
+
+/// The pause doubles each time, up to this.
+const LONGEST_PAUSE: Duration = Duration::from_secs(16);
+
+/// A pause that ended so long ago is forgotten: the next one is the first again.
+const PAUSE_MEMORY: Duration = Duration::from_secs(60);
 
 /// The number of characters of the key in the name of a peer of open mode.
 const OPEN_NAME_CHARS: usize = 8;
@@ -89,8 +100,17 @@ pub struct PeerRegistry {
     rules: ArcSwap<Rules>,
     keys: ArcSwap<Keys>,
     list: Mutex<List>,
+    /// The peers that broke the protocol.
+    pauses: ArcSwap<IssuedMap<PeerId, Pause>>,
     /// The workers, once there are any.
     hub: OnceLock<Arc<Hub>>,
+}
+
+/// The time in which a peer that broke the protocol may not connect.
+#[derive(Clone, Copy, Debug)]
+struct Pause {
+    length: Duration,
+    until: Instant,
 }
 
 /// Who may connect, and how many.
@@ -164,6 +184,7 @@ impl PeerRegistry {
             rules: ArcSwap::from_pointee(Rules::of(config)),
             keys: ArcSwap::from_pointee(Keys::of(&slots)),
             list: Mutex::new(List { slots, denied: Vec::new() }),
+            pauses: ArcSwap::default(),
             hub: OnceLock::new(),
         })
     }
@@ -201,6 +222,28 @@ impl PeerRegistry {
     #[must_use]
     pub fn peer_of(&self, key: &[u8; 32]) -> Option<PeerId> {
         self.keys.load().by_key.get(key).copied()
+    }
+
+    /// The peer with this X25519 key. Takes no lock and no memory.
+    #[must_use]
+    pub fn peer_of_agreement(&self, agreement: &[u8; 32]) -> Option<PeerId> {
+        self.keys.load().by_agreement.get(agreement).copied()
+    }
+
+    /// Keeps a peer that broke the protocol from connecting for a while, which is longer each time.
+    pub(crate) fn pause(&self, id: PeerId, now: Instant) {
+        self.pauses.rcu(|pauses| {
+            let mut pauses = IssuedMap::clone(pauses);
+            pauses.retain(|_, pause| now < pause.until + PAUSE_MEMORY);
+            let length = pauses.get(&id).map_or(PAUSE, |last| LONGEST_PAUSE.min(2 * last.length));
+            pauses.insert(id, Pause { length, until: now + length });
+            pauses
+        });
+    }
+
+    /// Until when the peer may not connect, if it has to wait at `now`. Takes no lock and no memory.
+    pub(crate) fn paused_until(&self, id: PeerId, now: Instant) -> Option<Instant> {
+        self.pauses.load().get(&id).map(|pause| pause.until).filter(|until| now < *until)
     }
 
     /// Whether the holder of this Ed25519 key may connect.
@@ -484,6 +527,14 @@ impl PeerRegistry {
             None => slots.push(slot),
         }
         let id = id_of(index);
+        // What the slot's last peer did is not this one's.
+        self.pauses.rcu(|pauses| {
+            pauses
+                .iter()
+                .filter(|(paused, _)| **paused != id)
+                .map(|(id, pause)| (*id, *pause))
+                .collect::<IssuedMap<_, _>>()
+        });
         if let Some(hub) = self.hub.get() {
             hub.add_peer(id, &peer, origin);
         }
@@ -533,9 +584,10 @@ fn id_of(index: usize) -> PeerId {
 }
 
 impl Allowlist for PeerRegistry {
-    fn admits(&self, agreement: &[u8; 32]) -> Admits {
-        match self.keys.load().by_agreement.get(agreement) {
-            Some(id) => Admits::Peer(*id),
+    fn admits(&self, agreement: &[u8; 32], now: Instant) -> Admits {
+        match self.peer_of_agreement(agreement) {
+            Some(id) if self.paused_until(id, now).is_some() => Admits::Paused(id),
+            Some(id) => Admits::Peer(id),
             None if self.is_open() => Admits::Anyone,
             None => Admits::Nobody,
         }

@@ -1,6 +1,7 @@
 use std::path::Path;
 
 use gate::identity::Identity;
+use wire::clock::{Clock, ManualClock};
 
 use super::*;
 
@@ -33,22 +34,51 @@ fn registry(mode: AccessMode, peers: usize, open_peers: usize) -> (Arc<PeerRegis
     (PeerRegistry::new(&config, own), own)
 }
 
+fn admits(registry: &PeerRegistry, agreement: &[u8; 32]) -> Admits {
+    registry.admits(agreement, ManualClock::default().now())
+}
+
 #[test]
 fn keys_are_known_from_adding_to_removing() {
     let (registry, _) = registry(AccessMode::Allowlist, 10, 10);
     let keys = [key(), key()];
     let agreements = keys.map(|key| key.agreement().unwrap());
-    assert_eq!(registry.admits(&agreements[1]), Admits::Nobody);
+    assert_eq!(admits(&registry, &agreements[1]), Admits::Nobody);
     let id = registry.add(peer("a", &keys), PeerOrigin::State).unwrap();
     for (key, agreement) in keys.iter().zip(&agreements) {
-        assert_eq!((registry.peer_of(&key.0), registry.admits(agreement)), (Some(id), Admits::Peer(id)));
+        assert_eq!((registry.peer_of(&key.0), admits(&registry, agreement)), (Some(id), Admits::Peer(id)));
         assert!(registry.allows(&key.0));
     }
     assert_eq!(registry.list().len(), 1);
     assert_eq!(registry.remove("a").map(|removed| removed.id), Ok(id));
     assert!(!registry.allows(&keys[0].0) && registry.list().is_empty());
-    assert_eq!(registry.admits(&agreements[0]), Admits::Nobody);
+    assert_eq!(admits(&registry, &agreements[0]), Admits::Nobody);
     assert_eq!(registry.remove("a").map(|removed| removed.id), Err(RegistryError::Unknown("a".into())));
+}
+
+#[test]
+fn a_peer_that_breaks_the_protocol_waits_longer_each_time_and_others_do_not() {
+    let (registry, _) = registry(AccessMode::Allowlist, 10, 10);
+    let keys = [key(), key()];
+    let [offender, other] = [("a", keys[0]), ("b", keys[1])]
+        .map(|(name, key)| registry.add(peer(name, &[key]), PeerOrigin::State).unwrap());
+    let agreements = keys.map(|key| key.agreement().unwrap());
+    let (clock, millisecond) = (ManualClock::default(), Duration::from_millis(1));
+    for seconds in [1, 2, 4, 8, 16, 16] {
+        registry.pause(offender, clock.now());
+        assert_eq!(registry.admits(&agreements[1], clock.now()), Admits::Peer(other));
+        clock.advance(Duration::from_secs(seconds) - millisecond);
+        assert_eq!(registry.admits(&agreements[0], clock.now()), Admits::Paused(offender), "{seconds} s");
+        clock.advance(millisecond);
+        assert_eq!(registry.admits(&agreements[0], clock.now()), Admits::Peer(offender), "{seconds} s");
+    }
+    clock.advance(PAUSE_MEMORY);
+    registry.pause(offender, clock.now());
+    assert_eq!(registry.paused_until(offender, clock.now()), Some(clock.now() + PAUSE), "as the first time");
+    registry.remove("a").unwrap();
+    let next = registry.add(peer("c", &[key()]), PeerOrigin::State).unwrap();
+    assert_eq!(next, offender, "its slot is another's");
+    assert_eq!(registry.paused_until(next, clock.now()), None);
 }
 
 #[test]
@@ -89,10 +119,10 @@ fn what_two_peers_cannot_share_is_refused() {
 fn in_open_mode_anyone_becomes_a_peer_with_what_access_grants() {
     let (registry, own) = registry(AccessMode::Open, 10, 2);
     let stranger = key();
-    assert_eq!(registry.admits(&stranger.agreement().unwrap()), Admits::Anyone);
+    assert_eq!(admits(&registry, &stranger.agreement().unwrap()), Admits::Anyone);
     let id = registry.admit(stranger.0).unwrap();
     assert_eq!(registry.admit(stranger.0), Ok(id), "once");
-    assert_eq!(registry.admits(&stranger.agreement().unwrap()), Admits::Peer(id));
+    assert_eq!(admits(&registry, &stranger.agreement().unwrap()), Admits::Peer(id));
     let listed = registry.list().remove(0);
     assert_eq!(*listed.peer.name, *format!("open-{}", &stranger.to_string()[..8]));
     assert_eq!((listed.origin, &listed.peer.services), (PeerOrigin::Open, &vec![0]));
@@ -113,7 +143,7 @@ fn in_open_mode_anyone_becomes_a_peer_with_what_access_grants() {
 #[test]
 fn a_place_is_given_again_when_every_worker_has_left_it() {
     let (registry, _) = registry(AccessMode::Allowlist, 10, 10);
-    let hub = Hub::new(2, 0, wire::clock::Clock::now(&wire::clock::ManualClock::default()));
+    let hub = Hub::new(2, 0, ManualClock::default().now());
     registry.attach(&hub);
     let add = |name: &str| registry.add(peer(name, &[key()]), PeerOrigin::State).unwrap();
     let first = add("a");

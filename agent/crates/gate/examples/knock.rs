@@ -7,7 +7,7 @@ use std::{
     error::Error,
     net::{Ipv4Addr, SocketAddr},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use culvert_gate::{
@@ -34,7 +34,7 @@ use zeroize::Zeroizing;
 struct Friend([u8; 32]);
 
 impl Allowlist for Friend {
-    fn admits(&self, agreement: &[u8; 32]) -> Admits {
+    fn admits(&self, agreement: &[u8; 32], _now: Instant) -> Admits {
         if *agreement == self.0 { Admits::Peer(PeerId(0)) } else { Admits::Nobody }
     }
 }

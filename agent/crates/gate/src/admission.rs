@@ -1,5 +1,7 @@
 //! The keys that a gate admits, and the handshakes that it let through.
 
+use std::time::Instant;
+
 use quinn_proto::ConnectionId;
 use wire::ids::PeerId;
 
@@ -10,6 +12,8 @@ use crate::OwnKey;
 pub enum Admits {
     /// The holder is a known peer.
     Peer(PeerId),
+    /// The holder is a known peer that broke the protocol a moment ago, and has to wait.
+    Paused(PeerId),
     /// The holder is unknown and admitted, because the agent is in open mode.
     Anyone,
     /// The holder is unknown and not admitted.
@@ -18,8 +22,8 @@ pub enum Admits {
 
 /// The keys that a gate admits.
 pub trait Allowlist: Send + Sync {
-    /// Says whom the holder of this X25519 key is admitted as. Takes no lock and allocates nothing.
-    fn admits(&self, agreement: &[u8; 32]) -> Admits;
+    /// Says whom the holder of this X25519 key is admitted as at `now`. Takes no lock and allocates nothing.
+    fn admits(&self, agreement: &[u8; 32], now: Instant) -> Admits;
 }
 
 /// A handshake that the gate let through.

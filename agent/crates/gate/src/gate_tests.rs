@@ -3,7 +3,7 @@
 use std::{
     net::{Ipv6Addr, SocketAddr, SocketAddrV6},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use bytes::BytesMut;
@@ -34,7 +34,7 @@ use crate::{
 struct Anyone;
 
 impl Allowlist for Anyone {
-    fn admits(&self, _agreement: &[u8; 32]) -> Admits {
+    fn admits(&self, _agreement: &[u8; 32], _now: Instant) -> Admits {
         Admits::Peer(PeerId(0))
     }
 }
@@ -376,7 +376,7 @@ fn the_end_of_an_attempt_costs_nothing_and_is_not_answered() {
 fn unknown_keys_have_half_of_the_handshakes_and_known_ones_are_never_turned_away() {
     struct Admitting(Admits);
     impl Allowlist for Admitting {
-        fn admits(&self, _agreement: &[u8; 32]) -> Admits {
+        fn admits(&self, _agreement: &[u8; 32], _now: Instant) -> Admits {
             self.0
         }
     }

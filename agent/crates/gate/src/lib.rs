@@ -519,8 +519,12 @@ impl Gate {
         }
         let opened = self.parts.own.open(own, &original, &knock).map_err(Why::Knock)?;
         self.is_fresh(&opened, now, unix_seconds)?;
-        let peer = match self.parts.allowlist.admits(&opened.client) {
+        let peer = match self.parts.allowlist.admits(&opened.client, now) {
             Admits::Peer(id) => Some(id),
+            Admits::Paused(id) => {
+                self.parts.budget.charge_to_peer(id, source.ip(), retried, now);
+                return Err(Why::Paused);
+            }
             Admits::Anyone if room == Room::Free => None,
             // Keys of open-mode peers cost nothing to make, so half of the handshakes are reserved for known peers.
             Admits::Anyone => return Err(Why::Busy),

@@ -235,7 +235,7 @@ pub fn gate_parts(input: &[u8]) {
 fn gate_of_anyone(clock: &Arc<ManualClock>) -> Gate {
     struct OnePeer;
     impl Allowlist for OnePeer {
-        fn admits(&self, _agreement: &[u8; 32]) -> Admits {
+        fn admits(&self, _agreement: &[u8; 32], _now: Instant) -> Admits {
             Admits::Peer(PeerId(0))
         }
     }

@@ -75,6 +75,9 @@ pub enum Why {
     /// As many handshakes are under way as the limit allows.
     #[error("too many handshakes are under way")]
     Busy,
+    /// The client is a known peer that broke the protocol, and has to wait.
+    #[error("it broke the protocol a moment ago, and has to wait")]
+    Paused,
     /// TLS: a certificate of another key than the one that knocked, or of none.
     #[error("its certificate is not of the key that knocked")]
     Certificate,
@@ -97,7 +100,7 @@ impl Why {
             Self::Budget => Step::Budget,
             Self::Clock { .. } | Self::BeforeStart => Step::Clock,
             Self::Key(_) | Self::Certificate | Self::Possession | Self::OpenPeers => Step::Key,
-            Self::Busy => Step::Budget,
+            Self::Busy | Self::Paused => Step::Budget,
             Self::Hello(HelloError::Abandoned) => Step::Abandoned,
             Self::Hello(_) | Self::OtherHello => Step::Hello,
             Self::Fallback | Self::OnlyX25519 => Step::KeyExchange,
@@ -132,6 +135,7 @@ impl Why {
             | Self::Partials
             | Self::Full
             | Self::Busy
+            | Self::Paused
             | Self::Certificate
             | Self::Possession
             | Self::OpenPeers => true,
@@ -172,6 +176,7 @@ impl Why {
             Self::Certificate => {
                 "the client presents a certificate of another key than it knocked with; is it damaged, or hostile?"
             }
+            Self::Paused => "see what runs there: the log said why its connection was closed",
             Self::OpenPeers => "raise limits.open_peers, if they are welcome",
             Self::Full => "more handshakes within a quarter of an hour than can be remembered",
             Self::Possession => "the client does not prove that it holds its key; is it of another version?",
@@ -225,6 +230,7 @@ impl AtCeilings {
             | Why::OtherHello
             | Why::Fallback
             | Why::OnlyX25519
+            | Why::Paused
             | Why::Certificate
             | Why::Possession => {}
         }
@@ -316,7 +322,7 @@ mod tests {
     }
 
     /// Each reason, and the ceiling at which it is counted: handshakes, peers of open mode, used tokens.
-    const REASONS: [(Why, [u64; 3]); 18] = [
+    const REASONS: [(Why, [u64; 3]); 19] = [
         (Why::RetryToken(RetryError::Age), [0; 3]),
         (Why::ConnectionId, [0; 3]),
         (Why::Repeated, [0; 3]),
@@ -332,6 +338,7 @@ mod tests {
         (Why::Partials, [1, 0, 0]),
         (Why::Full, [0, 0, 1]),
         (Why::Busy, [1, 0, 0]),
+        (Why::Paused, [0; 3]),
         (Why::Certificate, [0; 3]),
         (Why::Possession, [0; 3]),
         (Why::OpenPeers, [0, 1, 0]),

@@ -31,6 +31,7 @@ pub mod join;
 mod labels;
 pub mod messages;
 
+pub mod pages;
 pub mod panics;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

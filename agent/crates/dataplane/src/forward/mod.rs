@@ -13,9 +13,9 @@
 use std::time::Instant;
 
 use net::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, stats::Booked};
-use slab::Slab;
 use wire::{
     ids::{IngressId, LocalId, PeerId},
+    pages::Pages,
     sparse,
 };
 
@@ -53,10 +53,13 @@ pub struct LocalSocket {
 /// The number of unreachable sockets that are noted at a time: others are noted with their next datagram.
 const MOST_UNREACHABLE: usize = 64;
 
+/// The number of lists without a socket that are kept from second to second.
+const MOST_SPARE: usize = 64;
+
 /// All local UDP sockets of a worker.
 #[derive(Default)]
 pub struct Locals {
-    sockets: Slab<LocalSocket>,
+    sockets: Pages<LocalSocket>,
     /// Lists that no socket is using: an idle socket costs none.
     spare: Vec<Delivery>,
     dirty: Vec<LocalId>,
@@ -75,8 +78,15 @@ pub struct Locals {
 impl Locals {
     /// Gives memory back if there were many more sockets once.
     pub fn shrink(&mut self) {
-        if sparse::is_sparse(self.sockets.len(), self.sockets.capacity()) {
-            self.sockets.shrink_to_fit();
+        self.sockets.shrink();
+        if self.spare.len() > MOST_SPARE {
+            self.spare.truncate(MOST_SPARE);
+            self.spare.shrink_to_fit();
+        }
+        for list in [&mut self.dirty, &mut self.touched] {
+            if sparse::is_sparse(list.len(), list.capacity()) {
+                list.shrink_to(2 * list.len());
+            }
         }
     }
 
@@ -96,7 +106,7 @@ impl Locals {
     /// The id that [`Locals::insert`] will give the next socket.
     #[must_use]
     pub fn vacant(&mut self) -> LocalId {
-        LocalId(u32::try_from(self.sockets.vacant_key()).unwrap_or(u32::MAX))
+        LocalId(u32::try_from(self.sockets.next_place()).unwrap_or(u32::MAX))
     }
 
     pub fn insert(&mut self, socket: Box<dyn UdpSocket>, local: Local, token: Token) -> LocalId {
@@ -121,7 +131,7 @@ impl Locals {
 
     /// Closes a socket. What was to be delivered to it must have been flushed.
     pub fn remove(&mut self, id: LocalId) -> Option<LocalSocket> {
-        self.sockets.try_remove(id.0 as usize)
+        self.sockets.remove(id.0 as usize)
     }
 
     #[inline]

@@ -12,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use slab::Slab;
 use wire::{
     context::{Context, FlowNumber, Header, ServiceNumber},
     hash::PeerMap,
     ids::{IngressId, LocalId, WorkerId},
+    pages::Pages,
     sparse,
 };
 
@@ -113,7 +113,7 @@ pub fn confirmed_header(number: FlowNumber) -> Header {
 /// The flows of one peer at one worker, found by client or by number.
 #[derive(Debug)]
 pub struct Flows {
-    flows: Slab<Flow>,
+    flows: Pages<Flow>,
     /// Keyed by numbers of which the peer chooses its own.
     by_number: PeerMap<FlowNumber, FlowId>,
     /// Keyed by addresses, which clients choose, so hashed with a secret.
@@ -138,9 +138,7 @@ pub struct Numbering {
 impl Flows {
     /// Gives memory back if there were many more flows once.
     pub fn shrink(&mut self) {
-        if sparse::is_sparse(self.flows.len(), self.flows.capacity()) {
-            self.flows.shrink_to_fit();
-        }
+        self.flows.shrink();
         self.registry.shrink();
         sparse::shrink(&mut self.by_number);
         sparse::shrink(&mut self.by_client);
@@ -152,7 +150,7 @@ impl Flows {
         let Numbering { parity, worker } = numbering;
         let worker = WorkerId { count: worker.count.max(1), ..worker };
         Self {
-            flows: Slab::new(),
+            flows: Pages::default(),
             by_number: PeerMap::default(),
             by_client: HashMap::new(),
             refused: BTreeSet::new(),
@@ -283,7 +281,7 @@ impl Flows {
 
     /// Ends the flow with this id and returns it.
     pub fn remove(&mut self, id: FlowId) -> Option<Flow> {
-        let flow = self.flows.try_remove(id.0 as usize)?;
+        let flow = self.flows.remove(id.0 as usize)?;
         self.by_number.remove(&flow.number);
         match flow.origin {
             Origin::Ingress { client, .. } => {
@@ -303,7 +301,7 @@ impl Flows {
         self.refused.clear();
         let renumber = self.next & 1 != parity & 1;
         self.next ^= u64::from(renumber);
-        for (index, flow) in &mut self.flows {
+        for (index, flow) in self.flows.iter_mut() {
             let Origin::Ingress { .. } = flow.origin else { continue };
             flow.standing = Standing::Opening;
             flow.asked = None;
@@ -320,7 +318,7 @@ impl Flows {
     /// now.
     pub fn set_idle(&mut self, idle: impl Fn(IngressId) -> Option<Duration>) -> Vec<FlowId> {
         let mut shorter = Vec::new();
-        for (id, flow) in &mut self.flows {
+        for (id, flow) in self.flows.iter_mut() {
             let Origin::Ingress { ingress, .. } = flow.origin else { continue };
             let Some(idle) = idle(ingress) else { continue };
             if idle < flow.idle {
@@ -389,7 +387,7 @@ impl Flows {
             idle,
             asked: None,
         };
-        // The ceilings on flows (at most 2^24, see the configuration) keep a slab index far below 2^32.
+        // The ceilings on flows (at most 2^24, see the configuration) keep a place far below 2^32.
         let id = FlowId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));
         self.by_number.insert(number, id);
         id

@@ -3,12 +3,20 @@
 //! It is asked when a flow begins or ends, and for a datagram that came to a worker without its flow; never for a datagram
 //! that came to the worker of its flow.
 
-use std::sync::{
-    Arc, Mutex,
-    atomic::{AtomicUsize, Ordering},
+use std::{
+    hash::BuildHasher,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicUsize, Ordering},
+    },
 };
 
-use wire::{context::FlowNumber, hash::PeerMap, panics::lock, sparse};
+use wire::{
+    context::FlowNumber,
+    hash::{PeerMap, PeerState},
+    panics::{Held, lock},
+    sparse,
+};
 
 use crate::{
     relay::{fragments::ALL_PEERS, memory::SharedMemory},
@@ -68,13 +76,33 @@ pub struct FlowRegistry {
     /// The memory in which this peer's payloads are kept for repair, at all workers.
     pub repair: Arc<RepairMemory>,
     /// The worker of each flow that the peer opened. It chooses the numbers, and can have each datagram looked up here.
-    workers: Mutex<PeerMap<FlowNumber, u8>>,
+    workers: Claims,
+}
+
+/// Who has which flow, in parts by a keyed hash: two workers that look up many of one peer's numbers seldom want the same part.
+#[derive(Debug, Default)]
+struct Claims {
+    state: PeerState,
+    parts: [Mutex<PeerMap<FlowNumber, u8>>; CLAIM_PARTS],
+}
+
+/// The parts of [`Claims`].
+const CLAIM_PARTS: usize = 16;
+
+impl Claims {
+    fn part(&self, number: FlowNumber) -> Held<'_, PeerMap<FlowNumber, u8>> {
+        // The high bits: this hash shares no secret with those of the parts.
+        let part = self.state.hash_one(number) >> (u64::BITS - CLAIM_PARTS.ilog2());
+        lock(&self.parts[part as usize])
+    }
 }
 
 impl FlowRegistry {
     /// Gives memory back if there were many more flows once.
     pub(super) fn shrink(&self) {
-        sparse::shrink(&mut lock(&self.workers));
+        for part in &self.workers.parts {
+            sparse::shrink(&mut lock(part));
+        }
     }
 
     /// The registry of one more peer of an agent that counts `total`.
@@ -86,7 +114,7 @@ impl FlowRegistry {
             count: AtomicUsize::default(),
             accepted: AtomicUsize::default(),
             repair: Arc::new(RepairMemory::of(&total.repair)),
-            workers: Mutex::default(),
+            workers: Claims::default(),
         })
     }
 
@@ -145,18 +173,18 @@ impl FlowRegistry {
 
     /// Gives a flow that the peer opens to `worker`, unless another worker has it; returns the worker that has it.
     pub fn claim(&self, number: FlowNumber, worker: u8) -> u8 {
-        *lock(&self.workers).entry(number).or_insert(worker)
+        *self.workers.part(number).entry(number).or_insert(worker)
     }
 
     /// Takes a claim back: no flow was made, or the flow has ended.
     pub fn unclaim(&self, number: FlowNumber) {
-        lock(&self.workers).remove(&number);
+        self.workers.part(number).remove(&number);
     }
 
     /// The worker of a flow that the peer opened.
     #[must_use]
     pub fn worker_of(&self, number: FlowNumber) -> Option<u8> {
-        lock(&self.workers).get(&number).copied()
+        self.workers.part(number).get(&number).copied()
     }
 }
 

@@ -145,6 +145,7 @@ impl Sessions {
                 "the control messages of all peers that wait fill a sixteenth of limits.stream_bytes; closing the connection \
                 (remedy: see which peers send so many)"
             );
+            self.close_connection(cx, handle, CloseReason::LimitReached, now);
         } else {
             throttled!(
                 warn,
@@ -153,8 +154,8 @@ impl Sessions {
                 "the peer sends more control messages than an agent does; closing the connection (remedy: see what runs \
                 there)"
             );
+            self.close_offender(cx, handle, CloseReason::LimitReached, now);
         }
-        self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }
 }
 

@@ -141,6 +141,20 @@ impl Sessions {
         self.lose(cx, handle, reason.label(), false, now);
     }
 
+    /// Closes a connection whose peer broke the protocol: it has to wait before it may connect again.
+    pub(super) fn close_offender(
+        &mut self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        reason: CloseReason,
+        now: Instant,
+    ) {
+        if let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) {
+            cx.registry.pause(peer, now);
+        }
+        self.close_connection(cx, handle, reason, now);
+    }
+
     /// Removes a connection that quinn-proto has forgotten, after which quinn-proto may use its handle again.
     pub(super) fn connection_drained(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         self.lose(cx, handle, "it is gone", false, now);

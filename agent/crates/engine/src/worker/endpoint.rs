@@ -12,7 +12,7 @@ use std::{
 
 use config::{self, Config};
 use gate::{
-    admission::{Admission, Admits, Allowlist},
+    admission::Admission,
     identity::PublicKey,
     refusals::{Refusal, Refusals, Why},
     tls,
@@ -127,7 +127,7 @@ fn captured(
     Box::new(move |admission: Option<&Admission>| {
         let mut transport = transport();
         if let Some(admission) = admission
-            && let Admits::Peer(peer) = registry.admits(&admission.agreement)
+            && let Some(peer) = registry.peer_of_agreement(&admission.agreement)
         {
             transport.qlog_stream(hub.taps().stream(peer, clock.now()));
         }

@@ -224,7 +224,7 @@ impl Worker {
             Message::Hello(hello) if !established => {
                 if side == Side::Server && !sessions.possesses(handle, &key, hello.possession.as_ref()) {
                     sessions.note_refusal(handle, Why::Possession, now);
-                    sessions.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
+                    sessions.close_offender(cx, handle, CloseReason::ProtocolViolation, now);
                     return;
                 }
                 if let Err(why) = sessions.agree_on_key(cx, handle, peer, &hello) {
@@ -560,7 +560,7 @@ impl Sessions {
             { peer = self.name_of(cx, handle) },
             "the peer asks and does not read the answers; closing the connection"
         );
-        self.close_connection(cx, handle, CloseReason::LimitReached, now);
+        self.close_offender(cx, handle, CloseReason::LimitReached, now);
     }
 
     /// Closes a connection on which a control message came out of order.
@@ -572,7 +572,7 @@ impl Sessions {
             { peer = self.name_of(cx, handle) },
             "a control message came out of order; closing the connection"
         );
-        self.close_connection(cx, handle, CloseReason::ProtocolViolation, now);
+        self.close_offender(cx, handle, CloseReason::ProtocolViolation, now);
     }
 
     fn control_violation(
@@ -589,7 +589,11 @@ impl Sessions {
                     warn, cx.logs.violation.allow(now), { peer = self.name_of(cx, handle), %error },
                     "bad control message; closing the connection"
                 );
-                self.close_connection(cx, handle, reason, now);
+                if reason == CloseReason::VersionMismatch {
+                    self.close_connection(cx, handle, reason, now);
+                } else {
+                    self.close_offender(cx, handle, reason, now);
+                }
             }
             None => {
                 if let Some(suppressed) = cx.details.allow(now) {

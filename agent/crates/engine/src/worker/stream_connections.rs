@@ -92,7 +92,7 @@ impl Worker {
     ) {
         if !self.sessions.possesses(handle, &key, join.possession.as_ref()) {
             self.sessions.note_refusal(handle, Why::Possession, now);
-            self.sessions.close_connection(&mut self.cx, handle, CloseReason::ProtocolViolation, now);
+            self.sessions.close_offender(&mut self.cx, handle, CloseReason::ProtocolViolation, now);
             return;
         }
         // The message about the session may be among them.

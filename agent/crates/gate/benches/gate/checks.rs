@@ -145,7 +145,7 @@ struct Bench {
 struct Open;
 
 impl Allowlist for Open {
-    fn admits(&self, _agreement: &[u8; 32]) -> Admits {
+    fn admits(&self, _agreement: &[u8; 32], _now: Instant) -> Admits {
         Admits::Anyone
     }
 }

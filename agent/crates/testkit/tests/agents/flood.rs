@@ -83,6 +83,11 @@ impl GateFlood {
         flood
     }
 
+    /// The malicious peer dials once more, from its port `place`.
+    pub(super) fn dial_again(&mut self, place: u16) {
+        self.malicious = dial(&self.pair, &mut self.host, &self.identity, place, None);
+    }
+
     /// The malicious peer has said hello and has lane 0 in epoch 1.
     pub(super) fn with_lane(seed: u64, limits: &str) -> Self {
         Self::new(seed, limits).given_a_lane()

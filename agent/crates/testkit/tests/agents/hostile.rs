@@ -60,6 +60,28 @@ fn what_follows_a_broken_message_is_not_acted_upon() {
 }
 
 #[test]
+fn a_peer_that_breaks_the_protocol_is_let_in_again_after_a_pause_that_grows() {
+    let mut flood = GateFlood::new(119, "");
+    let refused = "culvert_gate_datagrams_total{step=\"budget\"}";
+    for (place, (waits, returns)) in (1..).zip([(900, 1_200), (1_800, 2_200), (3_800, 4_200)]) {
+        flood.malicious.say(&MaliciousPeer::hello());
+        flood.malicious.say(&MaliciousPeer::hello());
+        flood.run(50);
+        assert_eq!(flood.malicious.closed(), Some(CloseReason::ProtocolViolation));
+        let before = flood.metric(refused);
+        flood.dial_again(2 * place);
+        flood.run(waits);
+        assert!(!flood.malicious.connected, "it has to wait {waits} ms and more");
+        assert!(flood.metric(refused) > before);
+        flood.run(returns - waits);
+        flood.dial_again(2 * place + 1);
+        flood.run(100);
+        assert!(flood.malicious.connected, "it may return after {returns} ms");
+        flood.assert_innocent_is_unharmed();
+    }
+}
+
+#[test]
 fn control_messages_out_of_order_close_the_connection() {
     let offer = LaneOffer { lane: 0, epoch: 1, connection_id: [9; 8], preshared_key: None };
     let end = LaneEnd { lane: 0, epoch: 1, reason: LaneRefusal::TooMany };
