@@ -71,6 +71,7 @@ impl Signals {
 /// What kept it from starting, that a thread of it died, or that a second signal did not let it stop in order.
 pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Result<()> {
     let Signals { runtime, mut terminate, mut interrupt, mut hang_up } = signals;
+    FreedMemory::keep_little();
     let mut service = Service::from_env();
     let hooks = Arc::new(Hooks::new(&config));
     let mut daemon = Daemon::start(config, identity)?;
@@ -200,7 +201,7 @@ async fn look_after(
 }
 
 /// The time between two looks at what was freed. A look takes the locks of the C library's arenas, one after the other.
-const MEMORY_INTERVAL: Duration = Duration::from_secs(10);
+const MEMORY_INTERVAL: Duration = Duration::from_secs(5);
 
 /// Reloads on a thread of its own, which may have to wait for a disk or for the workers: meanwhile the watchdog is told.
 fn begin_reload(running: Arc<impl Peers + 'static>) -> Option<oneshot::Receiver<ReloadEnd>> {

@@ -45,7 +45,8 @@ const MOST_RESIDENT_BYTES: u64 = 512 << 20;
 struct Scene {
     pair: Pair,
     client: Client,
-    identity: Identity,
+    /// A key for each attack: a peer that broke the protocol has to wait before it may connect again.
+    identities: Vec<Identity>,
     _echo: Echo,
     _sink: UdpSocket,
     /// Its backlog takes connections, which nobody reads.
@@ -55,14 +56,21 @@ struct Scene {
 impl Scene {
     #[track_caller]
     fn new(is_guest: bool) -> Self {
-        let (echo, identity) = (Echo::new(), Identity::generate().unwrap());
+        let echo = Echo::new();
+        let identities: Vec<_> =
+            Attack::value_variants().iter().map(|_| Identity::generate().unwrap()).collect();
         let [sink, mute] = [(); 2].map(|()| SocketAddr::from((Ipv4Addr::LOCALHOST, ports::free())));
         let ingress: SocketAddr = (Ipv4Addr::LOCALHOST, ports::free()).into();
         let hostile = if is_guest {
             "[access]\nmode = \"open\"\nservices = [\"sink\", \"mute\"]\n".to_owned()
         } else {
-            let key = identity.public_key();
-            format!("[[peer]]\nname = \"hostile\"\npublic_key = \"{key}\"\nservices = [\"sink\", \"mute\"]\n")
+            let peers = Attack::value_variants().iter().zip(&identities).map(|(attack, identity)| {
+                let (name, key) = (name(*attack), identity.public_key());
+                format!(
+                    "[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\nservices = [\"sink\", \"mute\"]\n"
+                )
+            });
+            peers.collect()
         };
         let pair = Plan::default()
             .workers([2, 2])
@@ -75,7 +83,7 @@ impl Scene {
         let mut client = Client::new(0, ingress);
         client.converse(3);
         let (_sink, _mute) = (UdpSocket::bind(sink).unwrap(), TcpListener::bind(mute).unwrap());
-        Self { pair, client, identity, _echo: echo, _sink, _mute }
+        Self { pair, client, identities, _echo: echo, _sink, _mute }
     }
 
     /// Runs one attack beside the innocent's datagrams, and looks at what is left.
@@ -97,10 +105,11 @@ impl Scene {
     /// Runs one attack beside the innocent's datagrams; whether there was a session with packets, and the attacker's report.
     #[track_caller]
     fn attacked(&mut self, attack: Attack, mode: Mode) -> (bool, String) {
+        let identity = &self.identities[attack as usize];
         let options = Options {
             agent: self.pair.underlay,
             agent_key: self.pair.exit.key().parse::<PublicKey>().unwrap(),
-            identity: Identity::from_pem(self.identity.to_pem().as_bytes()).unwrap(),
+            identity: Identity::from_pem(identity.to_pem().as_bytes()).unwrap(),
             attack,
             mode,
             length: LENGTH,
@@ -132,18 +141,26 @@ impl Scene {
         self.pair.accounts();
     }
 
-    /// What came of the attacker is delivered, or dropped for a reason that is counted.
+    /// What came of the attackers is delivered, or dropped for a reason that is counted.
     #[track_caller]
-    fn assert_accounted_for(&self, attacker: &str) {
-        self.pair.exit.wait_for("the attacker's accounts balance", |samples| {
-            let accounts = ["uplink", "downlink"].map(|direction| samples.account(attacker, direction));
-            if accounts.iter().all(|account| account.balances()) {
-                Ok(())
-            } else {
-                Err(format!("{accounts:?}"))
-            }
-        });
+    fn assert_accounted_for(&self) {
+        for attack in Attack::value_variants() {
+            self.pair.exit.wait_for("the attacker's accounts balance", |samples| {
+                let account = |direction| samples.account(&name(*attack), direction);
+                let accounts = ["uplink", "downlink"].map(account);
+                if accounts.iter().all(|account| account.balances()) {
+                    Ok(())
+                } else {
+                    Err(format!("{attack:?}: {accounts:?}"))
+                }
+            });
+        }
     }
+}
+
+/// The name of the peer that attacks so.
+fn name(attack: Attack) -> String {
+    format!("hostile-{}", attack as usize)
 }
 
 /// Whether it is another attack in standard mode: one on streams or messages is not, and lanes there are none.
@@ -160,7 +177,7 @@ fn attacks_on_lanes_harm_nobody_else() {
     for attack in Attack::value_variants() {
         scene.harm(*attack, Mode::Lanes);
     }
-    scene.assert_accounted_for("hostile");
+    scene.assert_accounted_for();
 }
 
 #[test]
@@ -172,7 +189,7 @@ fn attacks_in_standard_mode_harm_nobody_else() {
     for attack in Attack::value_variants().iter().filter(|attack| differs_in_standard_mode(**attack)) {
         scene.harm(*attack, Mode::Standard);
     }
-    scene.assert_accounted_for("hostile");
+    scene.assert_accounted_for();
 }
 
 #[test]

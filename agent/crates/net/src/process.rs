@@ -184,6 +184,9 @@ pub fn kernel_drops(socket: BorrowedFd<'_>) -> u64 {
     sys::receive_queue(socket).map_or(0, |(_, drops)| u64::from(drops))
 }
 
+/// Free bytes at the end of an arena.
+const MOST_AT_END: i32 = 128 << 10;
+
 /// Memory that was freed and that the C library keeps for later; glibc gives back by itself little but the end of its first arena.
 #[derive(Debug, Default)]
 pub struct FreedMemory {
@@ -193,7 +196,13 @@ pub struct FreedMemory {
 
 impl FreedMemory {
     /// The bytes that come together before they are given back.
-    pub const LEAST: u32 = 2 << 20;
+    pub const LEAST: u32 = 1 << 20;
+
+    /// Has the C library keep no more than [`MOST_AT_END`] bytes that are free at the end of an arena, to which
+    /// [`FreedMemory::give_back`] does not reach. By default glibc keeps there twice the largest block that was ever freed, up to 64 MiB.
+    pub fn keep_little() {
+        sys::keep_at_end(MOST_AT_END);
+    }
 
     /// Gives pages back to the kernel if [`FreedMemory::LEAST`] bytes more than before are free; says whether it did. With musl there is
     /// nothing to do.

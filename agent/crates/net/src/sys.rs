@@ -286,6 +286,17 @@ pub(super) fn freed_bytes() -> Option<u32> {
     None
 }
 
+/// Has the C library give back what is free at the end of an arena beyond so many bytes.
+pub(super) fn keep_at_end(bytes: i32) {
+    #[cfg(target_env = "gnu")]
+    // SAFETY: it takes two numbers.
+    unsafe {
+        libc::mallopt(libc::M_TRIM_THRESHOLD, bytes)
+    };
+    #[cfg(not(target_env = "gnu"))]
+    let _ = bytes;
+}
+
 /// Has the C library give free pages back to the kernel, where it can do that.
 pub(super) fn give_back_freed() {
     #[cfg(target_env = "gnu")]

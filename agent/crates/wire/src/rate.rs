@@ -103,6 +103,13 @@ impl Allowance {
         after.is_some()
     }
 
+    /// Takes `tokens`, or what there is of them.
+    pub fn spend(&mut self, tokens: u32, now: Instant) {
+        let now = self.nanoseconds(now);
+        let wanted = self.bucket.full_at.max(now) + self.rate.each * u64::from(tokens);
+        self.bucket.full_at = wanted.min(now + self.rate.burst).max(self.bucket.full_at);
+    }
+
     /// Whether there is no token now.
     #[must_use]
     pub fn is_spent(&self, now: Instant) -> bool {

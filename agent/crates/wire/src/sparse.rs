@@ -14,6 +14,13 @@ pub fn is_sparse(len: usize, capacity: usize) -> bool {
     capacity > KEPT && capacity / 8 > len
 }
 
+/// Makes a list smaller that is sparse.
+pub fn shrink_list<T>(list: &mut Vec<T>) {
+    if is_sparse(list.len(), list.capacity()) {
+        list.shrink_to(2 * list.len());
+    }
+}
+
 /// Makes a map smaller that is sparse. Moves what is in it: at most an eighth of what it had room for.
 pub fn shrink<K: Eq + Hash, V, S: BuildHasher>(map: &mut HashMap<K, V, S>) {
     if is_sparse(map.len(), map.capacity()) {

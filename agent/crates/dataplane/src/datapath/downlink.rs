@@ -17,6 +17,7 @@ use rand::{Rng, rngs::StdRng};
 use wire::{
     context::{self, Context, FlowNumber, Header},
     ids::{LaneRef, LocalId, PeerId, WorkerId},
+    sparse,
 };
 
 use crate::{
@@ -105,6 +106,15 @@ pub struct Notes {
     pub(super) marked: u64,
     /// Where the last payload went; forgotten between batches and whenever a flow may have changed.
     recent: Option<Recent>,
+}
+
+impl Notes {
+    /// Gives memory back if a batch held much more than usual once.
+    pub fn shrink(&mut self) {
+        sparse::shrink_list(&mut self.new_flows);
+        sparse::shrink_list(&mut self.confirm);
+        sparse::shrink_list(&mut self.ranges);
+    }
 }
 
 /// Where the payloads of a flow go. Most of a batch belongs to the flow of the payload before.
@@ -472,6 +482,16 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             && state.is_too_fast(context, self.now)
         {
             state.refuse_opening(context, data.len());
+            return;
+        }
+        if known.is_none()
+            && let Some(context) = &context
+            && context.is_message()
+            && context.flow().is_some_and(|number| !state.relay.flows.is_ours(number))
+            && !state.allowances.answers.take(1, self.now)
+        {
+            // Such a message may be lost on its way, too: the flow ends when it is idle, or is asked about again.
+            state.relay.stats.count_received(context);
             return;
         }
         if known.is_none()

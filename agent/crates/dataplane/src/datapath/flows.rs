@@ -14,6 +14,10 @@ use crate::{
     relay::{DropReason, FlowId, Standing},
 };
 
+/// The cost of a flow that the peer closes, in openings. A peer whose flows end when they are idle has a third of its rate of openings
+/// left at least; one that opens and closes as fast as it can gets a quarter of it.
+const CLOSED: u32 = 3;
+
 impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// The flow of an opening; it is accepted if this is its first.
     pub(super) fn opened(
@@ -133,7 +137,12 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     }
                 }
             }
-            Context::Closed(_) => self.end_flow(peer, id),
+            Context::Closed(number) => {
+                if !relay.flows.is_ours(number) {
+                    state.allowances.flows.spend(CLOSED, self.now);
+                }
+                self.end_flow(peer, id);
+            }
             Context::Flow { .. }
             | Context::Piece { .. }
             | Context::Open { .. }

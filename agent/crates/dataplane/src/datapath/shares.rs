@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   each receive call filled its batch, for 10 ms  ─▶  behind   the allowance of heavy peers shrinks by a quarter every 2 ms
-//!   a call left room                               ─▶  in time  it grows by a part in 128 every 2 ms, until nobody is held back
+//!   a call left room                               ─▶  in time  it grows by a part in 128 every 2 ms, until nobody is held back;
+//!                                                               by a part in 2,048 near the one with which the worker fell behind
 //!
 //!   heavy: asked for more than the average of the peers that sent something, in the 10 ms before
 //! ```
@@ -27,6 +28,10 @@ const WINDOW: Duration = Duration::from_millis(10);
 
 /// The time between two changes of the allowance: about as long as a turn under load.
 const STEP: Duration = Duration::from_millis(2);
+
+/// The number of changes after which what was too much is forgotten: 2 s. Under a load that lasts, the worker is behind, and everybody's
+/// packets wait, once a second instead of four times.
+const CAUTION: u64 = 1_000;
 
 /// The largest number of changes of the allowance at a time, after a long turn.
 const MOST_STEPS: u128 = 16;
@@ -55,6 +60,10 @@ pub struct Shares {
     /// The work that a heavy peer may ask for in a turn, in frames.
     allowance: u64,
     changed: Option<Instant>,
+    /// The changes since the worker was last behind.
+    in_time: u64,
+    /// The allowance with which it then fell behind.
+    too_much: u64,
     turn: u64,
     window: u64,
     window_begun: Option<Instant>,
@@ -89,6 +98,8 @@ impl Default for Shares {
             full_since: Vec::new(),
             allowance: UNLIMITED,
             changed: None,
+            in_time: CAUTION,
+            too_much: PER_TURN,
             turn: 0,
             window: 1,
             window_begun: None,
@@ -114,14 +125,29 @@ impl Shares {
         self.changed = Some(now);
         let is_behind = self.full_since.iter().flatten().any(|since| now >= *since + PATIENCE);
         for _ in 0..steps.min(MOST_STEPS) {
-            self.allowance = if is_behind && self.contended {
-                // What is above the work of a turn holds nobody back.
-                let allowance = self.allowance.min(PER_TURN);
-                (allowance - allowance / 4).max(LEAST)
+            if is_behind && self.contended {
+                self.shrink();
             } else {
-                (self.allowance + self.allowance / 128).min(UNLIMITED)
-            };
+                self.grow();
+            }
         }
+    }
+
+    fn shrink(&mut self) {
+        // What is above the work of a turn holds nobody back.
+        let allowance = self.allowance.min(PER_TURN);
+        if self.in_time > 0 {
+            self.too_much = allowance;
+        }
+        self.in_time = 0;
+        self.allowance = (allowance - allowance / 4).max(LEAST);
+    }
+
+    fn grow(&mut self) {
+        self.in_time = self.in_time.saturating_add(1);
+        let is_near = self.allowance > self.too_much - self.too_much / 4;
+        let part = if is_near && self.in_time < CAUTION { 2_048 } else { 128 };
+        self.allowance = (self.allowance + (self.allowance / part).max(1)).min(UNLIMITED);
     }
 
     /// Notes whether a receive call at the listening socket `port` filled its whole batch.
@@ -309,6 +335,20 @@ mod tests {
         );
     }
 
+    /// The turns of 4 ms in ten seconds in which the worker was behind, under a load that lasts.
+    #[test]
+    fn under_a_load_that_lasts_the_worker_is_seldom_behind() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        let load = ([2_048, 4], (8 * 1_024, 65_536));
+        socket(&mut shares, &clock, 250, load.0, load.1);
+        let behind = (0..2_500).filter(|_| {
+            socket(&mut shares, &clock, 1, load.0, load.1);
+            shares.in_time == 0
+        });
+        let behind = behind.count();
+        assert!((1..50).contains(&behind), "{behind} of 2,500: it looks for more now and then");
+    }
+
     #[test]
     fn a_short_delay_of_the_worker_costs_nobody_anything() {
         let (mut shares, clock) = (Shares::default(), ManualClock::default());
@@ -329,8 +369,8 @@ mod tests {
     fn who_gave_way_has_all_again_soon_after() {
         let (mut shares, clock) = (Shares::default(), ManualClock::default());
         turns(&mut shares, &clock, 300, [1_000, 10], true);
-        // From the least to all: 625 steps of 2 ms.
-        turns(&mut shares, &clock, 1_300, [1_000, 10], false);
+        // From the least to three quarters of a turn in 0.8 s, and from there to all at the end of the caution.
+        turns(&mut shares, &clock, 2_500, [1_000, 10], false);
         assert_eq!(turns(&mut shares, &clock, 100, [1_000, 10], false), [100_000, 1_000]);
     }
 }

@@ -54,7 +54,7 @@ pub struct LocalSocket {
 const MOST_UNREACHABLE: usize = 64;
 
 /// The number of lists without a socket that are kept from second to second.
-const MOST_SPARE: usize = 64;
+const MOST_SPARE: usize = 8;
 
 /// All local UDP sockets of a worker.
 #[derive(Default)]
@@ -83,11 +83,8 @@ impl Locals {
             self.spare.truncate(MOST_SPARE);
             self.spare.shrink_to_fit();
         }
-        for list in [&mut self.dirty, &mut self.touched] {
-            if sparse::is_sparse(list.len(), list.capacity()) {
-                list.shrink_to(2 * list.len());
-            }
-        }
+        sparse::shrink_list(&mut self.dirty);
+        sparse::shrink_list(&mut self.touched);
     }
 
     /// No sockets yet; messages of at most `most_segments` payloads.

@@ -68,6 +68,7 @@ impl Worker {
         }
         self.data.rests.tidy();
         self.data.batch.give_back();
+        self.data.notes.shrink();
         self.sessions.control.give_back();
         self.tcp.scratch.blocks.release();
         self.cx.shrink();
