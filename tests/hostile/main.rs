@@ -117,6 +117,7 @@ impl Scene {
             pace: (attack == Attack::Honest)
                 .then_some(Pace { packets_per_second: 2_000.0, packet_bytes: 1_200 }),
             datagram: None,
+            flows: 8,
         };
         let attacker = thread::spawn(move || peer::run(options));
         while !attacker.is_finished() {

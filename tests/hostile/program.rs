@@ -51,6 +51,9 @@ struct Arguments {
     /// Bytes of its datagrams; else one fills a packet
     #[arg(long)]
     datagram: Option<usize>,
+    /// Flows of the honest control
+    #[arg(long, default_value_t = 8)]
+    flows: u64,
 }
 
 fn main() -> Result<()> {
@@ -66,6 +69,7 @@ fn main() -> Result<()> {
         cpu: arguments.cpu,
         pace: pace.map(|(packets_per_second, packet_bytes)| Pace { packets_per_second, packet_bytes }),
         datagram: arguments.datagram,
+        flows: arguments.flows,
     })?;
     let shown = serde_json::json!({
         "packets": report.packets,

@@ -9,7 +9,7 @@ use gate::identity::{Identity, PublicKey};
 use tokio::{runtime::Builder, time::sleep};
 
 use super::{
-    contents::Contents,
+    contents::{Contents, Honest},
     duty::{Duty, Pace, thread_time},
     lane::{Lane, other_ports, path_challenge},
     messages::{self, Incoming},
@@ -115,6 +115,8 @@ pub(crate) struct Options {
     pub(crate) pace: Option<Pace>,
     /// Bytes of the honest peer's datagrams; else one of them fills a packet.
     pub(crate) datagram: Option<usize>,
+    /// Flows of the honest peer.
+    pub(crate) flows: u64,
 }
 
 /// What was sent.
@@ -142,9 +144,10 @@ pub(crate) fn run(options: Options) -> Result<Report> {
     runtime.block_on(async {
         let duty = Duty::new(options.cpu, options.length);
         let (attack, mode) = (options.attack, options.mode);
-        let (pace, datagram) = (options.pace, options.datagram);
+        let (pace, datagram, flows) = (options.pace, options.datagram, options.flows);
         let dialler = Dialler::new(options)?;
-        let mut attacker = Attacker { attack, mode, pace, datagram, duty, dialler, ports: other_ports(64)? };
+        let mut attacker =
+            Attacker { attack, mode, pace, datagram, flows, duty, dialler, ports: other_ports(64)? };
         attacker.run().await
     })
 }
@@ -155,6 +158,7 @@ pub(crate) struct Attacker {
     pub(crate) mode: Mode,
     pace: Option<Pace>,
     datagram: Option<usize>,
+    flows: u64,
     pub(crate) duty: Duty,
     pub(crate) dialler: Dialler,
     ports: Vec<UdpSocket>,
@@ -199,19 +203,19 @@ impl Attacker {
             return rounds::harm(self, session, self.attack, round).await;
         }
         let service = session.service("sink")?;
-        let mut contents = Contents::new(self.attack, session.parity, service, self.honest_bytes());
+        let mut contents = Contents::new(self.attack, session.parity, service, self.honest());
         match self.mode {
             Mode::Lanes => self.flood_lanes(session, &mut contents).await,
             Mode::Standard => self.flood_datagrams(session, &mut contents).await,
         }
     }
 
-    /// Bytes of a datagram of the honest peer.
-    fn honest_bytes(&self) -> usize {
+    /// What the honest peer sends.
+    fn honest(&self) -> Honest {
         /// The header and tag of a packet, of a frame and of an opening.
         const AROUND: usize = 29 + 3 + 3;
         let whole = self.pace.map_or(FRAME_BYTES, |pace| pace.packet_bytes.saturating_sub(AROUND).max(1));
-        self.datagram.unwrap_or(whole).min(whole)
+        Honest { bytes: self.datagram.unwrap_or(whole).min(whole), flows: self.flows.max(1) }
     }
 
     /// Packets that the honest peer should have sent by now and has not.

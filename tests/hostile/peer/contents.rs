@@ -16,9 +16,6 @@ const COLLIDING: usize = 25_000;
 /// Flows that are opened and closed in turn.
 const ROUND: u64 = 100;
 
-/// Flows of the honest peer.
-const HONEST_FLOWS: u64 = 8;
-
 /// Datagrams of a flow whose pieces never complete, at a time: a new one with each piece.
 const TOTAL_BYTES: u64 = 60_000;
 
@@ -30,18 +27,26 @@ pub(crate) struct Contents {
     service: u64,
     count: u64,
     colliding: Vec<u64>,
-    /// Bytes of a datagram of the honest peer.
-    pub(crate) honest_bytes: usize,
+    honest: Honest,
+}
+
+/// What the honest peer sends.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Honest {
+    /// Bytes of a datagram.
+    pub(crate) bytes: usize,
+    /// Flows that its datagrams take in turn.
+    pub(crate) flows: u64,
 }
 
 impl Contents {
-    pub(crate) fn new(attack: Attack, parity: u64, service: u64, honest_bytes: usize) -> Self {
+    pub(crate) fn new(attack: Attack, parity: u64, service: u64, honest: Honest) -> Self {
         let colliding = if matches!(attack, Attack::Colliding | Attack::Mixed) {
             colliding_numbers(parity, COLLIDING)
         } else {
             Vec::new()
         };
-        Self { attack, parity, service, count: 0, colliding, honest_bytes }
+        Self { attack, parity, service, count: 0, colliding, honest }
     }
 
     /// A flow's number of ours.
@@ -78,10 +83,10 @@ impl Contents {
                 Payload::Piece { flow, datagram: count, total: TOTAL_BYTES, offset: 0, bytes: vec![0; 1_024] }
             }
             Attack::Honest => {
-                let flow = self.flow(count % HONEST_FLOWS);
-                let bytes = vec![0; self.honest_bytes];
+                let Honest { bytes, flows } = self.honest;
+                let (flow, bytes) = (self.flow(count % flows), vec![0; bytes]);
                 // The first ones open their flows, as long as a confirmation takes.
-                if count < 64 * HONEST_FLOWS {
+                if count < 64 * flows {
                     return Payload::Opening { flow, service: self.service, bytes };
                 }
                 Payload::Known { flow, bytes }
