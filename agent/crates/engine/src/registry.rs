@@ -230,7 +230,8 @@ impl PeerRegistry {
         self.keys.load().by_agreement.get(agreement).copied()
     }
 
-    /// Keeps a peer that broke the protocol from connecting for a while, which is longer each time.
+    /// Keeps a peer that broke the protocol from connecting for a while, which is longer each time. We may dial it: that happens once a
+    /// second at most, and another exit may be behind the same key.
     pub(crate) fn pause(&self, id: PeerId, now: Instant) {
         self.pauses.rcu(|pauses| {
             let mut pauses = IssuedMap::clone(pauses);
@@ -241,9 +242,9 @@ impl PeerRegistry {
         });
     }
 
-    /// Until when the peer may not connect, if it has to wait at `now`. Takes no lock and no memory.
-    pub(crate) fn paused_until(&self, id: PeerId, now: Instant) -> Option<Instant> {
-        self.pauses.load().get(&id).map(|pause| pause.until).filter(|until| now < *until)
+    /// Whether the peer has to wait at `now` before it may connect. Takes no lock and no memory.
+    pub(crate) fn is_paused(&self, id: PeerId, now: Instant) -> bool {
+        self.pauses.load().get(&id).is_some_and(|pause| now < pause.until)
     }
 
     /// Whether the holder of this Ed25519 key may connect.
@@ -586,7 +587,7 @@ fn id_of(index: usize) -> PeerId {
 impl Allowlist for PeerRegistry {
     fn admits(&self, agreement: &[u8; 32], now: Instant) -> Admits {
         match self.peer_of_agreement(agreement) {
-            Some(id) if self.paused_until(id, now).is_some() => Admits::Paused(id),
+            Some(id) if self.is_paused(id, now) => Admits::Paused(id),
             Some(id) => Admits::Peer(id),
             None if self.is_open() => Admits::Anyone,
             None => Admits::Nobody,

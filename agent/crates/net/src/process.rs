@@ -199,7 +199,8 @@ impl FreedMemory {
     pub const LEAST: u32 = 1 << 20;
 
     /// Has the C library keep no more than [`MOST_AT_END`] bytes that are free at the end of an arena, to which
-    /// [`FreedMemory::give_back`] does not reach. By default glibc keeps there twice the largest block that was ever freed, up to 64 MiB.
+    /// [`FreedMemory::give_back`] does not reach. By default glibc keeps there twice the largest block that was ever freed, up to 64 MiB. Blocks
+    /// of 128 KiB or more are then always mapped on their own; the packet path allocates none (strace beside a TCP stream of 5 Gbit/s).
     pub fn keep_little() {
         sys::keep_at_end(MOST_AT_END);
     }

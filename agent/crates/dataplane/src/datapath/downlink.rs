@@ -485,6 +485,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             return;
         }
         if known.is_none()
+            && self.worker.count > 1
             && let Some(context) = &context
             && context.is_message()
             && context.flow().is_some_and(|number| !state.relay.flows.is_ours(number))

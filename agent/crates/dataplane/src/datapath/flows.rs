@@ -1,5 +1,7 @@
 //! Frames that are about flows: openings, confirmations, refusals, ends. Datagrams of known flows are `downlink.rs`'s.
 
+use std::time::Duration;
+
 use wire::{
     context::{Context, FlowNumber, Refusal, ServiceNumber},
     ids::{LaneRef, PeerId},
@@ -11,12 +13,15 @@ use crate::{
         work,
     },
     peer::PeerTable,
-    relay::{DropReason, FlowId, Standing},
+    relay::{DropReason, FlowId, Origin, Standing},
 };
 
-/// The cost of a flow that the peer closes, in openings. A peer whose flows end when they are idle has a third of its rate of openings
-/// left at least; one that opens and closes as fast as it can gets a quarter of it.
-const CLOSED: u32 = 3;
+/// The cost of a flow that the peer opened and ends while it is in use, in openings: a peer that opens and closes as fast as it can gets a
+/// quarter of its rate. Flows that end because they are idle cost nothing.
+const ENDED_IN_USE: u32 = 3;
+
+/// A flow that had a datagram in this time is in use, or in half of the time after which it would be idle.
+const IN_USE: Duration = Duration::from_secs(1);
 
 impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// The flow of an opening; it is accepted if this is its first.
@@ -137,12 +142,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     }
                 }
             }
-            Context::Closed(number) => {
-                if !relay.flows.is_ours(number) {
-                    state.allowances.flows.spend(CLOSED, self.now);
-                }
-                self.end_flow(peer, id);
-            }
+            Context::Closed(_) => self.end_flow(peer, id),
             Context::Flow { .. }
             | Context::Piece { .. }
             | Context::Open { .. }
@@ -161,6 +161,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         if let Some(flow) = state.relay.remove_flow(id) {
             self.notes.work.charge(work::CLOSING);
             state.relay.stats.flows_closed += 1;
+            let in_use = self.now.saturating_duration_since(flow.last_active) < IN_USE.min(flow.idle / 2);
+            if in_use && matches!(flow.origin, Origin::Upstream { .. }) {
+                state.allowances.flows.spend(ENDED_IN_USE, self.now);
+            }
             self.factory.close_flow_later(flow.origin);
         }
     }

@@ -136,8 +136,11 @@ impl Shares {
     fn shrink(&mut self) {
         // What is above the work of a turn holds nobody back.
         let allowance = self.allowance.min(PER_TURN);
-        if self.in_time > 0 {
+        if self.in_time >= CAUTION {
             self.too_much = allowance;
+        } else if self.in_time > 0 {
+            // One that is far below what was too much before may have shrunk too far, and not be what is too much.
+            self.too_much = allowance.max(self.too_much - self.too_much / 4);
         }
         self.in_time = 0;
         self.allowance = (allowance - allowance / 4).max(LEAST);
@@ -145,7 +148,7 @@ impl Shares {
 
     fn grow(&mut self) {
         self.in_time = self.in_time.saturating_add(1);
-        let is_near = self.allowance > self.too_much - self.too_much / 4;
+        let is_near = self.allowance.abs_diff(self.too_much) < self.too_much / 4;
         let part = if is_near && self.in_time < CAUTION { 2_048 } else { 128 };
         self.allowance = (self.allowance + (self.allowance / part).max(1)).min(UNLIMITED);
     }

@@ -139,7 +139,9 @@ impl Flows {
     /// Gives memory back if there were many more flows once.
     pub fn shrink(&mut self) {
         self.flows.shrink();
-        self.registry.shrink();
+        if self.worker.index == 0 {
+            self.registry.shrink();
+        }
         sparse::shrink(&mut self.by_number);
         sparse::shrink(&mut self.by_client);
     }

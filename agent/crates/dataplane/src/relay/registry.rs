@@ -87,7 +87,7 @@ struct Claims {
 }
 
 /// The parts of [`Claims`].
-const CLAIM_PARTS: usize = 16;
+const CLAIM_PARTS: usize = 8;
 
 impl Claims {
     fn part(&self, number: FlowNumber) -> Held<'_, PeerMap<FlowNumber, u8>> {

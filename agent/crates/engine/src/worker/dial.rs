@@ -55,10 +55,6 @@ impl Sessions {
             }
             return;
         }
-        if let Some(until) = cx.registry.paused_until(id, now) {
-            cx.timers.arm(Timer::Dial(id), until);
-            return;
-        }
         while let Some(step) = cx.next_step(id, now) {
             match step {
                 Step::LookUp(endpoint) => cx.look_up(id, &endpoint, now),

@@ -149,7 +149,7 @@ impl Sessions {
         reason: CloseReason,
         now: Instant,
     ) {
-        if let Some(peer) = self.control.get(handle).and_then(|connection| connection.peer) {
+        if let Some(peer) = self.control.open(handle).and_then(|connection| connection.peer) {
             cx.registry.pause(peer, now);
         }
         self.close_connection(cx, handle, reason, now);

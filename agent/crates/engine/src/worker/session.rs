@@ -164,6 +164,12 @@ impl Worker {
                 return;
             }
         };
+        if side == Side::Server && cx.registry.is_paused(peer, now) {
+            // Its handshake had begun before it broke the protocol on another connection, or it need not knock.
+            sessions.note_refusal(handle, Why::Paused, now);
+            sessions.close_connection(cx, handle, CloseReason::LimitReached, now);
+            return;
+        }
         if side == Side::Client && sessions.stream_connected(cx, handle, peer, key, now) {
             return;
         }
@@ -560,7 +566,7 @@ impl Sessions {
             { peer = self.name_of(cx, handle) },
             "the peer asks and does not read the answers; closing the connection"
         );
-        self.close_offender(cx, handle, CloseReason::LimitReached, now);
+        self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }
 
     /// Closes a connection on which a control message came out of order.
