@@ -217,6 +217,13 @@ impl PeerData {
             && self.allowances.flows.is_spent(now)
     }
 
+    /// Whether `context` ends a flow of the peer that is not at this worker, and the peer has used up its allowance of answers. The end is
+    /// then lost, as it may be on its way: the flow ends when it is idle. To look for the flow among all workers takes a lock.
+    pub fn ends_too_many(&mut self, context: &Context, now: Instant) -> bool {
+        matches!(context, Context::Closed(number) | Context::Unknown(number) if !self.relay.flows.is_ours(*number))
+            && !self.allowances.answers.take(1, now)
+    }
+
     /// Drops the opening `context`, a frame of `len` bytes, without a look for its flow, which another worker may have.
     pub fn refuse_opening(&mut self, context: &Context, len: usize) {
         self.relay.stats.openings_refused += 1;

@@ -296,12 +296,6 @@ impl Context {
         }
     }
 
-    /// Whether it says something about a flow and neither opens it nor is a datagram of it.
-    #[must_use]
-    pub const fn is_message(&self) -> bool {
-        self.message_kind().is_some() && !self.opens()
-    }
-
     /// Reads a frame's data; `None` if a varint is cut off, a field is out of its range, or the fields are followed by bytes
     /// that belong to no field.
     #[must_use]

@@ -11,6 +11,7 @@
 //! | time, deadlines | [`clock`], [`timers`] |
 //! | how often something may happen, how often it is logged, how fast it grows | [`rate`], [`throttle`], [`sampler`] |
 //! | maps, by who chooses their keys | [`hash`] |
+//! | tables that give memory back | [`pages`], [`sparse`] |
 //! | enums with labels for operators | [`labelled!`] |
 //! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
 

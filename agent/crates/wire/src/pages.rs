@@ -222,15 +222,18 @@ mod tests {
     #[derive(Clone, Debug)]
     enum Step {
         Insert(u16),
-        /// Each `0`th member from the first, `1` of them.
-        Remove(usize, usize),
+        /// Removes every so many members, from the first.
+        Remove {
+            step: usize,
+            count: usize,
+        },
         Shrink,
     }
 
     fn step() -> impl Strategy<Value = Step> {
         prop_oneof![
             (1..200_u16).prop_map(Step::Insert),
-            (1..9_usize, 1..300_usize).prop_map(|(each, most)| Step::Remove(each, most)),
+            (1..9_usize, 1..300_usize).prop_map(|(step, count)| Step::Remove { step, count }),
             Just(Step::Shrink),
         ]
     }
@@ -248,8 +251,8 @@ mod tests {
                         prop_assert_eq!(pages.insert(number), next);
                         prop_assert_eq!(model.insert(next, number), None);
                     },
-                    Step::Remove(each, most) => {
-                        let places: Vec<usize> = model.keys().copied().step_by(each).take(most).collect();
+                    Step::Remove { step, count } => {
+                        let places: Vec<usize> = model.keys().copied().step_by(step).take(count).collect();
                         for place in places {
                             prop_assert_eq!(pages.remove(place), model.remove(&place));
                             prop_assert_eq!(pages.remove(place), None);

@@ -479,33 +479,24 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let known = context.and_then(|context| state.relay.flows.of_number(context.flow()?));
         if known.is_none()
             && let Some(context) = &context
-            && state.is_too_fast(context, self.now)
         {
-            state.refuse_opening(context, data.len());
-            return;
-        }
-        if known.is_none()
-            && self.worker.count > 1
-            && let Some(context) = &context
-            && context.is_message()
-            && context.flow().is_some_and(|number| !state.relay.flows.is_ours(number))
-            && !state.allowances.answers.take(1, self.now)
-        {
-            // Such a message may be lost on its way, too: the flow ends when it is idle, or is asked about again.
-            state.relay.stats.count_received(context);
-            return;
-        }
-        if known.is_none()
-            && let Some(context) = &context
-            && let Some(worker) = other_worker(&state.relay, context, self.worker)
-        {
-            let payload = context.payload_at().map(|at| data.len() - at);
-            if payload.is_some() {
-                // The other worker delivers it; the peer is charged where its packets come.
-                self.notes.work.charge(work::DELIVERY);
+            if state.is_too_fast(context, self.now) {
+                state.refuse_opening(context, data.len());
+                return;
             }
-            self.outgoing.frame(worker, lane, payload, *batch.meta(slot), data);
-            return;
+            if self.worker.count > 1 && state.ends_too_many(context, self.now) {
+                state.relay.stats.count_received(context);
+                return;
+            }
+            if let Some(worker) = other_worker(&state.relay, context, self.worker) {
+                let payload = context.payload_at().map(|at| data.len() - at);
+                if payload.is_some() {
+                    // The other worker delivers it; the peer is charged where its packets come.
+                    self.notes.work.charge(work::DELIVERY);
+                }
+                self.outgoing.frame(worker, lane, payload, *batch.meta(slot), data);
+                return;
+            }
         }
         let account = &mut state.relay.downlink;
         match context {

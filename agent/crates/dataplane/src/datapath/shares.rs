@@ -29,8 +29,8 @@ const WINDOW: Duration = Duration::from_millis(10);
 /// The time between two changes of the allowance: about as long as a turn under load.
 const STEP: Duration = Duration::from_millis(2);
 
-/// The number of changes after which what was too much is forgotten: 2 s. Under a load that lasts, the worker is behind, and everybody's
-/// packets wait, once a second instead of four times.
+/// The number of changes after which what was too much is forgotten: 2 s. Without this caution a worker under a load that lasts is behind,
+/// and everybody's packets wait, in 65 of 2,500 turns; with it in 5 (the test below).
 const CAUTION: u64 = 1_000;
 
 /// The largest number of changes of the allowance at a time, after a long turn.
@@ -62,7 +62,7 @@ pub struct Shares {
     changed: Option<Instant>,
     /// The changes since the worker was last behind.
     in_time: u64,
-    /// The allowance with which it then fell behind.
+    /// The allowance with which it fell behind, or three quarters of the one before if that is more.
     too_much: u64,
     turn: u64,
     window: u64,
@@ -338,18 +338,18 @@ mod tests {
         );
     }
 
-    /// The turns of 4 ms in ten seconds in which the worker was behind, under a load that lasts.
     #[test]
     fn under_a_load_that_lasts_the_worker_is_seldom_behind() {
         let (mut shares, clock) = (Shares::default(), ManualClock::default());
         let load = ([2_048, 4], (8 * 1_024, 65_536));
         socket(&mut shares, &clock, 250, load.0, load.1);
+        // Turns of 4 ms: ten seconds.
         let behind = (0..2_500).filter(|_| {
             socket(&mut shares, &clock, 1, load.0, load.1);
             shares.in_time == 0
         });
         let behind = behind.count();
-        assert!((1..50).contains(&behind), "{behind} of 2,500: it looks for more now and then");
+        assert!((1..20).contains(&behind), "{behind} of 2,500: it looks for more now and then");
     }
 
     #[test]

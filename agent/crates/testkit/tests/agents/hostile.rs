@@ -353,6 +353,32 @@ fn opening_and_closing_flows_for_ever_leaves_nothing_behind() {
 }
 
 #[test]
+fn flows_that_end_when_they_are_idle_cost_no_openings() {
+    let mut flood = GateFlood::with_lane(186, "");
+    let open = |flood: &mut GateFlood, flows: std::ops::Range<u64>| {
+        for flow in flows {
+            let open = flood.open(flow, ECHO);
+            flood.send(&[&open[..], b"hit"].concat());
+            if flow % 50 == 49 {
+                flood.run(1);
+            }
+        }
+    };
+    open(&mut flood, 0..1_000);
+    flood.run(1_500);
+    for flow in 0..1_000 {
+        flood.send(Context::Closed(flood.malicious.flow(flow)).encode().as_slice());
+    }
+    flood.run(10);
+    assert_eq!(flood.pair.world.peers(flood.pair.exit)[1].flows, 0);
+    // Of 5,000 at once; if the ends had been charged, 2,000 were left.
+    open(&mut flood, 1_000..5_000);
+    flood.run(10);
+    assert_eq!((flood.pair.world.peers(flood.pair.exit)[1].flows, flood.dropped("flow_rate")), (4_000, 0));
+    flood.assert_innocent_is_unharmed();
+}
+
+#[test]
 fn a_service_that_floods_one_flow_costs_what_its_socket_holds() {
     let mut flood = GateFlood::with_lane(190, "");
     let open = flood.open(0, ECHO);
