@@ -28,11 +28,12 @@ use wire::{
 use crate::{
     Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
     batch::MAX_SEGMENTS,
+    failures::Failures,
     literal,
     ports::{Ports, SocketKind, tcp_listening, tcp_socket},
     process::leaves_descriptors,
     ready::SourceWaker,
-    sys::Scratch,
+    sys::{self, Scratch},
     task,
     tun::{KernelTun, TunPort},
     udp::{self, KernelUdp, Shared},
@@ -46,6 +47,8 @@ pub struct KernelNet {
     tun: Option<TunPort>,
     /// The lookups that are under way or not yet asked for. A newer one under the same token replaces the older.
     lookups: IssuedMap<Token, oneshot::Receiver<io::Result<Vec<SocketAddr>>>>,
+    /// From the first TCP connection on.
+    failures: Option<Rc<Failures>>,
 }
 
 impl KernelNet {
@@ -54,13 +57,23 @@ impl KernelNet {
     #[must_use]
     pub fn new(ready: Ready, clock: Rc<dyn Clock>, ports: Ports) -> Self {
         let scratch = Rc::new(RefCell::new(Scratch::default()));
-        Self { shared: Shared { ready, clock, scratch }, ports, tun: None, lookups: IssuedMap::default() }
+        let shared = Shared { ready, clock, scratch };
+        Self { shared, ports, tun: None, lookups: IssuedMap::default(), failures: None }
     }
 
     /// The same network with a queue of the TUN device, or without one.
     #[must_use]
     pub fn with_tun(self, tun: Option<TunPort>) -> Self {
         Self { tun, ..self }
+    }
+
+    /// What watches the failures of TCP connections.
+    fn failures(&mut self) -> io::Result<Rc<Failures>> {
+        if let Some(failures) = &self.failures {
+            return Ok(Rc::clone(failures));
+        }
+        let failures = Rc::new(Failures::new(&self.shared.ready)?);
+        Ok(Rc::clone(self.failures.insert(failures)))
     }
 
     /// Opens a UDP socket as [`Net::udp`] does, not yet boxed.
@@ -100,7 +113,8 @@ impl Net for KernelNet {
         let local = listener.local_addr()?;
         let ready = self.shared.ready.clone();
         ready.mark(token);
-        Ok(Box::new(KernelListener { listener, local, waker: SourceWaker::waker(token, &ready), ready }))
+        let waker = SourceWaker::waker(token, &ready);
+        Ok(Box::new(KernelListener { listener, local, waker, ready, failures: self.failures()? }))
     }
 
     fn tcp_connect(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpStream>> {
@@ -112,6 +126,8 @@ impl Net for KernelNet {
             Err(error) if error.raw_os_error() == Some(libc::EINPROGRESS) => {}
             Err(error) => return Err(error),
         }
+        sys::bound_unsent(socket.as_fd(), MOST_UNSENT)?;
+        self.failures()?.watch(socket.as_fd(), token)?;
         let stream = tokio::net::TcpStream::from_std(socket.into())?;
         let waker = SourceWaker::waker(token, &self.shared.ready);
         if stream.poll_write_ready(&mut Context::from_waker(&waker)).is_ready() {
@@ -163,11 +179,16 @@ impl Net for KernelNet {
     }
 }
 
+/// The limit on bytes that the kernel takes of a connection before it can send them. Without it, a reader that has stopped would fill
+/// a send buffer of 4 MiB (`net.ipv4.tcp_wmem`); with it, a fast one still finds more than one write of ours.
+const MOST_UNSENT: i32 = 256 * 1024;
+
 struct KernelListener {
     listener: tokio::net::TcpListener,
     local: SocketAddr,
     waker: Waker,
     ready: Ready,
+    failures: Rc<Failures>,
 }
 
 impl TcpListener for KernelListener {
@@ -182,6 +203,8 @@ impl TcpListener for KernelListener {
         let (stream, remote) = accepted?;
         leaves_descriptors(stream.as_fd())?;
         stream.set_nodelay(true)?;
+        sys::bound_unsent(stream.as_fd(), MOST_UNSENT)?;
+        self.failures.watch(stream.as_fd(), token)?;
         let waker = SourceWaker::waker(token, &self.ready);
         if stream.poll_read_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
@@ -263,6 +286,18 @@ impl TcpStream for KernelStream {
 
     fn shutdown_write(&mut self) -> io::Result<()> {
         SockRef::from(self.stream()?).shutdown(Shutdown::Write)
+    }
+
+    fn has_failed(&self) -> bool {
+        let Some(stream) = &self.stream else { return true };
+        let mut stream = [PollFd::new(stream.as_fd(), PollFlags::empty())];
+        // POLLHUP alone is the orderly end of both directions.
+        nix::poll::poll(&mut stream, PollTimeout::ZERO).is_ok()
+            && stream[0].revents().is_some_and(|events| events.contains(PollFlags::POLLERR))
+    }
+
+    fn unacknowledged(&self) -> io::Result<usize> {
+        sys::unacknowledged(self.stream()?.as_fd())
     }
 
     fn abort(&mut self) {

@@ -13,6 +13,7 @@
 //! | what a UDP socket counts | `stats.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
+//! | TCP connections that were reset while nobody reads or writes | `failures.rs` |
 //! | a TUN device and its queues on the kernel | `tun.rs` |
 //! | addresses, routes and rules of the kernel | `netlink/` |
 //! | private files in a folder that another user may own | `folder.rs` |
@@ -41,6 +42,7 @@ use ip::{
 pub mod alarm;
 pub mod batch;
 mod delivery;
+mod failures;
 pub mod folder;
 pub mod host;
 pub mod kernel;
@@ -378,6 +380,14 @@ pub trait TcpStream {
     /// # Errors
     /// The kernel's, e.g. `NotConnected`.
     fn shutdown_write(&mut self) -> io::Result<()>;
+    /// Whether the connection has ended by a reset or another error that no call has returned yet. What came before may still be to
+    /// read. The token is reported when this becomes true, even if nothing was read or written since.
+    fn has_failed(&self) -> bool;
+    /// The number of bytes that were written and that the other end has not acknowledged (SIOCOUTQ); a reset discards them.
+    ///
+    /// # Errors
+    /// The kernel's.
+    fn unacknowledged(&self) -> io::Result<usize>;
     /// Drops the connection with a reset instead of a FIN (`SO_LINGER` 0).
     fn abort(&mut self);
 }

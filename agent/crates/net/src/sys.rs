@@ -601,6 +601,19 @@ pub(super) fn force_send_buffer(socket: BorrowedFd<'_>, bytes: c_int) -> io::Res
     set(socket, libc::SOL_SOCKET, libc::SO_SNDBUFFORCE, bytes)
 }
 
+/// Bounds the bytes that wait in the kernel and were not sent: with more, the socket takes nothing and does not poll as writable.
+pub(super) fn bound_unsent(socket: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
+    set(socket, libc::IPPROTO_TCP, libc::TCP_NOTSENT_LOWAT, bytes)
+}
+
+/// The bytes that this TCP socket took and the far end has not acknowledged.
+pub(super) fn unacknowledged(socket: BorrowedFd<'_>) -> io::Result<usize> {
+    let mut bytes: c_int = 0;
+    // SAFETY: TIOCOUTQ, by its other name SIOCOUTQ, writes an int, and nothing after the call (tcp(7)).
+    let done = unsafe { libc::ioctl(socket.as_raw_fd(), libc::TIOCOUTQ, &raw mut bytes) };
+    if done < 0 { Err(io::Error::last_os_error()) } else { Ok(usize::try_from(bytes).unwrap_or(0)) }
+}
+
 /// The bytes of the kernel's memory that wait in this socket's receive buffer, and the buffers that the kernel dropped at it
 /// since it was opened, a count that wraps at 2^32.
 pub(super) fn receive_queue(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {

@@ -27,16 +27,19 @@ struct Pipe {
     finished: bool,
     /// Whether the reading end has stopped.
     unread: bool,
+    /// Whether the connection was reset, whichever end did it.
     reset: bool,
     reader: Waiter,
     writer: Waiter,
 }
 
 impl Pipe {
+    /// Ends the pipe by a reset. What is in it has arrived: its reader still gets it, as from a kernel.
     fn reset(&mut self) {
         self.reset = true;
-        self.bytes.clear();
+        self.reader.armed = true;
         self.reader.wake();
+        self.writer.armed = true;
         self.writer.wake();
     }
 }
@@ -183,10 +186,10 @@ impl TcpStream for Stream {
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut pipe = self.pipes()?.incoming.borrow_mut();
-        if pipe.reset {
-            return Err(io::ErrorKind::ConnectionReset.into());
-        }
         if pipe.bytes.is_empty() {
+            if pipe.reset {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
             if pipe.finished {
                 return Ok(0);
             }
@@ -233,6 +236,15 @@ impl TcpStream for Stream {
         pipe.finished = true;
         pipe.reader.wake();
         Ok(())
+    }
+
+    fn has_failed(&self) -> bool {
+        self.pipes.as_ref().is_none_or(|pipes| pipes.incoming.borrow().reset)
+    }
+
+    fn unacknowledged(&self) -> io::Result<usize> {
+        // What is written is in the other end's queue at once.
+        self.pipes().map(|_| 0)
     }
 
     fn abort(&mut self) {

@@ -95,6 +95,31 @@ async fn behaves(net: &mut dyn Net, ready: &Ready, ip: std::net::IpAddr) {
     assert_eq!(read_all(&mut *server, ready, SERVER).await, Err(ErrorKind::ConnectionReset));
 }
 
+/// A connection that is neither read nor written, although it could be, is reset.
+async fn a_failure_is_noticed(net: &mut dyn Net, ready: &Ready) {
+    let (mut client, mut server) = connect(net, ready, V4).await;
+    assert_eq!(client.write(b"first ").unwrap(), 6);
+    let mut buffer = [0; 6];
+    while server.read(&mut buffer).is_err() {
+        wait(ready, SERVER).await;
+    }
+    // More waits, and nobody asks for it.
+    assert_eq!(client.write(b"last words").unwrap(), 10);
+    while server.read(&mut buffer).is_err() {
+        wait(ready, SERVER).await;
+    }
+    ready.drain(&mut Vec::new());
+    assert!(!server.has_failed());
+    while client.unacknowledged().unwrap() > 0 {
+        tokio::task::yield_now().await;
+    }
+    client.abort();
+    wait(ready, SERVER).await;
+    assert!(server.has_failed());
+    assert_eq!(server.read(&mut buffer).unwrap(), 4, "what came before the reset is there still");
+    assert_eq!(server.read(&mut buffer).unwrap_err().kind(), ErrorKind::ConnectionReset);
+}
+
 /// A connect to a port where nobody listens.
 async fn is_refused(net: &mut dyn Net, ready: &Ready) {
     let address = net.tcp_listen(SocketAddr::new(V4, 0), LISTENER).unwrap().local_addr();
@@ -134,6 +159,18 @@ async fn memory_connections_behave() {
     let mut net = MemoryFabric::default().host(&[], ready.clone());
     behaves(&mut net, &ready, V4).await;
     behaves(&mut net, &ready, V6).await;
+}
+
+#[tokio::test]
+async fn the_kernel_reports_a_reset_that_nobody_waits_for() {
+    let (mut net, ready, _) = kernel();
+    a_failure_is_noticed(&mut net, &ready).await;
+}
+
+#[tokio::test]
+async fn memory_reports_a_reset_that_nobody_waits_for() {
+    let ready = Ready::default();
+    a_failure_is_noticed(&mut MemoryFabric::default().host(&[], ready.clone()), &ready).await;
 }
 
 #[tokio::test]
