@@ -14,10 +14,10 @@ use super::{Script, Step};
 const SMALL: u64 = 4096;
 
 /// How soon an end is seen.
-const SOON: Duration = Duration::from_secs(1);
+pub const SOON: Duration = Duration::from_secs(1);
 
 /// The same where a program has stopped reading what should come before the end: two seconds are given to it.
-const STOPPED: Duration = Duration::from_secs(3);
+pub const STOPPED: Duration = Duration::from_secs(3);
 
 /// How soon a host that has vanished is missed, with a keepalive of [`KEEPALIVE`].
 const MISSED: Duration = Duration::from_secs(15);
@@ -41,7 +41,7 @@ const ENDINGS: &[(Ending, u32, &str)] = &[
     (abort_both_full, 6, "end while both are blocked in write"),
     (die_with_a_queue, 5, ORDERLY[2]),
     (abort_after_half_close, 6, "half-close, and later an abort"),
-    (abort_at_half_close, 5, "half-close, and at once an abort"),
+    (abort_at_half_close, 6, "half-close, and at once a reset"),
     (abort_after_others_half_close, 5, "an abort by the one that may still write"),
     (abort_both, 2, "both abort at once"),
 ];
@@ -131,7 +131,7 @@ impl Draft {
             0..50 => self.small(),
             50..78 => self.random.random_range(1..=100_000),
             78..88 => EDGES[self.random.random_range(0..EDGES.len())],
-            88..98 => self.random.random_range(1..=1 << 20),
+            88..99 => self.random.random_range(1..=1 << 20),
             _ => self.random.random_range(1..=self.largest),
         };
         size.min(self.largest)
@@ -409,12 +409,19 @@ fn abort_after_half_close(draft: &mut Draft, Ends { x, y }: Ends) {
     }
 }
 
+/// As Python's server ends a connection of which it has not read the whole request, or all at once.
 fn abort_at_half_close(draft: &mut Draft, Ends { x, y }: Ends) {
+    let is_unread = draft.one_in(2);
+    if is_unread {
+        let unread = draft.small();
+        draft.say(y, &[Step::Write(unread)]);
+        draft.say(x, &[Step::Await(unread)]);
+    }
     if draft.one_in(2) {
         let bytes = draft.small();
         draft.say(x, &[Step::Write(bytes)]);
     }
-    draft.say(x, &[Step::HalfClose, Step::Abort]);
+    draft.say(x, &[Step::HalfClose, if is_unread { Step::Close } else { Step::Abort }]);
     if draft.one_in(2) {
         draft.say(y, &[Step::ReadToEnd, Step::WriteToEnd, Step::ReadToEnd]);
     } else {

@@ -76,15 +76,18 @@ pub fn faults(script: &Script, run: &Run) -> Vec<String> {
 #[must_use]
 pub fn differences(script: &Script, direct: &Run, forward: &Run) -> Vec<String> {
     let mut differences = Vec::new();
-    let must_be = |direct, forward| {
-        DIFFERENCES.iter().any(|difference| (difference.applies)(script, direct, forward))
-    };
+    let must_be =
+        |direct, forward| DIFFERENCES.iter().any(|difference| (difference.applies)(script, direct, forward));
     for (side, (direct, forward)) in direct.iter().zip(forward).enumerate() {
         let name = name(side);
         if direct.unconnected != forward.unconnected {
             let first = forward.outcomes.first();
-            let is_known = match (direct.unconnected, first) {
-                (Some(direct), Some(Outcome::Ended(forward))) => must_be(direct, *forward),
+            let met = match first {
+                Some(Outcome::Ended(end)) => Some(*end),
+                _ => None,
+            };
+            let is_known = match (direct.unconnected, forward.unconnected.or(met)) {
+                (Some(direct), Some(forward)) => must_be(direct, forward),
                 _ => false,
             };
             if !is_known {

@@ -20,6 +20,9 @@ const CONNECTING: Duration = Duration::from_secs(10);
 /// How soon the programs' own kernels miss a host that has vanished.
 const MISSING: Duration = Duration::from_secs(4);
 
+/// The other's FIN has come; nix has no name for it.
+const FINISHED: PollFlags = PollFlags::from_bits_retain(nix::libc::POLLRDHUP);
+
 /// Cuts off a host: from now on no packet passes between these addresses of one connection.
 pub type Vanish<'a> = &'a dyn Fn(SocketAddr, SocketAddr);
 
@@ -30,10 +33,13 @@ pub type Vanish<'a> = &'a dyn Fn(SocketAddr, SocketAddr);
 pub fn run(script: &Script, to: SocketAddr, listener: &TcpListener, vanish: Vanish<'_>) -> io::Result<Run> {
     let client = match connect(script, to) {
         Ok(client) => client,
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            return Ok([Seen { unconnected: Some(End::Refused), ..Seen::default() }, Seen::default()]);
-        }
-        Err(error) => return Err(error),
+        Err(error) => match End::from(error) {
+            // A reset that follows the connection at once is told by connect(2), too.
+            end @ (End::Refused | End::Reset) => {
+                return Ok([Seen { unconnected: Some(end), ..Seen::default() }, Seen::default()]);
+            }
+            other => return Err(io::Error::other(format!("the client cannot connect: {other:?}"))),
+        },
     };
     let service = if script.has_service { Some(accept(script, listener)?) } else { None };
     let socket = |stream| Plain { stream, vanish };
@@ -96,7 +102,7 @@ fn wait(programs: &[Program<'_>; 2], sockets: &[Plain<'_>; 2]) -> io::Result<()>
         let mut flags = PollFlags::empty();
         flags.set(PollFlags::POLLIN, read);
         flags.set(PollFlags::POLLOUT, write);
-        flags.set(PollFlags::POLLRDHUP, end);
+        flags.set(FINISHED, end);
         // An end that nobody wants to know of would be reported all the time.
         if let Some(stream) = socket.stream.as_ref().filter(|_| !flags.is_empty()) {
             fds.push(PollFd::new(stream.as_fd(), flags));
@@ -132,16 +138,6 @@ impl Plain<'_> {
         let stream = self.stream.as_ref()?;
         Some((stream.local_addr().ok()?, stream.peer_addr().ok()?))
     }
-
-    /// Which of these events are there.
-    fn events(&self, flags: PollFlags) -> PollFlags {
-        let Some(stream) = &self.stream else { return PollFlags::empty() };
-        let mut fds = [PollFd::new(stream.as_fd(), flags)];
-        match poll(&mut fds, PollTimeout::ZERO) {
-            Ok(_) => fds[0].revents().unwrap_or(PollFlags::empty()),
-            Err(_) => PollFlags::empty(),
-        }
-    }
 }
 
 impl Socket for Plain<'_> {
@@ -163,7 +159,9 @@ impl Socket for Plain<'_> {
 
     fn take_urgent(&mut self) -> bool {
         let Some(stream) = &self.stream else { return false };
-        SockRef::from(stream).recv_out_of_band(&mut [std::mem::MaybeUninit::uninit()]).is_ok_and(|len| len == 1)
+        SockRef::from(stream)
+            .recv_out_of_band(&mut [std::mem::MaybeUninit::uninit()])
+            .is_ok_and(|len| len == 1)
     }
 
     fn has_waiting(&mut self, bytes: usize) -> Option<bool> {
@@ -173,7 +171,10 @@ impl Socket for Plain<'_> {
     }
 
     fn has_ended(&mut self) -> Option<bool> {
-        Some(!self.events(PollFlags::POLLRDHUP).is_empty())
+        let Some(stream) = &self.stream else { return Some(true) };
+        // Resets and errors are always told.
+        let mut fds = [PollFd::new(stream.as_fd(), FINISHED)];
+        Some(poll(&mut fds, PollTimeout::ZERO).is_ok_and(|ready| ready > 0))
     }
 
     fn unacknowledged(&mut self) -> u64 {

@@ -15,8 +15,9 @@
 //! taken, where a reset cut off) is not an outcome: [`judge::faults`] has bounds for it.
 
 use std::{
-    fmt,
+    env, fmt,
     io::{self, ErrorKind},
+    ops::Range,
     time::Duration,
 };
 
@@ -26,13 +27,33 @@ pub mod kernel;
 mod program;
 pub mod virtual_time;
 
-pub use program::{Program, Socket};
+pub use program::{Other, Program, Socket, Wants};
 
 /// The client's place in arrays of two.
 pub const CLIENT: usize = 0;
 
 /// The service's place in arrays of two.
 pub const SERVICE: usize = 1;
+
+/// The seeds to run: `count`, or what the environment says. `CULVERT_FORWARD_SCRIPTS` is another count or `first..last`, and
+/// `CULVERT_TEST_SEED` the only seed.
+///
+/// # Panics
+/// When the environment says something else than numbers.
+#[must_use]
+pub fn seeds(count: u64) -> Range<u64> {
+    let number = |text: &str| text.trim().parse::<u64>().unwrap_or_else(|error| panic!("{text:?}: {error}"));
+    if let Ok(seed) = env::var("CULVERT_TEST_SEED") {
+        return number(&seed)..number(&seed) + 1;
+    }
+    match env::var("CULVERT_FORWARD_SCRIPTS") {
+        Ok(text) => match text.split_once("..") {
+            Some((first, last)) => number(first)..number(last) + 1,
+            None => 1..number(&text) + 1,
+        },
+        Err(_) => 1..count + 1,
+    }
+}
 
 /// What a program does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -364,13 +364,7 @@ impl<'a> Program<'a> {
     }
 
     /// Writes and reads until so many bytes were written and read.
-    fn exchange(
-        &mut self,
-        current: &mut Current,
-        socket: &mut dyn Socket,
-        write: u64,
-        read: u64,
-    ) -> Attempt {
+    fn exchange(&mut self, current: &mut Current, socket: &mut dyn Socket, write: u64, read: u64) -> Attempt {
         let mut moved = false;
         let left = read - current.read;
         if left > 0 {

@@ -66,11 +66,12 @@ impl Socket for Polled {
     }
 
     fn has_ended(&mut self) -> Option<bool> {
-        None
+        // Of a FIN nothing is said.
+        self.0.as_ref().is_none_or(|stream| stream.has_failed()).then_some(true)
     }
 
     fn unacknowledged(&mut self) -> u64 {
-        0
+        self.stream().and_then(|stream| stream.unacknowledged()).unwrap_or(0) as u64
     }
 
     fn close(&mut self) {

@@ -63,6 +63,7 @@ mod restarts;
 mod returned;
 mod roaming;
 mod rotation;
+mod scripted_forwards;
 mod shared_prefix;
 mod shares;
 mod standard;

@@ -1,0 +1,1 @@
+//! A Python HTTP server that refuses an upload.
