@@ -57,7 +57,10 @@ impl Failures {
                 }
             }
         };
-        #[expect(clippy::disallowed_methods, reason = "it belongs to the packet path: a panic ends the process")]
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "it belongs to the packet path: a panic ends the process"
+        )]
         tokio::spawn(report);
         Ok(Self(watch))
     }
