@@ -337,9 +337,13 @@ impl Windows {
         credit.map_or(0, |credit| credit.next_power_of_two())
     }
 
-    /// Notes that a forward was ended so that the others go on.
-    pub fn made_room(&mut self) {
+    /// Notes that a forward was ended so that the others go on; returns the new receive window. It is a byte larger: otherwise quinn-proto
+    /// would keep the room to itself until that is an eighth of the window.
+    pub fn made_room(&mut self) -> Change {
         self.wants_room = false;
+        self.memory.take_anyway(1);
+        self.receive += 1;
+        Change { receive: Some(self.receive), ..Change::default() }
     }
 
     /// Whether [`Windows::look`] may find something to change although no packet comes: a window to shrink, or room that is free again.

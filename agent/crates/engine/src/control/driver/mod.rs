@@ -339,10 +339,9 @@ impl Control {
 
     /// Notes that a forward was ended so that others go on.
     pub fn made_room(&mut self, handle: ConnectionHandle) {
-        if let Some(windows) =
-            self.connections.get_mut(&handle).and_then(|connection| connection.windows.as_mut())
-        {
-            windows.made_room();
+        let Some(connection) = self.open_mut(handle) else { return };
+        if let Some(change) = connection.windows.as_mut().map(Windows::made_room) {
+            connection.set_windows(change);
         }
     }
 
