@@ -187,6 +187,8 @@ fn envelope(input: Input<'_>) -> Outcome {
         Message::PacketRepair(_) => "packet_repair",
         Message::PresharedKeys(_) => "preshared_keys",
         Message::Leave => "leave",
+        Message::StreamAbort(_) => "stream_abort",
+        Message::StreamCredit { .. } => "stream_credit",
     };
     let mut again = Vec::new();
     message.encode(&mut again);

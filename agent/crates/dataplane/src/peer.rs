@@ -74,6 +74,10 @@ pub struct Link {
     pub reports: bool,
     /// Whether the peer repairs lost payloads.
     pub repairs: bool,
+    /// Whether the peer knows how a TCP forward ends by a reset without losing what came before it.
+    pub knows_aborts: bool,
+    /// Whether the peer keeps to what it is told about how far it may send on streams.
+    pub keeps_credit: bool,
     /// The time from which `budget` is relied on: until then a search for the path's MTU may be under way.
     pub settles_at: Instant,
     /// The reasons to suspect this session.

@@ -186,10 +186,32 @@ pub enum Message {
     PacketRepair(Option<Terms>),
     /// The sender's proofs of its preshared keys, in place of those of its hello.
     PresharedKeys(Vec<KeyProof>),
+    /// The sender's TCP connections of these streams, which are on the same connection, were reset, after as many bytes of the stream.
+    StreamAbort(Vec<StreamOffset>),
+    /// How far the far end may send on streams of the same connection, in place of what was said before: their readers have stopped, or
+    /// go on.
+    StreamCredit {
+        /// How far a stream that begins may be sent until more is said of it, in bytes; 0 is without limit, as it is at first.
+        initial: u64,
+        /// How far these may be sent.
+        limits: Vec<StreamOffset>,
+    },
     /// The listener is about to stop: the dialler connects elsewhere, to another endpoint of the peer or to another exit behind the
     /// same one, and ends this session then.
     Leave,
 }
+
+/// A place in the stream of a TCP forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamOffset {
+    /// The number of the stream (RFC 9000 §2.1).
+    pub stream: u64,
+    /// The number of bytes of the stream, header or answer included, that come before the place.
+    pub offset: u64,
+}
+
+/// Limit on the streams that one message names.
+pub const MOST_STREAMS: usize = 256;
 
 /// The bytes of padding in [`Message::Here`].
 const HERE_BYTES: usize = 1000;
@@ -275,6 +297,10 @@ impl Features {
     pub const LEAVE: Self = Self(128);
     /// Takes copies of link-local multicast of the other host.
     pub const MULTICAST: Self = Self(256);
+    /// Understands [`Message::StreamAbort`].
+    pub const STREAM_ABORT: Self = Self(512);
+    /// Keeps to [`Message::StreamCredit`].
+    pub const STREAM_CREDIT: Self = Self(1024);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -402,6 +428,13 @@ impl Message {
             }
             protobuf::Kind::ReportsWanted(reports) => Ok(Self::ReportsWanted { wanted: reports.wanted }),
             protobuf::Kind::Leave(_) => Ok(Self::Leave),
+            protobuf::Kind::StreamAbort(aborts) => {
+                of_streams("StreamAbort.streams", aborts.streams, aborts.bytes).map(Self::StreamAbort)
+            }
+            protobuf::Kind::StreamCredit(credit) => {
+                let limits = of_streams("StreamCredit.streams", credit.streams, credit.limits)?;
+                Ok(Self::StreamCredit { initial: credit.initial, limits })
+            }
             protobuf::Kind::PacketRepair(repair) => terms(Some(repair)).map(Self::PacketRepair),
             protobuf::Kind::PresharedKeys(keys) => proofs(&keys.proofs).map(Self::PresharedKeys),
         }
@@ -424,6 +457,14 @@ impl Message {
             Self::StreamsWanted => protobuf::Kind::StreamsWanted(protobuf::Nothing {}),
             Self::Release => protobuf::Kind::Release(protobuf::Nothing {}),
             Self::Leave => protobuf::Kind::Leave(protobuf::Nothing {}),
+            Self::StreamAbort(aborts) => {
+                let (streams, bytes) = lists_of(aborts);
+                protobuf::Kind::StreamAbort(protobuf::StreamAbort { streams, bytes })
+            }
+            Self::StreamCredit { initial, limits } => {
+                let (streams, limits) = lists_of(limits);
+                protobuf::Kind::StreamCredit(protobuf::StreamCredit { initial: *initial, streams, limits })
+            }
             Self::ReceiveRate { bits_per_second } => {
                 protobuf::Kind::ReceiveRate(protobuf::ReceiveRate { bits_per_second: *bits_per_second })
             }
@@ -545,6 +586,24 @@ fn proofs(proofs: &[Vec<u8>]) -> Result<Vec<KeyProof>, MessageError> {
         return Err(MessageError::Range { field: "preshared_keys", value });
     }
     proofs.iter().map(|bytes| proof(bytes)).collect()
+}
+
+/// The pairs of two lists of the same length, of [`MOST_STREAMS`] at most.
+fn of_streams(
+    field: &'static str,
+    streams: Vec<u64>,
+    offsets: Vec<u64>,
+) -> Result<Vec<StreamOffset>, MessageError> {
+    if streams.len() != offsets.len() || streams.len() > MOST_STREAMS {
+        let value = u32::try_from(streams.len().max(offsets.len())).unwrap_or(u32::MAX);
+        return Err(MessageError::Range { field, value });
+    }
+    Ok(streams.into_iter().zip(offsets).map(|(stream, offset)| StreamOffset { stream, offset }).collect())
+}
+
+/// The streams and their offsets as two lists.
+fn lists_of(streams: &[StreamOffset]) -> (Vec<u64>, Vec<u64>) {
+    streams.iter().map(|at| (at.stream, at.offset)).unzip()
 }
 
 fn bytes_of(proofs: &[KeyProof]) -> Vec<Vec<u8>> {

@@ -192,6 +192,22 @@ fn every_field_number_is_the_documented_one() {
         (Message::Release, hand.bytes("Envelope.release", &[])),
         (Message::Leave, hand.bytes("Envelope.leave", &[])),
         {
+            let fields =
+                [hand.bytes("StreamAbort.streams", &[4, 8]), hand.bytes("StreamAbort.bytes", &[0, 200, 1])];
+            let ends = [(4, 0), (8, 200)].map(|(stream, offset)| StreamOffset { stream, offset });
+            (Message::StreamAbort(ends.into()), hand.bytes("Envelope.stream_abort", &fields.concat()))
+        },
+        {
+            let fields = [
+                hand.number("StreamCredit.initial", 65_536),
+                hand.bytes("StreamCredit.streams", &[4]),
+                hand.bytes("StreamCredit.limits", &[200, 1]),
+            ];
+            let limits = vec![StreamOffset { stream: 4, offset: 200 }];
+            let credit = Message::StreamCredit { initial: 65_536, limits };
+            (credit, hand.bytes("Envelope.stream_credit", &fields.concat()))
+        },
+        {
             let rate = hand.number("ReceiveRate.bits_per_second", 48_000_000);
             (Message::ReceiveRate { bits_per_second: 48_000_000 }, hand.bytes("Envelope.receive_rate", &rate))
         },
@@ -584,10 +600,18 @@ fn any_message() -> impl Strategy<Value = Message> {
         Just(Message::StreamsWanted),
         Just(Message::Release),
         Just(Message::Leave),
+        any_offsets().prop_map(Message::StreamAbort),
+        (any::<u64>(), any_offsets()).prop_map(|(initial, limits)| Message::StreamCredit { initial, limits }),
         any::<u64>().prop_map(|bits_per_second| Message::ReceiveRate { bits_per_second }),
         any::<bool>().prop_map(|wanted| Message::ReportsWanted { wanted }),
         any::<u32>().prop_map(|number| Message::PacketRepair(any_terms(number))),
     ]
+}
+
+fn any_offsets() -> impl Strategy<Value = Vec<StreamOffset>> {
+    let any_offset =
+        (any::<u64>(), any::<u64>()).prop_map(|(stream, offset)| StreamOffset { stream, offset });
+    proptest::collection::vec(any_offset, 0..=MOST_STREAMS)
 }
 
 /// A signature for the test; any 64 bytes will do.

@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19")]
     pub kind: Option<Kind>,
 }
 
@@ -40,6 +40,28 @@ pub(crate) enum Kind {
     PresharedKeys(PresharedKeys),
     #[prost(message, tag = "17")]
     Leave(Nothing),
+    #[prost(message, tag = "18")]
+    StreamAbort(StreamAbort),
+    #[prost(message, tag = "19")]
+    StreamCredit(StreamCredit),
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct StreamCredit {
+    #[prost(uint64, tag = "1")]
+    pub initial: u64,
+    #[prost(uint64, repeated, tag = "2")]
+    pub streams: Vec<u64>,
+    #[prost(uint64, repeated, tag = "3")]
+    pub limits: Vec<u64>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct StreamAbort {
+    #[prost(uint64, repeated, tag = "1")]
+    pub streams: Vec<u64>,
+    #[prost(uint64, repeated, tag = "2")]
+    pub bytes: Vec<u64>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -7,7 +7,20 @@
 //!
 //! Each direction holds at most [`PIECE`] bytes: it reads no more until the other side has taken them, so a slow
 //! reader slows its writer and nothing grows. The packets of a stream go to TCP in one call. An end of stream is passed on as
-//! such (half-close); a reset ends both directions.
+//! such (half-close).
+//!
+//! A reset of a TCP connection ends both directions, at once where nothing moves, and after what came before it where something does:
+//!
+//! ```text
+//!   TCP fails ─► [Ours] what it had received goes to the stream ─► StreamAbort { bytes } ─► [Told] until the far end stops the stream
+//!                   │ stands still for 2 s
+//!                   ▼
+//!              RESET_STREAM                                    StreamAbort ─► [Theirs] `bytes` go to TCP, its kernel has sent them
+//!                   │                                                            │ or it stands still for 2 s
+//!                   └────────────────────────► both sides are reset ◄────────────┘
+//! ```
+//!
+//! RESET_STREAM discards what it overtakes, so it is sent only where that is meant, or where the far end knows no `StreamAbort`.
 
 use std::{
     io::{self, ErrorKind, IoSlice},
@@ -40,6 +53,12 @@ pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long a service may take to accept a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// How long a forward whose TCP connection was reset may stand still while what came before the reset is passed on.
+pub const LAST_BYTES_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How soon the kernel is asked again whether it has sent the last bytes.
+const LOOK_AGAIN: Duration = Duration::from_millis(10);
+
 /// How long the other end may take to answer: [`CONNECT_TIMEOUT`] for its service, and as long again for the network.
 pub const ANSWER_TIMEOUT: Duration = CONNECT_TIMEOUT.saturating_mul(2);
 
@@ -59,6 +78,28 @@ enum Stage {
     Open,
 }
 
+/// How a forward ends after a reset.
+#[derive(Clone, Copy, Debug)]
+enum Ending {
+    /// Our TCP connection was reset: what it had received is passed on until `until`, which each byte postpones. `read` once TCP has
+    /// no more.
+    Ours { until: Instant, read: bool },
+    /// The far end was told, and is to stop the stream.
+    Told,
+    /// The far end's TCP connection was reset after this many bytes of the stream: they are passed on until `until`, likewise. The kernel
+    /// had `unsent` bytes left when it was last asked, and is asked again at `look`.
+    Theirs { bytes: u64, until: Instant, unsent: usize, look: Instant },
+}
+
+/// What made a worker serve a forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// The kernel reported something about its TCP connection.
+    Tcp,
+    /// Its stream had an event, or its time has come.
+    Other,
+}
+
 /// The result of a call of [`TcpForward::pump`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pumped {
@@ -72,6 +113,11 @@ pub enum Pumped {
     Answered(StreamAnswer),
     /// The peer did not open the forward.
     Refused(StreamAnswer),
+    /// Its TCP connection was reset after this many bytes of the stream: the peer is to be told. [`TcpForward::is_over`] says whether it
+    /// is to be kept until the peer stops the stream.
+    Aborted {
+        bytes: u64,
+    },
     Done,
 }
 
@@ -84,10 +130,16 @@ struct Direction {
     ended: bool,
     /// True once the end was passed on, or the direction was given up.
     closed: bool,
+    /// Whether the peer has just stopped its stream.
+    stopped: bool,
     /// The number of bytes of the piece that are the forward's own: a header or an answer.
     framing: usize,
     /// The number of bytes of the TCP connection that were written.
     bytes: u64,
+    /// The number of bytes of the stream, framing included, that were written to it or read from it.
+    offset: u64,
+    /// Whether TCP reports its next byte, or its end, because everything was read.
+    waits_for_tcp: bool,
     /// Whether its stream has a place in the [`Order`].
     placed: bool,
     /// Bytes read since it got that place.
@@ -98,6 +150,18 @@ impl Direction {
     /// A direction that begins with bytes of our own.
     fn beginning_with(framing: Vec<u8>) -> Self {
         Self { framing: framing.len(), piece: framing.into(), ..Self::default() }
+    }
+
+    /// Gives the direction up with what it holds.
+    fn close(&mut self) {
+        self.closed = true;
+        self.piece = Bytes::new();
+    }
+
+    /// Gives the direction up because the peer has stopped its stream.
+    fn stop(&mut self) {
+        self.close();
+        self.stopped = true;
     }
 
     /// `written` bytes of the piece were taken.
@@ -131,7 +195,42 @@ pub struct TcpForward {
     pub sent: u64,
     /// True if its reader had stopped when [`TcpForward::stall_changed`] was last called.
     pub stalled: bool,
+    /// From a reset on.
+    ending: Option<Ending>,
+    knows: Knows,
+    /// How far our end may send on the stream, as the peer says, in bytes.
+    limit: u64,
+    /// How far the peer may, if it is limited.
+    credit: Option<Credit>,
+    /// Since when its reader has been stopped.
+    pub stalled_since: Option<Instant>,
 }
+
+/// What the peer knows of forwards beyond their streams.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Knows {
+    /// How one ends by a reset: `StreamAbort`.
+    pub aborts: bool,
+    /// How far it may send on one: `StreamCredit`.
+    pub credit: bool,
+}
+
+/// How far the peer may send on a stream: `window` bytes ahead of the reader when it was told.
+#[derive(Clone, Copy, Debug)]
+struct Credit {
+    window: u64,
+    limit: u64,
+    told: Instant,
+}
+
+/// How long a reader takes nothing before the peer is asked to send it no more: longer than a fast one is behind now and then.
+const STOPPED_AFTER: Duration = Duration::from_millis(20);
+
+/// The least time for which a window is to last by half.
+const LEAST_INTERVAL: Duration = Duration::from_millis(1);
+
+/// The credit of a stream whose reader has stopped, in bytes: 1,000 such readers hold a quarter of the default `limits.stream_bytes`.
+pub const LEAST_CREDIT: u64 = 64 << 10;
 
 impl TcpForward {
     /// A client's connection, for which `stream` was opened.
@@ -141,6 +240,7 @@ impl TcpForward {
         tcp: Box<dyn TcpStream>,
         token: Token,
         service: u32,
+        knows: Knows,
         now: Instant,
     ) -> Self {
         let mut header = Vec::new();
@@ -148,17 +248,17 @@ impl TcpForward {
         let framer = Framer::new(MAX_STREAM_HEADER_BYTES);
         let stage = Stage::AwaitingAnswer { framer, until: now + ANSWER_TIMEOUT };
         let outward = Direction::beginning_with(header);
-        Self { tcp: Some((tcp, token)), outward, ..Self::new(stream, stage) }
+        Self { tcp: Some((tcp, token)), outward, ..Self::new(stream, stage, knows) }
     }
 
     /// A stream that the peer opened.
     #[must_use]
-    pub fn accepted(stream: StreamId, now: Instant) -> Self {
+    pub fn accepted(stream: StreamId, knows: Knows, now: Instant) -> Self {
         let framer = Framer::new(MAX_STREAM_HEADER_BYTES);
-        Self::new(stream, Stage::AwaitingHeader { framer, until: now + HEADER_TIMEOUT })
+        Self::new(stream, Stage::AwaitingHeader { framer, until: now + HEADER_TIMEOUT }, knows)
     }
 
-    fn new(stream: StreamId, stage: Stage) -> Self {
+    fn new(stream: StreamId, stage: Stage, knows: Knows) -> Self {
         Self {
             stream,
             tcp: None,
@@ -169,6 +269,11 @@ impl TcpForward {
             stirred: false,
             sent: 0,
             stalled: false,
+            ending: None,
+            knows,
+            limit: u64::MAX,
+            credit: None,
+            stalled_since: None,
         }
     }
 
@@ -185,8 +290,11 @@ impl TcpForward {
     }
 
     /// Whether its reader has stopped, if that has changed since the last call.
-    pub fn stall_changed(&mut self) -> Option<bool> {
+    pub fn stall_changed(&mut self, now: Instant) -> Option<bool> {
         let stalled = !self.inward.piece.is_empty();
+        if stalled != self.stalled {
+            self.stalled_since = stalled.then_some(now);
+        }
         (std::mem::replace(&mut self.stalled, stalled) != stalled).then_some(stalled)
     }
 
@@ -194,6 +302,91 @@ impl TcpForward {
     #[must_use]
     pub fn held(&self) -> usize {
         self.outward.piece.len() + self.inward.piece.len()
+    }
+
+    /// Whether nothing more is to come of it.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.outward.closed && self.inward.closed
+    }
+
+    /// Takes its TCP connection's token out, once that connection is done for and the forward is not.
+    pub fn take_token(&mut self) -> Option<Token> {
+        self.tcp.take_if(|_| matches!(self.ending, Some(Ending::Told))).map(|(_, token)| token)
+    }
+
+    /// The peer says that its TCP connection was reset after `bytes` bytes of the stream.
+    pub fn abort_after(&mut self, bytes: u64, now: Instant) {
+        // If both connections were reset, nobody waits for anything.
+        if self.ending.is_none() {
+            self.ending =
+                Some(Ending::Theirs { bytes, until: now + LAST_BYTES_TIMEOUT, unsent: 0, look: now });
+        }
+    }
+
+    /// Whether the peer keeps to what it is told of how far it may send.
+    #[must_use]
+    pub fn keeps_credit(&self) -> bool {
+        self.knows.credit
+    }
+
+    /// How far our end may send on the stream, as the peer says.
+    pub fn limit_to(&mut self, limit: u64) {
+        self.limit = limit;
+    }
+
+    /// Notes that the peer was told of `window` bytes before the stream began, or may have been; returns how far it may send.
+    pub fn begin_limited(&mut self, window: u64, now: Instant) -> u64 {
+        let limit = self.inward.offset + window;
+        self.credit = Some(Credit { window, limit, told: now });
+        limit
+    }
+
+    /// How far the peer may send on the stream from now on, if it is to be told. `most` is how far it may send ahead of a reader that
+    /// goes on, without limit if that is `None`.
+    pub fn credit_to_tell(&mut self, most: Option<u64>, rtt: Duration, now: Instant) -> Option<u64> {
+        if self.credit.is_none() && self.stalled_since.is_none() || !self.knows.credit || self.inward.closed {
+            return None;
+        }
+        if let Some(stops_at) = self.stopped_at() {
+            return (most.is_some() && stops_at <= now).then(|| self.begin_limited(LEAST_CREDIT, now));
+        }
+        if self.stalled_since.is_some() {
+            return None;
+        }
+        let Credit { window, limit, told } = self.credit?;
+        if limit.saturating_sub(self.inward.offset) >= window / 2 {
+            return None;
+        }
+        let Some(most) = most else {
+            // No reader is in the way of others any more.
+            self.credit = None;
+            return Some(u64::MAX);
+        };
+        // As receivers of TCP do: a window that lasts for less than four round trips is too small.
+        let is_short = now.saturating_duration_since(told) < (2 * rtt).max(LEAST_INTERVAL);
+        let window = if is_short { 2 * window } else { window };
+        Some(self.begin_limited(window.clamp(LEAST_CREDIT, most.max(LEAST_CREDIT)), now))
+    }
+
+    /// When its reader counts as stopped, unless the peer knows already that it may not send it much.
+    fn stopped_at(&self) -> Option<Instant> {
+        let is_large = self.credit.is_none_or(|credit| credit.window > LEAST_CREDIT);
+        self.stalled_since.filter(|_| is_large).map(|since| since + STOPPED_AFTER)
+    }
+
+    /// The time at which [`TcpForward::pump`] is to be called although nothing happens; `crowded` if readers that stop are in the way of
+    /// others.
+    #[must_use]
+    pub fn look_at(&self, crowded: bool) -> Option<Instant> {
+        match self.ending {
+            Some(Ending::Ours { until, .. } | Ending::Theirs { until, unsent: 0, .. }) => Some(until),
+            // The kernel does not say when it has sent everything.
+            Some(Ending::Theirs { until, look, .. }) => Some(look.min(until)),
+            Some(Ending::Told) => None,
+            None if crowded && self.knows.credit => self.stopped_at(),
+            None => None,
+        }
     }
 
     /// The time at which it is given up, unless it is open by then.
@@ -248,10 +441,32 @@ impl TcpForward {
     }
 
     /// Moves the bytes that can be moved now.
-    pub fn pump(&mut self, quinn: &mut Connection, order: &mut Order, scratch: &mut Scratch) -> Pumped {
+    pub fn pump(
+        &mut self,
+        quinn: &mut Connection,
+        order: &mut Order,
+        scratch: &mut Scratch,
+        cause: Cause,
+        now: Instant,
+    ) -> Pumped {
+        if let Some(Ending::Theirs { until, .. }) = self.ending {
+            if !matches!(self.stage, Stage::Open) && until <= now {
+                return self.end(quinn);
+            }
+            if !self.outward.closed && matches!(self.stage, Stage::Open) {
+                // The peer takes nothing more.
+                self.outward.close();
+                let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
+            }
+        }
         match &self.stage {
             Stage::AwaitingHeader { .. } => return self.read_header(quinn),
-            Stage::Connecting { .. } => return self.finish_connect(quinn).unwrap_or(Pumped::Waiting),
+            Stage::Connecting { .. } => {
+                if was_reset(quinn, self.stream) {
+                    return self.end(quinn);
+                }
+                return self.finish_connect(quinn).unwrap_or(Pumped::Waiting);
+            }
             Stage::AwaitingAnswer { .. } => {
                 if let Err(ended) = self.read_answer(quinn) {
                     return ended;
@@ -259,14 +474,116 @@ impl TcpForward {
             }
             Stage::Open => {}
         }
+        if let Some(Ending::Told) = self.ending {
+            return self.await_stop(quinn);
+        }
+        let moved = self.moved();
         let outward = self.pump_outward(quinn, order, scratch);
+        if std::mem::take(&mut self.outward.stopped) {
+            self.stopped(quinn, now);
+        }
         let is_open = matches!(self.stage, Stage::Open);
         let inward = if is_open { self.pump_inward(quinn, scratch) } else { Ok(false) };
-        match (outward, inward) {
-            (Ok(_), Ok(_)) if self.outward.closed && self.inward.closed => Pumped::Done,
-            (Ok(false), Ok(false)) => Pumped::Waiting,
-            (Ok(_), Ok(_)) => Pumped::Busy,
-            (Err(Broken), _) | (_, Err(Broken)) => self.end(quinn),
+        let is_busy = match (outward, inward) {
+            (Err(Broken::Stream), _) | (_, Err(Broken::Stream)) => return self.end(quinn),
+            (Err(Broken::Tcp), _) | (_, Err(Broken::Tcp)) => {
+                // Nothing is left to read if reading was what failed.
+                return self.tcp_failed(quinn, outward.is_err(), now);
+            }
+            (Ok(outward), Ok(inward)) => outward || inward,
+        };
+        match self.ending {
+            Some(_) => self.go_on_ending(quinn, moved, is_busy, now),
+            None if self.is_over() => Pumped::Done,
+            None if is_busy => Pumped::Busy,
+            None if cause == Cause::Tcp && self.has_failed() => self.tcp_failed(quinn, false, now),
+            None => Pumped::Waiting,
+        }
+    }
+
+    /// Whether its TCP connection has failed where reading does not find out.
+    fn has_failed(&self) -> bool {
+        !self.outward.waits_for_tcp && self.tcp.as_ref().is_some_and(|(tcp, _)| tcp.has_failed())
+    }
+
+    /// The peer has stopped the stream.
+    fn stopped(&mut self, quinn: &mut Connection, now: Instant) {
+        // Otherwise quinn-proto would keep the stream open for an end that never comes.
+        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
+        if self.inward.closed {
+            // After the end of its own stream only a reset makes the peer do that.
+            self.abort_after(self.inward.offset, now);
+        }
+    }
+
+    /// What changes whenever bytes pass on either side.
+    fn moved(&self) -> (u64, u64) {
+        (self.outward.offset, self.inward.bytes)
+    }
+
+    /// Its TCP connection was reset, or failed otherwise; `read` if it has nothing more to read.
+    fn tcp_failed(&mut self, quinn: &mut Connection, read: bool, now: Instant) -> Pumped {
+        if !self.knows.aborts || matches!(self.ending, Some(Ending::Theirs { .. })) {
+            return self.end(quinn);
+        }
+        self.inward.close();
+        let _stopped = quinn.recv_stream(self.stream).stop(RESET).is_ok();
+        if let Stage::AwaitingAnswer { .. } = self.stage {
+            self.stage = Stage::Open;
+        }
+        let read = read || self.outward.ended || matches!(self.ending, Some(Ending::Ours { read: true, .. }));
+        self.ending = Some(Ending::Ours { until: now + LAST_BYTES_TIMEOUT, read });
+        // What is left to read and to write follows at once.
+        self.go_on_ending(quinn, self.moved(), !read, now)
+    }
+
+    /// Goes on after a reset on either side; `before` is what [`TcpForward::moved`] was, `is_busy` whether more can be moved at once.
+    fn go_on_ending(
+        &mut self,
+        quinn: &mut Connection,
+        before: (u64, u64),
+        is_busy: bool,
+        now: Instant,
+    ) -> Pumped {
+        let moved = self.moved();
+        match &mut self.ending {
+            Some(Ending::Ours { until, read }) => {
+                if moved.0 != before.0 {
+                    *until = now + LAST_BYTES_TIMEOUT;
+                }
+                let all_is_told = self.outward.closed || *read && self.outward.piece.is_empty();
+                if !all_is_told && *until > now {
+                    return if is_busy { Pumped::Busy } else { Pumped::Waiting };
+                }
+                if !all_is_told {
+                    return self.end(quinn);
+                }
+                self.abort();
+                self.ending = Some(Ending::Told);
+                Pumped::Aborted { bytes: self.outward.offset }
+            }
+            Some(Ending::Theirs { bytes, until, unsent, look }) => {
+                let left = self.tcp.as_ref().map_or(0, |(tcp, _)| tcp.unacknowledged().unwrap_or(0));
+                if moved.1 != before.1 || left < *unsent {
+                    *until = now + LAST_BYTES_TIMEOUT;
+                }
+                let has_all =
+                    self.inward.closed || self.inward.offset >= *bytes && self.inward.piece.is_empty();
+                (*unsent, *look) = (if has_all { left } else { 0 }, now + LOOK_AGAIN);
+                if has_all && left == 0 || *until <= now {
+                    return self.end(quinn);
+                }
+                if is_busy { Pumped::Busy } else { Pumped::Waiting }
+            }
+            Some(Ending::Told) | None => Pumped::Waiting,
+        }
+    }
+
+    /// Ends the forward once the far end, which was told of the reset, has stopped the stream.
+    fn await_stop(&mut self, quinn: &mut Connection) -> Pumped {
+        match quinn.send_stream(self.stream).stopped() {
+            Ok(None) => Pumped::Waiting,
+            Ok(Some(_)) | Err(_) => self.end(quinn),
         }
     }
 
@@ -279,19 +596,23 @@ impl TcpForward {
 
     fn read_header(&mut self, quinn: &mut Connection) -> Pumped {
         let Stage::AwaitingHeader { framer, .. } = &mut self.stage else { return Pumped::Waiting };
-        match read_frame(quinn, self.stream, framer, StreamOpen::decode) {
+        match read_frame(quinn, self.stream, framer, &mut self.inward.offset, StreamOpen::decode) {
             Ok(Some((header, rest))) => {
                 self.inward.piece = rest;
                 Pumped::Wants(header)
             }
             Ok(None) => Pumped::Waiting,
-            Err(Broken) => self.end(quinn),
+            Err(_) => self.end(quinn),
         }
     }
 
     fn read_answer(&mut self, quinn: &mut Connection) -> Result<(), Pumped> {
         let Stage::AwaitingAnswer { framer, .. } = &mut self.stage else { return Ok(()) };
-        match read_frame(quinn, self.stream, framer, StreamAnswer::decode) {
+        // After a failure of the client's connection the stream is stopped, and no answer comes.
+        if self.ending.is_some() {
+            return Ok(());
+        }
+        match read_frame(quinn, self.stream, framer, &mut self.inward.offset, StreamAnswer::decode) {
             Ok(Some((StreamAnswer::Ok, rest))) => {
                 self.inward.piece = rest;
                 self.stage = Stage::Open;
@@ -302,7 +623,7 @@ impl TcpForward {
                 Err(Pumped::Refused(refused))
             }
             Ok(None) => Ok(()),
-            Err(Broken) => Err(self.end(quinn)),
+            Err(_) => Err(self.end(quinn)),
         }
     }
 
@@ -333,17 +654,19 @@ impl TcpForward {
         order: &mut Order,
         scratch: &mut Scratch,
     ) -> Result<bool, Broken> {
-        let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
-        let outward = &mut self.outward;
+        let Self { tcp, outward, ending, stream, limit, .. } = self;
+        let Some((tcp, _)) = tcp.as_mut() else { return Ok(false) };
         if !std::mem::replace(&mut outward.placed, true) {
-            let _set = quinn.send_stream(self.stream).set_priority(order.of_new());
+            let _set = quinn.send_stream(*stream).set_priority(order.of_new());
         }
+        outward.waits_for_tcp = false;
         let mut moved = 0;
         while !outward.closed {
             if outward.piece.has_remaining() {
-                match quinn.send_stream(self.stream).write_chunks(&mut [outward.piece.clone()]) {
+                match quinn.send_stream(*stream).write_chunks(&mut [outward.piece.clone()]) {
                     Ok(written) => {
                         let was_worth_it = outward.piece.len() >= WORTH_A_BLOCK;
+                        outward.offset += written.bytes as u64;
                         outward.wrote(written.bytes);
                         moved += written.bytes;
                         if was_worth_it && outward.piece.len() < WORTH_A_BLOCK {
@@ -352,54 +675,65 @@ impl TcpForward {
                         }
                     }
                     Err(WriteError::Blocked) => return Ok(false),
-                    // The peer takes no more, but data of its service may still come the other way.
-                    Err(WriteError::Stopped(_)) => {
-                        outward.closed = true;
-                        outward.piece = Bytes::new();
-                        // Otherwise quinn-proto would keep the stream open for an end that never comes.
-                        let _reset = quinn.send_stream(self.stream).reset(RESET).is_ok();
-                    }
-                    Err(WriteError::ClosedStream) => return Err(Broken),
+                    // Data of the peer's program may still come the other way.
+                    Err(WriteError::Stopped(_)) => outward.stop(),
+                    Err(WriteError::ClosedStream) => return Err(Broken::Stream),
                 }
+            } else if let Some(Ending::Ours { read: true, .. }) = ending {
+                return Ok(false);
             } else if outward.ended {
                 outward.closed = true;
-                return quinn.send_stream(self.stream).finish().map(|()| false).map_err(|_| Broken);
+                return quinn.send_stream(*stream).finish().map(|()| false).map_err(|_| Broken::Stream);
             } else if moved >= BUDGET {
                 return Ok(true);
             } else {
-                let room = &mut scratch.blocks.room()[..scratch.piece];
-                match tcp.read(room) {
-                    Ok(0) => outward.ended = true,
-                    Ok(len) => {
+                let credit = usize::try_from(limit.saturating_sub(outward.offset)).unwrap_or(usize::MAX);
+                if credit == 0 {
+                    break;
+                }
+                let room = &mut scratch.blocks.room()[..scratch.piece.min(credit)];
+                match (tcp.read(room), &mut *ending) {
+                    (Ok(0), Some(Ending::Ours { read, .. })) => *read = true,
+                    (Ok(0), _) => outward.ended = true,
+                    (Ok(len), _) => {
                         order.bytes += len as u64;
                         outward.since_placed += len;
                         if outward.since_placed >= WORTH_A_BLOCK {
                             outward.since_placed = 0;
                             // The stream may be gone; writing says so.
-                            let _set = quinn.send_stream(self.stream).set_priority(order.last());
+                            let _set = quinn.send_stream(*stream).set_priority(order.last());
                         }
                         if len >= WORTH_A_BLOCK {
                             outward.piece = scratch.blocks.hand_over(len);
                             continue;
                         }
                         // quinn-proto copies what it takes. What it does not take is kept here, and meets the error, too.
-                        let written = quinn.send_stream(self.stream).write(&room[..len]).unwrap_or_default();
+                        let written = quinn.send_stream(*stream).write(&room[..len]).unwrap_or_default();
                         outward.bytes += written as u64;
+                        outward.offset += written as u64;
                         moved += written;
                         if written < len {
                             outward.piece = Bytes::copy_from_slice(&room[written..len]);
                         }
                     }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                    Err(_) => return Err(Broken),
+                    (Err(error), _) if error.kind() == ErrorKind::WouldBlock => {
+                        outward.waits_for_tcp = true;
+                        break;
+                    }
+                    (Err(_), Some(Ending::Ours { read, .. })) => *read = true,
+                    (Err(_), _) => return Err(Broken::Tcp),
                 }
             }
+        }
+        if moved == 0 && !outward.closed && is_stopped(quinn, *stream) {
+            outward.stop();
         }
         Ok(false)
     }
 
     /// Stream to TCP; true if the budget ended before the data did.
     fn pump_inward(&mut self, quinn: &mut Connection, scratch: &mut Scratch) -> Result<bool, Broken> {
+        let stream = self.stream;
         let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
         let Scratch { piece, parts, .. } = scratch;
         let inward = &mut self.inward;
@@ -411,18 +745,21 @@ impl TcpForward {
                         inward.wrote(written);
                         moved += written;
                     }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(false),
-                    Err(_) => return Err(Broken),
+                    Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                        return if was_reset(quinn, stream) { Err(Broken::Stream) } else { Ok(false) };
+                    }
+                    Err(_) => return Err(Broken::Tcp),
                 }
             } else if inward.ended {
                 inward.closed = true;
-                return tcp.shutdown_write().map(|()| false).map_err(|_| Broken);
+                return tcp.shutdown_write().map(|()| false).map_err(|_| Broken::Tcp);
             } else if moved >= BUDGET {
                 return Ok(true);
             } else {
-                let gathered = gather(quinn, self.stream, parts, *piece)?;
+                let gathered = gather(quinn, stream, parts, *piece)?;
+                inward.offset += gathered.bytes as u64;
                 let written = write_parts(&mut **tcp, parts, gathered.bytes);
-                let written = written.inspect_err(|_| parts.clear()).map_err(|_| Broken)?;
+                let written = written.inspect_err(|_| parts.clear()).map_err(|_| Broken::Tcp)?;
                 inward.bytes += written as u64;
                 moved += written;
                 inward.piece = rest(parts, written, gathered.bytes);
@@ -499,7 +836,7 @@ fn gather(
 ) -> Result<Gathered, Broken> {
     let mut gathered = Gathered { bytes: 0, emptied: false, ended: false };
     let mut stream = quinn.recv_stream(stream);
-    let mut chunks = stream.read(true).map_err(|_| Broken)?;
+    let mut chunks = stream.read(true).map_err(|_| Broken::Stream)?;
     while gathered.bytes < most && parts.len() < MOST_PARTS {
         match chunks.next(most - gathered.bytes) {
             Ok(Some(chunk)) => {
@@ -516,7 +853,7 @@ fn gather(
             }
             Err(ReadError::Reset(_)) => {
                 parts.clear();
-                return Err(Broken);
+                return Err(Broken::Stream);
             }
         }
     }
@@ -561,30 +898,48 @@ fn rest(parts: &mut Vec<Bytes>, written: usize, bytes: usize) -> Bytes {
     left.into()
 }
 
-/// A reset on either side, or a stream that quinn-proto has forgotten.
+/// Why a forward cannot go on.
 #[derive(Clone, Copy, Debug)]
-struct Broken;
+enum Broken {
+    /// Its TCP connection was reset, or failed otherwise.
+    Tcp,
+    /// The peer has reset its stream, or quinn-proto has forgotten it.
+    Stream,
+}
 
-/// Reads the frame at the start of a stream, with the bytes behind it that came along; `None` if it is not complete yet.
+/// Whether the peer has reset a stream of which not everything is read.
+fn was_reset(quinn: &mut Connection, stream: StreamId) -> bool {
+    matches!(quinn.recv_stream(stream).received_reset(), Ok(Some(_)))
+}
+
+/// Whether the peer wants no more of a stream.
+fn is_stopped(quinn: &mut Connection, stream: StreamId) -> bool {
+    matches!(quinn.send_stream(stream).stopped(), Ok(Some(_)))
+}
+
+/// Reads the frame at the start of a stream, with the bytes behind it that came along; `None` if it is not complete yet. What is
+/// read is added to `offset`.
 fn read_frame<T>(
     quinn: &mut Connection,
     stream: StreamId,
     framer: &mut Framer,
+    offset: &mut u64,
     decode: impl FnOnce(&[u8]) -> Result<T, MessageError>,
 ) -> Result<Option<(T, Bytes)>, Broken> {
     let mut stream = quinn.recv_stream(stream);
-    let mut chunks = stream.read(true).map_err(|_| Broken)?;
+    let mut chunks = stream.read(true).map_err(|_| Broken::Stream)?;
     loop {
         match chunks.next(PIECE) {
             Ok(Some(Chunk { mut bytes, .. })) => {
-                if let Some(frame) = framer.pull(&mut bytes).map_err(|_| Broken)? {
+                *offset += bytes.len() as u64;
+                if let Some(frame) = framer.pull(&mut bytes).map_err(|_| Broken::Stream)? {
                     // A copy: the service may take its time, and the packet lies in a block with others.
                     let rest = Bytes::copy_from_slice(&bytes);
-                    return decode(&frame).map(|frame| Some((frame, rest))).map_err(|_| Broken);
+                    return decode(&frame).map(|frame| Some((frame, rest))).map_err(|_| Broken::Stream);
                 }
             }
             Err(ReadError::Blocked) => return Ok(None),
-            Ok(None) | Err(ReadError::Reset(_)) => return Err(Broken),
+            Ok(None) | Err(ReadError::Reset(_)) => return Err(Broken::Stream),
         }
     }
 }

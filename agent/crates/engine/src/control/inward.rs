@@ -24,6 +24,9 @@ pub(super) const OWN_WAITING_BYTES: usize = MAX_MESSAGE_BYTES;
 /// The memory that a piece costs beside its bytes: its entry and its allocation.
 const PIECE_BYTES: usize = 96;
 
+/// The bytes of [`Message::StreamCredit`] that cost a unit: some 40 messages, which take 10 µs.
+const CREDIT_UNIT_BYTES: usize = 512;
+
 /// Why no more control messages of a connection may wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum TooMuch {
@@ -57,6 +60,8 @@ pub(super) struct Inward {
     waiting: usize,
     /// The bytes of a message that have been cut and that do not make it whole.
     partial: usize,
+    /// The bytes of [`Message::StreamCredit`] that were not charged.
+    credit_bytes: usize,
     /// What is counted in `memory` of this connection, in bytes.
     counted: usize,
     /// The memory of the messages of all connections.
@@ -74,6 +79,7 @@ impl Inward {
             pieces: BTreeMap::new(),
             waiting: 0,
             partial: 0,
+            credit_bytes: 0,
             counted: 0,
             memory: Arc::clone(memory),
             broken: false,
@@ -146,7 +152,12 @@ impl Inward {
             if message.as_ref().is_err_and(|error| error.close_reason().is_some()) {
                 self.end();
             }
-            let units = cost(&message, bytes);
+            let mut units = cost(&message, bytes);
+            if let Ok(Message::StreamCredit { .. }) = message {
+                self.credit_bytes += bytes + 1;
+                units += u32::try_from(self.credit_bytes / CREDIT_UNIT_BYTES).unwrap_or(u32::MAX);
+                self.credit_bytes %= CREDIT_UNIT_BYTES;
+            }
             return Some(Pulled { message, units });
         }
         None
@@ -184,6 +195,12 @@ fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
     let units = 1 + u32::try_from(bytes / UNIT_BYTES).unwrap_or(u32::MAX - TELLING - 1);
     // Every kind is listed, so that a new one is decided on.
     match message {
+        // To reset a connection takes as long as some units.
+        Ok(Message::StreamAbort(streams)) => {
+            units + u32::try_from(streams.len() / 16).unwrap_or(u32::MAX - units)
+        }
+        // They come as readers read, in place of frames of QUIC that cost nobody anything. `Inward` counts them together.
+        Ok(Message::StreamCredit { .. }) => 0,
         Ok(
             Message::ServicesChanged(_)
             | Message::ReportsWanted { .. }

@@ -14,6 +14,7 @@
 //! | does the far end still answer? | `liveness.rs` |
 //! | which preshared key do both ends use? | `preshared.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
+//! | what do the ends say about streams beside them? | `streams_told.rs` |
 //! | what do control connections count? | `driver/`, `traffic.rs` |
 //!
 //! What the two ends say is in the crate `wire` (`wire/src/messages.rs`), TLS and the knock are in the crate `gate`. What the messages
@@ -29,6 +30,7 @@ pub mod driver;
 mod inward;
 pub mod liveness;
 pub mod preshared;
+pub mod streams_told;
 mod traffic;
 pub mod transport;
 pub mod windows;

@@ -7,9 +7,14 @@
 //! ```
 //!
 //! The receive window limits the data that the far end has sent and nobody has read; the send window limits the data that it has not
-//! acknowledged. Both start small and follow the bandwidth-delay product that the connection has shown. A forward whose reader has
-//! stopped occupies its part of the receive window: the far end says that it is blocked (DATA_BLOCKED), and the window grows by that
-//! part, so that the other forwards and the control messages go on.
+//! acknowledged. Both start small and follow the bandwidth-delay product that the connection has shown.
+//!
+//! **Readers that stop.** A forward whose reader has stopped occupies its part of the receive window: the far end says that it is blocked
+//! (DATA_BLOCKED), and the window grows by that part, so that the other forwards and the control messages go on. What it grows by is
+//! [`StreamMemory::most_for_stalled`] in all. A stream's own window cannot be changed once its connection is made, so the far end is
+//! told how far it may send on each (`StreamCredit`): on one that has stopped [`LEAST_CREDIT`] more, on the others the less, the more
+//! is held by those ([`StreamMemory::credit`]). A far end that does not keep to that uses the room up, and then the forward that has been
+//! stopped for longest is reset.
 
 use std::{
     sync::{
@@ -19,7 +24,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::forward::tcp::PIECE;
+use dataplane::forward::tcp::{LEAST_CREDIT, PIECE};
 
 /// The size of each window of a connection that is no session yet, in bytes: more than a handshake and the first messages need. It is
 /// granted even if the pool is used up.
@@ -56,6 +61,9 @@ pub fn stream_window(stream_bytes: usize) -> u32 {
     u32::try_from((stream_bytes as u64 / 20).clamp(INITIAL, MOST)).unwrap_or(u32::MAX)
 }
 
+/// How far the far end may send ahead of any reader while others have stopped, in bytes: 320 Mbit/s over 80 ms with some loss.
+const MOST_CREDIT: u64 = 12 << 20;
+
 /// The memory of all TCP forwards of an agent, in bytes.
 #[derive(Debug, Default)]
 pub struct StreamMemory {
@@ -63,6 +71,8 @@ pub struct StreamMemory {
     taken: AtomicU64,
     /// The part of `taken` for forwards whose readers have stopped.
     for_stalled: AtomicU64,
+    /// The number of forwards whose readers have stopped.
+    stalled: AtomicU64,
     /// The bytes that forwards have read and could not pass on, beside the windows.
     held: AtomicUsize,
     /// The bytes of control messages that wait to be handled, which no window counts.
@@ -179,9 +189,29 @@ impl StreamMemory {
         took
     }
 
-    /// Takes memory for forwards whose readers have stopped, for which there is a quarter of the pool.
+    /// The memory that windows may grow by for forwards whose readers have stopped, in bytes: five eighths of the pool.
+    fn most_for_stalled(&self) -> u64 {
+        self.most.load(Ordering::Relaxed) / 8 * 5
+    }
+
+    /// How far the far end may send ahead of a reader that goes on, in bytes; `None`: as far as the windows let it, because no
+    /// reader is in the way of others. The more of the room for stopped readers is used up, beyond [`LEAST_CREDIT`] for each, the less
+    /// can another one take that stops: an eighth of what is left.
+    #[must_use]
+    pub fn credit(&self) -> Option<u64> {
+        let for_stalled = self.for_stalled.load(Ordering::Relaxed);
+        if for_stalled == 0 {
+            return None;
+        }
+        let own = self.stalled.load(Ordering::Relaxed) * LEAST_CREDIT;
+        let beyond = self.most_for_stalled() * 3 / 5;
+        let left = beyond.saturating_sub(for_stalled.saturating_sub(own));
+        Some((left / 8).clamp(LEAST_CREDIT, MOST_CREDIT))
+    }
+
+    /// Takes memory for forwards whose readers have stopped.
     fn take_for_stalled(&self, bytes: u64) -> bool {
-        let most = self.most.load(Ordering::Relaxed) / 4;
+        let most = self.most_for_stalled();
         let fits = |taken: u64| taken.checked_add(bytes).filter(|sum| *sum <= most);
         if self.for_stalled.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_err() {
             self.refused.fetch_add(1, Ordering::Relaxed);
@@ -217,6 +247,10 @@ pub struct Shown {
 pub struct Change {
     pub receive: Option<u64>,
     pub send: Option<u64>,
+    /// True if the windows have grown by what readers hold that have stopped.
+    pub crowded: bool,
+    /// True if forwards wait because the readers of others have stopped, and there is no room beside these.
+    pub starved: bool,
 }
 
 #[derive(Debug)]
@@ -286,7 +320,30 @@ impl Windows {
 
     /// Notes that the reader of a forward has stopped, or goes on.
     pub fn stalled(&mut self, stopped: bool) {
-        self.stalled = if stopped { self.stalled + 1 } else { self.stalled.saturating_sub(1) };
+        if stopped {
+            self.stalled += 1;
+            self.memory.stalled.fetch_add(1, Ordering::Relaxed);
+        } else if self.stalled > 0 {
+            self.stalled -= 1;
+            self.memory.stalled.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// How far the far end may send on a stream that begins, in bytes; 0 is without limit. In steps of powers of two, because the far end is
+    /// told of each.
+    #[must_use]
+    pub fn credit_of_new(&self) -> u64 {
+        let credit = self.memory.credit().map(|credit| (credit / 4).max(LEAST_CREDIT));
+        credit.map_or(0, |credit| credit.next_power_of_two())
+    }
+
+    /// Notes that a forward was ended so that the others go on; returns the new receive window. It is a byte larger: otherwise quinn-proto
+    /// would keep the room to itself until that is an eighth of the window.
+    pub fn made_room(&mut self) -> Change {
+        self.wants_room = false;
+        self.memory.take_anyway(1);
+        self.receive += 1;
+        Change { receive: Some(self.receive), ..Change::default() }
     }
 
     /// Whether [`Windows::look`] may find something to change although no packet comes: a window to shrink, or room that is free again.
@@ -313,6 +370,7 @@ impl Windows {
         }
         if self.wants_room && self.stalled > 0 {
             change.receive = self.make_room();
+            (change.crowded, change.starved) = (change.receive.is_some(), change.receive.is_none());
         }
         let elapsed = now.saturating_duration_since(self.looked);
         if elapsed < LEAST_INTERVAL.max(shown.least_rtt) {
@@ -350,8 +408,10 @@ impl Windows {
 
     /// Makes room for other forwards beside those whose readers have stopped.
     fn make_room(&mut self) -> Option<u64> {
-        let step = self.receive.min(u64::from(stream_window(usize::MAX)));
-        let room = self.memory.most_for_one().saturating_sub(self.receive).min(step);
+        // Half the window, but no more than what is left, and no more than a few readers can hold.
+        let step = (self.receive / 2).clamp(BASE, MOST_CREDIT);
+        let taken = self.memory.for_stalled.load(Ordering::Relaxed);
+        let room = step.min(self.memory.most_for_stalled().saturating_sub(taken));
         if room == 0 {
             self.memory.refused.fetch_add(1, Ordering::Relaxed);
             return None;
@@ -414,6 +474,7 @@ impl Drop for Windows {
     fn drop(&mut self) {
         self.memory.give_back(self.receive + self.send + self.owed);
         self.memory.for_stalled.fetch_sub(self.for_stalled, Ordering::Relaxed);
+        self.memory.stalled.fetch_sub(u64::from(self.stalled), Ordering::Relaxed);
     }
 }
 
@@ -440,7 +501,7 @@ mod tests {
         let memory = StreamMemory::new(POOL);
         let mut now = ManualClock::default().now();
         let (mut windows, first) = Windows::new(&memory, now);
-        assert_eq!(first, Change { receive: Some(INITIAL), send: Some(INITIAL) });
+        assert_eq!(first, Change { receive: Some(INITIAL), send: Some(INITIAL), ..Change::default() });
         // 200 Mbit/s over 80 ms.
         for _ in 0..10 {
             now += Duration::from_millis(80);

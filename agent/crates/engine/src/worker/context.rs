@@ -143,6 +143,7 @@ throttles! {
         pub(super) drops,
         pub(super) resolve,
         pub(super) service,
+        pub(super) stalled,
         pub(super) replay_log,
         pub(super) tun,
         pub(super) next_hop,

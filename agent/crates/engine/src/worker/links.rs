@@ -79,6 +79,8 @@ impl Sessions {
             takes_pieces: has(Features::PIECES),
             reports: false,
             repairs: has(Features::REPAIR),
+            knows_aborts: has(Features::STREAM_ABORT),
+            keeps_credit: has(Features::STREAM_CREDIT),
             settles_at: now + SETTLE_TIME,
             suspicions: Suspicions::default(),
             services: hello.services.clone(),

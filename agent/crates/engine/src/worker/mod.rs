@@ -61,7 +61,7 @@ use dataplane::{
         shares,
         work::{FRAMES_PER_UNIT, Work},
     },
-    forward::Local,
+    forward::{Local, tcp::Cause},
     lanes::UnderlayId,
     socket_stats::role_place,
     sockets::Source,
@@ -135,6 +135,7 @@ mod sources;
 mod start;
 mod stats;
 mod stream_connections;
+mod stream_ends;
 mod streams;
 mod timer;
 mod tun;
@@ -342,7 +343,7 @@ impl Worker {
             Some(Source::Listener(port)) => tcp.accept_tcp(cx, sessions, port, now),
             Some(Source::Tcp(id)) => {
                 let before = tcp.tcp_bytes(id);
-                tcp.pump(cx, sessions, id, now);
+                tcp.pump(cx, sessions, id, Cause::Tcp, now);
                 let bytes = tcp.tcp_bytes(id).saturating_sub(before);
                 // A connection that has more marks itself.
                 return Served { more: false, units: sockets::batch::units(0, bytes) };

@@ -122,6 +122,8 @@ impl Worker {
             Event::Mtu => sessions.mtu_changed(cx, handle),
             Event::Moved { from, to } => sessions.control_moved(cx, handle, from, to, now),
             Event::Datagrams => self.plain_datagrams(handle, now),
+            Event::Crowded => tcp.crowded(cx, sessions, handle, now),
+            Event::Starved => tcp.end_longest_stopped(cx, sessions, handle, now),
             Event::Overflow => sessions.overflowed(cx, handle, now),
             Event::Flooded(TooMuch::OfConnection) => {
                 sessions.flooded(cx, handle, Ceiling::ControlMessages, now);
@@ -214,11 +216,18 @@ impl Worker {
     }
 
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
-        let Self { cx, sessions, tunnel, .. } = self;
+        let Self { cx, sessions, tunnel, tcp, .. } = self;
         let Some(connection) = sessions.control.open(handle) else { return };
         let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
             return;
         };
+        match &message {
+            Message::StreamAbort(aborts) => return tcp.streams_aborted(cx, sessions, handle, aborts, now),
+            Message::StreamCredit { initial, limits } => {
+                return tcp.streams_limited(cx, sessions, handle, *initial, limits, now);
+            }
+            _ => {}
+        }
         if connection.stream_number.is_some() {
             return sessions.stream_message(cx, handle, peer, &message, now);
         }
@@ -287,6 +296,8 @@ impl Worker {
             | Message::Joined
             | Message::StreamsWanted
             | Message::Release
+            | Message::StreamAbort(_)
+            | Message::StreamCredit { .. }
             | Message::Leave => sessions.out_of_order(cx, handle, now),
             Message::ServicesChanged(services) => {
                 let Some(state) = cx.peers.get_mut(peer) else { return };
@@ -639,7 +650,9 @@ impl Tunnel {
             .and(Features::REPORTS)
             .and(Features::REPAIR)
             .and(Features::PRESHARED_KEYS)
-            .and(Features::LEAVE);
+            .and(Features::LEAVE)
+            .and(Features::STREAM_ABORT)
+            .and(Features::STREAM_CREDIT);
         let Some(device) = &self.device else { return always };
         // We complete checksums that the device does not complete.
         let packets = always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM);

@@ -378,6 +378,8 @@ impl Sessions {
             | Message::Joined
             | Message::StreamsWanted
             | Message::Release
+            | Message::StreamAbort(_)
+            | Message::StreamCredit { .. }
             | Message::Leave
             | Message::ReceiveRate { .. }
             | Message::ReportsWanted { .. }

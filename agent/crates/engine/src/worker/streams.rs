@@ -7,7 +7,7 @@ use std::{
 };
 
 use dataplane::{
-    forward::tcp::{Pumped, TcpForward, TcpId, answer_for},
+    forward::tcp::{Cause, Knows, Pumped, TcpForward, TcpId, answer_for},
     sockets::Source,
 };
 use quinn_proto::{ConnectionHandle, StreamId};
@@ -74,7 +74,8 @@ impl TcpForwards {
                     Ok(opened) => {
                         let OpenedStream { peer, key, service } = opened;
                         tracing::debug!(%client, service, "TCP forward");
-                        let forward = TcpForward::opened(key.stream, stream, token, service, now);
+                        let knows = cx.known_by(peer);
+                        let forward = TcpForward::opened(key.stream, stream, token, service, knows, now);
                         self.insert_tcp(cx, sessions, OpenForward { key, peer, forward }, now);
                         cx.want_stream_connections(peer, now);
                     }
@@ -159,10 +160,11 @@ impl TcpForwards {
                 sessions.control.accept_later(handle, next, now);
                 return;
             }
-            let Some(stream) = sessions.control.accept(handle) else { return };
+            let Some((stream, said)) = sessions.control.accept(handle) else { return };
             state.data.allowances.streams.take(1, now);
             let key = StreamKey { connection: handle.0, stream };
             self.stream_opened(cx, sessions, peer, key, now);
+            self.take_said(cx, sessions, key, said, now);
         }
         sessions.control.accept_later(handle, now, now);
     }
@@ -181,7 +183,7 @@ impl TcpForwards {
         let full = cx.is_full()
             || !cx.takes_streams(peer, handle, now)
             || cx.peers.get(peer).is_none_or(|state| !state.forwards.open(cx.id.index, most));
-        let mut forward = TcpForward::accepted(key.stream, now);
+        let mut forward = TcpForward::accepted(key.stream, cx.known_by(peer), now);
         if full {
             cx.stats.totals.tcp.refuse(TcpRefusal::Limit);
             cx.tcp_ceiling_reached(peer, now);
@@ -213,7 +215,7 @@ impl TcpForwards {
         for id in stirred.drain(..) {
             if let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) {
                 forward.stirred = false;
-                self.pump(cx, sessions, id, now);
+                self.pump(cx, sessions, id, Cause::Other, now);
             }
         }
         self.stirred = stirred;
@@ -226,7 +228,14 @@ impl TcpForwards {
     }
 
     /// Moves the bytes of a forward in both directions. A forward that has more is served again after the others.
-    pub(super) fn pump(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
+    pub(super) fn pump(
+        &mut self,
+        cx: &mut Context,
+        sessions: &mut Sessions,
+        id: TcpId,
+        cause: Cause,
+        now: Instant,
+    ) {
         let Some(OpenForward { key, peer, forward }) = self.open.get_mut(id.0 as usize) else { return };
         let (key, peer) = (*key, *peer);
         let Some((quinn, order)) = sessions.control.streams(ConnectionHandle(key.connection)) else {
@@ -237,14 +246,25 @@ impl TcpForwards {
         self.passes += 1;
         let (before, held) = (forward.bytes(), forward.held());
         self.scratch.piece = cx.hub.streams.piece();
-        let pumped = forward.pump(quinn, order, &mut self.scratch);
+        let pumped = forward.pump(quinn, order, &mut self.scratch, cause, now);
+        let rtt = quinn.rtt();
         let (token, after) = (forward.token(), forward.bytes());
         let delivered = after.1 - before.1;
         if after.0 > before.0 {
             forward.sent = self.passes;
         }
         cx.hub.streams.hold(held, forward.held());
-        sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
+        let stalled = forward.stall_changed(now);
+        sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, stalled);
+        let credit = cx.hub.streams.credit();
+        if let Some(limit) = forward.credit_to_tell(credit, rtt, now)
+            && let Some(told) = sessions.control.streams_told(ConnectionHandle(key.connection))
+        {
+            told.limit(key.stream, limit);
+        }
+        if let Some(at) = forward.look_at(credit.is_some()) {
+            cx.timers.arm(Timer::Tcp(id), at);
+        }
         cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
         cx.stats.totals.tcp.bytes_inward += delivered;
         match pumped {
@@ -255,7 +275,7 @@ impl TcpForwards {
                 }
             }
             Pumped::Wants(open) => self.connect_service(cx, sessions, id, &open, now),
-            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sessions, id, now),
+            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sessions, id, Cause::Tcp, now),
             Pumped::Answered(answer) => {
                 cx.report_service(peer, &answer, now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
@@ -265,6 +285,20 @@ impl TcpForwards {
                 throttled!(debug, cx.details.allow(now), { reason = ?answer }, "the peer refused a TCP forward");
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(cx, sessions, id);
+            }
+            Pumped::Aborted { bytes } => {
+                if let Some(told) = sessions.control.streams_told(ConnectionHandle(key.connection)) {
+                    told.abort(key.stream, bytes);
+                }
+                let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
+                if forward.is_over() {
+                    return self.remove_tcp(cx, sessions, id);
+                }
+                if let Some(token) = forward.take_token() {
+                    cx.sockets.factory.release(token);
+                }
+                // The peer may have stopped the stream already.
+                self.pump(cx, sessions, id, Cause::Other, now);
             }
             Pumped::Done => self.remove_tcp(cx, sessions, id),
         }
@@ -295,7 +329,7 @@ impl TcpForwards {
             Ok((stream, token)) => {
                 forward.connect(open.service, stream, token, now);
                 self.watch_opening(cx, id);
-                self.pump(cx, sessions, id, now);
+                self.pump(cx, sessions, id, Cause::Tcp, now);
             }
             Err(answer) => {
                 if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
@@ -315,8 +349,10 @@ impl TcpForwards {
         }
     }
 
-    /// Removes a forward that is not open in time because the header, the service or the far end's answer has not come.
+    /// Goes on with a forward whose time has come: removes one that is not open in time because the header, the service or the far end's
+    /// answer has not come.
     pub(super) fn tcp_timeout(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
+        self.pump(cx, sessions, id, Cause::Other, now);
         let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
@@ -377,13 +413,14 @@ impl TcpForwards {
             state.tcp_streams += 1;
         }
         self.watch_opening(cx, id);
+        self.limit_new(sessions, key, now);
         if let Some(forwards) = cx.forwards_on(peer, ConnectionHandle(key.connection)) {
             *forwards += 1;
         }
-        self.pump(cx, sessions, id, now);
+        self.pump(cx, sessions, id, Cause::Tcp, now);
     }
 
-    fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
+    pub(super) fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
         let Some(OpenForward { key, peer, forward }) = self.open.try_remove(id.0 as usize) else { return };
         self.by_stream.remove(&key);
         if let Some(token) = forward.token() {
@@ -405,6 +442,15 @@ impl TcpForwards {
 }
 
 impl Context {
+    /// What a peer knows of forwards.
+    fn known_by(&self, peer: PeerId) -> Knows {
+        let link = self.peers.link(peer);
+        link.map_or_else(Knows::default, |link| Knows {
+            aborts: link.knows_aborts,
+            credit: link.keeps_credit,
+        })
+    }
+
     /// Logs that a peer's TCP forward could not be connected to its service.
     fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
         if let Some(state) = self.peers.get(peer) {

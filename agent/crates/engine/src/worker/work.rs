@@ -125,6 +125,8 @@ impl TurnWork {
             | Event::Overflow
             | Event::Flooded(_)
             | Event::MoreStreams
+            | Event::Crowded
+            | Event::Starved
             | Event::Drained => 0,
         });
         self.message_units += units.sum::<u64>();

@@ -145,6 +145,8 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::ReportsWanted { .. }
         | Message::PacketRepair(_)
         | Message::PresharedKeys(_)
+        | Message::StreamAbort(_)
+        | Message::StreamCredit { .. }
         | Message::Leave => None,
     };
     let refusals: Vec<_> = flood.malicious.messages.iter().filter_map(refused).collect();

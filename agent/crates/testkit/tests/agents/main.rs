@@ -68,6 +68,7 @@ mod shared_prefix;
 mod shares;
 mod standard;
 mod stream_connections;
+mod stream_ends;
 mod stream_joins;
 mod tun;
 mod tun_lanes;

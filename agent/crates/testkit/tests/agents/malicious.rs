@@ -209,6 +209,8 @@ impl MaliciousPeer {
             | Message::ReportsWanted { .. }
             | Message::PacketRepair(_)
             | Message::PresharedKeys(_)
+            | Message::StreamAbort(_)
+            | Message::StreamCredit { .. }
             | Message::Leave => message.encode(&mut self.outgoing),
         }
     }

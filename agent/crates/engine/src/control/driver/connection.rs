@@ -20,13 +20,17 @@ use crate::control::{
     Traffic,
     ahead::{Ahead, Told},
     congestion::{Congestion, pacing::Pace},
-    driver::{Begun, ControlConnection, Portion},
+    driver::{Begun, ControlConnection, Event, Portion},
     inward::Inward,
     preshared::Preshared,
+    streams_told::{Said, StreamsTold},
     traffic::Changed,
     transport::{FIRST_STREAMS, streams_for},
     windows::{Change, Shown, StreamMemory},
 };
+
+/// With fewer bytes of control messages that wait to be written, messages about streams are added to them.
+const LITTLE_OUTGOING: usize = 16 * 1024;
 
 /// The label under which TLS exports the name of a session (RFC 8446 §7.5).
 const SESSION_LABEL: &[u8] = b"EXPORTER culvert session";
@@ -56,6 +60,7 @@ impl ControlConnection {
             has_more: false,
             streams: None,
             outgoing: Vec::new(),
+            streams_told: StreamsTold::default(),
             told: Vec::new(),
             preshared: Preshared::default(),
             stream_number: None,
@@ -182,6 +187,12 @@ impl ControlConnection {
         }
     }
 
+    /// What the far end has said of a stream that has not come; `None` if none can come with this number.
+    pub fn say_early(&mut self, stream: u64) -> Option<&mut Said> {
+        let granted = self.quinn.max_concurrent_streams(Dir::Bi);
+        self.streams_told.say_early(self.quinn.side(), stream, granted)
+    }
+
     pub(super) fn set_windows(&mut self, change: Change) {
         if let Some(receive) = change.receive.and_then(|bytes| VarInt::from_u64(bytes).ok()) {
             self.quinn.set_receive_window(receive);
@@ -191,8 +202,12 @@ impl ControlConnection {
         }
     }
 
-    pub(super) fn look_at_windows(&mut self, now: Instant) {
-        let Some(windows) = self.windows.as_mut().filter(|_| !self.lost) else { return };
+    /// Adapts the windows to what the connection has shown; returns what forwards are to do about others whose readers
+    /// have stopped.
+    pub(super) fn look_at_windows(&mut self, now: Instant) -> Option<Event> {
+        let windows = self.windows.as_mut().filter(|_| !self.lost)?;
+        let mut event = None;
+        self.streams_told.limit_new(windows.credit_of_new());
         let least_rtt = self.quinn.min_rtt();
         if windows.is_due(least_rtt, now) {
             let stats = self.quinn.stats();
@@ -206,12 +221,23 @@ impl ControlConnection {
                 },
                 now,
             );
+            event = match (change.starved, change.crowded) {
+                (true, _) => Some(Event::Starved),
+                (false, true) => Some(Event::Crowded),
+                (false, false) => None,
+            };
             self.set_windows(change);
         }
+        event
     }
 
     /// Writes as much of the queued control messages as the stream takes.
     pub(super) fn write_control(&mut self) {
+        while self.outgoing.len() < LITTLE_OUTGOING
+            && let Some(message) = self.streams_told.next()
+        {
+            message.encode(&mut self.outgoing);
+        }
         let Some(id) = self.control.filter(|_| !self.outgoing.is_empty()) else { return };
         let mut stream = self.quinn.send_stream(id);
         while !self.outgoing.is_empty() {

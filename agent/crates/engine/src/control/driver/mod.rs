@@ -46,6 +46,7 @@ use crate::control::{
     congestion::{Congestion, pacing::Pace},
     inward::{Inward, TooMuch},
     preshared::Preshared,
+    streams_told::{Said, StreamsTold},
     traffic::Changed,
     windows::{StreamMemory, Windows},
 };
@@ -90,6 +91,10 @@ pub enum Event {
     Flooded(TooMuch),
     /// The far end lets us open more streams.
     MoreStreams,
+    /// Readers of forwards have stopped, and the windows have grown by what they hold.
+    Crowded,
+    /// Readers of forwards have stopped, the far end waits for room beside them, and there is none.
+    Starved,
     /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
     Drained,
 }
@@ -156,6 +161,8 @@ pub struct ControlConnection {
     /// When streams that the far end opened and that wait are accepted.
     streams: Option<Later>,
     outgoing: Vec<u8>,
+    /// What is to be said about streams, and what was said of some too early.
+    streams_told: StreamsTold,
     /// The time at which an accepted connection is closed unless it is a session by then.
     establish_by: Option<Instant>,
     /// Frames of standard mode that quinn-proto holds.
@@ -327,6 +334,14 @@ impl Control {
             if let Some(stopped) = stalled {
                 windows.stalled(stopped);
             }
+        }
+    }
+
+    /// Notes that a forward was ended so that others go on.
+    pub fn made_room(&mut self, handle: ConnectionHandle) {
+        let Some(connection) = self.open_mut(handle) else { return };
+        if let Some(change) = connection.windows.as_mut().map(Windows::made_room) {
+            connection.set_windows(change);
         }
     }
 
@@ -656,9 +671,16 @@ impl Control {
         !self.unread.is_empty()
     }
 
-    /// Accepts the oldest stream that the far end opened for a TCP forward.
-    pub fn accept(&mut self, handle: ConnectionHandle) -> Option<StreamId> {
-        self.quinn(handle)?.streams().accept(Dir::Bi)
+    /// Accepts the oldest stream that the far end opened for a TCP forward, with what the far end has said of it already.
+    pub fn accept(&mut self, handle: ConnectionHandle) -> Option<(StreamId, Said)> {
+        let connection = self.open_mut(handle)?;
+        let stream = connection.quinn.streams().accept(Dir::Bi)?;
+        Some((stream, connection.streams_told.accepted(stream)))
+    }
+
+    /// What is said of streams to the far end, and what it has said of some that were not accepted yet.
+    pub fn streams_told(&mut self, handle: ConnectionHandle) -> Option<&mut StreamsTold> {
+        self.open_mut(handle).map(|connection| &mut connection.streams_told)
     }
 
     /// Leaves the other streams that the far end opened for a later turn, at `at`; [`Event::Opened`] comes again then.
@@ -699,7 +721,9 @@ impl Control {
                 self.events.push((handle, Event::Opened));
             }
             connection.write_control();
-            connection.look_at_windows(now);
+            if let Some(event) = connection.look_at_windows(now) {
+                self.events.push((handle, event));
+            }
             self.transmit(&mut connection, lanes, underlays, now);
             // Sending may have used up connection IDs or ended the draining period.
             self.exchange_endpoint_events(handle, &mut connection);
