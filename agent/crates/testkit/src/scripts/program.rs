@@ -59,6 +59,9 @@ pub trait Socket {
 /// How long nothing may happen until a program gives up: far above what a loaded machine needs.
 const PATIENCE: Duration = Duration::from_secs(12);
 
+/// How often a program looks in vain until it gives up: one that did not run for so long has not waited.
+const LOOKS: u32 = 8;
+
 /// The time in which something arrives for certain on a connection that does not say when it has, in virtual time: within a
 /// second over a forward, and on a stopped one after two more.
 const CERTAIN: Duration = Duration::from_secs(4);
@@ -119,6 +122,8 @@ struct Current {
     moved: Instant,
     written: u64,
     read: u64,
+    /// How often it has looked in vain since.
+    looks: u32,
 }
 
 /// The bytes of one direction.
@@ -203,12 +208,15 @@ impl<'a> Program<'a> {
             match self.attempt(step, &mut current, socket, other, now) {
                 Attempt::Moved => {
                     current.moved = now;
+                    current.looks = 0;
                     self.current = Some(current);
                     return true;
                 }
                 Attempt::Waits => {
                     let since = current.begun.max(current.moved).max(other.acted.unwrap_or(current.begun));
-                    if step != Step::Meet && now.saturating_duration_since(since) > PATIENCE {
+                    current.looks += 1;
+                    let is_over = now.saturating_duration_since(since) > PATIENCE && current.looks >= LOOKS;
+                    if step != Step::Meet && is_over {
                         self.seen.outcomes.push(Outcome::Hung);
                         self.place = self.steps.len();
                         socket.close();
@@ -238,7 +246,7 @@ impl<'a> Program<'a> {
         if step == Step::Meet {
             self.meets += 1;
         }
-        Current { begun: now, moved: now, written: 0, read: 0 }
+        Current { begun: now, moved: now, written: 0, read: 0, looks: 0 }
     }
 
     fn attempt(
