@@ -61,6 +61,9 @@ pub fn stream_window(stream_bytes: usize) -> u32 {
     u32::try_from((stream_bytes as u64 / 20).clamp(INITIAL, MOST)).unwrap_or(u32::MAX)
 }
 
+/// From this number of readers that have stopped on, the far end is told how far it may send, even if windows have room for what they hold.
+const MANY_STALLED: u64 = 8;
+
 /// How far the far end may send ahead of any reader while others have stopped, in bytes: 320 Mbit/s over 80 ms with some loss.
 const MOST_CREDIT: u64 = 12 << 20;
 
@@ -200,10 +203,11 @@ impl StreamMemory {
     #[must_use]
     pub fn credit(&self) -> Option<u64> {
         let for_stalled = self.for_stalled.load(Ordering::Relaxed);
-        if for_stalled == 0 {
+        let stalled = self.stalled.load(Ordering::Relaxed);
+        if for_stalled == 0 && stalled < MANY_STALLED {
             return None;
         }
-        let own = self.stalled.load(Ordering::Relaxed) * LEAST_CREDIT;
+        let own = stalled * LEAST_CREDIT;
         let beyond = self.most_for_stalled() * 3 / 5;
         let left = beyond.saturating_sub(for_stalled.saturating_sub(own));
         Some((left / 8).clamp(LEAST_CREDIT, MOST_CREDIT))
@@ -329,12 +333,10 @@ impl Windows {
         }
     }
 
-    /// How far the far end may send on a stream that begins, in bytes; 0 is without limit. In steps of powers of two, because the far end is
-    /// told of each.
+    /// How far the far end may send on a stream that begins, in bytes; 0 is without limit. While readers stop, the next one may stop, too.
     #[must_use]
     pub fn credit_of_new(&self) -> u64 {
-        let credit = self.memory.credit().map(|credit| (credit / 4).max(LEAST_CREDIT));
-        credit.map_or(0, |credit| credit.next_power_of_two())
+        self.memory.credit().map_or(0, |_| LEAST_CREDIT)
     }
 
     /// Notes that a forward was ended so that the others go on; returns the new receive window. It is a byte larger: otherwise quinn-proto

@@ -254,13 +254,17 @@ fn a_thousand_aborts_at_once_in_all_states_leave_nothing_and_end_no_session() {
         }
     }
     stage.run(1_000);
-    let before = stage.pair.world.metric(stage.pair.entry, "culvert_handshakes_total{outcome=\"established\"}");
+    let before =
+        stage.pair.world.metric(stage.pair.entry, "culvert_handshakes_total{outcome=\"established\"}");
     for (number, (client, service)) in ends.iter_mut().enumerate() {
         if number % 2 == 0 { client.abort() } else { service.abort() }
     }
     stage.run(3_000);
     assert_eq!(stage.left(), [0, 0]);
-    assert_eq!(stage.pair.world.metric(stage.pair.entry, "culvert_handshakes_total{outcome=\"established\"}"), before);
+    assert_eq!(
+        stage.pair.world.metric(stage.pair.entry, "culvert_handshakes_total{outcome=\"established\"}"),
+        before
+    );
     let (mut client, mut service) = stage.open();
     client.write(b"question").unwrap();
     stage.run(100);
