@@ -568,19 +568,27 @@ mod tests {
     }
 
     #[test]
-    fn forwards_that_are_not_read_leave_room_for_the_others_within_a_quarter_of_the_pool() {
+    fn forwards_that_are_not_read_leave_room_for_the_others_within_five_eighths_of_the_pool() {
         let memory = StreamMemory::new(POOL);
         let now = ManualClock::default().now();
         let (mut windows, _) = Windows::new(&memory, now);
         let blocked = |blocked| Shown { blocked, ..shown(1) };
         assert_eq!(windows.look(&blocked(1), now), Change::default(), "the rate decides");
         windows.stalled(true);
-        assert_eq!(windows.look(&blocked(1), now).receive, Some(2 * INITIAL));
+        assert_eq!(memory.credit(), None, "no reader is in the way yet");
+        let grown = windows.look(&blocked(1), now);
+        assert_eq!((grown.receive, grown.crowded), (Some(INITIAL / 2 * 3), true));
+        assert!(memory.credit().is_some_and(|credit| credit > MOST_CREDIT / 2));
         assert_eq!(windows.look(&blocked(1), now).receive, None, "once for each time");
         let (mut others, mut count) = (Vec::new(), 2);
         while windows.look(&blocked(count), now).receive.is_some() {
             count += 1;
         }
+        assert!(windows.look(&blocked(count), now).starved);
+        assert_eq!(memory.credit(), Some(LEAST_CREDIT));
+        let before = windows.receive;
+        assert_eq!(windows.made_room().receive, Some(before + 1), "one was ended, and the far end is to know");
+        assert!(!windows.look(&blocked(count), now).starved, "until it is blocked again");
         for _ in 0..6 {
             let (mut other, _) = Windows::new(&memory, now);
             other.stalled(true);
@@ -589,10 +597,11 @@ mod tests {
             }
             others.push(other);
         }
-        assert!(memory.for_stalled.load(Ordering::Relaxed) <= POOL as u64 / 4);
+        assert!(memory.for_stalled.load(Ordering::Relaxed) <= POOL as u64 / 8 * 5);
         assert!(memory.refused() > 0);
         drop((windows, others));
-        assert_eq!((memory.taken(), memory.for_stalled.load(Ordering::Relaxed)), (0, 0));
+        let left = [&memory.for_stalled, &memory.stalled].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!((memory.taken(), left), (0, [0; 2]));
     }
 
     #[test]
