@@ -26,6 +26,15 @@ impl Stage {
         Self::of(Pair::new(seed, "", ""))
     }
 
+    /// Without lanes: one connection carries the forwards and the datagrams.
+    fn standard(seed: u64) -> Self {
+        let mut pair = Pair::new(seed, "", "");
+        let entry = pair.entry;
+        pair.world.agent(entry).workers.iter_mut().for_each(Worker::withhold_lanes);
+        pair.world.run(Duration::from_secs(2));
+        Self { listener: pair.services.tcp_listen(UPSTREAM), pair }
+    }
+
     fn run(&mut self, millis: u64) {
         self.pair.world.run(Duration::from_millis(millis));
     }
@@ -287,10 +296,15 @@ fn warm_up(stage: &mut Stage) {
 
 #[test]
 fn any_number_of_readers_that_stop_leave_the_others_their_rate_and_go_on_later() {
-    for (seed, services_stop, stopped) in
-        [(4060, false, 9), (4061, true, 9), (4062, false, 100), (4063, true, 100)]
-    {
-        let mut stage = Stage::new(seed);
+    for (seed, services_stop, stopped, standard) in [
+        (4060, false, 9, false),
+        (4061, true, 9, false),
+        (4062, false, 100, false),
+        (4063, true, 100, false),
+        (4064, false, 100, true),
+        (4065, true, 9, true),
+    ] {
+        let mut stage = if standard { Stage::standard(seed) } else { Stage::new(seed) };
         warm_up(&mut stage);
         let mut ends: Vec<Ends> = (0..stopped).map(|_| stage.open()).collect();
         let (mut client, mut service) = stage.open();
