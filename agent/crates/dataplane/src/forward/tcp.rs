@@ -611,10 +611,6 @@ impl TcpForward {
 
     fn read_answer(&mut self, quinn: &mut Connection) -> Result<(), Pumped> {
         let Stage::AwaitingAnswer { framer, .. } = &mut self.stage else { return Ok(()) };
-        // After a failure of the client's connection the stream is stopped, and no answer comes.
-        if self.ending.is_some() {
-            return Ok(());
-        }
         match read_frame(quinn, self.stream, framer, &mut self.inward.offset, StreamAnswer::decode) {
             Ok(Some((StreamAnswer::Ok, rest))) => {
                 self.inward.piece = rest;

@@ -192,6 +192,33 @@ fn a_client_may_send_and_abort_before_the_service_has_accepted() {
 }
 
 #[test]
+fn a_service_may_answer_and_abort_at_once() {
+    for seed in 4032..4040 {
+        let mut stage = Stage::new(seed);
+        stage.pair.world.weather.borrow_mut().delay = Duration::from_millis(seed % 4 * 3);
+        let mut client = stage.pair.clients.tcp(INGRESS);
+        let mut service = loop {
+            stage.run(1);
+            let token = stage.pair.services.token();
+            if let Ok((service, _)) = stage.listener.accept(token) {
+                break service;
+            }
+        };
+        service.write(b"no, thank you").unwrap();
+        service.abort();
+        let mut received = Vec::new();
+        let ended = read_to_end(&mut stage, &mut *client, &mut received);
+        assert_eq!(
+            (ended, &received[..]),
+            (Err(ErrorKind::ConnectionReset), &b"no, thank you"[..]),
+            "seed {seed}"
+        );
+        stage.run(200);
+        assert_eq!(stage.left(), [0, 0]);
+    }
+}
+
+#[test]
 fn a_reader_that_stands_still_delays_an_abort_by_two_seconds_only() {
     let mut stage = Stage::new(4031);
     let (mut client, service) = stage.open();
