@@ -20,7 +20,7 @@ use super::loopback;
 fn parallel_streams_cross_two_lanes_with_gro() {
     let tools = [Need::Tool("ethtool", "ethtool")];
     if needs::met("GRO across a cable", needs::NETNS) && needs::met("GRO across a cable", &tools) {
-        clock::in_attempts(parallel_streams);
+        parallel_streams();
     }
 }
 
@@ -35,7 +35,7 @@ fn plan(places: [Place; 2]) -> Plan {
     Plan::default().at(places).underlay(Cable::SECOND[0].parse().unwrap()).workers([2, 2])
 }
 
-fn parallel_streams() -> Result<(), String> {
+fn parallel_streams() {
     let cable = Cable::new();
     cable.cut_and_join();
     let places = cable.places();
@@ -57,13 +57,12 @@ fn parallel_streams() -> Result<(), String> {
         assert!(count("datagrams") > count("buffers"), "GRO joined no datagrams at {socket}");
     }
     // GRO joins what comes from one port, and a lane has a port of its own: nothing comes to the wrong worker.
+    let packets = pair.sum("culvert_handed_over_datagrams_total", &[("kind", "packets")]);
+    assert_eq!(packets, 0, "they came to the wrong worker");
+    // A flow of a lane that falls silent goes on over another worker's.
     let (handed_over, disturbances) = (pair.handed_over(), disturbances(&pair));
-    if handed_over > 0 && disturbances > 0 {
-        return Err(format!("{handed_over} datagrams handed over, {disturbances} lanes and flows disturbed"));
-    }
-    assert_eq!(handed_over, 0);
+    assert!(handed_over == 0 || disturbances > 0, "{handed_over} datagrams handed over");
     pair.accounts();
-    Ok(())
 }
 
 /// So many that a worker without any of them is out of the question, however the kernel hashes.
@@ -157,11 +156,11 @@ fn lanes_up(pair: &Pair) -> [u64; 2] {
 fn flows_of_a_blocked_lane_go_on_over_lane_0_until_it_is_open_again() {
     let tools = [Need::Tool("nft", "nftables")];
     if needs::met("a blocked lane", needs::NETNS) && needs::met("a blocked lane", &tools) {
-        clock::in_attempts(blocked_lane);
+        blocked_lane();
     }
 }
 
-fn blocked_lane() -> Result<(), String> {
+fn blocked_lane() {
     let cable = Cable::new();
     let [here, there] = cable.places();
     let (echo, ingress) = (there.enter(Echo::new), loopback());
@@ -174,9 +173,6 @@ fn blocked_lane() -> Result<(), String> {
     let (handed_over, disturbances) = (pair.handed_over(), disturbances(&pair));
     let spread = on_entry == on_exit && (1..u64::from(CLIENTS)).contains(&on_entry);
     let figures = format!("{on_entry}, {on_exit} flows, {handed_over} handed over, {disturbances} disturbed");
-    if !(spread && handed_over == 0) && disturbances > 0 {
-        return Err(figures);
-    }
     assert!(spread && handed_over == 0, "{figures}");
 
     let [control, blocked] = [0, 1].map(|lane| ports_of_lane(&pair.exit, lane)[0]);
@@ -194,7 +190,8 @@ fn blocked_lane() -> Result<(), String> {
             if moved >= on_entry { Ok(()) } else { Err(format!("{moved} of {on_entry}")) }
         });
     }
-    assert!(forth.discarded() > 0 && back.discarded() > 0, "{forth:?}, {back:?}");
+    // On a busy machine the entry may have found the lane dead before `forth` stood.
+    assert!(back.discarded() > 0, "{forth:?}, {back:?}");
     assert!(pair.handed_over() > 0, "lane 0 is the other worker's");
 
     drop(meanwhile);
@@ -204,10 +201,7 @@ fn blocked_lane() -> Result<(), String> {
     crowd.converse(5);
     let entry = pair.entry.samples();
     let silent = entry.count("culvert_lanes_reopened_total", &[("reason", "silent")]);
-    if silent > 1 {
-        return Err(format!("{silent} lanes fell silent"));
-    }
-    assert_eq!(silent, 1);
+    assert!(silent >= 1, "the blocked lane was found dead");
     check_arrivals(&echo);
     assert_eq!(entry.count("culvert_handshakes_total", &[("outcome", "established")]), 1);
     for (peer, agent) in pair.ends() {
@@ -215,5 +209,4 @@ fn blocked_lane() -> Result<(), String> {
     }
     assert!(pair.handed_over() > 0);
     pair.accounts();
-    Ok(())
 }

@@ -1,4 +1,4 @@
-//! What a balancer that forgets, an exit that is added, killed or drained costs the flows through a fleet:
+//! What a balancer that forgets, an exit that is added, drained, killed or cut off costs the flows through a fleet:
 //! `cargo run -p culvert-tests --example fleet -- --trials 10`, as root, after `cargo build --release -p culvert`.
 //!
 //! Three exits behind one address and three entries, in network namespaces, each entry with 500 datagrams a second both ways.
@@ -50,6 +50,10 @@ fn trial() -> Vec<Seen> {
     };
     let next = note(DRAINED, fleet.flows(Duration::from_secs(5), drain));
     note(KILLED, fleet.flows(Duration::from_secs(5), |fleet| fleet.exits[next].kill()));
+    drop(fleet);
+    let mut fleet = Fleet::start(2, INTERVAL);
+    let serving = fleet.flows(Duration::from_millis(500), |_| ())[0].exits.last().copied().unwrap_or(1);
+    note(CUT, fleet.flows(Duration::from_secs(5), |fleet| fleet.plug(serving, false)));
     seen
 }
 
@@ -65,16 +69,18 @@ struct Event {
 /// The longest time that a flow may go without an answer.
 const MOST_GAP: Duration = Duration::from_secs(2);
 
-const EVENTS: [Event; 4] = [
+const EVENTS: [Event; 5] = [
     Event { name: FLUSHED, stays: true, lost: None },
     Event { name: ADDED, stays: true, lost: None },
     Event { name: DRAINED, stays: false, lost: Some(0.001) },
     Event { name: KILLED, stays: false, lost: None },
+    Event { name: CUT, stays: false, lost: None },
 ];
 const FLUSHED: &str = "conntrack flushed";
 const ADDED: &str = "an exit added";
 const DRAINED: &str = "an exit drained";
 const KILLED: &str = "an exit killed with -9";
+const CUT: &str = "the cable of an exit pulled";
 
 fn main() -> ExitCode {
     let Options { trials, binary } = Options::parse();

@@ -12,8 +12,10 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 /// How long something may take that has no limit of its own; far above what a loaded machine needs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How often [`in_attempts`] runs what a machine that stands still now and then can fail.
-const ATTEMPTS: usize = 5;
+/// Within this time an agent leaves a peer that is dead, on a machine with much else to do: where nothing else runs, it takes some
+/// hundred milliseconds. Who only waits for the end of an idle connection (30 s), or for the next dial of a peer without traffic
+/// (15 s), is later.
+pub const SOON: Duration = Duration::from_secs(5);
 
 /// The time.
 #[must_use]
@@ -43,21 +45,4 @@ pub fn until<T, E: Display>(what: &str, limit: Duration, mut look: impl FnMut() 
             Err(_) => thread::sleep(POLL_INTERVAL),
         }
     }
-}
-
-/// Runs `run` anew until all is well with it. When the machine stands still for a moment, what takes time takes longer, and agents
-/// take lanes and each other for gone; it does not in each of the runs.
-///
-/// # Panics
-/// When none of five runs is well.
-#[track_caller]
-pub fn in_attempts<T>(mut run: impl FnMut() -> Result<T, String>) -> T {
-    let mut refusals = Vec::new();
-    for _ in 0..ATTEMPTS {
-        match run() {
-            Ok(answer) => return answer,
-            Err(refusal) => refusals.push(refusal),
-        }
-    }
-    panic!("in each of {ATTEMPTS} attempts: {refusals:#?}");
 }

@@ -12,12 +12,12 @@
 use std::{
     collections::BTreeSet,
     fs,
-    net::{Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
+    net::{IpAddr, Ipv4Addr, SocketAddr, SocketAddrV4, UdpSocket},
     path::{Path, PathBuf},
     process::{self, Command},
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU32, Ordering},
+        atomic::{AtomicBool, AtomicU8, AtomicU32, Ordering},
     },
     thread::{self, JoinHandle},
     time::Duration,
@@ -52,9 +52,17 @@ pub struct Fleet {
     pub balancer: Place,
     checker: Option<Running>,
     echoes: Vec<JoinHandle<()>>,
-    over: Arc<AtomicBool>,
+    host: Arc<Host>,
     // Declared last: the agents are in them.
     _namespaces: Namespaces,
+}
+
+/// The host behind the exits.
+#[derive(Debug, Default)]
+struct Host {
+    over: AtomicBool,
+    /// For each entry, the exit by which its newest datagram came.
+    newest: [AtomicU8; COUNT as usize],
 }
 
 /// What became of the flow of an entry.
@@ -151,7 +159,7 @@ impl Fleet {
             balancer,
             checker: None,
             echoes: Vec::new(),
-            over: Arc::default(),
+            host: Arc::default(),
             _namespaces: namespaces,
         };
         all.configure();
@@ -221,8 +229,8 @@ impl Fleet {
         for (number, exit) in (1..=COUNT).zip(&self.exits) {
             let socket = exit.place().enter(|| UdpSocket::bind(TARGET)).expect("the namespace is ours");
             SockRef::from(&socket).set_recv_buffer_size(BUFFER).expect("a size");
-            let over = Arc::clone(&self.over);
-            self.echoes.push(thread::spawn(move || echo(&socket, number, &over)));
+            let host = Arc::clone(&self.host);
+            self.echoes.push(thread::spawn(move || echo(&socket, number, &host)));
         }
     }
 
@@ -290,6 +298,12 @@ impl Fleet {
         })
     }
 
+    /// For each entry, the number of the exit by which the host's newest datagram of it came.
+    #[must_use]
+    pub fn serving(&self) -> Vec<u8> {
+        self.host.newest.iter().map(|newest| newest.load(Ordering::Relaxed)).collect()
+    }
+
     /// Takes the cable of exit `number` away, so that nothing answers there, or plugs it in again.
     ///
     /// # Panics
@@ -341,7 +355,7 @@ impl Fleet {
 
 impl Drop for Fleet {
     fn drop(&mut self) {
-        self.over.store(true, Ordering::Relaxed);
+        self.host.over.store(true, Ordering::Relaxed);
         for thread in self.echoes.drain(..) {
             // Its panic has been written to standard error.
             drop(thread.join());
@@ -363,12 +377,17 @@ fn flow(socket: &UdpSocket, span: &Span) -> Flow {
     Flow { sent: all.sent, answered: all.answered, gap: all.gap, pause: all.pause, exits }
 }
 
-fn echo(socket: &UdpSocket, number: u8, over: &AtomicBool) {
+fn echo(socket: &UdpSocket, number: u8, host: &Host) {
     socket.set_read_timeout(Some(Duration::from_millis(50))).expect("not zero");
     let mut buffer = [0; 2_048];
-    while !over.load(Ordering::Relaxed) {
+    while !host.over.load(Ordering::Relaxed) {
         // An error is the timeout, or that the way back is gone.
         if let Ok((length, from)) = socket.recv_from(&mut buffer) {
+            if let IpAddr::V4(from) = from.ip()
+                && let Some(newest) = host.newest.get(usize::from(from.octets()[3]) - 1)
+            {
+                newest.store(number, Ordering::Relaxed);
+            }
             buffer[0] = number;
             drop(socket.send_to(&buffer[..length], from));
         }

@@ -47,18 +47,23 @@ pub struct KernelNet {
     tun: Option<TunPort>,
     /// The lookups that are under way or not yet asked for. A newer one under the same token replaces the older.
     lookups: IssuedMap<Token, oneshot::Receiver<io::Result<Vec<SocketAddr>>>>,
-    /// From the first TCP connection on.
+    /// None if it could not be made; the next TCP connection tries again.
     failures: Option<Rc<Failures>>,
 }
 
 impl KernelNet {
     /// A network whose sources report to `ready`. A listening socket is taken from `ports` if it is there, and else
     /// opened for this worker alone.
+    ///
+    /// # Panics
+    /// Outside of a tokio runtime.
     #[must_use]
     pub fn new(ready: Ready, clock: Rc<dyn Clock>, ports: Ports) -> Self {
         let scratch = Rc::new(RefCell::new(Scratch::default()));
+        // With the worker and not with its first connection, so that an agent at rest always has as many descriptors.
+        let failures = Failures::new(&ready).ok().map(Rc::new);
         let shared = Shared { ready, clock, scratch };
-        Self { shared, ports, tun: None, lookups: IssuedMap::default(), failures: None }
+        Self { shared, ports, tun: None, lookups: IssuedMap::default(), failures }
     }
 
     /// The same network with a queue of the TUN device, or without one.

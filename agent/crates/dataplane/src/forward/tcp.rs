@@ -226,6 +226,9 @@ struct Credit {
 /// How long a reader takes nothing before the peer is asked to send it no more: longer than a fast one is behind now and then.
 const STOPPED_AFTER: Duration = Duration::from_millis(20);
 
+/// What a window that is too small is multiplied by.
+const GROWTH: u64 = 4;
+
 /// The least time for which a window is to last by half.
 const LEAST_INTERVAL: Duration = Duration::from_millis(1);
 
@@ -365,7 +368,7 @@ impl TcpForward {
         };
         // As receivers of TCP do: a window that lasts for less than four round trips is too small.
         let is_short = now.saturating_duration_since(told) < (2 * rtt).max(LEAST_INTERVAL);
-        let window = if is_short { 2 * window } else { window };
+        let window = if is_short { GROWTH * window } else { window };
         Some(self.begin_limited(window.clamp(LEAST_CREDIT, most.max(LEAST_CREDIT)), now))
     }
 
@@ -608,10 +611,6 @@ impl TcpForward {
 
     fn read_answer(&mut self, quinn: &mut Connection) -> Result<(), Pumped> {
         let Stage::AwaitingAnswer { framer, .. } = &mut self.stage else { return Ok(()) };
-        // After a failure of the client's connection the stream is stopped, and no answer comes.
-        if self.ending.is_some() {
-            return Ok(());
-        }
         match read_frame(quinn, self.stream, framer, &mut self.inward.offset, StreamAnswer::decode) {
             Ok(Some((StreamAnswer::Ok, rest))) => {
                 self.inward.piece = rest;

@@ -11,7 +11,7 @@
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
 //! | which stream connections does a peer have? | `connections.rs` |
 //! | how do stream connections name their session? | `driver/connection.rs` |
-//! | does the far end still answer? | `liveness.rs` |
+//! | does the far end still answer? | `liveness.rs`; what forwards send: `answers.rs` |
 //! | which preshared key do both ends use? | `preshared.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do the ends say about streams beside them? | `streams_told.rs` |
@@ -22,6 +22,7 @@
 
 pub mod accept;
 mod ahead;
+mod answers;
 mod arena;
 pub mod congestion;
 pub mod connections;

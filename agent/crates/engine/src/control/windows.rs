@@ -61,6 +61,9 @@ pub fn stream_window(stream_bytes: usize) -> u32 {
     u32::try_from((stream_bytes as u64 / 20).clamp(INITIAL, MOST)).unwrap_or(u32::MAX)
 }
 
+/// From this number of readers that have stopped on, the far end is told how far it may send, even if windows have room for what they hold.
+const MANY_STALLED: u64 = 8;
+
 /// How far the far end may send ahead of any reader while others have stopped, in bytes: 320 Mbit/s over 80 ms with some loss.
 const MOST_CREDIT: u64 = 12 << 20;
 
@@ -200,10 +203,11 @@ impl StreamMemory {
     #[must_use]
     pub fn credit(&self) -> Option<u64> {
         let for_stalled = self.for_stalled.load(Ordering::Relaxed);
-        if for_stalled == 0 {
+        let stalled = self.stalled.load(Ordering::Relaxed);
+        if for_stalled == 0 && stalled < MANY_STALLED {
             return None;
         }
-        let own = self.stalled.load(Ordering::Relaxed) * LEAST_CREDIT;
+        let own = stalled * LEAST_CREDIT;
         let beyond = self.most_for_stalled() * 3 / 5;
         let left = beyond.saturating_sub(for_stalled.saturating_sub(own));
         Some((left / 8).clamp(LEAST_CREDIT, MOST_CREDIT))
@@ -329,12 +333,10 @@ impl Windows {
         }
     }
 
-    /// How far the far end may send on a stream that begins, in bytes; 0 is without limit. In steps of powers of two, because the far end is
-    /// told of each.
+    /// How far the far end may send on a stream that begins, in bytes; 0 is without limit. While readers stop, the next one may stop, too.
     #[must_use]
     pub fn credit_of_new(&self) -> u64 {
-        let credit = self.memory.credit().map(|credit| (credit / 4).max(LEAST_CREDIT));
-        credit.map_or(0, |credit| credit.next_power_of_two())
+        self.memory.credit().map_or(0, |_| LEAST_CREDIT)
     }
 
     /// Notes that a forward was ended so that the others go on; returns the new receive window. It is a byte larger: otherwise quinn-proto
@@ -566,19 +568,31 @@ mod tests {
     }
 
     #[test]
-    fn forwards_that_are_not_read_leave_room_for_the_others_within_a_quarter_of_the_pool() {
+    fn forwards_that_are_not_read_leave_room_for_the_others_within_five_eighths_of_the_pool() {
         let memory = StreamMemory::new(POOL);
         let now = ManualClock::default().now();
         let (mut windows, _) = Windows::new(&memory, now);
         let blocked = |blocked| Shown { blocked, ..shown(1) };
         assert_eq!(windows.look(&blocked(1), now), Change::default(), "the rate decides");
         windows.stalled(true);
-        assert_eq!(windows.look(&blocked(1), now).receive, Some(2 * INITIAL));
+        assert_eq!(memory.credit(), None, "no reader is in the way yet");
+        let grown = windows.look(&blocked(1), now);
+        assert_eq!((grown.receive, grown.crowded), (Some(INITIAL / 2 * 3), true));
+        assert!(memory.credit().is_some_and(|credit| credit > MOST_CREDIT / 2));
         assert_eq!(windows.look(&blocked(1), now).receive, None, "once for each time");
         let (mut others, mut count) = (Vec::new(), 2);
         while windows.look(&blocked(count), now).receive.is_some() {
             count += 1;
         }
+        assert!(windows.look(&blocked(count), now).starved);
+        assert_eq!(memory.credit(), Some(LEAST_CREDIT));
+        let before = windows.receive;
+        assert_eq!(
+            windows.made_room().receive,
+            Some(before + 1),
+            "one was ended, and the far end is to know"
+        );
+        assert!(!windows.look(&blocked(count), now).starved, "until it is blocked again");
         for _ in 0..6 {
             let (mut other, _) = Windows::new(&memory, now);
             other.stalled(true);
@@ -587,10 +601,11 @@ mod tests {
             }
             others.push(other);
         }
-        assert!(memory.for_stalled.load(Ordering::Relaxed) <= POOL as u64 / 4);
+        assert!(memory.for_stalled.load(Ordering::Relaxed) <= POOL as u64 / 8 * 5);
         assert!(memory.refused() > 0);
         drop((windows, others));
-        assert_eq!((memory.taken(), memory.for_stalled.load(Ordering::Relaxed)), (0, 0));
+        let left = [&memory.for_stalled, &memory.stalled].map(|count| count.load(Ordering::Relaxed));
+        assert_eq!((memory.taken(), left), (0, [0; 2]));
     }
 
     #[test]

@@ -40,6 +40,7 @@ impl Worker {
             if self.cx.is_unresponsive(id, now) {
                 self.host.ask_for_life(&self.cx, id);
                 self.sessions.follow_route(&mut self.cx, &mut self.host, id, now);
+                self.sessions.await_for_forwards(&mut self.cx, id, now);
             }
             self.sessions.check_control(&mut self.cx, id, now);
             self.settle_effects(now);

@@ -268,7 +268,9 @@ impl Context {
 /// Counts of frames on a connection for its liveness. Sent ACK frames are left out, because they are never acknowledged.
 pub(super) fn counts(stats: &ConnectionStats) -> FrameCounts {
     let sent = &stats.frame_tx;
-    let asking = sent.ping + sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
+    // What quinn-proto sends again, before an ACK shows what is lost, are IMMEDIATE_ACK frames alone.
+    let probes = sent.ping + sent.immediate_ack;
+    let asking = probes + sent.stream + sent.datagram + sent.reset_stream + sent.stop_sending;
     let sent = asking + sent.max_data + sent.max_stream_data + sent.path_challenge;
     FrameCounts { acks: stats.frame_rx.acks, sent }
 }

@@ -15,7 +15,7 @@
 //! | how connections, sessions and flows end | `ending.rs` |
 //! | timeouts of flows and queues; datagrams that a service does not take | `flows.rs` |
 //! | the QUIC endpoint and its acceptance of connections | `endpoint.rs` |
-//! | liveness of a session, and its keepalives | `liveness.rs` |
+//! | liveness of a session, and its keepalives | `liveness.rs`; forwards that wait for the peer: `forwards_waiting.rs` |
 //! | the lanes of a session that this worker owns | `lanes.rs` |
 //! | the preshared key that both ends use | `preshared.rs` |
 //! | the lanes that this worker hosts | `lane_host.rs` |
@@ -103,6 +103,7 @@ mod ending;
 mod endpoint;
 mod families;
 mod flows;
+mod forwards_waiting;
 mod hand_off;
 pub mod inbox;
 mod inspect;
@@ -497,9 +498,11 @@ impl Worker {
         cx.stats.unpublished |= timer != Timer::Publish;
         match timer {
             Timer::Connection(index) => {
-                if let Some(at) = sessions.control.timeout(ConnectionHandle(index), now) {
+                let handle = ConnectionHandle(index);
+                if let Some(at) = sessions.control.timeout(handle, now) {
                     cx.timers.arm(timer, coarse(cx.hub.base, at, now));
                 }
+                sessions.look_after_forwards(cx, handle);
             }
             Timer::Lane(id) => host.lane_timeout(cx, id, now),
             Timer::Pool(peer) => sessions.pool_timeout(cx, peer, now),

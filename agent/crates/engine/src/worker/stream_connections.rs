@@ -606,7 +606,7 @@ impl Context {
     }
 
     /// Pings the peer on all lanes: a stream connection that does not answer while lanes do is dead.
-    fn ping_lanes(&mut self, id: PeerId) {
+    pub(super) fn ping_lanes(&mut self, id: PeerId) {
         if let Some(session) =
             self.peers.link(id).filter(|link| !link.suspicions.unresponsive).map(|link| link.session)
         {

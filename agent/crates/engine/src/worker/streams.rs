@@ -252,6 +252,7 @@ impl TcpForwards {
         let delivered = after.1 - before.1;
         if after.0 > before.0 {
             forward.sent = self.passes;
+            sessions.control.forward_sent(ConnectionHandle(key.connection), now);
         }
         cx.hub.streams.hold(held, forward.held());
         let stalled = forward.stall_changed(now);

@@ -61,6 +61,7 @@ mod repaired_hostile;
 mod repaired_standard;
 mod restarts;
 mod returned;
+mod returned_forwards;
 mod roaming;
 mod rotation;
 mod scripted_forwards;

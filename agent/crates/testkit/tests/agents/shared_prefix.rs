@@ -1,16 +1,18 @@
 //! One prefix behind two exits: the better one carries it, the other one when that does not answer.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     net::{IpAddr, Ipv4Addr},
     time::{Duration, Instant},
 };
 
+use dataplane::forward::{learned::LearnedRoutes, peer_routes::Holder};
 use gate::identity::Identity;
 use ip::{
     model::Recipe,
     view::{IpView, UDP},
 };
+use wire::ids::PeerId;
 
 use crate::{
     ENTRY, EXIT, World,
@@ -223,4 +225,35 @@ fn an_exit_that_drains_hands_its_packets_to_the_one_that_stands_in_at_once() {
     exits.world.drain(exits.exits[0], Duration::from_secs(20));
     let (counts, gap) = exits.flow(Duration::from_secs(1));
     assert!(counts[0] < 50 && counts[1] > 930 && gap < Duration::from_millis(30), "{counts:?} {gap:?}");
+}
+
+#[test]
+fn next_hops_of_the_kernels_route_share_hosts_by_weight_and_a_dead_one_is_left_in_less_than_200_ms() {
+    for (seed, workers) in [(2_190, 1), (2_191, 2), (2_192, 3)] {
+        let of_exits = ["address = [\"10.9.0.252\"]", "address = [\"10.9.0.253\"]"];
+        let mut exits = Exits::new(seed, workers, of_exits, "routing = \"kernel\"");
+        let [first, second] =
+            [(0, 1), (1, 3)].map(|(peer, weight)| Holder { priority: 0, peer: PeerId(peer), weight });
+        let route = ("10.9.1.0/24".parse().unwrap(), vec![first, second]);
+        let learned = LearnedRoutes::new([route], &BTreeMap::new(), None);
+        exits.world.agent(exits.entry).learn_routes(learned);
+        exits.world.run(Duration::from_secs(6));
+
+        exits.give(1..101);
+        exits.world.run(Duration::from_millis(50));
+        let [first, second] = exits.got().map(|sources| sources.len());
+        assert_eq!(first + second, 100, "seed {seed}");
+        assert!((8..=45).contains(&first), "seed {seed}: a quarter of 100: {first}");
+
+        let (counts, _) = exits.flow(Duration::from_millis(500));
+        let carrier = usize::from(counts[1] > 0);
+        assert!(counts[carrier] > 450 && counts[1 - carrier] == 0, "seed {seed}: {counts:?}");
+        exits.world.kill(exits.exits[carrier]);
+        let (counts, gap) = exits.flow(Duration::from_secs(2));
+        assert!(counts[1 - carrier] > 1_700, "seed {seed}: {counts:?}");
+        assert!(gap < Duration::from_millis(200), "seed {seed}: {gap:?}");
+        exits.world.run(Duration::from_secs(1));
+        let given = exits.given;
+        assert_books(&mut exits.world, exits.entry, given);
+    }
 }

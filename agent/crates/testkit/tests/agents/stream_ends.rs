@@ -26,6 +26,15 @@ impl Stage {
         Self::of(Pair::new(seed, "", ""))
     }
 
+    /// Without lanes: one connection carries the forwards and the datagrams.
+    fn standard(seed: u64) -> Self {
+        let mut pair = Pair::new(seed, "", "");
+        let entry = pair.entry;
+        pair.world.agent(entry).workers.iter_mut().for_each(Worker::withhold_lanes);
+        pair.world.run(Duration::from_secs(2));
+        Self { listener: pair.services.tcp_listen(UPSTREAM), pair }
+    }
+
     fn run(&mut self, millis: u64) {
         self.pair.world.run(Duration::from_millis(millis));
     }
@@ -183,6 +192,33 @@ fn a_client_may_send_and_abort_before_the_service_has_accepted() {
 }
 
 #[test]
+fn a_service_may_answer_and_abort_at_once() {
+    for seed in 4032..4040 {
+        let mut stage = Stage::new(seed);
+        stage.pair.world.weather.borrow_mut().delay = Duration::from_millis(seed % 4 * 3);
+        let mut client = stage.pair.clients.tcp(INGRESS);
+        let mut service = loop {
+            stage.run(1);
+            let token = stage.pair.services.token();
+            if let Ok((service, _)) = stage.listener.accept(token) {
+                break service;
+            }
+        };
+        service.write(b"no, thank you").unwrap();
+        service.abort();
+        let mut received = Vec::new();
+        let ended = read_to_end(&mut stage, &mut *client, &mut received);
+        assert_eq!(
+            (ended, &received[..]),
+            (Err(ErrorKind::ConnectionReset), &b"no, thank you"[..]),
+            "seed {seed}"
+        );
+        stage.run(200);
+        assert_eq!(stage.left(), [0, 0]);
+    }
+}
+
+#[test]
 fn a_reader_that_stands_still_delays_an_abort_by_two_seconds_only() {
     let mut stage = Stage::new(4031);
     let (mut client, service) = stage.open();
@@ -254,13 +290,17 @@ fn a_thousand_aborts_at_once_in_all_states_leave_nothing_and_end_no_session() {
         }
     }
     stage.run(1_000);
-    let before = stage.pair.world.metric(stage.pair.entry, "culvert_handshakes_total{outcome=\"established\"}");
+    let before =
+        stage.pair.world.metric(stage.pair.entry, "culvert_handshakes_total{outcome=\"established\"}");
     for (number, (client, service)) in ends.iter_mut().enumerate() {
         if number % 2 == 0 { client.abort() } else { service.abort() }
     }
     stage.run(3_000);
     assert_eq!(stage.left(), [0, 0]);
-    assert_eq!(stage.pair.world.metric(stage.pair.entry, "culvert_handshakes_total{outcome=\"established\"}"), before);
+    assert_eq!(
+        stage.pair.world.metric(stage.pair.entry, "culvert_handshakes_total{outcome=\"established\"}"),
+        before
+    );
     let (mut client, mut service) = stage.open();
     client.write(b"question").unwrap();
     stage.run(100);
@@ -283,10 +323,15 @@ fn warm_up(stage: &mut Stage) {
 
 #[test]
 fn any_number_of_readers_that_stop_leave_the_others_their_rate_and_go_on_later() {
-    for (seed, services_stop, stopped) in
-        [(4060, false, 9), (4061, true, 9), (4062, false, 100), (4063, true, 100)]
-    {
-        let mut stage = Stage::new(seed);
+    for (seed, services_stop, stopped, standard) in [
+        (4060, false, 9, false),
+        (4061, true, 9, false),
+        (4062, false, 100, false),
+        (4063, true, 100, false),
+        (4064, false, 100, true),
+        (4065, true, 9, true),
+    ] {
+        let mut stage = if standard { Stage::standard(seed) } else { Stage::new(seed) };
         warm_up(&mut stage);
         let mut ends: Vec<Ends> = (0..stopped).map(|_| stage.open()).collect();
         let (mut client, mut service) = stage.open();

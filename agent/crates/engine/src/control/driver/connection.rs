@@ -19,6 +19,7 @@ use zeroize::Zeroizing;
 use crate::control::{
     Traffic,
     ahead::{Ahead, Told},
+    answers::Answers,
     congestion::{Congestion, pacing::Pace},
     driver::{Begun, ControlConnection, Event, Portion},
     inward::Inward,
@@ -79,6 +80,7 @@ impl ControlConnection {
             order: Order::default(),
             most_forwards: FIRST_STREAMS,
             windows: None,
+            answers: Answers::default(),
         }
     }
 

@@ -42,6 +42,7 @@ use crate::control::{
     Traffic,
     accept::{Acceptance, Pending},
     ahead::Ahead,
+    answers::Answers,
     arena::Arena,
     congestion::{Congestion, pacing::Pace},
     inward::{Inward, TooMuch},
@@ -193,6 +194,8 @@ pub struct ControlConnection {
     most_forwards: u32,
     /// Its flow-control windows, once it is a session.
     windows: Option<Windows>,
+    /// Whether what its forwards send is acknowledged.
+    answers: Answers,
 }
 
 /// The settings with which a connection is dialled.
@@ -425,6 +428,7 @@ impl Control {
                 if let Some(connection) = self.connections.get_mut(&handle) {
                     connection.quinn.handle_event(event);
                     connection.pace.received(now);
+                    connection.answers.heard(now);
                     let number = connection.stream_number.unwrap_or(0);
                     connection.pace.tell_law(&connection.quinn, number, now);
                     if connection.established && !connection.fed {
@@ -458,10 +462,29 @@ impl Control {
         if let Some(connection) = self.connections.get_mut(&handle) {
             if connection.quinn.poll_timeout().is_some_and(|at| at <= now) {
                 connection.quinn.handle_timeout(now);
+                connection.answers.timer_fired(|| connection.quinn.stats());
             }
             self.touch(handle);
         }
         None
+    }
+
+    /// A forward has handed bytes of its client, or of its service, to a connection.
+    pub fn forward_sent(&mut self, handle: ConnectionHandle, now: Instant) {
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.answers.sent(now);
+        }
+    }
+
+    /// Whether quinn-proto has just probed again after a probe that was not acknowledged, on a connection that forwards have used.
+    pub fn probes_in_vain(&mut self, handle: ConnectionHandle) -> bool {
+        self.open_mut(handle).is_some_and(|connection| connection.answers.take_in_vain())
+    }
+
+    /// Whether bytes of forwards wait for an acknowledgement on a connection.
+    #[must_use]
+    pub fn forwards_wait(&self, handle: ConnectionHandle) -> bool {
+        self.open(handle).is_some_and(|connection| connection.answers.wait(connection.quinn.rtt()))
     }
 
     #[must_use]
