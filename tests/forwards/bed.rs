@@ -68,9 +68,10 @@ impl Bed {
 
     /// HAProxy before the same services.
     pub(crate) fn haproxy(&self) -> HaProxy {
-        let mut text = "global\n  maxconn 1000\ndefaults\n  mode tcp\n  timeout connect 10s\n  timeout client 60s\n  \
+        let mut text =
+            "global\n  maxconn 1000\ndefaults\n  mode tcp\n  timeout connect 10s\n  timeout client 60s\n  \
                         timeout server 60s\n"
-            .to_owned();
+                .to_owned();
         let ways = self.lanes.iter().map(|lane| (lane.beside, lane.listener.local_addr().unwrap()));
         for (number, (listen, upstream)) in ways.chain([(self.nobody[2], self.nobody[0])]).enumerate() {
             writeln!(text, "listen lane{number}\n  bind {listen}\n  server service {upstream}").unwrap();

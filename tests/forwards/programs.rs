@@ -237,7 +237,15 @@ fn ssh_carries_a_session_its_end_and_its_exit_status() {
     let said = server.compared(|address| {
         let ssh = |script: &str| {
             let mut ssh = command("ssh");
-            ssh.args(["-F", "none", "-q", "-o", "StrictHostKeyChecking=no", "-o", "UserKnownHostsFile=/dev/null"]);
+            ssh.args([
+                "-F",
+                "none",
+                "-q",
+                "-o",
+                "StrictHostKeyChecking=no",
+                "-o",
+                "UserKnownHostsFile=/dev/null",
+            ]);
             ssh.args(["-o", "BatchMode=yes", "-p", &address.port().to_string(), "-i"]);
             outcome(ssh.arg(server.folder.path().join("user")).args(["root@127.0.0.1", script]))
         };

@@ -25,7 +25,16 @@ const UPLOAD: usize = 3_000_000;
 /// What curl says of an upload to `address`: the status and the bytes of the answer.
 fn upload(address: SocketAddr, file: &std::path::Path) -> String {
     let mut curl = Command::new("curl");
-    curl.args(["--silent", "--show-error", "--max-time", "20", "--header", "Expect:", "--output", "/dev/null"]);
+    curl.args([
+        "--silent",
+        "--show-error",
+        "--max-time",
+        "20",
+        "--header",
+        "Expect:",
+        "--output",
+        "/dev/null",
+    ]);
     curl.args(["--write-out", "%{http_code} %{size_download}", "--data-binary"]);
     curl.arg(format!("@{}", file.display())).arg(format!("http://{address}/"));
     let output = run(&mut curl, Duration::from_secs(30));
@@ -42,7 +51,8 @@ fn the_answer_of_a_server_that_refuses_an_upload_arrives_whole() {
     let file = folder.path().join("upload");
     fs::write(&file, vec![b'x'; UPLOAD]).unwrap();
     for bytes in [1000, 20_000, 100_000] {
-        let [service, ingress]: [SocketAddr; 2] = [(); 2].map(|()| (Ipv4Addr::LOCALHOST, ports::free()).into());
+        let [service, ingress]: [SocketAddr; 2] =
+            [(); 2].map(|()| (Ipv4Addr::LOCALHOST, ports::free()).into());
         let mut command = Command::new("python3");
         command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/forwards/refuses.py"));
         command.args([service.port().to_string(), bytes.to_string()]).stderr(Stdio::null());
