@@ -15,7 +15,10 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use net::{TcpStream, Token};
+use net::{
+    TcpStream, Token,
+    process::{is_out_of_descriptors, is_out_of_resources},
+};
 use quinn_proto::{Chunk, Connection, ReadError, StreamId, VarInt, WriteError};
 use wire::messages::{Framer, MAX_STREAM_HEADER_BYTES, MessageError, StreamAnswer, StreamOpen};
 
@@ -131,6 +134,8 @@ pub struct TcpForward {
     pub sent: u64,
     /// True if its reader had stopped when [`TcpForward::stall_changed`] was last called.
     pub stalled: bool,
+    /// The kernel's error of the attempt to connect to the service, once it has failed.
+    pub failure: Option<io::Error>,
 }
 
 impl TcpForward {
@@ -169,6 +174,7 @@ impl TcpForward {
             stirred: false,
             sent: 0,
             stalled: false,
+            failure: None,
         }
     }
 
@@ -188,6 +194,29 @@ impl TcpForward {
     pub fn stall_changed(&mut self) -> Option<bool> {
         let stalled = !self.inward.piece.is_empty();
         (std::mem::replace(&mut self.stalled, stalled) != stalled).then_some(stalled)
+    }
+
+    /// Whether bytes wait for the stream, and for TCP, which took no more when they were last served.
+    #[must_use]
+    pub fn waits(&self) -> [bool; 2] {
+        [&self.outward, &self.inward].map(|direction| !direction.piece.is_empty())
+    }
+
+    /// Whether both directions have ended in order.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.outward.closed && self.inward.closed
+    }
+
+    /// The progress of the forward, for an operator.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        match self.stage {
+            Stage::AwaitingAnswer { .. } => "awaiting_answer",
+            Stage::AwaitingHeader { .. } => "awaiting_header",
+            Stage::Connecting { .. } => "connecting",
+            Stage::Open => "open",
+        }
     }
 
     /// The number of bytes that it has read and could not pass on.
@@ -320,6 +349,7 @@ impl TcpForward {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(error) => {
                 let answer = answer_for(&error);
+                self.failure = Some(error);
                 self.refuse(quinn, answer);
                 Some(Pumped::Answered(answer))
             }
@@ -589,12 +619,53 @@ fn read_frame<T>(
     }
 }
 
-/// The answer to the peer about a failed connection attempt.
+/// The answer to the peer about a failed connection attempt. What this host lacks is not the service's refusal.
 #[must_use]
 pub fn answer_for(error: &io::Error) -> StreamAnswer {
-    if error.kind() == ErrorKind::TimedOut {
+    // A firewall of this host, or a prohibiting route, is EPERM or EACCES.
+    let no_way = [
+        ErrorKind::NetworkUnreachable,
+        ErrorKind::HostUnreachable,
+        ErrorKind::NetworkDown,
+        ErrorKind::PermissionDenied,
+    ];
+    if is_out_of_descriptors(error) {
+        StreamAnswer::TooManyFiles
+    } else if is_out_of_resources(error) {
+        StreamAnswer::NoResources
+    } else if no_way.contains(&error.kind()) {
+        StreamAnswer::NoRoute
+    } else if error.kind() == ErrorKind::TimedOut {
         StreamAnswer::UpstreamTimeout
     } else {
         StreamAnswer::UpstreamRefused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_this_host_lacks_is_not_called_a_refusal_of_the_service() {
+        // Numbers of Linux: EMFILE, ENFILE, EADDRNOTAVAIL, EAGAIN, ENOBUFS, ENOMEM, ENETUNREACH, EHOSTUNREACH, EACCES, EPERM,
+        // ETIMEDOUT, ECONNREFUSED, ECONNRESET.
+        for (code, answer) in [
+            (24, StreamAnswer::TooManyFiles),
+            (23, StreamAnswer::TooManyFiles),
+            (99, StreamAnswer::NoResources),
+            (11, StreamAnswer::NoResources),
+            (105, StreamAnswer::NoResources),
+            (12, StreamAnswer::NoResources),
+            (101, StreamAnswer::NoRoute),
+            (113, StreamAnswer::NoRoute),
+            (13, StreamAnswer::NoRoute),
+            (1, StreamAnswer::NoRoute),
+            (110, StreamAnswer::UpstreamTimeout),
+            (111, StreamAnswer::UpstreamRefused),
+            (104, StreamAnswer::UpstreamRefused),
+        ] {
+            assert_eq!(answer_for(&io::Error::from_raw_os_error(code)), answer, "{code}");
+        }
     }
 }

@@ -65,6 +65,7 @@ mod roaming;
 mod rotation;
 mod shared_prefix;
 mod shares;
+mod sight;
 mod standard;
 mod stream_connections;
 mod stream_joins;
