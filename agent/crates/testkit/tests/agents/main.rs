@@ -66,6 +66,7 @@ mod roaming;
 mod rotation;
 mod shared_prefix;
 mod shares;
+mod sight;
 mod standard;
 mod stream_connections;
 mod stream_ends;
