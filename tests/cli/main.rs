@@ -6,6 +6,7 @@ mod bench;
 mod check;
 mod demo;
 mod doctor;
+mod forward;
 mod init;
 mod logs;
 mod manual;

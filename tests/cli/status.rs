@@ -48,8 +48,8 @@ fn json(agent: &Agent, args: &[&str]) -> Value {
     })
 }
 
-/// A pair that has carried `count` datagrams to an echo and back.
-fn pair(count: u32) -> (Pair, Echo) {
+/// A pair that has carried `count` datagrams to an echo and back, and the client of an open TCP forward.
+fn pair(count: u32) -> (Pair, Echo, TcpStream) {
     let (echo, ingress) = (Echo::new(), ([127, 0, 0, 1], ports::free()).into());
     let plan = Plan::default().workers([2, 2]).peer("lanes = 3\nrate = \"auto\"\nrate_min = \"1Gbit\"\n");
     let pair = plan.service("echo", echo.address, "repair = \"auto\"\n").forward("echo", ingress).start();
@@ -60,7 +60,9 @@ fn pair(count: u32) -> (Pair, Echo) {
     stream.shutdown(Shutdown::Write).unwrap();
     stream.read_to_end(&mut Vec::new()).unwrap();
     pair.entry.wait_for_count("culvert_stream_connections", &[], 1);
-    (pair, echo)
+    let stays = TcpStream::connect(ingress).unwrap();
+    pair.exit.wait_for_count("culvert_tcp_streams", &[], 1);
+    (pair, echo, stays)
 }
 
 #[test]
@@ -69,7 +71,7 @@ fn a_real_daemons_figures_are_true_and_documented() {
     if !needs::met("culvert status", needs::AGENTS) {
         return;
     }
-    let (pair, _echo) = pair(COUNT);
+    let (pair, _echo, client) = pair(COUNT);
     let status = clock::until("the workers have looked at their meters", PATIENCE, || {
         let status = json(&pair.entry, &[]);
         let peer = &status["peers"][0];
@@ -108,6 +110,14 @@ fn a_real_daemons_figures_are_true_and_documented() {
     let named = json(&pair.entry, &["exit"]);
     let flow = &named["peers"][0]["recent_flows"][0];
     assert_eq!((&flow["service"], &flow["opened_by"]), (&"echo".into(), &"here".into()));
+    let peer = &named["peers"][0];
+    let forwards = peer["forwards"].as_array().unwrap();
+    let address = client.local_addr().unwrap().to_string();
+    assert_eq!((forwards.len(), &forwards[0]["local_address"]), (1, &address.into()), "{forwards:?}");
+    assert_eq!(
+        (&peer["tcp"]["services"][0]["service"], &peer["tcp"]["services"][0]["open"]),
+        (&"echo".into(), &1.into())
+    );
     let lane = json(&pair.entry, &["--lane", "exit/1"]);
     let shown = lane["peers"][0]["lanes"].as_array().unwrap();
     assert_eq!((shown.len(), &shown[0]["index"]), (1, &1.into()));
@@ -231,7 +241,7 @@ fn the_screen_of_watch_fits_and_the_terminal_is_given_back() {
     if !needs::met("culvert status --watch", &needed) {
         return;
     }
-    let (mut pair, _echo) = pair(1);
+    let (mut pair, _echo, _client) = pair(1);
     let mut watched = Watched::new(&pair.entry);
     watched.wait_for_frames(2);
     watched.process.child().stdin.as_mut().unwrap().write_all(b"\x03").unwrap();
@@ -274,7 +284,7 @@ fn watch_into_a_file_prints_one_status_after_the_other() {
     if !needs::met("culvert status --watch", needs::AGENTS) {
         return;
     }
-    let (pair, _echo) = pair(1);
+    let (pair, _echo, _client) = pair(1);
     let folder = tempfile::tempdir().unwrap();
     let watch = |name: &str, more: &[&str]| -> (Running, PathBuf) {
         let path = folder.path().join(name);

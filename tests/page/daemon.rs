@@ -19,8 +19,8 @@ use engine::{
     health::Health,
     peer::Failure,
     status::{
-        Accounting, FlowStatus, LanePackets, LaneRates, LaneStatus, LastError, PeerRates, PeerState,
-        PeerStatus,
+        Accounting, FlowStatus, ForwardStatus, LanePackets, LaneRates, LaneStatus, LastError, PeerRates,
+        PeerState, PeerStatus, TcpServiceStatus, TcpStatus,
     },
 };
 use ops::{
@@ -99,6 +99,7 @@ fn pass(peer: &mut PeerStatus, number: usize, tick: u64) {
         downlink_datagrams_per_second: down / 1_000.0,
         lane_packets_per_second: sent as f64,
         lost_packets_per_second: lost as f64,
+        ..PeerRates::default()
     };
     peer.rates = Some(rates);
     peer.rtt_seconds = Some(0.004 + (number * 13 % 100) as f64 / 1e3);
@@ -148,6 +149,20 @@ fn detail(peer: &mut PeerStatus) {
         ..FlowStatus::default()
     };
     peer.recent_flows = (0..3).map(flow).collect();
+    let forward = |number: u32| ForwardStatus {
+        id: format!("5f3a9c-{number}"),
+        service: Arc::clone(&service),
+        opened_by: "here".into(),
+        state: "open".into(),
+        age_seconds: f64::from(600 - number),
+        stalled_seconds: (number == 1).then_some(130.0),
+        stopped: (number == 1).then(|| "here".into()),
+        ..ForwardStatus::default()
+    };
+    peer.forwards = (1..4).map(forward).collect();
+    let counts = TcpServiceStatus { service, open: 3, ..TcpServiceStatus::default() };
+    peer.tcp = TcpStatus { stalled: 1, services: vec![counts], ..TcpStatus::default() };
+    peer.tcp_streams = 3;
 }
 
 /// A connected peer.

@@ -274,7 +274,7 @@ fn scope(mut query: Query) -> Result<Scope, QueryError> {
     if lane.is_some() && peer.is_none() {
         return Err(QueryError::Unknown("lane".to_owned()));
     }
-    Ok(Scope { peer, lane, routes: None })
+    Ok(Scope { peer, lane, ..Scope::default() })
 }
 
 /// Whose history is asked for, and from which sample on.

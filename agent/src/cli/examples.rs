@@ -92,6 +92,7 @@ const EXAMPLES: &[Example] = &[
         concat!("culvert peer add exit culvert://exit.example.net:4433/", key!()),
     ),
     to("shut somebody out, at once", "culvert peer remove phone"),
+    to("reset a TCP connection whose reader has stopped", "culvert forward end 5f3a9c-17"),
     to("before this exit of several is stopped", "culvert drain --within 30"),
     to("this host alone, without agents", "culvert bench --direct"),
     to(

@@ -19,6 +19,7 @@ mod doctor;
 mod drain;
 mod examples;
 mod fleet;
+mod forward;
 mod genpsk;
 mod init;
 mod keygen;
@@ -57,6 +58,7 @@ enum Command {
     Reload(reload::Reload),
     Drain(drain::Drain),
     Peer(peer::Peer),
+    Forward(forward::Forward),
     Qlog(qlog::Qlog),
     Bench(Box<Bench>),
     Doctor(doctor::Doctor),
@@ -149,6 +151,7 @@ impl Cli {
             Command::Reload(command) => command.execute(),
             Command::Drain(command) => command.execute(),
             Command::Peer(command) => command.execute(),
+            Command::Forward(command) => command.execute(),
             Command::Qlog(command) => command.execute(),
             Command::Bench(command) => command.run().map_err(Failure::from),
             Command::Doctor(command) => command.execute(),

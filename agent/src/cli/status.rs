@@ -21,7 +21,7 @@ use super::{
 /// Show what the running daemon is doing: its peers, their lanes and traffic, what was dropped, who was refused and why
 #[derive(Clone, Debug, Args)]
 pub(super) struct Status {
-    /// Show this peer in full, with its lanes and latest flows
+    /// Show this peer in full, with its lanes, latest flows and TCP forwards: those first that have been stalled for longest
     #[arg(value_name = "PEER")]
     peer: Option<String>,
     #[command(flatten)]
@@ -38,7 +38,7 @@ pub(super) struct Status {
     /// Show it again every so many seconds, until Ctrl-C; on a terminal the busiest peers come first
     #[arg(long, value_name = "SECONDS", num_args = 0..=1, default_missing_value = "1", value_parser = value_parser!(u16).range(1..=3_600))]
     pub(super) watch: Option<u16>,
-    /// One JSON object, as docs/status.md describes it; with --watch one per line
+    /// One JSON object, as docs/status.md describes it, of one peer with all of its TCP forwards; with --watch one per line
     #[arg(long)]
     json: bool,
 }
@@ -77,7 +77,10 @@ impl Status {
     pub(super) fn ask(&self) -> Result<shown::Status, Failure> {
         let scope = match &self.lane {
             Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index), ..Scope::default() },
-            None => Scope { peer: self.peer.clone(), routes: self.routes, ..Scope::default() },
+            None => {
+                let all_forwards = self.json && self.peer.is_some();
+                Scope { peer: self.peer.clone(), routes: self.routes, all_forwards, ..Scope::default() }
+            }
         };
         let meant_routes = self.peer.as_deref() == Some("routes");
         let answer = self.reach.ask_running(&Request::Status(scope)).map_err(|failure| {

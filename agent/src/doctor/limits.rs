@@ -2,6 +2,8 @@
 
 use config::{Config, Knock, defaults};
 
+use ops::control_socket::status::Used;
+
 use super::{
     Check, Finding, Severity,
     facts::{Clock, Facts, Limits},
@@ -18,8 +20,8 @@ pub(super) fn checks(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
         clock(&facts.clock, config),
     ];
     if let Some(config) = config {
-        findings.push(open_files(limits, config));
-        findings.push(workers(limits, config));
+        findings.push(open_files(facts, config));
+        findings.push(workers(facts, config));
         findings.push(capabilities(facts, config));
     }
     findings
@@ -123,9 +125,22 @@ fn udp_drops(limits: &Limits) -> Finding {
     )
 }
 
-fn open_files(limits: &Limits, config: &Config) -> Finding {
-    let wanted = config.descriptors();
+/// What there is above the limit on open files.
+const REFUSED: &str = "flows and connections above it are refused";
+
+fn open_files(facts: &Facts, config: &Config) -> Finding {
+    let (limits, wanted) = (&facts.limits, config.descriptors());
     let at = |value: String| Finding::ok(Check::OpenFiles, "RLIMIT_NOFILE", value);
+    // The limit of this process says nothing of a daemon that was started elsewhere. An older daemon does not say its own.
+    let running = facts.daemon.status().map(|status| status.limits.descriptors);
+    if let Some(Used { used, limit }) = running.filter(|descriptors| descriptors.limit > 0) {
+        let remedy = format!(
+            "LimitNOFILE={wanted} in the unit, or ulimit -Hn {wanted} as root, and a restart of the daemon; or a lower limits.flows"
+        );
+        let value =
+            format!("{limit} of the running daemon, {used} in use; [limits] and peers may need {wanted}");
+        return at(value).warning_if(limit < wanted, REFUSED, remedy);
+    }
     let Some(hard) = limits.descriptors else {
         let problem = "the kernel does not say how many files may be open";
         return at("not shown".to_owned()).note(problem, format!("ulimit -Hn: {wanted} or more"));
@@ -141,19 +156,23 @@ fn open_files(limits: &Limits, config: &Config) -> Finding {
     } else {
         format!("LimitNOFILE={wanted} in the unit, ulimit -Hn {wanted} as root, or a lower limits.flows")
     };
-    let found = at(format!("{hard}{raised}; [limits] and peers may need {wanted}"));
-    found.warning_if(granted < wanted, "flows and connections above it are refused", remedy)
+    let whose = if facts.daemon.may_run() { " of this user, the daemon does not say its own" } else { "" };
+    let found = at(format!("{hard}{raised}{whose}; [limits] and peers may need {wanted}"));
+    found.warning_if(granted < wanted, REFUSED, remedy)
 }
 
-fn workers(limits: &Limits, config: &Config) -> Finding {
+fn workers(facts: &Facts, config: &Config) -> Finding {
     let workers = config.worker_count();
-    let (cpus, quota) = (limits.cpus, limits.cpu_quota);
+    let running = facts.daemon.status().map(|status| status.cpus).filter(|cpus| *cpus > 0);
+    // What the daemon may use is within its quota.
+    let (cpus, quota) = running.map_or((facts.limits.cpus, facts.limits.cpu_quota), |cpus| (cpus, None));
+    let runs = if running.is_some() { "for the daemon that runs" } else { "to run on" };
     let shown = quota.map_or_else(String::new, |quota| format!(", a quota of {quota:.1} CPUs"));
     let least = quota.map_or(cpus as f64, |quota| quota.min(cpus as f64));
     let too_few = f64::from(workers) > least;
     #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "shown between 1 and 64")]
     let whole = least as u8;
-    Finding::ok(Check::Workers, "transport.workers", format!("{workers}; {cpus} CPUs to run on{shown}"))
+    Finding::ok(Check::Workers, "transport.workers", format!("{workers}; {cpus} CPUs {runs}{shown}"))
         .warning_if(
             too_few && least < 1.0,
             "the kernel stops the agent for the rest of a period when its quota is used up",

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"sync"
 	"syscall"
 	"time"
@@ -78,8 +79,14 @@ func status(status uint32) string {
 		return "the service did not accept in time"
 	case wire.StatusLimitReached:
 		return "a limit is reached"
+	case wire.StatusTooManyFiles:
+		return "the other end has no file descriptor left"
+	case wire.StatusNoRoute:
+		return "the other end has no route to the service"
+	case wire.StatusNoResources:
+		return "the other end has no port or no memory left"
 	default:
-		return fmt.Sprintf("status %d", status)
+		return fmt.Sprintf("for a reason unknown to this version (status %d)", status)
 	}
 }
 
@@ -154,10 +161,26 @@ func (s *session) upstream(open wire.StreamOpen) (net.Conn, uint32) {
 		return &counted{Conn: conn, done: sync.OnceFunc(func() { s.streams.Add(-1) })}, 0
 	}
 	s.streams.Add(-1)
-	if errors.Is(err, context.DeadlineExceeded) {
-		return nil, wire.StatusUpstreamTimeout
+	return nil, refusalStatus(err)
+}
+
+// refusalStatus is the status for a connection to a service that failed: what this host lacks is not called the service's.
+func refusalStatus(err error) uint32 {
+	is := func(numbers ...syscall.Errno) bool {
+		return slices.ContainsFunc(numbers, func(number syscall.Errno) bool { return errors.Is(err, number) })
 	}
-	return nil, wire.StatusUpstreamRefused
+	switch {
+	case errors.Is(err, context.DeadlineExceeded) || is(syscall.ETIMEDOUT):
+		return wire.StatusUpstreamTimeout
+	case is(syscall.EMFILE, syscall.ENFILE):
+		return wire.StatusTooManyFiles
+	case is(syscall.ENETUNREACH, syscall.EHOSTUNREACH, syscall.ENETDOWN, syscall.EACCES, syscall.EPERM):
+		return wire.StatusNoRoute
+	case is(syscall.EADDRNOTAVAIL, syscall.EADDRINUSE, syscall.EAGAIN, syscall.ENOBUFS, syscall.ENOMEM):
+		return wire.StatusNoResources
+	default:
+		return wire.StatusUpstreamRefused
+	}
 }
 
 // counted is a connection that a limit counts until it is closed.

@@ -24,9 +24,9 @@ pub struct PeerBrief {
     pub queue_bytes: usize,
     /// The rates in the last second.
     pub rates: Option<PeerRates>,
-    /// Payload bytes that were handed on towards the peer.
+    /// Bytes of payloads and TCP forwards that were handed on towards the peer.
     pub up_bytes: u64,
-    /// Payload bytes from the peer that were handed on.
+    /// Bytes of payloads and TCP forwards from the peer that were handed on.
     pub down_bytes: u64,
     /// Lane packets that were sent.
     pub sent_packets: u64,
@@ -53,8 +53,8 @@ impl From<&PeerStatus> for PeerBrief {
             tcp_streams: peer.tcp_streams,
             queue_bytes: peer.queue.bytes,
             rates: peer.rates,
-            up_bytes: peer.uplink.delivered_bytes,
-            down_bytes: peer.downlink.delivered_bytes,
+            up_bytes: peer.uplink.delivered_bytes + peer.tcp.uplink_bytes,
+            down_bytes: peer.downlink.delivered_bytes + peer.tcp.downlink_bytes,
             sent_packets: peer.more.lanes.sealed_packets,
             lost_packets: peer.more.lanes.lost_packets,
             last_error: peer.last_error.clone(),
@@ -90,8 +90,8 @@ impl PeerBrief {
         add!(self, other; flows, tcp_streams);
         self.queue_bytes += other.queue.bytes;
         add_some(&mut self.rates, other.rates.as_ref(), PeerRates::add);
-        self.up_bytes += other.uplink.delivered_bytes;
-        self.down_bytes += other.downlink.delivered_bytes;
+        self.up_bytes += other.uplink.delivered_bytes + other.tcp.uplink_bytes;
+        self.down_bytes += other.downlink.delivered_bytes + other.tcp.downlink_bytes;
         self.sent_packets += other.more.lanes.sealed_packets;
         self.lost_packets += other.more.lanes.lost_packets;
         self.removed |= other.more.removed;

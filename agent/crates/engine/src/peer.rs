@@ -29,6 +29,7 @@ use crate::{
         liveness::Liveness,
     },
     origin::PeerOrigin,
+    status::TcpStatus,
 };
 
 /// The established control connection with a peer, at the worker that owns it.
@@ -84,6 +85,8 @@ pub struct Peer {
     pub session: Option<Session>,
     /// Number of TCP forwards at this worker.
     pub tcp_streams: u32,
+    /// What TCP forwards of this worker have carried.
+    pub tcp: TcpStatus,
     /// Counts of TCP forwards and stream connections at all workers.
     pub forwards: Arc<PeerForwards>,
     /// The stream connections at this worker.
@@ -104,8 +107,9 @@ pub struct Peer {
     pub dialled: Option<SocketAddr>,
     /// Why the last attempt or connection ended, and when.
     pub failure: Option<(Instant, Arc<Failure>)>,
-    /// Rates of datagrams and bytes delivered uplink, the same downlink, lane packets sent, and lane packets lost.
-    pub rates: Sampler<6>,
+    /// Rates of datagrams and bytes delivered uplink, the same downlink, bytes of TCP forwards up and down, lane packets sent, and lane
+    /// packets lost.
+    pub rates: Sampler<8>,
     /// Throttles of the log lines about the peer.
     pub throttles: Throttles,
 }

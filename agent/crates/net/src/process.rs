@@ -77,6 +77,14 @@ pub fn is_out_of_descriptors(error: &io::Error) -> bool {
     matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE))
 }
 
+/// Whether the kernel had no port, or no memory, left for a socket.
+#[must_use]
+pub fn is_out_of_resources(error: &io::Error) -> bool {
+    // EAGAIN is bind(2)'s answer, and EADDRNOTAVAIL connect(2)'s, when all ports are in use.
+    let used_up = [libc::EADDRNOTAVAIL, libc::EADDRINUSE, libc::EAGAIN, libc::ENOBUFS, libc::ENOMEM];
+    error.raw_os_error().is_some_and(|code| used_up.contains(&code))
+}
+
 /// Keeps this process's memory, keys included, from everybody but root: no core file, and no debugger of the same user.
 ///
 /// For users other than root its files in `/proc` belong to root from then on; what we read of our own there, descriptors

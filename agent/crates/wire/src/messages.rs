@@ -725,12 +725,18 @@ pub enum StreamAnswer {
     UnknownService = 2,
     /// This peer may not use it.
     NotAllowed = 3,
-    /// The upstream refused the connection, or is unreachable.
+    /// The upstream refused the connection.
     UpstreamRefused = 4,
     /// The upstream did not answer in time.
     UpstreamTimeout = 5,
     /// As many streams are open as the limit allows.
     LimitReached = 6,
+    /// The acceptor has no file descriptor left.
+    TooManyFiles = 7,
+    /// The acceptor has no route to the upstream, or its firewall forbids it.
+    NoRoute = 8,
+    /// The acceptor has no port, or no memory, left for a connection to the upstream.
+    NoResources = 9,
 }
 
 impl StreamAnswer {

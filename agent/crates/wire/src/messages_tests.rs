@@ -292,6 +292,9 @@ fn stream_headers_are_documented(hand: &mut ByHand) {
         ("UPSTREAM_REFUSED", StreamAnswer::UpstreamRefused),
         ("UPSTREAM_TIMEOUT", StreamAnswer::UpstreamTimeout),
         ("LIMIT_REACHED", StreamAnswer::LimitReached),
+        ("TOO_MANY_FILES", StreamAnswer::TooManyFiles),
+        ("NO_ROUTE", StreamAnswer::NoRoute),
+        ("NO_RESOURCES", StreamAnswer::NoResources),
     ] {
         let value = hand.choice(&format!("StreamStatus.STREAM_STATUS_{name}"));
         let bytes = hand.number("StreamAnswer.status", value);

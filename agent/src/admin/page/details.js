@@ -104,7 +104,7 @@ function repairs(repair) {
 
 function facts(peer) {
   const rates = peer.rates ?? {};
-  const { queue, rate, repair, streams, lane_packets: packets } = peer;
+  const { queue, rate, repair, streams, tcp, lane_packets: packets } = peer;
   const speed = (size, number) => (size === undefined ? dash : `${bits(size)}, ${count(Math.round(number))}/s`);
   const limit = rate && `${bits(rate.bits_per_second / 8)} (${rate.from}), wait ${wait(rate.delay_p50_seconds)} median, ${wait(rate.delay_p99_seconds)} p99`;
   const congestion = streams && `${streams.congestion}, ${plural(streams.connections, "connection")}, window ${bytes(streams.window_bytes)}`;
@@ -129,7 +129,9 @@ function facts(peer) {
     ...(repair ? repairs(repair) : []),
     ["Lanes up", count(peer.lanes_up)],
     ["Flows", count(peer.flows)],
-    ["TCP streams", count(peer.tcp_streams)],
+    ["TCP streams", tcp.stalled > 0 ? `${count(peer.tcp_streams)}, ${count(tcp.stalled)} stalled` : count(peer.tcp_streams)],
+    ["TCP up · down", `${or(rates.tcp_uplink_bytes_per_second, bits)} · ${or(rates.tcp_downlink_bytes_per_second, bits)}`],
+    ["TCP carried up · down", `${bytes(tcp.uplink_bytes)} · ${bytes(tcp.downlink_bytes)}`],
     ["Congestion control", congestion ?? dash],
     ["Inner MTU", or(peer.inner_mtu, (mtu) => `${mtu} B`)],
     ["Largest UDP payload", or(peer.largest_datagram, (size) => `${size} B`)],
@@ -155,6 +157,21 @@ function flow(flow) {
   ];
 }
 
+const NOT_READ = { here: "here", peer: "at the peer", both: "at both ends" };
+
+function forward(one) {
+  return [
+    one.id, one.service, one.opened_by === "here" ? "us" : "the peer", or(one.local_address), one.state.replace("_", " "),
+    age(one.age_seconds), bytes(one.uplink_bytes), bytes(one.downlink_bytes),
+    [or(one.stalled_seconds, age), one.stalled_seconds === null ? "" : "warn"], or(one.stopped, (end) => NOT_READ[end] ?? end), String(one.worker),
+  ];
+}
+
+function services(services) {
+  const sorted = [...services].sort((a, b) => (a.service < b.service ? -1 : 1));
+  return sorted.map((one) => [one.service, count(one.open), bytes(one.uplink_bytes), bytes(one.downlink_bytes)]);
+}
+
 export class PeerView {
   constructor() {
     this.graphs = {
@@ -167,7 +184,9 @@ export class PeerView {
     this.lanes = new Table("Lanes", [["Lane"], ["State"], ["Sent", "number"], ["Received", "number"], ["Lost", "number"], ["Unacked", "number"], ["RTT", "number"], ["Packet", "number"], ["Key updates", "number"], ["Flows", "number"], ["Heard", "number"], ["Address"], ["Worker", "number"]]);
     this.streams = new Table("Stream connections", [["Number"], ["State"], ["Worker", "number"], ["Dialled by"], ["Forwards", "number"]]);
     this.flows = new Table("Latest flows", [["Flow"], ["Service"], ["Opened by"], ["Local address"], ["State"], ["Lane"], ["Silent", "number"], ["Ends after", "number"]]);
-    const tables = [this.accounts, this.drops, this.lanes, this.streams, this.flows];
+    this.services = new Table("TCP forwards by service", [["Service"], ["Open", "number"], ["Up", "number"], ["Down", "number"]]);
+    this.forwards = new Table("TCP forwards, stalled ones first", [["Forward"], ["Service"], ["Opened by"], ["Local address"], ["State"], ["Age", "number"], ["Up", "number"], ["Down", "number"], ["Stalled", "number"], ["Not read"], ["Worker", "number"]]);
+    const tables = [this.accounts, this.drops, this.lanes, this.streams, this.services, this.forwards, this.flows];
     $("peer-tables").append(...tables.map((table) => table.node));
   }
 
@@ -196,6 +215,8 @@ export class PeerView {
     this.streams.fill(peer.stream_connections.map((one) => [
       String(one.number), one.state, String(one.worker), one.dialled_by === "here" ? "us" : "the peer", count(one.forwards),
     ]));
+    this.services.fill(services(peer.tcp.services));
+    this.forwards.fill(peer.forwards.map(forward));
     this.flows.fill(peer.recent_flows.map(flow));
   }
 

@@ -117,8 +117,17 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
                 (f.limits.descriptors, f.limits.most_descriptors) = (Some(1_024), Some(2_048));
             }),
             (Note, AS_IT_IS, |f| f.limits.descriptors = None),
+            // Of the daemon, whatever this user may have.
+            (Warning, AS_IT_IS, |f| {
+                run(f);
+                status(f).limits.descriptors = Used { used: 90, limit: 100 };
+            }),
         ],
         Check::Workers => vec![
+            (Warning, AS_IT_IS, |f| {
+                run(f);
+                status(f).cpus = 1;
+            }),
             (Warning, AS_IT_IS, |f| f.limits.cpus = 1),
             (Warning, AS_IT_IS, |f| f.limits.cpu_quota = Some(1.5)),
             (Warning, AS_IT_IS, |f| f.limits.cpu_quota = Some(0.5)),
@@ -350,8 +359,20 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
                 f.limits.capabilities |= 1 << Limits::SYS_RESOURCE;
                 f.limits.descriptors = Some(1_024);
             }),
+            (AS_IT_IS, |f| {
+                run(f);
+                f.limits.descriptors = Some(1_024);
+                status(f).limits.descriptors = Used { used: 90, limit: 34_032 };
+            }),
         ],
-        Check::Workers => vec![(AS_IT_IS, |f| f.limits.cpu_quota = Some(2.0))],
+        Check::Workers => vec![
+            (AS_IT_IS, |f| f.limits.cpu_quota = Some(2.0)),
+            (AS_IT_IS, |f| {
+                run(f);
+                f.limits.cpus = 1;
+                status(f).cpus = 2;
+            }),
+        ],
         Check::Clock => vec![
             (AS_IT_IS, |f| {
                 f.clock.state = Some(ClockState { most_error: Duration::from_secs(45), ..exact(f) })

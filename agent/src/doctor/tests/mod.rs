@@ -24,7 +24,7 @@ use net::{
     netlink::{DeviceRoute, Hop, TABLE_MAIN},
 };
 use ops::control_socket::status::{
-    LanePackets, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, RateStatus, Status,
+    LanePackets, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, RateStatus, Status, Used,
 };
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";

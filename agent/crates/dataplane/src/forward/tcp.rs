@@ -28,7 +28,10 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use net::{TcpStream, Token};
+use net::{
+    TcpStream, Token,
+    process::{is_out_of_descriptors, is_out_of_resources},
+};
 use quinn_proto::{Chunk, Connection, ReadError, StreamId, VarInt, WriteError};
 use wire::messages::{Framer, MAX_STREAM_HEADER_BYTES, MessageError, StreamAnswer, StreamOpen};
 
@@ -204,6 +207,8 @@ pub struct TcpForward {
     credit: Option<Credit>,
     /// Since when its reader has been stopped.
     pub stalled_since: Option<Instant>,
+    /// The kernel's error of the attempt to connect to the service, once it has failed.
+    pub failure: Option<io::Error>,
 }
 
 /// What the peer knows of forwards beyond their streams.
@@ -277,6 +282,7 @@ impl TcpForward {
             limit: u64::MAX,
             credit: None,
             stalled_since: None,
+            failure: None,
         }
     }
 
@@ -299,6 +305,38 @@ impl TcpForward {
             self.stalled_since = stalled.then_some(now);
         }
         (std::mem::replace(&mut self.stalled, stalled) != stalled).then_some(stalled)
+    }
+
+    /// Whether bytes wait for the stream, and for TCP, which took no more when they were last served. The peer's reader has stopped, too,
+    /// if the peer lets us send no more.
+    #[must_use]
+    pub fn waits(&self) -> [bool; 2] {
+        let held_back = !self.outward.closed && self.outward.offset >= self.limit;
+        [held_back || !self.outward.piece.is_empty(), !self.inward.piece.is_empty()]
+    }
+
+    /// Whether both directions have ended in order.
+    #[must_use]
+    pub fn is_finished(&self) -> bool {
+        self.is_over() && self.ending.is_none()
+    }
+
+    /// The progress of the forward, for an operator.
+    #[must_use]
+    pub fn state(&self) -> &'static str {
+        match self.stage {
+            Stage::AwaitingAnswer { .. } => "awaiting_answer",
+            Stage::AwaitingHeader { .. } => "awaiting_header",
+            Stage::Connecting { .. } => "connecting",
+            Stage::Open if self.ending.is_some() => "ending",
+            Stage::Open => "open",
+        }
+    }
+
+    /// Whether it was ever open.
+    #[must_use]
+    pub fn was_open(&self) -> bool {
+        matches!(self.stage, Stage::Open)
     }
 
     /// The number of bytes that it has read and could not pass on.
@@ -640,6 +678,7 @@ impl TcpForward {
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
             Err(error) => {
                 let answer = answer_for(&error);
+                self.failure = Some(error);
                 self.refuse(quinn, answer);
                 Some(Pumped::Answered(answer))
             }
@@ -943,12 +982,53 @@ fn read_frame<T>(
     }
 }
 
-/// The answer to the peer about a failed connection attempt.
+/// The answer to the peer about a failed connection attempt. What this host lacks is not the service's refusal.
 #[must_use]
 pub fn answer_for(error: &io::Error) -> StreamAnswer {
-    if error.kind() == ErrorKind::TimedOut {
+    // A firewall of this host, or a prohibiting route, is EPERM or EACCES.
+    let no_way = [
+        ErrorKind::NetworkUnreachable,
+        ErrorKind::HostUnreachable,
+        ErrorKind::NetworkDown,
+        ErrorKind::PermissionDenied,
+    ];
+    if is_out_of_descriptors(error) {
+        StreamAnswer::TooManyFiles
+    } else if is_out_of_resources(error) {
+        StreamAnswer::NoResources
+    } else if no_way.contains(&error.kind()) {
+        StreamAnswer::NoRoute
+    } else if error.kind() == ErrorKind::TimedOut {
         StreamAnswer::UpstreamTimeout
     } else {
         StreamAnswer::UpstreamRefused
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_this_host_lacks_is_not_called_a_refusal_of_the_service() {
+        // Numbers of Linux: EMFILE, ENFILE, EADDRNOTAVAIL, EAGAIN, ENOBUFS, ENOMEM, ENETUNREACH, EHOSTUNREACH, EACCES, EPERM,
+        // ETIMEDOUT, ECONNREFUSED, ECONNRESET.
+        for (code, answer) in [
+            (24, StreamAnswer::TooManyFiles),
+            (23, StreamAnswer::TooManyFiles),
+            (99, StreamAnswer::NoResources),
+            (11, StreamAnswer::NoResources),
+            (105, StreamAnswer::NoResources),
+            (12, StreamAnswer::NoResources),
+            (101, StreamAnswer::NoRoute),
+            (113, StreamAnswer::NoRoute),
+            (13, StreamAnswer::NoRoute),
+            (1, StreamAnswer::NoRoute),
+            (110, StreamAnswer::UpstreamTimeout),
+            (111, StreamAnswer::UpstreamRefused),
+            (104, StreamAnswer::UpstreamRefused),
+        ] {
+            assert_eq!(answer_for(&io::Error::from_raw_os_error(code)), answer, "{code}");
+        }
     }
 }

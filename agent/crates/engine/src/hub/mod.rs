@@ -61,6 +61,7 @@ pub struct Hub {
     /// The `[[tcp]]` ports at which connections wait to be accepted.
     pub(crate) backlogs: Backlogs,
     next_session: AtomicU64,
+    next_forward: AtomicU64,
     /// Number of workers that have shut down and send no more hand-off batches.
     stopped: AtomicU8,
     /// Captures of control connections that operators have asked for.
@@ -108,10 +109,16 @@ impl Hub {
             streams: Arc::default(),
             backlogs: Backlogs::default(),
             next_session: AtomicU64::new(1),
+            next_forward: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
             taps: Taps::default(),
             base: now,
         })
+    }
+
+    /// A number that no TCP forward of the agent has had.
+    pub(crate) fn next_forward(&self) -> u64 {
+        self.next_forward.fetch_add(1, Ordering::Relaxed)
     }
 
     /// The number of workers that share this hub.

@@ -9,11 +9,13 @@
 //! | what is repaired between us | `repair.rs` |
 //! | lanes | `lane.rs` |
 //! | flows, connections of TCP forwards, sockets | `flow.rs` |
+//! | TCP forwards | `forward.rs` |
 //! | the TUN device and its routes | `tun.rs` |
 
 use std::{borrow::Cow, collections::BTreeMap};
 
 mod flow;
+mod forward;
 mod lane;
 mod peer;
 mod rate;
@@ -21,6 +23,7 @@ mod repair;
 mod tun;
 
 pub use self::flow::{FlowStatus, SocketStatus, StreamConnectionStatus};
+pub use self::forward::{ForwardId, ForwardStatus, NoForwardId, TcpServiceStatus, TcpStatus};
 pub(crate) use self::lane::add_lane;
 pub use self::lane::{LaneDetails, LanePackets, LaneRates, LaneStatus, OwnedLanes};
 pub use self::peer::{

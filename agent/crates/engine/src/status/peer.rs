@@ -13,8 +13,8 @@ use serde::{Deserialize, Serialize};
 use wire::sampler::Sampler;
 
 use crate::status::{
-    Counts, FlowStatus, LanePackets, LaneStatus, OwnedLanes, RateStatus, RepairStatus,
-    StreamConnectionStatus, Word, add_lane, add_some, not_zero,
+    Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, OwnedLanes, RateStatus, RepairStatus,
+    StreamConnectionStatus, TcpStatus, Word, add_lane, add_some, not_zero,
 };
 use crate::{origin::PeerOrigin, peer::Failure};
 
@@ -53,6 +53,8 @@ pub struct PeerStatus {
     pub flows: usize,
     /// The number of open TCP forwards.
     pub tcp_streams: u32,
+    /// What they have carried, and how many of them are stalled.
+    pub tcp: TcpStatus,
     /// The congestion control of the connections that carry them; `None` without one.
     pub streams: Option<StreamsStatus>,
     /// Its link-local addresses in the tunnel, one for each of its keys, if the kernel's routes may name it by them.
@@ -81,6 +83,8 @@ pub struct PeerStatus {
     pub stream_connections: Vec<StreamConnectionStatus>,
     /// Its flows with the latest datagrams, the latest first, if it alone was asked for.
     pub recent_flows: Vec<FlowStatus>,
+    /// Its open TCP forwards, those first that have been stalled for longest, if it alone was asked for.
+    pub forwards: Vec<ForwardStatus>,
     /// Why the last attempt or connection ended.
     pub last_error: Option<LastError>,
     /// Figures that status does not show.
@@ -167,6 +171,12 @@ pub struct PeerRates {
     pub downlink_bytes_per_second: f64,
     /// Datagrams per second from the peer.
     pub downlink_datagrams_per_second: f64,
+    /// Bytes per second from TCP connections to the peer.
+    #[serde(default)]
+    pub tcp_uplink_bytes_per_second: f64,
+    /// Bytes per second from the peer to TCP connections.
+    #[serde(default)]
+    pub tcp_downlink_bytes_per_second: f64,
     /// Lane packets sent per second.
     #[serde(skip)]
     pub lane_packets_per_second: f64,
@@ -229,6 +239,7 @@ impl PeerStatus {
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
         self.rtt_min_seconds = self.rtt_min_seconds.or(other.rtt_min_seconds);
         add!(self, other; lanes_up, flows, tcp_streams);
+        self.tcp.add(&other.tcp);
         add_some(&mut self.streams, other.streams.as_ref(), StreamsStatus::add);
         self.inner_mtu = self.inner_mtu.or(other.inner_mtu);
         self.largest_datagram = self.largest_datagram.or(other.largest_datagram);
@@ -290,10 +301,22 @@ impl StreamsStatus {
 }
 
 impl PeerRates {
-    /// Payload bytes per second, both ways.
+    /// Bytes per second towards the peer: payloads, and those of TCP forwards.
+    #[must_use]
+    pub fn up(&self) -> f64 {
+        self.uplink_bytes_per_second + self.tcp_uplink_bytes_per_second
+    }
+
+    /// The same from the peer.
+    #[must_use]
+    pub fn down(&self) -> f64 {
+        self.downlink_bytes_per_second + self.tcp_downlink_bytes_per_second
+    }
+
+    /// Bytes per second, both ways.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
-        self.uplink_bytes_per_second + self.downlink_bytes_per_second
+        self.up() + self.down()
     }
 
     /// The share of the lane packets that was lost, 0 to 1; `None` if none was sent.
@@ -304,13 +327,15 @@ impl PeerRates {
         (sent > 0.0).then(|| (lost / sent).min(1.0))
     }
 
-    pub(crate) fn of(sampler: &Sampler<6>) -> Option<Self> {
-        let [up, up_bytes, down, down_bytes, sent, lost] = sampler.last()?.per_second();
+    pub(crate) fn of(sampler: &Sampler<8>) -> Option<Self> {
+        let [up, up_bytes, down, down_bytes, tcp_up, tcp_down, sent, lost] = sampler.last()?.per_second();
         Some(Self {
             uplink_bytes_per_second: up_bytes,
             uplink_datagrams_per_second: up,
             downlink_bytes_per_second: down_bytes,
             downlink_datagrams_per_second: down,
+            tcp_uplink_bytes_per_second: tcp_up,
+            tcp_downlink_bytes_per_second: tcp_down,
             lane_packets_per_second: sent,
             lost_packets_per_second: lost,
         })
@@ -318,7 +343,7 @@ impl PeerRates {
 
     pub(crate) fn add(&mut self, other: &Self) {
         add!(self, other; uplink_bytes_per_second, uplink_datagrams_per_second, downlink_bytes_per_second,
-            downlink_datagrams_per_second, lane_packets_per_second, lost_packets_per_second);
+            downlink_datagrams_per_second, tcp_uplink_bytes_per_second, tcp_downlink_bytes_per_second, lane_packets_per_second, lost_packets_per_second);
     }
 }
 

@@ -44,8 +44,9 @@ impl Context {
             throttled!(
                 warn, self.stats.ceilings.follow(Ceiling::StreamBytes, refused, now),
                 { limit = self.config.limits.stream_bytes, taken = self.hub.streams.taken() },
-                "limits.stream_bytes is reached: TCP connections are slower than they could be (remedy: a higher one if there is \
-                memory, or see which services do not read)"
+                "limits.stream_bytes is reached: TCP connections are slower than they could be (remedy: culvert status PEER lists \
+                the forwards whose readers have stopped, and culvert forward end ID ends one; where none has, a higher limit if \
+                there is memory)"
             );
         }
     }

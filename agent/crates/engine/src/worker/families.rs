@@ -22,9 +22,9 @@ use crate::{
     control::preshared::KeyRefusal,
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     origin::PeerOrigin,
-    status::{Accounting, PeerStatus, RateStatus, RepairStatus, StreamsStatus},
+    status::{Accounting, PeerStatus, RateStatus, RepairStatus, StreamsStatus, TcpServiceStatus},
     worker::{
-        Ceiling, TcpRefusal,
+        Ceiling, TcpEnd, TcpRefusal,
         stats::{
             DeviceSnapshot, Handshakes, IndexCounts, Published, Snapshots, StreamFailure, Totals,
             WorkerSnapshot, label,
@@ -45,6 +45,8 @@ type OfPeer = fn(&Bearers) -> Value;
 type Peers = BTreeMap<Arc<str>, Bearers>;
 type OfRepair = fn(&RepairStatus) -> Value;
 type OfWays = fn(&Bearers) -> [u64; 2];
+type OfService = fn(&TcpServiceStatus) -> Value;
+type OfServiceWays = fn(&TcpServiceStatus) -> [u64; 2];
 
 /// The source of a family's values.
 enum Read {
@@ -56,6 +58,9 @@ enum Read {
     Repair(OfRepair),
     RepairNow(OfRepair),
     Ways(OfWays),
+    /// Of the services for which a peer has had TCP forwards: over the peers that have the label now, and over all that have had it.
+    ServiceNow(OfService),
+    ServiceWays(OfServiceWays),
 }
 
 struct Family {
@@ -151,6 +156,9 @@ static FAMILIES: &[Family] = &[
     gauge("culvert_repair_bytes", &[], "Memory for payloads that are kept or held for repair, of all peers.", |it, out| out.add(&[], it.in_use.repair_bytes)),
     peer(Type::Counter, "culvert_aqm_marked_total", "IP packets marked as having met congestion (ECN) because they waited too long at the limit; those that cannot be marked are dropped (reason aqm).", |it| it.ever.more.aqm_marked.into()),
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
+    peer(Type::Gauge, "culvert_peer_tcp_stalled", "Those of them of which bytes have waited for a second or more because a reader has stopped, sampled once a second.", |it| it.now.tcp.stalled.into()),
+    family(Type::Gauge, "culvert_service_tcp_streams", &["peer", "service"], "TCP forwards now open with the peer, by service.", Read::ServiceNow(|service| service.open.into())),
+    family(Type::Counter, "culvert_service_tcp_bytes_total", &["peer", "service", "direction"], "Bytes of TCP payload forwarded, by peer and service.", Read::ServiceWays(|service| [service.uplink_bytes, service.downlink_bytes])),
     peer(Type::Gauge, "culvert_reassembly_bytes", "Memory held for the peer's incomplete datagrams, summed over all workers.", |it| it.now.more.reassembly_bytes.into()),
     // One direction of a peer: received = delivered + queued + dropped.
     ways(Type::Counter, "culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.", |it| it.ever.ways(|way| way.account.received)),
@@ -281,6 +289,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tcp_refused_total", &["reason"], "TCP forwards refused, by reason.", |it, out| {
         out.each(&TcpRefusal::LABELS, &it.totals.tcp.refused);
     }),
+    counter("culvert_tcp_ended_total", &["reason"], "TCP forwards that were open and have ended, by reason.", |it, out| out.each(&TcpEnd::LABELS, &it.totals.tcp.ended)),
     counter("culvert_tcp_accept_pauses_total", &[], "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the peer was in doubt.", |it, out| out.add(&[], it.totals.tcp.accept_pauses)),
     gauge("culvert_stream_bytes", &[], "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.", |it, out| out.add(&[], it.in_use.stream_bytes)),
     gauge("culvert_stream_connections", &[], "Connections that carry TCP forwards beside the control connections.", |it, out| out.add(&[], it.stream_connections as u64)),
@@ -377,6 +386,13 @@ fn streams(peers: &Bearers, read: fn(&StreamsStatus) -> u64) -> Value {
     peers.now.streams.as_ref().map_or(0, read).into()
 }
 
+/// The services for which peers have had TCP forwards.
+fn services(peers: &Peers) -> impl Iterator<Item = (&Arc<str>, &Bearers, &TcpServiceStatus)> {
+    peers
+        .iter()
+        .flat_map(|(label, peer)| peer.ever.tcp.services.iter().map(move |service| (label, peer, service)))
+}
+
 impl PeerStatus {
     fn ways(&self, read: fn(&Accounting) -> u64) -> [u64; 2] {
         [read(&self.uplink), read(&self.downlink)]
@@ -405,6 +421,21 @@ impl Family {
                 let none = RepairStatus::default();
                 for (label, peer) in peers.iter().filter(|(_, peer)| peer.ever.repair.is_some()) {
                     out.add(&[label], read(peer.now.repair.as_ref().unwrap_or(&none)));
+                }
+            }
+            Read::ServiceNow(read) => {
+                let none = TcpServiceStatus::default();
+                for (label, peer, service) in services(peers) {
+                    let mut now = peer.now.tcp.services.iter();
+                    let now = now.find(|now| now.service == service.service).unwrap_or(&none);
+                    out.add(&[label, &service.service], read(now));
+                }
+            }
+            Read::ServiceWays(read) => {
+                for (label, _, service) in services(peers) {
+                    for (way, bytes) in WAYS.iter().zip(read(service)) {
+                        out.add(&[label, &service.service, way], bytes);
+                    }
                 }
             }
             Read::Ways(read) => peers.iter().for_each(|(label, peer)| out.each_of(label, &WAYS, &read(peer))),

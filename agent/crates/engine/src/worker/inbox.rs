@@ -9,7 +9,10 @@ use std::{
 use net::{Ready, Token};
 use wire::panics::lock;
 
-use crate::worker::inspection_request::Inspection;
+use crate::worker::{
+    forwards_request::{ForwardEnd, ForwardsPortion},
+    inspection_request::Inspection,
+};
 
 /// Command to a worker from another thread.
 #[derive(Clone, Debug)]
@@ -25,6 +28,10 @@ pub enum Command {
         within: Duration,
     },
     Inspect(Arc<Inspection>),
+    /// Tell of some TCP forwards.
+    Forwards(Arc<ForwardsPortion>),
+    /// End a TCP forward.
+    EndForward(Arc<ForwardEnd>),
     /// Publish, unless what was last published is recent.
     Publish,
 }

@@ -103,7 +103,9 @@ impl Tunnel {
             let (relay, stats) = (&peer.data.relay, &peer.data.relay.stats);
             let (up, down) = (relay.uplink.delivered, relay.downlink.delivered);
             let (up_bytes, down_bytes) = (stats.uplink_bytes, stats.downlink_bytes);
-            let counts = [up, up_bytes, down, down_bytes, lanes.sealed_packets, lanes.lost_packets];
+            let (tcp_up, tcp_down) = (peer.tcp.uplink_bytes, peer.tcp.downlink_bytes);
+            let (sent, lost) = (lanes.sealed_packets, lanes.lost_packets);
+            let counts = [up, up_bytes, down, down_bytes, tcp_up, tcp_down, sent, lost];
             peer.rates.sample(counts, now);
         }
         if let Some(Tun { side: tun, .. }) = &mut self.device {

@@ -1,16 +1,15 @@
 //! An operator's request for details to all workers, and their answers; `inspect.rs` makes these.
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, Condvar, Mutex},
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use wire::{ids::PeerId, panics::lock};
+use wire::ids::PeerId;
 
 use crate::{
     status::{FlowStatus, LaneStatus, RouteStatus, SocketStatus, StreamConnectionStatus, TunStatus},
-    worker::inbox::{Command, Inbox},
+    worker::{
+        answers::Answers,
+        inbox::{Command, Inbox},
+    },
 };
 
 /// Limit on the flows in one worker's answer.
@@ -41,8 +40,7 @@ pub enum AskedRoutes {
 #[derive(Debug)]
 pub struct Inspection {
     pub(super) asks: Asks,
-    views: Mutex<Vec<Option<WorkerView>>>,
-    answered: Condvar,
+    views: Answers<WorkerView>,
 }
 
 /// What one worker reports to an operator: its lanes, stream connections and flows.
@@ -69,8 +67,8 @@ impl Inspection {
     /// Sends a request to the workers behind `inboxes`. A worker with a full inbox does not answer.
     #[must_use]
     pub fn ask(asks: Asks, inboxes: &[Arc<Inbox>]) -> Arc<Self> {
-        let views = Mutex::new(vec![None; inboxes.len()]);
-        let inspection = Arc::new(Self { asks, views, answered: Condvar::new() });
+        let views = Answers::expected(inboxes.iter().map(|_| true));
+        let inspection = Arc::new(Self { asks, views });
         for inbox in inboxes {
             // The operator learns which workers have not answered in time, whatever the reason.
             let _asked = inbox.put(Command::Inspect(Arc::clone(&inspection)));
@@ -81,17 +79,10 @@ impl Inspection {
     /// Waits until all workers have answered, at most `within`. Returns `None` for each worker that has not.
     #[must_use]
     pub fn wait(&self, within: Duration) -> Vec<Option<WorkerView>> {
-        let missing = |views: &mut Vec<Option<WorkerView>>| views.iter().any(Option::is_none);
-        let views = lock(&self.views);
-        let mut views = views.wait_while(&self.answered, within, missing);
-        views.iter_mut().map(Option::take).collect()
+        self.views.wait(within)
     }
 
     pub(super) fn answer(&self, worker: u8, view: WorkerView) {
-        let mut views = lock(&self.views);
-        if let Some(slot) = views.get_mut(usize::from(worker)) {
-            *slot = Some(view);
-            self.answered.notify_one();
-        }
+        self.views.set(worker, view);
     }
 }

@@ -58,6 +58,7 @@ impl Worker {
         }
         self.tunnel.check_tun(&mut self.cx, &self.sessions, now);
         self.sessions.reconcile(&mut self.cx, &mut self.decoy, now);
+        self.tcp.count_stalled(&mut self.cx, now);
         self.tunnel.sample_rates(&mut self.cx, &mut self.host, now);
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);

@@ -31,14 +31,15 @@
 //! | unauthenticated senders' datagrams to the decoy, and its replies | `unauthenticated.rs` (the queue), `decoy.rs`, `decoys.rs` (the flows) |
 //! | reports about lanes, for an automatic rate | `reports.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
-//! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs` |
+//! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs`; what is noted of them for operators: `sight.rs` |
 //! | stream connections | `stream_connections.rs` |
 //! | the TUN device | `tun.rs`; which peers have routes: `routed.rs` |
 //! | the replay log at the start | `knocks.rs` |
 //! | the thread and the runtime around a worker, and its commands | `shell.rs`, `inbox.rs` |
 //! | deadlines and intervals | `timer.rs` |
 //! | counters and snapshots | `stats.rs`, `publish.rs`; who reads them: `publication.rs`; metrics: `families.rs`; limits that are reached: `ceilings.rs` |
-//! | what `culvert status PEER` reads | `inspect.rs`; the request and the answers: `inspection_request.rs` |
+//! | what `culvert status PEER` reads | `inspect.rs`; the request: `inspection_request.rs`; the answers: `answers.rs` |
+//! | its list of TCP forwards, and the end of one | `forwards.rs`; the requests: `forwards_request.rs` |
 //! | what tests read of a worker | `inspection.rs`, behind a feature |
 //!
 //! A worker has no thread and no clock: `turn` takes the time. [`net::Net`] provides the sockets: the kernel's in the daemon, a
@@ -91,6 +92,7 @@ macro_rules! throttled {
     };
 }
 
+mod answers;
 mod backlog;
 mod capture;
 mod ceilings;
@@ -103,6 +105,8 @@ mod ending;
 mod endpoint;
 mod families;
 mod flows;
+mod forwards;
+mod forwards_request;
 mod forwards_waiting;
 mod hand_off;
 pub mod inbox;
@@ -132,6 +136,7 @@ mod routes;
 mod session;
 mod setup;
 pub mod shell;
+mod sight;
 mod sources;
 mod start;
 mod stats;
@@ -146,9 +151,10 @@ mod work;
 
 use context::Context;
 pub use publication::Publication;
-pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, TcpRefusal};
+pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, TcpEnd, TcpRefusal};
 
 pub use endpoint::{StartError, remedy};
+pub use forwards_request::{Ended, ForwardEnd, ForwardList, ForwardRows, ForwardsPortion, MOST_FORWARDS};
 pub use inbox::{Command, Inbox};
 #[cfg(feature = "inspection")]
 pub use inspection::HeldMemory;
@@ -254,6 +260,8 @@ impl Worker {
                 Command::Shutdown { within } => self.shut_down(within, now),
                 Command::Drain { within } => self.drain_sessions(within, now),
                 Command::Inspect(inspection) => self.inspect(&inspection, now),
+                Command::Forwards(portion) => self.tell_forwards(&portion, now),
+                Command::EndForward(end) => self.end_forward(&end, now),
                 Command::Publish => self.renew(now),
             }
             self.settle_effects(now);

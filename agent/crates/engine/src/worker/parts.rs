@@ -32,7 +32,8 @@ use crate::{
     health::Health,
     mtu_table::MtuTable,
     worker::{
-        decoys::Decoys, routed::RoutedPeers, stats::Snapshots, unauthenticated::Unauthenticated, work::Rests,
+        decoys::Decoys, routed::RoutedPeers, sight::Sight, stats::Snapshots,
+        unauthenticated::Unauthenticated, work::Rests,
     },
 };
 
@@ -112,6 +113,7 @@ pub(super) struct OpenForward {
     pub(super) key: StreamKey,
     pub(super) peer: PeerId,
     pub(super) forward: TcpForward,
+    pub(super) sight: Sight,
 }
 
 /// The TCP forwards of this worker and the ports at which it accepts them.

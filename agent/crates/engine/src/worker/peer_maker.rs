@@ -22,6 +22,7 @@ use crate::{
     hub::Hub,
     origin::PeerOrigin,
     peer::{Peer, Refused, Throttles},
+    status::TcpStatus,
     worker::{context::parity, dial::dials, timer::LOG_INTERVAL},
 };
 
@@ -74,6 +75,7 @@ impl PeerMaker<'_> {
             asked_to_leave: None,
             awaited_until: None,
             tcp_streams: 0,
+            tcp: TcpStatus::default(),
             forwards: self.hub.forwards(id),
             streams: StreamConnections::default(),
             refused: Refused::default(),

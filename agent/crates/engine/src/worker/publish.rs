@@ -262,6 +262,7 @@ impl Sessions {
             lanes_up: of_peer.lanes_up,
             flows: relay.flows.len(),
             tcp_streams: peer.tcp_streams,
+            tcp: peer.tcp.clone(),
             streams: of_peer.streams.clone(),
             inner_mtu: most_mtu.and_then(|most| peer.data.inner_mtu(most, now)),
             largest_datagram: peer.data.largest_datagram(now),

@@ -53,6 +53,8 @@ pub(super) struct Handshakes {
 pub(super) struct TcpTotals {
     pub(super) opened: u64,
     pub(super) refused: [u64; TcpRefusal::ALL.len()],
+    /// Forwards that were open and have ended, by [`TcpEnd`].
+    pub(super) ended: [u64; TcpEnd::ALL.len()],
     /// Bytes carried from TCP connections to streams.
     pub(super) bytes_outward: u64,
     /// Bytes carried from streams to TCP connections.
@@ -64,6 +66,10 @@ pub(super) struct TcpTotals {
 impl TcpTotals {
     pub(super) fn refuse(&mut self, reason: TcpRefusal) {
         self.refused[reason as usize] += 1;
+    }
+
+    pub(super) fn end(&mut self, reason: TcpEnd) {
+        self.ended[reason as usize] += 1;
     }
 }
 
@@ -577,6 +583,12 @@ wire::labelled! {
         UpstreamRefused => "upstream_refused",
         /// The service did not answer the attempt to connect to it.
         UpstreamTimeout => "upstream_timeout",
+        /// The host of the service's end has no file descriptor left.
+        TooManyFiles => "too_many_files",
+        /// That host has no route to the service, or its firewall forbids it.
+        NoRoute => "no_route",
+        /// That host has no port, or no memory, left for a connection to the service.
+        NoResources => "no_resources",
         /// This host has no resources for another connection.
         Accept => "accept",
         /// The peer opened a stream and did not name the service.
@@ -594,8 +606,30 @@ impl From<StreamAnswer> for TcpRefusal {
             StreamAnswer::LimitReached => Self::Limit,
             StreamAnswer::UpstreamRefused => Self::UpstreamRefused,
             StreamAnswer::UpstreamTimeout => Self::UpstreamTimeout,
+            StreamAnswer::TooManyFiles => Self::TooManyFiles,
+            StreamAnswer::NoRoute => Self::NoRoute,
+            StreamAnswer::NoResources => Self::NoResources,
             StreamAnswer::Unspecified | StreamAnswer::Ok => Self::Other,
         }
+    }
+}
+
+wire::labelled! {
+    /// Why a TCP forward that was open has ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum TcpEnd {
+        /// Both directions came to their end.
+        Finished => "finished",
+        /// One of its ends, or the peer, reset it.
+        Reset => "reset",
+        /// The connection to the peer that carried it has ended.
+        ConnectionLost => "connection_lost",
+        /// A reload took its service away, or the peer's right to it.
+        Reconfigured => "reconfigured",
+        /// Its reader had stopped for longest when memory was short.
+        Stalled => "stalled",
+        /// An operator ended it.
+        Operator => "operator",
     }
 }
 

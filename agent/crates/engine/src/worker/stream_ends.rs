@@ -9,6 +9,7 @@ use wire::messages::StreamOffset;
 use crate::{
     control::{StreamKey, streams_told::Said},
     worker::{
+        TcpEnd,
         context::Context,
         parts::{OpenForward, Sessions, TcpForwards},
         timer::number,
@@ -138,13 +139,10 @@ impl TcpForwards {
             return;
         }
         let id = TcpId(number(index));
-        let Some(OpenForward { key, peer, forward }) = self.open.get_mut(index) else { return };
-        let (stream, peer) = (key.stream, *peer);
-        throttled!(
-            warn, cx.logs.stalled.allow(now),
-            { peer = cx.peers.name(peer), %stream, stopped_for = ?now.saturating_duration_since(since) },
-            "a TCP forward whose reader has stopped was ended so that others go on (remedy: `culvert status` shows who does not read)"
-        );
+        let Some(OpenForward { peer, forward, sight, .. }) = self.open.get_mut(index) else { return };
+        let stopped_for = now.saturating_duration_since(since);
+        cx.report_stalled(*peer, sight, stopped_for, now);
+        sight.end = Some(TcpEnd::Stalled);
         if let Some(quinn) = sessions.control.quinn(handle) {
             forward.reset(quinn);
         }

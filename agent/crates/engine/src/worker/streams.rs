@@ -19,10 +19,11 @@ use wire::{
 use crate::{
     control::StreamKey,
     worker::{
-        TcpRefusal,
+        TcpEnd, TcpRefusal,
         ceilings::socket_remedy,
         context::Context,
         parts::{OpenForward, Sessions, TcpForwards},
+        sight::Sight,
         timer::{Timer, number},
     },
 };
@@ -73,10 +74,14 @@ impl TcpForwards {
                 Ok((mut stream, client)) => match self.open_stream(cx, sessions, port) {
                     Ok(opened) => {
                         let OpenedStream { peer, key, service } = opened;
+                        let mut sight = Sight::new(cx, Some(client), now);
+                        if let Some(name) = cx.config.tcp.get(port).map(|port| Arc::clone(&port.service)) {
+                            cx.forward_serves(peer, &mut sight, &name);
+                        }
                         tracing::debug!(%client, service, "TCP forward");
                         let knows = cx.known_by(peer);
                         let forward = TcpForward::opened(key.stream, stream, token, service, knows, now);
-                        self.insert_tcp(cx, sessions, OpenForward { key, peer, forward }, now);
+                        self.insert_tcp(cx, sessions, OpenForward { key, peer, forward, sight }, now);
                         cx.want_stream_connections(peer, now);
                     }
                     Err(reason) => {
@@ -192,7 +197,8 @@ impl TcpForwards {
             }
             return;
         }
-        self.insert_tcp(cx, sessions, OpenForward { key, peer, forward }, now);
+        let sight = Sight::new(cx, None, now);
+        self.insert_tcp(cx, sessions, OpenForward { key, peer, forward, sight }, now);
     }
 
     /// Notes that a stream may be readable or writable. quinn-proto reports that for every received frame, but the forward is served
@@ -236,10 +242,13 @@ impl TcpForwards {
         cause: Cause,
         now: Instant,
     ) {
-        let Some(OpenForward { key, peer, forward }) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { key, peer, forward, sight }) = self.open.get_mut(id.0 as usize) else {
+            return;
+        };
         let (key, peer) = (*key, *peer);
         let Some((quinn, order)) = sessions.control.streams(ConnectionHandle(key.connection)) else {
             forward.abort();
+            sight.end = Some(TcpEnd::ConnectionLost);
             self.remove_tcp(cx, sessions, id);
             return;
         };
@@ -266,8 +275,7 @@ impl TcpForwards {
         if let Some(at) = forward.look_at(credit.is_some()) {
             cx.timers.arm(Timer::Tcp(id), at);
         }
-        cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
-        cx.stats.totals.tcp.bytes_inward += delivered;
+        cx.forward_moved(peer, sight, [after.0 - before.0, delivered], forward.waits(), now);
         match pumped {
             Pumped::Waiting => {}
             Pumped::Busy => {
@@ -278,12 +286,13 @@ impl TcpForwards {
             Pumped::Wants(open) => self.connect_service(cx, sessions, id, &open, now),
             Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sessions, id, Cause::Tcp, now),
             Pumped::Answered(answer) => {
-                cx.report_service(peer, &answer, now);
+                let (service, error) = (forward.service.unwrap_or(0), forward.failure.take());
+                cx.report_service(peer, service, answer, error.as_ref(), now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(cx, sessions, id);
             }
             Pumped::Refused(answer) => {
-                throttled!(debug, cx.details.allow(now), { reason = ?answer }, "the peer refused a TCP forward");
+                cx.report_refused(peer, sight, answer, now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(cx, sessions, id);
             }
@@ -319,24 +328,28 @@ impl TcpForwards {
         let service = cx.config.services.get(index).filter(|service| service.tcp);
         let allowed = cx.peers.get(peer).is_some_and(|state| state.data.config.services.contains(&index));
         let result = match service {
-            None => Err(StreamAnswer::UnknownService),
-            Some(_) if !allowed => Err(StreamAnswer::NotAllowed),
+            None => Err((StreamAnswer::UnknownService, None)),
+            Some(_) if !allowed => Err((StreamAnswer::NotAllowed, None)),
             Some(service) => {
-                cx.sockets.factory.tcp_connect(service.upstream, id).map_err(|error| answer_for(&error))
+                let connected = cx.sockets.factory.tcp_connect(service.upstream, id);
+                connected.map_err(|error| (answer_for(&error), Some(error)))
             }
         };
-        let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { key, forward, sight, .. }) = self.open.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
                 forward.connect(open.service, stream, token, now);
+                if let Some(name) = cx.config.services.get(index).map(|service| Arc::clone(&service.name)) {
+                    cx.forward_serves(peer, sight, &name);
+                }
                 self.watch_opening(cx, id);
                 self.pump(cx, sessions, id, Cause::Tcp, now);
             }
-            Err(answer) => {
+            Err((answer, error)) => {
                 if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
                     forward.refuse(quinn, answer);
                 }
-                cx.report_service(peer, &answer, now);
+                cx.report_service(peer, open.service, answer, error.as_ref(), now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(cx, sessions, id);
             }
@@ -354,7 +367,7 @@ impl TcpForwards {
     /// answer has not come.
     pub(super) fn tcp_timeout(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
         self.pump(cx, sessions, id, Cause::Other, now);
-        let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { key, peer, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
             // The timer was set for an earlier stage, or for an earlier forward with this id.
@@ -364,7 +377,10 @@ impl TcpForwards {
         if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
             forward.give_up(quinn);
         }
-        let named = forward.token().is_some();
+        let (named, peer) = (forward.token().is_some(), *peer);
+        if let Some(service) = forward.service {
+            cx.report_service(peer, service, StreamAnswer::UpstreamTimeout, None, now);
+        }
         cx.stats.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
         self.remove_tcp(cx, sessions, id);
     }
@@ -376,11 +392,12 @@ impl TcpForwards {
         sessions: &mut Sessions,
         ends: impl Fn(PeerId, usize) -> bool,
     ) {
-        for (_, OpenForward { key, peer, forward }) in &mut self.open {
+        for (_, OpenForward { key, peer, forward, sight }) in &mut self.open {
             if forward.service.is_some_and(|service| ends(*peer, service as usize))
                 && let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection))
             {
                 forward.reset(quinn);
+                sight.end = Some(TcpEnd::Reconfigured);
             }
         }
         self.abort_forwards(cx, sessions, |open| {
@@ -397,6 +414,7 @@ impl TcpForwards {
     ) {
         let gone = self.open.iter_mut().filter(|(_, open)| ends(open)).map(|(index, open)| {
             open.forward.abort();
+            open.sight.end.get_or_insert(TcpEnd::ConnectionLost);
             TcpId(number(index))
         });
         for id in gone.collect::<Vec<_>>() {
@@ -422,7 +440,9 @@ impl TcpForwards {
     }
 
     pub(super) fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
-        let Some(OpenForward { key, peer, forward }) = self.open.try_remove(id.0 as usize) else { return };
+        let Some(opened) = self.open.try_remove(id.0 as usize) else { return };
+        cx.forward_ended(&opened);
+        let OpenForward { key, peer, forward, .. } = opened;
         self.by_stream.remove(&key);
         if let Some(token) = forward.token() {
             cx.sockets.factory.release(token);
@@ -450,16 +470,5 @@ impl Context {
             aborts: link.knows_aborts,
             credit: link.keeps_credit,
         })
-    }
-
-    /// Logs that a peer's TCP forward could not be connected to its service.
-    fn report_service(&mut self, peer: PeerId, answer: &StreamAnswer, now: Instant) {
-        if let Some(state) = self.peers.get(peer) {
-            throttled!(
-                warn, self.logs.service.allow(now),
-                { peer = &*state.name, reason = TcpRefusal::from(*answer).label() },
-                "a TCP forward of the peer was refused (remedy: is the service running, and in `services` of the peer?)"
-            );
-        }
     }
 }

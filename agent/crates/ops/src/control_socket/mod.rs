@@ -33,7 +33,7 @@ use config::{
     reload::Change,
     state::{self, Edit},
 };
-use engine::{origin::PeerOrigin, registry::Listed};
+use engine::{origin::PeerOrigin, registry::Listed, status::ForwardId};
 use gate::identity::PublicKey;
 
 use crate::qlog::Captures;
@@ -79,6 +79,12 @@ pub trait Peers: Send + Sync {
     /// # Errors
     /// Why not all of them are asked.
     fn drain(&self, within: Duration) -> Result<(), Refused>;
+
+    /// Resets both sides of a TCP forward; false if there is none with this ID.
+    ///
+    /// # Errors
+    /// Why that is not known.
+    fn end_forward(&self, id: ForwardId) -> Result<bool, Refused>;
 
     /// Returns the captures that operators look at.
     fn captures(&self) -> &Captures;
@@ -131,6 +137,7 @@ impl Desk {
                     None => Ok(Answer::Status { status: Box::new(status) }),
                 }
             }
+            Request::ForwardEnd { id } => self.end_forward(&id),
             Request::QlogStart(order) => {
                 let id = self.peers.captures().start(&order, &self.peers.config()).map_err(no_capture)?;
                 Ok(Answer::QlogStarted { id })
@@ -231,6 +238,17 @@ impl Desk {
             Answer::Refused { bad_input, error: error.to_string() }
         })?;
         Ok(Answer::Reloaded { changes: changes.iter().map(ShownChange::from).collect(), notes })
+    }
+
+    fn end_forward(&self, id: &str) -> Result<Answer, Answer> {
+        let parsed: ForwardId = id.parse().map_err(|error| wrong(format!("{id:?} is {error}")))?;
+        if self.peers.end_forward(parsed).map_err(failed)? {
+            return Ok(Answer::Done { note: None });
+        }
+        Err(wrong(format!(
+            "no TCP forward has the ID {id}: it has ended, or the daemon was restarted since (remedy: culvert status PEER lists those \
+             of a peer)"
+        )))
     }
 
     fn edit(&self) -> Result<Edit, state::StateError> {

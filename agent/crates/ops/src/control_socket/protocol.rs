@@ -46,6 +46,11 @@ pub enum Request {
     },
     /// Say what the agent is doing, as far as the scope asks for it.
     Status(Scope),
+    /// Reset both sides of a TCP forward.
+    ForwardEnd {
+        /// The ID that the status of its peer shows.
+        id: String,
+    },
     /// Look at a lane or at the control connections of a peer.
     QlogStart(Order),
     /// Give some of what a capture has.

@@ -55,6 +55,10 @@ impl Peers for Reloading {
         Ok(())
     }
 
+    fn end_forward(&self, _: ForwardId) -> Result<bool, Refused> {
+        Ok(false)
+    }
+
     fn captures(&self) -> &Captures {
         &self.captures
     }

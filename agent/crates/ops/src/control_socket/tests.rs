@@ -10,7 +10,7 @@ use std::{
 };
 
 use config::state::NewPeer;
-use engine::{capture::Subject, hub::Hub, registry::PeerRegistry};
+use engine::{capture::Subject, hub::Hub, registry::PeerRegistry, status::ForwardId};
 use serde_json::Value;
 use tempfile::TempDir;
 use wire::{
@@ -76,6 +76,11 @@ impl Peers for Fake {
 
     fn drain(&self, _: Duration) -> Result<(), Refused> {
         Ok(())
+    }
+
+    /// There is one forward.
+    fn end_forward(&self, id: ForwardId) -> Result<bool, Refused> {
+        if self.refuses { Err("a worker did not answer".into()) } else { Ok(id.to_string() == "5f3a9c-17") }
     }
 
     fn captures(&self) -> &Captures {
@@ -371,8 +376,16 @@ fn requests_have_the_same_words_in_every_version() {
         (Request::Reload { dry_run: true }, r#""request": "reload", "dry_run": true"#),
         (Request::Reload { dry_run: false }, r#""request": "reload""#),
         (
-            Request::Status(Scope { peer: Some("b".to_owned()), lane: Some(1), routes: None }),
+            Request::Status(Scope { peer: Some("b".to_owned()), lane: Some(1), ..Scope::default() }),
             r#""request": "status", "peer": "b", "lane": 1"#,
+        ),
+        (
+            Request::Status(Scope { peer: Some("b".to_owned()), all_forwards: true, ..Scope::default() }),
+            r#""request": "status", "peer": "b", "all_forwards": true"#,
+        ),
+        (
+            Request::ForwardEnd { id: "5f3a9c-17".to_owned() },
+            r#""request": "forward-end", "id": "5f3a9c-17""#,
         ),
         (qlog(Subject::Lane(1), false), r#""request": "qlog-start", "peer": "b", "lane": 1, "seconds": 9"#),
         (
@@ -388,6 +401,20 @@ fn requests_have_the_same_words_in_every_version() {
         assert_eq!(written, expected);
         assert_eq!(Request::from_line(line.as_bytes()).unwrap(), request);
     }
+}
+
+#[test]
+fn a_forward_is_ended_by_its_id_and_an_id_that_names_none_is_an_error_with_a_remedy() {
+    let case = Case::new(false);
+    let end = |id: &str| case.desk().answer(Request::ForwardEnd { id: id.to_owned() }.to_line().as_bytes());
+    assert_eq!(end("5f3a9c-17"), Answer::Done { note: None });
+    for (id, what) in [("5f3a9c-18", "no TCP forward has the ID 5f3a9c-18"), ("17", "\"17\" is not the ID")] {
+        let Answer::Refused { bad_input: true, error } = end(id) else { panic!("{id}") };
+        assert!(error.contains(what) && error.contains("(remedy: "), "{error}");
+    }
+    let mute = Case::new(true);
+    let answer = mute.desk().answer(Request::ForwardEnd { id: "5f3a9c-17".to_owned() }.to_line().as_bytes());
+    assert!(matches!(answer, Answer::Refused { bad_input: false, .. }), "{answer:?}");
 }
 
 #[test]

@@ -18,8 +18,9 @@ use engine::{
     hub::Hub,
     origin::PeerOrigin,
     registry::{Listed, PeerRegistry},
+    status::ForwardId,
     tunnel,
-    worker::{Command, Inbox, Snapshots},
+    worker::{Command, Ended, ForwardEnd, Inbox, Snapshots},
 };
 use gate::{identity::PublicKey, refusals::Refusals};
 use wire::clock::Clock;
@@ -99,6 +100,17 @@ impl Peers for Running {
             );
         }
         Ok(())
+    }
+
+    fn end_forward(&self, id: ForwardId) -> Result<bool, Refused> {
+        match ForwardEnd::ask(id, &self.inboxes).wait(status::ANSWER_WITHIN) {
+            Ended::Done => Ok(true),
+            Ended::Unknown => Ok(false),
+            Ended::Unanswered => {
+                Err("a worker did not answer (remedy: try again; if it stays so, see the daemon's log)"
+                    .into())
+            }
+        }
     }
 
     fn captures(&self) -> &Captures {

@@ -11,7 +11,7 @@ use engine::{
     origin::PeerOrigin,
     registry::{Listed, PeerRegistry},
     status::Counts,
-    worker::{AskedRoutes, Asks, InUse, Inspection, Publication, Snapshots, WorkerView},
+    worker::{AskedRoutes, Asks, ForwardList, InUse, Inspection, Publication, Snapshots, WorkerView},
 };
 use gate::{identity::PublicKey, refusals, table::MOST_ENTRIES};
 use net::{
@@ -22,15 +22,15 @@ use wire::ids::PeerId;
 
 use crate::{
     control_socket::status::{
-        Drain, FlowStatus, LaneStatus, LimitsStatus, PeerState, PeerStatus, Refusal, Scope, SocketStatus,
-        Status, StreamConnectionStatus, Totals, TunStatus, Used,
+        Drain, FlowStatus, ForwardStatus, LaneStatus, LimitsStatus, PeerState, PeerStatus, Refusal, Scope,
+        SocketStatus, Status, StreamConnectionStatus, Totals, TunStatus, Used,
     },
     operator::Running,
     web::Figures,
 };
 
 /// How long the workers have to say what they have: far longer than a turn takes, far shorter than a client waits.
-const ANSWER_WITHIN: Duration = Duration::from_secs(1);
+pub(super) const ANSWER_WITHIN: Duration = Duration::from_secs(1);
 
 /// Lanes in one answer: what a client can read, and a terminal show.
 const MOST_LANES: usize = 4_096;
@@ -69,6 +69,9 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     let mut peers: Vec<PeerStatus> = peers.collect();
     if let (Some(peer), Some(_)) = (peers.first_mut(), &scope.peer) {
         peer.recent_flows = recent_flows(&mut views);
+        if scope.lane.is_none() {
+            peer.forwards = forwards(running, &peer.name, scope.all_forwards);
+        }
     }
     let latest = running.refusals.latest();
     let refusals = latest.iter().rev().map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds));
@@ -77,6 +80,7 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         public_key: running.own_key.to_string(),
         uptime_seconds: now.saturating_duration_since(running.since).as_secs_f64(),
         workers: config.worker_count(),
+        cpus: process::available_cpus(),
         unanswered_workers,
         peer_file_problems: peer_file_problems(&config),
         drain: drain(running),
@@ -196,6 +200,16 @@ fn recent_flows(views: &mut [WorkerView]) -> Vec<FlowStatus> {
     });
     flows.truncate(engine::worker::MOST_FLOWS);
     flows
+}
+
+/// The open TCP forwards of a peer, those first that have been stalled for longest: all of them, or as many as a terminal shows.
+fn forwards(running: &Running, peer: &str, all: bool) -> Vec<ForwardStatus> {
+    let mut list = ForwardList::begin(peer, all, running.inboxes.len());
+    let by = running.clock.now() + ANSWER_WITHIN;
+    while let Some(portion) = list.ask(&running.inboxes) {
+        list.take(&portion, by.saturating_duration_since(running.clock.now()));
+    }
+    list.finish()
 }
 
 fn sockets(views: &[WorkerView]) -> Vec<SocketStatus> {

@@ -116,9 +116,9 @@ pub struct Sums {
     pub failed: usize,
     pub flows: usize,
     pub tcp_streams: u64,
-    /// Payload bytes per second towards the peers.
+    /// Bytes per second of payloads and TCP forwards towards the peers.
     pub up: u64,
-    /// Payload bytes per second from the peers.
+    /// Bytes per second of payloads and TCP forwards from the peers.
     pub down: u64,
     /// The share of the lane packets of the last second that was lost.
     pub loss: Option<f64>,
@@ -167,7 +167,7 @@ fn failed(peer: &PeerBrief) -> bool {
 }
 
 fn rates(peer: &PeerBrief) -> (f64, f64) {
-    peer.rates.map_or((0.0, 0.0), |rates| (rates.uplink_bytes_per_second, rates.downlink_bytes_per_second))
+    peer.rates.map_or((0.0, 0.0), |rates| (rates.up(), rates.down()))
 }
 
 impl PeersQuery {
@@ -275,8 +275,8 @@ impl Sums {
             sums.flows += peer.flows;
             sums.tcp_streams += u64::from(peer.tcp_streams);
             if let Some(rates) = peer.rates {
-                up += rates.uplink_bytes_per_second;
-                down += rates.downlink_bytes_per_second;
+                up += rates.up();
+                down += rates.down();
                 sent += rates.lane_packets_per_second;
                 lost += rates.lost_packets_per_second;
             }

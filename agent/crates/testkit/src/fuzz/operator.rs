@@ -35,6 +35,7 @@ pub fn socket_request(input: &[u8]) {
         | Request::Status(_)
         | Request::QlogStart(_)
         | Request::QlogTake { .. }
+        | Request::ForwardEnd { .. }
         | Request::QlogStop { .. } => {}
     }
 }

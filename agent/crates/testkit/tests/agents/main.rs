@@ -67,6 +67,7 @@ mod rotation;
 mod scripted_forwards;
 mod shared_prefix;
 mod shares;
+mod sight;
 mod standard;
 mod stream_connections;
 mod stream_ends;

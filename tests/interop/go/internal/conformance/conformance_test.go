@@ -164,7 +164,7 @@ func streamAnswer(c *conformance.Case) result {
 		return result{verdict: "malformed"}
 	}
 	status := fmt.Sprint(answer.Status)
-	if answer.Status > wire.StatusLimitReached {
+	if answer.Status > wire.StatusNoResources {
 		status = "other"
 	}
 	return accept(map[string]string{"status": status, "bytes": hex.EncodeToString(answer.AppendFramed(nil))})

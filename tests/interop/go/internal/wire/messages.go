@@ -92,6 +92,9 @@ const (
 	StatusUpstreamRefused = 4
 	StatusUpstreamTimeout = 5
 	StatusLimitReached    = 6
+	StatusTooManyFiles    = 7
+	StatusNoRoute         = 8
+	StatusNoResources     = 9
 )
 
 // PossessionMessage is what a dialler signs to prove that it holds its key: exported are the 32 bytes of its

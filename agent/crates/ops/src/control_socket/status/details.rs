@@ -1,8 +1,8 @@
 //! One peer in full, and one lane.
 
 use crate::control_socket::status::{
-    Accounting, AutoRateStatus, LaneDetails, LanePackets, LaneStatus, PeerStatus, RateStatus, RepairStatus,
-    Status, StreamsStatus,
+    AutoRateStatus, LaneDetails, LanePackets, LaneStatus, PeerStatus, RateStatus, RepairStatus, Status,
+    StreamsStatus, TcpServiceStatus,
     page::{Facts, Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
@@ -27,6 +27,8 @@ impl Status {
             page.gap();
             peer_error(peer, &mut page);
             flows(peer, &mut page);
+            tcp_services(peer, &mut page);
+            forwards(peer, &mut page);
         }
         page
     }
@@ -106,7 +108,11 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     facts.add("up", or_dash(up));
     let down = rates.map(|it| rate(it.downlink_bytes_per_second, it.downlink_datagrams_per_second));
     facts.add("down", or_dash(down));
-    facts.add("carried", carried(&peer.uplink, &peer.downlink));
+    facts.add("carried", carried(peer.uplink.delivered_bytes, peer.downlink.delivered_bytes));
+    let tcp_rates = rates.map(|it| [it.tcp_uplink_bytes_per_second, it.tcp_downlink_bytes_per_second]);
+    let tcp_rates = tcp_rates.map(|rates| rates.map(bits));
+    facts.add("TCP rates", or_dash(tcp_rates.map(|[up, down]| format!("{up} up, {down} down"))));
+    facts.add("TCP carried", carried(peer.tcp.uplink_bytes, peer.tcp.downlink_bytes));
     facts.add("waiting", format!("{waiting} datagrams, {waiting_bytes}, the oldest for {oldest}"));
     facts.add("rate limit", or_dash(peer.rate.as_ref().map(rate_limit)));
     facts.add("path", or_dash(peer.rate.as_ref().and_then(|rate| rate.auto.as_ref()).map(measured_path)));
@@ -114,7 +120,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     facts.add("repaired", or_dash(peer.repair.as_ref().map(repair_received)));
     facts.add("lanes up", peer.lanes_up);
     facts.add("flows", peer.flows);
-    facts.add("TCP streams", peer.tcp_streams);
+    facts.add("TCP streams", format!("{}, stalled {}", peer.tcp_streams, peer.tcp.stalled));
     facts.add("congestion", or_dash(peer.streams.as_ref().map(congestion)));
     facts.add("link-local", or_dash(peer.link_local.first()));
     facts.add("inner MTU", or_dash(peer.inner_mtu));
@@ -203,6 +209,56 @@ fn flows(peer: &PeerStatus, page: &mut Page) {
     }
 }
 
+fn tcp_services(peer: &PeerStatus, page: &mut Page) {
+    let mut services: Vec<&TcpServiceStatus> = peer.tcp.services.iter().collect();
+    services.sort_by(|one, other| one.service.cmp(&other.service));
+    page.table_of(
+        services,
+        [
+            ("TCP SERVICE", |it| it.service.to_string()),
+            ("OPEN", |it| it.open.to_string()),
+            ("UP", |it| bytes(it.uplink_bytes)),
+            ("DOWN", |it| bytes(it.downlink_bytes)),
+        ],
+    );
+}
+
+fn forwards(peer: &PeerStatus, page: &mut Page) {
+    page.table_of(
+        &peer.forwards,
+        [
+            ("FORWARD", |it| it.id.clone()),
+            ("SERVICE", |it| it.service.to_string()),
+            ("OPENED BY", |it| which_end(&it.opened_by).to_owned()),
+            ("LOCAL", |it| or_dash(it.local_address)),
+            ("STATE", |it| it.state.replace('_', " ")),
+            ("AGE", |it| age(it.age_seconds)),
+            ("UP", |it| bytes(it.uplink_bytes)),
+            ("DOWN", |it| bytes(it.downlink_bytes)),
+            ("STALLED", |it| or_dash(it.stalled_seconds.map(age))),
+            ("NOT READ", |it| or_dash(it.stopped.as_deref().map(who_stopped))),
+            ("WORKER", |it| it.worker.to_string()),
+        ],
+    );
+    let more = (peer.tcp_streams as usize).saturating_sub(peer.forwards.len());
+    if more > 0 && !peer.forwards.is_empty() {
+        page.line(format!(
+            "… {more} more TCP forwards: culvert status {} --json has them all",
+            plain(&peer.name)
+        ));
+    }
+}
+
+/// Where bytes of a stalled forward are not taken.
+fn who_stopped(end: &str) -> &str {
+    match end {
+        "here" => "here",
+        "peer" => "at the peer",
+        "both" => "at both ends",
+        other => other,
+    }
+}
+
 /// Who began something.
 fn which_end(end: &str) -> &'static str {
     if end == "here" { "us" } else { "the peer" }
@@ -223,8 +279,8 @@ fn congestion(streams: &StreamsStatus) -> String {
     )
 }
 
-fn carried(uplink: &Accounting, downlink: &Accounting) -> String {
-    format!("{} up, {} down", bytes(uplink.delivered_bytes), bytes(downlink.delivered_bytes))
+fn carried(up: u64, down: u64) -> String {
+    format!("{} up, {} down", bytes(up), bytes(down))
 }
 
 fn lane_facts(lane: &LaneStatus, peer: &str, page: &mut Page) {

@@ -21,9 +21,10 @@ mod tests;
 mod text;
 
 pub use engine::status::{
-    Accounting, AutoRateStatus, Counts, FlowStatus, LaneDetails, LanePackets, LaneRates, LaneStatus,
-    LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus, RepairStatus, RoutePeerStatus,
-    RouteStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, TunDirection, TunStatus, Word,
+    Accounting, AutoRateStatus, Counts, FlowStatus, ForwardStatus, LaneDetails, LanePackets, LaneRates,
+    LaneStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus, RepairStatus,
+    RoutePeerStatus, RouteStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, TcpServiceStatus,
+    TcpStatus, TunDirection, TunStatus, Word,
 };
 pub use page::{Column, Kind, Page, age, plain, rows, table};
 pub use parts::{LimitsStatus, Totals, Used};
@@ -45,6 +46,9 @@ pub struct Scope {
     /// The inner prefixes, too: all of them, or the one of an address. Left out for none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub routes: Option<RoutesScope>,
+    /// All open TCP forwards of that peer, and not only those that have been stalled for longest. Left out if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub all_forwards: bool,
 }
 
 /// The inner prefixes that a status is to show.
@@ -60,7 +64,7 @@ impl Scope {
     /// The agent alone, without any peer: none has an empty name.
     #[must_use]
     pub fn agent() -> Self {
-        Self { peer: Some(String::new()), lane: None, routes: None }
+        Self { peer: Some(String::new()), ..Self::default() }
     }
 }
 
@@ -74,6 +78,9 @@ pub struct Status {
     pub uptime_seconds: f64,
     /// The number of threads that move packets.
     pub workers: u8,
+    /// The CPUs that the daemon may use, by affinity and quota; 0 from an older daemon.
+    #[serde(default)]
+    pub cpus: usize,
     /// Those that did not say in time what they have.
     #[serde(default)]
     pub unanswered_workers: Vec<u8>,

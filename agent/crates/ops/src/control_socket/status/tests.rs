@@ -116,6 +116,22 @@ fn flow() -> FlowStatus {
     }
 }
 
+fn forward(id: &str, stalled_seconds: Option<f64>) -> ForwardStatus {
+    ForwardStatus {
+        id: id.to_owned(),
+        service: "web".into(),
+        opened_by: "here".into(),
+        local_address: "127.0.0.1:40000".parse().ok(),
+        state: "open".into(),
+        age_seconds: 3_700.0,
+        uplink_bytes: 1_000,
+        downlink_bytes: 64_000_000,
+        stalled_seconds,
+        stopped: stalled_seconds.map(|_| "here".into()),
+        worker: 1,
+    }
+}
+
 fn connected() -> PeerStatus {
     PeerStatus {
         name: "exit".into(),
@@ -133,7 +149,18 @@ fn connected() -> PeerStatus {
         rtt_min_seconds: Some(0.0101),
         lanes_up: 1,
         flows: 3,
-        tcp_streams: 0,
+        tcp_streams: 3,
+        tcp: TcpStatus {
+            uplink_bytes: 2_500,
+            downlink_bytes: 75_000_000,
+            stalled: 1,
+            services: vec![TcpServiceStatus {
+                service: "web".into(),
+                open: 3,
+                uplink_bytes: 2_500,
+                downlink_bytes: 75_000_000,
+            }],
+        },
         streams: Some(StreamsStatus {
             congestion: "bbr".into(),
             connections: 1,
@@ -149,6 +176,7 @@ fn connected() -> PeerStatus {
             uplink_datagrams_per_second: 126_000.0,
             downlink_bytes_per_second: 12.0,
             downlink_datagrams_per_second: 0.5,
+            tcp_downlink_bytes_per_second: 1_000_000.0,
             ..PeerRates::default()
         }),
         queue: QueueStatus { datagrams: 2, bytes: 2_000, age_seconds: 0.004 },
@@ -207,6 +235,7 @@ fn connected() -> PeerStatus {
             forwards: 5,
         }],
         recent_flows: vec![flow()],
+        forwards: vec![forward("5f3a9c-17", Some(125.0)), forward("5f3a9c-9", None)],
         last_error: None,
         more: PeerFigures::default(),
     }
@@ -248,6 +277,7 @@ fn full() -> Status {
         public_key: KEY.to_owned(),
         uptime_seconds: 61.0,
         workers: 2,
+        cpus: 4,
         unanswered_workers: vec![1],
         peer_file_problems: vec!["peers/b.toml:3: lanes: is 65".to_owned()],
         drain: Some(Drain { waiting: 2, closed: 1 }),
@@ -321,9 +351,9 @@ peer file left out: peers/b.toml:3: lanes: is 65
 draining: 2 sessions to leave, 1 closed
 worker 1 did not answer: its lanes, sockets and share of the device are missing here
 
-PEER  STATE      SINCE  ADDRESS         RTT      LOSS    UP          DOWN      LANES  FLOWS  MTU   SOFTWARE
-exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  0.02 %  1.2 Gbit/s  96 bit/s  1      3      1421  culvert/0.1.0
-b     dialling   -      -               -        -       -           -         0      0      -     -
+PEER  STATE      SINCE  ADDRESS         RTT      LOSS    UP          DOWN        LANES  FLOWS  MTU   SOFTWARE
+exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  0.02 %  1.2 Gbit/s  8.0 Mbit/s  1      3      1421  culvert/0.1.0
+b     dialling   -      -               -        -       -           -           0      0      -     -
 
 LANE    STATE  SENT                  RECEIVED      LOST       UNACKED  RTT      KEYS    PACKET  OFFLOAD         FLOWS  HEARD
 exit/0  up     1.2 Gbit/s 130.0 k/s  0 bit/s 0 /s  20 (3 /s)  7        12.3 ms  1 (3)…  1452 …  GSO failed+GRO  1      2.0 ms
@@ -383,6 +413,8 @@ exit: connected
   up             1.2 Gbit/s, 126.0 k/s
   down           96 bit/s, 0.5 /s
   carried        95.0 kB up, 2.0 kB down
+  TCP rates      0 bit/s up, 8.0 Mbit/s down
+  TCP carried    2.5 kB up, 75.0 MB down
   waiting        2 datagrams, 2.0 kB, the oldest for 4.0 ms
   rate limit     48.0 Mbit/s (measured), wait 500 µs median, 7.0 ms p99, 12 marked
   path           steady, takes 49.0 Mbit/s, delivered 47.5 Mbit/s, queue 1.2 ms, 1.00 % lost, congested
@@ -390,7 +422,7 @@ exit: connected
   repaired       lost 5 (6.60 %), 4 came again, 0 from symbols, 1 given up, 0 late, 0 twice, delay 81.0 ms (0 µs median, 90.0 ms p99 of all)
   lanes up       1
   flows          3
-  TCP streams    0
+  TCP streams    3, stalled 1
   congestion     bbr, window 4.0 MB, paced at 200.0 Mbit/s, delivered 192.0 Mbit/s
   link-local     fe80::9fef:fb02:4102:57d4
   inner MTU      1421
@@ -406,6 +438,14 @@ exit/1   up     1       us          5
 FLOW  SERVICE  OPENED BY  LOCAL        STATE      LANE      WORKER  SILENT    ENDS AFTER
 5     dns      us         127.0.0.1:9  confirmed  0, for 1  1       250.0 ms  1m
 … 2 more flows
+
+TCP SERVICE  OPEN  UP      DOWN
+web          3     2.5 kB  75.0 MB
+
+FORWARD    SERVICE  OPENED BY  LOCAL            STATE  AGE    UP      DOWN     STALLED  NOT READ  WORKER
+5f3a9c-17  web      us         127.0.0.1:40000  open   1h 1m  1.0 kB  64.0 MB  2m 5s    here      1
+5f3a9c-9   web      us         127.0.0.1:40000  open   1h 1m  1.0 kB  64.0 MB  -        -         1
+… 1 more TCP forwards: culvert status exit --json has them all
 ";
     assert!(text.ends_with(flows), "{text}");
 }
@@ -548,7 +588,7 @@ fn ages_and_rates_are_short() {
 
 #[test]
 fn what_is_missing_is_said() {
-    let scope = |lane| Scope { peer: Some("exit".to_owned()), lane, routes: None };
+    let scope = |lane| Scope { peer: Some("exit".to_owned()), lane, ..Scope::default() };
     let mut status = Status { peers: vec![connected()], unanswered_workers: Vec::new(), ..full() };
     assert_eq!((status.lacks(&Scope::default()), status.lacks(&scope(Some(0)))), (None, None));
     status.peers[0].lanes.clear();

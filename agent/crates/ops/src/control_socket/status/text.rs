@@ -32,8 +32,8 @@ impl Status {
                 ("ADDRESS", |peer| or_dash(peer.address)),
                 ("RTT", |peer| or_dash(peer.rtt_seconds.map(short_time))),
                 ("LOSS", |peer| or_dash(peer.lane_packets.lost_share_last_second.map(share))),
-                ("UP", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.uplink_bytes_per_second)))),
-                ("DOWN", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.downlink_bytes_per_second)))),
+                ("UP", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.up())))),
+                ("DOWN", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.down())))),
                 ("LANES", |peer| match peer.mode.as_deref() {
                     Some("standard") => "none".to_owned(),
                     Some(_) | None => peer.lanes_up.to_string(),

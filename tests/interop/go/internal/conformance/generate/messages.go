@@ -276,7 +276,7 @@ func streams() cases {
 	header("stream_open", "StreamOpen with an unknown field", "0801 1203aabbcc", accept, "service", "1", "02 0801")
 	header("stream_open", "StreamOpen with the service as bytes", "0a0101", "malformed", "", "", "")
 	header("stream_open", "StreamOpen that is cut short", "08", "malformed", "", "", "")
-	for status := range 6 {
+	for status := range 9 {
 		header("stream_answer", fmt.Sprintf("StreamAnswer %d", status+1), "08"+uvarint(uint64(status+1)), accept, "status", fmt.Sprint(status+1), "02 08"+uvarint(uint64(status+1)))
 	}
 	header("stream_answer", "StreamAnswer without a status", "", accept, "status", "0", "00")
