@@ -25,6 +25,7 @@ use crate::{
     status::{Accounting, PeerStatus, RateStatus, RepairStatus, StreamsStatus},
     worker::{
         Ceiling, TcpRefusal,
+        keepalive::Vanished,
         stats::{
             DeviceSnapshot, Handshakes, IndexCounts, Published, Snapshots, StreamFailure, Totals,
             WorkerSnapshot, label,
@@ -281,6 +282,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tcp_refused_total", &["reason"], "TCP forwards refused, by reason.", |it, out| {
         out.each(&TcpRefusal::LABELS, &it.totals.tcp.refused);
     }),
+    counter("culvert_tcp_vanished_total", &["end"], "TCP forwards reset because the client, or the service, did not answer any more.", |it, out| out.each(&Vanished::LABELS, &it.totals.tcp.vanished)),
     counter("culvert_tcp_accept_pauses_total", &[], "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the peer was in doubt.", |it, out| out.add(&[], it.totals.tcp.accept_pauses)),
     gauge("culvert_stream_bytes", &[], "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.", |it, out| out.add(&[], it.in_use.stream_bytes)),
     gauge("culvert_stream_connections", &[], "Connections that carry TCP forwards beside the control connections.", |it, out| out.add(&[], it.stream_connections as u64)),

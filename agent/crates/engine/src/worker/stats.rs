@@ -36,6 +36,7 @@ use crate::{
     status::{PeerStatus, add_lane},
     worker::{
         inbox::{Command, Inbox},
+        keepalive::Vanished,
         timer::LOG_INTERVAL,
     },
 };
@@ -59,6 +60,8 @@ pub(super) struct TcpTotals {
     pub(super) bytes_inward: u64,
     /// How often connections were left in a listen backlog.
     pub(super) accept_pauses: u64,
+    /// Forwards that ended because the client, or the service, did not answer any more.
+    pub(super) vanished: [u64; Vanished::LABELS.len()],
 }
 
 impl TcpTotals {

@@ -22,6 +22,7 @@ use crate::{
         TcpRefusal,
         ceilings::socket_remedy,
         context::Context,
+        keepalive,
         parts::{OpenForward, Sessions, TcpForwards},
         timer::{Timer, number},
     },
@@ -74,6 +75,8 @@ impl TcpForwards {
                     Ok(opened) => {
                         let OpenedStream { peer, key, service } = opened;
                         tracing::debug!(%client, service, "TCP forward");
+                        let after = cx.config.tcp.get(port).and_then(|forward| forward.tcp.keepalive);
+                        self.keepalives.begin(id, &*stream, after);
                         let forward = TcpForward::opened(key.stream, stream, token, service, now);
                         self.insert_tcp(cx, sessions, OpenForward { key, peer, forward }, now);
                         cx.want_stream_connections(peer, now);
@@ -248,6 +251,9 @@ impl TcpForwards {
         sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, forward.stall_changed());
         cx.stats.totals.tcp.bytes_outward += after.0 - before.0;
         cx.stats.totals.tcp.bytes_inward += delivered;
+        if self.keepalives.served(id, now) {
+            cx.timers.arm(Timer::Keepalive, now + keepalive::TICK);
+        }
         match pumped {
             Pumped::Waiting => {}
             Pumped::Busy => {
@@ -294,6 +300,7 @@ impl TcpForwards {
         let Some(OpenForward { key, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
+                self.keepalives.begin(id, &*stream, service.and_then(|service| service.keepalive));
                 forward.connect(open.service, stream, token, now);
                 self.watch_opening(cx, id);
                 self.pump(cx, sessions, id, now);
@@ -384,9 +391,13 @@ impl TcpForwards {
         self.pump(cx, sessions, id, now);
     }
 
-    fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
+    pub(super) fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
         let Some(OpenForward { key, peer, forward }) = self.open.try_remove(id.0 as usize) else { return };
         self.by_stream.remove(&key);
+        self.keepalives.forget(id);
+        if forward.tcp().is_some_and(|tcp| tcp.is_lost()) {
+            cx.note_vanished(peer, &forward);
+        }
         if let Some(token) = forward.token() {
             cx.sockets.factory.release(token);
         }
