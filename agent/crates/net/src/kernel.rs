@@ -13,7 +13,7 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{AsyncRead as _, AsyncWrite as _, Interest, ReadBuf},
     sync::oneshot,
@@ -26,9 +26,10 @@ use wire::{
 };
 
 use crate::{
-    Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
+    Keepalive, Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, Unanswered,
     batch::MAX_SEGMENTS,
     failures::Failures,
+    keepalive::PROBES,
     literal,
     ports::{Ports, SocketKind, tcp_listening, tcp_socket},
     process::leaves_descriptors,
@@ -138,7 +139,7 @@ impl Net for KernelNet {
         if stream.poll_write_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
         }
-        Ok(Box::new(KernelStream { stream: Some(stream), waker }))
+        Ok(Box::new(KernelStream { stream: Some(stream), waker, is_lost: false }))
     }
 
     fn resolve(&mut self, host: &str, port: u16, token: Token) {
@@ -214,7 +215,7 @@ impl TcpListener for KernelListener {
         if stream.poll_read_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
         }
-        Ok((Box::new(KernelStream { stream: Some(stream), waker }), remote))
+        Ok((Box::new(KernelStream { stream: Some(stream), waker, is_lost: false }), remote))
     }
 
     fn has_waiting(&self) -> bool {
@@ -228,6 +229,17 @@ struct KernelStream {
     /// The kernel's connection; none after an abort.
     stream: Option<tokio::net::TcpStream>,
     waker: Waker,
+    /// Whether it has failed because the far end does not answer.
+    is_lost: bool,
+}
+
+/// Whether an error of a connection says that its far end does not answer. Where packets to it meet an ICMP error, or nobody answers
+/// ARP, the kernel reports that in place of a time-out.
+fn says_lost(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
+    )
 }
 
 impl KernelStream {
@@ -242,7 +254,7 @@ impl KernelStream {
     ) -> io::Result<T> {
         let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
         match poll(Pin::new(stream), &mut Context::from_waker(&self.waker)) {
-            Poll::Ready(result) => result,
+            Poll::Ready(result) => result.inspect_err(|error| self.is_lost |= says_lost(error)),
             Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
         }
     }
@@ -311,5 +323,19 @@ impl TcpStream for KernelStream {
         {
             tracing::debug!(%error, "a connection ends with a FIN instead of a reset");
         }
+    }
+
+    fn keep_alive(&self, keepalive: Keepalive) -> io::Result<()> {
+        let (idle, interval) = (keepalive.idle(), keepalive.interval());
+        let options = TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(PROBES);
+        SockRef::from(self.stream()?).set_tcp_keepalive(&options)
+    }
+
+    fn unanswered(&self) -> io::Result<Unanswered> {
+        sys::tcp_info(self.stream()?.as_fd()).map(|info| Unanswered::of(&info))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
     }
 }
