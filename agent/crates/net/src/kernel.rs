@@ -2,10 +2,9 @@
 
 use std::{
     cell::RefCell,
-    io::{self, IoSlice},
+    io::{self, IoSlice, Read as _, Write as _},
     net::{Shutdown, SocketAddr, ToSocketAddrs},
     os::fd::AsFd,
-    pin::Pin,
     rc::Rc,
     sync::OnceLock,
     task::{Context, Poll, Waker},
@@ -15,7 +14,7 @@ use std::{
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
-    io::{AsyncRead as _, AsyncWrite as _, Interest, ReadBuf},
+    io::{Interest, unix::AsyncFd},
     sync::oneshot,
 };
 use wire::{
@@ -115,8 +114,9 @@ impl Net for KernelNet {
             Some(listening) => listening,
             None => tcp_listening(address)?,
         };
-        let listener = tokio::net::TcpListener::from_std(socket.into())?;
+        let listener = std::net::TcpListener::from(socket);
         let local = listener.local_addr()?;
+        let listener = sys::watch(listener, Interest::READABLE)?;
         let ready = self.shared.ready.clone();
         ready.mark(token);
         let waker = SourceWaker::waker(token, &ready);
@@ -134,7 +134,7 @@ impl Net for KernelNet {
         }
         sys::bound_unsent(socket.as_fd(), MOST_UNSENT)?;
         self.failures()?.watch(socket.as_fd(), token)?;
-        let stream = tokio::net::TcpStream::from_std(socket.into())?;
+        let stream = sys::watch(socket.into(), STREAM_EVENTS)?;
         let waker = SourceWaker::waker(token, &self.shared.ready);
         if stream.poll_write_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
@@ -189,8 +189,11 @@ impl Net for KernelNet {
 /// a send buffer of 4 MiB (`net.ipv4.tcp_wmem`); with it, a fast one still finds more than one write of ours.
 const MOST_UNSENT: i32 = 256 * 1024;
 
+/// The events of a connection. That an urgent byte has come is one, because reads stop short of it.
+const STREAM_EVENTS: Interest = Interest::READABLE.add(Interest::WRITABLE).add(Interest::PRIORITY);
+
 struct KernelListener {
-    listener: tokio::net::TcpListener,
+    listener: AsyncFd<std::net::TcpListener>,
     local: SocketAddr,
     waker: Waker,
     ready: Ready,
@@ -203,14 +206,21 @@ impl TcpListener for KernelListener {
     }
 
     fn accept(&mut self, token: Token) -> io::Result<(Box<dyn TcpStream>, SocketAddr)> {
-        let Poll::Ready(accepted) = self.listener.poll_accept(&mut Context::from_waker(&self.waker)) else {
-            return Err(io::ErrorKind::WouldBlock.into());
+        let (stream, remote) = loop {
+            let ready = self.listener.poll_read_ready(&mut Context::from_waker(&self.waker));
+            let Poll::Ready(ready) = ready else { return Err(io::ErrorKind::WouldBlock.into()) };
+            let mut ready = ready?;
+            match self.listener.get_ref().accept() {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                accepted => break accepted?,
+            }
         };
-        let (stream, remote) = accepted?;
+        stream.set_nonblocking(true)?;
         leaves_descriptors(stream.as_fd())?;
         stream.set_nodelay(true)?;
         sys::bound_unsent(stream.as_fd(), MOST_UNSENT)?;
         self.failures.watch(stream.as_fd(), token)?;
+        let stream = sys::watch(stream, STREAM_EVENTS)?;
         let waker = SourceWaker::waker(token, &self.ready);
         if stream.poll_read_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
@@ -227,7 +237,7 @@ impl TcpListener for KernelListener {
 
 struct KernelStream {
     /// The kernel's connection; none after an abort.
-    stream: Option<tokio::net::TcpStream>,
+    stream: Option<AsyncFd<std::net::TcpStream>>,
     waker: Waker,
     /// Whether it has failed because the far end does not answer.
     is_lost: bool,
@@ -243,70 +253,105 @@ fn says_lost(error: &io::Error) -> bool {
 }
 
 impl KernelStream {
-    fn stream(&self) -> io::Result<&tokio::net::TcpStream> {
+    fn watched(&self) -> io::Result<&AsyncFd<std::net::TcpStream>> {
         self.stream.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
     }
 
-    /// The result of polling the connection; its token is marked when what would block may have changed.
-    fn polled<T>(
+    fn stream(&self) -> io::Result<&std::net::TcpStream> {
+        self.watched().map(AsyncFd::get_ref)
+    }
+
+    /// Writes `len` bytes by `write`, or a part of them.
+    fn write_by(
         &mut self,
-        poll: impl FnOnce(Pin<&mut tokio::net::TcpStream>, &mut Context<'_>) -> Poll<io::Result<T>>,
-    ) -> io::Result<T> {
-        let stream = self.stream.as_mut().ok_or(io::ErrorKind::NotConnected)?;
-        match poll(Pin::new(stream), &mut Context::from_waker(&self.waker)) {
-            Poll::Ready(result) => result.inspect_err(|error| self.is_lost |= says_lost(error)),
-            Poll::Pending => Err(io::ErrorKind::WouldBlock.into()),
+        len: usize,
+        mut write: impl FnMut(&std::net::TcpStream) -> io::Result<usize>,
+    ) -> io::Result<usize> {
+        let Self { stream, waker, is_lost } = self;
+        let stream = stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        loop {
+            let ready = stream.poll_write_ready(&mut Context::from_waker(waker));
+            let Poll::Ready(ready) = ready else { return Err(io::ErrorKind::WouldBlock.into()) };
+            let mut ready = ready?;
+            match write(stream.get_ref()) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Ok(written) => {
+                    // A part has filled the socket: the next write waits for epoll instead of asking the kernel.
+                    if 0 < written && written < len {
+                        ready.clear_ready();
+                    }
+                    return Ok(written);
+                }
+                Err(error) => {
+                    *is_lost |= says_lost(&error);
+                    return Err(error);
+                }
+            }
         }
     }
 }
 
 impl TcpStream for KernelStream {
     fn connected(&mut self) -> io::Result<()> {
-        let stream = self.stream()?;
+        let stream = self.watched()?;
         loop {
             let Poll::Ready(ready) = stream.poll_write_ready(&mut Context::from_waker(&self.waker)) else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
-            ready?;
-            let result = stream.try_io(Interest::WRITABLE, || match stream.take_error()? {
+            let mut ready = ready?;
+            let result = match stream.get_ref().take_error()? {
                 Some(error) => Err(error),
-                None => match stream.peer_addr() {
-                    Ok(_) => Ok(()),
-                    // Woken too early: wait for the next event.
-                    Err(error) if error.kind() == io::ErrorKind::NotConnected => {
-                        Err(io::ErrorKind::WouldBlock.into())
-                    }
-                    Err(error) => Err(error),
-                },
-            });
+                None => stream.get_ref().peer_addr().map(drop),
+            };
             match result {
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                // Woken too early: wait for the next event.
+                Err(error) if error.kind() == io::ErrorKind::NotConnected => ready.clear_ready(),
                 result => return result,
             }
         }
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut filled = ReadBuf::new(buffer);
-        // A read that does not fill the buffer has emptied the socket: the next one waits for epoll instead of asking the kernel.
-        self.polled(|stream, context| stream.poll_read(context, &mut filled))?;
-        Ok(filled.filled().len())
+        let Self { stream, waker, is_lost } = self;
+        let stream = stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
+        loop {
+            let ready = stream.poll_read_ready(&mut Context::from_waker(waker));
+            let Poll::Ready(ready) = ready else { return Err(io::ErrorKind::WouldBlock.into()) };
+            let mut ready = ready?;
+            match stream.get_ref().read(buffer) {
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                Ok(count) => {
+                    // A read that does not fill the buffer has emptied the socket, unless an urgent byte cut it short: the next one
+                    // waits for epoll instead of asking the kernel.
+                    let has_urgent = || stream.try_io(Interest::PRIORITY, |_| Ok(())).is_ok();
+                    if 0 < count && count < buffer.len() && !has_urgent() {
+                        ready.clear_ready();
+                    }
+                    return Ok(count);
+                }
+                Err(error) => {
+                    *is_lost |= says_lost(&error);
+                    return Err(error);
+                }
+            }
+        }
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.polled(|stream, context| stream.poll_write(context, bytes))
+        self.write_by(bytes.len(), |mut stream| stream.write(bytes))
     }
 
     fn write_vectored(&mut self, buffers: &[IoSlice<'_>]) -> io::Result<usize> {
-        self.polled(|stream, context| stream.poll_write_vectored(context, buffers))
+        let len = buffers.iter().map(|buffer| buffer.len()).sum();
+        self.write_by(len, |mut stream| stream.write_vectored(buffers))
     }
 
     fn shutdown_write(&mut self) -> io::Result<()> {
-        SockRef::from(self.stream()?).shutdown(Shutdown::Write)
+        self.stream()?.shutdown(Shutdown::Write)
     }
 
     fn has_failed(&self) -> bool {
-        let Some(stream) = &self.stream else { return true };
+        let Ok(stream) = self.stream() else { return true };
         let mut stream = [PollFd::new(stream.as_fd(), PollFlags::empty())];
         // POLLHUP alone is the orderly end of both directions.
         nix::poll::poll(&mut stream, PollTimeout::ZERO).is_ok()
@@ -319,7 +364,7 @@ impl TcpStream for KernelStream {
 
     fn abort(&mut self) {
         if let Some(stream) = self.stream.take()
-            && let Err(error) = SockRef::from(&stream).set_linger(Some(Duration::ZERO))
+            && let Err(error) = SockRef::from(stream.get_ref()).set_linger(Some(Duration::ZERO))
         {
             tracing::debug!(%error, "a connection ends with a FIN instead of a reset");
         }

@@ -2,4 +2,6 @@
 
 pub mod fuzz;
 
+pub mod scripts;
+
 pub mod simulation;

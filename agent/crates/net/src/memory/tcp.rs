@@ -1,4 +1,9 @@
 //! TCP in memory: two pipes with bounded buffers make a connection.
+//!
+//! What a program sees of resets and ends is what Linux shows: what has arrived stays readable; the error is told once, by the
+//! next call, after which the connection reads as ended and writes fail with a broken pipe; who had read the end of the stream
+//! reads no error after it; and a write to an end that was closed is taken, and answered with a reset.
+//! `testkit/tests/connections.rs` compares both.
 
 use std::{
     cell::RefCell,
@@ -29,6 +34,8 @@ struct Pipe {
     unread: bool,
     /// Whether the connection was reset, whichever end did it.
     reset: bool,
+    /// The error of the reading end that none of its calls has told yet.
+    error: Option<io::ErrorKind>,
     reader: Waiter,
     writer: Waiter,
 }
@@ -36,6 +43,10 @@ struct Pipe {
 impl Pipe {
     /// Ends the pipe by a reset. What is in it has arrived: its reader still gets it, as from a kernel.
     fn reset(&mut self) {
+        if !self.reset {
+            self.error =
+                Some(if self.finished { io::ErrorKind::BrokenPipe } else { io::ErrorKind::ConnectionReset });
+        }
         self.reset = true;
         self.reader.armed = true;
         self.reader.wake();
@@ -187,10 +198,13 @@ impl TcpStream for Stream {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let mut pipe = self.pipes()?.incoming.borrow_mut();
         if pipe.bytes.is_empty() {
-            if pipe.reset {
-                return Err(io::ErrorKind::ConnectionReset.into());
-            }
             if pipe.finished {
+                return Ok(0);
+            }
+            if let Some(error) = pipe.error.take() {
+                return Err(error.into());
+            }
+            if pipe.reset {
                 return Ok(0);
             }
             pipe.reader.armed = true;
@@ -202,12 +216,18 @@ impl TcpStream for Stream {
     }
 
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let mut pipe = self.pipes()?.outgoing.borrow_mut();
-        if pipe.reset {
-            return Err(io::ErrorKind::ConnectionReset.into());
+        let Pipes { incoming, outgoing } = self.pipes()?;
+        let (mut incoming, mut pipe) = (incoming.borrow_mut(), outgoing.borrow_mut());
+        if let Some(error) = incoming.error.take() {
+            return Err(error.into());
         }
-        if pipe.finished || pipe.unread {
+        if pipe.finished || pipe.reset {
             return Err(io::ErrorKind::BrokenPipe.into());
+        }
+        if pipe.unread && !bytes.is_empty() {
+            incoming.reset();
+            pipe.reset();
+            return Ok(bytes.len());
         }
         let room = PIPE_BYTES - pipe.bytes.len();
         if room == 0 && !bytes.is_empty() {
@@ -233,13 +253,16 @@ impl TcpStream for Stream {
 
     fn shutdown_write(&mut self) -> io::Result<()> {
         let mut pipe = self.pipes()?.outgoing.borrow_mut();
+        if pipe.reset {
+            return Err(io::ErrorKind::NotConnected.into());
+        }
         pipe.finished = true;
         pipe.reader.wake();
         Ok(())
     }
 
     fn has_failed(&self) -> bool {
-        self.pipes.as_ref().is_none_or(|pipes| pipes.incoming.borrow().reset)
+        self.pipes.as_ref().is_none_or(|pipes| pipes.incoming.borrow().error.is_some())
     }
 
     fn unacknowledged(&self) -> io::Result<usize> {
@@ -249,8 +272,12 @@ impl TcpStream for Stream {
 
     fn abort(&mut self) {
         if let Some(Pipes { incoming, outgoing }) = self.pipes.take() {
-            incoming.borrow_mut().reset();
-            outgoing.borrow_mut().reset();
+            let (mut incoming, mut outgoing) = (incoming.borrow_mut(), outgoing.borrow_mut());
+            // After both ends nothing is left that could be reset.
+            if !(incoming.finished && outgoing.finished) {
+                incoming.reset();
+                outgoing.reset();
+            }
         }
     }
 

@@ -212,3 +212,36 @@ async fn two_listeners_do_not_share_an_address() {
         assert!(matches!(second, Err(error) if error.kind() == ErrorKind::AddrInUse));
     }
 }
+
+#[tokio::test]
+async fn an_urgent_byte_stops_no_reader() {
+    let (mut net, ready, _) = kernel();
+    let mut listener = net.tcp_listen(SocketAddr::new(V4, 0), LISTENER).unwrap();
+    let mut client = std::net::TcpStream::connect(listener.local_addr()).unwrap();
+    let mut server = loop {
+        match listener.accept(SERVER) {
+            Ok((server, _)) => break server,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        wait(&ready, LISTENER).await;
+    };
+    // All of it is there before it is read, so that nothing comes later that would wake the reader.
+    for _ in 0..3 {
+        std::io::Write::write_all(&mut client, b"before").unwrap();
+        socket2::SockRef::from(&client).send_out_of_band(b"!").unwrap();
+        std::io::Write::write_all(&mut client, b"after").unwrap();
+        std::thread::sleep(std::time::Duration::from_millis(50));
+        let mut received = Vec::new();
+        while received.len() < 11 {
+            let mut buffer = [0; 100];
+            match server.read(&mut buffer) {
+                Ok(count) => received.extend_from_slice(&buffer[..count]),
+                Err(error) => {
+                    assert_eq!(error.kind(), ErrorKind::WouldBlock);
+                    wait(&ready, SERVER).await;
+                }
+            }
+        }
+        assert_eq!(received, b"beforeafter");
+    }
+}

@@ -64,6 +64,7 @@ mod returned;
 mod returned_forwards;
 mod roaming;
 mod rotation;
+mod scripted_forwards;
 mod shared_prefix;
 mod shares;
 mod sight;

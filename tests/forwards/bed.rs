@@ -1,0 +1,97 @@
+//! What scripts run over: listeners that are reached directly, through two agents, and through HAProxy.
+
+use std::{
+    fmt::Write as _,
+    fs,
+    net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
+    process::Stdio,
+};
+
+use culvert_tests::{
+    clock::{self, PATIENCE},
+    pair::{Pair, Plan},
+    place::Place,
+    ports,
+    process::Running,
+};
+use tempfile::TempDir;
+
+/// A service of a script, of which one runs at a time, and the addresses at which it is reached.
+pub(crate) struct Lane {
+    pub(crate) listener: TcpListener,
+    /// Through the agents.
+    pub(crate) forward: SocketAddr,
+    /// Through HAProxy.
+    pub(crate) beside: SocketAddr,
+}
+
+/// Two agents, and services behind them.
+pub(crate) struct Bed {
+    pub(crate) pair: Pair,
+    pub(crate) place: Place,
+    pub(crate) lanes: Vec<Lane>,
+    /// A port at which nobody listens: directly, through the agents, through HAProxy.
+    pub(crate) nobody: [SocketAddr; 3],
+}
+
+fn loopback() -> SocketAddr {
+    (Ipv4Addr::LOCALHOST, ports::free()).into()
+}
+
+impl Bed {
+    /// So many lanes; `section` is of each `[[service]]`, `peer` of each `[[peer]]`.
+    pub(crate) fn new(place: &Place, lanes: usize, section: &str) -> Self {
+        let mut plan = Plan::default().at([place.clone(), place.clone()]);
+        let nobody: [SocketAddr; 3] = place.enter(|| [(); 3].map(|()| loopback()));
+        plan = plan.service("nobody", nobody[0], section).forward("nobody", nobody[1]);
+        let lanes: Vec<Lane> = (0..lanes)
+            .map(|_| {
+                place.enter(|| {
+                    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, ports::free())).unwrap();
+                    Lane { listener, forward: loopback(), beside: loopback() }
+                })
+            })
+            .collect();
+        for (number, lane) in lanes.iter().enumerate() {
+            let (name, upstream) = (format!("lane{number}"), lane.listener.local_addr().unwrap());
+            plan = plan.service(&name, upstream, section).forward(&name, lane.forward);
+        }
+        Self { pair: plan.start(), place: place.clone(), lanes, nobody }
+    }
+
+    /// Waits until no forward is left at either end.
+    pub(crate) fn assert_that_nothing_is_left(&self) {
+        for (_, agent) in self.pair.ends() {
+            agent.wait_for_count("culvert_tcp_streams", &[], 0);
+        }
+    }
+
+    /// HAProxy before the same services.
+    pub(crate) fn haproxy(&self) -> HaProxy {
+        let mut text =
+            "global\n  maxconn 1000\ndefaults\n  mode tcp\n  timeout connect 10s\n  timeout client 60s\n  \
+                        timeout server 60s\n"
+                .to_owned();
+        let ways = self.lanes.iter().map(|lane| (lane.beside, lane.listener.local_addr().unwrap()));
+        for (number, (listen, upstream)) in ways.chain([(self.nobody[2], self.nobody[0])]).enumerate() {
+            writeln!(text, "listen lane{number}\n  bind {listen}\n  server service {upstream}").unwrap();
+        }
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("haproxy.cfg");
+        fs::write(&file, text).unwrap();
+        let mut command = self.place.command("haproxy");
+        command.arg("-db").arg("-f").arg(&file).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Running::start("haproxy", &mut command);
+        let first = self.nobody[2];
+        self.place.enter(|| {
+            clock::until("haproxy listens", PATIENCE, || TcpStream::connect(first).map(drop));
+        });
+        HaProxy { _process: process, _folder: folder }
+    }
+}
+
+/// A running HAProxy.
+pub(crate) struct HaProxy {
+    _process: Running,
+    _folder: TempDir,
+}
