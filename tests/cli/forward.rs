@@ -2,7 +2,7 @@
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
-    net::TcpStream,
+    net::{Shutdown, TcpStream},
     process::Output,
 };
 
@@ -59,10 +59,11 @@ fn one_forward_is_reset_at_either_end_and_the_others_go_on() {
         assert_eq!(again.status.code(), Some(2));
         assert!(text(&again.stderr).contains("no TCP forward has the ID"), "{}", text(&again.stderr));
     }
-    let (mut answer, client) = ([0; 5], &mut clients[0]);
+    let (mut answer, mut client) = (Vec::new(), clients.remove(0));
     client.write_all(b"alive").unwrap();
-    client.read_exact(&mut answer).unwrap();
-    assert_eq!(&answer, b"alive");
+    client.shutdown(Shutdown::Write).unwrap();
+    client.read_to_end(&mut answer).unwrap();
+    assert_eq!(answer, b"alive");
     let wrong = end(&pair.entry, "17");
     assert_eq!(wrong.status.code(), Some(2));
     assert!(text(&wrong.stderr).contains("not the ID of a TCP forward (remedy: "), "{}", text(&wrong.stderr));

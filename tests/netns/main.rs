@@ -4,6 +4,7 @@
 
 mod reach;
 mod striping;
+mod vanished;
 
 use std::net::{Ipv4Addr, SocketAddr};
 

@@ -124,6 +124,13 @@ impl Plan {
         self
     }
 
+    /// More lines of the entry's configuration, after those of its last port.
+    #[must_use]
+    pub fn entry(mut self, lines: &str) -> Self {
+        self.forwards += lines;
+        self
+    }
+
     /// Starts both and waits for the connection.
     #[must_use]
     #[track_caller]

@@ -124,7 +124,7 @@ func (a *agent) hello(possession []byte, preshared [][]byte) *wire.Hello {
 		Workers:    uint32(min(runtime.GOMAXPROCS(0), wire.MaxWorkers)),
 		MaxLanes:   uint32(min(max(a.Lanes, 0), wire.MaxLanes)),
 		MaxPacket:  maxPacket,
-		Features:   wire.FeaturePieces | wire.FeaturePresharedKeys,
+		Features:   wire.FeaturePieces | wire.FeaturePresharedKeys | wire.FeatureStreamAbort | wire.FeatureStreamCredit,
 		Possession: possession,
 
 		PresharedKeys: preshared,

@@ -22,6 +22,7 @@
 // # Limits
 //
 // The package carries UDP flows and TCP forwards, no IP packets; it knows no stream connections, so all forwards to a
-// peer share one QUIC connection. What a peer wants to receive at most holds for its datagrams, not for forwards. The
+// peer share one QUIC connection. What a peer wants to receive at most holds for its datagrams, not for forwards. It
+// keeps to the limits that a peer sets for streams and sets none: readers that stop hold what QUIC's windows allow. The
 // package does not decide between two connections that both ends dialled at the same time. It needs Linux.
 package culvert

@@ -55,6 +55,7 @@ type session struct {
 
 	plain   *plainCarrier // standard mode
 	streams atomic.Int64
+	told    *streamsTold
 	writing sync.Mutex
 	here    atomic.Int64
 	// suspect gets a value when no lane is alive.
@@ -119,7 +120,7 @@ func newSession(a *agent, conn *quic.Conn, control *quic.Stream, keys *preshared
 	dials := keys.dials
 	s := &session{
 		agent: a, conn: conn, control: control, dials: dials, hello: hello, suite: suite, keys: keys, use: use,
-		suspect: make(chan struct{}, 1), all: make(map[*lane.Lane]bool),
+		suspect: make(chan struct{}, 1), all: make(map[*lane.Lane]bool), told: newStreamsTold(dials, a.MaxStreams+1),
 	}
 	if a.Lanes < 0 || hello.MaxLanes == 0 {
 		s.plain = &plainCarrier{conn: conn}
@@ -190,7 +191,7 @@ func (s *session) messages() error {
 		if err != nil && !errors.Is(err, wire.ErrUnknownKind) {
 			return err
 		}
-		if !budget.take(float64(wire.Cost(len(frame), message))) {
+		if !budget.take(wire.Cost(len(frame), message)) {
 			return errFlood
 		}
 		if message != nil {
@@ -244,6 +245,10 @@ func (s *session) message(message wire.Message) error {
 		s.mu.Lock()
 		defer s.mu.Unlock()
 		s.use = use
+	case *wire.StreamAbort:
+		s.told.aborted(m)
+	case *wire.StreamCredit:
+		s.told.limited(m)
 	case *wire.ReportsWanted, *wire.PacketRepair:
 		// Our hello says that we can do neither.
 	case *wire.Here:
@@ -266,7 +271,7 @@ func (s *session) acceptStreams(ctx context.Context) {
 		if err != nil {
 			return
 		}
-		go s.serveStream(stream)
+		go s.serveStream(s.told.begin(s, stream, ""))
 	}
 }
 

@@ -4,8 +4,9 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"io"
+	"math"
 	"net"
+	"os"
 	"slices"
 	"sync"
 	"syscall"
@@ -18,17 +19,26 @@ import (
 
 const (
 	// resetCode is that of RESET_STREAM and STOP_SENDING for a TCP connection that was reset.
-	resetCode    = 1
-	answerLimit  = 15 * time.Second
-	copyBuffer   = 64 << 10
-	headerMargin = 8
+	resetCode   = 1
+	answerLimit = 15 * time.Second
+	copyBuffer  = 64 << 10
 )
 
 // Stream is one TCP forward: a [net.Conn] of bytes, each direction of which ends by itself.
 type Stream struct {
 	*quic.Stream
-	peer *Peer
-	name string
+	session *session
+	name    string
+
+	mu sync.Mutex
+	// sent and received count the bytes of the stream, header and answer included.
+	sent, received uint64
+	said           said
+	// heard is when we were told of a reset at the other end, until when it counts although bytes are missing.
+	heard, until    time.Time
+	readBy, writeBy time.Time
+	// raised is closed when a write that waits for a limit is to look again; nil: none waits.
+	raised chan struct{}
 }
 
 // OpenStream opens a TCP forward to one of the peer's services, and waits for the service to accept.
@@ -42,13 +52,15 @@ func (p *Peer) OpenStream(ctx context.Context, service string) (*Stream, error) 
 	}
 	ctx, cancel := context.WithTimeout(ctx, answerLimit)
 	defer cancel()
-	stream, err := session.conn.OpenStreamSync(ctx)
+	opened, err := session.conn.OpenStreamSync(ctx)
 	if err != nil {
 		return nil, err
 	}
-	end := context.AfterFunc(ctx, func() { reset(stream) })
+	stream := session.told.begin(session, opened, service)
+	end := context.AfterFunc(ctx, stream.Reset)
 	defer end()
-	if _, err := stream.Write(wire.StreamOpen{Service: s.Number}.AppendFramed(nil)); err != nil {
+	if err := stream.writeHeader(wire.StreamOpen{Service: s.Number}.AppendFramed(nil)); err != nil {
+		stream.Reset()
 		return nil, err
 	}
 	frame, err := wire.ReadFrame(stream, wire.MaxStreamHeader)
@@ -57,14 +69,14 @@ func (p *Peer) OpenStream(ctx context.Context, service string) (*Stream, error) 
 		answer, err = wire.ParseStreamAnswer(frame)
 	}
 	if err != nil {
-		reset(stream)
+		stream.Reset()
 		return nil, fmt.Errorf("the answer to a TCP forward: %w", err)
 	}
 	if answer.Status != wire.StatusOK {
-		reset(stream)
+		stream.Reset()
 		return nil, fmt.Errorf("%w: %s", ErrRefused, status(answer.Status))
 	}
-	return &Stream{Stream: stream, peer: p, name: service}, nil
+	return stream, nil
 }
 
 func status(status uint32) string {
@@ -90,9 +102,135 @@ func status(status uint32) string {
 	}
 }
 
-func reset(stream *quic.Stream) {
-	stream.CancelRead(resetCode)
-	stream.CancelWrite(resetCode)
+// Read reads what the other end sends. A reset there ends it with a [quic.StreamError], after what came before the reset.
+func (s *Stream) Read(b []byte) (int, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.until = time.Now().Add(lastBytes)
+	for {
+		left := uint64(len(b))
+		if s.said.aborted {
+			left = min(left, s.said.abort-min(s.said.abort, s.received))
+			if left == 0 || !time.Now().Before(s.until) {
+				return 0, &quic.StreamError{StreamID: s.StreamID(), ErrorCode: resetCode, Remote: true}
+			}
+		}
+		s.readUntil()
+		s.mu.Unlock()
+		n, err := s.Stream.Read(b[:left])
+		s.mu.Lock()
+		s.received += uint64(n)
+		due := !s.readBy.IsZero() && !time.Now().Before(s.readBy)
+		if n > 0 || due || !errors.Is(err, os.ErrDeadlineExceeded) {
+			return n, err
+		}
+	}
+}
+
+// readUntil sets how long a read may wait. mu is held.
+func (s *Stream) readUntil() {
+	by := s.readBy
+	if s.said.aborted && (by.IsZero() || s.until.Before(by)) {
+		by = s.until
+	}
+	_ = s.Stream.SetReadDeadline(by)
+}
+
+// Write sends bytes, as far and as soon as the other end allows.
+func (s *Stream) Write(b []byte) (written int, err error) {
+	for {
+		room, raised, by := s.room()
+		if raised != nil && len(b) > 0 {
+			if err := s.wait(raised, by); err != nil {
+				return written, err
+			}
+			continue
+		}
+		// No more at once, so that a limit that is lowered meanwhile is not exceeded by much.
+		n, err := s.Stream.Write(b[:min(uint64(len(b)), room, copyBuffer)])
+		s.mu.Lock()
+		s.sent += uint64(n)
+		s.mu.Unlock()
+		written, b = written+n, b[n:]
+		if err != nil || len(b) == 0 {
+			return written, err
+		}
+	}
+}
+
+// room is how much may be sent; if that is nothing, what to wait for, and until when.
+func (s *Stream) room() (uint64, chan struct{}, time.Time) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.said.limited {
+		return math.MaxUint64, nil, s.writeBy
+	}
+	if s.sent < s.said.limit {
+		return s.said.limit - s.sent, nil, s.writeBy
+	}
+	if s.raised == nil {
+		s.raised = make(chan struct{})
+	}
+	return 0, s.raised, s.writeBy
+}
+
+func (s *Stream) wait(raised chan struct{}, by time.Time) error {
+	var due <-chan time.Time
+	if !by.IsZero() {
+		timer := time.NewTimer(time.Until(by))
+		defer timer.Stop()
+		due = timer.C
+	}
+	select {
+	case <-raised:
+		return nil
+	case <-due:
+		return os.ErrDeadlineExceeded
+	case <-s.Context().Done():
+		// It knows how it ended.
+		if _, err := s.Stream.Write(nil); err != nil {
+			return err
+		}
+		return context.Cause(s.Context())
+	}
+}
+
+// look has a write that waits look again. mu is held.
+func (s *Stream) look() {
+	if s.raised != nil {
+		close(s.raised)
+		s.raised = nil
+	}
+}
+
+// writeHeader writes what comes before the bytes of the TCP connection, for which there is always room.
+func (s *Stream) writeHeader(b []byte) error {
+	n, err := s.Stream.Write(b)
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.sent += uint64(n)
+	return err
+}
+
+// SetDeadline, SetReadDeadline and SetWriteDeadline are those of a [net.Conn].
+func (s *Stream) SetDeadline(t time.Time) error {
+	return errors.Join(s.SetReadDeadline(t), s.SetWriteDeadline(t))
+}
+
+func (s *Stream) SetReadDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.readBy = t
+	s.readUntil()
+	return nil
+}
+
+func (s *Stream) SetWriteDeadline(t time.Time) error {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.writeBy = t
+	s.look()
+	return s.Stream.SetWriteDeadline(t)
 }
 
 // CloseWrite ends our direction; the other one goes on.
@@ -100,23 +238,28 @@ func (s *Stream) CloseWrite() error { return s.Stream.Close() }
 
 // Close ends both directions: ours in order, the other one by a reset if it has not ended.
 func (s *Stream) Close() error {
+	s.session.told.end(s)
 	s.CancelRead(resetCode)
 	return s.Stream.Close()
 }
 
-// Reset ends both directions at once, as a reset of a TCP connection does.
-func (s *Stream) Reset() { reset(s.Stream) }
+// Reset ends both directions at once; what was not delivered yet is lost.
+func (s *Stream) Reset() {
+	s.session.told.end(s)
+	s.CancelRead(resetCode)
+	s.CancelWrite(resetCode)
+}
 
 // LocalAddr is our key.
-func (s *Stream) LocalAddr() net.Addr { return addr{s.peer.agent.public.String()} }
+func (s *Stream) LocalAddr() net.Addr { return addr{s.session.agent.public.String()} }
 
 // RemoteAddr is the peer's service.
-func (s *Stream) RemoteAddr() net.Addr { return addr{s.peer.key.String() + "/" + s.name} }
+func (s *Stream) RemoteAddr() net.Addr { return addr{s.session.peer.key.String() + "/" + s.name} }
 
 var _ net.Conn = (*Stream)(nil)
 
 // serveStream answers a TCP forward that the peer opened.
-func (s *session) serveStream(stream *quic.Stream) {
+func (s *session) serveStream(stream *Stream) {
 	_ = stream.SetReadDeadline(time.Now().Add(answerLimit))
 	frame, err := wire.ReadFrame(stream, wire.MaxStreamHeader)
 	var open wire.StreamOpen
@@ -124,27 +267,23 @@ func (s *session) serveStream(stream *quic.Stream) {
 		open, err = wire.ParseStreamOpen(frame)
 	}
 	if err != nil {
-		reset(stream)
+		stream.Reset()
 		return
 	}
 	_ = stream.SetReadDeadline(time.Time{})
 	conn, refused := s.upstream(open)
-	answer := wire.StreamAnswer{Status: wire.StatusOK}
 	if conn == nil {
-		answer.Status = refused
-	}
-	if _, err := stream.Write(answer.AppendFramed(make([]byte, 0, headerMargin))); err != nil || conn == nil {
-		stream.CancelRead(resetCode)
-		if conn != nil {
-			conn.Close()
-		}
+		_ = stream.writeHeader(wire.StreamAnswer{Status: refused}.AppendFramed(nil))
 		_ = stream.Close()
 		return
 	}
-	Splice(&Stream{Stream: stream, peer: s.peer}, conn)
+	defer s.streams.Add(-1)
+	// If the opener has stopped the stream already, what it had sent is still for the service.
+	_ = stream.writeHeader(wire.StreamAnswer{Status: wire.StatusOK}.AppendFramed(nil))
+	Splice(stream, conn)
 }
 
-// upstream connects to the service that a forward is for, or returns the status of a refusal.
+// upstream connects to the service that a forward is for and counts the forward, or returns the status of a refusal.
 func (s *session) upstream(open wire.StreamOpen) (net.Conn, uint32) {
 	services := s.peer.agent.Services
 	if int(open.Service) >= len(services) || services[open.Service].TCP == nil {
@@ -158,7 +297,7 @@ func (s *session) upstream(open wire.StreamOpen) (net.Conn, uint32) {
 	defer cancel()
 	conn, err := services[open.Service].TCP(ctx)
 	if err == nil {
-		return &counted{Conn: conn, done: sync.OnceFunc(func() { s.streams.Add(-1) })}, 0
+		return conn, 0
 	}
 	s.streams.Add(-1)
 	return nil, refusalStatus(err)
@@ -182,72 +321,3 @@ func refusalStatus(err error) uint32 {
 		return wire.StatusUpstreamRefused
 	}
 }
-
-// counted is a connection that a limit counts until it is closed.
-type counted struct {
-	net.Conn
-	done func()
-}
-
-func (c *counted) Close() error {
-	c.done()
-	return c.Conn.Close()
-}
-
-// CloseWrite ends the direction of a TCP connection.
-func (c *counted) CloseWrite() error { return closeWrite(c.Conn) }
-
-// SetLinger is that of a TCP connection.
-func (c *counted) SetLinger(seconds int) error {
-	if tcp, ok := c.Conn.(interface{ SetLinger(int) error }); ok {
-		return tcp.SetLinger(seconds)
-	}
-	return nil
-}
-
-func closeWrite(conn net.Conn) error {
-	if half, ok := conn.(interface{ CloseWrite() error }); ok {
-		return half.CloseWrite()
-	}
-	return conn.Close()
-}
-
-// Splice passes bytes between a forward and a connection until both directions have ended. The end of one direction is
-// passed on by itself; a reset of either resets the other. It closes both.
-func Splice(stream *Stream, conn net.Conn) {
-	var up, down error
-	var both sync.WaitGroup
-	both.Go(func() {
-		if _, up = io.CopyBuffer(writerOnly{stream}, readerOnly{conn}, make([]byte, copyBuffer)); up == nil {
-			up = stream.CloseWrite()
-		}
-		if up != nil {
-			abort(stream, conn)
-		}
-	})
-	both.Go(func() {
-		if _, down = io.CopyBuffer(writerOnly{conn}, readerOnly{stream}, make([]byte, copyBuffer)); down == nil {
-			if down = closeWrite(conn); errors.Is(down, syscall.ENOTCONN) {
-				down = nil
-			}
-		}
-		if down != nil {
-			abort(stream, conn)
-		}
-	})
-	both.Wait()
-	conn.Close()
-}
-
-// abort resets both ends of a forward.
-func abort(stream *Stream, conn net.Conn) {
-	stream.Reset()
-	if tcp, ok := conn.(interface{ SetLinger(int) error }); ok {
-		_ = tcp.SetLinger(0)
-	}
-	conn.Close()
-}
-
-// readerOnly and writerOnly hide ReadFrom and WriteTo, which would copy with smaller buffers.
-type readerOnly struct{ io.Reader }
-type writerOnly struct{ io.Writer }

@@ -19,21 +19,24 @@ import (
 
 // raw is a dialler that says what a test wants.
 type raw struct {
-	t       *testing.T
-	agent   *agent
-	conn    *quic.Conn
-	control *quic.Stream
+	t        *testing.T
+	agent    *agent
+	listener *Listener
+	conn     *quic.Conn
+	control  *quic.Stream
 }
 
-// rawDial connects to a listener of the test that admits it. The hello is not sent.
-func rawDial(t *testing.T) *raw {
+// rawDial connects to a listener of the test that admits it and offers services. The hello is not sent.
+func rawDial(t *testing.T, services ...Service) *raw {
 	t.Helper()
 	_, key, err := ed25519.GenerateKey(rand.Reader)
 	if err != nil {
 		t.Fatal(err)
 	}
 	_, own, _ := ed25519.GenerateKey(rand.Reader)
-	l, err := Listen("127.0.0.1:0", Config{Key: own, Lanes: 2, Authorize: func(k PublicKey) bool { return k == PublicOf(key) }})
+	l, err := Listen("127.0.0.1:0", Config{
+		Key: own, Lanes: 2, Services: services, Authorize: func(k PublicKey) bool { return k == PublicOf(key) },
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -55,7 +58,7 @@ func rawDial(t *testing.T) *raw {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 10*time.Second)
 	defer cancel()
-	r := &raw{t: t, agent: a}
+	r := &raw{t: t, agent: a, listener: l}
 	if r.conn, err = transport.Dial(ctx, net.UDPAddrFromAddrPort(l.Address()), config, quicConfig(a, true)); err != nil {
 		t.Fatal(err)
 	}

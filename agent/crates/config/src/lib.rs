@@ -90,7 +90,7 @@ pub use repair::{DscpSet, PacketRepair};
 use resolve::{Draft, Sources};
 pub use sections::{
     Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, Oversize, Protocol, Service,
-    Transport,
+    TcpKeys, Transport,
 };
 pub use token::{Token, TokenError};
 pub use tun::{

@@ -58,7 +58,7 @@ fn rows() -> Vec<Row> {
     of::<Access>("access", &mut rows);
     of::<Peer>("peer", &mut rows);
     of::<Forward>("udp", &mut rows);
-    of::<Forward>("tcp", &mut rows);
+    of::<sections::TcpForward>("tcp", &mut rows);
     of::<Service>("service", &mut rows);
     of::<Tun>("tun", &mut rows);
     of::<sections::Admin>("metrics", &mut rows);
@@ -214,7 +214,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         return special.to_owned();
     }
     match &**words {
-        "`\"0s\"`, duration, 100ms to 25s" => "\"0s\"".to_owned(),
+        "`\"0s\"`, duration, 100ms to 25s" | "`\"0s\"`, duration, 1s to 2h" => "\"0s\"".to_owned(),
         "path" => "\"/var/lib/other\"".to_owned(),
         "address" => "\"127.0.0.1:5999\"".to_owned(),
         "endpoint" => "\"gw.example.org:4433\"".to_owned(),

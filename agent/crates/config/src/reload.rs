@@ -399,7 +399,10 @@ impl Differences {
             if let (Some(place), Some(old)) = (claim, old) {
                 let names = [&old_names, &new_names].map(|peers| Names { peers, services: &[] });
                 let (changes, what) = (&mut *self, format!("{}: ", what(&forward)));
-                forward.walk(old, &mut Comparison { changes, what, names, waits: &[] });
+                let mut comparison = Comparison { changes, what, names, waits: &[] };
+                forward.walk(old, &mut comparison);
+                // Of a `[[udp]]` they are never changed.
+                forward.tcp.walk(&old.tcp, &mut comparison);
                 forwards[place] = forward;
                 continue;
             }

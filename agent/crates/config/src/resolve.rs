@@ -19,8 +19,8 @@ use crate::{
     directory::Texts,
     peers::Around,
     problem::{At, ConfigProblem, ConfigProblems, PeerOrigin, Report},
-    section::{self, Table},
-    sections::{self, Control},
+    section::{self, Section, Table},
+    sections::{self, Control, TcpForward},
     state,
     token::Token,
 };
@@ -259,8 +259,8 @@ impl Head<'_> {
         peers.iter_mut().for_each(|peer| peer.resolve_paths(base));
         let (transport, tun) = (self.transport.clone(), self.tun.clone());
         let dials = self.dials || !directory.files.is_empty();
-        let udp = checks.read_forwards(&mut root, "udp");
-        let tcp = checks.read_forwards(&mut root, "tcp");
+        let udp = checks.read_forwards::<Forward>(&mut root, "udp", |forward| forward);
+        let tcp = checks.read_forwards::<TcpForward>(&mut root, "tcp", |TcpForward(forward)| forward);
         let access = checks.read_access(&mut root, listens);
         let (admin, token_file) = checks.read_admin(&mut root, base);
         let control = checks.read_control(&mut root, base);
@@ -338,10 +338,15 @@ impl Checks {
     }
 
     /// Reads the forwards of `section`, without those whose peer is missing.
-    fn read_forwards(&mut self, root: &mut Table<'_>, section: &'static str) -> Vec<Forward> {
+    fn read_forwards<S: Section>(
+        &mut self,
+        root: &mut Table<'_>,
+        section: &'static str,
+        forward: fn(S) -> Forward,
+    ) -> Vec<Forward> {
         let tables = root.tables(section, &mut self.report);
-        let forwards = tables.into_iter().map(|mut table| table.fill(self));
-        forwards.filter(|forward: &Forward| forward.peer != Forward::NOBODY).collect()
+        let forwards = tables.into_iter().map(|mut table| forward(table.fill(self)));
+        forwards.filter(|forward| forward.peer != Forward::NOBODY).collect()
     }
 
     /// The listeners of the whole file are known by now.

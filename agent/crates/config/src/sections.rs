@@ -18,7 +18,7 @@ use crate::{
     kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
     prefix::network_prefix,
     repair::repair,
-    section::section,
+    section::{Section, Walker, section},
     spelled::spelled,
     value::{self, parsed},
 };
@@ -203,6 +203,41 @@ section! {
     also {
         /// Whether the port is open. A forward that a reload removed keeps its place, closed.
         open: bool = true;
+        /// The keys that only `[[tcp]]` has.
+        tcp: TcpKeys = TcpKeys::default();
+    }
+}
+
+section! {
+    /// The keys of `[[tcp]]` beside those of a [`Forward`].
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct TcpKeys {
+        /// The time without a packet after which the kernel asks whether a client is still there (TCP keepalive); three probes
+        /// follow, a sixth of that time apart, but 1 to 10 s. A client that answers none is gone, after 90 s by default: its
+        /// forward is reset at both ends. Where bytes wait for it, probes of its window and repetitions count instead, so a
+        /// client that has stopped reading, and answers, stays. Rounded up to whole seconds. `"0s"`: a client that vanishes
+        /// keeps its forward. Open forwards keep the value that they began with.
+        // NATs and firewalls forget a TCP connection that is silent for some minutes, whatever RFC 5382 (REQ-5: 2 h 4 min) asks.
+        keepalive: Option<Duration> = KEEPALIVE, keepalive(), Now;
+    }
+}
+
+/// The default of `tcp.keepalive` and `service.keepalive`.
+const KEEPALIVE: Option<Duration> = Some(Duration::from_secs(60));
+
+/// A time before TCP keepalive begins, from the least to the usual default that the kernel has.
+fn keepalive() -> Kind<Option<Duration>> {
+    or!(time(Duration::from_secs(1)..=Duration::from_secs(2 * 60 * 60), None), "0s", Option::{None, Some})
+}
+
+/// `[[tcp]]`: a forward with the keys of its own.
+#[derive(Default)]
+pub(super) struct TcpForward(pub(super) Forward);
+
+impl Section for TcpForward {
+    fn walk(&mut self, other: &Self, walker: &mut impl Walker) {
+        self.0.walk(&other.0, walker);
+        self.0.tcp.walk(&other.0.tcp, walker);
     }
 }
 
@@ -247,6 +282,8 @@ section! {
         /// learns of the setting and does the same, if its version knows this key.
         // 30 % are enough for a loss of 10 % without time to send anything again.
         repair: Terms = Terms::OFF, repair(), Now;
+        /// As `tcp.keepalive`, for connections to the upstream: a service whose host is gone ends its forwards.
+        keepalive: Option<Duration> = KEEPALIVE, keepalive(), Now;
         /// Which protocol it serves, on the upstream's port.
         protocol: Protocol = Protocol::Both, one_of(), Now;
     }

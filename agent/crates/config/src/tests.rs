@@ -4,6 +4,9 @@ use proptest::prelude::*;
 
 use super::*;
 
+/// The default of `tcp.keepalive` and `service.keepalive`.
+const KEEPALIVE: Option<Duration> = Some(Duration::from_secs(60));
+
 pub(super) const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 pub(super) const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
 
@@ -94,6 +97,7 @@ fn defaults_stand_for_what_is_left_out() {
         burst: 128,
         oversize: Oversize::Drop,
         repair: wire::repair::Terms::OFF,
+        keepalive: KEEPALIVE,
         protocol: Protocol::Both,
         udp: true,
         tcp: true,
@@ -125,6 +129,7 @@ upstream = "10.0.0.1:80"
 idle = "5m"
 burst = 16
 oversize = "fragment"
+keepalive = "0s"
 protocol = "tcp"
 [[peer]]
 name = "p"
@@ -145,6 +150,7 @@ service = "iperf"
 listen = "127.0.0.1:5301"
 peer = "p"
 service = "iperf"
+keepalive = "90s"
 [metrics]
 listen = "127.0.0.1:9464"
 page = true
@@ -192,9 +198,22 @@ handshakes = 8
     assert_eq!(peer.queue, Queue { packets: 8, bytes: 65_536, time: Duration::from_millis(1) });
     assert!((peer.quota - 1.0).abs() < f64::EPSILON);
     assert_eq!(peer.services, [1, 0]);
-    let forward =
-        Forward { listen: "127.0.0.1:5301".parse().unwrap(), peer: 0, service: "iperf".into(), open: true };
-    assert_eq!((&config.udp[..], &config.tcp[..]), (&[forward.clone()][..], &[forward][..]));
+    assert_eq!(
+        config.services.iter().map(|service| service.keepalive).collect::<Vec<_>>(),
+        [KEEPALIVE, None]
+    );
+    let forward = Forward {
+        listen: "127.0.0.1:5301".parse().unwrap(),
+        peer: 0,
+        service: "iperf".into(),
+        open: true,
+        tcp: TcpKeys { keepalive: KEEPALIVE },
+    };
+    assert_eq!(config.udp, std::slice::from_ref(&forward));
+    assert_eq!(
+        config.tcp,
+        [Forward { tcp: TcpKeys { keepalive: Some(Duration::from_secs(90)) }, ..forward }]
+    );
     let Admin { listen, page, allow, token_file } = &config.admin;
     assert_eq!((*listen, *page), (Some("127.0.0.1:9464".parse().unwrap()), true));
     assert_eq!(*allow, ["10.0.0.0/24", "fd09::7/128"].map(|net| net.parse().unwrap()));
@@ -300,6 +319,9 @@ fn transport_and_services_are_checked() {
         ("burst", "0"),
         ("burst", "129"),
         ("oversize", "\"split\""),
+        ("keepalive", "\"999ms\""),
+        ("keepalive", "\"3h\""),
+        ("keepalive", "60"),
         ("protocol", "\"sctp\""),
     ] {
         let text = service(upstream, &format!("{upstream}\n{key} = {bad}"));
@@ -321,6 +343,19 @@ fn unknown_keys_get_a_suggestion() {
     expect("[metric]\nlisten = 1\n", 9, "metric", "did you mean metrics?");
     expect("[[peers]]\nname = \"x\"\n", 9, "peers", "did you mean peer?");
     expect("[log]\n\nlevl = \"info\"\n", 11, "log.levl", "did you mean level?");
+}
+
+#[test]
+fn only_tcp_ports_have_a_keepalive() {
+    let port = |section: &str| {
+        format!(
+            "{BASE}[[{section}]]\nlisten = \"127.0.0.1:1\"\npeer = \"exit\"\nservice = \"s\"\nkeepalive = \"5s\"\n"
+        )
+    };
+    let config = parse(&port("tcp")).unwrap();
+    assert_eq!(config.tcp[0].tcp.keepalive, Some(Duration::from_secs(5)));
+    let problem = only_problem(&port("udp")).to_string();
+    assert!(problem.starts_with("udp[0].keepalive: unknown key"), "{problem}");
 }
 
 #[test]

@@ -12,7 +12,7 @@ use std::{
 };
 
 use nix::poll::{PollFd, PollFlags, PollTimeout};
-use socket2::SockRef;
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::oneshot,
@@ -25,9 +25,10 @@ use wire::{
 };
 
 use crate::{
-    Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket,
+    Keepalive, Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, Unanswered,
     batch::MAX_SEGMENTS,
     failures::Failures,
+    keepalive::PROBES,
     literal,
     ports::{Ports, SocketKind, tcp_listening, tcp_socket},
     process::leaves_descriptors,
@@ -138,7 +139,7 @@ impl Net for KernelNet {
         if stream.poll_write_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
         }
-        Ok(Box::new(KernelStream { stream: Some(stream), waker }))
+        Ok(Box::new(KernelStream { stream: Some(stream), waker, is_lost: false }))
     }
 
     fn resolve(&mut self, host: &str, port: u16, token: Token) {
@@ -224,7 +225,7 @@ impl TcpListener for KernelListener {
         if stream.poll_read_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
         }
-        Ok((Box::new(KernelStream { stream: Some(stream), waker }), remote))
+        Ok((Box::new(KernelStream { stream: Some(stream), waker, is_lost: false }), remote))
     }
 
     fn has_waiting(&self) -> bool {
@@ -238,6 +239,17 @@ struct KernelStream {
     /// The kernel's connection; none after an abort.
     stream: Option<AsyncFd<std::net::TcpStream>>,
     waker: Waker,
+    /// Whether it has failed because the far end does not answer.
+    is_lost: bool,
+}
+
+/// Whether an error of a connection says that its far end does not answer. Where packets to it meet an ICMP error, or nobody answers
+/// ARP, the kernel reports that in place of a time-out.
+fn says_lost(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::TimedOut | io::ErrorKind::HostUnreachable | io::ErrorKind::NetworkUnreachable
+    )
 }
 
 impl KernelStream {
@@ -255,9 +267,10 @@ impl KernelStream {
         len: usize,
         mut write: impl FnMut(&std::net::TcpStream) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let stream = self.watched()?;
+        let Self { stream, waker, is_lost } = self;
+        let stream = stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         loop {
-            let ready = stream.poll_write_ready(&mut Context::from_waker(&self.waker));
+            let ready = stream.poll_write_ready(&mut Context::from_waker(waker));
             let Poll::Ready(ready) = ready else { return Err(io::ErrorKind::WouldBlock.into()) };
             let mut ready = ready?;
             match write(stream.get_ref()) {
@@ -269,7 +282,10 @@ impl KernelStream {
                     }
                     return Ok(written);
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    *is_lost |= says_lost(&error);
+                    return Err(error);
+                }
             }
         }
     }
@@ -296,9 +312,10 @@ impl TcpStream for KernelStream {
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let stream = self.watched()?;
+        let Self { stream, waker, is_lost } = self;
+        let stream = stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         loop {
-            let ready = stream.poll_read_ready(&mut Context::from_waker(&self.waker));
+            let ready = stream.poll_read_ready(&mut Context::from_waker(waker));
             let Poll::Ready(ready) = ready else { return Err(io::ErrorKind::WouldBlock.into()) };
             let mut ready = ready?;
             match stream.get_ref().read(buffer) {
@@ -312,7 +329,10 @@ impl TcpStream for KernelStream {
                     }
                     return Ok(count);
                 }
-                Err(error) => return Err(error),
+                Err(error) => {
+                    *is_lost |= says_lost(&error);
+                    return Err(error);
+                }
             }
         }
     }
@@ -348,5 +368,19 @@ impl TcpStream for KernelStream {
         {
             tracing::debug!(%error, "a connection ends with a FIN instead of a reset");
         }
+    }
+
+    fn keep_alive(&self, keepalive: Keepalive) -> io::Result<()> {
+        let (idle, interval) = (keepalive.idle(), keepalive.interval());
+        let options = TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(PROBES);
+        SockRef::from(self.stream()?).set_tcp_keepalive(&options)
+    }
+
+    fn unanswered(&self) -> io::Result<Unanswered> {
+        sys::tcp_info(self.stream()?.as_fd()).map(|info| Unanswered::of(&info))
+    }
+
+    fn is_lost(&self) -> bool {
+        self.is_lost
     }
 }

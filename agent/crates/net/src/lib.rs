@@ -14,6 +14,7 @@
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | TCP connections that were reset while nobody reads or writes | `failures.rs` |
+//! | how a TCP connection notices that its far end is gone | `keepalive.rs` (pure) |
 //! | a TUN device and its queues on the kernel | `tun.rs` |
 //! | addresses, routes and rules of the kernel | `netlink/` |
 //! | private files in a folder that another user may own | `folder.rs` |
@@ -45,6 +46,7 @@ mod delivery;
 mod failures;
 pub mod folder;
 pub mod host;
+mod keepalive;
 pub mod kernel;
 #[cfg(any(test, feature = "memory"))]
 pub mod memory;
@@ -64,6 +66,7 @@ mod udp;
 
 pub use batch::{Burst, Path, ReceiveBatch, SendBatch};
 pub use delivery::{Delivery, DeliveryMessage, Recipient};
+pub use keepalive::{Keepalive, Unanswered};
 pub use ready::{Ready, Token};
 pub use stats::UdpStats;
 
@@ -390,6 +393,19 @@ pub trait TcpStream {
     fn unacknowledged(&self) -> io::Result<usize>;
     /// Drops the connection with a reset instead of a FIN (`SO_LINGER` 0).
     fn abort(&mut self);
+    /// Has the kernel ask whether the far end is there while nothing comes from it and nothing waits for it. If it does not answer,
+    /// the connection fails, which makes it ready.
+    ///
+    /// # Errors
+    /// The kernel's, e.g. `NotConnected` after [`TcpStream::abort`].
+    fn keep_alive(&self, keepalive: Keepalive) -> io::Result<()>;
+    /// What waits for the far end and is not answered. While something does, the kernel's keepalive is silent.
+    ///
+    /// # Errors
+    /// As [`TcpStream::keep_alive`].
+    fn unanswered(&self) -> io::Result<Unanswered>;
+    /// Whether the connection has failed because the far end does not answer, or no route leads to it any more.
+    fn is_lost(&self) -> bool;
 }
 
 /// The address family and address that a wildcard stands for when dialling `remote`.

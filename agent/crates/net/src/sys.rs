@@ -18,7 +18,10 @@ use std::{
 use libc::{c_int, c_uint, cmsghdr, iovec, mmsghdr, msghdr, sockaddr_in, sockaddr_in6, socklen_t};
 use tokio::io::{Interest, unix::AsyncFd};
 
-use crate::batch::{Meta, ReceiveBatch};
+use crate::{
+    batch::{Meta, ReceiveBatch},
+    keepalive::TCP_INFO_WORDS,
+};
 
 /// Room for the control messages of one datagram; see the assertions below.
 const CONTROL_BYTES: usize = 128;
@@ -621,6 +624,11 @@ pub(super) fn receive_queue(socket: BorrowedFd<'_>) -> io::Result<(u32, u32)> {
     const WORDS: usize = libc::SK_MEMINFO_DROPS as usize + 1;
     let words: [u32; WORDS] = get(socket, libc::SOL_SOCKET, libc::SO_MEMINFO)?;
     Ok((words[libc::SK_MEMINFO_RMEM_ALLOC as usize], words[libc::SK_MEMINFO_DROPS as usize]))
+}
+
+/// What the kernel says of a TCP connection: the first words of a `struct tcp_info`; those that it does not know are 0.
+pub(super) fn tcp_info(socket: BorrowedFd<'_>) -> io::Result<[u32; TCP_INFO_WORDS]> {
+    get(socket, libc::IPPROTO_TCP, libc::TCP_INFO)
 }
 
 /// Asks the scheduler for time slices of `nanos` for the calling thread; says whether its policy is one that has them.

@@ -286,6 +286,12 @@ impl TcpForward {
         }
     }
 
+    /// Its TCP connection; none before the service is being connected.
+    #[must_use]
+    pub fn tcp(&self) -> Option<&dyn TcpStream> {
+        self.tcp.as_ref().map(|(tcp, _)| &**tcp)
+    }
+
     /// The token of its TCP connection.
     #[must_use]
     pub fn token(&self) -> Option<Token> {

@@ -31,7 +31,7 @@
 //! | unauthenticated senders' datagrams to the decoy, and its replies | `unauthenticated.rs` (the queue), `decoy.rs`, `decoys.rs` (the flows) |
 //! | reports about lanes, for an automatic rate | `reports.rs` |
 //! | peers without lanes: standard mode | `plain.rs` |
-//! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs`; what is noted of them for operators: `sight.rs` |
+//! | TCP forwards | `streams.rs`; connections in the listen backlog: `backlog.rs`; ends that vanish: `keepalive.rs`; what is noted of them for operators: `sight.rs` |
 //! | stream connections | `stream_connections.rs` |
 //! | the TUN device | `tun.rs`; which peers have routes: `routed.rs` |
 //! | the replay log at the start | `knocks.rs` |
@@ -114,6 +114,7 @@ mod inspect;
 #[cfg(feature = "inspection")]
 mod inspection;
 mod inspection_request;
+mod keepalive;
 mod knocks;
 mod lane_host;
 mod lanes;
@@ -529,6 +530,7 @@ impl Worker {
             Timer::SendBuffer(id) => data.send_buffer_timeout(cx, sessions, host, id, now),
             Timer::Dial(peer) => sessions.dial(cx, peer, now),
             Timer::Tcp(id) => tcp.tcp_timeout(cx, sessions, id, now),
+            Timer::Keepalive => tcp.look_at_watched(cx, sessions, now),
             Timer::Publish => self.publish(now),
             Timer::Housekeeping => self.housekeeping(now),
             Timer::Decoys => decoy.expire_flows(cx, now),

@@ -32,7 +32,7 @@ use crate::{
     health::Health,
     mtu_table::MtuTable,
     worker::{
-        decoys::Decoys, routed::RoutedPeers, sight::Sight, stats::Snapshots,
+        decoys::Decoys, keepalive::Keepalives, routed::RoutedPeers, sight::Sight, stats::Snapshots,
         unauthenticated::Unauthenticated, work::Rests,
     },
 };
@@ -130,6 +130,7 @@ pub(super) struct TcpForwards {
     pub(super) stirred: Vec<TcpId>,
     /// Number of times that any forward was served, which orders them by when they sent something last.
     pub(super) passes: u64,
+    pub(super) keepalives: Keepalives,
     pub(super) scratch: tcp::Scratch,
 }
 

@@ -221,12 +221,12 @@ impl Worker {
         let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
             return;
         };
-        match &message {
-            Message::StreamAbort(aborts) => return tcp.streams_aborted(cx, sessions, handle, aborts, now),
-            Message::StreamCredit { initial, limits } => {
-                return tcp.streams_limited(cx, sessions, handle, *initial, limits, now);
-            }
-            _ => {}
+        // Of both kinds of connections.
+        if let Message::StreamAbort(aborts) = &message {
+            return tcp.streams_aborted(cx, sessions, handle, aborts, now);
+        }
+        if let Message::StreamCredit { initial, limits } = &message {
+            return tcp.streams_limited(cx, sessions, handle, *initial, limits, now);
         }
         if connection.stream_number.is_some() {
             return sessions.stream_message(cx, handle, peer, &message, now);

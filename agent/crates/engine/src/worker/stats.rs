@@ -626,6 +626,10 @@ wire::labelled! {
         ConnectionLost => "connection_lost",
         /// A reload took its service away, or the peer's right to it.
         Reconfigured => "reconfigured",
+        /// The client of a `[[tcp]]` port did not answer any more.
+        ClientVanished => "client_vanished",
+        /// The service did not answer any more.
+        ServiceVanished => "service_vanished",
         /// Its reader had stopped for longest when memory was short.
         Stalled => "stalled",
         /// An operator ended it.

@@ -22,6 +22,7 @@ use crate::{
         TcpEnd, TcpRefusal,
         ceilings::socket_remedy,
         context::Context,
+        keepalive,
         parts::{OpenForward, Sessions, TcpForwards},
         sight::Sight,
         timer::{Timer, number},
@@ -79,6 +80,8 @@ impl TcpForwards {
                             cx.forward_serves(peer, &mut sight, &name);
                         }
                         tracing::debug!(%client, service, "TCP forward");
+                        let after = cx.config.tcp.get(port).and_then(|forward| forward.tcp.keepalive);
+                        self.keepalives.begin(id, &*stream, after);
                         let knows = cx.known_by(peer);
                         let forward = TcpForward::opened(key.stream, stream, token, service, knows, now);
                         self.insert_tcp(cx, sessions, OpenForward { key, peer, forward, sight }, now);
@@ -276,6 +279,9 @@ impl TcpForwards {
             cx.timers.arm(Timer::Tcp(id), at);
         }
         cx.forward_moved(peer, sight, [after.0 - before.0, delivered], forward.waits(), now);
+        if self.keepalives.served(id, now) {
+            cx.timers.arm(Timer::Keepalive, now + keepalive::TICK);
+        }
         match pumped {
             Pumped::Waiting => {}
             Pumped::Busy => {
@@ -300,11 +306,14 @@ impl TcpForwards {
                 if let Some(told) = sessions.control.streams_told(ConnectionHandle(key.connection)) {
                     told.abort(key.stream, bytes);
                 }
-                let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
-                if forward.is_over() {
+                let Some(opened) = self.open.get_mut(id.0 as usize) else { return };
+                if opened.forward.is_over() {
                     return self.remove_tcp(cx, sessions, id);
                 }
-                if let Some(token) = forward.take_token() {
+                if opened.forward.tcp().is_some_and(|tcp| tcp.is_lost()) {
+                    cx.note_vanished(opened);
+                }
+                if let Some(token) = opened.forward.take_token() {
                     cx.sockets.factory.release(token);
                 }
                 // The peer may have stopped the stream already.
@@ -338,6 +347,7 @@ impl TcpForwards {
         let Some(OpenForward { key, forward, sight, .. }) = self.open.get_mut(id.0 as usize) else { return };
         match result {
             Ok((stream, token)) => {
+                self.keepalives.begin(id, &*stream, service.and_then(|service| service.keepalive));
                 forward.connect(open.service, stream, token, now);
                 if let Some(name) = cx.config.services.get(index).map(|service| Arc::clone(&service.name)) {
                     cx.forward_serves(peer, sight, &name);
@@ -440,10 +450,14 @@ impl TcpForwards {
     }
 
     pub(super) fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
-        let Some(opened) = self.open.try_remove(id.0 as usize) else { return };
+        let Some(mut opened) = self.open.try_remove(id.0 as usize) else { return };
+        if opened.forward.tcp().is_some_and(|tcp| tcp.is_lost()) {
+            cx.note_vanished(&mut opened);
+        }
         cx.forward_ended(&opened);
         let OpenForward { key, peer, forward, .. } = opened;
         self.by_stream.remove(&key);
+        self.keepalives.forget(id);
         if let Some(token) = forward.token() {
             cx.sockets.factory.release(token);
         }

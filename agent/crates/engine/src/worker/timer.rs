@@ -25,6 +25,7 @@ pub(super) enum Timer {
     Join(ConnectionHandle),
     Left(ConnectionHandle),
     Tcp(TcpId),
+    Keepalive,
     Listener(usize),
     Publish,
     Housekeeping,

@@ -14,7 +14,7 @@ use std::{
 };
 
 use crate::{
-    Ready, TcpListener, TcpStream, Token,
+    Keepalive, Ready, TcpListener, TcpStream, Token, Unanswered,
     memory::{MemoryFabric, Waiter, WorkerId},
 };
 
@@ -279,6 +279,20 @@ impl TcpStream for Stream {
                 outgoing.reset();
             }
         }
+    }
+
+    /// Nothing to do: the far end is in memory, too.
+    fn keep_alive(&self, _: Keepalive) -> io::Result<()> {
+        self.pipes().map(drop)
+    }
+
+    fn unanswered(&self) -> io::Result<Unanswered> {
+        let waits = !self.pipes()?.outgoing.borrow().bytes.is_empty();
+        Ok(Unanswered { waits, ..Unanswered::default() })
+    }
+
+    fn is_lost(&self) -> bool {
+        false
     }
 }
 

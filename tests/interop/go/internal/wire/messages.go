@@ -26,6 +26,8 @@ const (
 	MaxPresharedKeys = 2
 	// ProofLen is the length of the proof of one.
 	ProofLen = 16
+	// MaxStreams is how many streams a message about them names.
+	MaxStreams = 256
 )
 
 // Feature bits of [Hello].
@@ -35,6 +37,8 @@ const (
 	FeaturePieces            = 1 << 2
 	FeatureStreamConnections = 1 << 3
 	FeaturePresharedKeys     = 1 << 6
+	FeatureStreamAbort       = 1 << 9
+	FeatureStreamCredit      = 1 << 10
 )
 
 // Close codes: application error codes of CONNECTION_CLOSE.
@@ -211,6 +215,16 @@ type PacketRepair struct {
 // PresharedKeys replaces the proofs of the sender's hello.
 type PresharedKeys struct{ Proofs [][]byte }
 
+// StreamAbort says after how many bytes of each of these streams its TCP connection was reset.
+type StreamAbort struct{ Streams, Bytes []uint64 }
+
+// StreamCredit says how far the other end may send on each of these streams, and on those that begin from now on (0: no
+// limit).
+type StreamCredit struct {
+	Initial         uint64
+	Streams, Limits []uint64
+}
+
 // StreamOpen starts a TCP forward.
 type StreamOpen struct{ Service uint32 }
 
@@ -249,6 +263,10 @@ func newMessage(number int) Message {
 		return &PacketRepair{}
 	case 15:
 		return &PresharedKeys{}
+	case 18:
+		return &StreamAbort{}
+	case 19:
+		return &StreamCredit{}
 	default:
 		return nil
 	}
@@ -257,9 +275,10 @@ func newMessage(number int) Message {
 // Name returns the name of a message's kind in culvert.proto.
 func Name(message Message) string {
 	return [...]string{
-		"hello", "lane_open", "lane_accept", "lane_refuse", "lane_close", "services_changed", "here", "join", "joined",
+		1: "hello", "lane_open", "lane_accept", "lane_refuse", "lane_close", "services_changed", "here", "join", "joined",
 		"streams_wanted", "release", "receive_rate", "reports_wanted", "packet_repair", "preshared_keys",
-	}[message.number()-1]
+		18: "stream_abort", "stream_credit",
+	}[message.number()]
 }
 
 func (*Hello) number() int           { return 1 }
@@ -277,6 +296,8 @@ func (*ReceiveRate) number() int     { return 12 }
 func (*ReportsWanted) number() int   { return 13 }
 func (*PacketRepair) number() int    { return 14 }
 func (*PresharedKeys) number() int   { return 15 }
+func (*StreamAbort) number() int     { return 18 }
+func (*StreamCredit) number() int    { return 19 }
 
 // ParseEnvelope reads one Envelope, without the length before it. A message of an unknown kind is [ErrUnknownKind];
 // every other error is a protocol violation. Byte fields of the message are slices of b.
@@ -345,11 +366,15 @@ func ReadFrame(r io.Reader, limit int) ([]byte, error) {
 var ErrTooLong = errors.New("a message is too long")
 
 // Cost is what a message of so many bytes costs its sender, in units.
-func Cost(length int, message Message) int {
-	units := 1 + length/256
-	switch message.(type) {
-	case *ServicesChanged, *PresharedKeys:
+func Cost(length int, message Message) float64 {
+	units := float64(1 + length/256)
+	switch m := message.(type) {
+	case *ServicesChanged, *PacketRepair, *ReportsWanted, *PresharedKeys:
 		units += 15
+	case *StreamAbort:
+		units += float64(len(m.Streams) / 16)
+	case *StreamCredit:
+		units = float64(length+1) / 512
 	}
 	return units
 }
@@ -743,5 +768,46 @@ func (p *PacketRepair) check() error {
 		return fmt.Errorf("%d millionths of repair", p.MaxOverheadPPM)
 	}
 	p.Mode = min(p.Mode, RepairAuto)
+	return nil
+}
+
+func (a *StreamAbort) set(f field) error {
+	switch f.number {
+	case 1:
+		return f.integersInto(&a.Streams)
+	case 2:
+		return f.integersInto(&a.Bytes)
+	}
+	return nil
+}
+
+func (a *StreamAbort) append(b []byte) []byte {
+	return appendIntegers(appendIntegers(b, 1, a.Streams), 2, a.Bytes)
+}
+
+func (a *StreamAbort) check() error { return checkStreams(a.Streams, a.Bytes) }
+
+func (c *StreamCredit) set(f field) error {
+	switch f.number {
+	case 1:
+		return integerInto(f, &c.Initial)
+	case 2:
+		return f.integersInto(&c.Streams)
+	case 3:
+		return f.integersInto(&c.Limits)
+	}
+	return nil
+}
+
+func (c *StreamCredit) append(b []byte) []byte {
+	return appendIntegers(appendIntegers(appendInteger(b, 1, c.Initial), 2, c.Streams), 3, c.Limits)
+}
+
+func (c *StreamCredit) check() error { return checkStreams(c.Streams, c.Limits) }
+
+func checkStreams(streams, offsets []uint64) error {
+	if len(streams) != len(offsets) || len(streams) > MaxStreams {
+		return fmt.Errorf("a message with %d streams and %d numbers of bytes", len(streams), len(offsets))
+	}
 	return nil
 }

@@ -43,6 +43,25 @@ func (f field) boolInto(into *bool) error {
 	return nil
 }
 
+// integersInto appends the field's integer, or the integers that it packs.
+func (f field) integersInto(into *[]uint64) error {
+	if f.kind == typeVarint {
+		*into = append(*into, f.integer)
+		return nil
+	}
+	if f.kind != typeBytes {
+		return errProtobuf
+	}
+	for b := f.bytes; len(b) > 0; {
+		v, n := binary.Uvarint(b)
+		if n <= 0 {
+			return errProtobuf
+		}
+		*into, b = append(*into, v), b[n:]
+	}
+	return nil
+}
+
 func (f field) bytesInto(into *[]byte) error {
 	if f.kind != typeBytes {
 		return errProtobuf
@@ -59,17 +78,15 @@ func (f field) stringInto(into *string) error {
 	return nil
 }
 
-// eachField calls do for each field of a message, groups excepted, which no message of ours has.
+// eachField calls do for each field of a message. A group, which no message of ours has, is a field without content.
 func eachField(b []byte, do func(field) error) error {
 	for len(b) > 0 {
 		f, rest, err := nextField(b, 0)
 		if err != nil {
 			return err
 		}
-		if f.kind != typeGroup {
-			if err := do(f); err != nil {
-				return err
-			}
+		if err := do(f); err != nil {
+			return err
 		}
 		b = rest
 	}
@@ -146,6 +163,15 @@ func appendInteger(b []byte, number int, v uint64) []byte {
 		return b
 	}
 	return binary.AppendUvarint(appendTag(b, number, typeVarint), v)
+}
+
+// appendIntegers appends integers, packed, unless there are none.
+func appendIntegers(b []byte, number int, all []uint64) []byte {
+	var packed []byte
+	for _, v := range all {
+		packed = binary.AppendUvarint(packed, v)
+	}
+	return appendBytes(b, number, packed)
 }
 
 func appendBool(b []byte, number int, v bool) []byte {

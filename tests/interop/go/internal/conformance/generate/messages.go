@@ -221,6 +221,56 @@ func messages() cases {
 	bad("preshared_keys with a proof of 15 bytes", str(15, str(1, n(1, 15))))
 	bad("preshared_keys with three proofs", str(15, x(str(1, n(1, 16)), str(1, n(2, 16)), str(1, n(3, 16)))))
 
+	// The fields of the streams and of their bytes, and a field before them.
+	for _, about := range []struct {
+		kind, streams uint64
+		name, before  string
+	}{{18, 1, "stream_abort", ""}, {19, 2, "stream_credit", num(1, 65536)}} {
+		one := func(name, inner string) { ok(about.name+name, str(about.kind, about.before+x(inner)), about.name) }
+		reads := func(name, inner, again string) {
+			add(about.name+name, str(about.kind, about.before+x(inner)), accept, about.name, str(about.kind, about.before+x(again)))
+		}
+		breaks := func(name, inner string) { bad(about.name+name, str(about.kind, about.before+x(inner))) }
+		lists := func(streams, bytes string) string { return str(about.streams, streams) + str(about.streams+1, bytes) }
+		both := lists("00 04 808001", "03 00 ffffffffffffffffff01")
+		one("", both)
+		one(" of 256 streams", lists(n(5, 256), n(6, 256)))
+		reads(" that is not packed", num(about.streams, 0)+num(about.streams+1, 3)+num(about.streams, 4)+num(about.streams+1, 0)+
+			num(about.streams, 16384)+num(about.streams+1, 1<<64-1), both)
+		reads(" that is packed in part", str(about.streams, "00 04")+num(about.streams, 16384)+num(about.streams+1, 3)+
+			str(about.streams+1, "00 ffffffffffffffffff01"), both)
+		reads(" with lists of nothing", lists("", ""), "")
+		reads(" with one stream twice", lists("04 04", "09 07"), lists("04 04", "09 07"))
+		reads(" with a stream that QUIC has no number for", lists("ffffffffffffffffff01", "01"), lists("ffffffffffffffffff01", "01"))
+		reads(" with fields of a later version", both+num(9, 1)+str(10, "aa"), both)
+		add(about.name+" in two parts, which protobuf merges",
+			str(about.kind, about.before+x(lists("00", "03")))+str(about.kind, x(lists("04 808001", "00 ffffffffffffffffff01"))),
+			accept, about.name, str(about.kind, about.before+both))
+		add(about.name+" with unequal lists, in two parts that make them equal",
+			str(about.kind, about.before+str(about.streams, "04"))+str(about.kind, str(about.streams+1, "09")),
+			accept, about.name, str(about.kind, about.before+lists("04", "09")))
+		add(about.name+" of 257 streams, before another kind", str(about.kind, about.before+x(lists(n(5, 257), n(6, 257))))+str(9, ""),
+			accept, "joined", str(9, ""))
+		breaks(" of 257 streams", lists(n(5, 257), n(6, 257)))
+		breaks(" of 257 streams, some of them packed", lists(n(5, 256), n(6, 256))+num(about.streams, 5)+num(about.streams+1, 6))
+		breaks(" with more streams than numbers of bytes", lists("00 04", "03"))
+		breaks(" with fewer streams than numbers of bytes", lists("00", "03 04"))
+		breaks(" with streams only", str(about.streams, "00"))
+		breaks(" with numbers of bytes only", str(about.streams+1, "00"))
+		breaks(" whose streams have 8 bytes each", uvarint(about.streams<<3|1)+n(0, 8)+str(about.streams+1, "00"))
+		breaks(" whose numbers of bytes have 4 bytes each", str(about.streams, "00")+uvarint((about.streams+1)<<3|5)+n(0, 4))
+		breaks(" whose streams are a group", uvarint(about.streams<<3|3)+uvarint(about.streams<<3|4))
+		breaks(" whose packed list is cut short", lists("00 84", "03 04"))
+		breaks(" with an integer of eleven bytes in a packed list", lists(n(0x80, 10)+"01", "03"))
+		breaks(" with an integer beyond 64 bits in a packed list", lists("ffffffffffffffffff02", "03"))
+		bad(about.name+" that is an integer", num(about.kind, 1))
+	}
+	ok("stream_abort of nothing", str(18, ""), "stream_abort")
+	ok("stream_credit without limits", str(19, ""), "stream_credit")
+	ok("stream_credit for streams that begin", str(19, num(1, 1<<64-1)), "stream_credit")
+	add("stream_credit with an initial limit of 0, written", str(19, num(1, 0)), accept, "stream_credit", str(19, ""))
+	bad("stream_credit whose initial limit is packed", str(19, str(1, "01")))
+
 	bad("no byte at all", "")
 	add("a kind of a later version", str(1000, "0801"), ignore, "", "")
 	add("a field of a later version that is no message", num(1000, 1), ignore, "", "")
