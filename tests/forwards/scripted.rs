@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     sync::{
         Mutex,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicUsize, Ordering},
     },
     thread,
     time::Duration,
@@ -85,20 +85,15 @@ struct Tally {
 /// Runs the script of each seed directly and over the forward.
 fn compare(bed: &Bed, count: u64, script_of: impl Fn(u64) -> Script + Sync) {
     let seeds = scripts::seeds(count);
-    println!("seeds {seeds:?}");
     let haproxy = env::var("CULVERT_FORWARD_BESIDE").is_ok_and(|name| name == "haproxy");
     let haproxy = haproxy.then(|| bed.haproxy());
-    let (next, tally, begun) = (AtomicU64::new(seeds.start), Mutex::new(Tally::default()), clock::now());
+    let (next, tally, begun) = (AtomicUsize::new(0), Mutex::new(Tally::default()), clock::now());
     thread::scope(|scope| {
         for lane in &bed.lanes {
             scope.spawn(|| {
                 bed.place.enter(|| {
-                    loop {
-                        let seed = next.fetch_add(1, Ordering::Relaxed);
-                        if seed >= seeds.end {
-                            break;
-                        }
-                        let script = script_of(seed);
+                    while let Some(seed) = seeds.get(next.fetch_add(1, Ordering::Relaxed)) {
+                        let script = script_of(*seed);
                         let direct = run(bed, lane, &script, Way::Direct);
                         let forward = run(bed, lane, &script, Way::Forward);
                         let beside = haproxy.as_ref().map(|_| run(bed, lane, &script, Way::HaProxy));

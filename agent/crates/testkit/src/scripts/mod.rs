@@ -17,7 +17,6 @@
 use std::{
     env, fmt,
     io::{self, ErrorKind},
-    ops::Range,
     time::Duration,
 };
 
@@ -35,23 +34,23 @@ pub const CLIENT: usize = 0;
 /// The service's place in arrays of two.
 pub const SERVICE: usize = 1;
 
-/// The seeds to run: `count`, or what the environment says. `CULVERT_FORWARD_SCRIPTS` is another count or `first..last`, and
-/// `CULVERT_TEST_SEED` the only seed.
+/// The seeds to run: 1 to `count`, or what the environment says. `CULVERT_FORWARD_SCRIPTS` is another count or `first..last`, and
+/// `CULVERT_TEST_SEED` the only seed: run once, or as often as that count.
 ///
 /// # Panics
 /// When the environment says something else than numbers.
 #[must_use]
-pub fn seeds(count: u64) -> Range<u64> {
+pub fn seeds(count: u64) -> Vec<u64> {
     let number = |text: &str| text.trim().parse::<u64>().unwrap_or_else(|error| panic!("{text:?}: {error}"));
+    let scripts = env::var("CULVERT_FORWARD_SCRIPTS").ok();
     if let Ok(seed) = env::var("CULVERT_TEST_SEED") {
-        return number(&seed)..number(&seed) + 1;
+        let times = scripts.map_or(1, |text| number(&text));
+        return (0..times).map(|_| number(&seed)).collect();
     }
-    match env::var("CULVERT_FORWARD_SCRIPTS") {
-        Ok(text) => match text.split_once("..") {
-            Some((first, last)) => number(first)..number(last) + 1,
-            None => 1..number(&text) + 1,
-        },
-        Err(_) => 1..count + 1,
+    match scripts.as_deref().map(|text| text.split_once("..").ok_or(text)) {
+        Some(Ok((first, last))) => (number(first)..=number(last)).collect(),
+        Some(Err(text)) => (1..=number(text)).collect(),
+        None => (1..=count).collect(),
     }
 }
 

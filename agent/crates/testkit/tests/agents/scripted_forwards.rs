@@ -88,7 +88,7 @@ fn wrong(pair: &mut Pair, script: &Script) -> Vec<String> {
 
 #[test]
 fn both_programs_see_the_end_within_a_second_and_nothing_is_left() {
-    let seeds: Vec<u64> = scripts::seeds(SCRIPTS).collect();
+    let seeds = scripts::seeds(SCRIPTS);
     let mut all = Vec::new();
     for seeds in seeds.chunks(ON_A_PAIR as usize) {
         let mut pair = Pair::connected(seeds[0], "", "");
