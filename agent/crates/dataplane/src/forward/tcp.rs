@@ -611,8 +611,8 @@ impl TcpForward {
 
     fn read_answer(&mut self, quinn: &mut Connection) -> Result<(), Pumped> {
         let Stage::AwaitingAnswer { framer, .. } = &mut self.stage else { return Ok(()) };
-        // After a failure of the client's connection the stream is stopped, and no answer comes.
-        if self.ending.is_some() {
+        // After a failure of the client's connection the stream is stopped, and no answer comes. After one at the far end it still does.
+        if matches!(self.ending, Some(Ending::Ours { .. } | Ending::Told)) {
             return Ok(());
         }
         match read_frame(quinn, self.stream, framer, &mut self.inward.offset, StreamAnswer::decode) {

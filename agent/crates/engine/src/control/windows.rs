@@ -587,7 +587,11 @@ mod tests {
         assert!(windows.look(&blocked(count), now).starved);
         assert_eq!(memory.credit(), Some(LEAST_CREDIT));
         let before = windows.receive;
-        assert_eq!(windows.made_room().receive, Some(before + 1), "one was ended, and the far end is to know");
+        assert_eq!(
+            windows.made_room().receive,
+            Some(before + 1),
+            "one was ended, and the far end is to know"
+        );
         assert!(!windows.look(&blocked(count), now).starved, "until it is blocked again");
         for _ in 0..6 {
             let (mut other, _) = Windows::new(&memory, now);
