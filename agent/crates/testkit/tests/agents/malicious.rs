@@ -357,7 +357,7 @@ impl MaliciousPeer {
     /// What has come on a stream; the error is the code with which the agent has reset it.
     pub(super) fn read_stream(&mut self, id: StreamId) -> Result<Vec<u8>, VarInt> {
         let mut stream = self.quinn.recv_stream(id);
-        let mut chunks = stream.read(true).unwrap();
+        let Ok(mut chunks) = stream.read(true) else { panic!("the stream is read to its end, or stopped") };
         let mut came = Vec::new();
         let result = loop {
             match chunks.next(usize::MAX) {
