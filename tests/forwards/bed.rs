@@ -39,11 +39,11 @@ fn loopback() -> SocketAddr {
 }
 
 impl Bed {
-    /// So many lanes; `section` is of each `[[service]]`, `peer` of each `[[peer]]`.
-    pub(crate) fn new(place: &Place, lanes: usize, section: &str) -> Self {
+    /// So many lanes; `lines` are of each `[[service]]` and of each `[[tcp]]`.
+    pub(crate) fn new(place: &Place, lanes: usize, lines: &str) -> Self {
         let mut plan = Plan::default().at([place.clone(), place.clone()]);
         let nobody: [SocketAddr; 3] = place.enter(|| [(); 3].map(|()| loopback()));
-        plan = plan.service("nobody", nobody[0], section).forward("nobody", nobody[1]);
+        plan = plan.service("nobody", nobody[0], lines).forward("nobody", nobody[1]).entry(lines);
         let lanes: Vec<Lane> = (0..lanes)
             .map(|_| {
                 place.enter(|| {
@@ -54,7 +54,7 @@ impl Bed {
             .collect();
         for (number, lane) in lanes.iter().enumerate() {
             let (name, upstream) = (format!("lane{number}"), lane.listener.local_addr().unwrap());
-            plan = plan.service(&name, upstream, section).forward(&name, lane.forward);
+            plan = plan.service(&name, upstream, lines).forward(&name, lane.forward).entry(lines);
         }
         Self { pair: plan.start(), place: place.clone(), lanes, nobody }
     }
