@@ -56,6 +56,10 @@ pub(crate) enum Attack {
     Headerless,
     /// Streams full of data for a service that never reads
     Unread,
+    /// Resets told of streams that are open, may come or cannot come, after as many bytes as chance has it
+    StreamAborts,
+    /// Limits of streams that change thousands of times a second
+    StreamCredits,
     /// A second hello on each connection, and another connection after it
     Hellos,
     /// Lanes that are opened and never used
@@ -84,6 +88,8 @@ impl Attack {
             | Self::ServicesChanged
             | Self::Headerless
             | Self::Unread
+            | Self::StreamAborts
+            | Self::StreamCredits
             | Self::Hellos
             | Self::Lanes
             | Self::Oversized => false,

@@ -97,6 +97,8 @@ impl Contents {
             | Attack::Challenges
             | Attack::Headerless
             | Attack::Unread
+            | Attack::StreamAborts
+            | Attack::StreamCredits
             | Attack::Hellos
             | Attack::Lanes
             | Attack::KeyUpdates

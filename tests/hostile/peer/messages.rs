@@ -87,14 +87,37 @@ pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
     out
 }
 
+/// Datagrams in pieces, `StreamAbort` and `StreamCredit`, which the attacker does not keep to.
+const FEATURES: u64 = 1 << 2 | 1 << 9 | 1 << 10;
+
 /// `Hello` with the features of an agent without a device, but for stream connections.
 pub(crate) fn hello(instance: &[u8; 16], max_lanes: u64, possession: &[u8]) -> Vec<u8> {
     let hello = Message::default().number(1, 1).bytes(2, instance).bytes(3, b"hostile").number(4, 2);
-    envelope(1, hello.number(5, max_lanes).number(6, 1472).number(8, 4).bytes(9, possession))
+    envelope(1, hello.number(5, max_lanes).number(6, 1472).number(8, FEATURES).bytes(9, possession))
 }
 
 pub(crate) fn lane_open(lane: u64, epoch: u64, connection_id: &[u8; 8]) -> Vec<u8> {
     envelope(2, Message::default().number(1, lane).number(2, epoch).bytes(3, connection_id))
+}
+
+/// Limit on the streams that a message names.
+pub(crate) const STREAMS_IN_MESSAGE: usize = 256;
+
+/// `StreamAbort` of streams and their bytes.
+pub(crate) fn stream_abort(streams: &[(u64, u64)]) -> Vec<u8> {
+    envelope(18, each(Message::default(), 1, streams))
+}
+
+/// `StreamCredit` with a limit of streams that begin, and of others.
+pub(crate) fn stream_credit(initial: u64, limits: &[(u64, u64)]) -> Vec<u8> {
+    envelope(19, each(Message::default().number(1, initial), 2, limits))
+}
+
+/// Pairs as two lists of numbers, the first one in `field`; they are not packed, which protobuf allows.
+fn each(message: Message, field: u64, pairs: &[(u64, u64)]) -> Message {
+    pairs
+        .iter()
+        .fold(message, |message, (stream, bytes)| message.number(field, *stream).number(field + 1, *bytes))
 }
 
 /// `ServicesChanged` with the one service `name`, or none.

@@ -9,7 +9,7 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     attack::{Attack, Attacker, Lanes, Mode},
-    messages,
+    messages::{self, STREAMS_IN_MESSAGE},
     payload::{Payload, put_varint},
     session::Session,
 };
@@ -32,7 +32,7 @@ const LANES_AT_ONCE: u64 = 16;
 /// Streams that wait for the rest of their header.
 const STREAMS: usize = 1_000;
 
-/// Streams to the service that does not read.
+/// Streams at a time to the service that does not read.
 const UNREAD_STREAMS: usize = 64;
 
 /// Runs one round of `attack`.
@@ -54,6 +54,8 @@ pub(super) async fn harm(
         Attack::Lanes => abandoned_lanes(attacker, session).await,
         Attack::Headerless => headerless(attacker, session).await,
         Attack::Unread => unread(attacker, session).await,
+        Attack::StreamAborts => stream_aborts(attacker, session).await,
+        Attack::StreamCredits => stream_credits(attacker, session).await,
         Attack::Oversized => oversized(attacker, session, round).await,
         Attack::Honest
         | Attack::Openings
@@ -163,6 +165,67 @@ async fn unread(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
             stuck = 0;
             streams.drain(..).for_each(|mut stream| drop(stream.reset(0u8.into())));
         }
+    }
+    Ok(())
+}
+
+/// Full messages, as many as a session survives: of streams that are open, that may come, and that cannot.
+async fn stream_aborts(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    /// 1,000 units a second are free, and a message of 256 streams costs 30.
+    const INTERVAL: Duration = Duration::from_millis(31);
+    const STREAM_BYTES: usize = 1_024;
+    /// Streams that an agent may allow in addition.
+    const MAY_COME: u64 = 1_024;
+    let mut begun = messages::stream_open(session.service("mute")?);
+    begun.resize(STREAM_BYTES, 0);
+    let bytes = || rand::random_range(0..2 * STREAM_BYTES as u64);
+    let mut last = 0;
+    while attacker.goes_on(session) {
+        let (mut streams, mut aborts) = (Vec::new(), Vec::new());
+        while streams.len() < UNREAD_STREAMS
+            && let Some(stream) = open_stream(session, &begun).await?
+        {
+            last = stream.id().into();
+            aborts.push((last, bytes()));
+            streams.push(stream);
+        }
+        for place in aborts.len()..STREAMS_IN_MESSAGE {
+            let may_come = last + 4 * rand::random_range(1..MAY_COME);
+            let stream = if place.is_multiple_of(2) { may_come } else { rand::random_range(0..1 << 62) };
+            aborts.push((stream, bytes()));
+        }
+        session.control.write_all(&messages::stream_abort(&aborts)).await?;
+        attacker.rest().await;
+        sleep(INTERVAL).await;
+        // What the agent has not reset ends in order.
+        drop(streams);
+    }
+    Ok(())
+}
+
+/// The limits of a few streams change several times in each message, as many as a session survives.
+async fn stream_credits(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    /// 1,000 units a second are free, and a message of 256 limits costs 3.
+    const INTERVAL: Duration = Duration::from_millis(3);
+    let header = messages::stream_open(session.service("mute")?);
+    let mut streams = Vec::new();
+    while streams.len() < UNREAD_STREAMS {
+        let (mut stream, answers) = session.connection.open_bi().await?;
+        stream.write_all(&header).await?;
+        streams.push((stream, answers));
+    }
+    let mut initial = 0;
+    while attacker.goes_on(session) {
+        let places = 0..STREAMS_IN_MESSAGE;
+        let limits = places.map(|place| {
+            let (stream, _) = &streams[place % streams.len()];
+            (stream.id().into(), 1 + (place / streams.len()) as u64 % 2)
+        });
+        initial = 1 - initial;
+        let message = messages::stream_credit(initial, &limits.collect::<Vec<_>>());
+        session.control.write_all(&message).await?;
+        attacker.rest().await;
+        sleep(INTERVAL).await;
     }
     Ok(())
 }

@@ -234,7 +234,13 @@ func (s *Stream) SetWriteDeadline(t time.Time) error {
 }
 
 // CloseWrite ends our direction; the other one goes on.
-func (s *Stream) CloseWrite() error { return s.Stream.Close() }
+func (s *Stream) CloseWrite() error {
+	s.mu.Lock()
+	// In StreamAbort the end counts as a byte.
+	s.sent++
+	s.mu.Unlock()
+	return s.Stream.Close()
+}
 
 // Close ends both directions: ours in order, the other one by a reset if it has not ended.
 func (s *Stream) Close() error {

@@ -139,7 +139,7 @@ impl Net for KernelNet {
         if stream.poll_write_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
         }
-        Ok(Box::new(KernelStream { stream: Some(stream), waker, is_lost: false }))
+        Ok(Box::new(KernelStream { stream: Some(stream), waker, is_lost: false, reset: None }))
     }
 
     fn resolve(&mut self, host: &str, port: u16, token: Token) {
@@ -225,7 +225,7 @@ impl TcpListener for KernelListener {
         if stream.poll_read_ready(&mut Context::from_waker(&waker)).is_ready() {
             waker.wake_by_ref();
         }
-        Ok((Box::new(KernelStream { stream: Some(stream), waker, is_lost: false }), remote))
+        Ok((Box::new(KernelStream { stream: Some(stream), waker, is_lost: false, reset: None }), remote))
     }
 
     fn has_waiting(&self) -> bool {
@@ -241,6 +241,13 @@ struct KernelStream {
     waker: Waker,
     /// Whether it has failed because the far end does not answer.
     is_lost: bool,
+    /// The reset that came before [`TcpStream::connected`] was asked; the kernel tells it once.
+    reset: Option<io::Error>,
+}
+
+/// Whether an error of a connection is that of a reset after it was connected.
+fn is_reset(error: &io::Error) -> bool {
+    matches!(error.kind(), io::ErrorKind::ConnectionReset | io::ErrorKind::BrokenPipe)
 }
 
 /// Whether an error of a connection says that its far end does not answer. Where packets to it meet an ICMP error, or nobody answers
@@ -267,7 +274,7 @@ impl KernelStream {
         len: usize,
         mut write: impl FnMut(&std::net::TcpStream) -> io::Result<usize>,
     ) -> io::Result<usize> {
-        let Self { stream, waker, is_lost } = self;
+        let Self { stream, waker, is_lost, .. } = self;
         let stream = stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         loop {
             let ready = stream.poll_write_ready(&mut Context::from_waker(waker));
@@ -293,13 +300,19 @@ impl KernelStream {
 
 impl TcpStream for KernelStream {
     fn connected(&mut self) -> io::Result<()> {
-        let stream = self.watched()?;
+        let Self { stream, waker, reset, .. } = self;
+        let stream = stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         loop {
-            let Poll::Ready(ready) = stream.poll_write_ready(&mut Context::from_waker(&self.waker)) else {
+            let Poll::Ready(ready) = stream.poll_write_ready(&mut Context::from_waker(waker)) else {
                 return Err(io::ErrorKind::WouldBlock.into());
             };
             let mut ready = ready?;
             let result = match stream.get_ref().take_error()? {
+                // It was connected, or this would be a refusal. What came before the reset is still to be read.
+                Some(error) if is_reset(&error) => {
+                    *reset = Some(error);
+                    Ok(())
+                }
                 Some(error) => Err(error),
                 None => stream.get_ref().peer_addr().map(drop),
             };
@@ -312,7 +325,7 @@ impl TcpStream for KernelStream {
     }
 
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let Self { stream, waker, is_lost } = self;
+        let Self { stream, waker, is_lost, reset } = self;
         let stream = stream.as_ref().ok_or(io::ErrorKind::NotConnected)?;
         loop {
             let ready = stream.poll_read_ready(&mut Context::from_waker(waker));
@@ -320,6 +333,10 @@ impl TcpStream for KernelStream {
             let mut ready = ready?;
             match stream.get_ref().read(buffer) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
+                // Behind a FIN, the reset is a broken pipe, and the connection reads as ended.
+                Ok(0) if reset.as_ref().is_some_and(|error| error.kind() != io::ErrorKind::BrokenPipe) => {
+                    return Err(reset.take().unwrap_or_else(|| io::ErrorKind::ConnectionReset.into()));
+                }
                 Ok(count) => {
                     // A read that does not fill the buffer has emptied the socket, unless an urgent byte cut it short: the next one
                     // waits for epoll instead of asking the kernel.
@@ -352,6 +369,9 @@ impl TcpStream for KernelStream {
 
     fn has_failed(&self) -> bool {
         let Ok(stream) = self.stream() else { return true };
+        if self.reset.is_some() {
+            return true;
+        }
         let mut stream = [PollFd::new(stream.as_fd(), PollFlags::empty())];
         // POLLHUP alone is the orderly end of both directions.
         nix::poll::poll(&mut stream, PollTimeout::ZERO).is_ok()

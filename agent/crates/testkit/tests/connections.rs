@@ -62,13 +62,7 @@ fn every_seed(count: u64, judge: impl Fn(u64, &TcpListener) -> Vec<String> + Syn
         }
     });
     let wrong = wrong.into_inner().unwrap();
-    assert!(
-        wrong.is_empty(),
-        "{} of {} scripts:\n{}",
-        wrong.len(),
-        seeds.len(),
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "{} of {} scripts:\n{}", wrong.len(), seeds.len(), wrong.join("\n"));
 }
 
 fn told(script: &Script, wrong: Vec<String>) -> Option<String> {

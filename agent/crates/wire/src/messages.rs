@@ -206,7 +206,8 @@ pub enum Message {
 pub struct StreamOffset {
     /// The number of the stream (RFC 9000 §2.1).
     pub stream: u64,
-    /// The number of bytes of the stream, header or answer included, that come before the place.
+    /// The number of bytes of the stream, header or answer included, that come before the place; the end of the stream counts as one
+    /// more.
     pub offset: u64,
 }
 

@@ -145,6 +145,23 @@ fn body(message: &Message) -> Vec<u8> {
     rest.to_vec()
 }
 
+fn aborts_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
+    let fields = [hand.bytes("StreamAbort.streams", &[4, 8]), hand.bytes("StreamAbort.bytes", &[0, 200, 1])];
+    let ends = [(4, 0), (8, 200)].map(|(stream, offset)| StreamOffset { stream, offset });
+    (Message::StreamAbort(ends.into()), hand.bytes("Envelope.stream_abort", &fields.concat()))
+}
+
+fn credit_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
+    let fields = [
+        hand.number("StreamCredit.initial", 65_536),
+        hand.bytes("StreamCredit.streams", &[4]),
+        hand.bytes("StreamCredit.limits", &[200, 1]),
+    ];
+    let limits = vec![StreamOffset { stream: 4, offset: 200 }];
+    let credit = Message::StreamCredit { initial: 65_536, limits };
+    (credit, hand.bytes("Envelope.stream_credit", &fields.concat()))
+}
+
 #[test]
 fn every_field_number_is_the_documented_one() {
     let hand = &mut ByHand::new();
@@ -191,22 +208,8 @@ fn every_field_number_is_the_documented_one() {
         (Message::StreamsWanted, hand.bytes("Envelope.streams_wanted", &[])),
         (Message::Release, hand.bytes("Envelope.release", &[])),
         (Message::Leave, hand.bytes("Envelope.leave", &[])),
-        {
-            let fields =
-                [hand.bytes("StreamAbort.streams", &[4, 8]), hand.bytes("StreamAbort.bytes", &[0, 200, 1])];
-            let ends = [(4, 0), (8, 200)].map(|(stream, offset)| StreamOffset { stream, offset });
-            (Message::StreamAbort(ends.into()), hand.bytes("Envelope.stream_abort", &fields.concat()))
-        },
-        {
-            let fields = [
-                hand.number("StreamCredit.initial", 65_536),
-                hand.bytes("StreamCredit.streams", &[4]),
-                hand.bytes("StreamCredit.limits", &[200, 1]),
-            ];
-            let limits = vec![StreamOffset { stream: 4, offset: 200 }];
-            let credit = Message::StreamCredit { initial: 65_536, limits };
-            (credit, hand.bytes("Envelope.stream_credit", &fields.concat()))
-        },
+        aborts_by_hand(hand),
+        credit_by_hand(hand),
         {
             let rate = hand.number("ReceiveRate.bits_per_second", 48_000_000);
             (Message::ReceiveRate { bits_per_second: 48_000_000 }, hand.bytes("Envelope.receive_rate", &rate))

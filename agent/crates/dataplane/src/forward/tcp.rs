@@ -116,7 +116,7 @@ pub enum Pumped {
     Answered(StreamAnswer),
     /// The peer did not open the forward.
     Refused(StreamAnswer),
-    /// Its TCP connection was reset after this many bytes of the stream: the peer is to be told. [`TcpForward::is_over`] says whether it
+    /// Its TCP connection was reset after this many bytes of the stream, its end included: the peer is to be told. [`TcpForward::is_over`] says whether it
     /// is to be kept until the peer stops the stream.
     Aborted {
         bytes: u64,
@@ -133,6 +133,8 @@ struct Direction {
     ended: bool,
     /// True once the end was passed on, or the direction was given up.
     closed: bool,
+    /// Whether the end was passed on.
+    finished: bool,
     /// Whether the peer has just stopped its stream.
     stopped: bool,
     /// The number of bytes of the piece that are the forward's own: a header or an answer.
@@ -607,7 +609,8 @@ impl TcpForward {
                 }
                 self.abort();
                 self.ending = Some(Ending::Told);
-                Pumped::Aborted { bytes: self.outward.offset }
+                // The end of the stream counts as a byte: it is to be passed on before the reset, too.
+                Pumped::Aborted { bytes: self.outward.offset + u64::from(self.outward.finished) }
             }
             Some(Ending::Theirs { bytes, until, unsent, look }) => {
                 let left = self.tcp.as_ref().map_or(0, |(tcp, _)| tcp.unacknowledged().unwrap_or(0));
@@ -723,11 +726,11 @@ impl TcpForward {
                     Err(WriteError::Stopped(_)) => outward.stop(),
                     Err(WriteError::ClosedStream) => return Err(Broken::Stream),
                 }
+            } else if outward.ended {
+                (outward.closed, outward.finished) = (true, true);
+                return quinn.send_stream(*stream).finish().map(|()| false).map_err(|_| Broken::Stream);
             } else if let Some(Ending::Ours { read: true, .. }) = ending {
                 return Ok(false);
-            } else if outward.ended {
-                outward.closed = true;
-                return quinn.send_stream(*stream).finish().map(|()| false).map_err(|_| Broken::Stream);
             } else if moved >= BUDGET {
                 return Ok(true);
             } else {

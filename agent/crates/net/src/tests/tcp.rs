@@ -174,6 +174,40 @@ async fn memory_reports_a_reset_that_nobody_waits_for() {
 }
 
 #[tokio::test]
+async fn what_came_before_a_reset_is_read_although_nobody_had_noticed_the_connection() {
+    for ends in [false, true] {
+        let (mut net, ready, _) = kernel();
+        let listener = std::net::TcpListener::bind((V4, 0)).unwrap();
+        let mut client = net.tcp_connect(listener.local_addr().unwrap(), CLIENT).unwrap();
+        let (mut service, _) = listener.accept().unwrap();
+        std::io::Write::write_all(&mut service, b"no").unwrap();
+        if ends {
+            service.shutdown(std::net::Shutdown::Write).unwrap();
+        }
+        socket2::SockRef::from(&service).set_linger(Some(std::time::Duration::ZERO)).unwrap();
+        drop(service);
+        while let Err(error) = client.connected() {
+            assert_eq!(error.kind(), ErrorKind::WouldBlock);
+            wait(&ready, CLIENT).await;
+        }
+        assert!(client.has_failed());
+        let mut received = Vec::new();
+        let mut buffer = [0; 10];
+        let end = loop {
+            match client.read(&mut buffer) {
+                Ok(0) => break Ok(()),
+                Ok(len) => received.extend_from_slice(&buffer[..len]),
+                Err(error) if error.kind() == ErrorKind::WouldBlock => wait(&ready, CLIENT).await,
+                Err(error) => break Err(error.kind()),
+            }
+        };
+        assert_eq!(received, b"no");
+        assert_eq!(end, if ends { Ok(()) } else { Err(ErrorKind::ConnectionReset) });
+        assert!(ends == client.has_failed(), "told once");
+    }
+}
+
+#[tokio::test]
 async fn a_kernel_connect_is_refused() {
     let (mut net, ready, _) = kernel();
     is_refused(&mut net, &ready).await;

@@ -107,7 +107,7 @@ pub fn differences(script: &Script, direct: &Run, forward: &Run) -> Vec<String> 
             };
             if direct != forward && !is_known {
                 let text = |outcome: Option<&Outcome>| {
-                    outcome.map_or("nothing".to_owned(), |outcome| format!("{outcome:?}"))
+                    outcome.map_or_else(|| "nothing".to_owned(), |outcome| format!("{outcome:?}"))
                 };
                 differences.push(format!(
                     "the {name}'s step {}, {step}: {}, here {}",

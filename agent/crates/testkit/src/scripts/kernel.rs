@@ -38,7 +38,9 @@ pub fn run(script: &Script, to: SocketAddr, listener: &TcpListener, vanish: Vani
             end @ (End::Refused | End::Reset) => {
                 return Ok([Seen { unconnected: Some(end), ..Seen::default() }, Seen::default()]);
             }
-            other => return Err(io::Error::other(format!("the client cannot connect: {other:?}"))),
+            other @ (End::Eof | End::BrokenPipe | End::TimedOut | End::Other(_)) => {
+                return Err(io::Error::other(format!("the client cannot connect: {other:?}")));
+            }
         },
     };
     let service = if script.has_service { Some(accept(script, listener)?) } else { None };

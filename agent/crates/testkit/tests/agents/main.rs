@@ -72,6 +72,7 @@ mod standard;
 mod stream_connections;
 mod stream_ends;
 mod stream_joins;
+mod stream_said;
 mod tun;
 mod tun_lanes;
 mod tun_marks;

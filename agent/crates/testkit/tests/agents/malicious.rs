@@ -18,8 +18,8 @@ use gate::{
 };
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, OVERHEAD, TRANSMIT_CAPACITY};
 use quinn_proto::{
-    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint, Event, Side,
-    StreamEvent, StreamId, TransportConfig, VarInt, congestion::NewRenoConfig,
+    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, Endpoint, Event,
+    ReadError, Side, StreamEvent, StreamId, TransportConfig, VarInt, congestion::NewRenoConfig,
 };
 use ring::hmac;
 use wire::{
@@ -337,6 +337,42 @@ impl MaliciousPeer {
         let id = self.quinn.streams().open(Dir::Bi)?;
         self.quinn.send_stream(id).write(bytes).unwrap();
         Some(id)
+    }
+
+    /// Takes the oldest stream that the agent has opened.
+    pub(super) fn accept_stream(&mut self) -> Option<StreamId> {
+        self.quinn.streams().accept(Dir::Bi)
+    }
+
+    /// Writes these bytes to a stream, which has room for them.
+    pub(super) fn write_stream(&mut self, id: StreamId, bytes: &[u8]) {
+        assert_eq!(self.quinn.send_stream(id).write(bytes), Ok(bytes.len()));
+    }
+
+    /// Wants no more of a stream.
+    pub(super) fn stop_stream(&mut self, id: StreamId) {
+        self.quinn.recv_stream(id).stop(VarInt::from_u32(1)).unwrap();
+    }
+
+    /// What has come on a stream; the error is the code with which the agent has reset it.
+    pub(super) fn read_stream(&mut self, id: StreamId) -> Result<Vec<u8>, VarInt> {
+        let mut stream = self.quinn.recv_stream(id);
+        let Ok(mut chunks) = stream.read(true) else { panic!("the stream is read to its end, or stopped") };
+        let mut came = Vec::new();
+        let result = loop {
+            match chunks.next(usize::MAX) {
+                Ok(Some(chunk)) => came.extend_from_slice(&chunk.bytes),
+                Ok(None) | Err(ReadError::Blocked) => break Ok(came),
+                Err(ReadError::Reset(code)) => break Err(code),
+            }
+        };
+        let _transmit = chunks.finalize();
+        result
+    }
+
+    /// Whether the agent wants no more of a stream.
+    pub(super) fn is_stopped(&mut self, id: StreamId) -> bool {
+        !matches!(self.quinn.send_stream(id).stopped(), Ok(None))
     }
 
     /// Gives a stream up, both ways.

@@ -10,6 +10,7 @@ use testkit::scripts::{
     generate::{SOON, STOPPED},
     judge, virtual_time,
 };
+use wire::clock::Clock;
 
 use crate::{INGRESS, Pair, UPSTREAM};
 

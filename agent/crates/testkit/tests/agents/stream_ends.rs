@@ -117,7 +117,7 @@ fn an_abort_ends_a_forward_of_which_both_directions_are_full_at_both_ends() {
 #[test]
 fn an_idle_forward_ends_within_a_second_of_an_abort_in_each_state_of_its_halves() {
     for seed in 4010..4018 {
-        let [service_aborts, client_closed, service_closed] = [1, 2, 4].map(|bit| seed - 4010 & bit > 0);
+        let [service_aborts, client_closed, service_closed] = [1, 2, 4].map(|bit| (seed - 4010) & bit > 0);
         let mut stage = Stage::new(seed);
         let (mut client, mut service) = stage.open();
         if client_closed {
