@@ -10,7 +10,6 @@ use testkit::scripts::{
     generate::{SOON, STOPPED},
     judge, virtual_time,
 };
-use wire::clock::Clock;
 
 use crate::{INGRESS, Pair, UPSTREAM};
 
@@ -76,7 +75,7 @@ fn wrong(pair: &mut Pair, script: &Script) -> Vec<String> {
         }
     }
     for (name, agent) in [("entry", pair.entry), ("exit", pair.exit)] {
-        let gone = pair.world.clock.now() + Duration::from_secs(5);
+        let gone = pair.world.now() + Duration::from_secs(5);
         while pair.world.metric(agent, "culvert_tcp_streams") > 0 && pair.world.step(gone) {}
         let left = pair.world.metric(agent, "culvert_tcp_streams");
         if left > 0 {
