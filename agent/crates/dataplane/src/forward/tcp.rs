@@ -85,8 +85,8 @@ enum Stage {
 #[derive(Clone, Copy, Debug)]
 enum Ending {
     /// Our TCP connection was reset: what it had received is passed on until `until`, which each byte postpones. `read` once TCP has
-    /// no more.
-    Ours { until: Instant, read: bool },
+    /// no more. `tells_end` if TCP reads as ended only where a FIN came before the reset: the kernel tells a reset once.
+    Ours { until: Instant, read: bool, tells_end: bool },
     /// The far end was told, and is to stop the stream.
     Told,
     /// The far end's TCP connection was reset after this many bytes of the stream: they are passed on until `until`, likewise. The kernel
@@ -535,17 +535,16 @@ impl TcpForward {
         let inward = if is_open { self.pump_inward(quinn, scratch) } else { Ok(false) };
         let is_busy = match (outward, inward) {
             (Err(Broken::Stream), _) | (_, Err(Broken::Stream)) => return self.end(quinn),
-            (Err(Broken::Tcp), _) | (_, Err(Broken::Tcp)) => {
-                // Nothing is left to read if reading was what failed.
-                return self.tcp_failed(quinn, outward.is_err(), now);
-            }
+            // Nothing is left to read if reading was what failed.
+            (Err(Broken::Tcp { .. }), _) => return self.tcp_failed(quinn, true, false, now),
+            (_, Err(Broken::Tcp { ended })) => return self.tcp_failed(quinn, false, ended, now),
             (Ok(outward), Ok(inward)) => outward || inward,
         };
         match self.ending {
             Some(_) => self.go_on_ending(quinn, moved, is_busy, now),
             None if self.is_over() => Pumped::Done,
             None if is_busy => Pumped::Busy,
-            None if cause == Cause::Tcp && self.has_failed() => self.tcp_failed(quinn, false, now),
+            None if cause == Cause::Tcp && self.has_failed() => self.tcp_failed(quinn, false, true, now),
             None => Pumped::Waiting,
         }
     }
@@ -570,8 +569,8 @@ impl TcpForward {
         (self.outward.offset, self.inward.bytes)
     }
 
-    /// Its TCP connection was reset, or failed otherwise; `read` if it has nothing more to read.
-    fn tcp_failed(&mut self, quinn: &mut Connection, read: bool, now: Instant) -> Pumped {
+    /// Its TCP connection was reset, or failed otherwise; `read` if it has nothing more to read, `tells_end` as in [`Ending::Ours`].
+    fn tcp_failed(&mut self, quinn: &mut Connection, read: bool, tells_end: bool, now: Instant) -> Pumped {
         if !self.knows.aborts || matches!(self.ending, Some(Ending::Theirs { .. })) {
             return self.end(quinn);
         }
@@ -581,7 +580,7 @@ impl TcpForward {
             self.stage = Stage::Open;
         }
         let read = read || self.outward.ended || matches!(self.ending, Some(Ending::Ours { read: true, .. }));
-        self.ending = Some(Ending::Ours { until: now + LAST_BYTES_TIMEOUT, read });
+        self.ending = Some(Ending::Ours { until: now + LAST_BYTES_TIMEOUT, read, tells_end });
         // What is left to read and to write follows at once.
         self.go_on_ending(quinn, self.moved(), !read, now)
     }
@@ -596,7 +595,7 @@ impl TcpForward {
     ) -> Pumped {
         let moved = self.moved();
         match &mut self.ending {
-            Some(Ending::Ours { until, read }) => {
+            Some(Ending::Ours { until, read, .. }) => {
                 if moved.0 != before.0 {
                     *until = now + LAST_BYTES_TIMEOUT;
                 }
@@ -740,7 +739,9 @@ impl TcpForward {
                 }
                 let room = &mut scratch.blocks.room()[..scratch.piece.min(credit)];
                 match (tcp.read(room), &mut *ending) {
-                    (Ok(0), Some(Ending::Ours { read, .. })) => *read = true,
+                    (Ok(0), Some(Ending::Ours { read, tells_end, .. })) => {
+                        (outward.ended, *read) = (*tells_end, true);
+                    }
                     (Ok(0), _) => outward.ended = true,
                     (Ok(len), _) => {
                         order.bytes += len as u64;
@@ -768,7 +769,7 @@ impl TcpForward {
                         break;
                     }
                     (Err(_), Some(Ending::Ours { read, .. })) => *read = true,
-                    (Err(_), _) => return Err(Broken::Tcp),
+                    (Err(_), _) => return Err(Broken::Tcp { ended: false }),
                 }
             }
         }
@@ -795,18 +796,19 @@ impl TcpForward {
                     Err(error) if error.kind() == ErrorKind::WouldBlock => {
                         return if was_reset(quinn, stream) { Err(Broken::Stream) } else { Ok(false) };
                     }
-                    Err(_) => return Err(Broken::Tcp),
+                    Err(error) => return Err(Broken::by_write(&error)),
                 }
             } else if inward.ended {
                 inward.closed = true;
-                return tcp.shutdown_write().map(|()| false).map_err(|_| Broken::Tcp);
+                return tcp.shutdown_write().map(|()| false).map_err(|_| Broken::Tcp { ended: true });
             } else if moved >= BUDGET {
                 return Ok(true);
             } else {
                 let gathered = gather(quinn, stream, parts, *piece)?;
                 inward.offset += gathered.bytes as u64;
                 let written = write_parts(&mut **tcp, parts, gathered.bytes);
-                let written = written.inspect_err(|_| parts.clear()).map_err(|_| Broken::Tcp)?;
+                let written =
+                    written.inspect_err(|_| parts.clear()).map_err(|error| Broken::by_write(&error))?;
                 inward.bytes += written as u64;
                 moved += written;
                 inward.piece = rest(parts, written, gathered.bytes);
@@ -948,10 +950,17 @@ fn rest(parts: &mut Vec<Bytes>, written: usize, bytes: usize) -> Bytes {
 /// Why a forward cannot go on.
 #[derive(Clone, Copy, Debug)]
 enum Broken {
-    /// Its TCP connection was reset, or failed otherwise.
-    Tcp,
+    /// Its TCP connection was reset, or failed otherwise. `ended` if it reads as ended only where a FIN came before the reset.
+    Tcp { ended: bool },
     /// The peer has reset its stream, or quinn-proto has forgotten it.
     Stream,
+}
+
+impl Broken {
+    /// A write was told the error: no read is any more. Behind a FIN, a reset is a broken pipe.
+    fn by_write(error: &io::Error) -> Self {
+        Self::Tcp { ended: error.kind() == ErrorKind::BrokenPipe }
+    }
 }
 
 /// Whether the peer has reset a stream of which not everything is read.

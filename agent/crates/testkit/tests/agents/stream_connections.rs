@@ -42,8 +42,10 @@ impl Forward {
     }
 
     fn is_reset(&mut self) -> bool {
-        let reset = |stream: &mut Box<dyn TcpStream>| {
-            stream.read(&mut [0; 16]).is_err_and(|error| error.kind() == ErrorKind::ConnectionReset)
+        let reset = |stream: &mut Box<dyn TcpStream>| match stream.read(&mut [0; 16]) {
+            // The error is told once, and a write may have been told.
+            Ok(0) => stream.write(b"ping").is_err_and(|error| error.kind() == ErrorKind::BrokenPipe),
+            read => read.is_err_and(|error| error.kind() == ErrorKind::ConnectionReset),
         };
         reset(&mut self.client) && reset(&mut self.server)
     }
