@@ -4,15 +4,16 @@ use std::{
     fmt::Write as _,
     fs,
     net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream},
-    process::Stdio,
+    process::{Command, Stdio},
 };
 
 use culvert_tests::{
     clock::{self, PATIENCE},
+    needs,
     pair::{Pair, Plan},
     place::Place,
     ports,
-    process::Running,
+    process::{Running, run, text},
 };
 use tempfile::TempDir;
 
@@ -59,6 +60,25 @@ impl Bed {
         Self { pair: plan.start(), place: place.clone(), lanes, nobody }
     }
 
+    /// Lets whole connections be cut off from now on; the bed is in a namespace of its own.
+    pub(crate) fn prepare_cuts(&self) {
+        const RULES: &str = "add table inet cuts; \
+            add set inet cuts cut { type inet_service . inet_service; flags timeout; }; \
+            add chain inet cuts arriving { type filter hook input priority 0; }; \
+            add rule inet cuts arriving tcp sport . tcp dport @cut drop";
+        assert_ne!(self.place, Place::Host, "the host's packets are not the test's business");
+        self.place.enter(|| nft(RULES));
+    }
+
+    /// Discards all packets between two ports, both ways, for as long as a script may run. To be called by a thread in the bed's
+    /// namespace.
+    pub(crate) fn cut(&self, one: SocketAddr, other: SocketAddr) {
+        let (one, other) = (one.port(), other.port());
+        nft(&format!(
+            "add element inet cuts cut {{ {one} . {other} timeout 40s, {other} . {one} timeout 40s }}"
+        ));
+    }
+
     /// Waits until no forward is left at either end.
     pub(crate) fn assert_that_nothing_is_left(&self) {
         for (_, agent) in self.pair.ends() {
@@ -88,6 +108,12 @@ impl Bed {
         });
         HaProxy { _process: process, _folder: folder }
     }
+}
+
+/// Tells the packet filter of this thread's namespace. Not by way of `ip netns exec`, whose mounts wait for each other.
+fn nft(words: &str) {
+    let output = run(Command::new(needs::tool("nft").unwrap()).arg(words), PATIENCE);
+    assert!(output.status.success(), "nft {words}: {}", text(&output.stderr));
 }
 
 /// A running HAProxy.

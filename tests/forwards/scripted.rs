@@ -14,7 +14,6 @@ use std::{
 
 use culvert_tests::{
     clock,
-    firewall::Blockade,
     needs::{self, Need},
     place::{Cable, Place},
 };
@@ -47,7 +46,7 @@ enum Way {
     HaProxy,
 }
 
-/// Runs a script; the packets of a host that vanishes are lost from then on, until the run is over.
+/// Runs a script.
 fn run(bed: &Bed, lane: &Lane, script: &Script, way: Way) -> Run {
     let direct = lane.listener.local_addr().unwrap();
     let [nobody, nobody_forward, nobody_beside] = bed.nobody;
@@ -59,12 +58,7 @@ fn run(bed: &Bed, lane: &Lane, script: &Script, way: Way) -> Run {
         (Way::HaProxy, true) => lane.beside,
         (Way::HaProxy, false) => nobody_beside,
     };
-    let blockades = Mutex::new(Vec::new());
-    let vanish = |local: SocketAddr, remote: SocketAddr| {
-        let (local, remote) = (local.port(), remote.port());
-        let pattern = format!("tcp sport . tcp dport {{ {local} . {remote}, {remote} . {local} }}");
-        blockades.lock().unwrap().push(Blockade::new(&bed.place, &pattern));
-    };
+    let vanish = |local: SocketAddr, remote: SocketAddr| bed.cut(local, remote);
     kernel::run(script, to, &lane.listener, &vanish).unwrap_or_else(|error| panic!("{script}{error}"))
 }
 
@@ -188,6 +182,7 @@ fn a_host_that_vanishes_is_missed_as_over_a_direct_connection() {
     let cable = Cable::new();
     let [place, _] = cable.places();
     let bed = Bed::new(&place, VANISHING as usize, &format!("keepalive = \"{KEEPALIVE:?}\"\n"));
+    bed.prepare_cuts();
     compare(&bed, VANISHING, Script::vanishing);
 }
 
