@@ -15,7 +15,10 @@ use culvert_tests::{
     ports,
     process::{Running, run, text},
 };
+use socket2::{Domain, Socket, Type};
 use tempfile::TempDir;
+/// What the programs of a script do, and what is compared.
+pub(crate) use testkit::scripts;
 
 /// A service of a script, of which one runs at a time, and the addresses at which it is reached.
 pub(crate) struct Lane {
@@ -33,6 +36,8 @@ pub(crate) struct Bed {
     pub(crate) lanes: Vec<Lane>,
     /// A port at which nobody listens: directly, through the agents, through HAProxy.
     pub(crate) nobody: [SocketAddr; 3],
+    /// Has that port, so that nobody else can listen there.
+    _nobody: Socket,
 }
 
 fn loopback() -> SocketAddr {
@@ -44,6 +49,8 @@ impl Bed {
     pub(crate) fn new(place: &Place, lanes: usize, lines: &str) -> Self {
         let mut plan = Plan::default().at([place.clone(), place.clone()]);
         let nobody: [SocketAddr; 3] = place.enter(|| [(); 3].map(|()| loopback()));
+        let holder = place.enter(|| Socket::new(Domain::IPV4, Type::STREAM, None)).unwrap();
+        holder.bind(&nobody[0].into()).unwrap();
         plan = plan.service("nobody", nobody[0], lines).forward("nobody", nobody[1]).entry(lines);
         let lanes: Vec<Lane> = (0..lanes)
             .map(|_| {
@@ -57,7 +64,7 @@ impl Bed {
             let (name, upstream) = (format!("lane{number}"), lane.listener.local_addr().unwrap());
             plan = plan.service(&name, upstream, lines).forward(&name, lane.forward).entry(lines);
         }
-        Self { pair: plan.start(), place: place.clone(), lanes, nobody }
+        Self { pair: plan.start(), place: place.clone(), lanes, nobody, _nobody: holder }
     }
 
     /// Lets whole connections be cut off from now on; the bed is in a namespace of its own.

@@ -17,14 +17,16 @@ use culvert_tests::{
     needs::{self, Need},
     place::{Cable, Place},
 };
-use testkit::scripts::{
-    self, Run, Script,
-    generate::KEEPALIVE,
-    judge::{self, DIFFERENCES, URGENT},
-    kernel,
-};
 
-use crate::bed::{Bed, Lane};
+use crate::bed::{
+    Bed, Lane,
+    scripts::{
+        self, Run, Script,
+        generate::KEEPALIVE,
+        judge::{self, DIFFERENCES, URGENT},
+        kernel,
+    },
+};
 
 /// The scripts of an ordinary run.
 const SCRIPTS: u64 = 300;

@@ -3,7 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
-    net::{Ipv4Addr, SocketAddr},
+    net::{Ipv4Addr, SocketAddr, TcpStream},
     process::{Command, Stdio},
     sync::{Mutex, PoisonError},
     time::Duration,
@@ -160,6 +160,9 @@ fn prometheus_finds_what_the_dashboard_and_the_alerts_ask_for() {
     let targets = [pair.entry.metrics(), pair.exit.metrics()];
     let prometheus = Prometheus::start(&targets);
     let mut client = Client::new(0, ingress);
+    // A TCP forward beside the flow: its service has series of its own.
+    client.converse(1);
+    let _forward = TcpStream::connect(ingress).unwrap();
 
     clock::until("all that is asked for is there", PATIENCE, || {
         client.converse(20);
