@@ -92,7 +92,7 @@ class Path:
 
     def set(self, condition):
         """Has the path be this, in both directions; the return has as much queue."""
-        settings = {"rate": "200Mbit", "queue": "80ms", "delay": "40ms", "loss": 0, "gilbert": "0/1", **condition}
+        settings = {"rate": "200Mbit", "queue": "80ms", "delay": "40ms", "jitter": "0ms", "loss": 0, "gilbert": "0/1", **condition}
         self.ask(",".join(f"{name}={value}" for name, value in settings.items()))
 
     def check(self):

@@ -13,13 +13,16 @@ use nix::{
     sys::{prctl, time::TimeSpec},
 };
 use serde_json::{Value, json};
-use testkit::simulation::bottleneck::{Bottleneck, Packet};
+use testkit::simulation::bottleneck::{Bottleneck, Packet, flip};
 use tun_rs::SyncDevice;
 
 use super::options::{Change, Settings};
 
 /// The largest packet of any device.
 const MOST_BYTES: usize = 65_535;
+
+/// The length of the longer of the two IP headers, which stay whole.
+const HEADER_BYTES: usize = 40;
 
 /// Packets that are read before those that are due are written.
 const READS: usize = 32;
@@ -124,10 +127,15 @@ impl Carrier {
 
     fn write(&self, state: &mut State) {
         let now = clock::now();
+        state.bottleneck.advance(now);
         while let Some(due) = state.bottleneck.next().filter(|due| *due <= now) {
-            let Some(packet) = state.bottleneck.pop(now) else { continue };
-            let Packet { tos, mut content, .. } = packet;
+            let Some(packet) = state.bottleneck.pop(now) else { break };
+            let Packet { tos, mut content, damage, .. } = packet;
             set_tos(&mut content, tos);
+            if let Some(damage) = damage {
+                // The checksum of its protocol tells the receiver.
+                flip(content.split_at_mut_checked(HEADER_BYTES).map_or(&mut [], |(_, rest)| rest), damage);
+            }
             if self.device.send(&content).is_err() {
                 state.bottleneck.counts.refused += 1;
             }
@@ -161,6 +169,9 @@ impl Carrier {
             "lost_burst": counts.lost_burst,
             "tail_dropped": counts.tail_dropped,
             "marked": counts.marked,
+            "duplicated": counts.duplicated,
+            "corrupted": counts.corrupted,
+            "overtaken": counts.overtaken,
             "refused": counts.refused,
             "ignored": state.ignored,
             "most_queued_bytes": counts.most_queued_bytes,
@@ -190,7 +201,7 @@ impl State {
         content.clear();
         content.extend_from_slice(packet);
         // The buffer of a lost packet goes with it.
-        self.bottleneck.enqueue(clock::now(), Packet { bytes: packet.len(), tos, content });
+        self.bottleneck.enqueue(clock::now(), Packet::new(packet.len(), tos, content));
     }
 
     fn count_late(&mut self, due: Instant) {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Parser;
-use testkit::simulation::bottleneck::{Gilbert, Loss, Parameters, bytes_at};
+use testkit::simulation::bottleneck::{Disturbance, Gilbert, Jitter, Loss, Parameters, bytes_at};
 
 /// A path with a bottleneck between two interfaces of this network namespace.
 #[derive(Parser)]
@@ -23,6 +23,15 @@ pub(crate) struct Options {
     /// Propagation delay, one way.
     #[arg(long, value_parser = time)]
     delay: Option<Duration>,
+    /// The deviation of each packet's delay: up to 5ms more or less, each as likely, or normal/5ms with that standard deviation.
+    #[arg(long, value_parser = jitter)]
+    jitter: Option<Jitter>,
+    /// Share of packets that arrive twice.
+    #[arg(long, value_parser = share)]
+    duplicate: Option<u32>,
+    /// Share of packets of which a bit changes.
+    #[arg(long, value_parser = share)]
+    corrupt: Option<u32>,
     /// Share of packets lost at random: 0.01.
     #[arg(long, value_parser = share)]
     loss: Option<u32>,
@@ -60,6 +69,11 @@ impl Options {
             rate: self.rate,
             queue: self.queue.unwrap_or(Size::Bytes(usize::MAX)),
             delay: self.delay.unwrap_or_default(),
+            jitter: self.jitter.unwrap_or_default(),
+            disturbance: Disturbance {
+                duplicated_ppm: self.duplicate.unwrap_or_default(),
+                corrupted_ppm: self.corrupt.unwrap_or_default(),
+            },
             loss_ppm: self.loss.unwrap_or_default(),
             bursts: self.gilbert,
             is_after_queue: self.loss_after_queue,
@@ -99,6 +113,8 @@ pub(crate) struct Settings {
     rate: Option<u64>,
     queue: Size,
     delay: Duration,
+    jitter: Jitter,
+    disturbance: Disturbance,
     loss_ppm: u32,
     bursts: Option<Gilbert>,
     is_after_queue: bool,
@@ -116,6 +132,8 @@ impl Settings {
             rate_bits: self.rate,
             queue_bytes: self.queue.bytes(self.rate),
             delay: self.delay,
+            jitter: self.jitter,
+            disturbance: self.disturbance,
             before,
             after,
             ecn_bytes: self.ecn.map(|size| size.bytes(self.rate)),
@@ -128,6 +146,9 @@ impl Settings {
                 Change::Rate(rate) => self.rate = Some(rate),
                 Change::Queue(size) => self.queue = size,
                 Change::Delay(delay) => self.delay = delay,
+                Change::Jitter(jitter) => self.jitter = jitter,
+                Change::Duplicate(ppm) => self.disturbance.duplicated_ppm = ppm,
+                Change::Corrupt(ppm) => self.disturbance.corrupted_ppm = ppm,
                 Change::Loss(ppm) => self.loss_ppm = ppm,
                 Change::Bursts(bursts) => self.bursts = Some(bursts),
                 Change::Ecn(size) => self.ecn = Some(size),
@@ -142,6 +163,9 @@ pub(crate) enum Change {
     Rate(u64),
     Queue(Size),
     Delay(Duration),
+    Jitter(Jitter),
+    Duplicate(u32),
+    Corrupt(u32),
     Loss(u32),
     Bursts(Gilbert),
     Ecn(Size),
@@ -163,10 +187,15 @@ impl Change {
             "rate" => rate(value).map(Self::Rate),
             "queue" => Size::parse(value).map(Self::Queue),
             "delay" => time(value).map(Self::Delay),
+            "jitter" => jitter(value).map(Self::Jitter),
+            "duplicate" => share(value).map(Self::Duplicate),
+            "corrupt" => share(value).map(Self::Corrupt),
             "loss" => share(value).map(Self::Loss),
             "gilbert" => gilbert(&value.replace('/', ",")).map(Self::Bursts),
             "ecn" => Size::parse(value).map(Self::Ecn),
-            other => Err(format!("there is no setting {other}: rate, queue, delay, loss, gilbert, ecn")),
+            other => Err(format!(
+                "there is no setting {other}: rate, queue, delay, jitter, loss, gilbert, ecn, duplicate, corrupt"
+            )),
         }
     }
 }
@@ -224,6 +253,18 @@ fn time(text: &str) -> Result<Duration, String> {
         _ => return Err(format!("a time is 500us, 40ms or 5s, not {text}")),
     };
     Duration::try_from_secs_f64(number * scale).map_err(|error| error.to_string())
+}
+
+fn jitter(text: &str) -> Result<Jitter, String> {
+    let jitter = match text.split_once('/') {
+        None => Jitter::Uniform(time(text)?),
+        Some(("normal", deviation)) => Jitter::Normal(time(deviation)?),
+        Some((other, _)) => return Err(format!("jitter is 5ms or normal/5ms, not {other}/")),
+    };
+    match jitter {
+        Jitter::Uniform(Duration::ZERO) | Jitter::Normal(Duration::ZERO) => Ok(Jitter::None),
+        jitter => Ok(jitter),
+    }
 }
 
 /// In millionths.

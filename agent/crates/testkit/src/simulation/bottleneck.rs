@@ -2,15 +2,16 @@
 //!
 //! ```text
 //!  enqueue ─▶ loss `before` ─▶ byte queue ─▶ transmission ─▶ loss `after` ─▶ propagation ─▶ pop
-//!                              (tail drop,    at `rate_bits`                  for `delay`
-//!                               CE marks)
+//!                              (tail drop,    at `rate_bits`   corruption,    for `delay`
+//!                               CE marks)                      duplication    and its jitter
 //! ```
 //!
 //! The simulator carries datagrams through it in virtual time, and the relay of `culvert-tests` carries the packets of a kernel
-//! through it in real time. Packets leave in the order in which they came.
+//! through it in real time. Packets leave in the order in which they came, but for [`Jitter`], with which each has a delay of its own.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, VecDeque},
+    f64::consts::TAU,
     time::{Duration, Instant},
 };
 
@@ -21,6 +22,9 @@ const CE: u8 = 0b11;
 
 /// Sets the generator of the loss behind the queue apart from that of the loss before it.
 const AFTER: u64 = 0x9e37_79b9_7f4a_7c15;
+
+/// Sets the generator of jitter, duplication and corruption apart from those of losses.
+const DISTURBANCE: u64 = 0xd1b5_4a32_d192_ed03;
 
 /// Loss in bursts: a Markov chain with a good and a bad state, one step per packet (Gilbert and Elliott).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -56,6 +60,27 @@ pub struct Loss {
     pub bursts: Option<Gilbert>,
 }
 
+/// The deviation of each packet's delay from the path's. A packet overtakes others that deviate by more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Jitter {
+    /// Every packet takes as long, and none overtakes another.
+    #[default]
+    None,
+    /// Up to this much more or less, each deviation as likely.
+    Uniform(Duration),
+    /// A normal distribution with this standard deviation.
+    Normal(Duration),
+}
+
+/// What a link does to packets beside losing and delaying them, in millionths of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Disturbance {
+    /// Packets that arrive twice, each time with a delay of its own.
+    pub duplicated_ppm: u32,
+    /// Packets of which a bit changes on the way: [`Packet::damage`].
+    pub corrupted_ppm: u32,
+}
+
 /// The rate, queue, delay, losses and ECN marking of a [`Bottleneck`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parameters {
@@ -65,6 +90,8 @@ pub struct Parameters {
     pub queue_bytes: usize,
     /// The one-way propagation delay of each packet.
     pub delay: Duration,
+    pub jitter: Jitter,
+    pub disturbance: Disturbance,
     /// Loss before the queue, of packets that take no share of the rate.
     pub before: Loss,
     /// Loss behind the queue, of packets that took their share of the rate.
@@ -79,6 +106,8 @@ impl Parameters {
         rate_bits: None,
         queue_bytes: usize::MAX,
         delay: Duration::ZERO,
+        jitter: Jitter::None,
+        disturbance: Disturbance { duplicated_ppm: 0, corrupted_ppm: 0 },
         before: Loss { random_ppm: 0, bursts: None },
         after: Loss { random_ppm: 0, bursts: None },
         ecn_bytes: None,
@@ -101,9 +130,25 @@ pub struct Packet<T> {
     pub tos: u8,
     /// The content that the caller attaches to the packet.
     pub content: T,
+    /// From this number the receiver picks the bit that has changed on the way; `None` for an intact packet.
+    pub damage: Option<u32>,
 }
 
-/// Packets by their fate. Packets that came are passed, lost, dropped, or still [held](Bottleneck::held).
+impl<T> Packet<T> {
+    /// An intact packet.
+    pub fn new(bytes: usize, tos: u8, content: T) -> Self {
+        Self { bytes, tos, content, damage: None }
+    }
+}
+
+/// Changes the bit of `bytes` that [`Packet::damage`] picks.
+pub fn flip(bytes: &mut [u8], damage: u32) {
+    if let Some(bit) = (damage as usize).checked_rem(8 * bytes.len()) {
+        bytes[bit / 8] ^= 1 << (bit % 8);
+    }
+}
+
+/// Packets by their fate. Packets that came, or were duplicated, are passed, lost, dropped, or still [held](Bottleneck::held).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Counts {
     /// Packets that arrived at the bottleneck, lost ones included.
@@ -120,6 +165,12 @@ pub struct Counts {
     pub lost_burst: u64,
     /// Packets that found the queue full.
     pub tail_dropped: u64,
+    /// Second copies of packets.
+    pub duplicated: u64,
+    /// Packets that were damaged, their copies included.
+    pub corrupted: u64,
+    /// Packets that arrived after one that came later.
+    pub overtaken: u64,
     /// ECT packets marked CE because more than [`Parameters::ecn_bytes`] waited.
     pub marked: u64,
     /// Packets among the passed ones that the far side did not take, which no parameter asks for.
@@ -190,13 +241,19 @@ pub struct Bottleneck<T> {
     sending: Option<Timed<T>>,
     /// What transmissions so far took beyond whole nanoseconds, in nanoseconds times the rate.
     remainder: u128,
-    propagating: VecDeque<Timed<T>>,
+    disturbed: StdRng,
+    /// By the time of arrival, and by the order in which they left the bottleneck.
+    propagating: BTreeMap<(Instant, u64), Packet<T>>,
+    /// Packets that left the bottleneck so far.
+    left: u64,
+    /// The place of the newest packet that was handed over, in the order in which they left.
+    newest: u64,
     last_arrival: Option<Instant>,
     /// What became of the packets so far; the owner counts those that the receiver refused.
     pub counts: Counts,
 }
 
-impl<T> Bottleneck<T> {
+impl<T: Clone> Bottleneck<T> {
     /// An empty one; losses come from `seed`.
     #[must_use]
     pub fn new(parameters: Parameters, seed: u64) -> Self {
@@ -208,7 +265,10 @@ impl<T> Bottleneck<T> {
             queued_bytes: 0,
             sending: None,
             remainder: 0,
-            propagating: VecDeque::new(),
+            disturbed: StdRng::seed_from_u64(seed ^ DISTURBANCE),
+            propagating: BTreeMap::new(),
+            left: 0,
+            newest: 0,
             last_arrival: None,
             counts: Counts::default(),
         }
@@ -255,17 +315,24 @@ impl<T> Bottleneck<T> {
     /// When [`Bottleneck::pop`] may next have a packet.
     #[must_use]
     pub fn next(&self) -> Option<Instant> {
-        let arrival = self.propagating.front().map(|timed| timed.ends);
-        arrival.or_else(|| self.sending.as_ref().map(|timed| self.arrival(timed.ends)))
+        let arrival = self.propagating.first_key_value().map(|(&(at, _), _)| at);
+        let sending = self.sending.as_ref();
+        match self.parameters.jitter {
+            Jitter::None => arrival.or_else(|| sending.map(|timed| self.arrival(timed.ends))),
+            // What is in transmission may overtake what has left: its delay is drawn then.
+            Jitter::Uniform(_) | Jitter::Normal(_) => {
+                arrival.into_iter().chain(sending.map(|timed| timed.ends)).min()
+            }
+        }
     }
 
     /// The next packet that has arrived at the far side by `now`.
     pub fn pop(&mut self, now: Instant) -> Option<Packet<T>> {
         self.advance(now);
-        if self.propagating.front()?.ends > now {
-            return None;
-        }
-        let Timed { packet, .. } = self.propagating.pop_front()?;
+        let arrived = self.propagating.first_entry().filter(|first| first.key().0 <= now)?;
+        let ((_, place), packet) = arrived.remove_entry();
+        self.counts.overtaken += u64::from(place < self.newest);
+        self.newest = self.newest.max(place);
         self.counts.passed += 1;
         self.counts.passed_bytes += packet.bytes as u64;
         Some(packet)
@@ -277,17 +344,56 @@ impl<T> Bottleneck<T> {
         self.queue.len() + usize::from(self.sending.is_some()) + self.propagating.len()
     }
 
-    /// Ends the transmissions that end by `now`.
-    fn advance(&mut self, now: Instant) {
+    /// Ends the transmissions that end by `now`: [`Bottleneck::next`] is exact then.
+    pub fn advance(&mut self, now: Instant) {
         while let Some(Timed { ends, packet }) = self.sending.take_if(|sending| sending.ends <= now) {
             if self.after.spare(&mut self.counts) {
-                let arrival = self.arrival(ends);
-                self.last_arrival = Some(arrival);
-                self.propagating.push_back(Timed { ends: arrival, packet });
+                self.leave(ends, packet);
             }
             if let Some(next) = self.queue.pop_front() {
                 self.queued_bytes -= next.bytes;
                 self.send(ends, next);
+            }
+        }
+    }
+
+    /// Has a packet propagate whose transmission ended at `sent`.
+    fn leave(&mut self, sent: Instant, mut packet: Packet<T>) {
+        let Disturbance { duplicated_ppm, corrupted_ppm } = self.parameters.disturbance;
+        if corrupted_ppm > 0 && self.disturbed.random_range(0..1_000_000) < corrupted_ppm {
+            packet.damage = Some(self.disturbed.random());
+            self.counts.corrupted += 1;
+        }
+        if duplicated_ppm > 0 && self.disturbed.random_range(0..1_000_000) < duplicated_ppm {
+            self.counts.duplicated += 1;
+            self.counts.corrupted += u64::from(packet.damage.is_some());
+            self.propagate(sent, packet.clone());
+        }
+        self.propagate(sent, packet);
+    }
+
+    fn propagate(&mut self, sent: Instant, packet: Packet<T>) {
+        let arrival = match self.deviation() {
+            None => self.arrival(sent),
+            Some(deviation) => {
+                let delay = self.parameters.delay.as_secs_f64() + deviation;
+                sent + Duration::from_secs_f64(delay.max(0.0))
+            }
+        };
+        self.last_arrival = Some(arrival);
+        self.left += 1;
+        self.propagating.insert((arrival, self.left), packet);
+    }
+
+    /// Draws by how many seconds the delay of the next packet deviates; `None` without jitter.
+    fn deviation(&mut self) -> Option<f64> {
+        match self.parameters.jitter {
+            Jitter::None => None,
+            Jitter::Uniform(most) => Some(most.as_secs_f64() * (2.0 * self.disturbed.random::<f64>() - 1.0)),
+            Jitter::Normal(deviation) => {
+                // Box and Muller, from two uniform numbers of which the first is not 0.
+                let [first, second] = [1.0 - self.disturbed.random::<f64>(), self.disturbed.random()];
+                Some(deviation.as_secs_f64() * (-2.0 * first.ln()).sqrt() * (TAU * second).cos())
             }
         }
     }

@@ -14,7 +14,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::clock::{Clock, ManualClock};
 
 use crate::simulation::{
-    bottleneck::{Bottleneck, Packet},
+    bottleneck::{Bottleneck, Packet, flip},
     trace::Trace,
 };
 
@@ -117,6 +117,7 @@ pub(super) struct InTransit {
 }
 
 /// A datagram while a bottleneck holds it.
+#[derive(Clone)]
 pub(super) struct Carried {
     datagram: Tapped,
     delay: Duration,
@@ -293,7 +294,7 @@ impl Network {
             match path.bottleneck {
                 None => self.transfer(delay, datagram, None),
                 Some(BottleneckId(id)) => {
-                    let packet = Packet { bytes, tos, content: Carried { datagram, delay } };
+                    let packet = Packet::new(bytes, tos, Carried { datagram, delay });
                     self.bottlenecks[id].enqueue(self.clock.now(), packet);
                 }
             }
@@ -328,8 +329,11 @@ impl Network {
 
     fn empty_bottlenecks(&mut self, now: Instant) {
         for id in 0..self.bottlenecks.len() {
-            while let Some(Packet { tos, content, .. }) = self.bottlenecks[id].pop(now) {
-                let Carried { datagram, delay } = content;
+            while let Some(Packet { tos, content, damage, .. }) = self.bottlenecks[id].pop(now) {
+                let Carried { mut datagram, delay } = content;
+                if let Some(damage) = damage {
+                    flip(&mut datagram.payload, damage);
+                }
                 self.transfer(delay, Tapped { tos, ..datagram }, Some(id));
             }
         }
