@@ -9,9 +9,12 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | dialling, polling, sending | this one |
+//! | dialling, polling | this one |
 //! | one connection: its counts, windows, messages that wait to be sent | `connection.rs` |
 //! | what quinn-proto has for us, the control stream | `inbound.rs` |
+//! | how packets and control messages leave | `sending.rs` |
+//! | what TCP forwards ask of their connection | `forwards.rs` |
+//! | what the worker is told | `event.rs` |
 //!
 //! The endpoint never answers an unauthenticated sender by itself: whatever quinn-proto would send without a connection (version
 //! negotiation, stateless reset, a close of an unaccepted handshake) is dropped here.
@@ -27,15 +30,15 @@ use dataplane::{
     relay::{Settlement, Settlements},
 };
 use gate::{OwnKey, admission::Admission, tls::KeyExchange};
-use net::{Burst, Path, batch::Meta};
+use net::{Path, batch::Meta};
 use quinn_proto::{
-    ClientConfig, Connection, ConnectionError, ConnectionHandle, DatagramEvent, Dir, EcnCodepoint, Endpoint,
-    EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
+    ClientConfig, Connection, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint, EndpointConfig,
+    EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
 };
 use wire::{
     hash::IssuedMap,
     ids::PeerId,
-    messages::{CloseReason, Hello, Message, MessageError, Service},
+    messages::{CloseReason, Service},
 };
 
 use crate::control::{
@@ -45,18 +48,20 @@ use crate::control::{
     answers::Answers,
     arena::Arena,
     congestion::{Congestion, pacing::Pace},
-    inward::{Inward, TooMuch},
+    inward::Inward,
     preshared::Preshared,
-    streams_told::{Said, StreamsTold},
+    streams_told::StreamsTold,
     traffic::Changed,
     windows::{StreamMemory, Windows},
 };
 
-mod connection;
-mod inbound;
+pub use event::{ControlStats, Event};
 
-/// The limit on control messages that wait for the far end to read them, in bytes: every lane opened several times over.
-const MAX_OUTGOING: usize = 64 * 1024;
+mod connection;
+mod event;
+mod forwards;
+mod inbound;
+mod sending;
 
 /// The cost of the messages that are taken from a connection in one turn, in the units of `inward.rs`, about 0.1 ms; the last
 /// message may exceed it. An honest peer needs more only for the openings of many lanes, which then take two turns.
@@ -64,41 +69,6 @@ pub const UNITS_PER_TURN: u32 = 64;
 
 /// The number of events for which memory is kept: usually more than a turn has.
 const SPARE_EVENTS: usize = 256;
-
-/// What happened on a control connection.
-#[derive(Debug)]
-pub enum Event {
-    /// The handshake is complete; the key is the far end's, proved by its certificate.
-    Connected { key: [u8; 32] },
-    /// A control message came, which costs this many units.
-    Message { message: Message, units: u32 },
-    /// The far end broke the protocol of the control stream, which costs this many units.
-    Violation { error: MessageError, units: u32 },
-    /// The far end opened streams for TCP forwards: [`Control::accept`] has them.
-    Opened,
-    /// A stream may have something to read, may take more, or was stopped by the far end.
-    Stream(StreamId),
-    /// The connection has ended; it is gone after this event, its packets and deadlines are not.
-    Lost(ConnectionError),
-    /// Plain DATAGRAM frames have come.
-    Datagrams,
-    /// Path MTU discovery has found another size.
-    Mtu,
-    /// The far end has moved to another address.
-    Moved { from: SocketAddr, to: SocketAddr },
-    /// The far end does not read the control messages that wait for it.
-    Overflow,
-    /// The far end sends more control messages than may wait.
-    Flooded(TooMuch),
-    /// The far end lets us open more streams.
-    MoreStreams,
-    /// Readers of forwards have stopped, and the windows have grown by what they hold.
-    Crowded,
-    /// Readers of forwards have stopped, the far end waits for room beside them, and there is none.
-    Starved,
-    /// quinn-proto has forgotten the connection: [`Control::remove`] is to follow.
-    Drained,
-}
 
 /// The parameters with which a connection begins.
 pub(super) struct Begun {
@@ -208,25 +178,6 @@ pub struct Dial {
     pub own: OwnKey,
 }
 
-/// Counts of the control plane; monotonic.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct ControlStats {
-    pub messages_sent: u64,
-    pub messages_received: u64,
-    /// The number of handshakes that far ends started.
-    pub handshakes_accepted: u64,
-    /// Handshakes not begun because too many were under way, or because the first packet was broken.
-    pub handshakes_ignored: u64,
-    /// Clients without a knock that were asked to prove their address, because many handshakes were under way.
-    pub retries_sent: u64,
-    /// Packets that quinn-proto would have sent to unauthenticated senders.
-    pub answers_suppressed: u64,
-    /// Datagrams that belong to no lane and no connection.
-    pub unroutable: u64,
-    /// Control packets that found no room in the socket.
-    pub packets_blocked: u64,
-}
-
 /// All control connections of a worker.
 pub struct Control {
     pub(super) endpoint: Endpoint,
@@ -308,59 +259,9 @@ impl Control {
         held.fold([0; 2], |[out, inward], one| [out + one[0], inward + one[1]])
     }
 
-    /// Sets the limit on concurrent TCP forwards that the far end opens on a connection.
-    pub fn set_most_forwards(&mut self, handle: ConnectionHandle, most: u32) {
-        if let Some(connection) = self.open_mut(handle) {
-            connection.most_forwards = most;
-            connection.grant_streams();
-        }
-    }
-
-    /// Whether a stream can be opened now: [`Control::open_stream`] will.
-    pub fn has_stream(&mut self, handle: ConnectionHandle) -> bool {
-        let Some(connection) = self.open_mut(handle) else { return false };
-        connection.spare = connection.spare.or_else(|| connection.quinn.streams().open(Dir::Bi));
-        connection.spare.is_some()
-    }
-
-    /// Opens a stream, if the far end lets us.
-    pub fn open_stream(&mut self, handle: ConnectionHandle) -> Option<StreamId> {
-        self.has_stream(handle).then(|| self.connections.get_mut(&handle)?.spare.take()).flatten()
-    }
-
-    /// A forward has passed on `delivered` bytes of the far end; `stalled` says whether its reader has stopped, if that has changed.
-    pub fn forward_moved(&mut self, handle: ConnectionHandle, delivered: u64, stalled: Option<bool>) {
-        if let Some(windows) =
-            self.connections.get_mut(&handle).and_then(|connection| connection.windows.as_mut())
-        {
-            windows.delivered(delivered);
-            if let Some(stopped) = stalled {
-                windows.stalled(stopped);
-            }
-        }
-    }
-
-    /// Notes that a forward was ended so that others go on.
-    pub fn made_room(&mut self, handle: ConnectionHandle) {
-        let Some(connection) = self.open_mut(handle) else { return };
-        if let Some(change) = connection.windows.as_mut().map(Windows::made_room) {
-            connection.set_windows(change);
-        }
-    }
-
     /// Frees the memory for received packets that is not in use.
     pub fn give_back(&mut self) {
         self.arena.release();
-    }
-
-    /// Has the connections polled whose windows may be larger than needed, so that those of idle ones shrink, too.
-    pub fn look_at_windows(&mut self) {
-        for handle in self.handles() {
-            let windows = self.connections.get(&handle).and_then(|connection| connection.windows.as_ref());
-            if windows.is_some_and(Windows::is_waiting) {
-                self.touch(handle);
-            }
-        }
     }
 
     /// Sets the congestion control of a connection once its peer is known: `account` limits the rate to that peer.
@@ -469,24 +370,6 @@ impl Control {
         None
     }
 
-    /// A forward has handed bytes of its client, or of its service, to a connection.
-    pub fn forward_sent(&mut self, handle: ConnectionHandle, now: Instant) {
-        if let Some(connection) = self.connections.get_mut(&handle) {
-            connection.answers.sent(now);
-        }
-    }
-
-    /// Whether quinn-proto has just probed again after a probe that was not acknowledged, on a connection that forwards have used.
-    pub fn probes_in_vain(&mut self, handle: ConnectionHandle) -> bool {
-        self.open_mut(handle).is_some_and(|connection| connection.answers.take_in_vain())
-    }
-
-    /// Whether bytes of forwards wait for an acknowledgement on a connection.
-    #[must_use]
-    pub fn forwards_wait(&self, handle: ConnectionHandle) -> bool {
-        self.open(handle).is_some_and(|connection| connection.answers.wait(connection.quinn.rtt()))
-    }
-
     #[must_use]
     pub fn get(&self, handle: ConnectionHandle) -> Option<&ControlConnection> {
         self.connections.get(&handle).map(|connection| &**connection)
@@ -507,11 +390,6 @@ impl Control {
     /// quinn-proto's connection, to use its streams.
     pub fn quinn(&mut self, handle: ConnectionHandle) -> Option<&mut Connection> {
         self.open_mut(handle).map(|connection| &mut connection.quinn)
-    }
-
-    /// The same, and the order in which its streams send.
-    pub fn streams(&mut self, handle: ConnectionHandle) -> Option<(&mut Connection, &mut Order)> {
-        self.open_mut(handle).map(|connection| (&mut connection.quinn, &mut connection.order))
     }
 
     /// Sends two PINGs in packets of their own. The far end acknowledges the second one at once (RFC 9000 §13.2.2); a single one
@@ -645,24 +523,6 @@ impl Control {
         self.connections.is_empty()
     }
 
-    /// Queues a control message; the dialler's first opens the control stream.
-    pub fn send(&mut self, handle: ConnectionHandle, message: &Message) {
-        let Some(connection) = self.connections.get_mut(&handle) else { return };
-        if connection.control.is_none() && connection.quinn.side() == Side::Client {
-            connection.control = connection.quinn.streams().open(Dir::Bi);
-        }
-        message.encode(&mut connection.outgoing);
-        if let Message::Hello(Hello { services, .. }) | Message::ServicesChanged(services) = message {
-            connection.told.clone_from(services);
-        }
-        self.stats.messages_sent += 1;
-        self.touch(handle);
-        if self.connections.get(&handle).is_some_and(|connection| connection.outgoing.len() > MAX_OUTGOING) {
-            // The far end asks and does not read the answers.
-            self.overflowing.push(handle);
-        }
-    }
-
     /// Closes a connection and tells the far end the reason.
     pub fn close(&mut self, handle: ConnectionHandle, reason: CloseReason, now: Instant) {
         if let Some(connection) = self.connections.get_mut(&handle)
@@ -692,29 +552,6 @@ impl Control {
     #[must_use]
     pub fn has_unread(&self) -> bool {
         !self.unread.is_empty()
-    }
-
-    /// Accepts the oldest stream that the far end opened for a TCP forward, with what the far end has said of it already.
-    pub fn accept(&mut self, handle: ConnectionHandle) -> Option<(StreamId, Said)> {
-        let connection = self.open_mut(handle)?;
-        let stream = connection.quinn.streams().accept(Dir::Bi)?;
-        Some((stream, connection.streams_told.accepted(stream)))
-    }
-
-    /// What is said of streams to the far end, and what it has said of some that were not accepted yet.
-    pub fn streams_told(&mut self, handle: ConnectionHandle) -> Option<&mut StreamsTold> {
-        self.open_mut(handle).map(|connection| &mut connection.streams_told)
-    }
-
-    /// Leaves the other streams that the far end opened for a later turn, at `at`; [`Event::Opened`] comes again then.
-    pub fn accept_later(&mut self, handle: ConnectionHandle, at: Instant, now: Instant) {
-        let turn = self.turn;
-        if let Some(connection) = self.get_mut(handle) {
-            connection.streams = Some(Later { at, turn: turn + 1 });
-            if at <= now && !std::mem::replace(&mut connection.has_more, true) {
-                self.unread.push(handle);
-            }
-        }
     }
 
     /// Polls every connection that something happened to: its packets go to its send buffer, its next deadline to `arm`, and its
@@ -807,49 +644,4 @@ impl Control {
             self.dirty.push(handle);
         }
     }
-
-    fn transmit(
-        &mut self,
-        connection: &mut ControlConnection,
-        lanes: &mut Lanes,
-        underlays: &mut Underlays,
-        now: Instant,
-    ) {
-        // Packets stay in quinn-proto until the socket or the reserve of its send buffer has room for them.
-        while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
-            self.scratch.clear();
-            let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };
-            let Some(most) = connection.pace.packets(&connection.quinn, room, now) else { return };
-            let transmit = connection.quinn.poll_transmit(now, most, &mut self.scratch);
-            let Some(transmit) = transmit.or_else(|| {
-                // Acknowledgements that quinn-proto holds back while data waits for the window.
-                connection.pace.lift(&connection.quinn, now)?;
-                let transmit = connection.quinn.poll_transmit(now, 1, &mut self.scratch);
-                connection.pace.lower();
-                transmit
-            }) else {
-                connection.pace.has_sent_all();
-                connection.settle_ahead(0, 1, &mut self.settlements);
-                return;
-            };
-            connection.pace.sent(&connection.quinn, &transmit, now);
-            if std::mem::take(&mut connection.pings_twice) {
-                connection.quinn.ping();
-            }
-            let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
-            let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
-            let segment = transmit.segment_size.unwrap_or(transmit.size).max(1);
-            let burst = Burst { path, bytes: &self.scratch[..transmit.size], segment };
-            let refused = underlays.packets(lanes, connection.underlay, &burst, now) as u64;
-            self.stats.packets_blocked += refused;
-            let all = transmit.size.div_ceil(segment) as u64;
-            connection.settle_ahead(refused, all, &mut self.settlements);
-        }
-    }
 }
-
-/// Packets that quinn-proto writes in one call: as many as one send of the kernel carries.
-const MOST_SEGMENTS: usize = 44;
-
-/// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
-const MOST_PACKET_BYTES: usize = 1_500;

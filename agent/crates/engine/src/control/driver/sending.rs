@@ -1,0 +1,78 @@
+//! Sending: control messages to quinn-proto, its packets to the send buffers.
+
+use std::time::Instant;
+
+use dataplane::lanes::{Lanes, Underlays};
+use net::{Burst, Path};
+use quinn_proto::{ConnectionHandle, Dir, Side};
+use wire::messages::{Hello, Message};
+
+use crate::control::driver::{Control, ControlConnection};
+
+/// The limit on control messages that wait for the far end to read them, in bytes: every lane opened several times over.
+const MAX_OUTGOING: usize = 64 * 1024;
+
+/// Packets that quinn-proto writes in one call: as many as one send of the kernel carries.
+const MOST_SEGMENTS: usize = 44;
+
+/// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
+const MOST_PACKET_BYTES: usize = 1_500;
+
+impl Control {
+    /// Queues a control message; the dialler's first opens the control stream.
+    pub fn send(&mut self, handle: ConnectionHandle, message: &Message) {
+        let Some(connection) = self.connections.get_mut(&handle) else { return };
+        if connection.control.is_none() && connection.quinn.side() == Side::Client {
+            connection.control = connection.quinn.streams().open(Dir::Bi);
+        }
+        message.encode(&mut connection.outgoing);
+        if let Message::Hello(Hello { services, .. }) | Message::ServicesChanged(services) = message {
+            connection.told.clone_from(services);
+        }
+        self.stats.messages_sent += 1;
+        self.touch(handle);
+        if self.connections.get(&handle).is_some_and(|connection| connection.outgoing.len() > MAX_OUTGOING) {
+            // The far end asks and does not read the answers.
+            self.overflowing.push(handle);
+        }
+    }
+
+    pub(super) fn transmit(
+        &mut self,
+        connection: &mut ControlConnection,
+        lanes: &mut Lanes,
+        underlays: &mut Underlays,
+        now: Instant,
+    ) {
+        // Packets stay in quinn-proto until the socket or the reserve of its send buffer has room for them.
+        while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
+            self.scratch.clear();
+            let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };
+            let Some(most) = connection.pace.packets(&connection.quinn, room, now) else { return };
+            let transmit = connection.quinn.poll_transmit(now, most, &mut self.scratch);
+            let Some(transmit) = transmit.or_else(|| {
+                // Acknowledgements that quinn-proto holds back while data waits for the window.
+                connection.pace.lift(&connection.quinn, now)?;
+                let transmit = connection.quinn.poll_transmit(now, 1, &mut self.scratch);
+                connection.pace.lower();
+                transmit
+            }) else {
+                connection.pace.has_sent_all();
+                connection.settle_ahead(0, 1, &mut self.settlements);
+                return;
+            };
+            connection.pace.sent(&connection.quinn, &transmit, now);
+            if std::mem::take(&mut connection.pings_twice) {
+                connection.quinn.ping();
+            }
+            let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
+            let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
+            let segment = transmit.segment_size.unwrap_or(transmit.size).max(1);
+            let burst = Burst { path, bytes: &self.scratch[..transmit.size], segment };
+            let refused = underlays.packets(lanes, connection.underlay, &burst, now) as u64;
+            self.stats.packets_blocked += refused;
+            let all = transmit.size.div_ceil(segment) as u64;
+            connection.settle_ahead(refused, all, &mut self.settlements);
+        }
+    }
+}
