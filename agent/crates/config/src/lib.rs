@@ -84,7 +84,7 @@ mod value;
 
 pub use checks::MOST_HOLDERS;
 pub use directory::Directory;
-pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate};
+pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate, ThinStreams};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 pub use repair::{DscpSet, PacketRepair};
 use resolve::{Draft, Sources};

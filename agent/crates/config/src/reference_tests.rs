@@ -205,6 +205,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "peer.address" => "[\"10.9.0.7\"]",
         "tun.up" | "tun.down" => "[\"/bin/true\"]",
         "peer.congestion" => "\"cubic\"",
+        "peer.thin" => "\"off\"",
         "peer.quota" => "0.25",
         "peer.public_key" => "\"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"",
         "peer.endpoints" => "[\"exit.example.org:4433\"]",

@@ -81,6 +81,7 @@ fn defaults_stand_for_what_is_left_out() {
         weight: None,
         dscp: Dscp::Copy,
         congestion: CongestionControl::Bbr,
+        thin: ThinStreams::Copy,
         rate: None,
         rate_min: None,
         rate_max: None,

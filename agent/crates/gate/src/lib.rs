@@ -66,6 +66,7 @@ pub mod hybrid;
 pub mod identity;
 pub mod initial;
 pub mod knock;
+pub mod numbers;
 mod own;
 pub mod partial;
 pub mod preshared;

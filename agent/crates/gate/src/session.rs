@@ -1,6 +1,6 @@
-//! A quinn-proto `Session` that watches the handshake of another one and leaves all else to it.
+//! A quinn-proto `Session` that watches the handshake and the 1-RTT keys of another one and leaves all else to it.
 
-use std::any::Any;
+use std::{any::Any, sync::Arc};
 
 use quinn_proto::{
     ConnectionId, Side, TransportError,
@@ -11,20 +11,31 @@ use quinn_proto::{
     transport_parameters::TransportParameters,
 };
 
-use crate::suite::{HandshakeData, HelloWatch};
+use crate::{
+    numbers::PacketNumbers,
+    suite::{HandshakeData, HelloWatch},
+};
 
-/// A session whose handshake is watched for the ServerHello; all else is the inner session's.
+/// A session whose handshake is watched for the ServerHello, and whose keys tell the numbers of packets.
 pub(crate) struct Watched {
     pub(crate) inner: Box<dyn Session>,
     pub(crate) side: Side,
     pub(crate) watch: HelloWatch,
     /// Handshake bytes that the inner session gave already, and their keys: they are written next, once.
     pub(crate) written: Option<(Vec<u8>, Option<Keys>)>,
+    /// True once the inner session has given its handshake keys: the next are those of 1-RTT packets.
+    pub(crate) has_handshake_keys: bool,
+    pub(crate) numbers: Arc<PacketNumbers>,
 }
 
 impl Watched {
     pub(crate) fn new(inner: Box<dyn Session>, side: Side) -> Self {
-        Self { inner, side, watch: HelloWatch::default(), written: None }
+        let (watch, numbers) = (HelloWatch::default(), Arc::default());
+        Self { inner, side, watch, written: None, has_handshake_keys: false, numbers }
+    }
+
+    fn watch_keys(&mut self, keys: Keys) -> Keys {
+        if std::mem::replace(&mut self.has_handshake_keys, true) { self.numbers.watch(keys) } else { keys }
     }
 }
 
@@ -39,19 +50,20 @@ impl Session for Watched {
     fn write_handshake(&mut self, buf: &mut Vec<u8>) -> Option<Keys> {
         if let Some((written, keys)) = self.written.take() {
             buf.extend_from_slice(&written);
-            return keys;
+            return keys.map(|keys| self.watch_keys(keys));
         }
         let start = buf.len();
         let keys = self.inner.write_handshake(buf);
         if self.side.is_server() {
             self.watch.observe(&buf[start..]);
         }
-        keys
+        keys.map(|keys| self.watch_keys(keys))
     }
 
     fn handshake_data(&self) -> Option<Box<dyn Any>> {
         let inner = self.inner.handshake_data()?.downcast::<RustlsHandshakeData>().ok()?;
-        Some(Box::new(HandshakeData { choice: self.watch.choice(), protocol: inner.protocol }))
+        let numbers = Arc::clone(&self.numbers);
+        Some(Box::new(HandshakeData { choice: self.watch.choice(), protocol: inner.protocol, numbers }))
     }
 
     fn initial_keys(&self, dst_cid: &ConnectionId, side: Side) -> Keys {
@@ -79,7 +91,7 @@ impl Session for Watched {
     }
 
     fn next_1rtt_keys(&mut self) -> Option<KeyPair<Box<dyn PacketKey>>> {
-        self.inner.next_1rtt_keys()
+        self.inner.next_1rtt_keys().map(|keys| self.numbers.watch_packets(keys))
     }
 
     fn is_valid_retry(&self, orig_dst_cid: &ConnectionId, header: &[u8], payload: &[u8]) -> bool {

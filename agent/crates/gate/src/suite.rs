@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use crate::{hybrid, session::Watched};
+use crate::{hybrid, numbers::PacketNumbers, session::Watched};
 use quic_core::varint::Reader;
 use quinn_proto::{
     ConnectError, ConnectionId, Side,
@@ -53,12 +53,19 @@ pub struct Choice {
 }
 
 /// The type that `Session::handshake_data` downcasts to for sessions of this module.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone)]
 pub struct HandshakeData {
     /// What was negotiated. The server knows it a step later than the rest; both know it at `Event::Connected`.
     pub choice: Option<Choice>,
     /// The application protocol that was negotiated (ALPN).
     pub protocol: Option<Vec<u8>>,
+    /// The numbers of the far end's packets.
+    pub numbers: Arc<PacketNumbers>,
+}
+
+/// The numbers of the far end's 1-RTT packets on the connection of `session`; `None` if it is not one of this module.
+pub fn packet_numbers(session: &dyn Session) -> Option<Arc<PacketNumbers>> {
+    Some(session.handshake_data()?.downcast::<HandshakeData>().ok()?.numbers)
 }
 
 /// The suite that `session` negotiated; `Some` from `Event::Connected` on if the session is one of this module.

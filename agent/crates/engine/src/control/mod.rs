@@ -7,6 +7,8 @@
 //! | when is a peer dialled, and where? | `dial.rs` |
 //! | which transport parameters does a connection have? | `transport.rs` |
 //! | how much may be in flight on a connection, and how fast does it leave? | `congestion/` |
+//! | which packets are sent again before anybody misses them? | `copies.rs` |
+//! | in which order does quinn-proto read the packets of a connection? | `in_order/` |
 //! | how much of the far end's messages waits, and what does each cost? | `inward.rs` |
 //! | what becomes of DATAGRAM frames that quinn-proto holds (standard mode)? | `ahead.rs` |
 //! | which stream connections does a peer have? | `connections.rs` |
@@ -26,8 +28,10 @@ mod answers;
 mod arena;
 pub mod congestion;
 pub mod connections;
+mod copies;
 pub mod dial;
 pub mod driver;
+mod in_order;
 mod inward;
 pub mod liveness;
 pub mod preshared;
@@ -36,6 +40,8 @@ mod traffic;
 pub mod transport;
 pub mod windows;
 
+pub use copies::Copied;
+pub use in_order::Overtaking;
 pub use inward::{MOST_WAITING_BYTES, TooMuch};
 pub use traffic::{Traffic, Way};
 

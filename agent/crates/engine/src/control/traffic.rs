@@ -2,6 +2,8 @@
 
 use quinn_proto::ConnectionStats;
 
+use crate::control::{copies::Copied, in_order::Overtaking};
+
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Way {
     pub datagrams: u64,
@@ -25,6 +27,10 @@ pub struct Traffic {
     pub packets_lost: u64,
     /// The number of times that a path no longer carried packets of the size in use.
     pub black_holes: u64,
+    /// Packets of the far ends that overtook others.
+    pub overtaking: Overtaking,
+    /// Packets of thin streams that were sent again; they are in no other count of what was sent.
+    pub copied: Copied,
 }
 
 /// Which readers of a connection's counts have not read them since it was last polled. Reading them all costs a dozen cache misses,
@@ -48,6 +54,13 @@ impl Traffic {
             add!(way, other; datagrams, bytes, ack_frames, datagram_frames);
         }
         add!(self, other; packets_sent, packets_lost, black_holes);
+        self.add_own(other.overtaking, other.copied);
+    }
+
+    /// Adds what quinn-proto does not count.
+    pub(super) fn add_own(&mut self, overtaking: Overtaking, copied: Copied) {
+        add!(self.overtaking, overtaking; held, late, copies);
+        add!(self.copied, copied; packets, bytes);
     }
 
     pub(super) fn add(&mut self, stats: &ConnectionStats) {

@@ -135,6 +135,13 @@ impl StreamMemory {
         (self.messages() as u64) < self.most.load(Ordering::Relaxed) / 16
     }
 
+    /// The bytes of a connection's packets that may wait for others which they have overtaken: 4 MiB of the default pool, a gigabit a
+    /// second for 33 ms.
+    #[must_use]
+    pub fn most_out_of_order(&self) -> usize {
+        usize::try_from(self.most.load(Ordering::Relaxed) / 64).unwrap_or(usize::MAX)
+    }
+
     /// The number of bytes that a forward may read before it knows that it can pass them on: few, once an eighth of the pool is held.
     #[must_use]
     pub fn piece(&self) -> usize {

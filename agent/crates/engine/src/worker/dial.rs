@@ -116,7 +116,13 @@ impl Sessions {
             cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
             return;
         };
-        self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id), now);
+        self.control.set_congestion(
+            handle,
+            peer.data.config.congestion,
+            peer.data.config.thin,
+            cx.hub.rate(id),
+            now,
+        );
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {

@@ -234,6 +234,10 @@ static FAMILIES: &[Family] = &[
     gauge("culvert_connections", &[], "QUIC connections, half-open ones included.", |it, out| out.add(&[], it.connections as u64)),
     counter("culvert_control_packets_sent_total", &[], "QUIC packets sent on control connections.", |it, out| out.add(&[], it.totals.control.packets_sent)),
     counter("culvert_control_packets_lost_total", &[], "QUIC packets sent on control connections and declared lost.", |it, out| out.add(&[], it.totals.control.packets_lost)),
+    counter("culvert_control_packets_held_total", &[], "QUIC packets of control connections that waited for earlier ones which they had overtaken.", |it, out| out.add(&[], it.totals.control.overtaking.held)),
+    counter("culvert_control_packets_late_total", &[], "QUIC packets of control connections that came after later ones had been used.", |it, out| out.add(&[], it.totals.control.overtaking.late)),
+    counter("culvert_control_copies_total", &["direction"], "Packets of thin streams that were sent again before anybody missed them (uplink), or came although they had come before (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.copied.packets, it.totals.control.overtaking.copies])),
+    counter("culvert_control_copied_bytes_total", &[], "Bytes of UDP payload of the packets that were sent again.", |it, out| out.add(&[], it.totals.control.copied.bytes)),
     counter("culvert_control_packets_blocked_total", &[], "Datagrams of control connections that found no room in the socket; QUIC sends again what they held.", |it, out| out.add(&[], it.control.packets_blocked)),
     counter("culvert_control_black_holes_total", &[], "Times that a control connection's path stopped carrying packets of the size in use.", |it, out| out.add(&[], it.totals.control.black_holes)),
     counter("culvert_control_message_errors_total", &["reason"], "Control messages that could not be used, by reason.", |it, out| {

@@ -190,7 +190,13 @@ impl Worker {
             connection.key = Some(*key);
         }
         if let Some(state) = cx.peers.get(peer) {
-            sessions.control.set_congestion(handle, state.data.config.congestion, cx.hub.rate(peer), now);
+            sessions.control.set_congestion(
+                handle,
+                state.data.config.congestion,
+                state.data.config.thin,
+                cx.hub.rate(peer),
+                now,
+            );
         }
         if side == Side::Client {
             let possession = sessions.control.get(handle).and_then(|connection| {

@@ -228,7 +228,13 @@ impl Sessions {
             connection.stream_number = Some(number);
         }
         let peer = cx.peers.get_mut(id)?;
-        self.control.set_congestion(handle, peer.data.config.congestion, cx.hub.rate(id), now);
+        self.control.set_congestion(
+            handle,
+            peer.data.config.congestion,
+            peer.data.config.thin,
+            cx.hub.rate(id),
+            now,
+        );
         let instance = peer.data.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
         tracing::debug!(peer = &*peer.name, number, remote = %request.remote, "dialling a stream connection");

@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The cycle is that of BBR version 1 (draft-cardwell-iccrg-bbr-congestion-control-00), because later versions back off
-//! above 2 % loss whatever its cause. It departs from it in three points:
+//! above 2 % loss whatever its cause. It departs from it in four points:
 //!
 //! * **Loss counts together with a standing queue.** A round that lost more than 2 % while its shortest round trip was
 //!   clearly above the path's is congestion: the window gets a ceiling of 0.8 of what was in flight, which then grows
@@ -20,6 +20,9 @@
 //!   [`MOST_EXCESS`] packets a round trip above the rate that was delivered.
 //! * **A collapse is believed at once.** If a round loses more than a fifth and delivers less than 0.6 of the rate, the
 //!   path has become slower, and the maximum of the last ten rounds is forgotten.
+//! * **Jitter is no queue.** Where each packet has a delay of its own, the shortest round trip is that of the luckiest packet. By how
+//!   much the mean of a round is above its shortest tells jitter from a queue, which lifts both: so much more may a round trip take
+//!   before it shows a queue, and so much more is in flight.
 
 use std::time::{Duration, Instant};
 
@@ -51,6 +54,15 @@ const COMPETING_GAIN: f64 = 3.0;
 /// What turns of both ends, GRO and delayed acknowledgements add to a round trip on a busy host. It matters where the round trip
 /// is as short.
 const HOST_DELAY: Duration = Duration::from_millis(2);
+
+/// Deviations of round trips below this are those of hosts and of our own bursts.
+const NOTABLE_JITTER: Duration = Duration::from_millis(1);
+
+/// Round trips of a round from which its mean is believed.
+const ENOUGH_SAMPLES: u32 = 8;
+
+/// Rounds over which the smallest deviation is the path's: a whole cycle, in most of which the bottleneck's queue stays as it is.
+const JITTER_ROUNDS: usize = 8;
 
 /// While there is a queue, packets leave a little slower than the bottleneck's rate, so that it drains. The share beside a
 /// flow of CUBIC follows from it (`docs/decisions/0014-congestion-of-streams.md`).
@@ -91,6 +103,8 @@ struct Round {
     began_at: u64,
     lost: u64,
     min_rtt: Option<Duration>,
+    /// The sum of its round trips, and their number.
+    rtts: (Duration, u32),
     /// The highest delivery rate of the round.
     rate: u64,
 }
@@ -104,6 +118,10 @@ pub(super) struct Bbr {
     min_rtt_at: Instant,
     phase: Phase,
     phase_since: Instant,
+    /// By how much the mean round trip was above the shortest in the last rounds.
+    deviations: [Duration; JITTER_ROUNDS],
+    /// The smallest mean of a round, and when it was that.
+    least_mean: Option<(Duration, Instant)>,
     /// The rate has stopped growing: Startup is over for good.
     filled: bool,
     /// The rate that further growth is measured against, and the rounds without any.
@@ -134,6 +152,8 @@ impl Bbr {
             min_rtt_at: now,
             phase: Phase::Startup,
             phase_since: now,
+            deviations: [Duration::ZERO; JITTER_ROUNDS],
+            least_mean: None,
             filled: false,
             full_rate: 0,
             full_rounds: 0,
@@ -196,6 +216,7 @@ impl Bbr {
             }
         }
         self.round.min_rtt = Some(self.round.min_rtt.map_or(sample.rtt, |least| least.min(sample.rtt)));
+        self.round.rtts = (self.round.rtts.0 + sample.rtt, self.round.rtts.1 + 1);
         if is_new_round {
             self.end_round(sample.app_limited, delivered, now);
         }
@@ -215,8 +236,13 @@ impl Bbr {
         let arrived = delivered - self.round.began_at;
         let loss = self.round.lost as f64 / (self.round.lost + arrived).max(1) as f64;
         let shortest = self.min_rtt.zip(self.round.min_rtt);
-        let has_queue =
-            shortest.is_some_and(|(path, round)| round.saturating_sub(path) > (path / 8).max(HOST_DELAY));
+        let above = self.mean_above_least(now);
+        let jitter = self.jitter();
+        let has_queue = shortest.is_some_and(|(path, round)| {
+            let notable = (path / 8).max(HOST_DELAY);
+            // The shortest of a few round trips says little where each is another.
+            round.saturating_sub(path) > notable + jitter && (jitter.is_zero() || above > notable)
+        });
         self.has_queue = has_queue;
         self.competes =
             shortest.is_some_and(|(path, round)| round > path.mul_f64(FOREIGN_QUEUE) + HOST_DELAY);
@@ -234,6 +260,34 @@ impl Bbr {
         }
         let number = self.round.number + 1;
         self.round = Round { number, ends_at: delivered, began_at: delivered, ..Round::default() };
+    }
+
+    /// By how much the mean round trip of this round is above the smallest mean.
+    fn mean_above_least(&mut self, now: Instant) -> Duration {
+        let (sum, count) = self.round.rtts;
+        let Some(shortest) = self.round.min_rtt.filter(|_| count >= ENOUGH_SAMPLES) else {
+            return Duration::ZERO;
+        };
+        let mean = sum / count;
+        self.deviations[self.round.number as usize % JITTER_ROUNDS] = mean - shortest;
+        match self.least_mean {
+            Some((least, at)) if least < mean && now <= at + MIN_RTT_LIFE => mean - least,
+            Some(_) | None => {
+                self.least_mean = Some((mean, now));
+                Duration::ZERO
+            }
+        }
+    }
+
+    /// By how much round trips are above the shortest although nothing waits: zero where that is too little to be jitter.
+    fn jitter(&self) -> Duration {
+        let least = self.deviations.iter().min().copied().unwrap_or_default();
+        if least > NOTABLE_JITTER { least } else { Duration::ZERO }
+    }
+
+    /// Bytes that arrive while the latest of those before them are waited for.
+    fn bdp_of_jitter(&self) -> u64 {
+        (self.bottleneck.get() as f64 * 2.0 * self.jitter().as_secs_f64()) as u64
     }
 
     /// Reacts to congestion, which shows as a queue that overflows.
@@ -330,7 +384,7 @@ impl Bbr {
     }
 
     fn update_window(&mut self) {
-        let host = self.bdp_of_host();
+        let host = self.bdp_of_host() + self.bdp_of_jitter();
         let target = match (self.phase, self.ceiling.filter(|_| self.filled)) {
             (Phase::ProbeRtt(_), _) => self.probe_rtt_window(),
             (Phase::Startup, _) => {

@@ -50,6 +50,7 @@ pub struct Congestion {
     is_lifted: AtomicBool,
     pacing_rate: AtomicU64,
     delivery_rate: AtomicU64,
+    in_flight: AtomicU64,
     acked_packets: AtomicU64,
     acked_bytes: AtomicU64,
     /// Round trips in nanoseconds: of the newest packet that was acknowledged, and the shortest; 0 before the first.
@@ -101,6 +102,12 @@ impl Congestion {
                 .map(|value| value.load(Ordering::Relaxed));
         let (rtt, min_rtt) = (Duration::from_nanos(newest), Duration::from_nanos(least));
         (newest > 0).then_some(Acks { packets, bytes, rtt, min_rtt })
+    }
+
+    /// Bytes that were sent and are neither acknowledged nor lost.
+    #[must_use]
+    pub fn in_flight(&self) -> u64 {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     fn note_acks(&self, bytes: u64, rtt: Duration) {
@@ -229,6 +236,7 @@ impl StreamController {
     fn acks_ended(&mut self, now: Instant, in_flight: u64, app_limited: bool) {
         self.follow_configuration(now);
         self.in_flight = in_flight;
+        self.shared.in_flight.store(in_flight, Ordering::Relaxed);
         if app_limited {
             self.delivery.limit_by_application(in_flight);
         }
@@ -299,6 +307,7 @@ impl Controller for StreamController {
     fn on_sent(&mut self, now: Instant, bytes: u64, last_packet_number: u64) {
         self.delivery.on_sent(now, self.in_flight == 0);
         self.in_flight += bytes;
+        self.shared.in_flight.store(self.in_flight, Ordering::Relaxed);
         if let Model::Cubic(cubic) = &mut self.model {
             cubic.on_sent(now, bytes, last_packet_number);
         }

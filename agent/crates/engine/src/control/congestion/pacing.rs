@@ -30,6 +30,14 @@ pub struct Pace {
     reported: Reported,
 }
 
+/// What limits how much more a connection may send.
+#[derive(Clone, Copy, Debug)]
+pub struct Congested {
+    pub in_flight: u64,
+    /// The limit on all that is sent to the peer, in bytes a second.
+    pub rate: Option<u64>,
+}
+
 /// What the law of an automatic rate was last told of a connection.
 #[derive(Clone, Copy, Debug)]
 struct Reported {
@@ -204,6 +212,25 @@ impl Pace {
         }
         if self.owed.datagrams > 0 {
             self.owed = Owed { acknowledged: data_frames(quinn), ..Owed::default() };
+        }
+    }
+
+    /// The bytes in flight, and the limit on all that is sent to the peer.
+    #[must_use]
+    pub fn congested(&self) -> Congested {
+        let rate = self.share.as_ref().and_then(|share| share.account.rate());
+        Congested { in_flight: self.congestion.in_flight(), rate }
+    }
+
+    /// Charges a copy of a packet to the pacer and the rate account.
+    pub fn sent_copy(&mut self, quinn: &Connection, bytes: usize, now: Instant) {
+        self.pacer.spend(bytes as u64);
+        if let Some(share) = &mut self.share {
+            let bytes = bytes as u64 + outer_overhead(quinn);
+            if self.has_turn {
+                share.spend(bytes);
+            }
+            share.account.charge(bytes, 1, now);
         }
     }
 

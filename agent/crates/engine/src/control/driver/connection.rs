@@ -21,7 +21,9 @@ use crate::control::{
     ahead::{Ahead, Told},
     answers::Answers,
     congestion::{Congestion, pacing::Pace},
+    copies::Copies,
     driver::{Begun, ControlConnection, Event, Portion},
+    in_order::InOrder,
     inward::Inward,
     preshared::Preshared,
     streams_told::{Said, StreamsTold},
@@ -56,6 +58,9 @@ impl ControlConnection {
             pace: Pace::new(begun.congestion, begun.at),
             pings_twice: false,
             control: None,
+            in_order: InOrder::default(),
+            numbers: None,
+            copies: Copies::default(),
             inward: Inward::new(memory),
             portion: Portion::default(),
             has_more: false,
@@ -91,8 +96,16 @@ impl ControlConnection {
             self.establish_by,
             self.pace.deadline(),
             self.streams.map(|later| later.at),
+            self.in_order.deadline(),
+            self.copies.deadline(),
         ];
         deadlines.into_iter().flatten().min()
+    }
+
+    /// Adds what was sent and received on it.
+    pub(super) fn add_traffic(&self, sum: &mut Traffic) {
+        sum.add(&self.quinn.stats());
+        sum.add_own(self.in_order.counts, self.copies.counts);
     }
 
     /// Whether it was closed by either end, or lost.

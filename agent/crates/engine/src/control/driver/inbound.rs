@@ -1,12 +1,70 @@
-//! The input from quinn-proto: its events, and the messages of the control stream.
+//! The input of quinn-proto and from it: datagrams in order, its events, and the messages of the control stream.
 
-use gate::tls::peer_key;
-use quinn_proto::{ConnectionHandle, Dir, Event as QuinnEvent, Side, StreamEvent};
+use std::time::Instant;
+
+use gate::{suite::packet_numbers, tls::peer_key};
+use quinn_proto::{ConnectionEvent, ConnectionHandle, Dir, Event as QuinnEvent, Side, StreamEvent};
+use wire::cid::CONNECTION_ID_BYTES;
 
 use crate::control::{
     driver::{Control, ControlConnection, Event, Portion, UNITS_PER_TURN},
+    in_order::Held,
     inward::Pulled,
+    windows::StreamMemory,
 };
+
+impl ControlConnection {
+    /// Takes a datagram, of which quinn-proto's endpoint made `event`: at once, or once those before it have come.
+    pub(super) fn receive(
+        &mut self,
+        datagram: &[u8],
+        event: ConnectionEvent,
+        arrived: Instant,
+        memory: &StreamMemory,
+    ) {
+        let before = self.in_order.held_bytes();
+        let number = match &self.numbers {
+            Some(numbers) if self.in_order.needs_numbers() => {
+                numbers.read(datagram, CONNECTION_ID_BYTES, self.in_order.expected())
+            }
+            Some(_) | None => None,
+        };
+        let most = memory.most_out_of_order();
+        if let Some(event) = self.in_order.admit(event, number, arrived, datagram.len(), most) {
+            self.pass(event, arrived);
+        }
+        self.pass_held();
+        memory.hold(before, self.in_order.held_bytes());
+    }
+
+    /// Takes the datagrams that have waited for others for long enough.
+    pub(super) fn receive_held(&mut self, now: Instant, memory: &StreamMemory) {
+        if !self.in_order.needs_numbers() {
+            return;
+        }
+        let before = self.in_order.held_bytes();
+        self.in_order.bound_patience(self.quinn.rtt());
+        if self.lost {
+            self.in_order.turn_off();
+        }
+        self.in_order.give_up(now);
+        self.pass_held();
+        memory.hold(before, self.in_order.held_bytes());
+    }
+
+    fn pass_held(&mut self) {
+        while let Some(Held { packet, arrived, .. }) = self.in_order.pop_next() {
+            self.pass(packet, arrived);
+        }
+    }
+
+    fn pass(&mut self, event: ConnectionEvent, arrived: Instant) {
+        self.quinn.handle_event(event);
+        if let Some(number) = self.numbers.as_ref().and_then(|numbers| numbers.take_opened()) {
+            self.in_order.opened(number, arrived);
+        }
+    }
+}
 
 impl Control {
     pub(super) fn exchange_endpoint_events(
@@ -26,6 +84,7 @@ impl Control {
         while let Some(event) = connection.quinn.poll() {
             match event {
                 QuinnEvent::Connected => {
+                    connection.numbers = packet_numbers(connection.quinn.crypto_session());
                     if let Some(key) = peer_key(connection.quinn.crypto_session()) {
                         self.events.push((handle, Event::Connected { key }));
                     }
@@ -33,6 +92,7 @@ impl Control {
                 QuinnEvent::ConnectionLost { reason } => {
                     self.pending.end(handle);
                     connection.lost = true;
+                    connection.copies.cancel();
                     connection.end_ahead(&mut self.settlements);
                     self.events.push((handle, Event::Lost(reason)));
                 }

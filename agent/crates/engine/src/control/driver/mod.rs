@@ -22,18 +22,18 @@
 use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Instant};
 
 use bytes::Bytes;
-use config::CongestionControl;
+use config::{CongestionControl, ThinStreams};
 use dataplane::{
     forward::tcp::Order,
     lanes::{Lanes, UnderlayId, Underlays, send_buffer::copy_of},
     rate::RateAccount,
     relay::{Settlement, Settlements},
 };
-use gate::{OwnKey, admission::Admission, tls::KeyExchange};
+use gate::{OwnKey, admission::Admission, numbers::PacketNumbers, tls::KeyExchange};
 use net::{Path, batch::Meta};
 use quinn_proto::{
-    ClientConfig, Connection, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint, EndpointConfig,
-    EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
+    ClientConfig, Connection, ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint,
+    EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
 };
 use wire::{
     hash::IssuedMap,
@@ -48,6 +48,8 @@ use crate::control::{
     answers::Answers,
     arena::Arena,
     congestion::{Congestion, pacing::Pace},
+    copies::Copies,
+    in_order::InOrder,
     inward::Inward,
     preshared::Preshared,
     streams_told::StreamsTold,
@@ -125,6 +127,12 @@ pub struct ControlConnection {
     /// The preshared keys of both ends.
     pub preshared: Preshared,
     control: Option<StreamId>,
+    /// Received packets before quinn-proto reads them.
+    in_order: InOrder<ConnectionEvent>,
+    /// Packets of thin streams that are sent again.
+    copies: Copies,
+    /// The numbers of the far end's packets, once the handshake is complete.
+    numbers: Option<Arc<PacketNumbers>>,
     inward: Inward,
     portion: Portion,
     /// True while it is in [`Control::unread`].
@@ -264,15 +272,18 @@ impl Control {
         self.arena.release();
     }
 
-    /// Sets the congestion control of a connection once its peer is known: `account` limits the rate to that peer.
+    /// Sets the congestion control of a connection once its peer is known, and what becomes of its thin streams: `account` limits
+    /// the rate to that peer.
     pub fn set_congestion(
         &mut self,
         handle: ConnectionHandle,
         control: CongestionControl,
+        thin: ThinStreams,
         account: Arc<RateAccount>,
         now: Instant,
     ) {
         if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.copies.set(thin);
             connection.pace.set(control, account, now);
         }
     }
@@ -281,6 +292,8 @@ impl Control {
     pub fn carries_datagrams(&mut self, handle: ConnectionHandle) {
         if let Some(connection) = self.connections.get_mut(&handle) {
             connection.pace.carries_datagrams();
+            // Frames of datagrams are to wait for nothing.
+            connection.in_order.turn_off();
         }
     }
 
@@ -323,11 +336,12 @@ impl Control {
     ) -> bool {
         self.scratch.clear();
         let (remote, local, ecn) = (meta.source, meta.local, EcnCodepoint::from_bits(meta.ecn));
-        let data = self.arena.copy(data);
-        match self.endpoint.handle(now, remote, local, ecn, data, &mut self.scratch) {
+        let copy = self.arena.copy(data);
+        match self.endpoint.handle(now, remote, local, ecn, copy, &mut self.scratch) {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(connection) = self.connections.get_mut(&handle) {
-                    connection.quinn.handle_event(event);
+                    let arrived = now.checked_sub(meta.age).unwrap_or(now);
+                    connection.receive(data, event, arrived, &self.memory);
                     connection.pace.received(now);
                     connection.answers.heard(now);
                     let number = connection.stream_number.unwrap_or(0);
@@ -417,7 +431,8 @@ impl Control {
         self.pending.end(handle);
         let mut connection = self.connections.remove(&handle)?;
         connection.end_ahead(&mut self.settlements);
-        self.retired.add(&connection.quinn.stats());
+        self.memory.hold(connection.in_order.held_bytes(), 0);
+        connection.add_traffic(&mut self.retired);
         Some(connection.underlay)
     }
 
@@ -448,7 +463,7 @@ impl Control {
     pub fn traffic(&self) -> Traffic {
         let mut sum = self.retired;
         self.connections.values().for_each(|connection| match connection.changed.traffic {
-            true => sum.add(&connection.quinn.stats()),
+            true => connection.add_traffic(&mut sum),
             false => sum.add_all(&connection.traffic),
         });
         sum
@@ -458,8 +473,9 @@ impl Control {
     pub fn read_traffic(&mut self) -> Traffic {
         self.connections.values_mut().for_each(|connection| {
             if std::mem::take(&mut connection.changed.traffic) {
-                connection.traffic = Traffic::default();
-                connection.traffic.add(&connection.quinn.stats());
+                let mut traffic = Traffic::default();
+                connection.add_traffic(&mut traffic);
+                connection.traffic = traffic;
             }
         });
         self.traffic()
@@ -531,6 +547,7 @@ impl Control {
             self.pending.end(handle);
             connection.lost = true;
             connection.pace.closing();
+            connection.copies.cancel();
             connection.end_ahead(&mut self.settlements);
             connection.quinn.close(now, reason.code(), Bytes::from_static(reason.label().as_bytes()));
             self.touch(handle);
@@ -572,6 +589,7 @@ impl Control {
             let Some(mut connection) = self.connections.remove(&handle) else { continue };
             connection.dirty = false;
             connection.changed = Changed::ALL;
+            connection.receive_held(now, &self.memory);
             connection.write_control();
             self.exchange_endpoint_events(handle, &mut connection);
             self.take_messages(handle, &mut connection);

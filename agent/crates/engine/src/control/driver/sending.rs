@@ -7,7 +7,11 @@ use net::{Burst, Path};
 use quinn_proto::{ConnectionHandle, Dir, Side};
 use wire::messages::{Hello, Message};
 
-use crate::control::driver::{Control, ControlConnection};
+use crate::control::{
+    congestion::pacing::Congested,
+    copies::Copy,
+    driver::{Control, ControlConnection},
+};
 
 /// The limit on control messages that wait for the far end to read them, in bytes: every lane opened several times over.
 const MAX_OUTGOING: usize = 64 * 1024;
@@ -44,11 +48,14 @@ impl Control {
         underlays: &mut Underlays,
         now: Instant,
     ) {
+        self.send_copies(connection, lanes, underlays, now);
         // Packets stay in quinn-proto until the socket or the reserve of its send buffer has room for them.
         while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
             self.scratch.clear();
             let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };
             let Some(most) = connection.pace.packets(&connection.quinn, room, now) else { return };
+            let received = connection.in_order.counts.copies;
+            connection.copies.before_packet(&connection.quinn, received, now);
             let transmit = connection.quinn.poll_transmit(now, most, &mut self.scratch);
             let Some(transmit) = transmit.or_else(|| {
                 // Acknowledgements that quinn-proto holds back while data waits for the window.
@@ -73,6 +80,32 @@ impl Control {
             self.stats.packets_blocked += refused;
             let all = transmit.size.div_ceil(segment) as u64;
             connection.settle_ahead(refused, all, &mut self.settlements);
+            if all == 1 && refused == 0 && connection.established && !connection.lost {
+                let Congested { in_flight, rate } = connection.pace.congested();
+                connection.copies.sent(&connection.quinn, burst.bytes, path, in_flight, rate, now);
+            }
+        }
+    }
+
+    /// Sends the packets again whose time has come.
+    fn send_copies(
+        &mut self,
+        connection: &mut ControlConnection,
+        lanes: &mut Lanes,
+        underlays: &mut Underlays,
+        now: Instant,
+    ) {
+        while let Some(Copy { path, packet, .. }) = connection.copies.take_due(now) {
+            // Not to where the peer, or this host, no longer is.
+            let is_current = path.destination == connection.quinn.remote_address()
+                && path.source == connection.quinn.local_ip();
+            if !is_current || underlays.is_blocked(connection.underlay) {
+                continue;
+            }
+            connection.pace.sent_copy(&connection.quinn, packet.len(), now);
+            let burst = Burst { path, bytes: &packet, segment: packet.len() };
+            // A copy that finds no room is missed by nobody.
+            let _refused = underlays.packets(lanes, connection.underlay, &burst, now);
         }
     }
 }
