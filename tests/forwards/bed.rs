@@ -40,7 +40,7 @@ pub(crate) struct Bed {
     _nobody: Socket,
 }
 
-fn loopback() -> SocketAddr {
+pub(crate) fn loopback() -> SocketAddr {
     (Ipv4Addr::LOCALHOST, ports::free()).into()
 }
 

@@ -5,7 +5,8 @@
 //! | what the programs of a script do, what is compared, which differences must be | `agent/crates/testkit/src/scripts/` |
 //! | two agents, direct connections beside them, and HAProxy | `bed.rs` |
 //! | scripts over all of these | `scripted.rs` |
-//! | a server that refuses uploads; other real programs | `python.rs`, `refuses.py`, `uploads.py`; `programs.rs` |
+//! | a real server, directly and over a forward | `server.rs` |
+//! | one that refuses uploads; other real programs | `python.rs`, `refuses.py`, `uploads.py`; `programs.rs` |
 //!
 //! `CULVERT_FORWARD_SCRIPTS=10000` runs so many scripts, `CULVERT_FORWARD_SCRIPTS=5000..6000` those, and `CULVERT_TEST_SEED=17`
 //! that one (both: that one so many times). `CULVERT_FORWARD_BESIDE=haproxy` also shows what HAProxy makes of them.
@@ -15,3 +16,4 @@ mod bed;
 mod programs;
 mod python;
 mod scripted;
+mod server;

@@ -1,62 +1,14 @@
 //! Programs that everybody uses, over a forward and directly: the outcome is the same.
 
-use std::{
-    fs,
-    net::{Ipv4Addr, SocketAddr, TcpStream},
-    os::unix::fs::PermissionsExt,
-    path::Path,
-    process::{Command, Stdio},
-    time::Duration,
-};
+use std::{fs, net::SocketAddr, path::Path, process::Command, time::Duration};
 
 use culvert_tests::{
-    clock::{self, PATIENCE},
     needs::{self, Need},
-    pair::Plan,
-    ports,
-    process::{Running, run, text},
+    process::{run, text},
     random::Random,
 };
-use tempfile::TempDir;
 
-/// A server of these tests, with its files.
-struct Server {
-    address: SocketAddr,
-    folder: TempDir,
-    _process: Running,
-}
-
-impl Server {
-    /// The server that `command` makes of its address and its folder.
-    fn start(what: &str, command: impl FnOnce(SocketAddr, &Path) -> Command) -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        // sshd and nginx change their user, or look at who may write there.
-        fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755)).unwrap();
-        let address = (Ipv4Addr::LOCALHOST, ports::free()).into();
-        let mut command = command(address, folder.path());
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
-        let process = Running::start(what, &mut command);
-        clock::until(&format!("{what} listens"), PATIENCE, || TcpStream::connect(address).map(drop));
-        Self { address, folder, _process: process }
-    }
-
-    /// What `attempt` gives over a forward must be what it gives directly, and is returned.
-    #[track_caller]
-    fn compared(&self, attempt: impl Fn(SocketAddr) -> String) -> String {
-        let ingress = (Ipv4Addr::LOCALHOST, ports::free()).into();
-        let _pair = Plan::default().service("server", self.address, "").forward("server", ingress).start();
-        let [direct, forward] = [self.address, ingress].map(attempt);
-        assert_eq!(forward, direct, "the forward's, and directly");
-        forward
-    }
-}
-
-/// Whether the agents' needs and `tools` are met.
-#[track_caller]
-fn met(test: &str, tools: &[Need]) -> bool {
-    let all: Vec<Need> = needs::AGENTS.iter().chain(tools).copied().collect();
-    needs::met(test, &all)
-}
+use crate::server::{Server, met};
 
 fn command(program: &str) -> Command {
     Command::new(needs::tool(program).unwrap())

@@ -1,5 +1,7 @@
 //! The control messages that an attacker writes and reads, by the numbers of `docs/culvert.proto`.
 
+use std::sync::LazyLock;
+
 use super::{
     payload::put_varint,
     protobuf::{Field, Message, Service, fields},
@@ -128,9 +130,18 @@ pub(crate) fn services_changed(name: &str) -> Vec<u8> {
     envelope(6, list)
 }
 
-/// A message of a kind that nobody knows: field 15, with so many bytes inside.
+/// The kind after the last one that an Envelope may have.
+static UNKNOWN: LazyLock<u64> = LazyLock::new(|| {
+    let (_, kinds) = include_str!("../../../docs/culvert.proto").split_once("oneof kind {").unwrap();
+    let (kinds, _) = kinds.split_once('}').unwrap();
+    let numbers =
+        kinds.lines().filter_map(|line| line.split_once('=')?.1.split_once(';')?.0.trim().parse().ok());
+    1 + numbers.max().unwrap_or(0_u64)
+});
+
+/// A message of a kind that nobody knows, with so many bytes inside.
 pub(crate) fn unknown(bytes: usize) -> Vec<u8> {
-    framed(&Message::default().bytes(15, &vec![0; bytes]).encode())
+    framed(&Message::default().bytes(*UNKNOWN, &vec![0; bytes]).encode())
 }
 
 /// `StreamOpen` for the service with this number.

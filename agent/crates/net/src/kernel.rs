@@ -210,12 +210,15 @@ impl TcpListener for KernelListener {
             let ready = self.listener.poll_read_ready(&mut Context::from_waker(&self.waker));
             let Poll::Ready(ready) = ready else { return Err(io::ErrorKind::WouldBlock.into()) };
             let mut ready = ready?;
-            match self.listener.get_ref().accept() {
+            // One call in place of an accept and a switch to non-blocking.
+            let flags = libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
+            match SockRef::from(self.listener.get_ref()).accept4(flags) {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => ready.clear_ready(),
                 accepted => break accepted?,
             }
         };
-        stream.set_nonblocking(true)?;
+        let stream = std::net::TcpStream::from(stream);
+        let remote = remote.as_socket().ok_or(io::ErrorKind::InvalidData)?;
         leaves_descriptors(stream.as_fd())?;
         stream.set_nodelay(true)?;
         sys::bound_unsent(stream.as_fd(), MOST_UNSENT)?;

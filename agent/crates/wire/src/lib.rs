@@ -2,7 +2,7 @@
 //!
 //! | what | module |
 //! |---|---|
-//! | control messages, on the first stream of a connection | [`messages`], [`framing`] cuts the stream, `protobuf` is the encoding |
+//! | control messages, on the first stream of a connection | [`messages`], `stream_messages` about TCP forwards; [`framing`] cuts the stream, `protobuf` is the encoding |
 //! | what a DATAGRAM frame carries | [`context`]; a report about a lane: [`report`] |
 //! | how lost payloads are repaired, as both ends have to know it | [`repair`] |
 //! | how many stream connections there are, and how each finds its worker | [`join`] |
@@ -31,7 +31,6 @@ pub mod ids;
 pub mod join;
 mod labels;
 pub mod messages;
-
 pub mod pages;
 pub mod panics;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -43,5 +42,6 @@ pub mod repair;
 pub mod report;
 pub mod sampler;
 pub mod sparse;
+mod stream_messages;
 pub mod throttle;
 pub mod timers;

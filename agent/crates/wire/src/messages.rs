@@ -1,4 +1,4 @@
-//! The messages of two agents on the control stream, and at the head of a TCP forward's stream.
+//! The messages of two agents on the control stream; those about the streams of TCP forwards are in `stream_messages.rs`.
 //!
 //! `docs/culvert.proto` is the same for other languages. A message is decoded in three steps, each bounded: cut from
 //! the stream (`framing.rs`), parsed as protobuf (`protobuf.rs`), checked here. Unknown fields are ignored; so is an
@@ -15,9 +15,13 @@ use crate::{
     join::MAX_STREAM_CONNECTIONS,
     protobuf,
     repair::{Order, Terms},
+    stream_messages::{lists_of, of_streams},
 };
 
-pub use crate::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES};
+pub use crate::{
+    framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES},
+    stream_messages::{MOST_STREAMS, StreamAnswer, StreamOffset, StreamOpen},
+};
 
 /// The version of these messages that we speak.
 pub const PROTOCOL_VERSION: u32 = 1;
@@ -200,19 +204,6 @@ pub enum Message {
     /// same one, and ends this session then.
     Leave,
 }
-
-/// A place in the stream of a TCP forward.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct StreamOffset {
-    /// The number of the stream (RFC 9000 §2.1).
-    pub stream: u64,
-    /// The number of bytes of the stream, header or answer included, that come before the place; the end of the stream counts as one
-    /// more.
-    pub offset: u64,
-}
-
-/// Limit on the streams that one message names.
-pub const MOST_STREAMS: usize = 256;
 
 /// The bytes of padding in [`Message::Here`].
 const HERE_BYTES: usize = 1000;
@@ -589,24 +580,6 @@ fn proofs(proofs: &[Vec<u8>]) -> Result<Vec<KeyProof>, MessageError> {
     proofs.iter().map(|bytes| proof(bytes)).collect()
 }
 
-/// The pairs of two lists of the same length, of [`MOST_STREAMS`] at most.
-fn of_streams(
-    field: &'static str,
-    streams: Vec<u64>,
-    offsets: Vec<u64>,
-) -> Result<Vec<StreamOffset>, MessageError> {
-    if streams.len() != offsets.len() || streams.len() > MOST_STREAMS {
-        let value = u32::try_from(streams.len().max(offsets.len())).unwrap_or(u32::MAX);
-        return Err(MessageError::Range { field, value });
-    }
-    Ok(streams.into_iter().zip(offsets).map(|(stream, offset)| StreamOffset { stream, offset }).collect())
-}
-
-/// The streams and their offsets as two lists.
-fn lists_of(streams: &[StreamOffset]) -> (Vec<u64>, Vec<u64>) {
-    streams.iter().map(|at| (at.stream, at.offset)).unzip()
-}
-
 fn bytes_of(proofs: &[KeyProof]) -> Vec<Vec<u8>> {
     proofs.iter().map(|proof| proof.0.to_vec()).collect()
 }
@@ -691,64 +664,6 @@ impl From<&Join> for protobuf::Join {
             number: join.number.into(),
             possession: join.possession.map(|signature| signature.to_vec()).unwrap_or_default(),
         }
-    }
-}
-
-/// The head of a TCP forward's stream, from the end that opened it.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
-pub struct StreamOpen {
-    /// The number of the service to reach.
-    #[prost(uint32, tag = "1")]
-    pub service: u32,
-}
-
-impl StreamOpen {
-    /// Parses a header, without its length.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        Ok(prost::Message::decode(bytes)?)
-    }
-
-    /// Appends the header with its length.
-    pub fn encode(&self, out: &mut Vec<u8>) {
-        framing::frame(self, out);
-    }
-}
-
-/// The answer to a [`StreamOpen`]; the upstream's bytes follow [`Ok`](Self::Ok), nothing follows the rest.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
-#[repr(i32)]
-pub enum StreamAnswer {
-    /// A refusal that this version does not know.
-    Unspecified = 0,
-    /// The upstream is connected, and its bytes follow.
-    Ok = 1,
-    /// No service has this number, or it does not serve TCP.
-    UnknownService = 2,
-    /// This peer may not use it.
-    NotAllowed = 3,
-    /// The upstream refused the connection.
-    UpstreamRefused = 4,
-    /// The upstream did not answer in time.
-    UpstreamTimeout = 5,
-    /// As many streams are open as the limit allows.
-    LimitReached = 6,
-    /// The acceptor has no file descriptor left.
-    TooManyFiles = 7,
-    /// The acceptor has no route to the upstream, or its firewall forbids it.
-    NoRoute = 8,
-    /// The acceptor has no port, or no memory, left for a connection to the upstream.
-    NoResources = 9,
-}
-
-impl StreamAnswer {
-    /// Parses an answer, without its length.
-    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        Ok(Self::try_from(protobuf::StreamAnswer::decode(bytes)?.status).unwrap_or(Self::Unspecified))
-    }
-
-    /// Appends the answer with its length.
-    pub fn encode(self, out: &mut Vec<u8>) {
-        framing::frame(&protobuf::StreamAnswer { status: self.into() }, out);
     }
 }
 

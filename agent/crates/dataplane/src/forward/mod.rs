@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | which local UDP sockets are there, and how payloads are delivered to them | this one |
-//! | TCP forwards on QUIC streams | `tcp.rs` |
+//! | TCP forwards on QUIC streams | `tcp/` |
 //! | the connections that carry them, and how they are shared out | `engine/src/control/connections.rs` |
 //! | the TUN device: what is about to be written, the answers to packets that cannot be carried | `tun.rs` |
 //! | the table that the kernel's routes make | `learned.rs` |

@@ -41,7 +41,6 @@ impl Answers {
         self.sent = Some(now);
     }
 
-    /// A packet has come.
     pub(super) fn heard(&mut self, now: Instant) {
         self.heard = Some(now);
     }

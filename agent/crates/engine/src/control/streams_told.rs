@@ -20,7 +20,6 @@ pub struct Said {
 
 #[derive(Debug, Default)]
 pub struct StreamsTold {
-    /// Resets to be told.
     aborts: VecDeque<StreamOffset>,
     /// Limits to be told, by stream.
     limits: BTreeMap<u64, u64>,

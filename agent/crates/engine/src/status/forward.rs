@@ -6,7 +6,6 @@ use serde::{Deserialize, Serialize};
 
 use crate::status::Word;
 
-/// An open TCP forward.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct ForwardStatus {
     /// A [`ForwardId`], as `culvert forward end` takes it.
@@ -114,15 +113,22 @@ pub struct TcpStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TcpServiceStatus {
     pub service: Arc<str>,
-    /// The number of open ones.
     pub open: u64,
     pub uplink_bytes: u64,
     pub downlink_bytes: u64,
 }
 
+/// The index of a service's counts in a [`TcpStatus`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ServicePlace(u32);
+
 impl TcpStatus {
-    /// The index of the counts of a service, which are begun if there are none: as many as there are names in the configuration.
-    pub(crate) fn place_of(&mut self, service: &Arc<str>) -> usize {
+    /// Where the counts of a service are, which are begun if there are none: as many as there are names in the configuration.
+    pub(crate) fn place_of(&mut self, service: &Arc<str>) -> ServicePlace {
+        ServicePlace(u32::try_from(self.index_of(service)).unwrap_or(u32::MAX))
+    }
+
+    fn index_of(&mut self, service: &Arc<str>) -> usize {
         let known = self.services.iter().position(|counts| counts.service == *service);
         known.unwrap_or_else(|| {
             self.services
@@ -131,11 +137,19 @@ impl TcpStatus {
         })
     }
 
+    pub(crate) fn at(&self, place: ServicePlace) -> Option<&TcpServiceStatus> {
+        self.services.get(place.0 as usize)
+    }
+
+    pub(crate) fn at_mut(&mut self, place: ServicePlace) -> Option<&mut TcpServiceStatus> {
+        self.services.get_mut(place.0 as usize)
+    }
+
     pub(crate) fn add(&mut self, other: &Self) {
         add!(self, other; uplink_bytes, downlink_bytes, stalled);
         for counts in &other.services {
-            let place = self.place_of(&counts.service);
-            add!(self.services[place], counts; open, uplink_bytes, downlink_bytes);
+            let index = self.index_of(&counts.service);
+            add!(self.services[index], counts; open, uplink_bytes, downlink_bytes);
         }
     }
 }

@@ -23,6 +23,7 @@ mod repair;
 mod tun;
 
 pub use self::flow::{FlowStatus, SocketStatus, StreamConnectionStatus};
+pub(crate) use self::forward::ServicePlace;
 pub use self::forward::{ForwardId, ForwardStatus, NoForwardId, TcpServiceStatus, TcpStatus};
 pub(crate) use self::lane::add_lane;
 pub use self::lane::{LaneDetails, LanePackets, LaneRates, LaneStatus, OwnedLanes};

@@ -97,7 +97,7 @@ impl TcpForwards {
         };
         let OpenForward { key, peer, forward, sight } = opened;
         let (peer, service) = (cx.peers.get(*peer), sight.service);
-        let service = peer.zip(service).and_then(|(peer, place)| peer.tcp.services.get(place));
+        let service = peer.zip(service).and_then(|(peer, place)| peer.tcp.at(place));
         let age = now.saturating_duration_since(sight.since);
         tracing::info!(
             %id, peer = peer.map(|peer| &*peer.name), service = service.map(|counts| &*counts.service),
@@ -117,9 +117,8 @@ impl Context {
     fn forward_row(&self, open: &OpenForward, instance: &[u8; 16], now: Instant) -> ForwardStatus {
         let OpenForward { peer, forward, sight, .. } = open;
         let Sight { number, client, since, service, .. } = *sight;
-        let counts =
-            self.peers.get(*peer).zip(service).and_then(|(peer, place)| peer.tcp.services.get(place));
-        let upstream = || Some(self.config.services.get(forward.service? as usize)?.upstream);
+        let counts = self.peers.get(*peer).zip(service).and_then(|(peer, place)| peer.tcp.at(place));
+        let upstream = || Some(self.config.services.get(forward.service()? as usize)?.upstream);
         let (uplink_bytes, downlink_bytes) = forward.bytes();
         let seconds = |since: Instant| now.saturating_duration_since(since).as_secs_f64();
         let stalled = sight.stalled(now);

@@ -30,7 +30,6 @@ pub enum Command {
     Inspect(Arc<Inspection>),
     /// Tell of some TCP forwards.
     Forwards(Arc<ForwardsPortion>),
-    /// End a TCP forward.
     EndForward(Arc<ForwardEnd>),
     /// Publish, unless what was last published is recent.
     Publish,

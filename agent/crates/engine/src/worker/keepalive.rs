@@ -222,13 +222,13 @@ impl Context {
     /// Notes that the client or the service of a forward has vanished: why it ends.
     pub(super) fn note_vanished(&self, opened: &mut OpenForward) {
         let OpenForward { peer, forward, sight, .. } = opened;
-        let end = if forward.service.is_some() { TcpEnd::ServiceVanished } else { TcpEnd::ClientVanished };
+        let end = if forward.service().is_some() { TcpEnd::ServiceVanished } else { TcpEnd::ClientVanished };
         sight.end = Some(end);
         let (outward, inward) = forward.bytes();
         tracing::debug!(
             peer = self.peers.name(*peer),
             end = end.label(),
-            service = forward.service,
+            service = forward.service(),
             outward,
             inward,
             "TCP forward reset: its end here does not answer"

@@ -9,11 +9,14 @@ use std::{
 
 use wire::{ids::PeerId, messages::StreamAnswer};
 
-use crate::worker::{
-    TcpRefusal,
-    context::Context,
-    parts::{OpenForward, TcpForwards},
-    stats::TcpEnd,
+use crate::{
+    status::ServicePlace,
+    worker::{
+        TcpRefusal,
+        context::Context,
+        parts::{OpenForward, TcpForwards},
+        stats::TcpEnd,
+    },
 };
 
 /// How long bytes of a forward wait before it is called stalled. In a transfer bytes wait all the time, each for a round trip or less.
@@ -28,8 +31,8 @@ pub(super) struct Sight {
     pub(super) client: Option<SocketAddr>,
     /// When it was opened.
     pub(super) since: Instant,
-    /// The index of its service's counts among those of its peer, once the service is known.
-    pub(super) service: Option<usize>,
+    /// Where its service's counts are among those of its peer, once the service is known.
+    pub(super) service: Option<ServicePlace>,
     /// Since when bytes have waited of which none has moved: those that go to the stream, and those that go to TCP.
     pub(super) waiting: [Option<Instant>; 2],
     /// Why it ends, where that does not follow from its state.
@@ -67,7 +70,9 @@ impl Context {
     pub(super) fn forward_serves(&mut self, peer: PeerId, sight: &mut Sight, service: &Arc<str>) {
         if let Some(state) = self.peers.get_mut(peer) {
             let place = state.tcp.place_of(service);
-            state.tcp.services[place].open += 1;
+            if let Some(counts) = state.tcp.at_mut(place) {
+                counts.open += 1;
+            }
             sight.service = Some(place);
         }
     }
@@ -89,7 +94,7 @@ impl Context {
         let tcp = &mut state.tcp;
         tcp.uplink_bytes += out;
         tcp.downlink_bytes += back;
-        if let Some(counts) = sight.service.and_then(|place| tcp.services.get_mut(place)) {
+        if let Some(counts) = sight.service.and_then(|place| tcp.at_mut(place)) {
             counts.uplink_bytes += out;
             counts.downlink_bytes += back;
         }
@@ -97,13 +102,13 @@ impl Context {
 
     /// Counts that a forward has ended, and why.
     pub(super) fn forward_ended(&mut self, OpenForward { peer, forward, sight, .. }: &OpenForward) {
-        let by_itself = if forward.is_finished() { TcpEnd::Finished } else { TcpEnd::Reset };
+        let by_itself = if forward.ended_in_order() { TcpEnd::Finished } else { TcpEnd::Reset };
         // One that was never open was refused, and is counted as such.
         if forward.was_open() || sight.end.is_some() {
             self.stats.totals.tcp.end(sight.end.unwrap_or(by_itself));
         }
         if let Some(state) = self.peers.get_mut(*peer)
-            && let Some(counts) = sight.service.and_then(|place| state.tcp.services.get_mut(place))
+            && let Some(counts) = sight.service.and_then(|place| state.tcp.at_mut(place))
         {
             counts.open = counts.open.saturating_sub(1);
         }
@@ -141,7 +146,7 @@ impl Context {
         now: Instant,
     ) {
         let Some(state) = self.peers.get(peer) else { return };
-        let service = sight.service.and_then(|place| state.tcp.services.get(place));
+        let service = sight.service.and_then(|place| state.tcp.at(place));
         throttled!(
             warn, self.logs.stalled.allow(now),
             {
@@ -155,7 +160,7 @@ impl Context {
     /// Logs that the peer did not open a forward to its service.
     pub(super) fn report_refused(&mut self, peer: PeerId, sight: &Sight, answer: StreamAnswer, now: Instant) {
         let Some(state) = self.peers.get(peer) else { return };
-        let service = sight.service.and_then(|place| state.tcp.services.get(place));
+        let service = sight.service.and_then(|place| state.tcp.at(place));
         let known = TcpRefusal::from(answer);
         let reason = if known == TcpRefusal::Other { "unknown to this version" } else { known.label() };
         throttled!(

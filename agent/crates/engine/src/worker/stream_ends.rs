@@ -117,8 +117,10 @@ impl TcpForwards {
         handle: ConnectionHandle,
         now: Instant,
     ) {
-        let stopped =
-            self.open.iter().filter(|(_, open)| open.key.connection == handle.0 && open.forward.stalled);
+        let stopped = self
+            .open
+            .iter()
+            .filter(|(_, open)| open.key.connection == handle.0 && open.forward.reader_stopped().is_some());
         for id in stopped.map(|(index, _)| TcpId(number(index))).collect::<Vec<_>>() {
             self.pump(cx, sessions, id, Cause::Other, now);
         }
@@ -133,7 +135,7 @@ impl TcpForwards {
         now: Instant,
     ) {
         let on_it = self.open.iter().filter(|(_, open)| open.key.connection == handle.0);
-        let stopped = on_it.filter_map(|(index, open)| Some((open.forward.stalled_since?, index)));
+        let stopped = on_it.filter_map(|(index, open)| Some((open.forward.reader_stopped()?, index)));
         let Some((since, index)) = stopped.min() else { return };
         if now.saturating_duration_since(since) < STOPPED_FOR_LONG {
             return;

@@ -267,8 +267,8 @@ impl TcpForwards {
             sessions.control.forward_sent(ConnectionHandle(key.connection), now);
         }
         cx.hub.streams.hold(held, forward.held());
-        let stalled = forward.stall_changed(now);
-        sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, stalled);
+        let stopped = forward.reader_changed(now);
+        sessions.control.forward_moved(ConnectionHandle(key.connection), delivered, stopped);
         let credit = cx.hub.streams.credit();
         if let Some(limit) = forward.credit_to_tell(credit, rtt, now)
             && let Some(told) = sessions.control.streams_told(ConnectionHandle(key.connection))
@@ -292,7 +292,7 @@ impl TcpForwards {
             Pumped::Wants(open) => self.connect_service(cx, sessions, id, &open, now),
             Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sessions, id, Cause::Tcp, now),
             Pumped::Answered(answer) => {
-                let (service, error) = (forward.service.unwrap_or(0), forward.failure.take());
+                let (service, error) = (forward.service().unwrap_or(0), forward.take_failure());
                 cx.report_service(peer, service, answer, error.as_ref(), now);
                 cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
                 self.remove_tcp(cx, sessions, id);
@@ -388,7 +388,7 @@ impl TcpForwards {
             forward.give_up(quinn);
         }
         let (named, peer) = (forward.token().is_some(), *peer);
-        if let Some(service) = forward.service {
+        if let Some(service) = forward.service() {
             cx.report_service(peer, service, StreamAnswer::UpstreamTimeout, None, now);
         }
         cx.stats.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
@@ -403,7 +403,7 @@ impl TcpForwards {
         ends: impl Fn(PeerId, usize) -> bool,
     ) {
         for (_, OpenForward { key, peer, forward, sight }) in &mut self.open {
-            if forward.service.is_some_and(|service| ends(*peer, service as usize))
+            if forward.service().is_some_and(|service| ends(*peer, service as usize))
                 && let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection))
             {
                 forward.reset(quinn);
@@ -411,7 +411,7 @@ impl TcpForwards {
             }
         }
         self.abort_forwards(cx, sessions, |open| {
-            open.forward.service.is_some_and(|service| ends(open.peer, service as usize))
+            open.forward.service().is_some_and(|service| ends(open.peer, service as usize))
         });
     }
 
@@ -462,7 +462,7 @@ impl TcpForwards {
             cx.sockets.factory.release(token);
         }
         cx.hub.streams.leave(forward.held());
-        if forward.stalled {
+        if forward.reader_stopped().is_some() {
             sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
         }
         if let Some(state) = cx.peers.get_mut(peer) {

@@ -1,7 +1,7 @@
 use std::{io::ErrorKind, net::SocketAddr};
 
 use crate::{
-    Net, Ready, TcpStream, Token,
+    Net, Ready, TcpListener, TcpStream, Token,
     memory::MemoryFabric,
     tests::{V4, V6, kernel, wait},
 };
@@ -18,33 +18,47 @@ async fn connect(
     let mut listener = net.tcp_listen(SocketAddr::new(ip, 0), LISTENER).unwrap();
     assert!(matches!(listener.accept(SERVER), Err(error) if error.kind() == ErrorKind::WouldBlock));
     let mut client = net.tcp_connect(listener.local_addr(), CLIENT).unwrap();
-    while let Err(error) = client.connected() {
-        assert_eq!(error.kind(), ErrorKind::WouldBlock);
-        wait(ready, CLIENT).await;
-    }
-    let server = loop {
-        match listener.accept(SERVER) {
-            Ok((server, remote)) => {
-                assert_eq!(remote.ip(), ip);
-                break server;
-            }
-            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-        }
-        wait(ready, LISTENER).await;
-    };
+    connected(&mut *client, ready).await.unwrap();
+    let (server, remote) = accepted(&mut *listener, ready).await;
+    assert_eq!(remote.ip(), ip);
     (client, server)
 }
 
-/// Reads until the end of the stream, or the error that ends it.
-async fn read_all(stream: &mut dyn TcpStream, ready: &Ready, token: Token) -> Result<Vec<u8>, ErrorKind> {
+/// Waits for the outcome of the client's connection attempt.
+async fn connected(client: &mut dyn TcpStream, ready: &Ready) -> Result<(), ErrorKind> {
+    loop {
+        match client.connected() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => wait(ready, CLIENT).await,
+            outcome => return outcome.map_err(|error| error.kind()),
+        }
+    }
+}
+
+/// Waits for the server's connection.
+async fn accepted(listener: &mut dyn TcpListener, ready: &Ready) -> (Box<dyn TcpStream>, SocketAddr) {
+    loop {
+        match listener.accept(SERVER) {
+            Ok(accepted) => return accepted,
+            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
+        }
+        wait(ready, LISTENER).await;
+    }
+}
+
+/// Reads until the end of the stream, or the error that ends it: what came, and how it ended.
+async fn read_all(
+    stream: &mut dyn TcpStream,
+    ready: &Ready,
+    token: Token,
+) -> (Vec<u8>, Result<(), ErrorKind>) {
     let mut all = Vec::new();
     let mut buffer = [0; 8_192];
     loop {
         match stream.read(&mut buffer) {
-            Ok(0) => return Ok(all),
+            Ok(0) => return (all, Ok(())),
             Ok(count) => all.extend_from_slice(&buffer[..count]),
             Err(error) if error.kind() == ErrorKind::WouldBlock => wait(ready, token).await,
-            Err(error) => return Err(error.kind()),
+            Err(error) => return (all, Err(error.kind())),
         }
     }
 }
@@ -68,10 +82,10 @@ async fn behaves(net: &mut dyn Net, ready: &Ready, ip: std::net::IpAddr) {
     let (mut client, mut server) = connect(net, ready, ip).await;
     assert_eq!(client.write(b"question").unwrap(), 8);
     client.shutdown_write().unwrap();
-    assert_eq!(read_all(&mut *server, ready, SERVER).await.unwrap(), b"question");
+    assert_eq!(read_all(&mut *server, ready, SERVER).await, (b"question".to_vec(), Ok(())));
     assert_eq!(server.write(b"answer").unwrap(), 6);
     drop(server);
-    assert_eq!(read_all(&mut *client, ready, CLIENT).await.unwrap(), b"answer");
+    assert_eq!(read_all(&mut *client, ready, CLIENT).await, (b"answer".to_vec(), Ok(())));
 
     let (mut client, mut server) = connect(net, ready, ip).await;
     let sent = fill(&mut *client);
@@ -92,7 +106,7 @@ async fn behaves(net: &mut dyn Net, ready: &Ready, ip: std::net::IpAddr) {
     let (mut client, mut server) = connect(net, ready, ip).await;
     client.abort();
     drop(client);
-    assert_eq!(read_all(&mut *server, ready, SERVER).await, Err(ErrorKind::ConnectionReset));
+    assert_eq!(read_all(&mut *server, ready, SERVER).await.1, Err(ErrorKind::ConnectionReset));
 }
 
 /// A connection that is neither read nor written, although it could be, is reset.
@@ -124,13 +138,7 @@ async fn a_failure_is_noticed(net: &mut dyn Net, ready: &Ready) {
 async fn is_refused(net: &mut dyn Net, ready: &Ready) {
     let address = net.tcp_listen(SocketAddr::new(V4, 0), LISTENER).unwrap().local_addr();
     let mut client = net.tcp_connect(address, CLIENT).unwrap();
-    let error = loop {
-        match client.connected() {
-            Err(error) if error.kind() == ErrorKind::WouldBlock => wait(ready, CLIENT).await,
-            result => break result.unwrap_err(),
-        }
-    };
-    assert_eq!(error.kind(), ErrorKind::ConnectionRefused);
+    assert_eq!(connected(&mut *client, ready).await, Err(ErrorKind::ConnectionRefused));
 }
 
 async fn resolves(net: &mut dyn Net, ready: &Ready) {
@@ -186,23 +194,10 @@ async fn what_came_before_a_reset_is_read_although_nobody_had_noticed_the_connec
         }
         socket2::SockRef::from(&service).set_linger(Some(std::time::Duration::ZERO)).unwrap();
         drop(service);
-        while let Err(error) = client.connected() {
-            assert_eq!(error.kind(), ErrorKind::WouldBlock);
-            wait(&ready, CLIENT).await;
-        }
+        connected(&mut *client, &ready).await.unwrap();
         assert!(client.has_failed());
-        let mut received = Vec::new();
-        let mut buffer = [0; 10];
-        let end = loop {
-            match client.read(&mut buffer) {
-                Ok(0) => break Ok(()),
-                Ok(len) => received.extend_from_slice(&buffer[..len]),
-                Err(error) if error.kind() == ErrorKind::WouldBlock => wait(&ready, CLIENT).await,
-                Err(error) => break Err(error.kind()),
-            }
-        };
-        assert_eq!(received, b"no");
-        assert_eq!(end, if ends { Ok(()) } else { Err(ErrorKind::ConnectionReset) });
+        let end = if ends { Ok(()) } else { Err(ErrorKind::ConnectionReset) };
+        assert_eq!(read_all(&mut *client, &ready, CLIENT).await, (b"no".to_vec(), end));
         assert!(ends == client.has_failed(), "told once");
     }
 }
@@ -252,13 +247,7 @@ async fn an_urgent_byte_stops_no_reader() {
     let (mut net, ready, _) = kernel();
     let mut listener = net.tcp_listen(SocketAddr::new(V4, 0), LISTENER).unwrap();
     let mut client = std::net::TcpStream::connect(listener.local_addr()).unwrap();
-    let mut server = loop {
-        match listener.accept(SERVER) {
-            Ok((server, _)) => break server,
-            Err(error) => assert_eq!(error.kind(), ErrorKind::WouldBlock),
-        }
-        wait(&ready, LISTENER).await;
-    };
+    let (mut server, _) = accepted(&mut *listener, &ready).await;
     // All of it is there before it is read, so that nothing comes later that would wake the reader.
     for _ in 0..3 {
         std::io::Write::write_all(&mut client, b"before").unwrap();

@@ -57,15 +57,11 @@ pub fn seeds(count: u64) -> Vec<u64> {
 /// What a program does next.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Writes so many bytes.
     Write(u64),
-    /// Reads so many bytes.
     Read(u64),
     /// Writes and reads at the same time.
     Exchange {
-        /// Bytes to write.
         write: u64,
-        /// Bytes to read.
         read: u64,
     },
     /// Sends a byte with `MSG_OOB`; it is none of those that [`Step::Read`] counts.
@@ -74,7 +70,6 @@ pub enum Step {
     TakeUrgent,
     /// Waits until so many bytes can be read, and reads none.
     Await(u64),
-    /// Does nothing.
     Pause(Duration),
     /// Waits until the other program is at its [`Step::Meet`], too. The programs meet without the connection.
     Meet,
@@ -90,7 +85,6 @@ pub enum Step {
     Flood,
     /// Writes as much as is taken within a time.
     FloodFor {
-        /// How long.
         time: Duration,
         /// Bytes that are enough.
         most: u64,
@@ -109,13 +103,11 @@ pub enum Step {
 /// Two programs, and what may be expected of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Script {
-    /// What it was drawn from.
     pub seed: u64,
     /// How it ends, in a few words.
     pub ending: &'static str,
     /// The client's steps, then the service's.
     pub steps: [Vec<Step>; 2],
-    /// Whether anybody listens.
     pub has_service: bool,
     /// `SO_RCVBUF` of the client and of the service, if not the kernel's choice.
     pub receive_buffers: [Option<usize>; 2],
@@ -138,7 +130,6 @@ pub enum End {
     TimedOut,
     /// ECONNREFUSED.
     Refused,
-    /// Any other error.
     Other(ErrorKind),
 }
 
@@ -158,7 +149,6 @@ impl From<io::Error> for End {
 /// What came of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// All of it was done.
     Done,
     /// The connection, or the direction that the step is about, ended before or with it.
     Ended(End),
@@ -177,7 +167,6 @@ pub struct Seen {
     pub outcomes: Vec<Outcome>,
     /// Bytes that its kernel took.
     pub sent: u64,
-    /// Bytes that it read.
     pub received: u64,
     /// Where what it read is not what the other one wrote.
     pub garbled: Option<u64>,

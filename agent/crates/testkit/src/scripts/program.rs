@@ -46,7 +46,6 @@ pub trait Socket {
     /// Bytes that were written, and are not acknowledged by the other end's kernel.
     fn unacknowledged(&mut self) -> u64;
 
-    /// Closes it.
     fn close(&mut self);
 
     /// Closes it with a reset.
@@ -81,9 +80,7 @@ const PERIOD: usize = 65_521;
 /// What a program waits for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Wants {
-    /// That something can be read.
     pub read: bool,
-    /// That something can be written.
     pub write: bool,
     /// That the other's FIN or a reset comes.
     pub end: bool,
@@ -94,7 +91,7 @@ pub struct Wants {
 /// A program on its way through its steps.
 pub struct Program<'a> {
     steps: &'a [Step],
-    /// The present step.
+    /// The index of the present step.
     place: usize,
     /// The state of the present step, once it has begun.
     current: Option<Current>,

@@ -1,6 +1,6 @@
 //! Either end is killed and comes back: how soon its TCP forwards are reset, so that clients and services can begin anew.
 
-use std::{io::ErrorKind, time::Duration};
+use std::{io::ErrorKind, ops::Range, time::Duration};
 
 use gate::identity::Identity;
 use net::{TcpListener, TcpStream};
@@ -103,6 +103,20 @@ impl Forwards {
         self.pair.world.clock.now() - begin
     }
 
+    /// Kills the exit; returns its place.
+    fn kill_exit(&mut self) -> usize {
+        let exit = self.pair.exit;
+        self.pair.world.kill(exit);
+        exit
+    }
+
+    /// Starts the agent that was killed at `place` again, after a time of so many milliseconds.
+    fn return_after(&mut self, place: usize, millis: Range<u64>, asking: bool) {
+        let away = Duration::from_millis(self.rng.random_range(millis));
+        self.run(away, asking);
+        self.restart(place);
+    }
+
     fn restart(&mut self, place: usize) {
         self.instance += 1;
         let Pair { entry, entry_key, entry_toml, exit_key, exit_toml, .. } = &self.pair;
@@ -128,11 +142,8 @@ fn time_after_the_exits_return(seed: u64, extra: &str) -> Duration {
     forwards.ask();
     let used = Duration::from_millis(forwards.rng.random_range(500..6000));
     forwards.run(used, true);
-    let exit = forwards.pair.exit;
-    forwards.pair.world.kill(exit);
-    let away = Duration::from_millis(forwards.rng.random_range(0..4000));
-    forwards.run(away, true);
-    forwards.restart(exit);
+    let exit = forwards.kill_exit();
+    forwards.return_after(exit, 0..4000, true);
     forwards.until_reset(2 * PROMISED, client)
 }
 
@@ -145,35 +156,27 @@ fn forwards_in_use_are_reset_within_two_seconds_of_the_exits_return() {
 
 #[test]
 fn forwards_in_use_have_the_peer_dialled_as_often_as_datagrams_however_long_it_is_away() {
-    let mut times = Vec::new();
-    for seed in 0..SEEDS {
+    let times = (0..SEEDS).map(|seed| {
         let mut forwards = Forwards::new(8620 + seed, "keepalive = \"20s\"", 4);
-        let exit = forwards.pair.exit;
-        // Beyond the rounds that every dialler makes at the shortest interval, and below QUIC's idle time.
-        let away = Duration::from_millis(forwards.rng.random_range(10_000..25_000));
-        forwards.pair.world.kill(exit);
+        let exit = forwards.kill_exit();
         forwards.ask();
-        forwards.run(away, true);
-        forwards.restart(exit);
-        times.push(forwards.until_reset(2 * PROMISED, client));
-    }
-    assert!(report("the exit, forwards in use, away for long", times) <= PROMISED);
+        // Beyond the rounds that every dialler makes at the shortest interval, and below QUIC's idle time.
+        forwards.return_after(exit, 10_000..25_000, true);
+        forwards.until_reset(2 * PROMISED, client)
+    });
+    assert!(report("the exit, forwards in use, away for long", times.collect()) <= PROMISED);
 }
 
 #[test]
 fn forwards_that_only_wait_are_reset_within_one_keepalive_of_the_exits_return() {
-    let mut times = Vec::new();
     let keepalive = Duration::from_secs(5);
-    for seed in 0..SEEDS {
+    let times = (0..SEEDS).map(|seed| {
         let mut forwards = Forwards::new(8640 + seed, "keepalive = \"5s\"", 4);
-        let exit = forwards.pair.exit;
-        let away = Duration::from_millis(forwards.rng.random_range(0..4000));
-        forwards.pair.world.kill(exit);
-        forwards.run(away, false);
-        forwards.restart(exit);
-        times.push(forwards.until_reset(2 * keepalive, client));
-    }
-    assert!(report("the exit, idle forwards, keepalive = \"5s\"", times) <= keepalive);
+        let exit = forwards.kill_exit();
+        forwards.return_after(exit, 0..4000, false);
+        forwards.until_reset(2 * keepalive, client)
+    });
+    assert!(report("the exit, idle forwards, keepalive = \"5s\"", times.collect()) <= keepalive);
 }
 
 #[test]
@@ -181,8 +184,7 @@ fn what_a_client_sends_after_a_long_silence_has_its_forward_reset_within_two_sec
     let mut times = Vec::new();
     for seed in 0..SEEDS {
         let mut forwards = Forwards::new(8660 + seed, "keepalive = \"20s\"", 2);
-        let exit = forwards.pair.exit;
-        forwards.pair.world.kill(exit);
+        let exit = forwards.kill_exit();
         forwards.restart(exit);
         let silent = Duration::from_millis(forwards.rng.random_range(0..3000));
         forwards.run(silent, false);
@@ -200,8 +202,7 @@ fn a_connection_is_served_within_two_seconds_of_the_exits_return() {
     let mut times = Vec::new();
     for seed in 0..SEEDS {
         let mut forwards = Forwards::new(8680 + seed, "", 0);
-        let exit = forwards.pair.exit;
-        forwards.pair.world.kill(exit);
+        let exit = forwards.kill_exit();
         let away = Duration::from_millis(forwards.rng.random_range(0..4000));
         // Clients that come and give up meanwhile.
         for _ in 0..away.as_millis() / 200 {
@@ -239,8 +240,7 @@ fn a_connection_is_served_within_two_seconds_of_the_exits_return() {
 
 #[test]
 fn services_are_free_as_soon_as_the_entrys_new_process_says_hello() {
-    let mut times = Vec::new();
-    for seed in 0..SEEDS {
+    let times = (0..SEEDS).map(|seed| {
         let extra = if seed % 2 == 0 { "keepalive = \"0s\"" } else { "" };
         let mut forwards = Forwards::new(8700 + seed, extra, 4);
         if seed % 3 > 0 {
@@ -249,12 +249,10 @@ fn services_are_free_as_soon_as_the_entrys_new_process_says_hello() {
         }
         let entry = forwards.pair.entry;
         forwards.pair.world.kill(entry);
-        let away = Duration::from_millis(forwards.rng.random_range(0..4000));
-        forwards.run(away, true);
-        forwards.restart(entry);
-        times.push(forwards.until_reset(2 * PROMISED, server));
-    }
-    assert!(report("the entry, services' connections", times) <= PROMISED);
+        forwards.return_after(entry, 0..4000, true);
+        forwards.until_reset(2 * PROMISED, server)
+    });
+    assert!(report("the entry, services' connections", times.collect()) <= PROMISED);
 }
 
 #[test]

@@ -1,0 +1,94 @@
+//! What two agents say of the streams of TCP forwards: at the head of each, and beside them in control messages.
+
+use prost::Message as _;
+
+use crate::{framing, messages::MessageError, protobuf};
+
+/// The head of a TCP forward's stream, from the end that opened it.
+#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+pub struct StreamOpen {
+    /// The number of the service to reach.
+    #[prost(uint32, tag = "1")]
+    pub service: u32,
+}
+
+impl StreamOpen {
+    /// Parses a header, without its length.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        Ok(prost::Message::decode(bytes)?)
+    }
+
+    /// Appends the header with its length.
+    pub fn encode(&self, out: &mut Vec<u8>) {
+        framing::frame(self, out);
+    }
+}
+
+/// The answer to a [`StreamOpen`]; the upstream's bytes follow [`Ok`](Self::Ok), nothing follows the rest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum StreamAnswer {
+    /// A refusal that this version does not know.
+    Unspecified = 0,
+    /// The upstream is connected, and its bytes follow.
+    Ok = 1,
+    /// No service has this number, or it does not serve TCP.
+    UnknownService = 2,
+    /// This peer may not use it.
+    NotAllowed = 3,
+    /// The upstream refused the connection.
+    UpstreamRefused = 4,
+    /// The upstream did not answer in time.
+    UpstreamTimeout = 5,
+    /// As many streams are open as the limit allows.
+    LimitReached = 6,
+    /// The acceptor has no file descriptor left.
+    TooManyFiles = 7,
+    /// The acceptor has no route to the upstream, or its firewall forbids it.
+    NoRoute = 8,
+    /// The acceptor has no port, or no memory, left for a connection to the upstream.
+    NoResources = 9,
+}
+
+impl StreamAnswer {
+    /// Parses an answer, without its length.
+    pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
+        Ok(Self::try_from(protobuf::StreamAnswer::decode(bytes)?.status).unwrap_or(Self::Unspecified))
+    }
+
+    /// Appends the answer with its length.
+    pub fn encode(self, out: &mut Vec<u8>) {
+        framing::frame(&protobuf::StreamAnswer { status: self.into() }, out);
+    }
+}
+
+/// A place in the stream of a TCP forward.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StreamOffset {
+    /// The number of the stream (RFC 9000 §2.1).
+    pub stream: u64,
+    /// The number of bytes of the stream, header or answer included, that come before the place; the end of the stream counts as one
+    /// more.
+    pub offset: u64,
+}
+
+/// Limit on the streams that one message names.
+pub const MOST_STREAMS: usize = 256;
+
+/// The pairs of two lists of the same length, of [`MOST_STREAMS`] at most.
+pub(crate) fn of_streams(
+    field: &'static str,
+    streams: Vec<u64>,
+    offsets: Vec<u64>,
+) -> Result<Vec<StreamOffset>, MessageError> {
+    if streams.len() != offsets.len() || streams.len() > MOST_STREAMS {
+        let value = u32::try_from(streams.len().max(offsets.len())).unwrap_or(u32::MAX);
+        return Err(MessageError::Range { field, value });
+    }
+    Ok(streams.into_iter().zip(offsets).map(|(stream, offset)| StreamOffset { stream, offset }).collect())
+}
+
+/// The streams and their offsets as two lists.
+pub(crate) fn lists_of(streams: &[StreamOffset]) -> (Vec<u64>, Vec<u64>) {
+    streams.iter().map(|at| (at.stream, at.offset)).unzip()
+}
