@@ -49,6 +49,9 @@ const TOGETHER: Duration = Duration::from_millis(1);
 /// How often the loss is looked at.
 const LOOK: Duration = Duration::from_millis(50);
 
+/// Packets with stream data that come between two of ours, in a thin stream.
+const FEW_RECEIVED: u64 = 4;
+
 /// Acknowledgements are copied for this time after stream data came or went: those of an idle connection are not.
 const BUSY_FOR: Duration = Duration::from_secs(1);
 
@@ -274,8 +277,14 @@ impl Copies {
         self.mirror.look(received, now);
         if self.wanted(now) > 0 {
             let before = std::mem::replace(&mut self.frames, Frames::take(quinn));
-            let is_busy = self.frames.received > before.received || self.frames.streams > before.streams;
-            self.frames.busy_at = if is_busy { Some(now) } else { before.busy_at };
+            let received = self.frames.received - before.received;
+            // Who receives much loses little with an acknowledgement.
+            let is_busy = (1..=FEW_RECEIVED).contains(&received) || self.frames.streams > before.streams;
+            self.frames.busy_at = match received > FEW_RECEIVED {
+                true => None,
+                false if is_busy => Some(now),
+                false => before.busy_at,
+            };
         }
     }
 

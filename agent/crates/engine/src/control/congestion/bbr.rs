@@ -9,7 +9,7 @@
 //! ```
 //!
 //! The cycle is that of BBR version 1 (draft-cardwell-iccrg-bbr-congestion-control-00), because later versions back off
-//! above 2 % loss whatever its cause. It departs from it in four points:
+//! above 2 % loss whatever its cause. It departs from it in five points:
 //!
 //! * **Loss counts together with a standing queue.** A round that lost more than 2 % while its shortest round trip was
 //!   clearly above the path's is congestion: the window gets a ceiling of 0.8 of what was in flight, which then grows
@@ -20,9 +20,9 @@
 //!   [`MOST_EXCESS`] packets a round trip above the rate that was delivered.
 //! * **A collapse is believed at once.** If a round loses more than a fifth and delivers less than 0.6 of the rate, the
 //!   path has become slower, and the maximum of the last ten rounds is forgotten.
-//! * **Jitter is no queue.** Where each packet has a delay of its own, the shortest round trip is that of the luckiest packet. By how
-//!   much the mean of a round is above its shortest tells jitter from a queue, which lifts both: so much more may a round trip take
-//!   before it shows a queue, and so much more is in flight.
+//! * **Startup begins again** where two cycles in a row find as much more as they try, and no queue.
+//! * **Jitter is no queue.** Where each packet has a delay of its own, the shortest round trip is that of the luckiest packet. Where the
+//!   mean is clearly above it even at best, a queue shows in the mean, and the window has room for what usual round trips are longer.
 
 use std::time::{Duration, Instant};
 
@@ -55,18 +55,18 @@ const COMPETING_GAIN: f64 = 3.0;
 /// is as short.
 const HOST_DELAY: Duration = Duration::from_millis(2);
 
-/// Deviations of round trips below this are those of hosts and of our own bursts.
-const NOTABLE_JITTER: Duration = Duration::from_millis(1);
-
-/// Round trips of a round from which its mean is believed.
-const ENOUGH_SAMPLES: u32 = 8;
-
-/// Rounds over which the smallest deviation is the path's: a whole cycle, in most of which the bottleneck's queue stays as it is.
-const JITTER_ROUNDS: usize = 8;
+/// The part of the shortest round trip by which the mean is above it, at best, where packets have delays of their own.
+const NOTABLE_JITTER: u32 = 16;
 
 /// While there is a queue, packets leave a little slower than the bottleneck's rate, so that it drains. The share beside a
 /// flow of CUBIC follows from it (`docs/decisions/0014-congestion-of-streams.md`).
 const PACING_MARGIN: f64 = 0.968;
+
+/// The growth of the rate in a cycle that probes, of 1.25, from which the bottleneck has not been found yet.
+const GROWING: f64 = 1.15;
+
+/// Cycles in a row that grow so, without a queue, after which the rate is doubled again.
+const GROWN_CYCLES: u32 = 2;
 
 /// Round trips in units of the path's beyond which a queue is another flow's.
 const FOREIGN_QUEUE: f64 = 2.5;
@@ -103,8 +103,6 @@ struct Round {
     began_at: u64,
     lost: u64,
     min_rtt: Option<Duration>,
-    /// The sum of its round trips, and their number.
-    rtts: (Duration, u32),
     /// The highest delivery rate of the round.
     rate: u64,
 }
@@ -118,9 +116,9 @@ pub(super) struct Bbr {
     min_rtt_at: Instant,
     phase: Phase,
     phase_since: Instant,
-    /// By how much the mean round trip was above the shortest in the last rounds.
-    deviations: [Duration; JITTER_ROUNDS],
-    /// The smallest mean of a round, and when it was that.
+    /// The mean round trip, without what the far end has waited before it acknowledged; `None` if that is not known.
+    pub(super) mean_rtt: Option<Duration>,
+    /// The smallest mean of the last seconds, and when it was that.
     least_mean: Option<(Duration, Instant)>,
     /// The rate has stopped growing: Startup is over for good.
     filled: bool,
@@ -140,6 +138,9 @@ pub(super) struct Bbr {
     cut_in_round: u64,
     /// Cycles of ProbeBw so far, to begin each at another phase than other flows.
     cycles: usize,
+    /// The rate when the present cycle began, and the cycles in a row in which it grew by as much as was tried.
+    rate_before: u64,
+    grown_cycles: u32,
 }
 
 impl Bbr {
@@ -152,7 +153,7 @@ impl Bbr {
             min_rtt_at: now,
             phase: Phase::Startup,
             phase_since: now,
-            deviations: [Duration::ZERO; JITTER_ROUNDS],
+            mean_rtt: None,
             least_mean: None,
             filled: false,
             full_rate: 0,
@@ -166,6 +167,8 @@ impl Bbr {
             ceiling_step: mtu,
             cut_in_round: 0,
             cycles: 0,
+            rate_before: 0,
+            grown_cycles: 0,
         }
     }
 
@@ -216,7 +219,6 @@ impl Bbr {
             }
         }
         self.round.min_rtt = Some(self.round.min_rtt.map_or(sample.rtt, |least| least.min(sample.rtt)));
-        self.round.rtts = (self.round.rtts.0 + sample.rtt, self.round.rtts.1 + 1);
         if is_new_round {
             self.end_round(sample.app_limited, delivered, now);
         }
@@ -240,8 +242,8 @@ impl Bbr {
         let jitter = self.jitter();
         let has_queue = shortest.is_some_and(|(path, round)| {
             let notable = (path / 8).max(HOST_DELAY);
-            // The shortest of a few round trips says little where each is another.
-            round.saturating_sub(path) > notable + jitter && (jitter.is_zero() || above > notable)
+            // The shortest of a few round trips says little where each is another, and their mean is not exact.
+            round.saturating_sub(path) > notable && (jitter.is_zero() || above > notable + jitter / 4)
         });
         self.has_queue = has_queue;
         self.competes =
@@ -250,7 +252,9 @@ impl Bbr {
             self.bottleneck.reset(self.round.number, self.round.rate.max(self.mtu));
             self.ceiling = None;
         }
-        if loss > TOLERATED_LOSS && has_queue && self.round.number > self.cut_in_round + 1 {
+        // What seems a queue to the first few round trips is the delay of some, as long as the rate grows.
+        let may_be_full = self.phase != Phase::Startup || self.full_rounds > 0;
+        if loss > TOLERATED_LOSS && has_queue && may_be_full && self.round.number > self.cut_in_round + 1 {
             self.back_off(now);
         } else {
             self.raise_ceiling();
@@ -262,14 +266,9 @@ impl Bbr {
         self.round = Round { number, ends_at: delivered, began_at: delivered, ..Round::default() };
     }
 
-    /// By how much the mean round trip of this round is above the smallest mean.
+    /// By how much the mean round trip is above the smallest mean.
     fn mean_above_least(&mut self, now: Instant) -> Duration {
-        let (sum, count) = self.round.rtts;
-        let Some(shortest) = self.round.min_rtt.filter(|_| count >= ENOUGH_SAMPLES) else {
-            return Duration::ZERO;
-        };
-        let mean = sum / count;
-        self.deviations[self.round.number as usize % JITTER_ROUNDS] = mean - shortest;
+        let Some(mean) = self.mean_rtt else { return Duration::ZERO };
         match self.least_mean {
             Some((least, at)) if least < mean && now <= at + MIN_RTT_LIFE => mean - least,
             Some(_) | None => {
@@ -281,11 +280,13 @@ impl Bbr {
 
     /// By how much round trips are above the shortest although nothing waits: zero where that is too little to be jitter.
     fn jitter(&self) -> Duration {
-        let least = self.deviations.iter().min().copied().unwrap_or_default();
-        if least > NOTABLE_JITTER { least } else { Duration::ZERO }
+        let shortest = self.min_rtt.unwrap_or_default();
+        let least = self.least_mean.map_or(shortest, |(mean, _)| mean);
+        let jitter = least.saturating_sub(shortest);
+        if jitter > (shortest / NOTABLE_JITTER).max(HOST_DELAY) { jitter } else { Duration::ZERO }
     }
 
-    /// Bytes that arrive while the latest of those before them are waited for.
+    /// Bytes that arrive while the latest of those before them are waited for: those take twice as much longer.
     fn bdp_of_jitter(&self) -> u64 {
         (self.bottleneck.get() as f64 * 2.0 * self.jitter().as_secs_f64()) as u64
     }
@@ -344,6 +345,22 @@ impl Bbr {
             let next = (step + 1) % CYCLE.len();
             self.cycles += usize::from(next == 0);
             self.enter(Phase::ProbeBw(next), now);
+            if next == 0 {
+                self.look_for_more(now);
+            }
+        }
+    }
+
+    /// Doubles the rate again where each probe finds more: Startup has ended too early, or the path has become faster.
+    fn look_for_more(&mut self, now: Instant) {
+        let rate = self.bottleneck.get();
+        let before = std::mem::replace(&mut self.rate_before, rate);
+        let has_grown = before > 0 && rate as f64 >= before as f64 * GROWING && !self.has_queue;
+        self.grown_cycles = if has_grown { self.grown_cycles + 1 } else { 0 };
+        if self.grown_cycles >= GROWN_CYCLES {
+            (self.full_rate, self.full_rounds, self.grown_cycles) = (rate, 0, 0);
+            (self.filled, self.ceiling) = (false, None);
+            self.enter(Phase::Startup, now);
         }
     }
 

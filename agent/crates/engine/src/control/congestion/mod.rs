@@ -315,8 +315,10 @@ impl Controller for StreamController {
 
     fn on_ack(&mut self, now: Instant, sent: Instant, bytes: u64, app_limited: bool, rtt: &RttEstimator) {
         self.acked(now, sent, bytes);
-        if let Model::Cubic(cubic) = &mut self.model {
-            cubic.on_ack(now, sent, bytes, app_limited, rtt);
+        match &mut self.model {
+            Model::Bbr(bbr) => bbr.mean_rtt = Some(rtt.get()),
+            Model::Cubic(cubic) => cubic.on_ack(now, sent, bytes, app_limited, rtt),
+            Model::Rate(_) => {}
         }
     }
 
