@@ -60,6 +60,8 @@ pub(crate) enum Attack {
     StreamAborts,
     /// Limits of streams that change thousands of times a second
     StreamCredits,
+    /// Packets that leave in the reverse order, each of them twice, with data of streams that are then reset
+    Overtaking,
     /// A second hello on each connection, and another connection after it
     Hellos,
     /// Lanes that are opened and never used
@@ -90,6 +92,7 @@ impl Attack {
             | Self::Unread
             | Self::StreamAborts
             | Self::StreamCredits
+            | Self::Overtaking
             | Self::Hellos
             | Self::Lanes
             | Self::Oversized => false,

@@ -56,6 +56,7 @@ pub(super) async fn harm(
         Attack::Unread => unread(attacker, session).await,
         Attack::StreamAborts => stream_aborts(attacker, session).await,
         Attack::StreamCredits => stream_credits(attacker, session).await,
+        Attack::Overtaking => overtaking(attacker, session).await,
         Attack::Oversized => oversized(attacker, session, round).await,
         Attack::Honest
         | Attack::Openings
@@ -134,6 +135,20 @@ async fn headerless(attacker: &mut Attacker, session: &mut Session) -> Result<()
         match open_stream(session, &[2]).await? {
             Some(stream) if streams.len() < STREAMS => streams.push(stream),
             Some(_) | None => streams.drain(..).for_each(|mut stream| drop(stream.reset(0u8.into()))),
+        }
+        attacker.rest().await;
+    }
+    Ok(())
+}
+
+async fn overtaking(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    let header = messages::stream_open(session.service("mute")?);
+    let mut first = header.clone();
+    first.resize(48 * 1024, 0);
+    session.socket.scramble();
+    while attacker.goes_on(session) {
+        if let Some(mut stream) = open_stream(session, &first).await? {
+            stream.reset(0u8.into())?;
         }
         attacker.rest().await;
     }

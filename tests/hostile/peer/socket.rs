@@ -1,11 +1,11 @@
-//! A UDP socket for quinn that counts what it sends, and loses the next packet when it is asked to.
+//! A UDP socket for quinn that counts what it sends, and loses the next packet, or scrambles and repeats all, when it is asked to.
 
 use std::{
     io::{self, IoSliceMut},
     net::{Ipv4Addr, SocketAddr, UdpSocket},
     pin::Pin,
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, AtomicU64, Ordering},
     },
     task::{Context, Poll},
@@ -13,6 +13,9 @@ use std::{
 
 use quinn::{AsyncUdpSocket, Runtime, TokioRuntime, UdpPoller};
 use quinn_udp::{RecvMeta, Transmit};
+
+/// Packets that leave together in the reverse order: more than three, so that all look lost.
+const SCRAMBLED: usize = 40;
 
 /// What went out, over all sockets of the attacker.
 #[derive(Debug, Default)]
@@ -43,6 +46,8 @@ pub(crate) struct Leaky {
     inner: Arc<dyn AsyncUdpSocket>,
     sent: Arc<Sent>,
     loses_next: AtomicBool,
+    /// Packets that wait to leave in the reverse order, if any are to.
+    scrambled: Mutex<Option<Vec<Vec<u8>>>>,
 }
 
 impl Leaky {
@@ -50,7 +55,32 @@ impl Leaky {
     pub(crate) fn new(sent: &Arc<Sent>) -> io::Result<Arc<Self>> {
         let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
         let inner = TokioRuntime.wrap_udp_socket(socket)?;
-        Ok(Arc::new(Self { inner, sent: Arc::clone(sent), loses_next: AtomicBool::new(false) }))
+        let (loses_next, scrambled) = (AtomicBool::new(false), Mutex::new(None));
+        Ok(Arc::new(Self { inner, sent: Arc::clone(sent), loses_next, scrambled }))
+    }
+
+    /// From now on packets leave in another order, and each of them twice.
+    pub(crate) fn scramble(&self) {
+        *self.scrambled.lock().unwrap_or_else(PoisonError::into_inner) = Some(Vec::new());
+    }
+
+    /// Keeps the packets of `transmit` for later, and sends those of before if they are enough; false if nothing is scrambled.
+    fn send_scrambled(&self, transmit: &Transmit<'_>) -> bool {
+        let mut scrambled = self.scrambled.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(waiting) = scrambled.as_mut() else { return false };
+        let segment = transmit.segment_size.unwrap_or(transmit.contents.len()).max(1);
+        waiting.extend(transmit.contents.chunks(segment).map(<[u8]>::to_vec));
+        if waiting.len() >= SCRAMBLED {
+            for packet in waiting.drain(..).rev() {
+                for _ in 0..2 {
+                    let one = Transmit { contents: &packet, segment_size: None, ..transmit.clone() };
+                    if self.inner.try_send(&one).is_ok() {
+                        self.sent.add(1, packet.len());
+                    }
+                }
+            }
+        }
+        true
     }
 
     /// The next packets that leave in one call vanish on their way.
@@ -65,7 +95,7 @@ impl AsyncUdpSocket for Leaky {
     }
 
     fn try_send(&self, transmit: &Transmit<'_>) -> io::Result<()> {
-        if !self.loses_next.swap(false, Ordering::Relaxed) {
+        if !self.loses_next.swap(false, Ordering::Relaxed) && !self.send_scrambled(transmit) {
             self.inner.try_send(transmit)?;
             let bytes = transmit.contents.len();
             self.sent.add(bytes.div_ceil(transmit.segment_size.unwrap_or(bytes).max(1)), bytes);

@@ -7,7 +7,7 @@ use crate::status::Word;
 /// The limit on what is sent to a peer, and the wait that it causes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RateStatus {
-    /// The limit in force, in bits a second of IP packets.
+    /// The limit in force, in bits a second of IP packets; 0 for none that would limit anything.
     pub bits_per_second: u64,
     /// Where it comes from: a label of [`RateFrom`].
     pub from: Word,
@@ -26,7 +26,8 @@ pub struct RateStatus {
 pub struct AutoRateStatus {
     /// What the control law does: a label of [`Phase`](dataplane::rate::auto::Phase).
     pub phase: Word,
-    /// What the path takes, when last seen full, or the highest rate that did not fill it; in bits a second of IP packets.
+    /// What the path takes, when last seen full, or the highest rate that did not fill it; in bits a second of IP packets. 0 if neither
+    /// is known.
     pub capacity_bits_per_second: u64,
     /// What arrived at the peer in the last half second, in bits a second of IP packets.
     pub delivered_bits_per_second: u64,
@@ -50,6 +51,8 @@ wire::labelled! {
         Peer => "peer",
         /// The path takes as much.
         Measured => "measured",
+        /// None was found: packets never waited in a queue of the path that stood, as behind a bottleneck with fq_codel or cake.
+        NoQueue => "no_queue",
         /// As much as a TCP connection would have beside those of others.
         Competing => "competing",
         /// `peer.rate_min`.

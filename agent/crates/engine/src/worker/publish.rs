@@ -8,7 +8,10 @@ use std::{
 use dataplane::{
     lanes::{LaneState, Lanes},
     peer::PeerStanding,
-    rate::{Measured, auto::Phase},
+    rate::{
+        Measured,
+        auto::{Figures, Phase},
+    },
     relay::{DatagramRelay, Direction},
     repair::LaneRepair,
     socket_stats::role,
@@ -472,11 +475,12 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
         (true, ..) => RateFrom::Peer,
         (false, None, _) => RateFrom::Configured,
         (false, Some(_), None) => RateFrom::Unmeasured,
-        (false, Some(_), Some(measured)) => reason_of(measured),
+        (false, Some(_), Some(measured)) => reason_of(measured, rate.unwrap_or(0)),
     };
+    let is_known = from != RateFrom::NoQueue;
     let auto = measured.filter(|_| is_owner).map(|Measured { phase, figures, .. }| AutoRateStatus {
         phase: phase.label().into(),
-        capacity_bits_per_second: 8 * figures.capacity,
+        capacity_bits_per_second: if is_known { 8 * figures.capacity } else { 0 },
         delivered_bits_per_second: 8 * figures.delivered,
         queue_delay_seconds: figures.queue_delay.as_secs_f64(),
         path_loss_share: figures.path_loss,
@@ -484,7 +488,7 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
         reports: figures.reports,
     });
     Some(RateStatus {
-        bits_per_second: 8 * rate.unwrap_or(0),
+        bits_per_second: if is_known { 8 * rate.unwrap_or(0) } else { 0 },
         from: from.label().into(),
         delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
         delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),
@@ -493,13 +497,49 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
     })
 }
 
+/// The part of what arrives up to which a rate that was never found too high may be the path's.
+const NEAR_DELIVERY: f64 = 1.3;
+
 /// Why a measured rate is what it is.
-fn reason_of(measured: &Measured) -> RateFrom {
+fn reason_of(measured: &Measured, rate: u64) -> RateFrom {
+    let Figures { delivered, was_full, .. } = measured.figures;
+    if !was_full && !measured.is_at_ceiling && rate as f64 > NEAR_DELIVERY * delivered as f64 {
+        return RateFrom::NoQueue;
+    }
     match measured.phase {
         Phase::Competing => RateFrom::Competing,
         Phase::Floor => RateFrom::Floor,
         Phase::Measuring | Phase::Steady | Phase::Probing | Phase::Slowed | Phase::Idle => {
             if measured.is_at_ceiling { RateFrom::Ceiling } else { RateFrom::Measured }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn behind_a_bottleneck_without_a_queue_there_is_no_limit_to_show() {
+        let figures = Figures {
+            capacity: 9_600_000,
+            was_full: false,
+            queue_delay: Duration::ZERO,
+            delivered: 6_000_000,
+            reports: 700,
+            path_loss: 0.006,
+            skew_ppm: 0.0,
+            noise: Duration::ZERO,
+        };
+        let reason =
+            |figures, phase, rate| reason_of(&Measured { phase, figures, is_at_ceiling: false }, rate);
+        // fq_codel at 50 Mbit/s: the rate has doubled twice more while TCP slowed down for its drops.
+        assert_eq!(reason(figures, Phase::Measuring, 19_200_000), RateFrom::NoQueue);
+        assert_eq!(reason(figures, Phase::Idle, 19_200_000), RateFrom::NoQueue);
+        assert_eq!(reason(figures, Phase::Measuring, 7_000_000), RateFrom::Measured);
+        let full = Figures { was_full: true, ..figures };
+        assert_eq!(reason(full, Phase::Steady, 19_200_000), RateFrom::Measured);
     }
 }

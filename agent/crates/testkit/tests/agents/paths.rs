@@ -10,7 +10,7 @@ use std::{
 use net::{TcpListener, TcpStream, Token};
 use testkit::simulation::{
     BottleneckId, NetworkPath,
-    bottleneck::{Counts, Gilbert, Loss, Parameters, bytes_at},
+    bottleneck::{Counts, Gilbert, Jitter, Loss, Parameters, bytes_at},
 };
 
 use crate::{ENTRY, EXIT, Host, INGRESS, Pair, UPSTREAM, Udp, World, cubic::Cubic};
@@ -41,6 +41,8 @@ pub(super) struct PathTrial {
     pub(super) queue_bytes: usize,
     /// Before the queue, in both directions.
     pub(super) loss: Loss,
+    /// In both directions.
+    pub(super) jitter: Jitter,
     /// Where the queue marks ECT packets.
     pub(super) ecn_bytes: Option<usize>,
     pub(super) seconds: u64,
@@ -64,6 +66,7 @@ impl PathTrial {
         rtt: Duration::from_millis(80),
         queue_bytes: 2_000_000,
         loss: Loss { random_ppm: 0, bursts: None },
+        jitter: Jitter::None,
         ecn_bytes: None,
         seconds: 20,
         streams: 1,
@@ -98,6 +101,7 @@ impl PathTrial {
             rate_bits: Some(self.rate_bits),
             queue_bytes: self.queue_bytes,
             delay: self.rtt / 2,
+            jitter: self.jitter,
             before: self.loss,
             ecn_bytes: self.ecn_bytes,
             ..Parameters::OPEN
@@ -434,6 +438,31 @@ fn a_forward_over_a_long_path_by_loss() {
         assert!(outcome.mbit(0) > least, "{ppm} in a million lost: {} Mbit/s", outcome.mbit(0));
     }
     show("1 % lost in bursts of 10", PathTrial::LONG.bursts(10, 10_000));
+}
+
+#[test]
+fn packets_that_overtake_each_other_do_not_slow_a_forward_down() {
+    let uniform = |millis| Jitter::Uniform(Duration::from_millis(millis));
+    let rows = [
+        (uniform(10), 0, 165.0),
+        (uniform(5), 10_000, 150.0),
+        (Jitter::Normal(Duration::from_millis(5)), 0, 150.0),
+        (uniform(1), 0, 165.0),
+        (uniform(5), 0, 165.0),
+        (uniform(10), 10_000, 145.0),
+        (uniform(5), 30_000, 140.0),
+        (uniform(10), 30_000, 120.0),
+    ];
+    for (jitter, ppm, least) in all_or(3, &rows) {
+        let trial = PathTrial { jitter, seconds: 8, ..PathTrial::LONG.random_loss(ppm) };
+        let outcome = show(&format!("{jitter:?}, {} % lost", f64::from(ppm) / 1e4), trial);
+        let overtaken = outcome.counts.overtaken as f64 / outcome.counts.came as f64;
+        assert!(overtaken > 0.5, "{overtaken} of the packets arrived after a later one");
+        assert!(outcome.mbit(3) > least, "{jitter:?}, {ppm} lost: {} Mbit/s", outcome.mbit(3));
+        // What was declared lost beyond what was: once in a thousand, after the first second.
+        let spurious = outcome.retransmits.saturating_sub(outcome.counts.lost_random) as f64;
+        assert!(spurious < 0.01 * outcome.counts.came as f64, "{spurious} of {}", outcome.counts.came);
+    }
 }
 
 #[test]

@@ -56,6 +56,8 @@ wire::labelled! {
 pub struct Figures {
     /// Bytes a second that the link takes, when last seen full; or the highest rate that did not fill it.
     pub capacity: u64,
+    /// Whether the link was ever seen full: it had a queue that stood, or lost by far more than the path does.
+    pub was_full: bool,
     /// The median delay in queues of the path, over the last reports.
     pub queue_delay: Duration,
     /// Bytes a second that arrived at the far end in the last half second before its last report.
@@ -242,6 +244,7 @@ impl Law {
         let reports = &self.evidence.reports;
         Figures {
             capacity: self.capacity as u64,
+            was_full: !matches!(self.state, State::Measuring),
             queue_delay: Duration::from_secs_f64(reports.median_queue()),
             delivered: reports.delivery(0.5).map_or(0, |delivery| delivery.rate as u64),
             reports: self.reports,

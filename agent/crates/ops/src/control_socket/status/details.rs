@@ -131,7 +131,10 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
 /// The limit on what is sent, where it comes from, and the wait that it causes.
 fn rate_limit(rate: &RateStatus) -> String {
     let RateStatus { from, marked, .. } = rate;
-    let limit = bits(rate.bits_per_second as f64 / 8.0);
+    let limit = match rate.bits_per_second {
+        0 => "none".to_owned(),
+        limit => bits(limit as f64 / 8.0),
+    };
     let [median, p99] = [rate.delay_p50_seconds, rate.delay_p99_seconds].map(wait);
     format!("{limit} ({from}), wait {median} median, {p99} p99, {marked} marked")
 }
@@ -142,8 +145,12 @@ fn measured_path(auto: &AutoRateStatus) -> String {
     let [capacity, delivered] = rates.map(|rate| bits(rate as f64 / 8.0));
     let (phase, queue, lost) =
         (&auto.phase, short_time(auto.queue_delay_seconds), share(auto.path_loss_share));
+    let capacity = match auto.capacity_bits_per_second {
+        0 => "no standing queue was found".to_owned(),
+        _ => format!("takes {capacity}"),
+    };
     let congested = if auto.congested { ", congested" } else { "" };
-    format!("{phase}, takes {capacity}, delivered {delivered}, queue {queue}, {lost} lost{congested}")
+    format!("{phase}, {capacity}, delivered {delivered}, queue {queue}, {lost} lost{congested}")
 }
 
 /// What is done about payloads that we send, and what it costs.
