@@ -14,7 +14,7 @@ use crate::{
     framing,
     join::MAX_STREAM_CONNECTIONS,
     protobuf,
-    repair::{Order, Terms},
+    repair::{Deadline, Order, Terms},
 };
 
 pub use crate::framing::{FrameTooLong, Framer, MAX_MESSAGE_BYTES, MAX_STREAM_HEADER_BYTES};
@@ -658,10 +658,10 @@ impl From<&Terms> for protobuf::Repair {
     fn from(terms: &Terms) -> Self {
         Self {
             mode: terms.mode as i32,
-            // At most two seconds.
-            deadline_ms: terms.deadline.as_millis() as u32,
+            deadline_ms: terms.deadline.milliseconds(),
             max_overhead_ppm: terms.max_overhead_ppm,
             hold: terms.order == Order::Hold,
+            path_deadline: terms.deadline == Deadline::Path,
         }
     }
 }
