@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wire::repair::{DEADLINES, MOST_OVERHEAD_PPM, Mode, Order, Terms};
+use wire::repair::{DEADLINES, Deadline, MOST_OVERHEAD_PPM, Mode, Order, Terms};
 
 use crate::{
     kinds::{Given, Kind, Shown, one_of, time, whole},
@@ -70,12 +70,29 @@ fn share_text(ppm: u32) -> f64 {
     f64::from(ppm) / 1e6
 }
 
-fn deadline() -> Kind<Duration> {
+fn deadline() -> Kind<Deadline> {
     let why = [
         "a request or a repair takes a few milliseconds",
         "what comes later is of no use to real-time traffic",
     ];
-    time(DEADLINES, Some(why))
+    let fixed = time(DEADLINES, Some(why));
+    let words = format!("`\"auto\"`, {}", fixed.words);
+    let read = move |given: Given<'_>| {
+        if given.value.as_str() == Some("auto") {
+            return Ok(Deadline::Path);
+        }
+        // The other end is told whole milliseconds.
+        let whole = |deadline: Duration| Duration::from_millis(deadline.as_millis() as u64);
+        (fixed.read)(given).map(|deadline| Deadline::Fixed(whole(deadline)))
+    };
+    Kind::new(words, read, |deadline: &Deadline, _| Shown::text(deadline_text(*deadline)))
+}
+
+fn deadline_text(deadline: Deadline) -> String {
+    match deadline {
+        Deadline::Path => "auto".into(),
+        Deadline::Fixed(deadline) => humantime::format_duration(deadline).to_string(),
+    }
 }
 
 fn dscp() -> Kind<DscpSet> {
@@ -122,9 +139,7 @@ fn read_table(given: Given<'_>, packets: bool) -> Result<PacketRepair, Bad> {
     let mut repair = mode_alone(Mode::Auto);
     let terms = &mut repair.terms;
     terms.mode = table.value("mode", &one_of(), checks).unwrap_or(terms.mode);
-    let deadline = table.value("deadline", &deadline(), checks).unwrap_or(terms.deadline);
-    // The other end is told whole milliseconds.
-    terms.deadline = Duration::from_millis(deadline.as_millis() as u64);
+    terms.deadline = table.value("deadline", &deadline(), checks).unwrap_or(terms.deadline);
     terms.max_overhead_ppm =
         table.value("max_overhead", &overhead(), checks).unwrap_or(terms.max_overhead_ppm);
     terms.order = table.value("order", &one_of(), checks).unwrap_or(terms.order);
@@ -153,7 +168,7 @@ fn shown(repair: &PacketRepair) -> Option<Shown> {
     Shown::bare(format!(
         "{{ mode = {:?}, deadline = \"{}\", max_overhead = {}, order = {:?}{dscp} }}",
         mode.label(),
-        humantime::format_duration(deadline),
+        deadline_text(deadline),
         share_text(max_overhead_ppm),
         order.label(),
     ))

@@ -271,15 +271,19 @@ section! {
         // A datagram that is lost when one of many packets is had better be made smaller by who sends it.
         oversize: Oversize = Oversize::Drop, one_of(), Now;
         /// Repairs UDP datagrams, to and from the service, that the path loses. `"auto"`: whatever is cheaper and in time;
-        /// `"retransmit"`: lost datagrams are sent again; `"fec"`: repair symbols travel beside them (forward error correction).
-        /// A table says more: `{ mode = "auto", deadline = "200ms", max_overhead = 0.3, order = "asap" }`. `deadline`, 5ms to
-        /// 2s: how long a missing datagram may still come, from the first later one. `max_overhead`: the bytes of repair in
-        /// proportion to the datagrams, up to 2. `order`: deliver what comes `"asap"`, or `"hold"` it until earlier datagrams of
-        /// its flow are there or their deadline is over. The numbers for `"hold"` take 8 bytes of each datagram. So a lane that
-        /// has carried 20,000 packets without a loss, and in order, does without, until it loses one or changes the order; it
-        /// then keeps the order within a round trip. Below a loss of 0.2 %, and where packets queue on the path, nothing is
-        /// repaired; with `"hold"` everything is, and in order, until that is no use because the path stays full. The peer
-        /// learns of the setting and does the same, if its version knows this key.
+        /// `"retransmit"`: lost datagrams are sent again; `"fec"`: repair symbols travel beside them (forward error correction). A
+        /// table says more: `{ mode = "auto", deadline = "auto", max_overhead = 0.3, order = "asap" }`. `deadline`: how long a
+        /// missing datagram may still come, from the first later one: 5ms to 2s, or `"auto"`, the time of two requests on the path,
+        /// which is 2.25 round trips and 20 ms, at least 100 ms and at most 400. `max_overhead`: the bytes of repair in proportion
+        /// to the datagrams, up to 2; 64 KiB more may precede the datagrams. `order`: deliver what comes `"asap"`, or `"hold"` it
+        /// until earlier datagrams of its flow are there or their deadline is over. Numbers take 8 bytes of each datagram, from the
+        /// first one on. A lane that has carried 2,000 packets without a loss (with `"hold"`, 20,000, and in order) does without: a
+        /// good path then pays nothing. They come back when it loses one (with `"hold"`, or changes the order: it then keeps it
+        /// within a round trip), and for 2,000 packets after 4 s without a datagram. Repair symbols begin at a loss of 0.3 %; with
+        /// `"hold"` and `"auto"` a lane's first 2,000 packets have some. Where packets queue on the path, and where repair uses up
+        /// `max_overhead` and less is lost without it (a policer), nothing is repaired; with `"hold"` everything is, and in order,
+        /// until that is no use because the path stays full. The peer learns of the setting and does the same, if its version knows
+        /// this key.
         // 30 % are enough for a loss of 10 % without time to send anything again.
         repair: Terms = Terms::OFF, repair(), Now;
         /// As `tcp.keepalive`, for connections to the upstream: a service whose host is gone ends its forwards.

@@ -618,7 +618,7 @@ fn a_note_says_when_hold_does_not_hold() {
 
 #[test]
 fn repair_is_a_word_or_a_table() {
-    use wire::repair::{Mode, Order, Terms};
+    use wire::repair::{Deadline, Mode, Order, Terms};
     let service = |repair: &str| {
         let text =
             format!("{BASE}[[service]]\nname = \"voice\"\nupstream = \"127.0.0.1:5004\"\nrepair = {repair}");
@@ -630,12 +630,12 @@ fn repair_is_a_word_or_a_table() {
     let all = "{ mode = \"fec\", deadline = \"60ms\", max_overhead = 1.2, order = \"hold\" }";
     let terms = Terms {
         mode: Mode::Fec,
-        deadline: Duration::from_millis(60),
+        deadline: Deadline::Fixed(Duration::from_millis(60)),
         max_overhead_ppm: 1_200_000,
         order: Order::Hold,
     };
     assert_eq!(service(all).unwrap(), Some(terms));
-    assert_eq!(service("{}").unwrap(), Some(auto));
+    assert_eq!([service("{}").unwrap(), service("{ deadline = \"auto\" }").unwrap()], [Some(auto); 2]);
     for (wrong, remedy) in [
         ("\"always\"", "write \"auto\" or \"retransmit\" or \"fec\" or \"off\""),
         ("{ deadline = \"1ms\" }", "write \"5ms\" to \"2s\""),

@@ -14,7 +14,7 @@ use crate::{
     framing,
     join::MAX_STREAM_CONNECTIONS,
     protobuf,
-    repair::{Order, Terms},
+    repair::{Deadline, Order, Terms},
     stream_messages::{lists_of, of_streams},
 };
 
@@ -631,10 +631,10 @@ impl From<&Terms> for protobuf::Repair {
     fn from(terms: &Terms) -> Self {
         Self {
             mode: terms.mode as i32,
-            // At most two seconds.
-            deadline_ms: terms.deadline.as_millis() as u32,
+            deadline_ms: terms.deadline.milliseconds(),
             max_overhead_ppm: terms.max_overhead_ppm,
             hold: terms.order == Order::Hold,
+            path_deadline: terms.deadline == Deadline::Path,
         }
     }
 }

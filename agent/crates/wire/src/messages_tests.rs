@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use quinn_proto::coding::Codec;
 
 use super::*;
-use crate::repair::{MOST_OVERHEAD_PPM, Mode};
+use crate::repair::{Deadline, MOST_OVERHEAD_PPM, Mode};
 
 const PROTO: &str = include_str!("../../../../docs/culvert.proto");
 
@@ -77,9 +77,10 @@ impl ByHand {
         let mode = self.choice(mode);
         let repair = [
             self.number("Repair.mode", mode),
-            self.number("Repair.deadline_ms", 60),
+            self.number("Repair.deadline_ms", 200),
             self.number("Repair.max_overhead_ppm", 300_000),
             self.number("Repair.hold", 1),
+            self.number("Repair.path_deadline", 1),
         ];
         self.bytes(field, &repair.concat())
     }
@@ -114,12 +115,8 @@ fn service(number: u32, name: &str) -> Service {
     }
 }
 
-const REPAIR: Terms = Terms {
-    mode: Mode::Auto,
-    deadline: Duration::from_millis(60),
-    max_overhead_ppm: 300_000,
-    order: Order::Hold,
-};
+const REPAIR: Terms =
+    Terms { mode: Mode::Auto, deadline: Deadline::Path, max_overhead_ppm: 300_000, order: Order::Hold };
 
 fn hello() -> Hello {
     Hello {
@@ -549,7 +546,10 @@ fn any_services() -> impl Strategy<Value = Vec<Service>> {
 /// Terms that follow from a number, which is as good as random.
 fn any_terms(number: u32) -> Option<Terms> {
     let mode = Mode::ALL[number as usize % Mode::COUNT];
-    let deadline = Duration::from_millis(5 + u64::from(number / 7 % 1_996));
+    let deadline = match number % 5 {
+        0 => Deadline::Path,
+        _ => Deadline::Fixed(Duration::from_millis(5 + u64::from(number / 7 % 1_996))),
+    };
     let order = Order::ALL[number as usize / 3 % 2];
     Terms { mode, deadline, max_overhead_ppm: number % (MOST_OVERHEAD_PPM + 1), order }.in_use()
 }

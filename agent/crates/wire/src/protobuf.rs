@@ -82,6 +82,8 @@ pub(crate) struct Repair {
     pub max_overhead_ppm: u32,
     #[prost(bool, tag = "4")]
     pub hold: bool,
+    #[prost(bool, tag = "5")]
+    pub path_deadline: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

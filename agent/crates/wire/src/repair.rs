@@ -30,8 +30,45 @@ crate::labelled! {
     }
 }
 
-/// The range of [`Terms::deadline`].
+/// The range of [`Deadline::Fixed`].
 pub const DEADLINES: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_secs(2);
+
+/// How long a missing payload may still come, from the first later one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Deadline {
+    /// As long as two requests and their answers take on the path at hand.
+    Path,
+    /// Whole milliseconds within [`DEADLINES`].
+    Fixed(Duration),
+}
+
+impl Deadline {
+    /// That of [`Deadline::Path`] on a path that is not known yet, and at an end that knows fixed ones only.
+    pub const USUAL: Duration = Duration::from_millis(200);
+
+    /// The deadline on a path with this round trip, which is zero where it is not known.
+    #[must_use]
+    pub fn on(self, rtt: Duration) -> Duration {
+        /// A shorter wait is of no use to most applications: hosts stall, and the next request costs little.
+        const LEAST: Duration = Duration::from_millis(100);
+        /// Real-time traffic of which less is known than this is of no use after it.
+        const MOST: Duration = Duration::from_millis(400);
+        /// Batches and timers at both ends, and the variation of a round trip.
+        const MARGIN: Duration = Duration::from_millis(20);
+        match self {
+            Self::Path if rtt.is_zero() => Self::USUAL,
+            // A request and its answer, and after an eighth of a round trip both again.
+            Self::Path => (2 * rtt + rtt / 4 + MARGIN).clamp(LEAST, MOST),
+            Self::Fixed(deadline) => deadline,
+        }
+    }
+
+    /// What travels: a number of milliseconds for every end.
+    pub(crate) fn milliseconds(self) -> u32 {
+        // At most two seconds.
+        self.on(Duration::ZERO).as_millis() as u32
+    }
+}
 
 /// The largest [`Terms::max_overhead_ppm`]: two repairs for each payload.
 pub const MOST_OVERHEAD_PPM: u32 = 2_000_000;
@@ -41,8 +78,8 @@ pub const MOST_OVERHEAD_PPM: u32 = 2_000_000;
 pub struct Terms {
     /// The means that the sender may use.
     pub mode: Mode,
-    /// How long a missing payload may still come, from the first later one; whole milliseconds within [`DEADLINES`].
-    pub deadline: Duration,
+    /// How long a missing payload may still come.
+    pub deadline: Deadline,
     /// The bytes of repair in proportion to those of payloads, in millionths, at most [`MOST_OVERHEAD_PPM`].
     pub max_overhead_ppm: u32,
     /// When the receiver delivers what came early.
@@ -51,12 +88,8 @@ pub struct Terms {
 
 impl Terms {
     /// No repair; the other fields are the defaults of the configuration.
-    pub const OFF: Self = Self {
-        mode: Mode::Off,
-        deadline: Duration::from_millis(200),
-        max_overhead_ppm: 300_000,
-        order: Order::Asap,
-    };
+    pub const OFF: Self =
+        Self { mode: Mode::Off, deadline: Deadline::Path, max_overhead_ppm: 300_000, order: Order::Asap };
 
     /// The terms, unless they say that nothing is repaired.
     #[must_use]
@@ -66,7 +99,7 @@ impl Terms {
 
     /// Checks terms as they travel; a mode that this version does not know counts as [`Mode::Auto`].
     pub(crate) fn of_wire(repair: protobuf::Repair) -> Result<Option<Self>, MessageError> {
-        let protobuf::Repair { mode, deadline_ms, max_overhead_ppm, hold } = repair;
+        let protobuf::Repair { mode, deadline_ms, max_overhead_ppm, hold, path_deadline } = repair;
         let mode = match mode {
             0 => return Ok(None),
             1 => Mode::Retransmit,
@@ -77,6 +110,7 @@ impl Terms {
         if !DEADLINES.contains(&deadline) {
             return Err(MessageError::Range { field: "deadline_ms", value: deadline_ms });
         }
+        let deadline = if path_deadline { Deadline::Path } else { Deadline::Fixed(deadline) };
         if max_overhead_ppm > MOST_OVERHEAD_PPM {
             return Err(MessageError::Range { field: "max_overhead_ppm", value: max_overhead_ppm });
         }
@@ -148,9 +182,24 @@ mod tests {
     }
 
     #[test]
+    fn a_deadline_follows_the_path_within_bounds() {
+        let on = |rtt_ms| Deadline::Path.on(Duration::from_millis(rtt_ms)).as_millis();
+        assert_eq!([0, 1, 20, 80, 120, 500].map(on), [200, 100, 100, 200, 290, 400]);
+        let fixed = Duration::from_secs(2);
+        assert_eq!(Deadline::Fixed(fixed).on(Duration::from_millis(80)), fixed);
+    }
+
+    #[test]
     fn terms_beyond_the_limits_are_refused() {
         let terms = |mode, deadline_ms, max_overhead_ppm| {
-            Terms::of_wire(protobuf::Repair { mode, deadline_ms, max_overhead_ppm, hold: true })
+            let path_deadline = deadline_ms == 200;
+            Terms::of_wire(protobuf::Repair {
+                mode,
+                deadline_ms,
+                max_overhead_ppm,
+                hold: true,
+                path_deadline,
+            })
         };
         assert_eq!(terms(0, 0, 0).ok(), Some(None));
         let auto = Terms { mode: Mode::Auto, order: Order::Hold, max_overhead_ppm: 5, ..Terms::OFF };

@@ -434,6 +434,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let Source { way, lane } = source;
         let Some(mut streams) = self.streams(source).and_then(Option::take) else { return };
         for receiver in &mut streams.receivers {
+            receiver.follow(rtt);
             receiver.expire(self.now, &mut self.notes.released.keep(lane));
         }
         if sends && let Some(mut uplink) = self.uplink(lane.peer) {

@@ -1,6 +1,9 @@
 //! All streams of numbered payloads on one opening of a lane, or in one session without lanes (pure).
 
-use std::{sync::Arc, time::Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use crate::delays::{Delays, WaitQuantiles};
 use wire::repair::{StreamNumber, Terms};
@@ -67,7 +70,13 @@ impl LaneRepair {
 
     /// What is done about each stream that we number.
     pub fn plans(&self) -> impl Iterator<Item = Plan> {
-        self.senders.iter().map(|sender| sender.planner.plan)
+        self.senders.iter().map(Sender::plan)
+    }
+
+    /// The longest time that a missing payload of any stream may take now; `None` if there is no stream.
+    pub fn deadline(&self) -> Option<Duration> {
+        let senders = self.senders.iter().map(|sender| sender.planner.deadline);
+        senders.chain(self.receivers.iter().map(|receiver| receiver.deadline)).max()
     }
 
     /// The end of a stream that the peer numbers; it begins now if it has not. `None` if there is no memory for it. Without `terms` a

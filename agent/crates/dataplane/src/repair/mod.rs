@@ -11,6 +11,7 @@
 //! | which numbers are missing, and when to ask for them | `gaps.rs` |
 //! | when a payload is delivered | `sequencer.rs` |
 //! | which means, and how much of it | `plan.rs` |
+//! | whether repair itself makes the path lose more | `strain.rs` |
 //! | what flows hear of congestion while their losses are repaired | `signals.rs` |
 //! | where the bytes are, and how many there may be | `arena.rs`, `memory.rs` |
 //! | one stream of numbers at either end | `sender.rs`, `receiver.rs` |
@@ -48,8 +49,11 @@ mod sender;
 mod sent;
 mod sequencer;
 mod signals;
+mod strain;
 mod symbol;
 
+#[cfg(test)]
+mod flow_tests;
 #[cfg(test)]
 mod path_tests;
 #[cfg(test)]

@@ -15,7 +15,7 @@ use std::{
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::SmallRng};
 use wire::{
     clock::{Clock as _, ManualClock},
-    repair::{Mode, Order, Terms},
+    repair::{Deadline, Mode, Order, Terms},
 };
 
 use super::*;
@@ -25,7 +25,7 @@ const HEADER_BYTES: usize = 6;
 
 /// How a path loses packets.
 #[derive(Clone, Copy, Debug)]
-enum Loss {
+pub(super) enum Loss {
     Random(f64),
     /// Gilbert's two states: all is lost in the bad one, whose mean length is given.
     Bursts {
@@ -34,18 +34,18 @@ enum Loss {
     },
 }
 
-struct Channel {
+pub(super) struct Channel {
     loss: Loss,
     bad: bool,
     rng: SmallRng,
 }
 
 impl Channel {
-    fn new(loss: Loss, seed: u64) -> Self {
+    pub(super) fn new(loss: Loss, seed: u64) -> Self {
         Self { loss, bad: false, rng: SmallRng::seed_from_u64(seed) }
     }
 
-    fn loses(&mut self) -> bool {
+    pub(super) fn loses(&mut self) -> bool {
         let draw: f64 = self.rng.random();
         match self.loss {
             Loss::Random(loss) => draw < loss,
@@ -198,7 +198,7 @@ impl Run {
         let age = scene.deadline + scene.rtt;
         let terms = Terms {
             mode: scene.means,
-            deadline: scene.deadline,
+            deadline: Deadline::Fixed(scene.deadline),
             max_overhead_ppm: scene.max_overhead_ppm,
             order: Order::Asap,
         };
@@ -328,6 +328,7 @@ impl Run {
             congested: false,
             packets: 1 << 20,
             payloads: 0,
+            added: 0.0,
         };
         self.planner.update(&path, self.clock.now());
     }
@@ -346,6 +347,7 @@ impl Run {
             congested: false,
             packets,
             payloads: packets,
+            added: 0.0,
         };
         self.plan = self.planner.update(&path, self.clock.now());
         self.encoder.set(self.plan.coding);

@@ -4,7 +4,12 @@ use std::time::{Duration, Instant};
 
 use wire::repair::{Mode, Order, Terms};
 
-use super::{credit::WHOLE_PPM, encoder::Coding, symbol::MOST_WINDOW};
+use super::{
+    credit::WHOLE_PPM,
+    encoder::Coding,
+    strain::{Advice, Strain},
+    symbol::MOST_WINDOW,
+};
 
 /// A measurement of a path, over the time since the one before.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +26,8 @@ pub struct Path {
     /// Packets whose fate the measurement tells.
     pub packets: u64,
     pub payloads: u64,
+    /// The bytes of retransmissions and repair symbols in proportion to those of payloads.
+    pub added: f64,
 }
 
 impl Path {
@@ -61,16 +68,18 @@ impl Plan {
     }
 }
 
-/// Repair begins at this loss, and ends below [`END_LOSS`].
+/// A path is lossy from this loss on, until it is below [`END_LOSS`]: the code begins, and numbers stay.
 const BEGIN_LOSS: f64 = 0.003;
-
-/// Below this loss there is no repair, so that a good path pays for the numbers alone.
 const END_LOSS: f64 = 0.002;
 
 /// The share of the losses that may stay lost: 0.02 % of the payloads at a loss of 5 %. At a thousandth the code costs an eighth more.
 const RESIDUAL: f64 = 1.0 / 250.0;
 
-/// The same two losses for payloads that are held in order: one in a thousand already costs a CUBIC stream over 80 ms all but 5 Mbit/s.
+/// The same for the last of several requests: copies of its answer cost next to nothing, because few payloads come to that.
+const LAST_RESIDUAL: f64 = RESIDUAL / 4.0;
+
+/// [`BEGIN_LOSS`] and [`END_LOSS`] of payloads that are held in order: one in a thousand already costs a CUBIC stream over 80 ms all
+/// but 5 Mbit/s.
 const BEGIN_HELD_LOSS: f64 = 0.000_3;
 const END_HELD_LOSS: f64 = 0.000_15;
 
@@ -78,17 +87,24 @@ const END_HELD_LOSS: f64 = 0.000_15;
 /// a TCP inside sends its window at once.
 const HELD_RESIDUAL: f64 = 1.0 / 1_000.0;
 
+/// Packets that a measurement needs to count in full, and that tell what a path is like.
+const ENOUGH_PACKETS: f64 = 2_000.0;
+
 /// Follows the path and says what to do.
 ///
 /// ```text
-///           loss ≥ 0.3 %                    time for a request and its answer before the deadline
-///  off ───────────────────→ on:   no → code     yes → retransmission, with a weak code if too much stays lost
-///      ←───────────────────
-///           loss < 0.2 %
+///                                 time for a request and its answer before the deadline: no → off
+///  the path is not lossy ───────────────────────────────────────────────────────────────  yes → retransmission
+///      │ loss ≥ 0.3 %   ↑ loss < 0.2 %
+///      ↓                │         time for a request and its answer before the deadline: no → code
+///  the path is lossy ───────────────────────────────────────────────────────────────────  yes → retransmission where it is enough and
+///                                                                                         no dearer, with a code if too much stays lost
 /// ```
 ///
+/// Retransmission may cost what the operator allows, from the first payload on: it costs nothing until the receiver asks.
+///
 /// Payloads that are held in order can be sent again at any time, and the code serves to make the others wait for less than a round trip.
-/// Its loss bounds are a tenth.
+/// Its loss bounds are a tenth, and it runs on a new path whatever is lost.
 ///
 /// If packets queue on the path, the losses are congestion, and repair would make it worse. `strength` then falls from 1 to 0 within a
 /// second and rises again in four: repair stops gently, so that a TCP inside does not meet all losses at once. Where payloads are held,
@@ -106,10 +122,13 @@ pub struct Planner {
     /// Whether the path is known to lose packets.
     pub(super) is_lossy: bool,
     strength: f64,
+    strain: Strain,
     /// For how long packets have queued and been lost.
     pressed: Duration,
     /// Whether the last plan had retransmissions.
     retransmits: bool,
+    /// How long a missing payload may still come on the path as it is.
+    pub(super) deadline: Duration,
     /// What to do at present.
     pub plan: Plan,
 }
@@ -117,7 +136,7 @@ pub struct Planner {
 impl Planner {
     #[must_use]
     pub fn new(terms: Terms) -> Self {
-        Self {
+        let mut planner = Self {
             terms,
             loss: 0.0,
             burst: 1.0,
@@ -126,15 +145,25 @@ impl Planner {
             seen: 0.0,
             is_lossy: false,
             strength: 1.0,
+            strain: Strain::default(),
             pressed: Duration::ZERO,
             retransmits: false,
+            deadline: terms.deadline.on(Duration::ZERO),
             plan: Plan::OFF,
-        }
+        };
+        planner.set(terms);
+        planner
     }
 
     /// The operator wants something else; the measurements stay.
     pub fn set(&mut self, terms: Terms) {
         self.terms = terms;
+        if self.measured.is_none() {
+            self.plan = match terms.mode {
+                Mode::Retransmit | Mode::Auto => self.on_request(),
+                Mode::Fec | Mode::Off => Plan::OFF,
+            };
+        }
     }
 
     /// Takes a measurement, and says what to do from now on.
@@ -142,40 +171,45 @@ impl Planner {
         let since = self.measured.map_or(Duration::ZERO, |last| now.saturating_duration_since(last));
         self.smooth(path, since);
         self.measured = Some(now);
+        self.deadline = self.terms.deadline.on(path.rtt);
         let held = self.terms.order == Order::Hold;
         let (begin, end) = if held { (BEGIN_HELD_LOSS, END_HELD_LOSS) } else { (BEGIN_LOSS, END_LOSS) };
         self.is_lossy = self.loss >= if self.is_lossy { end } else { begin };
-        self.ease(path, since);
+        self.ease(path, since, now);
+        let attempts = attempts(self.deadline, path.rtt);
         self.plan = match self.terms.mode {
             Mode::Off => Plan::OFF,
             _ if self.strength == 0.0 => Plan::OFF,
             Mode::Retransmit | Mode::Auto if held => self.held(path),
+            Mode::Retransmit | Mode::Auto if !self.is_lossy && attempts > 0 => self.on_request(),
             _ if !self.is_lossy => Plan::OFF,
-            Mode::Retransmit => {
-                self.retransmitted(&self.retransmission(attempts(&self.terms, path.rtt).max(1), 1.0))
-            }
+            Mode::Retransmit => self.retransmitted(&self.retransmission(attempts.max(1), 1.0), self.most()),
             Mode::Fec => self.coded(self.overhead()),
             Mode::Auto => self.auto(path),
         };
         self.plan
     }
 
+    /// Retransmission on a path of which nothing is known, or whose losses are few.
+    fn on_request(&self) -> Plan {
+        // The last request comes too late for another one: its answer may cost more.
+        Plan { retransmit_ppm: self.share(self.most()), copies: 2, coding: None }
+    }
+
     fn smooth(&mut self, path: &Path, since: Duration) {
         /// The time in which a measurement loses two thirds of its weight.
         const MEMORY_SECONDS: f64 = 4.0;
-        /// Packets that a measurement needs to count in full.
-        const ENOUGH_PACKETS: f64 = 2_000.0;
         /// The same of the first one: 300 packets that lose one are no sign of a lossy path.
         const FIRST_PACKETS: f64 = 300.0;
         let seconds = since.as_secs_f64();
         let packets = path.packets as f64;
         // What is known counts by the packets that it comes from: a path is lossy for a call of 50 packets a second after ten
-        // seconds, instead of a minute.
+        // seconds, instead of a minute. The first ones are all that is known, whatever the time.
         self.seen += packets;
         let enough = (packets / (FIRST_PACKETS + self.seen).min(ENOUGH_PACKETS)).min(1.0);
-        let weight = match self.measured {
-            None => enough,
-            Some(_) => enough.min(1.0 - (-seconds / MEMORY_SECONDS).exp()),
+        let weight = match self.measured.is_none() || self.seen < ENOUGH_PACKETS {
+            true => enough,
+            false => enough.min(1.0 - (-seconds / MEMORY_SECONDS).exp()),
         };
         let toward = |old: f64, new: f64, least: f64, most: f64| {
             let new = if new.is_finite() { new.clamp(least, most) } else { old };
@@ -193,6 +227,7 @@ impl Planner {
         }
         if seconds > 0.0 {
             self.per_second = match self.per_second {
+                _ if self.seen < ENOUGH_PACKETS => path.payloads as f64 / seconds,
                 0.0 => path.payloads as f64 / seconds,
                 _ => toward(self.per_second, path.payloads as f64 / seconds, 0.0, 1e9),
             };
@@ -200,7 +235,7 @@ impl Planner {
     }
 
     /// Repair gets weaker while there is a queue, and stronger again without one.
-    fn ease(&mut self, path: &Path, since: Duration) {
+    fn ease(&mut self, path: &Path, since: Duration, now: Instant) {
         /// The round trips in which held flows that hear of congestion make room, and at least this time.
         const ROUND_TRIPS: u32 = 12;
         const LEAST_TIME: Duration = Duration::from_millis(1_500);
@@ -213,7 +248,14 @@ impl Planner {
         }
         let is_pressed = match self.terms.order {
             Order::Hold => self.pressed > LEAST_TIME.max(path.rtt * ROUND_TRIPS),
-            Order::Asap => path.is_congested(),
+            Order::Asap => match self.strain.measure(path, self.most(), self.strength, since, now) {
+                Advice::Continue => path.is_congested(),
+                Advice::Stop => true,
+                Advice::Resume => {
+                    self.strength = 1.0;
+                    false
+                }
+            },
         };
         if is_pressed {
             self.strength = (self.strength - seconds).max(0.0);
@@ -225,12 +267,20 @@ impl Planner {
     /// What payloads get that are held in order: retransmission, which costs nothing until something is lost, and a code where payloads
     /// are so many that it is faster.
     fn held(&self, path: &Path) -> Plan {
+        /// The loss of a path of which little is known, and a window for the ten packets that a TCP begins with.
+        const NEW_LOSS: f64 = 0.01;
+        const NEW_WINDOW: f64 = 8.0;
         /// A code over fewer payloads costs more than it gives.
         const LEAST_WINDOW: f64 = 24.0;
-        // The last request comes too late for another one: its answer may cost more.
-        let plan = Plan { retransmit_ppm: self.share(self.most()), copies: 2, coding: None };
+        let plan = self.on_request();
         // Payloads of half a round trip.
         let window = self.window().min(self.per_second * path.rtt.as_secs_f64() / 2.0);
+        // The first losses would end the slow start of a TCP, and then it takes seconds to fill the path.
+        if self.seen < ENOUGH_PACKETS && self.terms.mode == Mode::Auto {
+            let window = window.max(NEW_WINDOW);
+            let overhead = overhead(window, self.loss.max(NEW_LOSS), self.burst, HELD_RESIDUAL);
+            return Plan { coding: self.coding(window, overhead), ..plan };
+        }
         match self.terms.mode == Mode::Auto && self.is_lossy && window >= LEAST_WINDOW {
             true => {
                 let overhead = overhead(window, self.loss, self.burst, HELD_RESIDUAL);
@@ -253,14 +303,18 @@ impl Planner {
             true => (path.rtt, 1.25),
             false => (path.rtt + path.rtt / 8, 0.8),
         };
-        let attempts = attempts(&self.terms, rtt);
+        let attempts = attempts(self.deadline, rtt);
         let (again, code, most) = (self.retransmission(attempts, favour), self.overhead(), self.most());
         let cheaper = again.is_enough && again.cost <= code * favour;
         self.retransmits = attempts > 0 && (code > most || cheaper);
         match self.retransmits {
             false => self.coded(code),
-            true if again.is_enough => self.retransmitted(&again),
-            true => Plan { coding: self.coded(most - again.cost).coding, ..self.retransmitted(&again) },
+            true if again.is_enough => self.retransmitted(&again, most),
+            true => {
+                // Losses come in runs, which have to be paid for, too.
+                let share = (1.3 * again.cost + 0.01).min(most);
+                Plan { coding: self.coded(most - share).coding, ..self.retransmitted(&again, share) }
+            }
         }
     }
 
@@ -270,6 +324,7 @@ impl Planner {
         const MOST_COPIES: u8 = 3;
         let loss = self.loss;
         let allowed = loss * RESIDUAL * favour;
+        let wanted = if attempts > 1 { loss * LAST_RESIDUAL } else { allowed };
         // A request travels twice, and is lost as easily as its answer. What has reached the sender costs bytes.
         let asked = 1.0 - loss * loss;
         let failed = (loss + loss * loss).min(1.0);
@@ -281,13 +336,13 @@ impl Planner {
         let left = |copies: u8| before_last * (loss.powf(independent(copies)) + loss * loss);
         let affordable =
             (2..=MOST_COPIES).take_while(|copies| cost(*copies) <= self.most()).last().unwrap_or(1);
-        let copies = (1..affordable).find(|copies| left(*copies) <= allowed).unwrap_or(affordable);
+        let copies = (1..affordable).find(|copies| left(*copies) <= wanted).unwrap_or(affordable);
         Retransmission { copies, is_enough: left(copies) <= allowed, cost: cost(copies) }
     }
 
-    fn retransmitted(&self, again: &Retransmission) -> Plan {
-        // Losses come in runs, which have to be paid for, too.
-        Plan { retransmit_ppm: self.share(1.3 * again.cost + 0.01), copies: again.copies, coding: None }
+    /// Retransmission that may cost this share.
+    fn retransmitted(&self, again: &Retransmission, share: f64) -> Plan {
+        Plan { retransmit_ppm: self.share(share), copies: again.copies, coding: None }
     }
 
     /// The repairs that a code needs in proportion to payloads.
@@ -303,15 +358,15 @@ impl Planner {
         let coding = Coding {
             window: window as u8,
             overhead_ppm: self.share(overhead),
-            age: self.terms.deadline,
-            silence: (self.terms.deadline / 8).max(Duration::from_millis(1)),
+            age: self.deadline,
+            silence: (self.deadline / 8).max(Duration::from_millis(1)),
         };
         (coding.overhead_ppm > 0).then_some(coding)
     }
 
     /// The payloads of a deadline: the first of them is of no use later.
     fn window(&self) -> f64 {
-        let fit = self.per_second * self.terms.deadline.as_secs_f64() * 0.95;
+        let fit = self.per_second * self.deadline.as_secs_f64() * 0.95;
         fit.clamp(2.0, MOST_WINDOW as f64)
     }
 
@@ -336,10 +391,10 @@ struct Retransmission {
 }
 
 /// How many requests fit before the deadline. A request and its answer take a round trip; the next one follows an eighth of it later.
-fn attempts(terms: &Terms, rtt: Duration) -> u32 {
+fn attempts(deadline: Duration, rtt: Duration) -> u32 {
     /// Batches and timers at both ends.
     const MARGIN: Duration = Duration::from_millis(4);
-    let time = terms.deadline.saturating_sub(MARGIN).as_secs_f64();
+    let time = deadline.saturating_sub(MARGIN).as_secs_f64();
     let rtt = rtt.as_secs_f64().max(1e-3);
     let first = if time >= rtt { 1.0 + (time - rtt) / (rtt * 1.125) } else { 0.0 };
     first.min(8.0) as u32

@@ -1,6 +1,9 @@
 //! Tests of the planner, in virtual time.
 
-use wire::clock::{Clock as _, ManualClock};
+use wire::{
+    clock::{Clock as _, ManualClock},
+    repair::Deadline,
+};
 
 use super::*;
 
@@ -14,7 +17,7 @@ struct Bench {
 
 impl Bench {
     fn new(means: Mode, deadline_ms: u64, loss: f64) -> Self {
-        let deadline = Duration::from_millis(deadline_ms);
+        let deadline = Deadline::Fixed(Duration::from_millis(deadline_ms));
         let terms = Terms { mode: means, deadline, max_overhead_ppm: 250_000, order: Order::Asap };
         let path = Path {
             loss,
@@ -24,6 +27,7 @@ impl Bench {
             congested: false,
             packets: 200,
             payloads: 200,
+            added: 0.0,
         };
         Self { planner: Planner::new(terms), clock: ManualClock::default(), path }
     }
@@ -215,13 +219,8 @@ fn quantiles_of_the_normal_distribution() {
 
 #[test]
 fn attempts_that_fit() {
-    let terms = Terms {
-        mode: Mode::Auto,
-        deadline: Duration::from_millis(200),
-        max_overhead_ppm: 0,
-        order: Order::Asap,
-    };
+    let deadline = Duration::from_millis(200);
     for (rtt_ms, fit) in [(0, 8), (20, 8), (50, 3), (80, 2), (190, 1), (197, 0)] {
-        assert_eq!(attempts(&terms, Duration::from_millis(rtt_ms)), fit, "{rtt_ms}");
+        assert_eq!(attempts(deadline, Duration::from_millis(rtt_ms)), fit, "{rtt_ms}");
     }
 }

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::repair::{Mode, Order, StreamNumber, Terms};
+use wire::repair::{Deadline, Mode, Order, StreamNumber, Terms};
 
 use super::{
     decoder::{Decoder, DecoderLimits, RepairOutcome},
@@ -43,6 +43,8 @@ pub struct Receiver {
     pub stream: StreamNumber,
     /// How payloads are repaired.
     pub terms: Terms,
+    /// How long a missing payload may still come.
+    pub(super) deadline: Duration,
     pub(super) sequencer: Sequencer,
     /// There is one while repair symbols come.
     decoder: Option<Box<Decoder>>,
@@ -61,15 +63,13 @@ impl Receiver {
         if !tables.grow(TABLE_BYTES) {
             return None;
         }
-        let limits = SequencerLimits {
-            deadline: terms.deadline,
-            held_packets: 1 << 16,
-            held_bytes: MOST_HELD_BYTES,
-            gaps: 512,
-        };
+        let deadline = terms.deadline.on(Duration::ZERO);
+        let limits =
+            SequencerLimits { deadline, held_packets: 1 << 16, held_bytes: MOST_HELD_BYTES, gaps: 512 };
         Some(Self {
             stream,
             terms,
+            deadline,
             sequencer: Sequencer::new(terms.order, limits, memory),
             decoder: None,
             symbol: None,
@@ -82,9 +82,25 @@ impl Receiver {
     /// The terms have changed; what waits goes by the new ones.
     pub fn set(&mut self, terms: Terms) {
         self.terms = terms;
-        self.sequencer.set(terms.order, terms.deadline);
+        if let Deadline::Fixed(deadline) = terms.deadline {
+            self.deadline = deadline;
+        }
+        self.set_times();
+    }
+
+    /// The path has this round trip now, or zero if nobody knows it.
+    pub fn follow(&mut self, rtt: Duration) {
+        let deadline = self.terms.deadline.on(rtt);
+        if deadline != self.deadline {
+            self.deadline = deadline;
+            self.set_times();
+        }
+    }
+
+    fn set_times(&mut self) {
+        self.sequencer.set(self.terms.order, self.deadline);
         if let Some(decoder) = &mut self.decoder {
-            decoder.set_times(terms.deadline, 2 * terms.deadline);
+            decoder.set_times(self.deadline, 2 * self.deadline);
         }
     }
 
@@ -170,8 +186,8 @@ impl Receiver {
 
     fn new_decoder(&self, payload_bytes: usize) -> Option<Box<Decoder>> {
         let limits = DecoderLimits {
-            deadline: self.terms.deadline,
-            age: 2 * self.terms.deadline,
+            deadline: self.deadline,
+            age: 2 * self.deadline,
             bytes: MOST_HELD_BYTES,
             equations: 64,
             payload_bytes: if payload_bytes <= USUAL_PAYLOAD { USUAL_PAYLOAD } else { MOST_PAYLOAD },

@@ -17,7 +17,7 @@ use super::{
     encoder::Encoder,
     gaps::Ask,
     memory::{RepairMemory, Reserved},
-    plan::{Path, Planner},
+    plan::{Path, Plan, Planner},
     sent::{Answer, Sent, SentLimits},
     signals::Signals,
     symbol::truncate,
@@ -82,6 +82,7 @@ impl PathCounts {
             congested: self.congested,
             packets,
             payloads,
+            added: 0.0,
         }
     }
 }
@@ -115,12 +116,18 @@ const TABLE_BYTES: usize = 4 << 10;
 /// The most that a stream keeps for repair; the memory of all streams of the peer is limited together.
 const MOST_KEPT_BYTES: usize = 64 << 20;
 
-/// Retransmissions of a stream that is held in order may cost this much before its payloads have paid for any.
-const HELD_ADVANCE_BYTES: usize = 32 << 10;
+/// Retransmissions may cost this much before a stream's payloads have paid for any.
+const ADVANCE_BYTES: usize = 64 << 10;
 
-/// Once the path has carried this number of packets without a loss, and changed the order of none, payloads that are held in order go
-/// without numbers: it then loses fewer than one in some ten thousand, and numbers would cost half a percent and more.
-const CLEAN_PACKETS: u64 = 20_000;
+/// Once the path has carried this number of packets without a loss, payloads go without numbers: it then loses fewer than one in some
+/// thousand, and numbers would cost half a percent and more.
+const CLEAN_PACKETS: u64 = 2_000;
+
+/// The same of a path that is lossy, and of payloads that are held in order, where the path must have changed the order of none either.
+const LONG_CLEAN_PACKETS: u64 = 20_000;
+
+/// After this time without a payload nobody knows what the path does now: the planner's memory is as long.
+const PAUSE: Duration = Duration::from_secs(4);
 
 /// The time between two looks at the path.
 const INTERVAL: Duration = Duration::from_millis(100);
@@ -143,12 +150,18 @@ pub struct Sender {
     /// By bucket: the number after that of its last payload.
     last: Box<[u64; 256]>,
     /// Until when payloads get numbers, whether something is repaired or not: the receiver may wait for some. `None` before the path was
-    /// looked at by the present terms.
+    /// looked at by the present terms, and after a pause.
     numbered_until: Option<Instant>,
+    /// When the last payloads were sent.
+    begun: Option<Instant>,
+    /// Whether they got numbers.
+    numbers: bool,
     measured: Option<(Instant, PathCounts)>,
     shortest: Option<Shortest>,
-    /// Payloads since then.
+    /// Payloads since then, their bytes where they had numbers, and those of what repaired them.
     payloads: u64,
+    payload_bytes: u64,
+    added_bytes: u64,
     /// The traffic class of the last packet with payloads.
     pub tos: u8,
     /// Whether the stream is on a lane, which tells the fate of each packet. A connection without lanes tells it late, and
@@ -167,22 +180,33 @@ impl Sender {
         if !tables.grow(TABLE_BYTES) {
             return None;
         }
-        let limits = SentLimits { packets: 1 << 16, bytes: MOST_KEPT_BYTES, age: terms.deadline };
+        // Until the round trip is known.
+        let age = terms.deadline.on(Duration::ZERO) + Duration::from_secs(1);
+        let limits = SentLimits { packets: 1 << 16, bytes: MOST_KEPT_BYTES, age };
+        let (mut sent, planner) = (Sent::new(limits, memory)?, Planner::new(terms));
+        if planner.plan.retransmit_ppm > 0 {
+            sent.set(planner.plan.retransmit_ppm, planner.plan.copies);
+            sent.advance(ADVANCE_BYTES);
+        }
         Some(Self {
             stream,
             terms,
-            sent: Sent::new(limits, memory)?,
+            sent,
             encoder: Encoder::default(),
-            planner: Planner::new(terms),
+            planner,
             signals: Signals::default(),
             unrepeated: None,
             clean: 0,
             reorders: false,
             last: Box::new([0; 256]),
             numbered_until: None,
+            begun: None,
+            numbers: false,
             measured: None,
             shortest: None,
             payloads: 0,
+            payload_bytes: 0,
+            added_bytes: 0,
             tos: 0,
             on_lane: false,
             symbol: Vec::new(),
@@ -202,14 +226,17 @@ impl Sender {
         if self.terms != *terms {
             self.terms = *terms;
             self.numbered_until = self.numbered_until.filter(|until| now < *until);
+            self.planner.set(*terms);
         }
+        self.resume(now);
         self.payloads += payloads as u64;
         if self.measured.is_none_or(|(at, _)| now.saturating_duration_since(at) >= INTERVAL)
             && let Some(counts) = path()
         {
             self.measure(counts, now);
         }
-        if !self.is_numbered(now) {
+        self.numbers = self.is_numbered(now);
+        if !self.numbers {
             return false;
         }
         // What has just been kept displaced payloads that could still be asked for.
@@ -220,19 +247,33 @@ impl Sender {
         true
     }
 
+    /// After a pause, some payloads get numbers whatever was known of the path.
+    fn resume(&mut self, now: Instant) {
+        let before = self.begun.replace(now);
+        if before.is_some_and(|before| now.saturating_duration_since(before) >= PAUSE) {
+            self.clean = self.clean.min(self.enough_clean() - CLEAN_PACKETS);
+            self.numbered_until = None;
+        }
+    }
+
+    /// How many packets without a loss end the numbers.
+    fn enough_clean(&self) -> u64 {
+        match self.terms.order {
+            Order::Hold => LONG_CLEAN_PACKETS,
+            Order::Asap if self.planner.is_lossy => LONG_CLEAN_PACKETS,
+            Order::Asap => CLEAN_PACKETS,
+        }
+    }
+
     fn measure(&mut self, counts: PathCounts, now: Instant) {
         let before = self.measured.replace((now, counts));
         let payloads = mem::take(&mut self.payloads);
         let least_rtt = self.shortest.get_or_insert_with(|| Shortest::new(now)).sample(counts.rtt, now);
-        if before.is_none() && !self.holds() {
-            return;
-        }
-        if before.is_none() {
-            self.sent.advance(HELD_ADVANCE_BYTES);
-        }
         self.reorders = counts.reordered > 0;
         let (_, before) = before.unwrap_or((now, counts));
         let mut path = counts.since(&before, payloads, least_rtt);
+        let (payload_bytes, added) = (mem::take(&mut self.payload_bytes), mem::take(&mut self.added_bytes));
+        path.added = added as f64 / payload_bytes.max(1) as f64;
         if self.holds() {
             path.congested |= self.signals.measure(&path, counts.lost.saturating_sub(before.lost), now);
             if !self.is_numbered(now) {
@@ -245,15 +286,26 @@ impl Sender {
         self.clean = if counts.lost > before.lost { 0 } else { self.clean + path.packets };
         self.encoder.set(plan.coding);
         self.sent.set(plan.retransmit_ppm, plan.copies);
-        self.sent.set_age(self.terms.deadline + 2 * counts.rtt);
-        let is_repaired = !plan.is_off() && (self.clean < CLEAN_PACKETS || plan.coding.is_some());
-        if is_repaired || self.keeps_order() {
-            self.numbered_until = Some(now + INTERVAL + 2 * self.terms.deadline + counts.rtt);
+        let deadline = self.planner.deadline;
+        self.sent.set_age(deadline + 2 * counts.rtt);
+        if self.is_repaired() || self.keeps_order() {
+            self.numbered_until = Some(now + INTERVAL + 2 * deadline + counts.rtt);
         }
     }
 
     fn is_numbered(&self, now: Instant) -> bool {
-        self.numbered_until.map_or_else(|| self.keeps_order(), |until| now < until)
+        self.numbered_until.map_or_else(|| self.is_repaired() || self.keeps_order(), |until| now < until)
+    }
+
+    /// Whether payloads get numbers so that they can be repaired.
+    fn is_repaired(&self) -> bool {
+        let Plan { retransmit_ppm, coding, .. } = self.planner.plan;
+        coding.is_some() || retransmit_ppm > 0 && self.clean < self.enough_clean()
+    }
+
+    /// What is done about the stream, as far as its payloads have numbers.
+    pub(super) fn plan(&self) -> Plan {
+        if self.numbers { self.planner.plan } else { Plan::OFF }
     }
 
     /// Whether payloads get numbers for their order alone. Where repair has stopped because the path is full, the next payloads
@@ -261,7 +313,7 @@ impl Sender {
     fn keeps_order(&self) -> bool {
         self.terms.order == Order::Hold
             && self.terms.mode != Mode::Off
-            && (self.reorders || self.clean < CLEAN_PACKETS)
+            && (self.reorders || self.clean < LONG_CLEAN_PACKETS)
             && !(self.holds() && self.planner.is_withdrawn())
     }
 
@@ -300,8 +352,10 @@ impl Sender {
         let Some((number, bytes)) = self.sent.repeat_last() else { return };
         let Some((distance, frame)) = bytes.split_first_chunk() else { return };
         let header = numbered(self.stream, number, u16::from_be_bytes(*distance));
+        let bytes = (header.as_slice().len() + frame.len()) as u64;
         self.counts.retransmitted += 1;
-        self.counts.extra_bytes += (header.as_slice().len() + frame.len()) as u64;
+        self.counts.extra_bytes += bytes;
+        self.added_bytes += bytes;
         send(header.as_slice(), frame);
     }
 
@@ -325,6 +379,7 @@ impl Sender {
         self.counts.numbered += 1;
         self.counts.extra_bytes += header as u64;
         let bytes = inner.len();
+        self.payload_bytes += bytes as u64;
         if self.sent.push(&frame[header - 2..], now).is_some() {
             self.encoder.sent(bytes, now);
             self.unrepeated = Some(now);
@@ -343,8 +398,10 @@ impl Sender {
         let repair = self.encoder.repair(&self.sent, now, &mut self.symbol)?;
         let context =
             Context::Repair { stream: self.stream, header: repair.encode(), payload_at: 0 }.encode();
+        let bytes = (context.as_slice().len() + self.symbol.len()) as u64;
         self.counts.symbols += 1;
-        self.counts.extra_bytes += (context.as_slice().len() + self.symbol.len()) as u64;
+        self.counts.extra_bytes += bytes;
+        self.added_bytes += bytes;
         Some((context, &self.symbol))
     }
 
@@ -361,9 +418,11 @@ impl Sender {
             };
             let Some((distance, frame)) = bytes.split_first_chunk() else { continue };
             let header = numbered(self.stream, number, u16::from_be_bytes(*distance));
+            let bytes = (header.as_slice().len() + frame.len()) as u64;
             for _ in 0..copies {
                 self.counts.retransmitted += 1;
-                self.counts.extra_bytes += (header.as_slice().len() + frame.len()) as u64;
+                self.counts.extra_bytes += bytes;
+                self.added_bytes += bytes;
                 send(header.as_slice(), frame);
             }
         }

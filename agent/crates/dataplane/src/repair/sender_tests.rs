@@ -1,6 +1,9 @@
 //! Tests of the sender's end of a stream, in virtual time.
 
-use wire::clock::{Clock as _, ManualClock};
+use wire::{
+    clock::{Clock as _, ManualClock},
+    repair::Deadline,
+};
 
 use super::*;
 
@@ -17,7 +20,7 @@ fn the_shortest_round_trip_is_that_of_the_last_minutes() {
 }
 
 #[test]
-fn payloads_get_numbers_while_the_path_loses_some() {
+fn payloads_get_numbers_until_the_path_is_known_and_while_it_loses_some() {
     let (clock, memory) = (ManualClock::default(), Arc::default());
     let terms = Terms { mode: Mode::Retransmit, ..Terms::OFF };
     let mut sender = Sender::new(StreamNumber(3), terms, &memory).expect("there is no limit");
@@ -28,8 +31,9 @@ fn payloads_get_numbers_while_the_path_loses_some() {
             (counts.acked + 1_000 - lost, counts.lost + lost, counts.runs + lost);
         sender.begin(&terms, 10, || Some(counts), clock.now())
     };
-    assert!(!(0..50).any(|_| run(&mut sender, 1)), "a loss of 0.1 % is none");
-    assert!((0..50).any(|_| run(&mut sender, 50)));
+    assert!((0..2).all(|_| run(&mut sender, 0)), "nothing is known of the path");
+    assert!((0..20).any(|_| !run(&mut sender, 0)), "it has carried 2,000 packets");
+    assert!(run(&mut sender, 1) && (0..50).all(|_| run(&mut sender, 1)), "it loses some");
     let mut frame = [12, 3, 0, 0, 0, 0, 0, 0, 2, 2, 0x68];
     for (number, distance) in [(0, 0), (1, 1), (2, 1)] {
         sender.number(&mut frame, 7, clock.now());
@@ -42,6 +46,24 @@ fn payloads_get_numbers_while_the_path_loses_some() {
     sender.answer(&ask, |header, frame| answers.push([header, frame].concat()));
     assert_eq!(answers[0], [12, 3, 0, 0, 0, 1, 0, 1, 2, 2, 0x68]);
     assert!((0..200).any(|_| !run(&mut sender, 0)), "and none any more when nothing is lost");
+    clock.advance(Duration::from_secs(4));
+    assert!(run(&mut sender, 0), "again after a pause");
+    assert!((0..20).any(|_| !run(&mut sender, 0)));
+}
+
+#[test]
+fn the_first_answers_need_no_credit_and_those_without_a_use_get_none() {
+    // 64 KiB, and 30 % of 100 payloads.
+    for (mode, answered) in [(Mode::Auto, 96), (Mode::Retransmit, 96), (Mode::Fec, 0)] {
+        let (clock, terms) = (ManualClock::default(), Terms { mode, ..Terms::OFF });
+        let mut sender = Sender::new(StreamNumber(3), terms, &Arc::default()).expect("there is no limit");
+        assert_eq!(sender.begin(&terms, 100, || None, clock.now()), mode != Mode::Fec);
+        let mut frame = vec![0; 8 + 1_000];
+        (0..100).for_each(|_| sender.number(&mut frame, 7, clock.now()));
+        let mut answers = 0;
+        sender.answer(&Ask { first: 0, count: 100, attempt: 0, last: false }, |_, _| answers += 1);
+        assert_eq!(answers, answered, "{mode:?}");
+    }
 }
 
 /// A stream that is held in order, on a path with a round trip of 40 ms.
@@ -113,7 +135,7 @@ fn held_payloads_have_numbers_whatever_repairs_them_and_before_anything_is_known
         let first = held.sender.begin(&held.terms, 10, || None, held.clock.now());
         assert_eq!(first, mode != Mode::Off, "{mode:?}");
         // The path is looked at every 100 ms, and not often enough for a short deadline.
-        held.terms.deadline = Duration::from_millis(5);
+        held.terms.deadline = Deadline::Fixed(Duration::from_millis(5));
         for _ in 0..90 {
             assert_eq!(held.run(200, 0), mode != Mode::Off, "{mode:?}, {on_lane}");
             held.clock.advance(Duration::from_millis(95));

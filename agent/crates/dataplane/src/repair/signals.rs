@@ -110,7 +110,16 @@ mod tests {
 
     fn path(queue_ms: u64, packets: u64) -> Path {
         let queue_delay = Duration::from_millis(queue_ms);
-        Path { loss: 0.0, burst: 1.0, rtt: RTT, queue_delay, congested: false, packets, payloads: packets }
+        Path {
+            loss: 0.0,
+            burst: 1.0,
+            rtt: RTT,
+            queue_delay,
+            congested: false,
+            packets,
+            payloads: packets,
+            added: 0.0,
+        }
     }
 
     #[test]

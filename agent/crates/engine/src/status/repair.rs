@@ -8,12 +8,14 @@ use crate::status::{Word, rate::longest};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RepairStatus {
-    /// "plain" (nothing is lost, or packets queue on the path), "retransmit", "fec", "both", "unable" (the peer cannot repair) or
+    /// "plain" (nothing was lost lately, or packets queue on the path), "retransmit", "fec", "both", "unable" (the peer cannot repair) or
     /// "disconnected": what we do now about what we send.
     pub state: Word,
+    /// How long a missing payload may come later than the one after it, at the lane where that is longest; `None` before there are any.
+    pub deadline_seconds: Option<f64>,
     /// Payloads that were sent and are to be repaired.
     pub sent: u64,
-    /// Those of them that got numbers, because the path lost some then.
+    /// Those of them that got numbers, because the path lost some lately or was not known well.
     pub numbered: u64,
     /// Those of them that did not, because there was no memory to keep them.
     pub without_memory: u64,
@@ -73,6 +75,7 @@ impl RepairStatus {
         }
         add!(self, other; sent, numbered, without_memory, retransmitted, symbols, unanswered, received, missing, came_again,
             recovered, given_up, duplicate, late, payload_bytes, extra_bytes, missed_micros, malformed);
+        self.deadline_seconds = longest(self.deadline_seconds, other.deadline_seconds);
         self.added_delay_p50_seconds = longest(self.added_delay_p50_seconds, other.added_delay_p50_seconds);
         self.added_delay_p99_seconds = longest(self.added_delay_p99_seconds, other.added_delay_p99_seconds);
         self.bytes = self.bytes.max(other.bytes);

@@ -341,9 +341,11 @@ impl LaneHost {
             (Some(_), false, true) => 4,
             (Some(_), true, true) => 5,
         };
+        let deadline = streams.iter().filter_map(|streams| streams.deadline()).max();
         let delays = LaneRepair::delays(streams, now);
         Some(RepairStatus {
             state: RepairStatus::STATES[state].into(),
+            deadline_seconds: deadline.map(|deadline| deadline.as_secs_f64()),
             sent: sent.payloads,
             numbered: sent.numbered,
             without_memory: sent.without_memory + received.without_memory,

@@ -210,6 +210,8 @@ type PacketRepair struct {
 	DeadlineMS     uint32
 	MaxOverheadPPM uint32
 	Hold           bool
+	// PathDeadline says that the deadline follows the path's round trip; DeadlineMS is for ends that do not know it.
+	PathDeadline bool
 }
 
 // PresharedKeys replaces the proofs of the sender's hello.
@@ -744,6 +746,8 @@ func (p *PacketRepair) set(f field) error {
 		return integerInto(f, &p.MaxOverheadPPM)
 	case 4:
 		return f.boolInto(&p.Hold)
+	case 5:
+		return f.boolInto(&p.PathDeadline)
 	}
 	return nil
 }
@@ -755,7 +759,8 @@ func (p *PacketRepair) append(b []byte) []byte {
 	b = appendInteger(b, 1, uint64(p.Mode))
 	b = appendInteger(b, 2, uint64(p.DeadlineMS))
 	b = appendInteger(b, 3, uint64(p.MaxOverheadPPM))
-	return appendBool(b, 4, p.Hold)
+	b = appendBool(b, 4, p.Hold)
+	return appendBool(b, 5, p.PathDeadline)
 }
 
 func (p *PacketRepair) check() error {

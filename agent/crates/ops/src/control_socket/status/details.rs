@@ -169,8 +169,9 @@ fn repair_received(repair: &RepairStatus) -> String {
     let share_missing = or_dash(repair.missing_share.map(share));
     let delays = [repair.added_delay_seconds, repair.added_delay_p50_seconds, repair.added_delay_p99_seconds];
     let [delay, median, p99] = delays.map(wait);
+    let deadline = wait(repair.deadline_seconds);
     format!(
-        "lost {missing} ({share_missing}), {came_again} came again, {recovered} from symbols, {given_up} given up, {late} late, \
+        "lost {missing} ({share_missing}), {came_again} came again, {recovered} from symbols, {given_up} given up after {deadline}, {late} late, \
          {duplicate} twice, delay {delay} ({median} median, {p99} p99 of all)"
     )
 }

@@ -207,6 +207,7 @@ func messages() cases {
 	}
 	ok("packet_repair in order, within the shortest time", repair(3, 5, 300_000, hold), "packet_repair")
 	ok("packet_repair within the longest time, with the most overhead", repair(3, 2_000, 2_000_000, hold), "packet_repair")
+	ok("packet_repair with a deadline that follows the path", repair(3, 200, 300_000, num(5, 1)), "packet_repair")
 	ok("packet_repair without overhead", str(14, x(num(1, 1), num(2, 200))), "packet_repair")
 	ok("packet_repair: off", str(14, ""), "packet_repair")
 	add("packet_repair: off, whatever else it says", repair(0, 1, 2_000_001, hold), accept, "packet_repair", str(14, ""))
