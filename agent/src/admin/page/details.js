@@ -106,7 +106,8 @@ function facts(peer) {
   const rates = peer.rates ?? {};
   const { queue, rate, repair, streams, tcp, lane_packets: packets } = peer;
   const speed = (size, number) => (size === undefined ? dash : `${bits(size)}, ${count(Math.round(number))}/s`);
-  const limit = rate && `${bits(rate.bits_per_second / 8)} (${rate.from}), wait ${wait(rate.delay_p50_seconds)} median, ${wait(rate.delay_p99_seconds)} p99`;
+  const size = rate && (rate.from === "no_queue" ? "none" : bits(rate.bits_per_second / 8));
+  const limit = rate && `${size} (${rate.from}), wait ${wait(rate.delay_p50_seconds)} median, ${wait(rate.delay_p99_seconds)} p99`;
   const congestion = streams && `${streams.congestion}, ${plural(streams.connections, "connection")}, window ${bytes(streams.window_bytes)}`;
   return [
     ["State", peer.state, peer.state === "connected" ? "good" : "warn"],

@@ -7,7 +7,7 @@ use crate::status::Word;
 /// The limit on what is sent to a peer, and the wait that it causes.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct RateStatus {
-    /// The limit in force, in bits a second of IP packets; 0 for none that would limit anything.
+    /// The limit in force, in bits a second of IP packets. With [`RateFrom::NoQueue`] it limits nothing: [`RateStatus::limit`].
     pub bits_per_second: u64,
     /// Where it comes from: a label of [`RateFrom`].
     pub from: Word,
@@ -26,8 +26,7 @@ pub struct RateStatus {
 pub struct AutoRateStatus {
     /// What the control law does: a label of [`Phase`](dataplane::rate::auto::Phase).
     pub phase: Word,
-    /// What the path takes, when last seen full, or the highest rate that did not fill it; in bits a second of IP packets. 0 if neither
-    /// is known.
+    /// What the path takes, when last seen full, or the highest rate that did not fill it; in bits a second of IP packets.
     pub capacity_bits_per_second: u64,
     /// What arrived at the peer in the last half second, in bits a second of IP packets.
     pub delivered_bits_per_second: u64,
@@ -65,6 +64,12 @@ wire::labelled! {
 }
 
 impl RateStatus {
+    /// The limit, in bits a second of IP packets; `None` if there is none that limits anything.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        (self.from != RateFrom::NoQueue.label()).then_some(self.bits_per_second)
+    }
+
     /// Adds the queue of another worker. Waits are those of the worker where they are longest.
     pub(super) fn add(&mut self, other: &Self) {
         self.delay_p50_seconds = longest(self.delay_p50_seconds, other.delay_p50_seconds);

@@ -479,10 +479,9 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
         (false, Some(_), None) => RateFrom::Unmeasured,
         (false, Some(_), Some(measured)) => reason_of(measured, rate.unwrap_or(0)),
     };
-    let is_known = from != RateFrom::NoQueue;
     let auto = measured.filter(|_| is_owner).map(|Measured { phase, figures, .. }| AutoRateStatus {
         phase: phase.label().into(),
-        capacity_bits_per_second: if is_known { 8 * figures.capacity } else { 0 },
+        capacity_bits_per_second: 8 * figures.capacity,
         delivered_bits_per_second: 8 * figures.delivered,
         queue_delay_seconds: figures.queue_delay.as_secs_f64(),
         path_loss_share: figures.path_loss,
@@ -490,7 +489,7 @@ fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateSt
         reports: figures.reports,
     });
     Some(RateStatus {
-        bits_per_second: if is_known { 8 * rate.unwrap_or(0) } else { 0 },
+        bits_per_second: 8 * rate.unwrap_or(0),
         from: from.label().into(),
         delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
         delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),

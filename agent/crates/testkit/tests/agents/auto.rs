@@ -455,7 +455,7 @@ fn reloads_between_a_number_auto_and_nothing_lose_no_datagram() {
     let auto = bed.pair.entry_toml.clone();
     for (line, from) in [
         ("rate = \"15Mbit\"", Some("configured")),
-        (AUTO, Some("measured")),
+        (AUTO, Some("no_queue")),
         ("", None),
         ("rate = \"auto\"\nrate_max = \"12Mbit\"", Some("ceiling")),
     ] {

@@ -1,8 +1,8 @@
 //! One peer in full, and one lane.
 
 use crate::control_socket::status::{
-    AutoRateStatus, LaneDetails, LanePackets, LaneStatus, PeerStatus, RateStatus, RepairStatus, Status,
-    StreamsStatus, TcpServiceStatus,
+    LaneDetails, LanePackets, LaneStatus, PeerStatus, RateStatus, RepairStatus, Status, StreamsStatus,
+    TcpServiceStatus,
     page::{Facts, Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
@@ -115,7 +115,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     facts.add("TCP carried", carried(peer.tcp.uplink_bytes, peer.tcp.downlink_bytes));
     facts.add("waiting", format!("{waiting} datagrams, {waiting_bytes}, the oldest for {oldest}"));
     facts.add("rate limit", or_dash(peer.rate.as_ref().map(rate_limit)));
-    facts.add("path", or_dash(peer.rate.as_ref().and_then(|rate| rate.auto.as_ref()).map(measured_path)));
+    facts.add("path", or_dash(peer.rate.as_ref().and_then(measured_path)));
     facts.add("repair", or_dash(peer.repair.as_ref().map(repair_sent)));
     facts.add("repaired", or_dash(peer.repair.as_ref().map(repair_received)));
     facts.add("lanes up", peer.lanes_up);
@@ -131,26 +131,24 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
 /// The limit on what is sent, where it comes from, and the wait that it causes.
 fn rate_limit(rate: &RateStatus) -> String {
     let RateStatus { from, marked, .. } = rate;
-    let limit = match rate.bits_per_second {
-        0 => "none".to_owned(),
-        limit => bits(limit as f64 / 8.0),
-    };
+    let limit = rate.limit().map_or_else(|| "none".to_owned(), |limit| bits(limit as f64 / 8.0));
     let [median, p99] = [rate.delay_p50_seconds, rate.delay_p99_seconds].map(wait);
     format!("{limit} ({from}), wait {median} median, {p99} p99, {marked} marked")
 }
 
 /// What an automatic rate follows from.
-fn measured_path(auto: &AutoRateStatus) -> String {
+fn measured_path(rate: &RateStatus) -> Option<String> {
+    let auto = rate.auto.as_ref()?;
     let rates = [auto.capacity_bits_per_second, auto.delivered_bits_per_second];
     let [capacity, delivered] = rates.map(|rate| bits(rate as f64 / 8.0));
     let (phase, queue, lost) =
         (&auto.phase, short_time(auto.queue_delay_seconds), share(auto.path_loss_share));
-    let capacity = match auto.capacity_bits_per_second {
-        0 => "no standing queue was found".to_owned(),
-        _ => format!("takes {capacity}"),
+    let capacity = match rate.limit() {
+        None => "no standing queue was found".to_owned(),
+        Some(_) => format!("takes {capacity}"),
     };
     let congested = if auto.congested { ", congested" } else { "" };
-    format!("{phase}, {capacity}, delivered {delivered}, queue {queue}, {lost} lost{congested}")
+    Some(format!("{phase}, {capacity}, delivered {delivered}, queue {queue}, {lost} lost{congested}"))
 }
 
 /// What is done about payloads that we send, and what it costs.
