@@ -264,7 +264,7 @@ impl Lane {
     /// `start` is the largest. Neither counts below 1200. To be called once the path is validated, and again when it has moved.
     pub fn start_mtu_search(&mut self, max: usize, start: usize) {
         let size = |bytes: usize| bytes.min(MAX_PACKET_LEN) as u16;
-        self.sent.forget_mtu_probe();
+        self.sent.forget_mtu_probes();
         self.mtu.start(size(max), size(start));
     }
 
@@ -274,6 +274,13 @@ impl Lane {
     #[inline]
     pub fn max_packet(&self) -> usize {
         self.mtu.current.into()
+    }
+
+    /// Whether [`max_packet`](Self::max_packet) is what the path was found to carry. If not, what it carries is known about a
+    /// round trip later: after the start, and after the path has turned out to carry less than before.
+    #[inline]
+    pub fn is_mtu_measured(&self) -> bool {
+        self.mtu.measured
     }
 
     /// Capacity that the next [`poll_transmit`](Self::poll_transmit) can use: [`TRANSMIT_CAPACITY`], or more for an MTU probe.
@@ -300,7 +307,9 @@ impl Lane {
     /// Does what has become due; [`poll_transmit`](Self::poll_transmit) is to follow. Early calls do nothing.
     pub fn handle_timeout(&mut self, now: Instant) {
         self.received.on_timeout(now);
-        self.mtu.on_timeout(now);
+        let mtu = self.mtu.current;
+        let is_black_hole = self.mtu.on_timeout(now);
+        self.note_mtu(mtu, is_black_hole, now);
         if self.sent.loss_time.is_some_and(|at| at <= now) {
             let lost = self.sent.detect_losses(now, &self.rtt, self.recorder.as_deref_mut());
             self.stats.count_lost(lost);
@@ -454,14 +463,20 @@ impl Lane {
     fn judge_mtu(&mut self, acked: Volume, now: Instant) {
         self.mtu.on_packets_lost(self.sent.take_largest_lost());
         self.mtu.on_packets_acked(acked);
-        if let Some(fate) = self.sent.take_mtu_fate() {
-            let old = self.mtu.current;
+        while let Some((size, fate)) = self.sent.take_mtu_fate() {
+            let mtu = self.mtu.current;
             self.stats.mtu_probes_lost += u64::from(fate == Fate::Lost);
-            self.stats.black_holes += u64::from(self.mtu.on_settled(fate, now));
-            let new = self.mtu.current;
-            if let Some(recorder) = self.recorder.as_deref_mut().filter(|_recorder| old != new) {
-                recorder.note(Event::Mtu { old, new }, now);
-            }
+            let is_black_hole = self.mtu.on_settled(size, fate, now);
+            self.note_mtu(mtu, is_black_hole, now);
+        }
+    }
+
+    /// The largest packet was `old` bytes until now.
+    fn note_mtu(&mut self, old: u16, is_black_hole: bool, now: Instant) {
+        self.stats.black_holes += u64::from(is_black_hole);
+        let new = self.mtu.current;
+        if let Some(recorder) = self.recorder.as_deref_mut().filter(|_recorder| old != new) {
+            recorder.note(Event::Mtu { old, new }, now);
         }
     }
 

@@ -1,22 +1,26 @@
 //! The largest packet that the path carries, found by probing (DPLPMTUD, RFC 8899) and confirmed when packets are lost.
 //!
 //! Sizes are bytes of UDP payload: of whole packets. A probe is a packet of PING and PADDING of the size in question, of its
-//! own and expendable; there is one in flight at most.
+//! own and expendable.
 //!
 //! ```text
-//!            start
-//!   Off ────────────► Searching ── limit − current ≤ 8 ──► Found
-//!                     ▲  │   ▲                              │  │
-//!                     │  │   └───── after 600 s, if below ──┘  │
-//!                     │  │          the maximum                │
-//!                     │  └── probe acked: current = size       │
-//!                     │      3 probes lost: limit = size − 1   │
-//!                     │                                        │
-//!                     └──── black hole: current = 1200, ◄──────┘
-//!                           limit = what failed − 1     (while searching, too)
+//!           start
+//!   Off ────────────► Burst ── all that matter have come back ──► Searching ── limit − current ≤ 8 ──► Found
+//!                     ▲  ▲     current = largest acked            │  ▲   ▲                             │  │
+//!                     │  │                                        │  │   └─ after 600 s, if below ─────┘  │
+//!                     │  └── start again: the path has moved      │  │      the maximum                   │
+//!                     │                                           │  └─ probe acked: current = size       │
+//!                     │                                           │     3 probes lost: limit = size − 1   │
+//!                     └──── black hole: current = 1200, ◄─────────┴───────────────────────────────────────┘
+//!                           limit = what failed − 1
 //! ```
 //!
-//! A search tries the maximum first, as most paths carry it, then what IPv6 needs, then halves what is left.
+//! The *burst* is what makes the size known after one round trip: probes of the sizes that are usual, at most 8 packets, largest
+//! first, so that those that arrive tell which of those before them were lost. Each of them says what one probe says, so a size
+//! is only ruled out when it and the next two above it were lost. Then the search goes on with one probe at a time: what the
+//! burst has lost once, the maximum, and halves of what is left.
+//!
+//! A path that has moved keeps the size of the path before until the burst says otherwise.
 //!
 //! Beside that a loss above the base makes the current size *suspect*: it is probed itself, at most every 200 ms.
 //!
@@ -46,6 +50,14 @@ const STEP: u16 = 8;
 /// The packet around an IPv6 packet of the least MTU that IPv6 asks of a link, 1280 bytes (RFC 8200 §5), in the payload format of
 /// docs/wire-format.md: a path that carries just that is told from one that does not.
 const LANDMARK: u16 = 1311;
+/// The largest packets of paths that are usual, the most usual first: MTUs of 1500, 1480 (an IPv6 header more), 1460, 1420
+/// (WireGuard) and 1400 (LTE, VPNs), less 28 bytes over IPv4 or 48 over IPv6.
+const USUAL: [u16; 7] = [1472, 1452, 1432, 1392, 1352, 1412, 1372];
+/// The probes of a burst: the maximum, five usual sizes, the landmark, the base.
+const RUNGS: usize = 8;
+/// The time for which a burst waits for probes that are merely late, once all that matter were lost: jitter of ±10 ms lets one
+/// packet come 20 ms after another (our choice).
+const GRACE: Duration = Duration::from_millis(20);
 /// When a larger size is tried again (RFC 8899 §5.1.1, PMTU_RAISE_TIMER).
 const RAISE_AFTER: Duration = Duration::from_secs(600);
 /// From a lost probe to the next: three of them outlast a burst of losses in a queue that is full (our choice).
@@ -59,10 +71,13 @@ const TRUST: Duration = Duration::from_millis(200);
 pub(crate) struct MtuSearch {
     /// The largest packet to send; in [`Phase::Off`] the base.
     pub(crate) current: u16,
+    /// Whether `current` is what the path was found to carry, rather than what is sent until that is known.
+    pub(crate) measured: bool,
     /// The largest size that is probed.
     max: u16,
     phase: Phase,
-    in_flight: Option<Probe>,
+    /// The probe in flight, with its size; those of a burst aside.
+    in_flight: Option<(Probe, u16)>,
     /// The time before which no probe is sent.
     not_before: Option<Instant>,
     /// The largest packet that was lost since the current size was last confirmed; 0 for none.
@@ -71,11 +86,14 @@ pub(crate) struct MtuSearch {
     unconfirmed: u8,
     /// The current size is not probed before.
     trusted_until: Option<Instant>,
+    /// What a burst has found, while the current size, which is larger, is suspect because of it; else 0.
+    proven: u16,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Off,
+    Burst(Burst),
     /// `size` is probed, and was `lost` times; nothing above `limit` gets through.
     Searching {
         limit: u16,
@@ -88,9 +106,29 @@ enum Phase {
     },
 }
 
+/// Several sizes that are probed at once.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Burst {
+    /// Nothing above gets through.
+    limit: u16,
+    /// The sizes, largest first; 0 for none.
+    rungs: [u16; RUNGS],
+    fates: [Rung; RUNGS],
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Rung {
+    Unsent,
+    InFlight,
+    Acked,
+    Lost,
+}
+
 /// The question that a probe of the path MTU answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Probe {
+    /// Does the path carry one of the sizes that are probed at once?
+    Burst,
     /// Does the path carry this larger size?
     Search,
     /// Does the path still carry the current size?
@@ -102,6 +140,57 @@ enum Probe {
 pub(crate) enum Fate {
     Acked,
     Lost,
+    /// Acknowledged after it was taken for lost.
+    Late,
+}
+
+impl Burst {
+    /// All usual sizes above the base that are at most `limit`; `None` if there are none. `limit` is one of them unless it is
+    /// only what is left of a size that failed.
+    fn new(limit: u16, max: u16) -> Option<Self> {
+        let mut rungs = [0; RUNGS];
+        let top = (limit == max).then_some(max);
+        let below = USUAL.into_iter().filter(|size| *size <= limit && *size < max).take(RUNGS - 3);
+        let landmark = (LANDMARK <= limit && LANDMARK < max).then_some(LANDMARK);
+        let sizes = top.into_iter().chain(below).chain(landmark).filter(|size| *size > BASE);
+        let count = rungs.iter_mut().zip(sizes).map(|(rung, size)| *rung = size).count();
+        if count == 0 {
+            return None;
+        }
+        rungs[count] = BASE;
+        rungs.sort_unstable_by(|one, other| other.cmp(one));
+        Some(Self { limit, rungs, fates: [Rung::Unsent; RUNGS] })
+    }
+
+    fn sizes(&self) -> impl DoubleEndedIterator<Item = (u16, Rung)> {
+        self.rungs.into_iter().zip(self.fates).filter(|(size, _)| *size > 0)
+    }
+
+    fn next(&self) -> Option<u16> {
+        self.sizes().find(|(_, fate)| *fate == Rung::Unsent).map(|(size, _)| size)
+    }
+
+    fn set(&mut self, size: u16, fate: Rung) {
+        if let Some(index) = self.rungs.iter().position(|rung| *rung == size) {
+            self.fates[index] = fate;
+        }
+    }
+
+    /// The largest size that got through; 0 for none.
+    fn acked(&self) -> u16 {
+        self.sizes().find(|(_, fate)| *fate == Rung::Acked).map_or(0, |(size, _)| size)
+    }
+
+    /// The sizes above [`Burst::acked`], smallest first.
+    fn above(&self) -> impl Iterator<Item = (u16, Rung)> {
+        let acked = self.acked();
+        self.sizes().rev().filter(move |(size, _)| *size > acked)
+    }
+
+    /// Whether nothing that comes back can change what it has found, but for what was taken for lost too early.
+    fn is_over(&self) -> bool {
+        self.above().all(|(_, fate)| fate == Rung::Lost)
+    }
 }
 
 impl MtuSearch {
@@ -109,6 +198,7 @@ impl MtuSearch {
     pub(crate) const fn new() -> Self {
         Self {
             current: BASE,
+            measured: false,
             max: BASE,
             phase: Phase::Off,
             in_flight: None,
@@ -116,25 +206,26 @@ impl MtuSearch {
             suspect: 0,
             unconfirmed: 0,
             trusted_until: None,
+            proven: 0,
         }
     }
 
-    /// Searches upwards from `start`, which is used from now on, to `max`. Both are at least the base.
+    /// Searches from `start`, which is used from now on, to `max`; both are at least the base. If that is a new start, because
+    /// the path has moved, `start` is not relied on.
     pub(crate) fn start(&mut self, max: u16, start: u16) {
         let max = max.max(BASE);
         let current = start.clamp(BASE, max);
-        let phase = if current < max {
-            Phase::Searching { limit: max, size: max, lost: 0 }
-        } else {
-            Phase::Found { raise_at: None }
-        };
-        *self = Self { current, max, phase, ..Self::new() };
+        let has_moved = self.phase != Phase::Off;
+        let burst = Burst::new(max, max).filter(|_| has_moved || current < max);
+        let measured = burst.is_none() || has_moved && self.measured;
+        let phase = burst.map_or(Phase::Found { raise_at: None }, Phase::Burst);
+        *self = Self { current, measured, max, phase, ..Self::new() };
     }
 
     /// Whether larger sizes are being tried.
     pub(crate) fn is_searching(&self) -> bool {
         match self.phase {
-            Phase::Searching { .. } => true,
+            Phase::Burst(_) | Phase::Searching { .. } => true,
             Phase::Off | Phase::Found { .. } => false,
         }
     }
@@ -155,37 +246,60 @@ impl MtuSearch {
             return None;
         }
         match self.phase {
-            Phase::Searching { .. } => self.not_before,
+            Phase::Burst(_) | Phase::Searching { .. } => self.not_before,
             Phase::Found { .. } if self.suspect > 0 => self.not_before.max(self.trusted_until),
             Phase::Off | Phase::Found { .. } => None,
         }
     }
 
-    /// Ends the waits that are over; a probe may be due.
-    pub(crate) fn on_timeout(&mut self, now: Instant) {
-        self.not_before = self.not_before.filter(|at| *at > now);
+    /// Ends the waits that are over; a probe may be due. True if the path has become a black hole for the current size.
+    pub(crate) fn on_timeout(&mut self, now: Instant) -> bool {
         self.trusted_until = self.trusted_until.filter(|at| *at > now);
+        if self.not_before.is_none_or(|at| at > now) {
+            return false;
+        }
+        self.not_before = None;
+        match self.phase {
+            Phase::Burst(burst) if burst.is_over() => self.conclude(&burst, now),
+            Phase::Burst(_) | Phase::Off | Phase::Searching { .. } | Phase::Found { .. } => false,
+        }
     }
 
     /// The probe that was due has been sent.
     pub(crate) fn on_sent(&mut self, now: Instant) {
-        self.in_flight = self.wanted(now).map(|(probe, _size)| probe);
-        if let (Some(Probe::Search), Phase::Found { .. }) = (self.in_flight, self.phase) {
+        let Some((probe, size)) = self.wanted(now) else { return };
+        if let (Probe::Burst, Phase::Burst(burst)) = (probe, &mut self.phase) {
+            burst.set(size, Rung::InFlight);
+            return;
+        }
+        self.in_flight = Some((probe, size));
+        if let (Probe::Search, Phase::Found { .. }) = (probe, self.phase) {
             self.phase = Phase::Searching { limit: self.max, size: self.max, lost: 0 };
         }
     }
 
-    /// The probe in flight has been settled; true if the path has become a black hole for the current size.
-    pub(crate) fn on_settled(&mut self, fate: Fate, now: Instant) -> bool {
-        match (self.in_flight.take(), fate) {
-            (Some(Probe::Search), Fate::Acked) => {
+    /// A probe of `size` bytes has been settled; true if the path has become a black hole for the current size.
+    pub(crate) fn on_settled(&mut self, size: u16, fate: Fate, now: Instant) -> bool {
+        if let Phase::Burst(burst) = &mut self.phase {
+            burst.set(size, if fate == Fate::Lost { Rung::Lost } else { Rung::Acked });
+            let burst = *burst;
+            return self.look_at(&burst, now);
+        }
+        // What a burst has left does not matter any more.
+        let Some((probe, _)) = self.in_flight.take_if(|(_, probed)| *probed == size && fate != Fate::Late)
+        else {
+            return false;
+        };
+        match (probe, fate == Fate::Lost) {
+            (Probe::Search, false) => {
                 self.not_before = None;
                 if let Phase::Searching { limit, size, .. } = self.phase {
                     self.current = size;
+                    self.measured = true;
                     self.narrow(limit, now);
                 }
             }
-            (Some(Probe::Search), Fate::Lost) => {
+            (Probe::Search, true) => {
                 self.not_before = Some(now + PAUSE);
                 if let Phase::Searching { limit, size, lost } = self.phase {
                     if lost + 1 < MAX_PROBES {
@@ -195,12 +309,12 @@ impl MtuSearch {
                     }
                 }
             }
-            (Some(Probe::Confirm), Fate::Acked) => {
+            (Probe::Confirm, false) => {
                 self.trust();
                 self.not_before = None;
                 self.trusted_until = Some(now + TRUST);
             }
-            (Some(Probe::Confirm), Fate::Lost) => {
+            (Probe::Confirm, true) => {
                 self.not_before = Some(now + PAUSE);
                 // Else packets of that size got through meanwhile.
                 if self.suspect > 0 {
@@ -211,7 +325,49 @@ impl MtuSearch {
                     }
                 }
             }
-            (None, Fate::Acked | Fate::Lost) => {}
+            (Probe::Burst, _) => {}
+        }
+        false
+    }
+
+    /// Ends a burst that has told all; what was lost may be late.
+    fn look_at(&mut self, burst: &Burst, now: Instant) -> bool {
+        if !burst.is_over() {
+            self.not_before = None;
+            return false;
+        }
+        if burst.above().next().is_none() {
+            return self.conclude(burst, now);
+        }
+        self.not_before = self.not_before.or(Some(now + GRACE));
+        false
+    }
+
+    /// Takes the largest size that got through for what the path carries; true if it is less than the current one.
+    fn conclude(&mut self, burst: &Burst, now: Instant) -> bool {
+        let acked = burst.acked();
+        let mut lost = burst.above().map(|(size, _)| size);
+        let least_lost = lost.next();
+        let limit = lost.nth(1).map_or(burst.limit, |third| third - 1);
+        let is_smaller = burst.above().filter(|(size, _)| *size <= self.current).count();
+        self.not_before = least_lost.map(|_| now + PAUSE);
+        if acked == 0 {
+            self.phase = Phase::Searching { limit: burst.limit, size: burst.limit, lost: 0 };
+        } else if acked < self.current && is_smaller < usize::from(MAX_PROBES) {
+            self.suspect = self.current;
+            self.unconfirmed = is_smaller as u8;
+            self.proven = acked;
+            self.narrow(limit, now);
+        } else {
+            let fell = acked < self.current;
+            self.current = acked;
+            self.trust();
+            self.measured = true;
+            match least_lost {
+                Some(size) if size <= limit => self.phase = Phase::Searching { limit, size, lost: 1 },
+                Some(_) | None => self.narrow(limit, now),
+            }
+            return fell;
         }
         false
     }
@@ -236,15 +392,20 @@ impl MtuSearch {
     fn trust(&mut self) {
         self.suspect = 0;
         self.unconfirmed = 0;
+        self.proven = 0;
+        self.measured |= !matches!(self.phase, Phase::Burst(_));
     }
 
     /// The probe that is to be sent as soon as one may be.
     fn wanted(&self, now: Instant) -> Option<(Probe, u16)> {
+        if let Phase::Burst(burst) = self.phase {
+            return burst.next().map(|size| (Probe::Burst, size));
+        }
         if self.suspect > 0 && self.trusted_until.is_none_or(|at| at <= now) {
             return Some((Probe::Confirm, self.current));
         }
         match self.phase {
-            Phase::Off => None,
+            Phase::Off | Phase::Burst(_) => None,
             Phase::Searching { size, .. } => Some((Probe::Search, size)),
             Phase::Found { raise_at } => {
                 raise_at.filter(|at| *at <= now).map(|_due| (Probe::Search, self.max))
@@ -254,10 +415,13 @@ impl MtuSearch {
 
     /// Nothing above `limit` gets through: searches on between the current size and that.
     fn narrow(&mut self, limit: u16, now: Instant) {
-        let left = limit - self.current;
-        self.phase = if self.current < LANDMARK && LANDMARK <= limit {
+        let left = limit.saturating_sub(self.current);
+        self.phase = if left > 0 && limit == self.max {
+            Phase::Searching { limit, size: limit, lost: 0 }
+        } else if self.current < LANDMARK && LANDMARK <= limit {
             Phase::Searching { limit, size: LANDMARK, lost: 0 }
         } else if left <= STEP {
+            self.measured = true;
             Phase::Found { raise_at: (self.current < self.max).then(|| now + RAISE_AFTER) }
         } else {
             Phase::Searching { limit, size: self.current + left.div_ceil(2), lost: 0 }
@@ -266,10 +430,17 @@ impl MtuSearch {
 
     /// The current size does not get through any more.
     fn fall(&mut self, now: Instant) {
-        let failed = self.current;
+        let (limit, proven) = (self.current - 1, self.proven);
         self.trust();
-        self.current = BASE;
-        self.narrow(failed - 1, now);
+        self.current = proven.max(BASE);
+        match Burst::new(limit, self.max).filter(|_| proven == 0) {
+            Some(burst) => {
+                self.measured = false;
+                self.not_before = None;
+                self.phase = Phase::Burst(burst);
+            }
+            None => self.narrow(limit, now),
+        }
     }
 }
 

@@ -41,17 +41,30 @@ impl Sim {
         size <= self.mtu && (word ^ (word >> 31)) % 100 >= self.lost_percent
     }
 
-    /// Sends the probe that is due, and lets its round trip pass; false if none is.
+    /// Sends the probes that are due, and lets their round trip pass; false if none is.
     fn probe(&mut self) -> bool {
-        let Some(size) = self.search.due(self.now) else { return false };
-        self.search.on_sent(self.now);
-        assert_eq!(self.search.due(self.now + RAISE_AFTER), None, "one at a time");
+        let mut sent = Vec::new();
+        while let Some(size) = self.search.due(self.now) {
+            self.search.on_sent(self.now);
+            sent.push(size);
+        }
+        if sent.is_empty() {
+            return false;
+        }
+        assert!(sent.len() <= RUNGS && sent.is_sorted_by(|one, other| one > other), "{sent:?}");
+        assert_eq!(self.search.due(self.now + RAISE_AFTER), None, "no more at a time");
         assert_eq!(self.search.timeout(), None, "the probe's own timers run");
-        self.probes += 1;
+        self.probes += sent.len() as u32;
         self.now += RTT;
-        let fate = if self.carries(size) { Fate::Acked } else { Fate::Lost };
-        self.black_holes += u32::from(self.search.on_settled(fate, self.now));
+        for size in sent {
+            let fate = if self.carries(size) { Fate::Acked } else { Fate::Lost };
+            self.black_holes += u32::from(self.search.on_settled(size, fate, self.now));
+        }
         true
+    }
+
+    fn on_timeout(&mut self) {
+        self.black_holes += u32::from(self.search.on_timeout(self.now));
     }
 
     /// Probes until nothing is to be done without traffic.
@@ -62,9 +75,18 @@ impl Sim {
             }
             let Some(at) = self.search.timeout() else { return };
             self.now = self.now.max(at);
-            self.search.on_timeout(self.now);
+            self.on_timeout();
         }
         panic!("a search without end: {:?}", self.search);
+    }
+
+    /// Lets the burst that is due, and what follows from it, come to an end.
+    fn burst(&mut self) {
+        assert!(self.probe());
+        if let Phase::Burst(_) = self.search.phase {
+            self.now = self.search.timeout().unwrap();
+            self.on_timeout();
+        }
     }
 
     /// Sends a packet of the current size, and tells its fate.
@@ -92,9 +114,9 @@ proptest! {
         let mut sim = Sim::new(mtu, max, from.min(mtu));
         sim.settle();
         sim.assert_found(max);
-        // The maximum, then one size for each halving.
-        let sizes = 1 + u32::from(max).ilog2();
-        prop_assert!(sim.probes <= sizes * u32::from(MAX_PROBES), "{} probes", sim.probes);
+        // The burst, the maximum, two sizes that it lost, then one for each halving.
+        let sizes = 3 + u32::from(max).ilog2();
+        prop_assert!(sim.probes <= RUNGS as u32 + sizes * u32::from(MAX_PROBES), "{} probes", sim.probes);
         prop_assert_eq!((sim.black_holes, sim.search.due(sim.now)), (0, None));
     }
 
@@ -127,11 +149,145 @@ proptest! {
 }
 
 #[test]
-fn the_maximum_is_tried_first_and_one_probe_finds_it() {
+fn one_round_trip_finds_the_maximum() {
     let mut sim = Sim::new(1500, 1452, BASE);
-    assert_eq!(sim.search.due(sim.now), Some(1452));
+    let began = sim.now;
     sim.settle();
-    assert_eq!((sim.search.current, sim.probes), (1452, 1));
+    assert_eq!((sim.search.current, sim.search.measured), (1452, true));
+    assert_eq!((sim.probes as usize, sim.now - began), (RUNGS, RTT));
+}
+
+#[test]
+fn one_round_trip_finds_the_usual_size_below_what_the_path_carries() {
+    for (max, mtu, found) in [
+        (1452, 1451, 1432),
+        (1452, 1400, 1392),
+        (1452, 1372, 1372),
+        (1452, 1352, 1352),
+        (1452, 1311, 1311),
+        (1452, 1310, BASE),
+        (1472, 1464, 1452),
+        (1400, 1400, 1400),
+        (1400, 1399, 1392),
+        (8972, 8971, 1472),
+        (65_507, 1452, 1452),
+        (1300, 1299, BASE),
+    ] {
+        let mut sim = Sim::new(mtu, max, BASE);
+        assert!(!sim.search.measured);
+        let began = sim.now;
+        sim.burst();
+        assert_eq!((sim.search.current, sim.search.measured), (found, true), "{mtu} of {max}");
+        assert!(sim.now - began <= RTT + GRACE && sim.probes as usize <= RUNGS);
+        sim.settle();
+        sim.assert_found(max);
+    }
+}
+
+#[test]
+fn a_probe_that_is_lost_while_a_larger_one_arrives_says_nothing() {
+    let mut search = MtuSearch::new();
+    search.start(1452, BASE);
+    let now = start();
+    while search.due(now).is_some() {
+        search.on_sent(now);
+    }
+    for size in [BASE, 1311, 1352, 1372, 1392, 1412, 1432] {
+        search.on_settled(size, Fate::Lost, now);
+        assert!(!search.measured);
+    }
+    search.on_settled(1452, Fate::Acked, now);
+    assert_eq!(
+        (search.current, search.measured, search.phase),
+        (1452, true, Phase::Found { raise_at: None })
+    );
+    // What comes late of it is of no use.
+    search.on_settled(1432, Fate::Late, now);
+    assert_eq!((search.current, search.phase), (1452, Phase::Found { raise_at: None }));
+}
+
+#[test]
+fn probes_of_a_burst_that_are_merely_late_count_if_they_come_within_the_grace() {
+    let mut search = MtuSearch::new();
+    search.start(1452, BASE);
+    let now = start();
+    while search.due(now).is_some() {
+        search.on_sent(now);
+    }
+    for (size, fate) in [(1392, Fate::Acked), (1452, Fate::Lost), (1432, Fate::Lost), (1412, Fate::Lost)] {
+        search.on_settled(size, fate, now);
+    }
+    assert_eq!((search.timeout(), search.measured), (Some(now + GRACE), false));
+    search.on_settled(1432, Fate::Late, now);
+    search.on_timeout(now + GRACE);
+    assert_eq!((search.current, search.measured), (1432, true));
+    // The maximum alone was lost: that is tried again before anything.
+    assert_eq!(search.phase, Phase::Searching { limit: 1452, size: 1452, lost: 1 });
+}
+
+#[test]
+fn after_a_burst_of_which_nothing_arrives_the_search_goes_on_with_the_maximum() {
+    let mut sim = Sim::new(1452, 1452, BASE);
+    sim.lost_percent = 100;
+    sim.burst();
+    assert_eq!((sim.search.current, sim.search.measured), (BASE, false), "nobody is told anything");
+    sim.lost_percent = 0;
+    sim.settle();
+    assert_eq!((sim.search.current, sim.search.measured, sim.probes as usize), (1452, true, RUNGS + 1));
+}
+
+#[test]
+fn a_path_that_has_moved_is_measured_in_one_round_trip_and_the_size_before_holds_until_then() {
+    for (mtu, found, black_holes) in [(1452, 1452, 0), (1392, 1392, 1), (1311, 1311, 1), (1250, BASE, 1)] {
+        let mut sim = Sim::new(1452, 1452, 1452);
+        sim.settle();
+        assert_eq!((sim.probes, sim.search.measured), (0, true));
+        sim.mtu = mtu;
+        sim.search.start(1452, sim.search.current);
+        assert_eq!((sim.search.current, sim.search.measured), (1452, true));
+        let began = sim.now;
+        sim.burst();
+        assert_eq!((sim.search.current, sim.search.measured, sim.black_holes), (found, true, black_holes));
+        assert!(sim.now - began <= RTT + GRACE);
+        sim.settle();
+        sim.assert_found(1452);
+    }
+}
+
+/// One or two probes may be lost by chance: what is in use falls only after three.
+#[test]
+fn a_path_that_carries_a_little_less_after_it_has_moved_falls_to_what_the_burst_has_found() {
+    let mut sim = Sim::new(1452, 1452, 1452);
+    sim.mtu = 1440;
+    sim.search.start(1452, 1452);
+    sim.burst();
+    assert_eq!((sim.search.current, sim.search.suspect, sim.search.unconfirmed), (1452, 1452, 1));
+    let began = sim.now;
+    while sim.black_holes == 0 {
+        sim.now = sim.search.timeout().unwrap_or(sim.now);
+        sim.on_timeout();
+        sim.probe();
+    }
+    assert_eq!((sim.search.current, sim.search.measured), (1432, true));
+    assert!(sim.now - began <= 2 * (RTT + PAUSE));
+    sim.settle();
+    sim.assert_found(1452);
+}
+
+#[test]
+fn a_burst_that_loses_one_in_ten_packets_is_seldom_wrong_for_long() {
+    let (mut below, mut far_below, mut below_at_last) = (0, 0, 0);
+    for seed in 0..1000 {
+        let mut sim = Sim::new(1452, 1452, BASE);
+        (sim.lost_percent, sim.random) = (10, seed << 20);
+        sim.burst();
+        below += u32::from(sim.search.current < 1452);
+        far_below += u32::from(sim.search.current < 1412);
+        sim.settle();
+        below_at_last += u32::from(sim.search.current < 1452 - 2 * STEP);
+    }
+    assert!((70..130).contains(&below) && far_below <= 5, "{below} {far_below}");
+    assert!(below_at_last <= 5, "{below_at_last}");
 }
 
 #[test]
@@ -154,10 +310,12 @@ fn a_black_hole_is_found_within_three_probes_and_the_current_size_falls_to_what_
         sim.now = sim.search.timeout().unwrap_or(sim.now);
         assert!(sim.probe());
     }
-    assert_eq!((sim.search.current, sim.probes), (BASE, 3));
+    assert_eq!((sim.search.current, sim.search.measured, sim.probes), (BASE, false, 3));
     assert_eq!(sim.now - changed, 3 * RTT + 2 * PAUSE);
     // What was under way is lost now, and says nothing new.
     sim.search.on_packets_lost(1452);
+    sim.burst();
+    assert!(sim.search.measured);
     sim.settle();
     assert_eq!((sim.search.current, sim.black_holes), (1297, 1));
 }
@@ -205,7 +363,7 @@ fn random_losses_rarely_look_like_a_black_hole() {
         let mut seconds_below = 0;
         for millis in 0..3_600_000_u32 {
             sim.now += Duration::from_millis(1);
-            sim.search.on_timeout(sim.now);
+            sim.on_timeout();
             if !smaller_get_through {
                 sim.send();
             } else if !sim.carries(BASE) {

@@ -3,9 +3,11 @@
 //! * `ranges.rs`: the packet numbers received, as few ranges
 //! * `received.rs`: when an ACK is due, and the ACK
 //! * `sent.rs`: the packets in flight; what an ACK, or the lack of one, tells of them
+//! * `probes.rs`: the packets among them that probe the path's MTU
 //! * `rtt.rs`: the round-trip time, and the delays that follow from it
 //! * `rate.rs`: how fast packets get through
 
+mod probes;
 mod ranges;
 mod rate;
 mod received;

@@ -3,6 +3,7 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
+use super::probes::MtuProbes;
 use super::rate::DeliveryRate;
 use super::{Rtt, Volume};
 use crate::{
@@ -66,10 +67,7 @@ pub(crate) struct SentWindow {
     pub(crate) loss_time: Option<Instant>,
     /// Probes sent since an ACK last acknowledged something new.
     pub(crate) probes: u32,
-    /// The packet number of the MTU probe in flight.
-    mtu_probe: Option<u64>,
-    /// The outcome of the last MTU probe, until it is taken.
-    mtu_fate: Option<Fate>,
+    mtu_probes: MtuProbes,
     /// Bytes of the largest packet lost since that was last taken, MTU probes aside.
     largest_lost: u16,
     /// The number after the packet that was declared lost last.
@@ -131,8 +129,7 @@ impl SentWindow {
             waiting_since: None,
             loss_time: None,
             probes: 0,
-            mtu_probe: None,
-            mtu_fate: None,
+            mtu_probes: MtuProbes::new(),
             largest_lost: 0,
             after_lost: 0,
             loss_runs: 0,
@@ -216,11 +213,7 @@ impl SentWindow {
                 rtt.sample(ring.records.at(ack.largest).age(ring.origin, now), ack.delay);
             }
         }
-        if let Some(number) = self.mtu_probe
-            && ack.ranges().any(|range| range.contains(&number))
-        {
-            self.settle_mtu_probe(Fate::Acked);
-        }
+        self.mtu_probes.on_ack(ack);
         outcome.lost = self.detect_losses(now, rtt, recorder);
         outcome
     }
@@ -246,31 +239,26 @@ impl SentWindow {
 
     /// Notes that the packet recorded last is an MTU probe: its loss is no packet's loss, and its fate is to be asked for.
     pub(crate) fn mtu_probe_sent(&mut self) {
-        self.mtu_probe = self.next.checked_sub(1);
+        if let (Some(number), Some(ring)) = (self.next.checked_sub(1), self.ring.as_deref()) {
+            self.mtu_probes.sent(number, ring.records.at(number).bytes);
+        }
     }
 
-    /// Takes the outcome of the last MTU probe.
+    /// Takes the outcome of an MTU probe, with its size.
     #[inline]
-    pub(crate) fn take_mtu_fate(&mut self) -> Option<Fate> {
-        self.mtu_fate.take()
+    pub(crate) fn take_mtu_fate(&mut self) -> Option<(u16, Fate)> {
+        self.mtu_probes.take()
     }
 
-    /// From now on the MTU probe is a packet like any other.
-    pub(crate) fn forget_mtu_probe(&mut self) {
-        self.mtu_probe = None;
-        self.mtu_fate = None;
+    /// From now on the MTU probes are packets like any other.
+    pub(crate) fn forget_mtu_probes(&mut self) {
+        self.mtu_probes = MtuProbes::new();
     }
 
     /// Bytes of the largest packet that was lost since this was last asked; 0 for none.
     #[inline]
     pub(crate) fn take_largest_lost(&mut self) -> u16 {
         std::mem::take(&mut self.largest_lost)
-    }
-
-    #[cold]
-    fn settle_mtu_probe(&mut self, fate: Fate) {
-        self.mtu_probe = None;
-        self.mtu_fate = Some(fate);
     }
 
     /// When the packet of this number was sent, as long as that is remembered.
@@ -300,18 +288,15 @@ impl SentWindow {
             return outcome;
         };
         let Ring { origin, records, in_flight, lost, first: _ } = ring;
-        let mut mtu_probe_lost = self
-            .mtu_probe
-            .is_some_and(|number| number < unsettled.start && number + PACKET_THRESHOLD <= largest_acked);
+        self.mtu_probes.lose_below(unsettled.start.min((largest_acked + 1).saturating_sub(PACKET_THRESHOLD)));
         let mut lose = |number: u64, rule| {
             let bytes = records.at(number).bytes;
             self.in_flight.remove(bytes);
-            let mtu_probe = self.mtu_probe == Some(number);
+            let mtu_probe = self.mtu_probes.lose(number);
             if let Some(recorder) = recorder.as_deref_mut() {
                 recorder.note(Event::Lost { number, bytes, rule, mtu_probe }, now);
             }
             if mtu_probe {
-                mtu_probe_lost = true;
                 return;
             }
             lost.insert(number);
@@ -339,9 +324,6 @@ impl SentWindow {
             }
         }
         self.oldest = ring.first_unsettled(unsettled);
-        if mtu_probe_lost {
-            self.settle_mtu_probe(Fate::Lost);
-        }
         outcome
     }
 

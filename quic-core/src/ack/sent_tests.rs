@@ -346,7 +346,7 @@ fn an_mtu_probe_that_a_full_window_forgot_is_lost_once_later_packets_arrived() {
     assert_eq!(sender.ack(&[2..=2]).lost, packets(0));
     assert_eq!(sender.window.take_mtu_fate(), None, "by as few as two packets it may be late");
     sender.ack(&[3..=3]);
-    assert_eq!(sender.window.take_mtu_fate(), Some(MtuFate::Lost));
+    assert_eq!(sender.window.take_mtu_fate(), Some((BYTES, MtuFate::Lost)));
     assert_eq!(sender.window.take_mtu_fate(), None);
 }
 
@@ -357,20 +357,20 @@ fn an_mtu_probe_has_a_fate_of_its_own_until_it_is_forgotten() {
         sender.send(1);
         sender.window.mtu_probe_sent();
         if forgotten {
-            sender.window.forget_mtu_probe();
+            sender.window.forget_mtu_probes();
         }
         sender.send(4);
         let outcome = sender.ack(&[4..=4]);
         let lost = if forgotten { 2 } else { 1 };
         assert_eq!(outcome.lost, packets(lost), "packet 1, and the probe if it is one no more");
-        assert_eq!(sender.window.take_mtu_fate(), (!forgotten).then_some(MtuFate::Lost));
+        assert_eq!(sender.window.take_mtu_fate(), (!forgotten).then_some((BYTES, MtuFate::Lost)));
         assert_eq!((sender.window.take_largest_lost(), sender.window.take_largest_lost()), (BYTES, 0));
     }
     let mut sender = Sender::new();
     sender.send(1);
     sender.window.mtu_probe_sent();
     sender.ack(&[0..=0]);
-    sender.window.forget_mtu_probe();
+    sender.window.forget_mtu_probes();
     assert_eq!(sender.window.take_mtu_fate(), None, "a fate that was not asked for is forgotten, too");
 }
 

@@ -37,7 +37,7 @@ fn traffic(net: &mut Net, time: Duration) {
 }
 
 #[test]
-fn one_probe_finds_the_maximum_and_an_idle_lane_runs_no_timer() {
+fn one_round_trip_finds_the_maximum_and_an_idle_lane_runs_no_timer() {
     let mut net = net(1500, CLEAN);
     net.lanes[0].start_mtu_search(1452, 1200);
     assert_eq!(net.lanes[0].transmit_capacity(net.now), 1452);
@@ -46,9 +46,10 @@ fn one_probe_finds_the_maximum_and_an_idle_lane_runs_no_timer() {
         Ok(None),
         "too short for it"
     );
+    assert!(!net.lanes[0].is_mtu_measured());
     net.run(ms(1000));
-    assert_eq!(net.lanes[0].max_packet(), 1452);
-    assert_eq!((net.lanes[0].stats().mtu_probes_sent, net.lanes[0].stats().mtu_probes_lost), (1, 0));
+    assert_eq!((net.lanes[0].max_packet(), net.lanes[0].is_mtu_measured()), (1452, true));
+    assert_eq!((net.lanes[0].stats().mtu_probes_sent, net.lanes[0].stats().mtu_probes_lost), (8, 0));
     net.assert_idle();
 }
 
@@ -89,6 +90,28 @@ fn a_path_that_shrinks_under_traffic_is_followed_within_a_second_and_grows_again
     traffic(&mut net, ms(500));
     assert_eq!(net.lanes[0].max_packet(), 1452);
     assert_eq!(net.lanes[0].stats().lost_packets, lost);
+}
+
+#[test]
+fn the_path_is_known_a_round_trip_after_the_start_and_after_a_move() {
+    for (mtu, found) in [(1452, 1452), (1400, 1392), (1200, 1200)] {
+        let mut net = net(mtu, CLEAN);
+        let rtt = 2 * CLEAN.delay;
+        net.lanes[0].start_mtu_search(1452, 1200);
+        net.run(rtt * 5 / 4 + ms(30));
+        assert_eq!((net.lanes[0].max_packet(), net.lanes[0].is_mtu_measured()), (found, true), "{mtu}");
+        net.run(ms(5000));
+        net.mtu = 1311;
+        let before = net.lanes[0].max_packet();
+        net.lanes[0].start_mtu_search(1452, before);
+        assert_eq!((net.lanes[0].max_packet(), net.lanes[0].is_mtu_measured()), (before, true));
+        net.run(rtt * 5 / 4 + ms(30));
+        assert_eq!(net.lanes[0].max_packet(), 1311, "{mtu}");
+        assert_eq!(net.lanes[0].stats().black_holes, u64::from(mtu > 1311));
+        assert_eq!(net.lanes[0].stats().lost_packets, 0);
+        net.run(ms(5000));
+        net.assert_idle();
+    }
 }
 
 #[test]
@@ -154,7 +177,8 @@ fn a_path_that_moved_is_searched_anew() {
     net.flush();
     net.lanes[0].start_mtu_search(1452, 1300);
     net.run(ms(1000));
-    assert_eq!((net.lanes[0].max_packet(), net.lanes[0].stats().mtu_probes_sent), (1452, 2));
-    assert_eq!(net.lanes[1].stats().opened_packets, 2);
+    // Six sizes up to 1400, then eight.
+    assert_eq!((net.lanes[0].max_packet(), net.lanes[0].stats().mtu_probes_sent), (1452, 14));
+    assert_eq!(net.lanes[1].stats().opened_packets, 14);
     net.assert_idle();
 }

@@ -58,6 +58,12 @@ pub struct Link {
     pub pool: Pool,
     /// The largest packet to the peer on any of its lanes, in bytes of UDP payload.
     pub budget: usize,
+    /// Whether `budget` is what the lanes' paths were found to carry, rather than what is sent until that is known.
+    pub measured: bool,
+    /// The most that may come of measuring, in bytes of UDP payload.
+    pub ceiling: usize,
+    /// Whether IP packets that may fit wait until the paths have been measured, for the first time.
+    pub holds: bool,
     /// The frames for the control connection, at the session owner in standard mode: one of the ends has no lanes.
     pub plain: Option<Plain>,
     /// Whether the session is in standard mode, so that its owner alone reaches the peer.
@@ -78,7 +84,7 @@ pub struct Link {
     pub knows_aborts: bool,
     /// Whether the peer keeps to what it is told about how far it may send on streams.
     pub keeps_credit: bool,
-    /// The time from which `budget` is relied on: until then a search for the path's MTU may be under way.
+    /// The time from which `budget` is relied on even if it is not `measured`.
     pub settles_at: Instant,
     /// The reasons to suspect this session.
     pub suspicions: Suspicions,
@@ -204,13 +210,30 @@ pub struct TooLarge {
     pub wanted: bool,
 }
 
-/// How long after a peer connected its packet budget is not relied on. Where the path carries less than the most, the search of
-/// a lane ends within 2 s at a round trip of 40 ms (testkit/tests/agents/mtu.rs).
+/// How long after a peer connected its packet budget is not relied on unless its lanes have measured their paths, which takes
+/// them a round trip. In standard mode nothing says when the search of the control connection has ended.
 pub const SETTLE_TIME: Duration = Duration::from_secs(3);
 
-/// How long after a path has shrunk its packet budget is not relied on: the search starts again from the smallest size, which
-/// must not be reported to anyone.
+/// The same after a path has shrunk: the search starts again from the smallest size, which must not be reported to anyone.
 pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
+
+/// How large an IP packet to a peer may be, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// What fits into one packet to the peer now.
+    pub fits: u16,
+    /// What may fit once its path has been measured: senders of larger packets are told this. The same as `fits` from then on.
+    pub may_fit: u16,
+}
+
+impl Link {
+    /// Whether an IP packet of `bytes` bytes, which fits into no packet yet, is to wait because it may soon.
+    #[must_use]
+    pub fn holds_back(&self, bytes: usize, is_repaired: bool, now: Instant) -> bool {
+        let needs = bytes + INNER_OVERHEAD + if is_repaired { REPAIR_OVERHEAD } else { 0 };
+        self.holds && now < self.settles_at && (self.budget + 1..=self.ceiling).contains(&needs)
+    }
+}
 
 impl PeerData {
     /// Whether `context` opens a flow of the peer, which has used up its allowance of openings.
@@ -240,17 +263,27 @@ impl PeerData {
         }
     }
 
-    /// The largest IP packet that fits into one packet to the peer, at most `most` bytes; `None` while it is not connected, or
-    /// its path has not been measured yet: nobody should be told to send less because of that.
+    /// How large an IP packet to the peer may be, at most `most` bytes; `None` while it is not connected.
     #[inline]
     #[must_use]
-    pub fn inner_mtu(&self, most: u16, now: Instant) -> Option<u16> {
+    pub fn room(&self, most: u16, now: Instant) -> Option<Room> {
         let link = self.link.as_ref()?;
         // Whether anything is lost just now makes no difference to the MTU.
         let reserve = if self.packet_repair().is_some() { REPAIR_OVERHEAD } else { 0 };
-        let fits = u16::try_from(link.budget.saturating_sub(INNER_OVERHEAD + reserve)).unwrap_or(u16::MAX);
-        let settled = fits >= most || now >= link.settles_at;
-        settled.then(|| fits.min(most))
+        let inside = |packet: usize| {
+            let bytes = packet.saturating_sub(INNER_OVERHEAD + reserve);
+            u16::try_from(bytes).unwrap_or(u16::MAX).min(most)
+        };
+        let settled = link.measured || now >= link.settles_at;
+        let fits = inside(link.budget);
+        Some(Room { fits, may_fit: if settled { fits } else { inside(link.ceiling).max(fits) } })
+    }
+
+    /// The largest IP packet that fits into one packet to the peer, at most `most` bytes; `None` while it is not connected, or
+    /// its path has not been measured yet: nobody should be told to send less because of that.
+    #[must_use]
+    pub fn inner_mtu(&self, most: u16, now: Instant) -> Option<u16> {
+        self.room(most, now).filter(|room| room.fits == room.may_fit).map(|room| room.fits)
     }
 
     /// A number for the peer's process, in which its flow numbers are valid; 0 before the first connection.

@@ -66,7 +66,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             return;
         }
         let range = packet.range.start..packet.range.start + view.len;
-        let most = state.inner_mtu(tun.most_mtu, self.now);
+        let most = state.room(tun.most_mtu, self.now).map(|room| room.may_fit);
         let (_, buffer) = batch.buffer_mut(slot);
         let inner = &mut buffer[range.clone()];
         if !same_ecn {

@@ -28,7 +28,7 @@ use crate::{
     },
     hand_off::Outgoing,
     lanes::{Lanes, Payloads, PushError, Underlays},
-    peer::PeerTable,
+    peer::{PeerTable, Room},
     relay::{Belongs, DropReason, PacketClass, Stripes},
 };
 
@@ -110,16 +110,16 @@ impl<P: PeerTable> IpUplink<'_, P> {
         vnet: &VnetHeader,
         peer: PeerId,
     ) -> Option<PeerId> {
-        let most = self.peers.data(peer)?.inner_mtu(self.tun.most_mtu, self.now);
-        if let Some(mtu) = most {
-            if mss::clamp(packet, view, mtu, vnet.needs_checksum) {
+        let room = self.peers.data(peer)?.room(self.tun.most_mtu, self.now);
+        if let Some(Room { fits, may_fit }) = room {
+            if mss::clamp(packet, view, may_fit, vnet.needs_checksum) {
                 self.tun.totals.mss_clamped += 1;
             }
-            if self.fragments(packet, view, vnet, peer, mtu) {
+            if self.fragments(packet, view, vnet, peer, fits) {
                 return Some(peer);
             }
         }
-        self.carry(packet, view, vnet, peer, most)
+        self.carry(packet, view, vnet, peer, room.map(|room| room.may_fit))
     }
 
     /// Cuts IPv4 packets that are too large, if their sender allows that, and takes the fragments; false if nothing was done.
@@ -167,7 +167,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
         self.tun.fragment = fragment;
     }
 
-    /// Takes a packet, or several in one, for `peer`, who can be sent IP packets of `most` bytes if that is known.
+    /// Takes a packet, or several in one, for `peer`, who may be sent IP packets of `most` bytes if that is known.
     fn carry(
         &mut self,
         packet: &mut [u8],
@@ -234,7 +234,7 @@ impl Uplink<'_> {
         self.repair = class.repair_class();
         let (header, marks) = (context(class), Marks { tos: class.tos, ..self.marks() });
         let lane = self.stripe(class.bucket());
-        let sent = if self.relay.sends_at_once() {
+        let sent = if self.relay.sends_at_once() && !self.holds_back(cut.largest()) {
             let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
             self.seal_packets(lane, &payloads, |outgoing, worker, place| {
                 outgoing.packets(worker, place, header, cut, marks);
@@ -285,6 +285,9 @@ impl Uplink<'_> {
     /// Sends IP packets that waited; returns how many were dealt with.
     pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
         self.repair = class.repair_class();
+        if self.holds_back(segment.min(data.len())) {
+            return 0;
+        }
         let (header, marks) = (context(class), Marks { tos: class.tos, ..self.marks() });
         let given = class
             .lane
@@ -334,6 +337,12 @@ impl Uplink<'_> {
             }
         }
         count
+    }
+
+    /// Whether an IP packet of `bytes` bytes is to wait until it is known that it does not fit.
+    fn holds_back(&self, bytes: usize) -> bool {
+        let is_repaired = self.repair.is_some();
+        self.link.as_deref().is_some_and(|link| link.holds_back(bytes, is_repaired, self.now))
     }
 
     /// The lane for the packets of a bucket.

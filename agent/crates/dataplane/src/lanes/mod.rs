@@ -107,6 +107,15 @@ impl LaneState {
 /// Bytes that may be sent to an address that is not validated, for each byte that came from it (RFC 9000 §8.1).
 pub const AMPLIFICATION_LIMIT: usize = 3;
 
+/// The largest packet that a path carries, or those of all lanes do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PathPacket {
+    /// Its bytes of UDP payload.
+    pub bytes: usize,
+    /// Whether that was found out, rather than what is sent until it is.
+    pub measured: bool,
+}
+
 #[derive(Debug)]
 pub struct LaneSlot {
     /// The lane's keys, packet numbers and windows.
@@ -149,7 +158,7 @@ pub struct LaneSlot {
     /// How often its path changed.
     moves: u64,
     /// The largest packet that its own search last found; `None` before the search began.
-    path_packet: Option<usize>,
+    path_packet: Option<PathPacket>,
     /// The streams of payloads that are repaired; made with the first of them.
     pub repair: Option<Box<LaneRepair>>,
 }
@@ -289,25 +298,25 @@ impl LaneSlot {
 
     /// Starts the search for the MTU of a validated path, from the budget, or from what the path before it carried.
     pub fn search_mtu(&mut self) {
-        let start = self.path_packet.unwrap_or(self.packet_budget);
+        let start = self.path_packet.map_or(self.packet_budget, |found| found.bytes);
         self.core.start_mtu_search(self.largest_packet, start);
     }
 
     /// The largest packet that its path carries, in bytes of UDP payload, if that has changed. A smaller one applies at once.
     #[inline]
-    pub fn take_path_packet(&mut self) -> Option<usize> {
-        let bytes = self.core.max_packet();
-        if !self.is_up() || self.path_packet == Some(bytes) {
+    pub fn take_path_packet(&mut self) -> Option<PathPacket> {
+        let found = PathPacket { bytes: self.core.max_packet(), measured: self.core.is_mtu_measured() };
+        if !self.is_up() || self.path_packet == Some(found) {
             return None;
         }
-        self.path_packet = Some(bytes);
-        self.packet_budget = self.packet_budget.min(bytes);
-        Some(bytes)
+        self.path_packet = Some(found);
+        self.packet_budget = self.packet_budget.min(found.bytes);
+        Some(found)
     }
 
     /// Applies the packet size of all of the peer's lanes, unless this path carries less.
     pub fn set_budget(&mut self, bytes: usize) {
-        self.packet_budget = self.path_packet.map_or(bytes, |own| own.min(bytes));
+        self.packet_budget = self.path_packet.map_or(bytes, |own| own.bytes.min(bytes));
     }
 
     /// When [`LaneSlot::on_timeout`] is to be called.

@@ -10,7 +10,7 @@ use std::time::Instant;
 use gate::preshared::PresharedKey;
 use quic_core::ConnectionId;
 
-use crate::lanes::{DRAIN_TIME, VALIDATION_TIMEOUT, pool::MAX_LANES};
+use crate::lanes::{DRAIN_TIME, PathPacket, VALIDATION_TIMEOUT, pool::MAX_LANES};
 
 /// A lane that was asked for and not answered yet.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ struct Placed {
     since: Instant,
     up: bool,
     /// The largest packet that its path carries, once its lane host has said so.
-    largest: Option<usize>,
+    largest: Option<PathPacket>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -203,11 +203,11 @@ impl Openings {
         }
     }
 
-    /// Notes that the path of a lane carries packets of `bytes` bytes.
-    pub fn carries(&mut self, index: u8, epoch: u64, bytes: usize) {
+    /// Notes the largest packet that the path of a lane carries.
+    pub fn carries(&mut self, index: u8, epoch: u64, found: PathPacket) {
         let Some(lane) = self.lanes.get_mut(usize::from(index)) else { return };
         let openings = lane.placed.iter_mut().chain(&mut lane.replaced);
-        openings.filter(|opening| opening.epoch == epoch).for_each(|opening| opening.largest = Some(bytes));
+        openings.filter(|opening| opening.epoch == epoch).for_each(|opening| opening.largest = Some(found));
     }
 
     /// Notes that a replaced lane no longer carries payloads; false if none did.
@@ -216,10 +216,14 @@ impl Openings {
         lane.and_then(|lane| lane.replaced.take_if(|replaced| replaced.epoch == epoch)).is_some()
     }
 
-    /// The largest packet that fits through the paths of all lanes that carry payloads; `None` while no path is known.
+    /// The largest packet that fits through the paths of all lanes that carry payloads; `None` while no path is known. It is
+    /// measured unless one that is not may turn out to carry more.
     #[must_use]
-    pub fn largest_packet(&self) -> Option<usize> {
-        self.lanes.iter().flat_map(Lane::carrying).filter_map(|lane| lane.largest).min()
+    pub fn largest_packet(&self) -> Option<PathPacket> {
+        let known = || self.lanes.iter().flat_map(Lane::carrying).filter_map(|lane| lane.largest);
+        let bytes = known().map(|found| found.bytes).min()?;
+        let measured = known().any(|found| found == PathPacket { bytes, measured: true });
+        Some(PathPacket { bytes, measured })
     }
 
     /// A lane is no longer there; false if it was not.
@@ -250,6 +254,10 @@ mod tests {
     use super::*;
     use wire::clock::{Clock, ManualClock};
 
+    const fn measured(bytes: usize) -> PathPacket {
+        PathPacket { bytes, measured: true }
+    }
+
     #[test]
     fn a_repeated_epoch_is_refused() {
         let mut openings = Openings::new(1);
@@ -268,14 +276,14 @@ mod tests {
         let mut openings = Openings::new(1);
         openings.placed(0, 1, clock.now());
         openings.up(0, 1);
-        openings.carries(0, 1, 1400);
+        openings.carries(0, 1, measured(1400));
         openings.placed(0, 2, clock.now());
-        assert_eq!((openings.mask(), openings.largest_packet()), (1, Some(1400)));
-        openings.carries(0, 1, 1300);
+        assert_eq!((openings.mask(), openings.largest_packet()), (1, Some(measured(1400))));
+        openings.carries(0, 1, measured(1300));
         assert!(openings.lost(0, 2, clock.now()), "the replacement fails");
         assert_eq!(
             (openings.mask(), openings.largest_packet(), openings.missing()),
-            (1, Some(1300), vec![0])
+            (1, Some(measured(1300)), vec![0])
         );
         openings.placed(0, 3, clock.now());
         assert!(!openings.replaced_gone(0, 2), "never was one");
@@ -292,6 +300,25 @@ mod tests {
     }
 
     #[test]
+    fn the_largest_packet_is_measured_once_no_lane_may_carry_less_than_it_will() {
+        let clock = ManualClock::default();
+        let mut openings = Openings::new(2);
+        let begun = |bytes| PathPacket { bytes, measured: false };
+        for index in 0..2 {
+            openings.placed(index, 1, clock.now());
+            openings.up(index, 1);
+            openings.carries(index, 1, begun(1200));
+        }
+        assert_eq!(openings.largest_packet(), Some(begun(1200)));
+        openings.carries(0, 1, measured(1392));
+        assert_eq!(openings.largest_packet(), Some(begun(1200)));
+        openings.carries(1, 1, begun(1392));
+        assert_eq!(openings.largest_packet(), Some(measured(1392)), "no more fits through the other");
+        openings.carries(1, 1, begun(1432));
+        assert_eq!(openings.largest_packet(), Some(measured(1392)));
+    }
+
+    #[test]
     fn the_largest_packet_is_the_least_of_the_lanes_that_are_up() {
         let clock = ManualClock::default();
         let mut openings = Openings::new(3);
@@ -300,14 +327,18 @@ mod tests {
         }
         openings.up(0, 5);
         assert_eq!(openings.largest_packet(), None, "nothing is known of it");
-        openings.carries(0, 5, 1452);
-        openings.carries(1, 5, 1200);
-        assert_eq!(openings.largest_packet(), Some(1452), "lane 1 is not up");
+        openings.carries(0, 5, measured(1452));
+        openings.carries(1, 5, measured(1200));
+        assert_eq!(openings.largest_packet(), Some(measured(1452)), "lane 1 is not up");
         openings.up(1, 5);
-        openings.carries(1, 4, 1100);
-        assert_eq!(openings.largest_packet(), Some(1200), "an opening before this one said the other");
+        openings.carries(1, 4, measured(1100));
+        assert_eq!(
+            openings.largest_packet(),
+            Some(measured(1200)),
+            "an opening before this one said the other"
+        );
         openings.lost(1, 5, clock.now());
-        assert_eq!(openings.largest_packet(), Some(1452), "a lane that is lost is forgotten");
+        assert_eq!(openings.largest_packet(), Some(measured(1452)), "a lane that is lost is forgotten");
     }
 
     #[test]

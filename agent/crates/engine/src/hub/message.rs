@@ -8,7 +8,11 @@ use std::{
 };
 
 use config::{self, Config};
-use dataplane::{forward::learned::LearnedRoutes, lanes::UnderlayId, peer::Suspicion};
+use dataplane::{
+    forward::learned::LearnedRoutes,
+    lanes::{PathPacket, UnderlayId},
+    peer::Suspicion,
+};
 use gate::OwnKey;
 use net::ports::Ports;
 use quic_core::{ConnectionId, OpenError, Suite};
@@ -37,7 +41,7 @@ pub(crate) enum WorkerMessage {
     /// The lanes of a session that are up, one bit each, and the number of lanes that are wanted.
     LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
     /// The largest packet to a peer has changed, in bytes of UDP payload.
-    Budget { peer: PeerId, session: SessionId, bytes: usize },
+    Budget { peer: PeerId, session: SessionId, largest: PathPacket },
     /// A reason to suspect a session holds, or no longer does.
     Suspect { peer: PeerId, session: SessionId, suspicion: Suspicion, holds: bool },
     /// The services that a connected peer offers have changed.
@@ -58,8 +62,8 @@ pub(crate) enum WorkerMessage {
     AcceptTcp { port: usize },
     /// To the owner: a lane carries payloads.
     LaneUp { lane: LaneName },
-    /// To the owner: the largest packet that the path of a lane carries, in bytes of UDP payload.
-    LaneBudget { lane: LaneName, bytes: usize },
+    /// To the owner: the largest packet that the path of a lane carries.
+    LaneBudget { lane: LaneName, found: PathPacket },
     /// To the owner: a lane was removed because it could not go on.
     LaneLost { lane: LaneName, why: LaneLoss },
     /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.

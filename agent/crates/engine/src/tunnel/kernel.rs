@@ -128,26 +128,24 @@ impl Kernel {
     /// Applies a plan. Returns what failed and is tried again with the next plan; a refused route is reported once.
     pub(super) fn apply(&mut self, plan: &Plan) -> Vec<TunnelError> {
         let mut failed = Vec::new();
-        // A larger device before routes with less, and a smaller one after them: no packet meets too large an MTU.
-        if plan.mtu > self.mtu {
-            failed.extend(self.set_mtu(plan.mtu).err());
-        }
         failed.extend(self.take_table(plan).err());
-        match self.find_taken(plan) {
-            Ok(taken) => {
-                for (prefix, wish) in &plan.routes {
-                    failed.extend(self.set_route(*prefix, *wish, &taken).err());
-                }
+        let taken = self.find_taken(plan);
+        // Routes with less than the device come before it, and those that have what it has after it: no packet meets too large
+        // an MTU, whether the device's grows or shrinks.
+        for has_less in [true, false] {
+            if !has_less && plan.mtu != self.mtu {
+                failed.extend(self.set_mtu(plan.mtu).err());
             }
-            Err(error) => failed.push(TunnelError::Kernel { what: "the routes", error }),
+            let Ok(taken) = &taken else { continue };
+            for (prefix, wish) in plan.routes.iter().filter(|(_, wish)| wish.mtu.is_some() == has_less) {
+                failed.extend(self.set_route(*prefix, *wish, taken).err());
+            }
         }
+        failed.extend(taken.err().map(|error| TunnelError::Kernel { what: "the routes", error }));
         // After the routes that they lead to.
         failed.extend(self.set_rules(plan).err());
         // Once no rule leads to them, and routes that move are in their new table.
         failed.extend(self.remove_routes(plan).err());
-        if plan.mtu < self.mtu {
-            failed.extend(self.set_mtu(plan.mtu).err());
-        }
         self.refused.retain(|prefix| plan.routes.contains_key(prefix));
         failed
     }

@@ -8,7 +8,7 @@ use std::{
 use config::Profile;
 use dataplane::{
     datapath::downlink,
-    lanes::{DRAIN_TIME, Due, LaneId, LaneSlot, LaneState, OpeningId, UnderlayId},
+    lanes::{DRAIN_TIME, Due, LaneId, LaneSlot, LaneState, OpeningId, PathPacket, UnderlayId},
     peer::RESETTLE_TIME,
 };
 use net::{Path, UdpRole};
@@ -207,13 +207,13 @@ impl LaneHost {
     /// Tells the session owner if a lane has found a new size of packets that its path carries.
     pub(super) fn note_path_packet(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
-        let Some(bytes) = slot.take_path_packet() else { return };
+        let Some(found) = slot.take_path_packet() else { return };
         let lane = name_of_lane(slot);
         throttled!(
-            debug, cx.details.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes },
+            debug, cx.details.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes = found.bytes, measured = found.measured },
             "what the lane's path carries"
         );
-        cx.send_to_owner(lane, WorkerMessage::LaneBudget { lane, bytes });
+        cx.send_to_owner(lane, WorkerMessage::LaneBudget { lane, found });
     }
 
     /// Removes a lane that cannot go on, and tells the session owner why if the session still uses it.
@@ -352,13 +352,18 @@ impl LaneHost {
         &mut self,
         cx: &mut Context,
         SessionRef { peer, session }: SessionRef,
-        bytes: usize,
+        PathPacket { bytes, measured }: PathPacket,
         now: Instant,
     ) {
         let Some(link) = cx.peers.link_named(peer, session) else { return };
         let before = std::mem::replace(&mut link.budget, bytes);
-        if bytes < before {
+        link.measured = measured;
+        if bytes < before && !measured {
             link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
+            link.ceiling = before;
+        }
+        if measured && std::mem::take(&mut link.holds) {
+            cx.effects.push_back(Effect::Drain(peer));
         }
         let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.replaced()).collect();
         for lane in lanes {

@@ -5,10 +5,10 @@ use std::time::{Duration, Instant};
 
 use dataplane::{
     lanes::{
-        OpeningId, VALIDATION_TIMEOUT,
+        OpeningId, PathPacket, VALIDATION_TIMEOUT,
         pool::{self, MAX_LANES},
     },
-    peer::Suspicion,
+    peer::{Link, Suspicion},
 };
 use gate::{preshared::PresharedKey, suite};
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
@@ -169,7 +169,7 @@ impl Sessions {
             suite,
             secrets: LaneSecrets(secrets),
             initial_rtt: quinn.rtt(),
-            budget: self.packet_budget(cx, id).unwrap_or(TRANSMIT_CAPACITY),
+            budget: self.packet_budget(cx, id).map_or(TRANSMIT_CAPACITY, |largest| largest.bytes),
             largest: cx.largest_to(id).into(),
             port,
         };
@@ -237,9 +237,9 @@ impl Sessions {
     }
 
     /// Notes the largest packet that the path of a lane carries, in bytes of UDP payload.
-    pub(super) fn lane_carries(&mut self, cx: &mut Context, lane: LaneName, bytes: usize) {
+    pub(super) fn lane_carries(&mut self, cx: &mut Context, lane: LaneName, found: PathPacket) {
         if let Some(session) = cx.peers.session_named(lane.peer, lane.session) {
-            session.openings.carries(lane.index, lane.epoch, bytes);
+            session.openings.carries(lane.index, lane.epoch, found);
             self.broadcast_budget(cx, lane.peer);
         }
     }
@@ -428,12 +428,12 @@ impl Sessions {
 
     /// The limit on packets to `peer`, in bytes of UDP payload: the size that the paths of all its lanes carry, or, without lanes,
     /// the path of the control connection.
-    fn packet_budget(&self, cx: &Context, peer: PeerId) -> Option<usize> {
+    fn packet_budget(&self, cx: &Context, peer: PeerId) -> Option<PathPacket> {
         let session = cx.peers.session(peer)?;
         let of_lanes = session.openings.largest_packet();
         of_lanes.or_else(|| {
             let mtu = self.control.get(session.handle)?.quinn().current_mtu();
-            Some(mtu.min(cx.largest_to(peer)).into())
+            Some(PathPacket { bytes: mtu.min(cx.largest_to(peer)).into(), measured: false })
         })
     }
 
@@ -449,12 +449,13 @@ impl Sessions {
 
     /// Tells all workers the limit on packets to `peer`; returns false if it has not changed.
     fn broadcast_budget(&mut self, cx: &mut Context, peer: PeerId) -> bool {
-        let Some(bytes) = self.packet_budget(cx, peer) else { return false };
-        let bytes = self.plain_budget(cx, peer).map_or(bytes, |most| most.min(bytes));
+        let Some(mut largest) = self.packet_budget(cx, peer) else { return false };
+        largest.bytes = self.plain_budget(cx, peer).map_or(largest.bytes, |most| most.min(largest.bytes));
         let Some(session) = cx.peers.session(peer).map(|session| session.id) else { return false };
-        let changed = cx.peers.link_named(peer, session).is_some_and(|link| link.budget != bytes);
+        let is_other = |link: &mut Link| (link.budget, link.measured) != (largest.bytes, largest.measured);
+        let changed = cx.peers.link_named(peer, session).is_some_and(is_other);
         if changed {
-            cx.broadcast(|| WorkerMessage::Budget { peer, session, bytes });
+            cx.broadcast(|| WorkerMessage::Budget { peer, session, largest });
         }
         changed
     }

@@ -18,6 +18,7 @@ use crate::{
     hub::Connected,
     worker::{
         context::{Context, Effect},
+        endpoint::largest_packet,
         hand_off::drop_outdated,
         parts::{DataPlane, LaneHost, Sessions},
     },
@@ -71,6 +72,9 @@ impl Sessions {
             dialled,
             pool,
             budget: quic_core::TRANSMIT_CAPACITY,
+            measured: false,
+            ceiling: largest_packet(&cx.config).min(hello.max_datagram_packet).into(),
+            holds: !standard,
             plain,
             standard,
             takes_packets: has(Features::PACKETS),

@@ -72,8 +72,8 @@ impl Worker {
                 cx.set_lanes(SessionRef { peer, session }, up, wanted);
                 tunnel.link_changed(cx, peer, now);
             }
-            WorkerMessage::Budget { peer, session, bytes } => {
-                host.set_budget(cx, SessionRef { peer, session }, bytes, now);
+            WorkerMessage::Budget { peer, session, largest } => {
+                host.set_budget(cx, SessionRef { peer, session }, largest, now);
                 tunnel.budget_changed(cx, peer, now);
             }
             WorkerMessage::Suspect { peer, session, suspicion, holds } => {
@@ -104,7 +104,7 @@ impl Worker {
                 sessions.end_stream_connections(cx, peer, reason, now);
             }
             WorkerMessage::LaneUp { lane } => sessions.lane_is_up(cx, lane),
-            WorkerMessage::LaneBudget { lane, bytes } => sessions.lane_carries(cx, lane, bytes),
+            WorkerMessage::LaneBudget { lane, found } => sessions.lane_carries(cx, lane, found),
             WorkerMessage::LaneLost { lane, why } => sessions.lane_lost(cx, lane, why, now),
             WorkerMessage::LaneNearLimit { lane } => sessions.lane_nears_limit(cx, lane, now),
             WorkerMessage::ReplacedGone { lane } => sessions.replaced_gone(cx, lane),

@@ -90,7 +90,8 @@ impl Tunnel {
         }
     }
 
-    /// Publishes the MTU towards a peer after its [`Link::budget`](dataplane::peer::Link::budget) has changed, at the session owner.
+    /// Publishes the MTU towards a peer after its [`Link::budget`](dataplane::peer::Link::budget) has changed, at the session owner:
+    /// until its path has been measured, what it cannot exceed.
     pub(super) fn budget_changed(&self, cx: &Context, peer: PeerId, now: Instant) {
         let Some(Tun { side: tun, mtu_table, .. }) = &self.device else { return };
         let Some(state) = cx.peers.get(peer) else { return };
@@ -98,8 +99,8 @@ impl Tunnel {
         if state.session.is_none() || config.allowed_ips.is_empty() && config.addresses.is_empty() {
             return;
         }
-        if let Some(mtu) = state.data.inner_mtu(tun.most_mtu, now) {
-            mtu_table.set_mtu(peer, Some(mtu));
+        if let Some(room) = state.data.room(tun.most_mtu, now) {
+            mtu_table.set_mtu(peer, Some(room.may_fit));
         }
     }
 

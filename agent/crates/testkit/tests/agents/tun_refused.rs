@@ -360,10 +360,10 @@ fn what_is_larger_than_the_path_carries_is_answered_with_what_it_carries() {
         tunnel.pair.world.set_mtu(ENTRY, EXIT, 1400);
         tunnel.pair.wait_for_lanes(usize::from(workers));
         let [entry, exit] = tunnel.ends();
-        // The path has not been measured yet: nobody is told to send less.
+        // The path has not been measured yet: nobody is told to send less, and what may fit waits.
         assert_eq!(tunnel.pair.world.peer(entry).inner_mtu, None);
         tunnel.push(entry, 0, &Given::new(&sized(false, UDP, MOST_MTU), How::Partial));
-        tunnel.run(20);
+        tunnel.run(100);
         assert_eq!((tunnel.written(entry).len(), tunnel.dropped(entry, "uplink", "too_large")), (0, 1));
         for number in 0..1000u16 {
             tunnel.push(
