@@ -3,12 +3,14 @@
 //! * `ranges.rs`: the packet numbers received, as few ranges
 //! * `received.rs`: when an ACK is due, and the ACK
 //! * `sent.rs`: the packets in flight; what an ACK, or the lack of one, tells of them
+//! * `reordering.rs`: how long a missing packet may be merely late
 //! * `rtt.rs`: the round-trip time, and the delays that follow from it
 //! * `rate.rs`: how fast packets get through
 
 mod ranges;
 mod rate;
 mod received;
+mod reordering;
 mod rtt;
 mod sent;
 
