@@ -54,7 +54,7 @@ pub enum Timer {
 pub const PATH_PACKET_MIN: usize = HEADER_LEN + 9 + TAG_LEN;
 
 /// Capacity that the packets of the lane's own need, but for MTU probes: the least packet that QUIC requires of a path
-/// (RFC 9000 §14). An ACK of 32 ranges takes less than half of it.
+/// (RFC 9000 §14). An ACK names no more ranges than fit.
 pub const TRANSMIT_CAPACITY: usize = 1200;
 
 /// One lane: its keys, its packet numbers, what it received and what it sent.
@@ -205,7 +205,8 @@ impl Lane {
         }
         let mut end = HEADER_LEN;
         if ack {
-            end += self.received.write_ack(&mut packet[HEADER_LEN..], now).ok_or(too_short)?;
+            let room = HEADER_LEN..TRANSMIT_CAPACITY - TAG_LEN - usize::from(ping);
+            end += self.received.write_ack(&mut packet[room], now).ok_or(too_short)?;
             self.stats.ack_frames_sent += 1;
             self.stats.ack_packets_sent += u64::from(!ping);
         }
@@ -315,7 +316,9 @@ impl Lane {
             self.stats.count_lost(lost);
             self.judge_mtu(Volume::default(), now);
             self.record_metrics(now);
-        } else if self.probe_time().is_some_and(|at| at <= now) {
+        }
+        // A probe may have waited for that: the window for reordering can be longer than a PTO.
+        if self.probe_time().is_some_and(|at| at <= now) {
             self.ping = Ping::Probe;
         }
     }
@@ -363,6 +366,12 @@ impl Lane {
     /// Packets that an ACK frame acknowledged after one had acknowledged later packets: the path has changed their order.
     pub fn reordered_packets(&self) -> u64 {
         self.sent.reordered
+    }
+
+    /// The time by which packets are late on this path, as far as is known, and for which a missing one is therefore waited for;
+    /// `None` while none was declared lost that came after all.
+    pub fn reordering_window(&self) -> Option<Duration> {
+        self.sent.reordering_window(&self.rtt)
     }
 
     /// Ack-eliciting packets that are neither acknowledged nor lost.

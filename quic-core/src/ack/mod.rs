@@ -4,6 +4,7 @@
 //! * `received.rs`: when an ACK is due, and the ACK
 //! * `sent.rs`: the packets in flight; what an ACK, or the lack of one, tells of them
 //! * `probes.rs`: the packets among them that probe the path's MTU
+//! * `reordering.rs`: how long a missing packet may be merely late
 //! * `rtt.rs`: the round-trip time, and the delays that follow from it
 //! * `rate.rs`: how fast packets get through
 
@@ -11,6 +12,7 @@ mod probes;
 mod ranges;
 mod rate;
 mod received;
+mod reordering;
 mod rtt;
 mod sent;
 

@@ -75,10 +75,15 @@ impl Rtt {
         self.smoothed = (7 * self.smoothed + adjusted) / 8;
     }
 
-    /// The time by which a packet may be older than an acknowledged one before it is lost (RFC 9002 §6.1.2).
+    /// The age from which a packet is lost that was sent before an acknowledged one, where packets keep their order (RFC 9002
+    /// §6.1.2).
     pub(super) fn loss_delay(&self) -> Duration {
-        let rtt = self.latest().map_or(self.smoothed, |latest| latest.max(self.smoothed));
-        (9 * rtt / 8).max(GRANULARITY)
+        (9 * self.longest() / 8).max(GRANULARITY)
+    }
+
+    /// The longer of the smoothed RTT and the newest sample.
+    pub(super) fn longest(&self) -> Duration {
+        self.latest().map_or(self.smoothed, |latest| latest.max(self.smoothed))
     }
 }
 

@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use super::probes::MtuProbes;
 use super::rate::DeliveryRate;
+use super::reordering::Reordering;
 use super::{Rtt, Volume};
 use crate::{
     bits::BitRing,
@@ -24,7 +25,8 @@ const LATEST: Duration = Duration::from_secs(3);
 /// A window that has sent nothing for so long is made small again.
 const REST: Duration = Duration::from_secs(1);
 
-/// The distance below an acknowledged packet from which one is lost by count (RFC 9002 §6.1.1, kPacketThreshold).
+/// The distance below an acknowledged packet from which one is lost by count, on a path that keeps the order of packets (RFC
+/// 9002 §6.1.1, kPacketThreshold).
 const PACKET_THRESHOLD: u64 = 3;
 /// The back-off of probes stops at 2^6 times the PTO, so that a lane that works again is noticed soon.
 const MAX_BACKOFF: u32 = 6;
@@ -32,9 +34,9 @@ const MAX_BACKOFF: u32 = 6;
 /// The sliding window over sent packets.
 ///
 /// ```text
-///              settled          |        being settled         |  not sent yet
-///  0 ───────────────────────────┼──────────────────────────────┼──────────────▶
-///                            oldest                          next
+///              settled          |  acknowledged or lost  |  in flight, acknowledged  |  not sent yet
+///  0 ───────────────────────────┼────────────────────────┼───────────────────────────┼──────────────▶
+///                            oldest                    judged                      next
 ///
 ///              ┌── acknowledged ──▶ acked ◀── acknowledged late ──┐
 ///  in flight ──┤                                                  │
@@ -42,20 +44,26 @@ const MAX_BACKOFF: u32 = 6;
 ///              └── window full ──▶ forgotten, counted
 /// ```
 ///
+/// Until a loss turns out to be spurious, packets are lost as RFC 9002 §6.1 has it; from then on by time alone, with a window for
+/// reordering ([`Reordering`]).
+///
 /// ACK-only packets are recorded for their time, but are never in flight. A lost MTU probe is only that: it counts as no lost
 /// packet, nor as late if it is acknowledged after all.
 ///
 /// The memory is allocated with the first packet, grows with what is between `oldest` and `next`, and is given back by the first
 /// packet after a rest with nothing in flight: an idle lane keeps 528 bytes. A lane with steady traffic allocates nothing.
 ///
-/// An ACK costs one step for each packet that it newly acknowledges; ranges that repeat old news cost a step for each
-/// 64 packets of them above `oldest`.
+/// An ACK costs one step for each packet that it newly acknowledges or that is lost by it; ranges that repeat old news cost a
+/// step for each 64 packets of them above `oldest`. The search for losses goes on at `judged`, where the one before ended: as
+/// packets are sent in the order of their numbers, the first that is not old enough ends it.
 #[derive(Debug)]
 pub(crate) struct SentWindow {
     ring: Option<Box<Ring>>,
     /// One above the highest number sent.
     pub(crate) next: u64,
     oldest: u64,
+    /// Nothing below is in flight, and nothing from here on lost.
+    judged: u64,
     /// The largest number that an ACK named.
     pub(crate) largest_acked: Option<u64>,
     pub(crate) in_flight: Volume,
@@ -76,6 +84,7 @@ pub(crate) struct SentWindow {
     pub(crate) loss_runs: u64,
     /// Packets that were acknowledged after later ones.
     pub(crate) reordered: u64,
+    reordering: Reordering,
     rate: DeliveryRate,
 }
 
@@ -123,6 +132,7 @@ impl SentWindow {
             ring: None,
             next: 0,
             oldest: 0,
+            judged: 0,
             largest_acked: None,
             in_flight: Volume { packets: 0, bytes: 0 },
             last_ack_eliciting: None,
@@ -134,6 +144,7 @@ impl SentWindow {
             after_lost: 0,
             loss_runs: 0,
             reordered: 0,
+            reordering: Reordering::new(),
             rate: DeliveryRate::new(),
         }
     }
@@ -177,31 +188,44 @@ impl SentWindow {
     ) -> AckOutcome {
         let mut outcome = AckOutcome::default();
         let unsettled = self.unsettled();
-        let largest_before = self.largest_acked;
+        let (judged, largest_before) = (self.judged, self.largest_acked);
         let Some(ring) = self.ring.as_deref_mut() else {
             return outcome;
         };
+        // The lowest number of those that a count would have declared lost.
+        let mut latest: Option<u64> = None;
         for range in ack.ranges() {
             let (start, end) = (*range.start().max(&unsettled.start), range.end() + 1);
             if end <= unsettled.start {
                 break;
             }
-            ring.in_flight.drain(start..end, |number| {
+            ring.in_flight.drain(start.max(judged)..end, |number| {
                 let bytes = ring.records.at(number).bytes;
                 self.in_flight.remove(bytes);
                 outcome.acked.add(bytes);
-                self.reordered += u64::from(Some(number) < largest_before);
+                if Some(number) < largest_before {
+                    self.reordered += 1;
+                    let is_late = Some(number + PACKET_THRESHOLD) <= largest_before;
+                    if is_late {
+                        latest = Some(latest.map_or(number, |other| other.min(number)));
+                    }
+                }
             });
-            ring.lost.drain(start..end, |number| {
-                outcome.acked.add(ring.records.at(number).bytes);
+            ring.lost.drain(start..end.min(judged), |number| {
+                let record = ring.records.at(number);
+                outcome.acked.add(record.bytes);
                 outcome.spuriously_lost += 1;
                 self.reordered += 1;
+                self.reordering.was_spurious(number, record.age(ring.origin, now), self.next, rtt);
                 if let Some(recorder) = recorder.as_deref_mut() {
                     recorder.note(Event::Late { number }, now);
                 }
             });
         }
 
+        if let Some(number) = latest {
+            self.reordering.came_late(ring.records.at(number).age(ring.origin, now), rtt);
+        }
         if outcome.acked.packets > 0 {
             self.probes = 0;
             self.waiting_since = Some(now);
@@ -274,7 +298,13 @@ impl SentWindow {
         self.rate.bytes_per_second
     }
 
-    /// Declares lost what is too far, or too long, below the largest acknowledged packet (RFC 9002 §6.1), and tells `recorder`.
+    /// The time by which packets may be late on this path; `None` while they are in order, and losses are found by count.
+    pub(crate) fn reordering_window(&self, rtt: &Rtt) -> Option<Duration> {
+        self.reordering.is_seen().then(|| self.reordering.window(rtt))
+    }
+
+    /// Declares lost what is too far, or too long, below the largest acknowledged packet (RFC 9002 §6.1, RFC 8985 §6.2), and
+    /// tells `recorder`.
     pub(crate) fn detect_losses(
         &mut self,
         now: Instant,
@@ -289,6 +319,10 @@ impl SentWindow {
         };
         let Ring { origin, records, in_flight, lost, first: _ } = ring;
         self.mtu_probes.lose_below(unsettled.start.min((largest_acked + 1).saturating_sub(PACKET_THRESHOLD)));
+        // The delay is in whole microseconds, as the records are: a fraction would be left over when the timer fires, and set
+        // it again.
+        let loss_delay = Duration::from_micros(self.reordering.loss_delay(rtt).as_micros() as u64);
+        let counts = !self.reordering.is_seen();
         let mut lose = |number: u64, rule| {
             let bytes = records.at(number).bytes;
             self.in_flight.remove(bytes);
@@ -304,26 +338,26 @@ impl SentWindow {
             self.largest_lost = self.largest_lost.max(bytes);
             self.loss_runs += u64::from(number != self.after_lost);
             self.after_lost = number + 1;
+            self.reordering.was_lost(number, unsettled.end);
         };
-        let by_count = (largest_acked + 1).saturating_sub(PACKET_THRESHOLD).max(unsettled.start);
-        in_flight.drain(unsettled.start..by_count, |number| lose(number, LossRule::Count));
-
-        // Fewer than PACKET_THRESHOLD numbers are left. The delay is in whole microseconds, as the records are: a fraction
-        // would be left over when the timer fires, and set it again.
-        let loss_delay = Duration::from_micros(rtt.loss_delay().as_micros() as u64);
-        for number in by_count..largest_acked {
-            if !in_flight.contains(number) {
-                continue;
-            }
-            let left = loss_delay.saturating_sub(records.at(number).age(*origin, now));
-            if left.is_zero() {
-                in_flight.remove(number);
-                lose(number, LossRule::Time);
-            } else {
-                self.loss_time = Some(self.loss_time.map_or(now + left, |earlier| earlier.min(now + left)));
-            }
+        let mut judged = self.judged.max(unsettled.start);
+        if counts {
+            let by_count = (largest_acked + 1).saturating_sub(PACKET_THRESHOLD).max(judged);
+            in_flight.drain(judged..by_count, |number| lose(number, LossRule::Count));
+            judged = by_count;
         }
-        self.oldest = ring.first_unsettled(unsettled);
+        while let Some(number) = in_flight.first_in(judged..largest_acked) {
+            judged = number;
+            let left = loss_delay.saturating_sub(records.at(number).age(*origin, now));
+            if !left.is_zero() {
+                self.loss_time = Some(now + left);
+                break;
+            }
+            in_flight.remove(number);
+            lose(number, LossRule::Time);
+        }
+        self.judged = if self.loss_time.is_some() { judged } else { judged.max(largest_acked) };
+        self.oldest = ring.first_unsettled(unsettled, self.judged);
         outcome
     }
 
@@ -352,7 +386,7 @@ impl SentWindow {
             return Evicted::InFlight;
         }
         ring.give_up_lost(unsettled.clone(), now);
-        self.oldest = ring.first_unsettled(unsettled);
+        self.oldest = ring.first_unsettled(unsettled, self.judged);
         if self.next - self.oldest >= capacity / 2 {
             *ring = ring.with_capacity((capacity * GROWTH).min(CAPACITY), self.oldest..self.next);
         }
@@ -371,7 +405,7 @@ impl SentWindow {
         let unsettled = self.unsettled();
         let Some(ring) = self.ring.as_deref_mut() else { return };
         ring.give_up_lost(unsettled.clone(), now);
-        self.oldest = ring.first_unsettled(unsettled);
+        self.oldest = ring.first_unsettled(unsettled, self.judged);
         if self.oldest == self.next {
             *ring = Ring::new(SMALLEST, self.next, ring.origin);
         }
@@ -411,10 +445,12 @@ impl Ring {
         }
     }
 
-    /// The lowest number of `range` that is in flight or lost, or else the end of `range`.
-    fn first_unsettled(&self, range: Range<u64>) -> u64 {
-        let in_flight = self.in_flight.first_in(range.clone()).unwrap_or(range.end);
-        self.lost.first_in(range.start..in_flight).unwrap_or(in_flight)
+    /// The lowest number of `range` that is in flight, which none below `judged` is, or lost, which none from `judged` on is; or
+    /// else the end of `range`.
+    fn first_unsettled(&self, range: Range<u64>, judged: u64) -> u64 {
+        let judged = judged.clamp(range.start, range.end);
+        let lost = self.lost.first_in(range.start..judged);
+        lost.or_else(|| self.in_flight.first_in(judged..range.end)).unwrap_or(range.end)
     }
 }
 
@@ -455,3 +491,7 @@ fn micros(origin: Instant, now: Instant) -> u32 {
 #[cfg(test)]
 #[path = "sent_tests.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "sent_model_tests.rs"]
+mod model_tests;

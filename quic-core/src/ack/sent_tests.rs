@@ -1,7 +1,4 @@
-use std::collections::BTreeMap;
 use std::ops::RangeInclusive;
-
-use proptest::prelude::*;
 
 use super::*;
 use crate::{
@@ -9,7 +6,7 @@ use crate::{
     mtu::Fate as MtuFate,
 };
 
-const BYTES: u16 = 1200;
+pub(super) const BYTES: u16 = 1200;
 
 #[expect(
     clippy::disallowed_methods,
@@ -24,24 +21,24 @@ const fn ms(ms: u64) -> Duration {
 }
 
 /// A window, its RTT, and a clock.
-struct Sender {
-    window: SentWindow,
-    rtt: Rtt,
-    now: Instant,
+pub(super) struct Sender {
+    pub(super) window: SentWindow,
+    pub(super) rtt: Rtt,
+    pub(super) now: Instant,
 }
 
 impl Sender {
-    fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self { window: SentWindow::new(), rtt: Rtt::new(Some(ms(100))), now: start() }
     }
 
-    fn send(&mut self, packets: u64) {
+    pub(super) fn send(&mut self, packets: u64) {
         for _ in 0..packets {
             self.window.record(self.window.next, BYTES, true, self.now);
         }
     }
 
-    fn ack(&mut self, ranges: &[RangeInclusive<u64>]) -> AckOutcome {
+    pub(super) fn ack(&mut self, ranges: &[RangeInclusive<u64>]) -> AckOutcome {
         let mut buf = [0; 1200];
         let len = ack::write(&mut buf, ranges.iter().cloned(), Duration::ZERO).unwrap();
         let Some(Ok(Frame::Ack(ack))) = Frames::new(&buf[..len]).next() else { panic!("an ACK was written") };
@@ -49,7 +46,7 @@ impl Sender {
     }
 }
 
-fn packets(packets: u64) -> Volume {
+pub(super) fn packets(packets: u64) -> Volume {
     Volume { packets, bytes: packets * u64::from(BYTES) }
 }
 
@@ -127,6 +124,51 @@ fn what_is_acknowledged_after_later_packets_has_changed_its_place() {
     assert_eq!(sender.ack(&[4..=4]).lost, packets(1));
     sender.ack(&[0..=4]);
     assert_eq!(sender.window.reordered, 3, "one that had been declared lost is among them");
+}
+
+#[test]
+fn once_a_loss_was_spurious_packets_are_lost_by_time_and_a_window_alone() {
+    let mut sender = Sender::new();
+    sender.send(10);
+    sender.now += ms(40);
+    assert_eq!(sender.ack(&[5..=9, 0..=0]).lost, packets(4));
+    assert_eq!(sender.window.reordering_window(&sender.rtt), None);
+    assert_eq!(sender.ack(&[3..=9, 0..=0]).spuriously_lost, 2);
+    assert_eq!(sender.window.reordering_window(&sender.rtt), Some(ms(10)), "a quarter of the least RTT");
+
+    let sent = sender.now;
+    sender.send(100);
+    sender.now += ms(40);
+    assert_eq!(sender.ack(&[50..=109]).lost, packets(0));
+    assert_eq!(sender.window.loss_time, Some(sent + ms(50)));
+    assert_eq!(sender.window.in_flight, packets(40));
+    sender.now += ms(9);
+    assert_eq!(sender.ack(&[30..=109]).acked, packets(20));
+    sender.now += ms(1);
+    assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt, None), packets(20));
+    assert_eq!((sender.window.loss_time, sender.window.in_flight), (None, packets(0)));
+}
+
+/// A peer that acknowledges sparsely makes no ACK look at more than a few packets: what it skips is looked at once.
+#[test]
+fn the_search_for_losses_goes_on_where_it_ended() {
+    let mut sender = Sender::new();
+    sender.send(4);
+    sender.now += ms(40);
+    sender.ack(&[3..=3]);
+    sender.ack(&[0..=3]);
+    assert!(sender.window.reordering.is_seen());
+    for number in 4..10_000 {
+        sender.send(1);
+        sender.now += Duration::from_micros(10);
+        if number % 2 == 1 && number > 4000 {
+            sender.ack(&[number - 4000..=number - 4000]);
+            let window = &sender.window;
+            let in_flight = &window.ring.as_ref().unwrap().in_flight;
+            assert_eq!(in_flight.first_in(window.oldest..window.next), Some(window.judged));
+        }
+    }
+    assert!(sender.window.judged > 4000, "{:?}", sender.window.judged);
 }
 
 #[test]
@@ -372,112 +414,4 @@ fn an_mtu_probe_has_a_fate_of_its_own_until_it_is_forgotten() {
     sender.ack(&[0..=0]);
     sender.window.forget_mtu_probes();
     assert_eq!(sender.window.take_mtu_fate(), None, "a fate that was not asked for is forgotten, too");
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Fate {
-    InFlight,
-    Lost,
-    Settled,
-}
-
-#[derive(Debug, Clone)]
-enum Step {
-    Send {
-        packets: u64,
-        ack_eliciting: bool,
-    },
-    Wait(Duration),
-    /// Which of the last 64 numbers the ACK names.
-    Ack(u64),
-    LossTimeout,
-}
-
-fn step() -> impl Strategy<Value = Step> {
-    prop_oneof![
-        4 => (1_u64..40, prop::bool::weighted(0.8))
-            .prop_map(|(packets, ack_eliciting)| Step::Send { packets, ack_eliciting }),
-        2 => (0_u64..50_000).prop_map(|us| Step::Wait(Duration::from_micros(us))),
-        4 => prop_oneof![any::<u64>(), any::<u64>().prop_map(|bits| !(1 << (bits % 64)))].prop_map(Step::Ack),
-        1 => Just(Step::LossTimeout),
-    ]
-}
-
-/// Every packet with the time it was sent and its fate; RFC 9002 by the letter.
-#[derive(Default)]
-struct Model {
-    packets: BTreeMap<u64, (Instant, Fate)>,
-    largest_acked: Option<u64>,
-}
-
-impl Model {
-    fn detect_losses(&mut self, now: Instant, loss_delay: Duration) -> u64 {
-        let Some(largest) = self.largest_acked else { return 0 };
-        let mut lost = 0;
-        for (number, (sent, fate)) in self.packets.range_mut(..largest) {
-            if *fate == Fate::InFlight && (number + 3 <= largest || now - *sent >= loss_delay) {
-                *fate = Fate::Lost;
-                lost += 1;
-            }
-        }
-        lost
-    }
-
-    fn count(&self, fate: Fate) -> u64 {
-        self.packets.values().filter(|(_, of_packet)| *of_packet == fate).count() as u64
-    }
-}
-
-proptest! {
-    #[test]
-    fn agrees_with_a_model(steps in prop::collection::vec(step(), 1..60)) {
-        let mut sender = Sender::new();
-        let mut model = Model::default();
-        for step in steps {
-            match step {
-                Step::Send { packets, ack_eliciting } => for _ in 0..packets {
-                    let number = sender.window.next;
-                    sender.window.record(number, BYTES, ack_eliciting, sender.now);
-                    let fate = if ack_eliciting { Fate::InFlight } else { Fate::Settled };
-                    model.packets.insert(number, (sender.now, fate));
-                },
-                Step::Wait(time) => sender.now += time,
-                Step::Ack(bits) => {
-                    let next = sender.window.next;
-                    let ranges: Vec<_> = (0..64.min(next))
-                        .filter(|below| bits >> below & 1 == 1)
-                        .map(|below| next - 1 - below)
-                        .fold(Vec::new(), |mut ranges: Vec<RangeInclusive<u64>>, number| {
-                            match ranges.last_mut() {
-                                Some(range) if *range.start() == number + 1 => *range = number..=*range.end(),
-                                _ => ranges.push(number..=number),
-                            }
-                            ranges
-                        });
-                    if ranges.is_empty() {
-                        continue;
-                    }
-                    let outcome = sender.ack(&ranges);
-                    let (mut acked, mut late) = (0, 0);
-                    for number in ranges.iter().cloned().flatten() {
-                        let (_, fate) = model.packets.get_mut(&number).unwrap();
-                        acked += u64::from(*fate != Fate::Settled);
-                        late += u64::from(*fate == Fate::Lost);
-                        *fate = Fate::Settled;
-                    }
-                    model.largest_acked = model.largest_acked.max(Some(*ranges[0].end()));
-                    let lost = model.detect_losses(sender.now, sender.rtt.loss_delay());
-                    let expected = AckOutcome { acked: packets(acked), lost: packets(lost), spuriously_lost: late };
-                    prop_assert_eq!(outcome, expected);
-                }
-                Step::LossTimeout => {
-                    let lost = model.detect_losses(sender.now, sender.rtt.loss_delay());
-                    prop_assert_eq!(sender.window.detect_losses(sender.now, &sender.rtt, None), packets(lost));
-                }
-            }
-            prop_assert_eq!(sender.window.in_flight, packets(model.count(Fate::InFlight)));
-            let first_unsettled = model.packets.iter().find(|(_, (_, fate))| *fate != Fate::Settled);
-            prop_assert!(first_unsettled.is_none_or(|(number, _)| sender.window.oldest <= *number));
-        }
-    }
 }

@@ -84,18 +84,36 @@ fn below(low: u64, gap: u64, range: u64) -> Option<(u64, u64)> {
     Some((end.checked_sub(range)?, end))
 }
 
-/// Writes an ACK frame at the front of `buf`: its length, or `None` if it does not fit.
+/// Writes an ACK frame at the front of `buf`: its length. The lowest ranges are left out if they do not fit; `None` if not even
+/// the highest does.
 ///
 /// `ranges` go from the highest down, none is empty and no two touch; `None` also if there are none.
 pub(crate) fn write(
     buf: &mut [u8],
-    ranges: impl ExactSizeIterator<Item = RangeInclusive<u64>>,
+    ranges: impl ExactSizeIterator<Item = RangeInclusive<u64>> + Clone,
     delay: Duration,
 ) -> Option<usize> {
-    let mut ranges = ranges;
-    let more = ranges.len().checked_sub(1)? as u64;
-    let first = ranges.next()?;
+    let first = ranges.clone().next()?;
     let delay = u64::try_from(delay.as_micros() >> DELAY_EXPONENT).ok()?;
+    let (largest, first_len) = (*first.end(), first.end() - first.start());
+    let most = ranges.len() as u64 - 1;
+    let fixed = [ACK.into(), largest, delay, most, first_len].into_iter().map(varint::len).sum();
+    let room = buf.len().checked_sub(fixed)?;
+
+    let more = || {
+        let mut low = *first.start();
+        ranges.clone().skip(1).map(move |range| {
+            let pair = [low - range.end() - 2, range.end() - range.start()];
+            low = *range.start();
+            pair
+        })
+    };
+    let mut taken = 0;
+    let fitting = more().take_while(|[gap, len]| {
+        taken += varint::len(*gap) + varint::len(*len);
+        taken <= room
+    });
+    let count = fitting.count();
 
     let mut at = 0;
     let mut put = |value: u64| {
@@ -103,15 +121,13 @@ pub(crate) fn write(
         Some(at)
     };
     put(ACK.into())?;
-    put(*first.end())?;
+    put(largest)?;
     put(delay)?;
-    put(more)?;
-    let mut len = put(first.end() - first.start())?;
-    let mut low = *first.start();
-    for range in ranges {
-        put(low - range.end() - 2)?;
-        len = put(range.end() - range.start())?;
-        low = *range.start();
+    put(count as u64)?;
+    let mut len = put(first_len)?;
+    for [gap, range] in more().take(count) {
+        put(gap)?;
+        len = put(range)?;
     }
     Some(len)
 }

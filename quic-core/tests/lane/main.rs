@@ -17,6 +17,8 @@ mod net;
 #[cfg(test)]
 mod recorded;
 #[cfg(test)]
+mod reordering;
+#[cfg(test)]
 mod support;
 #[cfg(test)]
 mod two_lanes;

@@ -62,6 +62,8 @@ pub(crate) struct Net {
     pub(crate) random: Random,
     pub(crate) wire: BinaryHeap<Reverse<InTransit>>,
     pub(crate) sent: u64,
+    /// Packets of each end that were lost.
+    pub(crate) dropped: [u64; 2],
     pub(crate) delivered: [BTreeSet<u64>; 2],
     /// Every timer that fired, with the end it fired at.
     pub(crate) timers: Vec<(usize, Timer)>,
@@ -79,6 +81,7 @@ impl Net {
             random: Random(seed),
             wire: BinaryHeap::new(),
             sent: 0,
+            dropped: [0; 2],
             delivered: [BTreeSet::new(), BTreeSet::new()],
             timers: Vec::new(),
             refused: Vec::new(),
@@ -97,6 +100,7 @@ impl Net {
         let copies = 1 + usize::from(self.random.chance(self.path.duplicated_percent));
         for _ in 0..copies {
             if self.random.chance(self.path.lost_percent) || packet.len() > self.mtu {
+                self.dropped[from] += 1;
                 continue;
             }
             let late = self.random.next() % (self.path.jitter.as_micros() as u64 + 1);
