@@ -261,6 +261,12 @@ impl Lane {
         }
     }
 
+    /// Whether the next search may begin with up to 8 probes at once, as it does unless this is said; one at a time, it takes some
+    /// seconds where the path carries less than the most.
+    pub fn allow_mtu_bursts(&mut self, are_allowed: bool) {
+        self.mtu.bursts = are_allowed;
+    }
+
     /// Starts to search for the largest packet that the path carries, up to `max` bytes of UDP payload; until it is found,
     /// `start` is the largest. Neither counts below 1200. To be called once the path is validated, and again when it has moved.
     pub fn start_mtu_search(&mut self, max: usize, start: usize) {

@@ -73,6 +73,8 @@ pub(crate) struct MtuSearch {
     pub(crate) current: u16,
     /// Whether `current` is what the path was found to carry, rather than what is sent until that is known.
     pub(crate) measured: bool,
+    /// Whether several sizes may be probed at once.
+    pub(crate) bursts: bool,
     /// The largest size that is probed.
     max: u16,
     phase: Phase,
@@ -199,6 +201,7 @@ impl MtuSearch {
         Self {
             current: BASE,
             measured: false,
+            bursts: true,
             max: BASE,
             phase: Phase::Off,
             in_flight: None,
@@ -216,10 +219,13 @@ impl MtuSearch {
         let max = max.max(BASE);
         let current = start.clamp(BASE, max);
         let has_moved = self.phase != Phase::Off;
-        let burst = Burst::new(max, max).filter(|_| has_moved || current < max);
-        let measured = burst.is_none() || has_moved && self.measured;
-        let phase = burst.map_or(Phase::Found { raise_at: None }, Phase::Burst);
-        *self = Self { current, measured, max, phase, ..Self::new() };
+        let phase = match Burst::new(max, max).filter(|_| self.bursts && (has_moved || current < max)) {
+            Some(burst) => Phase::Burst(burst),
+            None if current < max => Phase::Searching { limit: max, size: max, lost: 0 },
+            None => Phase::Found { raise_at: None },
+        };
+        let measured = phase == Phase::Found { raise_at: None } || has_moved && self.measured;
+        *self = Self { current, measured, bursts: self.bursts, max, phase, ..Self::new() };
     }
 
     /// Whether larger sizes are being tried.
@@ -295,7 +301,8 @@ impl MtuSearch {
                 self.not_before = None;
                 if let Phase::Searching { limit, size, .. } = self.phase {
                     self.current = size;
-                    self.measured = true;
+                    // One at a time, the first sizes that get through are far from what the path carries.
+                    self.measured |= self.bursts;
                     self.narrow(limit, now);
                 }
             }
@@ -433,9 +440,9 @@ impl MtuSearch {
         let (limit, proven) = (self.current - 1, self.proven);
         self.trust();
         self.current = proven.max(BASE);
-        match Burst::new(limit, self.max).filter(|_| proven == 0) {
+        self.measured = proven > 0;
+        match Burst::new(limit, self.max).filter(|_| self.bursts && proven == 0) {
             Some(burst) => {
-                self.measured = false;
                 self.not_before = None;
                 self.phase = Phase::Burst(burst);
             }

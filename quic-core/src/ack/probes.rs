@@ -60,12 +60,12 @@ impl MtuProbes {
     fn look_at(&mut self, ack: &AckFrame<'_>) {
         for (number, state) in self.numbers.iter().zip(&mut self.states) {
             let is_named = || ack.ranges().any(|range| range.contains(number));
-            *state = match *state {
-                State::InFlight if is_named() => State::News(Fate::Acked),
-                State::Lost if is_named() => State::News(Fate::Late),
-                State::Lost if number + LATE <= ack.largest => State::Free,
-                unchanged => unchanged,
-            };
+            match *state {
+                State::InFlight if is_named() => *state = State::News(Fate::Acked),
+                State::Lost if is_named() => *state = State::News(Fate::Late),
+                State::Lost if number + LATE <= ack.largest => *state = State::Free,
+                State::Free | State::InFlight | State::Lost | State::News(_) => {}
+            }
         }
         self.in_use = self.states.iter().any(|state| *state != State::Free);
     }

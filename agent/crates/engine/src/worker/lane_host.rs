@@ -29,6 +29,9 @@ use crate::{
     },
 };
 
+/// Bytes a second from which a lane probes several sizes at once: payloads wait no longer than 6 ms for those 11 kB.
+const LEAST_BURST_RATE: u64 = 2_000_000;
+
 /// For how long unread sockets put off the look at a quiet lane: some turns, in which a full receive buffer is read.
 const MOST_UNREAD: Duration = Duration::from_millis(100);
 
@@ -179,6 +182,8 @@ impl LaneHost {
     /// Handles a lane that is up from now on, or whose path has moved.
     pub(super) fn lane_up(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
+        let rate = cx.peers.get(slot.peer).and_then(|peer| peer.data.relay.share.account.rate());
+        slot.core.allow_mtu_bursts(rate.is_none_or(|rate| rate >= LEAST_BURST_RATE));
         slot.search_mtu();
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
         let from = slot.paths.take_moved();

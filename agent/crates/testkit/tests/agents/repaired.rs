@@ -312,7 +312,7 @@ fn random_losses_with_time_to_send_again() {
 
 #[test]
 fn random_losses_without_time_to_send_again() {
-    for (ppm, residual, extra) in [(10_000, 0.000_1, 0.08), (50_000, 0.000_2, 0.15), (100_000, 0.001, 0.25)] {
+    for (ppm, residual, extra) in [(10_000, 0.000_1, 0.08), (50_000, 0.000_5, 0.15), (100_000, 0.001, 0.25)] {
         let outcome = Trial { loss: random(ppm), repair: SOON, ..Trial::LONG }.run();
         assert!(outcome.residual <= residual && outcome.extra <= extra);
         assert!(outcome.added_p99 <= 15 * MILLISECOND);
@@ -326,7 +326,7 @@ fn random_losses_without_time_to_send_again() {
 fn losses_in_bursts() {
     let soon = Trial { loss: bursts(30_000), repair: SOON, ..Trial::LONG }.run();
     // A few long bursts decide: `repair/path_tests.rs` has the mean of several paths.
-    assert!(soon.residual <= 0.003 && soon.extra <= 0.22);
+    assert!(soon.residual <= 0.003 && soon.extra <= 0.24);
     let later = Trial { loss: bursts(30_000), ..Trial::LONG }.run();
     assert!(later.residual <= 0.001 && later.extra <= 0.08);
 }
@@ -438,7 +438,7 @@ fn flows_of_other_workers_than_the_lanes_are_repaired() {
 
 #[test]
 fn a_path_without_loss_costs_next_to_nothing() {
-    // Numbers that payloads have for their order end after 20,000 packets: 10 s.
+    // Numbers that payloads have for their order end after 20,000 packets: 10 s; others after 2,000.
     let trial = Trial { seconds: 3, warm_up: 11, ..Trial::LONG };
     let without = Trial { repair: "{ mode = \"off\", order = \"hold\" }", ..trial }.run();
     for (repair, standard) in
@@ -446,7 +446,7 @@ fn a_path_without_loss_costs_next_to_nothing() {
     {
         let with = Trial { repair, standard, ..trial }.run();
         let held = repair != "\"auto\"";
-        assert_eq!((with.residual, with.status[0].numbered > 0), (0.0, held));
+        assert_eq!((with.residual, with.status[0].numbered > 5_000), (0.0, held), "{:?}", with.status[0]);
         // Packets of the control connection are longer.
         assert!(standard || with.wire as f64 <= without.wire as f64 * 1.005);
         assert!(with.status[0].numbered < 24_000, "{:?}", with.status[0]);

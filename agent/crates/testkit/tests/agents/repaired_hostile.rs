@@ -151,7 +151,7 @@ fn numbers_symbols_and_requests_at_random_harm_nobody_else() {
         }
         println!("{most} bytes at most");
         // The innocent one keeps its payloads for a while, too.
-        let most_kept = (1 << 20) + (96 << 10);
+        let most_kept = (1 << 20) + (256 << 10);
         assert!(most > 0 && most <= most_kept, "a quarter of the limit for one peer: {most}");
         assert_eq!(flood.malicious.closed(), None);
         beside.assert_whole(&mut flood);
