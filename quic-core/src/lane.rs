@@ -369,11 +369,6 @@ impl Lane {
         self.sent.loss_runs
     }
 
-    /// Packets that an ACK frame acknowledged after one had acknowledged later packets: the path has changed their order.
-    pub fn reordered_packets(&self) -> u64 {
-        self.sent.reordered
-    }
-
     /// The time by which packets are late on this path, as far as is known, and for which a missing one is therefore waited for;
     /// `None` while none was declared lost that came after all.
     pub fn reordering_window(&self) -> Option<Duration> {

@@ -42,6 +42,8 @@ pub struct LaneStats {
     pub lost_bytes: u64,
     /// Packets declared lost and acknowledged afterwards: they were late, not lost.
     pub spuriously_lost_packets: u64,
+    /// Packets that an ACK frame acknowledged after one had acknowledged later packets: the path has changed their order.
+    pub reordered_packets: u64,
     /// Probes of the path's MTU sent (RFC 8899).
     pub mtu_probes_sent: u64,
     /// Probes of [`mtu_probes_sent`](Self::mtu_probes_sent) that were declared lost, most of them for their size.
@@ -97,6 +99,12 @@ impl LaneStats {
         self.key_updates_initiated + self.key_updates_followed
     }
 
+    /// Packets declared lost that have not come since. What is late may have been declared lost long before, so that this falls
+    /// at times.
+    pub fn missing_packets(&self) -> u64 {
+        self.lost_packets.saturating_sub(self.spuriously_lost_packets)
+    }
+
     /// Counts a packet that was refused.
     #[cold]
     pub(crate) fn count(&mut self, error: &OpenError) {
@@ -119,6 +127,7 @@ impl LaneStats {
         self.acked_packets += outcome.acked.packets;
         self.acked_bytes += outcome.acked.bytes;
         self.spuriously_lost_packets += outcome.spuriously_lost;
+        self.reordered_packets += outcome.reordered;
         self.count_lost(outcome.lost);
     }
 

@@ -82,8 +82,6 @@ pub(crate) struct SentWindow {
     after_lost: u64,
     /// Runs of consecutive numbers that were declared lost.
     pub(crate) loss_runs: u64,
-    /// Packets that were acknowledged after later ones.
-    pub(crate) reordered: u64,
     reordering: Reordering,
     rate: DeliveryRate,
 }
@@ -124,6 +122,8 @@ pub(crate) struct AckOutcome {
     pub(crate) lost: Volume,
     /// The packets of `acked` that had been declared lost.
     pub(crate) spuriously_lost: u64,
+    /// The packets of `acked` that were acknowledged after later ones.
+    pub(crate) reordered: u64,
 }
 
 impl SentWindow {
@@ -143,7 +143,6 @@ impl SentWindow {
             largest_lost: 0,
             after_lost: 0,
             loss_runs: 0,
-            reordered: 0,
             reordering: Reordering::new(),
             rate: DeliveryRate::new(),
         }
@@ -204,7 +203,7 @@ impl SentWindow {
                 self.in_flight.remove(bytes);
                 outcome.acked.add(bytes);
                 if Some(number) < largest_before {
-                    self.reordered += 1;
+                    outcome.reordered += 1;
                     let is_late = Some(number + PACKET_THRESHOLD) <= largest_before;
                     if is_late {
                         latest = Some(latest.map_or(number, |other| other.min(number)));
@@ -215,7 +214,7 @@ impl SentWindow {
                 let record = ring.records.at(number);
                 outcome.acked.add(record.bytes);
                 outcome.spuriously_lost += 1;
-                self.reordered += 1;
+                outcome.reordered += 1;
                 self.reordering.was_spurious(number, record.age(ring.origin, now), self.next, rtt);
                 if let Some(recorder) = recorder.as_deref_mut() {
                     recorder.note(Event::Late { number }, now);

@@ -45,12 +45,13 @@ struct Model {
 }
 
 impl Model {
-    /// The packets acknowledged, and those of them that had been lost.
-    fn ack(&mut self, ranges: &[RangeInclusive<u64>], next: u64, now: Instant, rtt: &Rtt) -> [u64; 2] {
-        let (mut acked, mut spurious) = (0, 0);
+    /// The packets acknowledged, those of them that had been lost, and those that came after later ones.
+    fn ack(&mut self, ranges: &[RangeInclusive<u64>], next: u64, now: Instant, rtt: &Rtt) -> [u64; 3] {
+        let (mut acked, mut spurious, mut reordered) = (0, 0, 0);
         for number in ranges.iter().cloned().flatten() {
             let Some((sent, fate)) = self.packets.get_mut(&number) else { continue };
             let age = now - *sent;
+            reordered += u64::from(*fate != Fate::Settled && Some(number) < self.largest_acked);
             match std::mem::replace(fate, Fate::Settled) {
                 Fate::Settled => continue,
                 Fate::InFlight if Some(number + 3) <= self.largest_acked => {
@@ -65,7 +66,7 @@ impl Model {
             acked += 1;
         }
         self.largest_acked = self.largest_acked.max(ranges.first().map(|range| *range.end()));
-        [acked, spurious]
+        [acked, spurious, reordered]
     }
 
     fn detect_losses(&mut self, next: u64, now: Instant, rtt: &Rtt) -> u64 {
@@ -121,10 +122,10 @@ proptest! {
                     if ranges.is_empty() {
                         continue;
                     }
-                    let [acked, spuriously_lost] = model.ack(&ranges, next, sender.now, &sender.rtt);
+                    let [acked, spuriously_lost, reordered] = model.ack(&ranges, next, sender.now, &sender.rtt);
                     let outcome = sender.ack(&ranges);
                     let lost = packets(model.detect_losses(next, sender.now, &sender.rtt));
-                    let expected = AckOutcome { acked: packets(acked), lost, spuriously_lost };
+                    let expected = AckOutcome { acked: packets(acked), lost, spuriously_lost, reordered };
                     prop_assert_eq!(outcome, expected);
                 }
                 Step::LossTimeout => {

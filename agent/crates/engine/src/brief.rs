@@ -30,7 +30,7 @@ pub struct PeerBrief {
     pub down_bytes: u64,
     /// Lane packets that were sent.
     pub sent_packets: u64,
-    /// Those of them that were declared lost.
+    /// Those of them that were declared lost and have not come since.
     pub lost_packets: u64,
     /// Why the last attempt or connection ended.
     pub last_error: Option<LastError>,
@@ -56,7 +56,7 @@ impl From<&PeerStatus> for PeerBrief {
             up_bytes: peer.uplink.delivered_bytes + peer.tcp.uplink_bytes,
             down_bytes: peer.downlink.delivered_bytes + peer.tcp.downlink_bytes,
             sent_packets: peer.more.lanes.sealed_packets,
-            lost_packets: peer.more.lanes.lost_packets,
+            lost_packets: peer.more.lanes.missing_packets(),
             last_error: peer.last_error.clone(),
             removed: peer.more.removed,
         }
@@ -93,7 +93,7 @@ impl PeerBrief {
         self.up_bytes += other.uplink.delivered_bytes + other.tcp.uplink_bytes;
         self.down_bytes += other.downlink.delivered_bytes + other.tcp.downlink_bytes;
         self.sent_packets += other.more.lanes.sealed_packets;
-        self.lost_packets += other.more.lanes.lost_packets;
+        self.lost_packets += other.more.lanes.missing_packets();
         self.removed |= other.more.removed;
         let is_newer = |error: &LastError| {
             self.last_error.as_ref().is_none_or(|known| error.age_seconds < known.age_seconds)

@@ -346,9 +346,9 @@ impl LaneSlot {
         let stats = self.core.stats();
         PathCounts {
             acked: stats.acked_packets,
-            lost: stats.lost_packets.saturating_sub(stats.spuriously_lost_packets),
+            lost: stats.missing_packets(),
             runs: self.core.loss_runs(),
-            reordered: self.core.reordered_packets(),
+            reordered: stats.reordered_packets,
             rtt: self.core.rtt().smoothed(),
             congested,
         }

@@ -8,6 +8,7 @@ use std::{
 
 use wire::context::ASK_BYTES;
 
+use super::lateness::Lateness;
 use super::symbol::{END_OF_NUMBERS, expand, truncate};
 
 /// A request for payloads that are missing.
@@ -55,7 +56,7 @@ impl Ask {
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
     pub rtt: Duration,
-    /// How long after a gap is noticed it is asked for: the path's reordering, or zero.
+    /// How long after a gap is noticed it is asked for at the earliest; the path's reordering may take longer.
     pub patience: Duration,
     /// How many numbers one call asks for at most.
     pub most: u16,
@@ -66,8 +67,10 @@ pub struct Asking {
 pub(super) enum Presence {
     /// It is the first of its number, and higher than all before.
     Newest,
-    /// It is the first of its number, which was seen to be missing at that time.
+    /// It is the first of its number, which was seen to be missing at that time, and was sent again.
     Missed(Instant),
+    /// The same, but it came of its own accord: others had overtaken it.
+    Overtaken(Instant),
     /// It was received, or given up.
     Settled,
     /// It is beyond [`END_OF_NUMBERS`].
@@ -94,6 +97,12 @@ pub(super) struct Gaps {
     pub(super) runs: u64,
     /// The number after the last run.
     run_end: Option<u64>,
+    /// Numbers that were counted as missing, and came of their own accord after the count was taken.
+    miscounted: u64,
+    lateness: Lateness,
+    /// The round trip and the patience of the last look at what is to be asked for.
+    rtt: Duration,
+    patience: Duration,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -129,7 +138,8 @@ impl Gaps {
             if number > self.next {
                 let gap = Gap { first: self.next, end: number, noticed: now, asked: None, attempts: 0 };
                 self.gaps.push_back(gap);
-                self.next_ask = Some(self.next_ask.map_or(now, |at| at.min(now)));
+                let at = now + self.patience;
+                self.next_ask = Some(self.next_ask.map_or(at, |before| before.min(at)));
             }
             self.count(self.next..number + u64::from(recovered));
             self.next = number + 1;
@@ -137,7 +147,17 @@ impl Gaps {
         }
         let Some(index) = self.find(number) else { return Presence::Settled };
         let gap = &mut self.gaps[index];
-        let missed = Presence::Missed(gap.noticed);
+        // An answer takes a round trip, which may be somewhat shorter than it is on average.
+        let is_answer = gap.asked.is_some_and(|at| now.saturating_duration_since(at) >= self.rtt / 2);
+        let missed = if recovered || is_answer {
+            Presence::Missed(gap.noticed)
+        } else {
+            self.lateness.note(now.saturating_duration_since(gap.noticed), now);
+            let is_counted = self.noticed > 0;
+            self.noticed -= u64::from(is_counted);
+            self.miscounted += u64::from(!is_counted);
+            Presence::Overtaken(gap.noticed)
+        };
         if gap.first == number {
             gap.first += 1;
         } else if gap.end == number + 1 {
@@ -191,12 +211,17 @@ impl Gaps {
             return;
         }
         let interval = interval(asking.rtt);
+        // Whatever is overtaken, there is time for an answer.
+        let longest = deadline.saturating_sub(asking.rtt) / 2;
+        self.rtt = asking.rtt;
+        self.patience = asking.patience.max(self.lateness.patience(now).min(longest));
+        let patience = self.patience;
         let mut left = u64::from(asking.most);
         let mut next = None;
         let mut later = |at: Instant| next = Some(next.map_or(at, |next: Instant| next.min(at)));
         for gap in &mut self.gaps {
             let end = gap.noticed + deadline;
-            let due = gap.asked.map_or(gap.noticed + asking.patience, |at| at + interval);
+            let due = gap.asked.map_or(gap.noticed + patience, |at| at + interval);
             if due.max(now) + asking.rtt > end {
                 continue;
             }
@@ -224,7 +249,10 @@ impl Gaps {
         if missing.is_empty() {
             return;
         }
-        self.noticed += missing.end - missing.start;
+        let count = missing.end - missing.start;
+        let miscounted = count.min(self.miscounted);
+        self.miscounted -= miscounted;
+        self.noticed += count - miscounted;
         self.runs += u64::from(self.run_end != Some(missing.start));
         self.run_end = Some(missing.end);
     }

@@ -19,7 +19,10 @@ impl Bench {
 
     fn receive(&mut self, number: u64) {
         let presence = self.gaps.receive(number, false, self.clock.now());
-        assert!(matches!(presence, Presence::Newest | Presence::Missed(_)), "{number}: {presence:?}");
+        assert!(
+            matches!(presence, Presence::Newest | Presence::Missed(_) | Presence::Overtaken(_)),
+            "{number}: {presence:?}"
+        );
     }
 
     fn pass(&mut self, milliseconds: u64) {
@@ -64,6 +67,26 @@ fn patience_waits_for_what_was_reordered() {
 }
 
 #[test]
+fn what_others_overtake_is_not_asked_for_before_it_may_have_come() {
+    let mut bench = Bench::new();
+    bench.receive(1);
+    assert_eq!(bench.gaps.noticed, 1);
+    bench.pass(20);
+    bench.receive(0);
+    assert_eq!(bench.gaps.noticed, 0, "it came of its own accord");
+    bench.receive(3);
+    assert_eq!(bench.ask(&ASKING), []);
+    bench.pass(20);
+    assert_eq!(bench.ask(&ASKING), []);
+    bench.pass(1);
+    assert_eq!(bench.ask(&ASKING), [(2, 1, 0, false)]);
+    bench.pass(80);
+    let answer = bench.gaps.receive(2, false, bench.clock.now());
+    assert!(matches!(answer, Presence::Missed(_)), "{answer:?}");
+    assert_eq!((bench.gaps.noticed, bench.gaps.patience), (1, Duration::from_millis(21)));
+}
+
+#[test]
 fn one_call_asks_for_a_limited_number() {
     let mut bench = Bench::new();
     let asking = Asking { most: 5, ..ASKING };
@@ -92,7 +115,7 @@ fn gaps_are_split_shortened_and_closed() {
     }
     let missing: Vec<_> = (0..12).filter(|number| bench.gaps.is_missing(*number)).collect();
     assert_eq!(missing, [1, 2, 3, 7, 8]);
-    assert_eq!((bench.gaps.noticed, bench.gaps.runs), (10, 1));
+    assert_eq!((bench.gaps.noticed, bench.gaps.runs), (5, 1), "what came was only overtaken");
     for number in [7, 8] {
         bench.receive(number);
     }

@@ -9,6 +9,7 @@
 //! | which payloads repair symbols give back | `decoder.rs` |
 //! | which coefficients, and how symbols are multiplied | `coefficients.rs`, `field.rs` |
 //! | which numbers are missing, and when to ask for them | `gaps.rs` |
+//! | how late what was overtaken comes | `lateness.rs` |
 //! | when a payload is delivered | `sequencer.rs` |
 //! | which means, and how much of it | `plan.rs` |
 //! | whether repair itself makes the path lose more | `strain.rs` |
@@ -39,6 +40,7 @@ mod encoder;
 mod field;
 mod gaps;
 mod lane;
+mod lateness;
 mod memory;
 mod plan;
 #[cfg(any(test, feature = "fuzzing"))]

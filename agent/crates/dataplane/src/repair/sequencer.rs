@@ -134,6 +134,7 @@ impl Sequencer {
                 self.counts.retransmitted += u64::from(!arrival.recovered);
                 since
             }
+            Presence::Overtaken(since) => since,
             Presence::Settled
                 if self.delivered.contains(number) || self.held_numbers.contains_key(&number) =>
             {

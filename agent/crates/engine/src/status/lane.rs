@@ -25,7 +25,16 @@ pub struct LanePackets {
     pub received: u64,
     /// Packets that were sent and declared lost.
     pub lost: u64,
-    /// The share of those sent that was lost, 0 to 1; `None` if none was sent.
+    /// Those of `lost` that were acknowledged later: they were late.
+    #[serde(default)]
+    pub late: u64,
+    /// Packets that were acknowledged after later ones.
+    #[serde(default)]
+    pub reordered: u64,
+    /// For how long a missing packet is waited for as one that others have overtaken; `None` where none was overtaken.
+    #[serde(default)]
+    pub reordering_seconds: Option<f64>,
+    /// The share of those sent that was lost and not late, 0 to 1; `None` if none was sent.
     pub lost_share: Option<f64>,
     /// The same of the last second.
     pub lost_share_last_second: Option<f64>,
@@ -60,6 +69,12 @@ pub struct LaneStatus {
     pub lost_packets: u64,
     /// Of those, packets that were acknowledged later.
     pub late_packets: u64,
+    /// Packets that were acknowledged after later ones.
+    #[serde(default)]
+    pub reordered_packets: u64,
+    /// For how long a missing packet is waited for as one that others have overtaken; `None` where none was overtaken.
+    #[serde(default)]
+    pub reordering_seconds: Option<f64>,
     /// Packets that are neither acknowledged nor lost.
     pub in_flight_packets: u64,
     /// Bytes of the packets in flight.
@@ -99,7 +114,7 @@ pub struct LaneRates {
     /// Bytes of UDP payload received per second.
     pub received_bytes_per_second: f64,
     pub received_packets_per_second: f64,
-    /// Packets per second that were declared lost.
+    /// Packets per second that were declared lost, without those that came late.
     pub lost_packets_per_second: f64,
 }
 
@@ -164,5 +179,5 @@ pub struct LaneDetails {
 
 /// Adds one lane's counts to a sum.
 pub(crate) fn add_lane(sum: &mut LaneStats, lane: &LaneStats) {
-    add!(sum, lane; sealed_packets, sealed_bytes, opened_packets, opened_bytes, datagrams_sent, datagrams_received, ack_packets_sent, ack_packets_received, ack_frames_sent, ack_frames_received, probes_sent, acked_packets, lost_packets, spuriously_lost_packets, mtu_probes_sent, mtu_probes_lost, black_holes, window_overflows, key_updates_initiated, key_updates_followed, duplicates, too_old, header_errors, authentication_failures, other_phase_failures, integrity_limit, violations);
+    add!(sum, lane; sealed_packets, sealed_bytes, opened_packets, opened_bytes, datagrams_sent, datagrams_received, ack_packets_sent, ack_packets_received, ack_frames_sent, ack_frames_received, probes_sent, acked_packets, lost_packets, spuriously_lost_packets, reordered_packets, mtu_probes_sent, mtu_probes_lost, black_holes, window_overflows, key_updates_initiated, key_updates_followed, duplicates, too_old, header_errors, authentication_failures, other_phase_failures, integrity_limit, violations);
 }

@@ -117,6 +117,8 @@ pub struct PeerFigures {
     pub reassembly_bytes: usize,
     /// The counts of its lanes, those that have ended included.
     pub lanes: LaneStats,
+    /// The longest of its lanes' windows for packets that others overtake; `None` where none was overtaken.
+    pub reordering: Option<Duration>,
     /// Its lanes, as the owner of its session knows them; `None` while it is not connected.
     pub owned_lanes: Option<OwnedLanes>,
 }
@@ -180,7 +182,7 @@ pub struct PeerRates {
     /// Lane packets sent per second.
     #[serde(skip)]
     pub lane_packets_per_second: f64,
-    /// Lane packets declared lost per second.
+    /// Lane packets declared lost per second, without those that came late.
     #[serde(skip)]
     pub lost_packets_per_second: f64,
 }
@@ -270,13 +272,16 @@ impl PeerStatus {
             repair.complete();
         }
         let share = |lost: f64, sent: f64| (sent > 0.0).then(|| lost / sent);
-        let LaneStats { sealed_packets: sent, opened_packets: received, lost_packets: lost, .. } =
-            self.more.lanes;
+        let lanes = &self.more.lanes;
+        let (sent, reordering) = (lanes.sealed_packets, self.more.reordering);
         self.lane_packets = LanePackets {
             sent,
-            received,
-            lost,
-            lost_share: share(lost as f64, sent as f64),
+            received: lanes.opened_packets,
+            lost: lanes.lost_packets,
+            late: lanes.spuriously_lost_packets,
+            reordered: lanes.reordered_packets,
+            reordering_seconds: reordering.map(|window| window.as_secs_f64()),
+            lost_share: share(lanes.missing_packets() as f64, sent as f64),
             lost_share_last_second: self.rates.and_then(|rates| rates.lost_share()),
         };
     }
@@ -289,6 +294,7 @@ impl PeerFigures {
         add!(self, other; flows_opened, aqm_marked, queue_packets, queue_bytes, reassembly_bytes);
         self.queue_time = self.queue_time.max(other.queue_time);
         add_lane(&mut self.lanes, &other.lanes);
+        self.reordering = self.reordering.max(other.reordering);
         self.owned_lanes = self.owned_lanes.or(other.owned_lanes);
     }
 }

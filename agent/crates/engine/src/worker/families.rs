@@ -115,6 +115,8 @@ static FAMILIES: &[Family] = &[
     peer(Type::Counter, "culvert_lane_packets_acked_total", "Packets sent on lanes that the peer acknowledged.", |it| it.ever.more.lanes.acked_packets.into()),
     peer(Type::Counter, "culvert_lane_packets_lost_total", "Packets sent on lanes and declared lost.", |it| it.ever.more.lanes.lost_packets.into()),
     peer(Type::Counter, "culvert_lane_packets_spuriously_lost_total", "Packets declared lost and acknowledged later.", |it| it.ever.more.lanes.spuriously_lost_packets.into()),
+    peer(Type::Counter, "culvert_lane_packets_reordered_total", "Packets sent on lanes and acknowledged after later ones.", |it| it.ever.more.lanes.reordered_packets.into()),
+    peer(Type::Gauge, "culvert_lane_reordering_seconds", "Longest time for which the peer's lanes wait for a packet that later ones have overtaken, beyond a round trip; 0 while none was overtaken.", |it| it.now.more.reordering.unwrap_or_default().as_secs_f64().into()),
     peer(Type::Counter, "culvert_lane_mtu_probes_total", "Packets sent on lanes to discover the path MTU.", |it| it.ever.more.lanes.mtu_probes_sent.into()),
     peer(Type::Counter, "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them because of their size; no other loss counter includes them.", |it| it.ever.more.lanes.mtu_probes_lost.into()),
     peer(Type::Counter, "culvert_lane_black_holes_total", "Times that a lane's path stopped carrying packets of the size in use.", |it| it.ever.more.lanes.black_holes.into()),

@@ -96,7 +96,8 @@ impl Tunnel {
                 add_lane(sum, stats);
             }
             let LaneStats { sealed_packets, sealed_bytes, opened_packets, opened_bytes, .. } = *stats;
-            let counts = [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.lost_packets];
+            let counts =
+                [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.missing_packets()];
             slot.sampler.sample(counts, now);
         }
         for (peer, lanes) in cx.peers.iter_mut().zip(&sums) {
@@ -104,7 +105,7 @@ impl Tunnel {
             let (up, down) = (relay.uplink.delivered, relay.downlink.delivered);
             let (up_bytes, down_bytes) = (stats.uplink_bytes, stats.downlink_bytes);
             let (tcp_up, tcp_down) = (peer.tcp.uplink_bytes, peer.tcp.downlink_bytes);
-            let (sent, lost) = (lanes.sealed_packets, lanes.lost_packets);
+            let (sent, lost) = (lanes.sealed_packets, lanes.missing_packets());
             let counts = [up, up_bytes, down, down_bytes, tcp_up, tcp_down, sent, lost];
             peer.rates.sample(counts, now);
         }
@@ -223,6 +224,8 @@ impl Context {
             received_bytes: stats.opened_bytes,
             lost_packets: stats.lost_packets,
             late_packets: stats.spuriously_lost_packets,
+            reordered_packets: stats.reordered_packets,
+            reordering_seconds: slot.core.reordering_window().map(|window| window.as_secs_f64()),
             in_flight_packets: in_flight.packets,
             in_flight_bytes: in_flight.bytes,
             rtt_seconds: rtt.latest().map(|_| rtt.smoothed().as_secs_f64()),

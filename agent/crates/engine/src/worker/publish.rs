@@ -82,6 +82,7 @@ impl Worker {
             lane_states[slot.state.label_index()] += 1;
             if let Some(sum) = of_peers.get_mut(slot.peer.0 as usize) {
                 add_lane(&mut sum.lanes, slot.core.stats());
+                sum.reordering = sum.reordering.max(slot.core.reordering_window());
                 sum.lanes_up += usize::from(slot.is_up());
             }
         }
@@ -392,6 +393,7 @@ impl LaneHost {
             aqm_marked: relay.queue.marked,
             reassembly_bytes: relay.reassembly.held_bytes(),
             lanes: of_peer.lanes,
+            reordering: of_peer.reordering,
             owned_lanes: owned,
         }
     }
@@ -420,6 +422,7 @@ impl LaneHost {
 #[derive(Clone, Default)]
 struct OfPeer {
     lanes: LaneStats,
+    reordering: Option<Duration>,
     lanes_up: usize,
     streams: Option<StreamsStatus>,
 }

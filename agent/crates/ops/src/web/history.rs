@@ -102,8 +102,8 @@ impl Counts {
         let up = self.up_bytes.checked_sub(before.up_bytes)?;
         let down = self.down_bytes.checked_sub(before.down_bytes)?;
         let sent = self.sent_packets.checked_sub(before.sent_packets)?;
-        let lost = self.lost_packets.checked_sub(before.lost_packets)?;
-        // Packets that were sent before may be found lost now.
+        // Packets that were sent before may be found lost now, or not to be lost after all.
+        let lost = self.lost_packets.saturating_sub(before.lost_packets);
         let lost = if sent == 0 { f32::NAN } else { (lost as f32 / sent as f32).min(1.0) };
         Some(Sample { up: up as f32 / seconds, down: down as f32 / seconds, lost })
     }

@@ -84,6 +84,8 @@ fn lane() -> LaneStatus {
         received_bytes: 999,
         lost_packets: 20,
         late_packets: 2,
+        reordered_packets: 9,
+        reordering_seconds: Some(0.031),
         in_flight_packets: 7,
         in_flight_bytes: 8_400,
         rtt_seconds: Some(0.0123),
@@ -218,6 +220,9 @@ fn connected() -> PeerStatus {
             sent: 10_000,
             received: 12,
             lost: 20,
+            late: 2,
+            reordered: 9,
+            reordering_seconds: Some(0.031),
             lost_share: Some(0.002),
             lost_share_last_second: Some(0.000_23),
         },
@@ -409,8 +414,9 @@ exit: connected
   key exchange   x25519mlkem768
   RTT            12.3 ms
   least RTT      10.1 ms
-  lane packets   sent 10000, received 12, lost 20
+  lane packets   sent 10000, received 12, lost 18
   loss           0.02 % in the last second, 0.20 % in all
+  reordering     31.0 ms late, 9 packets overtaken, 2 of them first taken for lost
   up             1.2 Gbit/s, 126.0 k/s
   down           96 bit/s, 0.5 /s
   carried        95.0 kB up, 2.0 kB down
@@ -466,7 +472,8 @@ lane exit/0: up
   receiving       0 bit/s, 0 /s
   sent            11 packets, 12.3 kB
   received        12 packets, 999 B
-  lost            20 (3 /s), of which 2 came late
+  lost            18 (3 /s)
+  reordering      31.0 ms late, 9 packets overtaken, 2 of them first taken for lost
   in flight       7 packets, 8.4 kB
   keys            phase 1, updated 3 times, 5 packets sealed with these, the peer has not followed yet
   packet size     1452, the path carries 1460, larger ones are being tried

@@ -262,13 +262,14 @@ fn rate(bytes: f64, packets: f64) -> String {
     format!("{} {}", bits(bytes), per_second(packets))
 }
 
-/// In all, and in the last second if any were.
+/// Those that did not come late, in all, and in the last second if any were.
 pub(super) fn lane_lost(lane: &LaneStatus) -> String {
+    let lost = lane.lost_packets.saturating_sub(lane.late_packets);
     match &lane.rates {
         Some(rates) if rates.lost_packets_per_second > 0.0 => {
-            format!("{} ({})", lane.lost_packets, per_second(rates.lost_packets_per_second))
+            format!("{lost} ({})", per_second(rates.lost_packets_per_second))
         }
-        Some(_) | None => lane.lost_packets.to_string(),
+        Some(_) | None => lost.to_string(),
     }
 }
 
