@@ -99,6 +99,7 @@ impl Contents {
             | Attack::Unread
             | Attack::StreamAborts
             | Attack::StreamCredits
+            | Attack::Overtaking
             | Attack::Hellos
             | Attack::Lanes
             | Attack::KeyUpdates

@@ -263,7 +263,7 @@ fn jitter(text: &str) -> Result<Jitter, String> {
     };
     match jitter {
         Jitter::Uniform(Duration::ZERO) | Jitter::Normal(Duration::ZERO) => Ok(Jitter::None),
-        jitter => Ok(jitter),
+        jitter @ (Jitter::None | Jitter::Uniform(_) | Jitter::Normal(_)) => Ok(jitter),
     }
 }
 
