@@ -377,6 +377,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 Outcome::Late => self.refuse(lane.peer, payload(), DropReason::Expired),
                 Outcome::Refused => self.refuse(lane.peer, payload(), DropReason::Malformed),
             }
+        } else if let Some(streams) = self.streams(source).and_then(Option::as_mut) {
+            streams.came_early(stream, number);
         }
         if !at_once || late && self.expired(&batch.buffer(slot)[inner.clone()], lane.peer) {
             return;

@@ -16,6 +16,9 @@ use super::{
     sender::Sender,
 };
 
+/// Streams of which payloads may come before their terms: more than most peers have.
+const MOST_EARLY: usize = 64;
+
 /// The ends of a lane's streams; there are as many as services are repaired, and one for IP packets.
 #[derive(Debug, Default)]
 pub struct LaneRepair {
@@ -24,6 +27,8 @@ pub struct LaneRepair {
     pub senders: Vec<Sender>,
     /// All ends of streams that the peer numbers.
     pub receivers: Vec<Receiver>,
+    /// Streams whose payloads came before their terms, and the number after the last of them: those were delivered at once.
+    early: Vec<(StreamNumber, u32)>,
     sent: SenderCounts,
     received: ReceiverCounts,
     /// Whether nothing is sent any more, so that neither requests nor repairs are.
@@ -79,6 +84,17 @@ impl LaneRepair {
         senders.chain(self.receivers.iter().map(|receiver| receiver.deadline)).max()
     }
 
+    /// Notes a payload of a stream whose terms the peer has not told yet: a datagram may overtake the control message. Once they are
+    /// known the stream begins behind it, as it would otherwise ask for what was delivered.
+    pub(crate) fn came_early(&mut self, stream: StreamNumber, number: u32) {
+        let next = number.wrapping_add(1);
+        if let Some((_, known)) = self.early.iter_mut().find(|(known, _)| *known == stream) {
+            *known = (*known).max(next);
+        } else if self.early.len() < MOST_EARLY {
+            self.early.push((stream, next));
+        }
+    }
+
     /// The end of a stream that the peer numbers; it begins now if it has not. `None` if there is no memory for it. Without `terms` a
     /// stream that has begun goes on by the old ones: what it delivered is not delivered again.
     pub fn receiver_for(&mut self, stream: StreamNumber, terms: Option<&Terms>) -> Option<&mut Receiver> {
@@ -88,10 +104,13 @@ impl LaneRepair {
         let index = match self.receivers.iter().position(|receiver| receiver.stream == stream) {
             Some(index) => index,
             None => {
-                let Some(receiver) = Receiver::new(stream, *terms, &self.memory) else {
+                let Some(mut receiver) = Receiver::new(stream, *terms, &self.memory) else {
                     self.received.without_memory += 1;
                     return None;
                 };
+                if let Some(early) = self.early.iter().position(|(known, _)| *known == stream) {
+                    receiver.begin_at(self.early.swap_remove(early).1.into());
+                }
                 self.receivers.push(receiver);
                 self.receivers.len() - 1
             }

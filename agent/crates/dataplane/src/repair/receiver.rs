@@ -88,6 +88,12 @@ impl Receiver {
         self.set_times();
     }
 
+    /// The stream begins with this number: what is below came before, or will not come.
+    pub(super) fn begin_at(&mut self, number: u64) {
+        self.begun = true;
+        self.sequencer.begin_at(number);
+    }
+
     /// The path has this round trip now, or zero if nobody knows it.
     pub fn follow(&mut self, rtt: Duration) {
         let deadline = self.terms.deadline.on(rtt);
