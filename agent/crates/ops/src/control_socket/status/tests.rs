@@ -362,7 +362,7 @@ exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  0.02 %  1.2 Gbit/s  8.0 Mbit/s 
 b     dialling   -      -               -        -       -           -           0      0      -     -
 
 LANE    STATE  SENT                  RECEIVED      LOST       UNACKED  RTT      KEYS    PACKET  OFFLOAD         FLOWS  HEARD
-exit/0  up     1.2 Gbit/s 130.0 k/s  0 bit/s 0 /s  20 (3 /s)  7        12.3 ms  1 (3)…  1452 …  GSO failed+GRO  1      2.0 ms
+exit/0  up     1.2 Gbit/s 130.0 k/s  0 bit/s 0 /s  18 (3 /s)  7        12.3 ms  1 (3)…  1452 …  GSO failed+GRO  1      2.0 ms
 … 7 more lanes
 
 ACCOUNT        RECEIVED  DELIVERED  QUEUED  DROPPED
