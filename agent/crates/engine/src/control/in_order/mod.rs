@@ -1,7 +1,7 @@
 //! Packets of a connection in the order of their numbers, before quinn-proto reads them.
 //!
 //! quinn-proto calls a packet lost that three later ones have overtaken, and its receiver discards without a count what comes more than
-//! 128 numbers late (`Dedup` in its `connection/spaces.rs`). So where packets overtake each other, each waits for those before it, for
+//! 128 numbers late (`Dedup` among its packet number spaces). So where packets overtake each other, each waits for those before it, for
 //! no longer than packets have been late on the path.
 //!
 //! ```text
