@@ -136,7 +136,7 @@ impl StreamMemory {
     }
 
     /// The bytes of a connection's packets that may wait for others which they have overtaken: 4 MiB of the default pool, a gigabit a
-    /// second for 33 ms.
+    /// second for 26 ms.
     #[must_use]
     pub fn most_out_of_order(&self) -> usize {
         usize::try_from(self.most.load(Ordering::Relaxed) / 64).unwrap_or(usize::MAX)

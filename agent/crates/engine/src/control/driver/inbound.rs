@@ -8,20 +8,25 @@ use wire::cid::CONNECTION_ID_BYTES;
 
 use crate::control::{
     driver::{Control, ControlConnection, Event, Portion, UNITS_PER_TURN},
-    in_order::Held,
+    in_order::{Held, Releases},
     inward::Pulled,
     windows::StreamMemory,
 };
 
+/// The memory that a held datagram takes beside its bytes: quinn-proto's event, its place in the map, and what the allocator adds.
+const HELD_BYTES: usize = 384;
+
 impl ControlConnection {
-    /// Takes a datagram, of which quinn-proto's endpoint made `event`: at once, or once those before it have come.
+    /// Takes a datagram, of which quinn-proto's endpoint made `event`: at once, or once those before it have come. Returns whether
+    /// datagrams that waited are left to the next turn.
     pub(super) fn receive(
         &mut self,
         datagram: &[u8],
         event: ConnectionEvent,
         arrived: Instant,
         memory: &StreamMemory,
-    ) {
+        releases: &mut Releases,
+    ) -> bool {
         let before = self.in_order.held_bytes();
         let number = match &self.numbers {
             Some(numbers) if self.in_order.needs_numbers() => {
@@ -29,18 +34,24 @@ impl ControlConnection {
             }
             Some(_) | None => None,
         };
-        let most = memory.most_out_of_order();
-        if let Some(event) = self.in_order.admit(event, number, arrived, datagram.len(), most) {
+        let (bytes, most) = (HELD_BYTES + datagram.len(), memory.most_out_of_order());
+        if let Some(event) = self.in_order.admit(event, number, arrived, bytes, most) {
             self.pass(event, arrived);
         }
-        self.pass_held();
+        let has_more = self.pass_held(releases);
         memory.hold(before, self.in_order.held_bytes());
+        has_more
     }
 
-    /// Takes the datagrams that have waited for others for long enough.
-    pub(super) fn receive_held(&mut self, now: Instant, memory: &StreamMemory) {
+    /// Takes the datagrams that have waited for others for long enough; returns whether some are left to the next turn.
+    pub(super) fn receive_held(
+        &mut self,
+        now: Instant,
+        memory: &StreamMemory,
+        releases: &mut Releases,
+    ) -> bool {
         if !self.in_order.needs_numbers() {
-            return;
+            return false;
         }
         let before = self.in_order.held_bytes();
         self.in_order.bound_patience(self.quinn.rtt());
@@ -48,14 +59,22 @@ impl ControlConnection {
             self.in_order.turn_off();
         }
         self.in_order.give_up(now);
-        self.pass_held();
+        let has_more = self.pass_held(releases);
         memory.hold(before, self.in_order.held_bytes());
+        has_more
     }
 
-    fn pass_held(&mut self) {
-        while let Some(Held { packet, arrived, .. }) = self.in_order.pop_next() {
-            self.pass(packet, arrived);
+    fn pass_held(&mut self, releases: &mut Releases) -> bool {
+        while self.in_order.has_due() {
+            if !releases.take() {
+                return true;
+            }
+            if let Some(Held { packet, arrived, .. }) = self.in_order.pop_due() {
+                self.pass(packet, arrived);
+            }
         }
+        self.in_order.has_released();
+        false
     }
 
     fn pass(&mut self, event: ConnectionEvent, arrived: Instant) {

@@ -49,7 +49,7 @@ use crate::control::{
     arena::Arena,
     congestion::{Congestion, pacing::Pace},
     copies::Copies,
-    in_order::InOrder,
+    in_order::{InOrder, Releases},
     inward::Inward,
     preshared::Preshared,
     streams_told::StreamsTold,
@@ -203,7 +203,9 @@ pub struct Control {
     settlements: Settlements,
     /// Connections whose far end does not read our answers.
     overflowing: Vec<ConnectionHandle>,
-    /// Connections with more messages than one turn takes.
+    /// Packets that waited for others and may still go on in this turn.
+    releases: Releases,
+    /// Connections with more messages, or more packets that are in order by now, than one turn takes.
     unread: Vec<ConnectionHandle>,
     turn: u64,
     /// Streams of the connection that is being polled for which there is an event already.
@@ -243,6 +245,7 @@ impl Control {
             fed: Vec::new(),
             settlements: Settlements::default(),
             overflowing: Vec::new(),
+            releases: Releases::default(),
             unread: Vec::new(),
             turn: 1,
             named: HashSet::new(),
@@ -341,7 +344,11 @@ impl Control {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(connection) = self.connections.get_mut(&handle) {
                     let arrived = now.checked_sub(meta.age).unwrap_or(now);
-                    connection.receive(data, event, arrived, &self.memory);
+                    if connection.receive(data, event, arrived, &self.memory, &mut self.releases)
+                        && !std::mem::replace(&mut connection.has_more, true)
+                    {
+                        self.unread.push(handle);
+                    }
                     connection.pace.received(now);
                     connection.answers.heard(now);
                     let number = connection.stream_number.unwrap_or(0);
@@ -554,9 +561,10 @@ impl Control {
         }
     }
 
-    /// Begins a turn: connections with unread messages go on.
+    /// Begins a turn: connections with unread messages, or with packets that are in order by now, go on.
     pub fn begin_turn(&mut self) {
         self.turn += 1;
+        self.releases = Releases::default();
         for handle in std::mem::take(&mut self.unread) {
             if let Some(connection) = self.connections.get_mut(&handle) {
                 connection.has_more = false;
@@ -565,7 +573,7 @@ impl Control {
         }
     }
 
-    /// Whether a connection has more messages than this turn took.
+    /// Whether a connection has more messages, or packets that are in order by now, than this turn took.
     #[must_use]
     pub fn has_unread(&self) -> bool {
         !self.unread.is_empty()
@@ -589,7 +597,11 @@ impl Control {
             let Some(mut connection) = self.connections.remove(&handle) else { continue };
             connection.dirty = false;
             connection.changed = Changed::ALL;
-            connection.receive_held(now, &self.memory);
+            if connection.receive_held(now, &self.memory, &mut self.releases)
+                && !std::mem::replace(&mut connection.has_more, true)
+            {
+                self.unread.push(handle);
+            }
             connection.write_control();
             self.exchange_endpoint_events(handle, &mut connection);
             self.take_messages(handle, &mut connection);

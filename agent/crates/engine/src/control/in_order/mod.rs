@@ -40,6 +40,37 @@ const MOST_GAPS: usize = 256;
 /// A number that is missing for longer is lost, or its lateness is none that can be waited for.
 const FORGOTTEN_AFTER: Duration = Duration::from_millis(250);
 
+/// Packets that a turn lets go on after they have waited, over all connections: about a millisecond. What waits has cost next to
+/// nothing when it came, and may be a whole window.
+const MOST_RELEASED: usize = 512;
+
+/// The packets that may still go on in a turn.
+#[derive(Debug)]
+pub(super) struct Releases(usize);
+
+impl Default for Releases {
+    fn default() -> Self {
+        Self(MOST_RELEASED)
+    }
+}
+
+impl Releases {
+    /// Takes one; false if there is none left.
+    pub(super) fn take(&mut self) -> bool {
+        let left = self.0.checked_sub(1);
+        self.0 = left.unwrap_or_default();
+        left.is_some()
+    }
+}
+
+/// The place of a packet among those that wait: by number, and apart if several have the same. All but one of those are copies, or made
+/// up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    number: u64,
+    serial: u64,
+}
+
 /// A packet that waits for others.
 #[derive(Debug)]
 pub(super) struct Held<T> {
@@ -79,10 +110,9 @@ pub(super) struct InOrder<T> {
     complete_at: Option<Instant>,
     /// `None` while nothing is late.
     lateness: Option<Box<Lateness>>,
-    /// By number, and apart if several have the same: all but one of them are copies, or made up.
-    held: BTreeMap<(u64, u64), Held<T>>,
+    held: BTreeMap<Place, Held<T>>,
     /// The times of arrival of held packets, of which the first waits, and of some that have gone on since.
-    arrivals: VecDeque<(Instant, (u64, u64))>,
+    arrivals: VecDeque<(Instant, Place)>,
     /// Packets that were ever held.
     serial: u64,
     bytes: usize,
@@ -147,14 +177,14 @@ impl<T> InOrder<T> {
         let Some(number) = waits.filter(|_| self.lateness.is_some()) else { return Some(packet) };
         self.serial += 1;
         self.counts.held += 1;
-        let key = (number, self.serial);
+        let place = Place { number, serial: self.serial };
         self.bytes += bytes;
-        self.held.insert(key, Held { packet, arrived, bytes });
-        self.arrivals.push_back((arrived, key));
+        self.held.insert(place, Held { packet, arrived, bytes });
+        self.arrivals.push_back((arrived, place));
         if (self.bytes > most || self.held.len() as u64 > MOST_AHEAD)
-            && let Some((&(lowest, _), _)) = self.held.first_key_value()
+            && let Some((lowest, _)) = self.held.first_key_value()
         {
-            self.given_up = self.given_up.max(lowest);
+            self.given_up = self.given_up.max(lowest.number);
         }
         None
     }
@@ -220,28 +250,38 @@ impl<T> InOrder<T> {
         self.lateness.as_ref().map_or(Duration::ZERO, |lateness| lateness.patience())
     }
 
-    /// Takes the next held packet before which nothing is missing.
-    pub(super) fn pop_next(&mut self) -> Option<Held<T>> {
-        let due = self.next.max(self.given_up);
-        let Some(first) = self.held.first_entry().filter(|first| first.key().0 <= due) else {
-            if !self.is_off {
-                self.given_up = 0;
-            }
+    /// Whether nothing is missing before the first of the held packets, or what is was given up.
+    pub(super) fn has_due(&self) -> bool {
+        let first = self.held.first_key_value();
+        first.is_some_and(|(first, _)| first.number <= self.next.max(self.given_up))
+    }
+
+    /// Takes the first of the held packets, if [`InOrder::has_due`].
+    pub(super) fn pop_due(&mut self) -> Option<Held<T>> {
+        if !self.has_due() {
             return None;
-        };
-        let held = first.remove();
+        }
+        let (_, held) = self.held.pop_first()?;
         self.bytes -= held.bytes;
-        while self.arrivals.front().is_some_and(|(_, key)| !self.held.contains_key(key)) {
+        while self.arrivals.front().is_some_and(|(_, place)| !self.held.contains_key(place)) {
             self.arrivals.pop_front();
         }
         Some(held)
     }
 
-    /// Gives up what packets have waited for too long by `now`: [`InOrder::pop_next`] has them.
+    /// All that was due has gone on: what was given up concerns nothing that comes.
+    pub(super) fn has_released(&mut self) {
+        if !self.is_off {
+            self.given_up = 0;
+        }
+    }
+
+    /// Gives up what packets have waited for too long by `now`: those are due.
     pub(super) fn give_up(&mut self, now: Instant) {
         let patience = self.patience();
         let expired = self.arrivals.iter().take_while(|(arrived, _)| *arrived + patience <= now);
-        let waited = expired.filter(|(_, key)| self.held.contains_key(key)).map(|(_, key)| key.0);
+        let waited =
+            expired.filter(|(_, place)| self.held.contains_key(place)).map(|(_, place)| place.number);
         self.given_up = waited.fold(self.given_up, u64::max);
         if self.lateness.as_mut().is_some_and(|lateness| lateness.is_over(now)) {
             self.lateness = None;
