@@ -209,6 +209,9 @@ fn attacks_of_a_guest_harm_nobody_else() {
         Attack::Unread,
         Attack::StreamAborts,
         Attack::StreamCredits,
+        Attack::Held,
+        Attack::Gaps,
+        Attack::Symbols,
         Attack::Hellos,
     ] {
         scene.harm(attack, Mode::Lanes);

@@ -62,6 +62,12 @@ pub(crate) enum Attack {
     StreamCredits,
     /// Packets that leave in the reverse order, each of them twice, with data of streams that are then reset
     Overtaking,
+    /// Payloads behind a number that never comes, in order: thousands wait, and are given up together
+    Held,
+    /// Numbers with wide gaps between them: each is to be asked for
+    Gaps,
+    /// Repair symbols that contradict the payloads that they cover
+    Symbols,
     /// A second hello on each connection, and another connection after it
     Hellos,
     /// Lanes that are opened and never used
@@ -85,6 +91,9 @@ impl Attack {
             | Self::Fragments
             | Self::KeyUpdates
             | Self::Challenges
+            | Self::Held
+            | Self::Gaps
+            | Self::Symbols
             | Self::Mixed => true,
             Self::TinyMessages
             | Self::ServicesChanged
@@ -257,7 +266,8 @@ impl Attacker {
         while self.goes_on(session) {
             lanes.listen(session, &self.dialler).await?;
             let burst = self.due();
-            for lane in lanes.open.values_mut() {
+            for (index, lane) in &mut lanes.open {
+                contents.lane = *index as usize;
                 for _ in 0..burst.div_ceil(LANES as usize) {
                     count += 1;
                     self.push(lane, contents, &mut frames, frame_bytes, count);
@@ -332,7 +342,7 @@ impl Attacker {
     }
 
     fn send(&self, session: &Session, contents: &mut Contents, room: usize) {
-        let mut content = contents.next().encode();
+        let mut content = contents.next();
         content.truncate(room);
         // A datagram that the connection does not take is none that the agent sees.
         drop(session.connection.send_datagram(Bytes::from(content)));

@@ -19,6 +19,15 @@ const ROUND: u64 = 100;
 /// Datagrams of a flow whose pieces never complete, at a time: a new one with each piece.
 const TOTAL_BYTES: u64 = 60_000;
 
+/// Flows whose payloads wait for a missing number.
+const HELD_FLOWS: u64 = 1_000;
+
+/// Payloads behind each number that never comes: half of what one stream holds.
+const HELD: u64 = 30_000;
+
+/// Numbers between two payloads: a request asks for no more of them at a time.
+const GAP: u64 = 300;
+
 /// An endless source of payloads.
 #[derive(Debug)]
 pub(crate) struct Contents {
@@ -26,6 +35,10 @@ pub(crate) struct Contents {
     parity: u64,
     service: u64,
     count: u64,
+    /// The numbers of each lane go on by themselves.
+    numbered: [u64; 2],
+    /// The lane whose packet is filled.
+    pub(crate) lane: usize,
     colliding: Vec<u64>,
     honest: Honest,
 }
@@ -46,7 +59,7 @@ impl Contents {
         } else {
             Vec::new()
         };
-        Self { attack, parity, service, count: 0, colliding, honest }
+        Self { attack, parity, service, count: 0, numbered: [0; 2], lane: 0, colliding, honest }
     }
 
     /// A flow's number of ours.
@@ -54,8 +67,29 @@ impl Contents {
         place * 2 + self.parity
     }
 
-    /// The next payload.
-    pub(crate) fn next(&mut self) -> Payload {
+    /// The next content of a frame.
+    pub(crate) fn next(&mut self) -> Vec<u8> {
+        let (has_opened, number) = (self.count >= 2 * HELD_FLOWS, self.numbered[self.lane]);
+        let is_of_repair = matches!(self.attack, Attack::Held | Attack::Gaps | Attack::Symbols);
+        if !is_of_repair || !has_opened {
+            return self.payload().encode();
+        }
+        self.count += 1;
+        self.numbered[self.lane] += 1;
+        if self.attack == Attack::Held {
+            // The first number of each round is left out, and the others wait for the one before.
+            self.numbered(number + number / HELD + 1, 1)
+        } else if self.attack == Attack::Gaps {
+            self.numbered(number * GAP, 0)
+        } else if number < 300 {
+            // Longer than the symbols that cover them.
+            self.numbered(number, 0)
+        } else {
+            symbol(100, number)
+        }
+    }
+
+    fn payload(&mut self) -> Payload {
         let count = self.count;
         self.count += 1;
         let attack =
@@ -91,6 +125,11 @@ impl Contents {
                 }
                 Payload::Known { flow, bytes }
             }
+            Attack::Held | Attack::Gaps | Attack::Symbols => Payload::Opening {
+                flow: self.flow(count % HELD_FLOWS),
+                service: self.service,
+                bytes: vec![0],
+            },
             Attack::Openings
             | Attack::TinyMessages
             | Attack::ServicesChanged
@@ -112,14 +151,24 @@ impl Contents {
         Payload::Open { flow, service: self.service }
     }
 
+    /// A payload of one of the flows, with this number in the stream of our service.
+    fn numbered(&self, number: u64, distance: u16) -> Vec<u8> {
+        let known = Payload::Known { flow: self.flow(number % HELD_FLOWS), bytes: vec![0; 4] };
+        let mut bytes = vec![NUMBERED, OUR_SERVICE];
+        bytes.extend((number as u32).to_be_bytes());
+        bytes.extend(distance.to_be_bytes());
+        bytes.extend(known.encode());
+        bytes
+    }
+
     /// Fills `frames` with payloads to `bytes` bytes, the rest with PADDING.
     pub(crate) fn fill(&mut self, frames: &mut Vec<u8>, bytes: usize) {
         frames.clear();
         loop {
-            let before = self.count;
-            let content = self.next().encode();
+            let before = (self.count, self.numbered);
+            let content = self.next();
             if frames.len() + content.len() + 3 > bytes && !frames.is_empty() {
-                self.count = before;
+                (self.count, self.numbered) = before;
                 break;
             }
             frames.push(DATAGRAM_WITH_LENGTH);
@@ -128,6 +177,23 @@ impl Contents {
         }
         frames.resize(frames.len().max(bytes), 0);
     }
+}
+
+/// The contexts of a numbered payload and of a repair symbol, and the stream of the first service of ours.
+const NUMBERED: u8 = 12;
+const REPAIR: u8 = 13;
+const OUR_SERVICE: u8 = 1;
+
+/// A symbol that is shorter than the payloads that it covers, which are the 128 from `first` on.
+fn symbol(first: u32, seed: u64) -> Vec<u8> {
+    /// All coefficients are other than zero, of 128 payloads.
+    const WHOLE_WINDOW: u16 = 15 << 12 | 128;
+    let mut bytes = vec![REPAIR, OUR_SERVICE];
+    bytes.extend((seed as u16).to_be_bytes());
+    bytes.extend(WHOLE_WINDOW.to_be_bytes());
+    bytes.extend(first.to_be_bytes());
+    bytes.extend([0, 0]);
+    bytes
 }
 
 /// What an attack of all kinds has in its packets, a few hundred frames of each in turn.

@@ -89,13 +89,17 @@ pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Datagrams in pieces, `StreamAbort` and `StreamCredit`, which the attacker does not keep to.
-const FEATURES: u64 = 1 << 2 | 1 << 9 | 1 << 10;
+/// Datagrams in pieces, repair, `StreamAbort` and `StreamCredit`, which the attacker does not keep to.
+const FEATURES: u64 = 1 << 2 | 1 << 5 | 1 << 9 | 1 << 10;
 
-/// `Hello` with the features of an agent without a device, but for stream connections.
+/// `Hello` with the features of an agent without a device, but for stream connections, and a service of ours whose payloads wait for
+/// missing ones as long as they may: its terms hold for what we send.
 pub(crate) fn hello(instance: &[u8; 16], max_lanes: u64, possession: &[u8]) -> Vec<u8> {
     let hello = Message::default().number(1, 1).bytes(2, instance).bytes(3, b"hostile").number(4, 2);
-    envelope(1, hello.number(5, max_lanes).number(6, 1472).number(8, FEATURES).bytes(9, possession))
+    let hello = hello.number(5, max_lanes).number(6, 1472);
+    let repair = Message::default().number(1, 1).number(2, 2_000).number(3, 1_000_000).number(4, 1);
+    let service = Message::default().number(1, 0).bytes(2, b"lure").number(3, 1).bytes(7, &repair.encode());
+    envelope(1, hello.bytes(7, &service.encode()).number(8, FEATURES).bytes(9, possession))
 }
 
 pub(crate) fn lane_open(lane: u64, epoch: u64, connection_id: &[u8; 8]) -> Vec<u8> {

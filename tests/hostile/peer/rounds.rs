@@ -65,6 +65,9 @@ pub(super) async fn harm(
         | Attack::Challenges
         | Attack::Fragments
         | Attack::KeyUpdates
+        | Attack::Held
+        | Attack::Gaps
+        | Attack::Symbols
         | Attack::Mixed => Ok(()),
     }
 }

@@ -109,6 +109,11 @@ pub struct Notes {
 }
 
 impl Notes {
+    /// Charges the payloads that waited and are to be delivered, beyond the first `before` of them.
+    pub(super) fn charge_released(&mut self, before: usize) {
+        self.work.charge((self.released.len() - before) as u64 * work::RELEASE);
+    }
+
     /// Gives memory back if a batch held much more than usual once.
     pub fn shrink(&mut self) {
         sparse::shrink_list(&mut self.new_flows);

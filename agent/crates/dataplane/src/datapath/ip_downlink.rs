@@ -13,7 +13,10 @@ use net::ReceiveBatch;
 use wire::ids::PeerId;
 
 use crate::{
-    datapath::downlink::{Downlink, Outside, Spoofed},
+    datapath::{
+        downlink::{Downlink, Outside, Spoofed},
+        work,
+    },
     forward::multicast::is_group,
     peer::PeerTable,
 };
@@ -87,6 +90,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             tun.totals.mss_clamped += 1;
         }
         state.relay.stats.downlink_bytes += view.len as u64;
+        self.notes.work.charge(work::DELIVERY);
         tun.push(batch, Packet { range, ..packet }, &view);
     }
 }

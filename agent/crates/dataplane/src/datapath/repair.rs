@@ -11,10 +11,7 @@
 //!  a lane's timer, the end of a turn ──► repair_due: requests, symbols after a silence, what waited for too long
 //! ```
 
-use std::{
-    ops::Range,
-    time::{Duration, Instant},
-};
+use std::{ops::Range, time::Duration};
 
 use ip::ecn::{self, Decapsulated};
 use net::{ReceiveBatch, batch::Meta};
@@ -98,6 +95,10 @@ impl Released {
         self.frames.is_empty()
     }
 
+    pub(super) fn len(&self) -> usize {
+        self.frames.len()
+    }
+
     /// Forgets the frames, and keeps the memory of as many as are usual.
     pub fn clear(&mut self) {
         const USUAL_BYTES: usize = 256 << 10;
@@ -127,17 +128,11 @@ impl Released {
 
 impl PeerData {
     /// Drops what waits for missing payloads: nothing more comes on the lane that it came on.
-    pub fn give_up_repair(&mut self, mut streams: LaneRepair, now: Instant) {
-        let downlink = &mut self.relay.downlink;
+    pub fn give_up_repair(&mut self, mut streams: LaneRepair) {
         for receiver in &mut streams.receivers {
-            receiver.finish(now, &mut |delivered| {
-                if let Delivered::Other(frame) = delivered
-                    && let Some(at) = Context::decode(frame).and_then(|context| context.payload_at())
-                {
-                    downlink.receive(1, (frame.len() - at) as u64);
-                    downlink.drop(DropReason::LaneClosed, 1);
-                }
-            });
+            let waiting = receiver.finish();
+            self.relay.downlink.receive(waiting.datagrams, waiting.bytes);
+            self.relay.downlink.drop(DropReason::LaneClosed, waiting.datagrams);
         }
         self.relay.repairs.take_counts(&mut streams);
     }
@@ -253,9 +248,10 @@ impl Uplink<'_> {
         work
     }
 
-    /// Sends the requests that are due, and repair symbols after a silence.
-    fn repair_due(&mut self, way: Way, streams: &mut LaneRepair, rtt: Duration) {
+    /// Sends the requests that are due, and repair symbols after a silence; returns how many frames it sent.
+    fn repair_due(&mut self, way: Way, streams: &mut LaneRepair, rtt: Duration) -> u64 {
         let now = self.now;
+        let mut sent = 0;
         for sender in &mut streams.senders {
             sender.forget(now);
             let tos = sender.tos;
@@ -264,30 +260,34 @@ impl Uplink<'_> {
                 if self.push_plainly(way, frame).is_err() {
                     break;
                 }
+                sent += 1;
             }
             sender.repeat(now, |header, frame| {
                 let frame = Frame { header, payload: frame, counted: false, tos };
-                let _sent = self.push_plainly(way, frame).is_ok();
+                sent += u64::from(self.push_plainly(way, frame).is_ok());
             });
         }
-        let (mut asks, tos) = (Vec::new(), self.tos);
+        let (mut asks, mut requests) = (Vec::new(), Vec::new());
         for receiver in &mut streams.receivers {
             asks.clear();
             receiver.ask(rtt, now, &mut asks);
-            let requests: Vec<u8> = asks.iter().flat_map(Ask::encode).collect();
             let header = Context::Ask { stream: receiver.stream, payload_at: 0 }.encode();
             // What fits into any packet.
-            for requests in requests.chunks(ASK_BYTES * 128) {
-                let frame = Frame { header: header.as_slice(), payload: requests, counted: false, tos };
-                // Twice, in packets of their own: a request is lost as easily as a payload.
-                for _ in 0..2 {
-                    let _sent = self.push_plainly(way, frame).is_ok();
-                    if let Way::Lane(_) = way {
-                        self.underlays.finish(self.lanes, now);
-                    }
-                }
+            for asks in asks.chunks(128) {
+                requests.push((header, asks.iter().flat_map(Ask::encode).collect::<Vec<u8>>()));
             }
         }
+        // Twice, in packets of their own: a request is lost as easily as a payload. Those of all streams share them.
+        for _ in 0..if requests.is_empty() { 0 } else { 2 } {
+            for (header, asks) in &requests {
+                let frame = Frame { header: header.as_slice(), payload: asks, counted: false, tos: self.tos };
+                sent += u64::from(self.push_plainly(way, frame).is_ok());
+            }
+            if let Way::Lane(_) = way {
+                self.underlays.finish(self.lanes, now);
+            }
+        }
+        sent
     }
 
     /// Puts a frame into a packet that is no payload on its first way: a retransmission, a symbol, a request.
@@ -323,9 +323,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             Some(Context::Repair { stream, header, payload_at }) => {
                 let receiver = receiver_of(self.peers, self.lanes, source, stream);
                 let Some(receiver) = receiver else { return };
-                let released = &mut self.notes.released.keep(lane);
-                let work = receiver.repair(header, &data[payload_at..], self.now, released);
+                receiver.allow(self.notes.work.releases());
+                let before = self.notes.released.len();
+                let mut released = self.notes.released.keep(lane);
+                let work = receiver.repair(header, &data[payload_at..], self.now, &mut released);
+                drop(released);
                 self.notes.work.charge(work / SYMBOLS_PER_UNIT);
+                self.notes.charge_released(before);
             }
             Some(Context::Ask { stream, payload_at }) => {
                 let requests = &data[payload_at..];
@@ -350,10 +354,15 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let lane = source.lane;
         let Numbers { stream, number, distance } = *numbers;
         let now = self.now;
+        if !belongs(&batch.buffer(slot)[inner.clone()], stream) {
+            return self.refuse(lane.peer, Some(inner.len()), DropReason::Malformed);
+        }
         let receiver = receiver_of(self.peers, self.lanes, source, stream);
+        let before = self.notes.released.len();
         let released = &mut self.notes.released;
         let mut at_once = receiver.is_none();
         if let Some(receiver) = receiver {
+            receiver.allow(self.notes.work.releases());
             let holds = receiver.terms.order == Order::Hold;
             let number = receiver.complete(number);
             let (meta, buffer) = batch.buffer_mut(slot);
@@ -362,24 +371,36 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             let work = receiver.learn(number, kept, now, &mut released.keep(lane));
             self.notes.work.charge(work / SYMBOLS_PER_UNIT);
             let frame = &mut buffer[inner.clone()];
-            mark(frame, ecn);
+            let marking = mark(frame, ecn);
             let frame = &*frame;
-            let outcome = receiver.receive(number, distance, frame, now, &mut |delivered| match delivered {
+            let payload =
+                Context::decode(frame).and_then(|context| Some(frame.len() - context.payload_at()?));
+            // One that cannot carry its mark is dropped, as is one that does not wait; its number is settled all the same.
+            let is_dropped = marking == Marking::Impossible;
+            let kept = if is_dropped { &[][..] } else { frame };
+            let outcome = receiver.receive(number, distance, kept, now, &mut |delivered| match delivered {
+                Delivered::This if is_dropped => {}
                 // Nothing overtakes what is released before it.
                 Delivered::This if !holds || released.is_empty() => at_once = true,
                 Delivered::This => released.push(lane, frame),
                 Delivered::Other(frame) => released.push(lane, frame),
             });
-            let payload =
-                || Context::decode(frame).and_then(|context| Some(frame.len() - context.payload_at()?));
             match outcome {
-                Outcome::Delivered | Outcome::Held | Outcome::Duplicate => {}
-                Outcome::Late => self.refuse(lane.peer, payload(), DropReason::Expired),
-                Outcome::Refused => self.refuse(lane.peer, payload(), DropReason::Malformed),
+                Outcome::Delivered | Outcome::Held if is_dropped => {
+                    self.notes.marked += 1;
+                    self.refuse(lane.peer, payload, DropReason::NotEcnCapable);
+                }
+                Outcome::Delivered | Outcome::Held => {
+                    self.notes.marked += u64::from(marking == Marking::Marked);
+                }
+                Outcome::Duplicate => {}
+                Outcome::Late => self.refuse(lane.peer, payload, DropReason::Expired),
+                Outcome::Refused => self.refuse(lane.peer, payload, DropReason::Malformed),
             }
         } else if let Some(streams) = self.streams(source).and_then(Option::as_mut) {
             streams.came_early(stream, number);
         }
+        self.notes.charge_released(before);
         if !at_once || late && self.expired(&batch.buffer(slot)[inner.clone()], lane.peer) {
             return;
         }
@@ -409,38 +430,55 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     pub fn released(&mut self, batch: &mut ReceiveBatch, lanes: &[LaneRef]) {
         for (slot, lane) in lanes.iter().enumerate() {
             let range = 0..batch.buffer(slot).len();
+            let before = self.notes.work.done;
             self.inner_frame(batch, slot, range, *lane);
+            self.notes.work.prepaid(before, work::RELEASE);
+            let more = self.notes.work.done - before;
+            if more > 0 {
+                self.notes.shares.charge_later(lane.peer, more);
+            }
         }
         self.confirm();
     }
 
     /// Does what is due for the payloads of a lane: gives up what has missed its deadline, asks for what is missing, sends symbols after a
-    /// silence, and takes the counts.
-    pub fn repair_lane(&mut self, id: LaneId) {
-        let Some(slot) = self.lanes.get_mut(id) else { return };
+    /// silence, and takes the counts. Returns the cost in frames; when it reaches `most`, what is left is due in the next turn.
+    pub fn repair_lane(&mut self, id: LaneId, most: u64) -> u64 {
+        let Some(slot) = self.lanes.get_mut(id) else { return 0 };
         if let (LaneState::Draining { .. }, Some(streams)) = (slot.state, &mut slot.repair) {
             streams.close();
         }
         let lane = LaneRef { peer: slot.peer, lane: slot.index };
         let (sends, rtt) = (slot.is_up(), slot.core.rtt().smoothed());
-        self.repair_streams(Source { way: Way::Lane(id), lane }, sends, rtt);
+        self.repair_streams(Source { way: Way::Lane(id), lane }, sends, rtt, most)
     }
 
     /// Does the same for a peer in standard mode, whose control connection has the round trip `rtt`.
-    pub fn repair_plain(&mut self, peer: PeerId, rtt: Duration) {
+    pub fn repair_plain(&mut self, peer: PeerId, rtt: Duration, most: u64) -> u64 {
         let lane = LaneRef { peer, lane: 0 };
-        self.repair_streams(Source { way: Way::Plain, lane }, true, rtt);
+        self.repair_streams(Source { way: Way::Plain, lane }, true, rtt, most)
     }
 
-    fn repair_streams(&mut self, source: Source, sends: bool, rtt: Duration) {
+    fn repair_streams(&mut self, source: Source, sends: bool, rtt: Duration, most: u64) -> u64 {
         let Source { way, lane } = source;
-        let Some(mut streams) = self.streams(source).and_then(Option::take) else { return };
+        let Some(mut streams) = self.streams(source).and_then(Option::take) else { return 0 };
+        let before = self.notes.work.done;
+        let mut payloads = usize::try_from(most / work::RELEASE).unwrap_or(usize::MAX);
         for receiver in &mut streams.receivers {
             receiver.follow(rtt);
+            receiver.allow(payloads);
+            let waiting = self.notes.released.len();
             receiver.expire(self.now, &mut self.notes.released.keep(lane));
+            payloads = receiver.allowance();
+            self.notes.charge_released(waiting);
         }
         if sends && let Some(mut uplink) = self.uplink(lane.peer) {
-            uplink.repair_due(way, &mut streams, rtt);
+            let packets = uplink.repair_due(way, &mut streams, rtt);
+            self.notes.work.charge(packets * work::ANSWER);
+        }
+        let cost = self.notes.work.done - before;
+        if cost > 0 {
+            self.notes.shares.charge_later(lane.peer, cost);
         }
         if let Some(state) = self.peers.data_mut(lane.peer) {
             state.relay.repairs.take_counts(&mut streams);
@@ -448,6 +486,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         if let Some(place) = self.streams(source) {
             *place = Some(streams);
         }
+        cost
     }
 
     fn streams(&mut self, Source { way, lane }: Source) -> Option<&mut Option<Box<LaneRepair>>> {
@@ -491,16 +530,55 @@ fn receiver_of<'a, P: PeerTable>(
     streams.receiver_for(stream, terms.as_ref())
 }
 
+/// Whether a frame is one that a sender may put into this stream: an IP packet, or a datagram of a flow.
+fn belongs(frame: &[u8], stream: StreamNumber) -> bool {
+    let is_packet = match Context::decode(frame) {
+        Some(Context::Packet { .. }) => true,
+        Some(
+            Context::Flow { .. } | Context::Open { .. } | Context::OpenEmpty { .. } | Context::Piece { .. },
+        ) => false,
+        Some(
+            Context::Confirmed(_)
+            | Context::Refused(..)
+            | Context::Unknown(_)
+            | Context::Closed(_)
+            | Context::Report { .. }
+            | Context::Numbered { .. }
+            | Context::Repair { .. }
+            | Context::Ask { .. }
+            | Context::Unsupported(_),
+        )
+        | None => return false,
+    };
+    is_packet == matches!(stream.carries(), StreamOf::Packets)
+}
+
+/// What became of the mark of the packet that an IP packet came in.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Marking {
+    /// There is none, or the packet has it.
+    Nothing,
+    Marked,
+    /// The packet cannot carry it: it is to be dropped (RFC 6040 §4.2).
+    Impossible,
+}
+
 /// Marks the IP packet in a frame that came in a packet with the mark `outer`: it may wait, and then nobody knows of that packet any more.
-fn mark(frame: &mut [u8], outer: u8) {
-    const CONGESTED: u8 = 0b11;
-    if outer == CONGESTED
+fn mark(frame: &mut [u8], outer: u8) -> Marking {
+    if outer == ecn::CE
         && let [0 | 1, packet @ ..] = frame
         && let Ok(view) = ip::view::IpView::parse(packet)
-        && let Decapsulated::Mark(bits) = ecn::decapsulate(view.traffic_class & 0b11, outer)
     {
-        ecn::set_ecn(packet, bits);
+        return match ecn::decapsulate(view.traffic_class & 0b11, outer) {
+            Decapsulated::Keep => Marking::Nothing,
+            Decapsulated::Mark(bits) => {
+                ecn::set_ecn(packet, bits);
+                Marking::Marked
+            }
+            Decapsulated::Drop => Marking::Impossible,
+        };
     }
+    Marking::Nothing
 }
 
 const _: () = assert!(NUMBER_BYTES == 4 + DISTANCE_BYTES, "the distance precedes the frame");

@@ -189,6 +189,14 @@ impl Shares {
         self.peers[peer.0 as usize].last = frames + PACKET;
     }
 
+    /// Charges a peer for work that no packet in hand asked for, in frames: what earlier ones asked for later.
+    pub fn charge_later(&mut self, peer: PeerId, frames: u64) {
+        if self.peers.len() <= peer.0 as usize {
+            self.peers.resize(peer.0 as usize + 1, Asked::default());
+        }
+        self.ask(peer, frames);
+    }
+
     #[inline]
     fn ask(&mut self, peer: PeerId, frames: u64) {
         let Some(asked) = self.peers.get_mut(peer.0 as usize) else { return };

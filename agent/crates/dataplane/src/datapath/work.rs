@@ -29,6 +29,16 @@ pub(super) const CLOSING: u64 = 15;
 /// it counts as one datagram, as it takes a system call, 0.9 to 4 µs (measured with 38 payloads for as many sockets in each packet).
 pub(super) const DELIVERY: u64 = FRAMES_PER_UNIT - 1;
 
+/// The cost of a payload that waited for others and is delivered: a frame and its delivery, charged when it is due.
+pub(super) const RELEASE: u64 = 1 + DELIVERY;
+
+/// Payloads that waited and are delivered for one frame at most; the others go on in the next turns.
+const RELEASED_PER_FRAME: usize = 32;
+
+/// The cost of what is due for repair in one turn beside what its frames ask for, of all peers together, in frames: payloads that waited
+/// and are delivered, and requests for others.
+pub const DUE_PER_TURN: u64 = PER_TURN / 4;
+
 /// The cost of an answer to a frame: a frame that is sealed, and sent.
 pub(super) const ANSWER: u64 = 7;
 
@@ -59,6 +69,16 @@ impl Work {
     /// Whether no flow is opened any more in this turn.
     pub(super) fn is_spent(&self) -> bool {
         self.done >= SPENT
+    }
+
+    /// How many payloads that waited the frame in hand may have delivered.
+    pub(super) fn releases(&self) -> usize {
+        if self.is_over() { 0 } else { RELEASED_PER_FRAME }
+    }
+
+    /// Takes back what was charged for `frames` before: their own work is counted as it is done.
+    pub(super) fn prepaid(&mut self, before: u64, frames: u64) {
+        self.done = self.done.saturating_sub(frames).max(before);
     }
 
     /// Begins another share, which work from other sources leaves untouched.

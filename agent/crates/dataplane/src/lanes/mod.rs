@@ -478,10 +478,13 @@ impl Lanes {
         }
     }
 
-    /// The touched lanes on which payloads are repaired.
-    pub fn touched_repairs(&self) -> impl Iterator<Item = LaneId> {
-        let repairs = |id: &LaneId| self.get(*id).is_some_and(|slot| slot.repair.is_some());
-        self.touched.iter().copied().filter(repairs)
+    /// The touched lanes on which payloads are repaired, their peers, and whether payloads are to be delivered or given up there.
+    pub fn touched_repairs(&self, now: Instant) -> impl Iterator<Item = (PeerId, LaneId, bool)> {
+        self.touched.iter().filter_map(move |id| {
+            let slot = self.get(*id)?;
+            let expiry = slot.repair.as_ref()?.next_expiry();
+            Some((slot.peer, *id, expiry.is_some_and(|at| at <= now)))
+        })
     }
 
     /// Takes one of the lanes that were touched.

@@ -9,11 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 pub struct SharedMemory {
     used: AtomicUsize,
     most: AtomicUsize,
+    /// The peers that count what they have of it.
+    peers: AtomicUsize,
 }
 
 impl Default for SharedMemory {
     fn default() -> Self {
-        Self { used: AtomicUsize::new(0), most: AtomicUsize::new(usize::MAX) }
+        Self { used: AtomicUsize::new(0), most: AtomicUsize::new(usize::MAX), peers: AtomicUsize::new(0) }
     }
 }
 
@@ -39,6 +41,21 @@ impl SharedMemory {
     #[must_use]
     pub fn spare(&self) -> usize {
         self.most().saturating_sub(self.used())
+    }
+
+    /// The number of peers that count what they have of it.
+    pub(crate) fn peers(&self) -> usize {
+        self.peers.load(Ordering::Relaxed)
+    }
+
+    /// One more peer counts what it has.
+    pub(crate) fn enter(&self) {
+        self.peers.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A peer has gone.
+    pub(crate) fn leave(&self) {
+        self.peers.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Adds bytes that begin to wait.

@@ -17,6 +17,9 @@ use super::{
 /// How many numbers the decoder looks back: two windows, so that a repair that comes late still finds its sources.
 pub const SPAN: usize = 2 * MOST_WINDOW;
 
+/// Places of a window that cost as much to fill as a symbol to multiply and add: each takes some 8 ns.
+const PLACES_PER_SYMBOL: u64 = 4;
+
 /// The place of a number in a table of [`SPAN`].
 const fn place(number: u64) -> usize {
     number as usize % SPAN
@@ -86,7 +89,8 @@ pub struct DecoderCounts {
 /// each has the coefficient 1 there and 0 in all others. So an equation with one payload has its value, and when the oldest
 /// payload is forgotten, at most the one equation that begins with it goes too.
 ///
-/// A repair multiplies and adds at most `MOST_WINDOW + 2 × equations + 1` symbols, a payload at most `3 × equations + 1`.
+/// A repair multiplies and adds at most `MOST_WINDOW + 2 × equations + 1` symbols, a payload at most `3 × equations + 1`; what goes
+/// through tables beside that counts as well.
 #[derive(Debug)]
 pub struct Decoder {
     pub(super) limits: DecoderLimits,
@@ -126,12 +130,12 @@ impl Decoder {
     pub fn new(limits: DecoderLimits, memory: &Arc<RepairMemory>) -> Option<Self> {
         let payload_bytes = limits.payload_bytes.min(MOST_PAYLOAD);
         let limits = DecoderLimits { payload_bytes, equations: limits.equations.min(MOST_TERMS), ..limits };
-        let payloads = Box::new([const { None }; SPAN]);
         let equation = SPAN + LENGTH_BYTES + payload_bytes;
         let mut reserved = Reserved::of(memory);
-        if !reserved.grow(size_of_val(&*payloads) + limits.equations * equation) {
+        if !reserved.grow(size_of::<[Option<Payload>; SPAN]>() + limits.equations * equation) {
             return None;
         }
+        let payloads = Box::new([const { None }; SPAN]);
         Some(Self {
             limits,
             base: 0,
@@ -231,6 +235,13 @@ impl Decoder {
         if repair.first < self.base {
             return RepairOutcome::Outside;
         }
+        // A look at each payload of the window, and a coefficient for each.
+        self.counts.work += u64::from(repair.window) / PLACES_PER_SYMBOL;
+        if (repair.first..repair.end())
+            .any(|number| self.symbol(number).is_some_and(|source| source.len() > symbol.len()))
+        {
+            return RepairOutcome::Malformed;
+        }
         if self.missing == 0 || (repair.first..repair.end()).all(|number| self.symbol(number).is_some()) {
             return RepairOutcome::Redundant;
         }
@@ -244,7 +255,6 @@ impl Decoder {
         let mut known = Sum::new();
         for (number, coefficient) in (repair.first..).zip(coefficients) {
             match self.symbol(number) {
-                Some(source) if source.len() > symbol.len() => return RepairOutcome::Malformed,
                 Some(source) => known.add(*coefficient, source),
                 None => equation.coefficients[place(number)] = *coefficient,
             }
@@ -398,6 +408,7 @@ impl Decoder {
     /// Hands out each payload that has an equation for itself, oldest first.
     fn hand_out(&mut self, now: Instant, recovered: &mut impl FnMut(u64, &[u8])) {
         loop {
+            self.counts.work += self.equations.len() as u64 / 2;
             let alone = |equation: &&Equation| {
                 equation.coefficients.iter().filter(|coefficient| **coefficient != 0).count() == 1
             };

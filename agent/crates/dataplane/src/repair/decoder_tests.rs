@@ -193,11 +193,15 @@ fn symbols_that_lie_are_malformed() {
         let repair = Repair { window, ..good };
         assert_eq!(bench.take(&repair, &vec![1; bytes]), RepairOutcome::Malformed, "{window} {bytes}");
     }
-    // Shorter than a source that it covers.
+    // Shorter than a source that it covers: found before coefficients are made, and charged for the look.
+    let before = bench.decoder.counts.work;
     assert_eq!(bench.take(&good, &[0; 11]), RepairOutcome::Malformed);
+    let long = Repair { window: 128, ..good };
+    assert_eq!(bench.take(&long, &[0; 11]), RepairOutcome::Malformed);
+    assert_eq!(bench.decoder.counts.work - before, 128 / PLACES_PER_SYMBOL);
     // What it gives back has a length beyond its end.
     assert_eq!(bench.take(&good, &[0xff; 12]), RepairOutcome::Taken);
-    assert_eq!((bench.decoder.counts.malformed, bench.recovered.len()), (7, 0));
+    assert_eq!((bench.decoder.counts.malformed, bench.recovered.len()), (8, 0));
     let (repair, symbol) = bench.make();
     assert_eq!(bench.take(&repair, &symbol), RepairOutcome::Taken);
     assert_eq!(bench.recovered, BTreeMap::from([(1, payload(1, 10))]));

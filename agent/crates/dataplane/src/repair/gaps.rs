@@ -62,6 +62,16 @@ pub struct Asking {
     pub most: u16,
 }
 
+/// Numbers that each payload lets be asked for: enough for a path that loses half of them.
+const CREDIT: u64 = 2;
+
+/// Numbers that may be asked for before any payload came.
+const FIRST_CREDIT: u64 = 256;
+
+/// The most that may be asked for at once, however much came before: 100 ms at 1 Gbit/s are 8,600 packets, which may be asked for
+/// several times.
+const MOST_CREDIT: u64 = 1 << 15;
+
 /// What a number is to the receiver before it takes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Presence {
@@ -83,7 +93,9 @@ pub(super) enum Presence {
 /// received or given up … | gap | received | gap | received | next →
 /// ```
 ///
-/// A gap is noticed with the first later number, so that older gaps were noticed no later than younger ones.
+/// A gap is noticed with the first later number, so that older gaps were noticed no later than younger ones. Each payload that comes lets
+/// [`CREDIT`] numbers be asked for: what a peer's own traffic can have lost, and no more for one that claims to have sent what it did
+/// not.
 #[derive(Debug, Default)]
 pub(super) struct Gaps {
     gaps: VecDeque<Gap>,
@@ -100,6 +112,8 @@ pub(super) struct Gaps {
     /// Numbers that were counted as missing, and came of their own accord after the count was taken.
     miscounted: u64,
     lateness: Lateness,
+    /// How many numbers may be asked for.
+    credit: u64,
     /// The round trip and the patience of the last look at what is to be asked for.
     rtt: Duration,
     patience: Duration,
@@ -117,7 +131,13 @@ struct Gap {
 impl Gaps {
     /// Remembers at most `most` runs, and at least one.
     pub(super) fn new(most: usize) -> Self {
-        Self { most: most.max(1), ..Self::default() }
+        Self { most: most.max(1), credit: FIRST_CREDIT, ..Self::default() }
+    }
+
+    /// The memory of the runs beyond those that every stream may have, in bytes.
+    pub(super) fn bytes(&self) -> usize {
+        const FREE: usize = 16;
+        self.gaps.len().saturating_sub(FREE) * size_of::<Gap>()
     }
 
     /// Whether there is one gap more than may be, so that the oldest has to be given up.
@@ -134,6 +154,14 @@ impl Gaps {
         if number >= END_OF_NUMBERS {
             return Presence::Refused;
         }
+        let presence = self.place(number, recovered, now);
+        if !recovered && presence != Presence::Settled {
+            self.credit = (self.credit + CREDIT).min(MOST_CREDIT);
+        }
+        presence
+    }
+
+    fn place(&mut self, number: u64, recovered: bool, now: Instant) -> Presence {
         if number >= self.next {
             if number > self.next {
                 let gap = Gap { first: self.next, end: number, noticed: now, asked: None, attempts: 0 };
@@ -176,7 +204,7 @@ impl Gaps {
 
     /// Begins at `number`, before anything was received: what is below it counts as given up.
     pub(super) fn begin_at(&mut self, number: u64) {
-        self.next = number;
+        self.next = self.next.max(number);
     }
 
     /// Gives up the oldest gap if it was noticed at or before `noticed`, and returns its numbers.
@@ -200,10 +228,6 @@ impl Gaps {
         self.next_ask.filter(|_| !self.gaps.is_empty())
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.gaps.is_empty()
-    }
-
     /// Appends the requests that are due, oldest numbers first. A number is asked for once in a round trip and an eighth, and as
     /// long as the answer can come before the deadline.
     pub(super) fn ask(&mut self, asking: &Asking, deadline: Duration, now: Instant, asks: &mut Vec<Ask>) {
@@ -216,7 +240,10 @@ impl Gaps {
         self.rtt = asking.rtt;
         self.patience = asking.patience.max(self.lateness.patience(now).min(longest));
         let patience = self.patience;
-        let mut left = u64::from(asking.most);
+        let mut left = u64::from(asking.most).min(self.credit);
+        // What one call does not ask for is asked for in the next; what there is no credit for, with the next attempt.
+        let again = if left < u64::from(asking.most) { now + interval } else { now };
+        let first_left = left;
         let mut next = None;
         let mut later = |at: Instant| next = Some(next.map_or(at, |next: Instant| next.min(at)));
         for gap in &mut self.gaps {
@@ -226,7 +253,7 @@ impl Gaps {
                 continue;
             }
             if due > now || left == 0 {
-                later(due.max(now));
+                later(if due > now { due } else { again });
                 continue;
             }
             let last = now + interval + asking.rtt > end;
@@ -242,6 +269,7 @@ impl Gaps {
             gap.attempts = gap.attempts.saturating_add(1);
             later(now + interval);
         }
+        self.credit -= first_left - left;
         self.next_ask = next;
     }
 

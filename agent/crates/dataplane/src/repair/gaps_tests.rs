@@ -56,6 +56,29 @@ fn a_gap_is_asked_for_at_once_again_after_a_round_trip_and_never_in_vain() {
 }
 
 #[test]
+fn what_is_asked_for_is_in_proportion_to_what_came() {
+    let mut bench = Bench::new();
+    let asking = Asking { most: 10_000, ..ASKING };
+    let asked = |bench: &mut Bench| {
+        let asks = bench.ask(&asking);
+        asks.iter().map(|(_, count, ..)| u64::from(*count)).sum::<u64>()
+    };
+    bench.receive(50_000);
+    assert_eq!(asked(&mut bench), FIRST_CREDIT + CREDIT);
+    let later = bench.gaps.next_ask().unwrap();
+    assert!(later > bench.clock.now(), "no turn is spent on what there is no credit for");
+    bench.pass(90);
+    assert_eq!(asked(&mut bench), 0);
+    // 100 ms of an outage at 1 Gbit/s, on a lane that had carried so much for as long.
+    let mut bench = Bench::new();
+    (0..8_600).for_each(|number| bench.receive(number));
+    bench.receive(2 * 8_600);
+    assert_eq!(asked(&mut bench), 8_600);
+    bench.pass(90);
+    assert_eq!(asked(&mut bench), 8_600);
+}
+
+#[test]
 fn patience_waits_for_what_was_reordered() {
     let mut bench = Bench::new();
     let asking = Asking { patience: Duration::from_millis(5), ..ASKING };

@@ -72,7 +72,7 @@ pub use plan::{Path, Plan, Planner};
 pub use receiver::{DISTANCE_BYTES, Delivered, Receiver};
 pub use sender::{PathCounts, RepairClass, Repaired, Sender};
 pub use sent::{Answer, Sent, SentLimits};
-pub use sequencer::{Arrival, Outcome, Sequencer, SequencerLimits};
+pub use sequencer::{Arrival, Outcome, Sequencer, SequencerLimits, Waiting};
 pub use symbol::{
     Density, END_OF_NUMBERS, MOST_PAYLOAD, MOST_WINDOW, REPAIR_HEADER_BYTES, Repair, expand, truncate,
 };

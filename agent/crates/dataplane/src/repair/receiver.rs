@@ -11,7 +11,7 @@ use super::{
     decoder::{Decoder, DecoderLimits, RepairOutcome},
     gaps::{Ask, Asking},
     memory::{RepairMemory, Reserved},
-    sequencer::{Arrival, Outcome, Sequencer, SequencerLimits},
+    sequencer::{Arrival, Outcome, Sequencer, SequencerLimits, Waiting},
     symbol::{LENGTH_BYTES, MOST_PAYLOAD, Repair, expand},
 };
 
@@ -212,9 +212,20 @@ impl Receiver {
         }
     }
 
-    /// Delivers everything that waits: nothing more will come.
-    pub fn finish(&mut self, now: Instant, deliver: &mut impl FnMut(Delivered<'_>)) {
-        self.sequencer.finish(now, &mut |_, payload| deliver(Delivered::Other(payload)));
+    /// Lets at most so many payloads that waited be delivered from now on; what is due beyond that goes on with the next allowance.
+    pub fn allow(&mut self, payloads: usize) {
+        self.sequencer.allow(payloads);
+    }
+
+    /// How many may still be delivered.
+    #[must_use]
+    pub fn allowance(&self) -> usize {
+        self.sequencer.allowance()
+    }
+
+    /// Gives up everything that is missing or waits, and returns what waited: nothing more will come.
+    pub fn finish(&mut self) -> Waiting {
+        self.sequencer.finish()
     }
 
     /// Appends the requests that are due on a path with this round trip.

@@ -437,7 +437,10 @@ impl Sender {
     /// When [`Sender::repair`] has to be asked although nothing was sent.
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
-        self.encoder.next_deadline().into_iter().chain(self.next_repeat()).min()
+        [self.encoder.next_deadline(), self.next_repeat(), self.sent.next_deadline()]
+            .into_iter()
+            .flatten()
+            .min()
     }
 
     /// Forgets payloads that are too old to be repaired.

@@ -145,6 +145,12 @@ impl Sent {
         }
     }
 
+    /// When nothing is kept any more, if nothing more is sent: an idle stream holds no memory that others may need.
+    #[must_use]
+    pub fn next_deadline(&self) -> Option<Instant> {
+        self.payloads.back().map(|payload| payload.sent + self.limits.age + Duration::from_millis(1))
+    }
+
     /// The number of the next payload.
     #[must_use]
     pub fn next(&self) -> u64 {

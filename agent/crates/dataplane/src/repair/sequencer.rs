@@ -1,7 +1,8 @@
 //! The order in which the receiver delivers payloads: each once, none after its deadline (pure).
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
+    mem,
     ops::Range,
     sync::Arc,
     time::{Duration, Instant},
@@ -11,10 +12,10 @@ use super::{
     arena::{Arena, Entry},
     counts::ReceiverCounts,
     gaps::{Ask, Asking, Gaps, Presence},
-    memory::RepairMemory,
+    memory::{RepairMemory, Reserved},
 };
 use crate::delays::Delays;
-use wire::{hash::PeerMap, repair::Order};
+use wire::{context::Context, hash::PeerMap, repair::Order};
 
 /// Limits on what the receiver remembers, and how long.
 #[derive(Clone, Copy, Debug)]
@@ -72,21 +73,48 @@ pub struct Sequencer {
     held: BTreeMap<(u64, u64), Held>,
     held_numbers: PeerMap<u64, ()>,
     arena: Arena,
-    /// Numbers that were delivered and may have others waiting behind them.
-    released: Vec<u64>,
+    /// The memory of the tables of what waits, and of gaps.
+    tables: Reserved,
+    /// Numbers that were delivered or given up, and may have others waiting behind them.
+    settled: VecDeque<Range<u64>>,
     /// The same, of flows that waited for long.
     spread: Spread,
+    /// How many that waited may be delivered before [`Sequencer::allow`] is called again.
+    allowance: usize,
+    /// Since when some are to be delivered for which the allowance did not suffice.
+    due: Option<Instant>,
+    /// What waits, in datagrams as accounts count them.
+    waiting: Waiting,
     pub(super) counts: ReceiverCounts,
     /// How long payloads were missing and waited, once one was delivered.
     pub(super) delays: Option<Box<Delays>>,
 }
 
+/// The bytes that a payload takes while it waits, beside those of the arena: a place in a tree and one in a hash map, both of them
+/// half full (measured with the counting allocator: 100 to 130).
+const HELD_BYTES: usize = 128;
+
+/// The step in which the memory of tables is taken: much less often than for each payload.
+const TABLE_STEP: usize = 64 * HELD_BYTES;
+
+/// Places for payloads that wait which are kept although none does.
+const USUAL_HELD: usize = 1 << 10;
+
 /// A payload that waits.
 #[derive(Debug)]
 struct Held {
     entry: Entry,
+    /// The bytes of the datagram that begins in it; `None` if none does.
+    datagram: Option<u16>,
     /// When it came, or was seen to be missing.
     since: Instant,
+}
+
+/// Datagrams that wait for others, as accounts count them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Waiting {
+    pub datagrams: u64,
+    pub bytes: u64,
 }
 
 impl Sequencer {
@@ -101,8 +129,12 @@ impl Sequencer {
             held: BTreeMap::new(),
             held_numbers: PeerMap::default(),
             arena: Arena::new(limits.held_bytes, memory),
-            released: Vec::new(),
+            tables: Reserved::of(memory),
+            settled: VecDeque::new(),
             spread: Spread::default(),
+            allowance: usize::MAX,
+            due: None,
+            waiting: Waiting::default(),
             counts: ReceiverCounts::default(),
             delays: None,
         }
@@ -111,6 +143,17 @@ impl Sequencer {
     /// Begins at `number` instead of 0, before anything was received.
     pub fn begin_at(&mut self, number: u64) {
         self.gaps.begin_at(number);
+    }
+
+    /// Lets at most so many payloads that waited be delivered from now on. What is due beyond that goes on with the next allowance.
+    pub fn allow(&mut self, payloads: usize) {
+        self.allowance = payloads;
+    }
+
+    /// How many payloads may still be delivered that waited.
+    #[must_use]
+    pub fn allowance(&self) -> usize {
+        self.allowance
     }
 
     /// Changes the order and the deadline.
@@ -150,7 +193,7 @@ impl Sequencer {
         let missed = now.saturating_duration_since(since);
         self.counts.recovered += u64::from(arrival.recovered);
         self.counts.missed_micros += missed.as_micros() as u64;
-        while self.gaps.is_over_limit() {
+        while self.gaps.is_over_limit() || self.gaps.bytes() > 0 && !self.has_room_in_tables() {
             self.give_up_oldest(now, deliver);
         }
         if self.order == Order::Hold
@@ -165,7 +208,7 @@ impl Sequencer {
             self.spread.released.push(number);
             self.release_spread(now, deliver);
         } else {
-            self.released.push(number);
+            self.settled.push_back(number..number + 1);
             self.release(now, deliver);
         }
         Outcome::Delivered
@@ -173,6 +216,7 @@ impl Sequencer {
 
     /// Gives up the numbers whose deadline has passed, and delivers what waited for them.
     pub fn expire(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
+        self.release(now, deliver);
         self.release_spread(now, deliver);
         let Some(noticed) = now.checked_sub(self.limits.deadline) else { return };
         while let Some(numbers) = self.gaps.give_up(noticed) {
@@ -184,7 +228,7 @@ impl Sequencer {
     #[must_use]
     pub fn next_deadline(&self) -> Option<Instant> {
         let deadline = self.gaps.oldest().map(|noticed| noticed + self.limits.deadline);
-        deadline.into_iter().chain(self.spread.next()).min()
+        [deadline, self.spread.next(), self.due].into_iter().flatten().min()
     }
 
     /// Appends the requests for missing payloads that are due, see [`Ask`].
@@ -217,13 +261,14 @@ impl Sequencer {
         counts
     }
 
-    /// How long payloads were missing and waited here lately; 0 for one that was delivered when it came.
-    /// Delivers everything that waits, in order, and gives up what is missing.
-    pub fn finish(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
-        self.stop_spreading(now, deliver);
-        while !self.gaps.is_empty() {
-            self.give_up_oldest(now, deliver);
+    /// Gives up what is missing and what waits for it, without a look at each: nothing more will come. Returns what waited.
+    pub fn finish(&mut self) -> Waiting {
+        while let Some(numbers) = self.gaps.give_up_oldest() {
+            self.counts.given_up += numbers.end - numbers.start;
         }
+        (self.held, self.held_numbers) = (BTreeMap::new(), PeerMap::default());
+        (self.settled, self.spread, self.due) = (VecDeque::new(), Spread::default(), None);
+        mem::take(&mut self.waiting)
     }
 
     #[must_use]
@@ -246,7 +291,7 @@ impl Sequencer {
     }
 
     /// Keeps a payload until `before` is settled; makes room by giving up the oldest gaps. False if that settled `before`, or there is
-    /// no room for it at all.
+    /// no room for it: it is delivered out of order then.
     fn hold(
         &mut self,
         before: u64,
@@ -257,11 +302,19 @@ impl Sequencer {
     ) -> bool {
         while self.waits_for(arrival).is_some() {
             if self.held.len() < self.limits.held_packets
+                && self.has_room_in_tables()
                 && let Some(entry) = self.arena.add(&[], arrival.payload)
             {
-                self.held.insert((before, arrival.number), Held { entry, since });
+                let datagram = Context::decode(arrival.payload).and_then(|context| context.payload_at());
+                let datagram = datagram.map(|at| (arrival.payload.len() - at) as u16);
+                self.waiting.add(datagram);
+                self.held.insert((before, arrival.number), Held { entry, datagram, since });
                 self.held_numbers.insert(arrival.number, ());
                 return true;
+            }
+            // What is due already makes room in the next turns.
+            if self.due.is_some() {
+                return false;
             }
             if self.spread.released.is_empty() {
                 self.give_up_oldest(now, deliver);
@@ -295,7 +348,7 @@ impl Sequencer {
                 self.spread.released.pop();
                 continue;
             };
-            if self.spread.at.is_some_and(|at| now < at) {
+            if self.allowance == 0 || self.spread.at.is_some_and(|at| now < at) {
                 return;
             }
             self.spread.advance(self.held.len());
@@ -307,7 +360,7 @@ impl Sequencer {
 
     /// Delivers the rest of them at once.
     fn stop_spreading(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
-        self.released.append(&mut self.spread.released);
+        self.settled.extend(self.spread.released.drain(..).map(|number| number..number + 1));
         self.release(now, deliver);
     }
 
@@ -319,22 +372,43 @@ impl Sequencer {
 
     fn given_up(&mut self, numbers: Range<u64>, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
         self.counts.given_up += numbers.end - numbers.start;
-        while let Some((&(before, number), _)) = self.held.range((numbers.start, 0)..(numbers.end, 0)).next()
-        {
-            let delivered = self.deliver_held((before, number), now, deliver);
-            self.released.extend(delivered);
-            self.release(now, deliver);
+        self.settled.push_back(numbers);
+        self.release(now, deliver);
+    }
+
+    /// Delivers what waits for settled numbers, and for those in turn, as far as the allowance goes.
+    fn release(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
+        while let Some(numbers) = self.settled.front() {
+            let Some((&key, _)) = self.held.range((numbers.start, 0)..(numbers.end, 0)).next() else {
+                self.settled.pop_front();
+                continue;
+            };
+            if self.allowance == 0 {
+                self.due.get_or_insert(now);
+                return;
+            }
+            if let Some(number) = self.deliver_held(key, now, deliver) {
+                self.settled.push_front(number..number + 1);
+            }
+        }
+        self.due = None;
+        if self.held.is_empty() && self.held_numbers.capacity() > USUAL_HELD {
+            self.held_numbers.shrink_to_fit();
+        }
+        let spare_steps = self.tables.bytes().saturating_sub(self.table_bytes()) / TABLE_STEP;
+        if spare_steps > 1 {
+            self.tables.shrink((spare_steps - 1) * TABLE_STEP);
         }
     }
 
-    /// Delivers what waits for the released numbers, and for those in turn.
-    fn release(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
-        while let Some(before) = self.released.pop() {
-            while let Some((&key, _)) = self.held.range((before, 0)..(before + 1, 0)).next() {
-                let delivered = self.deliver_held(key, now, deliver);
-                self.released.extend(delivered);
-            }
-        }
+    /// The memory of the tables, in bytes.
+    fn table_bytes(&self) -> usize {
+        self.held.len() * HELD_BYTES + self.gaps.bytes()
+    }
+
+    /// Takes memory for one more payload that waits, or one more gap; false if there is none.
+    fn has_room_in_tables(&mut self) -> bool {
+        self.table_bytes() + HELD_BYTES <= self.tables.bytes() || self.tables.grow(TABLE_STEP)
     }
 
     /// Delivers a payload that waited, and returns its number.
@@ -344,7 +418,9 @@ impl Sequencer {
         now: Instant,
         deliver: &mut impl FnMut(u64, &[u8]),
     ) -> Option<u64> {
-        let Held { entry, since } = self.held.remove(&key)?;
+        let Held { entry, datagram, since } = self.held.remove(&key)?;
+        self.allowance = self.allowance.saturating_sub(1);
+        self.waiting.remove(datagram);
         let (_, number) = key;
         self.held_numbers.remove(&number);
         self.count_delivered(number, now.saturating_duration_since(since), now);
@@ -357,6 +433,18 @@ impl Sequencer {
         self.delivered.insert(number);
         self.counts.delivered += 1;
         self.delays.get_or_insert_with(|| Box::new(Delays::new(now))).record(delay, 1, now);
+    }
+}
+
+impl Waiting {
+    fn add(&mut self, datagram: Option<u16>) {
+        self.datagrams += u64::from(datagram.is_some());
+        self.bytes += u64::from(datagram.unwrap_or(0));
+    }
+
+    fn remove(&mut self, datagram: Option<u16>) {
+        self.datagrams -= u64::from(datagram.is_some());
+        self.bytes -= u64::from(datagram.unwrap_or(0));
     }
 }
 

@@ -115,6 +115,52 @@ fn held_payloads_wait_for_their_own_flow_alone() {
 }
 
 #[test]
+fn what_exceeds_the_allowance_goes_on_with_the_next_one_and_nothing_of_its_flow_overtakes_it() {
+    for given_up in [false, true] {
+        let mut bench = Bench::new(Order::Hold);
+        bench.receive(0, 0);
+        // Two flows, even and odd numbers; 2 and 1 are missing.
+        assert_eq!([3, 4, 5, 6, 7, 8].map(|number| bench.receive(number, 2)), [Outcome::Held; 6]);
+        bench.sequencer.allow(2);
+        if given_up {
+            bench.pass(100);
+        } else {
+            assert_eq!([2, 1].map(|number| bench.receive(number, 2)), [Outcome::Delivered; 2]);
+        }
+        let delivered = |bench: &Bench| bench.delivered.iter().filter(|number| **number > 2).count();
+        assert_eq!((delivered(&bench), bench.sequencer.held_packets()), (2, 4));
+        assert!(bench.sequencer.next_deadline().is_some_and(|at| at <= bench.clock.now()), "it is due");
+        assert_eq!([9, 10].map(|number| bench.receive(number, 2)), [Outcome::Held; 2]);
+        bench.sequencer.allow(usize::MAX);
+        bench.pass(0);
+        assert_eq!((delivered(&bench), bench.sequencer.next_deadline()), (8, None));
+        for parity in 0..2 {
+            assert!(bench.delivered.iter().filter(|number| *number % 2 == parity).is_sorted());
+        }
+    }
+}
+
+#[test]
+fn what_waits_is_given_up_at_once_and_counted() {
+    let mut bench = Bench::new(Order::Hold);
+    assert_eq!([1, 2, 3].map(|number| bench.receive(number, 1)), [Outcome::Held; 3]);
+    // Eight bytes, of which the first is the context of an IP packet.
+    assert_eq!(bench.sequencer.finish(), Waiting { datagrams: 3, bytes: 3 * 7 });
+    assert_eq!((bench.sequencer.held_packets(), bench.sequencer.counts().given_up), (0, 1));
+    assert_eq!((bench.sequencer.next_deadline(), bench.sequencer.finish()), (None, Waiting::default()));
+}
+
+#[test]
+fn the_first_payload_does_not_set_back_what_a_symbol_gave() {
+    let mut bench = Bench::new(Order::Asap);
+    bench.receive(1_000, 0);
+    bench.sequencer.begin_at(500);
+    assert_eq!(bench.sequencer.next(), 1_001);
+    assert_eq!([bench.receive(1_000, 0), bench.receive(700, 0)], [Outcome::Duplicate, Outcome::Delivered]);
+    assert_eq!(bench.delivered, [1_000, 700]);
+}
+
+#[test]
 fn a_wait_ends_with_the_deadline_of_the_missing_one() {
     let mut bench = Bench::new(Order::Hold);
     bench.receive(0, 0);

@@ -329,7 +329,7 @@ impl LaneHost {
         if let Some(mut slot) = self.lanes.remove(id) {
             cx.hub.lane_gone(slot.peer);
             if let Some((streams, peer)) = slot.repair.take().zip(cx.peers.get_mut(slot.peer)) {
-                peer.data.give_up_repair(*streams, now);
+                peer.data.give_up_repair(*streams);
             }
             let lane = name_of_lane(&slot);
             if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_replaced(id))

@@ -137,7 +137,7 @@ impl Sessions {
         if let Some(streams) = plain.as_mut().and_then(|plain| plain.repair.take())
             && let Some(peer) = cx.peers.get_mut(id)
         {
-            peer.data.give_up_repair(*streams, now);
+            peer.data.give_up_repair(*streams);
         }
         for frame in plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
             drop(frame);

@@ -330,7 +330,8 @@ impl Worker {
                 self.settle_effects(now);
                 // A socket that is empty now has given a batch, too.
                 batches += usize::from(served.more || class == Class::Underlay && served.units > 0);
-                left -= i64::from(served.units);
+                // A socket that has nothing costs a system call, too.
+                left -= i64::from(served.units.max(1));
                 self.cx.sources.served(token, served);
             }
         }

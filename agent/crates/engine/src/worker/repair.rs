@@ -3,6 +3,7 @@
 use std::{mem, time::Instant};
 
 use dataplane::{
+    datapath::work::DUE_PER_TURN,
     lanes::LaneId,
     repair::{LaneRepair, PathCounts},
 };
@@ -13,10 +14,18 @@ use crate::worker::{Worker, context::Context, timer::Timer};
 impl Worker {
     /// Does what is due for the payloads of lanes that sent or received in this turn, or whose time has come.
     pub(super) fn drive_repairs(&mut self, now: Instant) {
-        let lanes: Vec<LaneId> = self.host.lanes.touched_repairs().collect();
-        if !lanes.is_empty() {
-            self.downlink(now, |downlink, _| lanes.iter().for_each(|lane| downlink.repair_lane(*lane)));
+        let lanes: Vec<(PeerId, LaneId, bool)> = self.host.lanes.touched_repairs(now).collect();
+        if lanes.is_empty() {
+            return;
         }
+        let due = lanes.iter().filter(|(.., is_due)| *is_due);
+        let mut shares = DueShares::of(due.map(|(peer, ..)| *peer));
+        self.downlink(now, |downlink, _| {
+            for (peer, lane, _) in lanes {
+                // What finds its peer's share used up is due in the next turn: the lane's timer says so.
+                shares.take(peer, |most| downlink.repair_lane(lane, most));
+            }
+        });
     }
 
     /// The same for a peer in standard mode.
@@ -24,7 +33,9 @@ impl Worker {
         let Some(rtt) = self.cx.plain_repair(id).map(|(_, path)| path.unwrap_or_default().rtt) else {
             return;
         };
-        self.downlink(now, |downlink, _| downlink.repair_plain(id, rtt));
+        self.downlink(now, |downlink, _| {
+            downlink.repair_plain(id, rtt, DUE_PER_TURN / 4);
+        });
         self.cx.watch_plain_repair(id);
     }
 
@@ -51,6 +62,40 @@ impl Worker {
         self.data.notes.released = released;
     }
 }
+
+/// What is due for repair in one turn, in equal shares for the peers with payloads that are to be delivered or given up.
+struct DueShares {
+    /// What each of them has left of its share, in frames.
+    left: Vec<(PeerId, u64)>,
+}
+
+impl DueShares {
+    fn of(peers: impl Iterator<Item = PeerId>) -> Self {
+        let mut peers: Vec<PeerId> = peers.collect();
+        peers.sort_unstable();
+        peers.dedup();
+        let share = DUE_PER_TURN / peers.len().max(1) as u64;
+        Self { left: peers.into_iter().map(|peer| (peer, share.max(LEAST_SHARE))).collect() }
+    }
+
+    /// Does a peer's work within what is left of its share; it returns its cost.
+    fn take(&mut self, peer: PeerId, work: impl FnOnce(u64) -> u64) {
+        match self.left.binary_search_by_key(&peer, |(peer, _)| *peer) {
+            Ok(index) if self.left[index].1 > 0 => {
+                let (_, left) = &mut self.left[index];
+                *left = left.saturating_sub(work(*left));
+            }
+            Ok(_) => {}
+            // It may have requests.
+            Err(_) => {
+                work(LEAST_SHARE);
+            }
+        }
+    }
+}
+
+/// The least share of a peer in a turn, in frames: a payload that waited, and some requests.
+const LEAST_SHARE: u64 = 64;
 
 impl Context {
     /// The streams of a peer in standard mode that are repaired, and what is known of the path.

@@ -68,6 +68,29 @@ pub enum Verdict {
     Duplicate,
 }
 
+/// What the sockets of a fabric were asked for, as a kernel would be.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// System calls, each message of a call that sends several as one.
+    pub calls: u64,
+    /// Datagrams that were sent or received.
+    pub datagrams: u64,
+    /// The bytes of their payloads.
+    pub bytes: u64,
+}
+
+impl Calls {
+    /// What came since `before`.
+    #[must_use]
+    pub fn since(self, before: Self) -> Self {
+        Self {
+            calls: self.calls - before.calls,
+            datagrams: self.datagrams - before.datagrams,
+            bytes: self.bytes - before.bytes,
+        }
+    }
+}
+
 type Hook = Box<dyn FnMut(&Datagram<'_>) -> Verdict>;
 
 /// A network of hosts; clones share it.
@@ -120,6 +143,20 @@ impl MemoryFabric {
             binds: HashMap::new(),
             tun: None,
         }
+    }
+
+    /// What its UDP sockets were asked for so far, all together.
+    #[must_use]
+    pub fn calls(&self) -> Calls {
+        self.state.borrow().calls
+    }
+
+    /// Counts a message of several datagrams that was sent.
+    fn count_sent(&self, datagrams: u64, bytes: u64) {
+        let counted = &mut self.state.borrow_mut().calls;
+        counted.calls += 1;
+        counted.datagrams += datagrams;
+        counted.bytes += bytes;
     }
 
     /// Lets every host resolve `name` to `addresses`.
@@ -432,6 +469,7 @@ struct State {
     device_mtus: HashMap<IpAddr, usize>,
     no_gro: bool,
     no_steering: bool,
+    calls: Calls,
 }
 
 impl State {

@@ -82,6 +82,12 @@ impl MemoryTun {
         true
     }
 
+    /// How many packets wait to be taken by [`MemoryTun::take_written`].
+    #[must_use]
+    pub fn written(&self) -> usize {
+        self.device.written.borrow().len()
+    }
+
     /// The packets written since the last call, in order, whatever the queue.
     #[must_use]
     pub fn take_written(&self) -> Vec<Written> {

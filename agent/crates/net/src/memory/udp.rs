@@ -171,6 +171,7 @@ impl MemoryUdp {
                 }
             }
         }
+        self.fabric.count_sent(sent.into(), bytes);
         if sent > 0 {
             self.stats.count_sent(sent, bytes);
         }
@@ -186,6 +187,7 @@ impl UdpSocket for MemoryUdp {
     fn receive(&mut self, batch: &mut ReceiveBatch) -> io::Result<()> {
         batch.clear();
         let mut state = self.fabric.state.borrow_mut();
+        state.calls.calls += 1;
         let gro = !state.no_gro;
         let endpoint = &mut state.udp[self.id];
         if std::mem::take(&mut endpoint.refused) {
@@ -210,7 +212,10 @@ impl UdpSocket for MemoryUdp {
             endpoint.waiter.armed = true;
             return Err(io::ErrorKind::WouldBlock.into());
         }
+        let before = (self.stats.received_datagrams, self.stats.received_bytes);
         self.stats.count_received(batch, false);
+        state.calls.datagrams += self.stats.received_datagrams - before.0;
+        state.calls.bytes += self.stats.received_bytes - before.1;
         Ok(())
     }
 

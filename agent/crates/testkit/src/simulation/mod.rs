@@ -14,6 +14,7 @@ use std::{
 
 mod books;
 pub mod bottleneck;
+pub mod cost;
 mod host;
 mod network;
 mod seeded;
@@ -99,6 +100,8 @@ pub struct Agent {
     deadlines: Vec<Option<Option<Instant>>>,
     /// The most work of each kind that any turn did since [`Agent::most_work`] was last called.
     most: TurnWork,
+    /// The longest that any turn took by the model of `cost.rs`, since [`Agent::longest_turn`] was last called.
+    longest: Duration,
     /// For each worker, the first excess of a turn over its bound, in words.
     excess: Vec<Option<String>>,
 }
@@ -112,6 +115,11 @@ impl Agent {
     /// The number of local sockets of all workers, ports for clients included.
     pub fn local_sockets(&self) -> usize {
         self.workers.iter().map(|worker| worker.locals().iter().count()).sum()
+    }
+
+    /// The longest that any turn took since the last call, by the model of `cost.rs`.
+    pub fn longest_turn(&mut self) -> Duration {
+        std::mem::take(&mut self.longest)
     }
 
     /// The most work of each kind that any turn did since the last call.
@@ -306,6 +314,7 @@ impl World {
             snapshots,
             deadlines,
             most: TurnWork::default(),
+            longest: Duration::ZERO,
             excess,
         });
     }
@@ -484,14 +493,24 @@ impl World {
                     if due.is_some_and(|due| due > now) && worker.ready().is_empty() {
                         continue;
                     }
+                    let written = |tun: &Option<MemoryTun>| tun.as_ref().map_or(0, MemoryTun::written);
+                    let before = (self.fabric.calls(), written(&agent.tun));
                     let turn = worker.turn(now);
+                    let counted = cost::Counted {
+                        calls: self.fabric.calls().since(before.0),
+                        written: written(&agent.tun) - before.1,
+                    };
+                    let took = cost::of(&worker.turn_work(), counted);
+                    agent.longest = agent.longest.max(took);
                     if let Some(trace) = &mut self.network.borrow_mut().trace {
                         let of = WorkerOf { agent: place, worker: index };
                         trace.turn(self.clock.elapsed(), now, of, &turn, worker);
                     }
                     agent.most = agent.most.max(worker.turn_work());
                     if excess.is_none() {
-                        *excess = worker.excess_of_turn();
+                        let too_long =
+                            || (took > cost::MOST_TURN).then(|| format!("a turn of {took:?}: {counted:?}"));
+                        *excess = worker.excess_of_turn().or_else(too_long);
                     }
                     // A busy worker is due at once.
                     let due = if turn.busy { Some(now) } else { turn.deadline };

@@ -3,11 +3,12 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, LazyLock, Mutex, PoisonError},
     time::Duration,
 };
 
 use gate::identity::Identity;
+use tracing::Dispatch;
 use wire::{
     clock::Clock,
     context::{Context, ServiceNumber},
@@ -213,6 +214,11 @@ pub(super) struct Log(Arc<Mutex<Vec<u8>>>);
 
 impl Log {
     pub(super) fn record(&self, work: impl FnOnce()) {
+        /// With one subscriber in the process, tracing asks that of the thread that comes to a line first, which may have none, and
+        /// forgets the line for all. With two it asks both.
+        static OTHER: LazyLock<Dispatch> =
+            LazyLock::new(|| Dispatch::new(tracing_subscriber::fmt().with_writer(io::sink).finish()));
+        LazyLock::force(&OTHER);
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt().with_ansi(false).with_writer(move || log.clone()).finish();
         tracing::subscriber::with_default(subscriber, work);

@@ -1,6 +1,6 @@
 //! A peer whose numbers, repair symbols and requests are made to do harm: memory, answers and the work for others stay bounded.
 
-use std::{cell::RefCell, net::SocketAddr};
+use std::{cell::RefCell, net::SocketAddr, time::Duration};
 
 use dataplane::repair::Ask;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
@@ -9,6 +9,8 @@ use wire::{
     messages::Features,
     repair::{StreamNumber, StreamOf},
 };
+
+use testkit::simulation::cost::MOST_TURN;
 
 use crate::{
     INGRESS,
@@ -41,7 +43,8 @@ impl Beside {
     fn assert_whole(mut self, flood: &mut GateFlood) {
         flood.run(100);
         self.receive();
-        assert_eq!(self.came, Vec::from_iter(0..self.sent));
+        let missing: Vec<u32> = (0..self.sent).filter(|number| !self.came.contains(number)).collect();
+        assert!(missing.is_empty() && self.came.len() == self.sent as usize, "{missing:?} did not come back");
     }
 }
 
@@ -237,4 +240,102 @@ fn a_peer_that_lies_about_numbers_harms_itself_only() {
         assert!(flood.metric("culvert_repair_bytes") <= 1 << 20, "a quarter of the limit");
     }
     flood.assert_innocent_is_unharmed();
+}
+
+/// Frames of the malicious peer behind one number that never comes, to as many flows as hold `FLOWS`: they wait, and are given up together.
+fn held_frames(flood: &GateFlood, numbered: bool, count: u32) -> Vec<Vec<u8>> {
+    const FLOWS: u64 = 40;
+    let frame = |index: u32| {
+        let number = flood.malicious.flow(u64::from(index) % FLOWS);
+        [Context::Flow { number, payload_at: 0 }.encode().as_slice(), &index.to_be_bytes()].concat()
+    };
+    // Number 0 is missing, and each waits for the one before.
+    (1..=count)
+        .map(|index| if numbered { numbered_frame(index, 1, &frame(index)) } else { frame(index) })
+        .collect()
+}
+
+#[test]
+fn payloads_that_are_given_up_together_are_delivered_over_several_turns() {
+    const COUNT: u32 = 20_000;
+    for (standard, seed) in [(false, 9721), (true, 9722)] {
+        let mut longest = Vec::new();
+        for is_numbered in [false, true] {
+            let mut flood = GateFlood::new(seed, "[limits]\nrepair_bytes = \"64MiB\"");
+            flood.pair.repair("{ mode = \"retransmit\", order = \"hold\", deadline = \"400ms\" }");
+            flood.say_hello(standard, Features::REPAIR);
+            for flow in 0..40 {
+                let opening = [&flood.open(flow, ECHO)[..], b"opens"].concat();
+                send(&mut flood, standard, &opening);
+                flood.run(2);
+            }
+            flood.run(50);
+            let exit = flood.pair.exit;
+            let mut beside = Beside::new(&mut flood);
+            flood.pair.world.agent(exit).longest_turn();
+            let delivered =
+                |flood: &mut GateFlood| flood.pair.world.peers(exit)[1].downlink.account.delivered;
+            let before = delivered(&mut flood);
+            for frames in held_frames(&flood, is_numbered, COUNT).chunks(200) {
+                frames.iter().for_each(|frame| send(&mut flood, standard, frame));
+                beside.send();
+                flood.run(1);
+                beside.receive();
+            }
+            if is_numbered {
+                assert_eq!(delivered(&mut flood), before, "they wait");
+                // Each turn takes its time, in which the service reads.
+                flood.pair.world.slow_down(exit, Duration::from_millis(1));
+            }
+            for _ in 0..1_500 {
+                beside.send();
+                flood.run(1);
+                beside.receive();
+            }
+            let taken = delivered(&mut flood) - before;
+            assert!(taken * 10 >= u64::from(COUNT) * 9, "{taken} delivered");
+            longest.push(flood.pair.world.agent(exit).longest_turn());
+            assert_eq!(flood.pair.world.excess(exit), None);
+            let kept = flood.metric("culvert_repair_bytes");
+            assert!(kept < 400 << 10, "what waited is given back: {kept} bytes");
+            beside.assert_whole(&mut flood);
+            flood.assert_innocent_is_unharmed();
+        }
+        println!("longest turns, plain and held: {longest:?}");
+        assert!(longest[1] <= longest[0].max(MOST_TURN), "{longest:?}");
+    }
+}
+
+#[test]
+fn a_peer_that_claims_to_have_lost_what_it_never_sent_is_asked_for_little() {
+    for (standard, seed) in [(false, 9731), (true, 9732)] {
+        let mut flood = GateFlood::new(seed, "");
+        flood.pair.repair("{ mode = \"retransmit\", deadline = \"2s\" }");
+        flood.say_hello(standard, Features::REPAIR);
+        let opening = [&flood.open(0, ECHO)[..], b"opens"].concat();
+        send(&mut flood, standard, &opening);
+        flood.run(50);
+        let number = flood.malicious.flow(0);
+        let frame = [Context::Flow { number, payload_at: 0 }.encode().as_slice(), b"x"].concat();
+        flood.malicious.data.clear();
+        let (frames, gap) = (500, 300);
+        for index in 1..=frames {
+            send(&mut flood, standard, &numbered_frame(index * gap, 0, &frame));
+            if index % 50 == 0 {
+                flood.run(1);
+            }
+        }
+        flood.run(3_000);
+        let asks: Vec<_> = flood.malicious.data.iter().filter(|data| matches!(data[..], [14, ..])).collect();
+        let asked: u64 = asks
+            .iter()
+            .flat_map(|data| data[2..].as_chunks::<7>().0)
+            .map(|ask| u64::from(Ask::decode(*ask, 0).count))
+            .sum();
+        println!("{} frames of requests for {asked} numbers", asks.len());
+        // Each request leaves twice.
+        assert!(asked > 0 && asked <= 2 * u64::from(2 * frames + 256), "{asked}");
+        assert!(asks.len() <= 100, "{}", asks.len());
+        flood.assert_innocent_is_unharmed();
+    }
 }
