@@ -51,6 +51,8 @@ pub struct Work {
     share: u64,
     /// The number of frames taken so far.
     pub taken: u64,
+    /// The part of [`DUE_PER_TURN`] that peers in standard mode have used, in frames.
+    pub due: u64,
 }
 
 impl Work {

@@ -33,9 +33,10 @@ impl Worker {
         let Some(rtt) = self.cx.plain_repair(id).map(|(_, path)| path.unwrap_or_default().rtt) else {
             return;
         };
-        self.downlink(now, |downlink, _| {
-            downlink.repair_plain(id, rtt, DUE_PER_TURN / 4);
-        });
+        let most = (DUE_PER_TURN.saturating_sub(self.data.notes.work.due) / 4).max(LEAST_SHARE);
+        let mut cost = 0;
+        self.downlink(now, |downlink, _| cost = downlink.repair_plain(id, rtt, most));
+        self.data.notes.work.due += cost;
         self.cx.watch_plain_repair(id);
     }
 
