@@ -14,7 +14,7 @@ use culvert_tests::{
     iperf::{Client, Server},
     needs::{self, Need},
     path::Path,
-    ports, probe,
+    ports, probe, process,
 };
 use serde_json::Value;
 use socket2::SockRef;
@@ -214,4 +214,25 @@ fn a_step_at_its_time_changes_the_path_and_late_packets_are_told() {
     let account = settled(&mut path);
     let void = account["void"].to_string();
     assert!(["there: ", "back: "].iter().all(|direction| void.contains(direction)), "{void}");
+}
+
+#[test]
+fn packets_larger_than_those_of_ethernet_void_a_run() {
+    if !possible("a path of jumbo frames") {
+        return;
+    }
+    let mut path = Path::new(&[]);
+    let ([left, right], router) = (path.places(), path.router());
+    let interfaces =
+        [(&router, "west"), (&router, "east"), (&router, "there"), (&left, "lan"), (&right, "lan")];
+    for (place, interface) in interfaces {
+        place.tell(&["ip", "link", "set", interface, "mtu", "9000"]);
+    }
+    let ping = probe::ping(&left, Path::RIGHT[0].parse().unwrap(), &["-c", "1", "-M", "do", "-s", "4000"]);
+    let account = path.account();
+    assert_eq!((ping.received, count(&account, "there", "too_large")), (0, 1), "{account}");
+    assert!(account["void"].to_string().contains("more than 1500 bytes"), "{account}");
+    // A router whose links carry more is refused before any packet.
+    let output = process::run(&mut Path::relay(&router), PATIENCE);
+    assert!(process::text(&output.stderr).contains("west carries packets of 9000 bytes"), "{output:?}");
 }

@@ -17,6 +17,7 @@
 //! | two exits with the same network behind them, and a flow through the better one | [`exits`] |
 //! | exits behind one address, with a balancer before them | [`fleet`] |
 //! | two hosts with a bottleneck between them: rate, queue, delay, loss, ECN | [`path`] |
+//! | the same with real netem, fq_codel and cake | [`qdiscs`] |
 //! | numbered datagrams there and back while things happen | [`stream`] |
 //! | two sites with an impairment between them, and what can happen to them | [`stage`] |
 //! | names whose addresses change | [`names`] |
@@ -52,6 +53,7 @@ pub mod place;
 pub mod ports;
 pub mod probe;
 pub mod process;
+pub mod qdiscs;
 pub mod random;
 pub mod relay;
 pub mod sites;

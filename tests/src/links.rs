@@ -82,6 +82,32 @@ impl Namespaces {
         Place::Namespace(self.name(role))
     }
 
+    /// Takes away the link between the routers.
+    #[track_caller]
+    pub(crate) fn cut_middle(&self) {
+        batch(Some(&self.name("west")), "link del middle\n");
+    }
+
+    /// Gives both interfaces `middle` their addresses, and the routers their routes through them.
+    #[track_caller]
+    pub(crate) fn join_middle(&self) {
+        for (router, own) in ROUTERS {
+            let (other, far) = if own == 1 {
+                (2, ["198.51.100.0/24", "2001:db8::/32"])
+            } else {
+                (1, ["192.0.2.0/24", "2001:db8:0:1::/64"])
+            };
+            let mut commands = up("middle");
+            for (end, length) in [("203.0.113.", 24), ("2001:db8:0:ff::", 64)] {
+                commands += &format!("addr add {end}{own}/{length} dev middle{}\n", nodad(end));
+            }
+            for (far, via) in far.into_iter().zip(["203.0.113.", "2001:db8:0:ff::"]) {
+                commands += &format!("route add {far} via {via}{other}\n");
+            }
+            batch(Some(&self.name(router)), &commands);
+        }
+    }
+
     /// Lays the links and gives all their addresses and routes.
     #[track_caller]
     pub(crate) fn join(&self) {
@@ -97,19 +123,9 @@ impl Namespaces {
             link(&format!("gateway-{name}"), "lan", &format!("host-{name}"), "lan");
         }
         batch(None, &links);
-        for (router, own, other) in [("west", 1, 2), ("east", 2, 1)] {
-            let far = if own == 1 {
-                ["198.51.100.0/24", "2001:db8::/32"]
-            } else {
-                ["192.0.2.0/24", "2001:db8:0:1::/64"]
-            };
-            let mut commands = up("lo") + &up("middle");
-            for (end, length) in [("203.0.113.", 24), ("2001:db8:0:ff::", 64)] {
-                commands += &format!("addr add {end}{own}/{length} dev middle{}\n", nodad(end));
-            }
-            for (far, via) in far.into_iter().zip(["203.0.113.", "2001:db8:0:ff::"]) {
-                commands += &format!("route add {far} via {via}{other}\n");
-            }
+        self.join_middle();
+        for (router, _) in ROUTERS {
+            let mut commands = up("lo");
             for (name, number) in
                 self.sites.iter().zip(1..).filter(|(_, number)| router_of(*number) == router)
             {
@@ -143,6 +159,9 @@ impl Drop for Namespaces {
         }
     }
 }
+
+/// The routers, and the last part of their addresses on the link between them.
+const ROUTERS: [(&str, u8); 2] = [("west", 1), ("east", 2)];
 
 /// Two hosts, `left` and `right`, with a `router` between them; dropping them removes them.
 #[derive(Debug)]

@@ -81,6 +81,11 @@ pub fn met(test: &str, needs: &[Need]) -> bool {
 #[track_caller]
 pub fn missing(test: &str, why: &str) {
     assert!(!is_root() && env::var_os("CI").is_none(), "{test} needs {why}");
+    skipped(test, why);
+}
+
+/// Lists the test as skipped, for root and in CI too: `why` cannot be had here.
+pub(crate) fn skipped(test: &str, why: &str) {
     let line = format!("SKIPPED: {test}: needs {why}\n");
     // Not `eprintln`, whose output is captured when a test passes.
     io::stderr().write_all(line.as_bytes()).expect("standard error is open");

@@ -7,7 +7,7 @@
 
 use std::{
     io::{BufRead, BufReader, Lines, Write},
-    process::{ChildStdin, ChildStdout, Stdio},
+    process::{ChildStdin, ChildStdout, Command, Stdio},
 };
 
 use serde_json::Value;
@@ -43,8 +43,8 @@ impl Path {
     #[track_caller]
     pub fn new(options: &[&str]) -> Self {
         let namespaces = links::Row::new([Self::LEFT, Self::RIGHT]);
-        let mut command = namespaces.place("router").command(built(PROGRAM, REMEDY));
-        command.args(["--left", "west", "--right", "east"]).args(options);
+        let mut command = Self::relay(&namespaces.place("router"));
+        command.args(options);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut relay = Running::start("path_relay", &mut command);
         let input = relay.child().stdin.take().expect("asked for above");
@@ -58,6 +58,24 @@ impl Path {
     #[must_use]
     pub fn places(&self) -> [Place; 2] {
         ["left", "right"].map(|role| self.namespaces.place(role))
+    }
+
+    /// The command that runs the relay in a router.
+    ///
+    /// # Panics
+    /// When it is not built.
+    #[must_use]
+    #[track_caller]
+    pub fn relay(router: &Place) -> Command {
+        let mut command = router.command(built(PROGRAM, REMEDY));
+        command.args(["--left", "west", "--right", "east"]);
+        command
+    }
+
+    /// The router; its interfaces are `west` and `east`, and the relay's devices.
+    #[must_use]
+    pub fn router(&self) -> Place {
+        self.namespaces.place("router")
     }
 
     /// Changes the path: `rate=50Mbit,delay=20ms`, or in one direction `there:loss=0.1`.

@@ -25,6 +25,7 @@ use crate::{
     links::{Namespaces, address_of_gateway, behind, cut},
     place::Place,
     process::run,
+    qdiscs::Qdiscs,
 };
 
 /// The device of every agent.
@@ -307,6 +308,20 @@ impl Sites {
         for router in [self.west(), self.east()] {
             router.tell(&["ip", "link", "set", "middle", "mtu", &bytes.to_string()]);
         }
+    }
+
+    /// Puts a cable with qdiscs in place of the link between the routers: what west sends leaves it by `vec1`, what east sends
+    /// by `vec0`.
+    ///
+    /// # Panics
+    /// When that fails.
+    #[must_use]
+    #[track_caller]
+    pub fn lay_qdiscs(&self) -> Qdiscs {
+        self.namespaces.cut_middle();
+        let qdiscs = Qdiscs::between(&self.west(), &self.east(), "middle");
+        self.namespaces.join_middle();
+        qdiscs
     }
 
     /// Has every link carry packets as a cable does: no super-packets, and checksums complete.

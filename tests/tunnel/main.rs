@@ -2,6 +2,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod begun;
 mod ends;
 mod failover;
 mod first_steps;
@@ -15,6 +16,7 @@ mod marks;
 mod mtu;
 mod multicast;
 mod odd;
+mod qdiscs;
 mod routing_daemon;
 mod source_check;
 mod two_sites;

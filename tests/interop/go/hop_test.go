@@ -18,6 +18,8 @@ type hop struct {
 	closing bool
 	// lose is how many datagrams one is lost of, each way; 0: none is.
 	lose, counted int
+	// copies is how many more of each datagram arrive, each way.
+	copies int
 }
 
 const remembered = 32
@@ -65,18 +67,23 @@ func (h *hop) run() {
 			}
 		}
 		h.mu.Unlock()
-		if back != nil && !h.lost() {
-			_, _ = back.Write(buffer[:n])
+		for range h.arriving() {
+			if back != nil {
+				_, _ = back.Write(buffer[:n])
+			}
 		}
 	}
 }
 
-// lost says whether the next datagram is to be lost.
-func (h *hop) lost() bool {
+// arriving is how many of the next datagram arrive.
+func (h *hop) arriving() int {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.counted++
-	return h.lose > 0 && h.counted%h.lose == 0
+	if h.lose > 0 && h.counted%h.lose == 0 {
+		return 0
+	}
+	return 1 + h.copies
 }
 
 // loseOneOf loses one of so many datagrams from now on.
@@ -86,6 +93,13 @@ func (h *hop) loseOneOf(count int) {
 	h.lose = count
 }
 
+// copy has so many more of each datagram arrive from now on.
+func (h *hop) copy(count int) {
+	h.mu.Lock()
+	defer h.mu.Unlock()
+	h.copies = count
+}
+
 func (h *hop) answers(back *net.UDPConn, client *net.UDPAddr) {
 	buffer := make([]byte, 65536)
 	for {
@@ -93,7 +107,7 @@ func (h *hop) answers(back *net.UDPConn, client *net.UDPAddr) {
 		if err != nil {
 			return
 		}
-		if !h.lost() {
+		for range h.arriving() {
 			_, _ = h.front.WriteToUDP(buffer[:n], client)
 		}
 	}

@@ -340,9 +340,9 @@ type LaneStats struct {
 
 	SentPackets, ReceivedPackets uint64
 	SentBytes, ReceivedBytes     uint64
-	// Of the packets sent that are to be acknowledged.
-	Acked, Lost uint64
-	// Received and dropped: packets that did not authenticate, and repeated ones.
+	// Of the packets sent that are to be acknowledged. Late are those of Lost that were acknowledged after all.
+	Acked, Lost, Late uint64
+	// Received and dropped: packets that did not authenticate, and copies.
 	RefusedKey, RefusedOld uint64
 	// KeyUpdates are ours, those that we followed included.
 	KeyUpdates, PeerKeyUpdates uint64
@@ -364,7 +364,7 @@ func (s *session) laneStats() []LaneStats {
 			stats = append(stats, LaneStats{
 				Index: l.Index, Epoch: l.Epoch, Up: l.IsUp(),
 				SentPackets: c.SentPackets, ReceivedPackets: c.ReceivedPackets, SentBytes: c.SentBytes, ReceivedBytes: c.ReceivedBytes,
-				Acked: c.Acked, Lost: c.Lost, RefusedKey: c.RefusedKey, RefusedOld: c.RefusedOld,
+				Acked: c.Acked, Lost: c.Lost, Late: c.Late, RefusedKey: c.RefusedKey, RefusedOld: c.RefusedOld,
 				KeyUpdates: c.KeyUpdates, PeerKeyUpdates: c.PeerKeyUpdates, Moves: c.Moves, RTT: c.RTT, PacketSize: c.PacketSize,
 			})
 		}

@@ -16,7 +16,10 @@ use serde_json::{Value, json};
 use testkit::simulation::bottleneck::{Bottleneck, Packet, flip};
 use tun_rs::SyncDevice;
 
-use super::options::{Change, Settings};
+use super::{
+    options::{Change, Settings},
+    router::MTU,
+};
 
 /// The largest packet of any device.
 const MOST_BYTES: usize = 65_535;
@@ -58,6 +61,8 @@ struct State {
     spare: Vec<Bytes>,
     /// Packets of the router itself, or of no known version of IP.
     ignored: u64,
+    /// Packets of more than [`MTU`] bytes, which no link like this carries.
+    too_large: u64,
     /// Packets by how late they were written.
     late: [u64; CLASSES.len() + 1],
     latest: Duration,
@@ -77,6 +82,7 @@ impl Carrier {
             settings,
             spare: Vec::new(),
             ignored: 0,
+            too_large: 0,
             late: [0; CLASSES.len() + 1],
             latest: Duration::ZERO,
             read_error: None,
@@ -174,6 +180,7 @@ impl Carrier {
             "overtaken": counts.overtaken,
             "refused": counts.refused,
             "ignored": state.ignored,
+            "too_large": state.too_large,
             "most_queued_bytes": counts.most_queued_bytes,
             "late": late,
             "latest_us": state.latest.as_micros() as u64,
@@ -182,6 +189,9 @@ impl Carrier {
         let mut void = Vec::new();
         if counts.refused > 0 {
             void.push(format!("{name}: the device refused {} packets", counts.refused));
+        }
+        if state.too_large > 0 {
+            void.push(format!("{name}: {} packets of more than {MTU} bytes", state.too_large));
         }
         if late * 1000 > counts.passed {
             void.push(format!("{name}: {late} packets later than {bound:?}"));
@@ -197,6 +207,10 @@ impl State {
             self.ignored += 1;
             return;
         };
+        if packet.len() > MTU {
+            self.too_large += 1;
+            return;
+        }
         let mut content = self.spare.pop().unwrap_or_default();
         content.clear();
         content.extend_from_slice(packet);

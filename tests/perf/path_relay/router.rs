@@ -14,6 +14,9 @@ const TABLE: usize = 101;
 /// Packets that a device holds for us: a fifth of a second of small ones at 1 Gbit/s.
 const QUEUE_PACKETS: u32 = 30_000;
 
+/// The largest packet of the path in bytes, and of the devices: that of Ethernet.
+pub(crate) const MTU: usize = 1500;
+
 /// Columns of `/proc/net/dev` that count drops: received, sent.
 const DROP_COLUMNS: [usize; 2] = [3, 11];
 
@@ -31,6 +34,14 @@ impl Router {
             !is_first_namespace(),
             "this is the namespace of process 1: packets of all programs would pass"
         );
+        for interface in [left, right] {
+            let mtu = mtu(interface)?;
+            ensure!(
+                mtu <= MTU,
+                "{interface} carries packets of {mtu} bytes, and the path those of {MTU} at most: \
+                 `ip link set {interface} mtu {MTU}`, at its other end too"
+            );
+        }
         for (name, value) in
             [("ipv4/ip_forward", 1), ("ipv4/conf/all/send_redirects", 0), ("ipv6/conf/all/forwarding", 1)]
         {
@@ -40,6 +51,7 @@ impl Router {
             let device = DeviceBuilder::new().name(name).build_sync()?;
             device.set_nonblocking(true)?;
             device.set_tx_queue_len(QUEUE_PACKETS)?;
+            device.set_mtu(MTU as u16)?;
             // Else the kernel speaks there itself.
             sysctl(&format!("ipv6/conf/{name}/addr_gen_mode"), 1)?;
             // Without a queue in front of the device's own, so that whatever is dropped is dropped by the device, and counted.
@@ -88,12 +100,20 @@ fn sysctl(name: &str, value: u8) -> anyhow::Result<()> {
     fs::write(format!("/proc/sys/net/{name}"), value.to_string()).with_context(|| name.to_owned())
 }
 
-fn tool(program: &str, words: &[&str]) -> anyhow::Result<()> {
+/// Runs a program; what it prints.
+fn tool(program: &str, words: &[&str]) -> anyhow::Result<String> {
     let output = Command::new(program).args(words).output().with_context(|| program.to_owned())?;
     if !output.status.success() {
         bail!("{program} {}: {}", words.join(" "), String::from_utf8_lossy(&output.stderr).trim());
     }
-    Ok(())
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The largest packet of an interface in bytes.
+fn mtu(interface: &str) -> anyhow::Result<usize> {
+    let text = tool("ip", &["-oneline", "link", "show", "dev", interface])?;
+    let number = text.split(" mtu ").nth(1).and_then(|rest| rest.split(' ').next());
+    number.context("no MTU")?.parse().with_context(|| text.clone())
 }
 
 fn drops(interfaces: &[String]) -> anyhow::Result<BTreeMap<String, u64>> {

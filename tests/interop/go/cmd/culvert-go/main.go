@@ -331,8 +331,8 @@ func benchFlow(ctx context.Context, p *culvert.Peer, service string, size int, r
 	fmt.Printf("received %10d datagrams  %8.1f Mbit/s\n", received, mbit(receivedBytes))
 	stats := p.Stats()
 	for _, l := range stats.Lanes {
-		fmt.Printf("lane %d: sent %d acked %d lost %d received %d, %d B packets, RTT %v, key updates %d and %d\n",
-			l.Index, l.SentPackets, l.Acked, l.Lost, l.ReceivedPackets, l.PacketSize, l.RTT, l.KeyUpdates, l.PeerKeyUpdates)
+		fmt.Printf("lane %d: sent %d acked %d lost %d, %d of them late, received %d, %d B packets, RTT %v, key updates %d and %d\n",
+			l.Index, l.SentPackets, l.Acked, l.Lost, l.Late, l.ReceivedPackets, l.PacketSize, l.RTT, l.KeyUpdates, l.PeerKeyUpdates)
 	}
 	if dropped := stats.QueueFull + stats.TooLarge + stats.OverRate + stats.NotConnected; dropped > 0 {
 		fmt.Printf("dropped here: queue full %d, too large %d, over the peer's rate %d, not connected %d\n",

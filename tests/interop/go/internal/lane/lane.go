@@ -4,7 +4,8 @@
 // [Lane] is the whole, in four files: its life (lane.go), what it sends (send.go), what it does with a packet
 // (receive.go) and when nothing comes (timers.go). The parts are usable, and tested, alone: keys.go protects packets,
 // frames.go reads their content, window.go refuses repeated numbers, acks.go remembers what to acknowledge, sent.go what
-// was acknowledged and lost, path.go the addresses and the MTU of the path.
+// was acknowledged and lost, reordering.go how long a missing packet may be merely late, path.go the addresses and the
+// MTU of the path.
 package lane
 
 import (
@@ -77,7 +78,7 @@ type Config struct {
 type Stats struct {
 	SentPackets, ReceivedPackets uint64
 	SentBytes, ReceivedBytes     uint64
-	Acked, Lost                  uint64
+	Acked, Lost, Late            uint64 // Late: of those lost, acknowledged after all
 	RefusedKey, RefusedOld       uint64
 	KeyUpdates, PeerKeyUpdates   uint64
 	Moves                        uint64
@@ -217,7 +218,8 @@ func (l *Lane) Stats() Stats {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	s := l.stats
-	s.Acked, s.Lost, s.RTT, s.PacketSize = l.sent.Acked, l.sent.Lost, l.sent.rtt, l.mtu.size
+	s.Acked, s.Lost, s.Late = l.sent.Acked, l.sent.Lost, l.sent.Late
+	s.RTT, s.PacketSize = l.sent.rtt.smoothed, l.mtu.size
 	return s
 }
 

@@ -149,7 +149,7 @@ func (l *Lane) answer(challenges [][8]byte, from netip.AddrPort, size int, now t
 		if length := min(max(size, MinPacket), minPacket); to.room() >= length {
 			frames := appendPath(nil, frameResponse, data)
 			if l.acks.now || l.acks.isDue(now) {
-				frames = l.acks.frame(frames, now)
+				frames = l.acks.frame(frames, now, length-MinPacket-len(frames))
 			}
 			l.single(frames, length, recordSent, to)
 		}
@@ -179,7 +179,10 @@ func (l *Lane) EndBatch() {
 
 func (l *Lane) sendACK(now time.Time) {
 	current := &l.paths.current
-	if frame := l.acks.frame(nil, now); len(frame) > 0 && current.addr.IsValid() && current.room() > len(frame)+MinPacket {
+	room := min(l.mtu.size, current.room()) - MinPacket
+	if frame := l.acks.frame(nil, now, room); len(frame) > 0 && current.addr.IsValid() {
 		l.single(frame, 0, recordNone, current)
 	}
+	// One that cannot leave now is not tried at once again.
+	l.acks.settle()
 }

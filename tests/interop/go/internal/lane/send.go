@@ -29,7 +29,7 @@ func (l *Lane) Send(header, body []byte) error {
 			return ErrDown
 		}
 	}
-	l.start()
+	l.start(need)
 	before := len(l.out.bytes)
 	l.out.bytes = AppendDatagram(l.out.bytes, header, body)
 	l.out.open += len(l.out.bytes) - before
@@ -60,15 +60,16 @@ func (b *batch) full() bool {
 	return b.open == 0 && (b.short || b.count == batchPackets || len(b.bytes)+MaxSize > batchBytes)
 }
 
-// start begins a packet, unless one is begun.
-func (l *Lane) start() {
+// start begins a packet for a frame of so many bytes, unless one is begun. An ACK for which it has no room leaves alone.
+func (l *Lane) start(need int) {
 	if l.out.open == 0 {
 		before := len(l.out.bytes)
 		l.out.bytes = l.sealer.Start(l.out.bytes)
 		l.out.open = len(l.out.bytes) - before
-		if now := time.Now(); l.acks.isDue(now) {
+		room := l.mtu.size - l.out.open - tagLen - need
+		if now := time.Now(); l.acks.isDue(now) && l.acks.fitsWhole(now, room) {
 			before = len(l.out.bytes)
-			l.out.bytes = l.acks.frame(l.out.bytes, now)
+			l.out.bytes = l.acks.frame(l.out.bytes, now, room)
 			l.out.open += len(l.out.bytes) - before
 		}
 	}

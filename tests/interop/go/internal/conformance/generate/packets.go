@@ -56,12 +56,14 @@ func setup(suite uint16, more fields) fields {
 
 const aes128 = tls.TLS_AES_128_GCM_SHA256
 
-// frames are the contents of packets with number 0, at a receiver that has sent packets 0 to 9.
+// frames are the contents of packets with number 0, at a receiver that has sent packets 0 to 9, or more where ACKs name
+// many ranges of them.
 func frames() cases {
 	var out cases
+	sent := 10
 	add := func(name, content, verdict string, output fields) {
 		out = append(out, conformance.Case{
-			Name: name, Kind: "frames", Input: setup(aes128, fields{"sent": "10", "frames": x(content), "packet": sealed(sealer(aes128), 0, content)}),
+			Name: name, Kind: "frames", Input: setup(aes128, fields{"sent": fmt.Sprint(sent), "frames": x(content), "packet": sealed(sealer(aes128), 0, content)}),
 			Verdict: verdict, Output: output,
 		})
 	}
@@ -109,7 +111,23 @@ func frames() cases {
 		bad(other.name, other.bytes)
 	}
 	bad("a violation behind a DATAGRAM", "31 01 61 2f")
+	sent = 600
+	ok("ACK of 256 ranges", h(lane.AppendACK(nil, alternate(598, 256), 0)), nil)
+	ok("ACK of 300 ranges", h(lane.AppendACK(nil, alternate(598, 300), 0)), nil)
+	ok("ACK of 256 ranges, down to 0", "02 41fe 00 40ff 00"+n(0, 2*255), nil)
+	bad("ACK of 257 ranges, the lowest below 0", "02 41fe 00 4100 00"+n(0, 2*256))
+	bad("ACK of 256 ranges, the highest never sent", h(lane.AppendACK(nil, alternate(600, 256), 0)))
 	return out
+}
+
+// alternate are so many ranges of every other number, from the highest down.
+func alternate(highest uint64, count int) []lane.Range {
+	ranges := make([]lane.Range, count)
+	for i := range ranges {
+		number := highest - 2*uint64(i)
+		ranges[i] = lane.Range{First: number, Last: number}
+	}
+	return ranges
 }
 
 // packets are the protection of packets, their numbers and keys.
@@ -148,6 +166,13 @@ func sequences(suite uint16, name string) cases {
 		return out
 	}
 	add("out of order", opens(5, packet(5)), opens(3, packet(3)), fails(refused, packet(5)), opens(4, packet(4)), fails(refused, packet(3)))
+	// Each 400 numbers late, and each twice: what overtaking and copies make of a path.
+	var scrambled []conformance.Step
+	for number := uint64(400); number < 412; number++ {
+		scrambled = append(scrambled, opens(number, packet(number)), opens(number-400, packet(number-400)),
+			fails(refused, packet(number)), fails(refused, packet(number-400)))
+	}
+	add("overtaken by 400, and each twice", scrambled...)
 	add("a gap as wide as the window", opens(16383, packet(16383)), opens(0, packet(0)), fails(refused, packet(0)))
 	add("a gap wider than the window", opens(16384, packet(16384)), fails(refused, packet(0)), opens(1, packet(1)))
 	add("numbers far apart", opens(0, packet(0)), opens(1<<20, packet(1<<20)), opens(1<<20+1<<30, packet(1<<20+1<<30)), fails(refused, packet(1<<20)))
