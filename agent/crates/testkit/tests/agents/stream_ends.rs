@@ -260,10 +260,10 @@ fn a_peer_that_does_not_know_how_aborts_are_told_is_served_as_before() {
 }
 
 #[test]
-fn a_thousand_aborts_at_once_in_all_states_leave_nothing_and_end_no_session() {
+fn ten_thousand_aborts_at_once_in_all_states_leave_nothing_and_end_no_session() {
     let mut stage = Stage::new(4050);
     let mut ends = Vec::new();
-    for wave in 0..20 {
+    for wave in 0..200 {
         let clients: Vec<_> = (0..50).map(|_| stage.pair.clients.tcp(INGRESS)).collect();
         for client in clients {
             let service = loop {
@@ -277,8 +277,9 @@ fn a_thousand_aborts_at_once_in_all_states_leave_nothing_and_end_no_session() {
         }
         assert_eq!(ends.len(), 50 * (wave + 1));
     }
-    let piece = vec![7; 30_000];
     for (number, (client, service)) in ends.iter_mut().enumerate() {
+        // One in ten fills what there is to fill.
+        let piece = vec![7; if number % 10 == 0 { 30_000 } else { 300 }];
         for _ in 0..number % 3 {
             let _written = client.write(&piece).is_ok();
         }
