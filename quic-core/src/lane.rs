@@ -275,6 +275,24 @@ impl Lane {
         self.mtu.start(size(max), size(start));
     }
 
+    /// The local socket has refused a packet of `size` bytes, so none as large gets through. Only what it says at once counts: an
+    /// ICMP message may be forged.
+    pub fn packet_refused(&mut self, size: usize, now: Instant) {
+        let mtu = self.mtu.current;
+        let is_black_hole = self.mtu.on_refused(size.min(MAX_PACKET_LEN) as u16, now);
+        self.note_mtu(mtu, is_black_hole, now);
+    }
+
+    /// The most that [`max_packet`](Self::max_packet) may become before the path changes, as far as is known.
+    pub fn most_packet(&self) -> usize {
+        self.mtu.most().into()
+    }
+
+    /// Makes the next [`poll_transmit`](Self::poll_transmit) send a probe of 1200 bytes, to see whether the local socket takes that.
+    pub fn check_base(&mut self) {
+        self.mtu.check_base();
+    }
+
     /// The largest packet that the path carries, in bytes of UDP payload, as far as is known: 1200 before
     /// [`start_mtu_search`](Self::start_mtu_search). The caller keeps to it; [`open`](Self::open) and
     /// [`handle_timeout`](Self::handle_timeout) change it.

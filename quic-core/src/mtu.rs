@@ -22,6 +22,8 @@
 //!
 //! A path that has moved keeps the size of the path before until the burst says otherwise.
 //!
+//! What the local socket refuses at once is known not to get through: it counts as lost as often as it takes.
+//!
 //! Beside that a loss above the base makes the current size *suspect*: it is probed itself, at most every 200 ms.
 //!
 //! ```text
@@ -88,6 +90,10 @@ pub(crate) struct MtuSearch {
     unconfirmed: u8,
     /// The current size is not probed before.
     trusted_until: Option<Instant>,
+    /// The smallest size that the local socket has refused; the largest number if it has refused none.
+    untaken: u16,
+    /// Whether a probe of the base is to be sent: the local socket has refused packets as small.
+    checks_base: bool,
     /// What a burst has found, while the current size, which is larger, is suspect because of it; else 0.
     proven: u16,
 }
@@ -135,6 +141,8 @@ enum Probe {
     Search,
     /// Does the path still carry the current size?
     Confirm,
+    /// Does the local socket take the base again?
+    Base,
 }
 
 /// The outcome of a probe of the path MTU.
@@ -209,6 +217,8 @@ impl MtuSearch {
             suspect: 0,
             unconfirmed: 0,
             trusted_until: None,
+            untaken: u16::MAX,
+            checks_base: false,
             proven: 0,
         }
     }
@@ -278,8 +288,14 @@ impl MtuSearch {
             burst.set(size, Rung::InFlight);
             return;
         }
+        if probe == Probe::Base {
+            // Whether the socket takes it is known at once.
+            self.checks_base = false;
+            return;
+        }
         self.in_flight = Some((probe, size));
         if let (Probe::Search, Phase::Found { .. }) = (probe, self.phase) {
+            self.untaken = u16::MAX;
             self.phase = Phase::Searching { limit: self.max, size: self.max, lost: 0 };
         }
     }
@@ -332,9 +348,51 @@ impl MtuSearch {
                     }
                 }
             }
-            (Probe::Burst, _) => {}
+            (Probe::Burst | Probe::Base, _) => {}
         }
         false
+    }
+
+    /// The local socket has refused a packet of `size` bytes; true if the current size falls because of it.
+    pub(crate) fn on_refused(&mut self, size: u16, now: Instant) -> bool {
+        if size <= BASE {
+            return false;
+        }
+        let limit = size - 1;
+        self.untaken = self.untaken.min(size);
+        self.in_flight.take_if(|(_, probed)| *probed >= size);
+        if size <= self.current && self.phase != Phase::Off {
+            self.fall_to(limit, now);
+            return true;
+        }
+        match &mut self.phase {
+            Phase::Burst(burst) => {
+                burst.limit = burst.limit.min(limit);
+                for (rung, fate) in burst.rungs.into_iter().zip(&mut burst.fates) {
+                    if rung >= size {
+                        *fate = Rung::Lost;
+                    }
+                }
+                let burst = *burst;
+                return self.look_at(&burst, now);
+            }
+            Phase::Searching { limit: above, size: probed, .. } if *above > limit || *probed >= size => {
+                self.narrow(limit, now);
+                self.not_before = None;
+            }
+            Phase::Off | Phase::Searching { .. } | Phase::Found { .. } => {}
+        }
+        false
+    }
+
+    /// The largest size that the local socket may take.
+    pub(crate) fn most(&self) -> u16 {
+        self.max.min(self.untaken.saturating_sub(1)).max(self.current)
+    }
+
+    /// Has a probe of the base sent.
+    pub(crate) fn check_base(&mut self) {
+        self.checks_base = true;
     }
 
     /// Ends a burst that has told all; what was lost may be late.
@@ -355,7 +413,7 @@ impl MtuSearch {
         let acked = burst.acked();
         let mut lost = burst.above().map(|(size, _)| size);
         let least_lost = lost.next();
-        let limit = lost.nth(1).map_or(burst.limit, |third| third - 1);
+        let limit = lost.nth(1).map_or(burst.limit, |third| (third - 1).min(burst.limit));
         let is_smaller = burst.above().filter(|(size, _)| *size <= self.current).count();
         self.not_before = least_lost.map(|_| now + PAUSE);
         if acked == 0 {
@@ -405,6 +463,9 @@ impl MtuSearch {
 
     /// The probe that is to be sent as soon as one may be.
     fn wanted(&self, now: Instant) -> Option<(Probe, u16)> {
+        if self.checks_base {
+            return Some((Probe::Base, BASE));
+        }
         if let Phase::Burst(burst) = self.phase {
             return burst.next().map(|size| (Probe::Burst, size));
         }
@@ -437,7 +498,12 @@ impl MtuSearch {
 
     /// The current size does not get through any more.
     fn fall(&mut self, now: Instant) {
-        let (limit, proven) = (self.current - 1, self.proven);
+        self.fall_to(self.current - 1, now);
+    }
+
+    /// Nothing above `limit`, which is below the current size, gets through.
+    fn fall_to(&mut self, limit: u16, now: Instant) {
+        let proven = if self.proven > limit { 0 } else { self.proven };
         self.trust();
         self.current = proven.max(BASE);
         self.measured = proven > 0;

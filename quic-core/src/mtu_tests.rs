@@ -320,6 +320,75 @@ fn a_black_hole_is_found_within_three_probes_and_the_current_size_falls_to_what_
     assert_eq!((sim.search.current, sim.black_holes), (1297, 1));
 }
 
+impl Sim {
+    /// Sends probes through a socket that refuses what is larger than `takes`; the others come back.
+    fn probe_refused(&mut self, takes: u16) {
+        let mut taken = Vec::new();
+        for _ in 0..100 {
+            let Some(size) = self.search.due(self.now) else { break };
+            self.search.on_sent(self.now);
+            if size > takes {
+                self.search.on_refused(size, self.now);
+            } else {
+                taken.push(size);
+            }
+        }
+        self.now += RTT;
+        for size in taken {
+            self.search.on_settled(size, Fate::Acked, self.now);
+        }
+        self.now = self.search.timeout().unwrap_or(self.now);
+        self.on_timeout();
+    }
+}
+
+#[test]
+fn what_the_local_socket_refuses_is_not_in_use_from_the_next_packet_on_and_the_rest_is_found() {
+    for takes in [1201, 1300, 1372, 1451] {
+        let mut sim = Sim::new(1452, 1452, 1452);
+        assert!(sim.search.on_refused(1452, sim.now));
+        assert_eq!((sim.search.current, sim.search.measured, sim.search.most()), (BASE, false, 1451));
+        while sim.search.is_searching() {
+            sim.probe_refused(takes);
+            assert!(sim.search.current <= takes);
+        }
+        assert!(
+            sim.search.measured && (takes - STEP..=takes).contains(&sim.search.current),
+            "{:?}",
+            sim.search
+        );
+        assert!(sim.search.most() < 1452);
+        // The device is as before, and that is noticed when the maximum is tried again.
+        sim.now += RAISE_AFTER;
+        sim.settle();
+        assert_eq!((sim.search.current, sim.search.most()), (1452, 1452));
+    }
+}
+
+#[test]
+fn a_refused_probe_is_not_waited_for() {
+    let mut sim = Sim::new(1452, 1452, BASE);
+    sim.search.bursts = false;
+    sim.search.start(1452, BASE);
+    let mut rounds = 0;
+    while sim.search.is_searching() {
+        sim.probe_refused(1300);
+        rounds += 1;
+    }
+    assert!((1292..=1300).contains(&sim.search.current) && rounds <= 6, "{} {rounds}", sim.search.current);
+}
+
+#[test]
+fn a_size_that_every_path_carries_is_not_given_up_but_asked_for() {
+    let mut sim = Sim::new(1452, 1452, 1452);
+    assert!(!sim.search.on_refused(BASE, sim.now));
+    assert_eq!((sim.search.current, sim.search.due(sim.now)), (1452, None));
+    sim.search.check_base();
+    assert_eq!(sim.search.due(sim.now), Some(BASE));
+    sim.search.on_sent(sim.now);
+    assert_eq!((sim.search.due(sim.now), sim.search.timeout()), (None, None));
+}
+
 #[test]
 fn a_probe_without_any_acknowledgement_changes_nothing() {
     let mut sim = Sim::new(1452, 1452, 1452);

@@ -164,7 +164,9 @@ impl Add {
             Reached::Answer(_) => Err(unexpected()),
             Reached::Offline(offline) => {
                 let config = add_offline(&offline.file, &new)?;
-                said("added", &new.name, Some(&offline), offline.caution(&config).as_deref(), self.json)
+                let idle = state::idle_note(&config, &new).map(str::to_owned);
+                let note = offline.caution(&config).or(idle);
+                said("added", &new.name, Some(&offline), note.as_deref(), self.json)
             }
         }
     }

@@ -20,6 +20,7 @@ use wire::{
 };
 
 use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
+use super::peers::listed;
 use crate::daemon::Daemon;
 
 /// How often is looked: as often as workers publish.
@@ -129,7 +130,7 @@ fn answers(daemon: &Daemon, config: &Config, wait: Duration) -> Vec<Answer> {
                 ended &= now >= began + wait;
                 found.push(peer.last_error.as_ref().map_or_else(no_answer, |error| Answer::Failed {
                     reason: error.failure.reason.clone(),
-                    causes: error.failure.causes.join("; "),
+                    causes: listed(&error.failure.causes),
                 }));
             }
         }

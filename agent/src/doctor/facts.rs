@@ -148,6 +148,8 @@ pub struct Kernel {
     pub segmentation: Tried,
     /// What came of trying `UDP_GRO` on loopback.
     pub receive_offload: Tried,
+    /// Whether a socket takes the option `UDP_GRO`.
+    pub takes_gro: bool,
     pub steering: Tried,
     pub timestamps: Tried,
     /// Whether the CPU has instructions for AES-GCM.

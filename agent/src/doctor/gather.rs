@@ -260,6 +260,7 @@ fn kernel() -> Kernel {
         release: read("/proc/sys/kernel/osrelease").trim().to_owned(),
         segmentation: tried(host::cuts_segments()),
         receive_offload: tried(host::joins_segments()),
+        takes_gro: host::takes_gro(),
         steering: tried(host::steers()),
         timestamps: tried(host::stamps()),
         aes: cpu_has_aes(),

@@ -21,18 +21,12 @@ pub(super) fn checks(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
     );
     vec![
         version(kernel),
-        segmentation.note_if(
+        failing_segmentation(facts, segmentation).note_if(
             config.is_some_and(|config| !config.transport.gso),
             "transport.gso = \"off\": each datagram is sent by itself, which costs several times the CPU",
             "transport.gso = \"auto\"",
         ),
-        tried(
-            Check::UdpReceiveOffload,
-            "UDP_GRO",
-            &kernel.receive_offload,
-            "each datagram comes in a buffer of its own, which costs several times the CPU",
-            "a kernel from 5.0 on; in a container, a seccomp profile that allows the socket option UDP_GRO",
-        ),
+        receive_offload(kernel),
         steering(kernel, config),
         tried(
             Check::Timestamps,
@@ -43,6 +37,38 @@ pub(super) fn checks(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
         ),
         cpu(kernel),
     ]
+}
+
+/// The loopback device of older kernels cuts messages itself, so only the option counts: what other interfaces receive is joined.
+fn receive_offload(kernel: &Kernel) -> Finding {
+    let found = tried(
+        Check::UdpReceiveOffload,
+        "UDP_GRO",
+        &kernel.receive_offload,
+        "each datagram comes in a buffer of its own, which costs several times the CPU",
+        "a kernel from 5.0 on; in a container, a seccomp profile that allows the socket option UDP_GRO",
+    );
+    match (&kernel.receive_offload, kernel.takes_gro) {
+        (Ok(false), true) => {
+            Finding::ok(Check::UdpReceiveOffload, "UDP_GRO", "works, though not over this kernel's loopback")
+        }
+        (Ok(_) | Err(_), _) => found,
+    }
+}
+
+/// What the daemon that runs has met: an interface without checksum offload takes no segments, which loopback does not show.
+fn failing_segmentation(facts: &Facts, found: Finding) -> Finding {
+    let peers = facts.daemon.status().into_iter().flat_map(|status| &status.peers);
+    let failing = peers.filter(|peer| peer.lanes.iter().any(|lane| lane.gso == "failed"));
+    let failing: Vec<&str> = failing.map(|peer| &*peer.name).collect();
+    found.warning_if(
+        !failing.is_empty(),
+        format!(
+            "the interface towards {} refuses it (EIO): each datagram is sent by itself, which costs several times the CPU",
+            failing.join(", ")
+        ),
+        "ethtool -k shows tx-checksumming of the interface, ethtool -K DEV tx on switches it on; IPsec on the way out excludes it",
+    )
 }
 
 /// Major and minor number of a kernel's release, as in "6.12.48+deb13-amd64".

@@ -174,6 +174,10 @@ checks! {
     PathMtu = "path-mtu" in Peers,
     /// The peer answers.
     Reachability = "reachability" in Peers,
+    /// One agent uses the key of a peer.
+    OneKey = "one-key" in Peers,
+    /// Nothing of a peer is dropped that another configuration would carry.
+    Drops = "drops" in Peers,
     /// What was measured to fit into one packet is enough for IP.
     InnerMtu = "inner-mtu" in Peers,
     /// Packets do not wait on the path while there is traffic.

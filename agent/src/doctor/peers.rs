@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use config::Config;
-use engine::tunnel::LEAST_MTU;
+use dataplane::relay::DropReason;
+use engine::{status::meanings, tunnel::LEAST_MTU};
 use ops::control_socket::status::{PeerState, PeerStatus};
 use wire::context::INNER_OVERHEAD;
 
@@ -34,7 +35,11 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
         }));
         findings.extend(addresses.iter().filter_map(|address| path_mtu(peer, address, tunnel)));
         match status {
-            Some(status) => findings.push(by_daemon(status)),
+            Some(status) => {
+                findings.push(by_daemon(status));
+                findings.extend(contested(status));
+                findings.extend(drops(status));
+            }
             None => findings.extend(by_dialling(peer, &addresses)),
         }
         let measured = addresses.iter().find_map(|address| match &address.answer {
@@ -136,17 +141,88 @@ fn by_daemon(peer: &PeerStatus) -> Finding {
     let address = peer.address.map_or_else(|| "no address yet".to_owned(), |address| address.to_string());
     let at = |value: String| Finding::ok(Check::Reachability, format!("{}: {address}", peer.name), value);
     match peer.state {
-        PeerState::Connected => at(format!("connected{}", after_comma(peer.rtt_seconds))),
+        PeerState::Connected => {
+            let refused = peer.send_error.as_ref().filter(|error| error.age_seconds < SEND_ERROR_LASTS);
+            let (reason, remedy) =
+                refused.map(|error| (error.reason.clone(), error.remedy.to_string())).unwrap_or_default();
+            at(format!("connected{}", after_comma(peer.rtt_seconds))).warning_if(
+                refused.is_some(),
+                reason,
+                remedy,
+            )
+        }
         PeerState::Dialling => {
             let failure = peer.last_error.as_ref().map(|error| &error.failure);
             let reason = failure.map_or("no answer yet", |failure| &failure.reason);
-            let causes = failure.map(|failure| failure.causes.join("; ")).filter(|causes| !causes.is_empty());
+            let causes = failure.map(|failure| listed(&failure.causes)).filter(|causes| !causes.is_empty());
             let remedy = causes.unwrap_or_else(|| "culvert status, in some seconds".to_owned());
             at("not connected".to_owned()).error(reason, remedy)
         }
         PeerState::Waiting => at("not connected".to_owned())
             .note("it has no endpoints here: only the peer can make a connection", "culvert doctor there"),
     }
+}
+
+/// What the kernel has refused so long ago is not worth a warning any more.
+const SEND_ERROR_LASTS: f64 = 60.0;
+
+/// Likely causes, each on a line of its own if there are several.
+pub(super) fn listed<T: AsRef<str>>(causes: &[T]) -> String {
+    match causes {
+        [] => String::new(),
+        [only] => only.as_ref().to_owned(),
+        several => {
+            let lines = several.iter().map(|cause| format!("\n    - {}", cause.as_ref()));
+            format!("the likely causes, in their order:{}", lines.collect::<String>())
+        }
+    }
+}
+
+/// Two agents with the key of one peer.
+fn contested(peer: &PeerStatus) -> Option<Finding> {
+    let found = peer.contested.as_ref()?;
+    Some(Finding::ok(Check::OneKey, peer.name.to_string(), found.addresses.join(" and ")).warning(
+        "two agents use its key, and take each other's place",
+        "a key of its own for each: remove identity.key_file on one of them, culvert init there, culvert peer add here",
+    ))
+}
+
+/// Reasons of drops that a configuration explains, and that go on until somebody changes it.
+const MENDABLE: [DropReason; 7] = [
+    DropReason::Spoofed,
+    DropReason::UnknownService,
+    DropReason::NotAllowed,
+    DropReason::NoTun,
+    DropReason::SocketOpen,
+    DropReason::SendForbidden,
+    DropReason::SendRefused,
+];
+
+/// The share of what came that must have been dropped for one reason to be worth a warning.
+const MANY: f64 = 0.01;
+
+fn drops(peer: &PeerStatus) -> Vec<Finding> {
+    let mut findings = Vec::new();
+    for (way, side) in [("uplink", &peer.uplink), ("downlink", &peer.downlink)] {
+        let counts = peer.dropped.get(way).into_iter().flatten();
+        for reason in MENDABLE {
+            let count =
+                counts.clone().find(|(label, _)| **label == reason.label()).map_or(0, |(_, count)| *count);
+            if count == 0 {
+                continue;
+            }
+            let meanings::Meaning { what, aside } = meanings::of_drop(reason);
+            let subject = format!("{}: {way} {}", peer.name, reason.label());
+            let found = Finding::ok(Check::Drops, subject, format!("{count} of {}", side.account.received));
+            let is_much = count as f64 >= MANY * side.account.received as f64;
+            let problem = format!("each of them {}", what.replace('`', ""));
+            let remedy = aside.replace('`', "");
+            findings.push(
+                found.warning_if(is_much, problem.clone(), remedy.clone()).note_if(true, problem, remedy),
+            );
+        }
+    }
+    findings
 }
 
 /// A round-trip time as the end of a value, if it is known.

@@ -165,6 +165,33 @@ impl Checks {
         Ok(())
     }
 
+    /// Notes listeners that a reader may expect to answer IPv4, too.
+    pub(super) fn only_ipv6(&mut self) {
+        let wildcard =
+            |own: &Listener, v4: bool| own.address.ip().is_unspecified() && own.address.is_ipv4() == v4;
+        let alone: Vec<At> = self
+            .listeners
+            .iter()
+            .filter(|own| wildcard(own, false) && !own.at.path.starts_with("metrics"))
+            .filter(|own| {
+                let pairs = |other: &Listener| {
+                    other.address.is_ipv4()
+                        && other.is_udp() == own.is_udp()
+                        && other.address.port() == own.address.port()
+                };
+                !self.listeners.iter().any(pairs)
+            })
+            .map(|own| own.at.clone())
+            .collect();
+        for at in alone {
+            self.report.note(
+                &at,
+                "[::] answers IPv6 only",
+                "listen on 0.0.0.0, too, if IPv4 is to be answered",
+            );
+        }
+    }
+
     /// A UDP listener of ours that gets what is sent to `address`, in words.
     pub(super) fn own_listener(&self, address: SocketAddr) -> Option<String> {
         let own = self.listeners.iter().find(|own| own.is_udp() && own.gets(address))?;

@@ -88,6 +88,7 @@ pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, 
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 pub use repair::{DscpSet, PacketRepair};
 use resolve::{Draft, Sources};
+pub use section::nearest;
 pub use sections::{
     Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, Oversize, Protocol, Service,
     TcpKeys, Transport,

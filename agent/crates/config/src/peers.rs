@@ -68,7 +68,7 @@ section! {
         /// two files is for a [rotation](operations.md#rotate-a-preshared-key): the new key first, then the old one.
         preshared_key_files as preshared_key_file: Vec<PathBuf> = Vec::new(),
             preshared_key_file().list().or_one(preshared_key_file()).not_empty(PRESHARED_REMEDY), Now;
-        /// Addresses to dial. Left out, the peer dials us, which needs `transport.listen`.
+        /// Addresses to dial; a link-local one names its interface, as in `"[fe80::1%eth0]:4433"`. Left out, the peer dials us, which needs `transport.listen`.
         endpoints: Vec<Endpoint> = Vec::new(),
             endpoint().then(Checks::dials).list()
                 .not_empty("write host:port, or leave the key out: then the peer dials us"),

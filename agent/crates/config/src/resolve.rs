@@ -268,6 +268,7 @@ impl Head<'_> {
         let limits = checks.read_limits(&mut root, peers.len());
         root.end(&mut checks.report);
         checks.clashes();
+        checks.only_ipv6();
         if let Some(tun) = &tun {
             checks.kernel_routing(tun, &self.tun_table);
             checks.collisions(tun, transport.mark);

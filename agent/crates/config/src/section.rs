@@ -125,11 +125,17 @@ impl<'t> Table<'t> {
     }
 
     fn suggestion(&self, key: &str) -> String {
-        match self.known.iter().map(|known| (strsim::levenshtein(key, known), known)).min() {
-            Some((typos, known)) if typos <= 1 + known.len() / 4 => format!("did you mean {known}?"),
-            _ => format!("the keys here are {}", self.known.join(", ")),
+        match nearest(key, self.known.iter().copied()) {
+            Some(known) => format!("did you mean {known}?"),
+            None => format!("the keys here are {}", self.known.join(", ")),
         }
     }
+}
+
+/// The name among `known` that `name` may be a misspelling of.
+pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
+    let (typos, known) = known.into_iter().map(|known| (strsim::levenshtein(name, known), known)).min()?;
+    (typos <= 1 + known.len() / 4).then_some(known)
 }
 
 /// Parses `text`, which stands at `whole`, reporting what is not TOML.

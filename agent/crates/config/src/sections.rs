@@ -20,7 +20,7 @@ use crate::{
     repair::repair,
     section::{Section, Walker, section},
     spelled::spelled,
-    value::{self, parsed},
+    value,
 };
 
 /// A path. Where it is empty, nothing is there.
@@ -30,11 +30,7 @@ fn path() -> Kind<PathBuf> {
 
 /// A host name or an address, and a port.
 pub(super) fn endpoint() -> Kind<Endpoint> {
-    text(
-        "endpoint",
-        |text| parsed(text, "write host:port, as in \"exit.example.net:4433\""),
-        ToString::to_string,
-    )
+    text("endpoint", value::endpoint, ToString::to_string)
 }
 
 /// Returns the kind of a value that is an IP address with a port.
@@ -98,7 +94,9 @@ section! {
     /// `[transport]`: the underlay.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Transport {
-        /// UDP addresses on which we listen for peers. Left out, this agent only dials, and every peer needs endpoints.
+        /// UDP addresses on which we listen for peers. `[::]` takes IPv6 only, here and at every other `listen`: for both families
+        /// name `0.0.0.0`, too. A link-local address names its interface: `"[fe80::1%eth0]:4433"`. Left out, this agent only dials, and
+        /// every peer needs endpoints.
         listen: Vec<SocketAddr> = Vec::new(), address().then(Checks::listens_at).list(), Restart;
         /// Number of worker threads, each with its own sockets; 0 is one per CPU that the process may use, at most 64. More
         /// workers than CPUs cost throughput.
@@ -116,8 +114,8 @@ section! {
         /// wildcard.
         // `culvert link` alone goes by it, and reads the file by itself.
         advertise: Option<Endpoint> = None, endpoint().optional(), Now;
-        /// The largest QUIC packet in bytes of UDP payload. `"auto"`: as large as path MTU discovery finds; a number is for
-        /// paths that lie about their MTU.
+        /// The largest QUIC packet in bytes of UDP payload. `"auto"`: as large as path MTU discovery finds, up to 1452. A number is for
+        /// paths that lie about their MTU, and for those of jumbo frames: their MTU less 28, over IPv6 less 48, at both ends.
         // RFC 9000 §14: a QUIC path carries at least 1200 bytes. 9000 is the usual jumbo frame.
         max_packet: Option<u16> = None, or!(size(1200..=9000), "auto", Option::{None, Some}), Restart;
         /// How the two ends of a handshake agree on a secret. `"hybrid"`: by X25519 and ML-KEM-768 together (X25519MLKEM768), so that
@@ -253,7 +251,8 @@ section! {
     pub struct Service {
         /// The name by which peers ask for it. Unique; at most 256 services.
         name: Arc<str> = "".into(), name(), Now, required "give it a name";
-        /// The address to which its traffic goes. Host names are refused, because the packet path looks up no names.
+        /// The address to which its traffic goes. Host names are refused, because the packet path looks up no names. A service
+        /// that answers UDP from another address or port than this, as TFTP does, does not work.
         upstream: SocketAddr = NOWHERE, address().then(Checks::sendable), Now,
             required "write an address and a port";
         /// The time without traffic after which we forget a UDP flow and close its upstream socket; a later answer is lost. An

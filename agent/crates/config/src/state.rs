@@ -141,6 +141,22 @@ pub fn read(path: &Path) -> io::Result<Option<String>> {
     }
 }
 
+/// What a peer may be expected to do and does not: nothing leads to it, or it may use nothing.
+#[must_use]
+pub fn idle_note(config: &Config, new: &NewPeer) -> Option<&'static str> {
+    let leads_to = !new.allowed_ips.is_empty() || !new.address.is_empty();
+    let is_used = !new.services.is_empty() || !new.endpoints.is_empty();
+    match &config.tun {
+        Some(_) if !leads_to => Some(
+            "no IP packet passes to it or from it: it has no inner address (remedy: remove it, and add it with --allowed-ip)",
+        ),
+        None if !is_used && !config.services.is_empty() => {
+            Some("it may use no service (remedy: remove it, and add it with --service)")
+        }
+        Some(_) | None => None,
+    }
+}
+
 /// Checks `new` as if it stood in the state file, beside the peers of `known`; `own_keys` are ours.
 ///
 /// # Errors

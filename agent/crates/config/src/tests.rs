@@ -1,4 +1,4 @@
-use std::{collections::BTreeSet, fs, time::Duration};
+use std::{collections::BTreeSet, fs, net::SocketAddr, time::Duration};
 
 use proptest::prelude::*;
 
@@ -653,4 +653,63 @@ fn repair_is_a_word_or_a_table() {
     assert_eq!([0, 46, 47].map(|dscp| some.dscp.contains(dscp)), [true, true, false]);
     assert!(peer("\"auto\"").unwrap().dscp.contains(63));
     assert!(peer("{ dscp = [64] }").is_err() && peer("{ dscp = [] }").is_err());
+}
+
+/// An address that no socket can use is refused where it is written, with what to write instead.
+#[test]
+fn addresses_that_cannot_work_are_refused_with_the_remedy() {
+    type Place = fn(&str) -> String;
+    let keys: [(&str, Place); 3] = [
+        ("service[0].upstream", |address| BASE.replace("127.0.0.1:53", address)),
+        ("udp[0].listen", |address| {
+            format!("{BASE}[[udp]]\nlisten = \"{address}\"\npeer = \"exit\"\nservice = \"x\"\n")
+        }),
+        ("peer[0].endpoints[0]", |address| {
+            let peer = "[[peer]]\n";
+            BASE.replacen(peer, &format!("{peer}endpoints = [\"{address}\"]\n"), 1)
+        }),
+    ];
+    for (key, text) in keys {
+        for (address, remedy) in [
+            ("[::ffff:10.9.1.1]:7100", "write 10.9.1.1, without brackets"),
+            ("224.0.0.1:7100", "the address of one host"),
+            ("[ff02::1]:7100", "the address of one host"),
+            ("255.255.255.255:7100", "the address of one host"),
+            ("[fe80::1]:7100", "[fe80::1%eth0]:4433"),
+        ] {
+            let problem = only_problem(&text(address));
+            assert!(problem.key_path == key && problem.to_string().contains(remedy), "{problem}");
+        }
+    }
+    for address in ["0.0.0.0:4433", "[::]:4433"] {
+        let problem = only_problem(&keys[2].1(address)).to_string();
+        assert!(problem.contains("stands for no host"), "{problem}");
+    }
+}
+
+#[test]
+fn a_zone_is_the_name_or_the_number_of_an_interface() {
+    let upstream = |address: &str| BASE.replace("127.0.0.1:53", address);
+    for (address, zone) in [("[fe80::1%lo]:53", 1), ("[fe80::1%1]:53", 1), ("[fe80::1%77]:53", 77)] {
+        let SocketAddr::V6(v6) = parse(&upstream(address)).unwrap().services[0].upstream else {
+            panic!("{address} is IPv6")
+        };
+        assert_eq!(v6.scope_id(), zone);
+    }
+    let problem = only_problem(&upstream("[fe80::1%nowhere9]:53")).to_string();
+    assert!(problem.contains("no interface \"nowhere9\"") && problem.contains("`ip link`"), "{problem}");
+    let endpoints = "[[peer]]\nendpoints = [\"[fe80::1%eth0]:4433\"]\n";
+    let config = parse(&BASE.replacen("[[peer]]\n", endpoints, 1)).unwrap();
+    let endpoint = &config.peers[0].endpoints[0];
+    assert_eq!((&*endpoint.host, &*endpoint.to_string()), ("fe80::1%eth0", "[fe80::1%eth0]:4433"));
+}
+
+#[test]
+fn a_wildcard_of_ipv6_alone_is_noted() {
+    let forward =
+        |listen: &str| format!("[[udp]]\nlisten = \"{listen}\"\npeer = \"exit\"\nservice = \"x\"\n");
+    let notes = |text: &str| parse(&format!("{BASE}{text}")).unwrap().notes;
+    let alone = notes(&forward("[::]:7200"));
+    assert!(alone.len() == 1 && alone[0].to_string().contains("IPv6 only"), "{alone:?}");
+    assert_eq!(notes(&(forward("[::]:7200") + &forward("0.0.0.0:7200"))), []);
 }

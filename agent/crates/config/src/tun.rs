@@ -59,6 +59,11 @@ section! {
         /// prefixes, even if another peer has a longer one; `"route"` those to which some route leads through it.
         // Routes of BGP are often asymmetric.
         source_check: SourceCheck = SourceCheck::AllowedIps, one_of(), Restart;
+        /// Lets ICMP errors of routers behind a peer pass whose address is in no peer's prefixes, as those of transit links seldom are:
+        /// errors about packets that went to that peer's prefixes, 10 a second and worker. Without them path MTU discovery fails
+        /// behind such a router ([MTU](operations.md#mtu)).
+        // The peer could forge them, within that rate.
+        icmp_errors: bool = false, truth(), Restart;
         /// With `routing = "kernel"`: copies link-local multicast of this host (224.0.0.0/24, ff02::/16) to each connected peer that has
         /// `multicast`, too, and `address` or `allowed_ips` here, for routing daemons that find their neighbours by it (OSPF, Babel).
         /// At most 10,000 copies a second and worker. What a peer sends is not copied to others.

@@ -2,7 +2,7 @@
 
 use std::{
     fmt::Display,
-    net::{IpAddr, SocketAddr},
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
     ops::RangeInclusive,
     str::FromStr,
     sync::Arc,
@@ -10,6 +10,7 @@ use std::{
 };
 
 use gate::identity::{Endpoint, EndpointError};
+use net::host;
 
 /// What is wrong with a value, and what to write instead.
 pub(super) struct Bad {
@@ -92,8 +93,12 @@ pub(super) fn bit_rate_text(bits: &u64) -> String {
 
 /// An address and a port; a host name is told apart, because the remedy differs.
 pub(super) fn socket_address(text: &str) -> Result<SocketAddr, Bad> {
-    if let Ok(address) = text.parse() {
-        return Ok(address);
+    if let Some(address) = zoned(text)? {
+        return usable(address.ip(), true).map(|()| address);
+    }
+    if let Ok(address) = text.parse::<SocketAddr>() {
+        let has_zone = matches!(address, SocketAddr::V6(v6) if v6.scope_id() != 0);
+        return usable(address.ip(), has_zone).map(|()| address);
     }
     if let Ok(ip) = text.parse::<IpAddr>() {
         let example = SocketAddr::new(ip, 4433);
@@ -108,6 +113,62 @@ pub(super) fn socket_address(text: &str) -> Result<SocketAddr, Bad> {
         Err(EndpointError::NoHost) => bad(format!("{text:?} has no address"), example),
         Err(error) => bad(format!("{text:?} is not an address and a port: {error}"), example),
     })
+}
+
+/// An IPv6 address whose zone is the name of an interface of this host, as in "[fe80::1%eth0]:53"; `None` if the text is none.
+fn zoned(text: &str) -> Result<Option<SocketAddr>, Bad> {
+    let inside = text.strip_prefix('[').and_then(|rest| rest.split_once("]:"));
+    let Some(((ip, zone), port)) = inside.and_then(|(host, port)| Some((host.split_once('%')?, port))) else {
+        return Ok(None);
+    };
+    let (Ok(ip), Ok(port)) = (ip.parse::<Ipv6Addr>(), port.parse::<u16>()) else { return Ok(None) };
+    if zone.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Ok(None);
+    }
+    let index = host::interface_index(zone).map_err(|_| {
+        bad(format!("this host has no interface {zone:?}"), "write one that `ip link` shows behind the %")
+    })?;
+    Ok(Some(SocketAddrV6::new(ip, port, 0, index).into()))
+}
+
+/// Refuses an address that no socket of ours can use, whether to listen or to send.
+fn usable(ip: IpAddr, has_zone: bool) -> Result<(), Bad> {
+    if let IpAddr::V6(v6) = ip
+        && let Some(v4) = v6.to_ipv4_mapped()
+    {
+        return Err(bad(
+            format!("{ip} is IPv4 in the form of IPv6"),
+            format!("write {v4}, without brackets"),
+        ));
+    }
+    if ip.is_multicast() {
+        return Err(bad(format!("{ip} is a multicast address"), "write the address of one host"));
+    }
+    if ip == IpAddr::V4(Ipv4Addr::BROADCAST) {
+        return Err(bad(format!("{ip} is a broadcast address"), "write the address of one host"));
+    }
+    if let IpAddr::V6(v6) = ip
+        && v6.is_unicast_link_local()
+        && !has_zone
+    {
+        let remedy = format!("name the interface, as in \"[{v6}%eth0]:4433\"");
+        return Err(bad(format!("{v6} is link-local, and means another host on each interface"), remedy));
+    }
+    Ok(())
+}
+
+/// A host or an address to dial, and its port.
+pub(super) fn endpoint(text: &str) -> Result<Endpoint, Bad> {
+    let endpoint: Endpoint = parsed(text, "write host:port, as in \"exit.example.net:4433\"")?;
+    let (ip, zone) =
+        endpoint.host.split_once('%').map_or((&*endpoint.host, None), |(ip, zone)| (ip, Some(zone)));
+    if let Ok(ip) = ip.parse::<IpAddr>() {
+        usable(ip, zone.is_some())?;
+        if ip.is_unspecified() {
+            return Err(bad(format!("{ip} stands for no host"), "write the peer's address or name"));
+        }
+    }
+    Ok(endpoint)
 }
 
 /// Longest name of a peer or a service; it becomes a metric label and travels in every hello.

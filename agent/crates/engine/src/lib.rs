@@ -34,6 +34,7 @@ macro_rules! throttles {
 
 pub mod brief;
 pub mod capture;
+mod contest;
 pub mod control;
 pub mod follow;
 pub mod health;

@@ -14,6 +14,7 @@ use dataplane::{
     relay::{DatagramRelay, DropReason},
 };
 use gate::{identity::PublicKey, suite::Group};
+use net::SendRefusal;
 use quinn_proto::ConnectionHandle;
 use serde::{Deserialize, Serialize};
 use wire::{
@@ -107,6 +108,10 @@ pub struct Peer {
     pub dialled: Option<SocketAddr>,
     /// Why the last attempt or connection ended, and when.
     pub failure: Option<(Instant, Arc<Failure>)>,
+    /// What the kernel of this host last refused to send to the peer, at this worker.
+    pub kernel_refusal: Option<KernelRefusal>,
+    /// When the last session with the peer in this run began or ended, at any worker: it has proved what a handshake proves.
+    pub last_session: Option<Instant>,
     /// Rates of datagrams and bytes delivered uplink, the same downlink, bytes of TCP forwards up and down, lane packets sent, and lane
     /// packets lost.
     pub rates: Sampler<8>,
@@ -141,7 +146,21 @@ throttles! {
         pub unmeasured,
         /// Throttle of the lines about preshared keys.
         pub preshared,
+        /// Throttle of the line about packets that the kernel of this host refuses.
+        pub kernel_refusals,
+        /// Throttle of the lines about two agents with one key.
+        pub contested,
     }
+}
+
+/// What the kernel of this host refuses to send to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KernelRefusal {
+    /// The newest refusal.
+    pub last: SendRefusal,
+    pub at: Instant,
+    /// Refusals so far, those of one turn counted as one.
+    pub count: u64,
 }
 
 /// Why an attempt or a connection ended.
@@ -154,10 +173,14 @@ pub struct Failure {
 }
 
 impl Failure {
+    #[must_use]
+    pub fn new(reason: impl Into<String>, causes: &[&'static str]) -> Self {
+        Self { reason: reason.into(), causes: causes.iter().copied().map(Cow::Borrowed).collect() }
+    }
+
     /// Makes a failure at `now`, as [`Peer::failure`] holds it.
     pub fn at(now: Instant, reason: impl Into<String>, causes: &[&'static str]) -> (Instant, Arc<Self>) {
-        let causes = causes.iter().copied().map(Cow::Borrowed).collect();
-        (now, Arc::new(Self { reason: reason.into(), causes }))
+        (now, Arc::new(Self::new(reason, causes)))
     }
 }
 

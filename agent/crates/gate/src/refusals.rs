@@ -4,7 +4,7 @@
 use std::{
     collections::VecDeque,
     mem::{Discriminant, discriminant},
-    net::SocketAddr,
+    net::{IpAddr, SocketAddr},
     sync::Mutex,
     time::{Duration, Instant},
 };
@@ -18,6 +18,11 @@ use crate::{Step, identity::PublicKey, initial::HelloError, knock::KnockError, r
 
 /// The number of refusals that are remembered.
 const REMEMBERED: usize = 16;
+
+/// A fallback is worth a word only if another follows, so long after it and before the other: a client that got no answer for two
+/// seconds tries one, as it does while this agent starts, drains or has not been told of its key; one whose better handshakes never
+/// get here tries one each four rounds.
+const FALLBACK_REPEATS: std::ops::Range<Duration> = Duration::from_secs(3)..Duration::from_secs(120);
 
 /// Between two lines about refusals in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
@@ -244,12 +249,82 @@ struct Inside {
     /// A throttle for each kind of reason, so that none hides another.
     logs: Vec<(Discriminant<Why>, Throttle)>,
     at_ceilings: AtCeilings,
+    /// The first fallbacks of addresses, which may be the last.
+    fallbacks: VecDeque<(IpAddr, Instant)>,
+    /// The last time that an address was refused because its key is not on the allowlist.
+    unknown_keys: VecDeque<(IpAddr, Instant)>,
+    drains: bool,
+}
+
+impl Inside {
+    /// Whether a refusal says nothing yet: a fallback that is the first for long, or that follows from something else.
+    fn holds_back(&mut self, refusal: &Refusal, now: Instant) -> bool {
+        let from = refusal.source.ip();
+        match refusal.why {
+            Why::Fallback => {}
+            Why::Key(_) => {
+                note(&mut self.unknown_keys, from, now);
+                return false;
+            }
+            Why::RetryToken(_)
+            | Why::ConnectionId
+            | Why::Repeated
+            | Why::Budget
+            | Why::Knock(_)
+            | Why::Clock { .. }
+            | Why::BeforeStart
+            | Why::Hello(_)
+            | Why::OtherHello
+            | Why::OnlyX25519
+            | Why::Partials
+            | Why::Full
+            | Why::Busy
+            | Why::Paused
+            | Why::Certificate
+            | Why::Possession
+            | Why::OpenPeers => return false,
+        }
+        let since = |list: &VecDeque<(IpAddr, Instant)>| {
+            let found = list.iter().find(|(ip, _)| *ip == from);
+            found.map(|(_, at)| now.saturating_duration_since(*at))
+        };
+        let was_unknown = since(&self.unknown_keys).is_some_and(|since| since < FALLBACK_REPEATS.end);
+        if self.drains || was_unknown {
+            return true;
+        }
+        match since(&self.fallbacks) {
+            Some(since) if FALLBACK_REPEATS.contains(&since) => false,
+            Some(since) if since < FALLBACK_REPEATS.start => true,
+            Some(_) | None => {
+                note(&mut self.fallbacks, from, now);
+                true
+            }
+        }
+    }
+}
+
+/// Notes `now` for an address, in a list that keeps the latest.
+fn note(list: &mut VecDeque<(IpAddr, Instant)>, from: IpAddr, now: Instant) {
+    list.retain(|(ip, _)| *ip != from);
+    if list.len() == REMEMBERED {
+        list.pop_front();
+    }
+    list.push_back((from, now));
 }
 
 impl Default for Refusals {
     fn default() -> Self {
         let latest = VecDeque::with_capacity(REMEMBERED);
-        Self { inside: Mutex::new(Inside { latest, logs: Vec::new(), at_ceilings: AtCeilings::default() }) }
+        Self {
+            inside: Mutex::new(Inside {
+                latest,
+                logs: Vec::new(),
+                at_ceilings: AtCeilings::default(),
+                fallbacks: VecDeque::new(),
+                unknown_keys: VecDeque::new(),
+                drains: false,
+            }),
+        }
     }
 }
 
@@ -257,6 +332,9 @@ impl Refusals {
     /// Notes a refusal, and says so in the log unless that was just done.
     pub fn note(&self, refusal: Refusal, now: Instant) {
         let mut inside = self.lock();
+        if inside.holds_back(&refusal, now) {
+            return;
+        }
         let same = |(known, _): &(Refusal, u64)| {
             known.source.ip() == refusal.source.ip() && known.why.is_same_condition(&refusal.why)
         };
@@ -278,6 +356,11 @@ impl Refusals {
             let Refusal { source, why, .. } = refusal;
             tracing::warn!(%source, suppressed, "handshake refused: {why} (remedy: {})", why.remedy());
         }
+    }
+
+    /// This agent drains: clients that it does not answer any more fall back.
+    pub fn drain(&self) {
+        self.lock().drains = true;
     }
 
     /// The latest ones, oldest first, and how many packets each stands for.
@@ -350,6 +433,9 @@ mod tests {
         let source = SocketAddr::from(([192, 0, 2, 1], 1));
         for (why, ceiling) in REASONS {
             let refusals = Refusals::default();
+            // Only what follows the first fallback counts.
+            let now = now + FALLBACK_REPEATS.start;
+            refusals.lock().fallbacks.push_back((source.ip(), now - FALLBACK_REPEATS.start));
             for times in 1..=2 {
                 refusals.note(Refusal { at: 0, source, why }, now);
                 let AtCeilings { handshakes, open_peers, used_tokens } = refusals.at_ceilings();
@@ -368,11 +454,33 @@ mod tests {
     #[test]
     fn no_reason_hides_another_in_the_log() {
         let (refusals, now) = (Refusals::default(), ManualClock::default().now());
-        for (why, _) in REASONS.into_iter().chain(REASONS) {
-            refusals.note(Refusal { at: 0, source: SocketAddr::from(([192, 0, 2, 1], 1)), why }, now);
+        for (round, (why, _)) in REASONS.into_iter().chain(REASONS).enumerate() {
+            // A fallback says nothing beside a key that is not allowed, and nothing at first.
+            let last = if why == Why::Fallback { 2 } else { 1 };
+            let now = now + FALLBACK_REPEATS.start * u32::from(round >= REASONS.len());
+            refusals.note(Refusal { at: 0, source: SocketAddr::from(([192, 0, 2, last], 1)), why }, now);
         }
         let kinds: Vec<_> = refusals.lock().logs.iter().map(|(kind, _)| *kind).collect();
-        assert_eq!(kinds, REASONS.map(|(why, _)| discriminant(&why)));
+        assert_eq!(kinds.len(), REASONS.len());
+        assert!(REASONS.iter().all(|(why, _)| kinds.contains(&discriminant(why))));
+    }
+
+    #[test]
+    fn a_fallback_is_told_when_it_repeats_but_not_beside_a_refused_key_or_in_a_drain() {
+        let (refusals, begin) = (Refusals::default(), ManualClock::default().now());
+        let told = |last: u8, why, seconds: u64| {
+            let source = SocketAddr::from(([192, 0, 2, last], 1));
+            refusals.note(Refusal { at: 0, source, why }, begin + Duration::from_secs(seconds));
+            let is_it = |(refusal, _): &(Refusal, u64)| refusal.why == why && refusal.source == source;
+            refusals.latest().iter().any(is_it)
+        };
+        assert!(!told(1, Why::Fallback, 0) && !told(1, Why::Fallback, 2), "the packets of one attempt");
+        assert!(!told(2, Why::Fallback, 200) && !told(1, Why::Fallback, 300), "long after the first");
+        assert!(told(1, Why::Fallback, 304));
+        assert!(told(3, Why::Key(None), 300));
+        assert!(!told(3, Why::Fallback, 301) && !told(3, Why::Fallback, 306), "its key was added meanwhile");
+        refusals.drain();
+        assert!(!told(4, Why::Fallback, 310) && !told(4, Why::Fallback, 316));
     }
 
     #[test]

@@ -2,7 +2,7 @@
 //!
 //! They come from the destination of the packet, because the kernel takes one from our own address for a martian.
 
-use std::net::IpAddr;
+use std::{net::IpAddr, ops::Range};
 
 use crate::{
     checksum,
@@ -87,6 +87,45 @@ fn answer(packet: &[u8], view: &IpView, error: &Error, out: &mut [u8; MOST_ANSWE
     out[header + 2..header + 4].copy_from_slice(&(!checksum::fold(total)).to_be_bytes());
     Some(len)
 }
+
+/// The addresses of the packet that an ICMP error is about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Quoted {
+    /// Where that packet came from, which is where the error goes.
+    pub source: IpAddr,
+    /// Where it was going.
+    pub destination: IpAddr,
+}
+
+/// The packet that `packet` quotes, if that is a whole ICMP error of a router (unreachable, too big, time exceeded, parameter
+/// problem) with at least 8 bytes of the transport header, by which its receiver finds the flow.
+#[must_use]
+pub fn quoted(packet: &[u8], view: &IpView) -> Option<Quoted> {
+    let message = packet.get(view.transport_at..view.len)?;
+    let (kind, quote) = (*message.first()?, message.get(ICMP_HEADER..)?);
+    let octets = |range: Range<usize>| quote.get(range);
+    if view.fragment != Fragment::No {
+        return None;
+    }
+    match (view.protocol, kind, quote.first()? >> 4) {
+        (ICMP, 3 | 11 | 12, 4) => {
+            let header = usize::from(quote.first()? & 0x0f) * 4;
+            if header < IPV4_HEADER || quote.len() < header + LEAST_QUOTE {
+                return None;
+            }
+            let address = |at: usize| Some(<[u8; 4]>::try_from(octets(at..at + 4)?).ok()?.into());
+            Some(Quoted { source: address(12)?, destination: address(16)? })
+        }
+        (ICMPV6, 1..=4, 6) if quote.len() >= IPV6_HEADER + LEAST_QUOTE => {
+            let address = |at: usize| Some(<[u8; 16]>::try_from(octets(at..at + 16)?).ok()?.into());
+            Some(Quoted { source: address(8)?, destination: address(24)? })
+        }
+        _ => None,
+    }
+}
+
+/// Bytes of the transport header that an ICMP error quotes at least (RFC 792).
+const LEAST_QUOTE: usize = 8;
 
 fn may_answer(packet: &[u8], view: &IpView) -> bool {
     let is_error = |kind: u8| match view.protocol {

@@ -81,3 +81,24 @@ fn what_may_not_be_answered_is_not() {
     (packet[4], packet[5], packet[6]) = (0, 0, 58);
     assert_eq!(answers(&packet), [None, None]);
 }
+
+#[test]
+fn an_error_tells_which_packet_it_is_about() {
+    for ipv6 in [false, true] {
+        let packet = Recipe { ipv6, payload: 100, ..Recipe::UDP }.complete();
+        let of = IpView::parse(&packet).unwrap();
+        for answer in answers(&packet).map(Option::unwrap) {
+            let found = |bytes: &[u8]| quoted(bytes, &IpView::parse(bytes).unwrap());
+            let expected = Quoted { source: of.source, destination: of.destination };
+            assert_eq!(found(&answer), Some(expected));
+            // Less than 8 bytes of the transport header are quoted.
+            let view = IpView::parse(&answer).unwrap();
+            let short = IpView { len: view.transport_at + 8 + of.transport_at + 7, ..view };
+            assert_eq!(quoted(&answer, &short), None);
+            let mut echo = answer.clone();
+            echo[view.transport_at] = if ipv6 { 128 } else { 8 };
+            assert_eq!(found(&echo), None, "no error");
+        }
+        assert_eq!(quoted(&packet, &of), None);
+    }
+}

@@ -72,6 +72,14 @@ pub fn joins_segments() -> io::Result<bool> {
     known(first_buffer(true)).map(|bytes| bytes == Some(SEGMENTS * SEGMENT_BYTES))
 }
 
+/// Whether a socket takes the option `UDP_GRO`, whatever loopback does with it.
+#[must_use]
+pub fn takes_gro() -> bool {
+    let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0));
+    socket
+        .is_ok_and(|socket| sys::set_gro(socket.as_fd()).is_ok() && sys::gro(socket.as_fd()).unwrap_or(false))
+}
+
 /// Whether the kernel lets a program choose among the sockets of a port (`SO_ATTACH_REUSEPORT_CBPF`, Linux 4.5).
 ///
 /// # Errors
@@ -207,6 +215,14 @@ pub fn interface_joins(interface: &str) -> io::Result<bool> {
     const GET_GRO: u32 = 0x2b;
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     sys::ethtool_value(socket.as_fd(), interface, GET_GRO).map(|value| value != 0)
+}
+
+/// The index of the interface with this name.
+///
+/// # Errors
+/// `ENODEV` if this host has none.
+pub fn interface_index(name: &str) -> io::Result<u32> {
+    sys::interface_index(name)
 }
 
 /// Whether this process may write to a file, or make files in a folder.

@@ -54,6 +54,7 @@ pub mod netlink;
 pub mod ports;
 pub mod process;
 pub mod ready;
+mod refusal;
 pub mod stats;
 pub mod steering;
 mod sys;
@@ -68,6 +69,7 @@ pub use batch::{Burst, Path, ReceiveBatch, SendBatch};
 pub use delivery::{Delivery, DeliveryMessage, Recipient};
 pub use keepalive::{Keepalive, Unanswered};
 pub use ready::{Ready, Token};
+pub use refusal::{RefusedBy, SendRefusal};
 pub use stats::UdpStats;
 
 /// The sockets and names of the outside world, as a worker uses them. The kernel implements it, and `memory` for tests.
@@ -203,6 +205,11 @@ pub trait UdpSocket {
         delivery: &mut Delivery,
         outcome: &mut dyn FnMut(&DeliveryMessage, SendOutcome),
     );
+
+    /// Takes what the kernel has refused since this was last asked.
+    fn take_refusals(&mut self) -> Vec<SendRefusal> {
+        Vec::new()
+    }
 
     /// The monotonic counts of the socket so far.
     fn stats(&self) -> UdpStats;

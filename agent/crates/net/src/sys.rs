@@ -741,6 +741,16 @@ fn get<const WORDS: usize>(socket: BorrowedFd<'_>, level: c_int, name: c_int) ->
     if result == 0 { Ok(words) } else { Err(io::Error::last_os_error()) }
 }
 
+/// The index of the interface with this name.
+pub(crate) fn interface_index(name: &str) -> io::Result<u32> {
+    let name = std::ffi::CString::new(name)?;
+    // SAFETY: the name ends with a zero byte, and outlives the call.
+    match unsafe { libc::if_nametoindex(name.as_ptr()) } {
+        0 => Err(io::Error::last_os_error()),
+        index => Ok(index),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

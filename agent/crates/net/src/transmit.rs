@@ -19,7 +19,7 @@ use std::{
 use wire::clock::Clock;
 
 use crate::{
-    Gso, ReceiveBatch, SendFailure, SendOutcome, UdpStats,
+    Gso, ReceiveBatch, SendFailure, SendOutcome, SendRefusal, UdpStats,
     batch::{Message, Progress},
     delivery::{DeliveryMessage, Piece},
     sys::{Envelope, Outgoing, Scratch},
@@ -119,6 +119,8 @@ pub(super) struct Transmitter {
     gso_off: HashMap<IpAddr, Instant>,
     /// A connected socket's refusal that a second try swallowed; `receive` reports it.
     pub(super) refused: bool,
+    /// What the kernel has refused since that was last asked.
+    pub(super) refusals: Vec<SendRefusal>,
     pub(super) raw: RawSend,
 }
 
@@ -134,7 +136,7 @@ impl Transmitter {
     /// For a socket that may be connected, with or without GSO.
     pub(super) fn new(connected: Option<SocketAddr>, gso: bool) -> Self {
         let raw: RawSend = |call, socket| call.send(socket);
-        Self { connected, gso, gso_off: HashMap::new(), refused: false, raw }
+        Self { connected, gso, gso_off: HashMap::new(), refused: false, refusals: Vec::new(), raw }
     }
 
     /// Whether the socket hears of ICMP errors.
@@ -187,6 +189,13 @@ impl Transmitter {
                         continue;
                     }
                     means.stats.send_failures += u64::from(segments);
+                    // What a connected socket says a second time is not about an earlier datagram.
+                    let outline = cargo.outline(message);
+                    let destination = outline.envelope.destination.or(self.connected);
+                    let refusal = destination.and_then(|to| SendRefusal::of(&error, to, outline.segment));
+                    if let Some(refusal) = refusal {
+                        refusal.note(&mut self.refusals);
+                    }
                     next += settle(message, cargo, segments, Some(why), outcome);
                 }
             }
@@ -328,7 +337,7 @@ pub(super) fn abandon<'b, C: Cargo<'b>>(
     }
 }
 
-fn failure(error: &io::Error) -> SendFailure {
+pub(super) fn failure(error: &io::Error) -> SendFailure {
     match error.raw_os_error().unwrap_or(0) {
         libc::EAGAIN => SendFailure::WouldBlock,
         libc::EMSGSIZE | libc::EINVAL => SendFailure::TooLarge,

@@ -22,8 +22,8 @@ use tokio::{
 use wire::clock::Clock;
 
 use crate::{
-    Delivery, DeliveryMessage, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOffload,
-    UdpOptions, UdpRole, UdpSocket, UdpStats,
+    Delivery, DeliveryMessage, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, SendRefusal, Token,
+    UdpOffload, UdpOptions, UdpRole, UdpSocket, UdpStats,
     batch::{Burst, MAX_MESSAGE_BYTES, MAX_SEGMENTS, MOST_SEGMENTS, Message},
     process::leaves_descriptors,
     ready::SourceWaker,
@@ -335,6 +335,10 @@ impl UdpSocket for KernelUdp {
         let done = self.transmit(messages, &cargo, outcome);
         abandon(&mut messages[done..], &cargo, &mut self.stats, outcome);
         delivery.clear();
+    }
+
+    fn take_refusals(&mut self) -> Vec<SendRefusal> {
+        std::mem::take(&mut self.transmitter.refusals)
     }
 
     fn stats(&self) -> UdpStats {

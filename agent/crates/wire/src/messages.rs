@@ -693,6 +693,8 @@ crate::labelled! {
         NoSession = 9 => "no such session",
         /// The two ends have no preshared key in common, although one of them has any; or they have one, and there are to be no lanes.
         PresharedKey = 10 => "no preshared key in common",
+        /// The host of the closing end does not send packets of 1200 bytes, which QUIC needs, to the other end.
+        TooNarrow = 11 => "the path carries too little",
     }
 }
 
@@ -725,7 +727,8 @@ impl CloseReason {
             | Self::LimitReached
             | Self::SelfConnect
             | Self::NoSession
-            | Self::PresharedKey => false,
+            | Self::PresharedKey
+            | Self::TooNarrow => false,
         }
     }
 }

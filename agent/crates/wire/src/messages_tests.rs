@@ -488,6 +488,7 @@ fn close_codes_are_their_positions() {
         "connected to itself",
         "no such session",
         "no preshared key in common",
+        "the path carries too little",
     ];
     assert_eq!(words, documented, "as in docs/wire-format.md §2");
     assert_eq!(CloseReason::SelfConnect.code(), VarInt::from_u32(8));

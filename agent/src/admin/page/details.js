@@ -63,7 +63,7 @@ export class AgentTables {
     this.tunDrops = new Table("Packets of the TUN device that went to no peer", [["Reason"], ["Packets", "number"]], false);
     this.sockets = new Table("Sockets", [["Sockets"], ["Open", "number"], ["Received", "number"], ["Sent", "number"], ["Blocked", "number"], ["Failed", "number"], ["Kernel drops", "number"]], false);
     this.handshakes = new Table("Handshakes by outcome", [["Outcome"], ["Count", "number"]], false);
-    this.gate = new Table("Steps of the gate", [["Step"], ["Datagrams", "number"]], false);
+    this.gate = new Table("Steps of the gate", [["Step"], ["Datagrams", "number"], ["Meaning", "text"]], false);
     this.tables = [this.accounts, this.refused, this.limits, this.tun, this.tunDrops, this.sockets, this.handshakes, this.gate];
     node.append(...this.tables.map((table) => table.node));
   }
@@ -78,7 +78,8 @@ export class AgentTables {
     this.tunDrops.fill(status.tun ? counts(status.tun.dropped) : []);
     this.sockets.fill(sockets(status.sockets));
     this.handshakes.fill(counts(status.handshakes));
-    this.gate.fill(counts(status.gate).filter(([, number]) => number !== "0"));
+    const steps = counts(status.gate).filter(([, number]) => number !== "0");
+    this.gate.fill(steps.map(([step, number]) => [step, number, status.meanings[step] || ""]));
   }
 }
 
@@ -109,8 +110,11 @@ function facts(peer) {
   const size = rate && (rate.from === "no_queue" ? "none" : bits(rate.bits_per_second / 8));
   const limit = rate && `${size} (${rate.from}), wait ${wait(rate.delay_p50_seconds)} median, ${wait(rate.delay_p99_seconds)} p99`;
   const congestion = streams && `${streams.congestion}, ${plural(streams.connections, "connection")}, window ${bytes(streams.window_bytes)}`;
+  const { contested, send_error: refused } = peer;
   return [
     ["State", peer.state, peer.state === "connected" ? "good" : "warn"],
+    ...(contested ? [["Two agents use its key", contested.addresses.join(" and "), "bad"]] : []),
+    ...(refused && refused.age_seconds < 60 ? [["Not sent", `${age(refused.age_seconds)} ago: ${refused.reason}; ${refused.remedy}`, "bad"]] : []),
     ["Since", age(peer.since_seconds)],
     ["From", { config: "the configuration", state: "culvert peer add", open: "open mode" }[peer.origin] ?? peer.origin],
     ["Address", or(peer.address)],
@@ -181,7 +185,7 @@ export class PeerView {
     };
     $("peer-graphs").append(this.graphs.rate.node, this.graphs.loss.node);
     this.accounts = new Table("Accounts", ACCOUNT);
-    this.drops = new Table("Drops by reason", [["Reason"], ["Direction"], ["Datagrams", "number"]]);
+    this.drops = new Table("Drops by reason", [["Reason"], ["Direction"], ["Datagrams", "number"], ["Meaning", "text"]]);
     this.lanes = new Table("Lanes", [["Lane"], ["State"], ["Sent", "number"], ["Received", "number"], ["Lost", "number"], ["Unacked", "number"], ["RTT", "number"], ["Packet", "number"], ["Key updates", "number"], ["Flows", "number"], ["Heard", "number"], ["Address"], ["Worker", "number"]]);
     this.streams = new Table("Stream connections", [["Number"], ["State"], ["Worker", "number"], ["Dialled by"], ["Forwards", "number"]]);
     this.flows = new Table("Latest flows", [["Flow"], ["Service"], ["Opened by"], ["Local address"], ["State"], ["Lane"], ["Silent", "number"], ["Ends after", "number"]]);
@@ -205,13 +209,13 @@ export class PeerView {
     $("peer-body").hidden = true;
   }
 
-  show(peer) {
+  show(peer, meanings) {
     $("peer-missing").hidden = true;
     $("peer-body").hidden = false;
     this.failure(peer.last_error, peer.state === "connected");
     terms($("peer-facts"), facts(peer));
     this.accounts.fill([account("uplink", peer.uplink), account("downlink", peer.downlink)]);
-    this.drops.fill(drops(peer.dropped));
+    this.drops.fill(drops(peer.dropped).map(([reason, way, number]) => [reason, way, number, meanings[reason] || ""]));
     this.lanes.fill(peer.lanes.map(lane));
     this.streams.fill(peer.stream_connections.map((one) => [
       String(one.number), one.state, String(one.worker), one.dialled_by === "here" ? "us" : "the peer", count(one.forwards),

@@ -319,7 +319,7 @@ function useStatus({ status }) {
   const { software, uptime_seconds: up, workers, public_key: key } = status;
   set($("agent"), `version ${software}, up ${age(up)}, ${plural(workers, "worker")}, key ${key}`);
   agentTables.fill(status);
-  if (choice.peer) peerView.show(status.peers[0]);
+  if (choice.peer) peerView.show(status.peers[0], status.meanings);
 }
 
 function noPeer() {

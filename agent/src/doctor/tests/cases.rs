@@ -84,11 +84,18 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
         ],
         Check::UdpSegmentation => vec![
             (Warning, AS_IT_IS, |f| f.kernel.segmentation = Ok(false)),
+            (Warning, AS_IT_IS, |f| {
+                run(f);
+                status(f).peers[0].lanes = vec![LaneStatus { gso: "failed".into(), ..LaneStatus::default() }];
+            }),
             (Note, AS_IT_IS, |f| f.kernel.segmentation = Err("no loopback".to_owned())),
             (Note, ("gso = \"auto\"", "gso = \"off\""), |_| {}),
         ],
         Check::UdpReceiveOffload => vec![
-            (Warning, AS_IT_IS, |f| f.kernel.receive_offload = Ok(false)),
+            (Warning, AS_IT_IS, |f| {
+                f.kernel.receive_offload = Ok(false);
+                f.kernel.takes_gro = false;
+            }),
             (Note, AS_IT_IS, |f| f.kernel.receive_offload = Err("no loopback".to_owned())),
         ],
         Check::Steering => vec![(Warning, AS_IT_IS, |f| f.kernel.steering = Ok(false))],
@@ -283,11 +290,25 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
                 status(f).peers[0].state = PeerState::Dialling;
                 status(f).peers[0].last_error = last_error;
             }),
+            (Warning, AS_IT_IS, |f| {
+                run(f);
+                let (reason, remedy) = ("this host refuses to send".to_owned(), "a firewall rule".into());
+                let error = SendError { age_seconds: 59.0, reason, remedy, count: 3 };
+                status(f).peers[0].send_error = Some(error);
+            }),
             (Note, AS_IT_IS, |f| {
                 run(f);
                 status(f).peers[1].state = PeerState::Waiting;
             }),
         ],
+        Check::OneKey => vec![(Warning, AS_IT_IS, |f| {
+            run(f);
+            let addresses = vec!["192.0.2.13:5".to_owned(), "192.0.2.14:6".to_owned()];
+            status(f).peers[0].contested = Some(ContestedStatus { addresses, age_seconds: 1.0 });
+        })],
+        Check::Drops => {
+            vec![(Warning, AS_IT_IS, |f| spoof(f, 100, 1)), (Note, AS_IT_IS, |f| spoof(f, 1_000, 9))]
+        }
         Check::InnerMtu => vec![
             (Warning, AS_IT_IS, |f| {
                 addresses(f)[0].answer = Some(Answer::Connected { rtt: None, inner_mtu: Some(1_279) });
@@ -447,7 +468,7 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         Check::Configuration
         | Check::Daemon
         | Check::UdpSegmentation
-        | Check::UdpReceiveOffload
+        | Check::OneKey
         | Check::Timestamps
         | Check::SendBuffer
         | Check::UdpDrops
@@ -456,6 +477,9 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         | Check::Conntrack
         | Check::InterfaceOffload
         | Check::EndpointName => vec![(AS_IT_IS, nothing)],
+        // Loopback of older kernels joins nothing.
+        Check::UdpReceiveOffload => vec![(AS_IT_IS, |f| f.kernel.receive_offload = Ok(false))],
+        Check::Drops => vec![(AS_IT_IS, |f| spoof(f, 1_000, 0))],
         Check::EndpointRoute => vec![
             // Another agent's inner address, and a user whose packets have no mark.
             (AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: "10.9.0.2".parse().unwrap(), mtu: 1_421 })),
@@ -468,6 +492,17 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
                 addresses(f)[0].way = Ok(Way { source: INNER, mtu: 1_421 });
             }),
         ],
+    }
+}
+
+/// The daemon runs, and `dropped` of the packets `received` from the exit were dropped because of their source.
+fn spoof(facts: &mut Facts, received: u64, dropped: u64) {
+    run(facts);
+    let exit = exit(facts);
+    exit.downlink.account.received = received;
+    if dropped > 0 {
+        let counts = [("spoofed".into(), dropped), ("expired".into(), received - dropped)];
+        exit.dropped.insert("downlink".into(), counts.into_iter().collect());
     }
 }
 

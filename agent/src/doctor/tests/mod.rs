@@ -24,7 +24,8 @@ use net::{
     netlink::{DeviceRoute, Hop, TABLE_MAIN},
 };
 use ops::control_socket::status::{
-    LanePackets, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, RateStatus, Status, Used,
+    ContestedStatus, LanePackets, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, RateStatus,
+    SendError, Status, Used,
 };
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
@@ -84,6 +85,7 @@ fn facts() -> Facts {
             release: "6.12.48+deb13-amd64".to_owned(),
             segmentation: Ok(true),
             receive_offload: Ok(true),
+            takes_gro: true,
             steering: Ok(true),
             timestamps: Ok(true),
             aes: true,

@@ -117,10 +117,15 @@ pub struct TunSide {
     pub settlements: Settlements,
     /// The allowances for ICMP answers, by kind.
     allowances: [Allowance; Answer::LABELS.len()],
+    /// With `tun.icmp_errors`: the allowance for errors of routers that are in no peer's prefix.
+    pub errors: Option<Allowance>,
     answer: Box<[u8; MOST_ANSWER]>,
 }
 
 impl TunSide {
+    /// Errors of routers that pass each second (our choice): path MTU discovery needs one for each flow.
+    pub const ERRORS: Pace = Pace { per_second: 10, at_once: 10 };
+
     /// The worker's part of the device.
     #[must_use]
     pub fn new(queue: Box<dyn TunQueue>, token: Token, most_mtu: u16, now: Instant) -> Self {
@@ -140,8 +145,18 @@ impl TunSide {
             list: PacketDelivery::default(),
             settlements: Settlements::default(),
             allowances: [Allowance::new(ANSWERS, now); Answer::LABELS.len()],
+            errors: None,
             answer: Box::new([0; MOST_ANSWER]),
         }
+    }
+
+    /// Whether a packet of `peer` may pass although its source is not the peer's: it is an error about a packet that was sent to the
+    /// peer's prefixes from where the error goes.
+    pub fn passes_error(&mut self, packet: &[u8], view: &IpView, peer: PeerId, now: Instant) -> bool {
+        let Some(allowance) = &mut self.errors else { return false };
+        let about = icmp::quoted(packet, view).filter(|quoted| quoted.source == view.destination);
+        about.is_some_and(|quoted| self.routes.holders(quoted.destination).contains(&peer))
+            && allowance.take(1, now)
     }
 
     /// Lists `packet`, whose owner is its peer's number, for writing if it continues the flow of the packet before.

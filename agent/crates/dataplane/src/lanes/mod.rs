@@ -24,7 +24,7 @@
 use std::time::{Duration, Instant};
 
 use net::Path;
-use quic_core::{ConnectionId, Lane, PacketNumber};
+use quic_core::{ConnectionId, Lane, PacketNumber, TRANSMIT_CAPACITY};
 use slab::Slab;
 use wire::{
     hash::{Issued, IssuedMap},
@@ -114,7 +114,33 @@ pub struct PathPacket {
     pub bytes: usize,
     /// Whether that was found out, rather than what is sent until it is.
     pub measured: bool,
+    /// The most that may be found yet, in bytes of UDP payload.
+    pub most: usize,
 }
+
+/// A local socket that refuses packets as small as the least of QUIC (RFC 9000 §14): the interface's MTU is too small.
+#[derive(Clone, Copy, Debug)]
+struct Narrow {
+    /// The smallest packet that it has refused, in bytes of UDP payload.
+    refused: usize,
+    since: Instant,
+    /// When it last refused one.
+    last: Instant,
+}
+
+impl Narrow {
+    /// The packets that an interface with an MTU of 1200, and over IPv6, takes.
+    const FIRST: usize = 1200 - 48;
+
+    /// The largest packet that is tried next, in bytes of UDP payload. Each that is too large costs a packet.
+    fn fits(self) -> usize {
+        if self.refused > Self::FIRST { Self::FIRST } else { self.refused * 7 / 8 }
+    }
+}
+
+/// A local socket is asked once a second whether it takes the least packets of QUIC again; it does if it has not refused one for so
+/// long.
+const NARROW_LASTS: Duration = Duration::from_millis(2_500);
 
 #[derive(Debug)]
 pub struct LaneSlot {
@@ -159,6 +185,8 @@ pub struct LaneSlot {
     moves: u64,
     /// The largest packet that its own search last found; `None` before the search began.
     path_packet: Option<PathPacket>,
+    /// Set while the local socket refuses the least packets of QUIC.
+    narrow: Option<Narrow>,
     /// The streams of payloads that are repaired; made with the first of them.
     pub repair: Option<Box<LaneRepair>>,
 }
@@ -198,6 +226,7 @@ impl LaneSlot {
             reports: Allowance::new(arrivals::TAKEN, opened),
             moves: 0,
             path_packet: None,
+            narrow: None,
             repair: None,
         }
     }
@@ -305,13 +334,45 @@ impl LaneSlot {
     /// The largest packet that its path carries, in bytes of UDP payload, if that has changed. A smaller one applies at once.
     #[inline]
     pub fn take_path_packet(&mut self) -> Option<PathPacket> {
-        let found = PathPacket { bytes: self.core.max_packet(), measured: self.core.is_mtu_measured() };
+        let (bytes, most) = (self.core.max_packet(), self.core.most_packet());
+        let found = match self.narrow.map(Narrow::fits) {
+            Some(fits) => PathPacket { bytes: fits.min(bytes), measured: true, most: fits.min(most) },
+            None => PathPacket { bytes, measured: self.core.is_mtu_measured(), most },
+        };
         if !self.is_up() || self.path_packet == Some(found) {
             return None;
         }
         self.path_packet = Some(found);
         self.packet_budget = self.packet_budget.min(found.bytes);
         Some(found)
+    }
+
+    /// The local socket has refused a packet of `bytes` bytes: none as large is sent, or promised, from now on.
+    pub fn packet_refused(&mut self, bytes: usize, now: Instant) {
+        self.core.packet_refused(bytes.max(TRANSMIT_CAPACITY + 1), now);
+        if bytes <= TRANSMIT_CAPACITY {
+            let narrow = self.narrow.get_or_insert(Narrow { refused: bytes, since: now, last: now });
+            (narrow.refused, narrow.last) = (narrow.refused.min(bytes), now);
+        }
+    }
+
+    /// Whether the local socket refuses the least packets of QUIC.
+    #[must_use]
+    pub fn is_narrow(&self) -> bool {
+        self.narrow.is_some()
+    }
+
+    /// Since when the local socket has refused the least packets of QUIC, if it does. To be called once a second, because it has the
+    /// socket asked again.
+    pub fn narrow_since(&mut self, now: Instant) -> Option<Instant> {
+        let narrow = self.narrow?;
+        if now.saturating_duration_since(narrow.last) >= NARROW_LASTS {
+            self.narrow = None;
+            self.search_mtu();
+            return None;
+        }
+        self.core.check_base();
+        Some(narrow.since)
     }
 
     /// Applies the packet size of all of the peer's lanes, unless this path carries less.

@@ -17,7 +17,7 @@
 use std::time::Instant;
 
 use net::{
-    Burst, Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, batch::Message,
+    Burst, Path, SendBatch, SendFailure, SendOutcome, SendRefusal, Token, UdpRole, UdpSocket, batch::Message,
     stats::Booked,
 };
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
@@ -178,6 +178,8 @@ pub struct Underlays {
     dirty: Vec<UnderlayId>,
     /// Sockets for whose packets the kernel knew no way.
     pub unreachable: Vec<UnderlayId>,
+    /// What the kernel has refused to send, and on which sockets.
+    pub refusals: Vec<(UnderlayId, SendRefusal)>,
     /// Those that found no room since this was last asked.
     pub newly_blocked: Vec<UnderlayId>,
     /// What became of payloads.
@@ -538,6 +540,7 @@ impl Underlays {
             if std::mem::take(&mut underlay.unreachable) {
                 self.unreachable.push(id);
             }
+            self.refusals.extend(underlay.socket.take_refusals().into_iter().map(|refusal| (id, refusal)));
             if underlay.blocked.is_none()
                 && let Some(batch) = underlay.send_buffer.take()
             {

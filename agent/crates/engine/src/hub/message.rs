@@ -132,6 +132,8 @@ pub(crate) struct Connected {
     /// When the handshake began at this end.
     pub(crate) begun: Instant,
     pub(crate) since: Instant,
+    /// Where the peer was then.
+    pub(crate) remote: Option<SocketAddr>,
 }
 
 /// The secrets of a lane: wiped when dropped, and absent from debug output.

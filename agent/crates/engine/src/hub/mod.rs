@@ -44,6 +44,7 @@ use wire::{
 
 use crate::{
     capture::{Capture, Taps},
+    contest::{Contender, Contest, Contested},
     control::{connections::PeerForwards, windows::StreamMemory},
     hub::mailbox::{Mailbox, Party},
     origin::PeerOrigin,
@@ -81,6 +82,8 @@ struct Shared {
     forwards: Arc<PeerForwards>,
     /// Sending rate of the peer's streams at all workers together.
     rate: Arc<RateAccount>,
+    /// Whether two agents use the peer's key.
+    contest: Mutex<Contest>,
 }
 
 impl Shared {
@@ -92,6 +95,7 @@ impl Shared {
             lanes: AtomicUsize::new(0),
             flows: FlowRegistry::of_agent(flows),
             rate: Arc::default(),
+            contest: Mutex::default(),
         })
     }
 }
@@ -299,6 +303,22 @@ impl Hub {
         Ok(old)
     }
 
+    /// Notes that the process `new` took the place of `old`, both of them with the key of `peer`; returns the contest if that shows one.
+    pub(crate) fn note_replaced(
+        &self,
+        peer: PeerId,
+        old: Contender,
+        new: Contender,
+        now: Instant,
+    ) -> Option<Contested> {
+        self.with(peer, |shared| lock(&shared.contest).note(old, new, now))?
+    }
+
+    /// The two agents that use the key of `peer`, if there are two.
+    pub(crate) fn contested(&self, peer: PeerId, now: Instant) -> Option<Contested> {
+        self.with(peer, |shared| lock(&shared.contest).current(now))?
+    }
+
     /// Whether `session` is still its peer's session: a message about an older one may be read late.
     pub(crate) fn is_current(&self, peer: PeerId, session: SessionId) -> bool {
         self.record(peer).is_some_and(|record| record.session == session)
@@ -417,6 +437,7 @@ mod tests {
             wanted: 1,
             begun: since,
             since,
+            remote: None,
         })
     }
 

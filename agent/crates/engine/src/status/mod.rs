@@ -8,6 +8,7 @@
 //! | the limit on what is sent to it | `rate.rs` |
 //! | what is repaired between us | `repair.rs` |
 //! | lanes | `lane.rs` |
+//! | what reasons of drops and steps of the gate mean | `meanings.rs` |
 //! | flows, connections of TCP forwards, sockets | `flow.rs` |
 //! | TCP forwards | `forward.rs` |
 //! | the TUN device and its routes | `tun.rs` |
@@ -17,6 +18,7 @@ use std::{borrow::Cow, collections::BTreeMap};
 mod flow;
 mod forward;
 mod lane;
+pub mod meanings;
 mod peer;
 mod rate;
 mod repair;
@@ -28,7 +30,8 @@ pub use self::forward::{ForwardId, ForwardStatus, NoForwardId, TcpServiceStatus,
 pub(crate) use self::lane::add_lane;
 pub use self::lane::{LaneDetails, LanePackets, LaneRates, LaneStatus, OwnedLanes};
 pub use self::peer::{
-    Accounting, LastError, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus, StreamsStatus,
+    Accounting, ContestedStatus, LastError, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
+    SendError, StreamsStatus,
 };
 pub use self::rate::{AutoRateStatus, RateFrom, RateStatus};
 pub use self::repair::RepairStatus;

@@ -87,6 +87,10 @@ pub struct PeerStatus {
     pub forwards: Vec<ForwardStatus>,
     /// Why the last attempt or connection ended.
     pub last_error: Option<LastError>,
+    /// What the kernel of this host last refused to send to it; `None` if it has refused nothing.
+    pub send_error: Option<SendError>,
+    /// The two agents that use the peer's key, if there are two.
+    pub contested: Option<ContestedStatus>,
     /// Figures that status does not show.
     #[serde(skip)]
     pub more: PeerFigures,
@@ -146,6 +150,30 @@ pub struct LastError {
     /// The failure and its likely causes.
     #[serde(flatten)]
     pub failure: Arc<Failure>,
+}
+
+/// Two agents that use the key of one peer, and take each other's place.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ContestedStatus {
+    /// Their addresses.
+    pub addresses: Vec<String>,
+    /// The time since one last took the place of the other, in seconds.
+    pub age_seconds: f64,
+}
+
+/// What the kernel of a host refuses to send to a peer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SendError {
+    /// The time since the last refusal, in seconds.
+    pub age_seconds: f64,
+    /// Where the packet was to go, its bytes, and the kernel's error.
+    pub reason: String,
+    /// What to do about it.
+    pub remedy: Word,
+    /// Refusals so far, those of one moment counted as one.
+    pub count: u64,
 }
 
 /// The congestion control of a peer's control and stream connections.
@@ -255,6 +283,14 @@ impl PeerStatus {
         let errors = [&self.last_error, &other.last_error].into_iter().flatten();
         let newest = errors.min_by(|one, other| one.age_seconds.total_cmp(&other.age_seconds));
         self.last_error = newest.cloned();
+        if self.contested.is_none() {
+            self.contested.clone_from(&other.contested);
+        }
+        let count =
+            [&self.send_error, &other.send_error].into_iter().flatten().map(|error| error.count).sum();
+        let errors = [&self.send_error, &other.send_error].into_iter().flatten();
+        let newest = errors.min_by(|one, other| one.age_seconds.total_cmp(&other.age_seconds));
+        self.send_error = newest.map(|error| SendError { count, ..error.clone() });
         self.more.add(&other.more);
     }
 

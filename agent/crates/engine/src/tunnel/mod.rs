@@ -317,8 +317,8 @@ impl Follower {
                 Width::Narrow(mtu) => tracing::warn!(
                     peer = name,
                     mtu,
-                    "the path to this peer carries less than 1280 bytes inside: IPv6 does not pass, IPv4 does (remedy: a \
-                     larger MTU on the path between the hosts, or a larger transport.max_packet)"
+                    "the path to this peer carries less than 1280 bytes inside: IPv6 does not pass, IPv4 in packets of up to {mtu} bytes \
+                     only (remedy: a larger MTU on the path between the hosts, or a larger transport.max_packet)"
                 ),
                 Width::Wide => tracing::info!(peer = name, "the path to this peer carries IPv6 again"),
             }

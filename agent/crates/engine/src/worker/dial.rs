@@ -34,6 +34,7 @@ use crate::{
     hub::{StreamRequest, WorkerMessage},
     peer::{Failure, Peer},
     worker::{
+        causes,
         context::{Context, Effect},
         endpoint::max_packet,
         liveness::IN_USE,
@@ -102,7 +103,7 @@ impl Sessions {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
-                peer.failure = Some(Failure::at(now, reason, NO_ROUTE));
+                peer.failure = Some(Failure::at(now, reason, causes::NO_ROUTE));
                 // The host may lack one address family and have the other.
                 peer.dialler.failed(now);
                 if let Some(suppressed) = peer.throttles.attempts.allow(now) {
@@ -129,18 +130,18 @@ impl Sessions {
             tracing::debug!(peer = &*name, %remote, fallback, "dialling again");
         }
         let again = peer.dialler.is_unanswered();
-        if again {
-            peer.failure = Some(Failure::at(now, "no answer yet", likely_causes(&ConnectionError::TimedOut)));
-        }
         let surplus = peer.dialler.started(handle, fallback);
         cx.stats.totals.handshakes.dialled += 1;
         if again {
+            let failure = cx.no_answer(id, "no answer yet", now);
+            cx.fail(id, failure, now);
             cx.effects.push_back(Effect::CheckLoop { peer: id, remote });
         }
         if let Some(oldest) = surplus {
             self.control.close(oldest, CloseReason::Replaced, now);
             cx.stats.totals.handshakes.failed += 1;
-            cx.report_failure(id, "no answer", likely_causes(&ConnectionError::TimedOut), now);
+            let failure = cx.no_answer(id, "no answer", now);
+            cx.report_failure(id, failure, now);
         }
     }
 
@@ -222,7 +223,7 @@ impl Sessions {
     ) {
         let Some(connection) = self.control.get(handle) else { return };
         let (peer, side) = (connection.peer, connection.side());
-        let words = in_words(reason);
+        let words = causes::in_words(reason);
         if let Some(id) = peer
             && self.stream_connection_lost(cx, id, handle, Some(reason), now)
         {
@@ -233,14 +234,21 @@ impl Sessions {
             throttled!(debug, cx.details.allow(now), { %reason }, "a handshake that another started has failed");
             return;
         };
-        if !cx.peers.is_session(id, handle) && side == Side::Client {
+        // One that a newer one of ours replaced did not fail: a slow CPU dials again before it has an answer.
+        let is_attempt = !cx.peers.is_session(id, handle) && side == Side::Client;
+        if is_attempt && CloseReason::of(reason) != Some(CloseReason::Replaced) {
             cx.stats.totals.handshakes.failed += 1;
             if CloseReason::of(reason) != Some(CloseReason::PresharedKey) {
-                cx.report_failure(id, &words, likely_causes(reason), now);
+                let failure = cx.diagnose(id, reason, now);
+                cx.report_failure(id, failure, now);
             }
         }
-        let planned = CloseReason::of(reason).is_some_and(CloseReason::is_planned);
-        self.lose(cx, handle, &words, planned, now);
+        let close = CloseReason::of(reason);
+        let is_ousted = self.is_ousted(cx, id, handle, close);
+        self.lose(cx, handle, &words, close.is_some_and(CloseReason::is_planned), now);
+        if is_ousted {
+            cx.report_ousted(id, now);
+        }
         if CloseReason::of(reason) == Some(CloseReason::PresharedKey) {
             cx.key_refused_by_peer(id, now);
         }
@@ -261,7 +269,8 @@ impl Sessions {
         else {
             return;
         };
-        cx.report_failure(id, &error.to_string(), NOBODY_LISTENS, now);
+        let failure = Failure::new(error.to_string(), causes::of_icmp(error));
+        cx.report_failure(id, failure, now);
     }
 }
 
@@ -330,13 +339,21 @@ impl Context {
         );
     }
 
-    fn report_failure(&mut self, id: PeerId, reason: &str, causes: &'static [&'static str], now: Instant) {
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.failure = Some(Failure::at(now, reason, causes));
-        throttled!(
-            warn, peer.throttles.attempts.allow(now), { peer = &*peer.name, reason },
-            "could not connect. Likely causes: {}", causes.join("; ")
-        );
+    /// Notes why a peer is not reached, for status.
+    fn fail(&mut self, id: PeerId, failure: Failure, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.failure = Some((now, Arc::new(failure)));
+        }
+    }
+
+    fn report_failure(&mut self, id: PeerId, failure: Failure, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            throttled!(
+                warn, peer.throttles.attempts.allow(now), { peer = &*peer.name, reason = &*failure.reason },
+                "could not connect. Likely causes: {}", failure.causes.join("; ")
+            );
+        }
+        self.fail(id, failure, now);
     }
 
     /// Dials a peer beside its suspect session, if this worker dials the peer. A peer that dials us does the same when it notices.
@@ -404,69 +421,6 @@ impl Context {
             peer.asked_to_dial = Some(now);
             self.hub.send(dialler, WorkerMessage::DialSoon { peer: id });
         }
-    }
-}
-
-/// Limit on the characters of a far end's reason phrase that are shown.
-const MOST_PHRASE: usize = 100;
-
-/// Why a connection ended, in words.
-fn in_words(reason: &ConnectionError) -> String {
-    match reason {
-        ConnectionError::ApplicationClosed(close) => match CloseReason::from_code(close.error_code) {
-            Some(known) => format!("closed by the peer: {}", known.label()),
-            None => format!("closed by the peer with code {}", close.error_code),
-        },
-        ConnectionError::TimedOut => "no answer".to_owned(),
-        // The reason phrase comes from the far end or, before the handshake is complete, from anyone on the path.
-        ConnectionError::ConnectionClosed(close) => {
-            let phrase: String =
-                String::from_utf8_lossy(&close.reason).escape_debug().take(MOST_PHRASE).collect();
-            format!("closed by the far end: {} {phrase:?}", close.error_code)
-        }
-        ConnectionError::VersionMismatch
-        | ConnectionError::TransportError(_)
-        | ConnectionError::Reset
-        | ConnectionError::LocallyClosed
-        | ConnectionError::CidsExhausted => reason.to_string(),
-    }
-}
-
-/// Causes for an operator to check when the kernel has no route to an endpoint.
-const NO_ROUTE: &[&str] = &["has this host a route there, and an address of that family? (path)"];
-
-/// Causes for an operator to check when the kernel reports that no process listens at an endpoint.
-const NOBODY_LISTENS: &[&str] = &["is the peer running, and its endpoint right? (path)"];
-
-/// Causes for an operator to check when a dialled handshake fails, the likeliest first.
-///
-/// A peer that does not accept us sends nothing, as if it were not there. Only its own log tells the difference.
-fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
-    match reason {
-        ConnectionError::TimedOut => &[
-            "it is not running, `endpoints` is wrong, or a firewall on the way drops UDP (path)",
-            "our key is not among its peers (allowlist): its log names the key that was refused",
-            "`public_key` is not its key (key): it cannot even tell that somebody knocks",
-            "it wants another transport.key_exchange (key exchange), or the way drops one of the two datagrams that a hybrid one \
-                 begins with (path): its log says so",
-            "our clock differs from its by more than its access.clock_window (clock): up to minutes, its log says by how much",
-        ],
-        ConnectionError::TransportError(_) => &[
-            "the key it proved is not one of `public_key` of this [[peer]] (key)",
-            "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
-                 (clock)",
-        ],
-        ConnectionError::ConnectionClosed(_) => &[
-            "our transport.key_exchange and its have nothing in common, if it says so (key exchange)",
-            "it gave up on a slow handshake (path), or our key was removed there meanwhile (allowlist)",
-            "it refuses us, and shows us its decoy instead: our key is not among its peers (allowlist), or our clock is off \
-                 (clock)",
-        ],
-        ConnectionError::ApplicationClosed(_) => &["the peer ended it, and says why"],
-        ConnectionError::Reset
-        | ConnectionError::LocallyClosed
-        | ConnectionError::CidsExhausted
-        | ConnectionError::VersionMismatch => &[],
     }
 }
 

@@ -26,6 +26,7 @@ impl Worker {
             return;
         }
         sessions.control.closed = true;
+        sessions.refusals.drain();
         if cx.id.index == 0 {
             tracing::info!(?within, "draining: no new peers, and those that are here are asked to leave");
         }

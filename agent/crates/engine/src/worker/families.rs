@@ -225,6 +225,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_lane_window_overflows_total", &[], "Packets sent on lanes and no longer tracked, because too many were unacknowledged.", |it, out| out.add(&[], it.lanes.window_overflows)),
     counter("culvert_lane_packets_unopened_total", &[], "Lane packets dropped before decryption because the worker had fallen behind; it drops those of its heaviest peers first.", |it, out| out.add(&[], it.unopened)),
     counter("culvert_sessions_doubted_total", &["reason"], "Sessions suspected to be dead, by reason; the peer is then dialled again if this end has an endpoint for it.", |it, out| out.each(&Suspicion::LABELS, &it.totals.sessions_suspected)),
+    counter("culvert_sessions_contested_total", &[], "Sessions that were replaced by another agent with the same key, from the third replacement within a minute on.", |it, out| out.add(&[], it.totals.sessions_contested)),
     gauge("culvert_drain_sessions", &["state"], "Sessions that peers had dialled when this agent began to drain: waiting for the peer to leave, or closed because it did not.", |it, out| out.each(&["waiting", "closed"], &[it.drained.waiting, it.drained.closed])),
     counter("culvert_path_moves_total", &["what"], "Address changes that the session survived: of the peer, as seen by a lane or a control connection, or of this host (socket).", |it, out| out.each(&["lane", "control", "socket"], &it.totals.path_moves.counts())),
     // Control connections and the gate.

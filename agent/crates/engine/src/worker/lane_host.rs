@@ -61,6 +61,8 @@ impl Worker {
         }
         self.tunnel.check_tun(&mut self.cx, &self.sessions, now);
         self.sessions.reconcile(&mut self.cx, &mut self.decoy, now);
+        self.look_at_narrow(now);
+        self.settle_effects(now);
         self.tcp.count_stalled(&mut self.cx, now);
         self.tunnel.sample_rates(&mut self.cx, &mut self.host, now);
         self.sessions.control.look_at_windows();
@@ -357,7 +359,7 @@ impl LaneHost {
         &mut self,
         cx: &mut Context,
         SessionRef { peer, session }: SessionRef,
-        PathPacket { bytes, measured }: PathPacket,
+        PathPacket { bytes, measured, most }: PathPacket,
         now: Instant,
     ) {
         let Some(link) = cx.peers.link_named(peer, session) else { return };
@@ -367,6 +369,7 @@ impl LaneHost {
             link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
             link.ceiling = before;
         }
+        link.ceiling = link.ceiling.min(most);
         if measured && std::mem::take(&mut link.holds) {
             cx.effects.push_back(Effect::Drain(peer));
         }

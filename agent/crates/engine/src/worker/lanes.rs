@@ -432,8 +432,8 @@ impl Sessions {
         let session = cx.peers.session(peer)?;
         let of_lanes = session.openings.largest_packet();
         of_lanes.or_else(|| {
-            let mtu = self.control.get(session.handle)?.quinn().current_mtu();
-            Some(PathPacket { bytes: mtu.min(cx.largest_to(peer)).into(), measured: false })
+            let (mtu, most) = (self.control.get(session.handle)?.quinn().current_mtu(), cx.largest_to(peer));
+            Some(PathPacket { bytes: mtu.min(most).into(), measured: false, most: most.into() })
         })
     }
 
@@ -452,7 +452,10 @@ impl Sessions {
         let Some(mut largest) = self.packet_budget(cx, peer) else { return false };
         largest.bytes = self.plain_budget(cx, peer).map_or(largest.bytes, |most| most.min(largest.bytes));
         let Some(session) = cx.peers.session(peer).map(|session| session.id) else { return false };
-        let is_other = |link: &mut Link| (link.budget, link.measured) != (largest.bytes, largest.measured);
+        let is_other = |link: &mut Link| {
+            let promises_more = !largest.measured && link.ceiling > largest.most;
+            promises_more || (link.budget, link.measured) != (largest.bytes, largest.measured)
+        };
         let changed = cx.peers.link_named(peer, session).is_some_and(is_other);
         if changed {
             cx.broadcast(|| WorkerMessage::Budget { peer, session, largest });

@@ -58,6 +58,7 @@ impl Sessions {
         }
         let pool = Pool::new(owner, cx.id, wanted);
         let Some(peer) = cx.peers.get_mut(id) else { return };
+        peer.last_session = Some(now);
         // The peer says so after its hello.
         peer.data.relay.repairs.packets = None;
         cx.stats.work.walked +=
@@ -129,6 +130,7 @@ impl Sessions {
         let SessionRef { peer: id, session } = of;
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.take_if(|link| link.session == session) else { return };
+        peer.last_session = Some(now);
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
         for lane in lanes.into_iter().chain(link.pool.replaced()) {
             host.drain_lane(cx, lane, now);

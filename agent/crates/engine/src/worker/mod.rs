@@ -20,6 +20,8 @@
 //! | the preshared key that both ends use | `preshared.rs` |
 //! | the lanes that this worker hosts | `lane_host.rs` |
 //! | a changed address or route | `routes.rs` |
+//! | why a peer is not reached, in words | `causes.rs`; what the kernel refuses to send: `kernel_refusals.rs` |
+//! | two agents with one key | `contested.rs`, `engine/src/contest.rs` |
 //! | messages from other workers | `messages.rs`; sending them: `engine/src/hub/` |
 //! | lost payloads that are repaired | `repair.rs` |
 //! | the link to a peer at each worker, while it has a session | `links.rs` |
@@ -95,7 +97,9 @@ macro_rules! throttled {
 mod answers;
 mod backlog;
 mod capture;
+mod causes;
 mod ceilings;
+mod contested;
 mod context;
 mod decoy;
 mod decoys;
@@ -115,6 +119,7 @@ mod inspect;
 mod inspection;
 mod inspection_request;
 mod keepalive;
+mod kernel_refusals;
 mod knocks;
 mod lane_host;
 mod lanes;
@@ -289,9 +294,11 @@ impl Worker {
         self.poll_control(now);
         self.drive_repairs(now);
         self.drive_lanes(now);
-        let Self { cx, data, sessions, host, tunnel, .. } = self;
+        let Self { cx, sessions, host, .. } = self;
         cx.sockets.underlays.flush(&mut host.lanes, now);
         sessions.follow_unreachable(cx, host, now);
+        self.take_refusals(now);
+        let Self { cx, data, sessions, host, tunnel, .. } = self;
         data.watch_send_buffers(cx, sessions, host, now);
         host.drain_captures(now);
         data.settle(cx, sessions, tunnel);

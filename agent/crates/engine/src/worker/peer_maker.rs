@@ -83,6 +83,8 @@ impl PeerMaker<'_> {
             route_asked: None,
             dialled: None,
             failure: None,
+            kernel_refusal: None,
+            last_session: None,
             rates: Sampler::new(now),
             throttles: Throttles {
                 connected: Throttle::new(Duration::from_secs(1)),

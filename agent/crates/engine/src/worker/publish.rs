@@ -21,14 +21,17 @@ use quic_core::LaneStats;
 use wire::ids::PeerId;
 
 use crate::{
+    contest::Contested,
     origin::PeerOrigin,
     peer::{Peer, refused},
     status::{
-        Accounting, AutoRateStatus, LastError, OwnedLanes, PeerFigures, PeerRates, PeerState, PeerStatus,
-        QueueStatus, RateFrom, RateStatus, RepairStatus, StreamsStatus, add_lane, add_some,
+        Accounting, AutoRateStatus, ContestedStatus, LastError, OwnedLanes, PeerFigures, PeerRates,
+        PeerState, PeerStatus, QueueStatus, RateFrom, RateStatus, RepairStatus, SendError, StreamsStatus,
+        add_lane, add_some,
     },
     worker::{
         Worker,
+        causes::{refused_in_words, remedy},
         context::Context,
         parts::{Decoy, LaneHost, Sessions, Sockets, Tunnel},
         stats::{Ceiling, InUse, IndexCounts, LaneBytes, RECENT, RelaySums, WorkerSnapshot},
@@ -85,6 +88,11 @@ impl Worker {
                 sum.reordering = sum.reordering.max(slot.core.reordering_window());
                 sum.lanes_up += usize::from(slot.is_up());
             }
+        }
+        for (peer, of_peer) in
+            cx.peers.iter().zip(&mut of_peers).filter(|(peer, _)| peer.last_session.is_some())
+        {
+            of_peer.contested = cx.hub.contested(peer.data.id, now);
         }
         let (mut lanes, mut relays) = (retired.of_removed, cx.stats.totals.removed);
         let mut peers = Vec::with_capacity(cx.peers.len());
@@ -298,6 +306,16 @@ impl Sessions {
                 .failure
                 .as_ref()
                 .map(|(at, failure)| LastError { age_seconds: since(*at), failure: Arc::clone(failure) }),
+            contested: of_peer.contested.map(|found| ContestedStatus {
+                addresses: found.addresses.map(|address| address.to_string()).into(),
+                age_seconds: since(found.at),
+            }),
+            send_error: peer.kernel_refusal.map(|refused| SendError {
+                age_seconds: since(refused.at),
+                reason: refused_in_words(refused.last),
+                remedy: remedy(refused.last).into(),
+                count: refused.count,
+            }),
             more: host.peer_figures(peer, of_peer),
             ..PeerStatus::default()
         }
@@ -425,6 +443,8 @@ struct OfPeer {
     reordering: Option<Duration>,
     lanes_up: usize,
     streams: Option<StreamsStatus>,
+    /// At the owner of the session.
+    contested: Option<Contested>,
 }
 
 fn of_index(indices: &mut Vec<IndexCounts>, index: usize) -> &mut IndexCounts {

@@ -352,6 +352,7 @@ impl Worker {
             wanted,
             begun: sessions.control.get(handle).map_or(now, |connection| connection.begun),
             since: now,
+            remote: sessions.control.get(handle).map(|connection| connection.path().destination),
         });
         let suspect = cx.is_suspect(id, now);
         let Ok(replaced) =
@@ -366,6 +367,9 @@ impl Worker {
             sessions.close_connection(cx, handle, CloseReason::Replaced, now);
             return;
         };
+        if let Some(old) = &replaced {
+            cx.note_replaced(old, &connected, now);
+        }
         if replaced.is_some_and(|old| old.owner == cx.id.index) {
             sessions.end_session(cx, id, Some(CloseReason::Replaced), now);
         }
@@ -375,8 +379,7 @@ impl Worker {
         let hello = connected.hello.clone();
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
-        let remote = sessions.control.get(handle).map(|connection| connection.path().destination);
-        let (peer_name, remote) = (&*peer.name, remote.map(tracing::field::display));
+        let (peer_name, remote) = (&*peer.name, connected.remote.map(tracing::field::display));
         let software = &*hello.software;
         match peer.origin {
             PeerOrigin::Open => {
@@ -747,12 +750,20 @@ impl TcpForwards {
             let protocol = if *udp { "udp" } else { "tcp" };
             format!("{} ({protocol} {})", forward.service, forward.listen)
         });
+        let near = missing.iter().find_map(|(forward, udp)| {
+            let offered = offered.iter().filter(|service| if *udp { service.udp } else { service.tcp });
+            let known = config::nearest(&forward.service, offered.map(|service| &*service.name))?;
+            Some(format!("did you mean {known}? or "))
+        });
+        let offers = wire::throttle::list(offered.iter().take(MOST_NAMED).map(|service| &*service.name));
         tracing::warn!(
             peer = &*peer.name,
             missing = missing.len(),
             services = wire::throttle::list(named),
+            offers = if offered.is_empty() { "nothing" } else { &*offers },
             suppressed,
-            "the peer does not offer services that our forwards need (remedy: add them to `services` of our [[peer]] there)"
+            "the peer does not offer services that our forwards need (remedy: {}add them to `services` of our [[peer]] there)",
+            near.as_deref().unwrap_or_default()
         );
     }
 }

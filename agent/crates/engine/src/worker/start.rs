@@ -14,7 +14,7 @@ use wire::{
     cid::ConnectionIds,
     ids::{IngressId, PeerId, WorkerId},
     messages::Features,
-    rate::Lines,
+    rate::{Allowance, Lines},
     timers::Timers,
 };
 
@@ -68,6 +68,7 @@ fn tun_side(
     if let Some(tun) = &config.tun {
         side.routes = PeerRoutes::new(tun.spread, tun.hold, tun.follows_routes());
         let own = || registry.device_addresses(tun).into_iter().map(|net| net.addr());
+        side.errors = tun.icmp_errors.then(|| Allowance::new(TunSide::ERRORS, now));
         side.multicast = tun.copies_multicast().then(|| Box::new(Multicast::new(own(), now)));
     }
     for peer in peers {

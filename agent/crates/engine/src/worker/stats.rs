@@ -227,6 +227,8 @@ pub(super) struct Totals {
     pub(super) path_moves: PathMoves,
     /// Suspect sessions, by [`Suspicion`].
     pub(super) sessions_suspected: [u64; Suspicion::COUNT],
+    /// Replacements of sessions that show two agents with one key.
+    pub(super) sessions_contested: u64,
     /// Sessions that a draining worker had to close.
     pub(super) drain_closed: u64,
     pub(super) lanes_near_limit: u64,

@@ -7,7 +7,7 @@ use crate::identity::{PublicKey, PublicKeyError};
 /// A host and a port to dial; the host is a name or an address.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Endpoint {
-    /// A DNS name, an IPv4 address, or an IPv6 address without brackets.
+    /// A DNS name, an IPv4 address, or an IPv6 address without brackets, with `%` and the interface where that matters.
     pub host: String,
     /// The UDP port of the agent, never 0.
     pub port: u16,
@@ -61,7 +61,16 @@ impl FromStr for Endpoint {
         let (host, port) = if let Some(rest) = text.strip_prefix('[') {
             let bad = || EndpointError::Brackets(text.to_owned());
             let (host, rest) = rest.split_once(']').ok_or_else(bad)?;
-            host.parse::<Ipv6Addr>().map_err(|_| bad())?;
+            let (address, zone) = host.split_once('%').map_or((host, None), |(ip, zone)| (ip, Some(zone)));
+            address.parse::<Ipv6Addr>().map_err(|_| bad())?;
+            // The name of an interface (RFC 6874 §2 leaves open which characters it has; Linux allows 15 bytes of most).
+            let is_name = |zone: &str| {
+                (1..=15).contains(&zone.len())
+                    && zone.chars().all(|c| c.is_ascii_graphic() && !matches!(c, '/' | '%' | '[' | ']'))
+            };
+            if zone.is_some_and(|zone| !is_name(zone)) {
+                return Err(bad());
+            }
             (host, rest.strip_prefix(':').ok_or(EndpointError::NoPort)?)
         } else {
             if text.parse::<Ipv6Addr>().is_ok() {

@@ -27,7 +27,7 @@ use self::{
     udp::{Endpoint, MemoryUdp},
 };
 use crate::{
-    Net, Path, Ready, SendFailure, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, literal,
+    Net, Path, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, literal,
     ports::SocketKind,
 };
 
@@ -207,6 +207,16 @@ impl MemoryFabric {
         self.state.borrow_mut().device_mtus.insert(from, bytes);
     }
 
+    /// The sockets of `from` refuse every datagram with the error number `errno` from now on, as those of a host whose own firewall
+    /// forbids them do; none with `None`.
+    pub fn set_send_error(&self, from: IpAddr, errno: Option<i32>) {
+        let mut state = self.state.borrow_mut();
+        match errno {
+            Some(errno) => state.send_errors.insert(from, errno),
+            None => state.send_errors.remove(&from),
+        };
+    }
+
     /// Lets a datagram arrive without asking the hook. False when nobody hears it, or the socket's queue is full.
     /// Loopback addresses are private to their host, so such a datagram reaches nobody.
     pub fn inject(&self, datagram: &Datagram<'_>) -> bool {
@@ -216,14 +226,18 @@ impl MemoryFabric {
     }
 
     /// Sends a datagram of the socket `id`.
-    fn send(&self, id: usize, path: &Path, payload: &[u8]) -> Result<(), SendFailure> {
+    fn send(&self, id: usize, path: &Path, payload: &[u8]) -> io::Result<()> {
+        let too_large = || io::Error::from_raw_os_error(libc::EMSGSIZE);
         if payload.len() > crate::batch::MAX_MESSAGE_BYTES {
-            return Err(SendFailure::TooLarge);
+            return Err(too_large());
         }
         let (host, from) = self.state.borrow().source(id, path)?;
         let within = |mtu: Option<&usize>| mtu.is_none_or(|mtu| payload.len() <= *mtu);
+        if let Some(errno) = self.state.borrow().send_errors.get(&from.ip()) {
+            return Err(io::Error::from_raw_os_error(*errno));
+        }
         if !within(self.state.borrow().device_mtus.get(&from.ip())) {
-            return Err(SendFailure::TooLarge);
+            return Err(too_large());
         }
         if !within(self.state.borrow().mtus.get(&(from.ip(), path.destination.ip()))) {
             return Ok(());
@@ -467,6 +481,7 @@ struct State {
     hook: Option<Hook>,
     mtus: HashMap<(IpAddr, IpAddr), usize>,
     device_mtus: HashMap<IpAddr, usize>,
+    send_errors: HashMap<IpAddr, i32>,
     no_gro: bool,
     no_steering: bool,
     calls: Calls,
@@ -496,17 +511,18 @@ impl State {
     }
 
     /// The host that hears a datagram of socket `id`, and the address that it comes from.
-    fn source(&self, id: usize, path: &Path) -> Result<(HostId, SocketAddr), SendFailure> {
+    fn source(&self, id: usize, path: &Path) -> io::Result<(HostId, SocketAddr)> {
+        let no_way = || io::Error::from_raw_os_error(libc::ENETUNREACH);
         let socket = &self.udp[id];
         let from = socket.worker.host;
-        let host = self.route(from, path.destination.ip()).ok_or(SendFailure::Unreachable)?;
+        let host = self.route(from, path.destination.ip()).ok_or_else(no_way)?;
         let source = match path.source {
             Some(source) if self.hosts[from.0].owns(source) => Some(source),
             Some(_) => None,
             None if socket.local.ip().is_unspecified() => self.source_for(from, path.destination.ip()),
             None => Some(socket.local.ip()).filter(|ip| self.hosts[from.0].owns(*ip)),
         };
-        let source = source.ok_or(SendFailure::Unreachable)?;
+        let source = source.ok_or_else(no_way)?;
         Ok((host, SocketAddr::new(source, socket.local.port())))
     }
 

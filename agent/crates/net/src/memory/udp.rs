@@ -8,10 +8,11 @@ use std::{
 };
 
 use crate::{
-    Delivery, DeliveryMessage, Gso, KernelQueue, Path, ReceiveBatch, SendBatch, SendFailure, SendOutcome,
+    Delivery, DeliveryMessage, Gso, KernelQueue, Path, ReceiveBatch, SendBatch, SendOutcome, SendRefusal,
     UdpOffload, UdpOptions, UdpRole, UdpSocket, UdpStats,
     batch::{MAX_SEGMENTS, Message, Meta, Progress},
     memory::{Arrival, Datagram, MemoryFabric, Waiter, WorkerId},
+    transmit::failure,
 };
 
 /// The cost of a queued datagram beside its payload, so that empty ones are bounded too; about an `sk_buff`.
@@ -135,6 +136,7 @@ pub(super) struct MemoryUdp {
     connected: Option<SocketAddr>,
     joined: Vec<u8>,
     stats: UdpStats,
+    refusals: Vec<SendRefusal>,
 }
 
 impl MemoryUdp {
@@ -144,7 +146,15 @@ impl MemoryUdp {
         local: SocketAddr,
         connected: Option<SocketAddr>,
     ) -> Self {
-        Self { fabric, id, local, connected, joined: Vec::new(), stats: UdpStats::default() }
+        Self {
+            fabric,
+            id,
+            local,
+            connected,
+            joined: Vec::new(),
+            stats: UdpStats::default(),
+            refusals: Vec::new(),
+        }
     }
 
     /// Sends `payloads`, the datagrams of one message, each on its own.
@@ -155,19 +165,24 @@ impl MemoryUdp {
     ) -> SendOutcome {
         let mut progress = Progress::default();
         let (mut sent, mut bytes) = (0, 0);
+        let to = path.map(|path| path.destination);
         for payload in payloads {
             progress.done += 1;
-            let path = path.ok_or(SendFailure::Other);
+            let path = path.ok_or_else(|| io::Error::from_raw_os_error(libc::EDESTADDRREQ));
             let result = path.and_then(|path| self.fabric.send(self.id, path, payload));
             match result {
                 Ok(()) => {
                     sent += 1;
                     bytes += payload.len() as u64;
                 }
-                Err(why) => {
+                Err(error) => {
                     self.stats.send_failures += 1;
                     progress.failed += 1;
-                    progress.why = Some(why);
+                    progress.why = Some(failure(&error));
+                    let refusal = to.and_then(|to| SendRefusal::of(&error, to, payload.len()));
+                    if let Some(refusal) = refusal {
+                        refusal.note(&mut self.refusals);
+                    }
                 }
             }
         }
@@ -242,6 +257,10 @@ impl UdpSocket for MemoryUdp {
             outcome(message, result);
         }
         delivery.clear();
+    }
+
+    fn take_refusals(&mut self) -> Vec<SendRefusal> {
+        std::mem::take(&mut self.refusals)
     }
 
     fn stats(&self) -> UdpStats {

@@ -192,7 +192,8 @@ impl Desk {
             failed(format!("the peer is let in, but not kept: a restart ends that: {error}"))
         })?;
         let was_closed = config.closed.iter().any(|closed| **closed == *name);
-        Ok(Answer::Done { note: was_closed.then(|| still_closed(&name)) })
+        let idle = state::idle_note(&config, new).map(str::to_owned);
+        Ok(Answer::Done { note: was_closed.then(|| still_closed(&name)).or(idle) })
     }
 
     /// The peer goes before the file is written: a full disk must not keep a stolen key alive.

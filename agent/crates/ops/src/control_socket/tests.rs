@@ -143,6 +143,12 @@ impl Case {
     }
 }
 
+/// The answer to a peer without an inner address.
+fn idle() -> Answer {
+    let note = "no IP packet passes to it or from it: it has no inner address (remedy: remove it, and add it with --allowed-ip)";
+    Answer::Done { note: Some(note.to_owned()) }
+}
+
 fn add(name: &str, key: &str) -> Request {
     Request::PeerAdd(NewPeer { name: name.to_owned(), public_key: key.to_owned(), ..NewPeer::default() })
 }
@@ -265,7 +271,7 @@ fn in_open_mode_a_removed_peer_may_come_again_and_guests_can_be_removed() {
         note
     };
     // It makes way for a peer with its key.
-    assert_eq!(ask(&add("b", KEY_2)), Answer::Done { note: None });
+    assert_eq!(ask(&add("b", KEY_2)), idle());
     assert_eq!(note_of("b"), AS_GUEST);
     assert_eq!(note_of("open-AQEBAQEB"), AS_GUEST);
     let both = note_of("exit");
@@ -315,7 +321,7 @@ fn a_peer_is_shut_out_also_if_that_cannot_be_written() {
     let case = Case::new(false);
     let desk = case.desk();
     let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
-    assert_eq!(ask(&add("b", KEY_2)), Answer::Done { note: None });
+    assert_eq!(ask(&add("b", KEY_2)), idle());
     // Not writable, for root neither: a folder is in the way.
     fs::create_dir(case.folder.path().join("state/peers.toml.new")).unwrap();
     let answer = ask(&remove("b"));
@@ -457,11 +463,11 @@ fn the_socket_is_private_answers_and_goes_away() {
     // One connection may ask more than once.
     let mut stream = UnixStream::connect(socket.path()).unwrap();
     let mut answers = BufReader::new(stream.try_clone().unwrap());
-    for request in [add("b", KEY_2), remove("b")] {
+    for (request, expected) in [(add("b", KEY_2), idle()), (remove("b"), Answer::Done { note: None })] {
         stream.write_all(request.to_line().as_bytes()).unwrap();
         let mut line = String::new();
         answers.read_line(&mut line).unwrap();
-        assert_eq!(Answer::from_line(line.as_bytes()), Some(Answer::Done { note: None }), "{line}");
+        assert_eq!(Answer::from_line(line.as_bytes()), Some(expected), "{line}");
     }
     drop(socket);
     assert_eq!(entries(case.folder.path()), ["state"]);

@@ -1,6 +1,6 @@
 //! What an operator is shown: what the workers published, and what they say when they are asked.
 
-use std::{net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
 
 use config::{Config, Tun};
 use dataplane::socket_stats::SocketStats;
@@ -75,7 +75,7 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     }
     let latest = running.refusals.latest();
     let refusals = latest.iter().rev().map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds));
-    Status {
+    let mut status = Status {
         software: env!("CARGO_PKG_VERSION").to_owned(),
         public_key: running.own_key.to_string(),
         uptime_seconds: now.saturating_duration_since(running.since).as_secs_f64(),
@@ -94,7 +94,10 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         handshakes: by_label(&running.snapshots, "culvert_handshakes_total"),
         gate: by_label(&running.snapshots, "culvert_gate_datagrams_total"),
         refusals: refusals.collect(),
-    }
+        meanings: BTreeMap::new(),
+    };
+    status.explain();
+    status
 }
 
 /// What is wrong with files of the directory of peers, as many as a terminal shows.

@@ -23,6 +23,7 @@ impl Status {
             if let Some(drops) = peer_drops(peer) {
                 page.gap();
                 page.line(drops);
+                self.explain_drops(&mut page);
             }
             page.gap();
             peer_error(peer, &mut page);

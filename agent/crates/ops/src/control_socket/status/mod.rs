@@ -9,7 +9,7 @@
 //! | how one peer, or one lane, reads in full | `details.rs` |
 //! | tables, units, and what strangers wrote made harmless | `page.rs` |
 
-use std::net::IpAddr;
+use std::{collections::BTreeMap, net::IpAddr};
 
 use serde::{Deserialize, Serialize};
 
@@ -20,11 +20,12 @@ mod parts;
 mod tests;
 mod text;
 
+use engine::status::meanings;
 pub use engine::status::{
-    Accounting, AutoRateStatus, Counts, FlowStatus, ForwardStatus, LaneDetails, LanePackets, LaneRates,
-    LaneStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus, RepairStatus,
-    RoutePeerStatus, RouteStatus, SocketStatus, StreamConnectionStatus, StreamsStatus, TcpServiceStatus,
-    TcpStatus, TunDirection, TunStatus, Word,
+    Accounting, AutoRateStatus, ContestedStatus, Counts, FlowStatus, ForwardStatus, LaneDetails, LanePackets,
+    LaneRates, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus,
+    RepairStatus, RoutePeerStatus, RouteStatus, SendError, SocketStatus, StreamConnectionStatus,
+    StreamsStatus, TcpServiceStatus, TcpStatus, TunDirection, TunStatus, Word,
 };
 pub use page::{Column, Kind, Page, age, plain, rows, table};
 pub use parts::{LimitsStatus, Totals, Used};
@@ -114,6 +115,9 @@ pub struct Status {
     pub handshakes: Counts,
     /// What the gate did, by outcome.
     pub gate: Counts,
+    /// What the reasons of drops and the steps of the gate that have counts here mean, by their label.
+    #[serde(default)]
+    pub meanings: BTreeMap<Word, Word>,
     /// The newest refusals, the last one first, at most [`MAX_REFUSALS`].
     pub refusals: Vec<Refusal>,
 }
@@ -160,6 +164,15 @@ impl Status {
                 format!("{name:?} has no lanes: it is not connected (remedy: culvert status {name} says why)")
             }
         })
+    }
+
+    /// Completes the meanings of what it counts.
+    pub fn explain(&mut self) {
+        let dropped = self.peers.iter().flat_map(|peer| peer.dropped.values());
+        let counts = dropped.chain([&self.gate]).flat_map(|counts| counts.iter());
+        let labels = counts.filter(|(_, count)| **count > 0).map(|(label, _)| label);
+        let known = labels.filter_map(|label| Some((label.clone(), meanings::of_label(label)?)));
+        self.meanings = known.collect();
     }
 
     /// Puts the peers with the most traffic first.

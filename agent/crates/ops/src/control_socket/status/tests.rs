@@ -134,6 +134,15 @@ fn forward(id: &str, stalled_seconds: Option<f64>) -> ForwardStatus {
     }
 }
 
+fn send_error() -> SendError {
+    SendError {
+        age_seconds: 61.0,
+        reason: "this host refuses to send 1200 bytes to 192.0.2.1:4433: Operation not permitted".to_owned(),
+        remedy: "a firewall rule".into(),
+        count: 7,
+    }
+}
+
 fn connected() -> PeerStatus {
     PeerStatus {
         name: "exit".into(),
@@ -242,6 +251,11 @@ fn connected() -> PeerStatus {
         }],
         recent_flows: vec![flow()],
         forwards: vec![forward("5f3a9c-17", Some(125.0)), forward("5f3a9c-9", None)],
+        send_error: Some(send_error()),
+        contested: Some(ContestedStatus {
+            addresses: vec!["192.0.2.13:5".to_owned(), "192.0.2.14:6".to_owned()],
+            age_seconds: 2.0,
+        }),
         last_error: None,
         more: PeerFigures::default(),
     }
@@ -342,6 +356,7 @@ fn full() -> Status {
         },
         handshakes: counts(&[("established", 3), ("failed", 1), ("ignored", 0)]),
         gate: counts(&[("mac", 0)]),
+        meanings: [("spoofed".into(), "is of another source".into())].into_iter().collect(),
         refusals: vec![refusal],
     }
 }
@@ -383,11 +398,14 @@ answered by ICMP: unreachable 1
 SOCKETS    OPEN  RECEIVED  SENT  BLOCKED  FAILED  NO GSO  KERNEL DROPS
 quic dial  2     10        20    1        3       4       6
 
+exit: two agents use its key, 192.0.2.13:5 and 192.0.2.14:6, last 2s ago: give each a key of its own
+
 b: 1m 30s ago: no answer
   - the clock is off
   - the key is wrong
 
 exit dropped: uplink expired 2, too_large 1; downlink spoofed 7
+  - spoofed: is of another source
 
 handshakes: established 3, failed 1
 
@@ -622,7 +640,8 @@ fn an_older_daemons_status_is_understood() {
 
 /// The paths of all members in `value`; those of `maps` have names that are data.
 fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
-    const MAPS: [&str; 5] = ["peers[].dropped", "tun.dropped", "tun.answers", "handshakes", "gate"];
+    const MAPS: [&str; 6] =
+        ["peers[].dropped", "tun.dropped", "tun.answers", "handshakes", "gate", "meanings"];
     match value {
         Value::Object(members) if !MAPS.contains(&at) => {
             for (name, value) in members {

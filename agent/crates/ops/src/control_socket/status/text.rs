@@ -1,5 +1,7 @@
 //! A status on one screen.
 
+use std::collections::BTreeSet;
+
 use crate::control_socket::status::{
     Accounting, Counts, LaneStatus, PeerStatus, SocketStatus, Status, TunStatus, Word,
     page::{Page, age, bits, or_dash, per_second, plain, rows, share, short_time},
@@ -65,6 +67,7 @@ impl Status {
                 page.line(format!("{what}: {counts}"));
             }
         }
+        self.explain_each(self.gate.iter().filter(|(_, count)| **count > 0).map(|(step, _)| step), &mut page);
         page.table_of(
             &self.refusals,
             [
@@ -190,6 +193,23 @@ impl Status {
         for line in lines {
             page.line(line);
         }
+        self.explain_drops(page);
+    }
+
+    /// What the reasons of drops mean that its peers have.
+    pub(super) fn explain_drops(&self, page: &mut Page) {
+        let reasons: BTreeSet<&Word> =
+            self.peers.iter().flat_map(|peer| peer.dropped.values()).flat_map(Counts::keys).collect();
+        self.explain_each(reasons, page);
+    }
+
+    /// What these labels mean, a line for each.
+    fn explain_each<'a>(&self, labels: impl IntoIterator<Item = &'a Word>, page: &mut Page) {
+        for label in labels {
+            if let Some(meaning) = self.meanings.get(label) {
+                page.line(format!("  - {}: {}", plain(label), plain(meaning)));
+            }
+        }
     }
 }
 
@@ -200,8 +220,29 @@ fn listed<'a>(counts: impl IntoIterator<Item = (&'a Word, &'a u64)>) -> Option<S
     (!counts.is_empty()).then(|| counts.join(", "))
 }
 
-/// Why the last attempt or connection ended, and what to look at.
+/// What the kernel has refused so long ago is not shown any more.
+const SEND_ERROR_LASTS: f64 = 60.0;
+
+/// What this host refuses to send, why the last attempt or connection ended, and what to look at.
 pub(super) fn peer_error(peer: &PeerStatus, page: &mut Page) {
+    if let Some(contested) = &peer.contested {
+        page.alarm(format!(
+            "{}: two agents use its key, {}, last {} ago: give each a key of its own",
+            plain(&peer.name),
+            plain(&contested.addresses.join(" and ")),
+            age(contested.age_seconds)
+        ));
+    }
+    if let Some(error) = peer.send_error.as_ref().filter(|error| error.age_seconds < SEND_ERROR_LASTS) {
+        page.line(format!(
+            "{}: {} ago: {} ({} times)",
+            plain(&peer.name),
+            age(error.age_seconds),
+            plain(&error.reason),
+            error.count
+        ));
+        page.line(format!("  - {}", plain(&error.remedy)));
+    }
     let Some(error) = &peer.last_error else { return };
     page.line(format!(
         "{}: {} ago: {}",
