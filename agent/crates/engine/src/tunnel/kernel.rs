@@ -116,9 +116,9 @@ impl Kernel {
         for (key, wish) in keys {
             let Some(route) = self.route(key.0, wish) else { continue };
             let seen = found.get(&key).map_or(&[][..], Vec::as_slice);
-            let in_place = seen.iter().filter(|seen| seen.metric == route.metric());
+            let mut in_place = seen.iter().filter(|seen| seen.metric == route.metric());
             let ours = in_place.clone().find(|seen| seen.protocol == PROTOCOL);
-            let other = in_place.clone().find(|seen| seen.protocol != PROTOCOL);
+            let other = in_place.find(|seen| seen.protocol != PROTOCOL);
             match (ours, other) {
                 (Some(ours), _) if ours.mtu == wish.mtu.map(u32::from) => {}
                 (Some(ours), _) => {

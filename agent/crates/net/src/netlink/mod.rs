@@ -410,9 +410,8 @@ impl Entry {
             } else if let RouteAttribute::Priority(number) = attribute {
                 metric = *number;
             } else if let RouteAttribute::Metrics(metrics) = attribute {
-                mtu = metrics.iter().find_map(|metric| match metric {
-                    RouteMetric::Mtu(bytes) => Some(*bytes),
-                    _ => None,
+                mtu = metrics.iter().find_map(|metric| {
+                    if let RouteMetric::Mtu(bytes) = metric { Some(*bytes) } else { None }
                 });
             } else if let RouteAttribute::Destination(destination) = attribute {
                 if let RouteAddress::Inet(v4) = destination {
