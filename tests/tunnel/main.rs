@@ -17,6 +17,7 @@ mod multicast;
 mod odd;
 mod routing_daemon;
 mod source_check;
+mod stop;
 mod two_sites;
 mod warned;
 
