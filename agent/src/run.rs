@@ -315,7 +315,7 @@ mod tests {
     fn a_stop_is_followed_while_the_start_hangs() {
         let mut signals = Signals::catch().unwrap();
         assert_eq!(signals.during("test-start", || 1).unwrap(), Some(1));
-        let (hold, held) = mpsc::channel::<()>();
+        let (hold, held) = mpsc::sync_channel::<()>(1);
         let pid = std::process::id().to_string();
         assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
         let hangs = move || held.recv().is_ok();

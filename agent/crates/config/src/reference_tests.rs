@@ -293,7 +293,7 @@ fn a_fifo_is_refused_by_every_key_that_names_a_file() {
         };
         fs::write(at("agent.toml"), text).unwrap();
         let path = if key == "the file" { at("fifo") } else { at("agent.toml") };
-        let (done, outcome) = mpsc::channel();
+        let (done, outcome) = mpsc::sync_channel(1);
         thread::spawn(move || done.send(Config::load(&path)).unwrap());
         let outcome = outcome.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|_| panic!("{key} hangs"));
         let said = match outcome {

@@ -155,7 +155,6 @@ keepalive = "90s"
 [metrics]
 listen = "127.0.0.1:9464"
 page = true
-names = ["GW.example.net."]
 allow = ["10.0.0.0/24", "fd09::7"]
 token_file = "admin.token"
 [log]
@@ -216,8 +215,7 @@ handshakes = 8
         config.tcp,
         [Forward { tcp: TcpKeys { keepalive: Some(Duration::from_secs(90)) }, ..forward }]
     );
-    let Admin { listen, page, names, allow, token_file } = &config.admin;
-    assert_eq!(*names, ["gw.example.net"], "in lower case, without its last dot");
+    let Admin { listen, page, names: _, allow, token_file } = &config.admin;
     assert_eq!((*listen, *page), (Some("127.0.0.1:9464".parse().unwrap()), true));
     assert_eq!(*allow, ["10.0.0.0/24", "fd09::7/128"].map(|net| net.parse().unwrap()));
     assert_eq!(token_file, Path::new("/etc/culvert/admin.token"));
@@ -230,6 +228,12 @@ handshakes = 8
     assert_eq!([limits.open_peers, limits.decoy_flows, limits.handshakes], [6, 7, 8]);
     let sizes = [limits.stream_bytes, limits.receive_rate, limits.reassembly_bytes, limits.queue_bytes];
     assert_eq!(sizes, [8 << 20, 1 << 20, 131_072, 65_537]);
+}
+
+#[test]
+fn names_of_the_admin_server_are_kept_as_they_are_compared() {
+    let metrics = "[metrics]\nlisten = \"127.0.0.1:1\"\nnames = [\"GW.example.net.\", \"prom\"]\n";
+    assert_eq!(parse(&format!("{BASE}{metrics}")).unwrap().admin.names, ["gw.example.net", "prom"]);
 }
 
 #[test]
