@@ -5,7 +5,7 @@ use std::{
     path::Path,
     rc::Rc,
     sync::{Arc, Mutex, mpsc},
-    thread::JoinHandle,
+    thread::{self, JoinHandle},
     time::Duration,
 };
 
@@ -52,8 +52,12 @@ use wire::{
 
 use crate::admin::{self, Admin, PageSlot};
 
-/// How long a stop may take: what waits is sent and the peers are told; then the process ends anyway.
-pub const STOP_DEADLINE: Duration = Duration::from_secs(3);
+/// How long a worker stays to tell its peers of a stop again, if they go on sending: what waits is sent at once, and so is the first
+/// word of the end. QUIC asks for three probe timeouts, which a far peer would make a second.
+pub const STOP_DEADLINE: Duration = Duration::from_millis(300);
+
+/// How long threads that were told to end are waited for beyond that, before the process ends without them.
+const THREADS_WITHIN: Duration = Duration::from_millis(500);
 
 /// An agent that runs, with its threads and sockets.
 pub struct Daemon {
@@ -203,7 +207,8 @@ impl Daemon {
         Summary { peers: self.running.registry.list().len(), ..self.running.snapshots.summary() }
     }
 
-    /// Stops: sends what waits, tells the peers, and returns what was published last.
+    /// Stops: sends what waits, tells the peers, and returns what was published last. Nobody is waited for beyond [`STOP_DEADLINE`] and
+    /// [`THREADS_WITHIN`]: what still hangs then ends with the process.
     ///
     /// # Errors
     /// A thread that panicked.
@@ -217,17 +222,46 @@ impl Daemon {
                 tracing::error!("a worker takes no commands");
             }
         }
-        for worker in self.workers {
-            worker.thread.join().map_err(|_| anyhow!("a worker panicked"))?;
-        }
-        drop(self.tunnel);
-        // Only now: a request may be waiting for a disk.
-        drop(self.control);
-        if let Some(admin) = self.admin {
+        if let Some(admin) = &self.admin {
             admin.stop.send_replace(true);
-            admin.thread.join().map_err(|_| anyhow!("the admin server panicked"))?;
+        }
+        let workers = self.workers.into_iter().map(|worker| worker.thread);
+        let ended = join_all(workers, STOP_DEADLINE + THREADS_WITHIN);
+        // The device and its routes first, which take the host's packets as long as they are there.
+        if let Some(tunnel) = self.tunnel {
+            if let Ok(1..) = ended {
+                tunnel.remove_device();
+            }
+            drop(tunnel);
+        }
+        drop(self.control);
+        let left = ended.context("a worker panicked")?
+            + join_all(self.admin.into_iter().map(|admin| admin.thread), THREADS_WITHIN)
+                .context("the admin server panicked")?;
+        if left > 0 {
+            tracing::warn!(threads = left, "threads that do not end are left to the end of the process");
         }
         Ok(self.running.snapshots.get())
+    }
+}
+
+/// Waits for threads to end; returns how many have not ended `within` the time.
+///
+/// # Errors
+/// One of them has panicked.
+fn join_all(threads: impl Iterator<Item = JoinHandle<()>>, within: Duration) -> anyhow::Result<usize> {
+    const LOOK: Duration = Duration::from_millis(1);
+
+    let until = SystemClock.now() + within;
+    let mut threads: Vec<_> = threads.collect();
+    loop {
+        for ended in threads.extract_if(.., |thread| thread.is_finished()) {
+            ended.join().map_err(|_| anyhow!("see the log"))?;
+        }
+        if threads.is_empty() || SystemClock.now() >= until {
+            return Ok(threads.len());
+        }
+        thread::sleep(LOOK);
     }
 }
 
@@ -281,7 +315,7 @@ impl WorkerStart {
     ) -> anyhow::Result<(WorkerThread, Addresses)> {
         let worker = usize::from(self.worker);
         let (started, ready) = mpsc::sync_channel(1);
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name(format!("culvert-{worker}"))
             .spawn(move || {
                 if self.pin
@@ -318,14 +352,17 @@ impl WorkerStart {
     ) -> anyhow::Result<()> {
         let runtime =
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
-        runtime.block_on(async {
+        let ended = runtime.block_on(async {
             let ready = Ready::default();
             let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports).with_tun(self.queue);
             let alarm = Alarm::new().context("cannot make a timer")?;
             let worker = Worker::new(setup(net, ready), SystemClock.now())?;
             let _told = started.send(Ok((worker.inbox(), worker.addresses()))).is_ok();
             shell::run(worker, alarm, &SystemClock).await.context("a worker cannot wait any more")
-        })
+        });
+        // A name may be looked up for half a minute, where no name server answers.
+        runtime.shutdown_background();
+        ended
     }
 }
 
@@ -377,7 +414,7 @@ impl AdminThread {
         let page = admin.page.clone();
         let runtime =
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
-        let thread = std::thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("culvert-admin".to_owned())
             .spawn(move || {
                 let serving = panics::isolate_future(Part::Admin, async {

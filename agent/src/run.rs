@@ -2,8 +2,9 @@
 //!
 //! | signal | what happens |
 //! |---|---|
-//! | SIGTERM, SIGINT | the daemon stops: what waits is sent, the peers are told; a second one ends the process at once |
+//! | SIGTERM, SIGINT | the daemon stops, also while it starts: what waits is sent, the peers are told; a second one ends the process at once |
 //! | SIGHUP | the configuration is read again, on a thread of its own, one reload at a time |
+//! | SIGUSR1, SIGUSR2 | nothing: scripts that rotate logs send them, and they would end the process |
 //! | none, a change of `identity.peers_dir` | the same |
 //! | SIGPIPE | nothing, as in every Rust program: a log that nobody reads any more ends no tunnel |
 
@@ -15,7 +16,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use config::{Config, directory::fingerprint};
+use config::{Config, directory::fingerprint_in_time};
 use gate::identity::Identity;
 use net::process::FreedMemory;
 use ops::{
@@ -26,10 +27,11 @@ use tokio::{
     runtime::{self, Runtime},
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
-    time::{Interval, MissedTickBehavior, interval},
+    time::{Interval, MissedTickBehavior, interval, timeout},
 };
 use wire::{
     clock::{Clock, SystemClock},
+    files,
     panics::{self, Panicked, Part},
 };
 
@@ -46,6 +48,8 @@ pub struct Signals {
     terminate: Signal,
     interrupt: Signal,
     hang_up: Signal,
+    /// Whether a stop was asked for before the daemon ran.
+    stop: bool,
 }
 
 impl Signals {
@@ -58,29 +62,68 @@ impl Signals {
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
         let caught = {
             let _guard = runtime.enter();
+            // Once caught, a signal does nothing else for the rest of the process's life, whether or not somebody listens.
+            for unused in [SignalKind::user_defined1(), SignalKind::user_defined2()] {
+                drop(signal(unused).context("cannot catch a signal")?);
+            }
             [SignalKind::terminate(), SignalKind::interrupt(), SignalKind::hangup()].map(signal)
         };
         let [terminate, interrupt, hang_up] = caught.map(|caught| caught.context("cannot catch a signal"));
-        Ok(Self { runtime, terminate: terminate?, interrupt: interrupt?, hang_up: hang_up? })
+        Ok(Self { runtime, terminate: terminate?, interrupt: interrupt?, hang_up: hang_up?, stop: false })
+    }
+
+    /// Runs `work` on a thread of its own, so that a stop is followed meanwhile; `None` if there was one and the work did not end
+    /// within [`START_LEFT_OVER`].
+    ///
+    /// # Errors
+    /// The thread cannot be made, or panicked.
+    pub fn during<T: Send + 'static>(
+        &mut self,
+        name: &str,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> anyhow::Result<Option<T>> {
+        let mut result = on_a_thread(name, work)?;
+        let Self { runtime, terminate, interrupt, stop, .. } = self;
+        let done = runtime.block_on(async {
+            if !*stop {
+                tokio::select! {
+                    done = &mut result => return Some(done),
+                    _ = terminate.recv() => {}
+                    _ = interrupt.recv() => {}
+                }
+                *stop = true;
+            }
+            timeout(START_LEFT_OVER, result).await.ok()
+        });
+        done.transpose().map_err(|_| anyhow!("the start panicked"))
     }
 }
+
+/// How long a start may go on after a stop was asked for: if it is done then, the daemon is stopped in order.
+const START_LEFT_OVER: Duration = Duration::from_millis(200);
 
 /// Runs the daemon until SIGTERM or SIGINT.
 ///
 /// # Errors
 /// What kept it from starting, that a thread of it died, or that a second signal did not let it stop in order.
-pub fn run(signals: Signals, config: Config, identity: &Identity) -> anyhow::Result<()> {
-    let Signals { runtime, mut terminate, mut interrupt, mut hang_up } = signals;
+pub fn run(mut signals: Signals, config: Config, identity: Identity) -> anyhow::Result<()> {
     FreedMemory::keep_little();
     let mut service = Service::from_env();
     let hooks = Arc::new(Hooks::new(&config));
-    let mut daemon = Daemon::start(config, identity)?;
+    let Some(started) = signals.during("culvert-start", move || Daemon::start(config, &identity))? else {
+        tracing::warn!("stopped before it had started");
+        return Ok(());
+    };
+    let mut daemon = started?;
     watch_peers(Arc::clone(&daemon.running))?;
+    let Signals { runtime, mut terminate, mut interrupt, mut hang_up, stop } = signals;
     runtime.block_on(async {
         let ended = daemon.worker_ended.take();
         let upper = Arc::clone(&hooks);
         let up = hooks.has_up().then(|| on_a_thread("culvert-hook", move || upper.up())).transpose()?;
         tokio::select! {
+            biased;
+            () = until(stop.then(|| std::future::ready(()))) => {}
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
             () = look_after(&daemon, &mut service, &mut hang_up, up) => {}
@@ -112,12 +155,27 @@ const CUT_SHORT: &str =
 /// links and mounts of a Kubernetes Secret.
 fn watch_peers(running: Arc<Running>) -> anyhow::Result<()> {
     let look = move || {
-        let mut watch = Watch::default();
+        let (mut watch, mut silent) = (Watch::default(), false);
         loop {
             thread::sleep(PEERS_INTERVAL);
             let config = running.config();
             let Some(path) = &config.directory.path else { continue };
-            if watch.is_due(fingerprint(path), config.directory.seen) {
+            let found = fingerprint_in_time(path);
+            let was_silent = std::mem::replace(&mut silent, found.is_err());
+            let found = match found {
+                Ok(found) => found,
+                Err(error) => {
+                    if !was_silent {
+                        let remedy = files::remedy(&error);
+                        tracing::warn!(
+                            path = %path.display(), %error, remedy,
+                            "identity.peers_dir cannot be looked at: its peers stay as they are"
+                        );
+                    }
+                    continue;
+                }
+            };
+            if watch.is_due(found, config.directory.seen) {
                 // It says in the log how it ended.
                 drop(panics::isolate(Part::Reload, || running.reload(false)));
             }
@@ -126,7 +184,7 @@ fn watch_peers(running: Arc<Running>) -> anyhow::Result<()> {
     thread::Builder::new()
         .name("culvert-peers".to_owned())
         .spawn(look)
-        .context("cannot start the thread that watches identity.peers_dir")?;
+        .with_context(|| no_thread("culvert-peers"))?;
     Ok(())
 }
 
@@ -225,11 +283,14 @@ fn on_a_thread<T: Send + 'static>(
         // Nobody waits any more when the process is ending.
         let _told = done.send(work()).is_ok();
     };
-    thread::Builder::new()
-        .name(name.to_owned())
-        .spawn(run)
-        .with_context(|| format!("cannot start the thread {name}"))?;
+    thread::Builder::new().name(name.to_owned()).spawn(run).with_context(|| no_thread(name))?;
     Ok(result)
+}
+
+fn no_thread(name: &str) -> String {
+    format!(
+        "cannot start the thread {name} (remedy: more memory or threads for this process: `ulimit -v`, `ulimit -u`, TasksMax=)"
+    )
 }
 
 /// Waits for what there is; for ever if there is nothing.
@@ -246,7 +307,23 @@ fn now() -> Instant {
 
 #[cfg(test)]
 mod tests {
+    use std::{process::Command, sync::mpsc};
+
     use super::*;
+
+    #[test]
+    fn a_stop_is_followed_while_the_start_hangs() {
+        let mut signals = Signals::catch().unwrap();
+        assert_eq!(signals.during("test-start", || 1).unwrap(), Some(1));
+        let (hold, held) = mpsc::sync_channel::<()>(1);
+        let pid = std::process::id().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().unwrap().success());
+        let hangs = move || held.recv().is_ok();
+        assert_eq!(signals.during("test-start", hangs).unwrap(), None);
+        // What ends by itself is done in order.
+        assert_eq!(signals.during("test-start", || 2).unwrap(), Some(2));
+        drop(hold);
+    }
 
     #[test]
     fn a_changed_directory_is_read_once_when_it_is_quiet() {

@@ -79,6 +79,27 @@ fn a_taken_metrics_port_is_named() {
 }
 
 #[test]
+fn a_fifo_in_the_place_of_a_file_keeps_no_daemon_from_its_work() {
+    let (folder, file) = configuration("");
+    let fifo = folder.path().join("fifo.toml");
+    let made = std::process::Command::new("mkfifo").arg(&fifo).status().unwrap();
+    assert!(made.success());
+    let fifo = fifo.to_str().unwrap();
+    for args in [&["run", "--config", fifo][..], &["check", "--config", fifo]] {
+        let output = culvert(args);
+        let stderr = text(&output.stderr);
+        assert_ne!(output.status.code(), Some(0), "{stderr}");
+        assert!(stderr.contains("a FIFO") && stderr.contains("remedy"), "{stderr}");
+    }
+    // What others write beside the configuration.
+    let config = std::fs::read_to_string(&file).unwrap();
+    std::fs::write(&file, config.replace("state_dir", "peers_dir = \".\", state_dir")).unwrap();
+    let output = culvert(&["check", "--config", file.to_str().unwrap()]);
+    let said = text(&output.stdout) + &text(&output.stderr);
+    assert!(said.contains("fifo.toml: cannot be read: it is a FIFO"), "{said}");
+}
+
+#[test]
 fn a_second_daemon_does_not_join_the_ports_of_the_first() {
     if !needs::met("two daemons", &[Need::Tool("setpriv", "util-linux")]) {
         return;

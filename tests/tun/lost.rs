@@ -34,6 +34,17 @@ fn services_go_on_without_the_device() {
     pair.exit.wait_for_log(&["the TUN device is up again"]);
     until(&space, "route show", |said| said.contains("192.0.2.0/24 dev culvert7 proto 199"));
 
+    // A namespace for the programs that are to use the tunnel, and nothing else.
+    let confined = Space::new("a TUN device that is moved").unwrap();
+    space.ip(&format!("link set culvert7 netns {}", confined.0));
+    pair.exit.wait_for_log(&["WARN", "was moved to another network namespace"]);
+    client.converse(3);
+    assert_eq!(pair.exit.get("/readyz").unwrap().status, 200, "packets go on");
+    confined.ip("link set culvert7 up");
+    confined.ip(&format!("link set culvert7 netns {}", space.0));
+    space.ip("link set culvert7 up");
+    until(&space, "route show", |said| said.contains("192.0.2.0/24 dev culvert7 proto 199"));
+
     space.ip("link delete culvert7");
     pair.exit.wait_for_log(&["WARN", "somebody has removed the TUN device", "(remedy: restart the daemon)"]);
     client.converse(3);
@@ -41,7 +52,7 @@ fn services_go_on_without_the_device() {
     assert!(pair.exit.terminate().success());
     let log = pair.exit.log();
     let said = log.lines().filter(|line| line.contains("WARN culvert_engine::tunnel"));
-    assert_eq!(said.count(), 2, "each is said once: {log}");
+    assert_eq!(said.count(), 3, "each is said once: {log}");
 }
 
 #[test]

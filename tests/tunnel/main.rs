@@ -19,6 +19,7 @@ mod odd;
 mod qdiscs;
 mod routing_daemon;
 mod source_check;
+mod stop;
 mod two_sites;
 mod warned;
 

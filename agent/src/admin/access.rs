@@ -29,8 +29,6 @@ pub(super) struct Access {
 pub(super) enum Guard {
     /// Nothing: the answer says no more than that an agent runs.
     Nothing,
-    /// The secret, if there is one.
-    Secret,
     /// The secret, or without one a name of this host: see [`Access::names_us`].
     SecretOrName,
     /// Without a secret, a name of this host. What is answered is the same for every agent.
@@ -59,18 +57,21 @@ impl Access {
         self.config.admits(source)
     }
 
-    pub(super) fn check(&self, guard: Guard, headers: &HeaderMap, now: Instant) -> Result<(), Denied> {
+    pub(super) async fn check(&self, guard: Guard, headers: &HeaderMap, now: Instant) -> Result<(), Denied> {
         let has_token = self.config.has_token();
         match guard {
             Guard::Nothing => Ok(()),
-            Guard::Secret | Guard::SecretOrName if has_token => self.secret(headers, now),
+            Guard::SecretOrName if has_token => self.secret(headers, now).await,
             Guard::SecretOrName | Guard::Name if !has_token && !self.names_us(headers) => Err(Denied::Host),
-            Guard::Secret | Guard::SecretOrName | Guard::Name => Ok(()),
+            Guard::SecretOrName | Guard::Name => Ok(()),
         }
     }
 
-    fn secret(&self, headers: &HeaderMap, now: Instant) -> Result<(), Denied> {
-        let token = Token::read(&self.config.token_file).map_err(|error| {
+    async fn secret(&self, headers: &HeaderMap, now: Instant) -> Result<(), Denied> {
+        let path = self.config.token_file.clone();
+        // Elsewhere, as a disk that hangs must not keep /healthz from being answered.
+        let read = tokio::task::spawn_blocking(move || Token::read(&path)).await;
+        let token = read.map_err(|_| Denied::NoToken)?.map_err(|error| {
             if let Some(suppressed) = lock(&self.log).allow(now) {
                 let remedy = error.remedy();
                 tracing::warn!(%error, remedy, suppressed, "the admin server refuses all that need metrics.token_file");
@@ -82,8 +83,10 @@ impl Access {
     }
 
     /// Whether a browser that sent this request reached us under a name that nobody else can give to us. A web site anywhere
-    /// can let a name of its own lead to 127.0.0.1 (DNS rebinding), and would read what its visitors' browsers can reach. It
-    /// cannot do so with an address, with `localhost`, with a name without dots, nor with this host's own name.
+    /// can let a name of its own lead to 127.0.0.1 (DNS rebinding), and would read what its visitors' browsers can reach; to the browser
+    /// both are one origin, so that nothing but this name tells them apart. It cannot do so with an address, with `localhost`, with this
+    /// host's own name, nor with those that the operator lists. A name without dots is no better than others: whoever answers LLMNR or
+    /// mDNS in the browser's network, or owns a domain that is searched there, can give it.
     fn names_us(&self, headers: &HeaderMap) -> bool {
         let Some(host) = headers.get(HOST).and_then(|host| host.to_str().ok()) else {
             // A client of HTTP/1.0, and so no browser.
@@ -94,9 +97,13 @@ impl Access {
             return v6.split_once(']').is_some_and(|(v6, _)| v6.parse::<Ipv6Addr>().is_ok());
         }
         let name = host.split_once(':').map_or(&*host, |(name, _)| name);
+        let name = name.strip_suffix('.').unwrap_or(name);
         let is_local =
             name.strip_suffix("localhost").is_some_and(|rest| rest.is_empty() || rest.ends_with('.'));
-        name.parse::<Ipv4Addr>().is_ok() || is_local || !name.contains('.') || name == self.own_name
+        let is_own = name == self.own_name
+            || self.own_name.split_once('.').is_some_and(|(first, _)| name == first)
+            || self.config.names.iter().any(|known| known == name);
+        name.parse::<Ipv4Addr>().is_ok() || is_local || (is_own && !name.is_empty())
     }
 }
 
@@ -117,11 +124,14 @@ mod tests {
         HeaderMap::from_iter([(HOST, HeaderValue::from_str(name).unwrap())])
     }
 
-    #[test]
-    fn a_name_that_others_can_give_to_this_host_is_refused() {
-        let access =
-            Access { own_name: "gw.example.net".to_owned(), ..Access::new(config::Admin::default()) };
-        let check = |headers: &HeaderMap| access.check(Guard::Name, headers, ManualClock::default().now());
+    #[tokio::test]
+    async fn a_name_that_others_can_give_to_this_host_is_refused() {
+        let names = vec!["metrics.example.org".to_owned(), "prom".to_owned()];
+        let config = config::Admin { names, ..config::Admin::default() };
+        let access = Access { own_name: "gw.example.net".to_owned(), ..Access::new(config) };
+        let check = async |headers: HeaderMap| {
+            access.check(Guard::SecretOrName, &headers, ManualClock::default().now()).await
+        };
         for ours in [
             "127.0.0.1:9464",
             "192.0.2.7",
@@ -130,12 +140,15 @@ mod tests {
             "localhost:9464",
             "LocalHost",
             "a.localhost",
-            "gateway:9464",
+            "gw:9464",
             "GW.example.net:9464",
+            "gw.example.net.",
+            "metrics.example.org:9464",
+            "prom",
         ] {
-            assert_eq!(check(&host(ours)), Ok(()), "{ours}");
+            assert_eq!(check(host(ours)).await, Ok(()), "{ours}");
         }
-        assert_eq!(check(&HeaderMap::new()), Ok(()));
+        assert_eq!(check(HeaderMap::new()).await, Ok(()));
         for other in [
             "evil.example:9464",
             "127.0.0.1.evil.example",
@@ -144,8 +157,13 @@ mod tests {
             "[x]",
             "a.b",
             "evil.localhost.example",
+            // Of a neighbour that answers LLMNR.
+            "printer:9464",
+            "gw.evil.example",
+            "",
+            ".",
         ] {
-            assert_eq!(check(&host(other)), Err(Denied::Host), "{other}");
+            assert_eq!(check(host(other)).await, Err(Denied::Host), "{other}");
         }
     }
 

@@ -79,9 +79,10 @@ impl Route<'_> {
     fn guard(self) -> Guard {
         match self {
             Self::Healthz | Self::Readyz => Guard::Nothing,
-            Self::Metrics => Guard::Secret,
             Self::Asset(_) => Guard::Name,
-            Self::Status(_) | Self::Peers(_) | Self::History(_) | Self::NotYet => Guard::SecretOrName,
+            Self::Metrics | Self::Status(_) | Self::Peers(_) | Self::History(_) | Self::NotYet => {
+                Guard::SecretOrName
+            }
         }
     }
 }
@@ -128,7 +129,7 @@ impl Admin {
             return Ok(with(refusal, ALLOW, "GET, HEAD"));
         }
         let now = (self.clock)();
-        if let Err(denied) = self.access.check(route.guard(), request.headers(), now) {
+        if let Err(denied) = self.access.check(route.guard(), request.headers(), now).await {
             return Ok(self.deny(denied));
         }
         let query = || Query::parse(request.uri().query().unwrap_or_default());
@@ -192,8 +193,9 @@ impl Admin {
             }
             Denied::Host => {
                 self.metrics.admin.refuse(AdminRefusal::Host);
-                let why = "Without metrics.token_file the status page is shown under this host's address or own name \
-                           only, not under another name that leads here.\n";
+                let why = "This name is not one of this host's that the agent knows: without metrics.token_file it answers under \
+                           an address, localhost, the host's own name and the names of metrics.names (remedy: add the name to \
+                           metrics.names, ask by address, or set metrics.token_file).\n";
                 text(StatusCode::MISDIRECTED_REQUEST, why)
             }
         }

@@ -51,7 +51,10 @@ pub const HEADER_TIMEOUT: Duration = Duration::from_secs(5);
 /// The shortest time between two log lines of one kind.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// Serves until `stop` becomes true or its sender is gone, then until the open requests are answered.
+/// How long the answers that are under way at a stop may take.
+const LAST_ANSWERS: Duration = Duration::from_millis(200);
+
+/// Serves until `stop` becomes true or its sender is gone, then until the open requests are answered, for [`LAST_ANSWERS`].
 pub async fn serve(listener: TcpListener, admin: Admin, mut stop: watch::Receiver<bool>) {
     // After errors that last, such as EMFILE: long enough not to spin, short enough not to be missed.
     const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
@@ -95,9 +98,14 @@ pub async fn serve(listener: TcpListener, admin: Admin, mut stop: watch::Receive
         sampling.abort();
         sampling.await.ok();
     }
-    // Each ends within its own time limit.
-    for (_, task) in connections.0 {
-        task.await.ok();
+    let answered = async {
+        for (_, task) in &mut connections.0 {
+            task.await.ok();
+        }
+    };
+    // A client that reads slowly keeps nobody from stopping.
+    if timeout(LAST_ANSWERS, answered).await.is_err() {
+        connections.0.iter().for_each(|(_, task)| task.abort());
     }
 }
 

@@ -113,7 +113,7 @@ impl Server {
 
     /// Sends a request, and returns the status, the head in lower case and the body of the answer.
     async fn ask(&self, method: &str, path: &str) -> (u16, String, String) {
-        let answer = self.raw(&format!("{method} {path} HTTP/1.1\r\nHost: x\r\n\r\n")).await;
+        let answer = self.raw(&format!("{method} {path} HTTP/1.1\r\nHost: localhost\r\n\r\n")).await;
         let (head, body) = answer.split_once("\r\n\r\n").unwrap_or_else(|| panic!("no head in {answer:?}"));
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
         (status, head.to_ascii_lowercase(), body.to_owned())
@@ -203,7 +203,7 @@ async fn other_paths_and_methods_are_refused() {
 #[tokio::test]
 async fn one_request_per_connection() {
     let server = server().await;
-    let request = "GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n";
+    let request = "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n";
     let answers = server.raw(&request.repeat(2)).await;
     assert_eq!(answers.matches("HTTP/1.1").count(), 1, "{answers}");
     server.stop().await;
@@ -332,7 +332,7 @@ async fn the_page_is_complete_and_loads_nothing_from_elsewhere() {
             assert!(!found, "{forbidden}");
         }
     }
-    let post = server.raw("POST / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+    let post = server.raw("POST / HTTP/1.1\r\nHost: localhost\r\n\r\n").await;
     assert!(post.starts_with("HTTP/1.1 405"), "{post}");
     server.stop().await;
 }
@@ -392,16 +392,18 @@ async fn the_figures_wait_for_the_daemon() {
 #[tokio::test]
 async fn a_browser_that_came_under_another_name_gets_nothing() {
     let server = page_server(config::Admin::default()).await;
-    for path in ["/", "/page.js", "/api/status", "/api/peers"] {
+    for path in ["/", "/page.js", "/api/status", "/api/peers", "/metrics"] {
         assert_eq!(server.status_with(path, "Host: evil.example").await, 421, "{path}");
         assert_eq!(server.status_with(path, "Host: 127.0.0.1:9464").await, 200, "{path}");
     }
-    assert_eq!(server.refused("host"), 4);
-    assert_eq!(
-        server.status_with("/metrics", "Host: gw.example.net").await,
-        200,
-        "Prometheus may use a name"
-    );
+    assert_eq!(server.refused("host"), 5);
+    server.stop().await;
+    let names = vec!["gw.example.net".to_owned()];
+    let server = page_server(config::Admin { names, ..config::Admin::default() }).await;
+    for path in ["/", "/metrics"] {
+        assert_eq!(server.status_with(path, "Host: GW.example.net:9464").await, 200, "{path}");
+        assert_eq!(server.status_with(path, "Host: other.example.net").await, 421, "{path}");
+    }
     server.stop().await;
 }
 

@@ -24,6 +24,16 @@ impl Check {
         for note in &config.notes {
             out::say(&format_args!("{}: note: {note}", note.place(&self.config)))?;
         }
+        if let Some(tun) = &config.tun
+            && crate::doctor::ipv6_is_disabled()
+            && crate::doctor::routes_ipv6(&config, tun)
+        {
+            out::say(&format_args!(
+                "{file}: note: IPv6 is disabled on this host: the IPv6 prefixes of allowed_ips get no routes, and IPv4 goes on \
+                 (remedy: {})",
+                crate::doctor::ENABLE_IPV6
+            ))?;
+        }
         let rejected = &config.directory.rejected;
         if rejected.is_empty() {
             return Ok(());

@@ -22,10 +22,14 @@ pub(super) struct Run {
 impl Run {
     pub(super) fn execute(self) -> Result<(), Failure> {
         // Before anything else: until then a signal would end us without a word.
-        let signals = Signals::catch()?;
+        let mut signals = Signals::catch()?;
         // Before there is a key in it.
         let hidden = process::hide_memory();
-        let (config, identity) = Config::load(&self.config)?;
+        let file = self.config.clone();
+        let Some(loaded) = signals.during("culvert-load", move || Config::load(&file))? else {
+            return Ok(());
+        };
+        let (config, identity) = loaded?;
         log::init(config.log).map_err(anyhow::Error::from)?;
         panics::install();
         if let Err(error) = hidden {
@@ -37,7 +41,7 @@ impl Run {
         for problem in &config.directory.rejected {
             tracing::warn!("{}: {problem}: the file was left out", problem.place(&self.config));
         }
-        run::run(signals, config, &identity).map_err(|error| {
+        run::run(signals, config, identity).map_err(|error| {
             // Into the log, whatever its form, since that is where the operator of a service looks.
             tracing::error!("{error:#}");
             Failure::Logged

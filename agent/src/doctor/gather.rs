@@ -128,7 +128,7 @@ fn files(config: &Config) -> Files {
     let folder = |path: &Path| path.parent().map(place).unwrap_or_default();
     Files {
         key: place(&config.identity_key_file),
-        key_denied: fs::File::open(&config.identity_key_file)
+        key_denied: wire::files::in_time(&config.identity_key_file, wire::files::open)
             .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied),
         key_folder: folder(&config.identity_key_file),
         state: place(&config.state_dir),
@@ -238,7 +238,7 @@ fn tun(tun: &config::Tun) -> Tun {
         driver: Some(driver.map_err(|error| error.to_string())),
         free,
         queue_packets: link.map(|link| link.queue_packets.into()),
-        no_ipv6: parameter("net/ipv6/conf/default/disable_ipv6") != Some(0),
+        no_ipv6: ipv6_is_disabled(),
         routes: routes.filter(|_| tun.follows_routes()),
     }
 }
@@ -289,6 +289,11 @@ fn limits(config: Option<&Config>, rate: Option<u64>) -> Limits {
         user: of_status("Uid:").split_whitespace().nth(1).and_then(|user| user.parse().ok()).unwrap_or(0),
         capabilities: u64::from_str_radix(of_status("CapEff:").trim(), 16).unwrap_or_default(),
     }
+}
+
+/// Whether new interfaces of this host have no IPv6.
+pub(crate) fn ipv6_is_disabled() -> bool {
+    parameter("net/ipv6/conf/default/disable_ipv6") != Some(0)
 }
 
 /// Reads a file; nothing if that fails.

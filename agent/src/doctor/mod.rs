@@ -34,8 +34,10 @@ mod unit;
 
 use config::Config;
 use facts::Facts;
+pub(crate) use gather::ipv6_is_disabled;
 pub use gather::{Options, gather};
 pub use report::Report;
+pub(crate) use tun::{ENABLE as ENABLE_IPV6, routes_ipv6};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use unit::host_text;
 

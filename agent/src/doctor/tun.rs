@@ -25,7 +25,7 @@ pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<F
     }
     findings.extend(device(facts, tun));
     findings.extend(queue(facts, tun));
-    findings.push(ipv6(facts, tun));
+    findings.push(ipv6(facts, config, tun));
     findings
 }
 
@@ -133,11 +133,25 @@ fn queue(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
     ))
 }
 
-fn ipv6(facts: &Facts, tun: &config::Tun) -> Finding {
+/// Whether routes of IPv6 are to lead into the tunnel.
+pub(crate) fn routes_ipv6(config: &Config, tun: &config::Tun) -> bool {
+    let mut prefixes = config.peers.iter().flat_map(|peer| &peer.allowed_ips);
+    tun.sets_routes() && prefixes.any(|prefix| prefix.addr().is_ipv6())
+}
+
+/// How IPv6 is switched on.
+pub(crate) const ENABLE: &str =
+    "sysctl -w net.ipv6.conf.default.disable_ipv6=0, and no ipv6.disable=1 among the kernel's parameters";
+
+fn ipv6(facts: &Facts, config: &Config, tun: &config::Tun) -> Finding {
     let disabled = facts.tun.no_ipv6;
     Finding::ok(Check::TunIpv6, "IPv6", if disabled { "disabled" } else { "enabled" }).error_if(
         disabled && tun.addresses.iter().any(|address| address.addr().is_ipv6()),
         "tun.address has IPv6 addresses, which cannot be set: the agent does not start",
-        "sysctl -w net.ipv6.conf.default.disable_ipv6=0, and no ipv6.disable=1 among the kernel's parameters",
+        ENABLE,
+    ).warning_if(
+        disabled && routes_ipv6(config, tun),
+        "peers have IPv6 prefixes in allowed_ips, which get no routes: their packets do not enter the tunnel; IPv4 goes on",
+        ENABLE,
     )
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use net::tun::DRIVER;
+use wire::files;
 
 /// The name of the daemon's unit, as its file and the findings have it.
 pub(super) const NAME: &str = "culvert.service";
@@ -129,11 +130,14 @@ impl Unit {
     }
 }
 
+/// The most that is read of a file of the host.
+const MOST_BYTES: usize = 16 << 20;
+
 /// What the host, whose files are below `root`, has of a service with this configuration.
 pub(super) fn service(root: &Path, config: Option<&Path>) -> Service {
     let unit = find(root).filter(|unit| config.is_some_and(|config| unit.runs(config)));
     let name = unit.as_ref().map_or("", |unit| &unit.user);
-    let users = fs::read_to_string(root.join("etc/passwd")).unwrap_or_default();
+    let users = files::read_text(&root.join("etc/passwd"), MOST_BYTES).unwrap_or_default();
     let account = account(&users, if name.is_empty() { USER } else { name });
     Service { unit, account }
 }
@@ -152,7 +156,7 @@ fn find(root: &Path) -> Option<Unit> {
         return None;
     }
     let folders = FOLDERS.map(|folder| root.join(folder));
-    let mut text = folders.iter().find_map(|folder| fs::read_to_string(folder.join(NAME)).ok())?;
+    let mut text = folders.iter().find_map(|folder| files::read_text(&folder.join(NAME), MOST_BYTES).ok())?;
     let mut more = BTreeMap::new();
     for folder in &folders {
         for entry in fs::read_dir(folder.join(format!("{NAME}.d"))).into_iter().flatten().flatten() {
@@ -161,7 +165,7 @@ fn find(root: &Path) -> Option<Unit> {
     }
     for file in more.values().filter(|file| file.extension().is_some_and(|end| end == "conf")) {
         text.push('\n');
-        text += &fs::read_to_string(file).unwrap_or_default();
+        text += &files::read_text(file, MOST_BYTES).unwrap_or_default();
     }
     Some(parse(&text))
 }

@@ -6,13 +6,15 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
+    fs,
     hash::{DefaultHasher, Hash as _, Hasher as _},
-    io::{self, Read as _},
+    io,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
 };
+
+use wire::files;
 
 use crate::{
     Config, Peer,
@@ -23,7 +25,7 @@ use crate::{
 };
 
 /// The longest file of a peer, in bytes: a hundred times a usual one.
-const MOST_BYTES: u64 = 64 << 10;
+const MOST_BYTES: usize = 64 << 10;
 
 /// The directory of peers as it was read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -85,6 +87,14 @@ fn names(directory: &Path) -> io::Result<Vec<PathBuf>> {
     Ok(found)
 }
 
+/// The same, where the file system answers in time.
+///
+/// # Errors
+/// See [`files::in_time`].
+pub fn fingerprint_in_time(directory: &Path) -> io::Result<u64> {
+    files::in_time(directory, |directory| Ok(fingerprint(directory)))
+}
+
 /// What the directory says, as text.
 #[derive(Default)]
 pub(super) struct Texts {
@@ -107,12 +117,17 @@ impl Texts {
 
     /// Reads the files of `directory`.
     pub(super) fn read(directory: &Path) -> Self {
-        let mut texts =
-            Self { path: Some(directory.to_owned()), seen: fingerprint(directory), ..Self::default() };
-        match names(directory) {
+        let mut texts = Self { path: Some(directory.to_owned()), ..Self::default() };
+        let look = |directory: &Path| Ok((fingerprint(directory), names(directory)));
+        let names = files::in_time(directory, look).and_then(|(seen, names)| {
+            texts.seen = seen;
+            names
+        });
+        match names {
             Ok(names) => {
-                for path in names {
-                    match read_file(&path) {
+                let read = files::read_texts(&names, MOST_BYTES);
+                for (path, text) in names.into_iter().zip(read) {
+                    match text {
                         Ok(text) => texts.files.push(Entry { path, text }),
                         Err(cause) => texts.rejected.push(unreadable(&path, &cause)),
                     }
@@ -149,26 +164,15 @@ impl Texts {
     }
 }
 
-fn read_file(path: &Path) -> io::Result<String> {
-    let file = File::open(path)?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("it is no regular file"));
-    }
-    let mut text = String::new();
-    file.take(MOST_BYTES + 1).read_to_string(&mut text)?;
-    if text.len() as u64 > MOST_BYTES {
-        return Err(io::Error::other(format!("it has more than {MOST_BYTES} bytes")));
-    }
-    Ok(text)
-}
-
 fn unreadable(path: &Path, cause: &io::Error) -> ConfigProblem {
     ConfigProblem {
         file: Some(path.to_owned()),
         key_path: String::new(),
         line: None,
         problem: format!("cannot be read: {cause}"),
-        remedy: "let the user that runs culvert read it, or change identity.peers_dir".to_owned(),
+        remedy: files::remedy(cause)
+            .unwrap_or("let the user that runs culvert read it, or change identity.peers_dir")
+            .to_owned(),
     }
 }
 

@@ -101,7 +101,7 @@ fn a_file_that_is_wrong_costs_itself_only_and_all_its_problems_are_named() {
         ("bad.toml:4", "colour: unknown key"),
         ("no-toml.toml:1", "not TOML"),
         ("long.toml", "more than 65536 bytes"),
-        ("folder.toml", "no regular file"),
+        ("folder.toml", "not a regular file"),
         ("gone.toml", "cannot be read"),
     ] {
         let found = rejected.iter().any(|line| line.starts_with(&at(file)) && line.contains(what));

@@ -33,12 +33,13 @@
 //! ```
 
 use std::{
-    fs, io,
+    io,
     path::{Path, PathBuf},
 };
 
 use gate::identity::Identity;
 use net::process;
+use wire::files;
 
 #[cfg(test)]
 mod access_tests;
@@ -264,7 +265,7 @@ fn read_with_path(path: &Path) -> Result<(String, PathBuf), LoadError> {
 }
 
 fn read(path: &Path) -> Result<String, LoadError> {
-    fs::read_to_string(path).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })
+    files::read_text(path, files::MOST_TEXT).map_err(|cause| LoadError::Read { path: path.to_owned(), cause })
 }
 
 /// Where the relative paths of the file at `path` begin. The parent of a bare file name is the empty path, which joins to

@@ -6,6 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use wire::files;
+
 use crate::spelled::spelled;
 
 spelled! {
@@ -125,7 +127,7 @@ impl fmt::Display for ConfigProblems {
 #[derive(Debug, thiserror::Error)]
 pub enum LoadError {
     /// The file itself cannot be read.
-    #[error("{}: cannot be read: {cause} (remedy: name the file with --config, and let this user read it)", path.display())]
+    #[error("{}: cannot be read: {cause} (remedy: {})", path.display(), remedy(.cause))]
     Read {
         path: PathBuf,
         /// Why, in the kernel's words; in the message, so not repeated as a source.
@@ -134,6 +136,10 @@ pub enum LoadError {
     /// What it says is wrong, its identity included.
     #[error(transparent)]
     Problems(#[from] ConfigProblems),
+}
+
+fn remedy(cause: &io::Error) -> &'static str {
+    files::remedy(cause).unwrap_or("name the file with --config, and let this user read it")
 }
 
 /// A file of the directory of peers.

@@ -1,6 +1,6 @@
 //! Every key: that the documents say what is declared, and that a reload has the effect that is declared.
 
-use std::{env, fs, path::PathBuf};
+use std::{env, fs, path::PathBuf, process::Command, sync::mpsc, thread, time::Duration};
 
 use gate::identity::Identity;
 
@@ -203,6 +203,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "peer.allowed_ips" => "[\"10.9.0.2/32\"]",
         "metrics.allow" => "[\"10.7.0.0/16\"]",
         "peer.address" => "[\"10.9.0.7\"]",
+        "metrics.names" => "[\"prometheus.example.org\"]",
         "tun.up" | "tun.down" => "[\"/bin/true\"]",
         "peer.congestion" => "\"cubic\"",
         "peer.thin" => "\"off\"",
@@ -259,6 +260,54 @@ fn every_key_has_its_effect() {
         match effect {
             Effect::Now | Effect::NextConnection => assert!(plan.config.is_some(), "{key}"),
             Effect::Restart => assert_eq!(plan.config, None, "{key}"),
+        }
+    }
+}
+
+/// Whatever key names a file: a FIFO there, which keeps whoever opens it, is refused at once. A key that is new is among them.
+#[test]
+fn a_fifo_is_refused_by_every_key_that_names_a_file() {
+    let folder = tempfile::tempdir().unwrap();
+    let at = |name: &str| folder.path().join(name);
+    Identity::generate().unwrap().write_new(&at("id.key")).unwrap();
+    fs::create_dir(at("peers.d")).unwrap();
+    let fifo = |name: &str| assert!(Command::new("mkfifo").arg(at(name)).status().unwrap().success());
+    fifo("fifo");
+    fifo("peers.d/fifo.toml");
+    let mut keys: Vec<String> =
+        rows().into_iter().filter(|row| row.words.contains("path")).map(|row| row.key).collect();
+    assert!(
+        ["identity.key_file", "metrics.token_file"].iter().all(|key| keys.contains(&key.to_string())),
+        "{keys:?}"
+    );
+    // Its own file, and one of the folder that a key names.
+    keys.extend(["the file".to_owned(), "a file of a peer".to_owned()]);
+    for key in keys {
+        let base = with(&example(), "identity.key_file", Some("\"id.key\""));
+        let base = with(&base, "identity.state_dir", Some("\"\""));
+        let text = match &*key {
+            "the file" => base,
+            "tun.up" | "tun.down" => with(&base, &key, Some("[\"/bin/true\"]")),
+            "a file of a peer" => with(&base, "identity.peers_dir", Some("\"peers.d\"")),
+            key => with(&base, key, Some("\"fifo\"")),
+        };
+        fs::write(at("agent.toml"), text).unwrap();
+        let path = if key == "the file" { at("fifo") } else { at("agent.toml") };
+        let (done, outcome) = mpsc::sync_channel(1);
+        thread::spawn(move || done.send(Config::load(&path)).unwrap());
+        let outcome = outcome.recv_timeout(Duration::from_secs(60)).unwrap_or_else(|_| panic!("{key} hangs"));
+        let said = match outcome {
+            Err(error) => error.to_string(),
+            Ok((config, _)) => format!("{:?}", config.directory.rejected),
+        };
+        match &*key {
+            // A socket, made beside what is there, which must be one; and a folder of the agent's own, which is locked as one.
+            "control.socket" | "identity.state_dir" => {}
+            // A folder.
+            "identity.peers_dir" => assert!(said.contains("Not a directory"), "{said}"),
+            // Programs, which only the kernel opens.
+            "tun.up" | "tun.down" => {}
+            _ => assert!(said.contains("FIFO") && said.contains("/dev/fd/N"), "{key}: {said}"),
         }
     }
 }

@@ -10,6 +10,7 @@ use std::{
 };
 
 use gate::identity::Identity;
+use wire::files;
 
 use crate::{
     Access, AccessMode, Admin, Config, Directory, Forward, Knock, Limits, Peer, Protocol, Service, Transport,
@@ -112,7 +113,7 @@ impl Draft {
             Err(cause) => {
                 let problem = format!("{} cannot be read: {cause}", state_file.display());
                 let remedy = "let the user that runs culvert read it, or set identity.state_dir";
-                checks.report.add(&state_at, problem, remedy);
+                checks.report.add(&state_at, problem, files::remedy(&cause).unwrap_or(remedy));
             }
         }
         let peers_dir = Some(&identity.peers_dir).filter(|path| !path.as_os_str().is_empty());
@@ -384,7 +385,7 @@ impl Checks {
             admin.token_file = base.join(&admin.token_file);
         }
         if admin.listen.is_none() && !table.has("listen") {
-            let unused = ["page", "allow", "token_file"].into_iter().find(|key| table.has(key));
+            let unused = ["page", "names", "allow", "token_file"].into_iter().find(|key| table.has(key));
             if let Some(key) = unused {
                 let remedy = "add metrics.listen, or remove it";
                 self.report.add(
@@ -424,7 +425,25 @@ impl Checks {
 
     fn read_limits(&mut self, root: &mut Table<'_>, peers: usize) -> Limits {
         let mut table = root.table("limits", &mut self.report);
-        let limits: Limits = table.fill(self);
+        let mut limits: Limits = table.fill(self);
+        if let Some(memory) = net::ceiling::memory() {
+            limits.fit(memory, |key| table.has(key));
+            if limits.pool_bytes() > memory / 2 {
+                let key =
+                    ["stream_bytes", "queue_bytes", "repair_bytes"].into_iter().find(|key| table.has(key));
+                let [pools, memory] = [limits.pool_bytes(), memory].map(|bytes| bytes >> 20);
+                let problem = format!(
+                    "stream_bytes, queue_bytes and repair_bytes may take {pools} MiB together, and the machine or its control group \
+                     has {memory} MiB: under load the kernel may end the agent"
+                );
+                let at = key.map_or_else(|| table.at.clone(), |key| table.place(key));
+                self.report.note(
+                    &at,
+                    problem,
+                    "at most half of the memory for the three; left out, they fit themselves",
+                );
+            }
+        }
         if peers > limits.peers {
             let problem = format!("there are {peers} peers, and {} are allowed", limits.peers);
             self.report.add(&table.place("peers"), problem, "raise it, or remove peers");

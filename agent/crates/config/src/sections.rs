@@ -330,6 +330,10 @@ section! {
         /// Serves the [status page](page.md) at `/` and the JSON of `culvert status` at `/api/status`. They name peers and
         /// their addresses.
         page: bool = false, truth(), Restart;
+        /// The host names under which requests without a secret are answered, besides an address, `localhost` and this host's own name:
+        /// those by which Prometheus or a browser asks for it. A request under another name is refused (421), because a web site can
+        /// let a name of its own lead here.
+        names: Vec<String> = Vec::new(), text("host name", value::host_name, Clone::clone).list(), Restart;
         /// The clients that may connect, besides this host; the connections of others are closed unanswered. Left out: all that
         /// reach the address.
         allow: Vec<IpNet> = Vec::new(),
@@ -445,7 +449,8 @@ section! {
         tcp_streams: usize = 32_768, whole(FLOWS), Now;
         /// Memory for bytes of TCP connections, of all peers together, that the destination has not read or the peer has not
         /// acknowledged. Windows grow within it as the rate and the round trip need; one stream gets a 20th (at the start of a
-        /// connection), one connection to a peer a quarter.
+        /// connection), one connection to a peer a quarter. Left out, an eighth of the memory of the machine, or of the container
+        /// if that has less (`memory.max`), and at most this default.
         // 32 forwards that nobody reads, or 5 Gbit/s over 100 ms.
         stream_bytes: usize = 256 << 20, size(8 << 20..=1 << 40), Now;
         /// Datagrams that one flow may hold back until its far end confirms it.
@@ -462,11 +467,12 @@ section! {
         /// it the oldest of that peer are dropped (`incomplete`). A piece waits for the others for a second at most.
         // 15 of the largest datagrams with pieces missing, and 200 of 4 KiB.
         reassembly_bytes: usize = 1 << 20, size(128 << 10..=1 << 30), Now;
-        /// Payload bytes in the queues of all peers together, at all workers. Further payloads are dropped.
+        /// Payload bytes in the queues of all peers together, at all workers. Further payloads are dropped. Left out, as
+        /// `limits.stream_bytes`.
         // The queues of 64 peers that all stall at once, or a third of a second at 6 Gbit/s.
         queue_bytes: usize = 256 << 20, size(64 << 10..=1 << 40), Now;
         /// Memory for payloads that are kept or held for repair, of all peers together; one peer may have a quarter of it. Beyond
-        /// it payloads are not repaired.
+        /// it payloads are not repaired. Left out, half of what `limits.stream_bytes` is then.
         // 500 Mbit/s over 300 ms are 19 MB at each end.
         repair_bytes: usize = 128 << 20, size(1 << 20..=1 << 40), Now;
         /// Peers of the configuration and the state file together.
@@ -482,6 +488,40 @@ section! {
         handshakes: usize = 256, whole(PEERS), Now;
     }
     const DEFAULT;
+}
+
+impl Limits {
+    /// The memory of which the three pools have all that they have by default: each an eighth of it, and that of repair a sixteenth. The
+    /// rest is for what an agent has beside them, for the kernel's buffers, and for others.
+    const WHOLE: u64 = 2 << 30;
+
+    /// The least that `limits.stream_bytes` and `limits.queue_bytes`, and half of it that `limits.repair_bytes` is by itself.
+    const LEAST_POOL: usize = 8 << 20;
+
+    /// Brings the pools that are not `set` down to what `memory` bytes of the machine or the container can have.
+    pub(super) fn fit(&mut self, memory: u64, set: impl Fn(&str) -> bool) {
+        let fitting = |usual: usize, least: usize| {
+            let share = usual as u128 * u128::from(memory.min(Self::WHOLE)) / u128::from(Self::WHOLE);
+            // Whole MiB.
+            usize::try_from(share >> 20 << 20).unwrap_or(usual).max(least)
+        };
+        let Self { stream_bytes, queue_bytes, repair_bytes, .. } = Self::DEFAULT;
+        for (key, pool, usual, least) in [
+            ("stream_bytes", &mut self.stream_bytes, stream_bytes, Self::LEAST_POOL),
+            ("queue_bytes", &mut self.queue_bytes, queue_bytes, Self::LEAST_POOL),
+            ("repair_bytes", &mut self.repair_bytes, repair_bytes, Self::LEAST_POOL / 2),
+        ] {
+            if !set(key) {
+                *pool = fitting(usual, least);
+            }
+        }
+    }
+
+    /// The bytes that the pools may have together.
+    #[must_use]
+    pub fn pool_bytes(&self) -> u64 {
+        [self.stream_bytes, self.queue_bytes, self.repair_bytes].iter().map(|bytes| *bytes as u64).sum()
+    }
 }
 
 /// The least and the most that sockets may be told to ask for, in bytes.

@@ -16,6 +16,7 @@ use gate::identity::PublicKey;
 use net::folder;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
+use wire::files;
 
 use crate::{
     Config, ConfigProblems, Peer,
@@ -132,7 +133,7 @@ spelled! {
 /// # Errors
 /// It exists and cannot be read.
 pub fn read(path: &Path) -> io::Result<Option<String>> {
-    match fs::read_to_string(path) {
+    match files::read_text(path, files::MOST_TEXT) {
         Ok(text) => Ok(Some(text)),
         Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => {
             Ok(None)
@@ -230,7 +231,7 @@ impl Edit {
     pub(super) fn begin_within(path: &Path, patience: Duration) -> Result<Self, StateError> {
         let of = path.parent().filter(|folder| !folder.as_os_str().is_empty()).ok_or(StateError::Nowhere)?;
         folder::make(of).map_err(unusable(of))?;
-        let folder = File::open(of).map_err(unusable(of))?;
+        let folder = files::open_folder(of).map_err(unusable(of))?;
         let metadata = folder.metadata().map_err(unusable(of))?;
         let lock_path = of.join(LOCK_NAME);
         let lock = folder::lock_file(&lock_path, &metadata).map_err(unusable(&lock_path))?;

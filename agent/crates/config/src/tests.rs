@@ -215,7 +215,7 @@ handshakes = 8
         config.tcp,
         [Forward { tcp: TcpKeys { keepalive: Some(Duration::from_secs(90)) }, ..forward }]
     );
-    let Admin { listen, page, allow, token_file } = &config.admin;
+    let Admin { listen, page, names: _, allow, token_file } = &config.admin;
     assert_eq!((*listen, *page), (Some("127.0.0.1:9464".parse().unwrap()), true));
     assert_eq!(*allow, ["10.0.0.0/24", "fd09::7/128"].map(|net| net.parse().unwrap()));
     assert_eq!(token_file, Path::new("/etc/culvert/admin.token"));
@@ -228,6 +228,42 @@ handshakes = 8
     assert_eq!([limits.open_peers, limits.decoy_flows, limits.handshakes], [6, 7, 8]);
     let sizes = [limits.stream_bytes, limits.receive_rate, limits.reassembly_bytes, limits.queue_bytes];
     assert_eq!(sizes, [8 << 20, 1 << 20, 131_072, 65_537]);
+}
+
+#[test]
+fn names_of_the_admin_server_are_kept_as_they_are_compared() {
+    let metrics = "[metrics]\nlisten = \"127.0.0.1:1\"\nnames = [\"GW.example.net.\", \"prom\"]\n";
+    assert_eq!(parse(&format!("{BASE}{metrics}")).unwrap().admin.names, ["gw.example.net", "prom"]);
+}
+
+#[test]
+fn pools_that_are_not_set_fit_the_memory() {
+    let fit = |mib: u64, set: &[&str]| {
+        let mut limits = Limits { stream_bytes: 100 << 20, ..Limits::DEFAULT };
+        limits.fit(mib << 20, |key| set.contains(&key));
+        [limits.stream_bytes, limits.queue_bytes, limits.repair_bytes].map(|bytes| bytes >> 20)
+    };
+    assert_eq!(fit(24_000, &[]), [256, 256, 128]);
+    assert_eq!(fit(2_048, &[]), [256, 256, 128]);
+    assert_eq!(fit(256, &[]), [32, 32, 16]);
+    assert_eq!(fit(64, &[]), [8, 8, 4]);
+    assert_eq!(fit(24, &[]), [8, 8, 4], "less is no use");
+    assert_eq!(fit(64, &["stream_bytes"]), [100, 8, 4], "what is set stays");
+}
+
+/// The formula by which an operator sizes a host names every pool of memory.
+#[test]
+fn the_sizing_of_memory_is_complete() {
+    let text = fs::read_to_string(root().join("docs/operations.md")).unwrap();
+    let formula = text.split_once("**Memory.**").unwrap().1.split_once("\n## ").unwrap().0;
+    let example = fs::read_to_string(root().join("config/agent.example.toml")).unwrap();
+    let limits = example.split_once("\n[limits]").unwrap().1;
+    let keys = limits.lines().filter_map(|line| line.trim_start_matches("# ").split_once(" = "));
+    let pools: Vec<_> = keys.map(|(key, _)| key).filter(|key| key.ends_with("_bytes")).collect();
+    assert!(pools.len() >= 4, "{pools:?}");
+    for pool in pools {
+        assert!(formula.contains(&format!("`limits.{pool}`")), "{pool} is not in the formula");
+    }
 }
 
 #[test]
@@ -275,6 +311,12 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("[limits]\nreceive_rate = \"1KiB\"\n", 10, "limits.receive_rate", "out of range");
     expect("[limits]\nreassembly_bytes = \"64KiB\"\n", 10, "limits.reassembly_bytes", "out of range");
     expect("[limits]\nflows = 99999999999999999999\n", 10, "limits.flows", "huge");
+    expect(
+        "[metrics]\nlisten = \"127.0.0.1:1\"\nnames = [\"a:9464\"]\n",
+        11,
+        "metrics.names[0]",
+        "without a port",
+    );
     expect("[metrics]\nlisten = \"localhost:9464\"\n", 10, "metrics.listen", "is a host name");
     expect("[metrics]\nlisten = \":9464\"\n", 10, "metrics.listen", "has no address");
     expect("[metrics]\nlisten = \"127.0.0.1\"\n", 10, "metrics.listen", "\"127.0.0.1:4433\"");

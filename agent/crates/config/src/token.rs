@@ -1,13 +1,13 @@
 //! The secret that requests to the admin server show.
 
 use std::{
-    fs::File,
     io::{self, Read},
     os::unix::fs::PermissionsExt,
     path::{Path, PathBuf},
 };
 
 use subtle::ConstantTimeEq;
+use wire::files;
 use zeroize::Zeroizing;
 
 use crate::credential;
@@ -40,9 +40,10 @@ impl TokenError {
     pub fn remedy(&self) -> String {
         match self {
             Self::Read { path, cause } if cause.kind() == io::ErrorKind::NotFound => make(path),
-            Self::Read { path, .. } => {
-                format!("let the user that runs culvert read it, as in chgrp culvert {}", path.display())
-            }
+            Self::Read { path, cause } => files::remedy(cause).map_or_else(
+                || format!("let the user that runs culvert read it, as in chgrp culvert {}", path.display()),
+                str::to_owned,
+            ),
             Self::Exposed { path, .. } => format!("chmod o= {}", path.display()),
             Self::NoSecret(path) => make(path),
         }
@@ -61,15 +62,22 @@ impl Token {
     pub fn read(path: &Path) -> Result<Self, TokenError> {
         let path = credential::of(path);
         let failed = |cause| TokenError::Read { path: path.clone(), cause };
-        let file = File::open(&path).map_err(failed)?;
-        let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o7777;
-        if mode & 0o007 != 0 {
-            return Err(TokenError::Exposed { path, mode });
-        }
-        // With room for what is read, and for one byte more than is allowed with a line's end.
-        let most = MOST_CHARACTERS + 3;
-        let mut text = Zeroizing::new(Vec::with_capacity(most));
-        file.take(most as u64).read_to_end(&mut text).map_err(failed)?;
+        let read = files::in_time(&path, |path| {
+            let file = files::open(path)?;
+            let mode = file.metadata()?.permissions().mode() & 0o7777;
+            if mode & 0o007 != 0 {
+                return Ok(Err(mode));
+            }
+            // With room for what is read, and for one byte more than is allowed with a line's end.
+            let most = MOST_CHARACTERS + 3;
+            let mut text = Zeroizing::new(Vec::with_capacity(most));
+            file.take(most as u64).read_to_end(&mut text)?;
+            Ok(Ok(text))
+        });
+        let mut text = match read.map_err(failed)? {
+            Ok(text) => text,
+            Err(mode) => return Err(TokenError::Exposed { path, mode }),
+        };
         while text.last().is_some_and(|byte| matches!(byte, b'\n' | b'\r')) {
             text.pop();
         }

@@ -34,6 +34,17 @@ pub(super) fn duration(text: &str) -> Result<Duration, Bad> {
     })
 }
 
+/// Parses the name of a host, without a port; it is kept in lower case and without a final dot.
+pub(super) fn host_name(text: &str) -> Result<String, Bad> {
+    let name = text.strip_suffix('.').unwrap_or(text).to_ascii_lowercase();
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    if name.is_empty() || name.len() > 253 || !name.chars().all(fits) {
+        let remedy = "write a name without a port, as in \"gw.example.net\"; addresses need none";
+        return Err(bad(format!("{text:?} is not the name of a host"), remedy));
+    }
+    Ok(name)
+}
+
 /// A size as the file writes it: "4MiB", or bytes where no unit fits.
 #[must_use]
 pub fn size_text(bytes: u64) -> String {

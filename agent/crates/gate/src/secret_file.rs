@@ -1,13 +1,14 @@
 //! Files that hold a secret: refused if every user can access them, and never overwritten.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::OpenOptions,
     io::{self, Read, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
 use ring::rand::{SecureRandom, SystemRandom};
+use wire::files;
 use zeroize::Zeroizing;
 
 /// Why a secret could not be made, read or written.
@@ -58,7 +59,7 @@ impl SecretError {
     pub(crate) fn remedy(&self, missing: impl Fn(&Path) -> String, read: impl Fn(&Path) -> String) -> String {
         match self {
             Self::Missing(path) => missing(path),
-            Self::Read { path, .. } => read(path),
+            Self::Read { path, cause } => files::remedy(cause).map_or_else(|| read(path), str::to_owned),
             Self::Exposed { path, .. } => format!("chmod o= {}", path.display()),
             Self::Exists { .. } => "choose another path, or move the file away".to_owned(),
             Self::Write { .. } => "check the folder and its permissions".to_owned(),
@@ -83,15 +84,18 @@ pub(crate) fn read(path: &Path, most_bytes: usize) -> Result<Zeroizing<Vec<u8>>,
         let missing = cause.kind() == io::ErrorKind::NotFound;
         if missing { SecretError::Missing(path) } else { SecretError::Read { path, cause } }
     };
-    let file = File::open(path).map_err(failed)?;
-    let mode = file.metadata().map_err(failed)?.permissions().mode() & 0o7777;
-    if mode & 0o007 != 0 {
-        return Err(SecretError::Exposed { path: path.to_owned(), mode });
-    }
-    // Room for the whole of it up front: growing would leave unwiped copies behind.
-    let mut text = Zeroizing::new(Vec::with_capacity(most_bytes + 1));
-    file.take(most_bytes as u64 + 1).read_to_end(&mut text).map_err(failed)?;
-    Ok(text)
+    let read = files::in_time(path, move |path| {
+        let file = files::open(path)?;
+        let mode = file.metadata()?.permissions().mode() & 0o7777;
+        if mode & 0o007 != 0 {
+            return Ok(Err(mode));
+        }
+        // Room for the whole of it up front: growing would leave unwiped copies behind.
+        let mut text = Zeroizing::new(Vec::with_capacity(most_bytes + 1));
+        file.take(most_bytes as u64 + 1).read_to_end(&mut text)?;
+        Ok(Ok(text))
+    });
+    read.map_err(failed)?.map_err(|mode| SecretError::Exposed { path: path.to_owned(), mode })
 }
 
 /// Writes a new file that only its owner can read. `what` is the kind of secret, with its article.

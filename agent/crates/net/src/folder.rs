@@ -7,6 +7,8 @@ use std::{
     path::Path,
 };
 
+use wire::files;
+
 /// Makes a folder with mode 0700 below one that exists, whose owner gets it, and says whether it was missing: a mistyped
 /// path makes no tree.
 ///
@@ -55,7 +57,7 @@ pub fn lock_file(path: &Path, folder: &Metadata) -> io::Result<File> {
 /// # Errors
 /// The kernel's, e.g. `NotFound` or `PermissionDenied`: then nobody knows.
 pub fn is_taken(path: &Path) -> io::Result<bool> {
-    match File::open(path)?.try_lock() {
+    match files::open_folder(path)?.try_lock() {
         Ok(()) => Ok(false),
         Err(TryLockError::WouldBlock) => Ok(true),
         Err(TryLockError::Error(error)) => Err(error),

@@ -42,6 +42,7 @@ use ip::{
 
 pub mod alarm;
 pub mod batch;
+pub mod ceiling;
 mod delivery;
 mod failures;
 pub mod folder;

@@ -46,7 +46,16 @@ pub struct TunDevice {
 }
 
 /// Keeps a device open until it is dropped.
-pub struct TunHold(#[expect(dead_code, reason = "held, not used")] Arc<SyncDevice>);
+#[derive(Clone)]
+pub struct TunHold(Arc<SyncDevice>);
+
+impl TunHold {
+    /// Whether there is still a device behind the open file, in whatever network namespace it is.
+    #[must_use]
+    pub fn is_there(&self) -> bool {
+        self.0.name().is_ok()
+    }
+}
 
 /// One worker's share of a device, to be registered with that worker's runtime.
 pub struct TunPort {

@@ -5,10 +5,7 @@
 //!   └──────── an error up to here changes nothing ────────┘
 //! ```
 
-use std::{
-    fs,
-    sync::{Arc, PoisonError},
-};
+use std::sync::{Arc, PoisonError};
 
 use config::{
     Config, PeerOrigin,
@@ -53,9 +50,6 @@ impl Running {
     fn try_reload(&self, dry_run: bool) -> Result<Reloaded, ReloadError> {
         let running = self.config.load_full();
         let path = running.path.as_ref().ok_or(ReloadError::NoFile)?;
-        if fs::metadata(path).is_ok_and(|file| !file.is_file()) {
-            return Err(ReloadError::NoRegularFile(path.clone()));
-        }
         let (fresh, identity) = Config::load_beside(path, Some(&running))?;
         fault::point(Fault::Reload);
         let mut notes: Vec<String> =

@@ -1,7 +1,5 @@
 //! Why a reload changed nothing.
 
-use std::path::PathBuf;
-
 use config::LoadError;
 use engine::{registry::RegistryError, tunnel::TunnelError, worker::remedy};
 
@@ -11,9 +9,6 @@ pub enum ReloadError {
     /// The agent was not started from a file.
     #[error("this agent was not started from a file: there is nothing to read again")]
     NoFile,
-    /// The path is not that of a regular file, so that reading it might never end.
-    #[error("{}: is not a regular file: nothing was read (remedy: put the file back)", .0.display())]
-    NoRegularFile(PathBuf),
     /// The file, the state file or the key is wrong.
     #[error(transparent)]
     Config(#[from] LoadError),
@@ -38,7 +33,7 @@ impl ReloadError {
     #[must_use]
     pub fn is_bad_input(&self) -> bool {
         match self {
-            Self::NoRegularFile(_) | Self::Config(_) | Self::PeerRegistry(_) => true,
+            Self::Config(_) | Self::PeerRegistry(_) => true,
             Self::NoFile | Self::Route(_) | Self::Port { .. } => false,
         }
     }

@@ -12,6 +12,7 @@
 //! | how often something may happen, how often it is logged, how fast it grows | [`rate`], [`throttle`], [`sampler`] |
 //! | maps, by who chooses their keys | [`hash`] |
 //! | tables that give memory back | [`pages`], [`sparse`] |
+//! | files that a person names, read so that nobody waits for them | [`files`] |
 //! | enums with labels for operators | [`labelled!`] |
 //! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
 
@@ -25,6 +26,7 @@ pub mod cid;
 pub mod clock;
 pub mod context;
 pub mod fault;
+pub mod files;
 pub mod framing;
 pub mod hash;
 pub mod ids;

@@ -245,7 +245,10 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             run(f);
             f.tun.queue_packets = Some(500);
         })],
-        Check::TunIpv6 => vec![(Error, AS_IT_IS, |f| f.tun.no_ipv6 = true)],
+        Check::TunIpv6 => vec![
+            (Error, AS_IT_IS, |f| f.tun.no_ipv6 = true),
+            (Warning, (", \"fd09::1/128\"", ""), |f| f.tun.no_ipv6 = true),
+        ],
         Check::TunNextHop => vec![
             (Warning, KERNEL, |f| follow(f, &["10.1.0.0/16 10.9.1.1", "10.2.0.0/16 10.9.1.2"])),
             (Warning, KERNEL, |f| follow(f, &["fd01::/64 fe80::1"])),
@@ -448,7 +451,7 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
                 exit(f).lanes = vec![LaneStatus { late_packets: 2_600, ..LaneStatus::default() }];
             }),
         ],
-        Check::TunIpv6 => vec![((", \"fd09::1/128\"", ""), |f| f.tun.no_ipv6 = true)],
+        Check::TunIpv6 => vec![((", \"fd09::1/128\"]", "]\nroutes = false"), |f| f.tun.no_ipv6 = true)],
         Check::TunNextHop => vec![
             (KERNEL, |f| follow(f, &["10.1.0.0/16 10.9.1.1", "10.9.2.0/24", "fe80::/64"])),
             // The link of our own address.

@@ -5,7 +5,7 @@ use std::{fs::File, io, sync::Arc};
 use config;
 use ipnet::IpNet;
 use net::{
-    netlink::{Address, Netlink, TABLE_MAIN, Which},
+    netlink::{Address, Netlink, TABLE_MAIN, Which, lacks_ipv6},
     tun::DRIVER,
 };
 
@@ -56,6 +56,13 @@ pub enum TunnelError {
         "no route to {prefix} through the tunnel: {error} (remedy: tun.routes = false, and routes by hand)"
     )]
     Route { prefix: IpNet, error: io::Error },
+    /// The host has no IPv6, and so no routes of it.
+    #[error(
+        "no route to {prefix} through the tunnel, nor to any other IPv6 prefix: IPv6 is disabled on this host; IPv4 goes on (remedy: \
+         `sysctl net.ipv6.conf.default.disable_ipv6=0` and the same of net.ipv6.conf.all, and no ipv6.disable=1 among the kernel's \
+         parameters; or no IPv6 prefixes in allowed_ips)"
+    )]
+    NoIpv6 { prefix: IpNet },
     /// There are too many agents with a mark.
     #[error(
         "routing tables {first} and the {count} after it are all in use (remedy: stop some agents that have a transport.mark)"
@@ -82,13 +89,10 @@ impl TunnelError {
 
     /// Why an address of the device `name` could not be set.
     pub(super) fn of_address(name: &Arc<str>, address: IpNet, error: io::Error) -> Self {
-        match error.raw_os_error() {
-            // By a sysctl, or there is none in this kernel.
-            Some(libc::EACCES | libc::EOPNOTSUPP) if address.addr().is_ipv6() => {
-                Self::Ipv6Disabled { address }
-            }
-            _ => Self::of_setting(name, "an address", error),
+        if address.addr().is_ipv6() && lacks_ipv6(&error) {
+            return Self::Ipv6Disabled { address };
         }
+        Self::of_setting(name, "an address", error)
     }
 
     /// The prefix that has no route, if that is all that is wrong.

@@ -9,7 +9,6 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    thread::JoinHandle,
     time::{Duration, Instant},
 };
 
@@ -37,10 +36,9 @@ const SHARE: u32 = 5;
 /// A list that changed meanwhile is made again, this many times.
 const TRIES: u32 = 3;
 
-/// The thread; dropping it ends it.
+/// The thread; dropping it ends it, within a [`TICK`] for which nobody waits.
 pub(super) struct RouteFollower {
     stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl RouteFollower {
@@ -64,22 +62,17 @@ impl RouteFollower {
         known.list(SystemClock.now()).map_err(failed)?;
         let stop = Arc::<AtomicBool>::default();
         let stopped = Arc::clone(&stop);
-        let thread = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name("culvert-routes".to_owned())
             .spawn(move || known.run(changes, &stopped, &SystemClock))
             .map_err(|error| TunnelError::Kernel { what: "the thread of the routes", error })?;
-        Ok(Self { stop, thread: Some(thread) })
+        Ok(Self { stop })
     }
 }
 
 impl Drop for RouteFollower {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::error!("the thread of the routes panicked");
-        }
     }
 }
 

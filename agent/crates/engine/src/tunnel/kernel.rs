@@ -18,7 +18,7 @@ use std::{
 };
 
 use ipnet::IpNet;
-use net::netlink::{LinkChange, Netlink, Route, Rule, TABLE_MAIN};
+use net::netlink::{Entry, LinkChange, Netlink, PROTOCOL, Route, Rule, TABLE_MAIN, lacks_ipv6};
 
 use crate::tunnel::{
     TunnelError,
@@ -32,6 +32,25 @@ const BEFORE_ON_LINK: u32 = 128;
 /// The other interface that has a route, by prefix and table; 0 if the route names none.
 type Taken = BTreeMap<(IpNet, u32), u32>;
 
+/// A route through the device for a prefix of ours, as far as it may differ.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Seen {
+    protocol: u8,
+    mtu: Option<u32>,
+    metric: u32,
+}
+
+/// How the kernel's routes differ from ours.
+#[derive(Debug, Default)]
+pub(super) struct Compared {
+    /// The number of routes that were removed.
+    pub(super) lost: usize,
+    /// The number of routes with another MTU or metric.
+    pub(super) changed: usize,
+    /// The routes that are somebody else's since the last look, with the protocol that they have now.
+    pub(super) foreign: Vec<(IpNet, u8)>,
+}
+
 /// The changes that we have made in the kernel. Dropping it takes the rules back; the routes go with the device.
 pub(super) struct Kernel {
     pub(super) netlink: Netlink,
@@ -44,6 +63,8 @@ pub(super) struct Kernel {
     /// Our routes, by prefix and whether they are in the table of our own: a route that moves is in both for a moment.
     routes: BTreeMap<(IpNet, bool), Wish>,
     rules: Vec<Rule>,
+    /// Routes of ours that somebody else has made his own: they are left.
+    foreign: BTreeSet<(IpNet, bool)>,
     /// Routes that could not be set, each of which has been logged.
     refused: BTreeSet<IpNet>,
 }
@@ -69,47 +90,118 @@ impl Kernel {
                 Err(error) => return Err(error),
             };
         }
-        let (routes, rules, refused) = (BTreeMap::new(), Vec::new(), BTreeSet::new());
-        Ok(Self { netlink, index, mark, apart, mtu, routes, rules, refused })
+        let (routes, rules) = (BTreeMap::new(), Vec::new());
+        let (foreign, refused) = (BTreeSet::new(), BTreeSet::new());
+        Ok(Self { netlink, index, mark, apart, mtu, routes, rules, foreign, refused })
     }
 
-    /// Finds out which of our routes were removed, as the kernel does when the device goes down, however shortly: the next plan
-    /// sets them again. Returns their number.
+    /// Compares our routes with those that the kernel has: removed ones, as all are when the device goes down however shortly, and those
+    /// of which somebody has changed the MTU or the metric, are set again by the next plan. One that somebody has made his own, by its
+    /// protocol, is left as it is.
     ///
     /// # Errors
-    /// The kernel's; the routes count as present.
-    pub(super) fn find_lost_routes(&mut self) -> io::Result<usize> {
-        let mut lost = self.missing_routes()?;
-        if !lost.is_empty() {
+    /// The kernel's; the routes count as they were.
+    pub(super) fn compare_routes(&mut self) -> io::Result<Compared> {
+        let mut found = self.list_routes()?;
+        if self.differs(&found) {
             // A list may have gaps if somebody changes the table meanwhile.
-            let still = self.missing_routes()?;
-            lost.retain(|key| still.contains(key));
+            let again = self.list_routes()?;
+            for (key, seen) in again {
+                found.entry(key).or_default().extend(seen);
+            }
         }
-        self.routes.retain(|key, _| !lost.contains(key));
-        Ok(lost.len())
+        let mut compared = Compared::default();
+        let (mut foreign, mut stray) = (BTreeSet::new(), Vec::new());
+        let keys: Vec<_> = self.routes.iter().map(|(key, wish)| (*key, *wish)).collect();
+        for (key, wish) in keys {
+            let Some(route) = self.route(key.0, wish) else { continue };
+            let seen = found.get(&key).map_or(&[][..], Vec::as_slice);
+            let mut in_place = seen.iter().filter(|seen| seen.metric == route.metric());
+            let ours = in_place.clone().find(|seen| seen.protocol == PROTOCOL);
+            let other = in_place.find(|seen| seen.protocol != PROTOCOL);
+            match (ours, other) {
+                (Some(ours), _) if ours.mtu == wish.mtu.map(u32::from) => {}
+                (Some(ours), _) => {
+                    // Another wish than this one, so that the plan replaces it.
+                    let there = ours.mtu.map_or(0, |mtu| u16::try_from(mtu).unwrap_or(u16::MAX));
+                    self.routes.insert(key, Wish { mtu: Some(there), ..wish });
+                    compared.changed += 1;
+                }
+                (None, Some(other)) => {
+                    foreign.insert(key);
+                    if !self.foreign.contains(&key) {
+                        compared.foreign.push((key.0, other.protocol));
+                    }
+                }
+                (None, None) => {
+                    self.routes.remove(&key);
+                    compared.lost += 1;
+                }
+            }
+            let moved = seen.iter().filter(|seen| seen.protocol == PROTOCOL && seen.metric != route.metric());
+            stray.extend(moved.map(|seen| Route { metric: Some(seen.metric), ..route }));
+        }
+        self.foreign = foreign;
+        for route in stray {
+            // The second list may have it no more.
+            compared.changed += usize::from(self.netlink.remove_route(&route).is_ok());
+        }
+        Ok(compared)
     }
 
-    fn missing_routes(&mut self) -> io::Result<BTreeSet<(IpNet, bool)>> {
-        let mut there = BTreeSet::new();
+    /// Whether any of our routes is not exactly once among those that were `found`.
+    fn differs(&self, found: &BTreeMap<(IpNet, bool), Vec<Seen>>) -> bool {
+        self.routes.iter().any(|(key, wish)| {
+            let wanted = self.route(key.0, *wish).map(|route| Seen {
+                protocol: PROTOCOL,
+                mtu: wish.mtu.map(u32::from),
+                metric: route.metric(),
+            });
+            !found.get(key).is_some_and(|seen| wanted.is_none_or(|wanted| seen.contains(&wanted)))
+        })
+    }
+
+    /// The routes through the device for our prefixes, of the families in which we have some: a routing daemon may have ten thousand
+    /// routes on the device, which take 8 ms to list.
+    fn list_routes(&mut self) -> io::Result<BTreeMap<(IpNet, bool), Vec<Seen>>> {
+        let mut found: BTreeMap<_, Vec<Seen>> = BTreeMap::new();
+        let own = self.apart.as_ref().map(Apart::table);
+        let Self { netlink, routes, index, .. } = self;
         for family_of in FAMILIES {
-            // A routing daemon may have ten thousand routes on the device, which take 8 ms to list.
-            if !self.routes.keys().any(|(prefix, _)| prefix.addr().is_ipv4() == family_of.is_ipv4()) {
+            if !routes.keys().any(|(prefix, _)| prefix.addr().is_ipv4() == family_of.is_ipv4()) {
                 continue;
             }
-            self.netlink.routes(family_of, Some(self.index), &mut |route| {
-                if route.ours {
-                    there.insert((route.prefix, route.table != TABLE_MAIN));
+            netlink.routes(family_of, Some(*index), &mut |route| {
+                let key = (route.prefix, route.table != TABLE_MAIN);
+                let table = route.table == TABLE_MAIN || Some(route.table) == own;
+                if table && route.unicast && routes.contains_key(&key) {
+                    let Entry { protocol, mtu, metric, .. } = route;
+                    found.entry(key).or_default().push(Seen { protocol, mtu, metric });
                 }
             })?;
         }
-        Ok(self.routes.keys().filter(|key| !there.contains(key)).copied().collect())
+        Ok(found)
     }
 
     /// Sets rules again that were removed: without them all packets take the host's other routes. Returns their number. A rule
     /// that fails is left to the next plan.
-    pub(super) fn restore_rules(&mut self) -> usize {
-        // A rule that is there is refused; one that fails otherwise is tried again, and taken back at the end.
-        self.rules.iter().filter(|rule| self.netlink.add_rule(rule).is_ok()).count()
+    ///
+    /// # Errors
+    /// The kernel's, if it does not list its rules.
+    pub(super) fn restore_rules(&mut self) -> io::Result<usize> {
+        let mut restored = 0;
+        for family_of in FAMILIES {
+            let of = |rule: &&Rule| rule.family_of == family_of;
+            if !self.rules.iter().any(|rule| of(&rule)) {
+                continue;
+            }
+            let there = self.netlink.rules(family_of)?;
+            for rule in self.rules.iter().filter(of).filter(|rule| !there.contains(rule)) {
+                // One that fails is tried again, and taken back at the end.
+                restored += usize::from(self.netlink.add_rule(rule).is_ok());
+            }
+        }
+        Ok(restored)
     }
 
     /// Sets our MTU again if the device has another one, `there` bytes; a failure is left to the next plan.
@@ -130,6 +222,7 @@ impl Kernel {
         let mut failed = Vec::new();
         failed.extend(self.take_table(plan).err());
         let taken = self.find_taken(plan);
+        let mut no_ipv6 = false;
         // Routes with less than the device come before it, and those that have what it has after it: no packet meets too large
         // an MTU, whether the device's grows or shrinks.
         for has_less in [true, false] {
@@ -138,7 +231,13 @@ impl Kernel {
             }
             let Ok(taken) = &taken else { continue };
             for (prefix, wish) in plan.routes.iter().filter(|(_, wish)| wish.mtu.is_some() == has_less) {
-                failed.extend(self.set_route(*prefix, *wish, taken).err());
+                if no_ipv6 && prefix.addr().is_ipv6() {
+                    continue;
+                }
+                let done = self.set_route(*prefix, *wish, taken);
+                // None of the others will be taken, either.
+                no_ipv6 |= matches!(done, Err(TunnelError::NoIpv6 { .. }));
+                failed.extend(done.err());
             }
         }
         failed.extend(taken.err().map(|error| TunnelError::Kernel { what: "the routes", error }));
@@ -224,7 +323,7 @@ impl Kernel {
         let Some(route) = self.route(prefix, wish) else { return Ok(()) };
         let key = (prefix, wish.apart);
         let there = self.routes.get(&key);
-        if there == Some(&wish) {
+        if there == Some(&wish) || self.foreign.contains(&key) {
             return Ok(());
         }
         let in_main = (prefix.prefix_len() > 0).then(|| taken.get(&(prefix, TABLE_MAIN))).flatten();
@@ -239,6 +338,9 @@ impl Kernel {
             self.refused.remove(&prefix);
             return Ok(());
         };
+        if prefix.addr().is_ipv6() && lacks_ipv6(&error) {
+            return Err(TunnelError::NoIpv6 { prefix });
+        }
         if !self.refused.insert(prefix) {
             return Ok(());
         }
@@ -264,6 +366,8 @@ impl Kernel {
                     Ok(()) => {}
                     // The table is ours, so the rule is, too.
                     Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                    // Its routes have been refused, and reported.
+                    Err(error) if rule.family_of.is_ipv6() && lacks_ipv6(&error) => continue,
                     Err(error) => return Err(failed(error)),
                 }
                 self.rules.push(*rule);

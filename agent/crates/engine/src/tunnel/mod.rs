@@ -39,7 +39,7 @@ use wire::{
 
 use self::{
     follow::RouteFollower,
-    kernel::Kernel,
+    kernel::{Compared, Kernel},
     plan::{Narrow, Plan, Underlay, Width},
     said::Said,
 };
@@ -77,6 +77,7 @@ pub struct Tunnel {
     /// The board on which workers publish the packet sizes that fit.
     pub board: Arc<MtuTable>,
     thread: Option<JoinHandle<()>>,
+    index: u32,
     /// While the thread runs, a device that is gone was removed by somebody else.
     _device: TunHold,
 }
@@ -115,6 +116,7 @@ impl Tunnel {
             start,
             underlay: Underlay::new(&config.transport),
             index: device.index,
+            hold: device.hold.clone(),
             registry: Arc::clone(registry),
             seen: DeviceSnapshot { present: Some(true), ..DeviceSnapshot::default() },
             snapshots: Arc::clone(snapshots),
@@ -141,7 +143,17 @@ impl Tunnel {
             udp_offload = device.offload.udp,
             "the TUN device is up"
         );
-        Ok((Self { _routes: routes, board, thread: Some(thread), _device: device.hold }, device.ports))
+        let (thread, index) = (Some(thread), device.index);
+        Ok((Self { _routes: routes, board, thread, index, _device: device.hold }, device.ports))
+    }
+}
+
+impl Tunnel {
+    /// Removes the device, and with it its routes, from workers that do not close their queues.
+    pub fn remove_device(&self) {
+        if let Err(error) = Netlink::open().and_then(|mut netlink| netlink.remove_link(self.index)) {
+            tracing::warn!(%error, "the TUN device stays until the process has ended");
+        }
     }
 }
 
@@ -163,6 +175,7 @@ struct Follower {
     start: u16,
     underlay: Underlay,
     index: u32,
+    hold: TunHold,
     registry: Arc<PeerRegistry>,
     seen: DeviceSnapshot,
     snapshots: Arc<Snapshots>,
@@ -177,6 +190,8 @@ struct Follower {
 enum Device {
     Up,
     Down,
+    /// Somebody has moved the device to another network namespace, where it carries packets on, and where we set nothing.
+    Moved,
     /// Somebody has removed the device, which we hold open; another one of its name would not be ours.
     Gone,
 }
@@ -187,6 +202,11 @@ impl Follower {
     fn begin(&mut self) -> Result<(), TunnelError> {
         let peers = self.registry.list();
         for error in self.plan(&Paths::default()) {
+            if matches!(error, TunnelError::NoIpv6 { .. }) {
+                self.said.is_due(&error.to_string(), SystemClock.now());
+                tracing::warn!(%error, "the agent goes on without IPv6 prefixes");
+                continue;
+            }
             let of = |prefix| {
                 peers.iter().find(|peer| peer.peer.allowed_ips.iter().any(|net| net.trunc() == prefix))
             };
@@ -231,6 +251,7 @@ impl Follower {
         let device = match &link {
             Some(link) if link.up => Device::Up,
             Some(_) => Device::Down,
+            None if self.hold.is_there() => Device::Moved,
             None => Device::Gone,
         };
         let before = std::mem::replace(&mut self.device, device);
@@ -240,13 +261,20 @@ impl Follower {
                 "the TUN device is down: nothing passes (remedy: `ip link set {} up`)",
                 self.tun.name
             ),
-            (Device::Up | Device::Down, Device::Gone) => self.say_gone(),
-            (Device::Down | Device::Gone, Device::Up) => {
+            (Device::Up | Device::Down | Device::Moved, Device::Gone) => self.say_gone(),
+            (Device::Up | Device::Down | Device::Gone, Device::Moved) => tracing::warn!(
+                name = &*self.tun.name,
+                "the TUN device was moved to another network namespace: packets are carried on; its addresses, routes and MTU there \
+                 are whoever moved it's to set, and the agent restores none (remedy: `ip netns exec NAMESPACE culvert run`, if that \
+                 was not meant)"
+            ),
+            (Device::Down | Device::Moved | Device::Gone, Device::Up) => {
                 tracing::info!(name = &*self.tun.name, "the TUN device is up again");
                 set_quiet(&self.tun.name);
             }
             (Device::Up, Device::Up)
-            | (Device::Down | Device::Gone, Device::Down)
+            | (Device::Down | Device::Moved | Device::Gone, Device::Down)
+            | (Device::Moved, Device::Moved)
             | (Device::Gone, Device::Gone) => {}
         }
         if let Some(link) = link.filter(|link| link.up) {
@@ -279,25 +307,60 @@ impl Follower {
             say(&format!("the TUN device's MTU was {}, and is set again", link.mtu), true);
             set_quiet(&self.tun.name);
         }
-        for address in &self.tun.addresses {
+        // To try to set an IPv6 address that is there has the kernel report its multicast groups (MLD) into the tunnel.
+        let there = self.kernel.netlink.addresses_of(self.index);
+        let there =
+            there.map_err(|error| say(&format!("cannot list the addresses of the tunnel: {error}"), true));
+        for address in
+            self.tun.addresses.iter().filter(|own| there.as_ref().is_ok_and(|all| !all.contains(own)))
+        {
             match self.kernel.netlink.add_address(self.index, *address) {
                 Ok(()) => {
                     say(&format!("the address {address} of the tunnel was gone, and is set again"), false)
                 }
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+                // An IPv6 address is there once.
+                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => say(
+                    &format!(
+                        "somebody has given the address {address} of the tunnel another prefix length (remedy: `ip addr del` it, \
+                         the agent then sets its own)"
+                    ),
+                    true,
+                ),
                 Err(error) => {
                     say(&TunnelError::of_address(&self.tun.name, *address, error).to_string(), true)
                 }
             }
         }
         match self.kernel.restore_rules() {
-            0 => {}
-            rules => say(&format!("{rules} routing rules of the tunnel were gone, and are set again"), true),
-        }
-        match self.kernel.find_lost_routes() {
             Ok(0) => {}
-            Ok(routes) => {
-                say(&format!("{routes} routes into the tunnel were gone, and are set again"), false)
+            Ok(rules) => {
+                say(&format!("{rules} routing rules of the tunnel were gone, and are set again"), true)
+            }
+            Err(error) => say(&format!("cannot list the routing rules: {error}"), true),
+        }
+        match self.kernel.compare_routes() {
+            Ok(Compared { lost, changed, foreign }) => {
+                if lost > 0 {
+                    say(&format!("{lost} routes into the tunnel were gone, and are set again"), false);
+                }
+                if changed > 0 {
+                    say(
+                        &format!(
+                            "{changed} routes into the tunnel had another MTU or metric, and are set again"
+                        ),
+                        true,
+                    );
+                }
+                for (prefix, protocol) in foreign {
+                    say(
+                        &format!(
+                            "the route to {prefix} through the tunnel is somebody else's now (protocol {protocol}) and is left: its \
+                             MTU does not follow the path (remedy: `ip route del {prefix} dev {}`, the agent then sets its own)",
+                            self.tun.name
+                        ),
+                        true,
+                    );
+                }
             }
             Err(error) => say(&format!("cannot list the routes of the tunnel: {error}"), true),
         }

@@ -8,10 +8,15 @@ use std::{
     sync::Arc,
 };
 
+use wire::files;
+
 use crate::replay_log::{
     BootId, RECORD_BYTES, Record, ReplayLog,
     format::{self, HEADER_BYTES, Header},
 };
+
+/// The most bytes of a file: 11 million knocks, as many as come in ten minutes at 18,000 a second.
+const MOST_BYTES: usize = 256 << 20;
 
 /// Why used knocks cannot be kept in the state directory. The daemon can do without: a restart then trusts no knock
 /// that was made before it.
@@ -155,7 +160,7 @@ pub fn load(directory: &Path, workers: u8, boot: BootId) -> Result<Loaded, Repla
     let mut found = Vec::new();
     let mut readable = true;
     for (worker, path) in files(directory)? {
-        let bytes = fs::read(&path).map_err(|error| ReplayLogError::of_file(&path, error))?;
+        let bytes = files::read(&path, MOST_BYTES).map_err(|error| ReplayLogError::of_file(&path, error))?;
         match format::parse(&bytes) {
             Some((header, records)) => found.push((worker, header, records)),
             None => readable = false,
@@ -239,7 +244,8 @@ fn write_file(path: &Path, header: Header, records: &mut dyn Iterator<Item = Rec
 
 /// Keeps a second agent out of the directory, until the process ends or closes it.
 fn lock(directory: &Path) -> Result<File, ReplayLogError> {
-    let opened = File::open(directory).map_err(|error| ReplayLogError::of_directory(directory, error))?;
+    let opened =
+        files::open_folder(directory).map_err(|error| ReplayLogError::of_directory(directory, error))?;
     match opened.try_lock() {
         Ok(()) => Ok(opened),
         Err(TryLockError::WouldBlock) => Err(ReplayLogError::InUse { directory: directory.to_owned() }),

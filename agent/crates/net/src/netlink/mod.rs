@@ -138,16 +138,45 @@ impl Netlink {
         self.change(RouteNetlinkMessage::SetLink(message), 0)
     }
 
+    /// Removes interface `index`.
+    ///
+    /// # Errors
+    /// As [`Netlink::set_link`].
+    pub fn remove_link(&mut self, index: u32) -> io::Result<()> {
+        let mut message = LinkMessage::default();
+        message.header.index = index;
+        self.change(RouteNetlinkMessage::DelLink(message), 0)
+    }
+
     /// The addresses of all interfaces.
     ///
     /// # Errors
     /// The kernel's, when it has no memory for the answer or a sandbox forbids the question; `InvalidData` for an answer that
     /// cannot be taken apart.
     pub fn addresses(&mut self) -> io::Result<Vec<Address>> {
+        self.list_addresses(None)
+    }
+
+    /// The addresses of one interface.
+    ///
+    /// # Errors
+    /// As [`Netlink::addresses`].
+    pub fn addresses_of(&mut self, index: u32) -> io::Result<Vec<IpNet>> {
+        let found = self.list_addresses(Some(index))?;
+        Ok(found.into_iter().map(|found| found.address).collect())
+    }
+
+    fn list_addresses(&mut self, only: Option<u32>) -> io::Result<Vec<Address>> {
+        let mut message = AddressMessage::default();
+        // Kernels before 4.20 take no notice, and list those of all interfaces.
+        message.header.index = only.unwrap_or(0);
         let mut found = Vec::new();
-        self.dump(RouteNetlinkMessage::GetAddress(AddressMessage::default()), &mut |message| {
-            if let RouteNetlinkMessage::NewAddress(message) = message {
-                found.extend(Address::read(&message));
+        self.dump(RouteNetlinkMessage::GetAddress(message), &mut |message| {
+            if let RouteNetlinkMessage::NewAddress(message) = message
+                && let Some(address) = Address::read(&message)
+                && only.is_none_or(|only| address.index == only)
+            {
+                found.push(address);
             }
         })?;
         Ok(found)
@@ -224,14 +253,19 @@ impl Netlink {
         let mut message = RouteMessage::default();
         message.header.address_family = family(family_of);
         message.attributes.extend(only.map(RouteAttribute::Oif));
-        self.dump(RouteNetlinkMessage::GetRoute(message), &mut |message| {
+        let listed = self.dump(RouteNetlinkMessage::GetRoute(message), &mut |message| {
             if let RouteNetlinkMessage::NewRoute(message) = message
                 && let Some(route) = Entry::read(&message)
                 && only.is_none_or(|only| route.index == only)
             {
                 each(route);
             }
-        })
+        });
+        match listed {
+            // A kernel without IPv6 has no routes of it.
+            Err(error) if family_of.is_ipv6() && lacks_family(&error) => Ok(()),
+            listed => listed,
+        }
     }
 }
 
@@ -305,6 +339,15 @@ pub struct Route {
 }
 
 impl Route {
+    /// The metric that the route has in the kernel.
+    #[must_use]
+    pub fn metric(&self) -> u32 {
+        /// What IPv6 gives to a route that names none (`IP6_RT_PRIO_USER`).
+        const IPV6_METRIC: u32 = 1024;
+        let usual = if self.prefix.addr().is_ipv6() { IPV6_METRIC } else { 0 };
+        self.metric.unwrap_or(usual)
+    }
+
     fn message(&self) -> RouteMessage {
         let mut message = RouteMessage::default();
         let header = &mut message.header;
@@ -337,8 +380,12 @@ pub struct Entry {
     pub index: u32,
     /// Whether packets are sent to somebody: neither dropped nor taken in.
     pub unicast: bool,
-    /// Whether it is of protocol 199.
-    pub ours: bool,
+    /// Who has set it, as in `/etc/iproute2/rt_protos`.
+    pub protocol: u8,
+    /// The largest packet, in bytes; none: as the interface has it.
+    pub mtu: Option<u32>,
+    /// The lowest of a table counts.
+    pub metric: u32,
 }
 
 impl Entry {
@@ -348,7 +395,7 @@ impl Entry {
             // For some senders only: another route than one for all.
             return None;
         }
-        let (mut table, mut index) = (u32::from(header.table), 0);
+        let (mut table, mut index, mut mtu, mut metric) = (u32::from(header.table), 0, None, 0);
         // A default route names no destination. Other families are not asked for.
         let mut address = if header.address_family == AddressFamily::Inet6 {
             IpAddr::V6(Ipv6Addr::UNSPECIFIED)
@@ -360,6 +407,12 @@ impl Entry {
                 table = *number;
             } else if let RouteAttribute::Oif(number) = attribute {
                 index = *number;
+            } else if let RouteAttribute::Priority(number) = attribute {
+                metric = *number;
+            } else if let RouteAttribute::Metrics(metrics) = attribute {
+                mtu = metrics.iter().find_map(|metric| {
+                    if let RouteMetric::Mtu(bytes) = metric { Some(*bytes) } else { None }
+                });
             } else if let RouteAttribute::Destination(destination) = attribute {
                 if let RouteAddress::Inet(v4) = destination {
                     address = (*v4).into();
@@ -373,7 +426,9 @@ impl Entry {
             table,
             index,
             unicast: header.kind == RouteType::Unicast,
-            ours: header.protocol == RouteProtocol::Other(PROTOCOL),
+            protocol: header.protocol.into(),
+            mtu,
+            metric,
         })
     }
 }
@@ -470,6 +525,16 @@ fn read_answer(
         }
     }
     None
+}
+
+/// Whether an error says that this host has no IPv6: by a sysctl, or there is none in this kernel.
+#[must_use]
+pub fn lacks_ipv6(error: &io::Error) -> bool {
+    error.raw_os_error() == Some(libc::EACCES) || lacks_family(error)
+}
+
+fn lacks_family(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EOPNOTSUPP | libc::EAFNOSUPPORT))
 }
 
 fn family(address: IpAddr) -> AddressFamily {
