@@ -48,7 +48,7 @@ fn an_agent_that_starts_again_or_is_dialled_anew_is_no_second_one() {
     let toml = pair.exit_toml.clone();
     pair.world.restart(pair.exit, &toml, &pair.exit_key, &[EXIT], 30);
     pair.world.run(Duration::from_secs(8));
-    let error = pair.world.peer(pair.entry).last_error.clone();
+    let error = pair.world.peer(pair.entry).last_error;
     assert!(pair.world.peer(pair.entry).connected());
     let words = error.map(|error| error.failure.reason.clone()).unwrap_or_default();
     assert!(!words.contains("not ours"), "{words}");

@@ -17,7 +17,7 @@ const BELOW_QUIC: usize = 1200 - 28;
 impl Pair {
     fn error(&mut self) -> engine::status::LastError {
         self.world.run(SECOND / 2);
-        self.world.peer(self.entry).last_error.clone().expect("there is no connection")
+        self.world.peer(self.entry).last_error.expect("there is no connection")
     }
 
     /// The budget of packets to the exit at the entry.

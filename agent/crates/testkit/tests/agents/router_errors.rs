@@ -7,7 +7,6 @@ use ip::{
     vnet::VnetHeader,
 };
 
-use super::*;
 use crate::tunnel::{ENTRY_TUN, EXIT_TUN, Given, How, Tunnel};
 
 /// The address of a router on a transit link behind the exit.
