@@ -239,7 +239,10 @@ impl Daemon {
             + join_all(self.admin.into_iter().map(|admin| admin.thread), THREADS_WITHIN)
                 .context("the admin server panicked")?;
         if left > 0 {
-            tracing::warn!(threads = left, "threads that do not end are left to the end of the process");
+            tracing::warn!(
+                threads = left,
+                "threads that do not end are left to the end of the process (remedy: none is needed)"
+            );
         }
         Ok(self.running.snapshots.get())
     }

@@ -111,7 +111,9 @@ pub fn run(mut signals: Signals, config: Config, identity: Identity) -> anyhow::
     let mut service = Service::from_env();
     let hooks = Arc::new(Hooks::new(&config));
     let Some(started) = signals.during("culvert-start", move || Daemon::start(config, &identity))? else {
-        tracing::warn!("stopped before it had started");
+        tracing::warn!(
+            "stopped before it had started (remedy: none is needed; a file or a name that does not answer may be why)"
+        );
         return Ok(());
     };
     let mut daemon = started?;
@@ -169,7 +171,7 @@ fn watch_peers(running: Arc<Running>) -> anyhow::Result<()> {
                         let remedy = files::remedy(&error);
                         tracing::warn!(
                             path = %path.display(), %error, remedy,
-                            "identity.peers_dir cannot be looked at: its peers stay as they are"
+                            "identity.peers_dir cannot be looked at: its peers stay as they are (remedy: look at the file system that it is on)"
                         );
                     }
                     continue;

@@ -37,7 +37,7 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
         match status {
             Some(status) => {
                 findings.push(by_daemon(status));
-                findings.extend(contested(status));
+                findings.push(contested(status));
                 findings.extend(drops(status));
             }
             None => findings.extend(by_dialling(peer, &addresses)),
@@ -179,12 +179,13 @@ pub(super) fn listed<T: AsRef<str>>(causes: &[T]) -> String {
 }
 
 /// Two agents with the key of one peer.
-fn contested(peer: &PeerStatus) -> Option<Finding> {
-    let found = peer.contested.as_ref()?;
-    Some(Finding::ok(Check::OneKey, peer.name.to_string(), found.addresses.join(" and ")).warning(
+fn contested(peer: &PeerStatus) -> Finding {
+    let finding = |value| Finding::ok(Check::OneKey, peer.name.to_string(), value);
+    let Some(found) = &peer.contested else { return finding("used by one agent".to_owned()) };
+    finding(found.addresses.join(" and ")).warning(
         "two agents use its key, and take each other's place",
         "a key of its own for each: remove identity.key_file on one of them, culvert init there, culvert peer add here",
-    ))
+    )
 }
 
 /// Reasons of drops that a configuration explains, and that go on until somebody changes it.
@@ -221,6 +222,9 @@ fn drops(peer: &PeerStatus) -> Vec<Finding> {
                 found.warning_if(is_much, problem.clone(), remedy.clone()).note_if(true, problem, remedy),
             );
         }
+    }
+    if findings.is_empty() {
+        findings.push(Finding::ok(Check::Drops, peer.name.to_string(), "none that a configuration explains"));
     }
     findings
 }

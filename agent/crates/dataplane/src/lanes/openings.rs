@@ -312,7 +312,8 @@ mod tests {
         }
         assert_eq!(openings.largest_packet(), Some(begun(1200)));
         openings.carries(0, 1, measured(1392));
-        assert_eq!(openings.largest_packet(), Some(begun(1200)));
+        let may_grow = PathPacket { most: 1392, ..begun(1200) };
+        assert_eq!(openings.largest_packet(), Some(may_grow), "no more fits through the first");
         openings.carries(1, 1, begun(1392));
         assert_eq!(openings.largest_packet(), Some(measured(1392)), "no more fits through the other");
         openings.carries(1, 1, begun(1432));

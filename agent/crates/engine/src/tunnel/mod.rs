@@ -152,7 +152,7 @@ impl Tunnel {
     /// Removes the device, and with it its routes, from workers that do not close their queues.
     pub fn remove_device(&self) {
         if let Err(error) = Netlink::open().and_then(|mut netlink| netlink.remove_link(self.index)) {
-            tracing::warn!(%error, "the TUN device stays until the process has ended");
+            tracing::warn!(%error, "the TUN device stays until the process has ended (remedy: none is needed, it goes with the process)");
         }
     }
 }
@@ -204,7 +204,7 @@ impl Follower {
         for error in self.plan(&Paths::default()) {
             if matches!(error, TunnelError::NoIpv6 { .. }) {
                 self.said.is_due(&error.to_string(), SystemClock.now());
-                tracing::warn!(%error, "the agent goes on without IPv6 prefixes");
+                tracing::warn!(%error, "the agent goes on without IPv6 prefixes (remedy: IPv6 for this host, or no such prefixes in allowed_ips)");
                 continue;
             }
             let of = |prefix| {

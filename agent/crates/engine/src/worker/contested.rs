@@ -73,7 +73,7 @@ impl Context {
             warn,
             peer.throttles.contested.allow(now),
             { peer = &*peer.name },
-            "the peer has replaced our session by a connection that is not ours. Likely cause: {}",
+            "the peer has replaced our session by a connection that is not ours (remedy: a key of its own for each agent). Likely cause: {}",
             OUSTED.join("; ")
         );
     }

@@ -103,8 +103,10 @@ impl Context {
             warn,
             peer.throttles.connections.allow(now),
             { peer = &*peer.name },
-            "this host has refused the smallest packets of QUIC for {} s: the session ends, and a peer with endpoints is dialled again",
-            NARROW_LIMIT.as_secs()
+            "this host has refused the smallest packets of QUIC for {} s: the session ends, and a peer with endpoints is dialled again \
+             (remedy: {})",
+            NARROW_LIMIT.as_secs(),
+            remedy(refused.last)
         );
     }
 }

@@ -756,11 +756,12 @@ impl TcpForwards {
             Some(format!("did you mean {known}? or "))
         });
         let offers = wire::throttle::list(offered.iter().take(MOST_NAMED).map(|service| &*service.name));
+        let offers = if offered.is_empty() { "nothing" } else { &*offers };
         tracing::warn!(
             peer = &*peer.name,
             missing = missing.len(),
             services = wire::throttle::list(named),
-            offers = if offered.is_empty() { "nothing" } else { &*offers },
+            offers,
             suppressed,
             "the peer does not offer services that our forwards need (remedy: {}add them to `services` of our [[peer]] there)",
             near.as_deref().unwrap_or_default()
