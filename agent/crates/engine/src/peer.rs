@@ -112,6 +112,8 @@ pub struct Peer {
     pub kernel_refusal: Option<KernelRefusal>,
     /// When the last session with the peer in this run began or ended, at any worker: it has proved what a handshake proves.
     pub last_session: Option<Instant>,
+    /// Whether the peer has ended the last session because our key was removed there: what was proved holds no more.
+    pub shut_out: bool,
     /// Rates of datagrams and bytes delivered uplink, the same downlink, bytes of TCP forwards up and down, lane packets sent, and lane
     /// packets lost.
     pub rates: Sampler<8>,

@@ -150,7 +150,8 @@ impl Context {
     /// Why a peer may be silent. Says so in `words`.
     pub(super) fn no_answer(&self, id: PeerId, words: &str, now: Instant) -> Failure {
         let Some(peer) = self.peers.get(id) else { return Failure::new(words, &[]) };
-        let since = peer.last_session.map(|at| now.saturating_duration_since(at));
+        let proved = peer.last_session.filter(|_| !peer.shut_out);
+        let since = proved.map(|at| now.saturating_duration_since(at));
         let mut failure = match since {
             Some(since) => {
                 let since = self.hub.silence(id, now).map_or(since, |silence| silence.min(since));

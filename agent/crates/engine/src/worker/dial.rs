@@ -245,6 +245,11 @@ impl Sessions {
         }
         let close = CloseReason::of(reason);
         let is_ousted = self.is_ousted(cx, id, handle, close);
+        if close == Some(CloseReason::KeyRemoved)
+            && let Some(peer) = cx.peers.get_mut(id)
+        {
+            peer.shut_out = true;
+        }
         self.lose(cx, handle, &words, close.is_some_and(CloseReason::is_planned), now);
         if is_ousted {
             cx.report_ousted(id, now);

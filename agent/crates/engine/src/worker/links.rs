@@ -59,6 +59,7 @@ impl Sessions {
         let pool = Pool::new(owner, cx.id, wanted);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.last_session = Some(now);
+        peer.shut_out = false;
         // The peer says so after its hello.
         peer.data.relay.repairs.packets = None;
         cx.stats.work.walked +=

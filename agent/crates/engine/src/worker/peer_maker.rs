@@ -85,6 +85,7 @@ impl PeerMaker<'_> {
             failure: None,
             kernel_refusal: None,
             last_session: None,
+            shut_out: false,
             rates: Sampler::new(now),
             throttles: Throttles {
                 connected: Throttle::new(Duration::from_secs(1)),
