@@ -249,7 +249,7 @@ fn the_kinds_of_all_keys_are_those_of_the_reference() {
         if line.contains("able says more") || line.contains("in the table") {
             assert!(words("either").contains(key), "culvert-uci does not know that {key} may be a table");
         }
-        if ["name", "path", "key", "list of names", "list of arguments"]
+        if ["name", "path", "key", "list of names", "list of host names", "list of arguments"]
             .iter()
             .any(|text| kind == *text || kind.starts_with("key,"))
             || kind.contains("of `A-Z")
