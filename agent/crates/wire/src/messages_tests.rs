@@ -492,7 +492,7 @@ fn close_codes_are_their_positions() {
     ];
     assert_eq!(words, documented, "as in docs/wire-format.md §2");
     assert_eq!(CloseReason::SelfConnect.code(), VarInt::from_u32(8));
-    assert_eq!(CloseReason::from_code(VarInt::from_u32(11)), None);
+    assert_eq!(CloseReason::from_code(VarInt::from_u32(12)), None);
     assert_eq!(CloseReason::from_code(VarInt::MAX), None);
 }
 
