@@ -57,6 +57,15 @@ func newEcho(t testing.TB) *echo {
 	}
 	address := tcp.Addr().String()
 	udp, err := net.ListenPacket("udp", address)
+	// A port that is free for TCP may be another test's for UDP.
+	for attempt := 0; err != nil && attempt < 20; attempt++ {
+		tcp.Close()
+		if tcp, err = net.Listen("tcp", "127.0.0.1:0"); err != nil {
+			t.Fatal(err)
+		}
+		address = tcp.Addr().String()
+		udp, err = net.ListenPacket("udp", address)
+	}
 	if err != nil {
 		t.Fatal(err)
 	}
