@@ -33,7 +33,7 @@ impl Place {
              transport.listen = [\"127.0.0.1:4433\"]\n[[service]]\nname = \"a\"\nupstream = \"127.0.0.1:1\"\n\
              [[service]]\nname = \"b\"\nupstream = \"127.0.0.1:2\"\n{more}"
         );
-        let sources = Sources { directory: true, running, rejected: Vec::new() };
+        let sources = Sources { host: true, running, rejected: Vec::new() };
         Draft::read_all(&text, self.0.path(), |_| Ok(None), sources).finish(None).unwrap()
     }
 }

@@ -182,7 +182,7 @@ impl Config {
         let (text, absolute) = read_with_path(path)?;
         let mut rejected = Vec::new();
         loop {
-            let sources = Sources { directory: true, running, rejected: rejected.clone() };
+            let sources = Sources { host: true, running, rejected: rejected.clone() };
             let draft = Draft::read_all(&text, folder_of(&absolute), state::read, sources);
             let files = draft.peer_files();
             match draft.finish_with_identity(path) {
@@ -206,7 +206,7 @@ impl Config {
         read_state: impl FnOnce(&Path) -> io::Result<Option<String>>,
     ) -> Result<(Self, Identity), LoadError> {
         let (text, absolute) = read_with_path(path)?;
-        let sources = Sources { directory: true, ..Sources::default() };
+        let sources = Sources { host: true, ..Sources::default() };
         let draft = Draft::read_all(&text, folder_of(&absolute), read_state, sources);
         let (config, identity) = draft.finish_with_identity(path)?;
         Ok((Self { path: Some(absolute), ..config }, identity))
@@ -217,7 +217,7 @@ impl Config {
     /// # Errors
     /// The file cannot be read, or every problem that it has but for its key.
     pub fn check_without_key(path: &Path) -> Result<(), LoadError> {
-        let sources = Sources { directory: true, ..Sources::default() };
+        let sources = Sources { host: true, ..Sources::default() };
         let draft = Draft::read_all(&read(path)?, folder_of(path), state::read, sources);
         Ok(draft.finish(Some(path)).map(drop)?)
     }

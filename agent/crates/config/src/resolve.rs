@@ -32,8 +32,8 @@ pub(super) const MAX_SERVICES: usize = 256;
 /// What is read besides the configuration and the state file.
 #[derive(Default)]
 pub(super) struct Sources<'s> {
-    /// Whether the directory of peers is read.
-    pub(super) directory: bool,
+    /// Whether this host is looked at: the directory of peers is read, and pools of memory fit what there is.
+    pub(super) host: bool,
     /// The configuration that runs.
     pub(super) running: Option<&'s Config>,
     /// Files of the directory that are known to be wrong.
@@ -53,7 +53,7 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// The same as [`Draft::read_all`], without a directory of peers.
+    /// The same as [`Draft::read_all`], without a look at this host: text alone decides what comes out.
     pub(super) fn read(
         text: &str,
         base: &Path,
@@ -118,7 +118,7 @@ impl Draft {
         }
         let peers_dir = Some(&identity.peers_dir).filter(|path| !path.as_os_str().is_empty());
         let mut texts = match peers_dir.map(|path| base.join(path)) {
-            Some(path) if sources.directory && unreadable.is_none() => Texts::read(&path),
+            Some(path) if sources.host && unreadable.is_none() => Texts::read(&path),
             path => Texts::unread(path),
         };
         texts.reject(sources.rejected);
@@ -133,6 +133,7 @@ impl Draft {
             tun_table,
             unreadable,
             dials,
+            memory: sources.host.then(net::ceiling::memory).flatten(),
         };
         // Each time round at least one file is left out.
         loop {
@@ -245,6 +246,8 @@ struct Head<'h> {
     unreadable: Option<Report>,
     /// Whether there are peers, in the configuration or in the state file.
     dials: bool,
+    /// The memory of this host, in bytes, if it is looked at.
+    memory: Option<u64>,
 }
 
 impl Head<'_> {
@@ -266,7 +269,7 @@ impl Head<'_> {
         let (admin, token_file) = checks.read_admin(&mut root, base);
         let control = checks.read_control(&mut root, base);
         let log = root.table("log", &mut checks.report).fill(&mut checks);
-        let limits = checks.read_limits(&mut root, peers.len());
+        let limits = checks.read_limits(&mut root, peers.len(), self.memory);
         root.end(&mut checks.report);
         checks.clashes();
         checks.only_ipv6();
@@ -423,10 +426,10 @@ impl Checks {
         Some(path)
     }
 
-    fn read_limits(&mut self, root: &mut Table<'_>, peers: usize) -> Limits {
+    fn read_limits(&mut self, root: &mut Table<'_>, peers: usize, memory: Option<u64>) -> Limits {
         let mut table = root.table("limits", &mut self.report);
         let mut limits: Limits = table.fill(self);
-        if let Some(memory) = net::ceiling::memory() {
+        if let Some(memory) = memory {
             limits.fit(memory, |key| table.has(key));
             if limits.pool_bytes() > memory / 2 {
                 let key =

@@ -374,7 +374,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             let marking = mark(frame, ecn);
             let frame = &*frame;
             let payload =
-                Context::decode(frame).and_then(|context| Some(frame.len() - context.payload_at()?));
+                || Context::decode(frame).and_then(|context| Some(frame.len() - context.payload_at()?));
             // One that cannot carry its mark is dropped, as is one that does not wait; its number is settled all the same.
             let is_dropped = marking == Marking::Impossible;
             let kept = if is_dropped { &[][..] } else { frame };
@@ -388,14 +388,14 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             match outcome {
                 Outcome::Delivered | Outcome::Held if is_dropped => {
                     self.notes.marked += 1;
-                    self.refuse(lane.peer, payload, DropReason::NotEcnCapable);
+                    self.refuse(lane.peer, payload(), DropReason::NotEcnCapable);
                 }
                 Outcome::Delivered | Outcome::Held => {
                     self.notes.marked += u64::from(marking == Marking::Marked);
                 }
                 Outcome::Duplicate => {}
-                Outcome::Late => self.refuse(lane.peer, payload, DropReason::Expired),
-                Outcome::Refused => self.refuse(lane.peer, payload, DropReason::Malformed),
+                Outcome::Late => self.refuse(lane.peer, payload(), DropReason::Expired),
+                Outcome::Refused => self.refuse(lane.peer, payload(), DropReason::Malformed),
             }
         } else if let Some(streams) = self.streams(source).and_then(Option::as_mut) {
             streams.came_early(stream, number);

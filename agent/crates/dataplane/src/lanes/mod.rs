@@ -142,6 +142,15 @@ impl Narrow {
 /// long.
 const NARROW_LASTS: Duration = Duration::from_millis(2_500);
 
+/// A touched lane on which payloads are repaired.
+#[derive(Clone, Copy, Debug)]
+pub struct TouchedRepair {
+    pub peer: PeerId,
+    pub lane: LaneId,
+    /// Whether payloads are to be delivered or given up now.
+    pub is_due: bool,
+}
+
 #[derive(Debug)]
 pub struct LaneSlot {
     /// The lane's keys, packet numbers and windows.
@@ -539,12 +548,12 @@ impl Lanes {
         }
     }
 
-    /// The touched lanes on which payloads are repaired, their peers, and whether payloads are to be delivered or given up there.
-    pub fn touched_repairs(&self, now: Instant) -> impl Iterator<Item = (PeerId, LaneId, bool)> {
+    /// The touched lanes on which payloads are repaired.
+    pub fn touched_repairs(&self, now: Instant) -> impl Iterator<Item = TouchedRepair> {
         self.touched.iter().filter_map(move |id| {
             let slot = self.get(*id)?;
             let expiry = slot.repair.as_ref()?.next_expiry();
-            Some((slot.peer, *id, expiry.is_some_and(|at| at <= now)))
+            Some(TouchedRepair { peer: slot.peer, lane: *id, is_due: expiry.is_some_and(|at| at <= now) })
         })
     }
 

@@ -4,7 +4,7 @@ use std::{mem, time::Instant};
 
 use dataplane::{
     datapath::work::DUE_PER_TURN,
-    lanes::LaneId,
+    lanes::TouchedRepair,
     repair::{LaneRepair, PathCounts},
 };
 use wire::ids::PeerId;
@@ -14,14 +14,14 @@ use crate::worker::{Worker, context::Context, timer::Timer};
 impl Worker {
     /// Does what is due for the payloads of lanes that sent or received in this turn, or whose time has come.
     pub(super) fn drive_repairs(&mut self, now: Instant) {
-        let lanes: Vec<(PeerId, LaneId, bool)> = self.host.lanes.touched_repairs(now).collect();
+        let lanes: Vec<TouchedRepair> = self.host.lanes.touched_repairs(now).collect();
         if lanes.is_empty() {
             return;
         }
-        let due = lanes.iter().filter(|(.., is_due)| *is_due);
-        let mut shares = DueShares::of(due.map(|(peer, ..)| *peer));
+        let due = lanes.iter().filter(|touched| touched.is_due);
+        let mut shares = DueShares::of(due.map(|touched| touched.peer));
         self.downlink(now, |downlink, _| {
-            for (peer, lane, _) in lanes {
+            for TouchedRepair { peer, lane, .. } in lanes {
                 // What finds its peer's share used up is due in the next turn: the lane's timer says so.
                 shares.take(peer, |most| downlink.repair_lane(lane, most));
             }

@@ -242,7 +242,7 @@ fn a_peer_that_lies_about_numbers_harms_itself_only() {
     flood.assert_innocent_is_unharmed();
 }
 
-/// Frames of the malicious peer behind one number that never comes, to as many flows as hold `FLOWS`: they wait, and are given up together.
+/// Datagrams for 40 flows in turn. Numbered ones wait for a number that never comes, and are given up together.
 fn held_frames(flood: &GateFlood, numbered: bool, count: u32) -> Vec<Vec<u8>> {
     const FLOWS: u64 = 40;
     let frame = |index: u32| {
