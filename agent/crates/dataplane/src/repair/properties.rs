@@ -56,6 +56,7 @@ fn order(byte: u8) -> Order {
 pub fn repair_path(input: &[u8]) {
     let Some((&[settings, overhead], steps)) = input.split_first_chunk() else { return };
     let mut link = Link::new(order(settings), settings >> 1, overhead);
+    link.allowance = [usize::MAX, 0, 1, 5][usize::from(overhead >> 6)];
     for step in steps.as_chunks::<3>().0 {
         let &[kind, a, b] = step;
         match kind {
@@ -107,6 +108,8 @@ struct Link {
     delayed: Vec<Packet>,
     decoder: Decoder,
     sequencer: Sequencer,
+    /// How many that waited a call may deliver.
+    allowance: usize,
     model: Model,
 }
 
@@ -160,6 +163,7 @@ impl Link {
             delayed: Vec::new(),
             decoder: decoder(),
             sequencer: sequencer(order),
+            allowance: usize::MAX,
             model: Model {
                 sent: Vec::new(),
                 delivered: BTreeSet::new(),
@@ -215,6 +219,7 @@ impl Link {
     fn arrive(&mut self, packet: Packet) {
         let (now, order) = (self.clock.now(), self.order);
         let expected = self.sequencer.next();
+        self.sequencer.allow(self.allowance);
         let Self { sequencer, decoder, model, .. } = self;
         let mut take = |number: u64, payload: &[u8], recovered: bool| {
             assert_eq!(payload, model.sent[number as usize].1);
@@ -238,8 +243,15 @@ impl Link {
     }
 
     fn pass(&mut self, time: Duration) {
+        // What is due goes on before time does.
+        self.expire();
         self.clock.advance(time);
+        self.expire();
+    }
+
+    fn expire(&mut self) {
         let (now, order) = (self.clock.now(), self.order);
+        self.sequencer.allow(usize::MAX);
         self.sequencer.expire(now, &mut |number, bytes| self.model.deliver(number, bytes, order, now));
     }
 

@@ -40,6 +40,13 @@ pub struct Arrival<'a> {
     pub payload: &'a [u8],
 }
 
+impl Arrival<'_> {
+    /// The number of the previous payload of its flow, if there is one near enough.
+    fn before(&self) -> Option<u64> {
+        self.number.checked_sub(self.distance.into()).filter(|before| *before < self.number)
+    }
+}
+
 /// What became of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
@@ -63,6 +70,9 @@ pub enum Outcome {
 /// 1 ← 4 ← 5      4 and 5 wait until 1 comes, or is given up
 /// 2 ← 3          3 was delivered behind 2
 /// ```
+///
+/// Nobody knows the flow of a number that was given up. So what waits for one goes on behind everything that is due already: that may be
+/// of the same flow.
 #[derive(Debug)]
 pub struct Sequencer {
     order: Order,
@@ -196,6 +206,9 @@ impl Sequencer {
         while self.gaps.is_over_limit() || self.gaps.bytes() > 0 && !self.has_room_in_tables() {
             self.give_up_oldest(now, deliver);
         }
+        if self.order == Order::Hold && !self.spread.released.is_empty() && self.is_behind_given_up(arrival) {
+            self.stop_spreading(now, deliver);
+        }
         if self.order == Order::Hold
             && let Some(before) = self.waits_for(arrival)
             && self.hold(before, arrival, since, now, deliver)
@@ -284,14 +297,23 @@ impl Sequencer {
 
     /// The number that a payload has to wait for.
     fn waits_for(&self, arrival: &Arrival<'_>) -> Option<u64> {
-        let before = arrival.number.checked_sub(arrival.distance.into())?;
-        let waits = before < arrival.number
-            && (self.gaps.is_missing(before) || self.held_numbers.contains_key(&before));
+        let before = arrival.before()?;
+        let waits = self.is_open(before) || self.due.is_some() && self.is_behind_given_up(arrival);
         waits.then_some(before)
     }
 
+    /// Whether a number is missing, or its payload waits.
+    fn is_open(&self, number: u64) -> bool {
+        self.gaps.is_missing(number) || self.held_numbers.contains_key(&number)
+    }
+
+    /// Whether the previous payload of the flow was given up.
+    fn is_behind_given_up(&self, arrival: &Arrival<'_>) -> bool {
+        arrival.before().is_some_and(|before| !self.is_open(before) && !self.delivered.contains(before))
+    }
+
     /// Keeps a payload until `before` is settled; makes room by giving up the oldest gaps. False if that settled `before`, or there is
-    /// no room for it: it is delivered out of order then.
+    /// no room for it at all.
     fn hold(
         &mut self,
         before: u64,
@@ -308,15 +330,18 @@ impl Sequencer {
                 let datagram = Context::decode(arrival.payload).and_then(|context| context.payload_at());
                 let datagram = datagram.map(|at| (arrival.payload.len() - at) as u16);
                 self.waiting.add(datagram);
+                if !self.is_open(before) {
+                    self.settled.push_back(before..before + 1);
+                }
                 self.held.insert((before, arrival.number), Held { entry, datagram, since });
                 self.held_numbers.insert(arrival.number, ());
                 return true;
             }
-            // What is due already makes room in the next turns.
             if self.due.is_some() {
-                return false;
-            }
-            if self.spread.released.is_empty() {
+                // Beyond the allowance, as many as one payload needs room.
+                self.allowance = self.allowance.max(1);
+                self.release(now, deliver);
+            } else if self.spread.released.is_empty() {
                 self.give_up_oldest(now, deliver);
             } else {
                 self.stop_spreading(now, deliver);
@@ -360,7 +385,7 @@ impl Sequencer {
 
     /// Delivers the rest of them at once.
     fn stop_spreading(&mut self, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
-        self.settled.extend(self.spread.released.drain(..).map(|number| number..number + 1));
+        self.settled.extend(self.spread.take());
         self.release(now, deliver);
     }
 
@@ -372,6 +397,7 @@ impl Sequencer {
 
     fn given_up(&mut self, numbers: Range<u64>, now: Instant, deliver: &mut impl FnMut(u64, &[u8])) {
         self.counts.given_up += numbers.end - numbers.start;
+        self.settled.extend(self.spread.take());
         self.settled.push_back(numbers);
         self.release(now, deliver);
     }
@@ -469,6 +495,11 @@ impl Spread {
 
     fn next(&self) -> Option<Instant> {
         self.at.filter(|_| !self.released.is_empty())
+    }
+
+    /// Takes all of them, in the order in which they would go.
+    fn take(&mut self) -> impl Iterator<Item = Range<u64>> {
+        self.released.drain(..).rev().map(|number| number..number + 1)
     }
 }
 

@@ -141,6 +141,33 @@ fn what_exceeds_the_allowance_goes_on_with_the_next_one_and_nothing_of_its_flow_
 }
 
 #[test]
+fn what_waits_for_a_number_that_is_given_up_does_not_overtake_what_is_due_already() {
+    for is_spread in [false, true] {
+        let limits = SequencerLimits { deadline: DEADLINE, held_packets: 100, held_bytes: 64 << 10, gaps: 4 };
+        let mut bench = Bench::new(Order::Hold);
+        bench.sequencer = Sequencer::new(Order::Hold, limits, &Arc::default());
+        bench.receive(0, 0);
+        // One flow, of which 1 and 40 are missing.
+        assert!((2..40).all(|number| bench.receive(number, 1) == Outcome::Held));
+        assert_eq!(bench.receive(41, 1), Outcome::Held);
+        bench.pass(if is_spread { 30 } else { 1 });
+        if !is_spread {
+            bench.sequencer.allow(5);
+        }
+        assert_eq!(bench.receive(1, 1), Outcome::Delivered);
+        assert!(bench.sequencer.held_packets() > 10, "most of them are to go on later");
+        // More gaps than may be: 40 is given up, and then comes what follows it.
+        assert!((43..52).step_by(2).all(|number| bench.receive(number, 0) == Outcome::Delivered));
+        assert_eq!(bench.receive(40, 1), Outcome::Late);
+        bench.receive(53, 13);
+        bench.sequencer.allow(usize::MAX);
+        bench.pass(50);
+        let flow: Vec<u64> = bench.delivered.iter().copied().filter(|n| *n < 42 || *n == 53).collect();
+        assert_eq!(flow, (0..42).filter(|number| *number != 40).chain([53]).collect::<Vec<_>>());
+    }
+}
+
+#[test]
 fn what_waits_is_given_up_at_once_and_counted() {
     let mut bench = Bench::new(Order::Hold);
     assert_eq!([1, 2, 3].map(|number| bench.receive(number, 1)), [Outcome::Held; 3]);
