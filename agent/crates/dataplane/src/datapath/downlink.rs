@@ -172,8 +172,15 @@ pub struct Received {
 
 /// Takes the datagrams of the underlay that are no lane's of this worker.
 pub trait Outside {
-    /// Takes `datagram`; `meta` is its own, not that of the buffer that it came in.
-    fn datagram(&mut self, received: Received, meta: &Meta, datagram: &[u8], now: Instant) -> Outcome<'_>;
+    /// Takes `datagram`, unless it is of a peer that `shares` does not admit; `meta` is its own, not that of the buffer that it came in.
+    fn datagram(
+        &mut self,
+        received: Received,
+        meta: &Meta,
+        datagram: &[u8],
+        shares: &mut Shares,
+        now: Instant,
+    ) -> Outcome<'_>;
 }
 
 /// What the data plane does with a datagram that is no lane's of this worker.
@@ -235,9 +242,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     }
 
     /// Takes contents of DATAGRAM frames, one in each slot of `batch`: they came on the control connection, which
-    /// counts as lane 0, or another worker received them on `lane`.
-    pub fn frames(&mut self, batch: &mut ReceiveBatch, lane: LaneRef) {
-        let peer = lane.peer;
+    /// counts as lane 0, or another worker received them on `lane`. Returns their cost in frames.
+    pub fn frames(&mut self, batch: &mut ReceiveBatch, lane: LaneRef) -> u64 {
+        let (peer, before) = (lane.peer, self.notes.work.done);
         self.notes.recent = None;
         self.notes.work.frames(batch.len());
         let time = self.peers.data(peer).map(|state| state.config.queue.time);
@@ -257,6 +264,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             self.frame(batch, slot, range, lane);
         }
         self.confirm();
+        self.notes.work.done - before
     }
 
     /// Takes one buffer, datagrams of one 4-tuple that GRO joined, beginning at `from`. Returns the first one that it leaves,
@@ -303,7 +311,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
     /// Takes a datagram that is no lane's of this worker: another worker's, a control connection's, or an unauthenticated sender's.
     fn outside(&mut self, received: Received, meta: Meta, datagram: &[u8]) {
-        match self.outside.datagram(received, &meta, datagram, self.now) {
+        match self.outside.datagram(received, &meta, datagram, &mut self.notes.shares, self.now) {
             Outcome::Taken => {}
             Outcome::HandOff { worker, port } => self.outgoing.packet(worker, port, meta, datagram),
             Outcome::Reply(packet) => {

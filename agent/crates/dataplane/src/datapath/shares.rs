@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 use wire::ids::PeerId;
 
-use crate::datapath::work::PER_TURN;
+use crate::datapath::work::{FRAMES_PER_UNIT, PER_TURN};
 
 /// How long receive calls must have left packets in the kernel before the worker counts as behind. A worker that the scheduler kept
 /// waiting has caught up by then.
@@ -39,6 +39,9 @@ const MOST_STEPS: u128 = 16;
 /// The cost of a packet beside its frames, in frames: it is opened, and acknowledged.
 const PACKET: u64 = 4;
 
+/// The cost of a packet of a control connection beside [`PACKET`] and what is in it, in frames: quinn-proto takes 3 to 8 µs for each.
+const OF_CONTROL_PACKET: u64 = FRAMES_PER_UNIT;
+
 /// The least allowance of a heavy peer in a turn, in frames: some packets.
 const LEAST: u64 = 512;
 
@@ -51,6 +54,54 @@ const UNLIMITED: u64 = 4 * PER_TURN;
 pub fn saved(dropped: u64) -> u64 {
     dropped - dropped / 8
 }
+
+/// The cost of the packets of one control connection, in frames: quinn-proto opens a packet, and what is in it is found out later.
+#[derive(Clone, Copy, Debug)]
+pub struct Price {
+    /// What a packet is expected to cost.
+    each: u64,
+    /// Packets of which some content may still be to be taken.
+    packets: u64,
+    /// The work that their contents asked for so far, and what of it was charged.
+    asked: u64,
+    charged: u64,
+}
+
+impl Default for Price {
+    fn default() -> Self {
+        Self { each: OF_CONTROL_PACKET, packets: 0, asked: 0, charged: 0 }
+    }
+}
+
+impl Price {
+    /// What a packet that is taken now is expected to cost.
+    pub fn expect(&mut self) -> u64 {
+        if self.packets >= MOST_PRICED {
+            self.packets /= 2;
+            self.asked /= 2;
+            self.charged /= 2;
+        }
+        self.packets += 1;
+        self.charged += self.each - OF_CONTROL_PACKET;
+        self.each
+    }
+
+    /// Contents asked for work of `frames`, and those of all packets were taken if `is_all`; returns what is to be charged beyond what
+    /// was expected.
+    pub fn ask(&mut self, frames: u64, is_all: bool) -> u64 {
+        self.asked += frames;
+        self.each = OF_CONTROL_PACKET + self.asked / self.packets.max(1);
+        let more = self.asked.saturating_sub(self.charged);
+        self.charged += more;
+        if is_all {
+            (self.packets, self.asked, self.charged) = (0, 0, 0);
+        }
+        more
+    }
+}
+
+/// Packets over which a price is averaged while contents wait.
+const MOST_PRICED: u64 = 4_096;
 
 /// The work that peers ask one worker for, and the allowance of heavy ones.
 #[derive(Debug)]
@@ -73,7 +124,7 @@ pub struct Shares {
     active: Vec<PeerId>,
     /// Whether more than one peer asked for something in the window before.
     contended: bool,
-    /// The number of packets that were dropped unopened.
+    /// The number of packets that were dropped unopened, those of control connections included.
     pub dropped: u64,
 }
 
@@ -170,7 +221,7 @@ impl Shares {
 
     fn admits_at_load(&mut self, peer: PeerId) -> bool {
         let Some(asked) = self.peers.get(peer.0 as usize).copied() else { return true };
-        if asked.heavy_in != self.window || asked.turn != self.turn || asked.in_turn < self.allowance {
+        if !self.has_spent(&asked) {
             return true;
         }
         // The packet asks for as much as the last one that was opened, although it gets nothing.
@@ -179,7 +230,19 @@ impl Shares {
         false
     }
 
-    /// A packet of `peer` was opened; `frames` is its cost: its frames, and the work that they asked for.
+    /// Whether what `peer` asked for earlier is to wait for another turn.
+    #[must_use]
+    pub fn is_spent(&self, peer: PeerId) -> bool {
+        self.allowance < UNLIMITED
+            && self.peers.get(peer.0 as usize).is_some_and(|asked| self.has_spent(asked))
+    }
+
+    fn has_spent(&self, asked: &Asked) -> bool {
+        asked.heavy_in == self.window && asked.turn == self.turn && asked.in_turn >= self.allowance
+    }
+
+    /// A packet of `peer` was opened; `frames` is its cost: its frames, and the work that they asked for. A packet of a control
+    /// connection is charged before quinn-proto opens it, by what those before it asked for ([`Price`]).
     #[inline]
     pub fn charge(&mut self, peer: PeerId, frames: u64) {
         if self.peers.len() <= peer.0 as usize {
@@ -383,5 +446,28 @@ mod tests {
         // From the least to three quarters of a turn in 0.8 s, and from there to all at the end of the caution.
         turns(&mut shares, &clock, 2_500, [1_000, 10], false);
         assert_eq!(turns(&mut shares, &clock, 100, [1_000, 10], false), [100_000, 1_000]);
+    }
+
+    #[test]
+    fn what_packets_of_a_control_connection_cost_is_learned_from_those_before() {
+        let mut price = Price::default();
+        assert_eq!((price.expect(), price.expect()), (OF_CONTROL_PACKET, OF_CONTROL_PACKET));
+        assert_eq!(price.ask(600, false), 600);
+        assert_eq!(price.ask(1_000, true), 1_000);
+        assert_eq!(price.expect(), OF_CONTROL_PACKET + 800);
+        assert_eq!(price.ask(1_000, true), 200, "of which 800 were charged");
+        price.expect();
+        assert_eq!(price.ask(0, true), 0, "what was charged in vain is not given back");
+        assert_eq!(price.expect(), OF_CONTROL_PACKET);
+    }
+
+    #[test]
+    fn the_price_is_an_average_while_contents_wait() {
+        let (mut price, mut charged) = (Price::default(), 0);
+        for _ in 0..100_000 {
+            charged += price.expect() - OF_CONTROL_PACKET + price.ask(100, false);
+        }
+        assert!((10_000_000..10_500_000).contains(&charged), "{charged}");
+        assert_eq!(price.expect(), OF_CONTROL_PACKET + 100);
     }
 }

@@ -8,11 +8,13 @@
 //!   loss below 0.3 %  ─ none                       packet ──► now
 //!        up to 3 %    ─ one copy                         ├──► RTT / 20, at most 5 ms     above 3 %
 //!        above        ─ two                              └──► RTT / 10, at most 10 ms
+//!        above 9 %    ─ three of data, one of acknowledgements, in the same time
 //! ```
 //!
 //! The last copy leaves before the time after which quinn-proto calls the packet lost once later ones have arrived (RTT / 8 beyond the
-//! round trip): otherwise the data would be repeated, too. Two copies, because one leaves a loss of 1 % at 10 %, and each such loss
-//! delays the messages of a round trip.
+//! round trip): otherwise the data would be repeated, too. More than one copy, because each loss that copies leave delays the messages
+//! of a round trip: of messages each 20 ms at 10 %, two copies leave one of 1,000, and two such in a thousand are one message in a
+//! hundred that is late. A lost acknowledgement is made good by the next.
 //!
 //! Copies hide what the path loses. The loss is what packets without copies showed, few as those are, and while there are copies it is
 //! taken for half as much with each minute in which nothing is lost. Nobody tells an end that only acknowledges what it loses: it copies
@@ -39,6 +41,12 @@ const NOTABLE_LOSS: f64 = 0.003;
 
 /// The loss from which they are copied twice.
 const HIGH_LOSS: f64 = 0.03;
+
+/// The loss from which data is copied three times.
+const SEVERE_LOSS: f64 = 0.09;
+
+/// The most copies of a packet.
+const MOST_COPIES: usize = 3;
 
 /// The time by which the last copy is behind its packet.
 const MOST_DELAY: Duration = Duration::from_millis(10);
@@ -84,8 +92,8 @@ pub(super) struct Copies {
     loss: Loss,
     mirror: Mirror,
     frames: Frames,
-    /// First and second copies, each by when it leaves.
-    waiting: [VecDeque<Copy>; 2],
+    /// First, second and third copies, each by when it leaves.
+    waiting: [VecDeque<Copy>; MOST_COPIES],
     credit: Credit,
     pub(super) counts: Copied,
 }
@@ -123,6 +131,17 @@ impl Frames {
         let FrameStats { stream, acks, datagram, .. } = stats.frame_tx;
         Self { streams: stream, acks, datagrams: datagram, received: stats.frame_rx.stream, busy_at: None }
     }
+}
+
+/// What a packet carries.
+#[derive(Clone, Copy, Debug)]
+enum Content {
+    /// Data of streams.
+    Data,
+    /// Nothing but an acknowledgement, while stream data comes or goes.
+    Acknowledgement,
+    /// Datagrams, or nothing that anybody waits for.
+    Other,
 }
 
 /// Bytes that may be copied.
@@ -243,7 +262,7 @@ impl Loss {
     /// The number of copies of each packet.
     fn copies(&self) -> usize {
         match self.share() >= NOTABLE_LOSS {
-            true => 1 + usize::from(self.most_share() >= HIGH_LOSS),
+            true => 1 + [HIGH_LOSS, SEVERE_LOSS].iter().filter(|loss| self.most_share() >= **loss).count(),
             false => 0,
         }
     }
@@ -262,7 +281,7 @@ impl Copies {
         self.waiting = Default::default();
     }
 
-    /// The number of copies of the next small packet.
+    /// The number of copies of the next small packet with data.
     fn wanted(&self, now: Instant) -> usize {
         match self.mode {
             ThinStreams::Off => 0,
@@ -309,26 +328,34 @@ impl Copies {
             self.loss.look(path.sent_packets, path.lost_packets, now);
         }
         let is_small = packet.len() <= SMALL && packet.first().is_some_and(|first| first & 0x80 == 0);
-        if copies == 0 || !is_small || in_flight > LITTLE_IN_FLIGHT || !self.is_of_stream(quinn, now) {
+        if copies == 0 || !is_small || in_flight > LITTLE_IN_FLIGHT {
             return;
         }
+        let copies = match self.content(quinn, now) {
+            Content::Data => copies,
+            Content::Acknowledgement if copies == MOST_COPIES => 1,
+            Content::Acknowledgement => copies,
+            Content::Other => return,
+        };
         if !self.credit.spend(copies * packet.len(), rate, now) {
             return;
         }
         self.loss.copied += 1;
         let (packet, delay) = (Bytes::copy_from_slice(packet), (quinn.rtt() / 10).min(MOST_DELAY));
-        if copies > 1 {
-            self.waiting[0].push_back(Copy { at: now + delay / 2, path, packet: packet.clone() });
+        for (waiting, nth) in self.waiting.iter_mut().zip(1..=copies as u32) {
+            waiting.push_back(Copy { at: now + delay * nth / copies as u32, path, packet: packet.clone() });
         }
-        self.waiting[1].push_back(Copy { at: now + delay, path, packet });
     }
 
-    /// Whether the packet since [`Copies::before_packet`] has stream data, or acknowledges some, and no datagrams.
-    fn is_of_stream(&self, quinn: &Connection, now: Instant) -> bool {
+    /// What is in the packet since [`Copies::before_packet`].
+    fn content(&self, quinn: &Connection, now: Instant) -> Content {
         let (before, after) = (self.frames, Frames::take(quinn));
         let is_busy = before.busy_at.is_some_and(|at| now.saturating_duration_since(at) < BUSY_FOR);
-        let has_data = after.streams > before.streams;
-        after.datagrams == before.datagrams && (has_data || is_busy && after.acks > before.acks)
+        match after.datagrams == before.datagrams {
+            true if after.streams > before.streams => Content::Data,
+            true if is_busy && after.acks > before.acks => Content::Acknowledgement,
+            _ => Content::Other,
+        }
     }
 
     /// When [`Copies::take_due`] is to be called.
@@ -366,7 +393,7 @@ mod tests {
 
     #[test]
     fn copies_follow_what_the_path_loses() {
-        for (nth, copies) in [(1_000, 0), (100, 1), (60, 1), (20, 2), (10, 2)] {
+        for (nth, copies) in [(1_000, 0), (100, 1), (60, 1), (30, 2), (10, 3)] {
             let (mut loss, mut now) = (Loss::default(), ManualClock::default().now());
             looked(&mut loss, 3_000, nth, &mut now);
             assert_eq!(loss.copies(), copies, "one of {nth}: {}", loss.share());

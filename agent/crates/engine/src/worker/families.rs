@@ -19,7 +19,7 @@ use net::stats::Booked;
 use wire::{context::Context, messages::MessageError};
 
 use crate::{
-    control::preshared::KeyRefusal,
+    control::{driver::ControlStats, preshared::KeyRefusal},
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     origin::PeerOrigin,
     status::{Accounting, PeerStatus, RateStatus, RepairStatus, StreamsStatus, TcpServiceStatus},
@@ -257,7 +257,8 @@ static FAMILIES: &[Family] = &[
         out.add(&["ignored"], it.control.handshakes_ignored);
     }),
     counter("culvert_refused_datagrams_total", &["reason"], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.", |it, out| {
-        out.each(&["unroutable", "answer_suppressed"], &[it.control.unroutable, it.control.answers_suppressed]);
+        let ControlStats { unroutable, answers_suppressed, unopened, .. } = it.control;
+        out.each(&["unroutable", "answer_suppressed", "unopened"], &[unroutable, answers_suppressed, unopened]);
     }),
     counter("culvert_gate_datagrams_total", &["step"], "Datagrams at the gate, by the step at which they ended.", |it, out| out.each(&Step::LABELS, &it.gate)),
     gauge("culvert_gate_incomplete", &[], "ClientHellos of which a datagram is missing, and is waited for.", |it, out| out.add(&[], it.in_use.incomplete as u64)),

@@ -51,8 +51,9 @@ impl Worker {
                 Kind::Unauthenticated { port } => self.data.unauthenticated.accept(&hand_off, port),
                 Kind::Frames { peer, lane } => {
                     self.take_batches(&hand_off, waited, |worker| {
-                        worker
-                            .downlink(now, |downlink, batch| downlink.frames(batch, LaneRef { peer, lane }));
+                        worker.downlink(now, |downlink, batch| {
+                            downlink.frames(batch, LaneRef { peer, lane });
+                        });
                     });
                 }
                 Kind::Returned { peer } => {

@@ -4,7 +4,10 @@
 use std::time::Instant;
 
 use dataplane::{
-    datapath::downlink::{Downlink, Outcome, Outside, Received},
+    datapath::{
+        downlink::{Downlink, Outcome, Outside, Received},
+        shares::Shares,
+    },
     lanes::UnderlayId,
 };
 use gate::{Arrival, Gate, Verdict, admission::Admission};
@@ -27,7 +30,14 @@ pub(super) struct Gateway<'a> {
 }
 
 impl Outside for Gateway<'_> {
-    fn datagram(&mut self, received: Received, meta: &Meta, datagram: &[u8], now: Instant) -> Outcome<'_> {
+    fn datagram(
+        &mut self,
+        received: Received,
+        meta: &Meta,
+        datagram: &[u8],
+        shares: &mut Shares,
+        now: Instant,
+    ) -> Outcome<'_> {
         let Received { underlay, port } = received;
         if self.gate.is_for_other_exit(datagram) {
             return Outcome::Taken;
@@ -60,10 +70,10 @@ impl Outside for Gateway<'_> {
             }
         };
         let Some(admission) = admission else {
-            self.control.datagram(underlay, meta, datagram, None, now);
+            self.control.datagram(underlay, meta, datagram, None, shares, now);
             return Outcome::Taken;
         };
-        self.begin(underlay, meta, datagram, admission, now);
+        self.begin(underlay, meta, datagram, admission, shares, now);
         Outcome::Taken
     }
 }
@@ -76,18 +86,19 @@ impl Gateway<'_> {
         meta: &Meta,
         datagram: &[u8],
         admission: Admission,
+        shares: &mut Shares,
         now: Instant,
     ) {
         let earlier = self.gate.take_earlier();
         let mut all = earlier.iter().map(|earlier| &**earlier).chain([datagram]);
         let begun = all
             .next()
-            .is_some_and(|first| self.control.datagram(underlay, meta, first, Some(admission), now));
+            .is_some_and(|first| self.control.datagram(underlay, meta, first, Some(admission), shares, now));
         if !begun {
             return self.gate.handshake_ended(&admission);
         }
         for rest in all {
-            self.control.datagram(underlay, meta, rest, None, now);
+            self.control.datagram(underlay, meta, rest, None, shares, now);
         }
     }
 }

@@ -64,8 +64,8 @@ pub(super) struct DataPlane {
     pub(super) served: Vec<PeerId>,
     /// Index of the peer whose queue is drained first when a socket has room again: the one after the first peer served last time.
     pub(super) first_to_drain: u32,
-    /// Connections of peers in standard mode that have more frames than a turn takes.
-    pub(super) plain_waiting: Vec<ConnectionHandle>,
+    /// Connections of peers in standard mode that have more frames than a turn takes, in the order in which they go on.
+    pub(super) plain_waiting: VecDeque<ConnectionHandle>,
     /// Peers whose datagrams this worker sends in standard mode, in ascending order; almost always none. A peer may stay here for a
     /// turn after its session has ended.
     pub(super) plain_peers: Vec<PeerId>,

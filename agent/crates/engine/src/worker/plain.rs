@@ -29,6 +29,27 @@ const AHEAD_BYTES: usize = 64 * 1024;
 const LEAST_AHEAD: usize = 3_000;
 
 impl Worker {
+    /// Takes the frames of peers that have waited for a turn, each in its own.
+    pub(super) fn take_waiting_plain(&mut self, now: Instant) {
+        for _ in 0..self.data.plain_waiting.len() {
+            // Who finds the share used up keeps its place.
+            if self.data.notes.work.is_over() {
+                return;
+            }
+            if let Some(handle) = self.data.plain_waiting.pop_front() {
+                self.plain_datagrams(handle, now);
+            }
+        }
+    }
+
+    /// Charges a peer for frames beyond what its packets were expected to cost.
+    fn charge_plain(&mut self, handle: ConnectionHandle, peer: PeerId, cost: u64, is_all: bool) {
+        let more = self.sessions.control.ask_price(handle, cost, is_all);
+        if more > 0 {
+            self.data.notes.shares.charge_later(peer, more);
+        }
+    }
+
     /// Takes received frames out of quinn-proto, after each batch: beyond [`DATAGRAM_BUFFER_BYTES`] quinn-proto drops the oldest.
     pub(super) fn take_plain(&mut self, now: Instant) {
         while let Some(handle) = self.sessions.control.take_fed() {
@@ -47,9 +68,9 @@ impl Worker {
         }
         let mut taken = 0;
         loop {
-            if self.data.notes.work.is_over() {
+            if self.data.notes.work.is_over() || self.data.notes.shares.is_spent(peer) {
                 if !self.data.plain_waiting.contains(&handle) {
-                    self.data.plain_waiting.push(handle);
+                    self.data.plain_waiting.push_back(handle);
                 }
                 return;
             }
@@ -67,8 +88,11 @@ impl Worker {
                 break;
             }
             taken += self.data.batch.len() as u64;
-            self.downlink(now, |downlink, batch| downlink.frames(batch, LaneRef { peer, lane: 0 }));
+            let mut cost = 0;
+            self.downlink(now, |downlink, batch| cost = downlink.frames(batch, LaneRef { peer, lane: 0 }));
+            self.charge_plain(handle, peer, cost, false);
         }
+        self.charge_plain(handle, peer, 0, true);
         if taken > 0 {
             self.drive_plain_repair(peer, now);
         }

@@ -145,7 +145,7 @@ impl Worker {
             connections: sessions.control.len(),
             tcp_streams: tcp.open.len(),
             stream_connections: carriers.sum(),
-            unopened: data.notes.shares.dropped,
+            unopened: data.notes.shares.dropped.saturating_sub(sessions.control.stats.unopened),
             tun,
             tun_totals,
             decoy: data.unauthenticated.stats,

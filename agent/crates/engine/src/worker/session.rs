@@ -59,9 +59,7 @@ impl Worker {
     /// Polls the control connections until they have no more events.
     pub(super) fn poll_control(&mut self, now: Instant) {
         self.data.notes.work.begin_share();
-        for handle in std::mem::take(&mut self.data.plain_waiting) {
-            self.plain_datagrams(handle, now);
-        }
+        self.take_waiting_plain(now);
         self.take_plain(now);
         loop {
             let Self { cx, data, sessions, host, .. } = self;

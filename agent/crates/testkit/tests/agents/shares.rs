@@ -101,6 +101,29 @@ fn openings_and_ends_without_end_in_standard_mode_harm_nobody_else() {
 }
 
 #[test]
+fn work_without_end_in_standard_mode_leaves_the_datagrams_of_another_without_loss() {
+    let mut flood = GateFlood::plain(2_405);
+    for flow in 0..64 {
+        let opening = flood.open(flow, ECHO);
+        flood.malicious.send_plain(&opening);
+    }
+    flood.run(50);
+    flood.slow_exit();
+    // Payloads for as many sockets as there are flows: each is a delivery of its own.
+    let flooding = |flood: &mut GateFlood, round: u32| {
+        for place in 0..1_200 {
+            let number = flood.malicious.flow(u64::from(round + place) % 64);
+            let payload = [Context::Flow { number, payload_at: 0 }.encode().as_slice(), &[0]].concat();
+            flood.malicious.send_plain(&payload);
+        }
+    };
+    assert_eq!(flood.beside(500, flooding), 500);
+    assert!(flood.metric("culvert_refused_datagrams_total{reason=\"unopened\"}") > 0);
+    flood.assert_no_turn_was_too_long();
+    flood.assert_innocent_is_unharmed();
+}
+
+#[test]
 fn first_pieces_without_end_in_standard_mode_are_bounded_and_harm_nobody_else() {
     let mut flood = GateFlood::plain(2_403);
     let opening = flood.open(0, ECHO);

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use dataplane::{
+    datapath::shares,
     forward::tcp::Order,
     lanes::UnderlayId,
     relay::{DropReason, Settlements},
@@ -71,6 +72,7 @@ impl ControlConnection {
             preshared: Preshared::default(),
             stream_number: None,
             establish_by: begun.establish_by,
+            price: shares::Price::default(),
             ahead: Ahead::default(),
             frames_taken: 0,
             mtu: 0,

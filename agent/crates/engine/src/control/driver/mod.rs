@@ -24,6 +24,7 @@ use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Instant};
 use bytes::Bytes;
 use config::{CongestionControl, ThinStreams};
 use dataplane::{
+    datapath::shares::{Price, Shares},
     forward::tcp::Order,
     lanes::{Lanes, UnderlayId, Underlays, send_buffer::copy_of},
     rate::RateAccount,
@@ -144,6 +145,8 @@ pub struct ControlConnection {
     streams_told: StreamsTold,
     /// The time at which an accepted connection is closed unless it is a session by then.
     establish_by: Option<Instant>,
+    /// What its packets cost.
+    price: Price,
     /// Frames of standard mode that quinn-proto holds.
     ahead: Ahead,
     /// The number of DATAGRAM frames that were taken from quinn-proto, or are known to be lost there.
@@ -328,13 +331,15 @@ impl Control {
     }
 
     /// Takes a datagram that the gate let through and that is no lane's; `meta` says where it came from. If it is the first of a
-    /// handshake, `admission` names the client; the result is false if no handshake began.
+    /// handshake, `admission` names the client; the result is false if no handshake began. One of a peer that `shares` does not admit
+    /// is dropped unopened.
     pub fn datagram(
         &mut self,
         underlay: UnderlayId,
         meta: &Meta,
         data: &[u8],
         admission: Option<Admission>,
+        shares: &mut Shares,
         now: Instant,
     ) -> bool {
         self.scratch.clear();
@@ -343,6 +348,13 @@ impl Control {
         match self.endpoint.handle(now, remote, local, ecn, copy, &mut self.scratch) {
             Some(DatagramEvent::ConnectionEvent(handle, event)) => {
                 if let Some(connection) = self.connections.get_mut(&handle) {
+                    if let Some(peer) = connection.peer.filter(|_| connection.established) {
+                        if !shares.admits(peer) {
+                            self.stats.unopened += 1;
+                            return true;
+                        }
+                        shares.charge(peer, connection.price.expect());
+                    }
                     let arrived = now.checked_sub(meta.age).unwrap_or(now);
                     if connection.receive(data, event, arrived, &self.memory, &mut self.releases)
                         && !std::mem::replace(&mut connection.has_more, true)
@@ -501,6 +513,11 @@ impl Control {
             connection.fed = false;
         }
         Some(handle)
+    }
+
+    /// What came on a connection asked for work of `frames`; returns how much more that is than was expected ([`Price::ask`]).
+    pub fn ask_price(&mut self, handle: ConnectionHandle, frames: u64, is_all: bool) -> u64 {
+        self.connections.get_mut(&handle).map_or(0, |connection| connection.price.ask(frames, is_all))
     }
 
     /// Hands quinn-proto one frame of standard mode; `counted` if it carries a datagram, which is settled then.
