@@ -188,6 +188,8 @@ pub trait Outside {
 pub enum Outcome<'a> {
     /// Nothing: the datagram was taken, or dropped and counted.
     Taken,
+    /// Nothing: it was given to its control connection, which read it.
+    Read,
     /// Hands it to the worker that its connection ID names; `port` is the index of its listening port in `transport.listen`.
     HandOff { worker: u8, port: usize },
     /// Sends this packet back to where it came from.
@@ -313,6 +315,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     fn outside(&mut self, received: Received, meta: Meta, datagram: &[u8]) {
         match self.outside.datagram(received, &meta, datagram, &mut self.notes.shares, self.now) {
             Outcome::Taken => {}
+            Outcome::Read => self.notes.work.charge(work::CONTROL_PACKET),
             Outcome::HandOff { worker, port } => self.outgoing.packet(worker, port, meta, datagram),
             Outcome::Reply(packet) => {
                 let path = Path { destination: meta.source, source: meta.local, tos: 0 };

@@ -4,7 +4,8 @@
 //! lost, whoever sent them. So the worker reads on, and drops packets of the heaviest peers before they cost anything: unopened.
 //!
 //! ```text
-//!   each receive call filled its batch, for 10 ms  ─▶  behind   the allowance of heavy peers shrinks by a quarter every 2 ms
+//!   each receive call filled its batch, or had more
+//!   than a turn takes, for 10 ms                   ─▶  behind   the allowance of heavy peers shrinks by a quarter every 2 ms
 //!   a call left room                               ─▶  in time  it grows by a part in 128 every 2 ms, until nobody is held back;
 //!                                                               by a part in 2,048 near the one with which the worker fell behind
 //!
@@ -17,7 +18,7 @@ use std::time::{Duration, Instant};
 
 use wire::ids::PeerId;
 
-use crate::datapath::work::{FRAMES_PER_UNIT, PER_TURN};
+use crate::datapath::work::{CONTROL_PACKET, PER_TURN};
 
 /// How long receive calls must have left packets in the kernel before the worker counts as behind. A worker that the scheduler kept
 /// waiting has caught up by then.
@@ -38,9 +39,6 @@ const MOST_STEPS: u128 = 16;
 
 /// The cost of a packet beside its frames, in frames: it is opened, and acknowledged.
 const PACKET: u64 = 4;
-
-/// The cost of a packet of a control connection beside [`PACKET`] and what is in it, in frames: quinn-proto takes 3 to 8 µs for each.
-const OF_CONTROL_PACKET: u64 = FRAMES_PER_UNIT;
 
 /// The least allowance of a heavy peer in a turn, in frames: some packets.
 const LEAST: u64 = 512;
@@ -69,7 +67,7 @@ pub struct Price {
 
 impl Default for Price {
     fn default() -> Self {
-        Self { each: OF_CONTROL_PACKET, packets: 0, asked: 0, charged: 0 }
+        Self { each: CONTROL_PACKET, packets: 0, asked: 0, charged: 0 }
     }
 }
 
@@ -82,7 +80,7 @@ impl Price {
             self.charged /= 2;
         }
         self.packets += 1;
-        self.charged += self.each - OF_CONTROL_PACKET;
+        self.charged += self.each - CONTROL_PACKET;
         self.each
     }
 
@@ -90,7 +88,7 @@ impl Price {
     /// was expected.
     pub fn ask(&mut self, frames: u64, is_all: bool) -> u64 {
         self.asked += frames;
-        self.each = OF_CONTROL_PACKET + self.asked / self.packets.max(1);
+        self.each = CONTROL_PACKET + self.asked / self.packets.max(1);
         let more = self.asked.saturating_sub(self.charged);
         self.charged += more;
         if is_all {
@@ -204,8 +202,9 @@ impl Shares {
         self.allowance = (self.allowance + (self.allowance / part).max(1)).min(UNLIMITED);
     }
 
-    /// Notes whether a receive call at the listening socket `port` filled its whole batch.
-    pub fn received(&mut self, port: usize, is_full: bool, now: Instant) {
+    /// Notes whether a receive call, at the listening socket `port` if it was one, filled its whole batch, or had more than the turn takes.
+    pub fn received(&mut self, port: Option<usize>, is_full: bool, now: Instant) {
+        let Some(port) = port else { return };
         if self.full_since.len() <= port {
             self.full_since.resize(port + 1, None);
         }
@@ -310,7 +309,7 @@ mod tests {
         for _ in 0..count {
             clock.advance(Duration::from_millis(1));
             shares.begin_turn(clock.now());
-            shares.received(0, is_full, clock.now());
+            shares.received(Some(0), is_full, clock.now());
             for (place, (peer, frames)) in [(HEAVY, 100), (LIGHT, 1)].into_iter().enumerate() {
                 for _ in 0..offered[place] {
                     if shares.admits(peer) {
@@ -377,7 +376,7 @@ mod tests {
             let mut spent = 0;
             while spent < work {
                 let call = queue.len().min(32);
-                shares.received(0, call == 32, clock.now());
+                shares.received(Some(0), call == 32, clock.now());
                 for peer in queue.drain(..call) {
                     if shares.admits(peer) {
                         shares.charge(peer, 1);
@@ -451,23 +450,23 @@ mod tests {
     #[test]
     fn what_packets_of_a_control_connection_cost_is_learned_from_those_before() {
         let mut price = Price::default();
-        assert_eq!((price.expect(), price.expect()), (OF_CONTROL_PACKET, OF_CONTROL_PACKET));
+        assert_eq!((price.expect(), price.expect()), (CONTROL_PACKET, CONTROL_PACKET));
         assert_eq!(price.ask(600, false), 600);
         assert_eq!(price.ask(1_000, true), 1_000);
-        assert_eq!(price.expect(), OF_CONTROL_PACKET + 800);
+        assert_eq!(price.expect(), CONTROL_PACKET + 800);
         assert_eq!(price.ask(1_000, true), 200, "of which 800 were charged");
         price.expect();
         assert_eq!(price.ask(0, true), 0, "what was charged in vain is not given back");
-        assert_eq!(price.expect(), OF_CONTROL_PACKET);
+        assert_eq!(price.expect(), CONTROL_PACKET);
     }
 
     #[test]
     fn the_price_is_an_average_while_contents_wait() {
         let (mut price, mut charged) = (Price::default(), 0);
         for _ in 0..100_000 {
-            charged += price.expect() - OF_CONTROL_PACKET + price.ask(100, false);
+            charged += price.expect() - CONTROL_PACKET + price.ask(100, false);
         }
         assert!((10_000_000..10_500_000).contains(&charged), "{charged}");
-        assert_eq!(price.expect(), OF_CONTROL_PACKET + 100);
+        assert_eq!(price.expect(), CONTROL_PACKET + 100);
     }
 }

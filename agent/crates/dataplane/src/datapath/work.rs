@@ -39,6 +39,9 @@ const RELEASED_PER_FRAME: usize = 32;
 /// and are delivered, and requests for others.
 pub const DUE_PER_TURN: u64 = PER_TURN / 4;
 
+/// The cost of a packet of a control connection beside what is in it: quinn-proto takes 3 to 8 µs for each.
+pub(super) const CONTROL_PACKET: u64 = FRAMES_PER_UNIT;
+
 /// The cost of an answer to a frame: a frame that is sealed, and sent.
 pub(super) const ANSWER: u64 = 7;
 

@@ -256,7 +256,7 @@ impl Worker {
         self.fresh = fresh;
         self.data.notes.work = Work::default();
         self.data.notes.shares.begin_turn(now);
-        self.cx.stats.work.begin(self.cx.sockets.factory.opened);
+        self.cx.stats.work.begin(self.cx.sockets.factory.opened, self.sessions.control.stats.quic_packets);
         self.sessions.control.begin_turn();
         self.data.rests.forget(|id| self.cx.sockets.underlays.get(id).is_none());
         let all_stopped = self.cx.hub.all_stopped();
@@ -310,7 +310,8 @@ impl Worker {
             self.cx.timers.arm(Timer::Publish, now + interval);
         }
         let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoys::Decoys::is_busy);
-        self.cx.stats.work.end(&self.data.notes.work, self.cx.sockets.factory.opened);
+        let quic_packets = self.sessions.control.stats.quic_packets;
+        self.cx.stats.work.end(&self.data.notes.work, self.cx.sockets.factory.opened, quic_packets);
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
         let busy = decoys_busy
             || waits
@@ -427,12 +428,13 @@ impl Worker {
             UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => None,
         };
         let outcome = underlay.socket.receive(&mut self.data.batch);
-        if let Some(port) = port {
-            self.data.notes.shares.received(port, self.data.batch.is_full(), now);
-        }
+        let is_full = self.data.batch.is_full();
         match outcome {
             Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.data.notes.shares.received(port, false, now);
+                return false;
+            }
             // An ICMP error about an earlier packet; datagrams may wait behind it. Liveness checks find out whether it matters.
             Err(error) => {
                 self.cx.stats.totals.refusals[role_place(underlay.role)] += 1;
@@ -443,6 +445,8 @@ impl Worker {
         let last = self.data.batch.last;
         let received = Received { underlay: id, port };
         let left = self.take_batch(received, Place::default(), now);
+        // Joined datagrams are many: a batch that is not full may hold more than a turn takes.
+        self.data.notes.shares.received(port, is_full || left, now);
         left || !last
     }
 

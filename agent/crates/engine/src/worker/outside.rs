@@ -71,7 +71,7 @@ impl Outside for Gateway<'_> {
         };
         let Some(admission) = admission else {
             self.control.datagram(underlay, meta, datagram, None, shares, now);
-            return Outcome::Taken;
+            return Outcome::Read;
         };
         self.begin(underlay, meta, datagram, admission, shares, now);
         Outcome::Taken

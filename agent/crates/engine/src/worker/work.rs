@@ -97,17 +97,20 @@ pub struct TurnWork {
     pub walked: u64,
     /// Sockets and connections opened in the turn.
     pub opened: u64,
+    /// Packets that quinn-proto read or made in the turn.
+    pub quic_packets: u64,
 }
 
 impl TurnWork {
-    /// Resets the counts as a turn begins; `opened` is the number of sockets and connections opened before it.
-    pub(super) fn begin(&mut self, opened: u64) {
-        *self = Self { opened, ..Self::default() };
+    /// Resets the counts as a turn begins; `opened` and `quic_packets` are the numbers before it.
+    pub(super) fn begin(&mut self, opened: u64, quic_packets: u64) {
+        *self = Self { opened, quic_packets, ..Self::default() };
     }
 
-    pub(super) fn end(&mut self, work: &Work, opened: u64) {
+    pub(super) fn end(&mut self, work: &Work, opened: u64, quic_packets: u64) {
         (self.work, self.frames) = (work.done, work.taken);
         self.opened = opened - self.opened;
+        self.quic_packets = quic_packets - self.quic_packets;
     }
 
     pub(super) fn events(&mut self, events: &[(ConnectionHandle, Event)]) {
@@ -143,6 +146,7 @@ impl TurnWork {
             message_units: self.message_units.max(other.message_units),
             walked: self.walked.max(other.walked),
             opened: self.opened.max(other.opened),
+            quic_packets: self.quic_packets.max(other.quic_packets),
         }
     }
 }

@@ -145,10 +145,20 @@ impl MemoryFabric {
         }
     }
 
-    /// What its UDP sockets were asked for so far, all together.
+    /// What its sockets were asked for so far, all together.
     #[must_use]
     pub fn calls(&self) -> Calls {
         self.state.borrow().calls
+    }
+
+    /// Counts a call at a TCP socket.
+    fn count_call(&self) {
+        self.state.borrow_mut().calls.calls += 1;
+    }
+
+    /// Counts bytes that a TCP socket took or gave.
+    fn count_bytes(&self, bytes: usize) {
+        self.state.borrow_mut().calls.bytes += bytes as u64;
     }
 
     /// Counts a message of several datagrams that was sent.
@@ -382,11 +392,13 @@ impl Net for MemoryNet {
             .map(Rc::clone);
         drop(state);
         let stream = match backlog {
-            Some(backlog) => Stream::connect(&backlog, SocketAddr::new(source, port), &self.ready, token),
+            Some(backlog) => {
+                Stream::connect(&self.fabric, &backlog, SocketAddr::new(source, port), &self.ready, token)
+            }
             None => None,
         };
         self.ready.mark(token);
-        Ok(Box::new(stream.unwrap_or_else(Stream::refused)))
+        Ok(Box::new(stream.unwrap_or_else(|| Stream::refused(&self.fabric))))
     }
 
     fn resolve(&mut self, host: &str, port: u16, token: Token) {

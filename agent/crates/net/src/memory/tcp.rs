@@ -137,6 +137,8 @@ pub(super) struct Stream {
     /// None when the connection was refused or aborted.
     pipes: Option<Pipes>,
     refused: bool,
+    /// Counts its calls.
+    fabric: MemoryFabric,
 }
 
 struct Pipes {
@@ -147,6 +149,7 @@ struct Pipes {
 impl Stream {
     /// A connection to the listener of `backlog`; none when that is full.
     pub(super) fn connect(
+        fabric: &MemoryFabric,
         backlog: &RefCell<Backlog>,
         from: SocketAddr,
         ready: &Ready,
@@ -158,16 +161,17 @@ impl Stream {
         }
         let (up, down) = (Rc::<RefCell<Pipe>>::default(), Rc::<RefCell<Pipe>>::default());
         let far = Pipes { incoming: Rc::clone(&up), outgoing: Rc::clone(&down) };
-        backlog.waiting.push_back((Self { pipes: Some(far), refused: false }, from));
+        backlog.waiting.push_back((Self { pipes: Some(far), refused: false, fabric: fabric.clone() }, from));
         backlog.waiters.values_mut().for_each(Waiter::wake);
-        let near = Self { pipes: Some(Pipes { incoming: down, outgoing: up }), refused: false };
+        let pipes = Some(Pipes { incoming: down, outgoing: up });
+        let near = Self { pipes, refused: false, fabric: fabric.clone() };
         near.own(ready, token);
         Some(near)
     }
 
     /// The error of a connect to a port without a listener.
-    pub(super) fn refused() -> Self {
-        Self { pipes: None, refused: true }
+    pub(super) fn refused(fabric: &MemoryFabric) -> Self {
+        Self { pipes: None, refused: true, fabric: fabric.clone() }
     }
 
     /// Sets who hears of this end's readiness, and tells what there is already.
@@ -182,40 +186,7 @@ impl Stream {
         }
     }
 
-    fn pipes(&self) -> io::Result<&Pipes> {
-        self.pipes.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
-    }
-}
-
-impl TcpStream for Stream {
-    fn connected(&mut self) -> io::Result<()> {
-        if self.refused {
-            return Err(io::ErrorKind::ConnectionRefused.into());
-        }
-        self.pipes().map(drop)
-    }
-
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let mut pipe = self.pipes()?.incoming.borrow_mut();
-        if pipe.bytes.is_empty() {
-            if pipe.finished {
-                return Ok(0);
-            }
-            if let Some(error) = pipe.error.take() {
-                return Err(error.into());
-            }
-            if pipe.reset {
-                return Ok(0);
-            }
-            pipe.reader.armed = true;
-            return Err(io::ErrorKind::WouldBlock.into());
-        }
-        let count = pipe.bytes.read(buffer)?;
-        pipe.writer.wake();
-        Ok(count)
-    }
-
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+    fn put(&mut self, bytes: &[u8]) -> io::Result<usize> {
         let Pipes { incoming, outgoing } = self.pipes()?;
         let (mut incoming, mut pipe) = (incoming.borrow_mut(), outgoing.borrow_mut());
         if let Some(error) = incoming.error.take() {
@@ -235,14 +206,56 @@ impl TcpStream for Stream {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let count = pipe.bytes.write(&bytes[..room.min(bytes.len())])?;
+        self.fabric.count_bytes(count);
         pipe.reader.wake();
         Ok(count)
     }
 
+    fn pipes(&self) -> io::Result<&Pipes> {
+        self.pipes.as_ref().ok_or_else(|| io::ErrorKind::NotConnected.into())
+    }
+}
+
+impl TcpStream for Stream {
+    fn connected(&mut self) -> io::Result<()> {
+        if self.refused {
+            return Err(io::ErrorKind::ConnectionRefused.into());
+        }
+        self.pipes().map(drop)
+    }
+
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        self.fabric.count_call();
+        let mut pipe = self.pipes()?.incoming.borrow_mut();
+        if pipe.bytes.is_empty() {
+            if pipe.finished {
+                return Ok(0);
+            }
+            if let Some(error) = pipe.error.take() {
+                return Err(error.into());
+            }
+            if pipe.reset {
+                return Ok(0);
+            }
+            pipe.reader.armed = true;
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let count = pipe.bytes.read(buffer)?;
+        self.fabric.count_bytes(count);
+        pipe.writer.wake();
+        Ok(count)
+    }
+
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.fabric.count_call();
+        self.put(bytes)
+    }
+
     fn write_vectored(&mut self, buffers: &[io::IoSlice<'_>]) -> io::Result<usize> {
+        self.fabric.count_call();
         let mut written = 0;
         for buffer in buffers {
-            match self.write(buffer) {
+            match self.put(buffer) {
                 Ok(count) => written += count,
                 Err(error) if written == 0 => return Err(error),
                 Err(_) => break,

@@ -17,13 +17,14 @@ pub(super) struct Counted {
 }
 
 /// The time that a turn takes by the costs of its parts on one 2.5 GHz core: a system call that sends or receives; what
-/// each datagram adds by GSO or GRO, and the header of a packet that is opened or sealed; each of its bytes; a frame that is read; a unit of control messages; an event of a
+/// each datagram adds by GSO or GRO, and the header of a packet that is opened or sealed; each of its bytes; a frame that is read; a packet that quinn-proto reads or makes; a unit of control messages; an event of a
 /// connection; a socket that is opened; a flow that is looked at.
 pub(super) fn of(work: &TurnWork, counted: Counted) -> Duration {
     const CALL: u64 = 1_500;
     const DATAGRAM: u64 = 150;
     const BYTES_PER_NANO: u64 = 2;
     const FRAME: u64 = 100;
+    const QUIC_PACKET: u64 = 3_000;
     const UNIT: u64 = 1_000;
     const EVENT: u64 = 300;
     const OPENED: u64 = 10_000;
@@ -32,6 +33,7 @@ pub(super) fn of(work: &TurnWork, counted: Counted) -> Duration {
         + counted.calls.datagrams * DATAGRAM
         + counted.calls.bytes / BYTES_PER_NANO
         + work.frames * FRAME
+        + work.quic_packets * QUIC_PACKET
         + work.message_units * UNIT
         + work.events * EVENT
         + work.opened * OPENED

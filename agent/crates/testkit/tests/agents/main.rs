@@ -28,6 +28,7 @@ mod counted;
 mod cubic;
 mod decoy;
 mod decoy_load;
+mod deferrals;
 mod dialling;
 mod drain;
 mod fleet;

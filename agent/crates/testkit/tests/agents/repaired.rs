@@ -284,6 +284,12 @@ impl Pair {
         self.world.run(200 * MILLISECOND);
     }
 
+    /// The exit repairs its service's datagrams in another way from its next turn on.
+    pub(super) fn repair_anew(&mut self, repair: &str) {
+        let toml = self.repairing(repair);
+        self.world.reload(self.exit, &toml).unwrap();
+    }
+
     fn repairing(&self, repair: &str) -> String {
         self.exit_toml.replace("idle = \"5s\"", &format!("idle = \"5s\"\nrepair = {repair}"))
     }

@@ -20,27 +20,27 @@ use crate::{
 };
 
 /// An innocent peer's flow beside the malicious one's, none of whose datagrams may be lost.
-struct Beside {
+pub(super) struct Beside {
     client: Udp,
     sent: u32,
     came: Vec<u32>,
 }
 
 impl Beside {
-    fn new(flood: &mut GateFlood) -> Self {
+    pub(super) fn new(flood: &mut GateFlood) -> Self {
         Self { client: flood.pair.client(9001), sent: 0, came: Vec::new() }
     }
 
-    fn send(&mut self) {
+    pub(super) fn send(&mut self) {
         self.client.send(INGRESS, &numbered(self.sent));
         self.sent += 1;
     }
 
-    fn receive(&mut self) {
+    pub(super) fn receive(&mut self) {
         self.came.extend(self.client.receive().iter().map(|(_, bytes)| number_of(bytes)));
     }
 
-    fn assert_whole(mut self, flood: &mut GateFlood) {
+    pub(super) fn assert_whole(mut self, flood: &mut GateFlood) {
         flood.run(100);
         self.receive();
         let missing: Vec<u32> = (0..self.sent).filter(|number| !self.came.contains(number)).collect();
@@ -116,7 +116,7 @@ fn lie(rng: &mut StdRng, last: &mut u32, frame: &[u8]) -> Vec<u8> {
 }
 
 /// Requests for everything about a number, some of them cut off.
-fn asking(rng: &mut StdRng, stream: StreamNumber, about: u32) -> Vec<u8> {
+pub(super) fn asking(rng: &mut StdRng, stream: StreamNumber, about: u32) -> Vec<u8> {
     let mut data = Context::Ask { stream, payload_at: 0 }.encode().as_slice().to_vec();
     for _ in 0..rng.random_range(1..20) {
         let count = [1, 255, 256, 257, u16::MAX][rng.random_range(0..5)];

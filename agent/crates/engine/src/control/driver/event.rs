@@ -57,6 +57,8 @@ pub struct ControlStats {
     pub answers_suppressed: u64,
     /// Datagrams that belong to no lane and no connection.
     pub unroutable: u64,
+    /// Packets that quinn-proto read or made.
+    pub quic_packets: u64,
     /// Packets of peers that ask for most, not opened because the worker had fallen behind.
     pub unopened: u64,
     /// Control packets that found no room in the socket.

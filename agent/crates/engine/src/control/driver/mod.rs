@@ -355,6 +355,7 @@ impl Control {
                         }
                         shares.charge(peer, connection.price.expect());
                     }
+                    self.stats.quic_packets += 1;
                     let arrived = now.checked_sub(meta.age).unwrap_or(now);
                     if connection.receive(data, event, arrived, &self.memory, &mut self.releases)
                         && !std::mem::replace(&mut connection.has_more, true)

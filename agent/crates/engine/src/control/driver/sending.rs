@@ -79,6 +79,7 @@ impl Control {
             let refused = underlays.packets(lanes, connection.underlay, &burst, now) as u64;
             self.stats.packets_blocked += refused;
             let all = transmit.size.div_ceil(segment) as u64;
+            self.stats.quic_packets += all;
             connection.settle_ahead(refused, all, &mut self.settlements);
             if all == 1 && refused == 0 && connection.established && !connection.lost {
                 let Congested { in_flight, rate } = connection.pace.congested();
