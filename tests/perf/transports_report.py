@@ -3,7 +3,9 @@
 import drawing
 from harness import ROOT, median
 
+# The plots, and the page of tables that shows them.
 DOCS = ROOT / "docs/performance"
+PAGE = ROOT / "docs/measured/transports.md"
 
 COLOURS = {
     "udp": "#8a8f98",
@@ -183,11 +185,11 @@ def markdown(answer):
 def page(answer):
     """The page of the documentation, written by the command and by nobody else."""
     head = (
-        "# Transports: the tables\n\n"
-        f"Written by `tests/perf/transports{option(answer)} --docs`; how to read them is in [performance.md](../performance.md), "
-        "“Transports of messages”. Each cell is the median of the rounds (lowest to highest)."
+        "# Measured: transports of messages\n\n"
+        f"Written by `tests/perf/transports{option(answer)} --docs`; how to read them is in "
+        "[performance/transports.md](../performance/transports.md). Each cell is the median of the rounds (lowest to highest)."
     )
-    plots = "\n\n".join(f"![{title}]({name}.svg)" for name, title, suites, *_ in PLOTS if set(suites) & {run["suite"] for run in answer["runs"]})
+    plots = "\n\n".join(f"![{title}](../performance/{name}.svg)" for name, title, suites, *_ in PLOTS if set(suites) & {run["suite"] for run in answer["runs"]})
     return f"{head}\n\n{markdown(answer)}\n\n## Plots\n\n{plots}\n"
 
 

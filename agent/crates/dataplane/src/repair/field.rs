@@ -2,7 +2,7 @@
 //!
 //! A sum needs the eight doublings of each block once, however many symbols it has: the coefficients are cut into bits, and symbols
 //! whose coefficient has a bit are added between two doublings. The compiler makes vector instructions of both loops;
-//! `docs/decisions/0019-repair-code.md` has the rates.
+//! `docs/measured/lossy.md` has the rates.
 
 /// The field's polynomial x⁸ + x⁴ + x³ + x² + 1 without its highest term.
 const POLYNOMIAL: u8 = 0x1d;

@@ -663,7 +663,7 @@ impl World {
     }
 }
 
-/// The figures of `docs/decisions/0019-repair-code.md`, if `CULVERT_REPAIR_SECONDS` asks for them: some minutes.
+/// The figures of `docs/measured/lossy.md`, if `CULVERT_REPAIR_SECONDS` asks for them: some minutes.
 #[test]
 fn one_stream_fills_a_long_path() {
     let Some(seconds) = env::var("CULVERT_REPAIR_SECONDS").ok().and_then(|seconds| seconds.parse().ok())

@@ -16,7 +16,7 @@ fn delay_bound(link: &Link) -> f64 {
     0.03_f64.max(link.rtt / 4.0).max(packets) + link.jitter
 }
 
-/// A row of the table in `docs/decisions/0020-automatic-rate.md`.
+/// A row of the table in `docs/measured/rate.md`.
 fn row(name: &str, link: &Link, outcome: &Outcome) -> f64 {
     let capacity = link.rate_at(link.seconds);
     let converged = outcome.converged(0.0, 0.8 * capacity, delay_bound(link));
