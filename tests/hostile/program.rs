@@ -13,7 +13,11 @@
 
 mod peer;
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    time::Duration,
+};
 
 use anyhow::Result;
 use clap::Parser;
@@ -54,6 +58,12 @@ struct Arguments {
     /// Flows of the honest control
     #[arg(long, default_value_t = 8)]
     flows: u64,
+    /// The inner address that the agent lets us have, if it has a device
+    #[arg(long, default_value = "10.9.0.66")]
+    inner: Ipv4Addr,
+    /// Where the agent dials us, for the attack `leaving`
+    #[arg(long, required_if_eq("attack", "leaving"))]
+    listen: Option<SocketAddr>,
 }
 
 fn main() -> Result<()> {
@@ -70,6 +80,8 @@ fn main() -> Result<()> {
         pace: pace.map(|(packets_per_second, packet_bytes)| Pace { packets_per_second, packet_bytes }),
         datagram: arguments.datagram,
         flows: arguments.flows,
+        inner: arguments.inner,
+        listen: arguments.listen,
     })?;
     let shown = serde_json::json!({
         "packets": report.packets,

@@ -1,6 +1,10 @@
 //! The attacks, and the run of one of them.
 
-use std::{collections::BTreeMap, net::SocketAddr, net::UdpSocket, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::{Ipv4Addr, SocketAddr, UdpSocket},
+    time::Duration,
+};
 
 use anyhow::{Context, Result};
 use bytes::Bytes;
@@ -12,7 +16,7 @@ use super::{
     contents::{Contents, Honest},
     duty::{Duty, Pace, thread_time},
     lane::{Lane, other_ports, path_challenge},
-    messages::{self, Incoming},
+    messages::{self, Incoming, Proof},
     rounds,
     session::{Dialler, Session},
     socket::Leaky,
@@ -68,8 +72,26 @@ pub(crate) enum Attack {
     Gaps,
     /// Repair symbols that contradict the payloads that they cover
     Symbols,
+    /// Reports about lanes by the thousand, whose times go back and whose totals cannot be
+    Reports,
+    /// IP packets to groups and to the agent's host, from our own addresses and from others', some of them broken
+    Packets,
+    /// IP packets behind a number that never comes, in order
+    HeldPackets,
     /// A second hello on each connection, and another connection after it
     Hellos,
+    /// Stream connections that leave at once, or join under wrong names and numbers, or are more than may be
+    Joins,
+    /// Preshared keys that change without end, and proofs of keys that nobody has
+    PresharedKeys,
+    /// The first datagram of a ClientHello of two, without the second, under a valid knock
+    HalfHellos,
+    /// ClientHellos with an ML-KEM share that is none, of the right length
+    WrongShares,
+    /// Lanes that are closed again and again, for contradictory causes, and words of leaving that are not ours to say
+    Farewells,
+    /// An agent that dials us is asked to leave, for streams and for lanes, in contradiction and without end
+    Leaving,
     /// Lanes that are opened and never used
     Lanes,
     /// A key update with every packet
@@ -94,6 +116,9 @@ impl Attack {
             | Self::Held
             | Self::Gaps
             | Self::Symbols
+            | Self::Reports
+            | Self::Packets
+            | Self::HeldPackets
             | Self::Mixed => true,
             Self::TinyMessages
             | Self::ServicesChanged
@@ -103,6 +128,12 @@ impl Attack {
             | Self::StreamCredits
             | Self::Overtaking
             | Self::Hellos
+            | Self::Joins
+            | Self::PresharedKeys
+            | Self::HalfHellos
+            | Self::WrongShares
+            | Self::Farewells
+            | Self::Leaving
             | Self::Lanes
             | Self::Oversized => false,
         }
@@ -135,6 +166,10 @@ pub(crate) struct Options {
     pub(crate) datagram: Option<usize>,
     /// Flows of the honest peer.
     pub(crate) flows: u64,
+    /// The inner address that the agent lets us have, if it has a device.
+    pub(crate) inner: Ipv4Addr,
+    /// Where the agent dials us, for the attack that waits for that.
+    pub(crate) listen: Option<SocketAddr>,
 }
 
 /// What was sent.
@@ -160,12 +195,14 @@ pub(crate) struct Report {
 pub(crate) fn run(options: Options) -> Result<Report> {
     let runtime = Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
-        let duty = Duty::new(options.cpu, options.length);
         let (attack, mode) = (options.attack, options.mode);
+        let (cpu, length) = (options.cpu, options.length);
         let (pace, datagram, flows) = (options.pace, options.datagram, options.flows);
         let dialler = Dialler::new(options)?;
-        let mut attacker =
-            Attacker { attack, mode, pace, datagram, flows, duty, dialler, ports: other_ports(64)? };
+        // An agent dials when it likes.
+        let first = if attack == Attack::Leaving { Some(dialler.dial().await?) } else { None };
+        let (duty, ports) = (Duty::new(cpu, length), other_ports(64)?);
+        let mut attacker = Attacker { attack, mode, pace, datagram, flows, duty, dialler, first, ports };
         attacker.run().await
     })
 }
@@ -179,15 +216,23 @@ pub(crate) struct Attacker {
     flows: u64,
     pub(crate) duty: Duty,
     pub(crate) dialler: Dialler,
+    /// A session that was there before the time began.
+    first: Option<Session>,
     ports: Vec<UdpSocket>,
 }
 
 impl Attacker {
     async fn run(&mut self) -> Result<Report> {
         let (mut report, cpu) = (Report::default(), thread_time());
-        let mut round = 0;
+        let mut round = 0_u64;
         while !self.duty.is_over() {
-            match self.dialler.dial().await {
+            // An agent that has no key of ours refuses one.
+            self.dialler.shows_keys = self.attack == Attack::PresharedKeys && round.is_multiple_of(2);
+            let dialled = match self.first.take() {
+                Some(session) => Ok(session),
+                None => self.dialler.dial().await,
+            };
+            match dialled {
                 Ok(mut session) => {
                     report.sessions += 1;
                     let outcome = self.harm(&mut session, round).await;
@@ -221,7 +266,11 @@ impl Attacker {
             return rounds::harm(self, session, self.attack, round).await;
         }
         let service = session.service("sink")?;
-        let mut contents = Contents::new(self.attack, session.parity, service, self.honest());
+        let own = self.dialler.own_addresses();
+        let mut contents = Contents::new(self.attack, session.parity, service, self.honest(), own);
+        if self.attack == Attack::HeldPackets {
+            session.control.write_all(&messages::packet_repair()).await?;
+        }
         match self.mode {
             Mode::Lanes => self.flood_lanes(session, &mut contents).await,
             Mode::Standard => self.flood_datagrams(session, &mut contents).await,
@@ -268,6 +317,7 @@ impl Attacker {
             let burst = self.due();
             for (index, lane) in &mut lanes.open {
                 contents.lane = *index as usize;
+                contents.heard = lane.heard();
                 for _ in 0..burst.div_ceil(LANES as usize) {
                     count += 1;
                     self.push(lane, contents, &mut frames, frame_bytes, count);
@@ -275,9 +325,9 @@ impl Attacker {
                 lane.flush();
                 lane.receive();
             }
-            if self.attack == Attack::Mixed && self.duty.elapsed() > beside {
+            if self.duty.elapsed() > beside {
                 beside = self.duty.elapsed() + BESIDE_SECONDS;
-                rounds::beside(session, &mut lanes, count).await?;
+                rounds::beside(self.attack, session, &mut lanes, count).await?;
             }
             self.rest().await;
         }
@@ -331,10 +381,10 @@ impl Attacker {
                 moved = self.duty.elapsed() + MOVE_SECONDS;
                 session.endpoint.rebind_abstract(Leaky::new(&self.dialler.sent)?)?;
             }
-            if self.attack == Attack::Mixed && self.duty.elapsed() > beside {
+            if self.duty.elapsed() > beside {
                 beside = self.duty.elapsed() + BESIDE_SECONDS;
                 count += 1;
-                rounds::beside(session, &mut Lanes::default(), count).await?;
+                rounds::beside(self.attack, session, &mut Lanes::default(), count).await?;
             }
             self.rest().await;
         }
@@ -353,14 +403,25 @@ impl Attacker {
 #[derive(Default)]
 pub(crate) struct Lanes {
     open: BTreeMap<u64, Lane>,
-    epoch: u64,
+    /// The newest one that was asked for.
+    pub(crate) epoch: u64,
 }
 
 impl Lanes {
     /// Asks for the lane `index`, under a new epoch.
     pub(crate) async fn ask(&mut self, session: &mut Session, index: u64) -> Result<()> {
+        self.ask_with(session, index, None).await
+    }
+
+    /// The same, with this proof of a preshared key.
+    pub(crate) async fn ask_with(
+        &mut self,
+        session: &mut Session,
+        index: u64,
+        proof: Option<&Proof>,
+    ) -> Result<()> {
         self.epoch += 1;
-        let message = messages::lane_open(index, self.epoch, &rand::random());
+        let message = messages::lane_open(index, self.epoch, &rand::random(), proof);
         session.control.write_all(&message).await?;
         Ok(())
     }
@@ -378,6 +439,7 @@ impl Lanes {
                     self.ask(session, lane).await?;
                 }
                 Incoming::Hello { .. }
+                | Incoming::LaneOpen { .. }
                 | Incoming::LaneAccept { .. }
                 | Incoming::LaneClose { .. }
                 | Incoming::Other => (),

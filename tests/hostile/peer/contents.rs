@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::{
     attack::Attack,
+    packets::{self, Own},
     payload::{Payload, put_varint},
 };
 
@@ -28,6 +29,9 @@ const HELD: u64 = 30_000;
 /// Numbers between two payloads: a request asks for no more of them at a time.
 const GAP: u64 = 300;
 
+/// Among so many reports one payload that the agent answers.
+const REPORTS: u64 = 16;
+
 /// An endless source of payloads.
 #[derive(Debug)]
 pub(crate) struct Contents {
@@ -39,8 +43,11 @@ pub(crate) struct Contents {
     numbered: [u64; 2],
     /// The lane whose packet is filled.
     pub(crate) lane: usize,
+    /// The newest number of a packet of the agent's that came on that lane.
+    pub(crate) heard: u64,
     colliding: Vec<u64>,
     honest: Honest,
+    own: Own,
 }
 
 /// What the honest peer sends.
@@ -53,13 +60,14 @@ pub(crate) struct Honest {
 }
 
 impl Contents {
-    pub(crate) fn new(attack: Attack, parity: u64, service: u64, honest: Honest) -> Self {
+    pub(crate) fn new(attack: Attack, parity: u64, service: u64, honest: Honest, own: Own) -> Self {
         let colliding = if matches!(attack, Attack::Colliding | Attack::Mixed) {
             colliding_numbers(parity, COLLIDING)
         } else {
             Vec::new()
         };
-        Self { attack, parity, service, count: 0, numbered: [0; 2], lane: 0, colliding, honest }
+        let (numbered, lane, heard) = ([0; 2], 0, 0);
+        Self { attack, parity, service, count: 0, numbered, lane, heard, colliding, honest, own }
     }
 
     /// A flow's number of ours.
@@ -71,12 +79,20 @@ impl Contents {
     pub(crate) fn next(&mut self) -> Vec<u8> {
         let (has_opened, number) = (self.count >= 2 * HELD_FLOWS, self.numbered[self.lane]);
         let is_of_repair = matches!(self.attack, Attack::Held | Attack::Gaps | Attack::Symbols);
-        if !is_of_repair || !has_opened {
+        let is_of_packets = matches!(self.attack, Attack::Packets | Attack::HeldPackets);
+        if !is_of_packets && (!is_of_repair || !has_opened) {
+            if self.attack == Attack::Reports && !self.count.is_multiple_of(REPORTS) {
+                self.count += 1;
+                return self.report();
+            }
             return self.payload().encode();
         }
         self.count += 1;
+        if self.attack == Attack::Packets {
+            return [&[0], &*packets::packet(&self.own, self.count)].concat();
+        }
         self.numbered[self.lane] += 1;
-        if self.attack == Attack::Held {
+        if matches!(self.attack, Attack::Held | Attack::HeldPackets) {
             // The first number of each round is left out, and the others wait for the one before.
             self.numbered(number + number / HELD + 1, 1)
         } else if self.attack == Attack::Gaps {
@@ -130,6 +146,8 @@ impl Contents {
                 service: self.service,
                 bytes: vec![0],
             },
+            // The agent answers, so that there are packets to report on.
+            Attack::Reports => self.open(self.flow(0)),
             Attack::Openings
             | Attack::TinyMessages
             | Attack::ServicesChanged
@@ -139,6 +157,14 @@ impl Contents {
             | Attack::StreamAborts
             | Attack::StreamCredits
             | Attack::Overtaking
+            | Attack::Packets
+            | Attack::HeldPackets
+            | Attack::Joins
+            | Attack::PresharedKeys
+            | Attack::HalfHellos
+            | Attack::WrongShares
+            | Attack::Farewells
+            | Attack::Leaving
             | Attack::Hellos
             | Attack::Lanes
             | Attack::KeyUpdates
@@ -151,14 +177,45 @@ impl Contents {
         Payload::Open { flow, service: self.service }
     }
 
-    /// A payload of one of the flows, with this number in the stream of our service.
+    /// A payload of one of the flows, with this number in the stream of our service, or an IP packet in the stream of those.
     fn numbered(&self, number: u64, distance: u16) -> Vec<u8> {
-        let known = Payload::Known { flow: self.flow(number % HELD_FLOWS), bytes: vec![0; 4] };
-        let mut bytes = vec![NUMBERED, OUR_SERVICE];
+        let (stream, inner) = if self.attack == Attack::HeldPackets {
+            (OF_PACKETS, [&[0], &*packets::to_host(&self.own, number)].concat())
+        } else {
+            let known = Payload::Known { flow: self.flow(number % HELD_FLOWS), bytes: vec![0; 4] };
+            (OUR_SERVICE, known.encode())
+        };
+        let mut bytes = vec![NUMBERED, stream];
         bytes.extend((number as u32).to_be_bytes());
         bytes.extend(distance.to_be_bytes());
-        bytes.extend(known.encode());
+        bytes.extend(inner);
         bytes
+    }
+
+    /// A report about the lane, which is true once in a while.
+    fn report(&self) -> Vec<u8> {
+        const MOST: u64 = (1 << 62) - 1;
+        let (highest, time) = (self.heard, self.count * 10);
+        let (packets, bytes) = (highest + 1, (highest + 1) * 1_200);
+        let fields = match rand::random_range(0..8) {
+            0 => [highest, time, packets, bytes, 0],
+            1 => [highest, 0, packets, bytes, 0],
+            2 => [highest, MOST, packets, bytes, 0],
+            3 => [highest, time, 0, 0, MOST],
+            4 => [highest, time, packets, MOST, packets],
+            5 => [0, time, 1, bytes, 0],
+            6 => [MOST, time, MOST, MOST, MOST],
+            _ => [
+                highest,
+                rand::random_range(0..MOST),
+                rand::random_range(0..=packets),
+                rand::random_range(0..MOST),
+                0,
+            ],
+        };
+        let mut report = vec![REPORT];
+        fields.into_iter().for_each(|field| put_varint(&mut report, field));
+        report
     }
 
     /// Fills `frames` with payloads to `bytes` bytes, the rest with PADDING.
@@ -179,9 +236,11 @@ impl Contents {
     }
 }
 
-/// The contexts of a numbered payload and of a repair symbol, and the stream of the first service of ours.
+/// The contexts of a report, of a numbered payload and of a repair symbol, and the streams of IP packets and of the first service of ours.
+const REPORT: u8 = 11;
 const NUMBERED: u8 = 12;
 const REPAIR: u8 = 13;
+const OF_PACKETS: u8 = 0;
 const OUR_SERVICE: u8 = 1;
 
 /// A symbol that is shorter than the payloads that it covers, which are the 128 from `first` on.

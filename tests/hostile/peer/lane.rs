@@ -34,6 +34,8 @@ pub(crate) struct Lane {
     seal: Keys,
     open: Keys,
     next_number: u32,
+    /// The newest number of a packet that came.
+    heard: u32,
     batch: Vec<u8>,
     /// The length of the packets in `batch`.
     segment: usize,
@@ -68,6 +70,7 @@ impl Lane {
             seal: Keys::new(secret(0)?),
             open: Keys::new(secret(1)?),
             next_number: 0,
+            heard: 0,
             batch: Vec::new(),
             segment: 0,
         };
@@ -122,6 +125,11 @@ impl Lane {
         self.seal.update();
     }
 
+    /// The newest number of a packet of the agent's that came.
+    pub(crate) fn heard(&self) -> u64 {
+        self.heard.into()
+    }
+
     /// Takes the packets that came, acknowledges them and answers challenges.
     pub(crate) fn receive(&mut self) {
         let mut buffer = [0; 65_536];
@@ -137,6 +145,7 @@ impl Lane {
             }
         }
         if let Some(newest) = newest {
+            self.heard = self.heard.max(newest);
             // Everything up to the newest: no packet is lost here, and the agent counts what it is told.
             let mut frame = vec![ACK];
             put_varint(&mut frame, newest.into());

@@ -13,6 +13,10 @@ pub(crate) enum Incoming {
     Hello {
         services: Vec<Service>,
     },
+    LaneOpen {
+        lane: u64,
+        epoch: u64,
+    },
     LaneAccept {
         lane: u64,
         epoch: u64,
@@ -41,6 +45,7 @@ impl Incoming {
         };
         match kind {
             1 => Self::Hello { services: services(&fields) },
+            2 => Self::LaneOpen { lane: number(1), epoch: number(2) },
             3 => {
                 let connection_id = fields.iter().find_map(|field| match field {
                     (3, Field::Bytes(bytes)) => bytes.as_slice().try_into().ok(),
@@ -89,21 +94,88 @@ pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
     out
 }
 
-/// Datagrams in pieces, repair, `StreamAbort` and `StreamCredit`, which the attacker does not keep to.
-const FEATURES: u64 = 1 << 2 | 1 << 5 | 1 << 9 | 1 << 10;
+/// A proof of a preshared key.
+pub(crate) type Proof = [u8; 16];
 
-/// `Hello` with the features of an agent without a device, but for stream connections, and a service of ours whose payloads wait for
-/// missing ones as long as they may: its terms hold for what we send.
-pub(crate) fn hello(instance: &[u8; 16], max_lanes: u64, possession: &[u8]) -> Vec<u8> {
+/// All that there are, to most of which the attacker does not keep.
+const FEATURES: u64 = (1 << 11) - 1;
+
+/// `Hello` with a service of ours whose payloads wait for missing ones as long as they may: its terms hold for what we send.
+pub(crate) fn hello(instance: &[u8; 16], max_lanes: u64, possession: &[u8], proofs: &[Proof]) -> Vec<u8> {
     let hello = Message::default().number(1, 1).bytes(2, instance).bytes(3, b"hostile").number(4, 2);
     let hello = hello.number(5, max_lanes).number(6, 1472);
-    let repair = Message::default().number(1, 1).number(2, 2_000).number(3, 1_000_000).number(4, 1);
-    let service = Message::default().number(1, 0).bytes(2, b"lure").number(3, 1).bytes(7, &repair.encode());
-    envelope(1, hello.bytes(7, &service.encode()).number(8, FEATURES).bytes(9, possession))
+    let service =
+        Message::default().number(1, 0).bytes(2, b"lure").number(3, 1).bytes(7, &waiting().encode());
+    let hello = hello.bytes(7, &service.encode()).number(8, FEATURES).bytes(9, possession);
+    envelope(1, proofs.iter().fold(hello, |hello, proof| hello.bytes(10, proof)))
 }
 
-pub(crate) fn lane_open(lane: u64, epoch: u64, connection_id: &[u8; 8]) -> Vec<u8> {
-    envelope(2, Message::default().number(1, lane).number(2, epoch).bytes(3, connection_id))
+/// Terms of repair by which payloads wait for missing ones, in order, as long as they may.
+fn waiting() -> Message {
+    Message::default().number(1, 1).number(2, 2_000).number(3, 1_000_000).number(4, 1)
+}
+
+/// `PacketRepair` by which our IP packets wait so.
+pub(crate) fn packet_repair() -> Vec<u8> {
+    envelope(14, waiting())
+}
+
+pub(crate) fn lane_open(
+    lane: u64,
+    epoch: u64,
+    connection_id: &[u8; 8],
+    preshared_key: Option<&Proof>,
+) -> Vec<u8> {
+    let open = Message::default().number(1, lane).number(2, epoch).bytes(3, connection_id);
+    envelope(2, preshared_key.into_iter().fold(open, |open, proof| open.bytes(4, proof)))
+}
+
+/// `LaneAccept` under a connection ID that nobody has.
+pub(crate) fn lane_accept(lane: u64, epoch: u64) -> Vec<u8> {
+    let accept = Message::default().number(1, lane).number(2, epoch);
+    envelope(3, accept.bytes(3, &rand::random::<[u8; 8]>()))
+}
+
+pub(crate) fn lane_refuse(lane: u64, epoch: u64, reason: u64) -> Vec<u8> {
+    envelope(4, Message::default().number(1, lane).number(2, epoch).number(3, reason))
+}
+
+pub(crate) fn lane_close(lane: u64, epoch: u64, cause: u64) -> Vec<u8> {
+    envelope(5, Message::default().number(1, lane).number(2, epoch).number(3, cause))
+}
+
+/// `Here`, as large as an honest one.
+pub(crate) fn here() -> Vec<u8> {
+    envelope(7, Message::default().bytes(1, &[0; 1_000]))
+}
+
+pub(crate) fn join(instance: &[u8; 16], session: &[u8; 16], number: u64, possession: &[u8]) -> Vec<u8> {
+    let join = Message::default().bytes(1, instance).bytes(2, session);
+    envelope(8, join.number(3, number).bytes(4, possession))
+}
+
+pub(crate) fn streams_wanted() -> Vec<u8> {
+    envelope(10, Message::default())
+}
+
+pub(crate) fn release() -> Vec<u8> {
+    envelope(11, Message::default())
+}
+
+pub(crate) fn receive_rate(bits_per_second: u64) -> Vec<u8> {
+    envelope(12, Message::default().number(1, bits_per_second))
+}
+
+pub(crate) fn reports_wanted(wanted: bool) -> Vec<u8> {
+    envelope(13, Message::default().number(1, wanted.into()))
+}
+
+pub(crate) fn preshared_keys(proofs: &[Proof]) -> Vec<u8> {
+    envelope(15, proofs.iter().fold(Message::default(), |message, proof| message.bytes(1, proof)))
+}
+
+pub(crate) fn leave() -> Vec<u8> {
+    envelope(17, Message::default())
 }
 
 /// Limit on the streams that a message names.

@@ -7,6 +7,9 @@
 //! | which attacks there are, and what each sends | `attack.rs` |
 //! | what fills the packets of a lane, or the DATAGRAM frames of standard mode | `contents.rs` |
 //! | the attacks on the control connection and its streams | `rounds.rs` |
+//! | ClientHellos that come to nothing, connections that join a session | `handshakes.rs` |
+//! | preshared keys | `rotations.rs` |
+//! | IP packets | `packets.rs` |
 //! | how much of a processor and how many packets it may take | `duty.rs` |
 //! | dialling, the hellos, the control stream | `session.rs` |
 //! | the control messages, by hand | `messages.rs` |
@@ -16,9 +19,12 @@
 mod attack;
 mod contents;
 mod duty;
+mod handshakes;
 mod keys;
 mod lane;
 mod messages;
+mod packets;
+pub(crate) mod rotations;
 mod rounds;
 mod session;
 mod socket;
@@ -29,7 +35,7 @@ mod payload;
 #[cfg_attr(not(test), expect(dead_code, reason = "the attacker reads only what it needs"))]
 #[path = "../../interop/protobuf.rs"]
 mod protobuf;
-#[expect(dead_code, reason = "the attacker only dials")]
+#[expect(dead_code, reason = "the attacker has one key, and dials or listens by it")]
 #[path = "../../interop/tls.rs"]
 mod tls;
 

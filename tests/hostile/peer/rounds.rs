@@ -9,8 +9,10 @@ use tokio::time::{sleep, timeout};
 
 use super::{
     attack::{Attack, Attacker, Lanes, Mode},
-    messages::{self, STREAMS_IN_MESSAGE},
+    handshakes,
+    messages::{self, Incoming, STREAMS_IN_MESSAGE},
     payload::{Payload, put_varint},
+    rotations,
     session::Session,
 };
 
@@ -51,6 +53,12 @@ pub(super) async fn harm(
             wait_for_end(session).await;
             Ok(())
         }
+        Attack::Joins => handshakes::joins(attacker, session).await,
+        Attack::PresharedKeys => rotations::rotate(attacker, session).await,
+        Attack::HalfHellos => handshakes::half_hellos(attacker, session).await,
+        Attack::WrongShares => handshakes::wrong_shares(attacker, session).await,
+        Attack::Farewells => farewells(attacker, session).await,
+        Attack::Leaving => leaving(attacker, session).await,
         Attack::Lanes => abandoned_lanes(attacker, session).await,
         Attack::Headerless => headerless(attacker, session).await,
         Attack::Unread => unread(attacker, session).await,
@@ -68,11 +76,14 @@ pub(super) async fn harm(
         | Attack::Held
         | Attack::Gaps
         | Attack::Symbols
+        | Attack::Reports
+        | Attack::Packets
+        | Attack::HeldPackets
         | Attack::Mixed => Ok(()),
     }
 }
 
-async fn wait_for_end(session: &Session) {
+pub(super) async fn wait_for_end(session: &Session) {
     // An agent that lets the session live is attacked on it again.
     drop(timeout(END_LIMIT, session.connection.closed()).await);
 }
@@ -276,8 +287,91 @@ async fn oversized(attacker: &mut Attacker, session: &mut Session, round: u64) -
     Ok(())
 }
 
-/// What goes on beside the packets of the mixture: as many messages as a session survives, and streams.
-pub(super) async fn beside(session: &mut Session, lanes: &mut Lanes, count: usize) -> Result<()> {
+/// Closes lanes that are there, were there and never were, for each cause in turn, as often as a session survives. At the end of a
+/// session comes what only the agent may say, or only a stream connection.
+async fn farewells(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    /// 1,000 units a second are free; a message costs one, and an address that is shown four.
+    const INTERVAL: Duration = Duration::from_millis(50);
+    const LANES_A_ROUND: u64 = 8;
+    const ROUNDS: u64 = 100;
+    const CAUSES: u64 = 7;
+    let (mut lanes, mut round) = (Lanes::default(), 0_u64);
+    while attacker.goes_on(session) {
+        let mut said = messages::here();
+        for place in 0..LANES_A_ROUND {
+            let index = (round * LANES_A_ROUND + place) % 64;
+            if attacker.mode == Mode::Lanes {
+                lanes.ask(session, index).await?;
+            }
+            for (later, epoch) in
+                [lanes.epoch, lanes.epoch, lanes.epoch / 2, lanes.epoch + 1].into_iter().enumerate()
+            {
+                said.extend(messages::lane_close(index, epoch, (round + place + later as u64) % CAUSES));
+            }
+        }
+        session.control.write_all(&said).await?;
+        while session.inbox.try_recv().is_ok() {}
+        round += 1;
+        if round.is_multiple_of(ROUNDS) {
+            let all = [messages::leave(), messages::release(), messages::streams_wanted()];
+            session.control.write_all(&all[(round / ROUNDS) as usize % all.len()]).await?;
+            wait_for_end(session).await;
+        }
+        attacker.rest().await;
+        sleep(INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// To an agent that dialled us: asks it to leave without letting it go, for streams that nobody needs, and for lanes that are closed as
+/// soon as they are asked for.
+async fn leaving(attacker: &mut Attacker, session: &mut Session) -> Result<()> {
+    /// 1,000 units a second are free, and each message costs one.
+    const INTERVAL: Duration = Duration::from_millis(25);
+    const EACH: usize = 5;
+    /// Answers to one `LaneOpen`, and how many of these are answered in a round.
+    const CAUSES: u64 = 5;
+    const OPENINGS: usize = 2;
+    const ROUNDS: u32 = 60;
+    for _ in 0..ROUNDS {
+        if !attacker.goes_on(session) {
+            break;
+        }
+        let mut said = messages::leave().repeat(EACH);
+        said.extend(messages::streams_wanted().repeat(EACH));
+        let mut answered = 0;
+        while answered < OPENINGS
+            && let Ok(message) = session.inbox.try_recv()
+        {
+            if let Incoming::LaneOpen { lane, epoch } = message {
+                answered += 1;
+                said.extend(messages::lane_accept(lane, epoch));
+                said.extend(messages::lane_refuse(lane, epoch, 2));
+                said.extend((1..=CAUSES).flat_map(|cause| messages::lane_close(lane, epoch, cause)));
+            }
+        }
+        session.control.write_all(&said).await?;
+        attacker.rest().await;
+        sleep(INTERVAL).await;
+    }
+    Ok(())
+}
+
+/// What goes on beside the packets of an attack: as many messages as a session survives, and streams.
+pub(super) async fn beside(
+    attack: Attack,
+    session: &mut Session,
+    lanes: &mut Lanes,
+    count: usize,
+) -> Result<()> {
+    if attack == Attack::Reports {
+        let rate = [0, 1, 1_000_000, u64::MAX][count % 4];
+        session.control.write_all(&messages::reports_wanted(count.is_multiple_of(2))).await?;
+        session.control.write_all(&messages::receive_rate(rate)).await?;
+    }
+    if attack != Attack::Mixed {
+        return Ok(());
+    }
     let name = if count.is_multiple_of(2) { "one" } else { "" };
     session.control.write_all(&messages::services_changed(name)).await?;
     lanes.ask(session, 2 + count as u64 % 62).await?;

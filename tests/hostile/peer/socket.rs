@@ -53,7 +53,11 @@ pub(crate) struct Leaky {
 impl Leaky {
     /// On any port of 127.0.0.1.
     pub(crate) fn new(sent: &Arc<Sent>) -> io::Result<Arc<Self>> {
-        let socket = UdpSocket::bind((Ipv4Addr::LOCALHOST, 0))?;
+        Self::at((Ipv4Addr::LOCALHOST, 0).into(), sent)
+    }
+
+    pub(crate) fn at(address: SocketAddr, sent: &Arc<Sent>) -> io::Result<Arc<Self>> {
+        let socket = UdpSocket::bind(address)?;
         let inner = TokioRuntime.wrap_udp_socket(socket)?;
         let (loses_next, scrambled) = (AtomicBool::new(false), Mutex::new(None));
         Ok(Arc::new(Self { inner, sent: Arc::clone(sent), loses_next, scrambled }))

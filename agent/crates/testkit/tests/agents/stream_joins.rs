@@ -113,6 +113,22 @@ fn a_join_of_another_session_or_process_is_closed() {
 }
 
 #[test]
+fn a_join_of_the_session_of_another_peer_is_closed_and_takes_nothing_from_it() {
+    let mut joining = Joining::new(3035, &MaliciousPeer::hello_with_streams(4));
+    let workers = &joining.flood.pair.world.agent(joining.flood.pair.exit).workers;
+    let innocent = &workers[0].peers()[0].data;
+    let (name, instance) = (innocent.link.as_ref().unwrap().name, innocent.instance.unwrap());
+    joining.say(Join { instance, ..joining.second.join(name, 1) });
+    assert!(!joining.is_joined());
+    joining.run(2100);
+    assert_eq!(joining.second.closed(), Some(CloseReason::NoSession));
+    let workers = &joining.flood.pair.world.agent(joining.flood.pair.exit).workers;
+    let is_empty = |place: usize| workers.iter().all(|worker| worker.peers()[place].streams.all.is_empty());
+    assert!(is_empty(0) && is_empty(1));
+    joining.flood.assert_innocent_is_unharmed();
+}
+
+#[test]
 fn a_join_without_its_proof_or_with_one_of_another_connection_is_a_violation() {
     for (replayed, seed) in [(false, 3040), (true, 3041)] {
         let mut joining = Joining::new(seed, &MaliciousPeer::hello_with_streams(4));
