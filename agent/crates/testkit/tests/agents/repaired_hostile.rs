@@ -3,11 +3,12 @@
 use std::{cell::RefCell, net::SocketAddr, time::Duration};
 
 use dataplane::repair::Ask;
+use ip::model::Recipe;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{
     context::{Context, ServiceNumber},
-    messages::Features,
-    repair::{StreamNumber, StreamOf},
+    messages::{Features, Message},
+    repair::{Deadline, Mode, Order, StreamNumber, StreamOf, Terms},
 };
 
 use testkit::simulation::cost::MOST_TURN;
@@ -294,6 +295,74 @@ fn payloads_that_are_given_up_together_are_delivered_over_several_turns() {
             }
             let taken = delivered(&mut flood) - before;
             assert!(taken * 10 >= u64::from(COUNT) * 9, "{taken} delivered");
+            longest.push(flood.pair.world.agent(exit).longest_turn());
+            assert_eq!(flood.pair.world.excess(exit), None);
+            let kept = flood.metric("culvert_repair_bytes");
+            assert!(kept < 400 << 10, "what waited is given back: {kept} bytes");
+            beside.assert_whole(&mut flood);
+            flood.assert_innocent_is_unharmed();
+        }
+        println!("longest turns, plain and held: {longest:?}");
+        assert!(longest[1] <= longest[0].max(MOST_TURN), "{longest:?}");
+    }
+}
+
+/// Packets of the malicious peer's inner address, of 40 flows in turn.
+fn held_packets(numbered: bool, count: u32) -> Vec<Vec<u8>> {
+    let stream = StreamNumber::of(StreamOf::Packets).unwrap();
+    let frame = |index: u32| {
+        let [.., high, low] = index.to_be_bytes();
+        let recipe =
+            Recipe { flow: low % 40, id: u16::from_be_bytes([high, low]), payload: 8, ..Recipe::UDP };
+        [&[0], &*recipe.complete()].concat()
+    };
+    (1..=count)
+        .map(|number| {
+            let header = Context::Numbered { stream, number, distance: 1, payload_at: 0 }.encode();
+            if numbered { [header.as_slice(), &frame(number)].concat() } else { frame(number) }
+        })
+        .collect()
+}
+
+#[test]
+fn ip_packets_that_are_given_up_together_are_written_over_several_turns() {
+    const COUNT: u32 = 20_000;
+    for (standard, seed) in [(false, 9723), (true, 9724)] {
+        let mut longest = Vec::new();
+        for is_numbered in [false, true] {
+            let device = "allowed_ips = [\"10.9.0.0/24\"]\n[limits]\nrepair_bytes = \"64MiB\"\n[tun]\naddress = [\"10.9.1.254/24\"]";
+            let mut flood = GateFlood::new(seed, device);
+            flood.say_hello(standard, Features::REPAIR.and(Features::PACKETS));
+            let deadline = Deadline::Fixed(Duration::from_millis(400));
+            let terms = Terms { mode: Mode::Retransmit, deadline, order: Order::Hold, ..Terms::OFF };
+            flood.malicious.say(&Message::PacketRepair(Some(terms)));
+            flood.run(50);
+            let exit = flood.pair.exit;
+            let mut beside = Beside::new(&mut flood);
+            flood.pair.world.agent(exit).longest_turn();
+            let mut written = 0;
+            let mut take = |flood: &mut GateFlood| {
+                written += flood.pair.world.agent(exit).tun().take_written().len();
+                written
+            };
+            for packets in held_packets(is_numbered, COUNT).chunks(200) {
+                packets.iter().for_each(|packet| send(&mut flood, standard, packet));
+                beside.send();
+                flood.run(1);
+                beside.receive();
+            }
+            let before = take(&mut flood);
+            if is_numbered {
+                assert_eq!(before, 0, "they wait");
+                flood.pair.world.slow_down(exit, Duration::from_millis(1));
+            }
+            for _ in 0..1_500 {
+                beside.send();
+                flood.run(1);
+                beside.receive();
+            }
+            let written = take(&mut flood);
+            assert!(written * 10 >= COUNT as usize * 9, "{written} written");
             longest.push(flood.pair.world.agent(exit).longest_turn());
             assert_eq!(flood.pair.world.excess(exit), None);
             let kept = flood.metric("culvert_repair_bytes");
