@@ -25,7 +25,10 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{sleep, timeout},
 };
-use wire::panics::{self, Part};
+use wire::{
+    files::Replacement,
+    panics::{self, Part},
+};
 
 use crate::control_socket::{Desk, failed, protocol::MAX_REQUEST_BYTES, wrong};
 
@@ -153,18 +156,12 @@ fn bind(path: &Path) -> Result<(UnixListener, OwnFile), ListenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(cause) => return Err(refused(cause)),
     }
-    let mut unready = path.as_os_str().to_owned();
-    unready.push(".new");
-    let unready = PathBuf::from(unready);
-    match fs::remove_file(&unready) {
-        Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(refused(cause)),
-        Ok(()) | Err(_) => {}
-    }
-    let socket = bound_private(&unready).map_err(refused)?;
+    let unready = Replacement::of(path).map_err(refused)?;
+    let socket = bound_private(unready.path()).map_err(refused)?;
     socket.listen(BACKLOG).map_err(refused)?;
     let listener = UnixListener::from(OwnedFd::from(socket));
-    let metadata = fs::symlink_metadata(&unready).map_err(refused)?;
-    fs::rename(&unready, path).map_err(refused)?;
+    let metadata = fs::symlink_metadata(unready.path()).map_err(refused)?;
+    unready.put().map_err(refused)?;
     Ok((listener, OwnFile { path: path.to_owned(), identity: (metadata.dev(), metadata.ino()) }))
 }
 
