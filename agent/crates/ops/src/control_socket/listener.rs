@@ -208,6 +208,7 @@ async fn serve(listener: tokio::net::UnixListener, desk: Arc<Desk>, mut stop: wa
 
 /// Answers one line after the other, until the client ends or takes too long.
 async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: OwnedSemaphorePermit) {
+    let program = desk.program;
     let (from, mut to) = stream.into_split();
     let mut from = BufReader::new(from);
     loop {
@@ -232,7 +233,7 @@ async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: Owne
         } else {
             wrong(format!("not a line of at most {MAX_REQUEST_BYTES} bytes"))
         };
-        let sent = timeout(TIMEOUT, to.write_all(answer.to_line().as_bytes())).await;
+        let sent = timeout(TIMEOUT, to.write_all(answer.to_line(program).as_bytes())).await;
         if !complete || !matches!(sent, Ok(Ok(()))) {
             return;
         }
