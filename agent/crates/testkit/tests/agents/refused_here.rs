@@ -162,7 +162,7 @@ fn a_session_without_lanes_ends_after_half_a_minute_of_refusals_too() {
     assert!(hub(&mut pair, 3) > 50);
     pair.world.fabric.set_device_mtu(ENTRY, 1100);
     assert!(hub(&mut pair, 20) >= 150, "small datagrams still pass");
-    let refused = pair.world.peer(pair.entry).send_error.clone().unwrap();
+    let refused = pair.world.peer(pair.entry).send_error.unwrap();
     assert!(refused.reason.contains("Message too long"), "{refused:?}");
     assert!(pair.world.peer(pair.entry).connected());
     // The device is as before for a while: nothing ends.
