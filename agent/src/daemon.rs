@@ -373,7 +373,7 @@ impl WorkerStart {
 /// an agent that was started by hand has none.
 fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Option<ControlSocket>> {
     let Some(path) = &config.control else { return Ok(None) };
-    let desk = Desk::new(running.own_key, Arc::clone(running) as _);
+    let desk = Desk::new(running.own_key, env!("CULVERT_VERSION"), Arc::clone(running) as _);
     match ControlSocket::open(path, desk) {
         Ok(socket) => Ok(Some(socket)),
         Err(ListenError::Refused { path, cause }) if path == Path::new(defaults::CONTROL_SOCKET) => {

@@ -290,3 +290,39 @@ fn genpsk_never_overwrites_and_its_key_is_one_that_a_peer_can_have() {
     let words = text(&exposed.stderr);
     assert!(words.contains("peer[0].preshared_key_file") && words.contains("chmod o= "), "{words}");
 }
+
+#[test]
+fn a_file_in_another_encoding_says_which_and_how_to_convert_it() {
+    let case = Case::new();
+    let file = case.file();
+    let utf16 = |bytes: fn(u16) -> [u8; 2], mark: &str| {
+        format!("{mark}{}", case.text).encode_utf16().flat_map(bytes).collect::<Vec<u8>>()
+    };
+    for (what, bytes, words) in [
+        (
+            "UTF-16 as Notepad writes it",
+            utf16(u16::to_le_bytes, "\u{feff}"),
+            ["text in UTF-16", "iconv -f UTF-16 "],
+        ),
+        ("without a mark", utf16(u16::to_le_bytes, ""), ["text in UTF-16", "iconv -f UTF-16LE "]),
+        ("big-endian", utf16(u16::to_be_bytes, ""), ["text in UTF-16", "iconv -f UTF-16BE "]),
+        (
+            "Latin-1",
+            [b"# Gr\xfc\xdfe\n", case.text.as_bytes()].concat(),
+            ["byte 0xfc in line 1", "iconv -f WINDOWS-1252 "],
+        ),
+        ("cut short by a crash", [b"# cut\n", &[0; 4096][..]].concat(), ["NUL byte in line 2", "restore it"]),
+    ] {
+        fs::write(&file, bytes).unwrap();
+        let output = culvert(&["check", "--config", file.to_str().unwrap()]);
+        let stderr = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(2), "{what}: {stderr}");
+        let lines: Vec<&str> = stderr.lines().collect();
+        let &[line] = &lines[..] else { panic!("{what}: {stderr}") };
+        assert!(words.iter().all(|word| line.contains(word)), "{what}: {stderr}");
+    }
+    // A mark before UTF-8 is nothing wrong.
+    fs::write(&file, format!("\u{feff}{}", case.text)).unwrap();
+    let output = culvert(&["check", "--config", file.to_str().unwrap()]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}

@@ -4,17 +4,17 @@ use std::{
     fs,
     os::unix::fs::{FileTypeExt, PermissionsExt},
     path::{Path, PathBuf},
-    process::Output,
+    process::{Command, Output},
     sync::mpsc,
     thread,
 };
 
 use culvert_tests::{
-    agent::{Agent, culvert, keygen},
-    needs,
+    agent::{Agent, SHUTDOWN_LIMIT, binary, culvert, keygen},
+    needs::{self, Need},
     place::Place,
     ports,
-    process::text,
+    process::{run, text},
 };
 use serde_json::Value;
 use tempfile::TempDir;
@@ -363,4 +363,38 @@ fn a_daemon_that_is_killed_while_peers_are_added_leaves_the_file_whole() {
     assert!((kept..=kept + 1).contains(&listed.len()), "{kept} were confirmed: {listed:?}");
     agent.start();
     assert_eq!(agent.terminate().code(), Some(0));
+}
+
+/// Offline, the command itself writes the file; the daemon does it by the same code.
+#[test]
+fn a_full_disk_keeps_the_peers_that_there_are_and_no_half_file() {
+    let needed = [Need::RootFor("a disk of its own is mounted"), Need::Tool("unshare", "util-linux")];
+    if !needs::met("full disk", &needed) {
+        return;
+    }
+    let site = Site::new("");
+    let key = site.key("a.key");
+    let state = site.state();
+    let folder = state.parent().unwrap().display();
+    fs::create_dir_all(state.parent().unwrap()).unwrap();
+    let add = |name: &str| {
+        format!("{} peer add --config {} -- {name} {key}", binary().display(), site.file.display())
+    };
+    let script = format!(
+        "mount -t tmpfs -o size=16k none {folder} && {first} >&2 || exit 9
+         cat /dev/zero > {folder}/fill 2>/dev/null
+         {second} && exit 8
+         {culvert} keygen --out {folder}/key && exit 7
+         ls {folder}; cat {state}",
+        first = add("first"),
+        culvert = binary().display(),
+        second = add("second").replace(&key, &site.key("b.key")),
+        state = state.display(),
+    );
+    let output = run(Command::new("unshare").args(["--mount", "sh", "-c", &script]), SHUTDOWN_LIMIT);
+    let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!(output.status.code(), Some(0), "{stdout} {stderr}");
+    assert!(stderr.contains("No space left on device") && stderr.contains("remedy: make room"), "{stderr}");
+    assert!(stdout.starts_with("fill\npeers.lock\npeers.toml\n"), "{stdout}");
+    assert!(stdout.contains("\"first\"") && !stdout.contains("second"), "{stdout}");
 }

@@ -2,10 +2,12 @@
 
 use std::{
     fs::{self, File},
-    io::{Read as _, Write},
+    io::{BufRead as _, BufReader, Read as _, Write},
     net::{Shutdown, TcpStream},
+    os::unix::net::UnixListener,
     path::{Path, PathBuf},
     process::{Command, Output, Stdio},
+    thread,
     time::Duration,
 };
 
@@ -319,4 +321,32 @@ fn watch_into_a_file_prints_one_status_after_the_other() {
         assert_eq!((&status["version"], &status["status"]["workers"]), (&1.into(), &2.into()));
     }
     assert!(!read(&text_file).contains('\x1b'));
+}
+
+#[test]
+fn a_daemon_of_another_version_is_named_beside_the_command() {
+    let version = text(&culvert(&["--version"]).stdout);
+    let ours = format!("this command is {}", version.trim());
+    let folder = tempfile::tempdir().unwrap();
+    let socket = folder.path().join("control");
+    let listener = UnixListener::bind(&socket).unwrap();
+    let refused = r#""answer":"refused","bad_input":true,"error":"not a request: unknown variant `status`""#;
+    for (members, theirs) in [
+        (r#""answer":"status","status":{}"#, "the daemon is an older one, which does not say its version"),
+        (r#""answer":"status","status":{},"program":"9.0.0 (f00)""#, "the daemon is culvert 9.0.0 (f00)"),
+        (refused, "the daemon is an older one, which does not say its version"),
+    ] {
+        let output = thread::scope(|scope| {
+            scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+                writeln!(stream, "{{{members},\"version\":1}}").unwrap();
+            });
+            culvert(&["status", "--socket", socket.to_str().unwrap()])
+        });
+        let stderr = text(&output.stderr);
+        assert_ne!(output.status.code(), Some(0), "{stderr}");
+        let remedy = "(remedy: the culvert command of the same version as the daemon";
+        assert!([ours.as_str(), theirs, remedy].iter().all(|words| stderr.contains(words)), "{stderr}");
+    }
 }

@@ -4,6 +4,7 @@
 
 mod database;
 mod reach;
+mod refused;
 mod striping;
 mod vanished;
 

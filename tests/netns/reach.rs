@@ -13,7 +13,7 @@ use serde_json::Value;
 
 /// Runs the doctor where the agent would run: the exit code and the report.
 #[track_caller]
-fn examine(agent: &Agent) -> (Option<i32>, Value) {
+pub(crate) fn examine(agent: &Agent) -> (Option<i32>, Value) {
     let mut command = agent.place().command(binary());
     command.args(["doctor", "--json", "--wait", "2s", "--config"]).arg(agent.config());
     let output = run(&mut command, Duration::from_secs(60));

@@ -14,7 +14,7 @@ use crate::{
     process::{run, text},
 };
 
-/// A rule of nftables that discards what arrives at a place or passes it, without a word to the sender; dropping it removes the
+/// A rule of nftables that discards what arrives at a place or passes it, without a word to the sender, or what it sends; dropping it removes the
 /// rule.
 #[derive(Debug)]
 pub struct Blockade {
@@ -41,6 +41,16 @@ impl Blockade {
     #[track_caller]
     pub fn on_the_way(place: &Place, pattern: &str) -> Self {
         Self::at(place, "forward", pattern)
+    }
+
+    /// Discards what the host itself sends, which its kernel tells the sender: EPERM.
+    ///
+    /// # Panics
+    /// When nftables refuses, or outside of a namespace that the test made.
+    #[must_use]
+    #[track_caller]
+    pub fn of_own(place: &Place, pattern: &str) -> Self {
+        Self::at(place, "output", pattern)
     }
 
     #[track_caller]

@@ -85,7 +85,7 @@ pub fn missing(test: &str, why: &str) {
 }
 
 /// Lists the test as skipped, for root and in CI too: `why` cannot be had here.
-pub(crate) fn skipped(test: &str, why: &str) {
+pub fn skipped(test: &str, why: &str) {
     let line = format!("SKIPPED: {test}: needs {why}\n");
     // Not `eprintln`, whose output is captured when a test passes.
     io::stderr().write_all(line.as_bytes()).expect("standard error is open");

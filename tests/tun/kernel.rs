@@ -1,8 +1,9 @@
 //! MTU, routes and rules, as `ip` shows them.
 
-use std::{net::UdpSocket, sync::Arc};
+use std::{fs, net::UdpSocket, os::unix::fs::MetadataExt, path::PathBuf, sync::Arc, thread, time::Duration};
 
 use config::Config;
+use culvert_tests::{clock, place::Place, process::Running};
 use engine::{metrics::Value, origin::PeerOrigin, registry::PeerRegistry, tunnel::Tunnel};
 use gate::identity::Endpoint;
 use net::tun::TunPort;
@@ -299,4 +300,57 @@ fn what_the_kernel_drops_is_counted() {
     }
     until(&space, "-s link show culvert7", |_| dropped("uplink") >= 500);
     assert_eq!(dropped("downlink"), 0);
+}
+
+/// The processor time of the tunnel's thread in `space`, in ticks of 10 ms.
+fn ticks(space: &Space) -> u64 {
+    let Place::Namespace(name) = space.place() else { panic!("a namespace") };
+    let own = fs::metadata(format!("/run/netns/{name}")).unwrap().ino();
+    let threads = fs::read_dir("/proc/self/task").unwrap().map(|thread| thread.unwrap().path());
+    let is_it = |thread: &PathBuf| {
+        let is_own = fs::metadata(thread.join("ns/net")).is_ok_and(|space| space.ino() == own);
+        is_own && fs::read_to_string(thread.join("comm")).is_ok_and(|name| name.trim() == "culvert-tunnel")
+    };
+    let [thread] = &threads.filter(is_it).collect::<Vec<_>>()[..] else { panic!("one thread") };
+    let stat = fs::read_to_string(thread.join("stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    // utime and stime of proc(5).
+    fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+}
+
+#[test]
+fn a_route_beside_five_thousand_is_one_change_and_looking_after_them_is_cheap() {
+    let Some(space) = Space::new("5,000 routes into a TUN device") else { return };
+    let many: Vec<String> = (0..5_000).map(|n| format!("10.{}.{}.0/24", 64 + n / 256, n % 256)).collect();
+    let config = with_peers(0, &[&many.join(" "), "192.0.2.0/24"]);
+    let registry = registry(&config);
+    registry.remove("b").unwrap();
+    let begun = clock::now();
+    let _open = start_with(&space, &config, &registry, "10.9.0.1/24");
+    until(&space, "route show proto 199", |said| said.lines().count() == 5_000);
+    let set = begun.elapsed();
+
+    // The kernel tells a listener of each change.
+    let log = tempfile::NamedTempFile::new().unwrap();
+    let mut monitor = space.place().command("ip");
+    monitor.args(["-4", "monitor", "route"]).stdout(log.reopen().unwrap());
+    let _monitor = Running::start("ip monitor", &mut monitor);
+    thread::sleep(Duration::from_secs(1));
+    let before = ticks(&space);
+    let begun = clock::now();
+    registry.add(config.peers[1].clone(), PeerOrigin::State).unwrap();
+    let wanted = "192.0.2.0/24 dev culvert7 proto 199 scope link";
+    becomes(&space, "route show 192.0.2.0/24", &[wanted]);
+    let added = begun.elapsed();
+    thread::sleep(Duration::from_secs(10));
+    let spent = Duration::from_millis(10 * (ticks(&space) - before));
+    println!("5,000 routes set in {set:?}, one more in {added:?}; 10 s of looking after them: {spent:?}");
+    let told = fs::read_to_string(log.path()).unwrap();
+    let told: Vec<&str> = told.lines().collect();
+    assert!(
+        told.len() == 1 && told[0].starts_with("192.0.2.0/24 dev culvert7"),
+        "{} changes: {told:.3?}",
+        told.len()
+    );
+    assert!(spent < Duration::from_secs(1), "{spent:?}");
 }

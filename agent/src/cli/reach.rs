@@ -84,7 +84,7 @@ impl Reach {
             },
             (None, None) => PathBuf::from(defaults::CONTROL_SOCKET),
         };
-        match (client::ask(&socket, request), config) {
+        match (client::ask(&socket, request, env!("CULVERT_VERSION")), config) {
             (Ok(Answer::Refused { bad_input: true, error }), _) => Err(Failure::Input(error)),
             (Ok(Answer::Refused { bad_input: false, error }), _) => {
                 Err(Failure::Runtime(anyhow::Error::msg(error)))

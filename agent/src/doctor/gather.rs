@@ -166,7 +166,7 @@ fn daemon(config: &Config) -> Daemon {
         (false, Ok(false) | Err(_)) => Daemon::Absent,
     };
     let Some(socket) = &config.control else { return trace() };
-    match client::ask(socket, &Request::Status(Scope::default())) {
+    match client::ask(socket, &Request::Status(Scope::default()), env!("CULVERT_VERSION")) {
         Ok(Answer::Status { status }) => Daemon::Running(status),
         Ok(_) => Daemon::Mute("its answer is of another kind".to_owned()),
         Err(AskError::NotRunning(_)) => trace(),

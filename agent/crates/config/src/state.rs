@@ -4,7 +4,7 @@
 
 use std::{
     fmt::Write as _,
-    fs::{self, File, TryLockError},
+    fs::{File, TryLockError},
     io::{self, Write as _},
     path::{Path, PathBuf},
     sync::Arc,
@@ -16,7 +16,7 @@ use gate::identity::PublicKey;
 use net::folder;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
-use wire::files;
+use wire::files::{self, Replacement};
 
 use crate::{
     Config, ConfigProblems, Peer,
@@ -81,7 +81,7 @@ pub enum StateError {
     #[error("there is no state folder: identity.state_dir is empty (remedy: set it)")]
     Nowhere,
     /// The folder or the file cannot be used.
-    #[error("{}: {cause} (remedy: let the user that runs culvert write there, or set identity.state_dir)", path.display())]
+    #[error("{}: {cause} (remedy: {})", path.display(), remedy(.cause))]
     Unusable {
         /// The folder or the file that cannot be used.
         path: PathBuf,
@@ -109,6 +109,17 @@ pub enum StateError {
         /// Where, and what was expected there.
         cause: Box<toml::de::Error>,
     },
+}
+
+fn remedy(cause: &io::Error) -> &'static str {
+    let is = |kinds: &[io::ErrorKind]| kinds.contains(&cause.kind());
+    if is(&[io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded]) {
+        "make room on the file system that it is on, and do it again; or set identity.state_dir"
+    } else if is(&[io::ErrorKind::ReadOnlyFilesystem]) {
+        "have its file system writable for the daemon (mount, ReadWritePaths=), or set identity.state_dir"
+    } else {
+        "let the user that runs culvert write there, or set identity.state_dir"
+    }
 }
 
 /// What makes an error of the kernel's refusal.
@@ -326,18 +337,15 @@ impl Edit {
     pub fn commit(self) -> Result<(), StateError> {
         let new_path = self.path.with_extension("toml.new");
         let write = || {
-            // What a killed writer left, or a link that somebody planted to have another file overwritten.
-            match fs::remove_file(&new_path) {
-                Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-                Ok(()) | Err(_) => {}
-            }
+            let replacement = Replacement::beside(&self.path, new_path.clone())?;
             // Root may edit what the daemon, another user, must read.
-            let mut file = folder::create_file(&new_path, &self.folder.metadata()?)?;
+            let mut file = folder::create_file(replacement.path(), &self.folder.metadata()?)?;
             file.write_all(self.text.as_bytes())?;
-            file.sync_all()
+            file.sync_all()?;
+            Ok(replacement)
         };
-        write().map_err(unusable(&new_path))?;
-        fs::rename(&new_path, &self.path).map_err(unusable(&self.path))?;
+        let written = write().map_err(unusable(&new_path))?;
+        written.put().map_err(unusable(&self.path))?;
         self.folder.sync_all().map_err(unusable(&self.path))
     }
 

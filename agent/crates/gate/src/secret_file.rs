@@ -1,7 +1,7 @@
 //! Files that hold a secret: refused if every user can access them, and never overwritten.
 
 use std::{
-    fs::OpenOptions,
+    fs::{self, OpenOptions},
     io::{self, Read, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
@@ -106,5 +106,9 @@ pub(crate) fn write_new(path: &Path, what: &'static str, text: &[u8]) -> Result<
         if exists { SecretError::Exists { path, what } } else { SecretError::Write { path, cause } }
     };
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path).map_err(failed)?;
-    file.write_all(text).and_then(|()| file.sync_all()).map_err(failed)
+    file.write_all(text).and_then(|()| file.sync_all()).map_err(|cause| {
+        // A full disk would keep an empty file, which is never overwritten.
+        fs::remove_file(path).ok();
+        failed(cause)
+    })
 }

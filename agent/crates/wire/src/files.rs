@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{File, FileType, OpenOptions},
+    fs::{self, File, FileType, OpenOptions},
     io::{self, Read},
     os::unix::fs::{FileTypeExt, OpenOptionsExt},
     path::{Path, PathBuf},
@@ -38,6 +38,63 @@ pub enum Unfit {
     /// The file system has kept its reader for longer than [`PATIENCE`].
     #[error("its file system has not answered for {} s", PATIENCE.as_secs())]
     Silent,
+    /// The file is text in another encoding than UTF-8.
+    #[error("it is text in {}, and has to be UTF-8", .0.name())]
+    Encoded(Encoding),
+    /// Bytes in the file are no UTF-8.
+    #[error("it is not UTF-8 text: byte 0x{byte:02x} in line {line}")]
+    NotText {
+        /// The first of them.
+        byte: u8,
+        /// The line that it is in.
+        line: usize,
+    },
+    /// Text does not have this byte: a crash, or a full disk, leaves such bytes in a file that was being written.
+    #[error("it has a NUL byte in line {line}")]
+    Nul {
+        /// The line that the first of them is in.
+        line: usize,
+    },
+}
+
+/// What editors of other systems write.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Encoding {
+    /// With a byte order mark, which says which of the two orders it is.
+    Utf16,
+    /// Without one.
+    Utf16Le,
+    /// Without one.
+    Utf16Be,
+    /// With a byte order mark.
+    Utf32,
+}
+
+impl Encoding {
+    /// What `bytes` that are text are encoded in, if that shows: by a byte order mark, or by characters of ASCII in two bytes each.
+    fn of(bytes: &[u8]) -> Option<Self> {
+        let marks = [
+            (&[0xff, 0xfe, 0, 0][..], Self::Utf32),
+            (&[0, 0, 0xfe, 0xff], Self::Utf32),
+            (&[0xff, 0xfe], Self::Utf16),
+            (&[0xfe, 0xff], Self::Utf16),
+        ];
+        if let Some((_, encoding)) = marks.iter().find(|(mark, _)| bytes.starts_with(mark)) {
+            return Some(*encoding);
+        }
+        match bytes.first_chunk()?.map(|byte| byte == 0) {
+            [false, true, false, true] => Some(Self::Utf16Le),
+            [true, false, true, false] => Some(Self::Utf16Be),
+            [..] => None,
+        }
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Utf16 | Self::Utf16Le | Self::Utf16Be => "UTF-16",
+            Self::Utf32 => "UTF-32",
+        }
+    }
 }
 
 impl Unfit {
@@ -50,13 +107,32 @@ impl Unfit {
             }
             Self::TooLong(_) => "name another file",
             Self::Silent => "see to the mount (NFS, autofs), or keep the file on a local disk",
+            Self::Encoded(Encoding::Utf16) => "iconv -f UTF-16 -t UTF-8 FILE > NEW, and put NEW in its place",
+            Self::Encoded(Encoding::Utf16Le) => {
+                "iconv -f UTF-16LE -t UTF-8 FILE > NEW, and put NEW in its place"
+            }
+            Self::Encoded(Encoding::Utf16Be) => {
+                "iconv -f UTF-16BE -t UTF-8 FILE > NEW, and put NEW in its place"
+            }
+            Self::Encoded(Encoding::Utf32) => "iconv -f UTF-32 -t UTF-8 FILE > NEW, and put NEW in its place",
+            Self::NotText { .. } => {
+                "iconv -f WINDOWS-1252 -t UTF-8 FILE > NEW, or from whatever encoding the editor writes, and put NEW in its place"
+            }
+            Self::Nul { .. } => {
+                "write the file again, or restore it: NUL bytes are what is left of a file if the host stops or its disk is full \
+                 while it is written"
+            }
         }
     }
 }
 
 impl From<Unfit> for io::Error {
     fn from(unfit: Unfit) -> Self {
-        Self::other(unfit)
+        let kind = match unfit {
+            Unfit::Encoded(_) | Unfit::NotText { .. } | Unfit::Nul { .. } => io::ErrorKind::InvalidData,
+            Unfit::NotRegular(_) | Unfit::TooLong(_) | Unfit::Silent => io::ErrorKind::Other,
+        };
+        Self::new(kind, unfit)
     }
 }
 
@@ -83,7 +159,7 @@ fn read_here(path: &Path, most: usize) -> io::Result<Vec<u8>> {
 /// Reads a text of at most `most` bytes.
 ///
 /// # Errors
-/// As [`read`]; `InvalidData` if it is not UTF-8.
+/// As [`read`]; `InvalidData` if it is not UTF-8, or has NUL bytes.
 pub fn read_text(path: &Path, most: usize) -> io::Result<String> {
     read(path, most).and_then(text)
 }
@@ -113,7 +189,17 @@ pub fn read_texts(paths: &[PathBuf], most: usize) -> Vec<io::Result<String>> {
 }
 
 fn text(bytes: Vec<u8>) -> io::Result<String> {
-    String::from_utf8(bytes).map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not UTF-8 text"))
+    if let Some(encoding) = Encoding::of(&bytes) {
+        return Err(Unfit::Encoded(encoding).into());
+    }
+    let line = |bytes: &[u8], end: usize| 1 + bytes[..end].iter().filter(|byte| **byte == b'\n').count();
+    if let Some(place) = bytes.iter().position(|byte| *byte == 0) {
+        return Err(Unfit::Nul { line: line(&bytes, place) }.into());
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let (bytes, place) = (error.as_bytes(), error.utf8_error().valid_up_to());
+        Unfit::NotText { byte: bytes[place], line: line(bytes, place) }.into()
+    })
 }
 
 /// Opens a regular file for reading, without waiting for anybody else; for work that is run by [`in_time`].
@@ -136,6 +222,64 @@ pub fn open(path: &Path) -> io::Result<File> {
 /// The kernel's, e.g. `NotADirectory` for anything else.
 pub fn open_folder(path: &Path) -> io::Result<File> {
     OpenOptions::new().read(true).custom_flags(libc::O_DIRECTORY | libc::O_CLOEXEC).open(path)
+}
+
+/// A file that is written beside the one that it is to replace. If it is dropped before that, it is removed: a full disk would keep
+/// half of it.
+#[derive(Debug)]
+pub struct Replacement {
+    unready: PathBuf,
+    replaced: PathBuf,
+    is_ready: bool,
+}
+
+impl Replacement {
+    /// Of the file at `replaced`; makes way for it at `replaced.new`.
+    ///
+    /// # Errors
+    /// As [`Replacement::beside`].
+    pub fn of(replaced: &Path) -> io::Result<Self> {
+        let mut unready = replaced.as_os_str().to_owned();
+        unready.push(".new");
+        Self::beside(replaced, unready.into())
+    }
+
+    /// The same at another path. Removes what a killed writer left there, or a link that somebody planted to have another file
+    /// overwritten.
+    ///
+    /// # Errors
+    /// What is there cannot be removed.
+    pub fn beside(replaced: &Path, unready: PathBuf) -> io::Result<Self> {
+        match fs::remove_file(&unready) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            Ok(()) | Err(_) => Ok(Self { unready, replaced: replaced.to_owned(), is_ready: false }),
+        }
+    }
+
+    /// Returns where the file is to be written.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.unready
+    }
+
+    /// Puts what was written in the place of the other file, in one step.
+    ///
+    /// # Errors
+    /// The kernel's refusal; the other file is still there.
+    pub fn put(mut self) -> io::Result<()> {
+        fs::rename(&self.unready, &self.replaced)?;
+        self.is_ready = true;
+        Ok(())
+    }
+}
+
+impl Drop for Replacement {
+    fn drop(&mut self) {
+        if !self.is_ready {
+            // The failure that led here is what is reported.
+            fs::remove_file(&self.unready).ok();
+        }
+    }
 }
 
 fn words(kind: FileType) -> &'static str {
@@ -200,7 +344,6 @@ fn within<T: Send + 'static>(
 #[cfg(test)]
 mod tests {
     use std::{
-        fs,
         os::unix::net::UnixListener,
         process::Command,
         sync::{Arc, Barrier},
@@ -243,6 +386,74 @@ mod tests {
         assert_eq!(unfit(read(&path, 9)), "it has more than 9 bytes");
         fs::write(&path, b"\xff").unwrap();
         assert_eq!(read_text(&path, 10).unwrap_err().kind(), io::ErrorKind::InvalidData);
+    }
+
+    #[test]
+    fn a_text_in_another_encoding_is_named_with_the_way_to_convert_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("text");
+        let text = "# Grüße\na = 1\n";
+        for (from, words, name) in [
+            ("UTF-16", "UTF-16", "UTF-16"),
+            ("UTF-16LE", "UTF-16", "UTF-16LE"),
+            ("UTF-16BE", "UTF-16", "UTF-16BE"),
+            ("UTF-32", "UTF-32", "UTF-32"),
+            ("WINDOWS-1252", "byte 0xfc in line 1", "WINDOWS-1252"),
+        ] {
+            fs::write(folder.path().join("utf8"), text).unwrap();
+            let convert = |command: &str| {
+                let done =
+                    Command::new("sh").args(["-c", command]).current_dir(folder.path()).status().unwrap();
+                assert!(done.success(), "{command}");
+            };
+            convert(&format!("iconv -f UTF-8 -t {from} utf8 > text"));
+            let error = read_text(&path, 100).unwrap_err();
+            assert!(error.to_string().contains(words), "{from}: {error}");
+            let remedy = remedy(&error).unwrap();
+            let command = format!("iconv -f {name} -t UTF-8 FILE > NEW");
+            assert!(remedy.starts_with(&command), "{from}: {remedy}");
+            // What the remedy says is what helps.
+            convert(&command.replace("FILE", "text").replace("NEW", "utf8"));
+            assert_eq!(read_text(&folder.path().join("utf8"), 100).unwrap(), text, "{from}");
+        }
+        for (bytes, words) in
+            [(&b"a = 1\nb =\0\0"[..], "NUL byte in line 2"), (&[0; 40], "NUL byte in line 1")]
+        {
+            fs::write(&path, bytes).unwrap();
+            let error = read_text(&path, 100).unwrap_err();
+            assert!(error.to_string().contains(words) && remedy(&error).is_some(), "{error}");
+            assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        }
+        for bytes in ["", "a", "\u{feff}a = 1\n", "ü"] {
+            fs::write(&path, bytes).unwrap();
+            assert_eq!(read_text(&path, 100).unwrap(), bytes);
+        }
+    }
+
+    #[test]
+    fn a_replacement_is_put_in_place_or_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), "old").unwrap();
+        // What a killed writer left, and a link: neither is written through.
+        fs::write(at("theirs"), "theirs").unwrap();
+        std::os::unix::fs::symlink(at("theirs"), at("file.new")).unwrap();
+        let replacement = Replacement::of(&at("file")).unwrap();
+        fs::write(replacement.path(), "half").unwrap();
+        drop(replacement);
+        let texts = |name: &str| fs::read_to_string(at(name)).ok();
+        assert_eq!((texts("file").as_deref(), texts("file.new")), (Some("old"), None));
+        let replacement = Replacement::of(&at("file")).unwrap();
+        fs::write(replacement.path(), "new").unwrap();
+        replacement.put().unwrap();
+        assert_eq!((texts("file").as_deref(), texts("file.new")), (Some("new"), None));
+        assert_eq!(texts("theirs").as_deref(), Some("theirs"));
+        // A folder is in the way of the file itself.
+        fs::create_dir(at("folder")).unwrap();
+        let replacement = Replacement::of(&at("folder")).unwrap();
+        fs::write(replacement.path(), "new").unwrap();
+        assert!(replacement.put().is_err());
+        assert!(!at("folder.new").exists());
     }
 
     #[test]

@@ -60,7 +60,7 @@ export class AgentTables {
     this.refused = new Table("Refused", [["Source"], ["Ago", "number"], ["Times", "number"], ["Reason", "text"], ["Key", "text"]], true);
     this.limits = new Table("Limits in use", [["Limit"], ["Used", "number"], ["Of", "number"], ["Share", "number"]], false);
     this.tun = new Table("TUN device", [["Device"], ["State"], ["MTU", "number"], ["Packets", "number"], ["Rate", "number"], ["Errors", "number"], ["Kernel drops", "number"]], false);
-    this.tunDrops = new Table("Packets of the TUN device that went to no peer", [["Reason"], ["Packets", "number"]], false);
+    this.tunDrops = new Table("Packets of the TUN device that went to no peer", [["Reason"], ["Packets", "number"], ["Meaning", "text"]], false);
     this.sockets = new Table("Sockets", [["Sockets"], ["Open", "number"], ["Received", "number"], ["Sent", "number"], ["Blocked", "number"], ["Failed", "number"], ["Kernel drops", "number"]], false);
     this.handshakes = new Table("Handshakes by outcome", [["Outcome"], ["Count", "number"]], false);
     this.gate = new Table("Steps of the gate", [["Step"], ["Datagrams", "number"], ["Meaning", "text"]], false);
@@ -75,7 +75,8 @@ export class AgentTables {
     this.limits.fill(limits(status.limits));
     this.tun.fill(tun(status.tun));
     this.tun.node.hidden = this.tunDrops.node.hidden = !status.tun;
-    this.tunDrops.fill(status.tun ? counts(status.tun.dropped) : []);
+    const tunDrops = status.tun ? counts(status.tun.dropped) : [];
+    this.tunDrops.fill(tunDrops.map(([reason, number]) => [reason, number, status.tun.meanings[reason] || ""]));
     this.sockets.fill(sockets(status.sockets));
     this.handshakes.fill(counts(status.handshakes));
     const steps = counts(status.gate).filter(([, number]) => number !== "0");

@@ -14,6 +14,7 @@
 //! | which stream connections does a peer have? | `connections.rs` |
 //! | how do stream connections name their session? | `driver/connection.rs` |
 //! | does the far end still answer? | `liveness.rs`; what forwards send: `answers.rs` |
+//! | does this host send packets of 1200 bytes? | `narrow.rs` |
 //! | which preshared key do both ends use? | `preshared.rs` |
 //! | how much may wait in TCP forwards? | `windows.rs` |
 //! | what do the ends say about streams beside them? | `streams_told.rs` |
@@ -34,6 +35,7 @@ pub mod driver;
 mod in_order;
 mod inward;
 pub mod liveness;
+pub mod narrow;
 pub mod preshared;
 pub mod streams_told;
 mod traffic;

@@ -1,6 +1,6 @@
-//! What the reasons of drops and the steps of the gate mean: shown beside the counts, and the same as in docs/metrics.md.
+//! What the reasons of drops, also of the TUN device, and the steps of the gate mean: shown beside the counts, and the same as in docs/metrics.md.
 
-use dataplane::relay::DropReason;
+use dataplane::{forward::tun::TunDrop, relay::DropReason};
 use gate::Step;
 
 use crate::status::Word;
@@ -119,6 +119,36 @@ pub fn of_drop(reason: DropReason) -> Meaning {
     }
 }
 
+/// What is true of a packet of the TUN device that went to no peer, and what to look at.
+#[must_use]
+pub fn of_tun_drop(reason: TunDrop) -> Meaning {
+    match reason {
+        TunDrop::NoRoute => meaning(
+            "goes to an address in no peer's `allowed_ips`, or in no route that is followed",
+            "`allowed_ips`; `culvert status --routes ADDRESS`",
+        ),
+        TunDrop::NoNextHop => meaning(
+            "follows a route of the kernel whose next hop is nobody's `peer.address`",
+            "`culvert status --routes ADDRESS`",
+        ),
+        TunDrop::Malformed => {
+            meaning("has headers that cannot be read", "who sends it: `tcpdump` on the device")
+        }
+        TunDrop::NoReceiver => meaning(
+            "is link-local multicast, and no peer is connected that takes it",
+            "whether the peers are connected",
+        ),
+        TunDrop::MulticastRate => meaning(
+            "is link-local multicast, and `tun.multicast` makes no more copies in this second",
+            "who sends so much of it: `tcpdump` on the device",
+        ),
+        TunDrop::MulticastSource => meaning(
+            "is link-local multicast from an address that is not the device's",
+            "what forwards it into the device",
+        ),
+    }
+}
+
 /// What it means if more datagrams end at a step of the gate, and from whom they come.
 #[must_use]
 pub fn of_step(step: Step) -> Meaning {
@@ -188,11 +218,23 @@ pub fn of_step(step: Step) -> Meaning {
     }
 }
 
-/// The same of both kinds in one line, by label; `None` for what only a later version knows, and for steps at which nothing is wrong.
+/// The same of a packet of the TUN device in one line, by label; `None` for what only a later version knows.
+#[must_use]
+pub fn of_tun_label(label: &str) -> Option<Word> {
+    let reason = TunDrop::ALL.into_iter().find(|reason| reason.label() == label)?;
+    Some(in_a_line(of_tun_drop(reason)))
+}
+
+/// What was dropped, for a terminal.
+fn in_a_line(Meaning { what, aside }: Meaning) -> Word {
+    format!("{what}: see {aside}").replace('`', "").into()
+}
+
+/// The same of a peer's payloads and of the gate in one line, by label; `None` for what only a later version knows, and for steps at which nothing is wrong.
 #[must_use]
 pub fn of_label(label: &str) -> Option<Word> {
-    let drop = DropReason::ALL.into_iter().find(|reason| reason.label() == label).map(of_drop);
-    let drop = drop.map(|Meaning { what, aside }| format!("{what}: see {aside}"));
+    let drop = DropReason::ALL.into_iter().find(|reason| reason.label() == label);
+    let drop = drop.map(|reason| in_a_line(of_drop(reason)));
     let step = Step::ALL.into_iter().find(|step| step.label() == label).filter(|step| match step {
         Step::Passed | Step::Admitted | Step::Retry | Step::Part => false,
         Step::Class
@@ -210,8 +252,8 @@ pub fn of_label(label: &str) -> Option<Word> {
         | Step::Abandoned
         | Step::OtherExit => true,
     });
-    let step = step.map(of_step).map(|Meaning { what, aside }| format!("from {aside}: {what}"));
-    drop.or(step).map(|text| text.replace('`', "").into())
+    let from = |Meaning { what, aside }| format!("from {aside}: {what}").replace('`', "").into();
+    drop.or_else(|| step.map(of_step).map(from))
 }
 
 #[cfg(test)]
@@ -229,9 +271,21 @@ mod tests {
 
     #[test]
     fn the_document_says_the_same_of_each_reason() {
-        let mut documented = rows("## Reasons of drops", "## Other values");
+        let mut documented = rows("## Reasons of drops", "## Drops at the TUN device");
         let mut known = DropReason::ALL.map(|reason| {
             let Meaning { what, aside } = of_drop(reason);
+            format!("| `{}` | {what} | {aside} |", reason.label())
+        });
+        documented.sort();
+        known.sort();
+        assert_eq!(documented, known);
+    }
+
+    #[test]
+    fn the_document_says_the_same_of_each_reason_of_the_device() {
+        let mut documented = rows("## Drops at the TUN device", "## Other values");
+        let mut known = TunDrop::ALL.map(|reason| {
+            let Meaning { what, aside } = of_tun_drop(reason);
             format!("| `{}` | {what} | {aside} |", reason.label())
         });
         documented.sort();
@@ -260,5 +314,8 @@ mod tests {
             spoofed,
             "is an IP packet whose source is not the peer's: see the peer's allowed_ips here"
         );
+        // Both a peer and the device have it, and the far end has nothing to do with the device's.
+        assert_ne!(of_tun_label("malformed"), of_label("malformed"));
+        assert_eq!(of_tun_label("spoofed"), None);
     }
 }

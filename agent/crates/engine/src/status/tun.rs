@@ -1,6 +1,6 @@
 //! The TUN device and its routes.
 
-use std::sync::Arc;
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{Deserialize, Serialize};
 
@@ -46,6 +46,8 @@ pub struct TunStatus {
     pub multicast_copies: u64,
     /// Packets read that went to no peer, by reason; none that is 0.
     pub dropped: Counts,
+    /// What these reasons mean, by their label.
+    pub meanings: BTreeMap<Word, Word>,
     /// ICMP messages to senders whose packets could not be carried, by kind; none that is 0.
     pub answers: Counts,
 }

@@ -3,7 +3,10 @@
 //! A device with a small MTU refuses probes of the path's MTU, too, which is how that is found: only packets that every path
 //! carries are worth a word.
 
-use std::time::{Duration, Instant};
+use std::{
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
 use dataplane::lanes::{LaneId, UnderlayId};
 use net::{RefusedBy, SendRefusal};
@@ -56,6 +59,7 @@ impl Worker {
                 self.host.note_path_packet(&mut self.cx, lane, now);
                 self.settle_effects(now);
             }
+            self.sessions.control.packet_refused(underlay, to, refusal.bytes, now);
         }
         let is_probe = refusal.by() == RefusedBy::Mtu && refusal.bytes > TRANSMIT_CAPACITY;
         if let Some(peer) = peer.filter(|_| !is_probe) {
@@ -74,10 +78,24 @@ impl Worker {
             self.host.lanes.touch(lane);
             let is_over = since.is_some_and(|since| now.saturating_duration_since(since) >= NARROW_LIMIT);
             if is_over && self.cx.peers.link_named(peer, session).is_some() {
-                self.cx.report_narrow(peer, now);
-                self.cx.hub.end_session(peer, CloseReason::TooNarrow);
+                self.end_narrow(peer, now);
             }
         }
+        // Standard mode has no lanes, and TCP forwards have connections of their own.
+        let is_over = |since| now.saturating_duration_since(since) >= NARROW_LIMIT;
+        let connections = self.sessions.control.iter().filter(|it| !it.is_over());
+        let over = connections.filter(|it| it.narrow.since(now).is_some_and(is_over));
+        let peers: BTreeSet<PeerId> = over.filter_map(|it| it.peer).collect();
+        for peer in peers {
+            if self.cx.peers.get(peer).is_some_and(|peer| peer.data.link.is_some()) {
+                self.end_narrow(peer, now);
+            }
+        }
+    }
+
+    fn end_narrow(&mut self, peer: PeerId, now: Instant) {
+        self.cx.report_narrow(peer, now);
+        self.cx.hub.end_session(peer, CloseReason::TooNarrow);
     }
 }
 

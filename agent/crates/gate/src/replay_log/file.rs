@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use wire::files;
+use wire::files::{self, Replacement};
 
 use crate::replay_log::{
     BootId, RECORD_BYTES, Record, ReplayLog,
@@ -209,14 +209,10 @@ impl ReplayLog for FileReplayLog {
     }
 
     fn rewrite(&mut self, records: &mut dyn Iterator<Item = Record>) -> io::Result<()> {
-        let fresh = self.path.with_extension("new");
-        let result = write_file(&fresh, self.header, records)
-            .and_then(|file| fs::rename(&fresh, &self.path).map(|()| file));
-        if result.is_err() {
-            // Only space is lost if it stays: the next attempt removes it, or says why it cannot.
-            fs::remove_file(&fresh).ok();
-        }
-        self.file = Some(result?);
+        let fresh = Replacement::beside(&self.path, self.path.with_extension("new"))?;
+        let file = write_file(fresh.path(), self.header, records)?;
+        fresh.put()?;
+        self.file = Some(file);
         Ok(())
     }
 
@@ -233,10 +229,6 @@ fn write_file(path: &Path, header: Header, records: &mut dyn Iterator<Item = Rec
     let mut bytes = Vec::with_capacity(HEADER_BYTES + RECORD_BYTES * records.size_hint().0);
     bytes.extend_from_slice(&header.to_bytes());
     bytes.extend(records.flat_map(Record::to_bytes));
-    match fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        Ok(()) | Err(_) => {}
-    }
     let mut file = OpenOptions::new().append(true).create_new(true).mode(0o600).open(path)?;
     file.write_all(&bytes)?;
     Ok(file)

@@ -1,6 +1,7 @@
 //! Asking a running daemon.
 
 use std::{
+    fmt::{self, Display, Formatter},
     io::{self, BufRead, BufReader, Read, Write},
     os::unix::net::UnixStream,
     path::{Path, PathBuf},
@@ -8,7 +9,8 @@ use std::{
 
 use crate::control_socket::{
     listener::TIMEOUT,
-    protocol::{Answer, Request},
+    protocol::{self, Answer, NOT_A_REQUEST, Request},
+    status::plain,
 };
 
 /// Far above any answer, so that whatever else listens there costs little memory.
@@ -37,15 +39,40 @@ pub enum AskError {
     #[error("{}: no answer within {} s (remedy: try again; if it stays so, see the daemon's log)", .0.display(), TIMEOUT.as_secs())]
     TimedOut(PathBuf),
     /// What answered is no daemon of this version.
-    #[error("{}: the answer cannot be understood (remedy: the culvert command of the same version as the daemon)", .0.display())]
-    Misunderstood(PathBuf),
+    #[error("{}: the answer cannot be understood: {programs} (remedy: {SAME_PROGRAM})", path.display())]
+    Misunderstood {
+        /// The path of the control socket.
+        path: PathBuf,
+        programs: Programs,
+    },
 }
 
-/// Asks the daemon at `path`.
+/// What helps where the command and the daemon do not understand each other.
+const SAME_PROGRAM: &str = "the culvert command of the same version as the daemon";
+
+/// The programs at both ends of the control socket, each as `culvert --version` names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Programs {
+    pub command: &'static str,
+    /// `None`: its answer does not say.
+    pub daemon: Option<String>,
+}
+
+impl Display for Programs {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        write!(f, "this command is culvert {}, the daemon is ", self.command)?;
+        match &self.daemon {
+            Some(daemon) => write!(f, "culvert {}", plain(daemon)),
+            None => f.write_str("an older one, which does not say its version"),
+        }
+    }
+}
+
+/// Asks the daemon at `path`, as a command of `program`: what `culvert --version` says.
 ///
 /// # Errors
 /// See [`AskError`].
-pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
+pub fn ask(path: &Path, request: &Request, program: &'static str) -> Result<Answer, AskError> {
     let path_of = || path.to_owned();
     let failed = |cause: io::Error| {
         let is = |kinds: &[io::ErrorKind]| kinds.contains(&cause.kind());
@@ -76,5 +103,15 @@ pub fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
     if line.is_empty() {
         return Err(AskError::Unanswered(path_of()));
     }
-    Answer::from_line(&line).ok_or_else(|| AskError::Misunderstood(path_of()))
+    let programs = Programs { command: program, daemon: protocol::program(&line) };
+    match Answer::from_line(&line) {
+        Some(Answer::Refused { bad_input, error }) if error.starts_with(NOT_A_REQUEST) => {
+            let error = format!(
+                "the daemon does not understand the request: {programs} (remedy: {SAME_PROGRAM}; it answered: {error})"
+            );
+            Ok(Answer::Refused { bad_input, error })
+        }
+        Some(answer) => Ok(answer),
+        None => Err(AskError::Misunderstood { path: path_of(), programs }),
+    }
 }

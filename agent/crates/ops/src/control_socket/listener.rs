@@ -25,7 +25,10 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{sleep, timeout},
 };
-use wire::panics::{self, Part};
+use wire::{
+    files::Replacement,
+    panics::{self, Part},
+};
 
 use crate::control_socket::{Desk, failed, protocol::MAX_REQUEST_BYTES, wrong};
 
@@ -153,18 +156,12 @@ fn bind(path: &Path) -> Result<(UnixListener, OwnFile), ListenError> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
         Err(cause) => return Err(refused(cause)),
     }
-    let mut unready = path.as_os_str().to_owned();
-    unready.push(".new");
-    let unready = PathBuf::from(unready);
-    match fs::remove_file(&unready) {
-        Err(cause) if cause.kind() != io::ErrorKind::NotFound => return Err(refused(cause)),
-        Ok(()) | Err(_) => {}
-    }
-    let socket = bound_private(&unready).map_err(refused)?;
+    let unready = Replacement::of(path).map_err(refused)?;
+    let socket = bound_private(unready.path()).map_err(refused)?;
     socket.listen(BACKLOG).map_err(refused)?;
     let listener = UnixListener::from(OwnedFd::from(socket));
-    let metadata = fs::symlink_metadata(&unready).map_err(refused)?;
-    fs::rename(&unready, path).map_err(refused)?;
+    let metadata = fs::symlink_metadata(unready.path()).map_err(refused)?;
+    unready.put().map_err(refused)?;
     Ok((listener, OwnFile { path: path.to_owned(), identity: (metadata.dev(), metadata.ino()) }))
 }
 
@@ -211,6 +208,7 @@ async fn serve(listener: tokio::net::UnixListener, desk: Arc<Desk>, mut stop: wa
 
 /// Answers one line after the other, until the client ends or takes too long.
 async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: OwnedSemaphorePermit) {
+    let program = desk.program;
     let (from, mut to) = stream.into_split();
     let mut from = BufReader::new(from);
     loop {
@@ -235,7 +233,7 @@ async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: Owne
         } else {
             wrong(format!("not a line of at most {MAX_REQUEST_BYTES} bytes"))
         };
-        let sent = timeout(TIMEOUT, to.write_all(answer.to_line().as_bytes())).await;
+        let sent = timeout(TIMEOUT, to.write_all(answer.to_line(program).as_bytes())).await;
         if !complete || !matches!(sent, Ok(Ok(()))) {
             return;
         }

@@ -102,14 +102,15 @@ pub struct Reloaded {
 pub struct Desk {
     changing: Mutex<()>,
     own_key: PublicKey,
+    program: &'static str,
     peers: Arc<dyn Peers>,
 }
 
 impl Desk {
-    /// Of the daemon that runs under `own_key`.
+    /// Of the daemon of this `program` (what `culvert --version` says) that runs under `own_key`.
     #[must_use]
-    pub fn new(own_key: PublicKey, peers: Arc<dyn Peers>) -> Self {
-        Self { changing: Mutex::default(), own_key, peers }
+    pub fn new(own_key: PublicKey, program: &'static str, peers: Arc<dyn Peers>) -> Self {
+        Self { changing: Mutex::default(), own_key, program, peers }
     }
 
     /// The answer to one line, without its end.

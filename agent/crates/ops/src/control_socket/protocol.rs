@@ -65,15 +65,18 @@ pub enum Request {
     },
 }
 
+/// How the text begins with which a daemon of any version refuses a line that is none of its requests.
+pub const NOT_A_REQUEST: &str = "not a request";
+
 /// Why a line is no request.
 #[derive(Debug, thiserror::Error)]
 pub enum RequestError {
     /// No JSON, or none of the requests.
-    #[error("not a request: {0}")]
+    #[error("{NOT_A_REQUEST}: {0}")]
     Malformed(#[from] serde_json::Error),
     /// The request names no version, or another one than the daemon's.
     #[error(
-        "not a request of version {VERSION} (remedy: the culvert command of the same version as the daemon)"
+        "{NOT_A_REQUEST} of version {VERSION} (remedy: the culvert command of the same version as the daemon)"
     )]
     Version,
 }
@@ -95,7 +98,7 @@ impl Request {
     /// Returns the request as a line, with its end.
     #[must_use]
     pub fn to_line(&self) -> String {
-        to_line(self)
+        to_line(self, None)
     }
 }
 
@@ -144,12 +147,22 @@ impl Answer {
             .flatten()
     }
 
-    /// Returns the answer as a line, with its end.
+    /// Returns the answer of a daemon of this `program` as a line, with its end.
     #[must_use]
-    pub fn to_line(&self) -> String {
-        to_line(self)
+    pub fn to_line(&self, program: &str) -> String {
+        to_line(self, Some(program))
     }
 }
+
+/// Returns the program that has written this answer, of whatever version it is; `None` if it does not say.
+#[must_use]
+pub fn program(line: &[u8]) -> Option<String> {
+    let answer: Value = serde_json::from_slice(line).ok()?;
+    answer.get(PROGRAM).and_then(Value::as_str).map(str::to_owned)
+}
+
+/// The member of an answer that names the daemon's program. A request has none: older daemons would refuse it.
+const PROGRAM: &str = "program";
 
 /// A line of the difference that a reload makes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -216,11 +229,12 @@ impl ListedPeer {
     }
 }
 
-fn to_line(message: &impl Serialize) -> String {
+fn to_line(message: &impl Serialize, program: Option<&str>) -> String {
     // Texts, numbers and lists of them: nothing here can fail to be JSON.
     let mut value = serde_json::to_value(message).unwrap_or_default();
     if let Value::Object(members) = &mut value {
         members.insert("version".to_owned(), json!(VERSION));
+        members.extend(program.map(|program| (PROGRAM.to_owned(), json!(program))));
     }
     format!("{value}\n")
 }

@@ -87,7 +87,7 @@ impl Peers for Reloading {
 }
 
 fn desk(daemon: &Arc<Reloading>) -> Desk {
-    Desk::new(PublicKey([9; 32]), Arc::<Reloading>::clone(daemon))
+    Desk::new(PublicKey([9; 32]), "1.2.3", Arc::<Reloading>::clone(daemon))
 }
 
 fn file(more: &str) -> String {
@@ -97,7 +97,7 @@ fn file(more: &str) -> String {
 }
 
 fn ask(desk: &Desk, request: &str) -> Value {
-    serde_json::from_str(&desk.answer(request.as_bytes()).to_line()).unwrap()
+    serde_json::from_str(&desk.answer(request.as_bytes()).to_line("1.2.3")).unwrap()
 }
 
 const RELOAD: &str = "{\"version\":1,\"request\":\"reload\"}";
@@ -120,6 +120,7 @@ fn the_difference_is_answered_and_a_dry_run_leaves_everything_as_it_is() {
             { "what": "limits.flows", "kind": "changed", "from": "50000", "to": "2", "effect": "now" },
         ],
         "notes": ["a note"],
+        "program": "1.2.3",
     });
     assert_eq!(ask(&desk, DRY_RUN), expected);
     assert_eq!(daemon.config().limits.flows, 50_000);
@@ -129,7 +130,7 @@ fn the_difference_is_answered_and_a_dry_run_leaves_everything_as_it_is() {
     assert_eq!(again["changes"], json!([expected["changes"][0]]));
 
     let answer = Answer::from_line(expected.to_string().as_bytes()).unwrap();
-    assert_eq!(Answer::from_line(answer.to_line().as_bytes()), Some(answer));
+    assert_eq!(Answer::from_line(answer.to_line("1.2.3").as_bytes()), Some(answer));
     let change =
         Change { what: "a".to_owned(), kind: Kind::Added("b".to_owned()), effect: Effect::NextConnection };
     assert_eq!(ShownChange::from(&change).effect, "next-connection");

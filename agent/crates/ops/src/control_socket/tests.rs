@@ -21,11 +21,18 @@ use wire::{
 use super::*;
 use crate::{
     control_socket::{
-        client::{AskError, ask},
+        client::{AskError, Programs},
         protocol::{MAX_REQUEST_BYTES, RequestError},
     },
     qlog::Order,
 };
+
+/// What this command calls itself.
+const OURS: &str = "1.3.0 (ours)";
+
+fn ask(path: &Path, request: &Request) -> Result<Answer, AskError> {
+    client::ask(path, request, OURS)
+}
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 const KEY_2: &str = "AQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQEBAQE";
@@ -131,7 +138,7 @@ impl Case {
 
     fn desk(&self) -> Desk {
         let peers: Arc<dyn Peers> = Arc::<Fake>::clone(&self.peers);
-        Desk::new(PublicKey([9; 32]), peers)
+        Desk::new(PublicKey([9; 32]), "1.2.3", peers)
     }
 
     fn state(&self) -> String {
@@ -356,6 +363,36 @@ fn what_is_no_request_is_refused() {
     assert!(matches!(old, RequestError::Version), "{old}");
 }
 
+#[test]
+fn a_request_that_the_daemon_does_not_know_names_the_programs_of_both_ends() {
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("socket");
+    let listener = UnixListener::bind(&path).unwrap();
+    let refused = |program: &str| {
+        let answer = format!(
+            "{{\"answer\":\"refused\",\"bad_input\":true,\"error\":\"not a request: unknown variant `drain`\",{program}\"version\":1}}\n"
+        );
+        std::thread::scope(|scope| {
+            let server = scope.spawn(|| {
+                let (mut stream, _) = listener.accept().unwrap();
+                BufReader::new(stream.try_clone().unwrap()).read_line(&mut String::new()).unwrap();
+                stream.write_all(answer.as_bytes()).unwrap();
+            });
+            let answer = ask(&path, &Request::Drain { within_seconds: 1 }).unwrap();
+            server.join().unwrap();
+            refusal(&answer).1.to_owned()
+        })
+    };
+    for (program, theirs) in [
+        ("", "the daemon is an older one, which does not say its version"),
+        ("\"program\":\"1.2.0 (theirs)\",", "the daemon is culvert 1.2.0 (theirs)"),
+    ] {
+        let error = refused(program);
+        assert!(error.contains(&format!("this command is culvert {OURS}, {theirs} (remedy: ")), "{error}");
+        assert!(error.contains("unknown variant `drain`"), "{error}");
+    }
+}
+
 /// The command and the daemon may be of two versions, as between an update and the restart.
 #[test]
 fn requests_have_the_same_words_in_every_version() {
@@ -444,7 +481,7 @@ fn messages_are_lines_that_carry_the_version() {
         assert_eq!(Request::from_line(request.to_line().trim_end().as_bytes()).unwrap(), request);
     }
     let status = Answer::Status { status: Box::default() };
-    assert_eq!(Answer::from_line(status.to_line().as_bytes()), Some(status));
+    assert_eq!(Answer::from_line(status.to_line("1.2.3").as_bytes()), Some(status));
     let later = b"{\"answer\":\"done\",\"note\":null,\"version\":1,\"more\":1}";
     assert_eq!(Answer::from_line(later), Some(Answer::Done { note: None }));
     assert_eq!(Answer::from_line(b"{\"answer\":\"done\",\"note\":null}"), None);
@@ -462,12 +499,14 @@ fn the_socket_is_private_answers_and_goes_away() {
 
     // One connection may ask more than once.
     let mut stream = UnixStream::connect(socket.path()).unwrap();
+    let program = |line: &str| protocol::program(line.as_bytes());
     let mut answers = BufReader::new(stream.try_clone().unwrap());
     for (request, expected) in [(add("b", KEY_2), idle()), (remove("b"), Answer::Done { note: None })] {
         stream.write_all(request.to_line().as_bytes()).unwrap();
         let mut line = String::new();
         answers.read_line(&mut line).unwrap();
         assert_eq!(Answer::from_line(line.as_bytes()), Some(expected), "{line}");
+        assert_eq!(program(&line).as_deref(), Some("1.2.3"), "{line}");
     }
     drop(socket);
     assert_eq!(entries(case.folder.path()), ["state"]);
@@ -508,8 +547,20 @@ fn no_answer_is_told_from_a_wrong_one() {
         matches!(nothing, AskError::Unanswered(_)) && nothing.to_string().contains("try again"),
         "{nothing}"
     );
-    let other = says(b"HTTP/1.1 400\r\n");
-    assert!(matches!(other, AskError::Misunderstood(_)), "{other}");
+    let misunderstood = |answer, theirs: Option<&str>| {
+        let error = says(answer);
+        let AskError::Misunderstood { programs, .. } = &error else { panic!("{error}") };
+        assert_eq!(*programs, Programs { command: OURS, daemon: theirs.map(str::to_owned) });
+        error.to_string()
+    };
+    let older = "this command is culvert 1.3.0 (ours), the daemon is an older one, which does not say its version (remedy: ";
+    for answer in [&b"HTTP/1.1 400\r\n"[..], b"{\"answer\":\"status\",\"status\":{},\"version\":1}\n"] {
+        let shown = misunderstood(answer, None);
+        assert!(shown.contains(older), "{shown}");
+    }
+    let later = b"{\"answer\":\"telegram\",\"program\":\"1.4.0 (f00\x5cu001b, release)\",\"version\":2}\n";
+    let shown = misunderstood(later, Some("1.4.0 (f00\u{1b}, release)"));
+    assert!(shown.contains("the daemon is culvert 1.4.0 (f00") && !shown.contains('\u{1b}'), "{shown}");
     let slow = AskError::TimedOut(path).to_string();
     assert!(slow.contains("no answer within 5 s"), "{slow}");
 }

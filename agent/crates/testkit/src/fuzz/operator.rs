@@ -66,7 +66,7 @@ fn added(new: &NewPeer) {
 /// fits into the screen and has nothing in it that moves a terminal's cursor.
 pub fn socket_answer(input: &[u8]) {
     let Some(answer) = Answer::from_line(input) else { return };
-    let line = answer.to_line();
+    let line = answer.to_line("0.1.0");
     assert!(line.ends_with('\n') && line.matches('\n').count() == 1);
     let again = Answer::from_line(line.as_bytes()).expect("it was written by us");
     assert_eq!(std::mem::discriminant(&again), std::mem::discriminant(&answer));

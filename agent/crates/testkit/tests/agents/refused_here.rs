@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use engine::worker::Worker;
+
 use super::*;
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -126,6 +128,50 @@ fn a_session_below_the_least_of_quic_ends_after_half_a_minute_and_says_why() {
     hub(&mut pair, 28);
     assert!(pair.world.peer(pair.entry).connected());
     hub(&mut pair, 6);
+    assert!(!pair.world.peer(pair.entry).connected());
+    let error = pair.error().failure;
+    assert!(error.reason.contains("Message too long"), "{error:?}");
+    assert!(error.causes[0].starts_with("the MTU of the interface"), "{error:?}");
+    pair.world.fabric.set_device_mtu(ENTRY, 1472);
+    hub(&mut pair, 20);
+    assert!(pair.world.peer(pair.entry).connected());
+    pair.assert_balanced();
+}
+
+/// Its packets are those of quinn-proto, which has no way to ask the socket.
+#[test]
+fn a_session_without_lanes_ends_after_half_a_minute_of_refusals_too() {
+    let mut pair = Pair::new(3_205, "keepalive = \"5s\"", "");
+    for place in [pair.entry, pair.exit] {
+        pair.world.agent(place).workers.iter_mut().for_each(Worker::withhold_lanes);
+    }
+    let entry = pair.entry;
+    let is_standard = |world: &mut World| world.peer(entry).mode.as_deref() == Some("standard");
+    pair.world.run_till(5 * SECOND, is_standard);
+    let mut client = pair.client(1000);
+    let mut hub = |pair: &mut Pair, seconds: u32| {
+        for _ in 0..seconds * 10 {
+            // A packet of 1200 bytes, and one that passes.
+            client.send(INGRESS, &[7; 1100]);
+            pair.run_served(SECOND / 20);
+            client.send(INGRESS, &[7; 100]);
+            pair.run_served(SECOND / 20);
+        }
+        client.receive().len()
+    };
+    assert!(hub(&mut pair, 3) > 50);
+    pair.world.fabric.set_device_mtu(ENTRY, 1100);
+    assert!(hub(&mut pair, 20) >= 150, "small datagrams still pass");
+    let refused = pair.world.peer(pair.entry).send_error.unwrap();
+    assert!(refused.reason.contains("Message too long"), "{refused:?}");
+    assert!(pair.world.peer(pair.entry).connected());
+    // The device is as before for a while: nothing ends.
+    pair.world.fabric.set_device_mtu(ENTRY, 1472);
+    hub(&mut pair, 6);
+    pair.world.fabric.set_device_mtu(ENTRY, 1100);
+    hub(&mut pair, 25);
+    assert!(pair.world.peer(pair.entry).connected());
+    hub(&mut pair, 12);
     assert!(!pair.world.peer(pair.entry).connected());
     let error = pair.error().failure;
     assert!(error.reason.contains("Message too long"), "{error:?}");

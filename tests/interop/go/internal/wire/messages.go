@@ -54,6 +54,7 @@ const (
 	CloseSelf          = 8
 	CloseUnknownJoined = 9
 	ClosePresharedKey  = 10
+	CloseTooNarrow     = 11
 )
 
 // Why a listener refuses a lane.

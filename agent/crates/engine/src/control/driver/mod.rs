@@ -52,6 +52,7 @@ use crate::control::{
     copies::Copies,
     in_order::{InOrder, Releases},
     inward::Inward,
+    narrow::Narrow,
     preshared::Preshared,
     streams_told::StreamsTold,
     traffic::Changed,
@@ -153,6 +154,8 @@ pub struct ControlConnection {
     frames_taken: u64,
     /// The last path MTU that was reported.
     mtu: u16,
+    /// What the socket makes of packets that every path carries.
+    pub narrow: Narrow,
     /// The last address of the far end that was reported.
     remote: SocketAddr,
     dirty: bool,

@@ -1,8 +1,8 @@
 //! Sending: control messages to quinn-proto, its packets to the send buffers.
 
-use std::time::Instant;
+use std::{net::SocketAddr, time::Instant};
 
-use dataplane::lanes::{Lanes, Underlays};
+use dataplane::lanes::{Lanes, UnderlayId, Underlays};
 use net::{Burst, Path};
 use quinn_proto::{ConnectionHandle, Dir, Side};
 use wire::messages::{Hello, Message};
@@ -41,6 +41,22 @@ impl Control {
         }
     }
 
+    /// Notes that a packet of this size on the path to `destination` was too large for the interface.
+    pub fn packet_refused(
+        &mut self,
+        underlay: UnderlayId,
+        destination: SocketAddr,
+        bytes: usize,
+        now: Instant,
+    ) {
+        let is_it = |it: &&mut Box<ControlConnection>| {
+            it.underlay == underlay && it.path().destination == destination
+        };
+        if let Some(connection) = self.connections.values_mut().find(is_it) {
+            connection.narrow.refused(bytes, now);
+        }
+    }
+
     pub(super) fn transmit(
         &mut self,
         connection: &mut ControlConnection,
@@ -76,6 +92,7 @@ impl Control {
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let segment = transmit.segment_size.unwrap_or(transmit.size).max(1);
             let burst = Burst { path, bytes: &self.scratch[..transmit.size], segment };
+            connection.narrow.sent(segment.min(transmit.size), now);
             let refused = underlays.packets(lanes, connection.underlay, &burst, now) as u64;
             self.stats.packets_blocked += refused;
             let all = transmit.size.div_ceil(segment) as u64;

@@ -173,6 +173,11 @@ impl Status {
         let labels = counts.filter(|(_, count)| **count > 0).map(|(label, _)| label);
         let known = labels.filter_map(|label| Some((label.clone(), meanings::of_label(label)?)));
         self.meanings = known.collect();
+        if let Some(tun) = &mut self.tun {
+            let known =
+                tun.dropped.keys().filter_map(|label| Some((label.clone(), meanings::of_tun_label(label)?)));
+            tun.meanings = known.collect();
+        }
     }
 
     /// Puts the peers with the most traffic first.

@@ -315,6 +315,7 @@ fn full() -> Status {
             downlink: TunDirection { kernel_drops: None, bytes_per_second: None, ..direction },
             multicast_copies: 3,
             dropped: counts(&[("no_route", 2)]),
+            meanings: [("no_route".into(), "goes to nobody".into())].into_iter().collect(),
             answers: counts(&[("unreachable", 1)]),
         }),
         routes: vec![RouteStatus {
@@ -393,6 +394,7 @@ from the device  1000     5.6 Mbit/s 500 /s  20             0       4
 to the device    1000     -                  20             0       -
 copies of multicast: 3
 to no peer: no_route 2
+  - no_route: goes to nobody
 answered by ICMP: unreachable 1
 
 SOCKETS    OPEN  RECEIVED  SENT  BLOCKED  FAILED  NO GSO  KERNEL DROPS
@@ -640,8 +642,8 @@ fn an_older_daemons_status_is_understood() {
 
 /// The paths of all members in `value`; those of `maps` have names that are data.
 fn paths(value: &Value, at: &str, found: &mut BTreeSet<String>) {
-    const MAPS: [&str; 6] =
-        ["peers[].dropped", "tun.dropped", "tun.answers", "handshakes", "gate", "meanings"];
+    const MAPS: [&str; 7] =
+        ["peers[].dropped", "tun.dropped", "tun.meanings", "tun.answers", "handshakes", "gate", "meanings"];
     match value {
         Value::Object(members) if !MAPS.contains(&at) => {
             for (name, value) in members {

@@ -1,6 +1,6 @@
 //! A status on one screen.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::control_socket::status::{
     Accounting, Counts, LaneStatus, PeerStatus, SocketStatus, Status, TunStatus, Word,
@@ -67,7 +67,8 @@ impl Status {
                 page.line(format!("{what}: {counts}"));
             }
         }
-        self.explain_each(self.gate.iter().filter(|(_, count)| **count > 0).map(|(step, _)| step), &mut page);
+        let steps = self.gate.iter().filter(|(_, count)| **count > 0).map(|(step, _)| step);
+        explain_each(steps, &self.meanings, &mut page);
         page.table_of(
             &self.refusals,
             [
@@ -159,10 +160,12 @@ impl Status {
         if tun.multicast_copies > 0 {
             page.line(format!("copies of multicast: {}", tun.multicast_copies));
         }
-        for (what, counts) in [("to no peer", &tun.dropped), ("answered by ICMP", &tun.answers)] {
-            if let Some(counts) = listed(counts) {
-                page.line(format!("{what}: {counts}"));
-            }
+        if let Some(counts) = listed(&tun.dropped) {
+            page.line(format!("to no peer: {counts}"));
+            explain_each(tun.dropped.keys(), &tun.meanings, page);
+        }
+        if let Some(counts) = listed(&tun.answers) {
+            page.line(format!("answered by ICMP: {counts}"));
         }
     }
 
@@ -200,15 +203,19 @@ impl Status {
     pub(super) fn explain_drops(&self, page: &mut Page) {
         let reasons: BTreeSet<&Word> =
             self.peers.iter().flat_map(|peer| peer.dropped.values()).flat_map(Counts::keys).collect();
-        self.explain_each(reasons, page);
+        explain_each(reasons, &self.meanings, page);
     }
+}
 
-    /// What these labels mean, a line for each.
-    fn explain_each<'a>(&self, labels: impl IntoIterator<Item = &'a Word>, page: &mut Page) {
-        for label in labels {
-            if let Some(meaning) = self.meanings.get(label) {
-                page.line(format!("  - {}: {}", plain(label), plain(meaning)));
-            }
+/// What these labels mean, a line for each.
+fn explain_each<'a>(
+    labels: impl IntoIterator<Item = &'a Word>,
+    meanings: &BTreeMap<Word, Word>,
+    page: &mut Page,
+) {
+    for label in labels {
+        if let Some(meaning) = meanings.get(label) {
+            page.line(format!("  - {}: {}", plain(label), plain(meaning)));
         }
     }
 }
