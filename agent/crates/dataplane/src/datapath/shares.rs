@@ -12,7 +12,8 @@
 //!   heavy: asked for more than the average of the peers that sent something, in the 10 ms before
 //! ```
 //!
-//! A peer that is alone is never heavy: packets of it that the worker does not take wait in the kernel, and are lost there.
+//! A peer that is alone is never heavy: packets of it that the worker does not take wait in the kernel, and are lost there. Where many
+//! packets of one peer stand before those of the others, it looks alone; so it counts as such only after a quarter of a second.
 
 use std::time::{Duration, Instant};
 
@@ -26,6 +27,9 @@ const PATIENCE: Duration = Duration::from_millis(10);
 
 /// The time over which the work that peers ask for is added up.
 const WINDOW: Duration = Duration::from_millis(10);
+
+/// The number of windows for which others that asked for something count although nothing of them comes.
+const OTHERS_COUNT_FOR: u64 = 25;
 
 /// The time between two changes of the allowance: about as long as a turn under load.
 const STEP: Duration = Duration::from_millis(2);
@@ -120,7 +124,9 @@ pub struct Shares {
     peers: Vec<Asked>,
     /// The peers that asked for something in this window.
     active: Vec<PeerId>,
-    /// Whether more than one peer asked for something in the window before.
+    /// The last window before which more than one peer asked for something.
+    contended_in: u64,
+    /// Whether that is not long ago.
     contended: bool,
     /// The number of packets that were dropped unopened, those of control connections included.
     pub dropped: u64,
@@ -154,6 +160,7 @@ impl Default for Shares {
             window_begun: None,
             peers: Vec::new(),
             active: Vec::new(),
+            contended_in: 0,
             contended: false,
             dropped: 0,
         }
@@ -276,8 +283,11 @@ impl Shares {
     fn begin_window(&mut self) {
         self.window += 1;
         let total: u64 = self.active.iter().map(|peer| self.peers[peer.0 as usize].in_window).sum();
-        let average = total / (self.active.len() as u64).max(1);
-        self.contended = self.active.len() > 1;
+        if self.active.len() > 1 {
+            self.contended_in = self.window;
+        }
+        self.contended = self.contended_in > 0 && self.window - self.contended_in < OTHERS_COUNT_FOR;
+        let average = total / (self.active.len() as u64).max(if self.contended { 2 } else { 1 });
         for peer in self.active.drain(..) {
             let asked = &mut self.peers[peer.0 as usize];
             if asked.in_window > average {
@@ -430,6 +440,20 @@ mod tests {
             turns(&mut shares, &clock, 1, [1_000, 10], false);
         }
         assert_eq!(shares.dropped, 0);
+    }
+
+    #[test]
+    fn who_stands_before_all_others_does_not_count_as_alone() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        // The other's packets come in one of 100 ms.
+        for _ in 0..3 {
+            turns(&mut shares, &clock, 99, [1_000, 0], true);
+            turns(&mut shares, &clock, 1, [1_000, 10], true);
+        }
+        let [heavy, _] = turns(&mut shares, &clock, 50, [1_000, 0], true);
+        assert!(heavy < 1_000, "{heavy} of 50,000");
+        turns(&mut shares, &clock, 1_000, [1_000, 0], true);
+        assert_eq!(turns(&mut shares, &clock, 100, [1_000, 0], true), [100_000, 0], "alone again");
     }
 
     #[test]
