@@ -123,8 +123,8 @@ section! {
         // (`docs/decisions/0014-congestion-of-streams.md`).
         congestion: CongestionControl = CongestionControl::Bbr, one_of(), NextConnection;
         /// TCP forwards to this peer that carry next to nothing, while their path loses 0.3 % or more. `"copy"` sends each of their
-        /// small packets again within 10 ms, and twice from 3 % on, so that a loss costs no round trip: at most 256 kbit/s for each
-        /// connection, and a tenth of `peer.rate`. `"off"` sends each packet once.
+        /// small packets again within 10 ms, twice from 3 % on and three times from 9 % on, so that a loss costs no round trip: at most
+        /// 256 kbit/s for each connection, and a tenth of `peer.rate`. `"off"` sends each packet once.
         thin: ThinStreams = ThinStreams::Copy, one_of(), NextConnection;
         /// The limit on all that we send to the peer, in bits a second of IP packets: UDP flows, IP packets and TCP forwards
         /// together. A little less than the uplink carries moves the queue from the modem to the agent, where flows take turns

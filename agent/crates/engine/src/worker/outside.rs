@@ -14,7 +14,11 @@ use gate::{Arrival, Gate, Verdict, admission::Admission};
 use net::{batch::Meta, steering};
 use wire::ids::WorkerId;
 
-use crate::{control::driver::Control, peer::Peers, worker::unauthenticated::Unauthenticated};
+use crate::{
+    control::driver::{Control, Given},
+    peer::Peers,
+    worker::unauthenticated::Unauthenticated,
+};
 
 /// The downlink of a worker: the path of datagrams from the underlay to local sockets.
 pub(super) type WorkerDownlink<'a> = Downlink<'a, Peers, Gateway<'a>>;
@@ -70,8 +74,10 @@ impl Outside for Gateway<'_> {
             }
         };
         let Some(admission) = admission else {
-            self.control.datagram(underlay, meta, datagram, None, shares, now);
-            return Outcome::Read;
+            return match self.control.datagram(underlay, meta, datagram, None, shares, now) {
+                Given::Read => Outcome::Read,
+                Given::Begun | Given::Nothing => Outcome::Taken,
+            };
         };
         self.begin(underlay, meta, datagram, admission, shares, now);
         Outcome::Taken
@@ -91,10 +97,8 @@ impl Gateway<'_> {
     ) {
         let earlier = self.gate.take_earlier();
         let mut all = earlier.iter().map(|earlier| &**earlier).chain([datagram]);
-        let begun = all
-            .next()
-            .is_some_and(|first| self.control.datagram(underlay, meta, first, Some(admission), shares, now));
-        if !begun {
+        let first = all.next().unwrap_or(datagram);
+        if self.control.datagram(underlay, meta, first, Some(admission), shares, now) != Given::Begun {
             return self.gate.handshake_ended(&admission);
         }
         for rest in all {

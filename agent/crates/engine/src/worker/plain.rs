@@ -29,7 +29,7 @@ const AHEAD_BYTES: usize = 64 * 1024;
 const LEAST_AHEAD: usize = 3_000;
 
 impl Worker {
-    /// Takes the frames of peers that have waited for a turn, each in its own.
+    /// Takes the frames that waited for this turn, of one peer after the other.
     pub(super) fn take_waiting_plain(&mut self, now: Instant) {
         for _ in 0..self.data.plain_waiting.len() {
             // Who finds the share used up keeps its place.

@@ -103,15 +103,16 @@ pub fn ask(path: &Path, request: &Request, program: &'static str) -> Result<Answ
     if line.is_empty() {
         return Err(AskError::Unanswered(path_of()));
     }
-    let programs = Programs { command: program, daemon: protocol::program(&line) };
+    let programs = || Programs { command: program, daemon: protocol::program(&line) };
     match Answer::from_line(&line) {
         Some(Answer::Refused { bad_input, error }) if error.starts_with(NOT_A_REQUEST) => {
             let error = format!(
-                "the daemon does not understand the request: {programs} (remedy: {SAME_PROGRAM}; it answered: {error})"
+                "the daemon does not understand the request: {} (remedy: {SAME_PROGRAM}; it answered: {error})",
+                programs()
             );
             Ok(Answer::Refused { bad_input, error })
         }
         Some(answer) => Ok(answer),
-        None => Err(AskError::Misunderstood { path: path_of(), programs }),
+        None => Err(AskError::Misunderstood { path: path_of(), programs: programs() }),
     }
 }

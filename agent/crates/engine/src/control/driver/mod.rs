@@ -182,6 +182,17 @@ pub struct ControlConnection {
     answers: Answers,
 }
 
+/// What became of a datagram that was given to the control connections.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Given {
+    /// Its connection has read it, or holds it until those before it have come.
+    Read,
+    /// A handshake began with it.
+    Begun,
+    /// Nothing: it was dropped, and counted.
+    Nothing,
+}
+
 /// The settings with which a connection is dialled.
 #[derive(Debug)]
 pub struct Dial {
@@ -334,8 +345,7 @@ impl Control {
     }
 
     /// Takes a datagram that the gate let through and that is no lane's; `meta` says where it came from. If it is the first of a
-    /// handshake, `admission` names the client; the result is false if no handshake began. One of a peer that `shares` does not admit
-    /// is dropped unopened.
+    /// handshake, `admission` names the client. One of a peer that `shares` does not admit is dropped unopened.
     pub fn datagram(
         &mut self,
         underlay: UnderlayId,
@@ -344,7 +354,7 @@ impl Control {
         admission: Option<Admission>,
         shares: &mut Shares,
         now: Instant,
-    ) -> bool {
+    ) -> Given {
         self.scratch.clear();
         let (remote, local, ecn) = (meta.source, meta.local, EcnCodepoint::from_bits(meta.ecn));
         let copy = self.arena.copy(data);
@@ -354,7 +364,7 @@ impl Control {
                     if let Some(peer) = connection.peer.filter(|_| connection.established) {
                         if !shares.admits(peer) {
                             self.stats.unopened += 1;
-                            return true;
+                            return Given::Nothing;
                         }
                         shares.charge(peer, connection.price.expect());
                     }
@@ -374,15 +384,18 @@ impl Control {
                         self.fed.push(handle);
                     }
                     self.touch(handle);
+                    return Given::Read;
                 }
             }
             Some(DatagramEvent::NewConnection(incoming)) => {
-                return self.incoming(incoming, underlay, local, admission, now);
+                if self.incoming(incoming, underlay, local, admission, now) {
+                    return Given::Begun;
+                }
             }
             Some(DatagramEvent::Response(_)) => self.stats.answers_suppressed += 1,
             None => self.stats.unroutable += 1,
         }
-        admission.is_none()
+        Given::Nothing
     }
 
     /// The deadline of a connection has come; returns the present one if nothing is due, because it has moved meanwhile.
