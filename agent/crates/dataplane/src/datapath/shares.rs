@@ -5,7 +5,8 @@
 //!
 //! ```text
 //!   each receive call filled its batch, or had more
-//!   than a turn takes, for 10 ms                   ─▶  behind   the allowance of heavy peers shrinks by a quarter every 2 ms
+//!   than a turn takes, for 10 ms; for 4 ms while
+//!   the worker was behind in the last 2 s          ─▶  behind   the allowance of heavy peers shrinks by a quarter every 2 ms
 //!   a call left room                               ─▶  in time  it grows by a part in 128 every 2 ms, until nobody is held back;
 //!                                                               by a part in 2,048 near the one with which the worker fell behind
 //!
@@ -24,6 +25,10 @@ use crate::datapath::work::{CONTROL_PACKET, PER_TURN};
 /// How long receive calls must have left packets in the kernel before the worker counts as behind. A worker that the scheduler kept
 /// waiting has caught up by then.
 const PATIENCE: Duration = Duration::from_millis(10);
+
+/// The same while the worker was behind not long ago ([`CAUTION`]): then it is the load again, and everybody's packets wait as long
+/// (docs/measured/hostile.md).
+const PATIENCE_UNDER_LOAD: Duration = Duration::from_millis(4);
 
 /// The time over which the work that peers ask for is added up.
 const WINDOW: Duration = Duration::from_millis(10);
@@ -179,7 +184,8 @@ impl Shares {
             return;
         }
         self.changed = Some(now);
-        let is_behind = self.full_since.iter().flatten().any(|since| now >= *since + PATIENCE);
+        let patience = if self.in_time < CAUTION { PATIENCE_UNDER_LOAD } else { PATIENCE };
+        let is_behind = self.full_since.iter().flatten().any(|since| now >= *since + patience);
         for _ in 0..steps.min(MOST_STEPS) {
             if is_behind && self.contended {
                 self.shrink();
