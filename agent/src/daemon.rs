@@ -11,6 +11,11 @@ use std::{
 
 use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
+use base::{
+    clock::{Clock, SystemClock},
+    panics::{self, Part, lock},
+    throttle,
+};
 use config::{Config, defaults};
 use dataplane::sockets::port_plan;
 use engine::{
@@ -43,11 +48,6 @@ use ops::{
 use tokio::{
     runtime,
     sync::{oneshot, watch},
-};
-use wire::{
-    clock::{Clock, SystemClock},
-    panics::{self, Part, lock},
-    throttle,
 };
 
 use crate::admin::{self, Admin, PageSlot};

@@ -17,12 +17,12 @@ use std::{
     time::Duration,
 };
 
-use config::{Config, Tun};
-use net::process::kill_group;
-use wire::{
+use base::{
     clock::{Clock, SystemClock},
     panics::lock,
 };
+use config::{Config, Tun};
+use net::process::kill_group;
 
 /// How long `tun.up` may take. The service manager waits for longer: `DefaultTimeoutStartSec=` is 90 s.
 const UP_WITHIN: Duration = Duration::from_secs(10);

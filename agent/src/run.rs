@@ -16,6 +16,11 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use base::{
+    clock::{Clock, SystemClock},
+    files,
+    panics::{self, Panicked, Part},
+};
 use config::{Config, directory::fingerprint_in_time};
 use gate::identity::Identity;
 use net::process::FreedMemory;
@@ -28,11 +33,6 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::oneshot,
     time::{Interval, MissedTickBehavior, interval, timeout},
-};
-use wire::{
-    clock::{Clock, SystemClock},
-    files,
-    panics::{self, Panicked, Part},
 };
 
 use crate::{

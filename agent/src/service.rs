@@ -21,12 +21,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::throttle::Throttle;
 use engine::{
     health::{Health, Stuck},
     worker::Summary,
 };
 use sd_notify::NotifyState;
-use wire::throttle::Throttle;
 
 use crate::notify::NotifySocket;
 

@@ -2,8 +2,8 @@
 
 use std::{io, os::unix::net::UnixDatagram, sync::Arc};
 
+use base::clock::{Clock, ManualClock};
 use tempfile::TempDir;
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 

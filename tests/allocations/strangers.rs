@@ -2,6 +2,7 @@
 
 use std::{net::SocketAddr, path::Path, rc::Rc, sync::Arc, time::Duration};
 
+use base::clock::{Clock, ManualClock};
 use config::Config;
 use culvert_tests::random::Random;
 use engine::{
@@ -13,7 +14,6 @@ use engine::{
 };
 use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 use net::{Ready, UdpRole, batch::Meta, steering};
-use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
 
 use super::script::{Buffers, Script, ScriptNet};

@@ -14,6 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    clock::{Clock as _, ManualClock},
+    ids::PeerId,
+};
 use engine::control::{
     accept::Pending,
     dial::{Dialler, IDLE_INTERVAL, Step},
@@ -27,10 +31,6 @@ use gate::{
 use net::Token;
 use quinn_proto::ConnectionHandle;
 use rand::{SeedableRng, rngs::StdRng};
-use wire::{
-    clock::{Clock as _, ManualClock},
-    ids::PeerId,
-};
 
 use crate::{
     scenario::{Change, Costs, Outcome, Refused, Scenario},

@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use base::clock::{Clock as _, ManualClock};
 use engine::control::liveness::silence_limit;
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
-use wire::clock::{Clock as _, ManualClock};
 
 /// Packets that are answered before the exit is gone; the estimate of the round trip has settled by then.
 const ANSWERED: u32 = 40;

@@ -146,7 +146,7 @@ fn write(out: &str, variant: &str, file: &str, text: &str) -> Result<(), Box<dyn
     let text = text
         .replace("crate::", &format!("crate::{variant}::"))
         .replace("use std::", "use crate::std::")
-        .replace("use wire::", "use crate::agent::")
+        .replace("use base::", "use crate::agent::")
         .replace("use net::", &format!("use crate::{variant}::net::"));
     Ok(fs::write(folder.join(file).with_extension("rs"), text)?)
 }

@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use base::panics::lock;
 use config::Admin as AdminConfig;
 use culvert::admin::{self, Admin};
 use culvert_tests::clock;
@@ -29,7 +30,6 @@ use ops::{
     web::{Figures, SAMPLE_INTERVAL, SAMPLES, StatusPage},
 };
 use tokio::{runtime, sync::watch};
-use wire::panics::lock;
 
 /// The peers, of which the first is in the middle of everything.
 #[derive(Default)]

@@ -17,6 +17,7 @@ use std::{
     sync::{Arc, atomic::Ordering},
 };
 
+use base::panics::lock;
 use culvert_tests::{
     browser::{self, BROWSER, Browser},
     clock::{self, PATIENCE},
@@ -28,7 +29,6 @@ use engine::{
     status::{AutoRateStatus, PeerStatus, RateStatus, RepairStatus},
 };
 use ops::control_socket::status::Refusal;
-use wire::panics::lock;
 
 const TAB: &str = "\u{e004}";
 const ENTER: &str = "\u{e007}";

@@ -13,13 +13,13 @@ use std::{
     time::Duration,
 };
 
+use base::clock::{Clock as _, SystemClock};
 use clap::Parser;
 use gate::{
     identity::Identity,
     tls::{ClientKeys, KeyExchange, Refusal, TlsIdentity, client_crypto, server_crypto},
 };
 use quinn::{ClientConfig, Endpoint, ServerConfig};
-use wire::clock::{Clock as _, SystemClock};
 use zeroize::Zeroizing;
 
 #[derive(Parser)]

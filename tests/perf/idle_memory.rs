@@ -18,6 +18,7 @@ use std::{
     time::Duration,
 };
 
+use base::ids::{PeerId, SessionId, SessionRef};
 use culvert_tests::{
     agent::{Agent, binary, keygen},
     clock,
@@ -29,7 +30,6 @@ use culvert_tests::{
 use dataplane::lanes::{LaneSlot, Lanes, OpeningId, UnderlayId};
 use gate::identity::Identity;
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
-use wire::ids::{PeerId, SessionId, SessionRef};
 
 #[global_allocator]
 static ALLOCATOR: dhat::Alloc = dhat::Alloc;

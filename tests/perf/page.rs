@@ -21,12 +21,12 @@ use std::{
     time::Duration,
 };
 
+use base::panics::lock;
 use clap::Parser;
 use culvert_tests::{agent::Agent, browser::Browser, clock, place::Place, ports};
 use daemon::{Peers, Server, thousand};
 use engine::health::Health;
 use gate::identity::Identity;
-use wire::panics::lock;
 
 #[derive(Parser)]
 struct Options {

@@ -1,6 +1,6 @@
 //! A failing schedule, made small: events are left out and amounts halved for as long as the same promise is broken.
 
-use wire::repair::Mode;
+use wire::repair_terms::Mode;
 
 use super::schedule::{Event, PLENTY, Schedule, What};
 

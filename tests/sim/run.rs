@@ -7,7 +7,7 @@ use ip::{packets::TunOffload, vnet::VnetHeader};
 use net::Token;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use testkit::simulation::{Host, NetworkPath, Udp, World};
-use wire::repair::Mode;
+use wire::repair_terms::Mode;
 
 use super::{
     agents::{CLIENTS, SERVICES, address, configuration, identity, ingress, outside, upstream},

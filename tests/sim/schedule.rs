@@ -3,7 +3,7 @@
 use std::{fmt, str::FromStr};
 
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::repair::Mode;
+use wire::repair_terms::Mode;
 
 use super::text::{Fields, Malformed, write_fields};
 

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use base::clock::SystemClock;
 use culvert_tests::random::Random;
 use ip::{
     packets::{PacketDelivery, TunOffload},
@@ -17,7 +18,6 @@ use net::{
     Net, Ready, ReceiveBatch, SendOutcome, Token, TunQueue, batch::Meta, kernel::KernelNet, ports::Ports,
     tun::TunPort,
 };
-use wire::clock::SystemClock;
 
 use crate::{
     Space, config, gone, open,

@@ -2,12 +2,12 @@
 
 use std::{fs, net::UdpSocket, os::unix::fs::MetadataExt, path::PathBuf, sync::Arc, thread, time::Duration};
 
+use base::ids::PeerId;
 use config::Config;
 use culvert_tests::{clock, place::Place, process::Running};
 use engine::{metrics::Value, origin::PeerOrigin, registry::PeerRegistry, tunnel::Tunnel};
 use gate::identity::Endpoint;
 use net::tun::TunPort;
-use wire::ids::PeerId;
 
 use crate::{Space, config, gone, health, open, registry, snapshots, tun, until};
 

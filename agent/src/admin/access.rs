@@ -7,12 +7,12 @@ use std::{
     time::Instant,
 };
 
+use base::{panics::lock, throttle::Throttle};
 use config::Token;
 use hyper::{
     HeaderMap,
     header::{AUTHORIZATION, HOST},
 };
-use wire::{panics::lock, throttle::Throttle};
 
 use super::LOG_INTERVAL;
 
@@ -115,8 +115,8 @@ fn bearer(value: &[u8]) -> Option<&[u8]> {
 
 #[cfg(test)]
 mod tests {
+    use base::clock::{Clock, ManualClock};
     use hyper::header::HeaderValue;
-    use wire::clock::{Clock, ManualClock};
 
     use super::*;
 

@@ -5,6 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    fault::{self, Fault},
+    panics::{self, Part},
+};
 use bytes::Bytes;
 use engine::health::{Health, Stuck};
 use http_body_util::Full;
@@ -25,10 +29,6 @@ use serde_json::json;
 use tokio::{
     sync::{Semaphore, oneshot},
     time::sleep,
-};
-use wire::{
-    fault::{self, Fault},
-    panics::{self, Part},
 };
 
 use super::{

@@ -22,6 +22,7 @@ use std::{
     time::Duration,
 };
 
+use base::{panics::Part, throttle::Throttle};
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use net::task;
@@ -32,7 +33,6 @@ use tokio::{
     task::JoinHandle,
     time::{sleep, timeout},
 };
-use wire::{panics::Part, throttle::Throttle};
 
 mod access;
 mod answers;

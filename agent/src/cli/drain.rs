@@ -2,13 +2,13 @@
 
 use std::{thread, time::Duration};
 
+use base::clock::{Clock as _, SystemClock};
 use clap::Args;
 use lab::out;
 use ops::control_socket::{
     protocol::{Answer, Request},
     status::{Drain as Progress, Scope},
 };
-use wire::clock::{Clock as _, SystemClock};
 
 use super::{
     Failure,

@@ -2,11 +2,11 @@
 
 use std::path::PathBuf;
 
+use base::panics;
 use clap::Args;
 use config::Config;
 use net::process;
 use ops::log;
-use wire::panics;
 
 use super::Failure;
 use crate::run::{self, Signals};

@@ -12,10 +12,10 @@ use std::{
 };
 
 use anyhow::Context as _;
+use base::clock::{Clock, SystemClock};
 use clap::{Args, value_parser};
 use hdrhistogram::Histogram;
 use lab::rate::bits_per_second;
-use wire::clock::{Clock, SystemClock};
 
 #[derive(Clone, Copy, Debug, Args)]
 pub(super) struct Options {

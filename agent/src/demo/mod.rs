@@ -21,6 +21,7 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
+use base::clock::{Clock, SystemClock};
 use clap::Args;
 use config::Config;
 use dataplane::relay::{DropCounts, DropReason};
@@ -31,7 +32,6 @@ use engine::{
 use gate::identity::Identity;
 use lab::out;
 use serde_json::{Map, Value, json};
-use wire::clock::{Clock, SystemClock};
 
 use crate::daemon::Daemon;
 

@@ -10,14 +10,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock, SystemClock};
 use config::{Config, Transport, defaults};
 use dataplane::peer::SETTLE_TIME;
 use engine::{status::PeerStatus, worker};
 use gate::identity::{self, Identity};
-use wire::{
-    clock::{Clock, SystemClock},
-    context::INNER_OVERHEAD,
-};
+use wire::context::INNER_OVERHEAD;
 
 use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
 use super::peers::listed;

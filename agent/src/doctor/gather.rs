@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use base::clock::{Clock as _, SystemClock};
 use config::{self, Config, LoadError};
 use engine::tunnel;
 use gate::{identity::Identity, tls::cpu_has_aes};
@@ -24,7 +25,6 @@ use ops::control_socket::{
     protocol::{Answer, Request},
     status::Scope,
 };
-use wire::clock::{Clock as _, SystemClock};
 
 use super::{
     dial,
@@ -128,7 +128,7 @@ fn files(config: &Config) -> Files {
     let folder = |path: &Path| path.parent().map(place).unwrap_or_default();
     Files {
         key: place(&config.identity_key_file),
-        key_denied: wire::files::in_time(&config.identity_key_file, wire::files::open)
+        key_denied: base::files::in_time(&config.identity_key_file, base::files::open)
             .is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied),
         key_folder: folder(&config.identity_key_file),
         state: place(&config.state_dir),

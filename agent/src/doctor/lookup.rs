@@ -8,10 +8,10 @@ use std::{
     time::Duration,
 };
 
+use base::clock::{Clock, SystemClock};
 use config::Config;
 use gate::identity;
 use net::host;
-use wire::clock::{Clock, SystemClock};
 
 use super::facts::{Address, Endpoint, Lookup, Peer};
 

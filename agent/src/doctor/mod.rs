@@ -41,7 +41,7 @@ pub(crate) use tun::{ENABLE as ENABLE_IPV6, routes_ipv6};
 #[cfg(any(test, feature = "fuzzing"))]
 pub use unit::host_text;
 
-wire::labelled! {
+base::labelled! {
     /// How much a finding matters to the operator.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
     pub enum Severity {
@@ -56,7 +56,7 @@ wire::labelled! {
     }
 }
 
-wire::labelled! {
+base::labelled! {
     /// Where a check stands in a report.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Group {

@@ -9,8 +9,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::files;
 use net::tun::DRIVER;
-use wire::files;
 
 /// The name of the daemon's unit, as its file and the findings have it.
 pub(super) const NAME: &str = "culvert.service";

@@ -8,14 +8,12 @@ static ALLOCATOR: dhat::Alloc = dhat::Alloc;
 mod tests {
     use std::{sync::Arc, time::Duration};
 
-    use dataplane::{
-        relay::SharedMemory,
-        repair::{Outcome, Receiver, RepairMemory},
-    };
-    use wire::{
+    use base::{
         clock::{Clock as _, ManualClock},
-        repair::{Deadline, Mode, Order, StreamNumber, Terms},
+        memory::SharedMemory,
     };
+    use dataplane::repair::{Outcome, Receiver, RepairMemory};
+    use wire::repair_terms::{Deadline, Mode, Order, StreamNumber, Terms};
 
     /// A frame of a flow with four bytes.
     const SMALL: [u8; 6] = [2, 2, 0, 0, 0, 0];

@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use base::clock::{Clock, ManualClock};
 use config::Config;
 use engine::{
     health::Health,
@@ -23,7 +24,6 @@ use ip::{
     vnet::{Gso, VnetHeader},
 };
 use net::Ready;
-use wire::clock::{Clock, ManualClock};
 use zeroize::Zeroizing;
 
 use super::cable::{Device, Wire, WireNet};

@@ -14,7 +14,7 @@ use std::{
     sync::Arc,
 };
 
-use wire::files;
+use base::files;
 
 use crate::{
     Config, Peer,

@@ -37,9 +37,9 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::files;
 use gate::identity::Identity;
 use net::process;
-use wire::files;
 
 #[cfg(test)]
 mod access_tests;

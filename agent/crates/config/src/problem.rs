@@ -6,7 +6,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use wire::files;
+use base::files;
 
 use crate::spelled::spelled;
 

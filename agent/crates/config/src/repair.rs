@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wire::repair::{DEADLINES, Deadline, MOST_OVERHEAD_PPM, Mode, Order, Terms};
+use wire::repair_terms::{DEADLINES, Deadline, MOST_OVERHEAD_PPM, Mode, Order, Terms};
 
 use crate::{
     kinds::{Given, Kind, Shown, one_of, time, whole},

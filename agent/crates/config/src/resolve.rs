@@ -9,8 +9,8 @@ use std::{
     sync::Arc,
 };
 
+use base::files;
 use gate::identity::Identity;
-use wire::files;
 
 use crate::{
     Access, AccessMode, Admin, Config, Directory, Forward, Knock, Limits, Peer, Protocol, Service, Transport,

@@ -10,7 +10,7 @@ use std::{
 
 use gate::{identity::Endpoint, knock::MAX_CLOCK_WINDOW, tls::KeyExchange};
 use ipnet::IpNet;
-use wire::repair::Terms;
+use wire::repair_terms::Terms;
 
 use crate::{
     MAX_WORKERS,

@@ -19,7 +19,7 @@ impl Spelled for bool {
 /// Declares such an enum, or takes one that has its labels elsewhere.
 macro_rules! spelled {
     ($(#[$meta:meta])* $vis:vis enum $name:ident { $($variants:tt)+ }) => {
-        wire::labelled! {
+        base::labelled! {
             $(#[$meta])*
             #[derive(Clone, Copy, Debug, PartialEq, Eq)]
             $vis enum $name { $($variants)+ }

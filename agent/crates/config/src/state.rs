@@ -12,11 +12,11 @@ use std::{
     time::Duration,
 };
 
+use base::files::{self, Replacement};
 use gate::identity::PublicKey;
 use net::folder;
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
-use wire::files::{self, Replacement};
 
 use crate::{
     Config, ConfigProblems, Peer,

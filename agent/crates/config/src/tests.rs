@@ -97,7 +97,7 @@ fn defaults_stand_for_what_is_left_out() {
         idle: Duration::from_secs(60),
         burst: 128,
         oversize: Oversize::Drop,
-        repair: wire::repair::Terms::OFF,
+        repair: wire::repair_terms::Terms::OFF,
         keepalive: KEEPALIVE,
         protocol: Protocol::Both,
         udp: true,
@@ -660,7 +660,7 @@ fn a_note_says_when_hold_does_not_hold() {
 
 #[test]
 fn repair_is_a_word_or_a_table() {
-    use wire::repair::{Deadline, Mode, Order, Terms};
+    use wire::repair_terms::{Deadline, Mode, Order, Terms};
     let service = |repair: &str| {
         let text =
             format!("{BASE}[[service]]\nname = \"voice\"\nupstream = \"127.0.0.1:5004\"\nrepair = {repair}");

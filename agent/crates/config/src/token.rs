@@ -6,8 +6,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::files;
 use subtle::ConstantTimeEq;
-use wire::files;
 use zeroize::Zeroizing;
 
 use crate::credential;

@@ -12,12 +12,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::{LaneRef, PeerId};
 use ip::cut::Cut;
 use net::batch::Meta;
-use wire::{
-    context::Header,
-    ids::{LaneRef, PeerId},
-};
+use wire::context::Header;
 
 use crate::{
     datapath::segments::{CountedHeader, Marks, Segments},

@@ -8,13 +8,11 @@
 //! | lanes: their sockets, paths, packets that are being filled | [`lanes`] |
 //! | sockets of clients and services, the TUN device's queue, TCP forwards | [`forward`] |
 //! | what opens sockets, and what they counted | [`sockets`], [`socket_stats`] |
-//! | how long payloads waited lately | [`WaitQuantiles`] |
 //! | the rate to a peer, and how flows share it | [`rate`] |
 //! | a peer, as the data plane sees it | [`peer`] |
 //! | what goes to another worker | [`hand_off`] |
 
 pub mod datapath;
-mod delays;
 pub mod forward;
 pub mod hand_off;
 pub mod lanes;
@@ -24,5 +22,3 @@ pub mod relay;
 pub mod repair;
 pub mod socket_stats;
 pub mod sockets;
-
-pub use delays::WaitQuantiles;

@@ -5,11 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    ids::{PeerId, SessionId},
+    token_bucket::{Allowance, Pace},
+};
 use wire::{
     context::{Context, INNER_OVERHEAD, REPAIR_OVERHEAD},
-    ids::{PeerId, SessionId},
     messages,
-    rate::{Allowance, Pace},
 };
 
 use crate::{
@@ -96,7 +98,7 @@ pub struct Link {
     pub connections: u8,
 }
 
-wire::labelled! {
+base::labelled! {
     /// A reason to suspect that a session is dead. While one holds, the peer is dialled anew beside the session.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Suspicion {

@@ -2,6 +2,10 @@
 
 use std::{io, net::SocketAddr};
 
+use base::{
+    ids::{LocalId, PeerId},
+    pages::Pages,
+};
 use config::{Config, Forward};
 use gate::decoy::DecoyId;
 use net::{
@@ -9,10 +13,6 @@ use net::{
     ports::{PortPlan, Ports},
     stats::Booked as SocketBooked,
     wildcard_for,
-};
-use wire::{
-    ids::{LocalId, PeerId},
-    pages::Pages,
 };
 
 use crate::{

@@ -85,7 +85,7 @@ impl Contest {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     fn contender(instance: u8, last: u8, port: u16) -> Contender {
         Contender { instance: [instance; 16], address: SocketAddr::from(([192, 0, 2, last], port)) }

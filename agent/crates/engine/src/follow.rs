@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use base::fault::{self, Fault};
 use config::{Config, reload::Plan};
 use net::ports::Ports;
-use wire::fault::{self, Fault};
 
 use crate::{
     hub::Hub,

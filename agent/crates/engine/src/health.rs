@@ -14,7 +14,7 @@ pub struct Health {
     beats: Vec<AtomicU64>,
 }
 
-wire::labelled! {
+base::labelled! {
     /// Why the daemon is not ready.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum NotReady {

@@ -22,11 +22,11 @@ macro_rules! throttles {
     ($(#[$doc:meta])* $visibility:vis struct $name:ident { $($(#[$of:meta])* $each:vis $field:ident,)* }) => {
         $(#[$doc])*
         #[derive(Debug)]
-        $visibility struct $name { $($(#[$of])* $each $field: wire::throttle::Throttle,)* }
+        $visibility struct $name { $($(#[$of])* $each $field: base::throttle::Throttle,)* }
 
         impl $name {
             pub(crate) fn new(interval: std::time::Duration) -> Self {
-                Self { $($field: wire::throttle::Throttle::new(interval),)* }
+                Self { $($field: base::throttle::Throttle::new(interval),)* }
             }
         }
     };

@@ -19,7 +19,7 @@ pub struct FamilyInfo {
     pub help: &'static str,
 }
 
-wire::labelled! {
+base::labelled! {
     /// The type of a metric family, by its name in Prometheus' text format.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Kind {

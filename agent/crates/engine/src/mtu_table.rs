@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use wire::{
+use base::{
     ids::PeerId,
     panics::{Held, lock},
 };

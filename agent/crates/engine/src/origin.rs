@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-wire::labelled! {
+base::labelled! {
     /// How a peer came to be known.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]

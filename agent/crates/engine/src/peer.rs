@@ -8,6 +8,10 @@ use std::{
     time::Instant,
 };
 
+use base::{
+    ids::{PeerId, SessionId},
+    sampler::Sampler,
+};
 use dataplane::{
     lanes::Openings,
     peer::{Link, PeerData, PeerTable},
@@ -17,11 +21,7 @@ use gate::{identity::PublicKey, suite::Group};
 use net::SendRefusal;
 use quinn_proto::ConnectionHandle;
 use serde::{Deserialize, Serialize};
-use wire::{
-    ids::{PeerId, SessionId},
-    messages::{self, Hello},
-    sampler::Sampler,
-};
+use wire::messages::{self, Hello};
 
 use crate::{
     control::{

@@ -20,18 +20,18 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use base::{
+    fault::{self, Fault},
+    hash::IssuedMap,
+    ids::PeerId,
+    panics::lock,
+};
 use config::{self, AccessMode, Config, OPEN_LABEL, OPEN_PREFIX, reload::Plan};
 use gate::{
     admission::{Admits, Allowlist},
     identity::PublicKey,
 };
 use ipnet::{IpNet, Ipv6Net};
-use wire::{
-    fault::{self, Fault},
-    hash::IssuedMap,
-    ids::PeerId,
-    panics::lock,
-};
 
 use crate::{hub::Hub, origin::PeerOrigin};
 

@@ -1,7 +1,7 @@
 use std::path::Path;
 
+use base::clock::{Clock, ManualClock};
 use gate::identity::Identity;
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 

@@ -10,6 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    clock::{Clock as _, SystemClock},
+    ids::PeerId,
+};
 use culvert_gate::{
     Arrival, Gate, GateParts, GateStats, Own, Step, Verdict,
     admission::{Admits, Allowlist, Room},
@@ -23,11 +27,7 @@ use culvert_gate::{
 };
 use quinn_proto::{ClientConfig, ConnectionId, Endpoint, EndpointConfig};
 use rand::{SeedableRng as _, rngs::StdRng};
-use wire::{
-    cid::ConnectionIds,
-    clock::{Clock as _, SystemClock},
-    ids::PeerId,
-};
+use wire::cid::ConnectionIds;
 use zeroize::Zeroizing;
 
 /// The one client that may connect, by the X25519 key that follows from its identity.

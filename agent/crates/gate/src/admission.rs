@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use base::ids::PeerId;
 use quinn_proto::ConnectionId;
-use wire::ids::PeerId;
 
 use crate::OwnKey;
 

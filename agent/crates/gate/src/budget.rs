@@ -14,10 +14,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::{
+use base::{
     hash::IssuedMap,
     ids::PeerId,
-    rate::{Allowance, Bucket, Pace, Rate},
+    token_bucket::{Allowance, Bucket, Pace, Rate},
 };
 
 /// Knocks that one core opens in a second: 83 µs each for X25519 and AEAD, measured on an AMD EPYC virtual machine.
@@ -199,7 +199,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     fn v4(number: u32) -> IpAddr {
         IpAddr::V4(Ipv4Addr::from_bits(0x0a00_0000 + number))

@@ -22,9 +22,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::token_bucket::{Allowance, Pace};
 use quinn_proto::ConnectionId;
 use slab::Slab;
-use wire::rate::{Allowance, Pace};
 
 use crate::classify::MAX_CID_BYTES;
 

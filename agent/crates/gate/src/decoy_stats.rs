@@ -1,6 +1,6 @@
 //! Counts of datagrams between unauthenticated senders and the decoy, with the reasons for drops (pure).
 
-wire::labelled! {
+base::labelled! {
     /// The reason why a datagram to or from the decoy was dropped.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum DecoyDrop {

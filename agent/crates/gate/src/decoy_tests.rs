@@ -2,7 +2,7 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use wire::clock::{Clock, ManualClock};
+use base::clock::{Clock, ManualClock};
 
 use super::*;
 

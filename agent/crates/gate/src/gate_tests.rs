@@ -6,14 +6,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use bytes::BytesMut;
-use quinn_proto::{Connection, ConnectionId, DatagramEvent, Endpoint, EndpointConfig};
-use rand::{SeedableRng as _, rngs::StdRng};
-use wire::{
-    cid::ConnectionIds,
+use base::{
     clock::{Clock as _, ManualClock},
     ids::PeerId,
 };
+use bytes::BytesMut;
+use quinn_proto::{Connection, ConnectionId, DatagramEvent, Endpoint, EndpointConfig};
+use rand::{SeedableRng as _, rngs::StdRng};
+use wire::cid::ConnectionIds;
 use zeroize::Zeroizing;
 
 use crate::{

@@ -49,9 +49,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::Clock;
 use quinn_proto::{ConnectionId, crypto::ServerConfig as CryptoConfig};
 use rand::{RngExt, rngs::StdRng};
-use wire::{cid::ConnectionIds, clock::Clock};
+use wire::cid::ConnectionIds;
 
 pub mod admission;
 pub mod budget;
@@ -131,7 +132,7 @@ pub struct GateStats {
     pub partials_expired: u64,
 }
 
-wire::labelled! {
+base::labelled! {
     /// The step of the gate at which a datagram ended.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Step {

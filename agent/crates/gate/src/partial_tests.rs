@@ -2,9 +2,9 @@
 
 use std::{cell::Cell, sync::Arc};
 
+use base::clock::{Clock as _, ManualClock};
 use proptest::prelude::*;
 use quinn_proto::ConnectionId;
-use wire::clock::{Clock as _, ManualClock};
 
 use super::*;
 use crate::{

@@ -8,6 +8,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    clock::{Clock, ManualClock},
+    ids::PeerId,
+};
 use bytes::BytesMut;
 use quinn_proto::{
     ConnectionId, FixedLengthConnectionIdParser, LongType, ProtectedHeader,
@@ -15,11 +19,7 @@ use quinn_proto::{
 };
 use rand::{SeedableRng as _, rngs::StdRng};
 use rustls_pki_types::CertificateDer;
-use wire::{
-    cid::ConnectionIds,
-    clock::{Clock, ManualClock},
-    ids::PeerId,
-};
+use wire::cid::ConnectionIds;
 use zeroize::Zeroizing;
 
 use crate::{

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::{
+use base::{
     panics::{Held, lock},
     throttle::Throttle,
 };
@@ -383,7 +383,7 @@ impl Refusals {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     #[test]
     fn what_repeats_is_counted_and_the_latest_stay() {

@@ -7,8 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use base::files;
 use ring::rand::{SecureRandom, SystemRandom};
-use wire::files;
 use zeroize::Zeroizing;
 
 /// Why a secret could not be made, read or written.

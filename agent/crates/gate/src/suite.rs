@@ -20,7 +20,7 @@ use quinn_proto::{
 /// A TLS 1.3 cipher suite that we offer: those that lanes know.
 pub use quic_core::Suite;
 
-wire::labelled! {
+base::labelled! {
     /// The key-exchange group of a handshake: those that we offer.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Group {

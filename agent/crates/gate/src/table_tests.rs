@@ -1,7 +1,7 @@
 //! Tests of the single-use table, in virtual time.
 
+use base::clock::{Clock, ManualClock};
 use proptest::prelude::*;
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 use crate::replay_log::MemoryReplayLog;

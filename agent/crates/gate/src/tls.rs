@@ -81,7 +81,7 @@ pub struct Randomness {
     pub hybrid: &'static dyn SupportedKxGroup,
 }
 
-wire::labelled! {
+base::labelled! {
     /// `transport.key_exchange`: how the two ends of a handshake agree on a secret.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     pub enum KeyExchange {

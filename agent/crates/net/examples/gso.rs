@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
+use base::clock::SystemClock;
 use culvert_net::{
     Gso, Net, Path, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
     kernel::KernelNet, ports::Ports,
 };
-use wire::clock::SystemClock;
 
 const DATAGRAMS: usize = 100;
 const BYTES: usize = 1_200;

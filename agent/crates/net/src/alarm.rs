@@ -14,7 +14,7 @@ use nix::sys::{
 };
 use tokio::io::{Interest, unix::AsyncFd};
 
-use wire::clock::Clock;
+use base::clock::Clock;
 
 use crate::{Ready, sys};
 
@@ -107,7 +107,7 @@ impl Alarm {
 mod tests {
     use super::*;
     use crate::Token;
-    use wire::clock::SystemClock;
+    use base::clock::SystemClock;
 
     fn on_a_runtime(future: impl Future<Output = io::Result<()>>) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();

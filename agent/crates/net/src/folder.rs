@@ -7,7 +7,7 @@ use std::{
     path::Path,
 };
 
-use wire::files;
+use base::files;
 
 /// Makes a folder with mode 0700 below one that exists, whose owner gets it, and says whether it was missing: a mistyped
 /// path makes no tree.

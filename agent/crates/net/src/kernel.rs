@@ -11,17 +11,17 @@ use std::{
     time::Duration,
 };
 
+use base::{
+    clock::Clock,
+    fault::{self, Fault},
+    hash::IssuedMap,
+    panics::{self, Part},
+};
 use nix::poll::{PollFd, PollFlags, PollTimeout};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     sync::oneshot,
-};
-use wire::{
-    clock::Clock,
-    fault::{self, Fault},
-    hash::IssuedMap,
-    panics::{self, Part},
 };
 
 use crate::{

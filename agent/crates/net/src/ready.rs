@@ -7,7 +7,7 @@ use std::{
     task::{Poll, Wake, Waker},
 };
 
-use wire::{
+use base::{
     hash::{Issued, IssuedSet},
     panics::{Held, lock},
 };

@@ -1,7 +1,7 @@
 //! Background tasks: each is a part of the daemon whose panic ends the task only.
 
+use base::panics::{self, Part};
 use tokio::task::JoinHandle;
-use wire::panics::{self, Part};
 
 /// Runs `future` on the current runtime. A panic ends the task only; it is logged, and counted as one of `part`.
 ///

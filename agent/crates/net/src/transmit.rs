@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::clock::Clock;
+use base::clock::Clock;
 
 use crate::{
     Gso, ReceiveBatch, SendFailure, SendOutcome, SendRefusal, UdpStats,

@@ -14,12 +14,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::Clock;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     io::{Interest, unix::AsyncFd},
     task::JoinHandle,
 };
-use wire::clock::Clock;
 
 use crate::{
     Delivery, DeliveryMessage, KernelQueue, Ready, ReceiveBatch, SendBatch, SendOutcome, SendRefusal, Token,
@@ -445,7 +445,7 @@ fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::ManualClock;
+    use base::clock::ManualClock;
 
     #[test]
     fn a_buffer_is_no_older_than_the_monotonic_clock_allows() {

@@ -5,8 +5,8 @@ use std::{
     sync::{Arc, Mutex, PoisonError},
 };
 
+use base::panics;
 use serde_json::Value;
-use wire::panics;
 
 use super::*;
 
@@ -156,6 +156,6 @@ fn a_panic_is_one_event() {
         assert!(caught.is_err());
     });
     assert_eq!(text.lines().count(), 1, "{text}");
-    assert!(text.starts_with("<3>ERROR culvert_wire::panics: panic: on\\npurpose "), "{text}");
+    assert!(text.starts_with("<3>ERROR culvert_base::panics: panic: on\\npurpose "), "{text}");
     assert!(text.contains("location=agent/crates/ops/src/log_tests.rs:"), "{text}");
 }

@@ -7,6 +7,10 @@
 
 use std::sync::{Arc, PoisonError};
 
+use base::{
+    fault::{self, Fault},
+    panics::Critical,
+};
 use config::{
     Config, PeerOrigin,
     reload::{Change, Effect, Kind, Plan, plan},
@@ -14,10 +18,6 @@ use config::{
 use dataplane::sockets::more_ports;
 use engine::{follow::follow, tunnel};
 use net::ports::{self, PortError, Ports};
-use wire::{
-    fault::{self, Fault},
-    panics::Critical,
-};
 
 use crate::{control_socket::Reloaded, descriptors, log, metrics, operator::Running};
 

@@ -13,9 +13,9 @@ use std::{
     time::Duration,
 };
 
+use base::clock::{Clock, ManualClock};
 use net::{Net, Ready, Token, memory::MemoryFabric};
 use testkit::scripts::{self, End, Run, Script, Seen, judge, kernel, virtual_time};
-use wire::clock::{Clock, ManualClock};
 
 /// The largest write: the connection in memory is no place for many megabytes.
 const LARGEST: u64 = 4 << 20;

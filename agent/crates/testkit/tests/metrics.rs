@@ -3,12 +3,12 @@
 
 use std::{fmt::Write, net::IpAddr, sync::Arc, time::Duration};
 
+use base::clock::{Clock, SystemClock};
 use config::defaults;
 use engine::health::Health;
 use gate::identity::Identity;
 use ops::metrics::Metrics;
 use testkit::simulation::World;
-use wire::clock::{Clock, SystemClock};
 
 const DOC: &str = include_str!("../../../../docs/metrics.md");
 

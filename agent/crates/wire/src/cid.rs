@@ -21,7 +21,7 @@ use quinn_proto::{ConnectionId as QuinnConnectionId, ConnectionIdGenerator};
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 use ring::aead::quic::{AES_128, HeaderProtectionKey};
 
-use crate::ids::PeerId;
+use base::ids::PeerId;
 
 /// The length of every connection ID that we issue, bytes.
 pub const CONNECTION_ID_BYTES: usize = 8;

@@ -12,7 +12,7 @@ use quic_core::{
     varint::{self, Reader},
 };
 
-use crate::repair::StreamNumber;
+use crate::repair_terms::StreamNumber;
 
 /// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
 /// (RFC 9221 §4), and the context.

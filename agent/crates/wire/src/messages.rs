@@ -14,7 +14,7 @@ use crate::{
     framing,
     join::MAX_STREAM_CONNECTIONS,
     protobuf,
-    repair::{Deadline, Order, Terms},
+    repair_terms::{Deadline, Order, Terms},
     stream_messages::{lists_of, of_streams},
 };
 
@@ -667,7 +667,7 @@ impl From<&Join> for protobuf::Join {
     }
 }
 
-crate::labelled! {
+base::labelled! {
     /// Why an agent closes a control connection: QUIC's application error code (RFC 9000 §20.2).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum CloseReason {

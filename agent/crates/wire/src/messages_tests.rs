@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use quinn_proto::coding::Codec;
 
 use super::*;
-use crate::repair::{Deadline, MOST_OVERHEAD_PPM, Mode};
+use crate::repair_terms::{Deadline, MOST_OVERHEAD_PPM, Mode};
 
 const PROTO: &str = include_str!("../../../../docs/culvert.proto");
 

@@ -15,9 +15,9 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow, bail};
+use base::clock::{Clock as _, SystemClock};
 use clap::Args;
 use lab::out;
-use wire::clock::{Clock as _, SystemClock};
 
 use self::maps::{Answer, Exit, State};
 use super::Failure;

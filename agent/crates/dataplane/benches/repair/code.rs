@@ -6,12 +6,12 @@ use std::{
 };
 
 use anyhow::ensure;
+use base::clock::{Clock as _, SystemClock};
 use culvert_dataplane::repair::{
     Coding, Decoder, DecoderLimits, Encoder, Repair, Sent, SentLimits, SourceOutcome,
 };
 use nix::time::{ClockId, clock_gettime};
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::SmallRng};
-use wire::clock::{Clock as _, SystemClock};
 
 /// Payloads of one pass: several of the longest windows.
 const PAYLOADS: u64 = 2_000;

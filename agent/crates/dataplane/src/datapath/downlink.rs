@@ -7,6 +7,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    ids::{LaneRef, LocalId, PeerId, WorkerId},
+    sparse,
+};
 use config::Config;
 use net::{
     Path, ReceiveBatch, Recipient,
@@ -14,11 +18,7 @@ use net::{
 };
 use quic_core::{ConnectionId, OpenError};
 use rand::{Rng, rngs::StdRng};
-use wire::{
-    context::{self, Context, FlowNumber, Header},
-    ids::{LaneRef, LocalId, PeerId, WorkerId},
-    sparse,
-};
+use wire::context::{self, Context, FlowNumber, Header};
 
 use crate::{
     datapath::{

@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use wire::{
-    context::{Context, FlowNumber, Refusal, ServiceNumber},
-    ids::{LaneRef, PeerId},
-};
+use base::ids::{LaneRef, PeerId};
+use wire::context::{Context, FlowNumber, Refusal, ServiceNumber};
 
 use crate::{
     datapath::{

@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use crate::relay::DropReason;
+use base::ids::PeerId;
 use ip::{
     ecn::{self, Decapsulated},
     mss,
@@ -10,7 +11,6 @@ use ip::{
     view::IpView,
 };
 use net::ReceiveBatch;
-use wire::ids::PeerId;
 
 use crate::{
     datapath::{

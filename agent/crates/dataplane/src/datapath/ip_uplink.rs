@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use base::ids::{LaneRef, PeerId};
 use ip::{
     cut::Cut,
     ecn,
@@ -12,10 +13,7 @@ use ip::{
     vnet::{Gso, VnetHeader},
 };
 use net::ReceiveBatch;
-use wire::{
-    context::{Context, Header},
-    ids::{LaneRef, PeerId},
-};
+use wire::context::{Context, Header};
 
 use crate::{
     datapath::{

@@ -3,11 +3,9 @@
 
 use std::ops::Range;
 
+use base::ids::{LaneRef, PeerId};
 use net::{ReceiveBatch, batch::MAX_MESSAGE_BYTES};
-use wire::{
-    context::{FlowNumber, MOST_DATAGRAM},
-    ids::{LaneRef, PeerId},
-};
+use wire::context::{FlowNumber, MOST_DATAGRAM};
 
 use crate::{
     datapath::{

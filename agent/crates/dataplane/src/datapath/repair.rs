@@ -13,12 +13,12 @@
 
 use std::{ops::Range, time::Duration};
 
+use base::ids::{LaneRef, PeerId};
 use ip::ecn::{self, Decapsulated};
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
     context::{ASK_BYTES, Context, FlowNumber, NUMBER_BYTES},
-    ids::{LaneRef, PeerId},
-    repair::{Order, StreamNumber, StreamOf, Terms},
+    repair_terms::{Order, StreamNumber, StreamOf, Terms},
 };
 
 use crate::{

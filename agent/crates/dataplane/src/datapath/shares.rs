@@ -18,7 +18,7 @@
 
 use std::time::{Duration, Instant};
 
-use wire::ids::PeerId;
+use base::ids::PeerId;
 
 use crate::datapath::work::{CONTROL_PACKET, PER_TURN};
 
@@ -308,7 +308,7 @@ mod tests {
     use std::collections::VecDeque;
 
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     const HEAVY: PeerId = PeerId(3);
     const LIGHT: PeerId = PeerId(1);

@@ -3,12 +3,10 @@
 
 use std::time::{Duration, Instant};
 
+use base::ids::{IngressId, LaneRef, LocalId, PeerId};
 use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
-use wire::{
-    context::{Context, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber},
-    ids::{IngressId, LaneRef, LocalId, PeerId},
-};
+use wire::context::{Context, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber};
 
 use crate::{
     datapath::segments::{CountedHeader, Cutting, Marks, Segments},

@@ -6,9 +6,9 @@ use std::{
     sync::Arc,
 };
 
+use base::ids::PeerId;
 use ip::{routes::Routes, view::IpView};
 use ipnet::IpNet;
-use wire::ids::PeerId;
 
 use crate::forward::{
     multicast::{GROUPS, is_group},

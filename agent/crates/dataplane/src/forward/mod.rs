@@ -12,12 +12,12 @@
 
 use std::time::Instant;
 
-use net::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, stats::Booked};
-use wire::{
+use base::{
     ids::{IngressId, LocalId, PeerId},
     pages::Pages,
     sparse,
 };
+use net::{Delivery, ReceiveBatch, SendFailure, SendOutcome, Token, UdpSocket, stats::Booked};
 
 use crate::relay::{FlowId, Settlements};
 

@@ -6,15 +6,15 @@ use std::{
     time::Instant,
 };
 
+use base::{
+    ids::PeerId,
+    token_bucket::{Allowance, Pace},
+};
 use ip::{
     view::IpView,
     vnet::{Gso, VnetHeader},
 };
 use ipnet::IpNet;
-use wire::{
-    ids::PeerId,
-    rate::{Allowance, Pace},
-};
 
 use crate::forward::tun::TunDrop;
 
@@ -115,8 +115,8 @@ fn packets(view: &IpView, vnet: &VnetHeader) -> usize {
 mod tests {
     use std::time::Duration;
 
+    use base::clock::{Clock, ManualClock};
     use ip::model::Recipe;
-    use wire::clock::{Clock, ManualClock};
 
     use super::*;
 

@@ -19,10 +19,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use config::Spread;
 use ip::{routes::Routes, view::IpView};
 use ipnet::IpNet;
-use wire::ids::PeerId;
 
 use crate::forward::{learned::LearnedRoutes, tun::TunDrop};
 
@@ -50,7 +50,7 @@ pub enum Readiness {
     Away,
 }
 
-wire::labelled! {
+base::labelled! {
     /// What a peer does for a prefix that it holds.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum HolderState {

@@ -1,7 +1,7 @@
 use std::collections::BTreeSet;
 
+use base::clock::{Clock, ManualClock};
 use ip::view::{Fragment, UDP};
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 use crate::relay::Stripes;

@@ -2,6 +2,11 @@
 
 use std::{net::IpAddr, time::Instant};
 
+use base::{
+    ids::PeerId,
+    sampler::Sampler,
+    token_bucket::{Allowance, Pace},
+};
 use ip::{
     icmp::{self, MOST_ANSWER},
     merge::Merger,
@@ -10,11 +15,6 @@ use ip::{
     vnet::VnetHeader,
 };
 use net::{ReceiveBatch, SendOutcome, Token, TunQueue};
-use wire::{
-    ids::PeerId,
-    rate::{Allowance, Pace},
-    sampler::Sampler,
-};
 
 use crate::{
     forward::{multicast::Multicast, peer_routes::PeerRoutes},
@@ -26,7 +26,7 @@ use crate::{
 /// however many packets have no route, and a flood must not be answered by a flood (RFC 1812 §4.3.2.8, RFC 4443 §2.4(f)).
 const ANSWERS: Pace = Pace { per_second: 200, at_once: 100 };
 
-wire::labelled! {
+base::labelled! {
     /// Why an IP packet of the device went to no peer.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum TunDrop {
@@ -210,12 +210,12 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use base::clock::{Clock, ManualClock};
     use ip::packets::TunOffload;
     use net::{
         Net, Ready,
         memory::{MemoryFabric, MemoryTun},
     };
-    use wire::clock::{Clock, ManualClock};
 
     #[test]
     fn answers_are_limited_and_come_back() {

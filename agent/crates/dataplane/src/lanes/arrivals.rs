@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use base::token_bucket::Pace;
 use quic_core::{HEADER_LEN, LaneStats, PacketNumber, TAG_LEN, frame::datagram};
-use wire::{context, rate::Pace, report::Report};
+use wire::{context, report::Report};
 
 use crate::{
     lanes::{LaneSlot, LaneState},
@@ -153,7 +154,7 @@ impl LaneSlot {
 
 #[cfg(test)]
 mod tests {
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     use super::*;
 

@@ -23,15 +23,15 @@
 
 use std::time::{Duration, Instant};
 
+use base::{
+    hash::{Issued, IssuedMap},
+    ids::{PeerId, SessionId, SessionRef},
+    sampler::Sampler,
+    token_bucket::Allowance,
+};
 use net::Path;
 use quic_core::{ConnectionId, Lane, PacketNumber, TRANSMIT_CAPACITY};
 use slab::Slab;
-use wire::{
-    hash::{Issued, IssuedMap},
-    ids::{PeerId, SessionId, SessionRef},
-    rate::Allowance,
-    sampler::Sampler,
-};
 
 use self::{
     arrivals::Arrivals,

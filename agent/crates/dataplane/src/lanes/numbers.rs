@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use wire::{context::Header, repair::StreamNumber};
+use wire::{context::Header, repair_terms::StreamNumber};
 
 use crate::{
     lanes::{Frame, LaneId, LaneSlot, Lanes, Underlays},

@@ -253,7 +253,7 @@ impl Openings {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     const fn measured(bytes: usize) -> PathPacket {
         PathPacket { bytes, measured: true, most: bytes }

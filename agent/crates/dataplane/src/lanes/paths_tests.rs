@@ -1,4 +1,4 @@
-use wire::clock::{Clock, ManualClock};
+use base::clock::{Clock, ManualClock};
 
 use super::*;
 

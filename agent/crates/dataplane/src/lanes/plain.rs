@@ -212,10 +212,8 @@ mod tests {
     use super::*;
     use std::sync::Arc;
 
-    use wire::{
-        clock::{Clock, ManualClock},
-        repair::{StreamNumber, Terms},
-    };
+    use base::clock::{Clock, ManualClock};
+    use wire::repair_terms::{StreamNumber, Terms};
 
     fn frame(payload: &[u8]) -> Frame<'_> {
         Frame { header: &[2, 0], payload, counted: true, tos: 0 }

@@ -4,8 +4,8 @@
 //!   control connection at worker c of W          lane i lives at worker (c + i) mod W
 //! ```
 
+use base::ids::WorkerId;
 use quinn_proto::crypto::Session;
-use wire::ids::WorkerId;
 
 use crate::lanes::{LaneId, LaneSlot, Lanes, OpeningId};
 pub use wire::messages::MAX_LANES;

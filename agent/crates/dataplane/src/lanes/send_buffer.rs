@@ -16,16 +16,14 @@
 
 use std::time::Instant;
 
+use base::ids::PeerId;
 use net::{
     Burst, Path, SendBatch, SendFailure, SendOutcome, SendRefusal, Token, UdpRole, UdpSocket, batch::Message,
     stats::Booked,
 };
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use slab::Slab;
-use wire::{
-    context::{Header, MOST_NUMBERED, REPAIR_OVERHEAD},
-    ids::PeerId,
-};
+use wire::context::{Header, MOST_NUMBERED, REPAIR_OVERHEAD};
 
 use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX, numbers::Number},

@@ -2,8 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use base::ids::PeerId;
 use net::batch::Message;
-use wire::ids::PeerId;
 
 use crate::{
     lanes::send_buffer::{NO_OWNER, UnderlayId, Underlays},

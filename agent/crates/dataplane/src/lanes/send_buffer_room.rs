@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use base::ids::PeerId;
 use net::SendBatch;
-use wire::ids::PeerId;
 
 use super::{MOST_SEND_BUFFERS, MOST_SPARE, NO_OWNER, RESERVE_BYTES, Share, UnderlayId, Underlays, Waiting};
 use crate::{lanes::Lanes, relay::DropReason};

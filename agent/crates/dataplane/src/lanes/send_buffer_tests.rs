@@ -8,14 +8,14 @@ use std::{
     time::Duration,
 };
 
+use base::{
+    clock::{Clock, ManualClock},
+    ids::{SessionId, SessionRef},
+};
 use net::{Delivery, DeliveryMessage, KernelQueue, ReceiveBatch, UdpStats};
 use proptest::prelude::*;
 use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
-use wire::{
-    clock::{Clock, ManualClock},
-    context::{Context, FlowNumber},
-    ids::{SessionId, SessionRef},
-};
+use wire::context::{Context, FlowNumber};
 
 use super::*;
 use crate::lanes::{LaneSlot, OpeningId};

@@ -9,7 +9,7 @@ use std::{
 };
 
 use super::auto::{Bounds, Figures, Law, Phase, Sample, law::START};
-use wire::panics::{Held, lock};
+use base::panics::{Held, lock};
 
 /// The bounds of an automatic rate, as configured, in bytes a second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,6 +1,6 @@
 use std::sync::Arc;
 
-use wire::clock::{Clock, ManualClock};
+use base::clock::{Clock, ManualClock};
 
 use super::{auto::Sample, *};
 

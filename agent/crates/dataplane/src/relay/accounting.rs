@@ -4,11 +4,11 @@
 
 use std::ops::{AddAssign, Deref, DerefMut};
 
+use base::ids::PeerId;
 use net::{SendFailure, SendOutcome};
 use serde::{Deserialize, Serialize};
-use wire::ids::PeerId;
 
-wire::labelled! {
+base::labelled! {
     /// Which way a datagram travels, seen from this agent.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Direction {
@@ -19,7 +19,7 @@ wire::labelled! {
     }
 }
 
-wire::labelled! {
+base::labelled! {
     /// Why a datagram was dropped. Every drop in the agent has one of these and is counted under it.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum DropReason {

@@ -71,7 +71,7 @@ impl Codel {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     const AQM: Aqm = Aqm::DEFAULT;
 

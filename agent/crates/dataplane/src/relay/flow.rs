@@ -12,13 +12,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::{
-    context::{Context, FlowNumber, Header, ServiceNumber},
+use base::{
     hash::PeerMap,
     ids::{IngressId, LocalId, WorkerId},
     pages::Pages,
     sparse,
 };
+use wire::context::{Context, FlowNumber, Header, ServiceNumber};
 
 use crate::relay::registry::FlowRegistry;
 
@@ -401,7 +401,7 @@ mod tests {
     use std::hash::BuildHasher;
 
     use super::*;
-    use wire::{
+    use base::{
         clock::{Clock, ManualClock},
         hash::{Issued, IssuedState},
     };

@@ -16,12 +16,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::memory::SharedMemory;
 use wire::context::MOST_DATAGRAM;
 
 use crate::relay::{
     accounting::{Account, DropReason},
     flow::FlowId,
-    memory::SharedMemory,
 };
 
 /// The least size of every piece but the last one of its datagram. A packet of 1200 bytes has room for more, so that no sender is

@@ -8,8 +8,8 @@
 //! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
 //! | which worker has a flow, how many flows there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs`, in runs: `run.rs` |
-//! | whose turn it is; whose queue stands; how long all waited | `turns.rs`, `codel.rs`, `../delays.rs` |
-//! | what waits at all peers together | `memory.rs` |
+//! | whose turn it is; whose queue stands; how long all waited | `turns.rs`, `codel.rs`, `base/src/delays.rs` |
+//! | what waits at all peers together | `base/src/memory.rs` |
 //! | what is repaired | `repairs.rs` |
 //! | which lane IP packets take | `stripes.rs` |
 //! | the peer's services; what is outstanding | this one |
@@ -21,18 +21,17 @@ use std::{
 };
 
 use crate::rate::Share;
+use base::ids::IngressId;
 use wire::{
     context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
-    ids::IngressId,
     messages,
-    repair::Terms,
+    repair_terms::Terms,
 };
 
 pub mod accounting;
 mod codel;
 pub mod flow;
 pub mod fragments;
-pub mod memory;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
@@ -46,7 +45,6 @@ mod turns;
 pub use accounting::{Account, Direction, DropCounts, DropReason, Settlement, Settlements};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Numbering, Origin, Standing};
 pub use fragments::{PartlySent, Piece, Reassembler};
-pub use memory::SharedMemory;
 pub use queue::{Belongs, PacketClass, Queue, Run};
 pub use registry::{AgentTotals, FlowRegistry};
 pub use repairs::Repairs;

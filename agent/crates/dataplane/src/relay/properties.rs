@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use wire::{
-    clock::{Clock, ManualClock},
-    context::MOST_DATAGRAM,
-};
+use base::clock::{Clock, ManualClock};
+use wire::context::MOST_DATAGRAM;
 
 use crate::relay::{
     Account, FlowId, Piece, Reassembler,

@@ -24,8 +24,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    delays::{Delays, WaitQuantiles},
+    hash::IssuedMap,
+    memory::SharedMemory,
+};
 use config::{Aqm, DropPolicy};
-use wire::hash::IssuedMap;
 
 pub use super::run::{Belongs, PacketClass, Run};
 use super::{
@@ -33,13 +37,9 @@ use super::{
     run::Holder,
     turns::{List, Turns},
 };
-use crate::{
-    delays::{Delays, WaitQuantiles},
-    relay::{
-        accounting::{Account, DropReason},
-        flow::FlowId,
-        memory::SharedMemory,
-    },
+use crate::relay::{
+    accounting::{Account, DropReason},
+    flow::FlowId,
 };
 
 #[derive(Clone, Copy, Debug)]

@@ -1,5 +1,5 @@
+use base::clock::{Clock, ManualClock};
 use proptest::prelude::*;
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 

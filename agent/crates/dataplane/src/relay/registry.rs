@@ -11,17 +11,15 @@ use std::{
     },
 };
 
-use wire::{
-    context::FlowNumber,
+use base::{
     hash::{PeerMap, PeerState},
+    memory::SharedMemory,
     panics::{Held, lock},
     sparse,
 };
+use wire::context::FlowNumber;
 
-use crate::{
-    relay::{fragments::ALL_PEERS, memory::SharedMemory},
-    repair::RepairMemory,
-};
+use crate::{relay::fragments::ALL_PEERS, repair::RepairMemory};
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;

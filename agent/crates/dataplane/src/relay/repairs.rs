@@ -2,7 +2,7 @@
 
 use wire::{
     messages,
-    repair::{StreamNumber, StreamOf, Terms},
+    repair_terms::{StreamNumber, StreamOf, Terms},
 };
 
 use crate::repair::{LaneRepair, ReceiverCounts, SenderCounts};

@@ -2,11 +2,9 @@
 
 use std::time::Instant;
 
+use base::hash::Issued;
 use ip::ecn;
-use wire::{
-    hash::Issued,
-    repair::{StreamNumber, Terms},
-};
+use wire::repair_terms::{StreamNumber, Terms};
 
 use crate::{
     relay::{Stripes, flow::FlowId, fragments::PartlySent},

@@ -82,7 +82,7 @@ impl Stripes {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     #[test]
     fn a_bucket_leaves_its_lane_when_that_is_down_and_comes_back_after_a_pause() {

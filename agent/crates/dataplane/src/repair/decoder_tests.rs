@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use base::clock::{Clock as _, ManualClock};
 use proptest::{collection::vec, prelude::*};
-use wire::clock::{Clock as _, ManualClock};
 
 use super::*;
 use crate::repair::{Coding, Encoder, Sent, SentLimits, symbol::Density};

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use base::clock::{Clock as _, ManualClock};
 use wire::{
-    clock::{Clock as _, ManualClock},
     context::Context,
-    repair::{StreamNumber, Terms},
+    repair_terms::{StreamNumber, Terms},
 };
 
 use super::*;

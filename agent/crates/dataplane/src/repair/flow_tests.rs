@@ -16,10 +16,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock as _, ManualClock};
 use wire::{
-    clock::{Clock as _, ManualClock},
     context::Context,
-    repair::{Deadline, Mode, Order, StreamNumber, Terms},
+    repair_terms::{Deadline, Mode, Order, StreamNumber, Terms},
 };
 
 use super::{

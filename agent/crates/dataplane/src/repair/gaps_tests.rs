@@ -1,6 +1,6 @@
 //! Tests of requests for missing numbers, in virtual time.
 
-use wire::clock::{Clock as _, ManualClock};
+use base::clock::{Clock as _, ManualClock};
 
 use super::*;
 

@@ -5,8 +5,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::delays::{Delays, WaitQuantiles};
-use wire::repair::{StreamNumber, Terms};
+use base::delays::{Delays, WaitQuantiles};
+use wire::repair_terms::{StreamNumber, Terms};
 
 use super::{
     counts::{ReceiverCounts, SenderCounts},

@@ -68,7 +68,7 @@ impl Lateness {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock as _, ManualClock};
+    use base::clock::{Clock as _, ManualClock};
 
     const fn ms(ms: u64) -> Duration {
         Duration::from_millis(ms)

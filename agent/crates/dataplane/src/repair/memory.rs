@@ -7,7 +7,7 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering},
 };
 
-use crate::relay::memory::SharedMemory;
+use base::memory::SharedMemory;
 
 /// The part of all memory that one peer may have.
 const PEER_PART: usize = 4;

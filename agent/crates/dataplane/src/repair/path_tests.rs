@@ -12,11 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock as _, ManualClock};
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::SmallRng};
-use wire::{
-    clock::{Clock as _, ManualClock},
-    repair::{Deadline, Mode, Order, Terms},
-};
+use wire::repair_terms::{Deadline, Mode, Order, Terms};
 
 use super::*;
 

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use wire::repair::{Mode, Order, Terms};
+use wire::repair_terms::{Mode, Order, Terms};
 
 use super::{
     credit::WHOLE_PPM,

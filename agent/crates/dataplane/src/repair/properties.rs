@@ -6,10 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::{
-    clock::{Clock as _, ManualClock},
-    repair::Order,
-};
+use base::clock::{Clock as _, ManualClock};
+use wire::repair_terms::Order;
 
 use super::*;
 

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::repair::{Deadline, Mode, Order, StreamNumber, Terms};
+use wire::repair_terms::{Deadline, Mode, Order, StreamNumber, Terms};
 
 use super::{
     decoder::{Decoder, DecoderLimits, RepairOutcome},

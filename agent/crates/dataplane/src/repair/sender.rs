@@ -9,7 +9,7 @@ use std::{
 use ip::view::{IpView, TCP};
 use wire::{
     context::{Context, Header, NUMBER_BYTES},
-    repair::{Mode, Order, StreamNumber, Terms},
+    repair_terms::{Mode, Order, StreamNumber, Terms},
 };
 
 use super::{

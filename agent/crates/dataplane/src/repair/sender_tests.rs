@@ -1,9 +1,7 @@
 //! Tests of the sender's end of a stream, in virtual time.
 
-use wire::{
-    clock::{Clock as _, ManualClock},
-    repair::Deadline,
-};
+use base::clock::{Clock as _, ManualClock};
+use wire::repair_terms::Deadline;
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! Tests of the payloads that a sender keeps.
 
-use wire::clock::{Clock as _, ManualClock};
+use base::clock::{Clock as _, ManualClock};
 
 use super::*;
 

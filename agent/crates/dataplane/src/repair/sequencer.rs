@@ -14,8 +14,8 @@ use super::{
     gaps::{Ask, Asking, Gaps, Presence},
     memory::{RepairMemory, Reserved},
 };
-use crate::delays::Delays;
-use wire::{context::Context, hash::PeerMap, repair::Order};
+use base::{delays::Delays, hash::PeerMap};
+use wire::{context::Context, repair_terms::Order};
 
 /// Limits on what the receiver remembers, and how long.
 #[derive(Clone, Copy, Debug)]

@@ -1,7 +1,7 @@
 //! Tests of the order of delivery, in virtual time.
 
+use base::clock::{Clock as _, ManualClock};
 use proptest::{collection::vec, prelude::*};
-use wire::clock::{Clock as _, ManualClock};
 
 use super::*;
 use crate::repair::END_OF_NUMBERS;

@@ -104,7 +104,7 @@ impl Usual {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock as _, ManualClock};
+    use base::clock::{Clock as _, ManualClock};
 
     const RTT: Duration = Duration::from_millis(50);
 

@@ -17,11 +17,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock as _, ManualClock};
 use rand::{RngExt as _, SeedableRng as _, rngs::SmallRng};
 use wire::{
-    clock::{Clock as _, ManualClock},
     context::Context,
-    repair::{Deadline, Mode, Order, StreamNumber, Terms},
+    repair_terms::{Deadline, Mode, Order, StreamNumber, Terms},
 };
 
 use super::*;

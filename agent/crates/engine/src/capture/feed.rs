@@ -2,11 +2,11 @@
 
 use std::{net::SocketAddr, sync::Mutex};
 
+use base::panics::lock;
 use quic_core::{
     ConnectionId,
     record::{Event, Record, Recorder},
 };
-use wire::panics::lock;
 
 /// The number of records that a lane may make in one turn: two for each packet of a full receive batch, and as many sent.
 pub const RECORDER_RECORDS: usize = 16_384;

@@ -22,8 +22,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use serde::{Deserialize, Serialize};
-use wire::ids::PeerId;
 
 mod feed;
 mod tap;

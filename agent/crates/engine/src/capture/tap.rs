@@ -9,8 +9,8 @@ use std::{
     time::Instant,
 };
 
+use base::{ids::PeerId, panics::lock};
 use quinn_proto::{QlogConfig, QlogStream};
-use wire::{ids::PeerId, panics::lock};
 
 use crate::capture::Capture;
 
@@ -157,7 +157,7 @@ impl Taps {
 mod tests {
     use std::{io::Write, time::Duration};
 
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     use super::*;
     use crate::capture::Subject;

@@ -26,7 +26,7 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// For how long a peer's wish for stream connections holds.
 const WISH_LASTS: Duration = Duration::from_secs(5);
 
-wire::labelled! {
+base::labelled! {
     /// How far a stream connection has come.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Stage {
@@ -299,7 +299,7 @@ fn count_below(count: &AtomicU32, most: u32) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     #[test]
     fn three_are_under_way_at_most_and_one_that_failed_pauses_twice_as_long_each_time() {

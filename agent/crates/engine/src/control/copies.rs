@@ -378,7 +378,7 @@ impl Copies {
 
 #[cfg(test)]
 mod tests {
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     use super::*;
 

@@ -1,5 +1,5 @@
+use base::clock::{Clock, ManualClock};
 use rand::{SeedableRng, rngs::StdRng};
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 

@@ -125,7 +125,7 @@ impl Liveness {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     const SECOND: Duration = Duration::from_secs(1);
     const PATIENCE: Duration = Duration::from_secs(4);

@@ -57,7 +57,7 @@ impl Narrow {
 
 #[cfg(test)]
 mod tests {
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     use super::*;
 

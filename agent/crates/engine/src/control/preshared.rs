@@ -24,7 +24,7 @@ pub struct Agreed {
     pub post_quantum: bool,
 }
 
-wire::labelled! {
+base::labelled! {
     /// The reason why a connection does not become a session, or ends, because of a preshared key.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum KeyRefusal {

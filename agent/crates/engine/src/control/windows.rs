@@ -496,7 +496,7 @@ fn in_a_round_trip(bytes: u64, rtt: Duration, elapsed: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     const POOL: usize = 256 << 20;
 

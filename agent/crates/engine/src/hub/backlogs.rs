@@ -9,7 +9,7 @@ use std::{
     time::Instant,
 };
 
-use wire::panics::lock;
+use base::panics::lock;
 
 /// The `[[tcp]]` ports at which connections wait to be accepted, by any worker, and since when.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ mod tests {
     use super::*;
     use std::time::Duration;
 
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     #[test]
     fn a_backlog_has_the_age_of_its_oldest_connection_until_none_waits() {

@@ -17,8 +17,8 @@ use std::{
     },
 };
 
+use base::{hash::IssuedMap, ids::PeerId, panics::lock};
 use net::{Ready, Token};
-use wire::{hash::IssuedMap, ids::PeerId, panics::lock};
 
 /// Capacity of a ring in bytes, the default size of a socket's receive buffer. One peer may use half of it.
 pub(super) const RING_BYTES: usize = 4 << 20;

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::{PeerId, SessionId};
 use config::{self, Config};
 use dataplane::{
     forward::learned::LearnedRoutes,
@@ -17,9 +18,8 @@ use gate::OwnKey;
 use net::ports::Ports;
 use quic_core::{ConnectionId, OpenError, Suite};
 use wire::{
-    ids::{PeerId, SessionId},
     messages::{CloseReason, Hello, Service},
-    repair::Terms,
+    repair_terms::Terms,
 };
 use zeroize::Zeroizing;
 

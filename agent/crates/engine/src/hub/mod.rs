@@ -28,6 +28,10 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use base::{
+    ids::{PeerId, SessionId},
+    panics::lock,
+};
 use config::{self, Config};
 use dataplane::{
     forward::learned::LearnedRoutes,
@@ -36,11 +40,7 @@ use dataplane::{
     relay::{AgentTotals, FlowRegistry},
 };
 use net::{Ready, Token, ports::Ports};
-use wire::{
-    ids::{PeerId, SessionId},
-    messages::CloseReason,
-    panics::lock,
-};
+use wire::messages::CloseReason;
 
 use crate::{
     capture::{Capture, Taps},
@@ -155,7 +155,7 @@ impl Hub {
     pub fn send_suspicion(
         &self,
         worker: u8,
-        of: wire::ids::SessionRef,
+        of: base::ids::SessionRef,
         suspicion: dataplane::peer::Suspicion,
     ) {
         let (peer, session) = (of.peer, of.session);
@@ -405,11 +405,9 @@ fn party(hand_off: &HandOff) -> Party {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use base::clock::{Clock, ManualClock};
     use gate::OwnKey;
-    use wire::{
-        clock::{Clock, ManualClock},
-        messages::{Features, Hello},
-    };
+    use wire::messages::{Features, Hello};
 
     fn connected(hub: &Hub, owner: u8, instance: u8) -> Arc<Connected> {
         let hello = Hello {

@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
+use base::sampler::Sampler;
 use dataplane::relay::{Account, DropReason, PacketCount, PieceCount};
 use quic_core::LaneStats;
 use serde::{Deserialize, Serialize};
-use wire::sampler::Sampler;
 
 use crate::status::{
     Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, OwnedLanes, RateStatus, RepairStatus,
@@ -127,7 +127,7 @@ pub struct PeerFigures {
     pub owned_lanes: Option<OwnedLanes>,
 }
 
-wire::labelled! {
+base::labelled! {
     /// The state of the connection to a peer.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
     #[serde(rename_all = "kebab-case")]

@@ -40,7 +40,7 @@ pub struct AutoRateStatus {
     pub reports: u64,
 }
 
-wire::labelled! {
+base::labelled! {
     /// Where the limit on what is sent to a peer comes from.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RateFrom {

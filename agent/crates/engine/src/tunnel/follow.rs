@@ -12,9 +12,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock, SystemClock};
 use config::Tun;
 use net::netlink::{DeviceRoute, Netlink, RouteChanges};
-use wire::clock::{Clock, SystemClock};
 
 use crate::{
     registry::{Listed, PeerRegistry},

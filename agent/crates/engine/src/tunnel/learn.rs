@@ -5,12 +5,12 @@ use std::{
     net::IpAddr,
 };
 
+use base::ids::PeerId;
 use config::{SourceCheck, Tun};
 use dataplane::forward::{learned::LearnedRoutes, peer_routes::Holder};
 use ip::routes::Routes;
 use ipnet::IpNet;
 use net::netlink::{DeviceRoute, Hop, TABLE_MAIN};
-use wire::ids::PeerId;
 
 use crate::registry::Listed;
 

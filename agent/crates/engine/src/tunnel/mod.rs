@@ -27,14 +27,14 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    clock::{Clock, SystemClock},
+    fault::{self, Fault},
+};
 use config::{self, Config};
 use net::{
     netlink::{Link, LinkChange, Netlink, Which},
     tun::{TunDevice, TunHold, TunPort},
-};
-use wire::{
-    clock::{Clock, SystemClock},
-    fault::{self, Fault},
 };
 
 use self::{
@@ -137,7 +137,7 @@ impl Tunnel {
             .map_err(|error| TunnelError::Kernel { what: "the thread", error })?;
         tracing::info!(
             name = &*tun.name,
-            addresses = wire::throttle::list(&tun.addresses),
+            addresses = base::throttle::list(&tun.addresses),
             mtu = start,
             tcp_offload = device.offload.tcp,
             udp_offload = device.offload.udp,

@@ -5,10 +5,10 @@ use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
 };
 
+use base::ids::PeerId;
 use config::{self, OwnRoutes, Transport};
 use ip::routes::is_default_like;
 use ipnet::IpNet;
-use wire::ids::PeerId;
 
 use crate::{
     mtu_table::{Mtus, Paths},

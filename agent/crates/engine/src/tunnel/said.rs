@@ -29,7 +29,7 @@ impl Said {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock as _, SystemClock};
+    use base::clock::{Clock as _, SystemClock};
 
     #[test]
     fn what_is_new_is_said_and_the_rest_once_a_minute() {

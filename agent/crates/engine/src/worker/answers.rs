@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use wire::panics::lock;
+use base::panics::lock;
 
 /// One answer of each worker.
 #[derive(Debug)]

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant};
 
-use wire::ids::PeerId;
+use base::ids::PeerId;
 
 use crate::{
     hub::WorkerMessage,

@@ -10,9 +10,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use net::{RefusedBy, SendRefusal};
 use quinn_proto::ConnectionError;
-use wire::{ids::PeerId, messages::CloseReason};
+use wire::messages::CloseReason;
 
 use crate::{peer::Failure, worker::context::Context};
 

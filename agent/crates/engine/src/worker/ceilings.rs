@@ -5,9 +5,10 @@
 
 use std::{io, time::Instant};
 
+use base::ids::PeerId;
 use net::process::is_out_of_descriptors;
 use quinn_proto::ConnectionHandle;
-use wire::{ids::PeerId, messages::CloseReason};
+use wire::messages::CloseReason;
 
 use crate::{
     peer::refused,

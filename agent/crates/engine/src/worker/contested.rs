@@ -2,8 +2,9 @@
 
 use std::time::Instant;
 
+use base::ids::PeerId;
 use quinn_proto::{ConnectionHandle, Side};
-use wire::{ids::PeerId, messages::CloseReason};
+use wire::messages::CloseReason;
 
 use crate::{
     contest::Contender,

@@ -2,17 +2,17 @@
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
+use base::{
+    ids::{PeerId, WorkerId},
+    timers::Timers,
+    token_bucket::Lines,
+};
 use config::Config;
 use dataplane::lanes::{LaneId, UnderlayId};
 use gate::tls::TlsIdentity;
 use net::Ready;
 use quinn_proto::ConnectionHandle;
 use rand::rngs::StdRng;
-use wire::{
-    ids::{PeerId, WorkerId},
-    rate::Lines,
-    timers::Timers,
-};
 
 use crate::{
     hub::{Hub, LaneName, WorkerMessage},

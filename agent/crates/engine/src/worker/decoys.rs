@@ -7,11 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::throttle::Throttle;
 use config::Config;
 use dataplane::{socket_stats::SocketStats, sockets::SocketFactory};
 use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Sender};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
-use wire::throttle::Throttle;
 
 use crate::worker::timer::{LOG_INTERVAL, number};
 

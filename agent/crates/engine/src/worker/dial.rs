@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::{PeerId, WorkerId};
 use dataplane::{lanes::UnderlayId, sockets::Source};
 use gate::{
     OwnKey,
@@ -18,10 +19,7 @@ use gate::{
 use net::Token;
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, rngs::StdRng, seq::IndexedRandom};
-use wire::{
-    ids::{PeerId, WorkerId},
-    messages::CloseReason,
-};
+use wire::messages::CloseReason;
 use zeroize::Zeroizing;
 
 use crate::{

@@ -10,10 +10,8 @@
 
 use std::time::{Duration, Instant};
 
-use wire::{
-    ids::PeerId,
-    messages::{CloseReason, Features, Message},
-};
+use base::ids::PeerId;
+use wire::messages::{CloseReason, Features, Message};
 
 use crate::worker::{Worker, context::Context, parts::Sessions, stats::Drained, timer::Timer};
 

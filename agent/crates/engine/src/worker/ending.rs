@@ -2,9 +2,10 @@
 
 use std::time::{Duration, Instant};
 
+use base::ids::PeerId;
 use dataplane::relay::{DropReason, FlowId, Origin};
 use quinn_proto::ConnectionHandle;
-use wire::{context, ids::PeerId, messages::CloseReason};
+use wire::{context, messages::CloseReason};
 
 use crate::{
     hub::WorkerMessage,

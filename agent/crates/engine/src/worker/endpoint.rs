@@ -10,6 +10,7 @@ use std::{
     time::{SystemTime, UNIX_EPOCH},
 };
 
+use base::clock::Clock;
 use config::{self, Config};
 use gate::{
     admission::Admission,
@@ -19,7 +20,7 @@ use gate::{
 };
 use quinn_proto::{TransportConfig, crypto::HandshakeTokenKey};
 use ring::{hkdf, hmac};
-use wire::{cid::ConnectionIds, clock::Clock};
+use wire::cid::ConnectionIds;
 
 use crate::{
     control::{

@@ -485,8 +485,8 @@ impl Snapshots {
 
 #[cfg(test)]
 mod tests {
+    use base::ids::PeerId;
     use quic_core::LaneStats;
-    use wire::ids::PeerId;
 
     use super::*;
     use crate::status::{PeerFigures, PeerState};

@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::{LocalId, PeerId};
 use dataplane::{
     datapath::uplink::Uplink,
     forward::Local,
@@ -12,7 +13,6 @@ use dataplane::{
     relay::{FlowId, Origin},
     socket_stats::{role, role_place},
 };
-use wire::ids::{LocalId, PeerId};
 
 use crate::worker::{
     Sessions,

@@ -3,8 +3,8 @@
 
 use std::time::Instant;
 
+use base::ids::PeerId;
 use quinn_proto::ConnectionHandle;
-use wire::ids::PeerId;
 
 use crate::worker::{context::Context, dial::DIAL_SOON_LASTS, parts::Sessions};
 

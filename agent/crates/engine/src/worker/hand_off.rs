@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use base::ids::LaneRef;
 use dataplane::{
     datapath::{
         downlink::Received,
@@ -12,7 +13,6 @@ use dataplane::{
 };
 use gate::decoy::DecoyDrop;
 use net::batch::Meta;
-use wire::ids::LaneRef;
 
 use crate::worker::{Worker, context::Context, parts::DataPlane};
 

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
+use base::panics::lock;
 use net::{Ready, Token};
-use wire::panics::lock;
 
 use crate::worker::{
     forwards_request::{ForwardEnd, ForwardsPortion},

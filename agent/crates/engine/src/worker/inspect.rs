@@ -14,6 +14,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use dataplane::{
     forward::{
         multicast::GROUPS,
@@ -26,7 +27,6 @@ use dataplane::{
 };
 use net::{Gso, UdpRole, stats::Booked};
 use quic_core::LaneStats;
-use wire::ids::PeerId;
 
 use crate::{
     control::connections::StreamConnection,

@@ -2,7 +2,7 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use wire::ids::PeerId;
+use base::ids::PeerId;
 
 use crate::{
     status::{FlowStatus, LaneStatus, RouteStatus, SocketStatus, StreamConnectionStatus, TunStatus},

@@ -8,10 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use dataplane::lanes::{LaneId, UnderlayId};
 use net::{RefusedBy, SendRefusal};
 use quic_core::TRANSMIT_CAPACITY;
-use wire::{ids::PeerId, messages::CloseReason};
+use wire::messages::CloseReason;
 
 use crate::{
     peer::{Failure, KernelRefusal},

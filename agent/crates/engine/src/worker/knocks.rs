@@ -2,13 +2,13 @@
 
 use std::{io, path::Path, time::Instant};
 
+use base::clock::Clock;
 use config::{Config, Knock};
 use gate::{
     replay_log::{self, Beside, BootId, MemoryReplayLog, ReplayLogError},
     table::SingleUse,
 };
 use net::{folder, process};
-use wire::clock::Clock;
 
 /// Opens the tables of used knocks of all workers, with the knocks that an earlier process has used.
 ///

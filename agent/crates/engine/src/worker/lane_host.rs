@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::{LaneRef, PeerId, SessionRef};
 use config::Profile;
 use dataplane::{
     datapath::downlink,
@@ -13,7 +14,6 @@ use dataplane::{
 };
 use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
-use wire::ids::{LaneRef, PeerId, SessionRef};
 
 use crate::{
     capture::Phase,

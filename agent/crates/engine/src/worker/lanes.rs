@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use base::ids::{PeerId, SessionRef};
 use dataplane::{
     lanes::{
         OpeningId, PathPacket, VALIDATION_TIMEOUT,
@@ -15,7 +16,6 @@ use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 use quinn_proto::{ConnectionHandle, Side};
 use wire::{
     cid::SERVER_ID_AT,
-    ids::{PeerId, SessionRef},
     messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
 };
 use zeroize::Zeroizing;

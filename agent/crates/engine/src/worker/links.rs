@@ -2,17 +2,14 @@
 
 use std::{sync::Arc, time::Instant};
 
+use base::ids::{PeerId, SessionRef};
 use dataplane::{
     hand_off::Kind,
     lanes::{LaneId, Plain, Pool},
     peer::{Link, SETTLE_TIME, Suspicions},
     relay::{DropReason, NO_LANE, Origin},
 };
-use wire::{
-    ids::{PeerId, SessionRef},
-    join,
-    messages::Features,
-};
+use wire::{join, messages::Features};
 
 use crate::{
     hub::Connected,

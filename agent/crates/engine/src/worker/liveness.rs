@@ -2,15 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use base::ids::{PeerId, SessionId, SessionRef};
 use dataplane::{
     lanes::LaneId,
     peer::{Suspicion, Suspicions},
 };
 use quinn_proto::ConnectionStats;
-use wire::{
-    ids::{PeerId, SessionId, SessionRef},
-    messages::Message,
-};
+use wire::messages::Message;
 
 use crate::{
     control::liveness::{Finding, FrameCounts, LEAST_SILENCE, Look},

@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use wire::{ids::SessionRef, messages::CloseReason};
+use base::ids::SessionRef;
+use wire::messages::CloseReason;
 
 use crate::{
     hub::WorkerMessage,

@@ -58,6 +58,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    fault::{self, Fault},
+    ids::PeerId,
+};
 use dataplane::{
     datapath::{
         downlink::{Downlink, Place, Received},
@@ -72,10 +76,6 @@ use dataplane::{
 use net as sockets;
 use net::{Ready, ReceiveBatch, Token, UdpRole};
 use quinn_proto::ConnectionHandle;
-use wire::{
-    fault::{self, Fault},
-    ids::PeerId,
-};
 
 use crate::hub::{LaneLoss, WorkerMessage};
 

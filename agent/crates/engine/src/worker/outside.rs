@@ -3,6 +3,7 @@
 
 use std::time::Instant;
 
+use base::ids::WorkerId;
 use dataplane::{
     datapath::{
         downlink::{Downlink, Outcome, Outside, Received},
@@ -12,7 +13,6 @@ use dataplane::{
 };
 use gate::{Arrival, Gate, Verdict, admission::Admission};
 use net::{batch::Meta, steering};
-use wire::ids::WorkerId;
 
 use crate::{
     control::driver::{Control, Given},

@@ -6,6 +6,7 @@ use std::{
     time::Instant,
 };
 
+use base::{clock::Clock, hash::PeerMap, ids::PeerId};
 use dataplane::{
     datapath::downlink::Notes,
     forward::{
@@ -21,7 +22,7 @@ use gate::{Gate, Own, refusals::Refusals};
 use net::{ReceiveBatch, TcpListener, Token};
 use quinn_proto::ConnectionHandle;
 use slab::Slab;
-use wire::{cid::ConnectionIds, clock::Clock, hash::PeerMap, ids::PeerId, messages::Features};
+use wire::{cid::ConnectionIds, messages::Features};
 
 use crate::{
     capture::Capture,

@@ -5,16 +5,16 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    ids::{PeerId, WorkerId},
+    sampler::Sampler,
+    throttle::Throttle,
+};
 use config::{self, Config, Rate};
 use dataplane::{
     peer::{Allowances, PeerData, PeerStanding},
     rate::{AutoLimits, Limit, Share},
     relay::{DatagramRelay, Numbering},
-};
-use wire::{
-    ids::{PeerId, WorkerId},
-    sampler::Sampler,
-    throttle::Throttle,
 };
 
 use crate::{

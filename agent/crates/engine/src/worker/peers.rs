@@ -9,12 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::{PeerId, SessionRef};
 use config;
 use dataplane::{forward::Local, peer::PeerStanding, relay::DropReason};
-use wire::{
-    ids::{PeerId, SessionRef},
-    messages::CloseReason,
-};
+use wire::messages::CloseReason;
 
 use crate::{
     origin::PeerOrigin,

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use base::ids::{LaneRef, PeerId};
 use dataplane::{
     lanes::Plain,
     relay::{DropReason, Settlement},
@@ -9,7 +10,6 @@ use dataplane::{
 };
 use net::batch::Meta;
 use quinn_proto::{ConnectionHandle, SendDatagramError};
-use wire::ids::{LaneRef, PeerId};
 
 use crate::{
     control::transport::DATAGRAM_BUFFER_BYTES,

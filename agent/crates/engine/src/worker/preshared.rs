@@ -7,15 +7,13 @@
 
 use std::time::Instant;
 
+use base::ids::PeerId;
 use gate::{
     preshared::{Holder, PresharedKey, Prover},
     suite::Group,
 };
 use quinn_proto::{ConnectionHandle, Side};
-use wire::{
-    ids::PeerId,
-    messages::{CloseReason, Features, Hello, KeyProof, Message},
-};
+use wire::messages::{CloseReason, Features, Hello, KeyProof, Message};
 
 use crate::{
     control::{

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use wire::ids::PeerId;
+use base::ids::PeerId;
 
 use crate::{
     brief::PeerBrief,

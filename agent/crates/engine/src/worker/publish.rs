@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use dataplane::{
     lanes::{LaneState, Lanes},
     peer::PeerStanding,
@@ -18,7 +19,6 @@ use dataplane::{
 };
 use gate::{OwnKey, Step, refusals::AtCeilings, suite::Group};
 use quic_core::LaneStats;
-use wire::ids::PeerId;
 
 use crate::{
     contest::Contested,

@@ -9,17 +9,17 @@
 
 use std::{mem, sync::Arc, time::Instant};
 
+use base::{
+    ids::{IngressId, SessionRef},
+    throttle::Throttle,
+};
 use config::{self, Config, Service};
 use dataplane::{
     lanes::LaneId,
     relay::{FlowId, Origin},
 };
 use gate::identity::PublicKey;
-use wire::{
-    ids::{IngressId, SessionRef},
-    messages::{self, CloseReason, Message},
-    throttle::Throttle,
-};
+use wire::messages::{self, CloseReason, Message};
 
 use crate::{
     hub::NewConfig,

@@ -2,12 +2,12 @@
 
 use std::{mem, time::Instant};
 
+use base::ids::PeerId;
 use dataplane::{
     datapath::work::DUE_PER_TURN,
     lanes::TouchedRepair,
     repair::{LaneRepair, PathCounts},
 };
-use wire::ids::PeerId;
 
 use crate::worker::{Worker, context::Context, timer::Timer};
 

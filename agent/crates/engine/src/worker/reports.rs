@@ -9,12 +9,10 @@
 
 use std::time::Instant;
 
+use base::ids::{PeerId, SessionRef};
 use config::Rate;
 use dataplane::lanes::{LaneId, REPORT_PACKET};
-use wire::{
-    ids::{PeerId, SessionRef},
-    messages::{Features, Message},
-};
+use wire::messages::{Features, Message};
 
 use crate::worker::{
     context::Context,

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::ids::PeerId;
+use base::ids::PeerId;
 
 /// Which peers carry packets, and for how long they have.
 ///
@@ -60,7 +60,7 @@ impl RoutedPeers {
 
 #[cfg(test)]
 mod tests {
-    use wire::clock::{Clock as _, SystemClock};
+    use base::clock::{Clock as _, SystemClock};
 
     use super::*;
 

@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
 use quinn_proto::ConnectionHandle;
-use wire::ids::PeerId;
 
 use crate::{
     peer::Failure,

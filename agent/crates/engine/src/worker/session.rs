@@ -14,6 +14,7 @@
 
 use std::{sync::Arc, time::Instant};
 
+use base::ids::{PeerId, SessionRef};
 use dataplane::{
     lanes::{Openings, pool},
     peer::Suspicion,
@@ -25,10 +26,7 @@ use gate::{
 };
 use quinn_proto::{ConnectionHandle, Side};
 use rand::RngExt;
-use wire::{
-    ids::{PeerId, SessionRef},
-    messages::{self, CloseReason, Features, Hello, Message, MessageError},
-};
+use wire::messages::{self, CloseReason, Features, Hello, Message, MessageError};
 
 use crate::{
     control::{
@@ -388,7 +386,7 @@ impl Worker {
             PeerOrigin::Config | PeerOrigin::State => {
                 throttled!(
                     info, peer.throttles.connected.allow(now),
-                    { peer = peer_name, remote, software, services = wire::throttle::list(offered), dialled, lanes = wanted },
+                    { peer = peer_name, remote, software, services = base::throttle::list(offered), dialled, lanes = wanted },
                     "connected"
                 );
             }
@@ -753,12 +751,12 @@ impl TcpForwards {
             let known = config::nearest(&forward.service, offered.map(|service| &*service.name))?;
             Some(format!("did you mean {known}? or "))
         });
-        let offers = wire::throttle::list(offered.iter().take(MOST_NAMED).map(|service| &*service.name));
+        let offers = base::throttle::list(offered.iter().take(MOST_NAMED).map(|service| &*service.name));
         let offers = if offered.is_empty() { "nothing" } else { &*offers };
         tracing::warn!(
             peer = &*peer.name,
             missing = missing.len(),
-            services = wire::throttle::list(named),
+            services = base::throttle::list(named),
             offers,
             suppressed,
             "the peer does not offer services that our forwards need (remedy: {}add them to `services` of our [[peer]] there)",

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
+use base::clock::Clock;
 use config::Config;
 use gate::{Own, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
 use net::{Net, Ready};
-use wire::clock::Clock;
 
 use crate::{hub::Hub, mtu_table::MtuTable, registry::PeerRegistry, worker::parts::Publisher};
 

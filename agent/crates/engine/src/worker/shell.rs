@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::Clock;
 use net::alarm::Alarm;
-use wire::clock::Clock;
 
 use crate::worker::Worker;
 
@@ -51,7 +51,7 @@ fn tick(begin: Instant, deadline: Instant) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use wire::clock::SystemClock;
+    use base::clock::SystemClock;
 
     use super::*;
 

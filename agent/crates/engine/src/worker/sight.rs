@@ -7,7 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use wire::{ids::PeerId, messages::StreamAnswer};
+use base::ids::PeerId;
+use wire::messages::StreamAnswer;
 
 use crate::{
     status::ServicePlace,
@@ -213,7 +214,7 @@ fn remedy(answer: StreamAnswer) -> &'static str {
 
 #[cfg(test)]
 mod tests {
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     use super::*;
 

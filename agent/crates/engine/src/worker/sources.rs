@@ -17,12 +17,12 @@ use std::{
     hash::Hash,
 };
 
-use net::Token;
-use wire::{
+use base::{
     hash::{Issued, IssuedMap},
     ids::PeerId,
     sparse,
 };
+use net::Token;
 
 /// The credit of a source in each round, in units: the datagrams of a receive call without GRO.
 const QUANTUM: i64 = 32;

@@ -2,6 +2,11 @@
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
+use base::{
+    ids::{IngressId, PeerId, WorkerId},
+    timers::Timers,
+    token_bucket::{Allowance, Lines},
+};
 use config::{self, Config, OwnRoutes};
 use dataplane::{
     forward::{Local, Locals, multicast::Multicast, peer_routes::PeerRoutes, tun::TunSide},
@@ -10,13 +15,7 @@ use dataplane::{
 };
 use gate::{Gate, GateParts, budget::Budget, tls};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::{
-    cid::ConnectionIds,
-    ids::{IngressId, PeerId, WorkerId},
-    messages::Features,
-    rate::{Allowance, Lines},
-    timers::Timers,
-};
+use wire::{cid::ConnectionIds, messages::Features};
 
 use crate::{
     mtu_table::MtuTable,

@@ -8,6 +8,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::{
+    ids::{LaneRef, PeerId},
+    panics::lock,
+    throttle::Throttle,
+};
 use config::OPEN_LABEL;
 use dataplane::{
     forward::tun::TunTotals,
@@ -23,10 +28,7 @@ use quic_core::LaneStats;
 use tokio::{sync::Notify, time::timeout};
 use wire::{
     context::Context,
-    ids::{LaneRef, PeerId},
     messages::{MessageError, StreamAnswer},
-    panics::lock,
-    throttle::Throttle,
 };
 
 use crate::{
@@ -499,7 +501,7 @@ impl InUse {
     }
 }
 
-wire::labelled! {
+base::labelled! {
     /// A limit at which something is refused. The labels are keys of `[limits]`, where there is one.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Ceiling {
@@ -569,7 +571,7 @@ impl Ceilings {
     }
 }
 
-wire::labelled! {
+base::labelled! {
     /// Why a TCP forward was not opened.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum TcpRefusal {
@@ -616,7 +618,7 @@ impl From<StreamAnswer> for TcpRefusal {
     }
 }
 
-wire::labelled! {
+base::labelled! {
     /// Why a TCP forward that was open has ended.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum TcpEnd {
@@ -647,7 +649,7 @@ pub(super) struct StreamTotals {
     pub(super) failed: [u64; StreamFailure::LABELS.len()],
 }
 
-wire::labelled! {
+base::labelled! {
     /// Why a stream connection could not be made, or was lost.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(super) enum StreamFailure {
@@ -664,10 +666,10 @@ wire::labelled! {
 
 #[cfg(test)]
 mod tests {
+    use base::clock::{Clock, ManualClock};
     use dataplane::relay::Account;
     use net::{Ready, Token};
     use tokio::{join, runtime};
-    use wire::clock::{Clock, ManualClock};
 
     use crate::status::Accounting;
 

@@ -16,12 +16,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::{PeerId, SessionId};
 use dataplane::lanes::pool;
 use gate::refusals::Why;
 use quinn_proto::{ConnectionError, ConnectionHandle};
 use rand::RngExt;
 use wire::{
-    ids::{PeerId, SessionId},
     join::{self, MAX_STREAM_CONNECTIONS},
     messages::{self, CloseReason, Join, Message},
 };

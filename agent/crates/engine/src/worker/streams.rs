@@ -6,15 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use dataplane::{
     forward::tcp::{Cause, Knows, Pumped, TcpForward, TcpId, answer_for},
     sockets::Source,
 };
 use quinn_proto::{ConnectionHandle, StreamId};
-use wire::{
-    ids::PeerId,
-    messages::{StreamAnswer, StreamOpen},
-};
+use wire::messages::{StreamAnswer, StreamOpen};
 
 use crate::{
     control::StreamKey,

@@ -2,13 +2,13 @@
 
 use std::time::{Duration, Instant};
 
+use base::{hash::Issued, ids::PeerId};
 use dataplane::{
     forward::tcp::TcpId,
     lanes::{LaneId, UnderlayId},
     relay::FlowId,
 };
 use quinn_proto::ConnectionHandle;
-use wire::{hash::Issued, ids::PeerId};
 
 /// A deadline of the worker, by its purpose.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -63,7 +63,7 @@ pub(super) fn coarse(base: Instant, at: Instant, now: Instant) -> Instant {
 
 #[cfg(test)]
 mod tests {
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     use super::*;
 

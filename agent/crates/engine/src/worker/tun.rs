@@ -7,6 +7,7 @@ use std::{
     time::Instant,
 };
 
+use base::ids::PeerId;
 use config::{Config, INNER_REMEDY, LOOKUP_REMEDY, ROUTES_REMEDY, SourceCheck, takes_lookups};
 use dataplane::{
     datapath::{downlink::Spoofed, ip_uplink::IpUplink},
@@ -16,7 +17,7 @@ use dataplane::{
     },
 };
 use quinn_proto::Side;
-use wire::{context::INNER_OVERHEAD, ids::PeerId, messages::Features};
+use wire::{context::INNER_OVERHEAD, messages::Features};
 
 use crate::{
     control::driver::ControlConnection,

@@ -11,12 +11,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use config::defaults;
 use dataplane::{
     datapath::uplink::Drained,
     lanes::{LaneId, UnderlayId},
 };
-use wire::ids::PeerId;
 
 use crate::{
     peer::Peers,

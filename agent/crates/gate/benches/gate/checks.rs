@@ -9,6 +9,7 @@ use std::{
 };
 
 use anyhow::{anyhow, ensure};
+use base::clock::{Clock, ManualClock, SystemClock};
 use culvert_gate::{
     Arrival, Gate, GateParts, Own, Verdict,
     admission::{Admits, Allowlist, Room},
@@ -24,10 +25,7 @@ use quinn_proto::{ConnectionId, Endpoint, crypto};
 use rand::{RngExt, SeedableRng, rngs::SmallRng, rngs::StdRng};
 use ring::hmac;
 use serde_json::{Value, json};
-use wire::{
-    cid::ConnectionIds,
-    clock::{Clock, ManualClock, SystemClock},
-};
+use wire::cid::ConnectionIds;
 use zeroize::Zeroizing;
 
 use crate::initial::{BYTES, bogus};

@@ -11,6 +11,7 @@ use std::{
 };
 
 use anyhow::Context as _;
+use base::clock::{Clock, ManualClock, SystemClock};
 use net::{
     Net, Path, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,
     alarm::Alarm,
@@ -21,7 +22,6 @@ use net::{
     process, wildcard_for,
 };
 use rand::{SeedableRng as _, rngs::SmallRng};
-use wire::clock::{Clock, ManualClock, SystemClock};
 
 use crate::initial::{BYTES, bogus};
 

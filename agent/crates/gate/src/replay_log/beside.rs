@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use wire::panics::lock;
+use base::panics::lock;
 
 use crate::replay_log::{Record, ReplayLog};
 

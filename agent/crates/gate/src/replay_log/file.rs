@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use wire::files::{self, Replacement};
+use base::files::{self, Replacement};
 
 use crate::replay_log::{
     BootId, RECORD_BYTES, Record, ReplayLog,

@@ -7,9 +7,9 @@ use std::{
 };
 
 use anyhow::anyhow;
+use base::clock::{Clock, SystemClock};
 use net::kernel::KernelNet;
 use serde_json::json;
-use wire::clock::{Clock, SystemClock};
 
 use crate::{
     bench::{

@@ -164,7 +164,7 @@ impl Fields<'_> {
     }
 }
 
-wire::labelled! {
+base::labelled! {
     /// The direction in which the load goes.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Direction {

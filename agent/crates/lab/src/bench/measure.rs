@@ -13,8 +13,8 @@ use std::{
 };
 
 use anyhow::anyhow;
+use base::clock::{Clock, SystemClock};
 use net::{Path, Token, kernel, process};
-use wire::clock::{Clock, SystemClock};
 
 use crate::{
     bench::{

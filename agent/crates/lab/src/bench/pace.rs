@@ -51,7 +51,7 @@ pub(super) fn largest_burst(bytes: u16, most_segments: u16) -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     #[test]
     fn the_due_time_is_exact_however_the_bursts_fall() {

@@ -9,8 +9,8 @@ use std::{
     time::Instant,
 };
 
+use base::clock::Clock;
 use net::Token;
-use wire::clock::Clock;
 
 /// What all parts of a run on one machine are given.
 #[derive(Clone)]

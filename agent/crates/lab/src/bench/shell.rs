@@ -3,11 +3,11 @@
 use std::{net::SocketAddr, rc::Rc, thread::JoinHandle};
 
 use anyhow::Context as _;
+use base::clock::{Clock, SystemClock};
 use net::{
     Net, Ready, Token, UdpOptions, UdpRole, UdpSocket, alarm::Alarm, kernel::KernelNet, ports::Ports,
     wildcard_for,
 };
-use wire::clock::{Clock, SystemClock};
 
 use crate::bench::party::{Party, Turn};
 

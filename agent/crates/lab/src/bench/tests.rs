@@ -9,12 +9,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock, ManualClock};
 use net::{
     Net, Path, Ready, Token, UdpOptions, UdpRole, UdpSocket,
     memory::{Datagram, MemoryFabric, MemoryNet, Verdict},
 };
 use rand::{RngExt, SeedableRng, rngs::SmallRng};
-use wire::clock::{Clock, ManualClock};
 
 use crate::bench::{
     client::{Client, Outcome, Setup},

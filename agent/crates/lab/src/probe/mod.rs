@@ -30,7 +30,7 @@ mod tests;
 
 pub use report::{Answer, Report, Row, Verdict};
 
-wire::labelled! {
+base::labelled! {
     /// Why a scanner sends a packet.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
     pub enum Class {

@@ -9,7 +9,7 @@ use crate::probe::Class;
 /// The bytes of an answer that are shown.
 const SHOWN_BYTES: usize = 16;
 
-wire::labelled! {
+base::labelled! {
     /// The summary of what all probes drew.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Verdict {

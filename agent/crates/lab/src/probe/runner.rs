@@ -7,8 +7,8 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::Clock;
 use net::{Net, Path, ReceiveBatch, SendBatch, SendFailure, Token, UdpSocket};
-use wire::clock::Clock;
 
 use crate::{
     bench::{

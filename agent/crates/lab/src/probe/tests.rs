@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
+use base::clock::{Clock, ManualClock};
 use gate::{knock::KNOCK_BYTES, retry::RETRY_TOKEN_BYTES};
 use net::{
     Net, Path, Ready, ReceiveBatch, SendBatch, Token, UdpOptions, UdpRole,
     memory::{Datagram, MemoryFabric, Verdict as Fate},
 };
 use quinn_proto::{DatagramEvent, Endpoint, EndpointConfig, ServerConfig, crypto::rustls::QuicServerConfig};
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 use crate::{

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use wire::clock::ManualClock;
+use base::clock::ManualClock;
 
 use crate::{
     Path, Ready, ReceiveBatch, SendBatch, SendOutcome, Token, UdpOptions, UdpRole, UdpSocket,

@@ -16,6 +16,10 @@ use std::{
     time::Duration,
 };
 
+use base::{
+    files::Replacement,
+    panics::{self, Part},
+};
 use config::defaults;
 use net::{folder, task};
 use socket2::{Domain, SockAddr, Socket, Type};
@@ -24,10 +28,6 @@ use tokio::{
     runtime,
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::{sleep, timeout},
-};
-use wire::{
-    files::Replacement,
-    panics::{self, Part},
 };
 
 use crate::control_socket::{Desk, failed, protocol::MAX_REQUEST_BYTES, wrong};

@@ -37,10 +37,10 @@ use engine::{origin::PeerOrigin, registry::Listed, status::ForwardId};
 use gate::identity::PublicKey;
 
 use crate::qlog::Captures;
+use base::fault::{self, Fault};
 pub use listener::{ControlSocket, ListenError, MAX_CONNECTIONS, TIMEOUT};
 use protocol::{Answer, ListedPeer, Request, ShownChange};
 use status::{Scope, Status};
-use wire::fault::{self, Fault};
 
 /// Why a peer was not added or removed, with a remedy.
 pub type Refused = Box<dyn Error + Send + Sync>;

@@ -9,14 +9,14 @@ use std::{
     sync::{Mutex, PoisonError},
 };
 
+use base::{
+    clock::{Clock, ManualClock},
+    ids::PeerId,
+};
 use config::state::NewPeer;
 use engine::{capture::Subject, hub::Hub, registry::PeerRegistry, status::ForwardId};
 use serde_json::Value;
 use tempfile::TempDir;
-use wire::{
-    clock::{Clock, ManualClock},
-    ids::PeerId,
-};
 
 use super::*;
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-wire::labelled! {
+base::labelled! {
     /// Why the admin server refused or cut off a connection or a request: the label `reason`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum AdminRefusal {

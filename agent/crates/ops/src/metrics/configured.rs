@@ -5,7 +5,7 @@ use std::time::Duration;
 use config::Limits;
 use engine::metrics::Samples;
 
-wire::labelled! {
+base::labelled! {
     /// How a reload ended: the label `outcome`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Reload {

@@ -25,6 +25,10 @@ use std::{
     time::Duration,
 };
 
+use base::{
+    fault::{self, Fault},
+    panics::{self, Part},
+};
 use config::{Directory, Limits};
 use engine::{
     health::Health,
@@ -34,10 +38,6 @@ use engine::{
         Samples, Value,
     },
     worker::Snapshots,
-};
-use wire::{
-    fault::{self, Fault},
-    panics::{self, Part},
 };
 
 use self::{

@@ -2,12 +2,12 @@
 
 use std::time::Duration;
 
-use config::{Limits, defaults};
-use engine::metrics::Buckets;
-use wire::{
+use base::{
     clock::{Clock, SystemClock},
     panics::{Panicked, Part},
 };
+use config::{Limits, defaults};
+use engine::metrics::Buckets;
 
 use super::*;
 

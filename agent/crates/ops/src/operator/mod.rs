@@ -12,6 +12,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use base::clock::Clock;
 use config::{self, Config};
 use engine::{
     health::Health,
@@ -23,7 +24,6 @@ use engine::{
     worker::{Command, Ended, ForwardEnd, Inbox, Snapshots},
 };
 use gate::{identity::PublicKey, refusals::Refusals};
-use wire::clock::Clock;
 
 use crate::{
     control_socket::{

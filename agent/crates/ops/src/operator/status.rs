@@ -2,6 +2,7 @@
 
 use std::{collections::BTreeMap, net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
 
+use base::ids::PeerId;
 use config::{Config, Tun};
 use dataplane::socket_stats::SocketStats;
 use engine::{
@@ -18,7 +19,6 @@ use net::{
     netlink::{Link, Netlink, Which},
     process,
 };
-use wire::ids::PeerId;
 
 use crate::{
     control_socket::status::{

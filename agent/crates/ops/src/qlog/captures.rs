@@ -5,6 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::Clock;
 use config::{Config, Knock};
 use engine::{
     capture::{Capture, Entry, MOST_TIME, Subject},
@@ -12,10 +13,7 @@ use engine::{
     registry::{Listed, PeerRegistry},
 };
 use serde::{Deserialize, Serialize};
-use wire::{
-    clock::Clock,
-    messages::{CloseReason, MAX_LANES},
-};
+use wire::messages::{CloseReason, MAX_LANES};
 
 use crate::qlog::{events, text};
 

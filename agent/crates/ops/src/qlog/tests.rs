@@ -10,6 +10,7 @@ use ::qlog::{
     events::EventData,
     reader::{Event, QlogSeqReader},
 };
+use base::clock::{Clock, ManualClock};
 use config::Config;
 use engine::{capture::Entry, hub::Hub, registry::PeerRegistry};
 use gate::identity::{Identity, PublicKey};
@@ -17,7 +18,6 @@ use quic_core::{
     AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, OVERHEAD, Suite, TAG_LEN, TRANSMIT_CAPACITY,
     frame::datagram, record::Recorder,
 };
-use wire::clock::{Clock, ManualClock};
 
 use engine::capture::{Began, Feed, Note, Phase, Subject};
 

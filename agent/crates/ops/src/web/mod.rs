@@ -15,12 +15,12 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::panics;
 use engine::{
     brief::PeerBrief,
     health::{Health, NotReady},
 };
 use serde::Serialize;
-use wire::panics;
 
 mod history;
 mod peers;

@@ -16,7 +16,7 @@ const MOST_ROWS: u64 = 100;
 /// Rows of an answer that was not told how many.
 const ROWS: u64 = 25;
 
-wire::labelled! {
+base::labelled! {
     /// What the peers are sorted by.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     enum SortBy {
@@ -35,7 +35,7 @@ wire::labelled! {
     }
 }
 
-wire::labelled! {
+base::labelled! {
     /// Which peers are shown.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     enum Show {

@@ -2,12 +2,12 @@
 
 use std::sync::Mutex;
 
+use base::clock::{Clock, ManualClock};
 use engine::{
     peer::Failure,
     status::{LastError, PeerRates, PeerState},
 };
 use serde_json::{Value, json};
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 

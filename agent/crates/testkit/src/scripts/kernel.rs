@@ -8,9 +8,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock, SystemClock};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use socket2::{Domain, SockRef, Socket as RawSocket, TcpKeepalive, Type};
-use wire::clock::{Clock, SystemClock};
 
 use super::{CLIENT, End, Run, SERVICE, Script, Seen, program::Program, program::Socket, program::Wants};
 

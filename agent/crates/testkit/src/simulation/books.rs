@@ -6,6 +6,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use dataplane::{
     forward::Local,
     peer::PeerData,
@@ -13,7 +14,6 @@ use dataplane::{
     repair::LaneRepair,
 };
 use engine::worker::Worker;
-use wire::ids::PeerId;
 
 use crate::simulation::World;
 

@@ -19,6 +19,7 @@ mod host;
 mod network;
 mod seeded;
 mod trace;
+use base::clock::{Clock, ManualClock};
 pub use books::{DirectionBooks, PeerBooks, RepairBooks, WorkerBooks};
 use bottleneck::{Bottleneck, Counts, Parameters};
 use config::{
@@ -46,7 +47,6 @@ use net::{
 use network::Network;
 pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
 use trace::{Trace, WorkerOf};
-use wire::clock::{Clock, ManualClock};
 
 /// A machine's clock: that of the world, and the number of seconds that it is ahead.
 struct Skewed(ManualClock, i64);

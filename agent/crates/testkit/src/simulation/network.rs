@@ -9,9 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock, ManualClock};
 use net::memory::{Datagram, Verdict};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::clock::{Clock, ManualClock};
 
 use crate::simulation::{
     bottleneck::{Bottleneck, Packet, flip},

@@ -3,10 +3,10 @@
 use std::{io::ErrorKind, time::Duration};
 
 use ::gate::identity::Identity;
+use base::ids::SessionRef;
 use dataplane::peer::Suspicion;
 use engine::origin::PeerOrigin;
 use net::{TcpListener, TcpStream};
-use wire::ids::SessionRef;
 
 use super::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, numbered};
 

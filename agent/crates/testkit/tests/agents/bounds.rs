@@ -2,8 +2,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use base::clock::Clock;
 use wire::{
-    clock::Clock,
     context::Context,
     messages::{CloseReason, LaneCloseCause, LaneEnd, Message},
 };

@@ -6,8 +6,8 @@ use std::{
     time::Duration,
 };
 
+use base::clock::Clock;
 use gate::identity::Identity;
-use wire::clock::Clock;
 
 use crate::{
     CLIENT, EXIT, INGRESS, Pair, SERVICE, UPSTREAM,

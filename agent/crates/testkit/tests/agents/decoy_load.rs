@@ -5,10 +5,10 @@ use std::{
     time::Duration,
 };
 
+use base::clock::Clock;
 use gate::decoy::DecoyDrop;
 use net::ReceiveBatch;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::clock::Clock;
 
 use crate::{
     INGRESS,

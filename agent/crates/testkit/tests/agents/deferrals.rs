@@ -12,7 +12,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{
     context::Context,
     messages::Features,
-    repair::{StreamNumber, StreamOf},
+    repair_terms::{StreamNumber, StreamOf},
 };
 
 use crate::{

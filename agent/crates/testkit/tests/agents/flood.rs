@@ -7,10 +7,10 @@ use std::{
     time::Duration,
 };
 
+use base::clock::Clock;
 use gate::identity::Identity;
 use tracing::Dispatch;
 use wire::{
-    clock::Clock,
     context::{Context, ServiceNumber},
     messages::{CloseReason, Features, Hello, Message},
 };

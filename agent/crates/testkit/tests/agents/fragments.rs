@@ -2,10 +2,10 @@
 
 use std::{cell::Cell, collections::BTreeMap, time::Duration};
 
+use base::clock::Clock;
 use dataplane::relay::fragments::{OVERHEAD_BYTES, REASSEMBLY_TIME};
 use gate::identity::Identity;
 use wire::{
-    clock::Clock,
     context::{Context, FlowNumber, MOST_DATAGRAM},
     messages::Features,
 };

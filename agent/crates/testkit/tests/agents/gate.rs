@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use base::clock::Clock;
 use gate::{
     classify::{Class, classify},
     identity::Identity,
@@ -15,10 +16,7 @@ use gate::{
 use quinn_proto::{ClientConfig, Endpoint};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use ring::hmac;
-use wire::{
-    cid::{ConnectionIds, IssuedIds},
-    clock::Clock,
-};
+use wire::cid::{ConnectionIds, IssuedIds};
 
 use crate::{
     ENTRY, EXIT, INGRESS, Pair,
@@ -73,7 +71,7 @@ pub(super) fn foreign_initial(seed: u8) -> Vec<u8> {
     let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, None, Some([seed; 32]));
     let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
     let client = ClientConfig::new(tls::client_crypto(&own, tls::KeyExchange::X25519, &[[1; 32]]).unwrap());
-    let now = wire::clock::ManualClock::default().now();
+    let now = base::clock::ManualClock::default().now();
     let (_, mut connection) = endpoint.connect(now, client, LISTEN, tls::SERVER_NAME).unwrap();
     let mut packet = Vec::new();
     assert!(connection.poll_transmit(now, 1, &mut packet).is_some());

@@ -5,9 +5,10 @@ use std::{
     time::Duration,
 };
 
+use base::clock::Clock;
 use gate::identity::Identity;
 use rand::{SeedableRng, rngs::StdRng};
-use wire::{clock::Clock, messages::CloseReason};
+use wire::messages::CloseReason;
 
 use crate::{
     EXIT, INGRESS, Pair,

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
+use base::clock::Clock;
 use gate::identity::Identity;
 use ip::model::Recipe;
 use wire::{
-    clock::Clock,
     context::{Context, FlowNumber, Refusal, ServiceNumber},
     messages::{CloseReason, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
 };

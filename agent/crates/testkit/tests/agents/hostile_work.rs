@@ -3,6 +3,7 @@
 
 use std::{cell::Cell, time::Duration};
 
+use base::clock::Clock;
 use dataplane::datapath::work::{MOST_PER_TURN, PER_TURN};
 use engine::{
     control::{MOST_WAITING_BYTES, driver::UNITS_PER_TURN},
@@ -10,7 +11,6 @@ use engine::{
 };
 use gate::identity::Identity;
 use wire::{
-    clock::Clock,
     context::{Context, FlowNumber},
     messages::{CloseReason, Hello, Message, Service, StreamOpen},
 };

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use wire::clock::Clock;
+use base::clock::Clock;
 
 use crate::{
     INGRESS, UPSTREAM,

@@ -6,6 +6,10 @@ use std::{
     time::Instant,
 };
 
+use base::{
+    clock::{Clock, ManualClock},
+    ids::PeerId,
+};
 use bytes::{Bytes, BytesMut};
 use engine::control::transport;
 use gate::{
@@ -24,9 +28,7 @@ use quinn_proto::{
 use ring::hmac;
 use wire::{
     cid::ConnectionIds,
-    clock::{Clock, ManualClock},
     context::FlowNumber,
-    ids::PeerId,
     messages::{CloseReason, Features, Framer, Hello, Join, KeyProof, LaneOffer, MAX_MESSAGE_BYTES, Message},
 };
 

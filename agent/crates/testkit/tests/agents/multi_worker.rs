@@ -2,6 +2,10 @@
 
 use std::{collections::BTreeSet, net::SocketAddr, time::Duration};
 
+use base::{
+    clock::Clock,
+    ids::{LaneRef, PeerId},
+};
 use dataplane::{
     datapath::segments::{CountedHeader, Marks, Segments},
     hand_off::Outgoing,
@@ -9,11 +13,7 @@ use dataplane::{
 };
 use gate::identity::Identity;
 use net::batch::Meta;
-use wire::{
-    clock::Clock,
-    context::Context,
-    ids::{LaneRef, PeerId},
-};
+use wire::context::Context;
 
 use crate::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, harness::Udp, number_of, numbered};
 

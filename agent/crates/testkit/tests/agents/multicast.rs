@@ -6,12 +6,12 @@ use std::{
     time::Duration,
 };
 
+use base::ids::PeerId;
 use dataplane::forward::{learned::LearnedRoutes, peer_routes::Holder};
 use engine::worker::Worker;
 use gate::identity::Identity;
 use ip::{model::Recipe, vnet::Gso};
 use ipnet::IpNet;
-use wire::ids::PeerId;
 
 use crate::{
     World,

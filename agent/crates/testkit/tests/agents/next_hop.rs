@@ -2,11 +2,11 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
+use base::ids::PeerId;
 use dataplane::forward::{learned::LearnedRoutes, peer_routes::Holder};
 use gate::identity::Identity;
 use ip::model::Recipe;
 use ipnet::IpNet;
-use wire::ids::PeerId;
 
 use crate::{
     ENTRY, World,

@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
+use base::clock::Clock;
 use dataplane::relay::{Belongs, DropReason, PacketClass};
 use gate::identity::Identity;
 use net::{
     Delivery, DeliveryMessage, KernelQueue, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,
     batch::Message,
 };
-use wire::clock::Clock;
 
 use crate::{ENTRY, EXIT, INGRESS, Pair, number_of, numbered};
 

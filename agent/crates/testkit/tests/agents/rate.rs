@@ -7,7 +7,8 @@ use dataplane::relay::DropReason;
 use ip::{model::Recipe, view::TCP};
 use net::TcpStream;
 
-use wire::{clock::Clock, messages::Features};
+use base::clock::Clock;
+use wire::messages::Features;
 
 use crate::{
     INGRESS, Pair, UPSTREAM,

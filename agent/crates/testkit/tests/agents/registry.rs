@@ -6,14 +6,13 @@ use std::{
     time::Duration,
 };
 
+use base::{clock::Clock, ids::PeerId};
 use config::{self, AccessMode, Config};
 use engine::{origin::PeerOrigin, registry::RegistryError};
 use gate::identity::Identity;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{
-    clock::Clock,
     context::{Context, Refusal, ServiceNumber},
-    ids::PeerId,
     messages::{CloseReason, Message},
 };
 

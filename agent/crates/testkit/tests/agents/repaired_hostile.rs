@@ -8,7 +8,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::{
     context::{Context, ServiceNumber},
     messages::{Features, Message},
-    repair::{Deadline, Mode, Order, StreamNumber, StreamOf, Terms},
+    repair_terms::{Deadline, Mode, Order, StreamNumber, StreamOf, Terms},
 };
 
 use testkit::simulation::cost::MOST_TURN;

@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use base::clock::Clock;
 use dataplane::repair::{Coding, Encoder, Sent, SentLimits};
 use wire::{
-    clock::Clock,
     context::{Context, ServiceNumber},
     messages::Features,
-    repair::StreamNumber,
+    repair_terms::StreamNumber,
 };
 
 use crate::{

@@ -5,9 +5,9 @@
 
 use std::{collections::VecDeque, time::Duration};
 
+use base::clock::Clock;
 use gate::identity::Identity;
 use rand::{RngExt, SeedableRng, rngs::StdRng, seq::SliceRandom};
-use wire::clock::Clock;
 
 use crate::{ENTRY, EXIT, INGRESS, Pair, harness::Udp};
 

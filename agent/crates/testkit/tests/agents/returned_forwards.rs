@@ -2,10 +2,10 @@
 
 use std::{io::ErrorKind, ops::Range, time::Duration};
 
+use base::clock::Clock;
 use gate::identity::Identity;
 use net::{TcpListener, TcpStream};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::clock::Clock;
 
 use crate::{ENTRY, EXIT, INGRESS, Pair, UPSTREAM, restarts::report};
 

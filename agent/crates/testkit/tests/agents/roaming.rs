@@ -5,8 +5,8 @@ use std::{
     time::Duration,
 };
 
+use base::clock::Clock;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::clock::Clock;
 
 use crate::{
     ENTRY, EXIT, INGRESS, Pair, UPSTREAM,

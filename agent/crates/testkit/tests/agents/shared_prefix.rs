@@ -6,13 +6,13 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::ids::PeerId;
 use dataplane::forward::{learned::LearnedRoutes, peer_routes::Holder};
 use gate::identity::Identity;
 use ip::{
     model::Recipe,
     view::{IpView, UDP},
 };
-use wire::ids::PeerId;
 
 use crate::{
     ENTRY, EXIT, World,

@@ -2,7 +2,8 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use wire::{clock::Clock, context::Context};
+use base::clock::Clock;
+use wire::context::Context;
 
 use crate::{
     EXIT, INGRESS,

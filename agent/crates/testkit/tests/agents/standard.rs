@@ -2,16 +2,16 @@
 
 use std::{net::SocketAddr, time::Duration};
 
+use base::{
+    clock::Clock,
+    ids::{LaneRef, PeerId},
+};
 use dataplane::{
     datapath::segments::{CountedHeader, Marks, Segments},
     relay::DropReason,
 };
 use engine::status::PeerStatus;
-use wire::{
-    clock::Clock,
-    context::Context,
-    ids::{LaneRef, PeerId},
-};
+use wire::context::Context;
 
 use crate::{
     flood::{ECHO, GateFlood, ROGUE},

@@ -2,13 +2,11 @@
 
 use std::{io::ErrorKind, net::SocketAddr, time::Duration};
 
+use base::ids::PeerId;
 use engine::worker::Worker;
 use gate::preshared::PresharedKey;
 use net::{TcpListener, TcpStream};
-use wire::{
-    ids::PeerId,
-    messages::{CloseReason, Features},
-};
+use wire::messages::{CloseReason, Features};
 
 use crate::{CLIENT, ENTRY, EXIT, INGRESS, Pair, UPSTREAM};
 

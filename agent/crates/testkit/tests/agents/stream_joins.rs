@@ -1,9 +1,7 @@
 //! Stream connections that somebody asks for who should not, or not yet: early, late, of another process, forged, replayed.
 
-use wire::{
-    clock::Clock,
-    messages::{CloseReason, Join, Message},
-};
+use base::clock::Clock;
+use wire::messages::{CloseReason, Join, Message};
 
 use crate::{
     flood::{GateFlood, dial},

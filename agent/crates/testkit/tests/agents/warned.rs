@@ -5,6 +5,7 @@ use std::{
     time::Duration,
 };
 
+use base::{clock::Clock, ids::PeerId};
 use dataplane::forward::tun::TunSide;
 use gate::identity::Identity;
 use ip::packets::TunOffload;
@@ -12,7 +13,6 @@ use net::{
     Net, Ready, Token,
     memory::{MemoryFabric, MemoryTun},
 };
-use wire::{clock::Clock, ids::PeerId};
 
 use crate::{ENTRY, flood::Log, harness::World};
 

@@ -30,7 +30,7 @@ pub struct Bounds {
     pub max: u64,
 }
 
-wire::labelled! {
+base::labelled! {
     /// What the law does with a peer's rate.
     #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
     pub enum Phase {

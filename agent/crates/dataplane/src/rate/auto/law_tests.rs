@@ -1,7 +1,7 @@
 use std::time::{Duration, Instant};
 
+use base::clock::{Clock as _, ManualClock};
 use rand::{RngExt as _, SeedableRng, rngs::StdRng};
-use wire::clock::{Clock as _, ManualClock};
 
 use super::{
     law::{Bounds, Law, Phase, START},

@@ -173,7 +173,7 @@ impl MaxFilter {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     const MS: Duration = Duration::from_millis(1);
 

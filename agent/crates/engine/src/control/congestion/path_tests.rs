@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use base::clock::{Clock, ManualClock};
 use config::CongestionControl;
 use dataplane::rate::{Pacer, Release};
 use quinn_proto::congestion::Controller as _;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::clock::{Clock, ManualClock};
 
 use crate::control::congestion::{Congestion, StreamController};
 

@@ -19,8 +19,17 @@
 //! The endpoint never answers an unauthenticated sender by itself: whatever quinn-proto would send without a connection (version
 //! negotiation, stateless reset, a close of an unaccepted handshake) is dropped here.
 
-use std::{collections::HashSet, net::SocketAddr, sync::Arc, time::Instant};
+use std::{
+    collections::{HashMap, HashSet},
+    net::SocketAddr,
+    sync::Arc,
+    time::Instant,
+};
 
+use base::{
+    hash::{Issued, IssuedState},
+    ids::PeerId,
+};
 use bytes::Bytes;
 use config::{CongestionControl, ThinStreams};
 use dataplane::{
@@ -36,11 +45,7 @@ use quinn_proto::{
     ClientConfig, Connection, ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
 };
-use wire::{
-    hash::IssuedMap,
-    ids::PeerId,
-    messages::{CloseReason, Service},
-};
+use wire::messages::{CloseReason, Service};
 
 use crate::control::{
     Traffic,
@@ -73,6 +78,11 @@ pub const UNITS_PER_TURN: u32 = 64;
 
 /// The number of events for which memory is kept: usually more than a turn has.
 const SPARE_EVENTS: usize = 256;
+
+/// Stands for [`ConnectionHandle`], the number of a place in the endpoint's own table.
+struct Handles;
+
+impl Issued for Handles {}
 
 /// The parameters with which a connection begins.
 pub(super) struct Begun {
@@ -212,7 +222,7 @@ pub struct Control {
     /// Retry packets that are still to be sent.
     pub(super) retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
     /// Boxed, because each is taken out and put back while it is polled, and quinn-proto's part is several KiB.
-    connections: IssuedMap<ConnectionHandle, Box<ControlConnection>>,
+    connections: HashMap<ConnectionHandle, Box<ControlConnection>, IssuedState<Handles>>,
     dirty: Vec<ConnectionHandle>,
     /// Sessions that have received packets since their datagrams were last taken.
     fed: Vec<ConnectionHandle>,
@@ -257,7 +267,7 @@ impl Control {
             acceptance,
             pending: Pending::new(most_handshakes),
             retries: Vec::new(),
-            connections: IssuedMap::default(),
+            connections: HashMap::default(),
             dirty: Vec::new(),
             fed: Vec::new(),
             settlements: Settlements::default(),

@@ -97,7 +97,7 @@ impl Lateness {
 
 #[cfg(test)]
 mod tests {
-    use wire::clock::{Clock, ManualClock};
+    use base::clock::{Clock, ManualClock};
 
     use super::*;
 

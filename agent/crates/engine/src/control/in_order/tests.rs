@@ -2,9 +2,9 @@
 
 use std::time::{Duration, Instant};
 
+use base::clock::{Clock, ManualClock};
 use proptest::prelude::*;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::clock::{Clock, ManualClock};
 
 use super::*;
 

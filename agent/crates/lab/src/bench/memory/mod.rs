@@ -14,8 +14,8 @@ use std::{
 };
 
 use anyhow::anyhow;
+use base::clock::{Clock, SystemClock};
 use serde_json::{Value, json};
-use wire::clock::{Clock, SystemClock};
 
 use crate::out;
 

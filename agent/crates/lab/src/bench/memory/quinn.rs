@@ -49,7 +49,7 @@ impl Endpoints {
     pub(super) fn new(size: usize) -> anyhow::Result<Self> {
         let mtu = u16::try_from(size).context("the payload is larger than a packet")? + PACKET_OVERHEAD;
         let (client_config, server_config) = configs(mtu.max(1_200))?;
-        let start = wire::clock::Clock::now(&wire::clock::SystemClock);
+        let start = base::clock::Clock::now(&base::clock::SystemClock);
         let mut client = Side::new(None, 4_001);
         let server = Side::new(Some(Arc::new(server_config)), 4_002);
         client.connection =

@@ -160,7 +160,7 @@ impl Lines {
 #[cfg(test)]
 mod tests {
     use crate::clock::{Clock, ManualClock};
-    use crate::rate::*;
+    use crate::token_bucket::*;
 
     #[test]
     fn a_burst_is_granted_at_once_and_then_the_rate() {

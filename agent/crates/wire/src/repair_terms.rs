@@ -4,7 +4,7 @@ use std::{ops::RangeInclusive, time::Duration};
 
 use crate::{messages::MessageError, protobuf};
 
-crate::labelled! {
+base::labelled! {
     /// The means by which lost payloads are repaired.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Mode {
@@ -19,7 +19,7 @@ crate::labelled! {
     }
 }
 
-crate::labelled! {
+base::labelled! {
     /// When a payload is delivered that came before an earlier one of its flow.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Order {

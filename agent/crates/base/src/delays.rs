@@ -13,7 +13,7 @@ const WINDOW: Duration = Duration::from_secs(5);
 
 /// Counts of waits, by their length.
 #[derive(Clone, Debug)]
-pub(crate) struct Delays {
+pub struct Delays {
     current: [u32; BUCKETS],
     previous: [u32; BUCKETS],
     since: Instant,
@@ -36,13 +36,14 @@ fn upper(bucket: usize) -> Duration {
 }
 
 impl Delays {
+    /// No waits yet.
     #[must_use]
-    pub(crate) fn new(now: Instant) -> Self {
+    pub fn new(now: Instant) -> Self {
         Self { current: [0; BUCKETS], previous: [0; BUCKETS], since: now }
     }
 
     /// Counts `datagrams` that waited for `delay`.
-    pub(crate) fn record(&mut self, delay: Duration, datagrams: usize, now: Instant) {
+    pub fn record(&mut self, delay: Duration, datagrams: usize, now: Instant) {
         let age = now.saturating_duration_since(self.since);
         if age >= WINDOW {
             let last = std::mem::replace(&mut self.current, [0; BUCKETS]);
@@ -55,10 +56,7 @@ impl Delays {
 
     /// The median wait in all of `parts` together, and the wait that 99 % did not exceed; `None` if nothing was counted lately.
     #[must_use]
-    pub(crate) fn quantiles<'a>(
-        parts: impl IntoIterator<Item = &'a Self>,
-        now: Instant,
-    ) -> Option<WaitQuantiles> {
+    pub fn quantiles<'a>(parts: impl IntoIterator<Item = &'a Self>, now: Instant) -> Option<WaitQuantiles> {
         let mut counts = [0; BUCKETS];
         for part in parts {
             if now.saturating_duration_since(part.since) < 2 * WINDOW {
@@ -75,6 +73,7 @@ impl Delays {
 /// How long payloads waited in the last seconds.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct WaitQuantiles {
+    /// The wait that half of them did not exceed.
     pub median: Duration,
     /// The wait that 99 % of them did not exceed.
     pub p99: Duration,
@@ -94,7 +93,7 @@ fn quantile(counts: &[u64; BUCKETS], share: f64) -> Option<Duration> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use wire::clock::{Clock, ManualClock};
+    use crate::clock::{Clock, ManualClock};
 
     #[test]
     fn quantiles_are_within_a_fifth_and_of_the_last_seconds() {

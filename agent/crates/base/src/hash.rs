@@ -30,15 +30,14 @@ use rustc_hash::FxHasher;
 /// about √n in one chain at most, some hundred of the 50,000 flows that an agent has by default.
 pub trait Issued {}
 
-impl Issued for quinn_proto::ConnectionHandle {}
-
 /// A map whose keys are [`Issued`].
 pub type IssuedMap<K, V> = HashMap<K, V, IssuedState<K>>;
 
 /// A set whose members are [`Issued`].
 pub type IssuedSet<K> = HashSet<K, IssuedState<K>>;
 
-/// Makes the hashers of keys that are [`Issued`], and of no others.
+/// Makes the hashers of keys that are [`Issued`], and of no others. Where the keys' type is another crate's, `K` is a type of
+/// the caller that stands for it.
 pub struct IssuedState<K>(PhantomData<fn(K)>);
 
 impl<K> Default for IssuedState<K> {

@@ -44,27 +44,28 @@ impl SharedMemory {
     }
 
     /// The number of peers that count what they have of it.
-    pub(crate) fn peers(&self) -> usize {
+    #[must_use]
+    pub fn peers(&self) -> usize {
         self.peers.load(Ordering::Relaxed)
     }
 
     /// One more peer counts what it has.
-    pub(crate) fn enter(&self) {
+    pub fn enter(&self) {
         self.peers.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A peer has gone.
-    pub(crate) fn leave(&self) {
+    pub fn leave(&self) {
         self.peers.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// Adds bytes that begin to wait.
-    pub(crate) fn add(&self, bytes: usize) {
+    pub fn add(&self, bytes: usize) {
         self.used.fetch_add(bytes, Ordering::Relaxed);
     }
 
     /// Removes bytes that no longer wait.
-    pub(crate) fn remove(&self, bytes: usize) {
+    pub fn remove(&self, bytes: usize) {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
     }
 }

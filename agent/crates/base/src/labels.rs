@@ -4,7 +4,7 @@
 /// (a metric, the JSON of a command, a line of the log), so it is written out and not made from the variant's name.
 ///
 /// ```
-/// culvert_wire::labelled! {
+/// culvert_base::labelled! {
 ///     /// The state of a door.
 ///     #[derive(Clone, Copy)]
 ///     pub enum Door {
