@@ -12,7 +12,7 @@ mod tests {
         clock::{Clock as _, ManualClock},
         memory::SharedMemory,
     };
-    use dataplane::repair::{Outcome, Receiver, RepairMemory};
+    use repair::{Outcome, Receiver, RepairMemory};
     use wire::repair_terms::{Deadline, Mode, Order, StreamNumber, Terms};
 
     /// A frame of a flow with four bytes.

@@ -15,12 +15,10 @@ use std::{
 use base::ids::{LaneRef, PeerId};
 use ip::cut::Cut;
 use net::batch::Meta;
+use repair::RepairClass;
 use wire::context::Header;
 
-use crate::{
-    datapath::segments::{CountedHeader, Marks, Segments},
-    repair::RepairClass,
-};
+use crate::datapath::segments::{CountedHeader, Marks, Segments};
 
 /// A hand-off batch takes no further piece beyond this size: about one receive buffer.
 const HAND_OFF_BYTES: usize = 64 * 1024;

@@ -4,7 +4,6 @@
 //! |---|---|
 //! | the way of a datagram through a worker | [`datapath`] |
 //! | flows, the queue before a lane is up, fragments, and the account of every datagram | [`relay`] |
-//! | repair of lost datagrams: retransmission, a sliding-window code, the order of delivery | [`repair`] |
 //! | lanes: their sockets, paths, packets that are being filled | [`lanes`] |
 //! | sockets of clients and services, the TUN device's queue, TCP forwards | [`forward`] |
 //! | what opens sockets, and what they counted | [`sockets`], [`socket_stats`] |
@@ -19,6 +18,5 @@ pub mod lanes;
 pub mod peer;
 pub mod rate;
 pub mod relay;
-pub mod repair;
 pub mod socket_stats;
 pub mod sockets;

@@ -16,6 +16,7 @@ use std::{ops::Range, time::Duration};
 use base::ids::{LaneRef, PeerId};
 use ip::ecn::{self, Decapsulated};
 use net::{ReceiveBatch, batch::Meta};
+use repair::{Ask, DISTANCE_BYTES, Delivered, LaneRepair, Outcome, Receiver, RepairClass, Repaired};
 use wire::{
     context::{ASK_BYTES, Context, FlowNumber, NUMBER_BYTES},
     repair_terms::{Order, StreamNumber, StreamOf, Terms},
@@ -30,7 +31,6 @@ use crate::{
     lanes::{Frame, LaneId, LaneState, Lanes, PushError},
     peer::{Link, PeerData, PeerTable},
     relay::{DropReason, Origin},
-    repair::{Ask, DISTANCE_BYTES, Delivered, LaneRepair, Outcome, Receiver, RepairClass, Repaired},
 };
 
 /// Symbols that are multiplied and added for the work of one frame: each takes some 30 ns.

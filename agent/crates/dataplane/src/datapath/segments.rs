@@ -2,9 +2,10 @@
 
 use std::time::Duration;
 
+use repair::RepairClass;
 use wire::context::{Context, FlowNumber, Header};
 
-use crate::{relay::PartlySent, repair::RepairClass};
+use crate::relay::PartlySent;
 
 /// Datagrams that lie end to end, all of one size.
 #[derive(Clone, Copy, Debug)]

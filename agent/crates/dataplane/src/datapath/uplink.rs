@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use base::ids::{IngressId, LaneRef, LocalId, PeerId};
 use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
+use repair::RepairClass;
 use wire::context::{Context, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber};
 
 use crate::{
@@ -18,7 +19,6 @@ use crate::{
         Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, Run, Standing,
         flow::confirmed_header, fragments::LEAST_PIECE,
     },
-    repair::RepairClass,
 };
 
 /// The parts of a worker that the uplink of one peer uses.

@@ -1,9 +1,8 @@
 //! The contents of packets: one frame, or a run of datagrams that become a frame each.
 
 use ip::cut::{Cut, MOST_HEADER};
+use repair::Repaired;
 use wire::context;
-
-use crate::repair::Repaired;
 
 /// Room for what precedes a payload in its frame: a number for repair, a context, and the headers of an IP packet that is cut from a
 /// larger one.

@@ -31,16 +31,14 @@ use base::{
 };
 use net::Path;
 use quic_core::{ConnectionId, Lane, PacketNumber, TRANSMIT_CAPACITY};
+use repair::{LaneRepair, PathCounts};
 use slab::Slab;
 
 use self::{
     arrivals::Arrivals,
     paths::{Paths, Turn},
 };
-use crate::{
-    rate::RateAccount,
-    repair::{LaneRepair, PathCounts},
-};
+use crate::rate::RateAccount;
 
 mod arrivals;
 pub mod frame;

@@ -2,12 +2,10 @@
 
 use std::time::Instant;
 
+use repair::{LaneRepair, Repaired, Sender};
 use wire::{context::Header, repair_terms::StreamNumber};
 
-use crate::{
-    lanes::{Frame, LaneId, LaneSlot, Lanes, Underlays},
-    repair::{LaneRepair, Repaired, Sender},
-};
+use crate::lanes::{Frame, LaneId, LaneSlot, Lanes, Underlays};
 
 /// Gives the payloads of a run their numbers, if they get any.
 pub(super) struct Number<'a> {

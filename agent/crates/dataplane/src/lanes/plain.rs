@@ -8,12 +8,10 @@ use std::{
 
 use bytes::{Buf, Bytes, BytesMut};
 
+use repair::{LaneRepair, PathCounts, Repaired};
 use wire::context::REPAIR_OVERHEAD;
 
-use crate::{
-    lanes::{Frame, Payloads, PushError, Room, frame::MOST_PREFIX, numbers::Number},
-    repair::{LaneRepair, PathCounts, Repaired},
-};
+use crate::lanes::{Frame, Payloads, PushError, Room, frame::MOST_PREFIX, numbers::Number};
 
 /// The limit on the bytes that wait for quinn-proto: as much as quinn-proto's own buffer.
 const MAX_BYTES: usize = 1 << 20;

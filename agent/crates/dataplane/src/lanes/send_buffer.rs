@@ -22,13 +22,13 @@ use net::{
     stats::Booked,
 };
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
+use repair::Repaired;
 use slab::Slab;
 use wire::context::{Header, MOST_NUMBERED, REPAIR_OVERHEAD};
 
 use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, frame::MOST_PREFIX as MOST_FRAME_PREFIX, numbers::Number},
     relay::{DropReason, Settlements, fragments::LEAST_PIECE},
-    repair::Repaired,
 };
 
 /// Room for what precedes a payload in its packet: a frame's type and length (at most 9 bytes), a number for repair (at most 9), and a

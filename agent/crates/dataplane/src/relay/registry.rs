@@ -17,9 +17,10 @@ use base::{
     panics::{Held, lock},
     sparse,
 };
+use repair::RepairMemory;
 use wire::context::FlowNumber;
 
-use crate::{relay::fragments::ALL_PEERS, repair::RepairMemory};
+use crate::relay::fragments::ALL_PEERS;
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;

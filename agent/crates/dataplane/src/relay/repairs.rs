@@ -1,11 +1,10 @@
 //! Which payloads of a peer are repaired, how, and what came of it.
 
+use repair::{LaneRepair, ReceiverCounts, SenderCounts};
 use wire::{
     messages,
     repair_terms::{StreamNumber, StreamOf, Terms},
 };
-
-use crate::repair::{LaneRepair, ReceiverCounts, SenderCounts};
 
 /// What is repaired between us and one peer, as this worker knows it.
 #[derive(Clone, Debug, Default)]

@@ -4,12 +4,10 @@ use std::time::Instant;
 
 use base::hash::Issued;
 use ip::ecn;
+use repair::RepairClass;
 use wire::repair_terms::{StreamNumber, Terms};
 
-use crate::{
-    relay::{Stripes, flow::FlowId, fragments::PartlySent},
-    repair::RepairClass,
-};
+use crate::relay::{Stripes, flow::FlowId, fragments::PartlySent};
 
 /// The IP and UDP headers, the packet header and the tag around a small datagram, about, in bytes: what a datagram costs in its
 /// flow's turn beside its payload.

@@ -6,10 +6,10 @@ use base::ids::{LaneRef, PeerId};
 use dataplane::{
     lanes::Plain,
     relay::{DropReason, Settlement},
-    repair::PathCounts,
 };
 use net::batch::Meta;
 use quinn_proto::{ConnectionHandle, SendDatagramError};
+use repair::PathCounts;
 
 use crate::{
     control::transport::DATAGRAM_BUFFER_BYTES,

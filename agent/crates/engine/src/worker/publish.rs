@@ -14,11 +14,11 @@ use dataplane::{
         auto::{Figures, Phase},
     },
     relay::{DatagramRelay, Direction},
-    repair::LaneRepair,
     socket_stats::role,
 };
 use gate::{OwnKey, Step, refusals::AtCeilings, suite::Group};
 use quic_core::LaneStats;
+use repair::LaneRepair;
 
 use crate::{
     contest::Contested,

@@ -3,11 +3,8 @@
 use std::{mem, time::Instant};
 
 use base::ids::PeerId;
-use dataplane::{
-    datapath::work::DUE_PER_TURN,
-    lanes::TouchedRepair,
-    repair::{LaneRepair, PathCounts},
-};
+use dataplane::{datapath::work::DUE_PER_TURN, lanes::TouchedRepair};
+use repair::{LaneRepair, PathCounts};
 
 use crate::worker::{Worker, context::Context, timer::Timer};
 

@@ -8,17 +8,14 @@
 //! | lines of the control socket, key files, files of the host | `operator.rs` |
 //! | IP packets | `ip/src/properties.rs` |
 //! | datagrams in pieces | `dataplane/src/relay/properties.rs` |
-//! | repair of lost datagrams | `dataplane/src/repair/properties.rs` |
+//! | repair of lost datagrams | `repair/src/properties.rs` |
 //! | datagrams of bench | `lab/src/bench/datagram.rs` |
 
 mod operator;
 
 pub use self::operator::{host_text, key_file, socket_answer, socket_request};
 pub use config::{properties::config_text, reload_rules::reload_files, state::properties::state_text};
-pub use dataplane::{
-    relay::properties::reassembly,
-    repair::properties::{repair_path, repair_peer},
-};
+pub use dataplane::relay::properties::reassembly;
 pub use gate::{
     properties::{
         certificate, classify, decoy_flows, gate_initial, gate_parts, knock_open, retry_token, server_hello,
@@ -28,6 +25,7 @@ pub use gate::{
 };
 pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
 pub use lab::bench::bench_datagram;
+pub use repair::properties::{repair_path, repair_peer};
 pub use wire::properties::{control_messages, payload_context};
 
 #[cfg(test)]

@@ -11,9 +11,9 @@ use dataplane::{
     forward::Local,
     peer::PeerData,
     relay::{Account, Direction},
-    repair::LaneRepair,
 };
 use engine::worker::Worker;
+use repair::LaneRepair;
 
 use crate::simulation::World;
 

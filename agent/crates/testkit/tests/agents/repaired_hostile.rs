@@ -2,9 +2,9 @@
 
 use std::{cell::RefCell, net::SocketAddr, time::Duration};
 
-use dataplane::repair::Ask;
 use ip::model::Recipe;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use repair::Ask;
 use wire::{
     context::{Context, ServiceNumber},
     messages::{Features, Message},

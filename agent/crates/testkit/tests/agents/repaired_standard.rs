@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use base::clock::Clock;
-use dataplane::repair::{Coding, Encoder, Sent, SentLimits};
+use repair::{Coding, Encoder, Sent, SentLimits};
 use wire::{
     context::{Context, ServiceNumber},
     messages::Features,

@@ -1,6 +1,6 @@
 //! Whole repair over a simulated path in virtual time: what stays lost, what it costs, and how much later payloads come.
 //!
-//! Each test prints its figures: `cargo test -p culvert-dataplane repair::path_tests -- --nocapture`. `CULVERT_TEST_SEED` sets the seed,
+//! Each test prints its figures: `cargo test -p culvert-repair path_tests -- --nocapture`. `CULVERT_TEST_SEED` sets the seed,
 //! `CULVERT_REPAIR_SECONDS` how long each path is watched: 30 for the figures of `docs/measured/lossy.md`. Without it the
 //! paths are known from the beginning, and watched for a few seconds.
 

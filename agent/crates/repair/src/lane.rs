@@ -86,7 +86,7 @@ impl LaneRepair {
 
     /// Notes a payload of a stream whose terms the peer has not told yet: a datagram may overtake the control message. Once they are
     /// known the stream begins behind it, as it would otherwise ask for what was delivered.
-    pub(crate) fn came_early(&mut self, stream: StreamNumber, number: u32) {
+    pub fn came_early(&mut self, stream: StreamNumber, number: u32) {
         let next = number.wrapping_add(1);
         if let Some((_, known)) = self.early.iter_mut().find(|(known, _)| *known == stream) {
             *known = (*known).max(next);

@@ -37,7 +37,7 @@ fn payloads_are_forgotten_by_number_age_and_memory() {
 fn each_request_is_answered_once() {
     let clock = ManualClock::default();
     let mut sent = Sent::new(LIMITS, &Arc::default()).unwrap();
-    sent.set(10 * crate::repair::WHOLE_PPM, 2);
+    sent.set(10 * crate::credit::WHOLE_PPM, 2);
     sent.push(b"one", clock.now());
     assert_eq!(sent.answer(&ask(0, false), 0), Answer::Payload { bytes: b"one", copies: 1 });
     assert_eq!(sent.answer(&ask(0, false), 0), Answer::Repeated);

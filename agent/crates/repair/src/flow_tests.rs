@@ -7,7 +7,7 @@
 //!                 └────────── half a round trip ◄── loss ◄── requests ◄─┘
 //! ```
 //!
-//! Each test prints its figures: `cargo test -p culvert-dataplane repair::flow_tests -- --nocapture`.
+//! Each test prints its figures: `cargo test -p culvert-repair flow_tests -- --nocapture`.
 
 use std::{
     cmp::Reverse,
@@ -344,7 +344,7 @@ impl Run {
         others.iter().for_each(|frame| take(came, frame));
     }
 
-    /// Does what `datapath/repair.rs` does after each turn.
+    /// Does what `dataplane/src/datapath/repair.rs` does after each turn.
     fn due(&mut self) {
         let now = self.clock.now();
         let Self { came, receiver, .. } = self;

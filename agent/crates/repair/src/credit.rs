@@ -1,7 +1,7 @@
 //! Bytes that may be sent for repair: a share of the bytes that were sent anyway (pure).
 
 /// Millionths: the unit of shares.
-pub const WHOLE_PPM: u32 = 1_000_000;
+pub(super) const WHOLE_PPM: u32 = 1_000_000;
 
 /// An account that gains a share of each payload, and pays for repairs. It may owe the rest of one repair.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@ use std::{
 use base::clock::{Clock as _, ManualClock};
 use wire::repair_terms::Order;
 
-use super::*;
+use super::{credit::WHOLE_PPM, symbol::expand, *};
 
 const DEADLINE: Duration = Duration::from_millis(60);
 

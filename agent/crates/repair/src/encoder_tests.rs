@@ -9,7 +9,7 @@ use wire::{
 };
 
 use super::*;
-use crate::repair::{Delivered, Receiver, SentLimits, WHOLE_PPM};
+use crate::{Delivered, Receiver, SentLimits, credit::WHOLE_PPM};
 
 const SILENCE: Duration = Duration::from_millis(5);
 

@@ -6,7 +6,7 @@ use base::clock::{Clock as _, ManualClock};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::repair::{Coding, Encoder, Sent, SentLimits, symbol::Density};
+use crate::{Coding, Encoder, Sent, SentLimits, symbol::Density};
 
 const DEADLINE: Duration = Duration::from_millis(100);
 

@@ -4,7 +4,7 @@ use base::clock::{Clock as _, ManualClock};
 use proptest::{collection::vec, prelude::*};
 
 use super::*;
-use crate::repair::END_OF_NUMBERS;
+use crate::symbol::END_OF_NUMBERS;
 
 const DEADLINE: Duration = Duration::from_millis(100);
 

@@ -18,7 +18,7 @@ pub const MOST_PAYLOAD: usize = super::arena::MOST_BYTES - LENGTH_BYTES;
 pub(super) const LENGTH_BYTES: usize = 2;
 
 /// Numbers from here on are refused: no peer sends that many payloads, and sums of numbers stay far from their end.
-pub const END_OF_NUMBERS: u64 = 1 << 62;
+pub(super) const END_OF_NUMBERS: u64 = 1 << 62;
 
 /// The density of coefficients (RFC 8681 §3.6): each is nonzero with a probability of (threshold + 1) / 16.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -87,13 +87,13 @@ impl Repair {
 
 /// The 32 bits of a number that travel.
 #[must_use]
-pub fn truncate(number: u64) -> u32 {
+pub(super) fn truncate(number: u64) -> u32 {
     (number & u64::from(u32::MAX)) as u32
 }
 
 /// The number nearest to `expected` that ends in `truncated` (RFC 9000 §A.3).
 #[must_use]
-pub fn expand(truncated: u32, expected: u64) -> u64 {
+pub(super) fn expand(truncated: u32, expected: u64) -> u64 {
     let ahead = truncated.wrapping_sub(truncate(expected));
     let behind = u64::from(ahead.wrapping_neg());
     if ahead <= i32::MAX.cast_unsigned() || behind > expected {

@@ -1,7 +1,7 @@
 //! What the code that repairs losses costs: encoding and decoding in memory, in one thread, without a network.
 //!
 //! ```text
-//! cargo bench -p culvert-dataplane --bench repair
+//! cargo bench -p culvert-repair
 //! ```
 //!
 //! `cargo test` runs it as well, and then it checks itself instead of measuring.

@@ -7,9 +7,7 @@ use std::{
 
 use anyhow::ensure;
 use base::clock::{Clock as _, SystemClock};
-use culvert_dataplane::repair::{
-    Coding, Decoder, DecoderLimits, Encoder, Repair, Sent, SentLimits, SourceOutcome,
-};
+use culvert_repair::{Coding, Decoder, DecoderLimits, Encoder, Repair, Sent, SentLimits, SourceOutcome};
 use nix::time::{ClockId, clock_gettime};
 use rand::{Rng as _, RngExt as _, SeedableRng as _, rngs::SmallRng};
 

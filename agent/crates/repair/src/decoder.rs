@@ -15,7 +15,7 @@ use super::{
 };
 
 /// How many numbers the decoder looks back: two windows, so that a repair that comes late still finds its sources.
-pub const SPAN: usize = 2 * MOST_WINDOW;
+const SPAN: usize = 2 * MOST_WINDOW;
 
 /// Places of a window that cost as much to fill as a symbol to multiply and add: each takes some 8 ns.
 const PLACES_PER_SYMBOL: u64 = 4;

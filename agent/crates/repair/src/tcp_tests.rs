@@ -6,7 +6,7 @@
 //!    └────────────────────────── 40 ms ◄── loss ◄───────────────────────────────────┘
 //! ```
 //!
-//! `cargo test -p culvert-dataplane repair::tcp_tests -- --nocapture` prints the figures, with `CULVERT_TEST_SERIES=1` those of each
+//! `cargo test -p culvert-repair tcp_tests -- --nocapture` prints the figures, with `CULVERT_TEST_SERIES=1` those of each
 //! second.
 
 use std::{

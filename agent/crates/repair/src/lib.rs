@@ -1,5 +1,5 @@
 //! Repair of lost datagrams: retransmission, a sliding-window code, and the order of delivery. Pure state; nothing here sends or waits:
-//! `datapath/repair.rs` does.
+//! `dataplane/src/datapath/repair.rs` does.
 //!
 //! | question | file |
 //! |---|---|
@@ -62,8 +62,7 @@ mod path_tests;
 mod tcp_tests;
 
 pub use counts::{ReceiverCounts, SenderCounts};
-pub use credit::WHOLE_PPM;
-pub use decoder::{Decoder, DecoderCounts, DecoderLimits, RepairOutcome, SPAN, SourceOutcome};
+pub use decoder::{Decoder, DecoderCounts, DecoderLimits, RepairOutcome, SourceOutcome};
 pub use encoder::{Coding, Encoder};
 pub use gaps::{Ask, Asking};
 pub use lane::LaneRepair;
@@ -73,6 +72,4 @@ pub use receiver::{DISTANCE_BYTES, Delivered, Receiver};
 pub use sender::{PathCounts, RepairClass, Repaired, Sender};
 pub use sent::{Answer, Sent, SentLimits};
 pub use sequencer::{Arrival, Outcome, Sequencer, SequencerLimits, Waiting};
-pub use symbol::{
-    Density, END_OF_NUMBERS, MOST_PAYLOAD, MOST_WINDOW, REPAIR_HEADER_BYTES, Repair, expand, truncate,
-};
+pub use symbol::{Density, MOST_PAYLOAD, MOST_WINDOW, REPAIR_HEADER_BYTES, Repair};
