@@ -7,7 +7,6 @@
 //! | lanes: their sockets, paths, packets that are being filled | [`lanes`] |
 //! | sockets of clients and services, the TUN device's queue, TCP forwards | [`forward`] |
 //! | what opens sockets, and what they counted | [`sockets`], [`socket_stats`] |
-//! | the rate to a peer, and how flows share it | [`rate`] |
 //! | a peer, as the data plane sees it | [`peer`] |
 //! | what goes to another worker | [`hand_off`] |
 
@@ -16,7 +15,6 @@ pub mod forward;
 pub mod hand_off;
 pub mod lanes;
 pub mod peer;
-pub mod rate;
 pub mod relay;
 pub mod socket_stats;
 pub mod sockets;

@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use base::ids::{IngressId, LaneRef, LocalId, PeerId};
 use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
+use rate::Release;
 use repair::RepairClass;
 use wire::context::{Context, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber};
 
@@ -14,7 +15,6 @@ use crate::{
     hand_off::Outgoing,
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Room, Underlays},
     peer::{Link, PeerData, TooLarge},
-    rate::Release,
     relay::{
         Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, Run, Standing,
         flow::confirmed_header, fragments::LEAST_PIECE,

@@ -4,12 +4,10 @@ use std::time::{Duration, Instant};
 
 use base::token_bucket::Pace;
 use quic_core::{HEADER_LEN, LaneStats, PacketNumber, TAG_LEN, frame::datagram};
+use rate::auto::Sample;
 use wire::{context, report::Report};
 
-use crate::{
-    lanes::{LaneSlot, LaneState},
-    rate::auto::Sample,
-};
+use crate::lanes::{LaneSlot, LaneState};
 
 /// The least time between two reports about a lane.
 const INTERVAL: Duration = Duration::from_millis(25);

@@ -31,6 +31,7 @@ use base::{
 };
 use net::Path;
 use quic_core::{ConnectionId, Lane, PacketNumber, TRANSMIT_CAPACITY};
+use rate::RateAccount;
 use repair::{LaneRepair, PathCounts};
 use slab::Slab;
 
@@ -38,7 +39,6 @@ use self::{
     arrivals::Arrivals,
     paths::{Paths, Turn},
 };
-use crate::rate::RateAccount;
 
 mod arrivals;
 pub mod frame;

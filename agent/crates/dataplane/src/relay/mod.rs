@@ -20,8 +20,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::rate::Share;
 use base::ids::IngressId;
+use rate::Share;
 use wire::{
     context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
     messages,

@@ -36,10 +36,10 @@ use config::{self, Config};
 use dataplane::{
     forward::learned::LearnedRoutes,
     hand_off::{HandOff, Kind},
-    rate::RateAccount,
     relay::{AgentTotals, FlowRegistry},
 };
 use net::{Ready, Token, ports::Ports};
+use rate::RateAccount;
 use wire::messages::CloseReason;
 
 use crate::{

@@ -24,7 +24,7 @@ pub struct RateStatus {
 /// What an automatic rate follows from.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AutoRateStatus {
-    /// What the control law does: a label of [`Phase`](dataplane::rate::auto::Phase).
+    /// What the control law does: a label of [`Phase`](rate::auto::Phase).
     pub phase: Word,
     /// What the path takes, when last seen full, or the highest rate that did not fill it; in bits a second of IP packets.
     pub capacity_bits_per_second: u64,

@@ -13,9 +13,9 @@ use base::{
 use config::{self, Config, Rate};
 use dataplane::{
     peer::{Allowances, PeerData, PeerStanding},
-    rate::{AutoLimits, Limit, Share},
     relay::{DatagramRelay, Numbering},
 };
+use rate::{AutoLimits, Limit, Share};
 
 use crate::{
     control::{connections::StreamConnections, dial::Dialler},

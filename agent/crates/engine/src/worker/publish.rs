@@ -9,15 +9,15 @@ use base::ids::PeerId;
 use dataplane::{
     lanes::{LaneState, Lanes},
     peer::PeerStanding,
-    rate::{
-        Measured,
-        auto::{Figures, Phase},
-    },
     relay::{DatagramRelay, Direction},
     socket_stats::role,
 };
 use gate::{OwnKey, Step, refusals::AtCeilings, suite::Group};
 use quic_core::LaneStats;
+use rate::{
+    Measured,
+    auto::{Figures, Phase},
+};
 use repair::LaneRepair;
 
 use crate::{

@@ -6,8 +6,8 @@ use std::{
 };
 
 use config::CongestionControl;
-use dataplane::rate::{Acknowledged, LEAST_GAP, Pacer, RateAccount, Release, Share};
 use quinn_proto::{Connection, Transmit};
+use rate::{Acknowledged, LEAST_GAP, Pacer, RateAccount, Release, Share};
 
 use crate::control::congestion::Congestion;
 

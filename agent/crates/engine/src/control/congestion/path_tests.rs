@@ -11,9 +11,9 @@ use std::{
 
 use base::clock::{Clock, ManualClock};
 use config::CongestionControl;
-use dataplane::rate::{Pacer, Release};
 use quinn_proto::congestion::Controller as _;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
+use rate::{Pacer, Release};
 
 use crate::control::congestion::{Congestion, StreamController};
 

@@ -36,7 +36,6 @@ use dataplane::{
     datapath::shares::{Price, Shares},
     forward::tcp::Order,
     lanes::{Lanes, UnderlayId, Underlays, send_buffer::copy_of},
-    rate::RateAccount,
     relay::{Settlement, Settlements},
 };
 use gate::{OwnKey, admission::Admission, numbers::PacketNumbers, tls::KeyExchange};
@@ -45,6 +44,7 @@ use quinn_proto::{
     ClientConfig, Connection, ConnectionEvent, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint,
     EndpointConfig, EndpointEvent, SendDatagramError, Side, StreamId, TransportConfig,
 };
+use rate::RateAccount;
 use wire::messages::{CloseReason, Service};
 
 use crate::control::{

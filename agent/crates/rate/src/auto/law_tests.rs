@@ -108,7 +108,7 @@ fn beside_cubic_we_have_a_fifth_at_least() {
     }
 }
 
-/// `cargo test -p culvert-dataplane cubic_grid -- --ignored --nocapture`.
+/// `cargo test -p culvert-rate cubic_grid -- --ignored --nocapture`.
 #[test]
 #[ignore = "a table for the decision: a minute"]
 fn cubic_grid() {

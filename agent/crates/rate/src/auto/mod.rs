@@ -1,4 +1,4 @@
-//! The control law of an automatic rate: pure. `rate/automatic.rs` tells it what leaves and what the far end reports.
+//! The control law of an automatic rate: pure. `automatic.rs` tells it what leaves and what the far end reports.
 //!
 //! | question | file |
 //! |---|---|
