@@ -20,7 +20,7 @@ use wire::{
 };
 
 use crate::{
-    datapath::segments::{CountedHeader, Marks, Segments},
+    datapath::segments::{CountedHeader, Segments, Sending},
     repair::RepairClass,
 };
 
@@ -188,7 +188,7 @@ impl Outgoing {
         LaneRef { peer, lane }: LaneRef,
         CountedHeader { header, counted }: CountedHeader,
         Segments { data, segment }: Segments<'_>,
-        Marks { tos, age, repair }: Marks,
+        Sending { tos, age, repair }: Sending,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), age, ..Meta::EMPTY };
         let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos, repair };
@@ -202,7 +202,7 @@ impl Outgoing {
         LaneRef { peer, lane }: LaneRef,
         header: Header,
         cut: &Cut<'_>,
-        Marks { tos, age, repair }: Marks,
+        Sending { tos, age, repair }: Sending,
     ) {
         let (len, segment) = (cut.bytes(), cut.header().len() + cut.segment());
         let meta = Meta { len, segment: segment.max(1), age, ..Meta::EMPTY };
