@@ -182,8 +182,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let Some(flow) = known else {
             // The datagram is counted and answered once, with its first piece.
             if offset == 0 {
-                state.relay.downlink.receive(1, bytes.len() as u64);
-                state.relay.downlink.drop(DropReason::UnknownFlow, 1);
+                self.refuse(peer, Some(bytes.len()), DropReason::UnknownFlow);
                 self.say_unknown(lane, number);
             }
             return;

@@ -16,7 +16,7 @@ use std::{ops::Range, time::Duration};
 use ip::ecn::{self, Decapsulated};
 use net::{ReceiveBatch, batch::Meta};
 use wire::{
-    context::{ASK_BYTES, Context, FlowNumber, NUMBER_BYTES},
+    context::{ASK_BYTES, Context, FlowNumber, NUMBER_BYTES, PayloadKind},
     ids::{LaneRef, PeerId},
     repair::{Order, StreamNumber, StreamOf, Terms},
 };
@@ -39,12 +39,6 @@ const SYMBOLS_PER_UNIT: u64 = 4;
 
 /// Payloads that one frame of requests gets at most.
 const MOST_ASKED: u16 = 256;
-
-/// Whether a frame's context says that it is about repair.
-#[inline]
-pub(super) fn is_repaired(frame: &[u8]) -> bool {
-    matches!(frame, [12..=14, ..])
-}
 
 /// Where a repaired frame came from.
 #[derive(Clone, Copy, Debug)]
@@ -405,17 +399,18 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
     /// Takes the frame in a numbered payload.
     fn inner_frame(&mut self, batch: &mut ReceiveBatch, slot: usize, inner: Range<usize>, lane: LaneRef) {
-        match batch.buffer(slot).get(inner.clone()) {
-            Some([context @ (0 | 1), ..]) => {
-                self.ip(batch, slot, inner.start + 1..inner.end, *context == 1, lane.peer);
+        match PayloadKind::of(&batch.buffer(slot)[inner.clone()]) {
+            PayloadKind::Packet { partial, .. } => {
+                self.ip(batch, slot, inner.start + 1..inner.end, partial, lane.peer);
             }
-            Some(_) => self.frame(batch, slot, inner, lane),
-            None => {}
+            PayloadKind::Report(_) | PayloadKind::Repair | PayloadKind::Other => {
+                self.frame(batch, slot, inner, lane);
+            }
         }
     }
 
     /// Drops a payload of `bytes` that is not delivered; `None`: it was no payload.
-    fn refuse(&mut self, peer: PeerId, bytes: Option<usize>, reason: DropReason) {
+    pub(super) fn refuse(&mut self, peer: PeerId, bytes: Option<usize>, reason: DropReason) {
         if let Some((state, bytes)) = self.peers.data_mut(peer).zip(bytes) {
             state.relay.downlink.receive(1, bytes as u64);
             state.relay.downlink.drop(reason, 1);
@@ -562,13 +557,13 @@ enum Marking {
 /// Marks the IP packet in a frame that came in a packet with the mark `outer`: it may wait, and then nobody knows of that packet any more.
 fn mark(frame: &mut [u8], outer: u8) -> Marking {
     if outer == ecn::CE
-        && let [0 | 1, packet @ ..] = frame
+        && let PayloadKind::Packet { packet, .. } = PayloadKind::of(frame)
         && let Ok(view) = ip::view::IpView::parse(packet)
     {
         return match ecn::decapsulate(view.traffic_class & 0b11, outer) {
             Decapsulated::Keep => Marking::Nothing,
             Decapsulated::Mark(bits) => {
-                ecn::set_ecn(packet, bits);
+                ecn::set_ecn(&mut frame[1..], bits);
                 Marking::Marked
             }
             Decapsulated::Drop => Marking::Impossible,
