@@ -247,8 +247,7 @@ impl Uplink<'_> {
                 cut.append(index, &mut rest);
             }
             let segment = cut.header().len() + cut.segment();
-            let belongs = Belongs::Packets(class);
-            self.relay.queue.push(belongs, &rest, segment, self.now, self.now, &mut self.relay.uplink);
+            self.relay.enqueue(Belongs::Packets(class), &rest, segment, self.now, self.now);
         }
         lane
     }
@@ -276,8 +275,7 @@ impl Uplink<'_> {
             let (tos, repair) = (sending.tos, sending.repair.map(|class| class.terms));
             let class = PacketClass { turn, partial, tos, lane: Some(lane), ahead, repair };
             let (belongs, arrived) = (Belongs::Packets(class), sending.arrived(self.now));
-            let account = &mut self.relay.uplink;
-            self.relay.queue.push(belongs, rest.data, rest.segment, arrived, self.now, account);
+            self.relay.enqueue(belongs, rest.data, rest.segment, arrived, self.now);
         }
     }
 

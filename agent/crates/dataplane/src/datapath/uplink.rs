@@ -128,7 +128,7 @@ impl Uplink<'_> {
         };
         flow.paused |= now.saturating_duration_since(flow.last_active) >= PAUSE;
         flow.last_active = now;
-        if meta.age > self.relay.queue.time_limit() {
+        if meta.age > self.relay.time_limit() {
             self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
             return;
         }
@@ -138,11 +138,10 @@ impl Uplink<'_> {
         if sent < datagrams {
             let rest = run.skip(sent).data;
             let arrived = now.checked_sub(meta.age).unwrap_or(now);
-            let queue = &mut self.relay.queue;
-            let taken = queue.push(Belongs::Flow(id), rest, run.segment, arrived, now, &mut self.relay.uplink);
+            let taken = self.relay.enqueue(Belongs::Flow(id), rest, run.segment, arrived, now);
             if partly_sent.is_some()
                 && taken > 0
-                && let Some(run) = queue.newest_of(id)
+                && let Some(run) = self.relay.queue.newest_of(id)
             {
                 run.partly_sent = partly_sent;
             }
@@ -151,7 +150,6 @@ impl Uplink<'_> {
 
     /// Sends waiting datagrams while there are lanes and room, and the rate lets them go, up to about `most` of them.
     pub fn drain(&mut self, most: usize) -> Drained {
-        self.relay.queue.set_rate(self.relay.share.account.rate());
         self.relay.expire(self.now);
         let drained = self.drain_in_turn(most);
         self.relay.share.set_waiting(self.relay.queue.backlogged());
@@ -159,6 +157,7 @@ impl Uplink<'_> {
     }
 
     fn drain_in_turn(&mut self, most: usize) -> Drained {
+        let rate = self.relay.share.account.rate();
         let (mut done, mut credit, mut sparse_is_over) = (0, 0, false);
         while done < most && !self.relay.queue.is_empty() {
             let mut sparse = false;
@@ -171,8 +170,8 @@ impl Uplink<'_> {
                     Release::At(_) => sparse = true,
                 }
             }
-            let Some((mut run, portion)) = self.relay.queue.take(sparse, self.now, &mut self.relay.uplink)
-            else {
+            let taken = self.relay.queue.take(sparse, rate, self.now, &mut self.relay.uplink);
+            let Some((mut run, portion)) = taken else {
                 if !sparse {
                     break;
                 }
@@ -184,7 +183,7 @@ impl Uplink<'_> {
             let cost = self.outer_bytes(&run, sent);
             self.relay.share.spend(cost);
             credit = credit.saturating_sub(cost);
-            self.relay.queue.put_back(run, sent);
+            self.relay.queue.put_back(run, sent, rate);
             if sent < portion {
                 return Drained::Blocked(done + sent);
             }
@@ -232,7 +231,7 @@ impl Uplink<'_> {
 
     /// A flow was confirmed: sends the datagrams that waited for that.
     pub fn confirmed(&mut self, id: FlowId) {
-        self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
+        self.relay.awaiting.expire(None, self.now, &mut self.relay.uplink);
         let mut runs = self.relay.awaiting.take_flow(id);
         if !runs.is_empty() {
             // Datagrams of the flow that came to the queue meanwhile are younger, and stay behind.
@@ -242,10 +241,10 @@ impl Uplink<'_> {
             let age = self.now.saturating_duration_since(run.arrived);
             let waiting = Segments { data: run.data(), segment: run.segment };
             let mut partly_sent = run.partly_sent;
-            let at_once = self.relay.sends_at_once();
+            let (at_once, rate) = (self.relay.sends_at_once(), self.relay.share.account.rate());
             let sent = if at_once { self.seal(id, waiting, age, &mut partly_sent) } else { 0 };
             run.partly_sent = partly_sent;
-            self.relay.queue.put_back_last(run, sent);
+            self.relay.queue.put_back_last(run, sent, rate);
         }
     }
 
@@ -396,7 +395,7 @@ impl Uplink<'_> {
     ) {
         let counted = u64::from(counted);
         self.relay.uplink.taken_over += counted;
-        if counted > 0 && sending.age > self.relay.queue.time_limit() {
+        if counted > 0 && sending.age > self.relay.time_limit() {
             return self.relay.uplink.drop(DropReason::Expired, counted);
         }
         let Some(way @ (Way::Lane(_) | Way::Plain)) = self.way(index) else {
@@ -595,8 +594,9 @@ impl Uplink<'_> {
     fn await_confirmation(&mut self, id: FlowId, run: Segments<'_>, age: Duration) -> usize {
         let (now, count) = (self.now, run.count());
         let arrived = now.checked_sub(age).unwrap_or(now);
-        let (relay, belongs) = (&mut *self.relay, Belongs::Flow(id));
-        relay.awaiting.push(belongs, run.data, run.segment, arrived, now, &mut relay.uplink);
+        let (awaiting, account) = (&mut self.relay.awaiting, &mut self.relay.uplink);
+        awaiting.expire(None, now, account);
+        awaiting.push(Belongs::Flow(id), run.data, run.segment, arrived, None, account);
         let Some(flow) = self.relay.flows.get(id) else { return count };
         let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
