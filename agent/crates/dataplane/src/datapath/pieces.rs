@@ -84,17 +84,16 @@ impl Uplink<'_> {
         }
     }
 
-    /// Goes on with the first datagram of a run, which was partly sent or, without `partly_sent`, not at all. Returns how many it dealt
-    /// with: one, or none if that has to wait, and then `partly_sent` is how far it has come.
+    /// Goes on with the datagram `data`, which was partly sent or, without `partly_sent`, not at all. Returns how many it dealt with: one,
+    /// or none if it has to wait, and then `partly_sent` is how far it has come.
     pub(super) fn go_on(
         &mut self,
         way: Way,
         number: FlowNumber,
-        run: Segments<'_>,
+        data: &[u8],
         partly_sent: &mut Option<PartlySent>,
         sending: &Sending,
     ) -> usize {
-        let data = run.first();
         let begun = partly_sent.take();
         let Some(new) = self.cutting(number, data) else {
             return self.drop_too_large(data.len(), MOST_DATAGRAM, false);
@@ -104,7 +103,7 @@ impl Uplink<'_> {
         match self.cut(way, cutting, rest, sending) {
             Progress::Done => 1,
             Progress::Stopped(_, Cutting { datagram, offset, .. }) => {
-                *partly_sent = Some(PartlySent { left: run.count(), datagram, offset });
+                *partly_sent = Some(PartlySent { datagram, offset });
                 0
             }
             Progress::TooSmall { most } => self.drop_too_large(data.len(), most, false),

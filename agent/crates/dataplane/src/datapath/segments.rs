@@ -80,7 +80,7 @@ pub(super) struct Cutting {
 impl Cutting {
     /// This datagram where it was partly sent before, if it was.
     pub(super) fn resumed(self, partly_sent: Option<PartlySent>) -> Self {
-        partly_sent.map_or(self, |PartlySent { datagram, offset, .. }| Self { datagram, offset, ..self })
+        partly_sent.map_or(self, |PartlySent { datagram, offset }| Self { datagram, offset, ..self })
     }
 
     pub(super) fn header(&self) -> Header {

@@ -140,7 +140,7 @@ impl Uplink<'_> {
             let arrived = now.checked_sub(meta.age).unwrap_or(now);
             let taken = self.relay.enqueue(Belongs::Flow(id), rest, run.segment, arrived, now);
             if partly_sent.is_some()
-                && taken > 0
+                && taken == datagrams - sent
                 && let Some(run) = self.relay.queue.newest_of(id)
             {
                 run.partly_sent = partly_sent;
@@ -171,7 +171,7 @@ impl Uplink<'_> {
                 }
             }
             let taken = self.relay.queue.take(sparse, rate, self.now, &mut self.relay.uplink);
-            let Some((mut run, portion)) = taken else {
+            let Some((run, portion)) = taken else {
                 if !sparse {
                     break;
                 }
@@ -179,11 +179,12 @@ impl Uplink<'_> {
                 sparse_is_over = true;
                 continue;
             };
-            let sent = self.seal_run(&mut run, portion);
+            let mut partly_sent = run.partly_sent;
+            let sent = self.seal_run(&run, portion, &mut partly_sent);
             let cost = self.outer_bytes(&run, sent);
             self.relay.share.spend(cost);
             credit = credit.saturating_sub(cost);
-            self.relay.queue.put_back(run, sent, rate);
+            self.relay.queue.put_back(run.rest(sent, partly_sent), rate);
             if sent < portion {
                 return Drained::Blocked(done + sent);
             }
@@ -193,21 +194,13 @@ impl Uplink<'_> {
     }
 
     /// Sends the first `portion` datagrams of a run that waited; returns how many were dealt with.
-    fn seal_run(&mut self, run: &mut Run, portion: usize) -> usize {
+    fn seal_run(&mut self, run: &Run, portion: usize, partly_sent: &mut Option<PartlySent>) -> usize {
         let age = self.now.saturating_duration_since(run.arrived);
         let (data, segment) = (run.data(), run.segment);
         let data = data.get(..data.len().min(portion * segment)).unwrap_or(data);
         let first = Segments { data, segment };
         match run.belongs {
-            Belongs::Flow(flow) => {
-                // It counts the datagrams that are left, here of the portion, there of the run.
-                let behind = run.count() - portion;
-                let of_portion = |partly: PartlySent| PartlySent { left: partly.left.wrapping_sub(behind), ..partly };
-                let mut partly_sent = run.partly_sent.map(of_portion);
-                let sent = self.seal(flow, first, age, &mut partly_sent);
-                run.partly_sent = partly_sent.map(|partly| PartlySent { left: partly.left + behind, ..partly });
-                sent
-            }
+            Belongs::Flow(flow) => self.seal(flow, first, age, partly_sent),
             Belongs::Packets(class) => self.waiting_packets(class, first, age),
         }
     }
@@ -237,14 +230,13 @@ impl Uplink<'_> {
             // Datagrams of the flow that came to the queue meanwhile are younger, and stay behind.
             runs.extend(self.relay.queue.take_flow(id));
         }
-        for mut run in runs {
+        for run in runs {
             let age = self.now.saturating_duration_since(run.arrived);
             let waiting = Segments { data: run.data(), segment: run.segment };
             let mut partly_sent = run.partly_sent;
             let (at_once, rate) = (self.relay.sends_at_once(), self.relay.share.account.rate());
             let sent = if at_once { self.seal(id, waiting, age, &mut partly_sent) } else { 0 };
-            run.partly_sent = partly_sent;
-            self.relay.queue.put_back_last(run, sent, rate);
+            self.relay.queue.put_back_last(run.rest(sent, partly_sent), rate);
         }
     }
 
@@ -278,7 +270,7 @@ impl Uplink<'_> {
         age: Duration,
         partly_sent: &mut Option<PartlySent>,
     ) -> usize {
-        let mut begun = partly_sent.take().filter(|begun| begun.left == run.count());
+        let mut begun = partly_sent.take();
         let Some(flow) = self.relay.flows.get(id) else { return self.drop_run(DropReason::UnknownFlow, run) };
         let (standing, origin, number) = (flow.standing, flow.origin, flow.number);
         let index =
@@ -323,7 +315,7 @@ impl Uplink<'_> {
         let mut payloads = Payloads::new(header.as_slice(), run.data, run.segment, sending.tos);
         if begun.is_some() {
             *partly_sent = begun;
-            if self.go_on(way, number, run, partly_sent, &sending) == 0 {
+            if self.go_on(way, number, run.first(), partly_sent, &sending) == 0 {
                 return 0;
             }
             let Some(rest) = payloads.after(1) else { return 1 };
@@ -338,7 +330,7 @@ impl Uplink<'_> {
                 // confirmation.
                 uplink.await_confirmation(id, left, age)
             } else if pieces {
-                uplink.go_on(way, number, left, partly_sent, &sending)
+                uplink.go_on(way, number, left.first(), partly_sent, &sending)
             } else {
                 let wanted = size <= MOST_DATAGRAM && uplink.wants_pieces(&origin);
                 uplink.drop_too_large(size, most_confirmed, wanted)

@@ -292,9 +292,8 @@ impl Queue {
         }
     }
 
-    /// Puts back a run from [`Queue::take`], without its first `sent` datagrams, at the front of its flow.
-    pub fn put_back(&mut self, mut run: Run, sent: usize, rate: Option<u64>) {
-        run.advance(sent);
+    /// Puts back what is left of a run from [`Queue::take`], if anything is, at the front of its flow.
+    pub fn put_back(&mut self, run: Run, rate: Option<u64>) {
         if run.count() == 0 {
             return;
         }
@@ -309,9 +308,8 @@ impl Queue {
         }
     }
 
-    /// Adds a run from another queue of the same relay, without its first `sent` datagrams, at the end.
-    pub fn put_back_last(&mut self, mut run: Run, sent: usize, rate: Option<u64>) {
-        run.advance(sent);
+    /// Adds what is left of a run from another queue of the same relay, if anything is, at the end.
+    pub fn put_back_last(&mut self, run: Run, rate: Option<u64>) {
         if run.count() > 0 {
             self.append(run, rate);
         }

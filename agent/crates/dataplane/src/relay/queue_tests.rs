@@ -2,6 +2,7 @@ use proptest::prelude::*;
 use wire::clock::{Clock, ManualClock};
 
 use super::*;
+use crate::relay::PartlySent;
 
 fn limits(policy: DropPolicy) -> Limits {
     let time = Duration::from_millis(100);
@@ -120,7 +121,7 @@ fn what_came_late_from_another_queue_is_dropped_behind_younger_ones() {
     let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     push(&mut queue, (2, 0), 3, clock.now(), &mut account);
     for run in awaiting.take_flow(FlowId(1)) {
-        queue.put_back_last(run, 0, None);
+        queue.put_back_last(run, None);
     }
     clock.advance(Duration::from_millis(20));
     assert_eq!(queue.take(false, None, clock.now(), &mut account).map(|(run, _)| run.count()), Some(3));
@@ -163,6 +164,20 @@ fn a_flow_is_taken_out_whole_and_in_order() {
     assert_eq!(taken.iter().map(|run| run.data()[0]).collect::<Vec<_>>(), [1, 3]);
     assert_eq!(queue.datagrams(), 1);
     assert_eq!(queue.bytes(), 10);
+}
+
+#[test]
+fn how_far_a_datagram_was_sent_is_forgotten_with_it() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
+    push(&mut queue, (1, 0), 8, clock.now(), &mut account);
+    let (run, _) = queue.take(false, None, clock.now(), &mut account).unwrap();
+    let partly_sent = Some(PartlySent { datagram: 7, offset: 5 });
+    queue.put_back(run.rest(1, partly_sent), None);
+    assert_eq!(queue.newest_of(FlowId(1)).unwrap().partly_sent, partly_sent);
+    push(&mut queue, (1, 8), 2, clock.now(), &mut account);
+    let (run, _) = queue.take(false, None, clock.now(), &mut account).unwrap();
+    assert_eq!((run.count(), run.partly_sent), (6, None), "it gave way");
 }
 
 #[derive(Clone, Debug)]
@@ -212,7 +227,7 @@ proptest! {
                         prop_assert!((1..=run.count()).contains(&portion));
                         let sent = if keep { portion / 2 } else { portion };
                         account.delivered += sent as u64;
-                        queue.put_back(run, sent, rate);
+                        queue.put_back(run.rest(sent, None), rate);
                     }
                 }
                 Step::Rate(limited) => rate = limited.then_some(100_000),
@@ -336,7 +351,7 @@ fn next(queue: &mut Queue, sparse: bool, now: Instant, account: &mut Account) ->
     let (run, portion) = queue.take(sparse, RATE, now, account)?;
     let bytes = run.data().len().min(portion * run.segment);
     let belongs = run.belongs;
-    queue.put_back(run, portion, RATE);
+    queue.put_back(run.rest(portion, None), RATE);
     Some((belongs, bytes))
 }
 
