@@ -18,7 +18,7 @@ use net::batch::Meta;
 use repair::RepairClass;
 use wire::context::Header;
 
-use crate::datapath::segments::{CountedHeader, Marks, Segments};
+use crate::datapath::segments::{CountedHeader, Segments, Sending};
 
 /// A hand-off batch takes no further piece beyond this size: about one receive buffer.
 const HAND_OFF_BYTES: usize = 64 * 1024;
@@ -184,7 +184,7 @@ impl Outgoing {
         LaneRef { peer, lane }: LaneRef,
         CountedHeader { header, counted }: CountedHeader,
         Segments { data, segment }: Segments<'_>,
-        Marks { tos, age, repair }: Marks,
+        Sending { tos, age, repair }: Sending,
     ) {
         let meta = Meta { len: data.len(), segment: segment.max(1), age, ..Meta::EMPTY };
         let piece = Piece { meta, header: Some(header), counted, counted_bytes: data.len(), tos, repair };
@@ -198,7 +198,7 @@ impl Outgoing {
         LaneRef { peer, lane }: LaneRef,
         header: Header,
         cut: &Cut<'_>,
-        Marks { tos, age, repair }: Marks,
+        Sending { tos, age, repair }: Sending,
     ) {
         let (len, segment) = (cut.bytes(), cut.header().len() + cut.segment());
         let meta = Meta { len, segment: segment.max(1), age, ..Meta::EMPTY };

@@ -8,7 +8,7 @@ use std::{
 
 use ip::view::{IpView, TCP};
 use wire::{
-    context::{Context, Header, NUMBER_BYTES},
+    context::{Context, Header, NUMBER_BYTES, PayloadKind},
     repair_terms::{Mode, Order, StreamNumber, Terms},
 };
 
@@ -467,7 +467,7 @@ fn is_acknowledgement(frame: &[u8]) -> bool {
     /// The offset of the data offset, and the flags FIN, SYN and RST in the byte after it (RFC 9293 §3.1).
     const DATA_OFFSET_AT: usize = 12;
     const CONTROL: u8 = 0b111;
-    let [0 | 1, packet @ ..] = frame else { return false };
+    let PayloadKind::Packet { packet, .. } = PayloadKind::of(frame) else { return false };
     if frame.len() > MOST_BYTES {
         return false;
     }

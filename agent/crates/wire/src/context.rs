@@ -115,6 +115,40 @@ impl Refusal {
     }
 }
 
+/// Who takes the content of a DATAGRAM frame, as its first byte says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PayloadKind<'a> {
+    /// An IP packet: all that follows the byte.
+    Packet {
+        /// See [`Context::Packet`].
+        partial: bool,
+        /// The packet, with its headers.
+        packet: &'a [u8],
+    },
+    /// The fields of a [`Report`](crate::report::Report) about the lane that carries it.
+    Report(&'a [u8]),
+    /// A payload that is repaired, or what repairs others.
+    Repair,
+    /// What [`Context::decode`] has to tell: about a flow, not known, malformed, or a context in more bytes than it needs.
+    Other,
+}
+
+impl<'a> PayloadKind<'a> {
+    /// The kind of the frame with this data.
+    #[inline]
+    #[must_use]
+    pub fn of(frame: &'a [u8]) -> Self {
+        let Some((&context, rest)) = frame.split_first() else { return Self::Other };
+        match u64::from(context) {
+            code::IP => Self::Packet { partial: false, packet: rest },
+            code::IP_PARTIAL => Self::Packet { partial: true, packet: rest },
+            code::REPORT => Self::Report(rest),
+            code::NUMBERED | code::REPAIR | code::ASK => Self::Repair,
+            _ => Self::Other,
+        }
+    }
+}
+
 /// The content of one DATAGRAM frame. A payload starts at `payload_at` within the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Context {
@@ -213,86 +247,53 @@ impl Context {
     #[inline]
     #[must_use]
     pub const fn flow(&self) -> Option<FlowNumber> {
-        match *self {
-            Self::Flow { number, .. }
-            | Self::Piece { number, .. }
-            | Self::Open { number, .. }
-            | Self::OpenEmpty { number, .. }
-            | Self::Confirmed(number)
-            | Self::Refused(number, _)
-            | Self::Unknown(number)
-            | Self::Closed(number) => Some(number),
-            Self::Packet { .. }
-            | Self::Report { .. }
-            | Self::Numbered { .. }
-            | Self::Repair { .. }
-            | Self::Ask { .. }
-            | Self::Unsupported(_) => None,
-        }
+        self.facts().flow
     }
 
     /// Whether it makes a flow where none is.
+    #[inline]
     #[must_use]
     pub const fn opens(&self) -> bool {
-        match self {
-            Self::Open { .. } | Self::OpenEmpty { .. } => true,
-            Self::Packet { .. }
-            | Self::Flow { .. }
-            | Self::Piece { .. }
-            | Self::Confirmed(_)
-            | Self::Refused(..)
-            | Self::Unknown(_)
-            | Self::Closed(_)
-            | Self::Report { .. }
-            | Self::Numbered { .. }
-            | Self::Repair { .. }
-            | Self::Ask { .. }
-            | Self::Unsupported(_) => false,
-        }
+        self.facts().opens
     }
 
     /// The offset at which its datagram starts, if the frame holds the start: of a datagram in pieces, that is the piece with
     /// offset 0. A context that this version does not know counts as a complete datagram, and a numbered payload as the frame
     /// inside, which is not looked at here.
+    #[inline]
     #[must_use]
     pub const fn payload_at(&self) -> Option<usize> {
-        match *self {
-            Self::Packet { payload_at, .. }
-            | Self::Flow { payload_at, .. }
-            | Self::Open { payload_at, .. }
-            | Self::Piece { payload_at, offset: 0, .. } => Some(payload_at),
-            Self::Unsupported(_) => Some(0),
-            Self::Piece { .. }
-            | Self::OpenEmpty { .. }
-            | Self::Confirmed(_)
-            | Self::Refused(..)
-            | Self::Unknown(_)
-            | Self::Closed(_)
-            | Self::Report { .. }
-            | Self::Numbered { .. }
-            | Self::Repair { .. }
-            | Self::Ask { .. } => None,
-        }
+        self.facts().payload_at
     }
 
     /// The index of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
+    #[inline]
     #[must_use]
     pub const fn message_kind(&self) -> Option<usize> {
-        match self {
-            Self::OpenEmpty { .. } => Some(0),
-            Self::Confirmed(_) => Some(1),
-            Self::Refused(..) => Some(2),
-            Self::Unknown(_) => Some(3),
-            Self::Closed(_) => Some(4),
-            Self::Packet { .. }
-            | Self::Flow { .. }
-            | Self::Piece { .. }
-            | Self::Open { .. }
-            | Self::Report { .. }
-            | Self::Numbered { .. }
-            | Self::Repair { .. }
-            | Self::Ask { .. }
-            | Self::Unsupported(_) => None,
+        self.facts().message
+    }
+
+    #[inline]
+    const fn facts(&self) -> Facts {
+        let none = Facts { flow: None, opens: false, payload_at: None, message: None };
+        match *self {
+            Self::Packet { payload_at, .. } => Facts { payload_at: Some(payload_at), ..none },
+            Self::Flow { number, payload_at } | Self::Piece { number, payload_at, offset: 0, .. } => {
+                Facts { flow: Some(number), payload_at: Some(payload_at), ..none }
+            }
+            Self::Piece { number, .. } => Facts { flow: Some(number), ..none },
+            Self::Open { number, payload_at, .. } => {
+                Facts { flow: Some(number), opens: true, payload_at: Some(payload_at), ..none }
+            }
+            Self::OpenEmpty { number, .. } => {
+                Facts { flow: Some(number), opens: true, message: Some(0), ..none }
+            }
+            Self::Confirmed(number) => Facts { flow: Some(number), message: Some(1), ..none },
+            Self::Refused(number, _) => Facts { flow: Some(number), message: Some(2), ..none },
+            Self::Unknown(number) => Facts { flow: Some(number), message: Some(3), ..none },
+            Self::Closed(number) => Facts { flow: Some(number), message: Some(4), ..none },
+            Self::Unsupported(_) => Facts { payload_at: Some(0), ..none },
+            Self::Report { .. } | Self::Numbered { .. } | Self::Repair { .. } | Self::Ask { .. } => none,
         }
     }
 
@@ -383,6 +384,14 @@ impl Context {
             Self::Unsupported(number) => Header::of([number]),
         }
     }
+}
+
+/// What holds for a context; see the methods of [`Context`] with these names.
+struct Facts {
+    flow: Option<FlowNumber>,
+    opens: bool,
+    payload_at: Option<usize>,
+    message: Option<usize>,
 }
 
 /// An encoded context: at most 24 bytes, on the stack.
@@ -533,6 +542,28 @@ mod tests {
         }
     }
 
+    proptest! {
+        #[test]
+        fn the_kind_of_a_frame_is_that_of_its_context(context in contexts(), payload in any::<[u8; 4]>()) {
+            let frame = [context.encode().as_slice(), &payload].concat();
+            let (kind, rest) = (PayloadKind::of(&frame), &frame[1..]);
+            prop_assert_eq!(kind, match context {
+                Context::Packet { partial, .. } => PayloadKind::Packet { partial, packet: rest },
+                Context::Report { .. } => PayloadKind::Report(rest),
+                Context::Numbered { .. } | Context::Repair { .. } | Context::Ask { .. } => PayloadKind::Repair,
+                Context::Flow { .. }
+                | Context::Open { .. }
+                | Context::OpenEmpty { .. }
+                | Context::Confirmed(_)
+                | Context::Refused(..)
+                | Context::Unknown(_)
+                | Context::Closed(_)
+                | Context::Piece { .. }
+                | Context::Unsupported(_) => PayloadKind::Other,
+            });
+        }
+    }
+
     #[test]
     fn the_bytes_on_the_wire_are_those_of_the_document() {
         // docs/wire-format.md gives these examples.
@@ -577,6 +608,8 @@ mod tests {
         assert_eq!(Context::decode(&[13, 3, 0xab, 0xcd, 0xf0, 64, 0, 0, 1, 0, 9, 9]), Some(repair));
         let ask = Context::Ask { stream: StreamNumber(3), payload_at: 2 };
         assert_eq!(ask.encode().as_slice(), [14, 3]);
+        assert_eq!(PayloadKind::of(&[14, 3]), PayloadKind::Repair);
+        assert_eq!([&[][..], &[0x40, 0]].map(PayloadKind::of), [PayloadKind::Other; 2]);
         assert_eq!(Context::decode(&[14, 3, 0, 0, 1, 0x2c, 0, 2, 0x81]), Some(ask));
         let number = FlowNumber(2);
         let refused = |reason| Context::Refused(number, reason);

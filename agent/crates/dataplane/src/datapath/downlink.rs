@@ -18,11 +18,11 @@ use net::{
 };
 use quic_core::{ConnectionId, OpenError};
 use rand::{Rng, rngs::StdRng};
-use wire::context::{self, Context, FlowNumber, Header};
+use wire::context::{Context, FlowNumber, Header, PayloadKind};
 
 use crate::{
     datapath::{
-        repair::{self, FrameAt, Released, Source},
+        repair::{FrameAt, Released, Source},
         segments::Cutting,
         shares::Shares,
         uplink::{self, Uplink},
@@ -256,14 +256,17 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             if late && self.expired(batch.buffer(slot), peer) {
                 continue;
             }
-            if repair::is_repaired(batch.buffer(slot)) {
-                self.notes.recent = None;
-                // Other workers hand over what is inside only.
-                let source = Source { way: uplink::Way::Plain, lane };
-                self.repaired_frame(batch, FrameAt { slot, range }, source, late);
-                continue;
+            match PayloadKind::of(batch.buffer(slot)) {
+                PayloadKind::Repair => {
+                    self.notes.recent = None;
+                    // Other workers hand over what is inside only.
+                    let source = Source { way: uplink::Way::Plain, lane };
+                    self.repaired_frame(batch, FrameAt { slot, range }, source, late);
+                }
+                PayloadKind::Packet { .. } | PayloadKind::Report(_) | PayloadKind::Other => {
+                    self.frame(batch, slot, range, lane);
+                }
             }
-            self.frame(batch, slot, range, lane);
         }
         self.confirm();
         self.notes.work.done - before
@@ -379,32 +382,27 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         }
         let mut rest = &ranges[..];
         while let [first, after @ ..] = rest {
-            if let [context @ (0 | 1), ..] = batch.buffer(origins.slot)[first.clone()] {
-                // It stays where it is until it is written: a payload that is moved down after it would overwrite it.
-                self.notes.recent = None;
-                self.ip(batch, origins.slot, first.start + 1..first.end, context == 1, peer);
-                rest = after;
-                continue;
-            }
-            if let [context::REPORT, fields @ ..] = &batch.buffer(origins.slot)[first.clone()] {
-                self.report(id, fields);
-                rest = after;
-                continue;
-            }
-            match self.run(batch, origins.slot, rest, lane) {
-                0 if repair::is_repaired(&batch.buffer(origins.slot)[first.clone()]) => {
+            match PayloadKind::of(&batch.buffer(origins.slot)[first.clone()]) {
+                PayloadKind::Packet { partial, .. } => {
+                    // It stays where it is until it is written: a payload that is moved down after it would overwrite it.
+                    self.notes.recent = None;
+                    self.ip(batch, origins.slot, first.start + 1..first.end, partial, peer);
+                }
+                PayloadKind::Report(fields) => self.report(id, fields),
+                PayloadKind::Repair => {
                     self.notes.recent = None;
                     let frame = FrameAt { slot: origins.slot, range: first.clone() };
-                    let source = Source { way: uplink::Way::Lane(id), lane };
-                    self.repaired_frame(batch, frame, source, late);
-                    rest = after;
+                    self.repaired_frame(batch, frame, Source { way: uplink::Way::Lane(id), lane }, late);
                 }
-                0 => {
-                    self.frame(batch, origins.slot, first.clone(), lane);
-                    rest = after;
-                }
-                taken => rest = &rest[taken..],
+                PayloadKind::Other => match self.run(batch, origins.slot, rest, lane) {
+                    0 => self.frame(batch, origins.slot, first.clone(), lane),
+                    taken => {
+                        rest = &rest[taken..];
+                        continue;
+                    }
+                },
             }
+            rest = after;
         }
         self.notes.ranges = ranges;
         if self.notes.marked > 0 {
@@ -418,16 +416,30 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
     /// Drops a datagram that has waited for too long; false for a message about a flow, which is still useful.
     pub(super) fn expired(&mut self, data: &[u8], peer: PeerId) -> bool {
-        let context = Context::decode(data);
-        if let Some(Context::Piece { number, datagram, total, offset, payload_at }) = context {
-            let cutting = Cutting { number, datagram, total, offset };
-            return self.late_piece(peer, cutting, data.len() - payload_at);
+        match Context::decode(data) {
+            Some(Context::Piece { number, datagram, total, offset, payload_at }) => {
+                let cutting = Cutting { number, datagram, total, offset };
+                return self.late_piece(peer, cutting, data.len() - payload_at);
+            }
+            Some(
+                Context::Packet { payload_at, .. }
+                | Context::Flow { payload_at, .. }
+                | Context::Open { payload_at, .. },
+            ) => self.refuse(peer, Some(data.len() - payload_at), DropReason::Expired),
+            Some(
+                Context::OpenEmpty { .. }
+                | Context::Confirmed(_)
+                | Context::Refused(..)
+                | Context::Unknown(_)
+                | Context::Closed(_)
+                | Context::Report { .. }
+                | Context::Numbered { .. }
+                | Context::Repair { .. }
+                | Context::Ask { .. }
+                | Context::Unsupported(_),
+            )
+            | None => return false,
         }
-        let known = context.filter(|context| !matches!(context, Context::Unsupported(_)));
-        let Some(payload_at) = known.and_then(|context| context.payload_at()) else { return false };
-        let Some(state) = self.peers.data_mut(peer) else { return false };
-        state.relay.downlink.receive(1, (data.len() - payload_at) as u64);
-        state.relay.downlink.drop(DropReason::Expired, 1);
         true
     }
 
@@ -568,14 +580,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             }
             // On the control connection, or in a longer form: not about a lane.
             Some(Context::Report { .. }) => state.relay.stats.reports.count(false),
-            Some(Context::Unsupported(_)) => {
-                account.receive(1, data.len() as u64);
-                account.drop(DropReason::UnknownContext, 1);
-            }
+            Some(Context::Unsupported(_)) => self.refuse(peer, Some(data.len()), DropReason::UnknownContext),
             // Those of lanes and of control connections have been unwrapped: here they are inside one another.
             Some(Context::Numbered { .. } | Context::Repair { .. } | Context::Ask { .. }) | None => {
-                account.receive(1, data.len() as u64);
-                account.drop(DropReason::Malformed, 1);
+                self.refuse(peer, Some(data.len()), DropReason::Malformed);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! From the TUN device to the peers, in packet order: [`IpUplink::batch`], [`IpUplink::packet`], [`IpUplink::for_peer`],
 //! [`IpUplink::carry`], then [`Uplink::packets`] and [`Uplink::seal_packets`].
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use base::ids::{LaneRef, PeerId};
 use ip::{
@@ -17,7 +17,7 @@ use wire::context::{Context, Header};
 
 use crate::{
     datapath::{
-        segments::{CountedHeader, Marks, Segments},
+        segments::{CountedHeader, Segments, Sending},
         uplink::{Uplink, Way},
     },
     forward::{
@@ -25,7 +25,7 @@ use crate::{
         tun::{Answer, TunDrop, TunSide},
     },
     hand_off::Outgoing,
-    lanes::{Lanes, Payloads, PushError, Underlays},
+    lanes::{Lanes, Payloads, Underlays},
     peer::{PeerTable, Room},
     relay::{Belongs, DropReason, PacketClass, Stripes},
 };
@@ -229,13 +229,12 @@ impl<P: PeerTable> IpUplink<'_, P> {
 impl Uplink<'_> {
     /// Sends IP packets, or queues them; they are in the account already. Returns the lane that their hash gives them.
     fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
-        self.repair = class.repair_class();
-        let (header, marks) = (context(class), Marks { tos: class.tos, ..self.marks() });
-        let lane = self.stripe(class.bucket());
-        let sent = if self.relay.sends_at_once() && !self.holds_back(cut.largest()) {
+        let sending = Sending { tos: class.tos, age: Duration::ZERO, repair: class.repair_class() };
+        let (header, lane) = (context(class), self.stripe(class.bucket()));
+        let sent = if self.relay.sends_at_once() && !self.holds_back(cut.largest(), &sending) {
             let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
-            self.seal_packets(lane, &payloads, |outgoing, worker, place| {
-                outgoing.packets(worker, place, header, cut, marks);
+            self.seal_packets(lane, payloads, &sending, |outgoing, worker, place| {
+                outgoing.packets(worker, place, header, cut, sending);
             })
         } else {
             0
@@ -246,8 +245,7 @@ impl Uplink<'_> {
                 cut.append(index, &mut rest);
             }
             let segment = cut.header().len() + cut.segment();
-            let belongs = Belongs::Packets(class);
-            self.relay.queue.push(belongs, &rest, segment, self.now, self.now, &mut self.relay.uplink);
+            self.relay.enqueue(Belongs::Packets(class), &rest, segment, self.now, self.now);
         }
         lane
     }
@@ -258,44 +256,41 @@ impl Uplink<'_> {
         &mut self,
         lane: u8,
         header: Header,
-        Segments { data, segment }: Segments<'_>,
-        tos: u8,
+        partial: bool,
+        run: Segments<'_>,
+        sending: &Sending,
     ) {
-        let payloads = Payloads::new(header.as_slice(), data, segment, tos);
+        let payloads = Payloads::new(header.as_slice(), run.data, run.segment, sending.tos);
         // The way never leads to another worker: the caller has checked that. Under a rate they have had their turn there.
         let first = self.relay.queue.is_empty() || self.relay.share.is_limited();
-        let sent = if first { self.seal_packets(lane, &payloads, |_, _, _| {}) } else { 0 };
-        if sent < payloads.count() {
-            let rest = data.get(sent * segment..).unwrap_or_default();
+        let sent = if first { self.seal_packets(lane, payloads, sending, |_, _, _| {}) } else { 0 };
+        if sent < run.count() {
+            let rest = run.skip(sent);
             // They were read by another worker of this agent.
-            let view = IpView::parse(rest.get(..segment.min(rest.len())).unwrap_or_default()).ok();
+            let view = IpView::parse(rest.first()).ok();
             let turn = view.map_or(0, |view| Stripes::turn(view.flow_hash()));
             let ahead = view.is_some_and(|view| goes_ahead(view.traffic_class));
-            let partial =
-                matches!(Context::decode(header.as_slice()), Some(Context::Packet { partial: true, .. }));
-            let repair = self.repair.map(|class| class.terms);
+            let (tos, repair) = (sending.tos, sending.repair.map(|class| class.terms));
             let class = PacketClass { turn, partial, tos, lane: Some(lane), ahead, repair };
-            let belongs = Belongs::Packets(class);
-            self.relay.queue.push(belongs, rest, segment, self.arrived, self.now, &mut self.relay.uplink);
+            let (belongs, arrived) = (Belongs::Packets(class), sending.arrived(self.now));
+            self.relay.enqueue(belongs, rest.data, rest.segment, arrived, self.now);
         }
     }
 
-    /// Sends IP packets that waited; returns how many were dealt with.
-    pub(super) fn waiting_packets(&mut self, class: PacketClass, data: &[u8], segment: usize) -> usize {
-        self.repair = class.repair_class();
-        if self.holds_back(segment.min(data.len())) {
+    /// Sends IP packets that waited, and have been at this host for `age`; returns how many were dealt with.
+    pub(super) fn waiting_packets(&mut self, class: PacketClass, run: Segments<'_>, age: Duration) -> usize {
+        let sending = Sending { tos: class.tos, age, repair: class.repair_class() };
+        if self.holds_back(run.first().len(), &sending) {
             return 0;
         }
-        let (header, marks) = (context(class), Marks { tos: class.tos, ..self.marks() });
+        let header = context(class);
         let given = class
             .lane
             .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));
         let lane = given.unwrap_or_else(|| self.stripe(class.bucket()));
-        let payloads = Payloads::new(header.as_slice(), data, segment, class.tos);
-        let counted = u32::try_from(payloads.count()).unwrap_or(u32::MAX);
-        self.seal_packets(lane, &payloads, |outgoing, worker, place| {
-            let header = CountedHeader { header, counted };
-            outgoing.payloads(worker, place, header, Segments { data, segment }, marks);
+        let payloads = Payloads::new(header.as_slice(), run.data, run.segment, class.tos);
+        self.seal_packets(lane, payloads, &sending, |outgoing, worker, place| {
+            outgoing.payloads(worker, place, CountedHeader::of(header, run.count()), run, sending);
         })
     }
 
@@ -304,42 +299,26 @@ impl Uplink<'_> {
     fn seal_packets(
         &mut self,
         lane: u8,
-        payloads: &Payloads<'_>,
+        payloads: Payloads<'_>,
+        sending: &Sending,
         hand_over: impl FnOnce(&mut Outgoing, u8, LaneRef),
     ) -> usize {
         let Some(way) = self.way(lane) else { return 0 };
-        let count = payloads.count();
         if let Way::Worker { worker, lane } = way {
             hand_over(self.outgoing, worker, LaneRef { peer: self.peer, lane });
-            self.relay.uplink.handed_over += count as u64;
-            return count;
+            self.relay.uplink.handed_over += payloads.count() as u64;
+            return payloads.count();
         }
-        let mut done = 0;
-        while done < count {
-            let left = payloads.skip(done);
-            if self.signals_congestion(way, left.bytes_of(1)) {
-                self.relay.uplink.drop(DropReason::Aqm, 1);
-                done += 1;
-                continue;
-            }
-            let (sent, result) = self.send(way, &left);
-            self.note_sent(sent, left.bytes_of(sent));
-            done += sent;
-            match result {
-                Ok(()) => {}
-                Err(PushError::TooLarge { .. }) => {
-                    self.relay.uplink.drop(DropReason::TooLarge, 1);
-                    done += 1;
-                }
-                Err(PushError::Blocked | PushError::NotUp) => return done,
-            }
-        }
-        count
+        let (done, _) = self.send_all(way, payloads, sending, |uplink, _, _| {
+            uplink.relay.uplink.drop(DropReason::TooLarge, 1);
+            1
+        });
+        done
     }
 
     /// Whether an IP packet of `bytes` bytes is to wait until it is known that it does not fit.
-    fn holds_back(&self, bytes: usize) -> bool {
-        let is_repaired = self.repair.is_some();
+    fn holds_back(&self, bytes: usize, sending: &Sending) -> bool {
+        let is_repaired = sending.repair.is_some();
         self.link.as_deref().is_some_and(|link| link.holds_back(bytes, is_repaired, self.now))
     }
 

@@ -10,8 +10,8 @@ use wire::context::{FlowNumber, MOST_DATAGRAM};
 use crate::{
     datapath::{
         downlink::{Downlink, Outside},
-        segments::{CountedHeader, Cutting, Segments},
-        uplink::{Uplink, Way},
+        segments::{CountedHeader, Cutting, Segments, Sending},
+        uplink::{Uplink, Way, not_sent},
     },
     lanes::{Frame, PushError},
     peer::{PeerTable, TooLarge},
@@ -55,10 +55,10 @@ impl Uplink<'_> {
     }
 
     /// Puts the rest of a datagram into packets. Only its last piece is counted: the datagram shares the fate of that packet.
-    pub(super) fn cut(&mut self, way: Way, mut cutting: Cutting, mut left: &[u8], tos: u8) -> Progress {
+    fn cut(&mut self, way: Way, mut cutting: Cutting, mut left: &[u8], sending: &Sending) -> Progress {
         loop {
             let header = cutting.header();
-            let room = match self.room(way, header.as_slice().len(), tos) {
+            let room = match self.room(way, header.as_slice().len(), sending) {
                 Ok(room) => room,
                 Err(error) => return Progress::Stopped(error, cutting),
             };
@@ -67,14 +67,14 @@ impl Uplink<'_> {
             if !counted && piece.len() < LEAST_PIECE {
                 return Progress::TooSmall { most: room.empty };
             }
-            let frame = Frame { header: header.as_slice(), payload: piece, counted, tos };
-            if let Err(error) = self.push(way, frame) {
+            let frame = Frame { header: header.as_slice(), payload: piece, counted, tos: sending.tos };
+            if let Err(error) = self.push(way, frame, sending) {
                 return Progress::Stopped(error, cutting);
             }
             self.relay.stats.fragmented.pieces += 1;
             if counted {
                 self.relay.stats.fragmented.datagrams += 1;
-                self.note_sent(1, usize::from(cutting.total));
+                self.note_sent(1, usize::from(cutting.total), sending);
                 return Progress::Done;
             }
             cutting.offset += u16::try_from(piece.len()).expect("a piece is no longer than its datagram");
@@ -82,52 +82,51 @@ impl Uplink<'_> {
         }
     }
 
-    /// Goes on with the first of `left` datagrams, `data`, which was partly sent or, without `partly_sent`, not at all. Returns how
-    /// far it has come if it has to wait.
+    /// Goes on with the datagram `data`, which was partly sent or, without `partly_sent`, not at all. Returns how many it dealt with: one,
+    /// or none if it has to wait, and then `partly_sent` is how far it has come.
     pub(super) fn go_on(
         &mut self,
         way: Way,
         number: FlowNumber,
         data: &[u8],
-        partly_sent: Option<PartlySent>,
-        left: usize,
-    ) -> Option<PartlySent> {
+        partly_sent: &mut Option<PartlySent>,
+        sending: &Sending,
+    ) -> usize {
+        let begun = partly_sent.take();
         let Some(new) = self.cutting(number, data) else {
-            self.drop_too_large(data.len(), MOST_DATAGRAM, false);
-            return None;
+            return self.drop_too_large(data.len(), MOST_DATAGRAM, false);
         };
-        let cutting = new.resumed(partly_sent);
+        let cutting = new.resumed(begun);
         let rest = data.get(usize::from(cutting.offset)..).unwrap_or_default();
-        match self.cut(way, cutting, rest, self.tos) {
-            Progress::Done => None,
+        match self.cut(way, cutting, rest, sending) {
+            Progress::Done => 1,
             Progress::Stopped(_, Cutting { datagram, offset, .. }) => {
-                Some(PartlySent { left, datagram, offset })
+                *partly_sent = Some(PartlySent { datagram, offset });
+                0
             }
-            Progress::TooSmall { most } => {
-                self.drop_too_large(data.len(), most, false);
-                None
-            }
+            Progress::TooSmall { most } => self.drop_too_large(data.len(), most, false),
         }
     }
 
-    /// Drops one datagram that fits into no packet; see [`TooLarge`] for `wanted`.
-    pub(super) fn drop_too_large(&mut self, size: usize, most: usize, wanted: bool) {
+    /// Drops a datagram that fits into no packet; see [`TooLarge`] for `wanted`. Returns how many it dealt with: one.
+    pub(super) fn drop_too_large(&mut self, size: usize, most: usize, wanted: bool) -> usize {
         self.relay.uplink.drop(DropReason::TooLarge, 1);
         *self.too_large = Some(TooLarge { size, most, wanted });
+        1
     }
 
     /// Hands datagrams of a confirmed flow, some of which may fit into no packet, to the lane host `worker`: each by itself, with
-    /// a number of its own in case it has to be cut there.
+    /// a number of its own in case it has to be cut there. Returns their number.
     pub(super) fn hand_over_large(
         &mut self,
         worker: u8,
-        lane: u8,
+        lane: LaneRef,
         number: FlowNumber,
-        Segments { data, segment }: Segments<'_>,
+        run: Segments<'_>,
         mut partly_sent: Option<PartlySent>,
-    ) {
-        let lane = LaneRef { peer: self.peer, lane };
-        for datagram in data.chunks(segment.max(1)) {
+        sending: Sending,
+    ) -> usize {
+        for datagram in run.data.chunks(run.segment.max(1)) {
             let partly_sent = partly_sent.take();
             let Some(new) = self.cutting(number, datagram) else {
                 self.drop_too_large(datagram.len(), MOST_DATAGRAM, false);
@@ -137,27 +136,27 @@ impl Uplink<'_> {
             let rest = datagram.get(usize::from(cutting.offset)..).unwrap_or_default();
             let header = CountedHeader { header: cutting.header(), counted: 1 };
             let rest = Segments { data: rest, segment: rest.len() };
-            self.outgoing.payloads(worker, lane, header, rest, self.marks());
+            self.outgoing.payloads(worker, lane, header, rest, sending);
             self.relay.uplink.handed_over += 1;
         }
+        run.count()
     }
 
     /// Takes over the rest of a datagram from another worker; if that is all of it, it goes out uncut if it fits.
-    pub(super) fn take_over_large(&mut self, way: Way, cutting: Cutting, rest: &[u8], tos: u8) {
+    pub(super) fn take_over_large(&mut self, way: Way, cutting: Cutting, rest: &[u8], sending: &Sending) {
         if cutting.offset == 0 {
             let header = confirmed_header(cutting.number);
-            let whole = Frame { header: header.as_slice(), payload: rest, counted: true, tos };
-            if self.push(way, whole).is_ok() {
-                return self.note_sent(1, rest.len());
+            let whole = Frame { header: header.as_slice(), payload: rest, counted: true, tos: sending.tos };
+            if self.push(way, whole, sending).is_ok() {
+                return self.note_sent(1, rest.len(), sending);
             }
         }
-        match self.cut(way, cutting, rest, tos) {
+        match self.cut(way, cutting, rest, sending) {
             Progress::Done => {}
-            Progress::Stopped(PushError::NotUp, _) => self.relay.uplink.drop(DropReason::LaneClosed, 1),
-            Progress::Stopped(PushError::Blocked | PushError::TooLarge { .. }, _) => {
-                self.relay.uplink.drop(DropReason::SendBlocked, 1);
+            Progress::Stopped(error, _) => self.relay.uplink.drop(not_sent(error), 1),
+            Progress::TooSmall { most } => {
+                self.drop_too_large(cutting.total.into(), most, false);
             }
-            Progress::TooSmall { most } => self.drop_too_large(cutting.total.into(), most, false),
         }
     }
 }
@@ -180,8 +179,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let Some(flow) = known else {
             // The datagram is counted and answered once, with its first piece.
             if offset == 0 {
-                state.relay.downlink.receive(1, bytes.len() as u64);
-                state.relay.downlink.drop(DropReason::UnknownFlow, 1);
+                self.refuse(peer, Some(bytes.len()), DropReason::UnknownFlow);
                 self.say_unknown(lane, number);
             }
             return;

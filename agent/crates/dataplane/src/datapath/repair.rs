@@ -18,17 +18,18 @@ use ip::ecn::{self, Decapsulated};
 use net::{ReceiveBatch, batch::Meta};
 use repair::{Ask, DISTANCE_BYTES, Delivered, LaneRepair, Outcome, Receiver, RepairClass, Repaired};
 use wire::{
-    context::{ASK_BYTES, Context, FlowNumber, NUMBER_BYTES},
+    context::{ASK_BYTES, Context, FlowNumber, NUMBER_BYTES, PayloadKind},
     repair_terms::{Order, StreamNumber, StreamOf, Terms},
 };
 
 use crate::{
     datapath::{
         downlink::{Downlink, Outside},
+        segments::Sending,
         uplink::{Uplink, Way},
         work,
     },
-    lanes::{Frame, LaneId, LaneState, Lanes, PushError},
+    lanes::{Frame, LaneId, LaneState, Lanes, Payloads},
     peer::{Link, PeerData, PeerTable},
     relay::{DropReason, Origin},
 };
@@ -38,12 +39,6 @@ const SYMBOLS_PER_UNIT: u64 = 4;
 
 /// Payloads that one frame of requests gets at most.
 const MOST_ASKED: u16 = 256;
-
-/// Whether a frame's context says that it is about repair.
-#[inline]
-pub(super) fn is_repaired(frame: &[u8]) -> bool {
-    matches!(frame, [12..=14, ..])
-}
 
 /// Where a repaired frame came from.
 #[derive(Clone, Copy, Debug)]
@@ -210,14 +205,18 @@ impl Uplink<'_> {
         Some(Repaired { stream, bucket, numbered })
     }
 
-    /// Whether the next payload, of this length, is to be dropped instead of sent, so that its flow learns that the path is full.
+    /// Whether the next payload is to be dropped instead of sent, so that its flow learns that the path is full: only of IP packets, whose
+    /// TCP slows down for that.
     #[inline]
-    pub(super) fn signals_congestion(&mut self, way: Way, bytes: usize) -> bool {
+    pub(super) fn signals_congestion(&mut self, way: Way, left: &Payloads<'_>, sending: &Sending) -> bool {
         /// Nobody slows down for the loss of an acknowledgement.
         const LEAST_BYTES: usize = 500;
-        let Some(class) = self.repair.filter(|class| class.terms.order == Order::Hold) else { return false };
+        let is_held = |class: &RepairClass| {
+            class.terms.order == Order::Hold && class.stream.carries() == StreamOf::Packets
+        };
+        let Some(class) = sending.repair.filter(is_held) else { return false };
         let now = self.now;
-        let streams = self.streams(way).filter(|_| bytes >= LEAST_BYTES).and_then(Option::as_mut);
+        let streams = self.streams(way).filter(|_| left.bytes_of(1) >= LEAST_BYTES).and_then(Option::as_mut);
         let sender = streams.and_then(|streams| streams.sender(class.stream));
         sender.is_some_and(|sender| sender.signals(class.bucket, now))
     }
@@ -225,7 +224,7 @@ impl Uplink<'_> {
     /// Answers requests for payloads of a stream of ours.
     fn answer(&mut self, way: Way, stream: StreamNumber, requests: &[u8]) -> u64 {
         let Some(mut streams) = self.streams(way).and_then(Option::take) else { return 0 };
-        let mut work = 0;
+        let (mut work, unrepaired) = (0, self.unrepaired());
         if let Some(sender) = streams.sender(stream) {
             let (tos, next) = (sender.tos, sender.next());
             let mut left = MOST_ASKED;
@@ -238,7 +237,7 @@ impl Uplink<'_> {
                     work += work::ANSWER;
                     let frame = Frame { header, payload: frame, counted: false, tos };
                     // One that finds no room is asked for again.
-                    let _sent = self.push_plainly(way, frame).is_ok();
+                    let _sent = self.push(way, frame, &unrepaired).is_ok();
                 });
             }
         }
@@ -250,21 +249,20 @@ impl Uplink<'_> {
 
     /// Sends the requests that are due, and repair symbols after a silence; returns how many frames it sent.
     fn repair_due(&mut self, way: Way, streams: &mut LaneRepair, rtt: Duration) -> u64 {
-        let now = self.now;
-        let mut sent = 0;
+        let (now, unrepaired, mut sent) = (self.now, self.unrepaired(), 0);
         for sender in &mut streams.senders {
             sender.forget(now);
             let tos = sender.tos;
             while let Some((header, symbol)) = sender.repair(now) {
                 let frame = Frame { header: header.as_slice(), payload: symbol, counted: false, tos };
-                if self.push_plainly(way, frame).is_err() {
+                if self.push(way, frame, &unrepaired).is_err() {
                     break;
                 }
                 sent += 1;
             }
             sender.repeat(now, |header, frame| {
                 let frame = Frame { header, payload: frame, counted: false, tos };
-                sent += u64::from(self.push_plainly(way, frame).is_ok());
+                sent += u64::from(self.push(way, frame, &unrepaired).is_ok());
             });
         }
         let (mut asks, mut requests) = (Vec::new(), Vec::new());
@@ -281,21 +279,13 @@ impl Uplink<'_> {
         for _ in 0..if requests.is_empty() { 0 } else { 2 } {
             for (header, asks) in &requests {
                 let frame = Frame { header: header.as_slice(), payload: asks, counted: false, tos: self.tos };
-                sent += u64::from(self.push_plainly(way, frame).is_ok());
+                sent += u64::from(self.push(way, frame, &unrepaired).is_ok());
             }
             if let Way::Lane(_) = way {
                 self.underlays.finish(self.lanes, now);
             }
         }
         sent
-    }
-
-    /// Puts a frame into a packet that is no payload on its first way: a retransmission, a symbol, a request.
-    fn push_plainly(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
-        let repair = self.repair.take();
-        let pushed = self.push(way, frame);
-        self.repair = repair;
-        pushed
     }
 
     fn streams(&mut self, way: Way) -> Option<&mut Option<Box<LaneRepair>>> {
@@ -409,17 +399,18 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
     /// Takes the frame in a numbered payload.
     fn inner_frame(&mut self, batch: &mut ReceiveBatch, slot: usize, inner: Range<usize>, lane: LaneRef) {
-        match batch.buffer(slot).get(inner.clone()) {
-            Some([context @ (0 | 1), ..]) => {
-                self.ip(batch, slot, inner.start + 1..inner.end, *context == 1, lane.peer);
+        match PayloadKind::of(&batch.buffer(slot)[inner.clone()]) {
+            PayloadKind::Packet { partial, .. } => {
+                self.ip(batch, slot, inner.start + 1..inner.end, partial, lane.peer);
             }
-            Some(_) => self.frame(batch, slot, inner, lane),
-            None => {}
+            PayloadKind::Report(_) | PayloadKind::Repair | PayloadKind::Other => {
+                self.frame(batch, slot, inner, lane);
+            }
         }
     }
 
     /// Drops a payload of `bytes` that is not delivered; `None`: it was no payload.
-    fn refuse(&mut self, peer: PeerId, bytes: Option<usize>, reason: DropReason) {
+    pub(super) fn refuse(&mut self, peer: PeerId, bytes: Option<usize>, reason: DropReason) {
         if let Some((state, bytes)) = self.peers.data_mut(peer).zip(bytes) {
             state.relay.downlink.receive(1, bytes as u64);
             state.relay.downlink.drop(reason, 1);
@@ -566,13 +557,13 @@ enum Marking {
 /// Marks the IP packet in a frame that came in a packet with the mark `outer`: it may wait, and then nobody knows of that packet any more.
 fn mark(frame: &mut [u8], outer: u8) -> Marking {
     if outer == ecn::CE
-        && let [0 | 1, packet @ ..] = frame
+        && let PayloadKind::Packet { packet, .. } = PayloadKind::of(frame)
         && let Ok(view) = ip::view::IpView::parse(packet)
     {
         return match ecn::decapsulate(view.traffic_class & 0b11, outer) {
             Decapsulated::Keep => Marking::Nothing,
             Decapsulated::Mark(bits) => {
-                ecn::set_ecn(packet, bits);
+                ecn::set_ecn(&mut frame[1..], bits);
                 Marking::Marked
             }
             Decapsulated::Drop => Marking::Impossible,

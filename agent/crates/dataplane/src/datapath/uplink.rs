@@ -7,11 +7,10 @@ use base::ids::{IngressId, LaneRef, LocalId, PeerId};
 use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
 use rate::Release;
-use repair::RepairClass;
-use wire::context::{Context, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber};
+use wire::context::{Context, Header, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber};
 
 use crate::{
-    datapath::segments::{CountedHeader, Cutting, Marks, Segments},
+    datapath::segments::{CountedHeader, Cutting, Segments, Sending},
     hand_off::Outgoing,
     lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Room, Underlays},
     peer::{Link, PeerData, TooLarge},
@@ -34,10 +33,6 @@ pub struct Uplink<'a> {
     /// The traffic class of packets with payloads that have none of their own.
     pub tos: u8,
     pub now: Instant,
-    /// The time at which the datagrams that are being sent came to this host.
-    pub arrived: Instant,
-    /// How the datagrams that are being sent are repaired; `None`: they are not.
-    pub repair: Option<RepairClass>,
     /// Notes the largest payload that fits when one did not.
     pub too_large: &'a mut Option<TooLarge>,
 }
@@ -122,7 +117,7 @@ impl Uplink<'_> {
 
     /// Sends a run of one flow's datagrams, or queues it, or drops it if it has waited in the kernel for too long.
     fn carry(&mut self, id: FlowId, data: &[u8], meta: &Meta) {
-        let (segment, datagrams) = (meta.segment, meta.datagrams());
+        let (run, datagrams) = (Segments { data, segment: meta.segment }, meta.datagrams());
         self.relay.uplink.receive(datagrams as u64, data.len() as u64);
         let now = self.now;
         let Some(flow) = self.relay.flows.get_mut(id) else {
@@ -131,24 +126,20 @@ impl Uplink<'_> {
         };
         flow.paused |= now.saturating_duration_since(flow.last_active) >= PAUSE;
         flow.last_active = now;
-        if meta.age > self.relay.queue.time_limit() {
+        if meta.age > self.relay.time_limit() {
             self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
             return;
         }
-        let arrived = now.checked_sub(meta.age).unwrap_or(now);
-        self.arrived = arrived;
-        let (sent, partly_sent) = if self.relay.sends_at_once() {
-            self.seal(id, data, segment, datagrams, None)
-        } else {
-            (0, None)
-        };
+        let mut partly_sent = None;
+        let at_once = self.relay.sends_at_once();
+        let sent = if at_once { self.seal(id, run, meta.age, &mut partly_sent) } else { 0 };
         if sent < datagrams {
-            let rest = data.get(sent * segment..).unwrap_or_default();
-            let queue = &mut self.relay.queue;
-            let taken = queue.push(Belongs::Flow(id), rest, segment, arrived, now, &mut self.relay.uplink);
+            let rest = run.skip(sent).data;
+            let arrived = now.checked_sub(meta.age).unwrap_or(now);
+            let taken = self.relay.enqueue(Belongs::Flow(id), rest, run.segment, arrived, now);
             if partly_sent.is_some()
-                && taken > 0
-                && let Some(run) = queue.newest_of(id)
+                && taken == datagrams - sent
+                && let Some(run) = self.relay.queue.newest_of(id)
             {
                 run.partly_sent = partly_sent;
             }
@@ -157,7 +148,6 @@ impl Uplink<'_> {
 
     /// Sends waiting datagrams while there are lanes and room, and the rate lets them go, up to about `most` of them.
     pub fn drain(&mut self, most: usize) -> Drained {
-        self.relay.queue.set_rate(self.relay.share.account.rate());
         self.relay.expire(self.now);
         let drained = self.drain_in_turn(most);
         self.relay.share.set_waiting(self.relay.queue.backlogged());
@@ -165,6 +155,7 @@ impl Uplink<'_> {
     }
 
     fn drain_in_turn(&mut self, most: usize) -> Drained {
+        let rate = self.relay.share.account.rate();
         let (mut done, mut credit, mut sparse_is_over) = (0, 0, false);
         while done < most && !self.relay.queue.is_empty() {
             let mut sparse = false;
@@ -177,8 +168,8 @@ impl Uplink<'_> {
                     Release::At(_) => sparse = true,
                 }
             }
-            let Some((mut run, portion)) = self.relay.queue.take(sparse, self.now, &mut self.relay.uplink)
-            else {
+            let taken = self.relay.queue.take(sparse, rate, self.now, &mut self.relay.uplink);
+            let Some((run, portion)) = taken else {
                 if !sparse {
                     break;
                 }
@@ -186,13 +177,12 @@ impl Uplink<'_> {
                 sparse_is_over = true;
                 continue;
             };
-            self.arrived = run.arrived;
-            let (sent, partly_sent) = self.seal_run(&run, portion);
-            run.partly_sent = partly_sent;
+            let mut partly_sent = run.partly_sent;
+            let sent = self.seal_run(&run, portion, &mut partly_sent);
             let cost = self.outer_bytes(&run, sent);
             self.relay.share.spend(cost);
             credit = credit.saturating_sub(cost);
-            self.relay.queue.put_back(run, sent);
+            self.relay.queue.put_back(run.rest(sent, partly_sent), rate);
             if sent < portion {
                 return Drained::Blocked(done + sent);
             }
@@ -202,20 +192,14 @@ impl Uplink<'_> {
     }
 
     /// Sends the first `portion` datagrams of a run that waited; returns how many were dealt with.
-    fn seal_run(&mut self, run: &Run, portion: usize) -> (usize, Option<PartlySent>) {
-        let data = run.data();
-        let data = data.get(..data.len().min(portion * run.segment)).unwrap_or(data);
+    fn seal_run(&mut self, run: &Run, portion: usize, partly_sent: &mut Option<PartlySent>) -> usize {
+        let age = self.now.saturating_duration_since(run.arrived);
+        let (data, segment) = (run.data(), run.segment);
+        let data = data.get(..data.len().min(portion * segment)).unwrap_or(data);
+        let first = Segments { data, segment };
         match run.belongs {
-            Belongs::Flow(flow) => {
-                // It counts the datagrams that are left, here of the portion, there of the run.
-                let rest = run.count() - portion;
-                let begun = run
-                    .partly_sent
-                    .map(|partly| PartlySent { left: partly.left.wrapping_sub(rest), ..partly });
-                let (sent, partly_sent) = self.seal(flow, data, run.segment, portion, begun);
-                (sent, partly_sent.map(|partly| PartlySent { left: partly.left + rest, ..partly }))
-            }
-            Belongs::Packets(class) => (self.waiting_packets(class, data, run.segment), None),
+            Belongs::Flow(flow) => self.seal(flow, first, age, partly_sent),
+            Belongs::Packets(class) => self.waiting_packets(class, first, age),
         }
     }
 
@@ -238,22 +222,19 @@ impl Uplink<'_> {
 
     /// A flow was confirmed: sends the datagrams that waited for that.
     pub fn confirmed(&mut self, id: FlowId) {
-        self.relay.awaiting.expire(self.now, &mut self.relay.uplink);
+        self.relay.awaiting.expire(None, self.now, &mut self.relay.uplink);
         let mut runs = self.relay.awaiting.take_flow(id);
         if !runs.is_empty() {
             // Datagrams of the flow that came to the queue meanwhile are younger, and stay behind.
             runs.extend(self.relay.queue.take_flow(id));
         }
-        for mut run in runs {
-            self.arrived = run.arrived;
-            let sealed = if self.relay.sends_at_once() {
-                self.seal(id, run.data(), run.segment, run.count(), run.partly_sent)
-            } else {
-                (0, run.partly_sent)
-            };
-            let sent;
-            (sent, run.partly_sent) = sealed;
-            self.relay.queue.put_back_last(run, sent);
+        for run in runs {
+            let age = self.now.saturating_duration_since(run.arrived);
+            let waiting = Segments { data: run.data(), segment: run.segment };
+            let mut partly_sent = run.partly_sent;
+            let (at_once, rate) = (self.relay.sends_at_once(), self.relay.share.account.rate());
+            let sent = if at_once { self.seal(id, waiting, age, &mut partly_sent) } else { 0 };
+            self.relay.queue.put_back_last(run.rest(sent, partly_sent), rate);
         }
     }
 
@@ -265,8 +246,8 @@ impl Uplink<'_> {
             Way::Worker { worker, lane } => {
                 let lane = LaneRef { peer: self.peer, lane };
                 let header = CountedHeader { header, counted: 0 };
-                let marks = Marks { tos: self.tos, age: Duration::ZERO, repair: None };
-                self.outgoing.payloads(worker, lane, header, Segments { data: &[], segment: 1 }, marks);
+                let nothing = Segments { data: &[], segment: 1 };
+                self.outgoing.payloads(worker, lane, header, nothing, self.unrepaired());
                 true
             }
             Way::Lane(_) | Way::Plain => self.send_message(way, header.as_slice()).is_ok(),
@@ -277,112 +258,121 @@ impl Uplink<'_> {
         sent
     }
 
-    /// Puts datagrams of one flow into packets; returns how many were dealt with: sent, dropped for a reason, or put
-    /// among those that await a confirmation. The rest found no lane or no room; its first datagram may be partly sent, as the
-    /// first of all may have been (`partly_sent`).
+    /// Puts datagrams of one flow, which have been at this host for `age`, into packets; returns how many were dealt with: sent, dropped
+    /// for a reason, or put among those that await a confirmation. The rest found no lane or no room; its first datagram may be
+    /// partly sent, as the first of all may have been.
     fn seal(
         &mut self,
         id: FlowId,
-        data: &[u8],
-        segment: usize,
-        datagrams: usize,
-        partly_sent: Option<PartlySent>,
-    ) -> (usize, Option<PartlySent>) {
-        let mut partly_sent = partly_sent.filter(|partly_sent| partly_sent.left == datagrams);
-        let all = (datagrams, None);
-        let Some(flow) = self.relay.flows.get(id) else {
-            self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
-            return all;
-        };
-        let (standing, origin) = (flow.standing, flow.origin);
+        run: Segments<'_>,
+        age: Duration,
+        partly_sent: &mut Option<PartlySent>,
+    ) -> usize {
+        let mut begun = partly_sent.take();
+        let Some(flow) = self.relay.flows.get(id) else { return self.drop_run(DropReason::UnknownFlow, run) };
+        let (standing, origin, number) = (flow.standing, flow.origin, flow.number);
         let index =
             flow.prefers(|index| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, index)));
         if standing == Standing::Refused {
-            self.relay.uplink.drop(DropReason::FlowRefused, datagrams as u64);
-            return all;
+            return self.drop_run(DropReason::FlowRefused, run);
         }
         // Waiting datagrams go first: nothing overtakes within a flow.
         if self.relay.awaiting.holds(id) {
-            self.await_confirmation(id, data, segment);
-            return all;
+            return self.await_confirmation(id, run, age);
         }
-        let Some(way) = self.way(index) else { return (0, partly_sent) };
-        let Some(service) = self.service_of(&origin) else {
-            self.relay.uplink.drop(DropReason::UnknownService, datagrams as u64);
-            return all;
+        let Some(way) = self.way(index) else {
+            *partly_sent = begun;
+            return 0;
         };
+        let Some(service) = self.service_of(&origin) else {
+            return self.drop_run(DropReason::UnknownService, run);
+        };
+        let (header, short) = (flow.header(service), confirmed_header(number));
         self.note_move(id, way);
-        let Some(flow) = self.relay.flows.get(id) else { return all };
-        let (header, short, number) = (flow.header(service), confirmed_header(flow.number), flow.number);
-        self.repair = self.repair_of(&origin, number);
+        let sending = Sending { tos: self.tos, age, repair: self.repair_of(&origin, number) };
         if standing == Standing::Opening {
             // The far end has forgotten the flow, and with it the first part of the datagram.
-            partly_sent = None;
+            begun = None;
         }
         if let Way::Worker { worker, lane } = way {
-            let segments = Segments { data, segment };
-            // Smaller ones fit into any packet.
-            if segment >= LEAST_PIECE && self.may_fragment(&origin) {
-                match standing {
-                    Standing::Opening => self.await_confirmation(id, data, segment),
-                    Standing::Confirmed | Standing::Refused => {
-                        self.hand_over_large(worker, lane, number, segments, partly_sent);
-                    }
-                }
-                return all;
-            }
-            let counted = u32::try_from(datagrams).unwrap_or(u32::MAX);
             let lane = LaneRef { peer: self.peer, lane };
-            let header = CountedHeader { header, counted };
-            self.outgoing.payloads(worker, lane, header, segments, self.marks());
-            self.relay.uplink.handed_over += u64::from(counted);
-            return all;
+            // Smaller ones fit into any packet.
+            if run.segment >= LEAST_PIECE && self.may_fragment(&origin) {
+                return match standing {
+                    Standing::Opening => self.await_confirmation(id, run, age),
+                    Standing::Confirmed | Standing::Refused => {
+                        self.hand_over_large(worker, lane, number, run, begun, sending)
+                    }
+                };
+            }
+            let count = run.count();
+            self.outgoing.payloads(worker, lane, CountedHeader::of(header, count), run, sending);
+            self.relay.uplink.handed_over += count as u64;
+            return count;
         }
+        let mut payloads = Payloads::new(header.as_slice(), run.data, run.segment, sending.tos);
+        if begun.is_some() {
+            *partly_sent = begun;
+            if self.go_on(way, number, run.first(), partly_sent, &sending) == 0 {
+                return 0;
+            }
+            let Some(rest) = payloads.after(1) else { return 1 };
+            payloads = rest;
+        }
+        let (sent, _) = self.send_all(way, payloads, &sending, |uplink, left, most| {
+            let size = left.first().len();
+            let most_confirmed = (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
+            let pieces = size <= MOST_DATAGRAM && uplink.may_fragment(&origin);
+            if standing == Standing::Opening && (size <= most_confirmed || pieces) {
+                // It fits only without the opening form, or in pieces, which do not open a flow: it and those behind it wait for the
+                // confirmation.
+                uplink.await_confirmation(id, left, age)
+            } else if pieces {
+                uplink.go_on(way, number, left.first(), partly_sent, &sending)
+            } else {
+                let wanted = size <= MOST_DATAGRAM && uplink.wants_pieces(&origin);
+                uplink.drop_too_large(size, most_confirmed, wanted)
+            }
+        });
+        usize::from(begun.is_some()) + sent
+    }
+
+    /// Drops a run; returns the number of its datagrams.
+    fn drop_run(&mut self, reason: DropReason, run: Segments<'_>) -> usize {
+        self.relay.uplink.drop(reason, run.count() as u64);
+        run.count()
+    }
+
+    /// Puts payloads into packets. `too_large` gets the first of those that are left when it fits into no packet, with those behind it and
+    /// the number of payload bytes that would fit, and returns how many it dealt with; none if they have to wait. Returns how many were
+    /// dealt with, and why the next of them was not.
+    pub(super) fn send_all(
+        &mut self,
+        way: Way,
+        mut left: Payloads<'_>,
+        sending: &Sending,
+        mut too_large: impl FnMut(&mut Self, Segments<'_>, usize) -> usize,
+    ) -> (usize, Result<(), PushError>) {
         let mut done = 0;
-        while done < datagrams {
-            let rest = data.get(done * segment..).unwrap_or_default();
-            if partly_sent.is_some() {
-                let first = &rest[..rest.len().min(segment)];
-                partly_sent = self.go_on(way, number, first, partly_sent, datagrams - done);
-                if partly_sent.is_some() {
-                    return (done, partly_sent);
+        loop {
+            let mut dealt = 1;
+            if self.signals_congestion(way, &left, sending) {
+                self.relay.uplink.drop(DropReason::Aqm, 1);
+            } else {
+                let (sent, result) = self.send(way, &left, sending);
+                self.note_sent(sent, left.bytes_of(sent), sending);
+                done += sent;
+                let Err(PushError::TooLarge { most }) = result else { return (done, result) };
+                left = left.skip(sent);
+                dealt = too_large(self, Segments { data: left.data, segment: left.segment }, most);
+                if dealt == 0 {
+                    return (done, result);
                 }
-                done += 1;
-                continue;
             }
-            let payloads = Payloads::new(header.as_slice(), rest, segment, self.tos);
-            let (sent, result) = self.send(way, &payloads);
-            self.note_sent(sent, (sent * segment).min(rest.len()));
-            done += sent;
-            match result {
-                Ok(()) => {}
-                Err(PushError::TooLarge { most }) => {
-                    let rest = data.get(done * segment..).unwrap_or_default();
-                    let size = rest.len().min(segment);
-                    let most_confirmed =
-                        (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
-                    let pieces = size <= MOST_DATAGRAM && self.may_fragment(&origin);
-                    if standing == Standing::Opening && (size <= most_confirmed || pieces) {
-                        // It fits only without the opening form, or in pieces, which do not open a flow: it and those behind it
-                        // wait for the confirmation.
-                        self.await_confirmation(id, rest, segment);
-                        return all;
-                    }
-                    if pieces {
-                        partly_sent = self.go_on(way, number, &rest[..size], None, datagrams - done);
-                        if partly_sent.is_some() {
-                            return (done, partly_sent);
-                        }
-                    } else {
-                        let wanted = size <= MOST_DATAGRAM && self.wants_pieces(&origin);
-                        self.drop_too_large(size, most_confirmed, wanted);
-                    }
-                    done += 1;
-                }
-                Err(PushError::Blocked | PushError::NotUp) => return (done, None),
-            }
+            done += dealt;
+            let Some(rest) = left.after(dealt) else { return (done, Ok(())) };
+            left = rest;
         }
-        all
     }
 
     /// Takes over payloads from another worker, for lane `index`, which this worker hosts.
@@ -390,71 +380,70 @@ impl Uplink<'_> {
         &mut self,
         index: u8,
         CountedHeader { header, counted }: CountedHeader,
-        segments: Segments<'_>,
-        Marks { tos, age, repair }: Marks,
+        run: Segments<'_>,
+        sending: Sending,
     ) {
-        let Segments { data, segment } = segments;
-        self.repair = repair;
-        self.relay.uplink.taken_over += u64::from(counted);
-        self.arrived = self.now.checked_sub(age).unwrap_or(self.now);
-        if counted > 0 && age > self.relay.queue.time_limit() {
-            self.relay.uplink.drop(DropReason::Expired, u64::from(counted));
-            return;
+        let counted = u64::from(counted);
+        self.relay.uplink.taken_over += counted;
+        if counted > 0 && sending.age > self.relay.time_limit() {
+            return self.relay.uplink.drop(DropReason::Expired, counted);
         }
-        let way = self.way(index).filter(|way| match way {
-            Way::Lane(_) | Way::Plain => true,
-            // The payloads were handed over once already: the lane went down meanwhile.
-            Way::Worker { .. } => false,
-        });
-        let Some(way) = way else {
-            self.relay.uplink.drop(DropReason::LaneClosed, u64::from(counted));
-            return;
+        let Some(way @ (Way::Lane(_) | Way::Plain)) = self.way(index) else {
+            // They were handed over once already: the lane went down meanwhile.
+            return self.relay.uplink.drop(DropReason::LaneClosed, counted);
         };
-        let context = Context::decode(header.as_slice());
-        if let Some(Context::Packet { .. }) = context {
-            return self.take_over_packets(index, header, segments, tos);
-        }
-        if let Some(Context::Piece { number, datagram, total, offset, .. }) = context {
-            return self.take_over_large(way, Cutting { number, datagram, total, offset }, data, tos);
-        }
-        if counted == 0 {
-            // A message that finds no room is sent again when the peer repeats its datagram.
-            let _said = self.send_message(way, header.as_slice()).is_ok();
-            return;
-        }
-        let datagrams = Payloads::new(header.as_slice(), data, segment, tos).count();
-        let mut done = 0;
-        while done < datagrams {
-            let rest = data.get(done * segment..).unwrap_or_default();
-            let payloads = Payloads::new(header.as_slice(), rest, segment, tos);
-            let (sent, result) = self.send(way, &payloads);
-            self.note_sent(sent, (sent * segment).min(rest.len()));
-            done += sent;
-            let left = (datagrams - done) as u64;
-            match result {
-                Ok(()) => {}
-                Err(PushError::TooLarge { most }) => {
-                    let rest = data.get(done * segment..).unwrap_or_default();
-                    let size = rest.len().min(segment);
-                    if let Some(Context::Open { number, .. }) = context
-                        && let Some(worker) = self.relay.flows.elsewhere(number)
-                        && size + confirmed_header(number).as_slice().len() <= most + header.as_slice().len()
-                    {
-                        // It fits only without the opening form: it and those behind it wait at the flow's worker.
-                        let counted = u32::try_from(left).unwrap_or(u32::MAX);
-                        self.relay.uplink.handed_over += left;
-                        let age = self.age();
-                        let header = CountedHeader { header, counted };
-                        let segments = Segments { data: rest, segment };
-                        self.outgoing.returned(worker, self.peer, header, segments, age);
-                        return;
-                    }
-                    self.drop_too_large(size, most, false);
-                    done += 1;
-                }
-                Err(PushError::Blocked) => return self.relay.uplink.drop(DropReason::SendBlocked, left),
-                Err(PushError::NotUp) => return self.relay.uplink.drop(DropReason::LaneClosed, left),
+        match Context::decode(header.as_slice()) {
+            Some(Context::Packet { partial, .. }) => {
+                self.take_over_packets(index, header, partial, run, &sending)
             }
+            Some(Context::Piece { number, datagram, total, offset, .. }) => {
+                self.take_over_large(way, Cutting { number, datagram, total, offset }, run.data, &sending);
+            }
+            Some(Context::Open { .. } | Context::Flow { .. }) => {
+                self.take_over_datagrams(way, header, run, &sending);
+            }
+            Some(
+                Context::OpenEmpty { .. }
+                | Context::Confirmed(_)
+                | Context::Refused(..)
+                | Context::Unknown(_)
+                | Context::Closed(_),
+            ) => {
+                // A message that finds no room is sent again when the peer repeats its datagram.
+                let _said = self.send_message(way, header.as_slice()).is_ok();
+            }
+            // Lane hosts make these themselves.
+            Some(
+                Context::Report { .. }
+                | Context::Numbered { .. }
+                | Context::Repair { .. }
+                | Context::Ask { .. }
+                | Context::Unsupported(_),
+            )
+            | None => self.relay.uplink.drop(DropReason::Malformed, counted),
+        }
+    }
+
+    /// Takes over datagrams of a flow from another worker.
+    fn take_over_datagrams(&mut self, way: Way, header: Header, run: Segments<'_>, sending: &Sending) {
+        let payloads = Payloads::new(header.as_slice(), run.data, run.segment, sending.tos);
+        let (done, result) = self.send_all(way, payloads, sending, |uplink, left, most| {
+            let size = left.first().len();
+            if let Some(Context::Open { number, .. }) = Context::decode(header.as_slice())
+                && let Some(worker) = uplink.relay.flows.elsewhere(number)
+                && size + confirmed_header(number).as_slice().len() <= most + header.as_slice().len()
+            {
+                // It fits only without the opening form: it and those behind it wait at the flow's worker.
+                let count = left.count();
+                let header = CountedHeader::of(header, count);
+                uplink.outgoing.returned(worker, uplink.peer, header, left, sending.age);
+                uplink.relay.uplink.handed_over += count as u64;
+                return count;
+            }
+            uplink.drop_too_large(size, most, false)
+        });
+        if let Err(error) = result {
+            self.relay.uplink.drop(not_sent(error), (run.count() - done) as u64);
         }
     }
 
@@ -464,26 +453,22 @@ impl Uplink<'_> {
         &mut self,
         waited: Duration,
         CountedHeader { header, counted }: CountedHeader,
-        Segments { data, segment }: Segments<'_>,
+        run: Segments<'_>,
     ) {
         self.relay.uplink.taken_over += u64::from(counted);
-        self.arrived = self.now.checked_sub(waited).unwrap_or(self.now);
         let number = Context::decode(header.as_slice()).and_then(|context| context.flow());
         match number.and_then(|number| self.relay.flows.of_number(number)) {
-            Some(flow) => self.await_confirmation(flow, data, segment),
+            Some(flow) => {
+                self.await_confirmation(flow, run, waited);
+            }
             None => self.relay.uplink.drop(DropReason::UnknownFlow, u64::from(counted)),
         }
     }
 
-    /// The time for which the datagrams that are being sent have been at this host.
-    #[inline]
-    pub(super) fn age(&self) -> Duration {
-        self.now.saturating_duration_since(self.arrived)
-    }
-
-    /// The marks of payloads that have no traffic class of their own.
-    pub(super) fn marks(&self) -> Marks {
-        Marks { tos: self.tos, age: self.age(), repair: self.repair }
+    /// How the agent's own words are sent: what is said about flows, and retransmissions, symbols and requests. They are repeated when they
+    /// are needed.
+    pub(super) fn unrepaired(&self) -> Sending {
+        Sending { tos: self.tos, age: Duration::ZERO, repair: None }
     }
 
     /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.
@@ -501,9 +486,14 @@ impl Uplink<'_> {
     }
 
     /// Puts datagrams into packets; returns how many, and why the next of them was not.
-    pub(super) fn send(&mut self, way: Way, payloads: &Payloads<'_>) -> (usize, Result<(), PushError>) {
+    fn send(
+        &mut self,
+        way: Way,
+        payloads: &Payloads<'_>,
+        sending: &Sending,
+    ) -> (usize, Result<(), PushError>) {
         let numbered;
-        let payloads = match self.repair {
+        let payloads = match sending.repair {
             None => payloads,
             Some(class) => {
                 let repair = self.begin_repair(way, &class, payloads.count());
@@ -513,14 +503,14 @@ impl Uplink<'_> {
         };
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
-            (Way::Plain, Some(plain)) => plain.push_all(payloads, self.arrived, self.now),
+            (Way::Plain, Some(plain)) => plain.push_all(payloads, sending.arrived(self.now), self.now),
             (Way::Plain, None) | (Way::Worker { .. }, _) => (0, Err(PushError::NotUp)),
         }
     }
 
     /// Counts datagrams that were put into packets.
-    pub(super) fn note_sent(&mut self, datagrams: usize, bytes: usize) {
-        if self.repair.is_some() {
+    pub(super) fn note_sent(&mut self, datagrams: usize, bytes: usize, sending: &Sending) {
+        if sending.repair.is_some() {
             self.relay.repairs.sent.payloads += datagrams as u64;
             self.relay.repairs.sent.payload_bytes += bytes as u64;
         }
@@ -530,25 +520,24 @@ impl Uplink<'_> {
 
     /// Puts a message about a flow into a packet.
     fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
-        self.push(way, Frame { header, payload: &[], counted: false, tos: self.tos })
+        let sending = self.unrepaired();
+        self.push(way, Frame { header, payload: &[], counted: false, tos: sending.tos }, &sending)
     }
 
     /// The payloads that packets take now behind a header of `header` bytes.
-    pub(super) fn room(&self, way: Way, header: usize, tos: u8) -> Result<Room, PushError> {
+    pub(super) fn room(&self, way: Way, header: usize, sending: &Sending) -> Result<Room, PushError> {
         // As `push` leaves free for repair.
-        let header = header + self.repair.map_or(0, |_| REPAIR_OVERHEAD);
+        let header = header + sending.repair.map_or(0, |_| REPAIR_OVERHEAD);
         match (way, self.link.as_deref().and_then(|link| link.plain.as_ref())) {
-            (Way::Lane(lane), _) => self.underlays.room(self.lanes, lane, header, tos),
+            (Way::Lane(lane), _) => self.underlays.room(self.lanes, lane, header, sending.tos),
             (Way::Plain, Some(plain)) => Ok(plain.room(header)),
             (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
         }
     }
 
     /// Puts one frame into a packet.
-    pub(super) fn push(&mut self, way: Way, frame: Frame<'_>) -> Result<(), PushError> {
-        // Messages about flows are repeated when they are needed.
-        let class = self.repair.filter(|_| frame.counted || !frame.payload.is_empty());
-        let repair = class.and_then(|class| self.begin_repair(way, &class, 1));
+    pub(super) fn push(&mut self, way: Way, frame: Frame<'_>, sending: &Sending) -> Result<(), PushError> {
+        let repair = sending.repair.and_then(|class| self.begin_repair(way, &class, 1));
         match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
             (Way::Lane(lane), _) => {
                 let pushed = self.underlays.push(self.lanes, lane, frame, repair, self.now);
@@ -557,11 +546,8 @@ impl Uplink<'_> {
                 }
                 pushed
             }
-            (Way::Plain, Some(plain)) => {
-                // A piece is as old as its datagram; a message begins to wait here.
-                let since = if frame.payload.is_empty() { self.now } else { self.arrived };
-                plain.push(frame, repair, since, self.now)
-            }
+            // A piece is as old as its datagram; a message begins to wait here.
+            (Way::Plain, Some(plain)) => plain.push(frame, repair, sending.arrived(self.now), self.now),
             (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
         }
     }
@@ -594,21 +580,25 @@ impl Uplink<'_> {
         }
     }
 
-    /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while.
-    fn await_confirmation(&mut self, id: FlowId, data: &[u8], segment: usize) {
-        let now = self.now;
-        self.relay.awaiting.push(Belongs::Flow(id), data, segment, self.arrived, now, &mut self.relay.uplink);
-        let Some(flow) = self.relay.flows.get(id) else { return };
+    /// Puts datagrams among those that wait for their flow's confirmation, and asks for that, again after a while; returns their number.
+    fn await_confirmation(&mut self, id: FlowId, run: Segments<'_>, age: Duration) -> usize {
+        let (now, count) = (self.now, run.count());
+        let arrived = now.checked_sub(age).unwrap_or(now);
+        let (awaiting, account) = (&mut self.relay.awaiting, &mut self.relay.uplink);
+        awaiting.expire(None, now, account);
+        awaiting.push(Belongs::Flow(id), run.data, run.segment, arrived, None, account);
+        let Some(flow) = self.relay.flows.get(id) else { return count };
         let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
-            return;
+            return count;
         }
-        let Some(service) = self.service_of(&origin) else { return };
-        if self.say(lane, Context::OpenEmpty { number, service })
+        if let Some(service) = self.service_of(&origin)
+            && self.say(lane, Context::OpenEmpty { number, service })
             && let Some(flow) = self.relay.flows.get_mut(id)
         {
             flow.asked = Some(now);
         }
+        count
     }
 
     /// Opens a flow for a client.
@@ -625,6 +615,14 @@ impl Uplink<'_> {
         let lane = |turn| self.link.as_ref().map_or(NO_LANE, |link| link.pool.lane_for(turn));
         self.relay.stats.flows_opened += 1;
         Ok(self.relay.flows.open(client, ingress, lane, idle, self.now))
+    }
+}
+
+/// Why a datagram that another worker has handed over is dropped if it cannot be sent: its flow's queue is there.
+pub(super) fn not_sent(error: PushError) -> DropReason {
+    match error {
+        PushError::NotUp => DropReason::LaneClosed,
+        PushError::Blocked | PushError::TooLarge { .. } => DropReason::SendBlocked,
     }
 }
 
@@ -651,8 +649,6 @@ impl PeerData {
             outgoing,
             tos: self.config.dscp.outer(0),
             now,
-            arrived: now,
-            repair: None,
             too_large: &mut self.too_large,
         }
     }

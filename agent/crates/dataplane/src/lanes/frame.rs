@@ -78,6 +78,11 @@ impl<'a> Payloads<'a> {
         Self { data, first: self.first + count, ..*self }
     }
 
+    /// The payloads after the first `count`, if there are any.
+    pub(crate) fn after(&self, count: usize) -> Option<Self> {
+        Some(self.skip(count)).filter(|left| !left.data.is_empty())
+    }
+
     /// The frame of the first datagram, whose header is completed in `prefix` if it is cut.
     pub(super) fn first<'b>(&self, prefix: &'b mut [u8; MOST_PREFIX]) -> Frame<'b>
     where

@@ -78,9 +78,6 @@ pub struct Piece {
 /// The progress of a datagram that found no room for all of its pieces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartlySent {
-    /// The number of datagrams that were left in its run, this one included: with another number this belongs to a datagram that is
-    /// gone.
-    pub left: usize,
     pub datagram: u32,
     /// Bytes of it that are in packets.
     pub offset: u16,

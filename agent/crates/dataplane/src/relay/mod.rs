@@ -350,10 +350,29 @@ impl DatagramRelay {
     /// Whether datagrams need not wait for their turn: nothing waits, and no rate limits the peer.
     #[inline]
     #[must_use]
-    pub fn sends_at_once(&mut self) -> bool {
+    pub fn sends_at_once(&self) -> bool {
+        !self.share.is_limited() && self.queue.is_empty()
+    }
+
+    /// How long a datagram may wait for its turn.
+    #[inline]
+    #[must_use]
+    pub fn time_limit(&self) -> Duration {
+        self.queue.time_limit(self.share.account.rate())
+    }
+
+    /// Has datagrams that came to this host at `arrived` wait for their turn; returns how many were taken in.
+    pub fn enqueue(
+        &mut self,
+        belongs: Belongs,
+        data: &[u8],
+        segment: usize,
+        arrived: Instant,
+        now: Instant,
+    ) -> usize {
         let rate = self.share.account.rate();
-        self.queue.set_rate(rate);
-        rate.is_none() && self.queue.is_empty()
+        self.queue.expire(rate, now, &mut self.uplink);
+        self.queue.push(belongs, data, segment, arrived, rate, &mut self.uplink)
     }
 
     /// Whether datagrams wait that a rate limits.
@@ -391,8 +410,8 @@ impl DatagramRelay {
 
     /// Drops what has waited too long.
     pub fn expire(&mut self, now: Instant) {
-        self.queue.expire(now, &mut self.uplink);
-        self.awaiting.expire(now, &mut self.uplink);
+        self.queue.expire(self.share.account.rate(), now, &mut self.uplink);
+        self.awaiting.expire(None, now, &mut self.uplink);
         self.reassembly.expire(now, &mut self.downlink);
     }
 

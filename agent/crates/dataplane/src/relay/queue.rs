@@ -1,4 +1,5 @@
-//! The relay's queue: bounded in datagrams, in bytes and in time; flows take turns.
+//! The relay's queue: bounded in datagrams, in bytes and in time; flows take turns. It does not know the `rate` at which it is emptied,
+//! in bytes a second: who calls it does, if there is one.
 //!
 //! It is empty while the peer can be reached. It holds what arrives while no lane is open, while the underlay's
 //! socket has no room, while a flow waits for its confirmation, and what exceeds `peer.rate`.
@@ -102,8 +103,6 @@ struct Arrival {
 #[derive(Debug)]
 pub struct Queue {
     limits: Limits,
-    /// The rate at which it is emptied, in bytes a second, if there is one.
-    rate: Option<u64>,
     /// The flows that have, or just had, datagrams here.
     held: IssuedMap<Holder, Held>,
     turns: Turns,
@@ -130,7 +129,6 @@ impl Queue {
     pub fn new(limits: Limits, memory: &Arc<SharedMemory>) -> Self {
         Self {
             limits,
-            rate: None,
             held: IssuedMap::default(),
             turns: Turns::default(),
             by_part: BTreeSet::new(),
@@ -154,24 +152,12 @@ impl Queue {
             waiting.map(|(holder, held)| (limits.part(held.datagrams, held.bytes), *holder)).collect();
     }
 
-    /// Changes the rate at which it is emptied, in bytes a second.
-    #[inline]
-    pub fn set_rate(&mut self, rate: Option<u64>) {
-        self.rate = rate;
-    }
-
     /// How long a datagram may wait.
     #[inline]
     #[must_use]
-    pub fn time_limit(&self) -> Duration {
+    pub fn time_limit(&self, rate: Option<u64>) -> Duration {
         let Limits { time, aqm, .. } = self.limits;
-        self.rate.map_or(time, |_| time.max(CODEL_INTERVALS * aqm.interval))
-    }
-
-    /// The bytes of one flow's turn.
-    fn quantum(&self) -> usize {
-        let turn = self.rate.map_or(u64::MAX, |rate| rate / QUANTA_PER_SECOND);
-        usize::try_from(turn).unwrap_or(MOST_QUANTUM).clamp(LEAST_QUANTUM, MOST_QUANTUM)
+        rate.map_or(time, |_| time.max(CODEL_INTERVALS * aqm.interval))
     }
 
     /// The number of datagrams that wait.
@@ -219,10 +205,9 @@ impl Queue {
         data: &[u8],
         segment: usize,
         arrived: Instant,
-        now: Instant,
+        rate: Option<u64>,
         account: &mut Account,
     ) -> usize {
-        self.expire(now, account);
         // In order of arrival: the age of a batch is an estimate between two stamped ones.
         let arrived = self.arrivals.back().map_or(arrived, |last| arrived.max(last.at));
         let mut run = Run::new(belongs, data, segment, arrived);
@@ -250,7 +235,7 @@ impl Queue {
         }
         let taken = run.count();
         if taken > 0 {
-            self.append(run);
+            self.append(run, rate);
         }
         taken
     }
@@ -262,11 +247,17 @@ impl Queue {
     /// Takes out the run whose turn it is, and says how many of its datagrams may go in this turn; [`Queue::put_back`] takes the others.
     /// Those that have waited too long are dropped, and so are, with a rate, those that are to tell their sender of congestion.
     /// `sparse` asks for those flows alone that send less than their share.
-    pub fn take(&mut self, sparse: bool, now: Instant, account: &mut Account) -> Option<(Run, usize)> {
+    pub fn take(
+        &mut self,
+        sparse: bool,
+        rate: Option<u64>,
+        now: Instant,
+        account: &mut Account,
+    ) -> Option<(Run, usize)> {
         loop {
-            let (holder, list) = self.turn(sparse)?;
-            let (small, limit) = (self.bytes <= SMALL, self.time_limit());
-            let aqm = self.rate.map(|_| self.limits.aqm);
+            let (holder, list) = self.turn(sparse, rate)?;
+            let (small, limit) = (self.bytes <= SMALL, self.time_limit(rate));
+            let aqm = rate.map(|_| self.limits.aqm);
             let held = self.held.get_mut(&holder)?;
             let run = held.runs.front_mut()?;
             let sojourn = now.saturating_duration_since(run.arrived);
@@ -301,9 +292,8 @@ impl Queue {
         }
     }
 
-    /// Puts back a run from [`Queue::take`], without its first `sent` datagrams, at the front of its flow.
-    pub fn put_back(&mut self, mut run: Run, sent: usize) {
-        run.advance(sent);
+    /// Puts back what is left of a run from [`Queue::take`], if anything is, at the front of its flow.
+    pub fn put_back(&mut self, run: Run, rate: Option<u64>) {
         if run.count() == 0 {
             return;
         }
@@ -312,17 +302,16 @@ impl Queue {
         if self.arrivals.front().is_none_or(|first| first.sequence > run.sequence) {
             self.arrivals.push_front(arrival);
         }
-        self.remember(&run);
+        self.remember(&run, rate);
         if let Some(held) = self.held.get_mut(&arrival.holder) {
             held.runs.push_front(run);
         }
     }
 
-    /// Adds a run from another queue of the same relay, without its first `sent` datagrams, at the end.
-    pub fn put_back_last(&mut self, mut run: Run, sent: usize) {
-        run.advance(sent);
+    /// Adds what is left of a run from another queue of the same relay, if anything is, at the end.
+    pub fn put_back_last(&mut self, run: Run, rate: Option<u64>) {
         if run.count() > 0 {
-            self.append(run);
+            self.append(run, rate);
         }
     }
 
@@ -339,10 +328,10 @@ impl Queue {
     }
 
     /// Drops datagrams that have waited too long; returns their number.
-    pub fn expire(&mut self, now: Instant, account: &mut Account) -> usize {
+    pub fn expire(&mut self, rate: Option<u64>, now: Instant, account: &mut Account) -> usize {
         let mut expired = 0;
         while let Some(first) = self.arrivals.front().copied()
-            && now.saturating_duration_since(first.at) > self.time_limit()
+            && now.saturating_duration_since(first.at) > self.time_limit(rate)
             && let Some(run) = self.remove_first(first.holder)
         {
             account.drop(DropReason::Expired, run.count() as u64);
@@ -361,8 +350,8 @@ impl Queue {
     }
 
     /// The holder whose turn it is, and its list.
-    fn turn(&mut self, sparse: bool) -> Option<(Holder, List)> {
-        let quantum = self.quantum();
+    fn turn(&mut self, sparse: bool, rate: Option<u64>) -> Option<(Holder, List)> {
+        let quantum = quantum(rate);
         loop {
             let (holder, list) = self.turns.first(sparse)?;
             let Some(held) = self.held.get_mut(&holder) else {
@@ -453,13 +442,13 @@ impl Queue {
         first.is_some_and(|first| first.sequence <= arrival.sequence)
     }
 
-    fn append(&mut self, mut run: Run) {
+    fn append(&mut self, mut run: Run, rate: Option<u64>) {
         self.sweep();
         run.sequence = self.next_sequence;
         self.next_sequence += 1;
         let holder = run.belongs.holder();
         self.arrivals.push_back(Arrival { sequence: run.sequence, at: run.arrived, holder });
-        self.remember(&run);
+        self.remember(&run, rate);
         if let Some(held) = self.held.get_mut(&holder) {
             held.runs.push_back(run);
         }
@@ -480,13 +469,13 @@ impl Queue {
     }
 
     /// Counts a run that is about to be among those of its holder.
-    fn remember(&mut self, run: &Run) {
+    fn remember(&mut self, run: &Run, rate: Option<u64>) {
         let (holder, bytes) = (run.belongs.holder(), run.data().len());
         self.runs += 1;
         self.datagrams += run.count();
         self.bytes += bytes;
         self.memory.add(bytes);
-        let (quantum, turns) = (self.quantum(), &mut self.turns);
+        let (quantum, turns) = (quantum(rate), &mut self.turns);
         let held = self.held.entry(holder).or_insert_with(|| {
             turns.begin(holder);
             Held {
@@ -516,6 +505,12 @@ impl Queue {
             self.by_part.insert((self.limits.part(held.datagrams, held.bytes), holder));
         }
     }
+}
+
+/// The bytes of one flow's turn.
+fn quantum(rate: Option<u64>) -> usize {
+    let turn = rate.map_or(u64::MAX, |rate| rate / QUANTA_PER_SECOND);
+    usize::try_from(turn).unwrap_or(MOST_QUANTUM).clamp(LEAST_QUANTUM, MOST_QUANTUM)
 }
 
 /// How many datagrams of `run` fit where `free` datagrams and `free_bytes` bytes still may be.

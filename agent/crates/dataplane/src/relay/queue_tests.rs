@@ -2,6 +2,7 @@ use base::clock::{Clock, ManualClock};
 use proptest::prelude::*;
 
 use super::*;
+use crate::relay::PartlySent;
 
 fn limits(policy: DropPolicy) -> Limits {
     let time = Duration::from_millis(100);
@@ -18,13 +19,13 @@ fn push(
 ) -> usize {
     let data: Vec<u8> = (first..first + datagrams).flat_map(|number| [number; 10]).collect();
     account.receive(datagrams.into(), data.len() as u64);
-    queue.push(Belongs::Flow(FlowId(flow)), &data, 10, now, now, account)
+    queue.push(Belongs::Flow(FlowId(flow)), &data, 10, now, None, account)
 }
 
 /// Flow and number of everything that waits, oldest first.
 fn drain(queue: &mut Queue, now: Instant) -> Vec<(u32, u8)> {
     let mut account = Account::default();
-    let runs = std::iter::from_fn(|| Some(queue.take(false, now, &mut account)?.0));
+    let runs = std::iter::from_fn(|| Some(queue.take(false, None, now, &mut account)?.0));
     let numbered = runs.flat_map(|run| {
         let Belongs::Flow(FlowId(flow)) = run.belongs else { panic!("flows went in") };
         run.data().chunks(10).map(|datagram| (flow, datagram[0])).collect::<Vec<_>>()
@@ -61,8 +62,8 @@ fn drop_newest_keeps_the_oldest() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Newest), &Arc::default());
-    queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, clock.now(), clock.now(), &mut account);
-    let taken = queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, clock.now(), clock.now(), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, clock.now(), None, &mut account);
+    let taken = queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, clock.now(), None, &mut account);
     assert_eq!(taken, 4);
     assert_eq!(account.dropped[DropReason::QueueFull as usize], 3);
 }
@@ -93,7 +94,7 @@ fn large_datagrams_are_held_to_the_share_in_bytes() {
     for policy in [DropPolicy::Oldest, DropPolicy::Newest] {
         let mut account = Account::default();
         let mut queue = Queue::new(limits(policy), &Arc::default());
-        queue.push(Belongs::Flow(FlowId(1)), &[1; 900], 300, clock.now(), clock.now(), &mut account);
+        queue.push(Belongs::Flow(FlowId(1)), &[1; 900], 300, clock.now(), None, &mut account);
         assert_eq!((queue.datagrams(), queue.bytes()), (2, 600));
         assert_eq!(account.dropped[DropReason::FlowQuota as usize], 1);
     }
@@ -120,11 +121,11 @@ fn what_came_late_from_another_queue_is_dropped_behind_younger_ones() {
     let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     push(&mut queue, (2, 0), 3, clock.now(), &mut account);
     for run in awaiting.take_flow(FlowId(1)) {
-        queue.put_back_last(run, 0);
+        queue.put_back_last(run, None);
     }
     clock.advance(Duration::from_millis(20));
-    assert_eq!(queue.take(false, clock.now(), &mut account).map(|(run, _)| run.count()), Some(3));
-    assert!(queue.take(false, clock.now(), &mut account).is_none());
+    assert_eq!(queue.take(false, None, clock.now(), &mut account).map(|(run, _)| run.count()), Some(3));
+    assert!(queue.take(false, None, clock.now(), &mut account).is_none());
     assert_eq!(account.dropped[DropReason::Expired as usize], 2);
 }
 
@@ -133,11 +134,11 @@ fn what_waited_too_long_is_dropped_not_sent() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
-    queue.push(Belongs::Flow(FlowId(1)), &[1; 200], 100, clock.now(), clock.now(), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[1; 200], 100, clock.now(), None, &mut account);
     clock.advance(Duration::from_millis(60));
-    queue.push(Belongs::Flow(FlowId(1)), &[2; 100], 100, clock.now(), clock.now(), &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[2; 100], 100, clock.now(), None, &mut account);
     clock.advance(Duration::from_millis(60));
-    assert_eq!(queue.expire(clock.now(), &mut account), 2);
+    assert_eq!(queue.expire(None, clock.now(), &mut account), 2);
     assert_eq!(queue.datagrams(), 1);
 }
 
@@ -146,8 +147,8 @@ fn an_empty_datagram_waits_like_any_other() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
-    assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, clock.now(), clock.now(), &mut account), 1);
-    let (run, _) = queue.take(false, clock.now(), &mut account).unwrap();
+    assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, clock.now(), None, &mut account), 1);
+    let (run, _) = queue.take(false, None, clock.now(), &mut account).unwrap();
     assert_eq!((run.count(), run.data().len()), (1, 0));
 }
 
@@ -157,12 +158,26 @@ fn a_flow_is_taken_out_whole_and_in_order() {
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     for (flow, byte) in [(1, 1), (2, 2), (1, 3)] {
-        queue.push(Belongs::Flow(FlowId(flow)), &[byte; 10], 10, clock.now(), clock.now(), &mut account);
+        queue.push(Belongs::Flow(FlowId(flow)), &[byte; 10], 10, clock.now(), None, &mut account);
     }
     let taken = queue.take_flow(FlowId(1));
     assert_eq!(taken.iter().map(|run| run.data()[0]).collect::<Vec<_>>(), [1, 3]);
     assert_eq!(queue.datagrams(), 1);
     assert_eq!(queue.bytes(), 10);
+}
+
+#[test]
+fn how_far_a_datagram_was_sent_is_forgotten_with_it() {
+    let (clock, mut account) = (ManualClock::default(), Account::default());
+    let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
+    push(&mut queue, (1, 0), 8, clock.now(), &mut account);
+    let (run, _) = queue.take(false, None, clock.now(), &mut account).unwrap();
+    let partly_sent = Some(PartlySent { datagram: 7, offset: 5 });
+    queue.put_back(run.rest(1, partly_sent), None);
+    assert_eq!(queue.newest_of(FlowId(1)).unwrap().partly_sent, partly_sent);
+    push(&mut queue, (1, 8), 2, clock.now(), &mut account);
+    let (run, _) = queue.take(false, None, clock.now(), &mut account).unwrap();
+    assert_eq!((run.count(), run.partly_sent), (6, None), "it gave way");
 }
 
 #[derive(Clone, Debug)]
@@ -195,26 +210,27 @@ proptest! {
         let clock = ManualClock::default();
         let policy = if oldest { DropPolicy::Oldest } else { DropPolicy::Newest };
         let mut queue = Queue::new(limits(policy), &Arc::default());
-        let mut account = Account::default();
+        let (mut account, mut rate) = (Account::default(), None);
         for step in steps {
             match step {
                 Step::Push { flow, datagrams, size } => {
                     let data = vec![0; datagrams * size];
                     account.receive(datagrams as u64, data.len() as u64);
-                    queue.push(Belongs::Flow(FlowId(flow)), &data, size, clock.now(), clock.now(), &mut account);
+                    queue.expire(rate, clock.now(), &mut account);
+                    queue.push(Belongs::Flow(FlowId(flow)), &data, size, clock.now(), rate, &mut account);
                 }
                 Step::Take { keep, sparse } => {
                     let waited = queue.datagrams();
-                    let taken = queue.take(sparse, clock.now(), &mut account);
+                    let taken = queue.take(sparse, rate, clock.now(), &mut account);
                     prop_assert!(sparse || taken.is_some() || queue.is_empty(), "of {waited} none was given: {queue:?}");
                     if let Some((run, portion)) = taken {
                         prop_assert!((1..=run.count()).contains(&portion));
                         let sent = if keep { portion / 2 } else { portion };
                         account.delivered += sent as u64;
-                        queue.put_back(run, sent);
+                        queue.put_back(run.rest(sent, None), rate);
                     }
                 }
-                Step::Rate(limited) => queue.set_rate(limited.then_some(100_000)),
+                Step::Rate(limited) => rate = limited.then_some(100_000),
                 Step::Wait(ms) => clock.advance(Duration::from_millis(ms)),
                 Step::TakeFlow(flow) => {
                     for run in queue.take_flow(FlowId(flow)) {
@@ -306,12 +322,15 @@ proptest! {
     }
 }
 
-/// A queue with room for everything, at 48 Mbit/s.
+/// 48 Mbit/s.
+const RATE: Option<u64> = Some(6_000_000);
+
+/// A queue with room for everything.
 fn at_a_rate(clock: &ManualClock) -> Queue {
     let time = Duration::from_millis(100);
     let (policy, aqm) = (DropPolicy::Oldest, Aqm::DEFAULT);
     let most = 1 << 20;
-    let mut queue = Queue::new(
+    let queue = Queue::new(
         Limits {
             datagrams: most,
             bytes: 64 * most,
@@ -323,17 +342,16 @@ fn at_a_rate(clock: &ManualClock) -> Queue {
         },
         &Arc::default(),
     );
-    queue.set_rate(Some(6_000_000));
     clock.advance(Duration::from_secs(1));
     queue
 }
 
 /// Takes what goes next, and returns whose it is and its bytes.
 fn next(queue: &mut Queue, sparse: bool, now: Instant, account: &mut Account) -> Option<(Belongs, usize)> {
-    let (run, portion) = queue.take(sparse, now, account)?;
+    let (run, portion) = queue.take(sparse, RATE, now, account)?;
     let bytes = run.data().len().min(portion * run.segment);
     let belongs = run.belongs;
-    queue.put_back(run, portion);
+    queue.put_back(run.rest(portion, None), RATE);
     Some((belongs, bytes))
 }
 
@@ -344,7 +362,7 @@ fn flows_share_a_rate_by_bytes_whatever_their_packets() {
     let now = clock.now();
     for (flow, size) in [(1, 1_400), (2, 300), (3, 1_400)] {
         for _ in 0..40 {
-            queue.push(Belongs::Flow(FlowId(flow)), &vec![0; 30 * size], size, now, now, &mut account);
+            queue.push(Belongs::Flow(FlowId(flow)), &vec![0; 30 * size], size, now, RATE, &mut account);
         }
     }
     let mut sent = [0; 4];
@@ -363,13 +381,13 @@ fn a_flow_that_sends_less_than_its_share_goes_before_the_others() {
     let (clock, mut account) = (ManualClock::default(), Account::default());
     let mut queue = at_a_rate(&clock);
     let now = clock.now();
-    queue.push(Belongs::Flow(FlowId(1)), &[0; 60_000], 1_400, now, now, &mut account);
+    queue.push(Belongs::Flow(FlowId(1)), &[0; 60_000], 1_400, now, RATE, &mut account);
     next(&mut queue, false, now, &mut account);
     next(&mut queue, false, now, &mut account);
-    assert!(queue.take(true, now, &mut account).is_none(), "it had its turn");
-    queue.push(Belongs::Flow(FlowId(2)), &[0; 100], 100, now, now, &mut account);
+    assert!(queue.take(true, RATE, now, &mut account).is_none(), "it had its turn");
+    queue.push(Belongs::Flow(FlowId(2)), &[0; 100], 100, now, RATE, &mut account);
     assert_eq!(next(&mut queue, true, now, &mut account), Some((Belongs::Flow(FlowId(2)), 100)));
-    assert!(queue.take(true, now, &mut account).is_none());
+    assert!(queue.take(true, RATE, now, &mut account).is_none());
 }
 
 /// An IPv4 packet of `len` bytes with this traffic class.
@@ -392,7 +410,7 @@ fn classes_ahead_of_others_take_a_quarter_at_most() {
     let now = clock.now();
     for (turn, ahead) in [(1, false), (2, true)] {
         for _ in 0..600 {
-            queue.push(packets(turn, ahead), &ip_packet(0, 1_000), 1_000, now, now, &mut account);
+            queue.push(packets(turn, ahead), &ip_packet(0, 1_000), 1_000, now, RATE, &mut account);
         }
     }
     let taken: Vec<(Belongs, usize)> =
@@ -411,7 +429,7 @@ fn a_queue_that_stands_marks_who_understands_and_drops_of_others() {
         let now = clock.now();
         for (bucket, class) in [(1, 0), (2, 2)] {
             account.receive(1, 1_000);
-            queue.push(packets(bucket, false), &ip_packet(class, 1_000), 1_000, now, now, &mut account);
+            queue.push(packets(bucket, false), &ip_packet(class, 1_000), 1_000, now, RATE, &mut account);
         }
         clock.advance(Duration::from_millis(1));
         // The queue grows until packets wait for long.

@@ -129,11 +129,20 @@ impl Run {
         self.count
     }
 
+    /// The run without its first `sent` datagrams; the next one is `partly_sent`.
+    #[must_use]
+    pub fn rest(mut self, sent: usize, partly_sent: Option<PartlySent>) -> Self {
+        self.advance(sent);
+        self.partly_sent = partly_sent;
+        self
+    }
+
     /// Takes the first `datagrams` out and returns their bytes.
     pub(super) fn advance(&mut self, datagrams: usize) -> usize {
         let bytes = (datagrams * self.segment).min(self.data.len() - self.start);
         self.start += bytes;
         self.count -= datagrams;
+        self.partly_sent = self.partly_sent.filter(|_| datagrams == 0);
         if 2 * self.start > self.data.len() {
             // What is gone takes no more memory than what is here.
             self.data = self.data[self.start..].into();

@@ -29,8 +29,7 @@ impl Context {
             self.timers.arm(Timer::Queue(id), deadline);
         }
         let Some(oldest) = peer.data.relay.oldest() else { return };
-        self.timers
-            .arm(Timer::Queue(id), oldest + peer.data.relay.queue.time_limit() + Duration::from_millis(1));
+        self.timers.arm(Timer::Queue(id), oldest + peer.data.relay.time_limit() + Duration::from_millis(1));
         self.dial_soon(id, now);
     }
 

@@ -6,7 +6,7 @@ use base::ids::LaneRef;
 use dataplane::{
     datapath::{
         downlink::Received,
-        segments::{Marks, Segments},
+        segments::{Segments, Sending},
     },
     hand_off::{HandOff, Kind},
     relay::{Account, DropReason},
@@ -70,8 +70,8 @@ impl Worker {
                         for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             let age = waited + piece.meta.age;
-                            let marks = Marks { tos: piece.tos, age, repair: piece.repair };
-                            uplink.take_over(lane, piece.counted_header(), run, marks);
+                            let sending = Sending { tos: piece.tos, age, repair: piece.repair };
+                            uplink.take_over(lane, piece.counted_header(), run, sending);
                         }
                     }
                     self.cx.report_too_large(peer, now);

@@ -187,7 +187,7 @@ impl DataPlane {
             plain.set_room(room);
             // Before the check for space: frames expire even if the connection takes none. They have had the same time in the queue
             // before, which is longer than the configured one under a rate.
-            let limit = peer.data.relay.queue.time_limit();
+            let limit = peer.data.relay.time_limit();
             if let Some(late) = plain.pop_late(now, limit) {
                 if late.counted {
                     cx.settle_plain(id, DropReason::Expired);
@@ -223,7 +223,7 @@ impl DataPlane {
             peer.data.take_plain_repair_counts();
             let plain = peer.data.link.as_ref().and_then(|link| link.plain.as_ref());
             if let Some(oldest) = plain.and_then(Plain::oldest) {
-                let late = oldest + peer.data.relay.queue.time_limit() + Duration::from_millis(1);
+                let late = oldest + peer.data.relay.time_limit() + Duration::from_millis(1);
                 cx.timers.arm(Timer::Queue(id), late);
             }
         }

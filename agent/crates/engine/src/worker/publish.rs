@@ -407,7 +407,7 @@ impl LaneHost {
             flows_opened: relay.stats.flows_opened + relay.stats.flows_accepted,
             queue_packets,
             queue_bytes,
-            queue_time: relay.queue.time_limit(),
+            queue_time: relay.time_limit(),
             aqm_marked: relay.queue.marked,
             reassembly_bytes: relay.reassembly.held_bytes(),
             lanes: of_peer.lanes,

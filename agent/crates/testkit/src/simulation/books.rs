@@ -144,7 +144,7 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
             downlink: direction(Direction::Downlink),
             waiting: [&relay.queue, &relay.awaiting].map(|queue| (queue.datagrams(), queue.bytes())),
             oldest: relay.oldest(),
-            bounds: (limits.packets, limits.bytes, relay.queue.time_limit()),
+            bounds: (limits.packets, limits.bytes, relay.time_limit()),
             flows: relay.flows.len(),
             max_flows: relay.max_flows,
             moved: relay.stats.flows_moved + relay.stripes.as_ref().map_or(0, |stripes| stripes.moved),

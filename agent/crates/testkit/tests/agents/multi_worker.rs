@@ -7,7 +7,7 @@ use base::{
     ids::{LaneRef, PeerId},
 };
 use dataplane::{
-    datapath::segments::{CountedHeader, Marks, Segments},
+    datapath::segments::{CountedHeader, Segments, Sending},
     hand_off::Outgoing,
     relay::DropReason,
 };
@@ -368,10 +368,10 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
     assert_eq!(hand(&frames, process), (vec![b"answer".to_vec()], 0, 0));
     assert_eq!(hand(&frames, process + 1), (vec![], 0, 1), "its flow has had the same number");
     for (age, expected) in [(90, (vec![b"ping".to_vec()], 0, 1)), (101, (vec![], 1, 1))] {
-        let marks = Marks { tos: 0, age: Duration::from_millis(age), repair: None };
+        let sending = Sending { tos: 0, age: Duration::from_millis(age), repair: None };
         let header = CountedHeader { header, counted: 1 };
         let ping = Segments { data: b"ping", segment: 4 };
-        let payloads = |out: &mut Outgoing| out.payloads(0, lane, header, ping, marks);
+        let payloads = |out: &mut Outgoing| out.payloads(0, lane, header, ping, sending);
         assert_eq!(hand(&payloads, process), expected, "{age} ms before it was handed over");
     }
 }

@@ -313,7 +313,7 @@ fn assert_equal_shares(seed: u64, more: &str) {
         let class = PacketClass { turn: 0, partial: false, tos: 0, lane: None, ahead: false, repair: None };
         let relay = &mut peer.data.relay;
         relay.uplink.receive(1, 100);
-        relay.queue.push(Belongs::Packets(class), &[0; 100], 100, now, now, &mut relay.uplink);
+        relay.enqueue(Belongs::Packets(class), &[0; 100], 100, now, now);
     }
     // A send buffer that fits nobody's time is all that is in the way.
     let mut carried = [0; 2];

@@ -7,7 +7,7 @@ use base::{
     ids::{LaneRef, PeerId},
 };
 use dataplane::{
-    datapath::segments::{CountedHeader, Marks, Segments},
+    datapath::segments::{CountedHeader, Segments, Sending},
     relay::DropReason,
 };
 use engine::status::PeerStatus;
@@ -156,7 +156,7 @@ fn pieces_for_a_peer_without_lanes_have_the_age_of_their_datagram() {
         let lane = LaneRef { peer: PeerId(1), lane: 0 };
         let header = CountedHeader { header: cutting.encode(), counted: 1 };
         let datagram = Segments { data: &[1; 3000], segment: 3000 };
-        outgoing.payloads(0, lane, header, datagram, Marks { tos: 0, age: 60 * MS, repair: None });
+        outgoing.payloads(0, lane, header, datagram, Sending { tos: 0, age: 60 * MS, repair: None });
     });
     stalled.run(5);
     let (peer, still) = stalled.peer();
