@@ -1,6 +1,6 @@
 //! Metrics: families, and samples with the values of their labels.
 //!
-//! `worker/families.rs` has the families of the workers, one line each; `ops::metrics` adds its own and renders text.
+//! `worker/families.rs` has the families of the workers, one line each; `ops::metrics` adds its own and has `prometheus` write the text.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 
@@ -33,13 +33,12 @@ base::labelled! {
 }
 
 impl FamilyInfo {
-    /// Name and labels of a series with these values, as Prometheus writes them: labels in the order of their names, and `le` last.
+    /// Name and labels of a series with these values, as Prometheus writes them: labels in the order of their names.
     #[must_use]
-    pub fn series(&self, suffix: &str, values: &[String], le: Option<&str>) -> String {
-        let mut labels: Vec<_> = self.labels.iter().copied().zip(values.iter().map(String::as_str)).collect();
+    pub fn series(&self, values: &[String]) -> String {
+        let mut labels: Vec<_> = self.labels.iter().copied().zip(values).collect();
         labels.sort_unstable();
-        labels.extend(le.map(|bound| ("le", bound)));
-        let mut series = format!("{}{suffix}", self.name);
+        let mut series = self.name.to_owned();
         for (index, (name, value)) in labels.iter().enumerate() {
             let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
             // Writing to a String cannot fail.
@@ -148,8 +147,21 @@ impl Samples {
         }
     }
 
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// The series, by the values of their labels.
     pub fn iter(&self) -> impl Iterator<Item = (&[String], &Value)> {
         self.0.iter().map(|(labels, value)| (&labels[..], value))
+    }
+}
+
+impl IntoIterator for Samples {
+    type Item = (Vec<String>, Value);
+    type IntoIter = std::collections::btree_map::IntoIter<Vec<String>, Value>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
     }
 }

@@ -3,7 +3,7 @@
 //! Values of workers are summed over the workers, values of sockets over the sockets of one role. A counter of the peers under a label
 //! ([`Bearers`]) covers all peers that `ever` had the label, so it never decreases.
 
-use std::{cell::LazyCell, collections::BTreeMap, sync::Arc};
+use std::{cell::OnceCell, collections::BTreeMap, sync::Arc};
 
 use config::OPEN_LABEL;
 use dataplane::{
@@ -408,7 +408,10 @@ impl PeerStatus {
 }
 
 impl Family {
-    fn samples(&self, published: &Published, peers: &LazyCell<Peers, impl FnOnce() -> Peers>) -> Samples {
+    fn samples(&self, moment: &Moment) -> Samples {
+        let published = &moment.published;
+        // Summing a thousand peers takes milliseconds, and most families of the workers do without.
+        let peers = || moment.peers.get_or_init(|| Bearers::all(published));
         let mut out = Samples::default();
         match self.read {
             Read::Worker(read) => published.workers.iter().for_each(|worker| read(worker, &mut out)),
@@ -419,36 +422,52 @@ impl Family {
                     sockets.for_each(|((_, label), counts)| out.add(&[label], read(counts)));
                 }
             }
-            Read::Peer(read) => peers.iter().for_each(|(label, peer)| out.add(&[label], read(peer))),
+            Read::Peer(read) => peers().iter().for_each(|(label, peer)| out.add(&[label], read(peer))),
             Read::Repair(read) => {
-                for (label, peer) in peers.iter() {
+                for (label, peer) in peers().iter() {
                     peer.ever.repair.iter().for_each(|repair| out.add(&[label], read(repair)));
                 }
             }
             Read::RepairNow(read) => {
                 let none = RepairStatus::default();
-                for (label, peer) in peers.iter().filter(|(_, peer)| peer.ever.repair.is_some()) {
+                for (label, peer) in peers().iter().filter(|(_, peer)| peer.ever.repair.is_some()) {
                     out.add(&[label], read(peer.now.repair.as_ref().unwrap_or(&none)));
                 }
             }
             Read::ServiceNow(read) => {
                 let none = TcpServiceStatus::default();
-                for (label, peer, service) in services(peers) {
+                for (label, peer, service) in services(peers()) {
                     let mut now = peer.now.tcp.services.iter();
                     let now = now.find(|now| now.service == service.service).unwrap_or(&none);
                     out.add(&[label, &service.service], read(now));
                 }
             }
             Read::ServiceWays(read) => {
-                for (label, _, service) in services(peers) {
+                for (label, _, service) in services(peers()) {
                     for (way, bytes) in WAYS.iter().zip(read(service)) {
                         out.add(&[label, &service.service, way], bytes);
                     }
                 }
             }
-            Read::Ways(read) => peers.iter().for_each(|(label, peer)| out.each_of(label, &WAYS, &read(peer))),
+            Read::Ways(read) => {
+                peers().iter().for_each(|(label, peer)| out.each_of(label, &WAYS, &read(peer)))
+            }
         }
         out
+    }
+}
+
+/// What the workers had published at one moment, from which families are read one at a time.
+pub struct Moment {
+    published: Published,
+    /// The sums by label, once a family asks for them.
+    peers: OnceCell<Peers>,
+}
+
+impl Moment {
+    /// All families, each with what reads its series.
+    pub fn families(&self) -> impl Iterator<Item = (&'static FamilyInfo, impl Fn() -> Samples)> {
+        FAMILIES.iter().map(|family| (&family.info, || family.samples(self)))
     }
 }
 
@@ -458,18 +477,23 @@ impl Snapshots {
         FAMILIES.iter().map(|family| &family.info)
     }
 
-    /// The families whose names begin with `prefix`, as the workers last published their series.
+    /// What the workers last published.
     #[must_use]
-    pub fn series(&self, prefix: &str) -> Vec<(&'static FamilyInfo, Samples)> {
+    pub fn moment(&self) -> Moment {
         let mut published = self.published();
         if published.workers.is_empty() {
             // Before the first publication every counter is 0.
             published.workers.push(Arc::default());
         }
-        // Summing a thousand peers takes milliseconds, and status asks for families of the workers only.
-        let peers = LazyCell::new(|| Bearers::all(&published));
-        let asked = FAMILIES.iter().filter(|family| family.info.name.starts_with(prefix));
-        asked.map(|family| (&family.info, family.samples(&published, &peers))).collect()
+        Moment { published, peers: OnceCell::new() }
+    }
+
+    /// The families whose names begin with `prefix`, as the workers last published their series.
+    #[must_use]
+    pub fn series(&self, prefix: &str) -> Vec<(&'static FamilyInfo, Samples)> {
+        let moment = self.moment();
+        let asked = moment.families().filter(|(family, _)| family.name.starts_with(prefix));
+        asked.map(|(family, read)| (family, read())).collect()
     }
 
     /// The value of a series, e.g. `culvert_flows{peer="exit"}`.
@@ -478,7 +502,7 @@ impl Snapshots {
         let name = series.split_once('{').map_or(series, |(name, _)| name);
         let all = self.series(name);
         let (family, samples) = all.iter().find(|(family, _)| family.name == name)?;
-        let (_, value) = samples.iter().find(|(labels, _)| family.series("", labels, None) == series)?;
+        let (_, value) = samples.iter().find(|(labels, _)| family.series(labels) == series)?;
         Some(value.clone())
     }
 }

@@ -157,6 +157,7 @@ mod work;
 
 use context::Context;
 pub use publication::Publication;
+pub use families::Moment;
 pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, TcpEnd, TcpRefusal};
 
 pub use endpoint::{StartError, remedy};

@@ -7,20 +7,20 @@
 //! | what about the process itself? | `process.rs` |
 //! | and the configuration: its limits, its reloads? | `configured.rs` |
 //! | the admin server? | `admin.rs` |
+//! | how does the text come about? | `text.rs` |
 //!
 //! ```text
 //! worker: u64 += 1 per packet ──▶ snapshot per tick ──▶ sum over workers and text at each scrape
 //! ```
 //!
-//! The text is written here: crates for it hold values of their own, to which ours would have to be added as differences.
 //! `docs/metrics.md` lists every family, and a test compares it with the tables.
 
 mod admin;
 mod configured;
 mod process;
+mod text;
 
 use std::{
-    fmt::Write as _,
     sync::{Arc, Mutex},
     time::Duration,
 };
@@ -35,7 +35,7 @@ use engine::{
     metrics::{
         FamilyInfo,
         Kind::{self, Counter, Gauge},
-        Samples, Value,
+        Samples,
     },
     worker::Snapshots,
 };
@@ -49,9 +49,8 @@ pub use admin::{AdminRefusal, AdminServer};
 pub use configured::Reload;
 #[cfg(any(test, feature = "fuzzing"))]
 pub use process::host_text;
-
 /// The type of what [`Metrics::render`] returns, as HTTP names it.
-pub const TEXT_FORMAT: &str = "text/plain; version=0.0.4";
+pub use prometheus::TEXT_FORMAT;
 
 /// The metrics of the daemon, as `/metrics` shows them.
 pub struct Metrics {
@@ -114,7 +113,16 @@ static FAMILIES: &[Family] = &[
     }),
 ];
 
+/// What reads the series of a family.
+type Read<'a> = Box<dyn Fn() -> Samples + 'a>;
+
 impl Scrape<'_> {
+    fn samples(&self, family: &Family) -> Samples {
+        let mut samples = Samples::default();
+        (family.read)(self, &mut samples);
+        samples
+    }
+
     fn process(&self, out: &mut Samples, read: fn(&Process) -> f64) {
         self.process.iter().for_each(|process| out.add(&[], read(process)));
     }
@@ -167,51 +175,16 @@ impl Metrics {
         fault::point(Fault::Render);
         let configured = panics::lock(&self.configured).clone();
         let scrape = Scrape { metrics: self, configured, process: Process::read().ok() };
-        let mut all = self.snapshots.series("");
-        for Family { info, read } in FAMILIES {
-            let mut samples = Samples::default();
-            read(&scrape, &mut samples);
-            all.push((info, samples));
-        }
-        all.sort_unstable_by_key(|(family, _)| family.name);
+        let moment = self.snapshots.moment();
+        let of_workers = moment.families().map(|(info, read)| (info, Box::new(read) as Read<'_>));
+        let of_daemon =
+            FAMILIES.iter().map(|family| (&family.info, Box::new(|| scrape.samples(family)) as Read<'_>));
+        let mut families: Vec<_> = of_workers.chain(of_daemon).collect();
+        families.sort_unstable_by_key(|(info, _)| info.name);
         let mut text = String::new();
-        for (family, samples) in &all {
-            // Writing to a String cannot fail.
-            write_family(&mut text, family, samples).ok();
-        }
+        families.iter().for_each(|(info, read)| text::append(&mut text, info, read()));
         text
     }
-}
-
-fn write_family(text: &mut String, family: &FamilyInfo, samples: &Samples) -> std::fmt::Result {
-    if samples.iter().next().is_some() {
-        let help = family.help.replace('\\', "\\\\").replace('\n', "\\n");
-        writeln!(text, "# HELP {0} {help}\n# TYPE {0} {1}", family.name, family.kind.label())?;
-    }
-    for (labels, value) in samples.iter() {
-        match value {
-            Value::Count(count) => writeln!(text, "{} {count}", family.series("", labels, None))?,
-            Value::Number(number) => {
-                writeln!(text, "{} {}", family.series("", labels, None), shown(*number))?;
-            }
-            Value::Buckets(buckets) => {
-                let mut count = 0;
-                let bounds = buckets.bounds.iter().map(|bound| buckets.units(*bound)).chain([f64::INFINITY]);
-                for (bound, one) in bounds.zip(&buckets.counts) {
-                    count += one;
-                    writeln!(text, "{} {count}", family.series("_bucket", labels, Some(&shown(bound))))?;
-                }
-                let sum = shown(buckets.units(buckets.sum));
-                writeln!(text, "{} {sum}", family.series("_sum", labels, None))?;
-                writeln!(text, "{} {count}", family.series("_count", labels, None))?;
-            }
-        }
-    }
-    Ok(())
-}
-
-fn shown(number: f64) -> String {
-    if number == f64::INFINITY { "+Inf".to_owned() } else { number.to_string() }
 }
 
 #[cfg(test)]
