@@ -8,7 +8,7 @@
 //! The first three are of a browser at a server with a thousand peers that are busy; the last is of a real agent with a
 //! thousand peers in its file, once without and once with a page open.
 
-#[path = "../page/daemon.rs"]
+#[path = "../browser/page/daemon.rs"]
 #[expect(dead_code, reason = "the test asks for more than what is measured here")]
 mod daemon;
 

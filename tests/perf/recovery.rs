@@ -1,6 +1,6 @@
 //! How long traffic takes to go on after something happened: `cargo run -p culvert-tests --example recovery -- --trials 20`.
 //!
-//! Two agents in network namespaces, as in `tests/chaos/`, with a datagram every 5 ms on four lines, each way through a service
+//! Two agents in network namespaces, as in `tests/namespace/chaos/`, with a datagram every 5 ms on four lines, each way through a service
 //! and through the tunnel. A trial's time is from the end of what happened (an agent: from its start; a path: from when it
 //! passes again or is another) until the answer to a datagram that was sent later: on the first line, and on the last one.
 //! Prints a table in Markdown, and on standard error each trial.

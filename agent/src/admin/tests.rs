@@ -174,7 +174,7 @@ async fn head_has_the_length_and_no_body() {
     server.stop().await;
 }
 
-/// Faults are for a build with the feature `fault-injection`; `tests/faults` makes one.
+/// Faults are for a build with the feature `fault-injection`; `tests/process/faults` makes one.
 #[cfg(not(feature = "fault-injection"))]
 #[tokio::test]
 async fn no_fault_can_be_asked_for() {

@@ -3,7 +3,7 @@
 //	go run . HOST:PORT           fetches a megabyte over HTTP/3, moves to another port, fetches it again, closes
 //	go run . -silence HOST:PORT  connects until it gives up; not one datagram may come
 //
-// The site behind the decoy is tests/strangers/decoy_site.py. Its certificate is not verified. In tests/strangers, with the Python of
+// The site behind the decoy is tests/namespace/strangers/decoy_site.py. Its certificate is not verified. In tests/namespace/strangers, with the Python of
 // target/interop-venv:
 //
 //	python -m hypercorn --workers 0 --quic-bind 127.0.0.1:8443 --bind 127.0.0.1:8444 --certfile cert.pem --keyfile key.pem decoy_site:app

@@ -6,7 +6,7 @@
 //! ```
 //!
 //! A sender marks the worker's token after it has put something, and the worker empties the mailbox after it has drained its
-//! tokens, so nothing waits while the worker sleeps. `tests/model` runs this file and `net/src/ready.rs` through every
+//! tokens, so nothing waits while the worker sleeps. `tests/virtual/model` runs this file and `net/src/ready.rs` through every
 //! interleaving of small cases.
 
 use std::{

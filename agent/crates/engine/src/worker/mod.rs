@@ -156,8 +156,8 @@ mod waiting;
 mod work;
 
 use context::Context;
-pub use publication::Publication;
 pub use families::Moment;
+pub use publication::Publication;
 pub use stats::{Ceiling, DeviceSnapshot, InUse, Snapshot, Snapshots, Summary, TcpEnd, TcpRefusal};
 
 pub use endpoint::{StartError, remedy};

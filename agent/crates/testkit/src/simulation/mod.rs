@@ -1,4 +1,4 @@
-//! Whole agents over a network in memory, in virtual time: what the tests of this package and `tests/sim` drive.
+//! Whole agents over a network in memory, in virtual time: what the tests of this package and `tests/virtual/sim` drive.
 //!
 //! The agents' code is the daemon's own, from [`Worker::turn`] on: a [`World`] gives it the clock, the network and the seeds.
 #![expect(clippy::unwrap_used, reason = "a mistake of a test is to end the test")]

@@ -1,6 +1,6 @@
 //! A hash over everything that a world's agents do: each datagram they send, each deadline they ask for, each account they keep.
 //!
-//! Two builds that behave alike give the same hash for the same seed, on any machine: `tests/sim/behaviour.txt` holds those of a
+//! Two builds that behave alike give the same hash for the same seed, on any machine: `tests/virtual/sim/behaviour.txt` holds those of a
 //! thousand seeds, and a refactoring leaves them as they are.
 
 use std::{

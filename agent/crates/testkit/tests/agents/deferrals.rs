@@ -17,7 +17,7 @@ use wire::{
 
 use crate::{
     flood::{ECHO, GateFlood, ROGUE, dial},
-    repaired_hostile::{Beside, asking, numbered_frame},
+    repair_hostile::{Beside, asking, numbered_frame},
 };
 
 /// The deadline of repair at the exit.

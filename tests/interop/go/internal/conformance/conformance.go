@@ -1,4 +1,4 @@
-// Package conformance reads the cases of tests/conformance: bytes in, verdict and bytes out, which every implementation
+// Package conformance reads the cases of tests/virtual/conformance: bytes in, verdict and bytes out, which every implementation
 // of the wire format must agree with.
 package conformance
 
@@ -9,7 +9,7 @@ import (
 	"path/filepath"
 )
 
-// Case is one case. Which fields of input and output it has depends on its kind; tests/conformance/README.md lists
+// Case is one case. Which fields of input and output it has depends on its kind; tests/virtual/conformance/README.md lists
 // them. Bytes are hexadecimal, numbers decimal.
 type Case struct {
 	Name    string            `json:"name"`

@@ -8,7 +8,7 @@ import (
 	"culvert.example/culvert/internal/wire"
 )
 
-// What no dialler makes, for the cases of tests/conformance.
+// What no dialler makes, for the cases of tests/virtual/conformance.
 
 // SealPayloadForTest makes a knock with any payload.
 func SealPayloadForTest(random io.Reader, key ed25519.PrivateKey, listener PublicKey, dcid []byte, seconds uint64, payload []byte) ([]byte, error) {

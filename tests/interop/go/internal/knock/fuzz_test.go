@@ -11,7 +11,7 @@ import (
 
 func seedsOf(f *testing.F, kind string, add func(*conformance.Case)) {
 	f.Helper()
-	all, err := conformance.Load("../../../../conformance")
+	all, err := conformance.Load("../../../../virtual/conformance")
 	if err != nil {
 		f.Fatal(err)
 	}

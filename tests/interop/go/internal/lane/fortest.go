@@ -1,6 +1,6 @@
 package lane
 
-// What no agent sends, for the cases of tests/conformance.
+// What no agent sends, for the cases of tests/virtual/conformance.
 
 // SealForTest makes a packet as [Sealer] never does: with a number of 1 to 4 bytes, and with more bits in the first
 // byte.

@@ -9,7 +9,7 @@ import (
 
 func cases(f *testing.F) []conformance.Case {
 	f.Helper()
-	all, err := conformance.Load("../../../../conformance")
+	all, err := conformance.Load("../../../../virtual/conformance")
 	if err != nil {
 		f.Fatal(err)
 	}

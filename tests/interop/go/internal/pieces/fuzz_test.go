@@ -11,7 +11,7 @@ import (
 // FuzzAdd gives payloads, each behind its length in two bytes, to an assembler: it stays within its bounds, and a
 // datagram that is complete has the length that was said.
 func FuzzAdd(f *testing.F) {
-	all, err := conformance.Load("../../../../conformance")
+	all, err := conformance.Load("../../../../virtual/conformance")
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -11,7 +11,7 @@ import (
 // seeds adds a field of the conformance cases of a kind: the corpus that both implementations share.
 func seeds(f *testing.F, kind, field string) {
 	f.Helper()
-	cases, err := conformance.Load("../../../../conformance")
+	cases, err := conformance.Load("../../../../virtual/conformance")
 	if err != nil {
 		f.Fatal(err)
 	}

@@ -1,4 +1,4 @@
-// Generate writes the cases of tests/conformance from the tables of this folder:
+// Generate writes the cases of tests/virtual/conformance from the tables of this folder:
 //
 //	go run ./internal/conformance/generate ../../conformance
 //
