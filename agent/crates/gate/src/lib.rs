@@ -51,7 +51,7 @@ use std::{
 
 use quinn_proto::{ConnectionId, crypto::ServerConfig as CryptoConfig};
 use rand::{RngExt, rngs::StdRng};
-use wire::{cid::ConnectionIds, clock::Clock};
+use wire::{cid::ConnectionIds, clock::Clock, counts::Counts};
 
 pub mod admission;
 pub mod budget;
@@ -125,8 +125,8 @@ pub enum Verdict {
 /// Counts of datagrams by the step at which they ended; monotonic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateStats {
-    /// One count for each [`Step`], at the index of its discriminant.
-    pub ended: [u64; Step::COUNT],
+    /// The datagrams that ended at each step.
+    pub ended: Counts<Step>,
     /// Incomplete ClientHellos whose rest did not come in time.
     pub partials_expired: u64,
 }
@@ -247,7 +247,7 @@ impl Gate {
     /// Decides about a datagram that no lane wants.
     pub fn check(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> Verdict {
         let (verdict, step) = self.decide(datagram, arrival, now);
-        self.stats.ended[step as usize] += 1;
+        self.stats.ended[step] += 1;
         verdict
     }
 
@@ -264,7 +264,7 @@ impl Gate {
             Class::ZeroRtt { .. } | Class::Other => (false, Step::Class),
         };
         if !ours {
-            self.stats.ended[step as usize] += 1;
+            self.stats.ended[step] += 1;
         }
         ours
     }
@@ -280,7 +280,7 @@ impl Gate {
             }
             Class::ZeroRtt { .. } | Class::Other => false,
         };
-        self.stats.ended[Step::OtherExit as usize] += u64::from(found);
+        self.stats.ended[Step::OtherExit] += u64::from(found);
         found
     }
 

@@ -143,7 +143,7 @@ pub enum Context {
     },
     /// Opens a flow without a datagram, because the datagram that waits fits only the shorter form.
     OpenEmpty {
-        /// The flow that is to be opened.
+        /// The flow to open.
         number: FlowNumber,
         /// The receiver's service that the flow leads to.
         service: ServiceNumber,
@@ -205,10 +205,24 @@ pub enum Context {
     Unsupported(u64),
 }
 
-impl Context {
-    /// The kinds of messages about flows: the metric label `kind`.
-    pub const MESSAGE_LABELS: [&'static str; 5] = ["open", "confirmed", "refused", "unknown", "closed"];
+crate::labelled! {
+    /// The kind of a message about a flow.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FlowMessage {
+        /// [`Context::OpenEmpty`].
+        Open => "open",
+        /// [`Context::Confirmed`].
+        Confirmed => "confirmed",
+        /// [`Context::Refused`].
+        Refused => "refused",
+        /// [`Context::Unknown`].
+        Unknown => "unknown",
+        /// [`Context::Closed`].
+        Closed => "closed",
+    }
+}
 
+impl Context {
     /// The flow that it is about; `None` of a context that this version does not know.
     #[inline]
     #[must_use]
@@ -275,15 +289,15 @@ impl Context {
         }
     }
 
-    /// The index of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
+    /// The kind of this message about a flow; `None` for datagrams.
     #[must_use]
-    pub const fn message_kind(&self) -> Option<usize> {
+    pub const fn flow_message(&self) -> Option<FlowMessage> {
         match self {
-            Self::OpenEmpty { .. } => Some(0),
-            Self::Confirmed(_) => Some(1),
-            Self::Refused(..) => Some(2),
-            Self::Unknown(_) => Some(3),
-            Self::Closed(_) => Some(4),
+            Self::OpenEmpty { .. } => Some(FlowMessage::Open),
+            Self::Confirmed(_) => Some(FlowMessage::Confirmed),
+            Self::Refused(..) => Some(FlowMessage::Refused),
+            Self::Unknown(_) => Some(FlowMessage::Unknown),
+            Self::Closed(_) => Some(FlowMessage::Closed),
             Self::Packet { .. }
             | Self::Flow { .. }
             | Self::Piece { .. }

@@ -13,7 +13,7 @@
 //! | maps, by who chooses their keys | [`hash`] |
 //! | tables that give memory back | [`pages`], [`sparse`] |
 //! | files that a person names, read so that nobody waits for them | [`files`] |
-//! | enums with labels for operators | [`labelled!`] |
+//! | enums with labels for operators, and counts by their variants | [`labelled!`], [`counts`] |
 //! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
 
 #![warn(missing_docs)]
@@ -25,6 +25,7 @@ compile_error!("Culvert runs on 64-bit machines only (remedy: build for x86_64 o
 pub mod cid;
 pub mod clock;
 pub mod context;
+pub mod counts;
 pub mod fault;
 pub mod files;
 pub mod framing;

@@ -17,6 +17,7 @@ use std::{sync::Arc, time::Instant};
 use dataplane::{
     lanes::{Openings, pool},
     peer::Suspicion,
+    relay::FlowEnd,
 };
 use gate::{
     OwnKey,
@@ -27,7 +28,7 @@ use quinn_proto::{ConnectionHandle, Side};
 use rand::RngExt;
 use wire::{
     ids::{PeerId, SessionRef},
-    messages::{self, CloseReason, Features, Hello, Message, MessageError},
+    messages::{self, CloseReason, Features, Hello, Message, MessageError, MessageFault},
 };
 
 use crate::{
@@ -358,7 +359,7 @@ impl Worker {
         else {
             throttled!(
                 debug,
-                cx.details.allow(now),
+                cx.debug_lines.allow(now),
                 { peer = sessions.name_of(cx, handle) },
                 "a second connection was not needed"
             );
@@ -381,7 +382,7 @@ impl Worker {
         let software = &*hello.software;
         match peer.origin {
             PeerOrigin::Open => {
-                if let Some(suppressed) = cx.details.allow(now) {
+                if let Some(suppressed) = cx.debug_lines.allow(now) {
                     tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
                 }
             }
@@ -589,7 +590,7 @@ impl Sessions {
 
     /// Closes a connection on which a control message came out of order.
     pub(super) fn out_of_order(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
-        cx.stats.totals.out_of_order += 1;
+        cx.stats.totals.message_errors[MessageFault::OutOfOrder] += 1;
         throttled!(
             warn,
             cx.logs.violation.allow(now),
@@ -606,7 +607,7 @@ impl Sessions {
         error: &MessageError,
         now: Instant,
     ) {
-        cx.stats.totals.message_errors.count(error);
+        cx.stats.totals.message_errors[error.fault()] += 1;
         match error.close_reason() {
             Some(reason) => {
                 throttled!(
@@ -620,7 +621,7 @@ impl Sessions {
                 }
             }
             None => {
-                if let Some(suppressed) = cx.details.allow(now) {
+                if let Some(suppressed) = cx.debug_lines.allow(now) {
                     tracing::debug!(peer = self.name_of(cx, handle), %error, suppressed, "control message ignored");
                 }
             }
@@ -707,7 +708,7 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         for flow in peer.data.relay.flows.accepted() {
             if let Some(flow) = peer.data.relay.remove_flow(flow) {
-                peer.data.relay.stats.flows_orphaned += 1;
+                peer.data.relay.stats.flows_ended[FlowEnd::Orphaned] += 1;
                 self.sockets.factory.close_flow_later(flow.origin);
             }
         }
