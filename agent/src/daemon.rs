@@ -38,7 +38,7 @@ use net::{
     tun::TunPort,
 };
 use ops::{
-    control_socket::{ControlSocket, Desk, ListenError},
+    control_socket::{ControlSocket, ListenError, RequestHandler},
     descriptors::{raise_descriptor_limit, sockets_for_flows},
     metrics::Metrics,
     operator::Running,
@@ -373,8 +373,8 @@ impl WorkerStart {
 /// an agent that was started by hand has none.
 fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Option<ControlSocket>> {
     let Some(path) = &config.control else { return Ok(None) };
-    let desk = Desk::new(running.own_key, env!("CULVERT_VERSION"), Arc::clone(running) as _);
-    match ControlSocket::open(path, desk) {
+    let handler = RequestHandler::new(running.own_key, env!("CULVERT_VERSION"), Arc::clone(running) as _);
+    match ControlSocket::open(path, handler) {
         Ok(socket) => Ok(Some(socket)),
         Err(ListenError::Refused { path, cause }) if path == Path::new(defaults::CONTROL_SOCKET) => {
             tracing::warn!(

@@ -28,7 +28,7 @@ impl NotifySocket {
     /// The socket at `address`, in the form of `$NOTIFY_SOCKET`: a path, or a name in the abstract namespace after `@`.
     ///
     /// # Errors
-    /// `Unsupported` for an address of another kind, such as `vsock:`; the kernel's. Whether somebody listens there is not
+    /// `Unsupported` for an address of another kind, such as `vsock:`; the kernel's. Whether a program listens there is not
     /// asked.
     pub fn new(address: &OsStr) -> io::Result<Self> {
         let manager = match address.as_bytes() {

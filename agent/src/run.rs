@@ -62,7 +62,7 @@ impl Signals {
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
         let caught = {
             let _guard = runtime.enter();
-            // Once caught, a signal does nothing else for the rest of the process's life, whether or not somebody listens.
+            // Once caught, a signal does nothing else for the rest of the process's life, whether or not a task waits for it.
             for unused in [SignalKind::user_defined1(), SignalKind::user_defined2()] {
                 drop(signal(unused).context("cannot catch a signal")?);
             }

@@ -71,7 +71,7 @@ pub struct Lane {
     last_heard: Option<Instant>,
     /// When the current wait for a sign of life began; means nothing while nothing is in flight.
     silent_since: Option<Instant>,
-    /// The recorder, while somebody observes this lane.
+    /// The recorder, while this lane is observed.
     recorder: Option<Box<Recorder>>,
 }
 

@@ -461,7 +461,7 @@ impl MtuSearch {
         self.measured |= !matches!(self.phase, Phase::Burst(_));
     }
 
-    /// The probe that is to be sent as soon as one may be.
+    /// The probe to send as soon as one may be sent.
     fn wanted(&self, now: Instant) -> Option<(Probe, u16)> {
         if self.checks_base {
             return Some((Probe::Base, BASE));

@@ -53,9 +53,9 @@ pub enum Event {
         /// Whether it probed the path's MTU, and so was most likely lost for its size.
         mtu_probe: bool,
     },
-    /// A packet that had been declared lost was acknowledged: it was late.
-    Late {
-        /// The number of the late packet.
+    /// A packet that had been declared lost was acknowledged.
+    SpuriouslyLost {
+        /// The number of the packet.
         number: u64,
     },
     /// The state of loss recovery after an acknowledgement or a loss.
@@ -360,8 +360,8 @@ mod tests {
         assert_eq!(recorder.lost(), 2, "the second began in the last two slots");
 
         // What has no frames finds the room that a packet did not.
-        recorder.note(Event::Late { number: 7 }, now);
-        assert_eq!(recorder.records().last().unwrap().event, Event::Late { number: 7 });
+        recorder.note(Event::SpuriouslyLost { number: 7 }, now);
+        assert_eq!(recorder.records().last().unwrap().event, Event::SpuriouslyLost { number: 7 });
         recorder.clear();
         assert_eq!((recorder.records().len(), recorder.lost()), (0, 0));
     }
@@ -373,7 +373,7 @@ mod tests {
         recorder.sealing(1, &packet, now);
         recorder.sealed_for(Purpose::MtuProbe);
         recorder.opened(4, 60, Frames::new(&[1]), now + Duration::from_millis(3));
-        recorder.note(Event::Late { number: 2 }, now);
+        recorder.note(Event::SpuriouslyLost { number: 2 }, now);
         recorder.note_ecn(3);
         recorder.sealing(2, &packet, now);
         recorder.not_sealed();
@@ -390,7 +390,7 @@ mod tests {
             [
                 Event::Sent { number: 1, bytes, purpose: Purpose::MtuProbe },
                 Event::Received { number: 4, bytes: 60, ecn: 3 },
-                Event::Late { number: 2 },
+                Event::SpuriouslyLost { number: 2 },
             ]
         );
         assert_eq!(recorder.records()[3].micros, 3000);

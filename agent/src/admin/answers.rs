@@ -32,7 +32,7 @@ use tokio::{
 };
 
 use super::{
-    HEADER_TIMEOUT, Place,
+    HEADER_TIMEOUT, OpenConnection,
     access::{Access, Denied, Guard},
     assets::Asset,
 };
@@ -109,12 +109,16 @@ impl Admin {
         }
     }
 
-    pub(super) async fn answer(&self, request: &Request<Incoming>, place: &Place) -> Answer {
+    pub(super) async fn answer(&self, request: &Request<Incoming>, place: &OpenConnection) -> Answer {
         let answer = self.try_answer(request, place).await;
         answer.unwrap_or_else(|error| text(StatusCode::BAD_REQUEST, format!("{error}\n")))
     }
 
-    async fn try_answer(&self, request: &Request<Incoming>, place: &Place) -> Result<Answer, QueryError> {
+    async fn try_answer(
+        &self,
+        request: &Request<Incoming>,
+        place: &OpenConnection,
+    ) -> Result<Answer, QueryError> {
         let path = request.uri().path();
         #[cfg(feature = "fault-injection")]
         if let Some(armed) = path.strip_prefix("/fault/").map(fault::arm) {
@@ -202,14 +206,14 @@ impl Admin {
     }
 
     /// Waits until a large answer may be made; the connection holds the permission until it ends.
-    async fn hold_large(&self, place: &Place) {
+    async fn hold_large(&self, place: &OpenConnection) {
         let permit = Arc::clone(&self.large).acquire_owned().await;
         // The semaphore is never closed.
         *panics::lock(&place.large) = permit.ok();
     }
 
     /// The JSON of `culvert status --json`.
-    async fn status(&self, page: &Arc<StatusPage>, scope: Scope, place: &Place) -> Answer {
+    async fn status(&self, page: &Arc<StatusPage>, scope: Scope, place: &OpenConnection) -> Answer {
         self.hold_large(place).await;
         let page = Arc::clone(page);
         let turn = Arc::clone(&self.asking).acquire_owned().await;

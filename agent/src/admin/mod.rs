@@ -80,7 +80,7 @@ pub async fn serve(listener: TcpListener, admin: Admin, mut stop: watch::Receive
                 if connections.make_room() {
                     admin.metrics.admin.refuse(AdminRefusal::Crowded);
                 }
-                let place = Arc::new(Place::new(from.ip()));
+                let place = Arc::new(OpenConnection::new(from.ip()));
                 let connection = connection(stream, Arc::clone(&admin), stop.clone(), Arc::clone(&place));
                 connections.0.push_back((place, task::spawn(Part::Admin, connection)));
             }
@@ -111,10 +111,10 @@ pub async fn serve(listener: TcpListener, admin: Admin, mut stop: watch::Receive
 
 /// The connections that are open, the oldest first.
 #[derive(Default)]
-struct Connections(VecDeque<(Arc<Place>, JoinHandle<()>)>);
+struct Connections(VecDeque<(Arc<OpenConnection>, JoinHandle<()>)>);
 
 /// What a connection holds.
-struct Place {
+struct OpenConnection {
     /// Its client, an IPv6 one by its /64: a host has all of that.
     source: IpAddr,
     /// Whether its request is complete.
@@ -123,7 +123,7 @@ struct Place {
     large: Mutex<Option<OwnedSemaphorePermit>>,
 }
 
-impl Place {
+impl OpenConnection {
     fn new(source: IpAddr) -> Self {
         let source = match source.to_canonical() {
             IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 64 << 64).into(),
@@ -181,7 +181,7 @@ async fn connection(
     stream: TcpStream,
     admin: Arc<Admin>,
     mut stop: watch::Receiver<bool>,
-    place: Arc<Place>,
+    place: Arc<OpenConnection>,
 ) {
     // A client that reads its answer slower than this has lost interest.
     const CONNECTION_TIMEOUT: Duration = Duration::from_secs(15);

@@ -241,7 +241,7 @@ async fn half_requests_make_room_for_whole_ones() {
 async fn a_client_with_many_connections_ends_its_own_first() {
     let mut connections = Connections::default();
     let mut open = |source: &str, asked: bool| {
-        let place = Arc::new(Place::new(source.parse().unwrap()));
+        let place = Arc::new(OpenConnection::new(source.parse().unwrap()));
         place.asked.store(asked, Ordering::Relaxed);
         let made_room = connections.make_room();
         connections.0.push_back((place, task::spawn(Part::Admin, std::future::pending())));

@@ -23,7 +23,7 @@ use crate::doctor::{self, Report, Severity};
 /// Names of endpoints are looked up; if no daemon runs, the peers are dialled with the daemon's key, and a running one is
 /// asked instead. Permissions are this user's: run it as root beside the packaged service, else as the daemon's user.
 ///
-/// With --probe it finds out what a UDP port tells strangers: sends every kind of packet that a scanner could send to a QUIC
+/// With --probe it finds out what a UDP port tells unauthenticated senders: sends every kind of packet that a scanner could send to a QUIC
 /// port, about 3,500 datagrams in 2 seconds, and prints what came back to each kind. That needs no key and no configuration.
 /// Probe hosts of your own. An agent answers none of them. With a decoy, all answers are the decoy's.
 ///

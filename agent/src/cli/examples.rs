@@ -100,7 +100,7 @@ const EXAMPLES: &[Example] = &[
         "culvert bench --to 127.0.0.1:5301 --sink 127.0.0.1:5201 --rate 2G",
     ),
     to("the packet path, without a network", "culvert bench --in-memory"),
-    to("what a port of ours tells strangers", "culvert doctor --probe gw.example.net:4433"),
+    to("what a port of ours tells anybody", "culvert doctor --probe gw.example.net:4433"),
     to(
         "three exits behind this host's address",
         "culvert fleet --exit 1=192.0.2.11 --exit 2=192.0.2.12 --exit 3=192.0.2.13,2001:db8::13",

@@ -231,7 +231,7 @@ mod tests {
         assert_eq!((fs::read_to_string(&path).unwrap().lines().count(), sink.events), (3, 2));
         assert!(matches!(Sink::new(path), Err(Failure::Input(error)) if error.contains("remedy")));
 
-        // Somebody made it meanwhile.
+        // Another program made it meanwhile.
         let other = folder.path().join("b.sqlog");
         let mut sink = Sink::new(other.clone()).unwrap();
         fs::write(&other, "theirs").unwrap();

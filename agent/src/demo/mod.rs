@@ -24,7 +24,7 @@ use anyhow::{Context as _, anyhow};
 use base::clock::{Clock, SystemClock};
 use clap::Args;
 use config::Config;
-use dataplane::relay::{DropCounts, DropReason};
+use dataplane::relay::DropCounts;
 use engine::{
     status::{Accounting, PeerStatus},
     worker::Snapshot,
@@ -191,7 +191,7 @@ fn wait_for_connection(entry: &Daemon) -> anyhow::Result<()> {
 
 /// What was dropped, by the labels of the reasons.
 fn dropped(counts: &DropCounts) -> impl Iterator<Item = (&'static str, u64)> {
-    DropReason::LABELS.into_iter().zip(counts.iter().copied()).filter(|(_, count)| *count > 0)
+    counts.by_label().filter(|(_, count)| *count > 0)
 }
 
 /// The drops of some agents, by reason, in words.

@@ -1,4 +1,4 @@
-//! The one true test of reachability: dialling the peers as the daemon does, with its key. Strangers get no answer from an agent.
+//! The one true test of reachability: dialling the peers as the daemon does, with its key. An unauthenticated sender gets no answer from an agent.
 //!
 //! A small agent is started for it, with one worker and one lane for each peer: no ports, no TUN device, no control socket.
 //! Each address has a round of its own, in which every peer has at most one: there is one connection between two agents.

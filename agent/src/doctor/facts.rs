@@ -8,7 +8,7 @@ use std::{
 
 use config::ConfigProblem;
 use net::{
-    host::{Buffers, ClockState, TunFeatures, Way},
+    host::{Buffers, ClockState, Route, TunFeatures},
     netlink::DeviceRoute,
 };
 use ops::control_socket::status::Status;
@@ -60,20 +60,20 @@ pub struct ConfigFile {
 #[derive(Clone, Debug, Default)]
 pub struct Files {
     /// The file of the private key.
-    pub key: Place,
+    pub key: NamedPath,
     /// Whether this user may not read it.
     pub key_denied: bool,
     /// The folder of the key's file.
-    pub key_folder: Place,
+    pub key_folder: NamedPath,
     /// The folder in which the agent keeps its state.
-    pub state: Place,
+    pub state: NamedPath,
     /// The folder of the control socket.
-    pub control: Place,
+    pub control: NamedPath,
 }
 
 /// A path that the configuration names, with what is there.
 #[derive(Clone, Debug, Default)]
-pub struct Place {
+pub struct NamedPath {
     /// Where it is; empty if the configuration has none.
     pub path: PathBuf,
     /// What is found at the path.
@@ -217,8 +217,10 @@ pub struct Network {
     /// The ports that the configuration names.
     pub ports: Vec<Port>,
     pub unprivileged_ports: Option<u64>,
-    /// `net.ipv4.ip_forward` and `net.ipv6.conf.all.forwarding`; `None`: there is no such protocol.
-    pub forwarding: [Option<bool>; 2],
+    /// `net.ipv4.ip_forward`; `None`: there is no such protocol.
+    pub forwards_ipv4: Option<bool>,
+    /// `net.ipv6.conf.all.forwarding`, likewise.
+    pub forwards_ipv6: Option<bool>,
     /// The interfaces whose router advertisements give this host its IPv6 default route, and which ignore them once the
     /// host forwards (`accept_ra` is 1).
     pub advertised: Vec<String>,
@@ -245,7 +247,7 @@ pub struct Port {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Opened {
     Free,
-    /// Somebody else has opened the port.
+    /// Another program has opened the port.
     Taken,
     /// This user may not open the port.
     Forbidden,
@@ -321,7 +323,7 @@ pub struct Address {
     /// The address and the port of the peer.
     pub remote: SocketAddr,
     /// The way that packets take, or why there is none.
-    pub way: Result<Way, String>,
+    pub way: Result<Route, String>,
     /// What came of dialling it; `None`: it was not dialled.
     pub answer: Option<Answer>,
 }
@@ -363,7 +365,7 @@ impl Endpoint {
     }
 
     /// The ways to its addresses, those that there are.
-    pub(super) fn ways(&self) -> impl Iterator<Item = &Way> {
+    pub(super) fn ways(&self) -> impl Iterator<Item = &Route> {
         self.addresses().iter().filter_map(|address| address.way.as_ref().ok())
     }
 }

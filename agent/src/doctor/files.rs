@@ -6,7 +6,7 @@ use config::{Config, Knock, defaults};
 
 use super::{
     Check, Finding, Severity,
-    facts::{Daemon, Facts, Found, Place},
+    facts::{Daemon, Facts, Found, NamedPath},
     unit::NAME,
 };
 
@@ -48,7 +48,7 @@ pub(super) fn configuration(facts: &Facts) -> Vec<Finding> {
 }
 
 fn key_file(facts: &Facts) -> Vec<Finding> {
-    let Place { path, found } = &facts.files.key;
+    let NamedPath { path, found } = &facts.files.key;
     let at = |value: String| Finding::ok(Check::KeyFile, path.display().to_string(), value);
     let unit = facts.service.unit.as_ref().filter(|unit| unit.hands_over(path));
     if facts.files.key_denied && (unit.is_some() || facts.daemon.may_run()) {
@@ -86,7 +86,7 @@ fn open_to_all(folder: &Found) -> bool {
 }
 
 pub(super) fn state_folder(facts: &Facts, config: &Config) -> Finding {
-    let Place { path, found } = &facts.files.state;
+    let NamedPath { path, found } = &facts.files.state;
     if config.state_dir.as_os_str().is_empty() {
         let listens = !config.transport.listen.is_empty() && config.access.knock == Knock::Required;
         let knocks = if listens { "; knocks from before a restart are refused after it" } else { "" };
@@ -129,7 +129,7 @@ pub(super) fn control_folder(facts: &Facts, config: &Config) -> Finding {
         let none = Finding::ok(Check::ControlFolder, "control.socket", "none");
         return none.note(unreachable, format!("control.socket = {:?}", defaults::CONTROL_SOCKET));
     };
-    let Place { path, found } = &facts.files.control;
+    let NamedPath { path, found } = &facts.files.control;
     let shown = path.display();
     let look = facts.service.look();
     let at = |value: &str| Finding::ok(Check::ControlFolder, shown.to_string(), value);

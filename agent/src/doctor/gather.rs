@@ -15,7 +15,7 @@ use gate::{identity::Identity, tls::cpu_has_aes};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use net::{
     folder,
-    host::{self, Way},
+    host::{self, Route},
     netlink::{DeviceRoute, Netlink, TABLE_MAIN, Which},
     process,
     tun::DRIVER,
@@ -29,8 +29,8 @@ use ops::control_socket::{
 use super::{
     dial,
     facts::{
-        Access, Clock, ConfigFile, Conntrack, Daemon, Facts, Files, Found, Kernel, Limits, Network, Opened,
-        Peer, Place, Port, Tried, Tun,
+        Access, Clock, ConfigFile, Conntrack, Daemon, Facts, Files, Found, Kernel, Limits, NamedPath,
+        Network, Opened, Peer, Port, Tried, Tun,
     },
     limits::wanted_buffer,
     lookup, unit,
@@ -136,11 +136,11 @@ fn files(config: &Config) -> Files {
     }
 }
 
-fn place(path: &Path) -> Place {
+fn place(path: &Path) -> NamedPath {
     if path.as_os_str().is_empty() {
-        return Place::default();
+        return NamedPath::default();
     }
-    Place { path: path.to_owned(), found: found(path) }
+    NamedPath { path: path.to_owned(), found: found(path) }
 }
 
 fn found(path: &Path) -> Found {
@@ -339,7 +339,7 @@ fn cpu_quota(groups: &str, root: &Path) -> Option<f64> {
             } else {
                 [of_group("cpu.cfs_quota_us"), of_group("cpu.cfs_period_us")].join(" ")
             };
-            // "max" and -1 are none.
+            // "max" and -1 mean no limit.
             let numbers: Vec<f64> = text.split_whitespace().map_while(|word| word.parse().ok()).collect();
             if let [quota, period] = numbers[..]
                 && quota > 0.0
@@ -364,7 +364,8 @@ fn network(peers: &[Peer], ports: Vec<Port>, config: Option<&Config>) -> Network
     Network {
         ports,
         unprivileged_ports: parameter("net/ipv4/ip_unprivileged_port_start"),
-        forwarding: ["net/ipv4/ip_forward", "net/ipv6/conf/all/forwarding"].map(on),
+        forwards_ipv4: on("net/ipv4/ip_forward"),
+        forwards_ipv6: on("net/ipv6/conf/all/forwarding"),
         advertised: lookup::advertised(&read("/proc/net/ipv6_route"), |name| {
             parameter(&format!("net/ipv6/conf/{name}/accept_ra")) == Some(1)
         }),
@@ -397,7 +398,7 @@ fn links(peers: &[Peer], config: Option<&Config>) -> io::Result<Links> {
     filters.sort();
     let there = netlink.addresses()?;
     let ways = peers.iter().flat_map(|peer| &peer.endpoints).flat_map(|endpoint| endpoint.ways());
-    let of_way = |way: &Way| there.iter().find(|has| has.address.addr() == way.source).map(|has| has.index);
+    let of_way = |way: &Route| there.iter().find(|has| has.address.addr() == way.source).map(|has| has.index);
     let mut indices: Vec<u32> = ways.filter_map(of_way).collect();
     if indices.is_empty() {
         for default in [IpNet::V4(Ipv4Net::default()), IpNet::V6(Ipv6Net::default())] {

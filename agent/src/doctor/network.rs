@@ -98,13 +98,15 @@ fn port(facts: &Facts, port: &Port) -> Finding {
 }
 
 fn forwarding(facts: &Facts, config: &Config) -> Vec<Finding> {
-    const FAMILIES: [(&str, &str); 2] =
-        [("net.ipv4.ip_forward", "IPv4"), ("net.ipv6.conf.all.forwarding", "IPv6")];
+    let families = [
+        ("net.ipv4.ip_forward", "IPv4", facts.network.forwards_ipv4),
+        ("net.ipv6.conf.all.forwarding", "IPv6", facts.network.forwards_ipv6),
+    ];
     if config.tun.is_none() {
         return Vec::new();
     }
     let mut findings = Vec::new();
-    for ((parameter, family), on) in FAMILIES.into_iter().zip(facts.network.forwarding) {
+    for (parameter, family, on) in families {
         let is_of = |prefix: &IpNet| (family == "IPv6") == prefix.addr().is_ipv6();
         let with = config.peers.iter().filter(|peer| peer.allowed_ips.iter().any(is_of)).count();
         let (Some(on), true) = (on, with > 0) else { continue };

@@ -70,9 +70,10 @@ fn loss(peer: &PeerStatus) -> Option<Finding> {
     if packets.sent == 0 {
         return None;
     }
-    // What was acknowledged after all was late, not lost. An agent of before tells that of its lanes only.
-    let late = packets.late.max(peer.lanes.iter().map(|lane| lane.late_packets).sum());
-    let share = packets.lost.saturating_sub(late) as f64 / packets.sent as f64;
+    // An agent of before tells that of its lanes only.
+    let of_lanes = peer.lanes.iter().map(|lane| lane.spuriously_lost_packets).sum();
+    let spurious = packets.spuriously_lost.max(of_lanes);
+    let share = packets.lost.saturating_sub(spurious) as f64 / packets.sent as f64;
     let value = format!("{:.2} % of {} packets lost on the way there", share * 100.0, packets.sent);
     let found = Finding::ok(Check::PathLoss, &*peer.name, value);
     if share < MUCH_LOST || packets.sent < ENOUGH_PACKETS {

@@ -188,7 +188,7 @@ fn contested(peer: &PeerStatus) -> Finding {
     )
 }
 
-/// Reasons of drops that a configuration explains, and that go on until somebody changes it.
+/// Reasons of drops that a configuration explains, and that go on until it is changed.
 const MENDABLE: [DropReason; 7] = [
     DropReason::Spoofed,
     DropReason::UnknownService,

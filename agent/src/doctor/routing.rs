@@ -21,7 +21,7 @@ pub(super) fn checks(facts: &Facts, config: &Config, tun: &config::Tun) -> Vec<F
     if !tun.follows_routes() {
         return Vec::new();
     }
-    // The device of nobody's daemon is somebody else's, and of a broken configuration not all peers are known.
+    // Without a daemon the device is another program's, and a broken configuration does not have all peers.
     let known = facts.daemon.may_run() && facts.file.problems.is_empty();
     let routes = facts.tun.routes.as_deref().filter(|_| known);
     let mut findings = routes.map(|routes| next_hops(facts, config, tun, routes)).unwrap_or_default();

@@ -122,7 +122,7 @@ fn device(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
     })
 }
 
-/// Only of a running daemon's device: without one, the device is somebody else's, or not there.
+/// Only of a running daemon's device: without one, the device is another program's, or not there.
 fn queue(facts: &Facts, tun: &config::Tun) -> Option<Finding> {
     let packets = facts.tun.queue_packets.filter(|_| facts.daemon.status().is_some())?;
     let name = &tun.name;

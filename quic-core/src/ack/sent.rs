@@ -217,7 +217,7 @@ impl SentWindow {
                 outcome.reordered += 1;
                 self.reordering.was_spurious(number, record.age(ring.origin, now), self.next, rtt);
                 if let Some(recorder) = recorder.as_deref_mut() {
-                    recorder.note(Event::Late { number }, now);
+                    recorder.note(Event::SpuriouslyLost { number }, now);
                 }
             });
         }

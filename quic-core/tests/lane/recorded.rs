@@ -58,7 +58,10 @@ fn records_agree_with_the_counters_under_loss_reordering_and_key_updates() {
                     .count() as u64
             };
             assert_eq!((lost(false), lost(true)), (stats.lost_packets, stats.mtu_probes_lost));
-            assert_eq!(count(|event| matches!(event, Event::Late { .. })), stats.spuriously_lost_packets);
+            assert_eq!(
+                count(|event| matches!(event, Event::SpuriouslyLost { .. })),
+                stats.spuriously_lost_packets
+            );
             assert_eq!(count(|event| matches!(event, Event::KeyUpdate { .. })), stats.key_phase());
             let sent_for = |why| {
                 let fits = |event: &Event| matches!(event, Event::Sent { purpose, .. } if *purpose == why);

@@ -46,7 +46,7 @@ fn run(megabits: u64, jitter_ms: u64, lost_percent: u64, ack: AckProfile, seed: 
             let at = begin + Duration::from_micros(record.micros.into());
             match record.event {
                 Event::Lost { number, .. } => _ = lost.insert(number, at - sent_at[number as usize]),
-                Event::Late { number } => _ = lost.remove(&number),
+                Event::SpuriouslyLost { number } => _ = lost.remove(&number),
                 Event::Sent { .. }
                 | Event::Received { .. }
                 | Event::Frame(_)

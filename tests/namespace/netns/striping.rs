@@ -26,7 +26,7 @@ fn parallel_streams_cross_two_lanes_with_gro() {
 
 /// How often lanes fell silent, and flows left one.
 fn disturbances(pair: &Pair) -> u64 {
-    let silent = pair.sum("culvert_lanes_reopened_total", &[("reason", "silent")]);
+    let silent = pair.sum("culvert_lanes_reopened_total", &[("reason", "unresponsive")]);
     silent + pair.sum("culvert_flows_moved_total", &[])
 }
 
@@ -200,7 +200,7 @@ fn blocked_lane() {
     assert!(ports.len() > 1 && ports.last() != ports.first(), "{ports:?}: it comes from another port");
     crowd.converse(5);
     let entry = pair.entry.samples();
-    let silent = entry.count("culvert_lanes_reopened_total", &[("reason", "silent")]);
+    let silent = entry.count("culvert_lanes_reopened_total", &[("reason", "unresponsive")]);
     assert!(silent >= 1, "the blocked lane was found dead");
     check_arrivals(&echo);
     assert_eq!(entry.count("culvert_handshakes_total", &[("outcome", "established")]), 1);

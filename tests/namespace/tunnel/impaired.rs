@@ -110,7 +110,7 @@ fn silent_lanes(sites: &Sites) -> u64 {
     let count = |site: &Site| {
         // It publishes its counts before it answers.
         drop(site.agent.ask(&["status"]));
-        site.agent.samples().count("culvert_lanes_reopened_total", &[("reason", "silent")])
+        site.agent.samples().count("culvert_lanes_reopened_total", &[("reason", "unresponsive")])
     };
     sites.all().iter().map(count).sum()
 }

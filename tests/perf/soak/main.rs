@@ -142,7 +142,7 @@ fn say_why(scene: &Scene) {
         let samples = agent.samples();
         for (series, label) in [
             ("culvert_tcp_refused_total", "reason"),
-            ("culvert_sessions_doubted_total", "reason"),
+            ("culvert_sessions_suspected_total", "reason"),
             ("culvert_stream_connections_failed_total", "reason"),
             ("culvert_handshakes_total", "outcome"),
         ] {

@@ -42,7 +42,7 @@ fn undisturbed(plan: &Plan, ready: impl Fn(&Pair), more: &[&str]) -> (Pair, Valu
         let run = bench(ingress, sink, more);
         // Until nothing is on its way.
         pair.accounts();
-        if pair.sum("culvert_lanes_reopened_total", &[("reason", "silent")]) == 0 {
+        if pair.sum("culvert_lanes_reopened_total", &[("reason", "unresponsive")]) == 0 {
             return (pair, run);
         }
     }

@@ -85,7 +85,7 @@ fn converse(clients: &mut [Client]) -> Result<(), String> {
 /// there is overtaken.
 #[track_caller]
 fn a_lane_fell_silent(pair: &Pair) -> bool {
-    pair.sum("culvert_lanes_reopened_total", &[("reason", "silent")]) > 0
+    pair.sum("culvert_lanes_reopened_total", &[("reason", "unresponsive")]) > 0
 }
 
 /// Sends through a pair and checks where flows live, their order and what was handed over; false if a lane fell silent meanwhile.

@@ -268,7 +268,7 @@ fn trace(attack: Attack, samples: &Samples) -> Option<u64> {
     } else if attack == Attack::PresharedKeys {
         count("culvert_preshared_key_refusals_total", &[("reason", "different")])
     } else if attack == Attack::Leaving {
-        count("culvert_sessions_doubted_total", &[("reason", "leaving")])
+        count("culvert_sessions_suspected_total", &[("reason", "leaving")])
     } else if attack == Attack::HalfHellos {
         count("culvert_gate_incomplete_expired_total", &[])
     } else {

@@ -139,7 +139,7 @@ fn links_are_found_where_a_reader_sees_them() {
 }
 
 /// Rust files and folders of the sources, relative to the repository.
-fn sources() -> Vec<PathBuf> {
+pub(crate) fn sources() -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = ["agent", "quic-core", "tests", "fuzz"].map(PathBuf::from).into();
     let mut found = Vec::new();
     while let Some(folder) = folders.pop() {
@@ -159,6 +159,21 @@ fn sources() -> Vec<PathBuf> {
     found
 }
 
+/// The documents but the changelog, and the heads of all modules.
+pub(crate) fn texts() -> Vec<(PathBuf, String)> {
+    let mut texts: Vec<(PathBuf, String)> = documents()
+        .into_iter()
+        .filter(|path| *path != Path::new("CHANGELOG.md"))
+        .map(|path| (path.clone(), fs::read_to_string(root().join(path)).unwrap()))
+        .collect();
+    for path in sources().into_iter().filter(|path| path.extension().is_some()) {
+        let text = fs::read_to_string(root().join(&path)).unwrap();
+        let head: Vec<_> = text.lines().filter(|line| line.starts_with("//!")).collect();
+        texts.push((path, head.join("\n")));
+    }
+    texts
+}
+
 /// Names between backticks in a line that are those of Rust files, or of folders.
 fn names(line: &str) -> impl Iterator<Item = &str> {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
@@ -171,16 +186,7 @@ fn names(line: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn every_source_that_a_document_or_the_head_of_a_module_names_is_there() {
     let (sources, mut checked) = (sources(), 0);
-    let mut texts: Vec<(PathBuf, String)> = documents()
-        .into_iter()
-        .filter(|path| *path != Path::new("CHANGELOG.md"))
-        .map(|path| (path.clone(), fs::read_to_string(root().join(path)).unwrap()))
-        .collect();
-    for path in sources.iter().filter(|path| path.extension().is_some()) {
-        let text = fs::read_to_string(root().join(path)).unwrap();
-        let head: Vec<_> = text.lines().filter(|line| line.starts_with("//!")).collect();
-        texts.push((path.clone(), head.join("\n")));
-    }
+    let texts = texts();
     let mut missing = Vec::new();
     for (path, text) in &texts {
         for name in prose(text).flat_map(names) {

@@ -8,3 +8,4 @@ mod expressions;
 mod files;
 mod links;
 mod server;
+mod words;

@@ -329,7 +329,7 @@ fn pieces() -> impl FnMut(Vec<u8>) -> Outcome {
             return Outcome::of("malformed");
         };
         let piece = Piece { flow: FlowId(0), datagram, total: total.into(), offset: offset.into() };
-        let malformed = |account: &Account| account.dropped[DropReason::Malformed as usize];
+        let malformed = |account: &Account| account.dropped[DropReason::Malformed];
         let before = malformed(&account);
         let mut joined = Vec::new();
         match reassembler.take(&piece, &bytes[payload_at..], LIMIT_BYTES, now, &mut account, &mut joined) {

@@ -128,7 +128,7 @@ pub(crate) fn is_full(books: &[(u8, Vec<WorkerBooks>)]) -> bool {
 pub(crate) fn moved_and_refused(books: &[(u8, Vec<WorkerBooks>)]) -> (u64, u64) {
     let peers = books.iter().flat_map(|(_, workers)| workers).flat_map(|worker| &worker.peers);
     peers.fold((0, 0), |(moved, refused), peer| {
-        let dropped = |books: &DirectionBooks| books.account.dropped[DropReason::FlowLimit as usize];
+        let dropped = |books: &DirectionBooks| books.account.dropped[DropReason::FlowLimit];
         (moved + peer.moved, refused + dropped(&peer.uplink) + dropped(&peer.downlink))
     })
 }

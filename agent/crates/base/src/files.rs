@@ -244,7 +244,7 @@ impl Replacement {
         Self::beside(replaced, unready.into())
     }
 
-    /// The same at another path. Removes what a killed writer left there, or a link that somebody planted to have another file
+    /// The same at another path. Removes what a killed writer left there, or a link that an attacker planted to have another file
     /// overwritten.
     ///
     /// # Errors

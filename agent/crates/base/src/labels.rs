@@ -1,6 +1,7 @@
 //! Enums whose variants have labels: each variant and its label are written once.
 
-/// Declares an enum without fields and derives `COUNT`, `ALL`, `LABELS` and `label()` from it. A label is a contract with operators
+/// Declares an enum without fields and derives `COUNT`, `ALL`, `LABELS` and `label()` from it, and
+/// [`Labelled`](crate::counts::Labelled), so that something can be counted by its variants ([`Counts`](crate::counts::Counts)). A label is a contract with operators
 /// (a metric, the JSON of a command, a line of the log), so it is written out and not made from the variant's name.
 ///
 /// ```
@@ -38,6 +39,24 @@ macro_rules! labelled {
             #[must_use]
             $visible const fn label(self) -> &'static str {
                 Self::LABELS[self as usize]
+            }
+        }
+
+        impl $crate::counts::Labelled for $name {
+            type Each<T> = [T; $name::COUNT];
+
+            const VARIANTS: &'static [Self] = &Self::ALL;
+
+            fn index(self) -> usize {
+                self as usize
+            }
+
+            fn label(self) -> &'static str {
+                $name::label(self)
+            }
+
+            fn each<T>(make: impl FnMut(Self) -> T) -> Self::Each<T> {
+                Self::ALL.map(make)
             }
         }
 

@@ -10,7 +10,7 @@
 //! | tables that give memory back | [`pages`], [`sparse`] |
 //! | bytes that all peers together may hold | [`memory`] |
 //! | files that a person names, read so that nobody waits for them | [`files`] |
-//! | enums with labels for operators | [`labelled!`] |
+//! | enums with labels for operators, and counts by their variants | [`labelled!`], [`counts`] |
 //! | what a panic ends, and locks that a panic may not leave half changed | [`panics`], [`fault`] for its tests |
 
 #![warn(missing_docs)]
@@ -20,6 +20,7 @@
 compile_error!("Culvert runs on 64-bit machines only (remedy: build for x86_64 or aarch64)");
 
 pub mod clock;
+pub mod counts;
 pub mod delays;
 pub mod fault;
 pub mod files;

@@ -24,20 +24,20 @@ pub struct Pages<T> {
 
 #[derive(Debug)]
 struct Page<T> {
-    places: [Place<T>; PAGE],
+    places: [Slot<T>; PAGE],
     members: u8,
     /// The vacant place that is taken next, [`PAGE`] if there is none.
     next: u8,
 }
 
 #[derive(Debug)]
-enum Place<T> {
+enum Slot<T> {
     Member(T),
     /// The vacant place to be taken after this one.
     Vacant(u8),
 }
 
-impl<T> Place<T> {
+impl<T> Slot<T> {
     fn member(&self) -> Option<&T> {
         match self {
             Self::Member(member) => Some(member),
@@ -56,7 +56,7 @@ impl<T> Place<T> {
 impl<T> Page<T> {
     fn new() -> Box<Self> {
         // A page has fewer places than a byte counts.
-        let places = std::array::from_fn(|slot| Place::Vacant(slot as u8 + 1));
+        let places = std::array::from_fn(|slot| Slot::Vacant(slot as u8 + 1));
         Box::new(Self { places, members: 0, next: 0 })
     }
 
@@ -108,10 +108,10 @@ impl<T> Pages<T> {
             self.vacant.push(index as u32);
         }
         let page = self.pages[index].get_or_insert_with(Page::new);
-        if let Place::Vacant(next) = page.places[slot] {
+        if let Slot::Vacant(next) = page.places[slot] {
             page.next = next;
         }
-        page.places[slot] = Place::Member(member);
+        page.places[slot] = Slot::Member(member);
         page.members += 1;
         if page.is_full() {
             self.vacant.pop();
@@ -139,7 +139,7 @@ impl<T> Pages<T> {
         let page = self.pages.get_mut(index)?.as_mut()?;
         page.places[slot].member()?;
         let was_full = page.is_full();
-        let removed = std::mem::replace(&mut page.places[slot], Place::Vacant(page.next));
+        let removed = std::mem::replace(&mut page.places[slot], Slot::Vacant(page.next));
         page.next = slot as u8;
         page.members -= 1;
         if was_full {
@@ -147,8 +147,8 @@ impl<T> Pages<T> {
         }
         self.len -= 1;
         match removed {
-            Place::Member(member) => Some(member),
-            Place::Vacant(_) => None,
+            Slot::Member(member) => Some(member),
+            Slot::Vacant(_) => None,
         }
     }
 

@@ -29,6 +29,8 @@ use std::{
     time::Duration,
 };
 
+use crate::counts::Counts;
+
 crate::labelled! {
     /// Code beside the packet path that shares nothing half done with it, so that a panic of it ends one answer only.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,10 +60,10 @@ thread_local! {
 
 static COUNTS: [AtomicU64; Part::COUNT] = [const { AtomicU64::new(0) }; Part::COUNT];
 
-/// Panics that each part has survived, in the order of [`Part::ALL`].
+/// Panics that each part has survived.
 #[must_use]
-pub fn counts() -> [u64; Part::COUNT] {
-    COUNTS.each_ref().map(|count| count.load(Ordering::Relaxed))
+pub fn counts() -> Counts<Part> {
+    Counts::from_fn(|part| COUNTS[part as usize].load(Ordering::Relaxed))
 }
 
 /// From now on a panic is a line of the log, and ends the process unless the thread may survive it.
@@ -230,7 +232,7 @@ mod tests {
 
     #[test]
     fn the_marks_are_as_before_after_a_panic() {
-        let count = || counts()[Part::Reload as usize];
+        let count = || counts()[Part::Reload];
         let before = count();
         let mutex = Mutex::new(());
         let outer = isolate(Part::Control, || {

@@ -2,56 +2,53 @@
 
 use std::time::{Duration, Instant};
 
-/// Watches counts that only grow. Their owner samples them at intervals, so that a rate is ready whenever one is asked for, and a
-/// query does not affect later ones.
+/// Watches counts that only grow: `T` has them by name. Their owner samples them at intervals, so that a rate is ready whenever one
+/// is asked for, and a query does not affect later ones.
 #[derive(Clone, Copy, Debug)]
-pub struct Sampler<const N: usize> {
+pub struct Sampler<T> {
     at: Instant,
-    counts: [u64; N],
-    last: Option<Delta<N>>,
+    counts: T,
+    /// The counts of the sample before, and the time between the two.
+    before: Option<(T, Duration)>,
 }
 
-/// The increase of counts between two samples.
+/// What counts were at two samples.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Delta<const N: usize> {
-    /// The increase of each count within that time.
-    pub counts: [u64; N],
-    /// The time in which the counts grew.
-    pub within: Duration,
+pub struct Growth<T> {
+    before: T,
+    after: T,
+    /// The time between the samples.
+    within: Duration,
 }
 
-impl<const N: usize> Sampler<N> {
+impl<T: Copy + Default> Sampler<T> {
     /// A sampler of counts that are all zero at `now`.
     #[must_use]
-    pub const fn new(now: Instant) -> Self {
-        Self { at: now, counts: [0; N], last: None }
+    pub fn new(now: Instant) -> Self {
+        Self { at: now, counts: T::default(), before: None }
     }
 
     /// Takes a sample of the counts.
-    pub fn sample(&mut self, counts: [u64; N], now: Instant) {
+    pub fn sample(&mut self, counts: T, now: Instant) {
         let within = now.saturating_duration_since(self.at);
         if within.is_zero() {
             return;
         }
-        let mut grown = counts;
-        for (grown, before) in grown.iter_mut().zip(self.counts) {
-            *grown = grown.saturating_sub(before);
-        }
-        *self = Self { at: now, counts, last: Some(Delta { counts: grown, within }) };
+        *self = Self { at: now, counts, before: Some((self.counts, within)) };
     }
 
-    /// The increase between the last two samples; `None` before the first.
+    /// The growth between the last two samples; `None` before the first.
     #[must_use]
-    pub fn last(&self) -> Option<Delta<N>> {
-        self.last
+    pub fn last(&self) -> Option<Growth<T>> {
+        let (before, within) = self.before?;
+        Some(Growth { before, after: self.counts, within })
     }
 }
 
-impl<const N: usize> Delta<N> {
-    /// The increase of each count per second.
-    #[must_use]
-    pub fn per_second(&self) -> [f64; N] {
-        self.counts.map(|count| count as f64 / self.within.as_secs_f64())
+impl<T> Growth<T> {
+    /// How much one of the counts grew per second.
+    pub fn per_second(&self, count: impl Fn(&T) -> u64) -> f64 {
+        count(&self.after).saturating_sub(count(&self.before)) as f64 / self.within.as_secs_f64()
     }
 }
 
@@ -62,16 +59,22 @@ mod tests {
 
     #[test]
     fn a_rate_is_that_between_the_last_two_samples() {
+        #[derive(Clone, Copy, Debug, Default, PartialEq)]
+        struct Sent {
+            packets: u64,
+            bytes: u64,
+        }
         let clock = ManualClock::default();
-        let mut sampler = Sampler::<2>::new(clock.now());
+        let mut sampler = Sampler::<Sent>::new(clock.now());
         assert_eq!(sampler.last(), None);
         clock.advance(Duration::from_secs(1));
-        sampler.sample([100, 7], clock.now());
+        sampler.sample(Sent { packets: 7, bytes: 100 }, clock.now());
         clock.advance(Duration::from_secs(2));
-        sampler.sample([500, 7], clock.now());
-        assert_eq!(sampler.last().unwrap().per_second(), [200.0, 0.0]);
+        sampler.sample(Sent { packets: 7, bytes: 500 }, clock.now());
+        let last = sampler.last().unwrap();
+        assert_eq!([last.per_second(|it| it.packets), last.per_second(|it| it.bytes)], [0.0, 200.0]);
         // Twice in one moment says nothing new.
-        sampler.sample([501, 8], clock.now());
-        assert_eq!(sampler.last().unwrap().counts, [400, 0]);
+        sampler.sample(Sent { packets: 8, bytes: 501 }, clock.now());
+        assert_eq!(sampler.last(), Some(last));
     }
 }

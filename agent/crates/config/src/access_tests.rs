@@ -47,13 +47,18 @@ fn access_is_checked() {
 }
 
 #[test]
-fn a_decoy_is_another_server_and_there_are_strangers_for_it() {
+fn a_decoy_is_another_server_and_something_reaches_it() {
     let decoy = |address: &str| format!("[access]\ndecoy = \"{address}\"\n");
     expect(&decoy("127.0.0.1:0"), 10, "access.decoy", "cannot be sent to");
     expect(&decoy("0.0.0.0:8443"), 10, "access.decoy", "cannot be sent to");
     expect(&decoy("www.example:443"), 10, "access.decoy", "is a host name");
     expect(&decoy("127.0.0.1:4433"), 10, "access.decoy", "is our own transport.listen[0] (127.0.0.1:4433)");
-    expect(&(decoy("127.0.0.1:1") + "knock = \"off\"\n"), 10, "access.decoy", "nobody is a stranger");
+    expect(
+        &(decoy("127.0.0.1:1") + "knock = \"off\"\n"),
+        10,
+        "access.decoy",
+        "every sender may start a handshake",
+    );
     let wildcard = BASE.replace("127.0.0.1:4433", "0.0.0.0:4433");
     let own = only_problem(&format!("{wildcard}{}", decoy("127.0.0.1:4433")));
     assert!(own.to_string().contains("is our own"), "{own}");

@@ -3,7 +3,7 @@
 use crate::{Config, Peer};
 
 impl Config {
-    /// How many files peers and strangers may keep open.
+    /// How many files peers and unauthenticated senders may keep open.
     #[must_use]
     pub fn descriptors(&self) -> u64 {
         /// For ports, logs, the runtime and names being looked up.
@@ -16,8 +16,8 @@ impl Config {
         };
         let dialled = self.peers.iter().filter(|peer| !peer.endpoints.is_empty());
         let tcp = self.limits.tcp_streams as u64;
-        let strangers = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
-        self.limits.flows as u64 + tcp + dialled.map(lanes).sum::<u64>() + strangers + OTHERS
+        let decoy = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
+        self.limits.flows as u64 + tcp + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
     }
 }
 
@@ -28,7 +28,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn descriptors_are_counted_for_flows_forwards_lanes_and_strangers() {
+    fn descriptors_are_counted_for_flows_forwards_lanes_and_the_decoy() {
         const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
         let count = |more: &str| {
             let text = format!(

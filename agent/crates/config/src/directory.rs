@@ -210,7 +210,7 @@ impl Checks {
         Directory { path: texts.path.clone(), files, rejected: texts.rejected.clone(), seen: texts.seen }
     }
 
-    /// A peer whose file is wrong, as it runs, unless somebody else has its name or a key of it by now.
+    /// A peer whose file is wrong, as it runs, unless another peer has its name or a key of it by now.
     fn keep(&mut self, peer: &Peer, last: &Config, around: Around, peers: &[Peer]) -> Option<Peer> {
         let taken = |other: &Peer| {
             other.name == peer.name || other.public_keys.iter().any(|key| peer.public_keys.contains(key))

@@ -311,7 +311,7 @@ pub(super) fn name() -> Kind<Arc<str>> {
     text("name", value::name, ToString::to_string)
 }
 
-/// What somebody else may have as his name, right or wrong.
+/// The name of a peer or a service that another key refers to: whether it is a good name is checked where it is declared.
 pub(super) fn named() -> Kind<Arc<str>> {
     text("name", |text| Ok(text.into()), ToString::to_string)
 }

@@ -212,7 +212,7 @@ impl Config {
         Ok((Self { path: Some(absolute), ..config }, identity))
     }
 
-    /// Checks the file at `path` and the state file, and not the identity that it names, which may be somebody else's to read.
+    /// Checks the file at `path` and the state file, and not the identity that it names, which only another user may be able to read.
     ///
     /// # Errors
     /// The file cannot be read, or every problem that it has but for its key.

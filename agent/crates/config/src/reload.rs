@@ -118,8 +118,8 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
 /// The keys that must wait for a restart although a change of them takes effect at once, because they were checked beside
 /// values that wait for one.
 struct Waits {
-    /// `mode`: open mode is refused without a knock, and ours may be off until the restart. `decoy`: without a knock nobody is
-    /// a stranger; beside an old `transport.listen` it may be ourselves.
+    /// `mode`: open mode is refused without a knock, and ours may be off until the restart. `decoy`: without a knock
+    /// every sender may start a handshake; beside an old `transport.listen` it may be ourselves.
     access: Vec<&'static str>,
     /// `allowed_ips`: what is routed into the tunnel was held against `[tun]`, `transport.mark` and `transport.listen`. A
     /// default route beside the old mark would take the tunnel's own packets.

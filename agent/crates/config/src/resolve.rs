@@ -366,10 +366,11 @@ impl Checks {
         }
         let Some(decoy) = access.decoy else { return access };
         let (problem, remedy) = if no_knock {
-            let problem = "without a knock nobody is a stranger, and no datagram would reach the decoy";
+            let problem =
+                "without a knock every sender may start a handshake, and no datagram would reach the decoy";
             (problem.to_owned(), "set access.knock = \"required\", or remove the decoy")
         } else if !listens {
-            let problem = "this agent does not listen, so no stranger's datagram reaches it";
+            let problem = "this agent does not listen, so nothing reaches the decoy";
             (problem.to_owned(), "add transport.listen, or remove the decoy")
         } else if let Some(own) = self.own_listener(decoy) {
             (format!("is our own {own}"), "write the address of another QUIC server")

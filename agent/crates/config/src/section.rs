@@ -49,7 +49,7 @@ impl<'t> Table<'t> {
         self.get(key).and_then(|value| value.get_ref().as_array()).map(|list| list.len())
     }
 
-    /// The text of `key`; empty if it is none.
+    /// The text of `key`; empty if it is no text.
     pub(super) fn text(&self, key: &str) -> &'t str {
         self.texts(key).next().unwrap_or_default()
     }

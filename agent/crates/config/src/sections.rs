@@ -178,7 +178,7 @@ spelled! {
 spelled! {
     /// Whether a client must prove in its first packet that it knows our public key.
     pub enum Knock {
-        /// Yes: who does not is a stranger.
+        /// Yes: any other sender is unauthenticated.
         Required => "required",
         /// No: any QUIC client may start a handshake.
         Off => "off",

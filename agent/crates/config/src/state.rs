@@ -87,7 +87,7 @@ pub enum StateError {
         path: PathBuf,
         cause: io::Error,
     },
-    /// Somebody else changes it, or was stopped while doing so.
+    /// Another process changes it, or was stopped while doing so.
     #[error("{}: another process changes the peers (remedy: try again; `fuser -v {}` names one that hangs)", path.display(), path.display())]
     Busy {
         /// The lock file that another process holds locked.
@@ -234,7 +234,7 @@ impl Edit {
     /// Locks the state file at `path`, and makes its folder if there is none.
     ///
     /// # Errors
-    /// The folder or the file cannot be used, or somebody else changes it and does not end in 2 s.
+    /// The folder or the file cannot be used, or another process changes it and does not end in 2 s.
     pub fn begin(path: &Path) -> Result<Self, StateError> {
         Self::begin_within(path, PATIENCE)
     }
@@ -260,7 +260,7 @@ impl Edit {
     /// Appends `new`, which was checked.
     ///
     /// # Errors
-    /// The file is no TOML, or has a peer of that name, key or prefix, which somebody else wrote.
+    /// The file is no TOML, or has a peer of that name, key or prefix, which another process wrote.
     pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
         let mut state = self.parse()?;
         for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
@@ -462,7 +462,7 @@ impl Checks {
         self.report.read_state(text, path);
         let entries = section::parse(text, &At::file(PeerOrigin::State), &mut self.report);
         let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
-        // A peer that is to be added is called removed while the configuration is checked: its own name is checked later.
+        // A new peer is called removed while the configuration is checked: its own name is checked later.
         let removed = root.value("removed", &kinds::named().list(), self);
         let tables = root.tables("peer", &mut self.report);
         root.end(&mut self.report);

@@ -281,7 +281,7 @@ impl Checks {
 pub const ROUTES_REMEDY: &str = "set transport.mark (routes for such prefixes then have a table of their own), or tun.routes = false, or \
      write narrower prefixes";
 
-/// What to do about an address of our own link that is somebody's outside.
+/// What to do about an address of our own link that another host has outside.
 pub const INNER_REMEDY: &str = "choose inner addresses that nothing outside uses";
 
 /// What to do about a name that is looked up through the tunnel.
@@ -293,7 +293,7 @@ pub fn takes_lookups(tun: &Tun, mark: u32, prefixes: impl IntoIterator<Item = Ip
     tun.sets_routes() && mark != 0 && prefixes.into_iter().any(|prefix| is_default_like(&prefix))
 }
 
-/// A program and its arguments; an empty list is none.
+/// A program and its arguments; an empty list means no program.
 fn command() -> Kind<Vec<String>> {
     let part = |text: &str| match text.contains('\0') {
         false => Ok(text.to_owned()),

@@ -126,7 +126,7 @@ pub(super) fn socket_address(text: &str) -> Result<SocketAddr, Bad> {
     })
 }
 
-/// An IPv6 address whose zone is the name of an interface of this host, as in "[fe80::1%eth0]:53"; `None` if the text is none.
+/// An IPv6 address whose zone is the name of an interface of this host, as in "[fe80::1%eth0]:53"; `None` if the text is no such address.
 fn zoned(text: &str) -> Result<Option<SocketAddr>, Bad> {
     let inside = text.strip_prefix('[').and_then(|rest| rest.split_once("]:"));
     let Some(((ip, zone), port)) = inside.and_then(|(host, port)| Some((host.split_once('%')?, port))) else {

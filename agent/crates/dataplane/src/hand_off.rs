@@ -41,17 +41,29 @@ pub enum Kind {
     Unauthenticated { port: usize },
 }
 
-impl Kind {
-    /// The values of the metric label `kind`.
-    pub const LABELS: [&'static str; 4] = ["packets", "frames", "payloads", "strangers"];
+base::labelled! {
+    /// The content of hand-off batches, as it is counted.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Content {
+        /// [`Kind::Packets`].
+        Packets => "packets",
+        /// [`Kind::Frames`].
+        Frames => "frames",
+        /// [`Kind::Payloads`] and [`Kind::Returned`].
+        Payloads => "payloads",
+        /// [`Kind::Unauthenticated`].
+        Unauthenticated => "unauthenticated",
+    }
+}
 
-    /// The index of this kind in [`Kind::LABELS`].
-    pub fn label_index(self) -> usize {
+impl Kind {
+    /// The content as which datagrams of this kind are counted.
+    pub fn content(self) -> Content {
         match self {
-            Self::Packets { .. } => 0,
-            Self::Frames { .. } => 1,
-            Self::Payloads { .. } | Self::Returned { .. } => 2,
-            Self::Unauthenticated { .. } => 3,
+            Self::Packets { .. } => Content::Packets,
+            Self::Frames { .. } => Content::Frames,
+            Self::Payloads { .. } | Self::Returned { .. } => Content::Payloads,
+            Self::Unauthenticated { .. } => Content::Unauthenticated,
         }
     }
 }
@@ -157,7 +169,7 @@ impl Outgoing {
     }
 
     /// An unauthenticated sender's datagram for the worker `to`, that came to listening port `port`.
-    pub fn stranger(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
+    pub fn unauthenticated(&mut self, to: u8, port: usize, meta: Meta, data: &[u8]) {
         self.add(to, Kind::Unauthenticated { port }, Piece::uncounted(meta), data);
     }
 

@@ -11,7 +11,7 @@ use base::{
 };
 use wire::{
     context::{Context, INNER_OVERHEAD, REPAIR_OVERHEAD},
-    messages,
+    messages::{self, Features},
 };
 
 use crate::{
@@ -70,22 +70,10 @@ pub struct Link {
     pub plain: Option<Plain>,
     /// Whether the session is in standard mode, so that its owner alone reaches the peer.
     pub standard: bool,
-    /// Whether the peer takes IP packets.
-    pub takes_packets: bool,
-    /// Whether the peer wants link-local multicast of our host.
-    pub takes_multicast: bool,
-    /// Whether the peer completes partial L4 checksums of IP packets.
-    pub completes_checksums: bool,
-    /// Whether the peer puts datagrams together that come in pieces.
-    pub takes_pieces: bool,
+    /// What the peer is able to do.
+    pub features: Features,
     /// Whether the peer wants reports about what arrives on its lanes.
     pub reports: bool,
-    /// Whether the peer repairs lost payloads.
-    pub repairs: bool,
-    /// Whether the peer knows how a TCP forward ends by a reset without losing what came before it.
-    pub knows_aborts: bool,
-    /// Whether the peer keeps to what it is told about how far it may send on streams.
-    pub keeps_credit: bool,
     /// The time from which `budget` is relied on even if it is not `measured`.
     pub settles_at: Instant,
     /// The reasons to suspect this session.
@@ -98,15 +86,23 @@ pub struct Link {
     pub connections: u8,
 }
 
+impl Link {
+    /// Whether the peer is able to do this.
+    #[must_use]
+    pub fn has(&self, feature: Features) -> bool {
+        self.features.contains(feature)
+    }
+}
+
 base::labelled! {
     /// A reason to suspect that a session is dead. While one holds, the peer is dialled anew beside the session.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Suspicion {
         /// Nothing was received from the peer on any lane while packets were outstanding: payloads wait.
-        Unresponsive => "silent",
+        Unresponsive => "unresponsive",
         /// The lanes work, but the control connection does not answer: the far end has another address, which the end that dialled
         /// cannot follow (RFC 9000 §9). TCP forwards wait, and no lane can be opened.
-        ControlDead => "deaf",
+        ControlDead => "control_dead",
         /// A first probe was not answered in time. Only looked for if another peer can carry the packets, which they go to while
         /// this holds, or if only connected peers have routes, which this one loses; the peer is not dialled anew.
         Late => "late",
@@ -320,7 +316,8 @@ impl PeerData {
     /// How well the peer can carry IP packets now.
     #[must_use]
     pub fn readiness(&self) -> Readiness {
-        let usable = |link: &&Link| self.is_live() && link.takes_packets && !link.suspicions.unresponsive;
+        let usable =
+            |link: &&Link| self.is_live() && link.has(Features::PACKETS) && !link.suspicions.unresponsive;
         match self.link.as_ref().filter(usable) {
             Some(link) if link.suspicions.late || link.suspicions.leaving => Readiness::Late,
             Some(link) if link.standard || link.pool.up != 0 => Readiness::Ready,
@@ -333,7 +330,7 @@ impl PeerData {
     /// now, because a session takes the place of another, or may ask to be left: its packets wait, or still pass.
     #[must_use]
     pub fn takes_packets(&self) -> bool {
-        let link = self.link.as_ref().filter(|link| link.takes_packets);
+        let link = self.link.as_ref().filter(|link| link.has(Features::PACKETS));
         self.is_live() && link.is_some_and(|link| !link.suspicions.unresponsive && !link.suspicions.late)
     }
 
@@ -341,7 +338,7 @@ impl PeerData {
     #[must_use]
     pub fn receives_multicast(&self) -> bool {
         let inside = !self.config.addresses.is_empty() || !self.config.allowed_ips.is_empty();
-        let wants = self.link.as_ref().is_some_and(|link| link.takes_multicast);
+        let wants = self.link.as_ref().is_some_and(|link| link.has(Features::MULTICAST));
         inside && wants && self.readiness() != Readiness::Away
     }
 

@@ -131,19 +131,17 @@ impl Samples {
         }
     }
 
-    /// Adds one value for each of a closed set of labels.
-    pub fn each(&mut self, labels: &[&str], values: &[u64]) {
-        debug_assert_eq!(labels.len(), values.len(), "one value for each label");
-        for (label, value) in labels.iter().zip(values) {
-            self.add(&[label], *value);
+    /// Adds a value for each of a closed set of labels.
+    pub fn each<'a>(&mut self, values: impl IntoIterator<Item = (&'a str, u64)>) {
+        for (label, value) in values {
+            self.add(&[label], value);
         }
     }
 
-    /// Adds one value for each of a closed set of labels, after the label `first`.
-    pub fn each_of(&mut self, first: &str, labels: &[&str], values: &[u64]) {
-        debug_assert_eq!(labels.len(), values.len(), "one value for each label");
-        for (label, value) in labels.iter().zip(values) {
-            self.add(&[first, label], *value);
+    /// Adds a value for each of a closed set of labels, after the label `first`.
+    pub fn each_of<'a>(&mut self, first: &str, values: impl IntoIterator<Item = (&'a str, u64)>) {
+        for (label, value) in values {
+            self.add(&[first, label], value);
         }
     }
 

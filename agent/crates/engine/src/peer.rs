@@ -9,6 +9,7 @@ use std::{
 };
 
 use base::{
+    counts::Counts,
     ids::{PeerId, SessionId},
     sampler::Sampler,
 };
@@ -31,6 +32,7 @@ use crate::{
     },
     origin::PeerOrigin,
     status::TcpStatus,
+    worker::Ceiling,
 };
 
 /// The established control connection with a peer, at the worker that owns it.
@@ -93,7 +95,7 @@ pub struct Peer {
     /// The stream connections at this worker.
     pub streams: StreamConnections,
     /// The relay's counts of refusals when they were last reported.
-    pub refused: Refused,
+    pub refused: Counts<Ceiling>,
     /// The services that the peer offered when missing ones were last reported.
     pub known_services: Option<Vec<messages::Service>>,
     /// When this worker last told the dialling worker that datagrams wait here.
@@ -114,9 +116,7 @@ pub struct Peer {
     pub last_session: Option<Instant>,
     /// Whether the peer has ended the last session because our key was removed there: what was proved holds no more.
     pub shut_out: bool,
-    /// Rates of datagrams and bytes delivered uplink, the same downlink, bytes of TCP forwards up and down, lane packets sent, and lane
-    /// packets lost.
-    pub rates: Sampler<8>,
+    pub rates: Sampler<PeerTraffic>,
     /// Throttles of the log lines about the peer.
     pub throttles: Throttles,
 }
@@ -305,19 +305,30 @@ impl DerefMut for Peers {
     }
 }
 
-/// Refusals of one relay by limit: the first variants of `Ceiling`, in their order.
-pub(crate) type Refused = [u64; 7];
+/// What a worker has carried for a peer, sampled for its rates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct PeerTraffic {
+    /// Datagrams and IP packets that were delivered.
+    pub uplink_datagrams: u64,
+    pub uplink_bytes: u64,
+    pub downlink_datagrams: u64,
+    pub downlink_bytes: u64,
+    pub tcp_uplink_bytes: u64,
+    pub tcp_downlink_bytes: u64,
+    pub lane_packets: u64,
+    /// Lane packets that were declared lost, without spuriously lost ones.
+    pub lost_packets: u64,
+}
 
 /// Returns how often a relay has refused something at each of its limits.
-pub(super) fn refused(relay: &DatagramRelay) -> Refused {
-    let stats = &relay.stats;
-    [
-        stats.flows_refused.in_total,
-        stats.flows_refused.of_peer,
-        relay.uplink.dropped[DropReason::QueueMemory as usize],
-        relay.repairs.sent.without_memory + relay.repairs.received.without_memory,
-        relay.reassembly.gave_way,
-        stats.sockets_refused,
-        stats.openings_refused,
-    ]
+pub(super) fn refused(relay: &DatagramRelay) -> Counts<Ceiling> {
+    let (stats, mut refused) = (&relay.stats, Counts::default());
+    refused[Ceiling::Flows] = stats.flows_refused.in_total;
+    refused[Ceiling::FlowsPerPeer] = stats.flows_refused.of_peer;
+    refused[Ceiling::QueueBytes] = relay.uplink.dropped[DropReason::QueueMemory];
+    refused[Ceiling::RepairBytes] = relay.repairs.sent.without_memory + relay.repairs.received.without_memory;
+    refused[Ceiling::ReassemblyBytes] = relay.reassembly.evicted;
+    refused[Ceiling::Sockets] = stats.sockets_refused;
+    refused[Ceiling::FlowRate] = stats.openings_refused;
+    refused
 }

@@ -15,7 +15,7 @@ use base::{
     ids::PeerId,
 };
 use culvert_gate::{
-    Arrival, Gate, GateParts, GateStats, Own, Step, Verdict,
+    Arrival, Gate, GateParts, GateStats, Own, Verdict,
     admission::{Admits, Allowlist, Room},
     budget::Budget,
     client::{Knock, arm},
@@ -74,8 +74,7 @@ fn main() -> Result<(), Box<dyn Error>> {
 
 /// The step of the gate at which the datagram between two counts ended.
 fn ended_at(before: &GateStats, after: &GateStats) -> Option<&'static str> {
-    let changed = before.ended.iter().zip(&after.ended).position(|(before, after)| before != after)?;
-    Step::LABELS.get(changed).copied()
+    after.ended.iter().find(|(step, count)| **count != before.ended[*step]).map(|(step, _)| step.label())
 }
 
 /// The gate of a server that admits the holder of `friend`.

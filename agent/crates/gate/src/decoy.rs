@@ -28,7 +28,7 @@ use slab::Slab;
 
 use crate::classify::MAX_CID_BYTES;
 
-pub use crate::decoy_stats::{DecoyDrop, DecoyStats, Traffic};
+pub use crate::decoy_stats::{DecoyDirection, DecoyDrop, DecoyStats, Traffic};
 
 /// The time for which a flow may be silent: a QUIC server's usual idle time-out is 30 s, browsers keep alive for longer.
 pub const IDLE: Duration = Duration::from_secs(60);

@@ -1,5 +1,18 @@
 //! Counts of datagrams between unauthenticated senders and the decoy, with the reasons for drops (pure).
 
+use base::counts::Counts;
+
+base::labelled! {
+    /// Which way a datagram travels between an unauthenticated sender and the decoy.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum DecoyDirection {
+        /// From the sender to the decoy.
+        ToDecoy => "to_decoy",
+        /// From the decoy to the sender.
+        ToSender => "to_sender",
+    }
+}
+
 base::labelled! {
     /// The reason why a datagram to or from the decoy was dropped.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -27,13 +40,27 @@ base::labelled! {
         /// An answer larger than the path takes.
         TooLarge => "too_large",
         /// The kernel did not take an answer for an unauthenticated sender.
-        ToSender => "to_stranger",
+        ToSender => "to_sender",
     }
 }
 
 impl DecoyDrop {
-    /// The number of reasons about datagrams to the decoy, which come first; the others are about its answers.
-    pub const TO_DECOY: usize = 9;
+    /// The direction of the datagrams that are dropped for this reason.
+    #[must_use]
+    pub const fn direction(self) -> DecoyDirection {
+        match self {
+            Self::NoDecoy
+            | Self::SourceFlows
+            | Self::SourceRate
+            | Self::TotalRate
+            | Self::NoSocket
+            | Self::Overload
+            | Self::Stopping
+            | Self::ToDecoy
+            | Self::Refused => DecoyDirection::ToDecoy,
+            Self::Amplification | Self::TooLarge | Self::ToSender => DecoyDirection::ToSender,
+        }
+    }
 }
 
 /// Monotonic counts of datagrams between unauthenticated senders and the decoy.
@@ -48,9 +75,9 @@ pub struct DecoyStats {
     /// Flows that were opened to the decoy.
     pub opened: u64,
     /// Flows that were evicted because the ceiling was reached.
-    pub gave_way: u64,
+    pub evicted: u64,
     /// Datagrams that were dropped, by reason.
-    pub dropped: [u64; DecoyDrop::COUNT],
+    pub dropped: Counts<DecoyDrop>,
 }
 
 /// A count of datagrams and of their bytes.
@@ -65,7 +92,7 @@ pub struct Traffic {
 impl DecoyStats {
     /// Counts `datagrams` that were dropped for `reason`.
     pub fn drop(&mut self, reason: DecoyDrop, datagrams: u64) {
-        self.dropped[reason as usize] += datagrams;
+        self.dropped[reason] += datagrams;
     }
 }
 
@@ -90,23 +117,15 @@ mod tests {
         for bytes in [1200, 100] {
             stats.from_decoy.count(bytes);
         }
-        let mut dropped = [0; DecoyDrop::COUNT];
-        dropped[DecoyDrop::Overload as usize] = 5;
+        let mut dropped = Counts::default();
+        dropped[DecoyDrop::Overload] = 5;
         assert_eq!((stats.dropped, stats.from_decoy), (dropped, Traffic { datagrams: 2, bytes: 1300 }));
         assert_eq!(stats.from_senders, Traffic::default());
     }
 
     #[test]
-    fn reasons_count_from_zero_and_have_distinct_labels() {
-        let mut labels = std::collections::BTreeSet::new();
-        for (index, reason) in DecoyDrop::ALL.into_iter().enumerate() {
-            assert_eq!(reason as usize, index);
-            assert!(labels.insert(reason.label()));
-        }
-        assert_eq!(
-            DecoyDrop::ALL[DecoyDrop::TO_DECOY],
-            DecoyDrop::Amplification,
-            "the first about the decoy's"
-        );
+    fn reasons_have_distinct_labels() {
+        let labels: std::collections::BTreeSet<_> = DecoyDrop::LABELS.into_iter().collect();
+        assert_eq!(labels.len(), DecoyDrop::COUNT);
     }
 }

@@ -2,7 +2,10 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use base::clock::{Clock, ManualClock};
+use base::{
+    clock::{Clock, ManualClock},
+    counts::Counts,
+};
 
 use super::*;
 
@@ -236,13 +239,13 @@ fn one_prefix_has_an_eighth_of_all_flows_and_others_find_room() {
 fn new_flows_of_all_senders_together_are_limited() {
     let now = start();
     let mut flows = DecoyFlows::new(PLENTY, now);
-    let mut refused = [0; DecoyDrop::COUNT];
+    let mut refused = Counts::<DecoyDrop>::default();
     for network in 0..3000 {
         if let Err(reason) = flows.admit(sender(network, 1, 1), b"x", now) {
-            refused[reason as usize] += 1;
+            refused[reason] += 1;
         }
     }
-    assert_eq!((flows.len(), refused[DecoyDrop::TotalRate as usize]), (1000, 2000));
+    assert_eq!((flows.len(), refused[DecoyDrop::TotalRate]), (1000, 2000));
     let later = now + Duration::from_secs(1);
     let opened = (3000..6000).filter(|network| flows.admit(sender(*network, 1, 1), b"x", later).is_ok());
     assert_eq!(opened.count(), 400);

@@ -146,7 +146,7 @@ fn is_admitted(verdict: Verdict) -> bool {
 
 impl Gate {
     fn ended_at(&self, step: Step) -> u64 {
-        self.stats.ended[step as usize]
+        self.stats.ended[step]
     }
 
     fn whys(&self) -> Vec<Why> {
@@ -229,7 +229,7 @@ fn a_screening_passes_what_may_be_authenticated() {
     ] {
         let mut gate = gate(&clock);
         assert_eq!(gate.screen(&datagram, clock.now()), expected.is_none(), "{expected:?}");
-        assert_eq!(gate.stats.ended.iter().sum::<u64>(), u64::from(expected.is_some()));
+        assert_eq!(gate.stats.ended.total(), u64::from(expected.is_some()));
         if let Some(step) = expected {
             assert_eq!(gate.ended_at(step), 1, "{step:?}");
         }
@@ -520,7 +520,7 @@ fn a_first_packet_may_go_to_a_connection_id_of_any_length_that_quic_allows() {
         let verdict = gate.check(&flight[0], arrival, clock.now());
         if length < 8 {
             assert_eq!(verdict, Verdict::Unauthenticated, "{length}");
-            assert_eq!(gate.stats.ended[Step::Knock as usize], 1, "{length}");
+            assert_eq!(gate.stats.ended[Step::Knock], 1, "{length}");
             continue;
         }
         let Verdict::Admit(admission) = verdict else { panic!("{length}: {verdict:?}") };

@@ -15,7 +15,7 @@
 //! * The keys of mac1 and of the mask are BLAKE2s-256 of a label and the server's public key, so that only those who
 //!   know the key can make or recognise a knock. To anyone else all 136 bytes are random: without the mask the
 //!   ephemeral key would not be (it is a point of the curve, and its top bit is 0).
-//! * The epoch is the unix seconds by [`EPOCH_SECONDS`]. It makes mac1 expire, so that somebody who recorded a knock can have us
+//! * The epoch is the unix seconds by [`EPOCH_SECONDS`]. It makes mac1 expire, so that an attacker who recorded a knock can have us
 //!   spend no more on it, minutes later, than on any unauthenticated datagram.
 //! * It is bound to the destination connection ID and to the ClientHello: seen on the wire, it opens nothing for others.
 //! * The server's private key alone makes knocks in anyone's name: their sender has to prove its key in TLS, and again

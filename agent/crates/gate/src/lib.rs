@@ -49,7 +49,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::clock::Clock;
+use base::{clock::Clock, counts::Counts};
 use quinn_proto::{ConnectionId, crypto::ServerConfig as CryptoConfig};
 use rand::{RngExt, rngs::StdRng};
 use wire::cid::ConnectionIds;
@@ -126,8 +126,8 @@ pub enum Verdict {
 /// Counts of datagrams by the step at which they ended; monotonic.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GateStats {
-    /// One count for each [`Step`], at the index of its discriminant.
-    pub ended: [u64; Step::COUNT],
+    /// The datagrams that ended at each step.
+    pub ended: Counts<Step>,
     /// Incomplete ClientHellos whose rest did not come in time.
     pub partials_expired: u64,
 }
@@ -248,7 +248,7 @@ impl Gate {
     /// Decides about a datagram that no lane wants.
     pub fn check(&mut self, datagram: &[u8], arrival: Arrival, now: Instant) -> Verdict {
         let (verdict, step) = self.decide(datagram, arrival, now);
-        self.stats.ended[step as usize] += 1;
+        self.stats.ended[step] += 1;
         verdict
     }
 
@@ -265,7 +265,7 @@ impl Gate {
             Class::ZeroRtt { .. } | Class::Other => (false, Step::Class),
         };
         if !ours {
-            self.stats.ended[step as usize] += 1;
+            self.stats.ended[step] += 1;
         }
         ours
     }
@@ -281,7 +281,7 @@ impl Gate {
             }
             Class::ZeroRtt { .. } | Class::Other => false,
         };
-        self.stats.ended[Step::OtherExit as usize] += u64::from(found);
+        self.stats.ended[Step::OtherExit] += u64::from(found);
         found
     }
 

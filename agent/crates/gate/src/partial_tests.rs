@@ -51,7 +51,7 @@ impl Scene {
     }
 
     fn ended(&self, step: Step) -> u64 {
-        self.gate.stats.ended[step as usize]
+        self.gate.stats.ended[step]
     }
 }
 

@@ -81,7 +81,7 @@ pub enum InsertError {
 /// monotonic clock has measured the time that was left until then when the knock came. So a wall clock that jumps
 /// ahead and is put right again forgets nothing in between, and one that jumps back keeps entries as long as their
 /// knocks are good again, but no longer than [`LONGEST_DELAY`]. What remains: after the wall clock was put back
-/// by more than that, or past the expiry of entries that had rightly left, somebody who recorded a handshake may see
+/// by more than that, or past the expiry of entries that had rightly left, an attacker who recorded a handshake may see
 /// its first flight answered a second time. He learns that an agent is here; without the client's secrets he gets no
 /// further. The alternative, to refuse all knocks until a clock that ran ahead is reached again, could lock every
 /// peer out for years.

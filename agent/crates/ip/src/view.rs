@@ -61,7 +61,7 @@ pub enum Malformed {
     /// The packet is announced as a super-packet of a kind that it cannot be.
     #[error("the packet is not the super-packet that it is said to be")]
     Offload,
-    /// The checksum that is to be completed lies outside of the packet.
+    /// The checksum to complete lies outside of the packet.
     #[error("the checksum to be completed lies outside of the packet")]
     Checksum,
 }

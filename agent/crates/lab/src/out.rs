@@ -5,7 +5,7 @@ use std::{
     io::{self, Write},
 };
 
-/// Whether somebody still reads standard output.
+/// Whether standard output is still read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Reader {
     /// Standard output is read, as far as is known.

@@ -32,7 +32,7 @@ fn of_groups(groups: &str, root: &Path) -> Option<u64> {
         };
         for group in Path::new(path.trim_start_matches('/')).ancestors() {
             let text = fs::read_to_string(top.join(group).join(name)).unwrap_or_default();
-            // "max" is none, and so is what version 1 has for it, more than any machine has.
+            // "max" means no limit, and so does the number of version 1 for it, more than any machine has.
             least = least.into_iter().chain(text.trim().parse().ok()).min();
         }
     }

@@ -13,7 +13,7 @@ use base::files;
 /// path makes no tree.
 ///
 /// # Errors
-/// The kernel's, e.g. `NotFound` without the folder above it, or `PermissionDenied`; a folder that is there is none.
+/// The kernel's, e.g. `NotFound` without the folder above it, or `PermissionDenied`; an existing folder is no error.
 pub fn make(path: &Path) -> io::Result<bool> {
     match DirBuilder::new().mode(0o700).create(path) {
         Ok(()) => {}

@@ -22,7 +22,7 @@ use crate::{ports, steering, sys, tun::DRIVER, wildcard_for};
 /// The system's clock, as the kernel judges it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ClockState {
-    /// Whether somebody (NTP, PTP) keeps it right.
+    /// Whether a program (NTP, PTP) keeps it right.
     pub synchronised: bool,
     /// By how much it may be off at most.
     pub most_error: Duration,
@@ -162,7 +162,7 @@ pub fn try_tcp(address: SocketAddr) -> io::Result<()> {
 
 /// The way to an address, as the kernel would choose it now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Way {
+pub struct Route {
     /// The local address that packets leave from.
     pub source: IpAddr,
     /// The largest IP packet that the kernel sends that way, in bytes: the interface's, the route's, or what ICMP has said.
@@ -173,7 +173,7 @@ pub struct Way {
 ///
 /// # Errors
 /// The kernel's, e.g. `NetworkUnreachable`.
-pub fn way(address: SocketAddr, mark: u32) -> io::Result<Way> {
+pub fn way(address: SocketAddr, mark: u32) -> io::Result<Route> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if mark != 0
         && let Err(error) = socket.set_mark(mark)
@@ -183,7 +183,7 @@ pub fn way(address: SocketAddr, mark: u32) -> io::Result<Way> {
     socket.bind(&wildcard_for(address).into())?;
     socket.connect(&address.into())?;
     let local = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::Unsupported)?;
-    Ok(Way { source: local.ip(), mtu: sys::path_mtu(socket.as_fd(), address.is_ipv6())? })
+    Ok(Route { source: local.ip(), mtu: sys::path_mtu(socket.as_fd(), address.is_ipv6())? })
 }
 
 /// The features that devices of the kernel's TUN driver may have.

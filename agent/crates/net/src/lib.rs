@@ -139,20 +139,22 @@ pub struct UdpOptions {
     pub gso: bool,
 }
 
-/// The role of a UDP socket.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum UdpRole {
-    /// The underlay: carries QUIC, listens for peers. `IP_MTU_DISCOVER = PROBE`, PKTINFO, a probe bind before.
-    QuicListen,
-    /// The underlay: carries QUIC, one dialled lane or connection.
-    QuicDial,
-    /// A local port whose datagrams go to a peer. PKTINFO, a probe bind before.
-    Ingress,
-    /// One flow's connected socket to a service.
-    Upstream,
-    /// A connected socket to the decoy, for one unauthenticated sender. `IP_MTU_DISCOVER = PROBE`, so that nothing is
-    /// fragmented on the way.
-    Decoy,
+base::labelled! {
+    /// The role of a UDP socket.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+    pub enum UdpRole {
+        /// The underlay: carries QUIC, listens for peers. `IP_MTU_DISCOVER = PROBE`, PKTINFO, a probe bind before.
+        QuicListen => "quic_listen",
+        /// The underlay: carries QUIC, one dialled lane or connection.
+        QuicDial => "quic_dial",
+        /// A local port whose datagrams go to a peer. PKTINFO, a probe bind before.
+        Ingress => "ingress",
+        /// One flow's connected socket to a service.
+        Upstream => "upstream",
+        /// A connected socket to the decoy, for one unauthenticated sender. `IP_MTU_DISCOVER = PROBE`, so that nothing is
+        /// fragmented on the way.
+        Decoy => "decoy",
+    }
 }
 
 impl UdpRole {

@@ -157,7 +157,7 @@ pub(super) struct Received {
     pub(super) refused: usize,
 }
 
-/// Fills `batch` (cleared first) with what waits at `socket`. Buffers get the age `held`, or if that is none, the one
+/// Fills `batch` (cleared first) with what waits at `socket`. Buffers get the age `held`, or if that is `None`, the one
 /// of the kernel's timestamp (see [`set_timestamps`]).
 pub(super) fn receive(
     socket: BorrowedFd<'_>,

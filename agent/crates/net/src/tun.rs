@@ -6,7 +6,7 @@
 //!   without:          packet
 //! ```
 //!
-//! The device lives as long as one of its queues is open, unless somebody removes it: when the process ends, it and its routes
+//! The device lives as long as one of its queues is open, unless it is removed: when the process ends, it and its routes
 //! are gone.
 
 use std::{

@@ -5,7 +5,7 @@ use std::io;
 use config::Config;
 use net::process;
 
-/// Each flow and TCP connection of a peer, each lane that we open, and each stranger at the decoy needs a descriptor: asks
+/// Each flow and TCP connection of a peer, each lane that we open, and each unauthenticated sender at the decoy needs a descriptor: asks
 /// for as many as the hard limit allows, and warns if that is less than the peers that are known may use. Returns how many there are.
 pub fn raise_descriptor_limit(config: &Config) -> Option<u64> {
     let known = config.descriptors();

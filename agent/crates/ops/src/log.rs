@@ -44,12 +44,12 @@ static FILTER: OnceLock<Handle<Targets, Registry>> = OnceLock::new();
 /// [`AlreadySet`] the second time.
 pub fn init(log: Log) -> Result<(), AlreadySet> {
     let to_journal = env::var("JOURNAL_STREAM").is_ok_and(|announced| process::logs_to_journal(&announced));
-    let place = match to_journal {
-        true => Place::Journal,
-        false if io::stderr().is_terminal() => Place::Terminal,
-        false => Place::File,
+    let stderr = match to_journal {
+        true => Stderr::Journal,
+        false if io::stderr().is_terminal() => Stderr::Terminal,
+        false => Stderr::File,
     };
-    let (subscriber, filter) = subscriber(log, place, io::stderr);
+    let (subscriber, filter) = subscriber(log, stderr, io::stderr);
     subscriber.try_init().map_err(|_| AlreadySet)?;
     FILTER.set(filter).map_err(|_| AlreadySet)
 }
@@ -65,7 +65,7 @@ pub fn set_level(level: LogLevel) {
 
 /// What standard error is connected to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Place {
+enum Stderr {
     Terminal,
     File,
     Journal,
@@ -73,7 +73,7 @@ enum Place {
 
 fn subscriber<W>(
     log: Log,
-    place: Place,
+    stderr: Stderr,
     writer: W,
 ) -> (impl Subscriber + Send + Sync + 'static, Handle<Targets, Registry>)
 where
@@ -87,18 +87,18 @@ where
         // It would be told on standard error, which just failed, and ends the process.
         .log_internal_errors(false);
     let text = format::Format::default().with_ansi(false);
-    let layer = match (log.format, place) {
-        (LogFormat::Text, Place::Terminal | Place::File) => {
-            layer.event_format(Line { inner: text, place, json: false }).boxed()
+    let layer = match (log.format, stderr) {
+        (LogFormat::Text, Stderr::Terminal | Stderr::File) => {
+            layer.event_format(Line { inner: text, stderr, json: false }).boxed()
         }
-        (LogFormat::Text, Place::Journal) => {
-            layer.event_format(Line { inner: text.without_time(), place, json: false }).boxed()
+        (LogFormat::Text, Stderr::Journal) => {
+            layer.event_format(Line { inner: text.without_time(), stderr, json: false }).boxed()
         }
         (LogFormat::Json, _) => {
             let inner = text.json().flatten_event(true);
             layer
                 .fmt_fields(format::JsonFields::new())
-                .event_format(Line { inner, place, json: true })
+                .event_format(Line { inner, stderr, json: true })
                 .boxed()
         }
     };
@@ -108,7 +108,7 @@ where
 /// Makes one line of each event that `inner` formats.
 struct Line<F> {
     inner: F,
-    place: Place,
+    stderr: Stderr,
     json: bool,
 }
 
@@ -126,8 +126,8 @@ where
     ) -> fmt::Result {
         const RESET: &str = "\x1b[0m";
         let level = *event.metadata().level();
-        let colour = colour(level).filter(|_| self.place == Place::Terminal && !self.json);
-        if self.place == Place::Journal {
+        let colour = colour(level).filter(|_| self.stderr == Stderr::Terminal && !self.json);
+        if self.stderr == Stderr::Journal {
             // As `sd-daemon(3)` describes it.
             write!(writer, "<{}>", priority(level))?;
         }
@@ -149,7 +149,7 @@ fn colour(level: Level) -> Option<&'static str> {
     }
 }
 
-/// The priority of `syslog(3)`; 5, a notice, is none of our levels.
+/// The priority of `syslog(3)`; we have no level for 5, a notice.
 fn priority(level: Level) -> u8 {
     match level {
         Level::ERROR => 3,

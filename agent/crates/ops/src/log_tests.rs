@@ -1,4 +1,4 @@
-//! What is written for an event, at each place and level; the brake.
+//! What is written for an event, at each stderr and level; the brake.
 
 use std::{
     panic,
@@ -25,10 +25,10 @@ impl io::Write for Written {
 }
 
 /// Returns what is logged while `work` runs.
-fn logged(log: Log, place: Place, work: impl FnOnce(&Handle<Targets, Registry>)) -> String {
+fn logged(log: Log, stderr: Stderr, work: impl FnOnce(&Handle<Targets, Registry>)) -> String {
     let written = Written::default();
     let writer = written.clone();
-    let (subscriber, filter) = subscriber(log, place, move || writer.clone());
+    let (subscriber, filter) = subscriber(log, stderr, move || writer.clone());
     tracing::subscriber::with_default(subscriber, || work(&filter));
     let written = written.0.lock().unwrap().clone();
     String::from_utf8(written).unwrap()
@@ -38,21 +38,21 @@ fn log(format: LogFormat) -> Log {
     Log { level: LogLevel::Info, format }
 }
 
-/// What a stranger might have us write: a forged line, and a sequence that clears the terminal.
+/// What a sender might have us write: a forged line, and a sequence that clears the terminal.
 const FORGED: &str = "gone\n<0>ERROR all is lost\r\u{1b}[2J\u{9b}2J\tx";
 
 #[test]
 fn an_event_is_one_line_whatever_its_values_are() {
-    for place in [Place::Terminal, Place::File, Place::Journal] {
+    for stderr in [Stderr::Terminal, Stderr::File, Stderr::Journal] {
         for format in [LogFormat::Text, LogFormat::Json] {
-            let text = logged(log(format), place, |_| {
+            let text = logged(log(format), stderr, |_| {
                 tracing::warn!(reason = %FORGED, quoted = FORGED, "connection lost: {FORGED}");
                 tracing::info!("next");
             });
-            let context = format!("{place:?} {format:?}: {text:?}");
+            let context = format!("{stderr:?} {format:?}: {text:?}");
             assert_eq!(text.matches('\n').count(), 2, "{context}");
             assert!(text.ends_with('\n'), "{context}");
-            let colours = place == Place::Terminal && format == LogFormat::Text;
+            let colours = stderr == Stderr::Terminal && format == LogFormat::Text;
             let text = if colours {
                 let (warning, next) =
                     text.strip_prefix("\u{1b}[33m").unwrap().split_once("\u{1b}[0m\n").unwrap();
@@ -69,7 +69,7 @@ fn an_event_is_one_line_whatever_its_values_are() {
 #[test]
 fn the_journal_is_told_the_priority_and_not_the_time() {
     let log = Log { level: LogLevel::Trace, format: LogFormat::Text };
-    let text = logged(log, Place::Journal, |_| {
+    let text = logged(log, Stderr::Journal, |_| {
         tracing::error!("a");
         tracing::warn!("b");
         tracing::info!(peer = "exit", "c");
@@ -89,11 +89,11 @@ fn the_journal_is_told_the_priority_and_not_the_time() {
 
 #[test]
 fn json_has_time_level_target_message_and_fields_and_in_the_journal_the_priority_too() {
-    for place in [Place::File, Place::Journal] {
-        let text = logged(log(LogFormat::Json), place, |_| {
+    for stderr in [Stderr::File, Stderr::Journal] {
+        let text = logged(log(LogFormat::Json), stderr, |_| {
             tracing::warn!(peer = "exit", suppressed = 7_u64, reason = %FORGED, "connection lost");
         });
-        let prefix = if place == Place::Journal { "<4>" } else { "" };
+        let prefix = if stderr == Stderr::Journal { "<4>" } else { "" };
         let event: Value = serde_json::from_str(text.trim_end().strip_prefix(prefix).unwrap()).unwrap();
         assert_eq!(event["level"], "WARN");
         assert_eq!(event["target"], module_path!());
@@ -109,7 +109,7 @@ fn json_has_time_level_target_message_and_fields_and_in_the_journal_the_priority
 
 #[test]
 fn a_file_is_told_the_time() {
-    let text = logged(log(LogFormat::Text), Place::File, |_| tracing::info!("x"));
+    let text = logged(log(LogFormat::Text), Stderr::File, |_| tracing::info!("x"));
     let (time, rest) = text.split_once("  INFO ").unwrap();
     humantime::parse_rfc3339(time).unwrap();
     assert_eq!(rest, format!("{}: x\n", module_path!()));
@@ -117,7 +117,7 @@ fn a_file_is_told_the_time() {
 
 #[test]
 fn the_level_changes_at_run_time_and_what_is_off_stays_cheap() {
-    let text = logged(log(LogFormat::Text), Place::Journal, |filter| {
+    let text = logged(log(LogFormat::Text), Stderr::Journal, |filter| {
         let set = |level| filter.reload(targets(level)).unwrap();
         let say = |what: &str| {
             tracing::warn!("warn {what}");
@@ -139,7 +139,7 @@ fn the_level_changes_at_run_time_and_what_is_off_stays_cheap() {
         (LogLevel::Debug, LevelFilter::DEBUG),
         (LogLevel::Trace, LevelFilter::TRACE),
     ] {
-        let (subscriber, filter) = subscriber(log(LogFormat::Text), Place::File, io::sink);
+        let (subscriber, filter) = subscriber(log(LogFormat::Text), Stderr::File, io::sink);
         assert_eq!(subscriber.max_level_hint(), Some(LevelFilter::INFO));
         filter.reload(targets(level)).unwrap();
         assert_eq!(subscriber.max_level_hint(), Some(most));
@@ -148,7 +148,7 @@ fn the_level_changes_at_run_time_and_what_is_off_stays_cheap() {
 
 #[test]
 fn a_panic_is_one_event() {
-    let text = logged(log(LogFormat::Text), Place::Journal, |_| {
+    let text = logged(log(LogFormat::Text), Stderr::Journal, |_| {
         let before = panic::take_hook();
         panic::set_hook(Box::new(|info| panics::log(info, Some("admin"), "it goes on")));
         let caught = panic::catch_unwind(|| panic!("on\npurpose"));

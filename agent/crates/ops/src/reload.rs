@@ -42,7 +42,7 @@ impl Running {
                 Err(error) if error.is_bad_input() => metrics::Reload::Refused,
                 Err(_) => metrics::Reload::Failed,
             });
-            say(&reloaded);
+            log_outcome(&reloaded);
         }
         reloaded
     }
@@ -116,10 +116,10 @@ impl Running {
 }
 
 /// Writes into the log what a reload did, in one line per change or per problem.
-fn say(outcome: &Result<Reloaded, ReloadError>) {
+fn log_outcome(outcome: &Result<Reloaded, ReloadError>) {
     match outcome {
         Ok(Reloaded { changes, notes }) => {
-            changes.iter().for_each(say_change);
+            changes.iter().for_each(log_change);
             for note in notes {
                 tracing::warn!("reload: {note}");
             }
@@ -138,7 +138,7 @@ fn say(outcome: &Result<Reloaded, ReloadError>) {
     }
 }
 
-fn say_change(Change { what, kind, effect }: &Change) {
+fn log_change(Change { what, kind, effect }: &Change) {
     let effect = match effect {
         Effect::Now => "now",
         Effect::NextConnection => "with the next connection",

@@ -12,7 +12,7 @@ pub enum ReloadError {
     /// The file, the state file or the key is wrong.
     #[error(transparent)]
     Config(#[from] LoadError),
-    /// A new inner address of a peer is somebody else's.
+    /// A new inner address of a peer belongs to another peer.
     #[error(transparent)]
     Route(#[from] TunnelError),
     /// A port could not be opened.

@@ -103,7 +103,7 @@ impl RateAccount {
         self.set_own(rate.map_or(fixed, Option::unwrap_or_default));
     }
 
-    /// Notes whether the far end reports what arrives: without that an automatic rate is none, or the highest that is configured.
+    /// Notes whether the far end reports what arrives: without reports an automatic rate is unlimited, or `peer.rate_max`.
     pub fn set_measurable(&self, is_measurable: bool, now: Instant) {
         self.change(now, |state| state.is_measurable = is_measurable);
     }

@@ -18,7 +18,7 @@ macro_rules! counts {
 counts! {
     /// What the sender's ends of streams did.
     pub struct SenderCounts {
-        /// Payloads that are to be repaired, whether they got numbers or not.
+        /// Payloads sent for repair, whether they got numbers or not.
         pub payloads: u64,
         /// Bytes of those, with their contexts.
         pub payload_bytes: u64,

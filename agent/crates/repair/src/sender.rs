@@ -23,7 +23,7 @@ use super::{
     symbol::truncate,
 };
 
-/// The stream and the flow of a run of payloads that are to be repaired, and how.
+/// The stream and the flow of a run of payloads for repair, and how they are repaired.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RepairClass {
     pub stream: StreamNumber,
@@ -32,7 +32,7 @@ pub struct RepairClass {
     pub terms: Terms,
 }
 
-/// How the frames of a run of payloads that are to be repaired look.
+/// How the frames of a run of payloads for repair look.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repaired {
     pub stream: StreamNumber,

@@ -57,7 +57,7 @@ pub enum Outcome {
     Duplicate,
     /// Its number was given up.
     Late,
-    /// Its number is none that a peer reaches.
+    /// Its number is beyond [`END_OF_NUMBERS`].
     Refused,
 }
 

@@ -177,7 +177,7 @@ pub enum Context {
     },
     /// Opens a flow without a datagram, because the datagram that waits fits only the shorter form.
     OpenEmpty {
-        /// The flow that is to be opened.
+        /// The flow to open.
         number: FlowNumber,
         /// The receiver's service that the flow leads to.
         service: ServiceNumber,
@@ -239,10 +239,24 @@ pub enum Context {
     Unsupported(u64),
 }
 
-impl Context {
-    /// The kinds of messages about flows: the metric label `kind`.
-    pub const MESSAGE_LABELS: [&'static str; 5] = ["open", "confirmed", "refused", "unknown", "closed"];
+base::labelled! {
+    /// The kind of a message about a flow.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FlowMessage {
+        /// [`Context::OpenEmpty`].
+        Open => "open",
+        /// [`Context::Confirmed`].
+        Confirmed => "confirmed",
+        /// [`Context::Refused`].
+        Refused => "refused",
+        /// [`Context::Unknown`].
+        Unknown => "unknown",
+        /// [`Context::Closed`].
+        Closed => "closed",
+    }
+}
 
+impl Context {
     /// The flow that it is about; `None` of a context that this version does not know.
     #[inline]
     #[must_use]
@@ -266,10 +280,10 @@ impl Context {
         self.facts().payload_at
     }
 
-    /// The index of this message's kind in [`Context::MESSAGE_LABELS`]; `None` for datagrams.
+    /// The kind of this message about a flow; `None` for datagrams.
     #[inline]
     #[must_use]
-    pub const fn message_kind(&self) -> Option<usize> {
+    pub const fn flow_message(&self) -> Option<FlowMessage> {
         self.facts().message
     }
 
@@ -286,12 +300,12 @@ impl Context {
                 Facts { flow: Some(number), opens: true, payload_at: Some(payload_at), ..none }
             }
             Self::OpenEmpty { number, .. } => {
-                Facts { flow: Some(number), opens: true, message: Some(0), ..none }
+                Facts { flow: Some(number), opens: true, message: Some(FlowMessage::Open), ..none }
             }
-            Self::Confirmed(number) => Facts { flow: Some(number), message: Some(1), ..none },
-            Self::Refused(number, _) => Facts { flow: Some(number), message: Some(2), ..none },
-            Self::Unknown(number) => Facts { flow: Some(number), message: Some(3), ..none },
-            Self::Closed(number) => Facts { flow: Some(number), message: Some(4), ..none },
+            Self::Confirmed(number) => Facts { flow: Some(number), message: Some(FlowMessage::Confirmed), ..none },
+            Self::Refused(number, _) => Facts { flow: Some(number), message: Some(FlowMessage::Refused), ..none },
+            Self::Unknown(number) => Facts { flow: Some(number), message: Some(FlowMessage::Unknown), ..none },
+            Self::Closed(number) => Facts { flow: Some(number), message: Some(FlowMessage::Closed), ..none },
             Self::Unsupported(_) => Facts { payload_at: Some(0), ..none },
             Self::Report { .. } | Self::Numbered { .. } | Self::Repair { .. } | Self::Ask { .. } => none,
         }
@@ -391,7 +405,7 @@ struct Facts {
     flow: Option<FlowNumber>,
     opens: bool,
     payload_at: Option<usize>,
-    message: Option<usize>,
+    message: Option<FlowMessage>,
 }
 
 /// An encoded context: at most 24 bytes, on the stack.

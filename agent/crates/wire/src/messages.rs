@@ -102,35 +102,51 @@ pub enum MessageError {
     },
 }
 
-impl MessageError {
-    /// The labels of all errors, for the metric that counts them.
-    pub const LABELS: [&'static str; 10] = [
-        "too_long",
-        "malformed",
-        "unknown_kind",
-        "version_mismatch",
-        "length",
-        "range",
-        "control_character",
-        "too_many_services",
-        "duplicate_service",
-        "empty",
-    ];
+base::labelled! {
+    /// The fault of a control message, without the particulars of a [`MessageError`].
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum MessageFault {
+        /// [`MessageError::TooLong`].
+        TooLong => "too_long",
+        /// [`MessageError::Malformed`].
+        Malformed => "malformed",
+        /// [`MessageError::UnknownKind`].
+        UnknownKind => "unknown_kind",
+        /// [`MessageError::VersionMismatch`].
+        VersionMismatch => "version_mismatch",
+        /// [`MessageError::Length`].
+        Length => "length",
+        /// [`MessageError::Range`].
+        Range => "range",
+        /// [`MessageError::ControlCharacter`].
+        ControlCharacter => "control_character",
+        /// [`MessageError::TooManyServices`].
+        TooManyServices => "too_many_services",
+        /// [`MessageError::DuplicateService`].
+        DuplicateService => "duplicate_service",
+        /// [`MessageError::Empty`].
+        Empty => "empty",
+        /// A message that is right by itself, and came from the wrong end or at the wrong time.
+        OutOfOrder => "out_of_order",
+    }
+}
 
-    /// The value of the label `reason` in `culvert_control_message_errors_total`.
-    pub fn label(&self) -> &'static str {
-        Self::LABELS[match self {
-            Self::TooLong(_) => 0,
-            Self::Malformed(_) => 1,
-            Self::UnknownKind => 2,
-            Self::VersionMismatch { .. } => 3,
-            Self::Length { .. } => 4,
-            Self::Range { .. } => 5,
-            Self::ControlCharacter { .. } => 6,
-            Self::TooManyServices { .. } => 7,
-            Self::DuplicateService { .. } => 8,
-            Self::Empty => 9,
-        }]
+impl MessageError {
+    /// The fault, for the metric that counts it.
+    #[must_use]
+    pub const fn fault(&self) -> MessageFault {
+        match self {
+            Self::TooLong(_) => MessageFault::TooLong,
+            Self::Malformed(_) => MessageFault::Malformed,
+            Self::UnknownKind => MessageFault::UnknownKind,
+            Self::VersionMismatch { .. } => MessageFault::VersionMismatch,
+            Self::Length { .. } => MessageFault::Length,
+            Self::Range { .. } => MessageFault::Range,
+            Self::ControlCharacter { .. } => MessageFault::ControlCharacter,
+            Self::TooManyServices { .. } => MessageFault::TooManyServices,
+            Self::DuplicateService { .. } => MessageFault::DuplicateService,
+            Self::Empty => MessageFault::Empty,
+        }
     }
 
     /// With which code to close the connection; `None` if the message is to be counted and ignored.
@@ -178,7 +194,7 @@ pub enum Message {
     Release,
     /// The most that the sender wants to receive from the far end, all packets together, in place of an earlier limit.
     ReceiveRate {
-        /// The limit; 0 is none.
+        /// The limit; 0 means no limit.
         bits_per_second: u64,
     },
     /// Whether the sender wants reports about what arrives on the lanes, in place of what it said before.

@@ -453,19 +453,19 @@ fn the_longest_message_fits_a_frame() {
 #[test]
 fn every_error_has_a_label_of_its_own() {
     let malformed = Message::decode(&[0xff]).unwrap_err();
-    assert_eq!(malformed.label(), "malformed");
+    assert_eq!(malformed.fault(), MessageFault::Malformed);
     assert_eq!(malformed.close_reason(), Some(CloseReason::ProtocolViolation));
     let too_long = MessageError::from(FrameTooLong { bytes: 1, limit: 0 });
-    assert_eq!(too_long.label(), "too_long");
+    assert_eq!(too_long.fault(), MessageFault::TooLong);
     let mismatch = MessageError::VersionMismatch { theirs: 2 };
     assert_eq!(
-        (mismatch.label(), mismatch.close_reason()),
-        ("version_mismatch", Some(CloseReason::VersionMismatch))
+        (mismatch.fault(), mismatch.close_reason()),
+        (MessageFault::VersionMismatch, Some(CloseReason::VersionMismatch))
     );
-    assert_eq!(MessageError::DuplicateService { number: 1 }.label(), "duplicate_service");
-    assert_eq!(MessageError::Empty.label(), "empty");
-    let labels: std::collections::BTreeSet<_> = MessageError::LABELS.into_iter().collect();
-    assert_eq!(labels.len(), MessageError::LABELS.len());
+    assert_eq!(MessageError::DuplicateService { number: 1 }.fault(), MessageFault::DuplicateService);
+    assert_eq!(MessageError::Empty.fault(), MessageFault::Empty);
+    let labels: std::collections::BTreeSet<_> = MessageFault::LABELS.into_iter().collect();
+    assert_eq!(labels.len(), MessageFault::COUNT);
 }
 
 #[test]

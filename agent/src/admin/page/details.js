@@ -149,7 +149,7 @@ function lane(lane) {
   const rate = (size) => (size === undefined ? dash : bits(size));
   return [
     String(lane.index), [lane.state, lane.state === "up" ? "good" : "warn"], rate(rates.sent_bytes_per_second),
-    rate(rates.received_bytes_per_second), count(lane.lost_packets - lane.late_packets), count(lane.in_flight_packets), wait(lane.rtt_seconds),
+    rate(rates.received_bytes_per_second), count(lane.lost_packets - lane.spuriously_lost_packets), count(lane.in_flight_packets), wait(lane.rtt_seconds),
     `${lane.packet_bytes}${lane.mtu_search ? " …" : ""}`, `${lane.key_updates}${lane.key_update_under_way ? " …" : ""}`,
     count(lane.flows), or(lane.heard_seconds, (heard) => `${wait(heard)} ago`), or(lane.remote_address), String(lane.worker),
   ];

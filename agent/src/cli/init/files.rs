@@ -9,7 +9,7 @@ use std::{
 
 use gate::identity::{Identity, IdentityError, SecretError};
 
-/// The files that are to be written, with their contents.
+/// The files to write, with their contents.
 pub(super) struct New<'a> {
     /// The path of the configuration file.
     pub(super) config: &'a Path,

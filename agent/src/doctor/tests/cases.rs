@@ -183,10 +183,10 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             (Note, ("allow = [\"10.9.0.0/16\"]", "token_file = \"token\""), |_| {}),
         ],
         Check::Forwarding => vec![
-            (Warning, AS_IT_IS, |f| f.network.forwarding[0] = Some(false)),
-            (Warning, AS_IT_IS, |f| f.network.forwarding[1] = Some(false)),
+            (Warning, AS_IT_IS, |f| f.network.forwards_ipv4 = Some(false)),
+            (Warning, AS_IT_IS, |f| f.network.forwards_ipv6 = Some(false)),
             (Note, ("allowed_ips = [\"10.9.2.0/24\", \"fd09:2::/64\"]", ""), |f| {
-                f.network.forwarding = [Some(false), Some(true)];
+                f.network.forwards_ipv4 = Some(false);
             }),
         ],
         Check::RpFilter => vec![
@@ -271,13 +271,13 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
         Check::EndpointRoute => vec![
             (Error, AS_IT_IS, |f| addresses(f)[0].way = Err("unreachable".to_owned())),
             (Note, AS_IT_IS, |f| second_address(f).way = Err("unreachable".to_owned())),
-            (Note, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: REMOTE.ip(), mtu: 65_535 })),
-            (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: INNER, mtu: 1_421 })),
+            (Note, AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: REMOTE.ip(), mtu: 65_535 })),
+            (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: INNER, mtu: 1_421 })),
         ],
         Check::PathMtu => vec![
-            (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_227 })),
-            (Warning, AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_338 })),
-            (Warning, AS_IT_IS, |f| second_address(f).way = Ok(Way { source: OURS, mtu: 1_358 })),
+            (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: OURS, mtu: 1_227 })),
+            (Warning, AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: OURS, mtu: 1_338 })),
+            (Warning, AS_IT_IS, |f| second_address(f).way = Ok(Route { source: OURS, mtu: 1_358 })),
         ],
         Check::Reachability => vec![
             (Error, AS_IT_IS, |f| addresses(f)[0].answer = Some(no_answer())),
@@ -448,7 +448,7 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
             (AS_IT_IS, |f| lose(f, 1_999, 500)),
             (AS_IT_IS, |f| {
                 lose(f, 100_000, 3_000);
-                exit(f).lanes = vec![LaneStatus { late_packets: 2_600, ..LaneStatus::default() }];
+                exit(f).lanes = vec![LaneStatus { spuriously_lost_packets: 2_600, ..LaneStatus::default() }];
             }),
         ],
         Check::TunIpv6 => vec![((", \"fd09::1/128\"]", "]\nroutes = false"), |f| f.tun.no_ipv6 = true)],
@@ -465,8 +465,8 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
             }),
         ],
         Check::PathMtu => vec![
-            (AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: OURS, mtu: 1_339 })),
-            (AS_IT_IS, |f| second_address(f).way = Ok(Way { source: OURS, mtu: 1_359 })),
+            (AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: OURS, mtu: 1_339 })),
+            (AS_IT_IS, |f| second_address(f).way = Ok(Route { source: OURS, mtu: 1_359 })),
         ],
         Check::Configuration
         | Check::Daemon
@@ -485,14 +485,16 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         Check::Drops => vec![(AS_IT_IS, |f| spoof(f, 1_000, 0))],
         Check::EndpointRoute => vec![
             // Another agent's inner address, and a user whose packets have no mark.
-            (AS_IT_IS, |f| addresses(f)[0].way = Ok(Way { source: "10.9.0.2".parse().unwrap(), mtu: 1_421 })),
+            (AS_IT_IS, |f| {
+                addresses(f)[0].way = Ok(Route { source: "10.9.0.2".parse().unwrap(), mtu: 1_421 })
+            }),
             (AS_IT_IS, |f| {
                 run(f);
-                addresses(f)[0].way = Ok(Way { source: INNER, mtu: 1_421 });
+                addresses(f)[0].way = Ok(Route { source: INNER, mtu: 1_421 });
             }),
             (AS_IT_IS, |f| {
                 package(f);
-                addresses(f)[0].way = Ok(Way { source: INNER, mtu: 1_421 });
+                addresses(f)[0].way = Ok(Route { source: INNER, mtu: 1_421 });
             }),
         ],
     }

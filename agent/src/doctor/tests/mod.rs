@@ -9,7 +9,7 @@ use std::{
 use super::{
     facts::{
         Access, Account, Address, Answer, Clock, ConfigFile, Conntrack, Daemon, Endpoint, Files, Found,
-        Kernel, Limits, Lookup, Network, Opened, Peer, Place, Port, Service, Tun, Unit,
+        Kernel, Limits, Lookup, NamedPath, Network, Opened, Peer, Port, Service, Tun, Unit,
     },
     *,
 };
@@ -20,7 +20,7 @@ mod unit;
 use cases::{fires, quiet};
 use config::ConfigProblem;
 use net::{
-    host::{Buffers, ClockState, TunFeatures, Way},
+    host::{Buffers, ClockState, Route, TunFeatures},
     netlink::{DeviceRoute, Hop, TABLE_MAIN},
 };
 use ops::control_socket::status::{
@@ -48,9 +48,9 @@ fn text() -> String {
     )
 }
 
-fn folder(path: &str) -> Place {
+fn folder(path: &str) -> NamedPath {
     let found = Found::There { folder: true, mode: 0o700, owner: 0, writable: true };
-    Place { path: PathBuf::from(path), found }
+    NamedPath { path: PathBuf::from(path), found }
 }
 
 const REMOTE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1)), 4_433);
@@ -60,7 +60,7 @@ const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9));
 fn facts() -> Facts {
     let key = Found::There { folder: false, mode: 0o440, owner: 0, writable: true };
     let answer = Some(Answer::Connected { rtt: Some(Duration::from_millis(12)), inner_mtu: Some(1_421) });
-    let address = Address { remote: REMOTE, way: Ok(Way { source: OURS, mtu: 1_500 }), answer };
+    let address = Address { remote: REMOTE, way: Ok(Route { source: OURS, mtu: 1_500 }), answer };
     let endpoint =
         Endpoint { text: "exit.example.net:4433".to_owned(), lookup: Lookup::Found(vec![address]) };
     let port = Port {
@@ -73,7 +73,7 @@ fn facts() -> Facts {
     Facts {
         file: ConfigFile { path: Some(PathBuf::from("/etc/culvert/agent.toml")), ..ConfigFile::default() },
         files: Files {
-            key: Place { path: PathBuf::from("/etc/culvert/identity.key"), found: key },
+            key: NamedPath { path: PathBuf::from("/etc/culvert/identity.key"), found: key },
             key_folder: folder("/etc/culvert"),
             state: folder("/var/lib/culvert"),
             key_denied: false,
@@ -113,7 +113,8 @@ fn facts() -> Facts {
         network: Network {
             ports: vec![port],
             unprivileged_ports: Some(1_024),
-            forwarding: [Some(true), Some(true)],
+            forwards_ipv4: Some(true),
+            forwards_ipv6: Some(true),
             advertised: Vec::new(),
             rp_filter: vec![("culvert0".to_owned(), 1), ("wan".to_owned(), 2)],
             conntrack: Some(Conntrack { count: 799, max: 1_000, udp_timeout: Duration::from_secs(120) }),
@@ -323,7 +324,7 @@ fn the_name_of_an_interface_may_have_dots() {
 #[test]
 fn forwarding_does_not_cost_an_advertised_default_route() {
     let advertised: Change = |facts| {
-        facts.network.forwarding = [Some(true), Some(false)];
+        facts.network.forwards_ipv6 = Some(false);
         facts.network.advertised = vec!["wan.100".to_owned()];
     };
     let found = findings(AS_IT_IS, advertised);
@@ -336,10 +337,10 @@ fn forwarding_does_not_cost_an_advertised_default_route() {
         let found = findings(
             AS_IT_IS,
             if family[0] {
-                |f| f.network.forwarding[1] = Some(false)
+                |f| f.network.forwards_ipv6 = Some(false)
             } else {
                 |f| {
-                    f.network.forwarding[0] = Some(false);
+                    f.network.forwards_ipv4 = Some(false);
                     f.network.advertised = vec!["wan".to_owned()];
                 }
             },

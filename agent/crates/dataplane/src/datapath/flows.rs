@@ -11,7 +11,7 @@ use crate::{
         work,
     },
     peer::PeerTable,
-    relay::{DropReason, FlowId, Origin, Standing},
+    relay::{DropReason, FlowEnd, FlowId, Origin, Standing},
 };
 
 /// The cost of a flow that the peer opened and ends while it is in use, in openings: a peer that opens and closes as fast as it can gets a
@@ -158,7 +158,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let Some(state) = self.peers.data_mut(peer) else { return };
         if let Some(flow) = state.relay.remove_flow(id) {
             self.notes.work.charge(work::CLOSING);
-            state.relay.stats.flows_closed += 1;
+            state.relay.stats.flows_ended[FlowEnd::Closed] += 1;
             let in_use = self.now.saturating_duration_since(flow.last_active) < IN_USE.min(flow.idle / 2);
             if in_use && matches!(flow.origin, Origin::Upstream { .. }) {
                 state.allowances.flows.spend(ENDED_IN_USE, self.now);

@@ -13,7 +13,10 @@ use ip::{
     vnet::{Gso, VnetHeader},
 };
 use net::ReceiveBatch;
-use wire::context::{Context, Header};
+use wire::{
+    context::{Context, Header},
+    messages::Features,
+};
 
 use crate::{
     datapath::{
@@ -175,7 +178,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
         most: Option<u16>,
     ) -> Option<PeerId> {
         let state = self.peers.data_mut(peer)?;
-        let completes = state.link.as_ref().is_some_and(|link| link.completes_checksums);
+        let completes = state.link.as_ref().is_some_and(|link| link.has(Features::PARTIAL_CHECKSUM));
         // The sizes come first, because the cut borrows the packet, which an answer needs.
         let Ok(cut) = Cut::new(vnet, packet, view, completes) else {
             self.drop(TunDrop::Malformed, 1);
@@ -188,7 +191,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
         state.relay.stats.tun_uplink.bytes += bytes;
         let refused = if !state.is_live() {
             Some(DropReason::PeerRemoved)
-        } else if state.link.as_ref().is_some_and(|link| !link.takes_packets) {
+        } else if state.link.as_ref().is_some_and(|link| !link.has(Features::PACKETS)) {
             Some(DropReason::NoTun)
         } else if most.is_some_and(|mtu| cut.largest() > usize::from(mtu)) {
             Some(DropReason::TooLarge)
@@ -222,7 +225,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
 
     fn drop(&mut self, reason: TunDrop, count: u64) {
         self.tun.totals.received += count;
-        self.tun.totals.dropped[reason as usize] += count;
+        self.tun.totals.dropped[reason] += count;
     }
 }
 

@@ -28,7 +28,7 @@
 //!
 //! `uplink.rs` to `ip_downlink.rs` are here, `relay/`, `lanes/` and `forward/` beside this folder, the rest in the crate that is named.
 //!
-//! What belongs to no lane goes from `downlink.rs` through `Outside` to the engine: the gate, then the control connections; strangers' datagrams
+//! What belongs to no lane goes from `downlink.rs` through `Outside` to the engine: the gate, then the control connections; other datagrams
 //! to the decoy or nowhere. What begins and ends flows, and is said about them, is beside the way of a datagram: `flows.rs`. So is
 //! what fits into no packet and travels in pieces: `pieces.rs`, and `relay/fragments.rs` for what waits until it is whole. Whole
 //! datagrams are put end to end beside the received buffers, and are delivered like what lies in these. Reports of the far end

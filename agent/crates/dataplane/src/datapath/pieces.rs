@@ -5,7 +5,10 @@ use std::ops::Range;
 
 use base::ids::{LaneRef, PeerId};
 use net::{ReceiveBatch, batch::MAX_MESSAGE_BYTES};
-use wire::context::{FlowNumber, MOST_DATAGRAM};
+use wire::{
+    context::{FlowNumber, MOST_DATAGRAM},
+    messages::Features,
+};
 
 use crate::{
     datapath::{
@@ -35,7 +38,7 @@ pub(super) enum Progress {
 impl Uplink<'_> {
     /// Whether datagrams of a flow that fit into no packet travel in pieces.
     pub(super) fn may_fragment(&self, origin: &Origin) -> bool {
-        self.link.as_deref().is_some_and(|link| link.takes_pieces) && self.wants_pieces(origin)
+        self.link.as_deref().is_some_and(|link| link.has(Features::PIECES)) && self.wants_pieces(origin)
     }
 
     /// Whether the service of a flow wants such datagrams to travel in pieces.

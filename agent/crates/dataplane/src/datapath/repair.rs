@@ -19,6 +19,7 @@ use net::{ReceiveBatch, batch::Meta};
 use repair::{Ask, DISTANCE_BYTES, Delivered, LaneRepair, Outcome, Receiver, RepairClass, Repaired};
 use wire::{
     context::{ASK_BYTES, Context, FlowNumber, NUMBER_BYTES, PayloadKind},
+    messages::Features,
     repair_terms::{Order, StreamNumber, StreamOf, Terms},
 };
 
@@ -144,7 +145,11 @@ impl PeerData {
     #[inline]
     #[must_use]
     pub fn packet_repair(&self) -> Option<Terms> {
-        self.config.repair.terms.in_use().filter(|_| self.link.as_ref().is_some_and(|link| link.repairs))
+        self.config
+            .repair
+            .terms
+            .in_use()
+            .filter(|_| self.link.as_ref().is_some_and(|link| link.has(Features::REPAIR)))
     }
 
     /// The same for packets with this traffic class.
@@ -169,12 +174,12 @@ impl Uplink<'_> {
                 (self.relay.repairs.of_own(service)?, StreamOf::SendersService(u16::try_from(service).ok()?))
             }
         };
-        self.link.as_deref().filter(|link| link.repairs)?;
+        self.link.as_deref().filter(|link| link.has(Features::REPAIR))?;
         // The lowest bit says which end opened the flow.
         Some(RepairClass { stream: StreamNumber::of(stream)?, bucket: (number.0 >> 1) as u8, terms })
     }
 
-    /// Begins a run of payloads that are to be repaired: whether they get numbers now.
+    /// Begins a run of payloads for repair: whether they get numbers now.
     pub(super) fn begin_repair(
         &mut self,
         way: Way,

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, time::Instant};
 
 use base::{
+    counts::{Counts, PerKind},
     ids::PeerId,
     sampler::Sampler,
     token_bucket::{Allowance, Pace},
@@ -53,16 +54,33 @@ pub enum Answer {
     Unreachable,
 }
 
-impl Answer {
-    /// The values of the metric label `kind`.
-    pub const LABELS: [&'static str; 2] = ["too_big", "unreachable"];
+base::labelled! {
+    /// The kind of an ICMP answer.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum AnswerKind {
+        /// [`Answer::TooBig`].
+        TooBig => "too_big",
+        /// [`Answer::Unreachable`].
+        Unreachable => "unreachable",
+    }
+}
 
-    const fn label_index(self) -> usize {
+impl Answer {
+    const fn kind(self) -> AnswerKind {
         match self {
-            Self::TooBig(_) => 0,
-            Self::Unreachable => 1,
+            Self::TooBig(_) => AnswerKind::TooBig,
+            Self::Unreachable => AnswerKind::Unreachable,
         }
     }
+}
+
+/// What has passed the device at a worker, sampled for its rates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TunTraffic {
+    pub read_packets: u64,
+    pub read_bytes: u64,
+    pub written_packets: u64,
+    pub written_bytes: u64,
 }
 
 /// The counts of a worker at the device besides the peers' accounts and the queue's own counts; monotonic.
@@ -71,11 +89,11 @@ pub struct TunTotals {
     /// Packets read from the device, each super-packet counted as the packets cut from it.
     pub received: u64,
     /// Of those, packets that went to no peer.
-    pub dropped: [u64; TunDrop::COUNT],
+    pub dropped: Counts<TunDrop>,
     /// Packets written to the device, each super-packet counted as the packets cut from it.
     pub delivered: u64,
-    /// ICMP messages written in answer, by kind.
-    pub answers: [u64; Answer::LABELS.len()],
+    /// ICMP messages written in answer.
+    pub answers: Counts<AnswerKind>,
     /// ICMP messages that were due and not written: the rate is limited, or the device refused them.
     pub answers_withheld: u64,
     /// TCP SYNs whose maximum segment size was lowered.
@@ -105,18 +123,17 @@ pub struct TunSide {
     /// The largest inner packet that the operator allows, in bytes.
     pub most_mtu: u16,
     pub totals: TunTotals,
-    /// Packets and bytes read, packets and bytes written.
-    pub sampler: Sampler<4>,
+    pub sampler: Sampler<TunTraffic>,
     /// The buffer in which fragments are made.
     pub fragment: Vec<u8>,
-    /// The buffer in which packets are made that are to be cut into fragments.
+    /// The buffer in which packets are made before they are cut into fragments.
     pub whole: Vec<u8>,
     merger: Merger,
     list: PacketDelivery,
     /// What became of packets.
     pub settlements: Settlements,
-    /// The allowances for ICMP answers, by kind.
-    allowances: [Allowance; Answer::LABELS.len()],
+    /// The allowances for ICMP answers.
+    allowances: PerKind<AnswerKind, Allowance>,
     /// With `tun.icmp_errors`: the allowance for errors of routers that are in no peer's prefix.
     pub errors: Option<Allowance>,
     answer: Box<[u8; MOST_ANSWER]>,
@@ -144,7 +161,7 @@ impl TunSide {
             merger: Merger::default(),
             list: PacketDelivery::default(),
             settlements: Settlements::default(),
-            allowances: [Allowance::new(ANSWERS, now); Answer::LABELS.len()],
+            allowances: PerKind::from_fn(|_| Allowance::new(ANSWERS, now)),
             errors: None,
             answer: Box::new([0; MOST_ANSWER]),
         }
@@ -196,7 +213,7 @@ impl TunSide {
             Answer::Unreachable => icmp::unreachable(packet, view, &mut self.answer),
         };
         let Some(message) = written.and_then(|len| self.answer.get(..len)) else { return };
-        let kind = answer.label_index();
+        let kind = answer.kind();
         if self.allowances[kind].take(1, now) && self.queue.send(message) == SendOutcome::Sent {
             self.totals.answers[kind] += 1;
         } else {
@@ -243,7 +260,8 @@ mod tests {
             tun.answer(&packet, &view, Answer::Unreachable, clock.now());
         }
         tun.answer(&packet, &view, Answer::TooBig(1280), clock.now());
-        assert_eq!(tun.totals.answers, [1, u64::from(ANSWERS.at_once)]);
+        let answers = [AnswerKind::TooBig, AnswerKind::Unreachable].map(|kind| tun.totals.answers[kind]);
+        assert_eq!(answers, [1, u64::from(ANSWERS.at_once)]);
         assert_eq!(tun.totals.answers_withheld, 1_000 - u64::from(ANSWERS.at_once));
     }
 }

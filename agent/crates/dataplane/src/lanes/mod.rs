@@ -87,19 +87,40 @@ pub enum LaneState {
     },
 }
 
-impl LaneState {
-    /// The values of the metric label `state`.
-    pub const LABELS: [&'static str; 3] = ["validating", "up", "draining"];
+base::labelled! {
+    /// The state of a lane, as it is counted and shown.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum LaneStage {
+        /// [`LaneState::Validating`].
+        Validating => "validating",
+        /// [`LaneState::Up`].
+        Up => "up",
+        /// [`LaneState::Draining`].
+        Draining => "draining",
+    }
+}
 
-    /// The index of this state in [`LaneState::LABELS`].
+impl LaneState {
+    /// The state without its particulars.
     #[must_use]
-    pub const fn label_index(self) -> usize {
+    pub const fn stage(self) -> LaneStage {
         match self {
-            Self::Validating => 0,
-            Self::Up => 1,
-            Self::Draining { .. } => 2,
+            Self::Validating => LaneStage::Validating,
+            Self::Up => LaneStage::Up,
+            Self::Draining { .. } => LaneStage::Draining,
         }
     }
+}
+
+/// What a lane has carried, sampled for its rates.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct LaneTraffic {
+    pub sent_packets: u64,
+    pub sent_bytes: u64,
+    pub received_packets: u64,
+    pub received_bytes: u64,
+    /// Packets that were declared lost, without spuriously lost ones.
+    pub lost_packets: u64,
 }
 
 /// Bytes that may be sent to an address that is not validated, for each byte that came from it (RFC 9000 §8.1).
@@ -179,8 +200,7 @@ pub struct LaneSlot {
     pub exhausted: bool,
     /// When its owner was last told to replace it because its key limit is near.
     near_limit_since: Option<Instant>,
-    /// Packets and bytes sent, packets and bytes received, packets lost.
-    pub sampler: Sampler<5>,
+    pub sampler: Sampler<LaneTraffic>,
     /// The packets and bytes that the account of the peer's rate was last charged with, while there is a rate.
     charged: Option<(u64, u64)>,
     touched: bool,
@@ -408,7 +428,7 @@ impl LaneSlot {
         }
     }
 
-    /// What the lane's path has done so far. Whether its link is `congested` is known of the peer.
+    /// What the lane's path has done so far; `congested` is what the peer's rate knows of the link.
     #[must_use]
     pub fn path_counts(&self, congested: bool) -> PathCounts {
         let stats = self.core.stats();

@@ -273,7 +273,7 @@ impl Underlays {
         now: Instant,
     ) -> Result<(), PushError> {
         let slot = lanes.get_mut(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
-        // A payload that is to be repaired leaves room for what repairs it.
+        // A payload sent for repair leaves room for what repairs it.
         let reserve = if repair.is_some() { REPAIR_OVERHEAD } else { 0 };
         // Taken out, because the lane seals meanwhile.
         let mut streams = repair.and_then(|_| slot.repair.take());

@@ -23,8 +23,8 @@ impl Underlays {
         }
     }
 
-    /// Takes back the send buffers of sockets that can send what is in them; if there is none, that of the socket which has had no room
-    /// for longest, and what waits there is dropped.
+    /// Takes back the send buffers of sockets that can send what is in them. If that frees none, the socket which has been without
+    /// room for longest loses its buffer, and what waits there is dropped.
     fn reclaim(&mut self, now: Instant) {
         for index in 0..self.dirty.len() {
             let id = self.dirty[index];

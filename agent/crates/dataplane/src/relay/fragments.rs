@@ -234,7 +234,7 @@ pub struct Reassembler {
     /// The memory of the incomplete datagrams of all peers at all workers.
     memory: Arc<SharedMemory>,
     /// The number of datagrams that were given up because newer ones needed their room, or had none themselves.
-    pub gave_way: u64,
+    pub evicted: u64,
     ended: Memory,
     /// Emptied memory of datagrams that have ended, for the next ones.
     spare: Vec<Parts>,
@@ -248,7 +248,7 @@ impl Reassembler {
             incomplete: VecDeque::new(),
             held: 0,
             memory: Arc::clone(memory),
-            gave_way: 0,
+            evicted: 0,
             ended: Memory::default(),
             spare: Vec::new(),
         }
@@ -381,9 +381,9 @@ impl Reassembler {
     /// Drops everything, because the process that sent the pieces is gone: the next one gives its datagrams the same numbers.
     pub fn clear(&mut self, account: &mut Account) {
         account.drop(DropReason::Incomplete, self.incomplete.len() as u64);
-        let gave_way = self.gave_way;
+        let evicted = self.evicted;
         *self = Self::within(&self.memory);
-        self.gave_way = gave_way;
+        self.evicted = evicted;
     }
 
     /// Makes room for the datagram of a piece and begins it; `None` if it does not fit at all.
@@ -397,7 +397,7 @@ impl Reassembler {
         let &Piece { flow, datagram, total, .. } = piece;
         let cost = total + OVERHEAD_BYTES;
         if cost > limit_bytes {
-            self.gave_way += 1;
+            self.evicted += 1;
             return None;
         }
         let is_full = |it: &Self| {
@@ -407,7 +407,7 @@ impl Reassembler {
         while !self.is_empty() && is_full(self) {
             self.end(0, now);
             account.drop(DropReason::Incomplete, 1);
-            self.gave_way += 1;
+            self.evicted += 1;
         }
         self.held += cost;
         self.memory.add(cost);

@@ -56,7 +56,7 @@ impl Bench {
 
     /// The counts of datagrams: received, delivered, incomplete and malformed.
     fn counts(&self) -> [u64; 4] {
-        let dropped = |reason: DropReason| self.account.dropped[reason as usize];
+        let dropped = |reason: DropReason| self.account.dropped[reason];
         [
             self.account.received,
             self.account.delivered,
@@ -232,7 +232,7 @@ fn peers_whose_datagrams_fill_the_memory_of_all_leave_each_other_its_own() {
     assert_eq!(memory.used(), held.iter().sum::<usize>());
     assert!(memory.used() <= 4 * LIMIT + 10 * OWN_BYTES);
     for (bench, held) in greedy.iter().zip(&held) {
-        assert_eq!(bench.reassembler.gave_way, 9 - (held / one) as u64);
+        assert_eq!(bench.reassembler.evicted, 9 - (held / one) as u64);
     }
     // One that was there before has no more than its own now.
     assert!((OWN_BYTES / 2..=OWN_BYTES).contains(&begun(&mut greedy[0], 9..10)));
@@ -242,7 +242,7 @@ fn peers_whose_datagrams_fill_the_memory_of_all_leave_each_other_its_own() {
         assert_eq!(modest.take((FLOW, datagram), &whole, 0..1024), None);
         assert_eq!(modest.take((FLOW, datagram), &whole, 1024..MOST_DATAGRAM), Some(whole.clone()));
     }
-    assert_eq!((modest.counts(), modest.reassembler.gave_way), ([20, 20, 0, 0], 0));
+    assert_eq!((modest.counts(), modest.reassembler.evicted), ([20, 20, 0, 0], 0));
     let [_, cleared, closed, late, ..] = &mut greedy[..] else { panic!("there are ten") };
     cleared.reassembler.clear(&mut cleared.account);
     closed.reassembler.end_flow(FLOW, &mut closed.account);
@@ -250,7 +250,7 @@ fn peers_whose_datagrams_fill_the_memory_of_all_leave_each_other_its_own() {
     late.reassembler.expire(late.clock.now(), &mut late.account);
     let left = greedy.iter().map(|bench| bench.reassembler.held_bytes()).sum::<usize>();
     assert_eq!(memory.used(), left, "however they ended");
-    assert_eq!(greedy[1].reassembler.gave_way, 9 - (held[1] / one) as u64, "a count stays");
+    assert_eq!(greedy[1].reassembler.evicted, 9 - (held[1] / one) as u64, "a count stays");
     drop((greedy, modest));
     assert_eq!(memory.used(), 0);
 }
@@ -344,7 +344,7 @@ fn a_late_piece_ends_its_datagram_once() {
     }
     assert_eq!(bench.take((FLOW, 1), &whole, 0..1500), None);
     assert_eq!((bench.account.received, bench.account.dropped_total()), (2, 2));
-    assert_eq!(bench.account.dropped[DropReason::Expired as usize], 2);
+    assert_eq!(bench.account.dropped[DropReason::Expired], 2);
 }
 
 proptest! {

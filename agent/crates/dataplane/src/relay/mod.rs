@@ -20,10 +20,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::ids::IngressId;
+use base::{counts::Counts, ids::IngressId};
 use rate::Share;
 use wire::{
-    context::{Context, DATAGRAM_NUMBERS, ServiceNumber},
+    context::{Context, DATAGRAM_NUMBERS, FlowMessage, ServiceNumber},
     messages,
     repair_terms::Terms,
 };
@@ -87,6 +87,23 @@ pub struct FlowsRefused {
     pub of_peer: u64,
 }
 
+base::labelled! {
+    /// Why a flow was forgotten.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum FlowEnd {
+        /// It had no traffic for as long as its service allows.
+        Idle => "idle",
+        /// The far end closed or refused it.
+        Closed => "closed",
+        /// The process that opened it is gone.
+        Orphaned => "orphaned",
+        /// Its peer was removed.
+        PeerRemoved => "peer_removed",
+        /// The configuration has changed: the port or the service is no more, or leads elsewhere.
+        Reconfigured => "reconfigured",
+    }
+}
+
 /// Counts of one relay besides its accounts; monotonic.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RelayStats {
@@ -94,16 +111,8 @@ pub struct RelayStats {
     pub flows_opened: u64,
     /// The number of flows that the peer opened.
     pub flows_accepted: u64,
-    /// Flows ended because they were silent.
-    pub flows_idle: u64,
-    /// Flows ended because the far end closed or refused them.
-    pub flows_closed: u64,
-    /// Flows ended because the process that opened them is gone.
-    pub flows_orphaned: u64,
-    /// Flows ended because their peer was removed.
-    pub flows_removed: u64,
-    /// Flows ended because the configuration has changed: the port or the service is no more, or leads elsewhere.
-    pub flows_reconfigured: u64,
+    /// Flows that were forgotten, by reason.
+    pub flows_ended: Counts<FlowEnd>,
     /// Flows refused at a ceiling; for clients here, the received buffers that opened no flow.
     pub flows_refused: FlowsRefused,
     /// Flows of the peer refused because no socket to the service could be opened.
@@ -113,9 +122,9 @@ pub struct RelayStats {
     /// Times that a flow went to another lane.
     pub flows_moved: u64,
     /// Messages about flows that were sent, by kind.
-    pub messages_sent: [u64; Context::MESSAGE_LABELS.len()],
+    pub messages_sent: Counts<FlowMessage>,
     /// Messages about flows that came, by kind.
-    pub messages_received: [u64; Context::MESSAGE_LABELS.len()],
+    pub messages_received: Counts<FlowMessage>,
     /// IP packets that came from the TUN device for the peer.
     pub tun_uplink: PacketCount,
     /// IP packets that came from the peer for the TUN device.
@@ -176,14 +185,14 @@ pub struct PieceCount {
 impl RelayStats {
     /// Counts a message about a flow that was sent.
     pub fn count_sent(&mut self, message: &Context) {
-        if let Some(kind) = message.message_kind() {
+        if let Some(kind) = message.flow_message() {
             self.messages_sent[kind] += 1;
         }
     }
 
     /// Counts a message about a flow that came.
     pub fn count_received(&mut self, message: &Context) {
-        if let Some(kind) = message.message_kind() {
+        if let Some(kind) = message.flow_message() {
             self.messages_received[kind] += 1;
         }
     }

@@ -220,11 +220,11 @@ impl Queue {
             }
             DropPolicy::Oldest => {
                 while self.allowed(&run) < run.count() {
-                    self.give_way(belongs.holder(), &mut run, DropReason::FlowQuota, account);
+                    self.evict(belongs.holder(), &mut run, DropReason::FlowQuota, account);
                 }
                 while self.fitting(&run) < run.count() {
-                    let loser = self.loser(&run);
-                    self.give_way(loser, &mut run, DropReason::QueueEvicted, account);
+                    let victim = self.victim(&run);
+                    self.evict(victim, &mut run, DropReason::QueueEvicted, account);
                 }
             }
         }
@@ -389,7 +389,7 @@ impl Queue {
     }
 
     /// The flow that gives way to `run`: the one with the greatest part, the run counted in.
-    fn loser(&self, run: &Run) -> Holder {
+    fn victim(&self, run: &Run) -> Holder {
         let own = run.belongs.holder();
         let held = self.held.get(&own);
         let (datagrams, bytes) = held.map_or((0, 0), |held| (held.datagrams, held.bytes));
@@ -400,10 +400,10 @@ impl Queue {
         }
     }
 
-    /// Drops the oldest datagram of `loser`; its own newest ones are those of `run`, which is to be added.
-    fn give_way(&mut self, loser: Holder, run: &mut Run, reason: DropReason, account: &mut Account) {
+    /// Drops the oldest datagram of `victim`; its own newest ones are those of `run`, which is to be added.
+    fn evict(&mut self, victim: Holder, run: &mut Run, reason: DropReason, account: &mut Account) {
         account.drop(reason, 1);
-        if !self.drop_first(loser) {
+        if !self.drop_first(victim) {
             // It holds nothing yet.
             run.advance(1);
         }

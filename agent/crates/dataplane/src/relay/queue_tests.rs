@@ -40,7 +40,7 @@ fn drop_oldest_takes_the_oldest_of_the_flow_that_holds_most() {
     push(&mut queue, (2, 0), 2, clock.now(), &mut account);
     push(&mut queue, (1, 0), 7, clock.now(), &mut account);
     push(&mut queue, (3, 0), 3, clock.now(), &mut account);
-    assert_eq!(account.dropped[DropReason::QueueEvicted as usize], 2);
+    assert_eq!(account.dropped[DropReason::QueueEvicted], 2);
     let kept = [(2, 0), (2, 1), (1, 2), (1, 3), (1, 4), (1, 5), (1, 6), (3, 0), (3, 1), (3, 2)];
     assert_eq!(drain(&mut queue, clock.now()), kept, "flow 2 came first and lost nothing");
 }
@@ -65,7 +65,7 @@ fn drop_newest_keeps_the_oldest() {
     queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, clock.now(), None, &mut account);
     let taken = queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, clock.now(), None, &mut account);
     assert_eq!(taken, 4);
-    assert_eq!(account.dropped[DropReason::QueueFull as usize], 3);
+    assert_eq!(account.dropped[DropReason::QueueFull], 3);
 }
 
 #[test]
@@ -78,7 +78,7 @@ fn one_flow_holds_no_more_than_its_share_and_the_policy_says_what_it_keeps() {
         let mut queue = Queue::new(limits(policy), &Arc::default());
         push(&mut queue, (1, 0), 5, clock.now(), &mut account);
         push(&mut queue, (1, 5), 5, clock.now(), &mut account);
-        assert_eq!(account.dropped[DropReason::FlowQuota as usize], 2);
+        assert_eq!(account.dropped[DropReason::FlowQuota], 2);
         assert_eq!(push(&mut queue, (2, 0), 1, clock.now(), &mut account), 1);
         let all = drain(&mut queue, clock.now());
         assert_eq!(
@@ -96,7 +96,7 @@ fn large_datagrams_are_held_to_the_share_in_bytes() {
         let mut queue = Queue::new(limits(policy), &Arc::default());
         queue.push(Belongs::Flow(FlowId(1)), &[1; 900], 300, clock.now(), None, &mut account);
         assert_eq!((queue.datagrams(), queue.bytes()), (2, 600));
-        assert_eq!(account.dropped[DropReason::FlowQuota as usize], 1);
+        assert_eq!(account.dropped[DropReason::FlowQuota], 1);
     }
 }
 
@@ -126,7 +126,7 @@ fn what_came_late_from_another_queue_is_dropped_behind_younger_ones() {
     clock.advance(Duration::from_millis(20));
     assert_eq!(queue.take(false, None, clock.now(), &mut account).map(|(run, _)| run.count()), Some(3));
     assert!(queue.take(false, None, clock.now(), &mut account).is_none());
-    assert_eq!(account.dropped[DropReason::Expired as usize], 2);
+    assert_eq!(account.dropped[DropReason::Expired], 2);
 }
 
 #[test]
@@ -439,8 +439,8 @@ fn a_queue_that_stands_marks_who_understands_and_drops_of_others() {
             }
         }
     }
-    let dropped = account.dropped[DropReason::Aqm as usize];
+    let dropped = account.dropped[DropReason::Aqm];
     assert!(dropped > 0 && queue.marked > 0, "{dropped} dropped, {} marked", queue.marked);
-    assert_eq!(account.dropped.iter().sum::<u64>(), dropped, "nothing is lost otherwise");
+    assert_eq!(account.dropped.total(), dropped, "nothing is lost otherwise");
     assert!(account.balances(queue.datagrams() as u64));
 }

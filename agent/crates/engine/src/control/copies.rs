@@ -72,7 +72,7 @@ const PRIOR: f64 = 20.0;
 /// The deviation of the number of losses, in its square roots, up to which they may have been few by chance: one in twenty is beyond.
 const CHANCE: f64 = 1.6;
 
-/// Copies of the far end within [`MIRROR_WINDOW`] that are none of a network which duplicates now and then.
+/// Copies of the far end within [`MIRROR_WINDOW`] beyond those of a network which duplicates now and then.
 const MANY_COPIES: u64 = 8;
 
 /// How long the far end's copies are counted, and ours follow.
@@ -106,7 +106,7 @@ pub struct Copied {
     pub bytes: u64,
 }
 
-/// A packet that is to be sent again.
+/// A packet to send again.
 #[derive(Debug)]
 pub(super) struct Copy {
     at: Instant,
@@ -212,8 +212,10 @@ const REST: Duration = Duration::from_secs(12);
 struct Loss {
     sent: f64,
     lost: f64,
-    /// quinn-proto's counts of packets sent and lost at the last look.
-    seen: [u64; 2],
+    /// quinn-proto's count of packets sent at the last look.
+    sent_before: u64,
+    /// Its count of packets lost at the last look.
+    lost_before: u64,
     looked_at: Option<Instant>,
     /// When a packet was last lost, or the loss was last halved.
     fresh_at: Option<Instant>,
@@ -228,11 +230,10 @@ impl Loss {
 
     fn look(&mut self, sent: u64, lost: u64, now: Instant) {
         self.looked_at = Some(now);
-        let [sent, lost] = [(sent, 0), (lost, 1)].map(|(count, index): (u64, usize)| {
-            let before = std::mem::replace(&mut self.seen[index], count);
-            // The counts begin anew on another path.
-            count.saturating_sub(before) as f64
-        });
+        // The counts begin anew on another path.
+        let grown =
+            |before: &mut u64, count: u64| count.saturating_sub(std::mem::replace(before, count)) as f64;
+        let (sent, lost) = (grown(&mut self.sent_before, sent), grown(&mut self.lost_before, lost));
         let copied = std::mem::take(&mut self.copied) as f64;
         let once = (sent - copied).max(0.0);
         self.sent += once;
@@ -385,7 +386,7 @@ mod tests {
     /// The loss after looks at packets of which each `nth` is lost, one look for ten.
     fn looked(loss: &mut Loss, packets: u64, nth: u64, now: &mut Instant) {
         for _ in 0..packets / 10 {
-            let [sent, lost] = loss.seen;
+            let (sent, lost) = (loss.sent_before, loss.lost_before);
             *now += LOOK;
             loss.look(sent + 10, lost.max(sent / nth), *now);
         }
@@ -407,7 +408,7 @@ mod tests {
         assert_eq!(loss.copies(), 2);
         let hidden = |loss: &mut Loss, looks: u64, now: &mut Instant| {
             for _ in 0..looks {
-                let [sent, lost] = loss.seen;
+                let (sent, lost) = (loss.sent_before, loss.lost_before);
                 loss.copied = 5;
                 *now += Duration::from_millis(100);
                 loss.look(sent + 5, lost, *now);

@@ -45,7 +45,7 @@ pub mod windows;
 pub use copies::Copied;
 pub use in_order::Overtaking;
 pub use inward::{MOST_WAITING_BYTES, TooMuch};
-pub use traffic::{Traffic, Way};
+pub use traffic::{OneWay, Traffic};
 
 /// A QUIC stream of one connection: the key of a TCP forward.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

@@ -5,7 +5,7 @@ use quinn_proto::ConnectionStats;
 use crate::control::{copies::Copied, in_order::Overtaking};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Way {
+pub struct OneWay {
     pub datagrams: u64,
     /// Bytes of payload in UDP datagrams.
     pub bytes: u64,
@@ -18,9 +18,9 @@ pub struct Way {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     /// The traffic towards the far ends.
-    pub sent: Way,
+    pub sent: OneWay,
     /// The traffic from the far ends.
-    pub received: Way,
+    pub received: OneWay,
     /// The number of QUIC packets sent.
     pub packets_sent: u64,
     /// Those of them that were declared lost.

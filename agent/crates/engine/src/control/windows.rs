@@ -287,8 +287,10 @@ pub struct Windows {
     receive_factor: u64,
     send_factor: u64,
     looked: Instant,
-    /// When more than half of the receive window, and of the send window, was last needed.
-    needed: [Instant; 2],
+    /// When more than half of the receive window was last needed.
+    receive_needed: Instant,
+    /// When more than half of the send window was last needed.
+    send_needed: Instant,
 }
 
 impl Windows {
@@ -311,7 +313,8 @@ impl Windows {
             receive_factor: RECEIVE_FACTOR,
             send_factor: SEND_FACTOR,
             looked: now,
-            needed: [now; 2],
+            receive_needed: now,
+            send_needed: now,
         };
         let mut change = Change::default();
         if memory.is_idle() {
@@ -396,20 +399,20 @@ impl Windows {
         // The queue that a larger window fills must not make it larger still.
         let send = (SEND_FACTOR * in_a_round_trip(sent, shown.rtt, elapsed))
             .max(self.send_factor * in_a_round_trip(sent, shown.least_rtt, elapsed));
-        for (needed, used) in self.needed.iter_mut().zip([receive >= self.receive / 2, send >= self.send / 2])
-        {
-            if used {
-                *needed = now;
-            }
+        if receive >= self.receive / 2 {
+            self.receive_needed = now;
+        }
+        if send >= self.send / 2 {
+            self.send_needed = now;
         }
         if receive > self.receive {
             change.receive = self.grow_receive(receive).or(change.receive);
-        } else if self.stalled == 0 && now.saturating_duration_since(self.needed[0]) >= PATIENCE {
+        } else if self.stalled == 0 && now.saturating_duration_since(self.receive_needed) >= PATIENCE {
             change.receive = self.shrink_receive(now).or(change.receive);
         }
         if send > self.send {
             change.send = self.grow_send(send);
-        } else if now.saturating_duration_since(self.needed[1]) >= PATIENCE {
+        } else if now.saturating_duration_since(self.send_needed) >= PATIENCE {
             change.send = self.shrink_send(now);
         }
         change
@@ -455,7 +458,7 @@ impl Windows {
     }
 
     fn shrink_receive(&mut self, now: Instant) -> Option<u64> {
-        self.needed[0] = now;
+        self.receive_needed = now;
         self.receive_factor = RECEIVE_FACTOR;
         let next = (self.receive / 2).max(INITIAL);
         let less = self.receive.checked_sub(next).filter(|less| *less > 0)?;
@@ -469,7 +472,7 @@ impl Windows {
     }
 
     fn shrink_send(&mut self, now: Instant) -> Option<u64> {
-        self.needed[1] = now;
+        self.send_needed = now;
         self.send_factor = SEND_FACTOR;
         let next = (self.send / 2).max(INITIAL);
         let less = self.send.checked_sub(next).filter(|less| *less > 0)?;

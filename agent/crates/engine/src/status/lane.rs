@@ -25,16 +25,16 @@ pub struct LanePackets {
     pub received: u64,
     /// Packets that were sent and declared lost.
     pub lost: u64,
-    /// Those of `lost` that were acknowledged later: they were late.
+    /// Those of `lost` that were acknowledged later.
     #[serde(default)]
-    pub late: u64,
+    pub spuriously_lost: u64,
     /// Packets that were acknowledged after later ones.
     #[serde(default)]
     pub reordered: u64,
     /// For how long a missing packet is waited for as one that others have overtaken; `None` where none was overtaken.
     #[serde(default)]
     pub reordering_seconds: Option<f64>,
-    /// The share of those sent that was lost and not late, 0 to 1; `None` if none was sent.
+    /// The share of those sent that was lost, without spuriously lost ones, 0 to 1; `None` if none was sent.
     pub lost_share: Option<f64>,
     /// The same of the last second.
     pub lost_share_last_second: Option<f64>,
@@ -68,7 +68,8 @@ pub struct LaneStatus {
     /// Packets that were sent and declared lost.
     pub lost_packets: u64,
     /// Of those, packets that were acknowledged later.
-    pub late_packets: u64,
+    #[serde(default)]
+    pub spuriously_lost_packets: u64,
     /// Packets that were acknowledged after later ones.
     #[serde(default)]
     pub reordered_packets: u64,
@@ -114,7 +115,7 @@ pub struct LaneRates {
     /// Bytes of UDP payload received per second.
     pub received_bytes_per_second: f64,
     pub received_packets_per_second: f64,
-    /// Packets per second that were declared lost, without those that came late.
+    /// Packets per second that were declared lost, without spuriously lost ones.
     pub lost_packets_per_second: f64,
 }
 

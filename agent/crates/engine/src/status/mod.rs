@@ -15,6 +15,8 @@
 
 use std::{borrow::Cow, collections::BTreeMap};
 
+use base::counts::Labelled;
+
 mod flow;
 mod forward;
 mod lane;
@@ -34,7 +36,7 @@ pub use self::peer::{
     SendError, StreamsStatus,
 };
 pub use self::rate::{AutoRateStatus, RateFrom, RateStatus};
-pub use self::repair::RepairStatus;
+pub use self::repair::{RepairState, RepairStatus};
 pub use self::tun::{RoutePeerStatus, RouteStatus, TunDirection, TunStatus};
 
 /// One of a closed set of words.
@@ -44,9 +46,9 @@ pub type Word = Cow<'static, str>;
 pub type Counts = BTreeMap<Word, u64>;
 
 /// The counts that are not 0, by the labels in their order.
-pub(crate) fn not_zero(labels: &[&'static str], counts: &[u64]) -> Counts {
-    let counts = labels.iter().zip(counts).filter(|(_, count)| **count > 0);
-    counts.map(|(label, count)| ((*label).into(), *count)).collect()
+pub(crate) fn not_zero<K: Labelled>(counts: &base::counts::Counts<K>) -> Counts {
+    let counts = counts.by_label().filter(|(_, count)| *count > 0);
+    counts.map(|(label, count)| (label.into(), count)).collect()
 }
 
 /// Adds `one` to `sum` by `add`; each of the two may be missing.

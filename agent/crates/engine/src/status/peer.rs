@@ -8,7 +8,7 @@ use std::{
 };
 
 use base::sampler::Sampler;
-use dataplane::relay::{Account, DropReason, PacketCount, PieceCount};
+use dataplane::relay::{Account, PacketCount, PieceCount};
 use quic_core::LaneStats;
 use serde::{Deserialize, Serialize};
 
@@ -16,7 +16,10 @@ use crate::status::{
     Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, OwnedLanes, RateStatus, RepairStatus,
     StreamConnectionStatus, TcpStatus, Word, add_lane, add_some, not_zero,
 };
-use crate::{origin::PeerOrigin, peer::Failure};
+use crate::{
+    origin::PeerOrigin,
+    peer::{Failure, PeerTraffic},
+};
 
 /// A peer of a running agent.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -298,8 +301,7 @@ impl PeerStatus {
     pub(crate) fn complete(&mut self) {
         for (way, direction) in [("uplink", &mut self.uplink), ("downlink", &mut self.downlink)] {
             direction.complete();
-            let counts =
-                not_zero(&DropReason::ALL.map(DropReason::label), direction.account.dropped.as_slice());
+            let counts = not_zero(&direction.account.dropped);
             if !counts.is_empty() {
                 self.dropped.insert(way.into(), counts);
             }
@@ -314,7 +316,7 @@ impl PeerStatus {
             sent,
             received: lanes.opened_packets,
             lost: lanes.lost_packets,
-            late: lanes.spuriously_lost_packets,
+            spuriously_lost: lanes.spuriously_lost_packets,
             reordered: lanes.reordered_packets,
             reordering_seconds: reordering.map(|window| window.as_secs_f64()),
             lost_share: share(lanes.missing_packets() as f64, sent as f64),
@@ -369,17 +371,17 @@ impl PeerRates {
         (sent > 0.0).then(|| (lost / sent).min(1.0))
     }
 
-    pub(crate) fn of(sampler: &Sampler<8>) -> Option<Self> {
-        let [up, up_bytes, down, down_bytes, tcp_up, tcp_down, sent, lost] = sampler.last()?.per_second();
+    pub(crate) fn of(sampler: &Sampler<PeerTraffic>) -> Option<Self> {
+        let last = sampler.last()?;
         Some(Self {
-            uplink_bytes_per_second: up_bytes,
-            uplink_datagrams_per_second: up,
-            downlink_bytes_per_second: down_bytes,
-            downlink_datagrams_per_second: down,
-            tcp_uplink_bytes_per_second: tcp_up,
-            tcp_downlink_bytes_per_second: tcp_down,
-            lane_packets_per_second: sent,
-            lost_packets_per_second: lost,
+            uplink_bytes_per_second: last.per_second(|it| it.uplink_bytes),
+            uplink_datagrams_per_second: last.per_second(|it| it.uplink_datagrams),
+            downlink_bytes_per_second: last.per_second(|it| it.downlink_bytes),
+            downlink_datagrams_per_second: last.per_second(|it| it.downlink_datagrams),
+            tcp_uplink_bytes_per_second: last.per_second(|it| it.tcp_uplink_bytes),
+            tcp_downlink_bytes_per_second: last.per_second(|it| it.tcp_downlink_bytes),
+            lane_packets_per_second: last.per_second(|it| it.lane_packets),
+            lost_packets_per_second: last.per_second(|it| it.lost_packets),
         })
     }
 

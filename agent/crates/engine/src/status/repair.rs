@@ -8,8 +8,7 @@ use crate::status::{Word, rate::longest};
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct RepairStatus {
-    /// "plain" (nothing was lost lately, or packets queue on the path), "retransmit", "fec", "both", "unable" (the peer cannot repair) or
-    /// "disconnected": what we do now about what we send.
+    /// What we do now about what we send: the label of a [`RepairState`].
     pub state: Word,
     /// How long a missing payload may come later than the one after it, at the lane where that is longest; `None` before there are any.
     pub deadline_seconds: Option<f64>,
@@ -49,7 +48,7 @@ pub struct RepairStatus {
     pub added_delay_p50_seconds: Option<f64>,
     /// The delay that 99 % of them did not exceed.
     pub added_delay_p99_seconds: Option<f64>,
-    /// Bytes of payloads that are to be repaired.
+    /// Bytes of payloads sent for repair.
     #[serde(skip)]
     pub payload_bytes: u64,
     /// Bytes of what repairs them.
@@ -63,13 +62,27 @@ pub struct RepairStatus {
     pub malformed: u64,
 }
 
-impl RepairStatus {
-    /// The values of `state`, the strongest last.
-    pub const STATES: [&'static str; 6] = ["disconnected", "unable", "plain", "retransmit", "fec", "both"];
+base::labelled! {
+    /// What an end does about the loss of what it sends; the strongest last.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum RepairState {
+        Disconnected => "disconnected",
+        /// The peer cannot repair.
+        Unable => "unable",
+        /// Nothing was lost lately, or packets queue on the path.
+        Plain => "plain",
+        Retransmit => "retransmit",
+        Fec => "fec",
+        /// Retransmission and repair symbols.
+        Both => "both",
+    }
+}
 
+impl RepairStatus {
     /// Adds what another worker does, or another peer under the same label of the metrics.
     pub(super) fn add(&mut self, other: &Self) {
-        let strength = |state: &Word| Self::STATES.iter().position(|known| *known == &**state);
+        let strength =
+            |state: &Word| RepairState::ALL.into_iter().position(|known| known.label() == &**state);
         if strength(&other.state) > strength(&self.state) {
             self.state.clone_from(&other.state);
         }

@@ -45,7 +45,7 @@ pub enum TunnelError {
          among the kernel's parameters; or no IPv6 addresses in tun.address)"
     )]
     Ipv6Disabled { address: IpNet },
-    /// Somebody else has a route for exactly this prefix.
+    /// Another program has set a route for exactly this prefix.
     #[error(
         "no route to {prefix} through the tunnel: {interface} has one already (remedy: remove that one, another prefix in the \
          peer's allowed_ips, or tun.routes = false)"

@@ -18,7 +18,7 @@ use net::netlink::{DeviceRoute, Netlink, RouteChanges};
 
 use crate::{
     registry::{Listed, PeerRegistry},
-    tunnel::{TunnelError, learn::learn, plan::FAMILIES, said::Said},
+    tunnel::{TunnelError, learn::learn, logged::Logged, plan::FAMILIES},
 };
 
 /// How long changes are gathered: those of a batch of a routing daemon come at once.
@@ -57,7 +57,7 @@ impl RouteFollower {
             registry: Arc::clone(registry),
             routes: Vec::new(),
             peers: Vec::new(),
-            said: Said::default(),
+            logged: Logged::default(),
         };
         known.list(SystemClock.now()).map_err(failed)?;
         let stop = Arc::<AtomicBool>::default();
@@ -85,7 +85,7 @@ struct Known {
     routes: Vec<DeviceRoute>,
     /// As far as the table depends on them; compared by address, as a changed peer is another one.
     peers: Vec<Listed>,
-    said: Said,
+    logged: Logged,
 }
 
 impl Known {
@@ -122,7 +122,7 @@ impl Known {
     }
 
     fn warn(&mut self, text: &str, now: Instant) {
-        if self.said.is_due(text, now) {
+        if self.logged.is_due(text, now) {
             tracing::warn!("{text}");
         }
     }

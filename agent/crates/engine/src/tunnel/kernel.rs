@@ -47,7 +47,7 @@ pub(super) struct Compared {
     pub(super) lost: usize,
     /// The number of routes with another MTU or metric.
     pub(super) changed: usize,
-    /// The routes that are somebody else's since the last look, with the protocol that they have now.
+    /// The routes that other programs have taken over since the last look, with the protocol that they have now.
     pub(super) foreign: Vec<(IpNet, u8)>,
 }
 
@@ -63,7 +63,7 @@ pub(super) struct Kernel {
     /// Our routes, by prefix and whether they are in the table of our own: a route that moves is in both for a moment.
     routes: BTreeMap<(IpNet, bool), Wish>,
     rules: Vec<Rule>,
-    /// Routes of ours that somebody else has made his own: they are left.
+    /// Routes of ours that other programs have taken over: they are left.
     foreign: BTreeSet<(IpNet, bool)>,
     /// Routes that could not be set, each of which has been logged.
     refused: BTreeSet<IpNet>,
@@ -96,7 +96,7 @@ impl Kernel {
     }
 
     /// Compares our routes with those that the kernel has: removed ones, as all are when the device goes down however shortly, and those
-    /// of which somebody has changed the MTU or the metric, are set again by the next plan. One that somebody has made his own, by its
+    /// whose MTU or metric was changed, are set again by the next plan. One that another program has taken over, by its
     /// protocol, is left as it is.
     ///
     /// # Errors
@@ -104,7 +104,7 @@ impl Kernel {
     pub(super) fn compare_routes(&mut self) -> io::Result<Compared> {
         let mut found = self.list_routes()?;
         if self.differs(&found) {
-            // A list may have gaps if somebody changes the table meanwhile.
+            // A list may have gaps if the table changes meanwhile.
             let again = self.list_routes()?;
             for (key, seen) in again {
                 found.entry(key).or_default().extend(seen);
@@ -284,7 +284,7 @@ impl Kernel {
             if let Some(route) = self.route(key.0, wish) {
                 match self.netlink.remove_route(&route) {
                     Ok(()) => {}
-                    // Somebody else has removed it.
+                    // Another program has removed it.
                     Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
                     Err(error) => return Err(TunnelError::Kernel { what: "a route", error }),
                 }
@@ -294,7 +294,7 @@ impl Kernel {
         Ok(())
     }
 
-    /// Routes of other interfaces for the prefixes that are to be set for the first time: whatever their metrics, one of both would
+    /// Routes of other interfaces for the prefixes to set for the first time: whatever their metrics, one of both would
     /// be unused. So would a route in our own table if the main table, which goes first, has one, unless it is a default route.
     fn find_taken(&mut self, plan: &Plan) -> io::Result<Taken> {
         let new: BTreeSet<IpNet> = plan

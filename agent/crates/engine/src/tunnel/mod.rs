@@ -8,7 +8,7 @@
 //! | which routing table is ours among several agents' | `table.rs` |
 //! | which table the kernel's routes make, with `tun.routing = "kernel"` | `learn.rs` (pure) |
 //! | when it is made anew | `follow.rs`, on another thread |
-//! | which log lines are repeated, and when | `said.rs` |
+//! | which log lines are repeated, and when | `logged.rs` |
 //! | checks before the device is made, and all errors | `checks.rs` |
 //!
 //! ```text
@@ -32,6 +32,7 @@ use base::{
     fault::{self, Fault},
 };
 use config::{self, Config};
+use dataplane::relay::Direction;
 use net::{
     netlink::{Link, LinkChange, Netlink, Which},
     tun::{TunDevice, TunHold, TunPort},
@@ -40,8 +41,8 @@ use net::{
 use self::{
     follow::RouteFollower,
     kernel::{Compared, Kernel},
+    logged::Logged,
     plan::{Narrow, Plan, Underlay, Width},
-    said::Said,
 };
 use crate::{
     health::Health,
@@ -55,8 +56,8 @@ mod checks;
 mod follow;
 mod kernel;
 mod learn;
+mod logged;
 mod plan;
-mod said;
 mod table;
 
 pub use checks::TunnelError;
@@ -78,13 +79,13 @@ pub struct Tunnel {
     pub board: Arc<MtuTable>,
     thread: Option<JoinHandle<()>>,
     index: u32,
-    /// While the thread runs, a device that is gone was removed by somebody else.
+    /// While the thread runs, a device that is gone was removed by another program.
     _device: TunHold,
 }
 
 impl Tunnel {
     /// Makes the device of the configuration with the routes of `registry`'s peers, and brings it up; returns the queue of each
-    /// worker, too. From then on `snapshots` has the kernel's drops; if somebody removes the device, `health` is no longer ready.
+    /// worker, too. From then on `snapshots` has the kernel's drops; if the device is removed, `health` is no longer ready.
     ///
     /// # Errors
     /// See [`TunnelError`]. Everything done until then is undone.
@@ -123,7 +124,7 @@ impl Tunnel {
             health: Arc::clone(health),
             narrow: Narrow::default(),
             device: Device::Up,
-            said: Said::default(),
+            logged: Logged::default(),
         };
         follower.begin()?;
         let follow = || RouteFollower::start(device.index, registry, tun.clone());
@@ -182,7 +183,7 @@ struct Follower {
     health: Arc<Health>,
     narrow: Narrow,
     device: Device,
-    said: Said,
+    logged: Logged,
 }
 
 /// The state of the device when it was last looked at.
@@ -190,9 +191,9 @@ struct Follower {
 enum Device {
     Up,
     Down,
-    /// Somebody has moved the device to another network namespace, where it carries packets on, and where we set nothing.
+    /// The device was moved to another network namespace, where it carries packets on, and where we set nothing.
     Moved,
-    /// Somebody has removed the device, which we hold open; another one of its name would not be ours.
+    /// The device, which we hold open, was removed; another one of its name would not be ours.
     Gone,
 }
 
@@ -203,7 +204,7 @@ impl Follower {
         let peers = self.registry.list();
         for error in self.plan(&Paths::default()) {
             if matches!(error, TunnelError::NoIpv6 { .. }) {
-                self.said.is_due(&error.to_string(), SystemClock.now());
+                self.logged.is_due(&error.to_string(), SystemClock.now());
                 tracing::warn!(%error, "the agent goes on without IPv6 prefixes (remedy: IPv6 for this host, or no such prefixes in allowed_ips)");
                 continue;
             }
@@ -230,7 +231,7 @@ impl Follower {
             }
             if self.device == Device::Up {
                 for error in self.plan(&paths) {
-                    if self.said.is_due(&error.to_string(), clock.now()) {
+                    if self.logged.is_due(&error.to_string(), clock.now()) {
                         tracing::warn!(%error, "the tunnel is not as the configuration wants it");
                     }
                 }
@@ -293,11 +294,11 @@ impl Follower {
         );
     }
 
-    /// Restores settings that somebody has removed or changed, and those that the kernel removes when the device goes down, however
+    /// Restores settings that another program has removed or changed, and those that the kernel removes when the device goes down, however
     /// shortly: IPv6 addresses and routes.
     fn restore(&mut self, link: &Link, now: Instant) {
-        // Somebody may undo it each second.
-        let mut say = |text: &str, warn: bool| match self.said.is_due(text, now) {
+        // Another program may undo it each second.
+        let mut say = |text: &str, warn: bool| match self.logged.is_due(text, now) {
             true if warn => tracing::warn!("{text}"),
             true => tracing::info!("{text}"),
             false => {}
@@ -368,7 +369,8 @@ impl Follower {
 
     /// Publishes the kernel's drops. Packets that the kernel sends into the device are those that we read: the uplink.
     fn publish(&mut self, link: &Link) {
-        self.seen.dropped = [link.tx_dropped + link.tx_errors, link.rx_dropped + link.rx_errors];
+        self.seen.dropped[Direction::Uplink] = link.tx_dropped + link.tx_errors;
+        self.seen.dropped[Direction::Downlink] = link.rx_dropped + link.rx_errors;
         self.snapshots.set_device(self.seen);
     }
 

@@ -140,7 +140,7 @@ pub(super) struct Narrow {
     looks: BTreeMap<PeerId, u8>,
 }
 
-/// A change of a path's width that is to be reported.
+/// A change of a path's width to report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Width {
     /// Fewer than 1280 bytes fit through the path to a peer; the field is what fits.

@@ -79,11 +79,11 @@ fn likely_causes(reason: &ConnectionError) -> &'static [&'static str] {
         ConnectionError::TimedOut => &[
             "it is not running, `endpoints` is wrong, or a firewall on the way drops UDP (path)",
             "our key is not among its peers (allowlist): its log names the key that was refused",
-            "`public_key` is not its key (key): it cannot even tell that somebody knocks",
+            "`public_key` is not its key (key): it cannot read our knock and drops it",
             "it wants another transport.key_exchange (key exchange), or the way drops one of the two datagrams that a hybrid one \
                  begins with (path): its log says so",
             "our clock differs from its by more than its access.clock_window (clock): its log says by how much if that is little, \
-             and counts us as a stranger otherwise",
+             and treats us as an unauthenticated sender otherwise",
         ],
         ConnectionError::TransportError(_) => &[
             "the key it proved is not one of `public_key` of this [[peer]] (key)",

@@ -57,7 +57,7 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let refused = refused(&peer.data.relay);
         let before = std::mem::replace(&mut peer.refused, refused);
-        let more = |ceiling: Ceiling| refused[ceiling as usize] > before[ceiling as usize];
+        let more = |ceiling: Ceiling| refused[ceiling] > before[ceiling];
         let (name, limits, ceilings) = (&*peer.name, &self.config.limits, &mut self.stats.ceilings);
         let mut allow = |ceiling| if more(ceiling) { ceilings.allow(ceiling, now) } else { None };
         throttled!(
@@ -116,12 +116,12 @@ impl Context {
     }
 
     /// Logs that flows to the decoy were evicted, if there are more than at the last report.
-    pub(super) fn report_decoy_flows(&mut self, gave_way: u64, now: Instant) {
+    pub(super) fn report_decoy_flows(&mut self, evicted: u64, now: Instant) {
         throttled!(
             warn,
-            self.stats.ceilings.follow(Ceiling::DecoyFlows, gave_way, now),
+            self.stats.ceilings.follow(Ceiling::DecoyFlows, evicted, now),
             { limit = self.config.limits.decoy_flows },
-            "limits.decoy_flows is reached: the strangers who are missed least give way (remedy: a higher one, and \
+            "limits.decoy_flows is reached: flows of unauthenticated senders to the decoy end early (remedy: a higher one, and \
             descriptors for it; or none, if this is a flood)"
         );
     }

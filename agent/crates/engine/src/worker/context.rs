@@ -43,7 +43,7 @@ pub(super) struct Context {
     pub(super) sources: Sources,
     pub(super) logs: Logs,
     /// Limit on debug lines about single events.
-    pub(super) details: Lines,
+    pub(super) debug_lines: Lines,
     pub(super) stats: Stats,
     /// True while the worker shuts down: it accepts no more traffic.
     pub(super) stopping: bool,

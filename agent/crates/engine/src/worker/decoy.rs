@@ -16,7 +16,6 @@
 
 use std::{io, time::Instant};
 
-use dataplane::socket_stats::role_place;
 use gate::decoy::{DecoyDrop, DecoyId, Sender};
 use net::{Path, UdpRole};
 
@@ -42,7 +41,7 @@ impl Decoy {
             data.unauthenticated.stats.drop(DecoyDrop::Stopping, waiting.len() as u64);
         } else if cx.id.index != OWNER {
             for (port, meta, datagram) in waiting.iter() {
-                data.outgoing.stranger(OWNER, port, meta, datagram);
+                data.outgoing.unauthenticated(OWNER, port, meta, datagram);
             }
         } else if let Some(decoys) = &mut self.flows {
             let stats = &mut data.unauthenticated.stats;
@@ -98,7 +97,7 @@ impl Decoy {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return false,
             Err(error) => {
                 // An ICMP error about an earlier datagram; replies may wait behind it.
-                cx.stats.totals.refusals[role_place(UdpRole::Decoy)] += 1;
+                cx.stats.totals.refusals[UdpRole::Decoy] += 1;
                 stats.drop(DecoyDrop::Refused, 1);
                 decoys.report_refusal(&error, now);
                 return true;

@@ -13,7 +13,7 @@ use dataplane::{socket_stats::SocketStats, sockets::SocketFactory};
 use gate::decoy::{DecoyDrop, DecoyFlows, DecoyId, DecoyStats, Sender};
 use net::{Path, SendBatch, SendFailure, SendOutcome, Token, UdpRole, UdpSocket, stats::Booked};
 
-use crate::worker::timer::{LOG_INTERVAL, number};
+use crate::worker::timer::{LOG_INTERVAL, index_u32};
 
 /// The flows to the decoy, and their sockets.
 pub(super) struct Decoys {
@@ -61,7 +61,7 @@ impl Decoys {
     pub(super) fn close_all(&mut self, factory: &mut SocketFactory, stats: &mut DecoyStats) {
         self.flush(stats);
         for index in 0..self.sockets.len() {
-            self.close(DecoyId(number(index)), factory);
+            self.close(DecoyId(index_u32(index)), factory);
         }
     }
 
@@ -96,7 +96,7 @@ impl Decoys {
             }
         };
         if let Some(evicted) = admitted.evicted {
-            stats.gave_way += 1;
+            stats.evicted += 1;
             self.flush(stats);
             self.close(evicted, factory);
         }
@@ -156,7 +156,7 @@ impl Decoys {
                 self.flows.remove(id);
                 throttled!(
                     warn, self.socket_log.allow(now), { decoy = %self.decoy, %error },
-                    "cannot open a socket to the decoy for a stranger (remedy: a route to it, more open files, or a \
+                    "cannot open a socket to the decoy for an unauthenticated sender (remedy: a route to it, more open files, or a \
                     lower limits.decoy_flows)"
                 );
                 false
@@ -214,7 +214,7 @@ impl Decoys {
     pub(super) fn report_refusal(&mut self, error: &io::Error, now: Instant) {
         throttled!(
             warn, self.refused_log.allow(now), { decoy = %self.decoy, %error },
-            "the decoy does not take datagrams, so strangers meet silence (remedy: is it running, and listening at \
+            "the decoy does not take datagrams, so unauthenticated senders get no answer (remedy: is it running, and listening at \
             access.decoy?)"
         );
     }

@@ -229,7 +229,7 @@ impl Sessions {
         }
         let Some(id) = peer else {
             cx.stats.totals.handshakes.failed += 1;
-            throttled!(debug, cx.details.allow(now), { %reason }, "a handshake that another started has failed");
+            throttled!(debug, cx.debug_lines.allow(now), { %reason }, "a handshake that another started has failed");
             return;
         };
         // One that a newer one of ours replaced did not fail: a slow CPU dials again before it has an answer.

@@ -1,52 +1,36 @@
 //! The metrics of workers, one line each: name, labels, meaning, and how the value is read from the published snapshots.
 //!
 //! Values of workers are summed over the workers, values of sockets over the sockets of one role. A counter of the peers under a label
-//! ([`Bearers`]) covers all peers that `ever` had the label, so it never decreases.
+//! ([`PeersOfLabel`]) covers all peers that `ever` had the label, so it never decreases.
 
 use std::{cell::OnceCell, collections::BTreeMap, sync::Arc};
 
 use config::OPEN_LABEL;
-use dataplane::{
-    forward::tun::{Answer, TunDrop},
-    hand_off::Kind,
-    lanes::LaneState,
-    peer::Suspicion,
-    relay::{Direction, DropReason, ReportCount},
-    socket_stats::SocketStats,
-};
-use gate::{Step, decoy::DecoyDrop, suite::Group};
+use dataplane::relay::{Direction, DropReason, ReportCount};
+use gate::decoy::DecoyDirection;
 use net::stats::Booked;
-use wire::{context::Context, messages::MessageError};
 
 use crate::{
-    control::{driver::ControlStats, preshared::KeyRefusal},
+    control::driver::ControlStats,
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     origin::PeerOrigin,
     status::{Accounting, PeerStatus, RateStatus, RepairStatus, StreamsStatus, TcpServiceStatus},
-    worker::{
-        Ceiling, TcpEnd, TcpRefusal,
-        stats::{
-            DeviceSnapshot, Handshakes, IndexCounts, Published, Snapshots, StreamFailure, Totals,
-            WorkerSnapshot, label,
-        },
-    },
+    worker::stats::{DeviceSnapshot, Handshakes, IndexCounts, Published, Snapshots, WorkerSnapshot, label},
 };
 
-/// The values of the label `direction`.
-const WAYS: [&str; 2] = [Direction::Uplink.label(), Direction::Downlink.label()];
-
-/// The values of the label `direction` of metrics about the decoy.
-const DECOY_WAYS: [&str; 2] = ["to_decoy", "to_stranger"];
+/// Values of the label `direction`.
+const UP: &str = Direction::Uplink.label();
+const DOWN: &str = Direction::Downlink.label();
 
 type Labels = &'static [&'static str];
 type OfWorker = fn(&WorkerSnapshot, &mut Samples);
 type OfSocket = fn(&Booked) -> Value;
-type OfPeer = fn(&Bearers) -> Value;
-type Peers = BTreeMap<Arc<str>, Bearers>;
+type OfPeer = fn(&PeersOfLabel) -> Value;
+type Peers = BTreeMap<Arc<str>, PeersOfLabel>;
 type OfRepair = fn(&RepairStatus) -> Value;
-type OfWays = fn(&Bearers) -> [u64; 2];
+type OfWay = fn(&Accounting) -> u64;
 type OfService = fn(&TcpServiceStatus) -> Value;
-type OfServiceWays = fn(&TcpServiceStatus) -> [u64; 2];
+type OfServiceWay = fn(&TcpServiceStatus, Direction) -> u64;
 
 /// The source of a family's values.
 enum Read {
@@ -57,10 +41,12 @@ enum Read {
     /// Only for peers with which something is repaired: over all that have had the label, and over those that have it now.
     Repair(OfRepair),
     RepairNow(OfRepair),
-    Ways(OfWays),
+    /// Of both directions of a peer: over all that have had the label, and over those that have it now.
+    Ways(OfWay),
+    WaysNow(OfWay),
     /// Of the services for which a peer has had TCP forwards: over the peers that have the label now, and over all that have had it.
     ServiceNow(OfService),
-    ServiceWays(OfServiceWays),
+    ServiceWays(OfServiceWay),
 }
 
 struct Family {
@@ -92,8 +78,8 @@ const fn peer(kind: Type, name: &'static str, help: &'static str, read: OfPeer) 
     family(kind, name, &["peer"], help, Read::Peer(read))
 }
 
-const fn ways(kind: Type, name: &'static str, help: &'static str, read: OfWays) -> Family {
-    family(kind, name, &["peer", "direction"], help, Read::Ways(read))
+const fn ways(name: &'static str, help: &'static str, read: OfWay) -> Family {
+    family(Type::Counter, name, &["peer", "direction"], help, Read::Ways(read))
 }
 
 #[rustfmt::skip]
@@ -121,8 +107,8 @@ static FAMILIES: &[Family] = &[
     peer(Type::Counter, "culvert_lane_mtu_probes_lost_total", "MTU probes declared lost, most of them because of their size; no other loss counter includes them.", |it| it.ever.more.lanes.mtu_probes_lost.into()),
     peer(Type::Counter, "culvert_lane_black_holes_total", "Times that a lane's path stopped carrying packets of the size in use.", |it| it.ever.more.lanes.black_holes.into()),
     peer(Type::Gauge, "culvert_lane_packet_bytes", "Largest packet that the peer's lanes currently send, in bytes of UDP payload.", |it| it.own.more.owned_lanes.unwrap_or_default().packet_bytes.into()),
-    peer(Type::Counter, "culvert_peer_oversized_total", "Payloads for the peer dropped because they fit into no packet to it (reason too_large).", |it| it.ever.uplink.account.dropped[DropReason::TooLarge as usize].into()),
-    peer(Type::Counter, "culvert_peer_spoofed_total", "IP packets from the peer dropped because their source address is not its own (reason spoofed).", |it| it.ever.downlink.account.dropped[DropReason::Spoofed as usize].into()),
+    peer(Type::Counter, "culvert_peer_oversized_total", "Payloads for the peer dropped because they fit into no packet to it (reason too_large).", |it| it.ever.uplink.account.dropped[DropReason::TooLarge].into()),
+    peer(Type::Counter, "culvert_peer_spoofed_total", "IP packets from the peer dropped because their source address is not its own (reason spoofed).", |it| it.ever.downlink.account.dropped[DropReason::Spoofed].into()),
     peer(Type::Gauge, "culvert_peer_inner_mtu_bytes", "Largest IP packet that fits into one packet to the peer; 0 while that is not known.", |it| u32::from(it.own.inner_mtu.unwrap_or(0)).into()),
     peer(Type::Gauge, "culvert_queue_packets", "Payloads waiting in the relay's queue.", |it| it.now.queue.datagrams.into()),
     peer(Type::Gauge, "culvert_queue_bytes", "Bytes of payload waiting in the relay's queue.", |it| it.now.queue.bytes.into()),
@@ -160,20 +146,20 @@ static FAMILIES: &[Family] = &[
     peer(Type::Gauge, "culvert_peer_tcp_streams", "TCP forwards now open with the peer.", |it| it.now.tcp_streams.into()),
     peer(Type::Gauge, "culvert_peer_tcp_stalled", "Those of them of which bytes have waited for a second or more because a reader has stopped, sampled once a second.", |it| it.now.tcp.stalled.into()),
     family(Type::Gauge, "culvert_service_tcp_streams", &["peer", "service"], "TCP forwards now open with the peer, by service.", Read::ServiceNow(|service| service.open.into())),
-    family(Type::Counter, "culvert_service_tcp_bytes_total", &["peer", "service", "direction"], "Bytes of TCP payload forwarded, by peer and service.", Read::ServiceWays(|service| [service.uplink_bytes, service.downlink_bytes])),
+    family(Type::Counter, "culvert_service_tcp_bytes_total", &["peer", "service", "direction"], "Bytes of TCP payload forwarded, by peer and service.", Read::ServiceWays(|service, way| match way { Direction::Uplink => service.uplink_bytes, Direction::Downlink => service.downlink_bytes })),
     peer(Type::Gauge, "culvert_reassembly_bytes", "Memory held for the peer's incomplete datagrams, summed over all workers.", |it| it.now.more.reassembly_bytes.into()),
     // One direction of a peer: received = delivered + queued + dropped.
-    ways(Type::Counter, "culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.", |it| it.ever.ways(|way| way.account.received)),
-    ways(Type::Counter, "culvert_peer_datagrams_delivered_total", "Payloads handed to the kernel.", |it| it.ever.ways(|way| way.account.delivered)),
-    ways(Type::Counter, "culvert_peer_datagrams_dropped_total", "Payloads dropped for any reason.", |it| it.ever.ways(|way| way.account.dropped_total())),
+    ways("culvert_peer_datagrams_received_total", "Payloads that entered the agent for or from the peer.", |way| way.account.received),
+    ways("culvert_peer_datagrams_delivered_total", "Payloads handed to the kernel.", |way| way.account.delivered),
+    ways("culvert_peer_datagrams_dropped_total", "Payloads dropped for any reason.", |way| way.account.dropped_total()),
     // Payloads between two workers are left out: workers publish at different times, so the difference could be negative.
-    ways(Type::Gauge, "culvert_peer_datagrams_queued", "Payloads inside the agent: neither delivered nor dropped yet.", |it| it.now.ways(|way| way.queued)),
-    ways(Type::Counter, "culvert_peer_bytes_received_total", "Bytes of the payloads received.", |it| it.ever.ways(|way| way.account.received_bytes)),
-    ways(Type::Counter, "culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.", |it| it.ever.ways(|way| way.delivered_bytes)),
-    ways(Type::Counter, "culvert_peer_tun_packets_total", "IP packets from the TUN device for the peer (uplink) or from the peer for the device (downlink); they are among the payloads received.", |it| it.ever.ways(|way| way.packets.packets)),
-    ways(Type::Counter, "culvert_peer_tun_bytes_total", "Bytes of those IP packets.", |it| it.ever.ways(|way| way.packets.bytes)),
-    ways(Type::Counter, "culvert_peer_fragmented_datagrams_total", "Payloads too large for one packet that were sent in pieces (uplink), or reassembled from pieces (downlink).", |it| it.ever.ways(|way| way.pieces.datagrams)),
-    ways(Type::Counter, "culvert_peer_pieces_total", "Pieces of such payloads that were sent (uplink) or received (downlink).", |it| it.ever.ways(|way| way.pieces.pieces)),
+    family(Type::Gauge, "culvert_peer_datagrams_queued", &["peer", "direction"], "Payloads inside the agent: neither delivered nor dropped yet.", Read::WaysNow(|way| way.queued)),
+    ways("culvert_peer_bytes_received_total", "Bytes of the payloads received.", |way| way.account.received_bytes),
+    ways("culvert_peer_bytes_delivered_total", "Bytes of the payloads delivered.", |way| way.delivered_bytes),
+    ways("culvert_peer_tun_packets_total", "IP packets from the TUN device for the peer (uplink) or from the peer for the device (downlink); they are among the payloads received.", |way| way.packets.packets),
+    ways("culvert_peer_tun_bytes_total", "Bytes of those IP packets.", |way| way.packets.bytes),
+    ways("culvert_peer_fragmented_datagrams_total", "Payloads too large for one packet that were sent in pieces (uplink), or reassembled from pieces (downlink).", |way| way.pieces.datagrams),
+    ways("culvert_peer_pieces_total", "Pieces of such payloads that were sent (uplink) or received (downlink).", |way| way.pieces.pieces),
     // The sockets of one use.
     socket(Type::Counter, "culvert_socket_received_buffers_total", "Buffers received; GRO joins several datagrams into one.", |socket| socket.stats.received_buffers.into()),
     socket(Type::Counter, "culvert_socket_received_datagrams_total", "Datagrams received.", |socket| socket.stats.received_datagrams.into()),
@@ -187,7 +173,7 @@ static FAMILIES: &[Family] = &[
     socket(Type::Counter, "culvert_socket_gso_fallbacks_total", "Times that GSO was turned off for a destination after an error.", |socket| socket.stats.gso_fallbacks.into()),
     socket(Type::Counter, "culvert_socket_would_block_total", "Sends that found the kernel's send buffer full.", |socket| socket.stats.would_block.into()),
     socket(Type::Counter, "culvert_socket_send_failures_total", "Datagrams that the kernel refused to send.", |socket| socket.stats.send_failures.into()),
-    counter("culvert_socket_refusals_total", &["socket"], "ICMP errors that the kernel reported about datagrams sent earlier, for example because nobody listens there.", |it, out| out.each(&SocketStats::LABELS, &it.totals.refusals)),
+    counter("culvert_socket_refusals_total", &["socket"], "ICMP errors that the kernel reported about datagrams sent earlier, for example because nobody listens there.", |it, out| out.each(it.totals.refusals.by_label())),
     socket(Type::Counter, "culvert_socket_truncated_total", "Received buffers that were longer than ours.", |socket| socket.stats.truncated.into()),
     socket(Type::Counter, "culvert_socket_kernel_drops_total", "Buffers (not datagrams) that the kernel dropped because the receive buffer was full.", |socket| socket.kernel_drops.into()),
     socket(Type::Gauge, "culvert_socket_kernel_queue_bytes", "Kernel memory of the buffers waiting to be read, sampled once a second.", |socket| socket.kernel_queue.into()),
@@ -195,152 +181,141 @@ static FAMILIES: &[Family] = &[
     socket(Type::Histogram, "culvert_socket_send_segments", "Datagrams of one message that was sent; above 1 the kernel cut it.", |socket| Buckets::sizes(&socket.stats.send_sizes, socket.stats.sent_datagrams).into()),
     socket(Type::Histogram, "culvert_socket_receive_age_seconds", "How long received buffers (not datagrams) waited in the kernel, sampled in one call of 16.", |socket| Buckets::ages(&socket.stats.ages, socket.stats.age_sum_nanos).into()),
     // Lanes.
-    counter("culvert_lane_ack_packets_total", &["direction"], "Lane packets without payload, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.ack_packets_sent, it.lanes.ack_packets_received])),
-    counter("culvert_lane_ack_frames_total", &["direction"], "ACK frames on lanes, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.ack_frames_sent, it.lanes.ack_frames_received])),
-    counter("culvert_lane_datagram_frames_total", &["direction"], "DATAGRAM frames on lanes, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.lanes.datagrams_sent, it.lanes.datagrams_received])),
+    counter("culvert_lane_ack_packets_total", &["direction"], "Lane packets without payload, sent (uplink) or received (downlink).", |it, out| out.each([(UP, it.lanes.ack_packets_sent), (DOWN, it.lanes.ack_packets_received)])),
+    counter("culvert_lane_ack_frames_total", &["direction"], "ACK frames on lanes, sent (uplink) or received (downlink).", |it, out| out.each([(UP, it.lanes.ack_frames_sent), (DOWN, it.lanes.ack_frames_received)])),
+    counter("culvert_lane_datagram_frames_total", &["direction"], "DATAGRAM frames on lanes, sent (uplink) or received (downlink).", |it, out| out.each([(UP, it.lanes.datagrams_sent), (DOWN, it.lanes.datagrams_received)])),
     gauge("culvert_lane_flows", &["lane"], "Flows of all peers by the index of their lane; shows how evenly flows are spread over lanes.", |it, out| by_index(it, out, |index| index.flows)),
     counter("culvert_lane_sent_bytes_total", &["lane"], "Bytes of UDP payload sent on the lanes of this index, of all peers.", |it, out| by_index(it, out, |index| index.bytes.sent)),
     counter("culvert_lane_tun_packets_total", &["lane"], "IP packets from the TUN device, of all peers, by the index of the lane that the hash of their flow selects; shows how evenly they are spread over lanes.", |it, out| by_index(it, out, |index| index.packets)),
     counter("culvert_lane_received_bytes_total", &["lane"], "Bytes of UDP payload received and authenticated on the lanes of this index, of all peers.", |it, out| by_index(it, out, |index| index.bytes.received)),
-    gauge("culvert_lanes", &["state"], "Lanes by state.", |it, out| out.each(&LaneState::LABELS, &it.lane_states)),
-    counter("culvert_lanes_reopened_total", &["reason"], "Lanes that were opened again or refused, by reason.", |it, out| {
-        let Totals { lanes_unvalidated, lanes_silent, lanes_refused, lanes_near_limit, lanes_ended, lanes_rekeyed, .. } = it.totals;
-        let labels = ["unvalidated", "silent", "refused", "worn", "ended", "rekeyed"];
-        let counts = [lanes_unvalidated, lanes_silent, lanes_refused, lanes_near_limit, lanes_ended, lanes_rekeyed];
-        out.each(&labels, &counts);
-    }),
+    gauge("culvert_lanes", &["state"], "Lanes by state.", |it, out| out.each(it.lane_states.by_label())),
+    counter("culvert_lanes_reopened_total", &["reason"], "Lanes that were opened again or refused, by reason.", |it, out| out.each(it.totals.lanes_reopened.by_label())),
     counter("culvert_lane_refused_packets_total", &["reason"], "Packets to a lane's connection ID that were not accepted, by reason.", |it, out| {
-        out.add(&["duplicate"], it.lanes.duplicates);
-        out.add(&["too_old"], it.lanes.too_old);
-        out.add(&["header"], it.lanes.header_errors);
-        out.add(&["authentication"], it.lanes.authentication_failures);
-        out.add(&["other_phase"], it.lanes.other_phase_failures);
-        out.add(&["integrity_limit"], it.lanes.integrity_limit);
-        out.add(&["violation"], it.lanes.violations);
+        out.each([
+            ("duplicate", it.lanes.duplicates),
+            ("too_old", it.lanes.too_old),
+            ("header", it.lanes.header_errors),
+            ("authentication", it.lanes.authentication_failures),
+            ("other_phase", it.lanes.other_phase_failures),
+            ("integrity_limit", it.lanes.integrity_limit),
+            ("violation", it.lanes.violations),
+        ]);
     }),
     counter("culvert_lane_key_updates_total", &["initiator"], "Key updates of lanes, by the end that began them: local or remote.", |it, out| {
-        out.each(&["local", "remote"], &[it.lanes.key_updates_initiated, it.lanes.key_updates_followed]);
+        out.each([("local", it.lanes.key_updates_initiated), ("remote", it.lanes.key_updates_followed)]);
     }),
     counter("culvert_lane_probes_total", &[], "Probe packets sent on lanes because earlier packets were not acknowledged in time.", |it, out| out.add(&[], it.lanes.probes_sent)),
     counter("culvert_lane_window_overflows_total", &[], "Packets sent on lanes and no longer tracked, because too many were unacknowledged.", |it, out| out.add(&[], it.lanes.window_overflows)),
     counter("culvert_lane_packets_unopened_total", &[], "Lane packets dropped before decryption because the worker had fallen behind; it drops those of its heaviest peers first.", |it, out| out.add(&[], it.unopened)),
-    counter("culvert_sessions_doubted_total", &["reason"], "Sessions suspected to be dead, by reason; the peer is then dialled again if this end has an endpoint for it.", |it, out| out.each(&Suspicion::LABELS, &it.totals.sessions_suspected)),
+    counter("culvert_sessions_suspected_total", &["reason"], "Sessions suspected to be dead, by reason; the peer is then dialled again if this end has an endpoint for it.", |it, out| out.each(it.totals.sessions_suspected.by_label())),
     counter("culvert_sessions_contested_total", &[], "Sessions that were replaced by another agent with the same key, from the third replacement within a minute on.", |it, out| out.add(&[], it.totals.sessions_contested)),
-    gauge("culvert_drain_sessions", &["state"], "Sessions that peers had dialled when this agent began to drain: waiting for the peer to leave, or closed because it did not.", |it, out| out.each(&["waiting", "closed"], &[it.drained.waiting, it.drained.closed])),
-    counter("culvert_path_moves_total", &["what"], "Address changes that the session survived: of the peer, as seen by a lane or a control connection, or of this host (socket).", |it, out| out.each(&["lane", "control", "socket"], &it.totals.path_moves.counts())),
+    gauge("culvert_drain_sessions", &["state"], "Sessions that peers had dialled when this agent began to drain: waiting for the peer to leave, or closed because it did not.", |it, out| out.each([("waiting", it.drained.waiting), ("closed", it.drained.closed)])),
+    counter("culvert_path_moves_total", &["what"], "Address changes that the session survived: of the peer, as seen by a lane or a control connection, or of this host (socket).", |it, out| out.each(it.totals.path_moves.by_label())),
     // Control connections and the gate.
-    counter("culvert_control_messages_total", &["direction"], "Control messages, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.control.messages_sent, it.control.messages_received])),
-    counter("culvert_control_datagrams_total", &["direction"], "UDP datagrams of control connections, sent (uplink) or received (downlink, copies included).", |it, out| out.each(&WAYS, &[it.totals.control.sent.datagrams, it.totals.control.received.datagrams])),
-    counter("culvert_control_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| out.each(&WAYS, &[it.totals.control.sent.bytes, it.totals.control.received.bytes])),
-    counter("culvert_control_ack_frames_total", &["direction"], "ACK frames on control connections, sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.sent.ack_frames, it.totals.control.received.ack_frames])),
-    counter("culvert_control_datagram_frames_total", &["direction"], "DATAGRAM frames on control connections (standard mode), sent (uplink) or received (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.sent.datagram_frames, it.totals.control.received.datagram_frames])),
+    counter("culvert_control_messages_total", &["direction"], "Control messages, sent (uplink) or received (downlink).", |it, out| out.each([(UP, it.control.messages_sent), (DOWN, it.control.messages_received)])),
+    counter("culvert_control_datagrams_total", &["direction"], "UDP datagrams of control connections, sent (uplink) or received (downlink, copies included).", |it, out| out.each([(UP, it.totals.control.sent.datagrams), (DOWN, it.totals.control.received.datagrams)])),
+    counter("culvert_control_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| out.each([(UP, it.totals.control.sent.bytes), (DOWN, it.totals.control.received.bytes)])),
+    counter("culvert_control_ack_frames_total", &["direction"], "ACK frames on control connections, sent (uplink) or received (downlink).", |it, out| out.each([(UP, it.totals.control.sent.ack_frames), (DOWN, it.totals.control.received.ack_frames)])),
+    counter("culvert_control_datagram_frames_total", &["direction"], "DATAGRAM frames on control connections (standard mode), sent (uplink) or received (downlink).", |it, out| out.each([(UP, it.totals.control.sent.datagram_frames), (DOWN, it.totals.control.received.datagram_frames)])),
     gauge("culvert_connections", &[], "QUIC connections, half-open ones included.", |it, out| out.add(&[], it.connections as u64)),
     counter("culvert_control_packets_sent_total", &[], "QUIC packets sent on control connections.", |it, out| out.add(&[], it.totals.control.packets_sent)),
     counter("culvert_control_packets_lost_total", &[], "QUIC packets sent on control connections and declared lost.", |it, out| out.add(&[], it.totals.control.packets_lost)),
     counter("culvert_control_packets_held_total", &[], "QUIC packets of control connections that waited for earlier ones which they had overtaken.", |it, out| out.add(&[], it.totals.control.overtaking.held)),
     counter("culvert_control_packets_late_total", &[], "QUIC packets of control connections that came after later ones had been used.", |it, out| out.add(&[], it.totals.control.overtaking.late)),
-    counter("culvert_control_copies_total", &["direction"], "Packets of thin streams that were sent again before anybody missed them (uplink), or came although they had come before (downlink).", |it, out| out.each(&WAYS, &[it.totals.control.copied.packets, it.totals.control.overtaking.copies])),
+    counter("culvert_control_copies_total", &["direction"], "Packets of thin streams that were sent again before anybody missed them (uplink), or came although they had come before (downlink).", |it, out| out.each([(UP, it.totals.control.copied.packets), (DOWN, it.totals.control.overtaking.copies)])),
     counter("culvert_control_copied_bytes_total", &[], "Bytes of UDP payload of the packets that were sent again.", |it, out| out.add(&[], it.totals.control.copied.bytes)),
     counter("culvert_control_packets_blocked_total", &[], "Datagrams of control connections that found no room in the socket; QUIC sends again what they held.", |it, out| out.add(&[], it.control.packets_blocked)),
     counter("culvert_control_black_holes_total", &[], "Times that a control connection's path stopped carrying packets of the size in use.", |it, out| out.add(&[], it.totals.control.black_holes)),
     counter("culvert_control_message_errors_total", &["reason"], "Control messages that could not be used, by reason.", |it, out| {
-        out.each(&MessageError::LABELS, &it.totals.message_errors.0);
-        out.add(&["out_of_order"], it.totals.out_of_order);
+        out.each(it.totals.message_errors.by_label());
     }),
-    counter("culvert_preshared_key_refusals_total", &["reason"], "Connections that this agent ended because of a preshared key, by reason.", |it, out| out.each(&KeyRefusal::LABELS, &it.totals.preshared_refused)),
+    counter("culvert_preshared_key_refusals_total", &["reason"], "Connections that this agent ended because of a preshared key, by reason.", |it, out| out.each(it.totals.preshared_refused.by_label())),
     gauge("culvert_handshakes_pending", &["worker"], "Incomplete inbound handshakes; each worker has its share of limits.handshakes.", |it, out| out.add(&[&it.worker.to_string()], it.in_use.handshakes as u64)),
     counter("culvert_handshakes_total", &["outcome"], "Handshakes of control connections, by outcome.", |it, out| {
         let Handshakes { dialled, established, failed } = it.totals.handshakes;
-        out.each(&["dialled", "established", "failed"], &[dialled, established, failed]);
-        out.add(&["accepted"], it.control.handshakes_accepted);
-        out.add(&["refused_key"], it.refused_keys);
-        out.add(&["ignored"], it.control.handshakes_ignored);
+        out.each([("dialled", dialled), ("established", established), ("failed", failed)]);
+        out.each([("accepted", it.control.handshakes_accepted), ("refused_key", it.refused_keys), ("ignored", it.control.handshakes_ignored)]);
     }),
     counter("culvert_refused_datagrams_total", &["reason"], "Datagrams at the QUIC sockets that did not reach a connection or a lane, by reason.", |it, out| {
         let ControlStats { unroutable, answers_suppressed, unopened, .. } = it.control;
-        out.each(&["unroutable", "answer_suppressed", "unopened"], &[unroutable, answers_suppressed, unopened]);
+        out.each([("unroutable", unroutable), ("answer_suppressed", answers_suppressed), ("unopened", unopened)]);
     }),
-    counter("culvert_gate_datagrams_total", &["step"], "Datagrams at the gate, by the step at which they ended.", |it, out| out.each(&Step::LABELS, &it.gate)),
+    counter("culvert_gate_datagrams_total", &["step"], "Datagrams at the gate, by the step at which they ended.", |it, out| out.each(it.gate.by_label())),
     gauge("culvert_gate_incomplete", &[], "ClientHellos of which a datagram is missing, and is waited for.", |it, out| out.add(&[], it.in_use.incomplete as u64)),
     counter("culvert_gate_incomplete_expired_total", &[], "ClientHellos given up because a datagram of them did not come within 3 s.", |it, out| out.add(&[], it.incomplete_expired)),
-    gauge("culvert_sessions", &["key_exchange"], "Sessions, by the key exchange of their control connection.", |it, out| out.each(&Group::LABELS, &it.sessions)),
+    gauge("culvert_sessions", &["key_exchange"], "Sessions, by the key exchange of their control connection.", |it, out| out.each(it.sessions.by_label())),
     gauge("culvert_previous_key_sessions", &[], "Sessions with peers that know us by the key of identity.previous_key_file.", |it, out| out.add(&[], it.previous_key_sessions)),
     gauge("culvert_gate_used_tokens", &[], "Used knocks that the agent remembers, so that none works twice.", |it, out| out.add(&[], it.in_use.used_tokens as u64)),
-    counter("culvert_gate_journal_errors_total", &[], "Failed writes to the replay log of used knocks; after a restart, the agent refuses knocks made before it.", |it, out| out.add(&[], it.totals.replay_log_errors)),
+    counter("culvert_gate_replay_log_errors_total", &[], "Failed writes to the replay log of used knocks; after a restart, the agent refuses knocks made before it.", |it, out| out.add(&[], it.totals.replay_log_errors)),
     // Flows and payloads.
     counter("culvert_datagrams_dropped_total", &["direction", "reason"], "Payloads dropped, by reason; the sum equals that over all peers as long as none was removed.", |it, out| {
-        let labels = DropReason::ALL.map(DropReason::label);
-        WAYS.iter().zip(&it.relays.dropped).for_each(|(way, counts)| out.each_of(way, &labels, counts.as_slice()));
+        it.drops().iter().for_each(|(way, counts)| out.each_of(way.label(), counts.by_label()));
     }),
     counter("culvert_flow_messages_total", &["direction", "kind"], "Flow signals (open, confirmed, refused, unknown, closed), sent (uplink) or received (downlink).", |it, out| {
-        let ways = WAYS.iter().zip(&it.relays.messages);
-        ways.for_each(|(way, counts)| out.each_of(way, &Context::MESSAGE_LABELS, counts));
+        it.relays.messages.iter().for_each(|(way, counts)| out.each_of(way.label(), counts.by_label()));
     }),
     counter("culvert_reports_total", &["kind"], "Reports about lanes, for an automatic rate: sent to peers that asked for them; taken from peers; ignored, because they came too often, were not asked for, or made no sense.", |it, out| {
         let ReportCount { sent, taken, ignored } = it.relays.reports;
-        out.each(&["sent", "taken", "ignored"], &[sent, taken, ignored]);
+        out.each([("sent", sent), ("taken", taken), ("ignored", ignored)]);
     }),
-    counter("culvert_flows_evicted_total", &["reason"], "Flows forgotten, by reason.", |it, out| {
-        out.each(&["idle", "closed", "orphaned", "peer_removed", "reconfigured"], &it.relays.ended);
-    }),
+    counter("culvert_flows_evicted_total", &["reason"], "Flows forgotten, by reason.", |it, out| out.each(it.relays.ended.by_label())),
     counter("culvert_flows_moved_total", &[], "Flows that moved to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.moved)),
-    counter("culvert_handed_over_datagrams_total", &["kind"], "Datagrams handed to another worker, because their connection, lane or flow lives there.", |it, out| out.each(&Kind::LABELS, &it.totals.handed_out)),
-    counter("culvert_taken_over_datagrams_total", &["kind"], "Datagrams taken from another worker.", |it, out| out.each(&Kind::LABELS, &it.totals.handed_in)),
-    counter("culvert_hand_over_dropped_datagrams_total", &["kind"], "Datagrams dropped because the ring of the worker that they were for was full.", |it, out| out.each(&Kind::LABELS, &it.totals.hand_over_drops)),
+    counter("culvert_handed_over_datagrams_total", &["kind"], "Datagrams handed to another worker, because their connection, lane or flow lives there.", |it, out| out.each(it.totals.handed_out.by_label())),
+    counter("culvert_taken_over_datagrams_total", &["kind"], "Datagrams taken from another worker.", |it, out| out.each(it.totals.handed_in.by_label())),
+    counter("culvert_hand_over_dropped_datagrams_total", &["kind"], "Datagrams dropped because the ring of the worker that they were for was full.", |it, out| out.each(it.totals.hand_over_drops.by_label())),
     gauge("culvert_send_buffer_bytes", &[], "Memory of the send buffers of QUIC sockets, spare ones included; at most 38 MiB for each worker.", |it, out| out.add(&[], it.send_buffer_bytes as u64)),
     gauge("culvert_flow_sockets", &[], "Sockets to services for flows that peers opened, at all workers.", |it, out| out.add(&[], it.in_use.flow_sockets as u64)),
-    gauge("culvert_control_message_bytes", &["direction"], "Memory of control messages that wait until the peer reads them (uplink) or until they are complete and handled (downlink).", |it, out| out.each(&WAYS, &it.message_bytes)),
+    gauge("culvert_control_message_bytes", &["direction"], "Memory of control messages that wait until the peer reads them (uplink) or until they are complete and handled (downlink).", |it, out| out.each(it.message_bytes.by_label())),
     // TCP forwards.
-    counter("culvert_tcp_bytes_total", &["direction"], "Bytes of TCP payload forwarded.", |it, out| out.each(&WAYS, &[it.totals.tcp.bytes_outward, it.totals.tcp.bytes_inward])),
+    counter("culvert_tcp_bytes_total", &["direction"], "Bytes of TCP payload forwarded.", |it, out| out.each([(UP, it.totals.tcp.bytes_outward), (DOWN, it.totals.tcp.bytes_inward)])),
     gauge("culvert_tcp_streams", &[], "TCP forwards now open.", |it, out| out.add(&[], it.tcp_streams as u64)),
     counter("culvert_tcp_streams_opened_total", &[], "TCP forwards started by either end, including those that were then refused.", |it, out| out.add(&[], it.totals.tcp.opened)),
     counter("culvert_tcp_refused_total", &["reason"], "TCP forwards refused, by reason.", |it, out| {
-        out.each(&TcpRefusal::LABELS, &it.totals.tcp.refused);
+        out.each(it.totals.tcp.refused.by_label());
     }),
-    counter("culvert_tcp_ended_total", &["reason"], "TCP forwards that were open and have ended, by reason.", |it, out| out.each(&TcpEnd::LABELS, &it.totals.tcp.ended)),
-    counter("culvert_tcp_accept_pauses_total", &[], "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the peer was in doubt.", |it, out| out.add(&[], it.totals.tcp.accept_pauses)),
+    counter("culvert_tcp_ended_total", &["reason"], "TCP forwards that were open and have ended, by reason.", |it, out| out.each(it.totals.tcp.ended.by_label())),
+    counter("culvert_tcp_accept_pauses_total", &[], "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the session with the peer was suspected to be dead.", |it, out| out.add(&[], it.totals.tcp.accept_pauses)),
     gauge("culvert_stream_bytes", &[], "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.", |it, out| out.add(&[], it.in_use.stream_bytes)),
     gauge("culvert_stream_connections", &[], "Connections that carry TCP forwards beside the control connections.", |it, out| out.add(&[], it.stream_connections as u64)),
     counter("culvert_stream_connections_opened_total", &[], "Stream connections that were established.", |it, out| out.add(&[], it.totals.streams.opened)),
-    counter("culvert_stream_connections_failed_total", &["reason"], "Stream connections that failed, by reason: no local socket (local), no answer to the handshake (handshake), refused by the far end (refused), lost while in use (lost).", |it, out| out.each(&StreamFailure::LABELS, &it.totals.streams.failed)),
+    counter("culvert_stream_connections_failed_total", &["reason"], "Stream connections that failed, by reason: no local socket (local), no answer to the handshake (handshake), refused by the far end (refused), lost while in use (lost).", |it, out| out.each(it.totals.streams.failed.by_label())),
     // Unauthenticated senders and the decoy.
-    counter("culvert_decoy_datagrams_total", &["direction"], "Datagrams from unauthenticated senders (to_decoy) or from the decoy (to_stranger); those that were not dropped were forwarded.", |it, out| {
-        out.each(&DECOY_WAYS, &[it.decoy.from_senders.datagrams, it.decoy.from_decoy.datagrams]);
+    counter("culvert_decoy_datagrams_total", &["direction"], "Datagrams from unauthenticated senders (to_decoy) or from the decoy (to_sender); those that were not dropped were forwarded.", |it, out| {
+        out.each([(DecoyDirection::ToDecoy.label(), it.decoy.from_senders.datagrams), (DecoyDirection::ToSender.label(), it.decoy.from_decoy.datagrams)]);
     }),
     counter("culvert_decoy_bytes_total", &["direction"], "Bytes of UDP payload of those datagrams.", |it, out| {
-        out.each(&DECOY_WAYS, &[it.decoy.from_senders.bytes, it.decoy.from_decoy.bytes]);
+        out.each([(DecoyDirection::ToDecoy.label(), it.decoy.from_senders.bytes), (DecoyDirection::ToSender.label(), it.decoy.from_decoy.bytes)]);
     }),
     counter("culvert_decoy_drops_total", &["direction", "reason"], "Datagrams from unauthenticated senders or from the decoy that were dropped, by reason; no_decoy counts those that got no answer because there is no decoy.", |it, out| {
-        for (index, reason) in DecoyDrop::ALL.into_iter().enumerate() {
-            let way = DECOY_WAYS[usize::from(index >= DecoyDrop::TO_DECOY)];
-            out.add(&[way, reason.label()], it.decoy.dropped[index]);
+        for (reason, count) in it.decoy.dropped.iter() {
+            out.add(&[reason.direction().label(), reason.label()], *count);
         }
     }),
     gauge("culvert_decoy_flows", &[], "Unauthenticated senders whose datagrams go to the decoy.", |it, out| out.add(&[], it.in_use.decoy_flows as u64)),
     counter("culvert_decoy_flows_opened_total", &[], "Unauthenticated senders that were given a socket to the decoy.", |it, out| out.add(&[], it.decoy.opened)),
     // The TUN device.
-    counter("culvert_tun_packets_total", &["direction"], "IP packets read from the TUN device (uplink) or written to it (downlink), super-packets and fragments cut; a super-packet that goes to no peer counts as one.", |it, out| out.each(&WAYS, &[it.tun_totals.received, it.tun_totals.delivered])),
-    counter("culvert_tun_bytes_total", &["direction"], "Bytes that were read or written, headers of super-packets once.", |it, out| out.each(&WAYS, &[it.tun.read_bytes, it.tun.write_bytes])),
-    counter("culvert_tun_calls_total", &["direction"], "System calls that read or wrote a packet or super-packet.", |it, out| out.each(&WAYS, &[it.tun.reads, it.tun.writes])),
+    counter("culvert_tun_packets_total", &["direction"], "IP packets read from the TUN device (uplink) or written to it (downlink), super-packets and fragments cut; a super-packet that goes to no peer counts as one.", |it, out| out.each([(UP, it.tun_totals.received), (DOWN, it.tun_totals.delivered)])),
+    counter("culvert_tun_bytes_total", &["direction"], "Bytes that were read or written, headers of super-packets once.", |it, out| out.each([(UP, it.tun.read_bytes), (DOWN, it.tun.write_bytes)])),
+    counter("culvert_tun_calls_total", &["direction"], "System calls that read or wrote a packet or super-packet.", |it, out| out.each([(UP, it.tun.reads), (DOWN, it.tun.writes)])),
     gauge("culvert_tun_prefixes", &[], "Prefixes by which packets of the TUN device find a peer: those of allowed_ips, or those of the kernel's routes.", |it, out| out.add(&[], it.tun_totals.prefixes)),
-    counter("culvert_tun_super_packets_total", &["direction"], "Super-packets (TSO, USO) that were read or written.", |it, out| out.each(&WAYS, &[it.tun.read_super, it.tun.write_super])),
-    counter("culvert_tun_errors_total", &["direction"], "Reads and writes of packets that the kernel refused or that could not be understood.", |it, out| out.each(&WAYS, &[it.tun.read_errors, it.tun.write_errors])),
-    counter("culvert_tun_dropped_packets_total", &["reason"], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.", |it, out| out.each(&TunDrop::LABELS, &it.tun_totals.dropped)),
+    counter("culvert_tun_super_packets_total", &["direction"], "Super-packets (TSO, USO) that were read or written.", |it, out| out.each([(UP, it.tun.read_super), (DOWN, it.tun.write_super)])),
+    counter("culvert_tun_errors_total", &["direction"], "Reads and writes of packets that the kernel refused or that could not be understood.", |it, out| out.each([(UP, it.tun.read_errors), (DOWN, it.tun.write_errors)])),
+    counter("culvert_tun_dropped_packets_total", &["reason"], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.", |it, out| out.each(it.tun_totals.dropped.by_label())),
     counter("culvert_tun_multicast_copies_total", &[], "Copies of link-local multicast packets of this host for peers.", |it, out| out.add(&[], it.tun_totals.multicast_copies)),
-    counter("culvert_tun_icmp_sent_total", &["kind"], "ICMP messages sent to senders of IP packets that could not be carried, by kind.", |it, out| out.each(&Answer::LABELS, &it.tun_totals.answers)),
+    counter("culvert_tun_icmp_sent_total", &["kind"], "ICMP messages sent to senders of IP packets that could not be carried, by kind.", |it, out| out.each(it.tun_totals.answers.by_label())),
     counter("culvert_tun_handovers_total", &[], "Times that other peers took over the prefixes that several peers hold.", |it, out| out.add(&[], it.tun_totals.handovers)),
     counter("culvert_tun_mss_clamped_total", &[], "TCP SYNs whose maximum segment size was lowered to what fits into a packet to the peer.", |it, out| out.add(&[], it.tun_totals.mss_clamped)),
     counter("culvert_tun_icmp_withheld_total", &[], "ICMP messages withheld from senders of IP packets because of the rate limit.", |it, out| out.add(&[], it.tun_totals.answers_withheld)),
     counter("culvert_tun_flows_moved_total", &[], "Buckets of IP packets that moved to another lane because theirs was dead or drained.", |it, out| out.add(&[], it.relays.buckets_moved)),
-    family(Type::Counter, "culvert_tun_kernel_dropped_packets_total", &["direction"], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).", Read::Device(|device, out| out.each(&WAYS, &device.dropped))),
+    family(Type::Counter, "culvert_tun_kernel_dropped_packets_total", &["direction"], "Packets that the kernel dropped at the TUN device: not read in time (uplink), or not taken (downlink).", Read::Device(|device, out| out.each(device.dropped.by_label()))),
     family(Type::Gauge, "culvert_tun_device", &[], "1 while the agent has its TUN device, 0 after somebody removed it; absent without a section tun.", Read::Device(|device, out| {
         device.present.into_iter().for_each(|present| out.add(&[], u64::from(present)));
     })),
     // The workers and what they share.
     counter("culvert_worker_beats_total", &["worker"], "Signs of life of the worker, at least one a second.", |it, out| out.add(&[&it.worker.to_string()], it.beats)),
     counter("culvert_turns_full_total", &[], "Turns that used up the budget of a kind of source (underlay, local, device) before all of its sources were served; the others come first in the next turn.", |it, out| out.add(&[], it.totals.turns_full)),
-    gauge("culvert_peers", &["origin"], "Known peers by origin: from the configuration (config), added at run time (state), or admitted by open mode (open).", |it, out| out.each(&PeerOrigin::ALL.map(PeerOrigin::label), &it.known)),
-    counter("culvert_limit_reached_total", &["limit"], "Times that a limit was reached and something was refused, dropped or evicted, by its key in the section limits; sockets, used_tokens, flow_rate, control_messages, control_bytes and send_buffers are not keys.", |it, out| out.each(&Ceiling::LABELS, &it.limit_reached)),
+    gauge("culvert_peers", &["origin"], "Known peers by origin: from the configuration (config), added at run time (state), or admitted by open mode (open).", |it, out| out.each(it.known.by_label())),
+    counter("culvert_limit_reached_total", &["limit"], "Times that a limit was reached and something was refused, dropped or evicted, by its key in the section limits; sockets, used_tokens, flow_rate, control_messages, control_bytes and send_buffers are not keys.", |it, out| out.each(it.limit_reached.by_label())),
 ];
 
 fn by_index(worker: &WorkerSnapshot, out: &mut Samples, read: fn(&IndexCounts) -> u64) {
@@ -351,7 +326,7 @@ fn by_index(worker: &WorkerSnapshot, out: &mut Samples, read: fn(&IndexCounts) -
 
 /// The peers under one label: open-mode peers share a label, and a removed peer may have a successor with its name.
 #[derive(Default)]
-struct Bearers {
+struct PeersOfLabel {
     /// Established connections of the peers that have the label now.
     connected: u64,
     /// The sum over the peers that have the label now.
@@ -362,7 +337,7 @@ struct Bearers {
     own: PeerStatus,
 }
 
-impl Bearers {
+impl PeersOfLabel {
     fn all(published: &Published) -> Peers {
         let mut all = Peers::new();
         for peer in published.workers.iter().flat_map(|worker| &worker.peers).filter(|peer| !peer.more.vacant)
@@ -390,20 +365,20 @@ fn rate(peer: &PeerStatus, read: fn(&RateStatus) -> f64) -> Value {
     peer.rate.as_ref().map_or(0.0, read).into()
 }
 
-fn streams(peers: &Bearers, read: fn(&StreamsStatus) -> u64) -> Value {
+fn streams(peers: &PeersOfLabel, read: fn(&StreamsStatus) -> u64) -> Value {
     peers.now.streams.as_ref().map_or(0, read).into()
 }
 
 /// The services for which peers have had TCP forwards.
-fn services(peers: &Peers) -> impl Iterator<Item = (&Arc<str>, &Bearers, &TcpServiceStatus)> {
+fn services(peers: &Peers) -> impl Iterator<Item = (&Arc<str>, &PeersOfLabel, &TcpServiceStatus)> {
     peers
         .iter()
         .flat_map(|(label, peer)| peer.ever.tcp.services.iter().map(move |service| (label, peer, service)))
 }
 
 impl PeerStatus {
-    fn ways(&self, read: fn(&Accounting) -> u64) -> [u64; 2] {
-        [read(&self.uplink), read(&self.downlink)]
+    fn ways(&self, read: OfWay) -> [(&'static str, u64); 2] {
+        [(UP, read(&self.uplink)), (DOWN, read(&self.downlink))]
     }
 }
 
@@ -411,15 +386,16 @@ impl Family {
     fn samples(&self, moment: &Moment) -> Samples {
         let published = &moment.published;
         // Summing a thousand peers takes milliseconds, and most families of the workers do without.
-        let peers = || moment.peers.get_or_init(|| Bearers::all(published));
+        let peers = || moment.peers.get_or_init(|| PeersOfLabel::all(published));
         let mut out = Samples::default();
         match self.read {
             Read::Worker(read) => published.workers.iter().for_each(|worker| read(worker, &mut out)),
             Read::Device(read) => read(&published.device, &mut out),
             Read::Socket(read) => {
                 for worker in &published.workers {
-                    let sockets = SocketStats::ROLES.iter().zip(&worker.sockets.0);
-                    sockets.for_each(|((_, label), counts)| out.add(&[label], read(counts)));
+                    for (role, counts) in worker.sockets.0.iter() {
+                        out.add(&[role.label()], read(counts));
+                    }
                 }
             }
             Read::Peer(read) => peers().iter().for_each(|(label, peer)| out.add(&[label], read(peer))),
@@ -444,13 +420,16 @@ impl Family {
             }
             Read::ServiceWays(read) => {
                 for (label, _, service) in services(peers()) {
-                    for (way, bytes) in WAYS.iter().zip(read(service)) {
-                        out.add(&[label, &service.service, way], bytes);
+                    for way in Direction::ALL {
+                        out.add(&[label, &service.service, way.label()], read(service, way));
                     }
                 }
             }
             Read::Ways(read) => {
-                peers().iter().for_each(|(label, peer)| out.each_of(label, &WAYS, &read(peer)))
+                peers().iter().for_each(|(label, peer)| out.each_of(label, peer.ever.ways(read)));
+            }
+            Read::WaysNow(read) => {
+                peers().iter().for_each(|(label, peer)| out.each_of(label, peer.now.ways(read)));
             }
         }
         out
@@ -510,6 +489,7 @@ impl Snapshots {
 #[cfg(test)]
 mod tests {
     use base::ids::PeerId;
+    use net::UdpRole;
     use quic_core::LaneStats;
 
     use super::*;
@@ -589,8 +569,8 @@ mod tests {
         for worker in [0, 1] {
             let mut snapshot = WorkerSnapshot { worker, beats: 3, ..WorkerSnapshot::default() };
             snapshot.relays.moved = 4;
-            snapshot.sockets.0[2].stats.receive_sizes = [1, 0, 2, 0, 0, 0, 1];
-            snapshot.sockets.0[2].stats.received_datagrams = 45;
+            snapshot.sockets.0[UdpRole::Ingress].stats.receive_sizes = [1, 0, 2, 0, 0, 0, 1];
+            snapshot.sockets.0[UdpRole::Ingress].stats.received_datagrams = 45;
             snapshots.set(snapshot);
         }
         assert_eq!(snapshots.value("culvert_flows_moved_total"), Some(Value::Count(8)));

@@ -10,8 +10,8 @@ use dataplane::{
     datapath::uplink::Uplink,
     forward::Local,
     lanes::UNAUTHENTICATED,
-    relay::{FlowId, Origin},
-    socket_stats::{role, role_place},
+    relay::{FlowEnd, FlowId, Origin},
+    socket_stats::role,
 };
 
 use crate::worker::{
@@ -42,7 +42,7 @@ impl Context {
 
     /// Counts and logs an ICMP error about an earlier datagram, which counts as delivered.
     pub(super) fn report_refusal(&mut self, local: &Local, error: &io::Error, now: Instant) {
-        self.stats.totals.refusals[role_place(role(local))] += 1;
+        self.stats.totals.refusals[role(local)] += 1;
         let Local::Upstream { peer, flow } = *local else { return };
         let flow = self.peers.get(peer).and_then(|state| state.data.relay.flows.get(flow));
         if let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin)
@@ -91,7 +91,7 @@ impl DataPlane {
             cx.timers.arm(Timer::Flow(peer, id), until);
             return;
         }
-        state.data.relay.stats.flows_idle += 1;
+        state.data.relay.stats.flows_ended[FlowEnd::Idle] += 1;
         self.close_flow(cx, host, peer, id, now);
     }
 

@@ -108,7 +108,7 @@ impl TcpForwards {
         }
         forward.abort();
         sight.end = Some(TcpEnd::Operator);
-        self.remove_tcp(cx, sessions, TcpId(timer::number(place)));
+        self.remove_tcp(cx, sessions, TcpId(timer::index_u32(place)));
         true
     }
 }

@@ -34,7 +34,7 @@ impl Worker {
             }
             let Some(hand_off) = self.data.hand_offs.pop_front() else { return };
             self.cx.stats.unpublished = true;
-            self.cx.stats.totals.handed_in[hand_off.kind.label_index()] += hand_off.datagrams();
+            self.cx.stats.totals.handed_in[hand_off.kind.content()] += hand_off.datagrams();
             if self.cx.drop_if_outdated(&hand_off) {
                 continue;
             }
@@ -124,7 +124,7 @@ impl DataPlane {
                 hand_off.process = cx.peers.get(peer).map_or(0, |peer| peer.data.process());
             }
             hand_off.handed = Some(now);
-            let (kind, datagrams) = (hand_off.kind.label_index(), hand_off.datagrams());
+            let (kind, datagrams) = (hand_off.kind.content(), hand_off.datagrams());
             match cx.hub.hand(worker, hand_off) {
                 Ok(()) => cx.stats.totals.handed_out[kind] += datagrams,
                 Err(hand_off) => {

@@ -14,23 +14,23 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::ids::PeerId;
+use base::{counts::PerKind, ids::PeerId};
 use dataplane::{
     forward::{
         multicast::GROUPS,
         peer_routes::{Holder, HolderState, PrefixState, Readiness},
-        tun::{Answer, TunDrop},
+        tun::TunTraffic,
     },
-    lanes::{LaneSlot, LaneState},
+    lanes::{LaneSlot, LaneTraffic},
     relay::{Flow, NO_LANE, Origin, Standing},
-    socket_stats::{SocketStats, role, role_place},
+    socket_stats::role,
 };
 use net::{Gso, UdpRole, stats::Booked};
 use quic_core::LaneStats;
 
 use crate::{
     control::connections::StreamConnection,
-    peer::Peer,
+    peer::{Peer, PeerTraffic},
     status::{
         FlowStatus, LaneDetails, LaneRates, LaneStatus, RoutePeerStatus, RouteStatus, SocketStatus,
         StreamConnectionStatus, TunDirection, TunStatus, add_lane, not_zero,
@@ -95,24 +95,38 @@ impl Tunnel {
             if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
                 add_lane(sum, stats);
             }
-            let LaneStats { sealed_packets, sealed_bytes, opened_packets, opened_bytes, .. } = *stats;
-            let counts =
-                [sealed_packets, sealed_bytes, opened_packets, opened_bytes, stats.missing_packets()];
-            slot.sampler.sample(counts, now);
+            let traffic = LaneTraffic {
+                sent_packets: stats.sealed_packets,
+                sent_bytes: stats.sealed_bytes,
+                received_packets: stats.opened_packets,
+                received_bytes: stats.opened_bytes,
+                lost_packets: stats.missing_packets(),
+            };
+            slot.sampler.sample(traffic, now);
         }
         for (peer, lanes) in cx.peers.iter_mut().zip(&sums) {
             let (relay, stats) = (&peer.data.relay, &peer.data.relay.stats);
-            let (up, down) = (relay.uplink.delivered, relay.downlink.delivered);
-            let (up_bytes, down_bytes) = (stats.uplink_bytes, stats.downlink_bytes);
-            let (tcp_up, tcp_down) = (peer.tcp.uplink_bytes, peer.tcp.downlink_bytes);
-            let (sent, lost) = (lanes.sealed_packets, lanes.missing_packets());
-            let counts = [up, up_bytes, down, down_bytes, tcp_up, tcp_down, sent, lost];
-            peer.rates.sample(counts, now);
+            let traffic = PeerTraffic {
+                uplink_datagrams: relay.uplink.delivered,
+                uplink_bytes: stats.uplink_bytes,
+                downlink_datagrams: relay.downlink.delivered,
+                downlink_bytes: stats.downlink_bytes,
+                tcp_uplink_bytes: peer.tcp.uplink_bytes,
+                tcp_downlink_bytes: peer.tcp.downlink_bytes,
+                lane_packets: lanes.sealed_packets,
+                lost_packets: lanes.missing_packets(),
+            };
+            peer.rates.sample(traffic, now);
         }
         if let Some(Tun { side: tun, .. }) = &mut self.device {
             let stats = tun.queue.stats();
-            let (read, written) = (tun.totals.received, tun.totals.delivered);
-            tun.sampler.sample([read, stats.read_bytes, written, stats.write_bytes], now);
+            let traffic = TunTraffic {
+                read_packets: tun.totals.received,
+                read_bytes: stats.read_bytes,
+                written_packets: tun.totals.delivered,
+                written_bytes: stats.write_bytes,
+            };
+            tun.sampler.sample(traffic, now);
         }
     }
 
@@ -141,9 +155,8 @@ impl Tunnel {
     fn tun_row(&self) -> Option<TunStatus> {
         let Tun { side: tun, .. } = self.device.as_ref()?;
         let (offload, stats, totals) = (tun.queue.offload(), tun.queue.stats(), &tun.totals);
-        let rates = tun.sampler.last().map(|delta| delta.per_second());
-        let [read, read_bytes, written, written_bytes] =
-            std::array::from_fn(|index| rates.map(|rates| rates[index]));
+        let last = tun.sampler.last();
+        let rate = |count: fn(&TunTraffic) -> u64| last.map(|last| last.per_second(count));
         Some(TunStatus {
             tcp_offload: offload.tcp,
             udp_offload: offload.udp,
@@ -152,8 +165,8 @@ impl Tunnel {
                 bytes: stats.read_bytes,
                 super_packets: stats.read_super,
                 errors: stats.read_errors,
-                packets_per_second: read,
-                bytes_per_second: read_bytes,
+                packets_per_second: rate(|it| it.read_packets),
+                bytes_per_second: rate(|it| it.read_bytes),
                 kernel_drops: None,
             },
             downlink: TunDirection {
@@ -161,13 +174,13 @@ impl Tunnel {
                 bytes: stats.write_bytes,
                 super_packets: stats.write_super,
                 errors: stats.write_errors,
-                packets_per_second: written,
-                bytes_per_second: written_bytes,
+                packets_per_second: rate(|it| it.written_packets),
+                bytes_per_second: rate(|it| it.written_bytes),
                 kernel_drops: None,
             },
             multicast_copies: totals.multicast_copies,
-            dropped: not_zero(&TunDrop::LABELS, &totals.dropped),
-            answers: not_zero(&Answer::LABELS, &totals.answers),
+            dropped: not_zero(&totals.dropped),
+            answers: not_zero(&totals.answers),
             ..TunStatus::default()
         })
     }
@@ -200,30 +213,29 @@ impl Context {
         let offload = socket.zip(remote).map(|(socket, remote)| socket.offload(remote));
         let (stats, view, rtt, in_flight) =
             (slot.core.stats(), slot.core.view(), slot.core.rtt(), slot.core.in_flight());
-        let rates = slot.sampler.last().map(|delta| delta.per_second());
         let key_updates = stats.key_phase();
         LaneStatus {
             index: slot.index,
             epoch: slot.epoch,
             worker: self.id.index,
-            state: LaneState::LABELS[slot.state.label_index()].into(),
+            state: slot.state.stage().label().into(),
             age_seconds: since(slot.opened),
             heard_seconds: slot.core.last_heard().map(since),
             local_address: socket.map(|socket| socket.local_addr()),
             remote_address: remote,
-            rates: rates.map(|[sent, sent_bytes, received, received_bytes, lost]| LaneRates {
-                sent_bytes_per_second: sent_bytes,
-                sent_packets_per_second: sent,
-                received_bytes_per_second: received_bytes,
-                received_packets_per_second: received,
-                lost_packets_per_second: lost,
+            rates: slot.sampler.last().map(|last| LaneRates {
+                sent_bytes_per_second: last.per_second(|it| it.sent_bytes),
+                sent_packets_per_second: last.per_second(|it| it.sent_packets),
+                received_bytes_per_second: last.per_second(|it| it.received_bytes),
+                received_packets_per_second: last.per_second(|it| it.received_packets),
+                lost_packets_per_second: last.per_second(|it| it.lost_packets),
             }),
             sent_packets: stats.sealed_packets,
             sent_bytes: stats.sealed_bytes,
             received_packets: stats.opened_packets,
             received_bytes: stats.opened_bytes,
             lost_packets: stats.lost_packets,
-            late_packets: stats.spuriously_lost_packets,
+            spuriously_lost_packets: stats.spuriously_lost_packets,
             reordered_packets: stats.reordered_packets,
             reordering_seconds: slot.core.reordering_window().map(|window| window.as_secs_f64()),
             in_flight_packets: in_flight.packets,
@@ -284,19 +296,19 @@ impl Context {
         }
     }
 
-    fn socket_rows(&mut self, decoy: &mut Decoy) -> Vec<SocketStatus> {
-        let mut open = [0; SocketStats::ROLES.len()];
+    fn socket_rows(&mut self, decoy: &mut Decoy) -> PerKind<UdpRole, SocketStatus> {
+        let mut open = PerKind::<UdpRole, usize>::default();
         let locals = self.sockets.locals.iter().map(|socket| role(&socket.local));
         for role in self.sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
-            open[role_place(role)] += 1;
+            open[role] += 1;
         }
-        open[role_place(UdpRole::Decoy)] = decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len());
+        open[UdpRole::Decoy] = decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len());
         let by_role = self.sockets.factory.stats;
-        let row = |(index, label): (usize, &&'static str)| {
-            let Booked { stats, kernel_drops, .. } = by_role.0[index];
+        let row = |role: UdpRole| {
+            let Booked { stats, kernel_drops, .. } = by_role.0[role];
             SocketStatus {
-                role: (*label).into(),
-                open: open[index],
+                role: role.label().into(),
+                open: open[role],
                 received_datagrams: stats.received_datagrams,
                 received_bytes: stats.received_bytes,
                 sent_datagrams: stats.sent_datagrams,
@@ -304,11 +316,11 @@ impl Context {
                 would_block: stats.would_block,
                 send_failures: stats.send_failures,
                 gso_fallbacks: stats.gso_fallbacks,
-                refusals: self.stats.totals.refusals[index],
+                refusals: self.stats.totals.refusals[role],
                 kernel_drops,
             }
         };
-        SocketStats::LABELS.iter().enumerate().map(row).collect()
+        PerKind::from_fn(row)
     }
 
     fn flows_by_lane(&self, chosen: Option<Option<PeerId>>) -> Vec<(PeerId, Vec<u64>)> {

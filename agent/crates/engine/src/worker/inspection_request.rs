@@ -2,7 +2,8 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use base::ids::PeerId;
+use base::{counts::PerKind, ids::PeerId};
+use net::UdpRole;
 
 use crate::{
     status::{FlowStatus, LaneStatus, RouteStatus, SocketStatus, StreamConnectionStatus, TunStatus},
@@ -56,7 +57,7 @@ pub struct WorkerView {
     pub stream_connections: Vec<(PeerId, StreamConnectionStatus)>,
     /// The most recent flows of the selected peer, the latest first, at most [`MOST_FLOWS`].
     pub flows: Vec<FlowStatus>,
-    pub sockets: Vec<SocketStatus>,
+    pub sockets: PerKind<UdpRole, SocketStatus>,
     /// Prefixes of the TUN device, at the first worker, if they were asked for.
     pub routes: Vec<RouteStatus>,
     /// The worker's queue of the TUN device, without the values that only the kernel knows.

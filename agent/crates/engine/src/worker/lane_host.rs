@@ -25,6 +25,7 @@ use crate::{
         liveness::LEAST_LATENESS,
         parts::{LaneHost, QuietLane, Sessions, Sockets},
         sources::Class,
+        stats::PathMove,
         timer::{HOUSEKEEPING_INTERVAL, Timer},
     },
 };
@@ -192,8 +193,8 @@ impl LaneHost {
         self.lanes.touch(id);
         self.note_path(cx, id, now);
         self.note_phase(id, Phase::Up, now);
-        cx.stats.totals.path_moves.lanes += u64::from(from.is_some());
-        if let Some(suppressed) = cx.details.allow(now) {
+        cx.stats.totals.path_moves[PathMove::Lane] += u64::from(from.is_some());
+        if let Some(suppressed) = cx.debug_lines.allow(now) {
             let (peer, lane) = (cx.peers.name(lane.peer), lane.index);
             match from {
                 Some(from) => {
@@ -217,7 +218,7 @@ impl LaneHost {
         let Some(found) = slot.take_path_packet() else { return };
         let lane = name_of_lane(slot);
         throttled!(
-            debug, cx.details.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes = found.bytes, measured = found.measured },
+            debug, cx.debug_lines.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes = found.bytes, measured = found.measured },
             "what the lane's path carries"
         );
         cx.send_to_owner(lane, WorkerMessage::LaneBudget { lane, found });
@@ -380,7 +381,7 @@ impl LaneHost {
             }
         }
         if before != bytes {
-            throttled!(debug, cx.details.allow(now), { peer = cx.peers.name(peer), bytes }, "packet size");
+            throttled!(debug, cx.debug_lines.allow(now), { peer = cx.peers.name(peer), bytes }, "packet size");
         }
     }
 

@@ -27,6 +27,7 @@ use crate::{
         context::Context,
         endpoint::largest_packet,
         parts::{Sessions, Tunnel},
+        stats::LaneReopening,
         timer::Timer,
     },
 };
@@ -89,7 +90,7 @@ impl Sessions {
             }
         };
         if let Some(reason) = refusal {
-            cx.stats.totals.lanes_refused += 1;
+            cx.stats.totals.lanes_reopened[LaneReopening::Refused] += 1;
             self.control
                 .send(handle, &Message::LaneRefuse(LaneEnd { lane: offer.lane, epoch: offer.epoch, reason }));
             return;
@@ -214,7 +215,8 @@ impl Sessions {
         cx.drain_at_host(lane);
         self.broadcast_lanes(cx, id);
         if dialled && end.reason != LaneCloseCause::Done {
-            cx.stats.totals.lanes_silent += u64::from(end.reason == LaneCloseCause::Dead);
+            cx.stats.totals.lanes_reopened[LaneReopening::Unresponsive] +=
+                u64::from(end.reason == LaneCloseCause::Dead);
             self.ask_again(cx, id, end.lane, since, now);
         }
     }
@@ -257,7 +259,7 @@ impl Sessions {
         let mut again = dialled;
         match why {
             LaneLoss::Unvalidated => {
-                cx.stats.totals.lanes_unvalidated += 1;
+                cx.stats.totals.lanes_reopened[LaneReopening::Unvalidated] += 1;
                 throttled!(
                     warn, cx.logs.lane_unvalidated.allow(now),
                     { peer = cx.peers.name(peer), lane = index, again },
@@ -274,7 +276,7 @@ impl Sessions {
                 let reason = LaneCloseCause::ProtocolViolation;
                 let end = LaneEnd { lane: index, epoch: lane.epoch, reason };
                 self.control.send(handle, &Message::LaneClose(end));
-                cx.stats.totals.lanes_ended += 1;
+                cx.stats.totals.lanes_reopened[LaneReopening::Ended] += 1;
             }
             LaneLoss::NoSocket => {
                 again = false;
@@ -297,7 +299,7 @@ impl Sessions {
         if !session.openings.is_placed(lane.index, lane.epoch) || session.openings.is_asked(lane.index) {
             return;
         }
-        cx.stats.totals.lanes_near_limit += u64::from(dialled);
+        cx.stats.totals.lanes_reopened[LaneReopening::NearLimit] += u64::from(dialled);
         throttled!(
             info, cx.logs.lane_ended.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index },
             "replacing a lane: its keys are nearly used up, because the peer confirms no key update or many packets were \
@@ -376,12 +378,12 @@ impl Sessions {
         throttled!(
             warn, cx.logs.lane_unresponsive.allow(now),
             { peer = cx.peers.name(lane.peer), lane = lane.index },
-            "a lane fell silent; {}", if dialled { "opening it again" } else { "its dialler is to open it again" }
+            "a lane is unresponsive; {}", if dialled { "opening it again" } else { "its dialler is to open it again" }
         );
         cx.drain_at_host(lane);
         self.broadcast_lanes(cx, lane.peer);
         if dialled {
-            cx.stats.totals.lanes_silent += 1;
+            cx.stats.totals.lanes_reopened[LaneReopening::Unresponsive] += 1;
             self.ask_for_lane(cx, lane.peer, lane.index, now);
         } else {
             let end = LaneEnd { lane: lane.index, epoch: lane.epoch, reason: LaneCloseCause::Dead };

@@ -63,8 +63,7 @@ impl Sessions {
             (peer.data.relay.set_services(&hello.services) + peer.data.relay.flows.len()) as u64;
         let same_process = peer.data.instance == Some(hello.instance);
         peer.data.instance = Some(hello.instance);
-        let has = |feature| hello.features.contains(feature);
-        let knows_streams = !standard && has(Features::STREAM_CONNECTIONS);
+        let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
         peer.data.link = Some(Link {
             session,
             key: *key,
@@ -76,14 +75,8 @@ impl Sessions {
             holds: !standard,
             plain,
             standard,
-            takes_packets: has(Features::PACKETS),
-            takes_multicast: has(Features::MULTICAST),
-            completes_checksums: has(Features::PARTIAL_CHECKSUM),
-            takes_pieces: has(Features::PIECES),
+            features: hello.features,
             reports: false,
-            repairs: has(Features::REPAIR),
-            knows_aborts: has(Features::STREAM_ABORT),
-            keeps_credit: has(Features::STREAM_CREDIT),
             settles_at: now + SETTLE_TIME,
             suspicions: Suspicions::default(),
             services: hello.services.clone(),
@@ -155,12 +148,12 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(pool) = peer.data.link.as_ref().map(|link| &link.pool) else { return };
         let flows = &mut peer.data.relay.flows;
-        let homeless = flows.iter().filter(|(_, _, flow)| match flow.origin {
+        let laneless = flows.iter().filter(|(_, _, flow)| match flow.origin {
             Origin::Ingress { .. } => flow.lane == NO_LANE || !pool.suits(flow.lane),
             Origin::Upstream { .. } => false,
         });
         self.stats.work.walked += flows.len() as u64;
-        let moves: Vec<_> = homeless.map(|(id, turn, _)| (id, pool.lane_for(turn))).collect();
+        let moves: Vec<_> = laneless.map(|(id, turn, _)| (id, pool.lane_for(turn))).collect();
         for (flow, lane) in moves {
             if let Some(flow) = flows.get_mut(flow) {
                 flow.lane = lane;

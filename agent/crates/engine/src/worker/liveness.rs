@@ -184,7 +184,7 @@ impl Sessions {
         let moved = self.follow_route(cx, host, id, now);
         // From another address the session may be answered, whereas a new session would cost its TCP forwards.
         let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
-        cx.dial_anew(id, delay, "the peer fell silent; dialling it anew", now);
+        cx.dial_anew(id, delay, "the peer is unresponsive; dialling it anew", now);
     }
 }
 
@@ -221,7 +221,7 @@ impl Context {
         if link.is_none_or(|link| *link.suspicions.of(suspicion) == holds) {
             return;
         }
-        self.stats.totals.sessions_suspected[suspicion as usize] += u64::from(holds);
+        self.stats.totals.sessions_suspected[suspicion] += u64::from(holds);
         self.broadcast(|| WorkerMessage::Suspect { peer, session, suspicion, holds });
     }
 

@@ -70,7 +70,6 @@ use dataplane::{
     },
     forward::{Local, tcp::Cause},
     lanes::UnderlayId,
-    socket_stats::role_place,
     sockets::Source,
 };
 use net as sockets;
@@ -173,7 +172,7 @@ pub use parts::{LaneLimits, Publisher};
 pub use setup::Setup;
 use sources::{Class, Party, Served};
 pub use start::Addresses;
-use timer::{Timer, coarse, number};
+use timer::{Timer, coarse, index_u32};
 pub use tun::most_mtu;
 pub use unauthenticated::Unauthenticated;
 use work::Rest;
@@ -307,7 +306,7 @@ impl Worker {
         self.end_if_done(all_stopped);
         debug_assert!(self.cx.effects.is_empty(), "a step asked for something, and nobody did it");
         if self.cx.stats.unpublished {
-            let interval = publish_interval(number(self.cx.peers.len()));
+            let interval = publish_interval(index_u32(self.cx.peers.len()));
             self.cx.timers.arm(Timer::Publish, now + interval);
         }
         let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoys::Decoys::is_busy);
@@ -438,7 +437,7 @@ impl Worker {
             }
             // An ICMP error about an earlier packet; datagrams may wait behind it. Liveness checks find out whether it matters.
             Err(error) => {
-                self.cx.stats.totals.refusals[role_place(underlay.role)] += 1;
+                self.cx.stats.totals.refusals[underlay.role] += 1;
                 self.sessions.report_unreachable(&mut self.cx, id, &error, now);
                 return true;
             }

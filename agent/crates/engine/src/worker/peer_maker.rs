@@ -6,6 +6,7 @@ use std::{
 };
 
 use base::{
+    counts::Counts,
     ids::{PeerId, WorkerId},
     sampler::Sampler,
     throttle::Throttle,
@@ -21,7 +22,7 @@ use crate::{
     control::{connections::StreamConnections, dial::Dialler},
     hub::Hub,
     origin::PeerOrigin,
-    peer::{Peer, Refused, Throttles},
+    peer::{Peer, Throttles},
     status::TcpStatus,
     worker::{context::parity, dial::dials, timer::LOG_INTERVAL},
 };
@@ -78,7 +79,7 @@ impl PeerMaker<'_> {
             tcp: TcpStatus::default(),
             forwards: self.hub.forwards(id),
             streams: StreamConnections::default(),
-            refused: Refused::default(),
+            refused: Counts::default(),
             known_services: None,
             route_asked: None,
             dialled: None,

@@ -11,7 +11,11 @@ use std::{
 
 use base::ids::{PeerId, SessionRef};
 use config;
-use dataplane::{forward::Local, peer::PeerStanding, relay::DropReason};
+use dataplane::{
+    forward::Local,
+    peer::PeerStanding,
+    relay::{DropReason, FlowEnd},
+};
 use wire::messages::CloseReason;
 
 use crate::{
@@ -22,7 +26,7 @@ use crate::{
         context::Context,
         parts::{DataPlane, LaneHost, Publisher, Sessions, TcpForwards},
         peer_maker::PeerMaker,
-        timer::{Timer, number},
+        timer::{Timer, index_u32},
     },
 };
 
@@ -63,7 +67,7 @@ impl Context {
         let deadline = made.dialler.deadline();
         made.generation = self.peers.get(id).map_or(0, |old| old.generation.wrapping_add(1));
         if let Some(old) = self.peers.insert(made) {
-            self.stats.totals.removed.add(&old.data.relay);
+            self.stats.totals.take_over(&old.data.relay);
         }
         if let Some(at) = deadline {
             self.timers.arm(Timer::Dial(id), at);
@@ -88,7 +92,7 @@ impl Publisher {
         let empty = cx.maker().relay(id, &peer.data.config, 0, now);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         peer.data.standing = PeerStanding::Vacant;
-        cx.stats.totals.removed.add(&std::mem::replace(&mut peer.data.relay, empty));
+        cx.stats.totals.take_over(&std::mem::replace(&mut peer.data.relay, empty));
         cx.stats.retired.merge(id);
         self.snapshots.retire(cx.id.index, id);
         cx.registry.left(id, cx.id.index, |name| self.snapshots.forget(name));
@@ -109,7 +113,7 @@ impl TcpForwards {
 
     /// The peer that a `[[udp]]` or `[[tcp]]` entry leads to now.
     pub(super) fn forward_peer(&self, forward: &config::Forward) -> PeerId {
-        self.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(number(forward.peer)))
+        self.peers.get(forward.peer).copied().unwrap_or_else(|| PeerId(index_u32(forward.peer)))
     }
 
     fn forwards_lead_to(&self, cx: &Context, id: PeerId) -> bool {
@@ -195,7 +199,7 @@ impl Sessions {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for flow in peer.data.relay.flows.all() {
             if let Some(flow) = peer.data.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
-                peer.data.relay.stats.flows_removed += 1;
+                peer.data.relay.stats.flows_ended[FlowEnd::PeerRemoved] += 1;
                 cx.sockets.factory.close_flow_later(flow.origin);
             }
         }

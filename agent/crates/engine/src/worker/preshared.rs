@@ -23,7 +23,7 @@ use crate::{
     hub::WorkerMessage,
     origin::PeerOrigin,
     peer::Failure,
-    worker::{context::Context, lanes::LEAST_LANE_AGE, parts::Sessions, timer::Timer},
+    worker::{context::Context, lanes::LEAST_LANE_AGE, parts::Sessions, stats::LaneReopening, timer::Timer},
 };
 
 impl Sessions {
@@ -76,7 +76,7 @@ impl Sessions {
         why: KeyRefusal,
         now: Instant,
     ) {
-        cx.stats.totals.preshared_refused[why as usize] += 1;
+        cx.stats.totals.preshared_refused[why] += 1;
         let reason = CloseReason::PresharedKey;
         if cx.peers.is_session(id, handle) {
             cx.broadcast(|| WorkerMessage::EndStreams { peer: id, reason });
@@ -141,7 +141,7 @@ impl Sessions {
             if is_young || session.openings.is_asked(index) {
                 waits = true;
             } else {
-                cx.stats.totals.lanes_rekeyed += 1;
+                cx.stats.totals.lanes_reopened[LaneReopening::Rekeyed] += 1;
                 self.ask_for_lane(cx, id, index, now);
             }
         }

@@ -5,9 +5,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::ids::PeerId;
+use base::{counts::Counts, ids::PeerId};
 use dataplane::{
-    lanes::{LaneState, Lanes},
+    lanes::Lanes,
     peer::PeerStanding,
     relay::{DatagramRelay, Direction},
     socket_stats::role,
@@ -19,6 +19,7 @@ use rate::{
     auto::{Figures, Phase},
 };
 use repair::LaneRepair;
+use wire::messages::Features;
 
 use crate::{
     contest::Contested,
@@ -26,8 +27,8 @@ use crate::{
     peer::{Peer, refused},
     status::{
         Accounting, AutoRateStatus, ContestedStatus, LastError, OwnedLanes, PeerFigures, PeerRates,
-        PeerState, PeerStatus, QueueStatus, RateFrom, RateStatus, RepairStatus, SendError, StreamsStatus,
-        add_lane, add_some,
+        PeerState, PeerStatus, QueueStatus, RateFrom, RateStatus, RepairState, RepairStatus, SendError,
+        StreamsStatus, add_lane, add_some,
     },
     worker::{
         Worker,
@@ -57,7 +58,7 @@ impl Worker {
             self.cx.report_ceilings(peer, now);
         }
         self.cx.report_send_buffers(now);
-        self.cx.report_decoy_flows(self.data.unauthenticated.stats.gave_way, now);
+        self.cx.report_decoy_flows(self.data.unauthenticated.stats.evicted, now);
         self.metrics.beat(now);
         let snapshot = self.snapshot(now);
         self.metrics.snapshots.set(snapshot);
@@ -76,13 +77,13 @@ impl Worker {
     fn snapshot(&mut self, now: Instant) -> WorkerSnapshot {
         let Self { cx, data, sessions, host, tcp, tunnel, decoy, metrics, .. } = self;
         let retired = &cx.stats.retired;
-        let mut lane_states = [0; LaneState::LABELS.len()];
+        let mut lane_states = Counts::default();
         let mut of_peers: Vec<OfPeer> = sessions.stream_snapshots(cx);
         for (sum, peer) in of_peers.iter_mut().zip(cx.peers.iter()) {
             sum.lanes = retired.of(peer.data.id);
         }
         for (_, slot) in host.lanes.iter() {
-            lane_states[slot.state.label_index()] += 1;
+            lane_states[slot.state.stage()] += 1;
             if let Some(sum) = of_peers.get_mut(slot.peer.0 as usize) {
                 add_lane(&mut sum.lanes, slot.core.stats());
                 sum.reordering = sum.reordering.max(slot.core.reordering_window());
@@ -103,7 +104,7 @@ impl Worker {
         }
         let mut gate = sessions.gate.stats.ended;
         // Without required knocks, quinn-proto sends the Retry packets.
-        gate[Step::Retry as usize] += sessions.control.stats.retries_sent;
+        gate[Step::Retry] += sessions.control.stats.retries_sent;
         let carriers = cx.peers.iter().map(|peer| peer.streams.carriers().count());
         // All workers share these values, so only worker 0 publishes them.
         let publishes_shared = cx.id.index == 0;
@@ -124,7 +125,7 @@ impl Worker {
             at: Some(now),
             beats: metrics.beats,
             peers,
-            known: if publishes_shared { cx.by_origin() } else { Default::default() },
+            known: if publishes_shared { cx.by_origin() } else { Counts::default() },
             lane_states,
             lanes,
             lane_indices: host.lane_indices(cx, tunnel),
@@ -154,11 +155,11 @@ impl Worker {
 }
 
 impl Context {
-    /// The number of sessions that this worker owns, by [`Group`].
-    fn sessions_by_key_exchange(&self) -> [u64; Group::COUNT] {
-        let mut sessions = [0; Group::COUNT];
+    /// The number of sessions that this worker owns.
+    fn sessions_by_key_exchange(&self) -> Counts<Group> {
+        let mut sessions = Counts::default();
         for group in self.peers.iter().filter_map(|peer| peer.session.as_ref()?.key_exchange) {
-            sessions[group as usize] += 1;
+            sessions[group] += 1;
         }
         sessions
     }
@@ -216,16 +217,16 @@ impl Sessions {
     }
 
     /// The number of refusals at each limit. Those of flows to the decoy and of send buffers were reported just before.
-    fn limit_reached(&self, cx: &Context, sums: &RelaySums) -> [u64; Ceiling::COUNT] {
+    fn limit_reached(&self, cx: &Context, sums: &RelaySums) -> Counts<Ceiling> {
         let mut reached = cx.stats.ceilings.counts;
-        reached[..sums.refused.len()].copy_from_slice(&sums.refused);
+        reached += &sums.refused;
         // All workers share these values, so only worker 0 publishes them.
         if cx.id.index == 0 {
             let AtCeilings { handshakes, open_peers, used_tokens } = self.refusals.at_ceilings();
-            reached[Ceiling::StreamBytes as usize] = cx.hub.streams.refused();
-            reached[Ceiling::Handshakes as usize] = handshakes;
-            reached[Ceiling::OpenPeers as usize] = open_peers;
-            reached[Ceiling::UsedTokens as usize] = used_tokens;
+            reached[Ceiling::StreamBytes] = cx.hub.streams.refused();
+            reached[Ceiling::Handshakes] = handshakes;
+            reached[Ceiling::OpenPeers] = open_peers;
+            reached[Ceiling::UsedTokens] = used_tokens;
         }
         reached
     }
@@ -247,7 +248,7 @@ impl Sessions {
         let of_lane = rtt(peer, &host.lanes);
         let rtt = of_lane.map(|(smoothed, _)| smoothed).or_else(plain_rtt);
         let most_mtu = tunnel.device.as_ref().map(|tun| tun.side.most_mtu);
-        let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.takes_packets));
+        let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.has(Features::PACKETS)));
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
         let remote = session.and(control).map(|control| control.path().destination);
         PeerStatus {
@@ -323,11 +324,11 @@ impl Sessions {
 }
 
 impl Context {
-    /// The number of peers by [`PeerOrigin`].
-    fn by_origin(&self) -> [u64; PeerOrigin::ALL.len()] {
-        let mut known = [0; PeerOrigin::ALL.len()];
+    /// The number of peers.
+    fn by_origin(&self) -> Counts<PeerOrigin> {
+        let mut known = Counts::default();
         for peer in self.peers.iter().filter(|peer| peer.data.is_live()) {
-            known[peer.origin as usize] += 1;
+            known[peer.origin] += 1;
         }
         known
     }
@@ -353,17 +354,17 @@ impl LaneHost {
             codes |= sender.coding.is_some();
         }
         let state = match (link, retransmits, codes) {
-            (None, ..) => 0,
-            (Some(link), ..) if !link.repairs => 1,
-            (Some(_), false, false) => 2,
-            (Some(_), true, false) => 3,
-            (Some(_), false, true) => 4,
-            (Some(_), true, true) => 5,
+            (None, ..) => RepairState::Disconnected,
+            (Some(link), ..) if !link.has(Features::REPAIR) => RepairState::Unable,
+            (Some(_), false, false) => RepairState::Plain,
+            (Some(_), true, false) => RepairState::Retransmit,
+            (Some(_), false, true) => RepairState::Fec,
+            (Some(_), true, true) => RepairState::Both,
         };
         let deadline = streams.iter().filter_map(|streams| streams.deadline()).max();
         let delays = LaneRepair::delays(streams, now);
         Some(RepairStatus {
-            state: RepairStatus::STATES[state].into(),
+            state: state.label().into(),
             deadline_seconds: deadline.map(|deadline| deadline.as_secs_f64()),
             sent: sent.payloads,
             numbered: sent.numbered,

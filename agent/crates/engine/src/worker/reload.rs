@@ -16,7 +16,7 @@ use base::{
 use config::{self, Config, Service};
 use dataplane::{
     lanes::LaneId,
-    relay::{FlowId, Origin},
+    relay::{FlowEnd, FlowId, Origin},
 };
 use gate::identity::PublicKey;
 use wire::messages::{self, CloseReason, Message};
@@ -31,7 +31,7 @@ use crate::{
         decoys::Decoys,
         parts::{DataPlane, Decoy, LaneHost, Sessions, Sockets, TcpForwards},
         peer_maker::limit_of,
-        timer::{LOG_INTERVAL, Timer, number},
+        timer::{LOG_INTERVAL, Timer, index_u32},
     },
 };
 
@@ -276,7 +276,7 @@ impl DataPlane {
     ) {
         let new = Arc::clone(&cx.config);
         for (index, forward) in new.udp.iter().enumerate() {
-            let ingress = IngressId(number(index));
+            let ingress = IngressId(index_u32(index));
             let before = old.udp.get(index).filter(|before| before.open);
             let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
             let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
@@ -340,7 +340,7 @@ impl Context {
             let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
             let name = service.name.to_string();
             let fragment = service.oversize == config::Oversize::Fragment;
-            let (number, repair) = (number(*index), service.repair.in_use().filter(|_| udp));
+            let (number, repair) = (index_u32(*index), service.repair.in_use().filter(|_| udp));
             (udp || tcp).then_some(messages::Service { number, name, udp, tcp, idle, fragment, repair })
         });
         services.collect()
@@ -362,7 +362,7 @@ impl DataPlane {
         let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
         for flow in ending {
             if let Some(peer) = cx.peers.get_mut(id) {
-                peer.data.relay.stats.flows_reconfigured += 1;
+                peer.data.relay.stats.flows_ended[FlowEnd::Reconfigured] += 1;
             }
             self.close_flow(cx, host, id, flow, now);
         }

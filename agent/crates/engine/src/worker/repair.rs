@@ -61,7 +61,7 @@ impl Worker {
     }
 }
 
-/// What is due for repair in one turn, in equal shares for the peers with payloads that are to be delivered or given up.
+/// What is due for repair in one turn, in equal shares for the peers with payloads to deliver or to give up.
 struct DueShares {
     /// What each of them has left of its share, in frames.
     left: Vec<(PeerId, u64)>,

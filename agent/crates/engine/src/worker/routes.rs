@@ -17,6 +17,7 @@ use crate::{
     worker::{
         context::Context,
         parts::{LaneHost, Sessions},
+        stats::PathMove,
     },
 };
 
@@ -65,7 +66,7 @@ impl Sessions {
                 Err(error) => cx.report_no_route(id, remote, &error, now),
             }
         }
-        cx.stats.totals.path_moves.sockets += moves;
+        cx.stats.totals.path_moves[PathMove::Socket] += moves;
         let Some((from, to)) = moved else { return false };
         if let Some(peer) = cx.peers.get_mut(id) {
             let (from, to) = (from.ip(), to.ip());
@@ -121,7 +122,7 @@ impl Sessions {
         to: SocketAddr,
         now: Instant,
     ) {
-        cx.stats.totals.path_moves.control += 1;
+        cx.stats.totals.path_moves[PathMove::Control] += 1;
         let Some(id) = self.peer_of(handle) else { return };
         if let Some(peer) = cx.peers.get_mut(id)
             && let Some(suppressed) = peer.throttles.moved.allow(now)

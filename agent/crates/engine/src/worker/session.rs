@@ -18,6 +18,7 @@ use base::ids::{PeerId, SessionRef};
 use dataplane::{
     lanes::{Openings, pool},
     peer::Suspicion,
+    relay::FlowEnd,
 };
 use gate::{
     OwnKey,
@@ -26,7 +27,7 @@ use gate::{
 };
 use quinn_proto::{ConnectionHandle, Side};
 use rand::RngExt;
-use wire::messages::{self, CloseReason, Features, Hello, Message, MessageError};
+use wire::messages::{self, CloseReason, Features, Hello, Message, MessageError, MessageFault};
 
 use crate::{
     control::{
@@ -356,7 +357,7 @@ impl Worker {
         else {
             throttled!(
                 debug,
-                cx.details.allow(now),
+                cx.debug_lines.allow(now),
                 { peer = sessions.name_of(cx, handle) },
                 "a second connection was not needed"
             );
@@ -379,7 +380,7 @@ impl Worker {
         let software = &*hello.software;
         match peer.origin {
             PeerOrigin::Open => {
-                if let Some(suppressed) = cx.details.allow(now) {
+                if let Some(suppressed) = cx.debug_lines.allow(now) {
                     tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
                 }
             }
@@ -587,7 +588,7 @@ impl Sessions {
 
     /// Closes a connection on which a control message came out of order.
     pub(super) fn out_of_order(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
-        cx.stats.totals.out_of_order += 1;
+        cx.stats.totals.message_errors[MessageFault::OutOfOrder] += 1;
         throttled!(
             warn,
             cx.logs.violation.allow(now),
@@ -604,7 +605,7 @@ impl Sessions {
         error: &MessageError,
         now: Instant,
     ) {
-        cx.stats.totals.message_errors.count(error);
+        cx.stats.totals.message_errors[error.fault()] += 1;
         match error.close_reason() {
             Some(reason) => {
                 throttled!(
@@ -618,7 +619,7 @@ impl Sessions {
                 }
             }
             None => {
-                if let Some(suppressed) = cx.details.allow(now) {
+                if let Some(suppressed) = cx.debug_lines.allow(now) {
                     tracing::debug!(peer = self.name_of(cx, handle), %error, suppressed, "control message ignored");
                 }
             }
@@ -705,7 +706,7 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         for flow in peer.data.relay.flows.accepted() {
             if let Some(flow) = peer.data.relay.remove_flow(flow) {
-                peer.data.relay.stats.flows_orphaned += 1;
+                peer.data.relay.stats.flows_ended[FlowEnd::Orphaned] += 1;
                 self.sockets.factory.close_flow_later(flow.origin);
             }
         }

@@ -106,7 +106,7 @@ impl Context {
         let by_itself = if forward.ended_in_order() { TcpEnd::Finished } else { TcpEnd::Reset };
         // One that was never open was refused, and is counted as such.
         if forward.was_open() || sight.end.is_some() {
-            self.stats.totals.tcp.end(sight.end.unwrap_or(by_itself));
+            self.stats.totals.tcp.ended[sight.end.unwrap_or(by_itself)] += 1;
         }
         if let Some(state) = self.peers.get_mut(*peer)
             && let Some(counts) = sight.service.and_then(|place| state.tcp.at_mut(place))
@@ -166,7 +166,7 @@ impl Context {
         let reason = if known == TcpRefusal::Other { "unknown to this version" } else { known.label() };
         throttled!(
             debug,
-            self.details.allow(now),
+            self.debug_lines.allow(now),
             { peer = &*state.name, service = service.map(|counts| &*counts.service), reason },
             "the peer refused a TCP forward"
         );

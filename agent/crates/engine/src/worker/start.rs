@@ -33,7 +33,7 @@ use crate::{
         setup::Setup,
         sources::Sources,
         stats::{self, Ceilings},
-        timer::{HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Timer, number},
+        timer::{HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Timer, index_u32},
         tun,
         unauthenticated::Unauthenticated,
         work::TurnWork,
@@ -131,7 +131,7 @@ impl Worker {
                 ready,
                 sources: Sources::new(),
                 logs: Logs::new(LOG_INTERVAL),
-                details: Lines::new(now),
+                debug_lines: Lines::new(now),
                 stats: Stats {
                     totals: stats::Totals::default(),
                     retired: stats::RetiredLanes::default(),
@@ -228,8 +228,10 @@ impl Context {
             self.sockets.ports.push(port);
         }
         for (index, forward) in config.udp.iter().enumerate() {
-            let local =
-                Local::Ingress { ingress: IngressId(number(index)), peer: PeerId(number(forward.peer)) };
+            let local = Local::Ingress {
+                ingress: IngressId(index_u32(index)),
+                peer: PeerId(index_u32(forward.peer)),
+            };
             self.sockets
                 .factory
                 .ingress(&mut self.sockets.locals, forward.listen, local)

@@ -9,6 +9,7 @@ use std::{
 };
 
 use base::{
+    counts::{Counts, PerKind},
     ids::{LaneRef, PeerId},
     panics::lock,
     throttle::Throttle,
@@ -16,25 +17,25 @@ use base::{
 use config::OPEN_LABEL;
 use dataplane::{
     forward::tun::TunTotals,
-    hand_off::Kind,
-    lanes::LaneState,
+    hand_off::Content,
+    lanes::LaneStage,
     peer::Suspicion,
-    relay::{DatagramRelay, Direction, DropCounts, ReportCount},
+    relay::{DatagramRelay, Direction, DropCounts, FlowEnd, ReportCount},
     socket_stats::SocketStats,
 };
 use gate::{Step, decoy::DecoyStats, suite::Group};
-use net::TunStats;
+use net::{TunStats, UdpRole};
 use quic_core::LaneStats;
 use tokio::{sync::Notify, time::timeout};
 use wire::{
-    context::Context,
-    messages::{MessageError, StreamAnswer},
+    context::FlowMessage,
+    messages::{MessageFault, StreamAnswer},
 };
 
 use crate::{
     control::{Traffic, driver::ControlStats, preshared::KeyRefusal},
     origin::PeerOrigin,
-    peer::{Refused, refused},
+    peer::refused,
     status::{PeerStatus, add_lane},
     worker::{
         inbox::{Command, Inbox},
@@ -54,38 +55,15 @@ pub(super) struct Handshakes {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct TcpTotals {
     pub(super) opened: u64,
-    pub(super) refused: [u64; TcpRefusal::ALL.len()],
-    /// Forwards that were open and have ended, by [`TcpEnd`].
-    pub(super) ended: [u64; TcpEnd::ALL.len()],
+    pub(super) refused: Counts<TcpRefusal>,
+    /// Forwards that were open and have ended.
+    pub(super) ended: Counts<TcpEnd>,
     /// Bytes carried from TCP connections to streams.
     pub(super) bytes_outward: u64,
     /// Bytes carried from streams to TCP connections.
     pub(super) bytes_inward: u64,
     /// How often connections were left in a listen backlog.
     pub(super) accept_pauses: u64,
-}
-
-impl TcpTotals {
-    pub(super) fn refuse(&mut self, reason: TcpRefusal) {
-        self.refused[reason as usize] += 1;
-    }
-
-    pub(super) fn end(&mut self, reason: TcpEnd) {
-        self.ended[reason as usize] += 1;
-    }
-}
-
-/// Control messages that could not be used, by reason.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct MessageErrors(pub(super) [u64; MessageError::LABELS.len()]);
-
-impl MessageErrors {
-    pub(super) fn count(&mut self, error: &MessageError) {
-        let label = error.label();
-        if let Some(index) = MessageError::LABELS.iter().position(|known| *known == label) {
-            self.0[index] += 1;
-        }
-    }
 }
 
 /// Counts of lanes that have ended.
@@ -144,14 +122,12 @@ impl RetiredLanes {
 /// Counts of relays, summed over peers.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct RelaySums {
-    /// Drops by direction, in the order of [`Direction::ALL`], then by reason.
-    pub(super) dropped: [DropCounts; 2],
-    /// Messages by direction, sent before received, then by kind.
-    pub(super) messages: [[u64; Context::MESSAGE_LABELS.len()]; 2],
-    /// Flows that ended, in the order of the metric's label values.
-    pub(super) ended: [u64; 5],
+    /// Messages about flows, sent (uplink) and received (downlink).
+    pub(super) messages: PerKind<Direction, Counts<FlowMessage>>,
+    /// Flows that were forgotten.
+    pub(super) ended: Counts<FlowEnd>,
     /// Refusals at the limits that concern relays.
-    pub(super) refused: Refused,
+    pub(super) refused: Counts<Ceiling>,
     pub(super) moved: u64,
     /// Reports about lanes.
     pub(super) reports: ReportCount,
@@ -161,48 +137,46 @@ pub(super) struct RelaySums {
 
 impl RelaySums {
     pub(super) fn add(&mut self, relay: &DatagramRelay) {
-        let add = |sums: &mut [u64], counts: &[u64]| {
-            for (sum, count) in sums.iter_mut().zip(counts) {
-                *sum += count;
-            }
-        };
-        for (sums, direction) in self.dropped.iter_mut().zip(Direction::ALL) {
-            *sums += &relay.account(direction).dropped;
-        }
         let stats = &relay.stats;
-        for (sums, counts) in self.messages.iter_mut().zip([&stats.messages_sent, &stats.messages_received]) {
-            add(sums, counts);
-        }
-        let ended = [
-            stats.flows_idle,
-            stats.flows_closed,
-            stats.flows_orphaned,
-            stats.flows_removed,
-            stats.flows_reconfigured,
-        ];
-        add(&mut self.ended, &ended);
-        add(&mut self.refused, &refused(relay));
+        self.messages[Direction::Uplink] += &stats.messages_sent;
+        self.messages[Direction::Downlink] += &stats.messages_received;
+        self.ended += &stats.flows_ended;
+        self.refused += &refused(relay);
         self.moved += stats.flows_moved;
         self.reports.add(stats.reports);
         self.buckets_moved += relay.stripes.as_ref().map_or(0, |stripes| stripes.moved);
     }
 }
 
-/// Counts of address changes that sessions survived.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct PathMoves {
-    /// Lanes whose far end moved to another address.
-    pub(super) lanes: u64,
-    /// Control connections whose far end moved to another address.
-    pub(super) control: u64,
-    /// Dialled sockets that were replaced by one with another address.
-    pub(super) sockets: u64,
+base::labelled! {
+    /// What survived a change of its address.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum PathMove {
+        /// A lane whose far end moved to another address.
+        Lane => "lane",
+        /// A control connection whose far end moved to another address.
+        Control => "control",
+        /// A dialled socket that was replaced by one with another address.
+        Socket => "socket",
+    }
 }
 
-impl PathMoves {
-    /// The counts in the order of the metric's label values.
-    pub(super) fn counts(self) -> [u64; 3] {
-        [self.lanes, self.control, self.sockets]
+base::labelled! {
+    /// Why a lane was opened again, or was not opened.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(super) enum LaneReopening {
+        /// Its path did not answer in time.
+        Unvalidated => "unvalidated",
+        /// Nothing was received on it although packets were outstanding.
+        Unresponsive => "unresponsive",
+        /// The far end refused it.
+        Refused => "refused",
+        /// Its keys or packet numbers were nearly used up.
+        NearLimit => "near_limit",
+        /// This end closed it: the far end broke the protocol, or its keys were used up.
+        Ended => "ended",
+        /// Another preshared key is in use.
+        Rekeyed => "rekeyed",
     }
 }
 
@@ -219,36 +193,32 @@ pub(super) struct Drained {
 #[derive(Clone, Debug, Default)]
 pub(super) struct Totals {
     pub(super) handshakes: Handshakes,
-    pub(super) out_of_order: u64,
-    pub(super) message_errors: MessageErrors,
+    /// Control messages that could not be used.
+    pub(super) message_errors: Counts<MessageFault>,
     /// Connections that ended because of a preshared key.
-    pub(super) preshared_refused: [u64; KeyRefusal::COUNT],
-    pub(super) lanes_unvalidated: u64,
-    pub(super) lanes_silent: u64,
-    pub(super) lanes_refused: u64,
-    pub(super) path_moves: PathMoves,
-    /// Suspect sessions, by [`Suspicion`].
-    pub(super) sessions_suspected: [u64; Suspicion::COUNT],
+    pub(super) preshared_refused: Counts<KeyRefusal>,
+    pub(super) lanes_reopened: Counts<LaneReopening>,
+    /// Address changes that sessions survived.
+    pub(super) path_moves: Counts<PathMove>,
+    pub(super) sessions_suspected: Counts<Suspicion>,
     /// Replacements of sessions that show two agents with one key.
     pub(super) sessions_contested: u64,
     /// Sessions that a draining worker had to close.
     pub(super) drain_closed: u64,
-    pub(super) lanes_near_limit: u64,
-    /// Lanes that were opened again because another preshared key is in use.
-    pub(super) lanes_rekeyed: u64,
-    pub(super) lanes_ended: u64,
     /// ICMP errors about earlier datagrams, by the socket's role.
-    pub(super) refusals: [u64; SocketStats::ROLES.len()],
+    pub(super) refusals: Counts<UdpRole>,
     /// Sum over peers whose slot was given up.
     pub(super) removed: RelaySums,
+    /// The drops of these peers; those of the others are in their accounts.
+    removed_drops: PerKind<Direction, DropCounts>,
     /// Flows by the index of their lane, sampled once a second.
     pub(super) lane_flows: Vec<u64>,
-    /// Datagrams handed to other workers, by kind.
-    pub(super) handed_out: [u64; Kind::LABELS.len()],
-    /// Datagrams accepted from other workers, by kind.
-    pub(super) handed_in: [u64; Kind::LABELS.len()],
-    /// Datagrams dropped because another worker's ring was full, by kind.
-    pub(super) hand_over_drops: [u64; Kind::LABELS.len()],
+    /// Datagrams handed to other workers.
+    pub(super) handed_out: Counts<Content>,
+    /// Datagrams accepted from other workers.
+    pub(super) handed_in: Counts<Content>,
+    /// Datagrams dropped because another worker's ring was full.
+    pub(super) hand_over_drops: Counts<Content>,
     /// Failures to write used knocks to the replay log.
     pub(super) replay_log_errors: u64,
     /// Turns in which the budget of a class was used up before all of its sources were served.
@@ -257,6 +227,16 @@ pub(super) struct Totals {
     pub(super) streams: StreamTotals,
     /// Traffic of control connections, sampled once a second.
     pub(super) control: Traffic,
+}
+
+impl Totals {
+    /// Takes over the counts of a relay that is given up.
+    pub(super) fn take_over(&mut self, relay: &DatagramRelay) {
+        self.removed.add(relay);
+        for (direction, sums) in self.removed_drops.iter_mut() {
+            *sums += &relay.account(direction).dropped;
+        }
+    }
 }
 
 /// What `systemctl status` shows of the peers.
@@ -313,30 +293,30 @@ pub(super) struct WorkerSnapshot {
     pub(super) beats: u64,
     /// Indexed by [`PeerId`]: the peers of the configuration come first, in its order.
     pub(super) peers: Vec<PeerStatus>,
-    /// Peers by [`PeerOrigin`]; published by worker 0.
-    pub(super) known: [u64; PeerOrigin::ALL.len()],
-    pub(super) lane_states: [u64; LaneState::LABELS.len()],
+    /// The number of peers; published by worker 0.
+    pub(super) known: Counts<PeerOrigin>,
+    pub(super) lane_states: Counts<LaneStage>,
     /// Sum over all lanes, including lanes that have ended.
     pub(super) lanes: LaneStats,
     pub(super) lane_indices: Vec<IndexCounts>,
     pub(super) relays: RelaySums,
-    pub(super) limit_reached: [u64; Ceiling::COUNT],
+    pub(super) limit_reached: Counts<Ceiling>,
     pub(super) sockets: SocketStats,
     pub(super) totals: Totals,
     pub(super) control: ControlStats,
     /// Handshakes with a key that is not allowed.
     pub(super) refused_keys: u64,
-    pub(super) gate: [u64; Step::LABELS.len()],
+    pub(super) gate: Counts<Step>,
     /// ClientHellos given up because a datagram of them did not come.
     pub(super) incomplete_expired: u64,
     /// Sessions that this worker owns, by key exchange.
-    pub(super) sessions: [u64; Group::LABELS.len()],
+    pub(super) sessions: Counts<Group>,
     /// Sessions whose peer knows us by our previous key, that this worker owns.
     pub(super) previous_key_sessions: u64,
     pub(super) in_use: InUse,
     pub(super) send_buffer_bytes: usize,
-    /// Bytes of control messages that wait to be sent, or that the peer has not read, and that wait to be handled.
-    pub(super) message_bytes: [u64; 2],
+    /// Bytes of control messages that wait: to be sent or read by the peer (uplink), to be complete and handled (downlink).
+    pub(super) message_bytes: Counts<Direction>,
     pub(super) drained: Drained,
     pub(super) connections: usize,
     pub(super) tcp_streams: usize,
@@ -346,6 +326,18 @@ pub(super) struct WorkerSnapshot {
     pub(super) tun: TunStats,
     pub(super) tun_totals: TunTotals,
     pub(super) decoy: DecoyStats,
+}
+
+impl WorkerSnapshot {
+    /// Payloads that the worker has dropped.
+    pub(super) fn drops(&self) -> PerKind<Direction, DropCounts> {
+        let mut drops = self.totals.removed_drops;
+        for peer in &self.peers {
+            drops[Direction::Uplink] += &peer.uplink.account.dropped;
+            drops[Direction::Downlink] += &peer.downlink.account.dropped;
+        }
+        drops
+    }
 }
 
 /// The state of the agent, summed over the last publications of its workers.
@@ -363,8 +355,8 @@ pub struct Snapshot {
 pub struct DeviceSnapshot {
     /// Whether the agent has its device; `None` without a `[tun]`.
     pub present: Option<bool>,
-    /// Packets that the kernel dropped at the device, by direction.
-    pub dropped: [u64; 2],
+    /// Packets that the kernel dropped at the device.
+    pub dropped: Counts<Direction>,
 }
 
 /// The value of the label `peer` in the metrics.
@@ -544,29 +536,29 @@ base::labelled! {
 /// Throttles of the log lines about limits, and counts of refusals that no other part has.
 #[derive(Debug)]
 pub(super) struct Ceilings {
-    logs: [Throttle; Ceiling::COUNT],
-    /// Refusals by limit; of a limit that another part counts, its count when it was last reported.
-    pub(super) counts: [u64; Ceiling::COUNT],
+    logs: PerKind<Ceiling, Throttle>,
+    /// Refusals; of a limit that another part counts, its count when it was last reported.
+    pub(super) counts: Counts<Ceiling>,
 }
 
 impl Ceilings {
     pub(super) fn new() -> Self {
-        Self { logs: std::array::from_fn(|_| Throttle::new(LOG_INTERVAL)), counts: [0; Ceiling::COUNT] }
+        Self { logs: PerKind::from_fn(|_| Throttle::new(LOG_INTERVAL)), counts: Counts::default() }
     }
 
     pub(super) fn allow(&mut self, ceiling: Ceiling, now: Instant) -> Option<u64> {
-        self.logs[ceiling as usize].allow(now)
+        self.logs[ceiling].allow(now)
     }
 
     /// Counts a refusal, and says whether to log it.
     pub(super) fn count(&mut self, ceiling: Ceiling, now: Instant) -> Option<u64> {
-        self.counts[ceiling as usize] += 1;
+        self.counts[ceiling] += 1;
         self.allow(ceiling, now)
     }
 
     /// Takes over the count of another part, and says whether to log that it grew.
     pub(super) fn follow(&mut self, ceiling: Ceiling, count: u64, now: Instant) -> Option<u64> {
-        let before = std::mem::replace(&mut self.counts[ceiling as usize], count);
+        let before = std::mem::replace(&mut self.counts[ceiling], count);
         if count > before { self.allow(ceiling, now) } else { None }
     }
 }
@@ -645,8 +637,8 @@ base::labelled! {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct StreamTotals {
     pub(super) opened: u64,
-    /// Stream connections that could not be made or were lost, by [`StreamFailure`].
-    pub(super) failed: [u64; StreamFailure::LABELS.len()],
+    /// Stream connections that could not be made or were lost.
+    pub(super) failed: Counts<StreamFailure>,
 }
 
 base::labelled! {

@@ -201,7 +201,7 @@ impl Sessions {
             return cx.report_stream(id, number, Outcome::Ended);
         }
         if self.start_stream(cx, request, now).is_none() {
-            cx.stats.totals.streams.failed[StreamFailure::Local as usize] += 1;
+            cx.stats.totals.streams.failed[StreamFailure::Local] += 1;
             cx.report_stream(id, number, Outcome::Failed);
         }
     }
@@ -331,7 +331,7 @@ impl Sessions {
     pub(super) fn early_join_timeout(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
         let peer = self.peer_of(handle).and_then(|id| cx.peers.get(id));
         if peer.is_some_and(|peer| waits(peer, handle)) {
-            cx.stats.totals.streams.failed[StreamFailure::Refused as usize] += 1;
+            cx.stats.totals.streams.failed[StreamFailure::Refused] += 1;
             self.close_connection(cx, handle, CloseReason::NoSession, now);
         }
     }
@@ -420,10 +420,10 @@ impl Sessions {
             }
         };
         if let Some(failure) = failure {
-            cx.stats.totals.streams.failed[failure as usize] += 1;
+            cx.stats.totals.streams.failed[failure] += 1;
         }
         let peer = cx.peers.name(id);
-        let why = failure.map_or("ended", |failure| StreamFailure::LABELS[failure as usize]);
+        let why = failure.map_or("ended", StreamFailure::label);
         tracing::debug!(peer, number, ?reason, why, "stream connection gone");
         if stream.dialled {
             let lived = now.saturating_duration_since(stream.since);
@@ -489,7 +489,7 @@ impl Sessions {
             match self.check_stream_connection(cx, id, handle, now) {
                 Some(Action::GiveUp) => self.close_connection(cx, handle, CloseReason::Idle, now),
                 Some(Action::Dead) => {
-                    cx.stats.totals.streams.failed[StreamFailure::Lost as usize] += 1;
+                    cx.stats.totals.streams.failed[StreamFailure::Lost] += 1;
                     self.close_connection(cx, handle, CloseReason::Idle, now);
                 }
                 Some(Action::Release) => self.control.send(handle, &Message::Release),

@@ -12,7 +12,7 @@ use crate::{
         TcpEnd,
         context::Context,
         parts::{OpenForward, Sessions, TcpForwards},
-        timer::number,
+        timer::index_u32,
     },
 };
 
@@ -121,7 +121,7 @@ impl TcpForwards {
             .open
             .iter()
             .filter(|(_, open)| open.key.connection == handle.0 && open.forward.reader_stopped().is_some());
-        for id in stopped.map(|(index, _)| TcpId(number(index))).collect::<Vec<_>>() {
+        for id in stopped.map(|(index, _)| TcpId(index_u32(index))).collect::<Vec<_>>() {
             self.pump(cx, sessions, id, Cause::Other, now);
         }
     }
@@ -140,7 +140,7 @@ impl TcpForwards {
         if now.saturating_duration_since(since) < STOPPED_FOR_LONG {
             return;
         }
-        let id = TcpId(number(index));
+        let id = TcpId(index_u32(index));
         let Some(OpenForward { peer, forward, sight, .. }) = self.open.get_mut(index) else { return };
         let stopped_for = now.saturating_duration_since(since);
         cx.report_stalled(*peer, sight, stopped_for, now);

@@ -12,7 +12,7 @@ use dataplane::{
     sockets::Source,
 };
 use quinn_proto::{ConnectionHandle, StreamId};
-use wire::messages::{StreamAnswer, StreamOpen};
+use wire::messages::{Features, StreamAnswer, StreamOpen};
 
 use crate::{
     control::StreamKey,
@@ -23,7 +23,7 @@ use crate::{
         keepalive,
         parts::{OpenForward, Sessions, TcpForwards},
         sight::Sight,
-        timer::{Timer, number},
+        timer::{Timer, index_u32},
     },
 };
 
@@ -63,7 +63,7 @@ impl TcpForwards {
                 Some(_) => {}
                 None => cx.hub.backlogs.end(port),
             }
-            let id = TcpId(number(self.open.vacant_key()));
+            let id = TcpId(index_u32(self.open.vacant_key()));
             let token = cx.sockets.factory.token(Source::Tcp(id));
             let Some(Some((listener, _))) = self.listeners.get_mut(port) else {
                 cx.sockets.factory.release(token);
@@ -92,7 +92,7 @@ impl TcpForwards {
                         // A reset: the client must not take an orderly end for an empty answer.
                         stream.abort();
                         cx.sockets.factory.release(token);
-                        cx.stats.totals.tcp.refuse(reason);
+                        cx.stats.totals.tcp.refused[reason] += 1;
                         if reason == TcpRefusal::Limit
                             && let Some(peer) = self.port_peer(cx, port)
                         {
@@ -107,7 +107,7 @@ impl TcpForwards {
                         // The backlog is empty: the next connection may wait for the full time.
                         cx.hub.backlogs.end(port);
                     } else {
-                        cx.stats.totals.tcp.refuse(TcpRefusal::Accept);
+                        cx.stats.totals.tcp.refused[TcpRefusal::Accept] += 1;
                         throttled!(
                             warn, cx.logs.accept.allow(now), { %error },
                             "cannot accept a TCP connection (remedy: {})", socket_remedy(&error)
@@ -191,7 +191,7 @@ impl TcpForwards {
             || cx.peers.get(peer).is_none_or(|state| !state.forwards.open(cx.id.index, most));
         let mut forward = TcpForward::accepted(key.stream, cx.known_by(peer), now);
         if full {
-            cx.stats.totals.tcp.refuse(TcpRefusal::Limit);
+            cx.stats.totals.tcp.refused[TcpRefusal::Limit] += 1;
             cx.tcp_ceiling_reached(peer, now);
             if let Some(quinn) = sessions.control.quinn(handle) {
                 forward.refuse(quinn, StreamAnswer::LimitReached);
@@ -292,12 +292,12 @@ impl TcpForwards {
             Pumped::Answered(answer) => {
                 let (service, error) = (forward.service().unwrap_or(0), forward.take_failure());
                 cx.report_service(peer, service, answer, error.as_ref(), now);
-                cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
+                cx.stats.totals.tcp.refused[TcpRefusal::from(answer)] += 1;
                 self.remove_tcp(cx, sessions, id);
             }
             Pumped::Refused(answer) => {
                 cx.report_refused(peer, sight, answer, now);
-                cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
+                cx.stats.totals.tcp.refused[TcpRefusal::from(answer)] += 1;
                 self.remove_tcp(cx, sessions, id);
             }
             Pumped::Aborted { bytes } => {
@@ -358,7 +358,7 @@ impl TcpForwards {
                     forward.refuse(quinn, answer);
                 }
                 cx.report_service(peer, open.service, answer, error.as_ref(), now);
-                cx.stats.totals.tcp.refuse(TcpRefusal::from(answer));
+                cx.stats.totals.tcp.refused[TcpRefusal::from(answer)] += 1;
                 self.remove_tcp(cx, sessions, id);
             }
         }
@@ -389,7 +389,8 @@ impl TcpForwards {
         if let Some(service) = forward.service() {
             cx.report_service(peer, service, StreamAnswer::UpstreamTimeout, None, now);
         }
-        cx.stats.totals.tcp.refuse(if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader });
+        cx.stats.totals.tcp.refused
+            [if named { TcpRefusal::UpstreamTimeout } else { TcpRefusal::NoHeader }] += 1;
         self.remove_tcp(cx, sessions, id);
     }
 
@@ -423,7 +424,7 @@ impl TcpForwards {
         let gone = self.open.iter_mut().filter(|(_, open)| ends(open)).map(|(index, open)| {
             open.forward.abort();
             open.sight.end.get_or_insert(TcpEnd::ConnectionLost);
-            TcpId(number(index))
+            TcpId(index_u32(index))
         });
         for id in gone.collect::<Vec<_>>() {
             self.remove_tcp(cx, sessions, id);
@@ -432,7 +433,7 @@ impl TcpForwards {
 
     fn insert_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, opened: OpenForward, now: Instant) {
         let (key, peer, held) = (opened.key, opened.peer, opened.forward.held());
-        let id = TcpId(number(self.open.insert(opened)));
+        let id = TcpId(index_u32(self.open.insert(opened)));
         self.by_stream.insert(key, id);
         cx.hub.streams.enter(held);
         cx.stats.totals.tcp.opened += 1;
@@ -479,8 +480,8 @@ impl Context {
     fn known_by(&self, peer: PeerId) -> Knows {
         let link = self.peers.link(peer);
         link.map_or_else(Knows::default, |link| Knows {
-            aborts: link.knows_aborts,
-            credit: link.keeps_credit,
+            aborts: link.has(Features::STREAM_ABORT),
+            credit: link.has(Features::STREAM_CREDIT),
         })
     }
 }

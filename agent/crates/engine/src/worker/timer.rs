@@ -43,7 +43,7 @@ pub(super) const HOUSEKEEPING_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Converts an index into a list of the configuration to an identifier; such lists are far shorter than 2^32.
-pub(super) fn number(index: usize) -> u32 {
+pub(super) fn index_u32(index: usize) -> u32 {
     u32::try_from(index).unwrap_or(u32::MAX)
 }
 

@@ -116,7 +116,7 @@ mod tests {
             let stats = &senders.stats;
             assert_eq!(senders.waiting.iter().filter(|(_, meta, data)| meta.len == data.len()).count(), kept);
             assert_eq!((stats.from_senders.datagrams, stats.from_senders.bytes), (5_000, 5_000 * len as u64));
-            assert_eq!(stats.dropped[DecoyDrop::Overload as usize], 5_000 - kept as u64);
+            assert_eq!(stats.dropped[DecoyDrop::Overload], 5_000 - kept as u64);
             // The buffers keep their capacity.
             let capacity = senders.waiting.bytes.capacity();
             senders.waiting.clear();

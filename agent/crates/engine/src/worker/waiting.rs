@@ -23,7 +23,7 @@ use crate::{
     worker::{
         context::Context,
         parts::{DataPlane, LaneHost, Sessions},
-        timer::{Timer, number},
+        timer::{Timer, index_u32},
     },
 };
 
@@ -33,7 +33,7 @@ const DRAIN_SHARE: usize = 128;
 impl DataPlane {
     /// Sends from the queues of all peers, a share from each in turn, while there is room.
     pub(super) fn drain_queues(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
-        let (all, first) = (number(cx.peers.len()), self.first_to_drain);
+        let (all, first) = (index_u32(cx.peers.len()), self.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
         let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| !peer.data.relay.queue.is_empty());
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();

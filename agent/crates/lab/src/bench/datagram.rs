@@ -27,7 +27,7 @@ pub(super) const CONTROL_LEN: usize = 128;
 /// Flows of a run: what one source address has of dynamic ports.
 pub(super) const MAX_FLOWS: u32 = 28_232;
 
-/// The flow number of the probe, which is none of the load's flows.
+/// The flow number of the probe, which no flow of the load has.
 pub(super) const PROBE_FLOW: u32 = u32::MAX;
 
 const MAGIC: [u8; 4] = *b"CvB1";

@@ -24,7 +24,7 @@ use crate::{
         pace::{default_burst, largest_burst},
         party::{Common, Shared, nanoseconds},
         probe::{self, Probe},
-        results::{Results, Way, rate_text},
+        results::{OneWay, Results, rate_text},
         sender::Sent,
         shell,
         sink::{self, Sink},
@@ -293,7 +293,7 @@ fn evaluate(options: &Options, plan: Plan, collected: Collected, cpu_seconds: f6
     }
     let way = |sent, received: Received| {
         let took = received.span.map_or(0.0, |(first, last)| (last - first).as_secs_f64());
-        Way {
+        OneWay {
             sent,
             counts: received.counts,
             corrupt: received.corrupt,

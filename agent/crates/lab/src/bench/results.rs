@@ -15,7 +15,7 @@ use crate::bench::{
 
 /// The results of one direction of a run.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Way {
+pub(super) struct OneWay {
     pub(super) sent: Sent,
     pub(super) counts: Counts,
     pub(super) corrupt: u64,
@@ -35,8 +35,8 @@ pub(super) struct Results {
     pub(super) flows: u32,
     pub(super) burst: u16,
     pub(super) offered_bps: Option<u64>,
-    pub(super) up: Option<Way>,
-    pub(super) down: Option<Way>,
+    pub(super) up: Option<OneWay>,
+    pub(super) down: Option<OneWay>,
     pub(super) round_trip: Option<RoundTrip>,
     /// CPU time of this process while it counted.
     pub(super) cpu_seconds: f64,
@@ -45,7 +45,7 @@ pub(super) struct Results {
 }
 
 impl Results {
-    fn ways(&self) -> impl Iterator<Item = (&'static str, &Way)> {
+    fn ways(&self) -> impl Iterator<Item = (&'static str, &OneWay)> {
         [("up", &self.up), ("down", &self.down)]
             .into_iter()
             .filter_map(|(name, way)| way.as_ref().map(|way| (name, way)))
@@ -60,18 +60,18 @@ impl Results {
         datagrams as f64 * f64::from(self.size) * 8.0
     }
 
-    fn sent_bps(&self, way: &Way) -> f64 {
+    fn sent_bps(&self, way: &OneWay) -> f64 {
         self.bits(way.sent.datagrams) / self.seconds
     }
 
-    fn received_bps(&self, way: &Way) -> f64 {
+    fn received_bps(&self, way: &OneWay) -> f64 {
         self.bits(way.counts.distinct) / way.seconds
     }
 
     /// The sums of both directions, as one.
-    fn total(&self) -> Way {
+    fn total(&self) -> OneWay {
         let both = self.ways().map(|(_, way)| way.clone());
-        both.reduce(Way::plus).unwrap_or_default()
+        both.reduce(OneWay::plus).unwrap_or_default()
     }
 
     /// The step that a search learns from.
@@ -135,7 +135,7 @@ impl Results {
             add(format!("round trip    {}   {lost} of {} probes lost", times_text(&probe.times), probe.sent));
         }
         for (name, way) in self.ways() {
-            let Way { sent, kernel_drops, .. } = way;
+            let OneWay { sent, kernel_drops, .. } = way;
             let mut line = format!(
                 "{name:<9} sender blocked {} times, {} errors, receiver's kernel dropped {kernel_drops} buffers",
                 sent.blocked, sent.errors
@@ -161,7 +161,7 @@ impl Results {
         object
     }
 
-    fn way_json(&self, direction: &str, way: &Way) -> Value {
+    fn way_json(&self, direction: &str, way: &OneWay) -> Value {
         let round_trip = self.round_trip.as_ref();
         let latency = match (&way.one_way, round_trip) {
             (Some(times), _) => times_json("one-way", times),
@@ -203,7 +203,7 @@ impl Results {
     }
 }
 
-impl Way {
+impl OneWay {
     fn plus(mut self, other: Self) -> Self {
         self.sent.add(&other.sent);
         self.counts.add(&other.counts);

@@ -170,7 +170,7 @@ impl Sink {
         }
     }
 
-    /// Notes a flow; a new run ends the one before. False if the flow is none of the plan's.
+    /// Notes a flow; a new run ends the one before. False if the plan does not have the flow.
     fn open(&mut self, header: &Header, path: &Path, plan: Plan) -> bool {
         let drops_before = self.sockets[0].kernel_drops();
         let run = match &mut self.run {

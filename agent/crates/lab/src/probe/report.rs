@@ -160,12 +160,12 @@ impl fmt::Display for Report {
                  that a peer connects to the same address. Timing is not looked at."
             }
             Verdict::Answers => {
-                "answers: something at this address talks to strangers: a decoy, another server, or an agent with\n\
+                "answers: something at this address answers everybody: a decoy, another server, or an agent with\n\
                  knock = \"off\"."
             }
             Verdict::Refused => {
                 "refused: only ICMP errors came back. Nothing listens at this port, or its socket talks to one\n\
-                 address alone, or a firewall rejects instead of dropping. Strangers learn that the host is up."
+                 address alone, or a firewall rejects instead of dropping. Anybody learns that the host is up."
             }
             Verdict::Incomplete => {
                 "incomplete: nothing came back, but too much was not sent to call that silence. Is a local firewall in\n\

@@ -378,7 +378,7 @@ pub struct Entry {
     pub table: u32,
     /// Through which interface; 0 if it names none, or several.
     pub index: u32,
-    /// Whether packets are sent to somebody: neither dropped nor taken in.
+    /// Whether packets are sent on: neither dropped nor taken in.
     pub unicast: bool,
     /// Who has set it, as in `/etc/iproute2/rt_protos`.
     pub protocol: u8,

@@ -67,7 +67,7 @@ impl Netlink {
     /// The kernel's, e.g. `PermissionDenied` without CAP_NET_ADMIN; none when the rule is not there.
     pub fn remove_rule(&mut self, rule: &Rule) -> io::Result<()> {
         match self.change(RouteNetlinkMessage::DelRule(rule.message()), 0) {
-            // Somebody else has removed it.
+            // Another program has removed it.
             Err(error) if error.raw_os_error() == Some(libc::ENOENT) => Ok(()),
             other => other,
         }

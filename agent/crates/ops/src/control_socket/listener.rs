@@ -30,7 +30,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use crate::control_socket::{Desk, failed, protocol::MAX_REQUEST_BYTES, wrong};
+use crate::control_socket::{RequestHandler, failed, protocol::MAX_REQUEST_BYTES, wrong};
 
 /// How many connections may be open at once; more are closed unanswered.
 pub const MAX_CONNECTIONS: usize = 8;
@@ -76,7 +76,7 @@ impl ControlSocket {
     ///
     /// # Errors
     /// See [`ListenError`].
-    pub fn open(path: &Path, desk: Desk) -> Result<Self, ListenError> {
+    pub fn open(path: &Path, handler: RequestHandler) -> Result<Self, ListenError> {
         let refused = |cause| ListenError::Refused { path: path.to_owned(), cause };
         if path == Path::new(defaults::CONTROL_SOCKET) {
             // systemd makes this folder for its service; for an agent that is started by hand nobody has. Whether it is
@@ -92,7 +92,7 @@ impl ControlSocket {
             .spawn(move || {
                 let serving = panics::isolate_future(Part::Control, async {
                     match tokio::net::UnixListener::from_std(listener) {
-                        Ok(listener) => serve(listener, Arc::new(desk), stopped).await,
+                        Ok(listener) => serve(listener, Arc::new(handler), stopped).await,
                         Err(error) => tracing::error!(%error, "cannot serve the control socket"),
                     }
                 });
@@ -177,7 +177,11 @@ pub(super) fn bound_private(path: &Path) -> io::Result<Socket> {
     Ok(socket)
 }
 
-async fn serve(listener: tokio::net::UnixListener, desk: Arc<Desk>, mut stop: watch::Receiver<bool>) {
+async fn serve(
+    listener: tokio::net::UnixListener,
+    handler: Arc<RequestHandler>,
+    mut stop: watch::Receiver<bool>,
+) {
     // After errors that last, such as EMFILE: long enough not to spin, short enough not to be missed.
     const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
@@ -193,7 +197,7 @@ async fn serve(listener: tokio::net::UnixListener, desk: Arc<Desk>, mut stop: wa
             Ok((stream, _)) => {
                 failing = false;
                 if let Ok(slot) = Arc::clone(&slots).try_acquire_owned() {
-                    task::spawn(Part::Control, connection(stream, Arc::clone(&desk), slot));
+                    task::spawn(Part::Control, connection(stream, Arc::clone(&handler), slot));
                 }
             }
             Err(error) => {
@@ -207,8 +211,12 @@ async fn serve(listener: tokio::net::UnixListener, desk: Arc<Desk>, mut stop: wa
 }
 
 /// Answers one line after the other, until the client ends or takes too long.
-async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: OwnedSemaphorePermit) {
-    let program = desk.program;
+async fn connection(
+    stream: tokio::net::UnixStream,
+    handler: Arc<RequestHandler>,
+    _slot: OwnedSemaphorePermit,
+) {
+    let program = handler.program;
     let (from, mut to) = stream.into_split();
     let mut from = BufReader::new(from);
     loop {
@@ -222,8 +230,8 @@ async fn connection(stream: tokio::net::UnixStream, desk: Arc<Desk>, _slot: Owne
         let complete = line.len() <= MAX_REQUEST_BYTES && line.ends_with(b"\n");
         let answer = if complete {
             // On a thread of its own: one that waits for a disk, or for the workers, holds no other up.
-            let desk = Arc::clone(&desk);
-            let answer = move || panics::isolate(Part::Control, || desk.answer(&line));
+            let handler = Arc::clone(&handler);
+            let answer = move || panics::isolate(Part::Control, || handler.answer(&line));
             match tokio::task::spawn_blocking(answer).await {
                 Ok(Ok(answer)) => answer,
                 Ok(Err(panicked)) => failed(panicked),

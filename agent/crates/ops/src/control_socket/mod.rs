@@ -2,7 +2,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | who is asked, and what is done in which order | this one: [`Peers`], [`Desk`] |
+//! | who is asked, and what is done in which order | this one: [`Peers`], [`RequestHandler`] |
 //! | how the socket is made, and how connections are bounded | `listener.rs` |
 //! | requests and answers, as lines of JSON | `protocol.rs` |
 //! | what `culvert status` shows | `status/` |
@@ -99,14 +99,14 @@ pub struct Reloaded {
 }
 
 /// Answers requests: those that change peers one after the other.
-pub struct Desk {
+pub struct RequestHandler {
     changing: Mutex<()>,
     own_key: PublicKey,
     program: &'static str,
     peers: Arc<dyn Peers>,
 }
 
-impl Desk {
+impl RequestHandler {
     /// Of the daemon of this `program` (what `culvert --version` says) that runs under `own_key`.
     #[must_use]
     pub fn new(own_key: PublicKey, program: &'static str, peers: Arc<dyn Peers>) -> Self {

@@ -65,7 +65,7 @@ pub enum Request {
     },
 }
 
-/// How the text begins with which a daemon of any version refuses a line that is none of its requests.
+/// How the text begins with which a daemon of any version refuses a line that it does not know as a request.
 pub const NOT_A_REQUEST: &str = "not a request";
 
 /// Why a line is no request.

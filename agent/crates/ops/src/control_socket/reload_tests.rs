@@ -86,8 +86,8 @@ impl Peers for Reloading {
     }
 }
 
-fn desk(daemon: &Arc<Reloading>) -> Desk {
-    Desk::new(PublicKey([9; 32]), "1.2.3", Arc::<Reloading>::clone(daemon))
+fn handler(daemon: &Arc<Reloading>) -> RequestHandler {
+    RequestHandler::new(PublicKey([9; 32]), "1.2.3", Arc::<Reloading>::clone(daemon))
 }
 
 fn file(more: &str) -> String {
@@ -96,8 +96,8 @@ fn file(more: &str) -> String {
     )
 }
 
-fn ask(desk: &Desk, request: &str) -> Value {
-    serde_json::from_str(&desk.answer(request.as_bytes()).to_line("1.2.3")).unwrap()
+fn ask(handler: &RequestHandler, request: &str) -> Value {
+    serde_json::from_str(&handler.answer(request.as_bytes()).to_line("1.2.3")).unwrap()
 }
 
 const RELOAD: &str = "{\"version\":1,\"request\":\"reload\"}";
@@ -106,7 +106,7 @@ const DRY_RUN: &str = "{\"version\":1,\"request\":\"reload\",\"dry_run\":true}";
 #[test]
 fn the_difference_is_answered_and_a_dry_run_leaves_everything_as_it_is() {
     let daemon = Reloading::new(&file("[[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n"), false);
-    let desk = desk(&daemon);
+    let handler = handler(&daemon);
     daemon.write(&file(
         "transport.workers = 2\nlimits.flows = 2\n[[service]]\nname = \"ntp\"\nupstream = \"127.0.0.1:123\"\n",
     ));
@@ -122,11 +122,11 @@ fn the_difference_is_answered_and_a_dry_run_leaves_everything_as_it_is() {
         "notes": ["a note"],
         "program": "1.2.3",
     });
-    assert_eq!(ask(&desk, DRY_RUN), expected);
+    assert_eq!(ask(&handler, DRY_RUN), expected);
     assert_eq!(daemon.config().limits.flows, 50_000);
-    assert_eq!(ask(&desk, RELOAD), expected);
+    assert_eq!(ask(&handler, RELOAD), expected);
     assert_eq!((daemon.config().limits.flows, daemon.config().transport.workers), (2, 0));
-    let again = ask(&desk, RELOAD);
+    let again = ask(&handler, RELOAD);
     assert_eq!(again["changes"], json!([expected["changes"][0]]));
 
     let answer = Answer::from_line(expected.to_string().as_bytes()).unwrap();
@@ -140,13 +140,13 @@ fn the_difference_is_answered_and_a_dry_run_leaves_everything_as_it_is() {
 fn a_wrong_file_is_told_from_what_could_not_be_done() {
     let daemon = Reloading::new(&file(""), false);
     daemon.write(&file("limits.flows = 0\nlimits.peers = \"x\"\n"));
-    let answer = ask(&desk(&daemon), RELOAD);
+    let answer = ask(&handler(&daemon), RELOAD);
     assert_eq!((&answer["answer"], &answer["bad_input"]), (&json!("refused"), &json!(true)));
     let lines: Vec<&str> = answer["error"].as_str().unwrap().lines().collect();
     assert!(lines.len() == 2 && lines[0].starts_with("line 3: limits.flows: "), "{lines:?}");
     assert!(lines.iter().all(|line| line.contains("(remedy: ")), "{lines:?}");
 
-    let answer = ask(&desk(&Reloading::new(&file(""), true)), RELOAD);
+    let answer = ask(&handler(&Reloading::new(&file(""), true)), RELOAD);
     assert_eq!((&answer["answer"], &answer["bad_input"]), (&json!("refused"), &json!(false)));
 }
 
@@ -155,14 +155,14 @@ fn a_wrong_file_is_told_from_what_could_not_be_done() {
 fn a_peer_whose_table_was_taken_out_can_be_added_after_the_reload() {
     let daemon =
         Reloading::new(&file(&format!("[[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\n")), false);
-    let desk = desk(&daemon);
+    let handler = handler(&daemon);
     let add = NewPeer { name: "exit".to_owned(), public_key: KEY.to_owned(), ..NewPeer::default() };
-    let add = || desk.answer(Request::PeerAdd(add.clone()).to_line().as_bytes());
+    let add = || handler.answer(Request::PeerAdd(add.clone()).to_line().as_bytes());
     let Answer::Refused { bad_input: true, error } = add() else { panic!("it was added") };
     assert!(error.contains("take its [[peer]] out of the configuration, reload"), "{error}");
     daemon.write(&file(""));
     let Answer::Refused { .. } = add() else { panic!("it was added before the reload") };
-    ask(&desk, RELOAD);
+    ask(&handler, RELOAD);
     assert_eq!(add(), Answer::Done { note: None });
     assert!(daemon.folder.path().join("state/peers.toml").exists());
 }

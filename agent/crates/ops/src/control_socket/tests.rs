@@ -106,7 +106,7 @@ pub(super) fn no_captures(config: &Config) -> Captures {
     Captures::new(PeerRegistry::new(config, PublicKey([9; 32])), hub, Arc::new(clock))
 }
 
-/// A desk over fake peers, with its state in a folder.
+/// A handler over fake peers, with its state in a folder.
 struct Case {
     folder: TempDir,
     peers: Arc<Fake>,
@@ -136,9 +136,9 @@ impl Case {
             Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses, captures });
     }
 
-    fn desk(&self) -> Desk {
+    fn handler(&self) -> RequestHandler {
         let peers: Arc<dyn Peers> = Arc::<Fake>::clone(&self.peers);
-        Desk::new(PublicKey([9; 32]), "1.2.3", peers)
+        RequestHandler::new(PublicKey([9; 32]), "1.2.3", peers)
     }
 
     fn state(&self) -> String {
@@ -173,8 +173,8 @@ fn refusal(answer: &Answer) -> (bool, &str) {
 #[test]
 fn a_peer_is_added_listed_and_removed() {
     let case = Case::new(false);
-    let desk = case.desk();
-    let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
+    let handler = case.handler();
+    let ask = |request: &Request| handler.answer(request.to_line().as_bytes());
     let new = NewPeer {
         endpoints: vec!["b.example:1".to_owned()],
         lanes: Some(2),
@@ -214,15 +214,15 @@ fn a_peer_is_added_listed_and_removed() {
 #[test]
 fn a_peer_of_the_configuration_is_shut_out_until_the_next_start_and_cannot_be_added_beside_it() {
     let case = Case::new(false);
-    let desk = case.desk();
-    let Answer::Done { note: Some(note) } = desk.answer(remove("exit").to_line().as_bytes()) else {
+    let handler = case.handler();
+    let Answer::Done { note: Some(note) } = handler.answer(remove("exit").to_line().as_bytes()) else {
         panic!("it was refused")
     };
     assert!(note.contains("remove its [[peer]] there too"), "{note}");
     assert_eq!((case.peers.list().len(), case.state().as_str()), (0, ""));
-    let again = desk.answer(add("exit", KEY_2).to_line().as_bytes());
+    let again = handler.answer(add("exit", KEY_2).to_line().as_bytes());
     assert!(refusal(&again).1.contains("(remedy: restart the daemon, which lets it in again"), "{again:?}");
-    let renamed = desk.answer(add("other", KEY).to_line().as_bytes());
+    let renamed = handler.answer(add("other", KEY).to_line().as_bytes());
     assert!(refusal(&renamed).1.starts_with("\"exit\" is a peer of the configuration that was removed"));
 }
 
@@ -233,13 +233,13 @@ fn prefixes_of_other_peers_and_prefixes_without_a_tunnel_are_refused() {
         let allowed_ips = vec![prefix.to_owned()];
         let (name, public_key) = (name.to_owned(), KEY_2.to_owned());
         let new = NewPeer { name, public_key, allowed_ips, ..NewPeer::default() };
-        case.desk().answer(Request::PeerAdd(new).to_line().as_bytes())
+        case.handler().answer(Request::PeerAdd(new).to_line().as_bytes())
     };
     let exit = "allowed_ips[0]: 10.9.0.7/32 belongs to \"exit\" of the configuration already";
     let answer = routed(&case, "b", "10.9.0.7");
     assert!(refusal(&answer).0 && refusal(&answer).1.starts_with(exit), "{answer:?}");
     // The next start would find both.
-    let removed = case.desk().answer(remove("exit").to_line().as_bytes());
+    let removed = case.handler().answer(remove("exit").to_line().as_bytes());
     assert!(matches!(removed, Answer::Done { .. }), "{removed:?}");
     let answer = routed(&case, "b", "10.9.0.7");
     assert!(refusal(&answer).1.starts_with(exit), "{answer:?}");
@@ -261,8 +261,8 @@ fn in_open_mode_a_removed_peer_may_come_again_and_guests_can_be_removed() {
     let mut config = Config::clone(&case.peers.config);
     config.access.mode = AccessMode::Open;
     case.set_config(config);
-    let desk = case.desk();
-    let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
+    let handler = case.handler();
+    let ask = |request: &Request| handler.answer(request.to_line().as_bytes());
     let guest = config::Peer {
         name: "open-AQEBAQEB".into(),
         public_keys: vec![KEY_2.parse().unwrap()],
@@ -292,7 +292,8 @@ fn the_ports_of_a_peer_that_comes_back_open_with_a_reload() {
     let mut config = Config::clone(&case.peers.config);
     config.closed = vec!["b".to_owned()];
     case.set_config(config);
-    let Answer::Done { note: Some(note) } = case.desk().answer(add("b", KEY_2).to_line().as_bytes()) else {
+    let Answer::Done { note: Some(note) } = case.handler().answer(add("b", KEY_2).to_line().as_bytes())
+    else {
         panic!("it was refused")
     };
     assert!(note.ends_with("open with culvert reload"), "{note}");
@@ -308,7 +309,7 @@ fn a_name_that_a_forward_needs_is_kept_as_removed() {
     fs::create_dir(case.folder.path().join("state")).unwrap();
     let text = format!("[[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\n");
     fs::write(case.folder.path().join("state/peers.toml"), text).unwrap();
-    let Answer::Done { note: Some(note) } = case.desk().answer(remove("exit").to_line().as_bytes()) else {
+    let Answer::Done { note: Some(note) } = case.handler().answer(remove("exit").to_line().as_bytes()) else {
         panic!("it was refused")
     };
     assert!(note.contains("still names \"exit\""), "{note}");
@@ -318,7 +319,7 @@ fn a_name_that_a_forward_needs_is_kept_as_removed() {
 #[test]
 fn a_refusal_leaves_no_trace() {
     let case = Case::new(true);
-    let answer = case.desk().answer(add("b", KEY_2).to_line().as_bytes());
+    let answer = case.handler().answer(add("b", KEY_2).to_line().as_bytes());
     assert_eq!(refusal(&answer), (false, "there is no room"));
     assert_eq!(case.state(), "");
 }
@@ -326,8 +327,8 @@ fn a_refusal_leaves_no_trace() {
 #[test]
 fn a_peer_is_shut_out_also_if_that_cannot_be_written() {
     let case = Case::new(false);
-    let desk = case.desk();
-    let ask = |request: &Request| desk.answer(request.to_line().as_bytes());
+    let handler = case.handler();
+    let ask = |request: &Request| handler.answer(request.to_line().as_bytes());
     assert_eq!(ask(&add("b", KEY_2)), idle());
     // Not writable, for root neither: a folder is in the way.
     fs::create_dir(case.folder.path().join("state/peers.toml.new")).unwrap();
@@ -342,7 +343,7 @@ fn a_peer_is_shut_out_also_if_that_cannot_be_written() {
 
 #[test]
 fn what_is_no_request_is_refused() {
-    let desk = Case::new(false).desk();
+    let handler = Case::new(false).handler();
     for line in [
         "",
         "x",
@@ -355,7 +356,7 @@ fn what_is_no_request_is_refused() {
         "{\"version\":1,\"request\":\"peer-add\",\"name\":\"b\",\"public_key\":\"x\",\"service\":[]}",
         "{\"version\":1,\"request\":\"peer-remove\",\"name\":7}",
     ] {
-        let answer = desk.answer(line.as_bytes());
+        let answer = handler.answer(line.as_bytes());
         let (bad_input, error) = refusal(&answer);
         assert!(bad_input && error.starts_with("not a request"), "{line}: {error}");
     }
@@ -449,14 +450,16 @@ fn requests_have_the_same_words_in_every_version() {
 #[test]
 fn a_forward_is_ended_by_its_id_and_an_id_that_names_none_is_an_error_with_a_remedy() {
     let case = Case::new(false);
-    let end = |id: &str| case.desk().answer(Request::ForwardEnd { id: id.to_owned() }.to_line().as_bytes());
+    let end =
+        |id: &str| case.handler().answer(Request::ForwardEnd { id: id.to_owned() }.to_line().as_bytes());
     assert_eq!(end("5f3a9c-17"), Answer::Done { note: None });
     for (id, what) in [("5f3a9c-18", "no TCP forward has the ID 5f3a9c-18"), ("17", "\"17\" is not the ID")] {
         let Answer::Refused { bad_input: true, error } = end(id) else { panic!("{id}") };
         assert!(error.contains(what) && error.contains("(remedy: "), "{error}");
     }
     let mute = Case::new(true);
-    let answer = mute.desk().answer(Request::ForwardEnd { id: "5f3a9c-17".to_owned() }.to_line().as_bytes());
+    let answer =
+        mute.handler().answer(Request::ForwardEnd { id: "5f3a9c-17".to_owned() }.to_line().as_bytes());
     assert!(matches!(answer, Answer::Refused { bad_input: false, .. }), "{answer:?}");
 }
 
@@ -490,7 +493,7 @@ fn messages_are_lines_that_carry_the_version() {
 #[test]
 fn the_socket_is_private_answers_and_goes_away() {
     let case = Case::new(false);
-    let socket = ControlSocket::open(&case.socket(), case.desk()).unwrap();
+    let socket = ControlSocket::open(&case.socket(), case.handler()).unwrap();
     assert_eq!(fs::metadata(socket.path()).unwrap().permissions().mode() & 0o7777, 0o600);
     let Answer::Status { status } = ask(socket.path(), &Request::Status(Scope::default())).unwrap() else {
         panic!()
@@ -573,7 +576,7 @@ fn entries(folder: &Path) -> Vec<String> {
 #[test]
 fn a_line_that_is_too_long_ends_the_connection() {
     let case = Case::new(false);
-    let socket = ControlSocket::open(&case.socket(), case.desk()).unwrap();
+    let socket = ControlSocket::open(&case.socket(), case.handler()).unwrap();
     let mut stream = UnixStream::connect(socket.path()).unwrap();
     stream.write_all(&vec![b' '; MAX_REQUEST_BYTES + 1]).unwrap();
     let mut answer = String::new();
@@ -585,7 +588,7 @@ fn a_line_that_is_too_long_ends_the_connection() {
 #[test]
 fn connections_are_bounded() {
     let case = Case::new(false);
-    let socket = ControlSocket::open(&case.socket(), case.desk()).unwrap();
+    let socket = ControlSocket::open(&case.socket(), case.handler()).unwrap();
     let mut open: Vec<_> =
         (0..MAX_CONNECTIONS).map(|_| UnixStream::connect(socket.path()).unwrap()).collect();
     // They are accepted in order, so that the one too many comes last.
@@ -606,8 +609,8 @@ fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
     let path = case.socket();
     drop(UnixListener::bind(&path).unwrap());
     fs::write(case.folder.path().join("control.new"), "left behind").unwrap();
-    let socket = ControlSocket::open(&path, case.desk()).unwrap();
-    let second = ControlSocket::open(&path, case.desk()).unwrap_err();
+    let socket = ControlSocket::open(&path, case.handler()).unwrap();
+    let second = ControlSocket::open(&path, case.handler()).unwrap_err();
     assert!(matches!(second, ListenError::InUse(_)) && second.to_string().contains("remedy"), "{second}");
     ask(&path, &Request::Status(Scope::default())).unwrap();
     // What has taken the name since is not ours to remove.
@@ -615,8 +618,8 @@ fn a_dead_socket_is_replaced_and_a_live_one_is_not() {
     fs::write(&path, "other").unwrap();
     drop(socket);
     assert_eq!(fs::read_to_string(&path).unwrap(), "other");
-    let file = ControlSocket::open(&path, case.desk()).unwrap_err();
+    let file = ControlSocket::open(&path, case.handler()).unwrap_err();
     assert!(matches!(file, ListenError::NoSocket(_)), "{file}");
-    let nowhere = ControlSocket::open(&case.folder.path().join("no/such"), case.desk()).unwrap_err();
+    let nowhere = ControlSocket::open(&case.folder.path().join("no/such"), case.handler()).unwrap_err();
     assert!(matches!(nowhere, ListenError::Refused { .. }), "{nowhere}");
 }

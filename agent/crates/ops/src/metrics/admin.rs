@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use base::counts::{Counts, PerKind};
+
 base::labelled! {
     /// Why the admin server refused or cut off a connection or a request: the label `reason`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -22,20 +24,19 @@ base::labelled! {
 /// What the admin server counts.
 #[derive(Debug, Default)]
 pub struct AdminServer {
-    refused: [AtomicU64; AdminRefusal::COUNT],
+    refused: PerKind<AdminRefusal, AtomicU64>,
     history_bytes: AtomicU64,
 }
 
 impl AdminServer {
     /// Counts a connection or a request that was not served.
     pub fn refuse(&self, reason: AdminRefusal) {
-        self.refused[reason as usize].fetch_add(1, Ordering::Relaxed);
+        self.refused[reason].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The counts in the order of [`AdminRefusal::ALL`].
-    /// Counts a connection or a request that was not served.
-    pub fn refused(&self) -> [u64; AdminRefusal::COUNT] {
-        self.refused.each_ref().map(|count| count.load(Ordering::Relaxed))
+    /// The connections and requests that were not served.
+    pub fn refused(&self) -> Counts<AdminRefusal> {
+        Counts::from_fn(|reason| self.refused[reason].load(Ordering::Relaxed))
     }
 
     /// The history of the status page takes `bytes` of memory now.

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use config::Limits;
 use engine::metrics::Samples;
+use base::counts::Counts;
 
 base::labelled! {
     /// How a reload ended: the label `outcome`.
@@ -21,10 +22,16 @@ base::labelled! {
 /// The configuration that runs, and the reloads until now.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Configured {
-    pub(super) reloads: [u64; Reload::COUNT],
-    /// Files of the directory of peers: in use, and left out.
-    pub(super) peer_files: [u64; 2],
+    pub(super) reloads: Counts<Reload>,
+    pub(super) peer_files: PeerFiles,
     pub(super) now: Option<Now>,
+}
+
+/// The number of files of the directory of peers.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct PeerFiles {
+    pub(super) used: u64,
+    pub(super) rejected: u64,
 }
 
 /// The configuration that runs, as far as metrics tell of it.
@@ -46,7 +53,7 @@ impl Configured {
 
 impl Now {
     pub(super) fn show_limits(&self, out: &mut Samples) {
-        counted(&self.limits).iter().for_each(|(key, limit)| out.add(&[key], *limit));
+        out.each(counted(&self.limits));
     }
 }
 

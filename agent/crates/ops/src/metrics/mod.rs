@@ -27,7 +27,7 @@ use std::{
 
 use base::{
     fault::{self, Fault},
-    panics::{self, Part},
+    panics,
 };
 use config::{Directory, Limits};
 use engine::{
@@ -41,7 +41,7 @@ use engine::{
 };
 
 use self::{
-    configured::{Configured, Now},
+    configured::{Configured, Now, PeerFiles},
     process::Process,
 };
 
@@ -92,13 +92,13 @@ static FAMILIES: &[Family] = &[
     family(Gauge, "culvert_build_info", &["version"], "Always 1; the label is the program's version.", |it, out| out.add(&[&it.metrics.version], 1_u64)),
     family(Gauge, "culvert_ready", &[], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.", |it, out| out.add(&[], u64::from(it.metrics.health.readiness().is_ok()))),
     family(Gauge, "culvert_workers", &[], "Threads that move packets.", |it, out| out.add(&[], u32::from(it.metrics.workers))),
-    family(Counter, "culvert_reloads_total", &["outcome"], "Reloads by outcome: done, even if nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(&Reload::LABELS, &it.configured.reloads)),
+    family(Counter, "culvert_reloads_total", &["outcome"], "Reloads by outcome: done, even if nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(it.configured.reloads.by_label())),
     family(Gauge, "culvert_config_last_reload_successful", &[], "1 if the last reload put its configuration into effect, 0 if the old one still runs.", |it, out| it.configured.each(|now| out.add(&[], u64::from(now.successful)))),
     family(Gauge, "culvert_config_last_reload_success_timestamp_seconds", &[], "When the configuration that runs was read, since the Unix epoch.", |it, out| it.configured.each(|now| out.add(&[], now.since))),
-    family(Gauge, "culvert_peer_files", &["state"], "Files of the directory of peers (identity.peers_dir): used, also in an earlier version, or rejected.", |it, out| out.each(&["used", "rejected"], &it.configured.peer_files)),
+    family(Gauge, "culvert_peer_files", &["state"], "Files of the directory of peers (identity.peers_dir): used, also in an earlier version, or rejected.", |it, out| out.each([("used", it.configured.peer_files.used), ("rejected", it.configured.peer_files.rejected)])),
     family(Gauge, "culvert_limit", &["limit"], "Configured limits on what can grow, by their key in the section limits.", |it, out| it.configured.each(|now| now.show_limits(out))),
-    family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(&Part::LABELS, &panics::counts())),
-    family(Counter, "culvert_admin_refused_total", &["reason"], "Connections and requests that the admin server refused or cut off.", |it, out| out.each(&AdminRefusal::LABELS, &it.metrics.admin.refused())),
+    family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(panics::counts().by_label())),
+    family(Counter, "culvert_admin_refused_total", &["reason"], "Connections and requests that the admin server refused or cut off.", |it, out| out.each(it.metrics.admin.refused().by_label())),
     family(Gauge, "culvert_history_bytes", &[], "Memory of the last ten minutes that the status page shows; 0 without metrics.page.", |it, out| out.add(&[], it.metrics.admin.history_bytes())),
     family(Counter, "culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
     family(Gauge, "culvert_process_resident_memory_bytes", &[], "Resident memory.", |it, out| it.process(out, |it| it.resident_bytes)),
@@ -156,14 +156,14 @@ impl Metrics {
 
     /// The directory of peers was read so. To be called when [`Metrics::configured`] is.
     pub fn peer_files(&self, directory: &Directory) {
-        let counts = [directory.files.len(), directory.rejected_files().len()];
-        panics::lock(&self.configured).peer_files = counts.map(|count| count as u64);
+        let (used, rejected) = (directory.files.len() as u64, directory.rejected_files().len() as u64);
+        panics::lock(&self.configured).peer_files = PeerFiles { used, rejected };
     }
 
     /// Counts a reload by its outcome, and remembers whether it succeeded.
     pub fn reloaded(&self, outcome: Reload) {
         let Configured { reloads, now, .. } = &mut *panics::lock(&self.configured);
-        reloads[outcome as usize] += 1;
+        reloads[outcome] += 1;
         if let Some(now) = now {
             now.successful = outcome == Reload::Done;
         }

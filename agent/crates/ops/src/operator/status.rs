@@ -4,7 +4,6 @@ use std::{collections::BTreeMap, net::Ipv6Addr, path::Path, sync::Arc, time::Dur
 
 use base::ids::PeerId;
 use config::{Config, Tun};
-use dataplane::socket_stats::SocketStats;
 use engine::{
     brief::PeerBrief,
     health::NotReady,
@@ -16,6 +15,7 @@ use engine::{
 };
 use gate::{identity::PublicKey, refusals, table::MOST_ENTRIES};
 use net::{
+    UdpRole,
     netlink::{Link, Netlink, Which},
     process,
 };
@@ -216,12 +216,12 @@ fn forwards(running: &Running, peer: &str, all: bool) -> Vec<ForwardStatus> {
 }
 
 fn sockets(views: &[WorkerView]) -> Vec<SocketStatus> {
-    let role = |(place, (_, label)): (usize, &(_, &'static str))| {
-        let mut sum = SocketStatus { role: (*label).into(), ..SocketStatus::default() };
-        views.iter().filter_map(|view| view.sockets.get(place)).for_each(|one| sum.add(one));
+    let sum = |role: UdpRole| {
+        let mut sum = SocketStatus { role: role.label().into(), ..SocketStatus::default() };
+        views.iter().for_each(|view| sum.add(&view.sockets[role]));
         sum
     };
-    SocketStats::ROLES.iter().enumerate().map(role).collect()
+    UdpRole::ALL.map(sum).into()
 }
 
 fn tun_status(tun: &Tun, registry: &PeerRegistry, views: &[WorkerView]) -> TunStatus {

@@ -40,7 +40,7 @@ pub(super) fn write(out: &mut String, entries: &[Entry], dialled: Option<bool>) 
             let seen: Vec<SeenFrame> = seen.collect();
             match of_record(record, &seen, dialled) {
                 Some((data, more)) => emit(out, record.micros, data, more),
-                None => write_late(out, record),
+                None => write_spuriously_lost(out, record),
             }
             return 1 + seen.len();
         }
@@ -53,13 +53,13 @@ fn emit(out: &mut String, micros: u32, data: EventData, more: ExData) {
     text::write(out, &Event::with_time_ex(millis(micros), data, more));
 }
 
-/// Packets that were declared lost and came late: qlog has no name for them.
-fn write_late(out: &mut String, record: &record::Record) {
-    if let record::Event::Late { number } = record.event {
+/// Packets that were declared lost and acknowledged later: qlog has no name for them.
+fn write_spuriously_lost(out: &mut String, record: &record::Record) {
+    if let record::Event::SpuriouslyLost { number } = record.event {
         let event = JsonEvent {
             time: millis(record.micros),
             importance: EventImportance::Base,
-            name: "culvert:packet_late".to_owned(),
+            name: "culvert:packet_spuriously_lost".to_owned(),
             data: json!({ "header": { "packet_type": "1RTT", "packet_number": number } }),
         };
         text::write(out, &event);
@@ -101,7 +101,7 @@ fn of_record(
             EventData::PacketReceived(PacketReceived { header, raw, frames, ..PacketReceived::default() })
         }
         // A frame without its packet is never put into a feed.
-        record::Event::Frame(_) | record::Event::Late { .. } => return None,
+        record::Event::Frame(_) | record::Event::SpuriouslyLost { .. } => return None,
         record::Event::Lost { number, bytes, rule, mtu_probe } => {
             if mtu_probe {
                 more.insert("mtu_probe".to_owned(), true.into());

@@ -161,13 +161,15 @@ fn records_become_events_that_the_crate_reads() {
 
 #[test]
 fn a_packet_that_came_late_has_an_event_of_ours() {
-    let record =
-        quic_core::record::Record { micros: 1500, event: quic_core::record::Event::Late { number: 9 } };
+    let record = quic_core::record::Record {
+        micros: 1500,
+        event: quic_core::record::Event::SpuriouslyLost { number: 9 },
+    };
     let mut text = header(Subject::Lane(0));
     assert_eq!(events::write(&mut text, &[Entry::Lane(record)], None), 1);
     let (_, events) = parsed(&text);
     let [Event::Json(late)] = &events[..] else { panic!("{events:?}") };
-    assert_eq!((late.name.as_str(), late.time), ("culvert:packet_late", 1.5));
+    assert_eq!((late.name.as_str(), late.time), ("culvert:packet_spuriously_lost", 1.5));
     assert_eq!(late.data["header"]["packet_number"], 9);
 }
 

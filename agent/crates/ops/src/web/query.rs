@@ -13,7 +13,7 @@ pub enum QueryError {
     /// The parameter is not one of this path.
     #[error("there is no parameter {0:?} here")]
     Unknown(String),
-    /// The value is none that the parameter can have.
+    /// The parameter cannot have this value.
     #[error("{name}={value:?}: write {expected}")]
     Value { name: &'static str, value: String, expected: String },
 }

@@ -165,7 +165,7 @@ impl Evidence {
     }
 
     /// Whether the queue stays, although packets that left at `since` or later were slow enough, for long enough, to empty it by
-    /// more than the noise. A round trip has to pass first in which somebody else may react.
+    /// more than the noise. A round trip has to pass first in which other senders may react.
     pub(super) fn stays(&self, since: f64, capacity: f64) -> bool {
         let noise = self.reports.noise;
         let window = (1.5 * self.reports.smoothed_rtt).max(0.2);

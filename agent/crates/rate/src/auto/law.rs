@@ -42,7 +42,7 @@ base::labelled! {
         Probing => "probing",
         /// The rate is below that of the link until the queue is empty.
         Slowed => "slowed",
-        /// Somebody else fills the link: the rate is that of a CUBIC flow.
+        /// Other traffic fills the link: the rate is that of a CUBIC flow.
         Competing => "competing",
         /// Nothing was sent for a second.
         Idle => "idle",
@@ -122,7 +122,7 @@ enum Cause {
     Queue,
     /// Losses went on: the share of packets, and the rate.
     Loss { share: f64, rate: f64 },
-    /// To see whether somebody else still fills the link.
+    /// To see whether other traffic still fills the link.
     Check(CubicWindow),
 }
 
@@ -157,7 +157,7 @@ pub struct Law {
     probe_at: f64,
     /// When the queue was last known to be empty.
     drained: f64,
-    /// When somebody else was last known to fill the link.
+    /// When other traffic was last known to fill the link.
     foreign: f64,
     evaluated: f64,
     reports: u64,
@@ -307,7 +307,7 @@ impl Law {
     }
 
     fn set_rate(&mut self, rate: f64) {
-        // `max` of a number that is none is the other one, whatever a far end reports.
+        // `f64::max` ignores NaN, so that a hostile report cannot poison the rate.
         self.rate = rate.max(self.bounds.min as f64).min(self.bounds.max.max(self.bounds.min) as f64);
         let is_shared = self.evaluated - self.foreign < MEMORY;
         self.evidence.least_rate = self.rate.max(if is_shared { LEAST_SHARE * self.peak } else { 0.0 });
@@ -399,7 +399,7 @@ impl Law {
         }
     }
 
-    /// The link became full although we did not send more: it became slower, or somebody else sends.
+    /// The link became full although we did not send more: it became slower, or other traffic came.
     fn fall(&mut self, recent: f64, is_confirmed: bool, now: f64) {
         let full = self.full_rate();
         self.falls += 1;
@@ -527,7 +527,7 @@ impl Law {
         self.settle(now);
     }
 
-    /// A queue stays while we are slow: a clock drifted, the path is longer, or somebody else fills the link.
+    /// A queue stays while we are slow: a clock drifted, the path is longer, or other traffic fills the link.
     fn meet_others(&mut self, cause: Cause, now: f64) {
         let residue = self.evidence.queue(self.mark).unwrap_or(0.0);
         let is_delayed = self.evidence.reports.rtt_excess >= 0.4 * residue + 0.003;

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | the configuration, the state file, reloads | `config/src/properties.rs`, `config/src/state_properties.rs`, `config/src/reload_rules.rs` |
 //! | control messages and payloads | `wire/src/properties.rs` |
-//! | links, datagrams and Initials before the gate, what strangers send, used knocks | `gate/src/properties.rs` |
+//! | links, datagrams and Initials before the gate, what unauthenticated senders send, used knocks | `gate/src/properties.rs` |
 //! | lines of the control socket, key files, files of the host | `operator.rs` |
 //! | IP packets | `ip/src/properties.rs` |
 //! | datagrams in pieces | `dataplane/src/relay/properties.rs` |

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use dataplane::relay::{Account, Direction, DropReason};
+use dataplane::relay::{Account, Direction};
 use engine::worker::{Turn, Worker};
 use net::memory::Datagram;
 use ring::digest::{Context, SHA256};
@@ -77,9 +77,9 @@ impl Trace {
             self.number(*number);
         }
         // By label, so that a new reason changes nothing where it does not occur.
-        for (label, count) in DropReason::LABELS.iter().zip(dropped.iter()).filter(|(_, count)| **count > 0) {
+        for (label, count) in dropped.by_label().filter(|(_, count)| *count > 0) {
             self.0.update(label.as_bytes());
-            self.number(*count);
+            self.number(count);
         }
         self.number(u64::MAX);
     }

@@ -472,7 +472,7 @@ fn reloads_between_a_number_auto_and_nothing_lose_no_datagram() {
     }
     let [entry, exit] = bed.pair.assert_balanced();
     // A rate that begins without a number is below 10 Mbit/s for a while, and the queue that it causes signals that.
-    let signals = entry.uplink.account.dropped[DropReason::Aqm as usize];
+    let signals = entry.uplink.account.dropped[DropReason::Aqm];
     assert_eq!(entry.uplink.account.dropped_total() - signals, 0, "no reload drops a datagram");
     assert_eq!((exit.downlink.account.dropped_total(), signals < 200), (0, true), "{signals}");
 }

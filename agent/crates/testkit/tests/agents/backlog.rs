@@ -140,7 +140,11 @@ fn who_comes_while_the_peer_is_in_doubt_is_served_when_it_is_heard_again() {
         queue.open(1);
         queue.block(true);
         queue.run_with_traffic(SECOND);
-        assert_eq!(queue.count("culvert_sessions_doubted_total{reason=\"silent\"}"), 1, "seed {seed}");
+        assert_eq!(
+            queue.count("culvert_sessions_suspected_total{reason=\"unresponsive\"}"),
+            1,
+            "seed {seed}"
+        );
         queue.open(1);
         queue.run_with_traffic(2 * SECOND);
         assert_eq!((queue.served.len(), queue.last()), (1, ErrorKind::WouldBlock), "seed {seed}");

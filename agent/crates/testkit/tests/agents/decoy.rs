@@ -2,7 +2,7 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use gate::decoy::DecoyDrop;
+use gate::decoy::{DecoyDirection, DecoyDrop};
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{CLIENT, ENTRY, EXIT, INGRESS, Pair, SERVICE, harness::Udp, number_of, numbered};
@@ -12,8 +12,6 @@ pub(super) const PORT: SocketAddr = SocketAddr::new(EXIT, 4433);
 
 /// Long enough for a datagram to come to the agent and to the decoy.
 pub(super) const THERE: Duration = Duration::from_millis(12);
-
-pub(super) const DIRECTIONS: [&str; 2] = ["to_decoy", "to_stranger"];
 
 pub(super) struct Site {
     pub(super) pair: Pair,
@@ -61,8 +59,8 @@ impl Site {
     }
 
     pub(super) fn dropped(&mut self, reason: &str) -> u64 {
-        let place = DecoyDrop::ALL.iter().position(|drop| drop.label() == reason).unwrap();
-        let direction = DIRECTIONS[usize::from(place >= DecoyDrop::TO_DECOY)];
+        let drop = DecoyDrop::ALL.into_iter().find(|drop| drop.label() == reason).unwrap();
+        let direction = drop.direction().label();
         self.metric(&format!("culvert_decoy_drops_total{{direction=\"{direction}\",reason=\"{reason}\"}}"))
     }
 }
@@ -123,7 +121,7 @@ fn strangers_reach_the_decoy_byte_for_byte_whichever_worker_they_come_to() {
             assert_eq!(site.returned(stranger, *from, &vec![vec![7; 1200]; 20]), 24_000, "no limit now");
         }
         let totals = ["datagrams", "bytes"].map(|what| {
-            DIRECTIONS.map(|direction| {
+            DecoyDirection::LABELS.map(|direction| {
                 site.metric(&format!("culvert_decoy_{what}_total{{direction=\"{direction}\"}}"))
             })
         });
@@ -132,7 +130,7 @@ fn strangers_reach_the_decoy_byte_for_byte_whichever_worker_they_come_to() {
             (site.metric("culvert_decoy_flows"), site.metric("culvert_decoy_flows_opened_total")),
             (6, 6)
         );
-        let handed = site.metric("culvert_handed_over_datagrams_total{kind=\"strangers\"}");
+        let handed = site.metric("culvert_handed_over_datagrams_total{kind=\"unauthenticated\"}");
         assert_eq!(handed > 0, workers > 1);
         assert_eq!(site.metric("culvert_socket_sent_datagrams_total{socket=\"decoy\"}"), 12);
     }

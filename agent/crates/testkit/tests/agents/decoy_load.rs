@@ -6,27 +6,24 @@ use std::{
 };
 
 use base::clock::Clock;
-use gate::decoy::DecoyDrop;
+use gate::decoy::{DecoyDirection, DecoyDrop};
 use net::ReceiveBatch;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
 use crate::{
     INGRESS,
-    decoy::{DECOY, DIRECTIONS, PORT, Site, THERE, initial, long, short},
+    decoy::{DECOY, PORT, Site, THERE, initial, long, short},
     harness::Host,
     number_of, numbered,
 };
 
 impl Site {
-    /// How many datagrams went on to the decoy and to strangers, by the books: what came less what was dropped.
-    fn went_on(&mut self) -> [u64; 2] {
-        let reasons = DecoyDrop::ALL.map(DecoyDrop::label);
-        let (to_decoy, to_stranger) = reasons.split_at(DecoyDrop::TO_DECOY);
-        let mut sum = |direction: &str, reasons: &[&str]| {
-            let came = format!("culvert_decoy_datagrams_total{{direction=\"{direction}\"}}");
-            self.metric(&came) - reasons.iter().map(|reason| self.dropped(reason)).sum::<u64>()
-        };
-        [sum(DIRECTIONS[0], to_decoy), sum(DIRECTIONS[1], to_stranger)]
+    /// How many datagrams went on to the decoy, or to unauthenticated senders: those that came less those that were dropped.
+    fn went_on(&mut self, direction: DecoyDirection) -> u64 {
+        let came = format!("culvert_decoy_datagrams_total{{direction=\"{}\"}}", direction.label());
+        let reasons = DecoyDrop::ALL.into_iter().filter(|reason| reason.direction() == direction);
+        let dropped: u64 = reasons.map(|reason| self.dropped(reason.label())).sum();
+        self.metric(&came) - dropped
     }
 
     /// How many flows the agent has, and how large its tables of them have become.
@@ -180,8 +177,8 @@ fn what_came_and_was_not_dropped_went_on() {
             let tapped = site.pair.world.tapped();
             gone[1] += tapped.iter().filter(|datagram| homes.contains(&datagram.to.ip())).count() as u64;
         }
-        assert_eq!(site.went_on(), gone, "seed {seed}");
-        for reason in ["source_flows", "source_rate", "amplification", "to_stranger"] {
+        assert_eq!(DecoyDirection::ALL.map(|direction| site.went_on(direction)), gone, "seed {seed}");
+        for reason in ["source_flows", "source_rate", "amplification", "to_sender"] {
             assert!(site.dropped(reason) > 0, "seed {seed}: {reason}");
         }
         assert!(gone.iter().all(|gone| *gone > 300), "seed {seed}: {gone:?}");
@@ -217,7 +214,7 @@ fn a_flood_from_a_thousand_sources_stays_within_its_bounds_and_harms_no_peer() {
         arrived += site.decoy.receive_marked().len() as u64;
         assert_eq!(answers, (0..40).collect::<Vec<_>>(), "seed {seed}");
         assert_eq!(site.metric("culvert_gate_datagrams_total{step=\"mac\"}"), 2000);
-        assert_eq!(site.went_on(), [arrived, 0]);
+        assert_eq!(DecoyDirection::ALL.map(|direction| site.went_on(direction)), [arrived, 0]);
         // A burst of 1,000 and 400 in each second, of the one network 50 and 20.
         let opened = site.metric("culvert_decoy_flows_opened_total");
         assert!((256..=1000 + 400).contains(&opened), "seed {seed}: {opened}");

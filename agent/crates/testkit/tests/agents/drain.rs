@@ -19,7 +19,7 @@ use crate::{
 /// The other exit.
 const EXIT_2: IpAddr = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 1));
 
-const DOUBTED: &str = "culvert_sessions_doubted_total{reason=\"leaving\"}";
+const SUSPECTED: &str = "culvert_sessions_suspected_total{reason=\"leaving\"}";
 
 /// An entry, and two exits with one identity that are endpoints of one peer.
 struct Fleet {
@@ -136,7 +136,7 @@ fn a_drained_exit_hands_its_peer_over_without_a_lost_packet_either_way() {
         fleet.world.run(Duration::from_millis(300));
         fleet.take();
         assert_eq!(fleet.got, fleet.given, "seed {seed}: nothing is lost");
-        assert_eq!(fleet.world.metric(fleet.entry, DOUBTED), 1);
+        assert_eq!(fleet.world.metric(fleet.entry, SUSPECTED), 1);
         assert_eq!(fleet.waiting(0, "closed"), 0);
     }
 }
@@ -184,5 +184,5 @@ fn a_peer_that_does_not_know_how_to_leave_is_closed_at_the_bound_and_finds_the_o
     fleet.world.run(Duration::from_secs(4));
     assert_eq!(fleet.serving(), Some(1 - first));
     assert_eq!(fleet.waiting(first, "closed"), 1);
-    assert_eq!(fleet.world.metric(fleet.entry, DOUBTED), 0);
+    assert_eq!(fleet.world.metric(fleet.entry, SUSPECTED), 0);
 }

@@ -7,6 +7,7 @@ use engine::{
     worker::{Asks, Command, Inspection, MOST_FLOWS, Worker, WorkerView},
 };
 use ip::model::Recipe;
+use net::UdpRole;
 
 use crate::{
     CLIENT, Pair, UPSTREAM,
@@ -91,7 +92,7 @@ fn the_figures_of_a_flow_are_exact() {
     assert_eq!(datagrams.map(|rate| (rate * within).round()), [20.0, 20.0]);
     let bytes = [rates.uplink_bytes_per_second, rates.downlink_bytes_per_second];
     assert_eq!(bytes.map(|rate| (rate * within).round()), [2_000.0, 2_000.0]);
-    let sockets = view.sockets.iter().find(|sockets| sockets.role == "ingress").unwrap();
+    let sockets = &view.sockets[UdpRole::Ingress];
     assert_eq!((sockets.open, sockets.received_datagrams), (1, 20));
     assert_eq!(pair.world.agent(exit).snapshots.get().in_use.handshakes, 0);
 

@@ -39,7 +39,7 @@ pub(super) fn key_updates(pair: &mut Pair, place: usize) -> u64 {
 
 /// Lanes that were opened again because of their limits: in time, and too late.
 fn replaced(pair: &mut Pair) -> [u64; 2] {
-    ["worn", "ended"].map(|reason| {
+    ["near_limit", "ended"].map(|reason| {
         let label = format!("reason=\"{reason}\"");
         [pair.entry, pair.exit].map(|place| metric(pair, place, "lanes_reopened", &label)).iter().sum()
     })
@@ -187,7 +187,7 @@ fn a_lane_whose_key_update_is_not_confirmed_is_replaced_before_its_key_ends() {
         assert_eq!(numbers, (0..2400).collect::<Vec<_>>(), "none is lost or overtaken");
     }
     assert_eq!(replaced(&mut pair), [1, 0]);
-    assert_eq!(metric(&mut pair, entry, "lanes_reopened", "reason=\"silent\""), 0);
+    assert_eq!(metric(&mut pair, entry, "lanes_reopened", "reason=\"unresponsive\""), 0);
     assert!(key_updates(&mut pair, entry) > 0, "lane 0, and the lane in the place of lane 1");
     assert_eq!([entry, exit].map(|place| pair.world.peer(place).lanes_up), [2, 2]);
     pair.assert_balanced();

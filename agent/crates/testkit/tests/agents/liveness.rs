@@ -12,9 +12,9 @@ use crate::{
     },
 };
 
-const DOUBTED_DEAF: &str = "culvert_sessions_doubted_total{reason=\"deaf\"}";
-const DOUBTED_SILENT: &str = "culvert_sessions_doubted_total{reason=\"silent\"}";
-const REOPENED_SILENT: &str = "culvert_lanes_reopened_total{reason=\"silent\"}";
+const CONTROL_DEAD: &str = "culvert_sessions_suspected_total{reason=\"control_dead\"}";
+const UNRESPONSIVE: &str = "culvert_sessions_suspected_total{reason=\"unresponsive\"}";
+const REOPENED: &str = "culvert_lanes_reopened_total{reason=\"unresponsive\"}";
 
 const FLOWS_IDLE: &str = "culvert_flows_evicted_total{reason=\"idle\"}";
 
@@ -58,7 +58,7 @@ fn a_control_connection_that_answers_no_more_is_replaced_while_lanes_work() {
             longest_gap(&mut pair, &mut crowd, INGRESS, SECOND / 20);
         }
         times.push(pair.world.clock.now() - begin);
-        assert_eq!(pair.world.metric(pair.entry, DOUBTED_DEAF), 1, "seed {seed}");
+        assert_eq!(pair.world.metric(pair.entry, CONTROL_DEAD), 1, "seed {seed}");
         let gap = longest_gap(&mut pair, &mut crowd, INGRESS, 2 * SECOND);
         assert!(gap < SECOND, "seed {seed}: {gap:?}");
         drop(stream);
@@ -142,8 +142,8 @@ fn a_worker_that_stood_still_reads_its_sockets_before_it_takes_the_peer_for_sile
             pair.world.speed_up();
             crowd.run(&mut pair, SECOND / 2);
         }
-        assert_eq!(pair.world.metric(pair.entry, DOUBTED_SILENT), 0, "seed {seed}");
-        assert_eq!(pair.world.metric(pair.entry, REOPENED_SILENT), 0, "seed {seed}");
+        assert_eq!(pair.world.metric(pair.entry, UNRESPONSIVE), 0, "seed {seed}");
+        assert_eq!(pair.world.metric(pair.entry, REOPENED), 0, "seed {seed}");
         assert_eq!(pair.world.metric(pair.exit, ESTABLISHED), 1, "seed {seed}");
         pair.assert_balanced();
     }

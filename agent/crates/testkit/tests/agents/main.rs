@@ -402,7 +402,7 @@ fn a_blocked_lane_is_replaced_and_its_flows_take_lane_0_meanwhile() {
         pair.run_served(Duration::from_millis(20));
     }
     assert!(answered.iter().all(|count| *count > 100), "{answered:?}");
-    assert_eq!(pair.world.metric(pair.entry, "culvert_lanes_reopened_total{reason=\"silent\"}"), 1);
+    assert_eq!(pair.world.metric(pair.entry, "culvert_lanes_reopened_total{reason=\"unresponsive\"}"), 1);
     assert!(pair.world.metric(pair.entry, "culvert_flows_moved_total") >= 1);
     assert_eq!(pair.world.peer(pair.entry).lanes_up, 4, "reopened under its index from another port");
     pair.assert_balanced();

@@ -158,7 +158,7 @@ fn flows_of_a_dead_lane_take_lane_0_across_workers_and_keep_their_upstream_ports
         Box::new(move |from, to| [from, to].iter().any(|end| end.ip() == ENTRY && end.port() == blocked));
     let answers = pair.converse(&mut clients, 0..150, Duration::from_millis(20));
     assert!(answers.iter().all(|got| got.len() >= 100 && got.is_sorted()), "{answers:?}");
-    assert_eq!(pair.world.metric(pair.entry, "culvert_lanes_reopened_total{reason=\"silent\"}"), 1);
+    assert_eq!(pair.world.metric(pair.entry, "culvert_lanes_reopened_total{reason=\"unresponsive\"}"), 1);
     assert!(pair.handed_over() > 0, "between the lane's death and its return");
     assert!(pair.both("culvert_flows_moved_total") >= 4);
     assert_eq!(pair.world.peer(pair.entry).lanes_up, 2, "opened again, from another port");
@@ -304,7 +304,7 @@ fn a_lane_that_only_the_listener_sends_on_is_found_dead_as_well() {
         let got: Vec<u32> = client.receive().iter().map(|(_, payload)| number_of(payload)).collect();
         assert!(got.len() >= 100 && got.is_sorted(), "{got:?}");
     }
-    assert_eq!(pair.world.metric(pair.entry, "culvert_lanes_reopened_total{reason=\"silent\"}"), 1);
+    assert_eq!(pair.world.metric(pair.entry, "culvert_lanes_reopened_total{reason=\"unresponsive\"}"), 1);
     assert_eq!(pair.both("culvert_lanes_reopened_total{reason=\"refused\"}"), 0);
     assert_eq!(pair.world.peer(pair.entry).lanes_up, 2, "opened again, from another port");
     assert_eq!(pair.upstream_ports(&mut clients), upstream);
@@ -359,7 +359,7 @@ fn what_another_worker_hands_over_late_or_of_another_process_is_dropped() {
         let came: Vec<Vec<u8>> = client.receive().into_iter().map(|(_, payload)| payload).collect();
         let dropped = |reason: DropReason| {
             let all = [&peer.uplink, &peer.downlink];
-            all.map(|direction| direction.account.dropped[reason as usize]).iter().sum::<u64>()
+            all.map(|direction| direction.account.dropped[reason]).iter().sum::<u64>()
         };
         (came, dropped(DropReason::Expired), dropped(DropReason::UnknownFlow))
     };
@@ -431,7 +431,7 @@ fn packets_that_are_handed_over_have_waited_in_the_kernel_and_in_the_ring() {
     assert_age_counts("packets", &mut pair, hand, |pair| {
         pair.world.run(Duration::from_millis(100));
         let account = pair.world.peer(exit).downlink.account;
-        (pair.echo.receive().len() == 1, account.dropped[DropReason::Expired as usize])
+        (pair.echo.receive().len() == 1, account.dropped[DropReason::Expired])
     });
 }
 
@@ -455,7 +455,7 @@ fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_a
     assert_age_counts("frames", &mut pair, hand, |pair| {
         pair.world.run(Duration::from_millis(100));
         let account = pair.world.peer(entry).downlink.account;
-        (client.receive().len() == 1, account.dropped[DropReason::Expired as usize])
+        (client.receive().len() == 1, account.dropped[DropReason::Expired])
     });
     let hand = |pair: &mut Pair, age, ring| {
         // As if it had come to this worker, and another had taken it over.
@@ -470,6 +470,6 @@ fn frames_and_returned_payloads_that_are_handed_over_have_waited_in_the_kernel_a
     assert_age_counts("returned", &mut pair, hand, |pair| {
         pair.world.run(Duration::from_millis(100));
         let account = pair.world.peer(entry).uplink.account;
-        (pair.echo.receive().len() == 1, account.dropped[DropReason::Expired as usize])
+        (pair.echo.receive().len() == 1, account.dropped[DropReason::Expired])
     });
 }

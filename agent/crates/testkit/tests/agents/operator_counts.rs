@@ -83,10 +83,7 @@ fn what_waits_in_the_kernel_is_what_waited_when_the_sockets_were_last_looked_at(
         }
     }
     let (mut books, mut booked) = (SocketStats::default(), [Booked::default(); 2]);
-    let ingress = |books: &SocketStats| {
-        let place = SocketStats::ROLES.iter().position(|(role, _)| *role == UdpRole::Ingress).unwrap();
-        books.0[place].kernel_queue
-    };
+    let ingress = |books: &SocketStats| books.0[UdpRole::Ingress].kernel_queue;
     let mut look = |books: &mut SocketStats, ask: bool, which: &[usize]| {
         for place in which {
             books.look_at(UdpRole::Ingress, &*sockets[*place], &mut booked[*place], ask);

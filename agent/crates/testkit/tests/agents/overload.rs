@@ -60,12 +60,12 @@ impl Pair {
 
     fn drops(&mut self, place: usize, reason: DropReason) -> u64 {
         let peers = self.world.peers(place);
-        peers.iter().map(|peer| peer.uplink.account.dropped[reason as usize]).sum()
+        peers.iter().map(|peer| peer.uplink.account.dropped[reason]).sum()
     }
 
     /// No connection, and no lane, was lost to the load.
     fn assert_calm(&mut self, place: usize) {
-        assert_eq!(self.world.metric(place, "culvert_lanes_reopened_total{reason=\"silent\"}"), 0);
+        assert_eq!(self.world.metric(place, "culvert_lanes_reopened_total{reason=\"unresponsive\"}"), 0);
         assert!(self.world.peers(place).iter().all(|peer| peer.connected() && peer.lanes_up > 0));
     }
 }

@@ -1,6 +1,6 @@
 //! TCP forwards over paths with a bottleneck: what arrives each second, and beside whom.
 //!
-//! `cargo test -p culvert --lib paths -- --nocapture` prints the tables.
+//! `cargo test -p culvert-testkit --test agents paths -- --nocapture` prints the tables.
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},

@@ -385,7 +385,7 @@ fn payloads_that_tls_alone_protects_are_dropped_and_counted() {
     foreign.flood.run(50);
     let exit = foreign.flood.pair.exit;
     let peer = foreign.flood.pair.world.peers(exit).swap_remove(1);
-    assert_eq!(peer.downlink.account.dropped[DropReason::NotAllowed as usize], 1);
+    assert_eq!(peer.downlink.account.dropped[DropReason::NotAllowed], 1);
     assert!(peer.downlink.balances && peer.flows == 0, "{peer:?}");
     foreign.flood.send(&opening);
     foreign.flood.run(50);

@@ -128,7 +128,7 @@ fn greedy_flows_are_held_to_the_rate_and_a_modest_one_keeps_its_own() {
         let [entry, _] = pair.assert_balanced();
         let rate = entry.rate.expect("a rate is set");
         assert_eq!((rate.bits_per_second, &*rate.from), (10_000_000, "configured"));
-        assert!(entry.uplink.account.dropped[DropReason::Aqm as usize] > 0);
+        assert!(entry.uplink.account.dropped[DropReason::Aqm] > 0);
     }
 }
 

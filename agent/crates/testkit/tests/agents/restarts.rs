@@ -1,7 +1,7 @@
 //! Either end goes away without a word and comes back: how soon traffic flows again, and whose replies reach whom.
 //!
-//! Times are the world's, so the figures are the same on every machine; `cargo test -p culvert --lib restarts -- --nocapture` prints
-//! them.
+//! Times are the world's, so the figures are the same on every machine. The command that prints them:
+//! `cargo test -p culvert-testkit --test agents restarts -- --nocapture`
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -112,7 +112,7 @@ impl Crowd {
 
 /// Who goes away, and how they come back.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum WorkerMessage {
+enum Outage {
     Exit,
     Entry,
     ExitThenEntry,
@@ -169,23 +169,23 @@ impl Restarts {
         self.pair.world.kill(place);
     }
 
-    /// Plays `order` while the crowd sends; ends with the return of the last that was away.
-    fn play(&mut self, order: WorkerMessage, crowd: &mut Crowd) {
+    /// Plays `outage` while the crowd sends; ends with the return of the last that was away.
+    fn play(&mut self, outage: Outage, crowd: &mut Crowd) {
         let (entry, exit) = (self.pair.entry, self.pair.exit);
         let away = Duration::from_millis(self.rng.random_range(0..4000));
         let moment = Duration::from_millis(self.rng.random_range(1..120));
-        match order {
-            WorkerMessage::Exit => {
+        match outage {
+            Outage::Exit => {
                 self.kill(exit);
                 crowd.run(&mut self.pair, away);
                 self.start_exit();
             }
-            WorkerMessage::Entry => {
+            Outage::Entry => {
                 self.kill(entry);
                 crowd.run(&mut self.pair, away);
                 self.start_entry();
             }
-            WorkerMessage::ExitThenEntry => {
+            Outage::ExitThenEntry => {
                 self.kill(exit);
                 crowd.run(&mut self.pair, moment);
                 self.kill(entry);
@@ -194,7 +194,7 @@ impl Restarts {
                 crowd.run(&mut self.pair, moment);
                 self.start_entry();
             }
-            WorkerMessage::EntryThenExit => {
+            Outage::EntryThenExit => {
                 self.kill(entry);
                 crowd.run(&mut self.pair, moment);
                 self.kill(exit);
@@ -203,7 +203,7 @@ impl Restarts {
                 crowd.run(&mut self.pair, moment);
                 self.start_exit();
             }
-            WorkerMessage::ExitTwice => {
+            Outage::ExitTwice => {
                 self.kill(exit);
                 crowd.run(&mut self.pair, away);
                 self.start_exit();
@@ -212,7 +212,7 @@ impl Restarts {
                 crowd.run(&mut self.pair, moment);
                 self.start_exit();
             }
-            WorkerMessage::ExitDuringHandshake => {
+            Outage::ExitDuringHandshake => {
                 self.kill(entry);
                 crowd.run(&mut self.pair, away);
                 self.start_entry();
@@ -221,7 +221,7 @@ impl Restarts {
                 crowd.run(&mut self.pair, moment);
                 self.start_exit();
             }
-            WorkerMessage::EntryDuringHandshake => {
+            Outage::EntryDuringHandshake => {
                 self.kill(entry);
                 crowd.run(&mut self.pair, away);
                 self.start_entry();
@@ -247,7 +247,7 @@ pub(super) fn report(what: &str, mut times: Vec<Duration>) -> Duration {
 
 const SEEDS: u64 = 20;
 
-fn with_traffic(order: WorkerMessage) {
+fn with_traffic(outage: Outage) {
     let mut times = Vec::new();
     for seed in 0..SEEDS {
         let extra = if seed % 2 == 0 { "keepalive = \"0s\"" } else { "" };
@@ -255,7 +255,7 @@ fn with_traffic(order: WorkerMessage) {
         let mut crowd = Crowd::new(&mut restarts.pair, 5, seed);
         crowd.run(&mut restarts.pair, Duration::from_millis(400));
         assert!(crowd.answers.iter().all(|answers| *answers > 0));
-        restarts.play(order, &mut crowd);
+        restarts.play(outage, &mut crowd);
         times.push(crowd.recovery(&mut restarts.pair, Duration::from_secs(2)));
         // All of them, on the sockets that they had.
         crowd.answers.fill(0);
@@ -263,35 +263,35 @@ fn with_traffic(order: WorkerMessage) {
         assert!(crowd.answers.iter().all(|answers| *answers > 50), "seed {seed}: {:?}", crowd.answers);
         restarts.assert_balanced();
     }
-    let worst = report(&format!("recovery, {order:?}, with traffic"), times);
+    let worst = report(&format!("recovery, {outage:?}, with traffic"), times);
     assert!(worst <= Duration::from_secs(2));
 }
 
 #[test]
 fn traffic_flows_again_within_two_seconds_of_the_exits_return() {
-    with_traffic(WorkerMessage::Exit);
+    with_traffic(Outage::Exit);
 }
 
 #[test]
 fn traffic_flows_again_within_two_seconds_of_the_entrys_return() {
-    with_traffic(WorkerMessage::Entry);
+    with_traffic(Outage::Entry);
 }
 
 #[test]
 fn traffic_flows_again_when_both_return_in_either_order() {
-    with_traffic(WorkerMessage::ExitThenEntry);
-    with_traffic(WorkerMessage::EntryThenExit);
+    with_traffic(Outage::ExitThenEntry);
+    with_traffic(Outage::EntryThenExit);
 }
 
 #[test]
 fn traffic_flows_again_after_an_exit_that_died_twice() {
-    with_traffic(WorkerMessage::ExitTwice);
+    with_traffic(Outage::ExitTwice);
 }
 
 #[test]
 fn traffic_flows_again_after_a_death_in_the_midst_of_a_handshake() {
-    with_traffic(WorkerMessage::ExitDuringHandshake);
-    with_traffic(WorkerMessage::EntryDuringHandshake);
+    with_traffic(Outage::ExitDuringHandshake);
+    with_traffic(Outage::EntryDuringHandshake);
 }
 
 #[test]
@@ -383,7 +383,7 @@ fn sessions_are_counted_and_do_not_flap_after_a_restart() {
     for seed in 8500..8510 {
         let mut restarts = Restarts::new(seed, "");
         let mut crowd = Crowd::new(&mut restarts.pair, 3, seed);
-        restarts.play(WorkerMessage::Exit, &mut crowd);
+        restarts.play(Outage::Exit, &mut crowd);
         crowd.run(&mut restarts.pair, Duration::from_secs(8));
         let exit = restarts.pair.exit;
         let sessions = restarts.pair.world.metric(exit, ESTABLISHED);

@@ -74,7 +74,7 @@ impl Stalled {
         let exit = self.flood.pair.exit;
         let peer = self.flood.pair.world.peers(exit).swap_remove(1);
         assert!(peer.uplink.balances, "{peer:?}");
-        let expired = peer.uplink.account.dropped[DropReason::Expired as usize];
+        let expired = peer.uplink.account.dropped[DropReason::Expired];
         assert_eq!(peer.uplink.account.dropped_total(), expired, "for no other reason");
         (peer, expired)
     }
@@ -222,8 +222,8 @@ fn frames_for_which_quinn_has_no_room_are_counted() {
     let exit = flood.pair.exit;
     let downlink = flood.pair.world.peers(exit).swap_remove(1).downlink;
     assert_eq!(downlink.account.received, came, "{downlink:?}");
-    let overflow = downlink.account.dropped[DropReason::PlainOverflow as usize];
-    let unknown = downlink.account.dropped[DropReason::UnknownFlow as usize];
+    let overflow = downlink.account.dropped[DropReason::PlainOverflow];
+    let unknown = downlink.account.dropped[DropReason::UnknownFlow];
     assert_eq!((overflow + unknown, overflow > 0, unknown > 900), (came, true, true), "{downlink:?}");
     assert_eq!(flood.dropped("plain_overflow"), overflow);
 }
@@ -242,7 +242,7 @@ fn frames_that_quinn_holds_when_the_connection_ends_are_dropped() {
     let peer = stalled.flood.pair.world.peers(exit).swap_remove(1);
     assert!(!peer.connected() && peer.uplink.balances, "{peer:?}");
     let account = peer.uplink.account;
-    let closed = account.dropped[DropReason::LaneClosed as usize];
+    let closed = account.dropped[DropReason::LaneClosed];
     assert_eq!((account.delivered + closed, peer.uplink.queued), (taken, 0), "{account:?}");
     assert!(closed > 50, "{closed} were never sent");
     // One more said that the flow was opened.

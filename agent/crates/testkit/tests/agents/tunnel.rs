@@ -151,7 +151,7 @@ pub(super) fn assert_books(world: &mut crate::World, place: usize, read: u64) {
     for worker in &world.agent(place).workers {
         let totals = &worker.tun().unwrap().totals;
         received += totals.received;
-        dropped += totals.dropped.iter().sum::<u64>();
+        dropped += totals.dropped.total();
         delivered += totals.delivered;
         for peer in worker.peers().iter() {
             uplink += peer.data.relay.stats.tun_uplink.packets;

@@ -159,8 +159,10 @@ impl Model {
 /// repetition arrives a round trip later.
 #[derive(Clone, Debug)]
 struct RecentLoss {
-    /// Bytes lost in this round trip and the one before.
-    lost: [u64; 2],
+    /// Bytes lost in this round trip.
+    lost: u64,
+    /// Bytes lost in the one before.
+    lost_before: u64,
     since: Instant,
     rtt: Duration,
 }
@@ -175,7 +177,8 @@ impl RecentLoss {
     fn turn_over(&mut self, now: Instant) {
         if now.saturating_duration_since(self.since) >= self.rtt {
             let is_recent = now.saturating_duration_since(self.since) < 2 * self.rtt;
-            self.lost = [0, if is_recent { self.lost[0] } else { 0 }];
+            self.lost_before = if is_recent { self.lost } else { 0 };
+            self.lost = 0;
             self.since = now;
         }
     }
@@ -184,7 +187,7 @@ impl RecentLoss {
     fn bytes(&self, now: Instant) -> u64 {
         let elapsed = now.saturating_duration_since(self.since).as_secs_f64();
         let rest = (1.0 - elapsed / self.rtt.as_secs_f64().max(1e-6)).max(0.0);
-        self.lost[0] + (self.lost[1] as f64 * rest) as u64
+        self.lost + (self.lost_before as f64 * rest) as u64
     }
 }
 
@@ -212,7 +215,7 @@ impl StreamController {
             shared,
             algorithm,
             delivery: Delivery::new(now),
-            loss: RecentLoss { lost: [0; 2], since: now, rtt: Duration::from_millis(100) },
+            loss: RecentLoss { lost: 0, lost_before: 0, since: now, rtt: Duration::from_millis(100) },
             gap_limit: None,
             growth_limit: None,
             in_flight: 0,
@@ -343,7 +346,7 @@ impl Controller for StreamController {
         lost_bytes: u64,
     ) {
         self.loss.turn_over(now);
-        self.loss.lost[0] += lost_bytes;
+        self.loss.lost += lost_bytes;
         match &mut self.model {
             Model::Bbr(bbr) => bbr.on_lost(lost_bytes),
             Model::Cubic(cubic) => {

@@ -27,6 +27,7 @@ use std::{
 };
 
 use base::{
+    counts::Counts,
     hash::{Issued, IssuedState},
     ids::PeerId,
 };
@@ -36,7 +37,7 @@ use dataplane::{
     datapath::shares::{Price, Shares},
     forward::tcp::Order,
     lanes::{Lanes, UnderlayId, Underlays, send_buffer::copy_of},
-    relay::{Settlement, Settlements},
+    relay::{Direction, Settlement, Settlements},
 };
 use gate::{OwnKey, admission::Admission, numbers::PacketNumbers, tls::KeyExchange};
 use net::{Path, batch::Meta};
@@ -287,14 +288,16 @@ impl Control {
         }
     }
 
-    /// The bytes of control messages that wait: until far ends read them, and until they are complete and handled.
+    /// The bytes of control messages that wait: until far ends read them (uplink), until they are complete and handled (downlink).
     #[must_use]
-    pub fn message_bytes(&self) -> [u64; 2] {
-        let held = self
-            .connections
-            .values()
-            .map(|connection| [connection.outgoing.len() as u64, connection.inward.held_bytes() as u64]);
-        held.fold([0; 2], |[out, inward], one| [out + one[0], inward + one[1]])
+    pub fn message_bytes(&self) -> Counts<Direction> {
+        let sum = |bytes: fn(&ControlConnection) -> usize| {
+            self.connections.values().map(|connection| bytes(connection) as u64).sum()
+        };
+        Counts::from_fn(|direction| match direction {
+            Direction::Uplink => sum(|connection| connection.outgoing.len()),
+            Direction::Downlink => sum(|connection| connection.inward.held_bytes()),
+        })
     }
 
     /// Frees the memory for received packets that is not in use.

@@ -16,7 +16,7 @@
 //! | which packet goes on, and when | this one |
 //! | how late packets are on a path: the patience | `lateness.rs` |
 //!
-//! A number is read before the packet is authenticated. What somebody on the path makes up is held like others, and refused by
+//! A number is read before the packet is authenticated. What an attacker on the path makes up is held like others, and refused by
 //! quinn-proto when its turn comes: only numbers of packets that were opened tell what is next, what is missing and what is late. As a
 //! path that overtakes nothing has a patience of zero, nothing is held and no number is read there.
 
@@ -37,7 +37,7 @@ const MOST_AHEAD: u64 = 4096;
 /// Runs of missing numbers that are remembered: a path of 200 Mbit/s and ±10 ms has 73 at once.
 const MOST_GAPS: usize = 256;
 
-/// A number that is missing for longer is lost, or its lateness is none that can be waited for.
+/// A number that is missing for longer is lost, or too late to be waited for.
 const FORGOTTEN_AFTER: Duration = Duration::from_millis(250);
 
 /// Packets that a turn lets go on after they have waited, over all connections: about a millisecond. What waits has cost next to
@@ -66,7 +66,7 @@ impl Releases {
 /// The place of a packet among those that wait: by number, and apart if several have the same. All but one of those are copies, or made
 /// up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Place {
+struct Position {
     number: u64,
     serial: u64,
 }
@@ -110,9 +110,9 @@ pub(super) struct InOrder<T> {
     complete_at: Option<Instant>,
     /// `None` while nothing is late.
     lateness: Option<Box<Lateness>>,
-    held: BTreeMap<Place, Held<T>>,
+    held: BTreeMap<Position, Held<T>>,
     /// The times of arrival of held packets, of which the first waits, and of some that have gone on since.
-    arrivals: VecDeque<(Instant, Place)>,
+    arrivals: VecDeque<(Instant, Position)>,
     /// Packets that were ever held.
     serial: u64,
     bytes: usize,
@@ -177,7 +177,7 @@ impl<T> InOrder<T> {
         let Some(number) = waits.filter(|_| self.lateness.is_some()) else { return Some(packet) };
         self.serial += 1;
         self.counts.held += 1;
-        let place = Place { number, serial: self.serial };
+        let place = Position { number, serial: self.serial };
         self.bytes += bytes;
         self.held.insert(place, Held { packet, arrived, bytes });
         self.arrivals.push_back((arrived, place));

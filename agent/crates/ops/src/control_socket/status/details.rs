@@ -84,16 +84,16 @@ fn preshared_key(peer: &PeerStatus) -> String {
     }
 }
 
-/// How the path changes the order of packets: for how long one is waited for, and how many were late.
-fn reordering(window: Option<f64>, reordered: u64, late: u64) -> String {
+/// How the path changes the order of packets: for how long one is waited for, and how many were spuriously lost.
+fn reordering(window: Option<f64>, reordered: u64, spurious: u64) -> String {
     let window = window.map_or_else(|| "none".to_owned(), |window| format!("{} late", short_time(window)));
-    format!("{window}, {reordered} packets overtaken, {late} of them first taken for lost")
+    format!("{window}, {reordered} packets overtaken, {spurious} of them first taken for lost")
 }
 
 fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     page.line(format!("{}: {}", plain(&peer.name), peer.state.label()));
     let rates = peer.rates.as_ref();
-    let LanePackets { sent, received, lost, late, lost_share, lost_share_last_second, .. } =
+    let LanePackets { sent, received, lost, spuriously_lost, lost_share, lost_share_last_second, .. } =
         &peer.lane_packets;
     let share_of = |known: &Option<f64>| or_dash(known.map(share));
     let (waiting, waiting_bytes) = (peer.queue.datagrams, bytes(peer.queue.bytes as u64));
@@ -111,12 +111,12 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     facts.add("least RTT", or_dash(peer.rtt_min_seconds.map(short_time)));
     facts.add(
         "lane packets",
-        format!("sent {sent}, received {received}, lost {}", lost.saturating_sub(*late)),
+        format!("sent {sent}, received {received}, lost {}", lost.saturating_sub(*spuriously_lost)),
     );
     let (recently, in_all) = (share_of(lost_share_last_second), share_of(lost_share));
     facts.add("loss", format!("{recently} in the last second, {in_all} in all"));
     let packets = &peer.lane_packets;
-    facts.add("reordering", reordering(packets.reordering_seconds, packets.reordered, *late));
+    facts.add("reordering", reordering(packets.reordering_seconds, packets.reordered, *spuriously_lost));
     let up = rates.map(|it| rate(it.uplink_bytes_per_second, it.uplink_datagrams_per_second));
     facts.add("up", or_dash(up));
     let down = rates.map(|it| rate(it.downlink_bytes_per_second, it.downlink_datagrams_per_second));
@@ -319,8 +319,8 @@ fn lane_facts(lane: &LaneStatus, peer: &str, page: &mut Page) {
     facts.add("sent", format!("{} packets, {}", lane.sent_packets, bytes(lane.sent_bytes)));
     facts.add("received", format!("{} packets, {}", lane.received_packets, bytes(lane.received_bytes)));
     facts.add("lost", lane_lost(lane));
-    let late = reordering(lane.reordering_seconds, lane.reordered_packets, lane.late_packets);
-    facts.add("reordering", late);
+    let overtaken = reordering(lane.reordering_seconds, lane.reordered_packets, lane.spuriously_lost_packets);
+    facts.add("reordering", overtaken);
     facts.add("in flight", format!("{} packets, {}", lane.in_flight_packets, bytes(lane.in_flight_bytes)));
     let LaneStatus { key_phase, key_updates, sealed_with_keys, packet_bytes, path_packet_bytes, .. } = lane;
     let follows = if lane.key_update_under_way { ", the peer has not followed yet" } else { "" };

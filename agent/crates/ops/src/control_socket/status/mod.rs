@@ -7,7 +7,7 @@
 //! | and of ceilings | `parts.rs` |
 //! | how it reads on one screen | `text.rs` |
 //! | how one peer, or one lane, reads in full | `details.rs` |
-//! | tables, units, and what strangers wrote made harmless | `page.rs` |
+//! | tables, units, and text from outside made harmless | `page.rs` |
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -131,7 +131,7 @@ pub struct Drain {
     pub closed: u64,
 }
 
-/// Somebody who was not let in.
+/// A client that was not let in.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Refusal {
     /// The time since the refusal, in seconds.

@@ -312,7 +312,7 @@ fn rate(bytes: f64, packets: f64) -> String {
 
 /// Those that did not come late, in all, and in the last second if any were.
 pub(super) fn lane_lost(lane: &LaneStatus) -> String {
-    let lost = lane.lost_packets.saturating_sub(lane.late_packets);
+    let lost = lane.lost_packets.saturating_sub(lane.spuriously_lost_packets);
     match &lane.rates {
         Some(rates) if rates.lost_packets_per_second > 0.0 => {
             format!("{lost} ({})", per_second(rates.lost_packets_per_second))
