@@ -29,11 +29,10 @@ use engine::{
     worker::Snapshot,
 };
 use gate::identity::Identity;
-use lab::out;
 use serde_json::{Map, Value, json};
 use wire::clock::{Clock, SystemClock};
 
-use crate::daemon::Daemon;
+use crate::{daemon::Daemon, out};
 
 mod load;
 

@@ -16,11 +16,11 @@ use std::{
 
 use anyhow::{Context as _, anyhow, bail};
 use clap::Args;
-use lab::out;
 use wire::clock::{Clock as _, SystemClock};
 
 use self::maps::{Answer, Exit, State};
 use super::Failure;
+use crate::out;
 
 mod maps;
 
