@@ -9,5 +9,6 @@ pub mod demo;
 pub mod doctor;
 pub mod hook;
 pub mod notify;
+mod out;
 pub mod run;
 pub mod service;

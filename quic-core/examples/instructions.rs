@@ -27,10 +27,7 @@ fn main() {
     match (what.as_deref(), batches) {
         (Some("bare"), Some(batches)) => {
             let mut bare = bare::Bare::new();
-            for _ in 0..batches {
-                bare.seal();
-                bare.open();
-            }
+            (0..batches).for_each(|_| bare.turn());
         }
         (Some("lanes"), Some(batches)) => turns(Suite::Aes128Gcm, batches),
         (Some("chacha20"), Some(batches)) => turns(Suite::ChaCha20Poly1305, batches),

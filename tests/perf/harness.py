@@ -51,6 +51,14 @@ def build(relay=True):
         subprocess.run([*cargo, "--package", "culvert-tests", "--example", "quinn_relay"], cwd=ROOT, check=True)
 
 
+def built_bench(package, name):
+    """Builds a bench and returns its path. Unlike the agent it is always asked of cargo, which knows its name."""
+    cargo = ["cargo", "bench", "--quiet", "--package", package, "--bench", name, "--no-run", "--message-format", "json"]
+    made = subprocess.run(cargo, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    messages = [json.loads(line) for line in made.splitlines()]
+    return next(message["executable"] for message in messages if message.get("target", {}).get("kind") == ["bench"])
+
+
 def check_machine():
     """Ends the program, with the remedy, where the load could not be made."""
     for limit in ("rmem_max", "wmem_max"):
@@ -497,11 +505,6 @@ class Bench:
         steps = 12 if "--search" in more else 1
         command = [CULVERT, "bench", *way, *load, "--json", *more]
         return self.read(self.processes.run(command, steps * (seconds + 3) + 25))
-
-    def in_memory(self, size, seconds):
-        """The answer as it is."""
-        command = [CULVERT, "bench", "--in-memory", "--size", size, "--seconds", seconds, "--json"]
-        return self.processes.run(command, 20 * seconds + 60)
 
     @staticmethod
     def read(answer):

@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use config::Config;
-use lab::out;
 
 use super::Failure;
+use crate::out;
 
 /// Validate a configuration file and the identity that it names, without starting anything
 #[derive(Debug, Args)]

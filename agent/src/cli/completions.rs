@@ -5,9 +5,9 @@ use clap::{
     builder::{PossibleValuesParser, TypedValueParser as _},
 };
 use clap_complete::aot::{Shell, generate};
-use lab::out;
 
 use super::{Cli, Failure};
+use crate::out;
 
 /// Print the completions of a shell
 #[derive(Debug, Args)]

@@ -9,13 +9,15 @@ use std::{
 use anyhow::{Context as _, anyhow};
 use clap::{Args, ValueEnum};
 use lab::{
-    out,
     probe::{self, Verdict},
     rate::bits_per_second,
 };
 
 use super::{Failure, reach::DEFAULT_CONFIG};
-use crate::doctor::{self, Report, Severity};
+use crate::{
+    doctor::{self, Report, Severity},
+    out,
+};
 
 /// Look for what keeps an agent from working well on this host, with a remedy for each finding
 ///

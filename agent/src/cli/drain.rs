@@ -4,7 +4,6 @@ use std::{thread, time::Duration};
 
 use base::clock::{Clock as _, SystemClock};
 use clap::Args;
-use lab::out;
 use ops::control_socket::{
     protocol::{Answer, Request},
     status::{Drain as Progress, Scope},
@@ -14,6 +13,7 @@ use super::{
     Failure,
     reach::{Reach, unexpected},
 };
+use crate::out;
 
 /// Between two questions how far the daemon is.
 const EVERY: Duration = Duration::from_millis(250);

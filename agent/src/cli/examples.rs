@@ -99,7 +99,6 @@ const EXAMPLES: &[Example] = &[
         "through two agents: a UDP port of the entry, the upstream of the exit",
         "culvert bench --to 127.0.0.1:5301 --sink 127.0.0.1:5201 --rate 2G",
     ),
-    to("the packet path, without a network", "culvert bench --in-memory"),
     to("what a port of ours tells anybody", "culvert doctor --probe gw.example.net:4433"),
     to(
         "three exits behind this host's address",

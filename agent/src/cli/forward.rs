@@ -2,13 +2,13 @@
 
 use clap::{Args, Subcommand};
 use engine::status::ForwardId;
-use lab::out;
 use ops::control_socket::protocol::{Answer, Request};
 
 use super::{
     Failure,
     reach::{Reach, unexpected},
 };
+use crate::out;
 
 /// End a TCP forward of the running daemon
 #[derive(Debug, Args)]

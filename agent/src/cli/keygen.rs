@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use gate::identity::{Identity, IdentityError};
-use lab::out;
 
 use super::Failure;
+use crate::out;
 
 /// Write a new private key and print its public key
 #[derive(Debug, Args)]

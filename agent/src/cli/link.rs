@@ -5,9 +5,9 @@ use std::path::PathBuf;
 use clap::Args;
 use config::{Config, Transport};
 use gate::identity::{Endpoint, ShareLink};
-use lab::out;
 
 use super::Failure;
+use crate::out;
 
 /// Print the link by which others dial this agent
 #[derive(Debug, Args)]

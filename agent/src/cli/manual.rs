@@ -13,13 +13,13 @@ use clap_mangen::{
     Man,
     roff::{Inline, Roff, bold, italic, roman},
 };
-use lab::out;
 
 use super::{
     Cli, Failure,
     examples::{self, Example},
     reference,
 };
+use crate::out;
 
 /// Write the manual pages, for packages
 #[derive(Debug, Args)]

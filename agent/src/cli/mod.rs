@@ -11,7 +11,9 @@ use clap::{
     error::{ContextKind, ContextValue, ErrorKind},
 };
 use config::{LoadError, state::StateError};
-use lab::{bench::Bench, out};
+use lab::bench::{Bench, Terminal};
+
+use crate::out;
 
 mod check;
 mod completions;
@@ -153,7 +155,10 @@ impl Cli {
             Command::Peer(command) => command.execute(),
             Command::Forward(command) => command.execute(),
             Command::Qlog(command) => command.execute(),
-            Command::Bench(command) => command.run().map_err(Failure::from),
+            Command::Bench(command) => {
+                let terminal = Terminal { say: out::say, complain: out::complain };
+                command.run(terminal).map_err(Failure::from)
+            }
             Command::Doctor(command) => command.execute(),
             Command::Fleet(command) => command.execute(),
             Command::Completions(command) => command.execute(),

@@ -9,7 +9,6 @@ use config::{
     state::{self, Edit, NewPeer},
 };
 use gate::identity::{Endpoint, Identity, PublicKey, ShareLink};
-use lab::out;
 use ops::control_socket::{
     self, AS_GUEST,
     protocol::{Answer, ListedPeer, Request, VERSION},
@@ -21,6 +20,7 @@ use super::{
     Failure,
     reach::{Offline, Reach, Reached, unexpected},
 };
+use crate::out;
 
 /// List, add and remove peers, effective at once if the daemon runs
 #[derive(Debug, Args)]

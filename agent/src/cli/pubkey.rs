@@ -4,9 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 use gate::identity::Identity;
-use lab::out;
 
 use super::{Failure, keygen::with_remedy};
+use crate::out;
 
 /// Print the public key of a private key file
 #[derive(Debug, Args)]

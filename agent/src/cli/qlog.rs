@@ -12,7 +12,6 @@ use std::{
 use anyhow::anyhow;
 use clap::{Args, value_parser};
 use engine::capture::{MOST_TIME, Subject};
-use lab::out::{self, Reader};
 use ops::{
     control_socket::protocol::{Answer, Request},
     qlog::{Order, Taken},
@@ -23,6 +22,7 @@ use super::{
     Failure,
     reach::{Reach, unexpected},
 };
+use crate::out::{self, Reader};
 
 /// How often the daemon is asked for what it has: a lane of 400,000 packets per second makes as many in that time as may wait.
 const INTERVAL: Duration = Duration::from_millis(50);

@@ -5,7 +5,6 @@ use std::fmt::Display;
 use anyhow::Context as _;
 use clap::Args;
 use config::{Config, reload::Effect};
-use lab::out;
 use net::process;
 use ops::control_socket::protocol::{Answer, Request, ShownChange, VERSION};
 use serde_json::json;
@@ -14,6 +13,7 @@ use super::{
     Failure,
     reach::{Reach, Reached, not_running, unexpected},
 };
+use crate::out;
 
 /// Make the running daemon follow its changed configuration, without losing flows
 ///

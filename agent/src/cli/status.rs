@@ -6,7 +6,6 @@ use std::{
 };
 
 use clap::{Args, value_parser};
-use lab::out::{self, Reader};
 use ops::control_socket::{
     protocol::{Answer, Request, VERSION},
     status::{self as shown, Kind, Page, RoutesScope, Scope, Show},
@@ -17,6 +16,7 @@ use super::{
     Failure,
     reach::{Reach, unexpected},
 };
+use crate::out::{self, Reader};
 
 /// Show what the running daemon is doing: its peers, their lanes and traffic, what was dropped, who was refused and why
 #[derive(Clone, Debug, Args)]

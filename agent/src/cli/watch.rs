@@ -7,7 +7,6 @@ use std::{
 };
 
 use anyhow::{Context as _, anyhow};
-use lab::out::{self, Reader};
 use ops::control_socket::status::{self as shown, Page};
 use terminal_size::{Height, Width, terminal_size};
 use tokio::{
@@ -20,6 +19,7 @@ use super::{
     Failure,
     status::{Status, styled},
 };
+use crate::out::{self, Reader};
 
 /// The alternate screen, without a cursor and without wrapped lines: a character may be wider than it counts.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[?7l";

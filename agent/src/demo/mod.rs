@@ -30,10 +30,9 @@ use engine::{
     worker::Snapshot,
 };
 use gate::identity::Identity;
-use lab::out;
 use serde_json::{Map, Value, json};
 
-use crate::daemon::Daemon;
+use crate::{daemon::Daemon, out};
 
 mod load;
 

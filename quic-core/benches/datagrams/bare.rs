@@ -23,6 +23,12 @@ impl Bare {
         Self { key: LessSafeKey::new(key), mask, packets: vec![[0; PACKET_LEN]; BATCH] }
     }
 
+    /// Both ends of a batch.
+    pub(crate) fn turn(&mut self) {
+        self.seal();
+        self.open();
+    }
+
     /// The AEAD and a header mask for each packet.
     pub(crate) fn seal(&mut self) {
         for (number, packet) in self.packets.iter_mut().enumerate() {

@@ -1,28 +1,33 @@
 //! The cost of a datagram of 1150 bytes, by its parts and on one core.
 //!
-//! * both ends: a lane pair with its ACKs, in both ACK profiles, and with the suite of CPUs without AES instructions. Beside the
-//!   cryptography alone and beside two quinn-proto endpoints it is measured by `culvert bench --in-memory`.
+//! * both ends: a lane pair with its ACKs, beside the cryptography alone and two quinn-proto endpoints; two pairs on two
+//!   threads; the other ACK profile, and the suite of CPUs without AES instructions
 //! * one end: seal and open, each beside its cryptography
 //! * an ACK of 64 packets, and the frame codec, without cryptography where possible
 //!
-//! The throughput that criterion prints is datagrams per second.
+//! The throughput that criterion prints is datagrams per second. `cargo test` runs it as well, and then it checks itself.
 
 mod bare;
 mod lanes;
+mod quinn;
 
 use std::hint::black_box;
+use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use criterion::{Bencher, Criterion, Throughput, criterion_group, criterion_main};
+use criterion::{Bencher, Criterion, Throughput, criterion_group};
 use quic_core::{AckProfile, HEADER_LEN, OVERHEAD, Suite, TAG_LEN, frame::datagram};
 
 use bare::Bare;
 use lanes::Pair;
+use quinn::Endpoints;
 
 /// Bytes of the payload of each datagram.
 const PAYLOAD_LEN: usize = 1150;
 /// Packets that an end handles in one turn: a full GSO batch.
 const BATCH: usize = 64;
+/// Threads with a lane pair each, where threads are compared with one.
+const THREADS: u64 = 2;
 
 #[expect(
     clippy::disallowed_methods,
@@ -56,6 +61,14 @@ fn part_of<T>(
 fn both_ends(c: &mut Criterion) {
     let mut group = c.benchmark_group("both ends");
     group.throughput(Throughput::Elements(BATCH as u64));
+    group.bench_function("cryptography", |bencher| {
+        let mut bare = Bare::new();
+        bencher.iter(|| bare.turn());
+    });
+    group.bench_function("quinn-proto", |bencher| {
+        let mut endpoints = Endpoints::new();
+        bencher.iter(|| endpoints.turn());
+    });
     for (name, suite, profile) in [
         ("lanes", Suite::Aes128Gcm, AckProfile::Throughput),
         ("lanes, latency profile", Suite::Aes128Gcm, AckProfile::Latency),
@@ -66,7 +79,27 @@ fn both_ends(c: &mut Criterion) {
             bencher.iter(|| pair.turn());
         });
     }
+    group.throughput(Throughput::Elements(THREADS * BATCH as u64));
+    group.bench_function("lanes, two threads", |bencher| bencher.iter_custom(on_threads));
     group.finish();
+}
+
+/// Turns of a lane pair on each thread: the time of the slowest.
+fn on_threads(turns: u64) -> Duration {
+    let together = Barrier::new(THREADS as usize);
+    let work = || {
+        let mut pair = Pair::new(AckProfile::Throughput, PAYLOAD_LEN);
+        together.wait();
+        let start = clock();
+        (0..turns).for_each(|_| pair.turn());
+        start.elapsed()
+    };
+    std::thread::scope(|scope| {
+        // All are started before the first is waited for.
+        let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(work)).collect();
+        let times = threads.into_iter().map(|thread| thread.join().expect("no datagram is lost in memory"));
+        times.max().expect("there are threads")
+    })
 }
 
 fn one_end(c: &mut Criterion) {
@@ -151,4 +184,19 @@ fn frames(c: &mut Criterion) {
 }
 
 criterion_group!(benches, both_ends, one_end, ack, frames);
-criterion_main!(benches);
+
+fn main() {
+    // `cargo test` passes its own arguments, but never this one.
+    if !std::env::args().any(|argument| argument == "--bench") {
+        let (mut bare, mut endpoints) = (Bare::new(), Endpoints::new());
+        // Enough turns for several acknowledgements.
+        for _ in 0..50 {
+            bare.turn();
+            endpoints.turn();
+        }
+        on_threads(50);
+        return;
+    }
+    benches();
+    Criterion::default().configure_from_args().final_summary();
+}

@@ -127,15 +127,6 @@ fn sizes_run_one_after_the_other_and_a_search_shows_its_steps() {
 }
 
 #[test]
-fn lanes_are_measured_beside_quinn_proto_in_memory() {
-    let found = bench(&["--in-memory", "--seconds", "0.05", "--size", "64"]);
-    for key in ["bare", "lanes", "quinn"] {
-        assert!(number(&found, &format!("{key}_ns_per_datagram")) > 0.0, "{found:#}");
-    }
-    assert!(number(&found, "lanes_two_threads_speedup") > 0.0, "{found:#}");
-}
-
-#[test]
 fn without_an_agent_it_says_what_to_look_at() {
     let [to, sink] = [ports::free(), ports::free()].map(|port| format!("127.0.0.1:{port}"));
     let output = culvert(&["bench", "--to", &to, "--sink", &sink, "--seconds", "0.1"]);

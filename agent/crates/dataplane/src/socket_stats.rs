@@ -1,7 +1,7 @@
 //! The counts of a worker's UDP sockets, by role.
 
-use net::{UdpRole, UdpSocket, stats::Booked};
 use base::counts::PerKind;
+use net::{UdpRole, UdpSocket, stats::Booked};
 
 use crate::forward::Local;
 

@@ -302,9 +302,15 @@ impl Context {
             Self::OpenEmpty { number, .. } => {
                 Facts { flow: Some(number), opens: true, message: Some(FlowMessage::Open), ..none }
             }
-            Self::Confirmed(number) => Facts { flow: Some(number), message: Some(FlowMessage::Confirmed), ..none },
-            Self::Refused(number, _) => Facts { flow: Some(number), message: Some(FlowMessage::Refused), ..none },
-            Self::Unknown(number) => Facts { flow: Some(number), message: Some(FlowMessage::Unknown), ..none },
+            Self::Confirmed(number) => {
+                Facts { flow: Some(number), message: Some(FlowMessage::Confirmed), ..none }
+            }
+            Self::Refused(number, _) => {
+                Facts { flow: Some(number), message: Some(FlowMessage::Refused), ..none }
+            }
+            Self::Unknown(number) => {
+                Facts { flow: Some(number), message: Some(FlowMessage::Unknown), ..none }
+            }
             Self::Closed(number) => Facts { flow: Some(number), message: Some(FlowMessage::Closed), ..none },
             Self::Unsupported(_) => Facts { payload_at: Some(0), ..none },
             Self::Report { .. } | Self::Numbered { .. } | Self::Repair { .. } | Self::Ask { .. } => none,

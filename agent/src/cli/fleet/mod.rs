@@ -17,10 +17,10 @@ use std::{
 use anyhow::{Context as _, anyhow, bail};
 use base::clock::{Clock as _, SystemClock};
 use clap::Args;
-use lab::out;
 
 use self::maps::{Answer, Exit, State};
 use super::Failure;
+use crate::out;
 
 mod maps;
 

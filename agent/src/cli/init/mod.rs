@@ -12,9 +12,9 @@
 
 use config::Config;
 use gate::identity::{Identity, IdentityError, SecretError};
-use lab::out;
 
 use super::{Failure, keygen::with_remedy};
+use crate::out;
 
 mod files;
 mod host;

@@ -2,7 +2,6 @@
 //!
 //! For each direction of each peer, at every moment: `received = delivered + in queue + Σ dropped(reason)`.
 
-
 use base::{counts::Counts, ids::PeerId};
 use net::{SendFailure, SendOutcome};
 use serde::{Deserialize, Serialize};

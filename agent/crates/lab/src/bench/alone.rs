@@ -11,18 +11,16 @@ use base::clock::{Clock, SystemClock};
 use net::kernel::KernelNet;
 use serde_json::json;
 
-use crate::{
-    bench::{
-        options::{self, SinkOptions},
-        party::{Common, Shared},
-        shell,
-        sink::Sink,
-    },
-    out,
+use crate::bench::{
+    Terminal,
+    options::{self, SinkOptions},
+    party::{Common, Shared},
+    shell,
+    sink::Sink,
 };
 
 /// Runs a sink and prints what the last run brought it.
-pub(super) fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
+pub(super) fn run_sink(options: &SinkOptions, terminal: Terminal) -> anyhow::Result<()> {
     let SinkOptions { listen, gso, .. } = *options;
     let duration = options.seconds.map(options::duration).transpose()?;
     let progress = stderr().is_terminal();
@@ -31,7 +29,7 @@ pub(super) fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
     let start = SystemClock.now();
     let make = move |net: &mut KernelNet, clock| {
         let socket = shell::sink_socket(net, listen, gso)?;
-        out::complain(&format_args!("the sink listens on {}", socket.local_addr()));
+        (terminal.complain)(&format_args!("the sink listens on {}", socket.local_addr()));
         Ok(Sink::new(Common { clock, epoch: start, one_clock: false, shared: for_sink }, socket))
     };
     let sink = shell::spawn("bench-sink".to_owned(), make, Sink::finish)?;
@@ -43,7 +41,7 @@ pub(super) fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
         std::thread::sleep(tick.saturating_duration_since(SystemClock.now()));
         let received = shared.received.load(Ordering::Relaxed);
         if progress && received > before {
-            out::complain(&format_args!("{} datagrams received", received - before));
+            (terminal.complain)(&format_args!("{} datagrams received", received - before));
         }
         before = received;
     }
@@ -54,7 +52,7 @@ pub(super) fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
     };
     let (counts, received) = (outcome.received.counts, &outcome.received);
     if options.json {
-        return out::say(&json!({
+        return (terminal.say)(&json!({
             "mode": "sink",
             "received_datagrams": counts.distinct,
             "reordered": counts.reordered,
@@ -64,7 +62,7 @@ pub(super) fn run_sink(options: &SinkOptions) -> anyhow::Result<()> {
             "sent_datagrams": outcome.sent.datagrams,
         }));
     }
-    out::say(&format_args!(
+    (terminal.say)(&format_args!(
         "last run: received {}, reordered {}, duplicates {}, corrupt {}, kernel dropped {} buffers; sent {}",
         counts.distinct,
         counts.reordered,

@@ -16,21 +16,19 @@ use anyhow::anyhow;
 use base::clock::{Clock, SystemClock};
 use net::{Path, Token, kernel, process};
 
-use crate::{
-    bench::{
-        client::{self, Client, Setup},
-        datagram::Plan,
-        options::{Mode, Options},
-        pace::{default_burst, largest_burst},
-        party::{Common, Shared, nanoseconds},
-        probe::{self, Probe},
-        results::{OneWay, Results, rate_text},
-        sender::Sent,
-        shell,
-        sink::{self, Sink},
-        tally::Received,
-    },
-    out,
+use crate::bench::{
+    Terminal,
+    client::{self, Client, Setup},
+    datagram::Plan,
+    options::{Mode, Options},
+    pace::{default_burst, largest_burst},
+    party::{Common, Shared, nanoseconds},
+    probe::{self, Probe},
+    results::{OneWay, Results, rate_text},
+    sender::Sent,
+    shell,
+    sink::{self, Sink},
+    tally::Received,
 };
 
 /// The time that the flows may take to be welcomed: an agent that dials does so every second.
@@ -60,7 +58,12 @@ struct Collected {
 ///
 /// # Errors
 /// Addresses that cannot be used, and flows that nobody welcomes.
-pub(super) fn run(options: &Options, size: u16, bits_per_second: Option<u64>) -> anyhow::Result<Results> {
+pub(super) fn run(
+    options: &Options,
+    size: u16,
+    bits_per_second: Option<u64>,
+    terminal: Terminal,
+) -> anyhow::Result<Results> {
     let milliseconds = |time: Duration| u32::try_from(time.as_millis()).unwrap_or(u32::MAX);
     let most = largest_burst(size, kernel::most_segments());
     let burst = options.load.burst.unwrap_or_else(|| default_burst(size, bits_per_second, most));
@@ -77,7 +80,7 @@ pub(super) fn run(options: &Options, size: u16, bits_per_second: Option<u64>) ->
     let epoch = SystemClock.now();
     let mut threads = Threads::default();
     let outcome = start(options, plan, epoch, &shared, &mut threads)
-        .and_then(|()| watch(options, plan, epoch, &shared, &threads));
+        .and_then(|()| watch(options, plan, epoch, &shared, &threads, terminal));
     shared.stop.store(true, Ordering::Relaxed);
     // A thread's own error says more than that the others had to wait for it.
     let collected = threads.join()?;
@@ -178,6 +181,7 @@ fn watch(
     epoch: Instant,
     shared: &Shared,
     threads: &Threads,
+    terminal: Terminal,
 ) -> anyhow::Result<f64> {
     let ended = || threads.clients.iter().all(JoinHandle::is_finished);
     let give_up = SystemClock.now() + WELCOME;
@@ -202,7 +206,7 @@ fn watch(
         sleep_until(tick);
         let now = (shared.sent.load(Ordering::Relaxed), shared.received.load(Ordering::Relaxed));
         if options.load.progress() {
-            out::complain(&progress(plan, tick - counted_from, now.0 - before.0, now.1 - before.1));
+            (terminal.complain)(&progress(plan, tick - counted_from, now.0 - before.0, now.1 - before.1));
         }
         before = now;
     }

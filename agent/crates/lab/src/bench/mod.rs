@@ -1,4 +1,4 @@
-//! `culvert bench`: a load generator and a sink that an operator can trust, through agents, directly, and in memory.
+//! `culvert bench`: a load generator and a sink that an operator can trust, through agents and directly.
 //!
 //! | question | file |
 //! |---|---|
@@ -15,20 +15,18 @@
 //! | the sink in a process of its own | `alone.rs` |
 //! | what is printed | `results.rs` |
 //! | the next rate of a search | `search.rs` (pure) |
-//! | two lanes, and two quinn-proto endpoints, without a network | `memory/` |
 //!
 //! Client, sink and probe do their work in turns over the traits of [`net`], with a clock that is given: what is
 //! measured is what those do, and tests run them over a network in memory.
 
-use anyhow::anyhow;
+use std::fmt::Display;
 
-use crate::out;
+use anyhow::anyhow;
 
 mod alone;
 mod client;
 mod datagram;
 mod measure;
-mod memory;
 mod options;
 mod pace;
 pub(crate) mod party;
@@ -46,36 +44,42 @@ mod tests;
 pub use datagram::bench_datagram;
 pub use options::Bench;
 
-use datagram::MIN_SIZE;
-use options::{Load, Mode, Options, Part};
+use options::{Mode, Options, Part};
 use results::Results;
 use search::Search;
+
+/// The terminal of the program that measures.
+#[derive(Clone, Copy)]
+pub struct Terminal {
+    /// Prints a line of the results.
+    pub say: fn(&dyn Display) -> anyhow::Result<()>,
+    /// Prints a line about the progress.
+    pub complain: fn(&dyn Display),
+}
 
 impl Bench {
     /// Measures what the options ask for, and prints it.
     ///
     /// # Errors
     /// Options that do not go together, addresses that cannot be used, a sink that does not answer, nothing that arrives.
-    pub fn run(self) -> anyhow::Result<()> {
+    pub fn run(self, terminal: Terminal) -> anyhow::Result<()> {
         let mode = match (self.part, self.to, self.sink) {
             (Some(Part::Send(send)), _, _) => {
-                return measure(&send.load.options(Mode::Send { to: send.to })?);
+                return measure(&send.load.options(Mode::Send { to: send.to })?, terminal);
             }
-            (Some(Part::Sink(sink)), _, _) => return alone::run_sink(&sink),
-            (None, _, _) if self.in_memory => return in_memory(self.load),
+            (Some(Part::Sink(sink)), _, _) => return alone::run_sink(&sink, terminal),
             (None, Some(to), Some(sink)) => Mode::Through { to, sink },
             (None, _, _) if self.direct => Mode::Direct,
             (None, _, _) => {
-                let why =
-                    "say what to measure: --to and --sink for an agent, --direct, --in-memory, send, or sink";
+                let why = "say what to measure: --to and --sink for an agent, --direct, send, or sink";
                 return Err(anyhow!("{why} (--help has examples)"));
             }
         };
-        measure(&self.load.options(mode)?)
+        measure(&self.load.options(mode)?, terminal)
     }
 }
 
-fn measure(options: &Options) -> anyhow::Result<()> {
+fn measure(options: &Options, terminal: Terminal) -> anyhow::Result<()> {
     let load = &options.load;
     let limit = 64 + u64::from(load.flows);
     if net::process::raise_descriptor_limit(limit)? < limit {
@@ -84,16 +88,19 @@ fn measure(options: &Options) -> anyhow::Result<()> {
     let mut runs = Vec::with_capacity(load.size.len());
     for size in &load.size {
         let outcome = match load.search() {
-            Some(limit) => look_for_the_highest_rate(options, *size, limit)?,
-            None => Found { best: measure::run(options, *size, load.bits_per_second())?, steps: Vec::new() },
+            Some(limit) => look_for_the_highest_rate(options, *size, limit, terminal)?,
+            None => Found {
+                best: measure::run(options, *size, load.bits_per_second(), terminal)?,
+                steps: Vec::new(),
+            },
         };
         if !load.json {
-            out::say(&outcome.best.text())?;
+            (terminal.say)(&outcome.best.text())?;
         }
         runs.push(outcome);
     }
     if load.json {
-        out::say(&json(&runs))?;
+        (terminal.say)(&json(&runs))?;
     }
     let silent = runs.iter().any(|found| found.best.received_nothing());
     if silent {
@@ -105,30 +112,23 @@ fn measure(options: &Options) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn in_memory(load: Load) -> anyhow::Result<()> {
-    let duration = options::duration(load.seconds)?;
-    for size in load.size {
-        if size > memory::MAX_SIZE {
-            let most = memory::MAX_SIZE;
-            return Err(anyhow!("--in-memory takes payloads of {MIN_SIZE} to {most} bytes"));
-        }
-        memory::run(size, duration, load.json)?;
-    }
-    Ok(())
-}
-
 /// A run, and what a search tried to find it.
 struct Found {
     best: Results,
     steps: Vec<Results>,
 }
 
-fn look_for_the_highest_rate(options: &Options, size: u16, limit: f64) -> anyhow::Result<Found> {
+fn look_for_the_highest_rate(
+    options: &Options,
+    size: u16,
+    limit: f64,
+    terminal: Terminal,
+) -> anyhow::Result<Found> {
     let mut search = Search::new(limit, options.load.bits_per_second());
     let mut steps: Vec<Results> = Vec::new();
     while let Some(rate) = search.next_rate() {
-        let step = measure::run(options, size, rate)?;
-        out::complain(&step.line(&search));
+        let step = measure::run(options, size, rate, terminal)?;
+        (terminal.complain)(&step.line(&search));
         search.learn(step.outcome());
         steps.push(step);
     }

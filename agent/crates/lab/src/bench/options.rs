@@ -57,7 +57,7 @@ pub(super) struct Options {
     pub(super) load: Load,
 }
 
-/// Measure rate, loss, order and latency of UDP through agents, directly, or in memory
+/// Measure rate, loss, order and latency of UDP through agents or directly
 #[derive(Debug, Args)]
 #[command(args_conflicts_with_subcommands = true)]
 pub struct Bench {
@@ -70,11 +70,8 @@ pub struct Bench {
     #[arg(long, value_name = "ADDR", requires = "to")]
     pub(super) sink: Option<SocketAddr>,
     /// Send over loopback, without agents
-    #[arg(long, conflicts_with_all = ["to", "sink", "in_memory"])]
-    pub(super) direct: bool,
-    /// Two lanes without a network, beside two quinn-proto endpoints; takes --size, --seconds and --json
     #[arg(long, conflicts_with_all = ["to", "sink"])]
-    pub(super) in_memory: bool,
+    pub(super) direct: bool,
     #[command(flatten)]
     pub(super) load: Load,
 }

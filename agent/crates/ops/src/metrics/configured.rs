@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
+use base::counts::Counts;
 use config::Limits;
 use engine::metrics::Samples;
-use base::counts::Counts;
 
 base::labelled! {
     /// How a reload ended: the label `outcome`.

@@ -7,7 +7,7 @@ use std::{
 
 /// Whether standard output is still read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Reader {
+pub(crate) enum Reader {
     /// Standard output is read, as far as is known.
     There,
     /// The reader closed the pipe (`culvert status --watch | head -3`): a command that prints for it alone is done.
@@ -16,13 +16,13 @@ pub enum Reader {
 
 /// Prints a line to standard output. A reader that went away has seen what it wanted: that is no error, and the command goes
 /// on to the end that it has.
-pub fn say(line: &dyn Display) -> anyhow::Result<()> {
+pub(crate) fn say(line: &dyn Display) -> anyhow::Result<()> {
     print(format_args!("{line}\n"))?;
     Ok(())
 }
 
 /// Prints text to standard output, as far as anybody reads it.
-pub fn print(text: impl Display) -> anyhow::Result<Reader> {
+pub(crate) fn print(text: impl Display) -> anyhow::Result<Reader> {
     let mut stdout = io::stdout().lock();
     heard(write!(stdout, "{text}").and_then(|()| stdout.flush()))
 }
@@ -36,7 +36,7 @@ fn heard(written: io::Result<()>) -> anyhow::Result<Reader> {
 }
 
 /// Prints a line to standard error, where nothing can be done about a reader that went away.
-pub fn complain(line: &dyn Display) {
+pub(crate) fn complain(line: &dyn Display) {
     writeln!(io::stderr(), "{line}").ok();
 }
 
