@@ -29,7 +29,8 @@ fn words(name: &str) -> String {
 fn a_label_is_the_name_of_its_variant() {
     let mut labels = 0;
     for (path, text) in shipped() {
-        for block in text.split("labelled! {").chain(text.split("spelled! {")).skip(1) {
+        let starts = ["labelled! {", "spelled! {"];
+        for block in starts.into_iter().flat_map(|start| text.split(start).skip(1)) {
             let block = block.split("\n}\n").next().unwrap_or_default();
             for (variant, label) in block.lines().filter_map(|line| line.trim().split_once(" => \"")) {
                 let variant = variant.split(" = ").next().unwrap_or_default();

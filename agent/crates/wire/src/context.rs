@@ -265,7 +265,6 @@ impl Context {
     }
 
     /// Whether it makes a flow where none is.
-    #[inline]
     #[must_use]
     pub const fn opens(&self) -> bool {
         self.facts().opens
@@ -274,14 +273,12 @@ impl Context {
     /// The offset at which its datagram starts, if the frame holds the start: of a datagram in pieces, that is the piece with
     /// offset 0. A context that this version does not know counts as a complete datagram, and a numbered payload as the frame
     /// inside, which is not looked at here.
-    #[inline]
     #[must_use]
     pub const fn payload_at(&self) -> Option<usize> {
         self.facts().payload_at
     }
 
     /// The kind of this message about a flow; `None` for datagrams.
-    #[inline]
     #[must_use]
     pub const fn flow_message(&self) -> Option<FlowMessage> {
         self.facts().message

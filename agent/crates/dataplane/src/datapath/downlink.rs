@@ -509,12 +509,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             && let Some(context) = &context
         {
             if state.is_too_fast(context, self.now) {
-                state.refuse_opening(context, data.len());
-                return;
+                return state.refuse_opening(context, data.len());
             }
             if self.worker.count > 1 && state.ends_too_many(context, self.now) {
-                state.relay.stats.count_received(context);
-                return;
+                return state.relay.stats.count_received(context);
             }
             if let Some(worker) = other_worker(&state.relay, context, self.worker) {
                 let payload = context.payload_at().map(|at| data.len() - at);

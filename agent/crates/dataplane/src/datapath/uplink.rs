@@ -63,6 +63,9 @@ pub(super) enum Way {
     },
 }
 
+/// How many datagrams were dealt with, and why the next of them was not.
+type Sent = (usize, Result<(), PushError>);
+
 /// The bytes of a frame beside its payload, about: its type and length, and the context.
 const FRAME_OVERHEAD: usize = 6;
 
@@ -121,14 +124,12 @@ impl Uplink<'_> {
         self.relay.uplink.receive(datagrams as u64, data.len() as u64);
         let now = self.now;
         let Some(flow) = self.relay.flows.get_mut(id) else {
-            self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
-            return;
+            return self.relay.uplink.drop(DropReason::UnknownFlow, datagrams as u64);
         };
         flow.paused |= now.saturating_duration_since(flow.last_active) >= PAUSE;
         flow.last_active = now;
         if meta.age > self.relay.time_limit() {
-            self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
-            return;
+            return self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
         }
         let mut partly_sent = None;
         let at_once = self.relay.sends_at_once();
@@ -344,15 +345,14 @@ impl Uplink<'_> {
     }
 
     /// Puts payloads into packets. `too_large` gets the first of those that are left when it fits into no packet, with those behind it and
-    /// the number of payload bytes that would fit, and returns how many it dealt with; none if they have to wait. Returns how many were
-    /// dealt with, and why the next of them was not.
+    /// the number of payload bytes that would fit, and returns how many it dealt with; none if they have to wait.
     pub(super) fn send_all(
         &mut self,
         way: Way,
         mut left: Payloads<'_>,
         sending: &Sending,
         mut too_large: impl FnMut(&mut Self, Segments<'_>, usize) -> usize,
-    ) -> (usize, Result<(), PushError>) {
+    ) -> Sent {
         let mut done = 0;
         loop {
             let mut dealt = 1;
@@ -485,13 +485,8 @@ impl Uplink<'_> {
         })
     }
 
-    /// Puts datagrams into packets; returns how many, and why the next of them was not.
-    fn send(
-        &mut self,
-        way: Way,
-        payloads: &Payloads<'_>,
-        sending: &Sending,
-    ) -> (usize, Result<(), PushError>) {
+    /// Puts datagrams into packets.
+    fn send(&mut self, way: Way, payloads: &Payloads<'_>, sending: &Sending) -> Sent {
         let numbered;
         let payloads = match sending.repair {
             None => payloads,
