@@ -57,7 +57,7 @@ pub enum Outcome {
     Duplicate,
     /// Its number was given up.
     Late,
-    /// Its number is beyond [`END_OF_NUMBERS`].
+    /// Its number is beyond the last one of a stream.
     Refused,
 }
 
