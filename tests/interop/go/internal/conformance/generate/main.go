@@ -1,6 +1,6 @@
 // Generate writes the cases of tests/virtual/conformance from the tables of this folder:
 //
-//	go run ./internal/conformance/generate ../../conformance
+//	go run ./internal/conformance/generate ../../virtual/conformance
 //
 // Verdicts, and all bytes of messages, payloads and frames, are written by hand from docs/wire-format.md. Where bytes
 // must be sealed, this program seals them; that the other implementation opens them is the test.
