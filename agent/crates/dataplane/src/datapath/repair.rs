@@ -1,5 +1,5 @@
 //! Payloads that are repaired if the path loses them: numbered on the way to the peer; put in order, recovered and asked for on the way
-//! from it. `repair/` decides, this file moves the bytes.
+//! from it. The crate `repair` decides, this file moves the bytes.
 //!
 //! ```text
 //!  uplink.rs ──► begin_repair: numbers or not ──► lanes/numbers.rs: number, keep, repair symbols

@@ -332,7 +332,7 @@ fn random_losses_without_time_to_send_again() {
 #[test]
 fn losses_in_bursts() {
     let soon = Trial { loss: bursts(30_000), repair: SOON, ..Trial::LONG }.run();
-    // A few long bursts decide: `repair/path_tests.rs` has the mean of several paths.
+    // A few long bursts decide: `repair/src/path_tests.rs` has the mean of several paths.
     assert!(soon.residual <= 0.003 && soon.extra <= 0.24);
     let later = Trial { loss: bursts(30_000), ..Trial::LONG }.run();
     assert!(later.residual <= 0.001 && later.extra <= 0.08);
