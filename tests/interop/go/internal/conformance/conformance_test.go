@@ -23,7 +23,7 @@ import (
 	"culvert.example/culvert/internal/wire"
 )
 
-const folder = "../../../../conformance"
+const folder = "../../../../virtual/conformance"
 
 // result is what this implementation makes of a case.
 type result struct {
