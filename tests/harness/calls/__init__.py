@@ -1,0 +1,1 @@
+"""Which function of the workspace calls which, by the types of fields, parameters and locals."""
