@@ -69,11 +69,11 @@ FILES = {
     """,
     # No circle: the top calls down, and what lies below has locals and methods of the same names, a closure, a trait and a test.
     "top/mod.rs": """
-        use crate::{hub::{Hub, Post}, timer::Timer};
+        use crate::{hub::{Hub, Post, count::{self, count}}, timer::Timer};
         pub struct Top { hub: Hub, timer: Timer }
         impl Top {
             pub fn turn(&mut self) { let Self { hub, timer } = self; timer.arm(hub.close(|number| number + 1)); hub.post(&Inbox); }
-            pub fn close(&mut self) {}
+            pub fn close(&mut self) { count(count::MOST); }
             pub fn wake(&self) {}
         }
         struct Inbox;
@@ -82,6 +82,7 @@ FILES = {
     "hub/mod.rs": """
         use crate::timer::Timer;
         pub trait Post { fn put(&self); }
+        pub mod count { pub const MOST: u64 = 1; pub fn count(number: u64) {} }
         pub struct Hub { top: Timer }
         impl Hub {
             pub fn close(&mut self, each: impl Fn(u64) -> u64) -> u64 { let top = &mut self.top; top.close(); each(1) }
@@ -105,7 +106,10 @@ EXPECTED = {
     "device": {"lanes": {("Device::read", "Lanes::last"), ("Device::read", "Lane::send")}},
     "report": {"decoy": {("publish", "Decoy::tally")}},
     "decoy": {"report": {("Decoy::tally", "note")}},
-    "top": {"hub": {("Top::turn", "Hub::close"), ("Top::turn", "Hub::post")}, "timer": {("Top::turn", "Timer::arm")}},
+    "top": {
+        "hub": {("Top::turn", "Hub::close"), ("Top::turn", "Hub::post"), ("Top::close", "count")},
+        "timer": {("Top::turn", "Timer::arm")},
+    },
     "hub": {"timer": {("Hub::close", "Timer::close")}},
     "timer": {},
 }

@@ -11,7 +11,8 @@ VISIBILITY = ("pub", "crate", "default", "unsafe", "async", "const", "extern", "
 class Module:
     def __init__(self, crate, path, file, parent=None):
         self.crate, self.path, self.file, self.parent = crate, path, file, parent
-        self.names, self.globs, self.consts = {}, [], {}
+        # A function and a module may have one name: `values` has functions, `names` the rest, and both have what is imported.
+        self.names, self.values, self.globs, self.consts = {}, {}, [], {}
         # A module without a name in the body of a function sees what is around it.
         self.lexical = None
 
@@ -215,11 +216,14 @@ class Items:
             path.append(token)
             if not cursor.take("::"):
                 break
-        if path[-1] == "self":
+        whole = path[-1] == "self"
+        if whole:
             path.pop()
         name = cursor.next() if cursor.take("as") else path[-1]
         if name != "_":
             self.module.names.setdefault(name, ("use", path))
+        if not whole:
+            self.module.values.setdefault(name, ("use", path))
 
     def declare(self, kind):
         cursor = self.cursor
@@ -326,7 +330,7 @@ class Items:
             cursor.take(";")
         self.workspace.functions.append(function)
         if self.block is None:
-            self.module.names[function.name] = function
+            self.module.values[function.name] = function
         else:
             self.block.functions.append(function)
 

@@ -139,7 +139,7 @@ class Paths:
         elif first in self.scope.generics:
             kind = self.scope.generics[first]
         else:
-            found = self.types.resolve(self.module, segments)
+            found = self.types.resolve(self.module, segments, value=True)
             if isinstance(found, Type):
                 return ("type", self.types.of_declared(found, ()))
             if isinstance(found, tuple) and found[0] == "member" and found[1].kind == "alias":
@@ -274,7 +274,7 @@ class Paths:
             kinds = self.arguments()
             if name in ("default", "new", "from", "with_capacity", "clone"):
                 return base if base and base[0] != "traits" else None
-            return None
+            return ("std", "Result", (base, None)) if name in ("try_from", "from_str", "decode") and base else None
         if base and base[0] == "std" and not called:
             return base if name.isupper() else None
         return None

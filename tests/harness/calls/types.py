@@ -57,27 +57,33 @@ class Types:
 
     # Names.
 
-    def lookup(self, module, name, depth=0, inside=False):
-        """What `name` is in a module: a module, a type, a function, or `None`; `inside` a body, what is around it counts too."""
+    def lookup(self, module, name, depth=0, inside=False, value=False):
+        """What `name` is in a module: a module, a type, a function, or `None`.
+
+        `inside` a body, what is around it counts, too. A `value` is a function rather than a module.
+        """
         if depth > DEEPEST:
             return None
-        found = module.names.get(name)
-        if isinstance(found, tuple) and found[0] == "use":
-            found = self.resolve(module, found[1], depth + 1, name)
+        found = None
+        for names in (module.values, module.names) if value else (module.names, module.values):
+            if found is None or value and isinstance(found, Module):
+                found = names.get(name, found)
+                if isinstance(found, tuple) and found[0] == "use":
+                    found = self.resolve(module, found[1], depth + 1, name, value)
         if found is None:
             for path in module.globs:
                 above = self.resolve(module, path, depth + 1)
                 if isinstance(above, Module) and above is not module:
-                    found = self.lookup(above, name, depth + 1)
+                    found = self.lookup(above, name, depth + 1, False, value)
                 elif isinstance(above, Type) and name in above.variants:
                     found = ("variant", above, name)
                 if found is not None:
                     break
         if found is None and inside and module.lexical:
-            found = self.lookup(module.lexical, name, depth + 1, True)
+            found = self.lookup(module.lexical, name, depth + 1, True, value)
         return found
 
-    def resolve(self, module, path, depth=0, own=None):
+    def resolve(self, module, path, depth=0, own=None, value=False):
         """What a path names, as `lookup`; also ("variant", type, name), ("member", type, name) and ("std", path)."""
         first, rest = path[0], path[1:]
         here = module
@@ -92,12 +98,13 @@ class Types:
             while rest and rest[0] == "super" and found:
                 found, rest = found.parent, rest[1:]
         else:
-            found = self.lookup(module, first, depth + 1, True) if first != own else None
+            found = self.lookup(module, first, depth + 1, True, value and not rest) if first != own else None
             if found is None:
                 found = self.crates.get(first)
         for at, name in enumerate(rest):
             if isinstance(found, Module):
-                found = self.lookup(found, name, depth + 1) or ("const", found, name)
+                is_value = value and at + 1 == len(rest)
+                found = self.lookup(found, name, depth + 1, False, is_value) or ("const", found, name)
             elif isinstance(found, Type):
                 found = ("variant", found, name) if name in found.variants else ("member", found, name)
             elif found is None or isinstance(found, tuple) and found[0] == "std":
