@@ -69,7 +69,6 @@ pub struct Daemon {
     control: Option<ControlSocket>,
     /// The daemon, as an operator sees and changes it.
     pub running: Arc<Running>,
-    /// Where the first worker listens.
     pub addresses: Addresses,
     /// What it changed in the kernel is undone when the daemon ends.
     tunnel: Option<Tunnel>,

@@ -59,12 +59,11 @@ pub struct Hooks {
     tun: Option<Tun>,
     config: PathBuf,
     stopping: AtomicBool,
-    /// One command at a time.
+    /// Held while a command runs, so that there is one at a time.
     runs: Mutex<()>,
 }
 
 impl Hooks {
-    /// The commands of a configuration.
     #[must_use]
     pub fn new(config: &Config) -> Self {
         Self { tun: config.tun.clone(), config: config.path.clone().unwrap_or_default(), ..Self::default() }
@@ -140,7 +139,6 @@ impl Hooks {
     }
 }
 
-/// How a command ended.
 #[derive(Debug)]
 enum How {
     Exited(ExitStatus),
@@ -222,7 +220,7 @@ fn wait(child: &mut Child, within: Duration, left_over: Duration, cancelled: &At
     }
 }
 
-/// The end of an output.
+/// The last bytes of what a command has written.
 #[derive(Debug, Default)]
 struct Tail {
     bytes: Vec<u8>,

@@ -42,7 +42,6 @@ pub(super) enum Denied {
     Token,
     /// The secret cannot be read, so nobody can show it.
     NoToken,
-    /// The request names another host.
     Host,
 }
 

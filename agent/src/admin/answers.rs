@@ -61,7 +61,6 @@ pub struct Admin {
     pub(super) header_timeout: Duration,
 }
 
-/// What a path leads to.
 #[derive(Clone, Copy)]
 enum Route<'a> {
     Metrics,

@@ -113,11 +113,10 @@ pub async fn serve(listener: TcpListener, admin: Admin, mut stop: watch::Receive
 #[derive(Default)]
 struct Connections(VecDeque<(Arc<OpenConnection>, JoinHandle<()>)>);
 
-/// What a connection holds.
 struct OpenConnection {
     /// Its client, an IPv6 one by its /64: a host has all of that.
     source: IpAddr,
-    /// Whether its request is complete.
+    /// Whether the request on it has come to its end.
     asked: AtomicBool,
     /// The permission to hold a large answer.
     large: Mutex<Option<OwnedSemaphorePermit>>,

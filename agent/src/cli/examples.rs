@@ -4,7 +4,6 @@
 pub(super) struct Example {
     /// What it is for, as a heading without a full stop.
     pub(super) purpose: &'static str,
-    /// The command line to type.
     pub(super) line: &'static str,
 }
 

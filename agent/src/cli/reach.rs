@@ -29,7 +29,6 @@ pub(super) struct Reach {
 /// The outcome of a request to the daemon.
 pub(super) enum Reached {
     Answer(Answer),
-    /// No daemon answered the request.
     Offline(Offline),
 }
 

@@ -364,7 +364,7 @@ struct Echo {
     thread: JoinHandle<Echoed>,
 }
 
-/// What an [`Echo`] has lost.
+/// Datagrams that an [`Echo`] did not send back.
 struct Echoed {
     /// Datagrams that the kernel did not take.
     refused: u64,

@@ -219,7 +219,7 @@ pub struct Network {
     pub unprivileged_ports: Option<u64>,
     /// `net.ipv4.ip_forward`; `None`: there is no such protocol.
     pub forwards_ipv4: Option<bool>,
-    /// `net.ipv6.conf.all.forwarding`, likewise.
+    /// `net.ipv6.conf.all.forwarding`; `None`: there is no such protocol.
     pub forwards_ipv6: Option<bool>,
     /// The interfaces whose router advertisements give this host its IPv6 default route, and which ignore them once the
     /// host forwards (`accept_ra` is 1).

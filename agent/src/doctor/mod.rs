@@ -102,7 +102,6 @@ macro_rules! checks {
 }
 
 checks! {
-    /// The configuration is valid.
     Configuration = "configuration" in Configuration,
     /// The private key is there, readable for us and not for everybody.
     KeyFile = "key-file" in Configuration,
@@ -132,13 +131,12 @@ checks! {
     Backlog = "backlog" in Limits,
     /// Sockets of this host have lost datagrams.
     UdpDrops = "udp-drops" in Limits,
-    /// Enough files may be open.
+    /// The process may open as many files as it needs.
     OpenFiles = "open-files" in Limits,
     /// There is a CPU for each worker.
     Workers = "workers" in Limits,
     /// What needs CAP_NET_ADMIN has it.
     Capabilities = "capabilities" in Limits,
-    /// The clock is right.
     Clock = "clock" in Limits,
     /// The ports are free, or ours.
     Ports = "ports" in Network,
@@ -168,13 +166,12 @@ checks! {
     TunNextHop = "tun-next-hop" in Tunnel,
     /// Routes of the kernel can name each peer as next hop.
     TunPeerAddress = "tun-peer-address" in Tunnel,
-    /// The endpoints' names are known.
+    /// The names in the endpoints can be looked up.
     EndpointName = "endpoint-name" in Peers,
     /// There is a route to each address.
     EndpointRoute = "endpoint-route" in Peers,
     /// The path is wide enough, as far as the kernel knows.
     PathMtu = "path-mtu" in Peers,
-    /// The peer answers.
     Reachability = "reachability" in Peers,
     /// One agent uses the key of a peer.
     OneKey = "one-key" in Peers,
@@ -184,7 +181,7 @@ checks! {
     InnerMtu = "inner-mtu" in Peers,
     /// Packets do not wait on the path while there is traffic.
     PathQueue = "path-queue" in Peers,
-    /// The path loses few packets.
+    /// Few packets are lost on the path to the peer.
     PathLoss = "path-loss" in Peers,
 }
 

@@ -23,7 +23,6 @@ const USER: &str = "culvert";
 pub struct Account {
     /// Its name, which its group has too.
     pub name: String,
-    /// The number of the user.
     pub user: u32,
     /// The number of the user's group.
     pub group: u32,

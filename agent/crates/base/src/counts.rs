@@ -5,9 +5,9 @@ use std::{
     ops::{AddAssign, Index, IndexMut},
 };
 
-/// An enum that [`labelled!`](crate::labelled) declares.
+/// An enum that [`labelled!`](crate::labelled) declares: its variants have labels and indices.
 pub trait Labelled: Copy + 'static {
-    /// One value for each variant.
+    /// The array that holds one value for each variant.
     type Each<T>: AsRef<[T]> + AsMut<[T]>;
 
     /// All variants, each at its index.
@@ -35,7 +35,7 @@ impl<K: Labelled, T> PerKind<K, T> {
         Self(K::each(make))
     }
 
-    /// Each variant with its value.
+    /// Iterates over the variants, each with its value.
     pub fn iter(&self) -> impl ExactSizeIterator<Item = (K, &T)> {
         K::VARIANTS.iter().copied().zip(self.0.as_ref())
     }
@@ -54,7 +54,7 @@ impl<K: Labelled, T: Copy> PerKind<K, T> {
 }
 
 impl<K: Labelled> Counts<K> {
-    /// The sum over all variants.
+    /// The sum of the values of all variants.
     #[must_use]
     pub fn total(&self) -> u64 {
         self.0.as_ref().iter().sum()
@@ -121,7 +121,6 @@ mod tests {
     use super::*;
 
     crate::labelled! {
-        /// Something to count.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         enum Fruit {
             Apple => "apple",

@@ -36,7 +36,7 @@ fn upper(bucket: usize) -> Duration {
 }
 
 impl Delays {
-    /// No waits yet.
+    /// A window that begins at `now`, in which nothing has waited yet.
     #[must_use]
     pub fn new(now: Instant) -> Self {
         Self { current: [0; BUCKETS], previous: [0; BUCKETS], since: now }

@@ -44,7 +44,7 @@ pub enum Unfit {
     /// Bytes in the file are no UTF-8.
     #[error("it is not UTF-8 text: byte 0x{byte:02x} in line {line}")]
     NotText {
-        /// The first of them.
+        /// The first byte of the file that is no UTF-8.
         byte: u8,
         /// The line that it is in.
         line: usize,
@@ -62,11 +62,11 @@ pub enum Unfit {
 pub enum Encoding {
     /// With a byte order mark, which says which of the two orders it is.
     Utf16,
-    /// Without one.
+    /// UTF-16 in little-endian order, without a byte order mark.
     Utf16Le,
-    /// Without one.
+    /// UTF-16 in big-endian order, without a byte order mark.
     Utf16Be,
-    /// With a byte order mark.
+    /// UTF-32 in either order, with a byte order mark.
     Utf32,
 }
 

@@ -31,7 +31,7 @@ impl SharedMemory {
         self.most.store(most, Ordering::Relaxed);
     }
 
-    /// The limit.
+    /// The limit on waiting bytes, of all peers.
     #[must_use]
     pub fn most(&self) -> usize {
         self.most.load(Ordering::Relaxed)
@@ -54,7 +54,7 @@ impl SharedMemory {
         self.peers.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A peer has gone.
+    /// One peer less counts what it has.
     pub fn leave(&self) {
         self.peers.fetch_sub(1, Ordering::Relaxed);
     }

@@ -10,7 +10,7 @@
 //! A vector of members, as `slab` has it, cannot become shorter than its last member's place: one flow that began while a peer had
 //! 25,000 kept 1.6 MB of each table. Here it keeps a page. A look-up costs one more load, from an array with a pointer for each page.
 
-/// Places of a page.
+/// The number of places that a page has.
 const PAGE: usize = 16;
 
 /// Members by their places. The place of a removed member is given out again.
@@ -72,13 +72,13 @@ impl<T> Default for Pages<T> {
 }
 
 impl<T> Pages<T> {
-    /// The number of members.
+    /// The number of members, whatever the number of places.
     #[must_use]
     pub fn len(&self) -> usize {
         self.len
     }
 
-    /// Whether there are no members.
+    /// Whether no place has a member.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.len == 0
@@ -152,7 +152,7 @@ impl<T> Pages<T> {
         }
     }
 
-    /// Frees pages without members.
+    /// Frees the memory of pages that have no members.
     pub fn shrink(&mut self) {
         for page in &mut self.pages {
             if page.as_ref().is_some_and(|page| page.members == 0) {
@@ -175,7 +175,7 @@ impl<T> Pages<T> {
         })
     }
 
-    /// The same, to be changed.
+    /// Iterates over the members with their places, to change them.
     pub fn iter_mut(&mut self) -> impl Iterator<Item = (usize, &mut T)> {
         let pages =
             self.pages.iter_mut().enumerate().filter_map(|(index, page)| Some((index, page.as_mut()?)));

@@ -17,7 +17,7 @@ pub struct Sampler<T> {
 pub struct Growth<T> {
     before: T,
     after: T,
-    /// The time between the samples.
+    /// The time between the two samples, `before` and `after`.
     within: Duration,
 }
 

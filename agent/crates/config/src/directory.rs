@@ -36,7 +36,7 @@ pub struct Directory {
     pub files: Vec<PeerFile>,
     /// What is wrong with files that were left out.
     pub rejected: Vec<ConfigProblem>,
-    /// What [`fingerprint`] gave just before.
+    /// The [`fingerprint`] of the directory just before it was read.
     pub seen: u64,
 }
 
@@ -44,7 +44,6 @@ pub struct Directory {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PeerFile {
     pub path: PathBuf,
-    /// The name of the peer.
     pub peer: Arc<str>,
 }
 
@@ -115,7 +114,6 @@ impl Texts {
         Self { path, ..Self::default() }
     }
 
-    /// Reads the files of `directory`.
     pub(super) fn read(directory: &Path) -> Self {
         let mut texts = Self { path: Some(directory.to_owned()), ..Self::default() };
         let look = |directory: &Path| Ok((fingerprint(directory), names(directory)));

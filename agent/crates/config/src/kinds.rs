@@ -45,7 +45,7 @@ impl Given<'_> {
         Given { value: self.value, at: self.at, checks: self.checks }
     }
 
-    /// The number, whole or not.
+    /// The value as a number, whether it is written as a whole one or not.
     pub(super) fn number(&self) -> Option<f64> {
         let whole = self.value.as_integer().map(DeInteger::as_str);
         whole.or_else(|| self.value.as_float().map(DeFloat::as_str))?.parse().ok()

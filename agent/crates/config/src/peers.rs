@@ -54,7 +54,7 @@ fn preshared_key_file() -> Kind<PathBuf> {
 }
 
 section! {
-    /// `[[peer]]`: another agent.
+    /// A `[[peer]]`: another agent, and what it may do here.
     #[derive(Clone, Debug, PartialEq)]
     pub struct Peer {
         /// Our name for it, in logs, metrics, `[[udp]]` and `[[tcp]]`. Unique.
@@ -147,13 +147,13 @@ section! {
         repair: PacketRepair = PacketRepair::OFF, packet_repair(), Now;
     }
     tables {
-        /// The bounds of its queue.
+        /// The bounds of the peer's queue, `peer.queue`.
         queue: Queue;
         /// How short the queue is kept when there is a rate.
         aqm: Aqm;
     }
     also {
-        /// Which file it stands in.
+        /// The kind of file that names the peer.
         origin: PeerOrigin = PeerOrigin::Config;
         /// The keys in `preshared_key_file`, in its order.
         preshared_keys: Vec<PresharedKey> = Vec::new();

@@ -24,9 +24,9 @@ spelled!(impl Order);
 /// `peer.repair`: which IP packets to the peer are repaired, and how.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PacketRepair {
-    /// How they are repaired.
+    /// The terms by which those packets are repaired.
     pub terms: Terms,
-    /// Those with which DSCP are.
+    /// The DSCPs of the packets that are repaired.
     pub dscp: DscpSet,
 }
 
@@ -40,7 +40,6 @@ impl PacketRepair {
 pub struct DscpSet(u64);
 
 impl DscpSet {
-    /// Every DSCP.
     pub const ALL: Self = Self(u64::MAX);
 
     /// Whether a DSCP, 0 to 63, is in the set.

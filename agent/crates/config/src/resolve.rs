@@ -34,7 +34,7 @@ pub(super) const MAX_SERVICES: usize = 256;
 pub(super) struct Sources<'s> {
     /// Whether this host is looked at: the directory of peers is read, and pools of memory fit what there is.
     pub(super) host: bool,
-    /// The configuration that runs.
+    /// The configuration that runs; `None` at the start.
     pub(super) running: Option<&'s Config>,
     /// Files of the directory that are known to be wrong.
     pub(super) rejected: Vec<ConfigProblem>,

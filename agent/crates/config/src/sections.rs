@@ -68,7 +68,6 @@ const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST
 pub const STATE_DIR: &str = "/var/lib/culvert";
 
 section! {
-    /// `[identity]`.
     #[derive(Clone)]
     pub(super) struct Identity {
         /// Our private key, PKCS#8 PEM as `culvert keygen` or `openssl genpkey -algorithm ed25519` writes it. Relative paths
@@ -91,7 +90,6 @@ section! {
 }
 
 section! {
-    /// `[transport]`: the underlay.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Transport {
         /// UDP addresses on which we listen for peers. `[::]` takes IPv6 only, here and at every other `listen`: for both families
@@ -377,7 +375,6 @@ impl Admin {
 pub const CONTROL_SOCKET: &str = "/run/culvert/culvert.sock";
 
 section! {
-    /// `[control]`.
     pub(super) struct Control {
         /// The Unix socket on which `culvert peer`, `reload`, `status` and `qlog` reach the running daemon. Whoever can open it
         /// can change the peers: the daemon's user (mode 0600) and root. At the default path the agent creates a missing
@@ -387,7 +384,6 @@ section! {
 }
 
 section! {
-    /// `[log]`.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Log {
         /// The least severe level that the agent writes to standard error. `"debug"` writes per flow, `"trace"` per packet.

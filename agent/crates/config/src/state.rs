@@ -66,7 +66,7 @@ pub struct NewPeer {
     /// `peer.priority`, left out of the JSON as `allowed_ips` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub priority: Option<u16>,
-    /// `peer.weight`, the same.
+    /// `peer.weight`, left out of the JSON as `allowed_ips` is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<u16>,
     /// `peer.preshared_key_file`, left out of the JSON as `allowed_ips` is.

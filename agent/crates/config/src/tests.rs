@@ -106,9 +106,9 @@ fn defaults_stand_for_what_is_left_out() {
     assert_eq!(config.services, [service]);
 }
 
-#[test]
-fn every_value_arrives() {
-    let text = format!(
+/// A configuration in which nothing is as by default.
+fn with_every_value() -> String {
+    format!(
         r#"
 [identity]
 key_file = "/keys/id"
@@ -176,8 +176,12 @@ open_peers = 6
 decoy_flows = 7
 handshakes = 8
 "#
-    );
-    let config = parse(&text).unwrap();
+    )
+}
+
+#[test]
+fn every_value_arrives() {
+    let config = parse(&with_every_value()).unwrap();
     assert_eq!(config.identity_key_file, Path::new("/keys/id"));
     assert_eq!(config.transport.listen.len(), 2);
     assert!(!config.transport.gso && config.transport.pin_cpus);

@@ -15,7 +15,7 @@ use crate::credential;
 /// Too many to guess one after the other.
 const LEAST_CHARACTERS: usize = 16;
 
-/// What a header easily holds.
+/// The most characters; a header holds as many easily.
 const MOST_CHARACTERS: usize = 256;
 
 /// A secret that a client shows as `Authorization: Bearer SECRET`; it is wiped when it is dropped.
@@ -35,7 +35,6 @@ pub enum TokenError {
 }
 
 impl TokenError {
-    /// What to do about it.
     #[must_use]
     pub fn remedy(&self) -> String {
         match self {

@@ -27,7 +27,6 @@ use crate::{
 const ADDRESS_REMEDY: &str = "write our own addresses, each with its prefix, as in [\"10.9.0.1/24\"]";
 
 section! {
-    /// `[tun]`: the TUN device.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Tun {
         /// The name of the interface.
@@ -89,7 +88,7 @@ spelled! {
     /// `tun.routing`: what decides which peer a packet goes to.
     #[derive(Default)]
     pub enum Routing {
-        /// The peers' prefixes.
+        /// The prefixes in the `allowed_ips` of the peers.
         #[default]
         AllowedIps => "allowed_ips",
         /// The kernel's routes into the device.
@@ -101,7 +100,7 @@ spelled! {
     /// `tun.source_check`: which sources a peer may send from when the kernel's routes are followed.
     #[derive(Default)]
     pub enum SourceCheck {
-        /// Those in its `allowed_ips`.
+        /// The prefixes in the peer's own `allowed_ips`.
         #[default]
         AllowedIps => "allowed_ips",
         /// Those to which some route leads through it.
@@ -112,15 +111,12 @@ spelled! {
 /// `tun.routes`: the routes that the agent sets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OwnRoutes {
-    /// Those of all peers.
     All,
-    /// Those of connected peers.
+    /// Routes of the peers that are connected at the time.
     Connected,
-    /// None.
     Off,
 }
 
-/// Returns the kind of `tun.routes`.
 fn own_routes() -> Kind<OwnRoutes> {
     truth().or(
         "connected",
@@ -161,7 +157,7 @@ spelled! {
     /// `tun.spread`: what stays together among several peers.
     #[derive(Default)]
     pub enum Spread {
-        /// All packets between two addresses.
+        /// All packets between the same two addresses.
         #[default]
         Addresses => "addresses",
         /// Each flow, as addresses, protocol and ports tell it.

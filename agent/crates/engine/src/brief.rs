@@ -28,7 +28,6 @@ pub struct PeerBrief {
     pub up_bytes: u64,
     /// Bytes of payloads and TCP forwards from the peer that were handed on.
     pub down_bytes: u64,
-    /// Lane packets that were sent.
     pub sent_packets: u64,
     /// Those of them that were declared lost and have not come since.
     pub lost_packets: u64,

@@ -25,7 +25,7 @@ base::labelled! {
     pub enum Kind {
         /// A counter only grows, from 0 at the start of the process.
         Counter => "counter",
-        /// A gauge rises and falls.
+        /// A gauge is a value of the moment: it rises and falls.
         Gauge => "gauge",
         /// A histogram counts observations by size or age.
         Histogram => "histogram",

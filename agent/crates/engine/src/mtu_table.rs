@@ -57,7 +57,6 @@ impl MtuTable {
         }
     }
 
-    /// What the workers have written.
     pub fn paths(&self) -> Paths {
         self.lock().paths.clone()
     }

@@ -7,7 +7,6 @@ base::labelled! {
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
     #[serde(rename_all = "lowercase")]
     pub enum PeerOrigin {
-        /// The configuration names the peer.
         #[default]
         Config => "config",
         /// It was added while an agent ran, and is in the state file.

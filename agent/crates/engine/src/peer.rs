@@ -158,7 +158,6 @@ throttles! {
 /// What the kernel of this host refuses to send to a peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct KernelRefusal {
-    /// The newest refusal.
     pub last: SendRefusal,
     pub at: Instant,
     /// Refusals so far, those of one turn counted as one.

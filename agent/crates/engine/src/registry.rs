@@ -95,7 +95,7 @@ pub struct Listed {
 
 pub struct PeerRegistry {
     own_key: PublicKey,
-    /// During a rotation of ours.
+    /// Our key before the rotation that is under way; unset if there is none.
     previous_key: OnceLock<PublicKey>,
     rules: ArcSwap<Rules>,
     keys: ArcSwap<Keys>,

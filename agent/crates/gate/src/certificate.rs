@@ -6,7 +6,6 @@ use rustls_pki_types::CertificateDer;
 /// The key that a certificate is made for, and signed with.
 pub(crate) struct Subject<'k> {
     pub(crate) key: &'k dyn SigningKey,
-    /// Its public half.
     pub(crate) public_key: [u8; 32],
 }
 

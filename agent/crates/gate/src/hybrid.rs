@@ -32,7 +32,7 @@ const DECAPSULATION_KEY_BYTES: usize = 2400;
 /// The key-exchange group X25519MLKEM768 over another implementation of X25519.
 #[derive(Clone, Copy, Debug)]
 pub struct Hybrid {
-    /// X25519.
+    /// The X25519 that makes the classical half of the secret.
     pub classical: &'static dyn SupportedKxGroup,
     /// The source of the seeds of ML-KEM keys and ciphertexts.
     pub random: &'static dyn SecureRandom,

@@ -84,7 +84,7 @@ fn decrypt(
     Ok(packet)
 }
 
-/// A CRYPTO frame.
+/// A CRYPTO frame (RFC 9000 §19.6) of an Initial packet.
 struct Frame<'a> {
     offset: usize,
     data: &'a [u8],

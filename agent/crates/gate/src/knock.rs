@@ -199,7 +199,7 @@ const _: () = assert!(NOISE_BYTES == 32 + 48 + PAYLOAD_BYTES + 16);
 /// The version of the payload that this code writes and reads.
 const VERSION: u8 = 1;
 
-/// Bit 1 of the flags.
+/// Bit 1 of the flags: [`Opened::fallback`] is set.
 const FALLBACK: u8 = 2;
 
 /// What a knock says, beside who made it.
@@ -209,7 +209,7 @@ pub struct About<'a> {
     pub client_hello: &'a [u8],
     /// The time by the client's clock; cut to 40 bits, which last for 34,000 years.
     pub unix_seconds: u64,
-    /// As [`Opened::fallback`].
+    /// Whether the client falls back, as [`Opened::fallback`] says.
     pub fallback: bool,
 }
 

@@ -105,7 +105,7 @@ use crate::{
     tls::{KeyExchange, MIN_PACKET},
 };
 
-/// The decision about a datagram.
+/// What the gate says to do with a datagram.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The datagram belongs to a connection, or may belong to one: quinn-proto decides.

@@ -17,10 +17,10 @@ use crate::{
 /// Which of our identity keys a connection is about.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum OwnKey {
-    /// The key of `identity.key_file`.
+    /// The identity's present key, that of `identity.key_file`.
     #[default]
     Current,
-    /// The key of `identity.previous_key_file`.
+    /// The key before it, that of `identity.previous_key_file`, during a rotation.
     Previous,
 }
 
@@ -47,7 +47,7 @@ pub struct Own {
     pub retry: Arc<RetryKey>,
     /// The check for connection IDs that this identity issued.
     pub issued: IssuedIds,
-    /// During a rotation.
+    /// The key before it, while a rotation is under way.
     previous: Option<Knocked>,
 }
 

@@ -51,7 +51,7 @@ const MOST_TRIES: u8 = 8;
 /// What has come of one ClientHello.
 pub(crate) struct Partial {
     pub(crate) admission: Admission,
-    /// The hash in the knock.
+    /// The hash of the ClientHello that the knock has.
     pub(crate) hash: [u8; HELLO_HASH_BYTES],
     pub(crate) since: Instant,
     pub(crate) datagrams: Vec<Box<[u8]>>,

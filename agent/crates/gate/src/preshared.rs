@@ -26,7 +26,6 @@ use crate::secret_file::{self, SecretError};
 /// The label under which TLS exports the bytes that a proof of a preshared key is bound to (RFC 8446 §7.5).
 pub const EXPORTER_LABEL: &[u8] = b"EXPORTER culvert psk";
 
-/// Bytes of a preshared key.
 const KEY_BYTES: usize = 32;
 
 /// Characters of the written form: unpadded base64url, as public keys are written.
@@ -89,7 +88,7 @@ impl PresharedKeyError {
 pub enum Prover {
     /// The end that dialled the connection.
     Dialler = 0,
-    /// The end that was dialled.
+    /// The end at which the connection was accepted.
     Listener = 1,
 }
 
@@ -223,11 +222,11 @@ pub enum Disagreement {
 /// The keys of one end of a connection, and what the connection exports under [`EXPORTER_LABEL`].
 #[derive(Clone, Copy)]
 pub struct Holder<'a> {
-    /// The preferred key first.
+    /// The keys of this end, the preferred one first.
     pub keys: &'a [PresharedKey],
-    /// What TLS exports under [`EXPORTER_LABEL`].
+    /// The bytes that TLS exports under [`EXPORTER_LABEL`] for this connection.
     pub exported: &'a [u8; 32],
-    /// The end that this is.
+    /// Whether this end dialled the connection or accepted it.
     pub end: Prover,
 }
 

@@ -24,9 +24,9 @@ base::labelled! {
     /// The key-exchange group of a handshake: those that we offer.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Group {
-        /// X25519 (RFC 7748).
+        /// X25519 (RFC 7748) alone, without a second exchange.
         X25519 => "x25519",
-        /// X25519MLKEM768: [`crate::hybrid`].
+        /// X25519MLKEM768, as module [`crate::hybrid`] makes it.
         Hybrid => "x25519mlkem768",
     }
 }
@@ -43,12 +43,12 @@ impl Group {
     }
 }
 
-/// What a ServerHello decides.
+/// What the server chose of the offers, as its ServerHello says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Choice {
-    /// The cipher suite.
+    /// The cipher suite that both ends use.
     pub suite: Suite,
-    /// The key exchange.
+    /// The group in which the keys are agreed.
     pub group: Group,
 }
 
@@ -80,7 +80,7 @@ pub fn group(session: &dyn Session) -> Option<Group> {
 
 /// A client's TLS whose sessions know their suite.
 pub struct SuiteClientConfig(
-    /// The TLS of rustls.
+    /// The TLS of rustls that it stands in front of.
     pub Arc<dyn crypto::ClientConfig>,
 );
 
@@ -109,7 +109,7 @@ impl crypto::ClientConfig for SuiteClientConfig {
 
 /// A server's TLS whose sessions know their suite.
 pub struct SuiteServerConfig(
-    /// The TLS of rustls.
+    /// The TLS of rustls that it stands in front of.
     pub Arc<dyn crypto::ServerConfig>,
 );
 
@@ -163,7 +163,6 @@ impl Default for HelloWatch {
 /// The message that the bytes so far hold.
 enum Hello {
     Incomplete,
-    /// A ServerHello.
     Real(Choice),
     /// A HelloRetryRequest of this many bytes.
     Retry(usize),

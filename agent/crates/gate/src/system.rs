@@ -16,7 +16,7 @@ use rustls_pki_types::PrivateKeyDer;
 #[derive(Debug)]
 pub(crate) struct System;
 
-/// Ed25519 (RFC 8032).
+/// The signatures that are verified: Ed25519 (RFC 8032).
 pub(crate) static ED25519: WebPkiSupportedAlgorithms = WebPkiSupportedAlgorithms {
     all: &[webpki::ring::ED25519],
     mapping: &[(SignatureScheme::ED25519, &[webpki::ring::ED25519])],

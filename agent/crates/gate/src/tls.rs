@@ -66,7 +66,7 @@ pub struct TlsIdentity {
     key: Arc<CertifiedKey>,
     public_key: [u8; 32],
     randomness: Option<Randomness>,
-    /// During a rotation.
+    /// The identity of the key before it, while a rotation is under way.
     previous: Option<Arc<Self>>,
 }
 
@@ -75,9 +75,9 @@ pub struct TlsIdentity {
 pub struct Randomness {
     /// Everything but the keys of key exchanges.
     pub random: &'static dyn SecureRandom,
-    /// X25519.
+    /// X25519 with keys of this source.
     pub x25519: &'static dyn SupportedKxGroup,
-    /// X25519MLKEM768.
+    /// X25519MLKEM768 with keys of this source.
     pub hybrid: &'static dyn SupportedKxGroup,
 }
 
@@ -88,9 +88,9 @@ base::labelled! {
         /// X25519MLKEM768 where the other end has it, else X25519.
         #[default]
         Hybrid => "hybrid",
-        /// X25519.
+        /// X25519 alone, whatever the other end has.
         X25519 => "x25519",
-        /// X25519MLKEM768, or no connection.
+        /// X25519MLKEM768; where the other end lacks it, there is no connection.
         HybridRequired => "hybrid-required",
     }
 }

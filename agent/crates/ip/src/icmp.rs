@@ -93,7 +93,7 @@ fn answer(packet: &[u8], view: &IpView, error: &Error, out: &mut [u8; MOST_ANSWE
 pub struct Quoted {
     /// Where that packet came from, which is where the error goes.
     pub source: IpAddr,
-    /// Where it was going.
+    /// The destination of the packet that is quoted.
     pub destination: IpAddr,
 }
 

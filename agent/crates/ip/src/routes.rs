@@ -203,7 +203,7 @@ impl<A: Address, P: Copy + Eq> Line<A, P> {
         index
     }
 
-    /// Joins neighbours with one owner.
+    /// Makes one range of neighbours that have the same owner.
     fn merge(&mut self) {
         let mut before = None;
         let is_new = |owner: &Option<Owner<P>>| before.replace(*owner) != Some(*owner);

@@ -303,7 +303,7 @@ pub struct Path {
 pub struct Burst<'a> {
     /// The path that the datagrams take.
     pub path: Path,
-    /// The datagrams.
+    /// The datagrams of the burst, one behind the other.
     pub bytes: &'a [u8],
     /// Bytes of each datagram, of which the last may be shorter; never 0.
     pub segment: usize,

@@ -211,7 +211,7 @@ pub fn tun_features() -> io::Result<TunFeatures> {
 /// # Errors
 /// The kernel's: there is no such interface, or its driver does not say.
 pub fn interface_joins(interface: &str) -> io::Result<bool> {
-    /// The command `ETHTOOL_GGRO` of linux/ethtool.h.
+    /// `ETHTOOL_GGRO` of linux/ethtool.h, which asks whether a driver joins packets.
     const GET_GRO: u32 = 0x2b;
     let socket = Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?;
     sys::ethtool_value(socket.as_fd(), interface, GET_GRO).map(|value| value != 0)

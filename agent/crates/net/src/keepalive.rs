@@ -29,7 +29,7 @@ impl Keepalive {
         Duration::from_secs(self.0.get().into())
     }
 
-    /// The time between two probes.
+    /// The time between two probes: a sixth of `idle`, and `LONGEST_INTERVAL` at most.
     #[must_use]
     pub fn interval(self) -> Duration {
         Duration::from_secs(self.0.get().div_ceil(6).min(LONGEST_INTERVAL).into())

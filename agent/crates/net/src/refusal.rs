@@ -29,12 +29,12 @@ pub enum RefusedBy {
     Memory,
     /// EINVAL: the source address or the route does not suit the socket.
     Address,
-    /// Any other error.
+    /// An error of a send that is none of these.
     Other,
 }
 
 impl SendRefusal {
-    /// What stands in the way.
+    /// What stands in the way, as the error's number tells.
     #[must_use]
     pub fn by(self) -> RefusedBy {
         match self.errno {

@@ -688,7 +688,6 @@ pub(super) fn tun_features(driver: BorrowedFd<'_>) -> io::Result<c_int> {
 
 /// The answer of ethtool about an interface, for one of its commands that ask for a single number.
 pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u32) -> io::Result<u32> {
-    /// The `struct ethtool_value` of linux/ethtool.h.
     #[repr(C)]
     struct Value {
         command: u32,

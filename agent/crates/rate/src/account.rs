@@ -31,7 +31,7 @@ pub struct Acknowledged {
     pub min_rtt: Duration,
 }
 
-/// `peer.rate`.
+/// The limit on what is sent to a peer, as `peer.rate` sets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
     /// Nothing limits the rate at this end.

@@ -46,7 +46,6 @@ impl TinyMt32 {
         fourth ^ sum ^ 0_u32.wrapping_sub(sum & 1) & TMAT
     }
 
-    /// A number below 16.
     fn below_16(&mut self) -> u8 {
         (self.next() & 0xf) as u8
     }

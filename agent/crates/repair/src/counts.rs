@@ -41,7 +41,7 @@ counts! {
         pub delivered: u64,
         /// Payloads that were missing when a later one came: the path's losses, and what it reordered.
         pub missing: u64,
-        /// Runs of those.
+        /// Runs of consecutive payloads that were missing.
         pub runs: u64,
         /// Missing payloads that came in time, because they were sent again or late.
         pub retransmitted: u64,

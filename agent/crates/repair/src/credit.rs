@@ -1,13 +1,13 @@
 //! Bytes that may be sent for repair: a share of the bytes that were sent anyway (pure).
 
-/// Millionths: the unit of shares.
+/// A whole in millionths, the unit of shares.
 pub(super) const WHOLE_PPM: u32 = 1_000_000;
 
 /// An account that gains a share of each payload, and pays for repairs. It may owe the rest of one repair.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Credit {
     share_ppm: u32,
-    /// In millionths of a byte.
+    /// The credit in millionths of a byte; negative while something is owed.
     balance: i64,
     most: i64,
 }

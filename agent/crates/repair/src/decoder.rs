@@ -51,7 +51,6 @@ pub enum SourceOutcome {
     NoRoom,
 }
 
-/// What became of a repair.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RepairOutcome {
     /// It tells something of missing payloads, and may have recovered some.
@@ -119,7 +118,7 @@ struct Payload {
 struct Equation {
     /// The number of its oldest payload.
     oldest: u64,
-    /// By [`place`].
+    /// The coefficient of each payload, indexed by its [`place`].
     coefficients: Box<[u8; SPAN]>,
     sum: Vec<u8>,
 }

@@ -52,7 +52,7 @@ impl Ask {
     }
 }
 
-/// How to ask.
+/// The times and limits by which missing payloads are asked for.
 #[derive(Clone, Copy, Debug)]
 pub struct Asking {
     pub rtt: Duration,
@@ -83,7 +83,7 @@ pub(super) enum Presence {
     Overtaken(Instant),
     /// It was received, or given up.
     Settled,
-    /// It is beyond [`END_OF_NUMBERS`].
+    /// It is beyond [`END_OF_NUMBERS`], the last number of all.
     Refused,
 }
 

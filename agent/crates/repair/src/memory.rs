@@ -67,7 +67,6 @@ impl Reserved {
         Self { memory: Arc::clone(memory), bytes: 0 }
     }
 
-    /// The bytes that were taken.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.bytes

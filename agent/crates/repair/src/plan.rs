@@ -55,7 +55,7 @@ pub struct Plan {
     pub retransmit_ppm: u32,
     /// How often the answer to the last request that fits is sent.
     pub copies: u8,
-    /// The repair symbols.
+    /// The repair symbols to send; `None`: none.
     pub coding: Option<Coding>,
 }
 
@@ -117,7 +117,7 @@ pub struct Planner {
     burst: f64,
     per_second: f64,
     measured: Option<Instant>,
-    /// Packets measured so far.
+    /// Packets of the path that were measured so far.
     seen: f64,
     /// Whether the path is known to lose packets.
     pub(super) is_lossy: bool,
@@ -129,7 +129,6 @@ pub struct Planner {
     retransmits: bool,
     /// How long a missing payload may still come on the path as it is.
     pub(super) deadline: Duration,
-    /// What to do at present.
     pub plan: Plan,
 }
 

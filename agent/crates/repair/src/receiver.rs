@@ -28,7 +28,6 @@ const MOST_HELD_BYTES: usize = 64 << 20;
 /// The longest payload in a packet of an Ethernet: decoders are made for it until a longer symbol comes.
 const USUAL_PAYLOAD: usize = 1_500;
 
-/// What is delivered.
 #[derive(Clone, Copy, Debug)]
 pub enum Delivered<'a> {
     /// The payload that has just come.
@@ -41,14 +40,13 @@ pub enum Delivered<'a> {
 #[derive(Debug)]
 pub struct Receiver {
     pub stream: StreamNumber,
-    /// How payloads are repaired.
     pub terms: Terms,
     /// How long a missing payload may still come.
     pub(super) deadline: Duration,
     pub(super) sequencer: Sequencer,
     /// There is one while repair symbols come.
     decoder: Option<Box<Decoder>>,
-    /// When the last symbol came.
+    /// When the last repair symbol came; `None` before the first.
     symbol: Option<Instant>,
     memory: Arc<RepairMemory>,
     begun: bool,

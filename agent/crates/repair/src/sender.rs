@@ -36,7 +36,7 @@ pub struct RepairClass {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Repaired {
     pub stream: StreamNumber,
-    /// See [`RepairClass::bucket`].
+    /// The bucket of its class, as [`RepairClass::bucket`] gives it.
     pub bucket: u8,
     /// Whether the payloads get numbers. Either way, their packets have room for them.
     pub numbered: bool,
@@ -154,7 +154,7 @@ pub struct Sender {
     numbered_until: Option<Instant>,
     /// When the last payloads were sent.
     begun: Option<Instant>,
-    /// Whether they got numbers.
+    /// Whether the payloads that were sent last got numbers.
     numbers: bool,
     measured: Option<(Instant, PathCounts)>,
     shortest: Option<Shortest>,

@@ -58,7 +58,7 @@ struct Payload {
 pub enum Answer<'a> {
     /// The payload, to be sent `copies` times, for which it was charged.
     Payload { bytes: &'a [u8], copies: u8 },
-    /// This request was answered before.
+    /// The same request was answered before, so it is not again.
     Repeated,
     /// It is no longer kept, or was never sent.
     Unknown,

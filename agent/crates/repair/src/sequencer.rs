@@ -47,7 +47,6 @@ impl Arrival<'_> {
     }
 }
 
-/// What became of a payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Delivered,
@@ -55,7 +54,7 @@ pub enum Outcome {
     Held,
     /// One with its number was delivered or waits.
     Duplicate,
-    /// Its number was given up.
+    /// Its number was given up before it came.
     Late,
     /// Its number is beyond the last one of a stream.
     Refused,
@@ -110,7 +109,7 @@ const TABLE_STEP: usize = 64 * HELD_BYTES;
 /// Places for payloads that wait which are kept although none does.
 const USUAL_HELD: usize = 1 << 10;
 
-/// A payload that waits.
+/// A payload that waits for an earlier one.
 #[derive(Debug)]
 struct Held {
     entry: Entry,
@@ -354,7 +353,7 @@ impl Sequencer {
     fn spreads(&mut self, missed: Duration, now: Instant) -> bool {
         /// What a queue on the path takes at once.
         const SHORT: Duration = Duration::from_millis(20);
-        /// Payloads that are no burst.
+        /// Fewer payloads than this are no burst.
         const FEW: usize = 32;
         if missed < SHORT || self.held.len() < FEW {
             return false;

@@ -80,7 +80,7 @@ struct Usual {
 
 impl Usual {
     fn is_exceeded(&mut self, lost: u64, packets: u64, now: Instant) -> bool {
-        /// Packets that tell a share.
+        /// The least packets whose share of lost ones means something.
         const ENOUGH_PACKETS: u64 = 500;
         const SPAN: Duration = Duration::from_secs(4);
         /// What chance adds in few packets.

@@ -25,7 +25,7 @@ pub(super) const END_OF_NUMBERS: u64 = 1 << 62;
 pub struct Density(u8);
 
 impl Density {
-    /// No coefficient is zero.
+    /// The density at which no coefficient is zero.
     pub const FULL: Self = Self(15);
 
     /// A threshold from 0 to 15.
@@ -46,12 +46,11 @@ pub struct Repair {
     pub first: u64,
     /// How many sources its window has, from 1 to [`MOST_WINDOW`].
     pub window: u8,
-    /// The seed of its coefficients.
+    /// The seed that its coefficients are drawn from.
     pub key: u16,
     pub density: Density,
 }
 
-/// Bytes of a repair's header.
 pub const REPAIR_HEADER_BYTES: usize = 8;
 
 impl Repair {

@@ -120,9 +120,9 @@ impl Refusal {
 pub enum PayloadKind<'a> {
     /// An IP packet: all that follows the byte.
     Packet {
-        /// See [`Context::Packet`].
+        /// Whether its checksum is partial, as in [`Context::Packet`].
         partial: bool,
-        /// The packet, with its headers.
+        /// The IP packet, from its header to its end.
         packet: &'a [u8],
     },
     /// The fields of a [`Report`](crate::report::Report) about the lane that carries it.
@@ -177,7 +177,7 @@ pub enum Context {
     },
     /// Opens a flow without a datagram, because the datagram that waits fits only the shorter form.
     OpenEmpty {
-        /// The flow to open.
+        /// The number of the flow to open.
         number: FlowNumber,
         /// The receiver's service that the flow leads to.
         service: ServiceNumber,
@@ -210,7 +210,7 @@ pub enum Context {
     },
     /// A payload that is repaired if it is lost: its number, and the frame that would travel without it.
     Numbered {
-        /// The stream of numbers.
+        /// The stream in which the payload has its number.
         stream: StreamNumber,
         /// The payload's number on this opening of the lane, modulo 2^32.
         number: u32,
@@ -219,7 +219,7 @@ pub enum Context {
         /// Offset of the frame inside, in bytes from the start of this frame's data.
         payload_at: usize,
     },
-    /// A repair symbol.
+    /// A repair symbol, from which a receiver makes up for lost payloads.
     Repair {
         /// The stream of numbers whose payloads it covers.
         stream: StreamNumber,
@@ -241,17 +241,14 @@ pub enum Context {
 
 base::labelled! {
     /// The kind of a message about a flow.
+    #[expect(missing_docs, reason = "the other kinds have the names of the contexts")]
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum FlowMessage {
-        /// [`Context::OpenEmpty`].
+        /// Opens a flow, as [`Context::OpenEmpty`] says.
         Open => "open",
-        /// [`Context::Confirmed`].
         Confirmed => "confirmed",
-        /// [`Context::Refused`].
         Refused => "refused",
-        /// [`Context::Unknown`].
         Unknown => "unknown",
-        /// [`Context::Closed`].
         Closed => "closed",
     }
 }

@@ -104,27 +104,18 @@ pub enum MessageError {
 
 base::labelled! {
     /// The fault of a control message, without the particulars of a [`MessageError`].
+    #[expect(missing_docs, reason = "the other faults have the names of the errors")]
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum MessageFault {
-        /// [`MessageError::TooLong`].
         TooLong => "too_long",
-        /// [`MessageError::Malformed`].
         Malformed => "malformed",
-        /// [`MessageError::UnknownKind`].
         UnknownKind => "unknown_kind",
-        /// [`MessageError::VersionMismatch`].
         VersionMismatch => "version_mismatch",
-        /// [`MessageError::Length`].
         Length => "length",
-        /// [`MessageError::Range`].
         Range => "range",
-        /// [`MessageError::ControlCharacter`].
         ControlCharacter => "control_character",
-        /// [`MessageError::TooManyServices`].
         TooManyServices => "too_many_services",
-        /// [`MessageError::DuplicateService`].
         DuplicateService => "duplicate_service",
-        /// [`MessageError::Empty`].
         Empty => "empty",
         /// A message that is right by itself, and came from the wrong end or at the wrong time.
         OutOfOrder => "out_of_order",
@@ -199,7 +190,7 @@ pub enum Message {
     },
     /// Whether the sender wants reports about what arrives on the lanes, in place of what it said before.
     ReportsWanted {
-        /// At first they are not.
+        /// Whether it wants them; before the first such message it does not.
         wanted: bool,
     },
     /// How the sender repairs the IP packets that it sends, in place of what it said before; `None`: it does not.
@@ -305,9 +296,9 @@ impl Features {
     pub const LEAVE: Self = Self(128);
     /// Takes copies of link-local multicast of the other host.
     pub const MULTICAST: Self = Self(256);
-    /// Understands [`Message::StreamAbort`].
+    /// Understands [`Message::StreamAbort`], and may be sent one.
     pub const STREAM_ABORT: Self = Self(512);
-    /// Keeps to [`Message::StreamCredit`].
+    /// Keeps to the limits of [`Message::StreamCredit`].
     pub const STREAM_CREDIT: Self = Self(1024);
 
     /// The abilities of both sets together.

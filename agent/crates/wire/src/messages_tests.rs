@@ -142,6 +142,35 @@ fn body(message: &Message) -> Vec<u8> {
     rest.to_vec()
 }
 
+fn hello_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
+    let fields = [
+        hand.number("Hello.protocol_version", 1),
+        hand.bytes("Hello.instance", b"sixteen bytes id"),
+        hand.bytes("Hello.software", b"culvert 0.1.0"),
+        hand.number("Hello.workers", 4),
+        hand.number("Hello.max_lanes", 8),
+        hand.number("Hello.max_datagram_packet", 1452),
+        hand.services("Hello.services"),
+        hand.number("Hello.features", 1 << 40 | 1),
+        hand.bytes("Hello.possession", &[9; 64]),
+        hand.bytes("Hello.preshared_keys", &[1; 16]),
+        hand.bytes("Hello.preshared_keys", &[2; 16]),
+    ];
+    (Message::Hello(hello()), hand.bytes("Envelope.hello", &fields.concat()))
+}
+
+fn join_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
+    let fields = [
+        hand.bytes("Join.instance", b"sixteen bytes id"),
+        hand.bytes("Join.session", b"another sixteen."),
+        hand.number("Join.number", 7),
+        hand.bytes("Join.possession", &[9; 64]),
+    ];
+    let (instance, session) = (*b"sixteen bytes id", *b"another sixteen.");
+    let join = Join { instance, session, number: 7, possession: Some([9; 64]) };
+    (Message::Join(join), hand.bytes("Envelope.join", &fields.concat()))
+}
+
 fn aborts_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
     let fields = [hand.bytes("StreamAbort.streams", &[4, 8]), hand.bytes("StreamAbort.bytes", &[0, 200, 1])];
     let ends = [(4, 0), (8, 200)].map(|(stream, offset)| StreamOffset { stream, offset });
@@ -165,22 +194,7 @@ fn every_field_number_is_the_documented_one() {
     let accepted = LaneOffer { lane: 63, epoch: u64::MAX, connection_id: *b"8 bytes!", preshared_key: None };
     let offer = LaneOffer { preshared_key: Some(KeyProof([3; 16])), ..accepted };
     let mut cases = vec![
-        {
-            let fields = [
-                hand.number("Hello.protocol_version", 1),
-                hand.bytes("Hello.instance", b"sixteen bytes id"),
-                hand.bytes("Hello.software", b"culvert 0.1.0"),
-                hand.number("Hello.workers", 4),
-                hand.number("Hello.max_lanes", 8),
-                hand.number("Hello.max_datagram_packet", 1452),
-                hand.services("Hello.services"),
-                hand.number("Hello.features", 1 << 40 | 1),
-                hand.bytes("Hello.possession", &[9; 64]),
-                hand.bytes("Hello.preshared_keys", &[1; 16]),
-                hand.bytes("Hello.preshared_keys", &[2; 16]),
-            ];
-            (Message::Hello(hello()), hand.bytes("Envelope.hello", &fields.concat()))
-        },
+        hello_by_hand(hand),
         {
             let fields = hand.services("ServicesChanged.services");
             let message = Message::ServicesChanged(vec![service(5, "dns")]);
@@ -190,17 +204,7 @@ fn every_field_number_is_the_documented_one() {
             let fields = hand.bytes("Here.padding", &[0; 1000]);
             (Message::Here, hand.bytes("Envelope.here", &fields))
         },
-        {
-            let fields = [
-                hand.bytes("Join.instance", b"sixteen bytes id"),
-                hand.bytes("Join.session", b"another sixteen."),
-                hand.number("Join.number", 7),
-                hand.bytes("Join.possession", &[9; 64]),
-            ];
-            let (instance, session) = (*b"sixteen bytes id", *b"another sixteen.");
-            let join = Join { instance, session, number: 7, possession: Some([9; 64]) };
-            (Message::Join(join), hand.bytes("Envelope.join", &fields.concat()))
-        },
+        join_by_hand(hand),
         (Message::Joined, hand.bytes("Envelope.joined", &[])),
         (Message::StreamsWanted, hand.bytes("Envelope.streams_wanted", &[])),
         (Message::Release, hand.bytes("Envelope.release", &[])),

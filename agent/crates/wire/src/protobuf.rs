@@ -171,7 +171,7 @@ pub(crate) struct LaneOffer {
     pub epoch: u64,
     #[prost(bytes = "vec", tag = "3")]
     pub connection_id: Vec<u8>,
-    /// Of `LaneOpen` only.
+    /// Empty in a `LaneAccept`, which has no such field.
     #[prost(bytes = "vec", tag = "4")]
     pub preshared_key: Vec<u8>,
 }

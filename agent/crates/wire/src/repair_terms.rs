@@ -8,13 +8,13 @@ base::labelled! {
     /// The means by which lost payloads are repaired.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Mode {
-        /// None: payloads travel plain.
+        /// Nothing is repaired: payloads travel plain.
         Off => "off",
         /// The receiver asks for what is missing, and gets it again.
         Retransmit => "retransmit",
         /// Repair symbols travel beside the payloads (forward error correction).
         Fec => "fec",
-        /// Whatever the path needs.
+        /// Whatever of these the path needs at present.
         Auto => "auto",
     }
 }
@@ -23,14 +23,14 @@ base::labelled! {
     /// When a payload is delivered that came before an earlier one of its flow.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum Order {
-        /// At once.
+        /// At once, so that the payloads of a flow may change places.
         Asap => "asap",
         /// In the order of their flow, waiting at most the deadline for a missing one.
         Hold => "hold",
     }
 }
 
-/// The range of [`Deadline::Fixed`].
+/// The deadlines that [`Deadline::Fixed`] may have.
 pub const DEADLINES: RangeInclusive<Duration> = Duration::from_millis(5)..=Duration::from_secs(2);
 
 /// How long a missing payload may still come, from the first later one.
@@ -38,7 +38,7 @@ pub const DEADLINES: RangeInclusive<Duration> = Duration::from_millis(5)..=Durat
 pub enum Deadline {
     /// As long as two requests and their answers take on the path at hand.
     Path,
-    /// Whole milliseconds within [`DEADLINES`].
+    /// A number of whole milliseconds within [`DEADLINES`].
     Fixed(Duration),
 }
 
@@ -132,11 +132,11 @@ pub struct StreamNumber(pub u16);
 /// Who offers the service whose payloads a stream carries.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum StreamOf {
-    /// The stream carries IP packets.
+    /// The stream carries IP packets, which belong to no service.
     Packets,
     /// The end that numbers the payloads offers the service with this number.
     SendersService(u16),
-    /// The other end does.
+    /// The end that receives the payloads offers the service with this number.
     ReceiversService(u16),
 }
 

@@ -18,7 +18,7 @@ pub struct Report {
 }
 
 impl Report {
-    /// The longest encoding, in bytes.
+    /// The bytes of the longest encoding of a report.
     pub const MOST_BYTES: usize = 5 * 8;
 
     /// Reads what follows the context in a frame; `None` if a field is cut off, or bytes follow the fields.

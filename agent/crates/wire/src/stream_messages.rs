@@ -36,7 +36,7 @@ pub enum StreamAnswer {
     UnknownService = 2,
     /// This peer may not use it.
     NotAllowed = 3,
-    /// The upstream refused the connection.
+    /// The upstream of the service refused the connection.
     UpstreamRefused = 4,
     /// The upstream did not answer in time.
     UpstreamTimeout = 5,

@@ -20,22 +20,21 @@ const MISSES: u8 = 1;
 /// An exit of the fleet, as the operator names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Exit {
-    /// Its `transport.server_id`.
+    /// The exit's `transport.server_id`, which no other exit has.
     pub(super) id: u8,
     pub(super) v4: Option<Ipv4Addr>,
     pub(super) v6: Option<Ipv6Addr>,
-    /// Where it answers `/readyz`.
+    /// The address at which the exit answers `/readyz`.
     pub(super) admin: SocketAddr,
 }
 
 /// The answer of an exit to the question whether it is ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Answer {
-    /// It takes new peers.
     Ready,
     /// It serves those that it has: it drains, or starts.
     NotReady,
-    /// Nothing in time.
+    /// No answer came within the time that it has.
     Silent,
     /// Its host refuses the connection: no agent runs there.
     Refused,
@@ -53,7 +52,6 @@ pub(super) struct State {
 }
 
 impl State {
-    /// The state after another answer.
     pub(super) fn after(self, answer: Answer) -> Self {
         let missed = match answer {
             Answer::Silent => self.missed.saturating_add(1),
@@ -67,7 +65,6 @@ impl State {
         Self { alive, takes: answer == Answer::Ready, missed }
     }
 
-    /// The state in a word.
     pub(super) fn label(self) -> &'static str {
         match (self.alive, self.takes) {
             (_, true) => "takes new peers",
@@ -116,7 +113,7 @@ fn holder(slot: u16, exits: &[(u8, IpAddr)]) -> Option<IpAddr> {
     exits.iter().max_by_key(|(id, _)| weight(slot, *id)).map(|(_, address)| *address)
 }
 
-/// The finalizer of SplitMix64.
+/// A number for slot and exit that looks random: the finalizer of SplitMix64.
 fn weight(slot: u16, id: u8) -> u64 {
     let mut bits = (u64::from(slot) << 8 | u64::from(id)).wrapping_add(1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     bits = (bits ^ bits >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);

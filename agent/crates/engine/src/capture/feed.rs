@@ -22,7 +22,6 @@ const _: () = assert!(
 /// An entry for the capture's file.
 #[derive(Debug)]
 pub enum Entry {
-    /// An event on the lane.
     Lane(Record),
     /// A note about the lane, and its time in microseconds after the capture began.
     Note(u32, Note),

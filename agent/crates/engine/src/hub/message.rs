@@ -132,7 +132,7 @@ pub(crate) struct Connected {
     /// When the handshake began at this end.
     pub(crate) begun: Instant,
     pub(crate) since: Instant,
-    /// Where the peer was then.
+    /// The address that the peer had at `since`.
     pub(crate) remote: Option<SocketAddr>,
 }
 

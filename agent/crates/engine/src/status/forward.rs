@@ -19,9 +19,9 @@ pub struct ForwardStatus {
     /// "awaiting_answer", "awaiting_header", "connecting", "open" or "ending".
     pub state: Word,
     pub age_seconds: f64,
-    /// Bytes towards the peer.
+    /// Bytes of the TCP connection that went towards the peer.
     pub uplink_bytes: u64,
-    /// Bytes from the peer.
+    /// Bytes of the TCP connection that came from the peer.
     pub downlink_bytes: u64,
     /// Seconds since a byte of it last moved, while bytes of it wait that nobody takes; `None` if that is less than one.
     pub stalled_seconds: Option<f64>,

@@ -26,7 +26,6 @@ use crate::{
 #[serde(default)]
 pub struct PeerStatus {
     pub name: Arc<str>,
-    /// The source of the peer.
     pub origin: PeerOrigin,
     /// The state of the connection to the peer.
     pub state: PeerState,
@@ -140,7 +139,6 @@ base::labelled! {
         Waiting => "waiting",
         /// There is no connection, and the peer is being dialled.
         Dialling => "dialling",
-        /// There is a connection.
         Connected => "connected",
     }
 }
@@ -159,7 +157,7 @@ pub struct LastError {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ContestedStatus {
-    /// Their addresses.
+    /// The addresses of the two hosts that use one key.
     pub addresses: Vec<String>,
     /// The time since one last took the place of the other, in seconds.
     pub age_seconds: f64,
@@ -173,7 +171,6 @@ pub struct SendError {
     pub age_seconds: f64,
     /// Where the packet was to go, its bytes, and the kernel's error.
     pub reason: String,
-    /// What to do about it.
     pub remedy: Word,
     /// Refusals so far, those of one moment counted as one.
     pub count: u64,
@@ -210,7 +207,6 @@ pub struct PeerRates {
     /// Bytes per second from the peer to TCP connections.
     #[serde(default)]
     pub tcp_downlink_bytes_per_second: f64,
-    /// Lane packets sent per second.
     #[serde(skip)]
     pub lane_packets_per_second: f64,
     /// Lane packets declared lost per second, without those that came late.
@@ -351,13 +347,12 @@ impl PeerRates {
         self.uplink_bytes_per_second + self.tcp_uplink_bytes_per_second
     }
 
-    /// The same from the peer.
+    /// Bytes per second from the peer, TCP connections included.
     #[must_use]
     pub fn down(&self) -> f64 {
         self.downlink_bytes_per_second + self.tcp_downlink_bytes_per_second
     }
 
-    /// Bytes per second, both ways.
     #[must_use]
     pub fn bytes_per_second(&self) -> f64 {
         self.up() + self.down()

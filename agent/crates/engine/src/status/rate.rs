@@ -44,19 +44,19 @@ base::labelled! {
     /// Where the limit on what is sent to a peer comes from.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RateFrom {
-        /// A number as `peer.rate`.
+        /// The configuration has a number as `peer.rate`.
         Configured => "configured",
         /// The `rate_receive` of the far end, which is lower.
         Peer => "peer",
-        /// The path takes as much.
+        /// An automatic rate: the path was found to take as much.
         Measured => "measured",
         /// None was found: packets never waited in a queue of the path that stood, as behind a bottleneck with fq_codel or cake.
         NoQueue => "no_queue",
         /// As much as a TCP connection would have beside those of others.
         Competing => "competing",
-        /// `peer.rate_min`.
+        /// An automatic rate, held up by `peer.rate_min`.
         Floor => "floor",
-        /// `peer.rate_max`.
+        /// An automatic rate, held down by `peer.rate_max`.
         Ceiling => "ceiling",
         /// The far end reports nothing, so there is no automatic rate.
         Unmeasured => "unmeasured",
@@ -84,7 +84,6 @@ impl RateStatus {
     }
 }
 
-/// The longer of two waits.
 pub(super) fn longest(one: Option<f64>, other: Option<f64>) -> Option<f64> {
     one.into_iter().chain(other).reduce(f64::max)
 }

@@ -19,7 +19,6 @@ pub struct RepairStatus {
     /// Those of them that did not, because there was no memory to keep them.
     pub without_memory: u64,
     pub retransmitted: u64,
-    /// Repair symbols that were sent.
     pub symbols: u64,
     /// Payloads that the peer asked for too late, or beyond the share of bytes for repair.
     pub unanswered: u64,
@@ -51,7 +50,7 @@ pub struct RepairStatus {
     /// Bytes of payloads sent for repair.
     #[serde(skip)]
     pub payload_bytes: u64,
-    /// Bytes of what repairs them.
+    /// Bytes of numbers, retransmissions and symbols for those payloads.
     #[serde(skip)]
     pub extra_bytes: u64,
     /// How long repaired payloads were missing, together.
@@ -67,13 +66,12 @@ base::labelled! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum RepairState {
         Disconnected => "disconnected",
-        /// The peer cannot repair.
+        /// The peer does not know how to repair.
         Unable => "unable",
         /// Nothing was lost lately, or packets queue on the path.
         Plain => "plain",
         Retransmit => "retransmit",
         Fec => "fec",
-        /// Retransmission and repair symbols.
         Both => "both",
     }
 }

@@ -73,7 +73,7 @@ const TICK: Duration = Duration::from_secs(1);
 /// The device's addresses, MTU, routes and rules. Dropping it ends its thread and takes the rules back; the device itself, and
 /// its routes, last until the workers have closed their queues, too.
 pub struct Tunnel {
-    /// With `tun.routing = "kernel"`.
+    /// Follows the kernel's routes with `tun.routing = "kernel"`; ends with the tunnel.
     _routes: Option<RouteFollower>,
     /// The board on which workers publish the packet sizes that fit.
     pub board: Arc<MtuTable>,

@@ -50,7 +50,6 @@ pub(super) struct Probe {
     due: Instant,
     /// The number of probes sent so far.
     number: u64,
-    /// The probes that came back.
     seen: FlowTally,
     round_trip: Latency,
     /// The number of probes sent while the load was counted.

@@ -53,7 +53,7 @@ pub struct Datagram<'a> {
     pub to: SocketAddr,
     /// The TOS or traffic class byte: DSCP and, in the low two bits, ECN.
     pub tos: u8,
-    /// The payload of the datagram.
+    /// The payload of the datagram, without its UDP header.
     pub payload: &'a [u8],
 }
 
@@ -75,12 +75,12 @@ pub struct Calls {
     pub calls: u64,
     /// Datagrams that were sent or received.
     pub datagrams: u64,
-    /// The bytes of their payloads.
+    /// Bytes of the payloads of those datagrams.
     pub bytes: u64,
 }
 
 impl Calls {
-    /// What came since `before`.
+    /// The calls that were made after those in `before`.
     #[must_use]
     pub fn since(self, before: Self) -> Self {
         Self {

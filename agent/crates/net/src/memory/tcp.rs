@@ -137,7 +137,7 @@ pub(super) struct Stream {
     /// None when the connection was refused or aborted.
     pipes: Option<Pipes>,
     refused: bool,
-    /// Counts its calls.
+    /// The network, which counts the calls of this stream.
     fabric: MemoryFabric,
 }
 

@@ -55,14 +55,14 @@ pub struct DeviceRoute {
 #[derive(Clone, Debug, Default)]
 pub struct NextHops(BTreeMap<u32, NextHop>);
 
-/// An object of `ip nexthop`.
+/// An object of `ip nexthop`, which routes name by its number.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum NextHop {
     One {
         device: u32,
         gateway: Option<IpAddr>,
     },
-    /// Other objects with their weights.
+    /// The numbers of other objects, each with its weight.
     Group(Vec<(u32, u16)>),
 }
 

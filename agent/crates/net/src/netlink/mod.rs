@@ -281,9 +281,9 @@ pub enum Which<'a> {
 /// An interface as the kernel describes it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Link {
-    /// The number of the interface.
+    /// The interface's number in its network namespace.
     pub index: u32,
-    /// The name of the interface.
+    /// The interface's name in its network namespace.
     pub name: String,
     /// Whether the interface is administratively up.
     pub up: bool,

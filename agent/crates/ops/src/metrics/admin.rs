@@ -21,7 +21,6 @@ base::labelled! {
     }
 }
 
-/// What the admin server counts.
 #[derive(Debug, Default)]
 pub struct AdminServer {
     refused: PerKind<AdminRefusal, AtomicU64>,

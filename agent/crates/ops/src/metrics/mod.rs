@@ -56,11 +56,9 @@ pub use prometheus::TEXT_FORMAT;
 pub struct Metrics {
     version: String,
     workers: u8,
-    /// What the workers published.
     pub snapshots: Arc<Snapshots>,
     health: Arc<Health>,
     configured: Mutex<Configured>,
-    /// What the admin server counts.
     pub admin: AdminServer,
 }
 

@@ -141,7 +141,7 @@ fn status_of(listed: &Listed, published: &Publication) -> PeerStatus {
     own.then(|| published.status(listed.id)).flatten().unwrap_or_else(|| unseen(listed))
 }
 
-/// The same in brief.
+/// The brief status of a peer: what its worker published, or that nothing was seen of it.
 fn brief_of(listed: &Listed, published: &Publication) -> PeerBrief {
     let own = published.has(listed.id, &listed.peer.name);
     own.then(|| published.brief(listed.id)).flatten().unwrap_or_else(|| PeerBrief::from(&unseen(listed)))

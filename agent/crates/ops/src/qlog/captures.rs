@@ -34,7 +34,6 @@ pub struct Order {
     /// The lane, or the control connections if the JSON has no lane.
     #[serde(rename = "lane", default, skip_serializing_if = "Subject::is_control")]
     pub subject: Subject,
-    /// How long it runs.
     pub seconds: u64,
     /// Whether the present control connection is closed, so that another begins; without effect on a lane.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -57,7 +57,6 @@ pub struct StatusPage {
     history: Mutex<History>,
 }
 
-/// One screen of the page.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Screen {
     /// "ready", or why the agent should not be given traffic.

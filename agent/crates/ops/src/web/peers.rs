@@ -36,13 +36,11 @@ base::labelled! {
 }
 
 base::labelled! {
-    /// Which peers are shown.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
     enum Show {
         #[default]
         All => "all",
         Connected => "connected",
-        /// Peers without a connection.
         Down => "down",
         /// Peers without a connection whose last attempt or connection failed.
         Failed => "failed",
@@ -134,7 +132,7 @@ pub struct Columns {
     pub rtt_micros: Vec<Option<u64>>,
     /// The share of lane packets of the last second that was lost.
     pub loss: Vec<Option<f64>>,
-    /// Bytes per second.
+    /// Bytes per second to the peer, as `down` has those from it.
     pub up: Vec<u64>,
     pub down: Vec<u64>,
     pub flows: Vec<usize>,

@@ -238,7 +238,7 @@ impl Law {
         }
     }
 
-    /// Values behind the rate.
+    /// The values that the rate was last made from.
     #[must_use]
     pub fn figures(&self) -> Figures {
         let reports = &self.evidence.reports;

@@ -62,7 +62,7 @@ impl Totals {
 /// The reports of 5 ms, of whichever lanes. Times are in seconds.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Record {
-    /// The far end's clock.
+    /// The time of arrival, by the far end's clock.
     pub(super) arrived: f64,
     /// When the newest packet of the record left.
     pub(super) sent: f64,
@@ -82,7 +82,7 @@ struct Lane {
     is_settled: bool,
     /// The last two queue delays, the newest first.
     recent: [f64; 2],
-    /// The newest last.
+    /// What the reports say of arrivals, the newest last.
     arrivals: VecDeque<Arrival>,
 }
 
@@ -109,7 +109,6 @@ const ARRIVALS: usize = 24;
 const STALE: f64 = 0.25;
 
 impl Lane {
-    /// What arrived after `since`.
     fn delivery(&self, since: f64) -> Option<Delivery> {
         let newest = self.arrivals.back()?;
         let first = self.arrivals.partition_point(|arrival| arrival.at < since);

@@ -10,7 +10,7 @@ const LENGTH: usize = 768;
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     at: f64,
-    /// Bytes that left until then.
+    /// Bytes that had left by the time `at`.
     bytes: f64,
     /// Seconds until then in which the sender's own queue waited.
     backlogged: f64,

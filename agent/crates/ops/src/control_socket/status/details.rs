@@ -278,7 +278,6 @@ fn who_stopped(end: &str) -> &str {
     }
 }
 
-/// Who began something.
 fn which_end(end: &str) -> &'static str {
     if end == "here" { "us" } else { "the peer" }
 }

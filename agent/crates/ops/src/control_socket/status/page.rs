@@ -95,7 +95,7 @@ impl Page {
     }
 }
 
-/// Names and what they are.
+/// The rows of a part of the page: a name, and what is said of it.
 #[derive(Default)]
 pub(super) struct Facts(Vec<(&'static str, String)>);
 

@@ -143,6 +143,46 @@ fn send_error() -> SendError {
     }
 }
 
+fn rate() -> RateStatus {
+    RateStatus {
+        bits_per_second: 48_000_000,
+        from: "measured".into(),
+        delay_p50_seconds: Some(0.000_5),
+        delay_p99_seconds: Some(0.007),
+        marked: 12,
+        auto: Some(AutoRateStatus {
+            phase: "steady".into(),
+            capacity_bits_per_second: 49_000_000,
+            delivered_bits_per_second: 47_500_000,
+            queue_delay_seconds: 0.001_2,
+            path_loss_share: 0.01,
+            congested: true,
+            reports: 700,
+        }),
+    }
+}
+
+fn repair() -> RepairStatus {
+    RepairStatus {
+        state: "retransmit".into(),
+        deadline_seconds: Some(0.2),
+        sent: 90,
+        numbered: 80,
+        retransmitted: 4,
+        overhead: Some(0.031),
+        received: 70,
+        missing: 5,
+        missing_share: Some(0.066),
+        came_again: 4,
+        given_up: 1,
+        added_delay_seconds: Some(0.081),
+        added_delay_p50_seconds: Some(0.0),
+        added_delay_p99_seconds: Some(0.09),
+        bytes: 200_000,
+        ..RepairStatus::default()
+    }
+}
+
 fn connected() -> PeerStatus {
     PeerStatus {
         name: "exit".into(),
@@ -191,40 +231,8 @@ fn connected() -> PeerStatus {
             ..PeerRates::default()
         }),
         queue: QueueStatus { datagrams: 2, bytes: 2_000, age_seconds: 0.004 },
-        rate: Some(RateStatus {
-            bits_per_second: 48_000_000,
-            from: "measured".into(),
-            delay_p50_seconds: Some(0.000_5),
-            delay_p99_seconds: Some(0.007),
-            marked: 12,
-            auto: Some(AutoRateStatus {
-                phase: "steady".into(),
-                capacity_bits_per_second: 49_000_000,
-                delivered_bits_per_second: 47_500_000,
-                queue_delay_seconds: 0.001_2,
-                path_loss_share: 0.01,
-                congested: true,
-                reports: 700,
-            }),
-        }),
-        repair: Some(RepairStatus {
-            state: "retransmit".into(),
-            deadline_seconds: Some(0.2),
-            sent: 90,
-            numbered: 80,
-            retransmitted: 4,
-            overhead: Some(0.031),
-            received: 70,
-            missing: 5,
-            missing_share: Some(0.066),
-            came_again: 4,
-            given_up: 1,
-            added_delay_seconds: Some(0.081),
-            added_delay_p50_seconds: Some(0.0),
-            added_delay_p99_seconds: Some(0.09),
-            bytes: 200_000,
-            ..RepairStatus::default()
-        }),
+        rate: Some(rate()),
+        repair: Some(repair()),
         lane_packets: LanePackets {
             sent: 10_000,
             received: 12,
