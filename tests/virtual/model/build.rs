@@ -51,22 +51,18 @@ const MUTANTS: [Mutant; 9] = [
     },
     Mutant {
         name: "woken_before_the_hand_off_is_there",
-        from: r"        self.ring.put(hand_off, bytes, party)?;
+        from: r"        self.ring.put(hand_off, size, party)?;
         self.wake();",
         to: r"        self.wake();
-        self.ring.put(hand_off, bytes, party)?;",
+        self.ring.put(hand_off, size, party)?;",
     },
     Mutant {
         name: "messages_before_hand_offs",
-        from: r"        if hand_offs.is_empty() {
-            *hand_offs = self.ring.take_all();
-        }
-        self.messages()",
+        from: r"        let seen = self.ring.seen();
+        (self.messages(), seen)",
         to: r"        let messages = self.messages();
-        if hand_offs.is_empty() {
-            *hand_offs = self.ring.take_all();
-        }
-        messages",
+        let seen = self.ring.seen();
+        (messages, seen)",
     },
     Mutant {
         name: "broadcast_one_by_one",
@@ -80,7 +76,7 @@ const MUTANTS: [Mutant; 9] = [
     },
     Mutant {
         name: "joined_without_a_look",
-        from: r"        if !lock(&self.messages).is_empty() || !lock(&self.ring.inside).hand_offs.is_empty() {
+        from: r"        if !lock(&self.messages).is_empty() || lock(&self.ring.inside).hand_offs > 0 {
             self.wake();
         }",
         to: "",

@@ -1,7 +1,6 @@
 // The cases, once with each copy of the sources. Threads stand for workers; the one of the model itself is one of them.
 
-use ::std::collections::VecDeque;
-use mailbox::{Mailbox, Party, RING_BYTES};
+use mailbox::{Mailbox, Party, RING_BYTES, Size};
 
 use crate::{Case, agent::ids::PeerId, sleep_until, std::sync::Arc};
 use super::net::{Ready, Token};
@@ -22,14 +21,13 @@ type Shared = Mailbox<u32, u32>;
 struct Worker<'a> {
     mailbox: &'a Shared,
     ready: Ready,
-    hand_offs: VecDeque<u32>,
 }
 
 impl<'a> Worker<'a> {
     fn join(mailbox: &'a Shared) -> Self {
         let ready = Ready::default();
         mailbox.join(ready.clone(), Token(0));
-        Self { mailbox, ready, hand_offs: VecDeque::new() }
+        Self { mailbox, ready }
     }
 
     /// Takes turns, and sleeps while there is nothing, until it has `count` messages and hand-off batches, in the message in which it acts.
@@ -37,8 +35,9 @@ impl<'a> Worker<'a> {
         let (mut seen, mut tokens) = (Vec::new(), Vec::new());
         loop {
             self.ready.drain(&mut tokens);
-            seen.extend(self.mailbox.take(&mut self.hand_offs));
-            seen.extend(self.hand_offs.drain(..));
+            let (messages, handed) = self.mailbox.take();
+            seen.extend(messages);
+            seen.extend(::std::iter::from_fn(|| self.mailbox.next(handed, |_| true)));
             if seen.len() >= count {
                 return seen;
             }
@@ -53,6 +52,10 @@ impl<'a> Worker<'a> {
 fn spawn(mailbox: &Arc<Shared>, send: impl FnOnce(&Shared) + 'static) {
     let mailbox = Arc::clone(mailbox);
     drop(loom::thread::spawn(move || send(&mailbox)));
+}
+
+fn bytes(bytes: usize) -> Size {
+    Size { bytes, datagrams: 1 }
 }
 
 fn sorted(mut seen: Vec<u32>) -> Vec<u32> {
@@ -79,7 +82,7 @@ fn message_then_hand_off() {
     let mut worker = Worker::join(&mailbox);
     spawn(&mailbox, |mailbox| {
         mailbox.post(1);
-        mailbox.hand(2, 100, Party::Peer(PeerId(0))).expect("there is room");
+        mailbox.hand(2, bytes(100), Party::Peer(PeerId(0))).expect("there is room");
     });
     assert_eq!(worker.run(2), [1, 2], "a hand_off is never looked at before an message that was given first");
 }
@@ -90,14 +93,14 @@ fn hand_offs_of_two() {
     let mut worker = Worker::join(&mailbox);
     for peer in [1, 2] {
         spawn(&mailbox, move |mailbox| {
-            mailbox.hand(peer, RING_BYTES / 2, Party::Peer(PeerId(peer))).expect("half is its own");
+            mailbox.hand(peer, bytes(RING_BYTES / 3), Party::Peer(PeerId(peer))).expect("half of the rest is its own");
         });
     }
     assert_eq!(sorted(worker.run(2)), [1, 2]);
     for peer in [1, 2] {
-        mailbox.hand(peer, RING_BYTES / 2, Party::Peer(PeerId(peer))).expect("what was taken out is given back");
+        mailbox.hand(peer, bytes(RING_BYTES / 3), Party::Peer(PeerId(peer))).expect("what was taken out is given back");
     }
-    assert_eq!(mailbox.hand(3, 1, Party::Unknown), Err(3), "it is full");
+    assert_eq!(mailbox.hand(3, bytes(RING_BYTES), Party::Unknown), Err(3), "it is full");
 }
 
 /// Whoever acts on an message to all and tells another of it finds that one told already.
@@ -126,6 +129,6 @@ fn early_message() {
 
 fn early_hand_off() {
     let mailbox = Arc::new(Shared::default());
-    spawn(&mailbox, |mailbox| mailbox.hand(1, 100, Party::Unauthenticated).expect("there is room"));
+    spawn(&mailbox, |mailbox| mailbox.hand(1, bytes(100), Party::Unauthenticated).expect("there is room"));
     assert_eq!(Worker::join(&mailbox).run(1), [1]);
 }

@@ -23,8 +23,8 @@ use crate::datapath::segments::{CountedHeader, Segments, Sending};
 /// A hand-off batch takes no further piece beyond this size: about one receive buffer.
 const HAND_OFF_BYTES: usize = 64 * 1024;
 
-/// A hand-off batch holds no more pieces than this.
-const HAND_OFF_PIECES: usize = 256;
+/// A hand-off batch holds no more pieces than this. It is taken as a whole, in the turn of its peer.
+const HAND_OFF_PIECES: usize = 64;
 
 /// What a hand-off batch holds. A `port` is the index of the listening port in `transport.listen`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -109,9 +109,14 @@ pub struct Notes {
 }
 
 impl Notes {
-    /// Charges the payloads that waited and are to be delivered, beyond the first `before` of them.
+    /// Charges the payloads that waited and are to be delivered for a frame, beyond the first `before` of them.
     pub(super) fn charge_released(&mut self, before: usize) {
-        self.work.charge((self.released.len() - before) as u64 * work::RELEASE);
+        self.work.release(self.released.len() - before);
+    }
+
+    /// How many payloads that waited the frame in hand, which is of `peer`, may have delivered.
+    pub(super) fn releases(&self, peer: PeerId) -> usize {
+        self.work.releases(self.shares.left(peer))
     }
 
     /// Gives memory back if a batch held much more than usual once.

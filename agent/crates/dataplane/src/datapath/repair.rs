@@ -318,7 +318,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             Some(Context::Repair { stream, header, payload_at }) => {
                 let receiver = receiver_of(self.peers, self.lanes, source, stream);
                 let Some(receiver) = receiver else { return };
-                receiver.allow(self.notes.work.releases());
+                receiver.allow(self.notes.releases(lane.peer));
                 let before = self.notes.released.len();
                 let mut released = self.notes.released.keep(lane);
                 let work = receiver.repair(header, &data[payload_at..], self.now, &mut released);
@@ -353,11 +353,11 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             return self.refuse(lane.peer, Some(inner.len()), DropReason::Malformed);
         }
         let receiver = receiver_of(self.peers, self.lanes, source, stream);
-        let before = self.notes.released.len();
+        let (before, most) = (self.notes.released.len(), self.notes.releases(lane.peer));
         let released = &mut self.notes.released;
         let mut at_once = receiver.is_none();
         if let Some(receiver) = receiver {
-            receiver.allow(self.notes.work.releases());
+            receiver.allow(most);
             let holds = receiver.terms.order == Order::Hold;
             let number = receiver.complete(number);
             let (meta, buffer) = batch.buffer_mut(slot);
@@ -385,7 +385,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     self.notes.marked += 1;
                     self.refuse(lane.peer, payload(), DropReason::NotEcnCapable);
                 }
-                Outcome::Delivered | Outcome::Held => {
+                Outcome::Delivered => self.notes.marked += u64::from(marking == Marking::Marked),
+                Outcome::Held => {
+                    self.notes.work.charge(work::KEPT);
                     self.notes.marked += u64::from(marking == Marking::Marked);
                 }
                 Outcome::Duplicate => {}
@@ -466,7 +468,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             let waiting = self.notes.released.len();
             receiver.expire(self.now, &mut self.notes.released.keep(lane));
             payloads = receiver.allowance();
-            self.notes.charge_released(waiting);
+            self.notes.work.charge((self.notes.released.len() - waiting) as u64 * work::RELEASE);
         }
         if sends && let Some(mut uplink) = self.uplink(lane.peer) {
             let packets = uplink.repair_due(way, &mut streams, rtt);

@@ -14,7 +14,8 @@
 //! ```
 //!
 //! A peer that is alone is never heavy: packets of it that the worker does not take wait in the kernel, and are lost there. Where many
-//! packets of one peer stand before those of the others, it looks alone; so it counts as such only after a quarter of a second.
+//! packets of one peer stand before those of the others, it looks alone; so it counts as such only after a quarter of a second. Where packets
+//! wait for 50 ms, an idle peer's lanes would look silent; they send something each 20 s, so there it takes 25 s.
 
 use std::time::{Duration, Instant};
 
@@ -35,6 +36,13 @@ const WINDOW: Duration = Duration::from_millis(10);
 
 /// The number of windows for which others that asked for something count although nothing of them comes.
 const OTHERS_COUNT_FOR: u64 = 25;
+
+/// The same while packets wait for [`LATE`]: more than the default of `peer.keepalive`.
+const IDLE_OTHERS_COUNT_FOR: u64 = 2_500;
+
+/// How long packets have waited in the kernel where a peer that is alone is no matter of its own: a tenth of the time after which a lane
+/// without an answer is silent.
+const LATE: Duration = Duration::from_millis(50);
 
 /// The time between two changes of the allowance: about as long as a turn under load.
 const STEP: Duration = Duration::from_millis(2);
@@ -115,6 +123,8 @@ const MOST_PRICED: u64 = 4_096;
 pub struct Shares {
     /// The time since which receive calls have left packets in the kernel, for each listening socket.
     full_since: Vec<Option<Instant>>,
+    /// The time since which turns have left hand-off batches of other workers.
+    handed_since: Option<Instant>,
     /// The work that a heavy peer may ask for in a turn, in frames.
     allowance: u64,
     changed: Option<Instant>,
@@ -129,8 +139,10 @@ pub struct Shares {
     peers: Vec<Asked>,
     /// The peers that asked for something in this window.
     active: Vec<PeerId>,
-    /// The last window before which more than one peer asked for something.
-    contended_in: u64,
+    /// The last window in which packets had waited for [`LATE`].
+    late_in: u64,
+    /// The two peers that asked for something last, the latest first, and the windows after which they did.
+    latest: [(PeerId, u64); 2],
     /// Whether that is not long ago.
     contended: bool,
     /// The number of packets that were dropped unopened, those of control connections included.
@@ -156,6 +168,7 @@ impl Default for Shares {
     fn default() -> Self {
         Self {
             full_since: Vec::new(),
+            handed_since: None,
             allowance: UNLIMITED,
             changed: None,
             in_time: CAUTION,
@@ -165,7 +178,8 @@ impl Default for Shares {
             window_begun: None,
             peers: Vec::new(),
             active: Vec::new(),
-            contended_in: 0,
+            late_in: 0,
+            latest: [(PeerId(u32::MAX), 0); 2],
             contended: false,
             dropped: 0,
         }
@@ -185,7 +199,8 @@ impl Shares {
         }
         self.changed = Some(now);
         let patience = if self.in_time < CAUTION { PATIENCE_UNDER_LOAD } else { PATIENCE };
-        let is_behind = self.full_since.iter().flatten().any(|since| now >= *since + patience);
+        let since = self.full_since.iter().chain([&self.handed_since]);
+        let is_behind = since.flatten().any(|since| now >= *since + patience);
         for _ in 0..steps.min(MOST_STEPS) {
             if is_behind && self.contended {
                 self.shrink();
@@ -215,14 +230,23 @@ impl Shares {
         self.allowance = (self.allowance + (self.allowance / part).max(1)).min(UNLIMITED);
     }
 
-    /// Notes whether a receive call, at the listening socket `port` if it was one, filled its whole batch, or had more than the turn takes.
-    pub fn received(&mut self, port: Option<usize>, is_full: bool, now: Instant) {
+    /// Notes whether a receive call, at the listening socket `port` if it was one, filled its whole batch, or had more than the turn takes,
+    /// and how long its first packet had `waited` in the kernel.
+    pub fn received(&mut self, port: Option<usize>, waited: Duration, is_full: bool, now: Instant) {
         let Some(port) = port else { return };
+        if waited >= LATE {
+            self.late_in = self.window;
+        }
         if self.full_since.len() <= port {
             self.full_since.resize(port + 1, None);
         }
         let since = &mut self.full_since[port];
         *since = is_full.then(|| since.unwrap_or(now));
+    }
+
+    /// Notes whether a turn has left hand-off batches of other workers, but for those of peers that have spent their allowance.
+    pub fn handed(&mut self, is_left: bool, now: Instant) {
+        self.handed_since = is_left.then(|| self.handed_since.unwrap_or(now));
     }
 
     /// Whether a packet of `peer` is opened; if not, it is counted as dropped.
@@ -232,25 +256,30 @@ impl Shares {
     }
 
     fn admits_at_load(&mut self, peer: PeerId) -> bool {
-        let Some(asked) = self.peers.get(peer.0 as usize).copied() else { return true };
-        if !self.has_spent(&asked) {
+        if !self.is_spent(peer) {
             return true;
         }
         // The packet asks for as much as the last one that was opened, although it gets nothing.
-        self.ask(peer, asked.last);
+        self.ask(peer, self.peers[peer.0 as usize].last);
         self.dropped += 1;
         false
+    }
+
+    /// What `peer` may still ask for in this turn, in frames; `None`: it is not held back.
+    #[must_use]
+    pub fn left(&self, peer: PeerId) -> Option<u64> {
+        if self.allowance >= UNLIMITED {
+            return None;
+        }
+        let asked = self.peers.get(peer.0 as usize).filter(|asked| asked.heavy_in == self.window)?;
+        let spent = if asked.turn == self.turn { asked.in_turn } else { 0 };
+        Some(self.allowance.saturating_sub(spent))
     }
 
     /// Whether what `peer` asked for earlier is to wait for another turn.
     #[must_use]
     pub fn is_spent(&self, peer: PeerId) -> bool {
-        self.allowance < UNLIMITED
-            && self.peers.get(peer.0 as usize).is_some_and(|asked| self.has_spent(asked))
-    }
-
-    fn has_spent(&self, asked: &Asked) -> bool {
-        asked.heavy_in == self.window && asked.turn == self.turn && asked.in_turn >= self.allowance
+        self.left(peer) == Some(0)
     }
 
     /// A packet of `peer` was opened; `frames` is its cost: its frames, and the work that they asked for. A packet of a control
@@ -289,10 +318,15 @@ impl Shares {
     fn begin_window(&mut self) {
         self.window += 1;
         let total: u64 = self.active.iter().map(|peer| self.peers[peer.0 as usize].in_window).sum();
-        if self.active.len() > 1 {
-            self.contended_in = self.window;
+        for peer in &self.active {
+            if self.latest[0].0 != *peer {
+                self.latest[1] = self.latest[0];
+            }
+            self.latest[0] = (*peer, self.window);
         }
-        self.contended = self.contended_in > 0 && self.window - self.contended_in < OTHERS_COUNT_FOR;
+        let is_late = self.late_in > 0 && self.window - self.late_in < IDLE_OTHERS_COUNT_FOR;
+        let others = if is_late { IDLE_OTHERS_COUNT_FOR } else { OTHERS_COUNT_FOR };
+        self.contended = self.latest.iter().all(|(_, window)| *window > 0 && self.window - window < others);
         let average = total / (self.active.len() as u64).max(if self.contended { 2 } else { 1 });
         for peer in self.active.drain(..) {
             let asked = &mut self.peers[peer.0 as usize];
@@ -325,7 +359,7 @@ mod tests {
         for _ in 0..count {
             clock.advance(Duration::from_millis(1));
             shares.begin_turn(clock.now());
-            shares.received(Some(0), is_full, clock.now());
+            shares.received(Some(0), Duration::ZERO, is_full, clock.now());
             for (place, (peer, frames)) in [(HEAVY, 100), (LIGHT, 1)].into_iter().enumerate() {
                 for _ in 0..offered[place] {
                     if shares.admits(peer) {
@@ -392,7 +426,7 @@ mod tests {
             let mut spent = 0;
             while spent < work {
                 let call = queue.len().min(32);
-                shares.received(Some(0), call == 32, clock.now());
+                shares.received(Some(0), Duration::ZERO, call == 32, clock.now());
                 for peer in queue.drain(..call) {
                     if shares.admits(peer) {
                         shares.charge(peer, 1);
@@ -460,6 +494,22 @@ mod tests {
         assert!(heavy < 1_000, "{heavy} of 50,000");
         turns(&mut shares, &clock, 1_000, [1_000, 0], true);
         assert_eq!(turns(&mut shares, &clock, 100, [1_000, 0], true), [100_000, 0], "alone again");
+    }
+
+    #[test]
+    fn where_packets_wait_for_long_an_idle_peer_counts_until_its_next_packet() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        // Never both in one window.
+        turns(&mut shares, &clock, 50, [0, 10], true);
+        turns(&mut shares, &clock, 1_000, [1_000, 0], true);
+        shares.received(Some(0), LATE - Duration::from_millis(1), true, clock.now());
+        assert_eq!(turns(&mut shares, &clock, 100, [1_000, 0], true), [100_000, 0], "alone");
+        shares.received(Some(0), LATE, true, clock.now());
+        turns(&mut shares, &clock, 100, [1_000, 0], true);
+        let [heavy, _] = turns(&mut shares, &clock, 20_000, [1_000, 0], true);
+        assert!(heavy < 400_000, "{heavy} of 20,000,000");
+        turns(&mut shares, &clock, 5_000, [1_000, 0], true);
+        assert_eq!(turns(&mut shares, &clock, 100, [1_000, 0], true), [100_000, 0], "no other for 25 s");
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod mailbox;
 mod message;
 
 pub(crate) use backlogs::Backlogs;
+pub(crate) use mailbox::Seen;
 pub(crate) use message::{
     Connected, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, NewConfig, StreamRequest,
     WorkerMessage,
@@ -46,7 +47,7 @@ use crate::{
     capture::{Capture, Taps},
     contest::{Contender, Contest, Contested},
     control::{connections::PeerForwards, windows::StreamMemory},
-    hub::mailbox::{Mailbox, Party},
+    hub::mailbox::{Mailbox, Party, Size},
     origin::PeerOrigin,
 };
 
@@ -235,9 +236,30 @@ impl Hub {
         self.with(peer, |shared| lock(&shared.session).clone())?
     }
 
-    /// Takes the messages that wait for `worker`, oldest first. If `hand_offs` is empty, it receives the waiting hand-off batches.
-    pub(crate) fn take(&self, worker: u8, hand_offs: &mut VecDeque<HandOff>) -> VecDeque<WorkerMessage> {
-        self.mailboxes.get(usize::from(worker)).map(|mailbox| mailbox.take(hand_offs)).unwrap_or_default()
+    /// Takes the messages that wait for `worker`, oldest first, and returns which hand-off batches it may take now.
+    pub(crate) fn take(&self, worker: u8) -> (VecDeque<WorkerMessage>, Seen) {
+        self.mailboxes.get(usize::from(worker)).map(Mailbox::take).unwrap_or_default()
+    }
+
+    /// Takes a hand-off batch of `worker` that was `seen`, in turns by peers, of which those that are `spent` have none.
+    pub(crate) fn next_hand_off(
+        &self,
+        worker: u8,
+        seen: Seen,
+        spent: impl Fn(PeerId) -> bool,
+    ) -> Option<HandOff> {
+        self.mailboxes.get(usize::from(worker))?.next(seen, |party| party.has_turn(&spent))
+    }
+
+    /// Whether a hand-off batch that was `seen` waits for `worker`, but for those of peers that are `spent`.
+    pub(crate) fn has_seen(&self, worker: u8, seen: Seen, spent: impl Fn(PeerId) -> bool) -> bool {
+        let mailbox = self.mailboxes.get(usize::from(worker));
+        mailbox.is_some_and(|mailbox| mailbox.has_seen(seen, |party| party.has_turn(&spent)))
+    }
+
+    /// Whether hand-off batches wait for `worker`.
+    pub(crate) fn has_hand_offs(&self, worker: u8) -> bool {
+        self.mailboxes.get(usize::from(worker)).is_some_and(Mailbox::has_hand_offs)
     }
 
     /// The number of messages that wait for `worker`, and the bytes of the hand-off batches in its ring.
@@ -249,8 +271,9 @@ impl Hub {
     /// Puts a hand-off batch into the ring of `worker`, or returns the batch if there is no room.
     pub fn hand(&self, worker: u8, hand_off: HandOff) -> Result<(), HandOff> {
         let Some(mailbox) = self.mailboxes.get(usize::from(worker)) else { return Err(hand_off) };
-        let (bytes, party) = (hand_off.ring_bytes(), party(&hand_off));
-        mailbox.hand(hand_off, bytes, party)
+        let size = Size { bytes: hand_off.ring_bytes(), datagrams: hand_off.datagrams() };
+        let party = party(&hand_off);
+        mailbox.hand(hand_off, size, party)
     }
 
     /// Returns an identifier that no other session of this process has.
@@ -448,10 +471,10 @@ mod tests {
         let second = connected(&hub, 1, 8);
         let replaced = hub.establish(&second, |_| false).unwrap().unwrap();
         assert_eq!((replaced.owner, replaced.session), (0, first.session));
-        let mut told = hub.take(1, &mut VecDeque::new());
+        let (mut told, _) = hub.take(1);
         let [WorkerMessage::Connected(told)] = told.make_contiguous() else { panic!("{told:?}") };
         assert!(!hub.is_current(told.peer, told.session));
-        let to_first = hub.take(0, &mut VecDeque::new());
+        let (to_first, _) = hub.take(0);
         assert!(matches!(to_first[0], WorkerMessage::EndSession { session, .. } if session == first.session));
         assert!(
             matches!(&to_first[1], WorkerMessage::Connected(connected) if connected.session == second.session)

@@ -7,6 +7,7 @@ use dataplane::{
     datapath::{
         downlink::Received,
         segments::{Segments, Sending},
+        work::HANDED_PER_TURN,
     },
     hand_off::{HandOff, Kind},
     relay::{Account, DropReason},
@@ -28,11 +29,15 @@ const HAND_OFFS_PER_TURN: usize = 64;
 impl Worker {
     /// Accepts hand-off batches of other workers, before this worker's own sockets are served.
     pub(super) fn accept_hand_offs(&mut self, now: Instant) {
+        let (worker, seen) = (self.cx.id.index, self.data.handed);
+        self.data.notes.work.begin_share(HANDED_PER_TURN);
         for _ in 0..HAND_OFFS_PER_TURN {
-            if self.data.notes.work.is_over() {
-                return;
+            let notes = &self.data.notes;
+            if notes.work.is_over() {
+                break;
             }
-            let Some(hand_off) = self.data.hand_offs.pop_front() else { return };
+            let next = self.cx.hub.next_hand_off(worker, seen, |peer| notes.shares.is_spent(peer));
+            let Some(hand_off) = next else { break };
             self.cx.stats.unpublished = true;
             self.cx.stats.totals.handed_in[hand_off.kind.content()] += hand_off.datagrams();
             if self.cx.drop_if_outdated(&hand_off) {
@@ -50,11 +55,13 @@ impl Worker {
                 }
                 Kind::Unauthenticated { port } => self.data.unauthenticated.accept(&hand_off, port),
                 Kind::Frames { peer, lane } => {
+                    let mut cost = 0;
                     self.take_batches(&hand_off, waited, |worker| {
                         worker.downlink(now, |downlink, batch| {
-                            downlink.frames(batch, LaneRef { peer, lane });
+                            cost += downlink.frames(batch, LaneRef { peer, lane });
                         });
                     });
+                    self.data.notes.shares.charge_later(peer, cost);
                 }
                 Kind::Returned { peer } => {
                     if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
@@ -79,6 +86,9 @@ impl Worker {
                 }
             }
         }
+        let shares = &mut self.data.notes.shares;
+        let left = self.cx.hub.has_seen(worker, seen, |peer| shares.is_spent(peer));
+        shares.handed(left, now);
     }
 
     /// Copies the pieces of a hand-off batch, which has `waited`, into the receive batch, and runs `pass` over each full one.

@@ -6,7 +6,7 @@ use config::Config;
 use dataplane::{
     datapath::work::MOST_PER_TURN,
     forward::{Locals, tun::TunSide},
-    hand_off::{HandOff, Outgoing},
+    hand_off::Outgoing,
     lanes::{Lanes, Underlays},
     sockets::SocketFactory,
 };
@@ -97,7 +97,7 @@ impl Worker {
             reassembly: relays().map(|relay| relay.reassembly.held_bytes()).sum(),
             send_buffers: cx.sockets.underlays.send_buffer_bytes(),
             batches: data.rests.batches(),
-            hand_offs: ring + data.hand_offs.iter().map(HandOff::ring_bytes).sum::<usize>(),
+            hand_offs: ring,
             unauthenticated: data.unauthenticated.waiting.bytes(),
             messages,
             events: self.sessions.events.capacity() * size_of::<(ConnectionHandle, Event)>(),

@@ -13,7 +13,9 @@ use crate::{
 impl Worker {
     /// Handles what other workers sent since the last turn.
     pub(super) fn read_messages(&mut self, now: Instant) {
-        for message in self.cx.hub.take(self.cx.id.index, &mut self.data.hand_offs) {
+        let (messages, handed) = self.cx.hub.take(self.cx.id.index);
+        self.data.handed = handed;
+        for message in messages {
             self.cx.stats.unpublished = true;
             self.handle_message(message, now);
             self.settle_effects(now);

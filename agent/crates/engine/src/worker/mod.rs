@@ -66,7 +66,7 @@ use dataplane::{
     datapath::{
         downlink::{Downlink, Place, Received},
         shares,
-        work::{FRAMES_PER_UNIT, Work},
+        work::{FRAMES_PER_UNIT, PER_TURN, Work},
     },
     forward::{Local, tcp::Cause},
     lanes::UnderlayId,
@@ -316,7 +316,7 @@ impl Worker {
         let busy = decoys_busy
             || waits
             || !self.cx.sources.is_empty()
-            || !self.data.hand_offs.is_empty()
+            || self.cx.hub.has_hand_offs(self.cx.id.index)
             || !self.cx.ready.is_empty();
         Turn { busy, deadline: self.cx.timers.next(), ended: self.ended }
     }
@@ -326,7 +326,7 @@ impl Worker {
     fn serve_sources(&mut self, now: Instant) -> usize {
         let mut batches = 0;
         for class in Class::ALL {
-            self.data.notes.work.begin_share();
+            self.data.notes.work.begin_share(PER_TURN);
             let mut left = self.cx.sources.budget(class);
             for _ in 0..self.cx.sources.count(class) {
                 if left <= 0 || class == Class::Underlay && self.data.notes.work.is_over() {
@@ -390,7 +390,9 @@ impl Worker {
             Some(rest) => {
                 let fresh = std::mem::replace(&mut self.data.batch, rest.batch);
                 self.data.rests.keep(fresh);
-                self.take_batch(rest.received, rest.from, now);
+                // What stands behind it in the kernel waits as long.
+                self.data.notes.shares.received(rest.received.port, now - rest.since, true, now);
+                self.take_batch(rest.received, rest.from, rest.since, now);
                 // The datagrams of the rest were counted when the batch was received.
                 self.data.batch.clear();
                 true
@@ -408,12 +410,12 @@ impl Worker {
 
     /// Handles the received batch as far as the turn's share of work allows, and keeps the rest for the next turn; returns whether
     /// there is one.
-    fn take_batch(&mut self, received: Received, from: Place, now: Instant) -> bool {
+    fn take_batch(&mut self, received: Received, from: Place, since: Instant, now: Instant) -> bool {
         let mut left = None;
         self.downlink(now, |downlink, batch| left = downlink.batch(batch, received, from));
         let Some(from) = left else { return false };
         let batch = std::mem::replace(&mut self.data.batch, self.data.rests.fresh());
-        self.data.rests.push(Rest { batch, received, from });
+        self.data.rests.push(Rest { batch, received, since, from });
         true
     }
 
@@ -432,7 +434,7 @@ impl Worker {
         match outcome {
             Ok(()) => {}
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.data.notes.shares.received(port, false, now);
+                self.data.notes.shares.received(port, Duration::ZERO, false, now);
                 return false;
             }
             // An ICMP error about an earlier packet; datagrams may wait behind it. Liveness checks find out whether it matters.
@@ -443,10 +445,11 @@ impl Worker {
             }
         }
         let last = self.data.batch.last;
+        let waited = if self.data.batch.is_empty() { Duration::ZERO } else { self.data.batch.meta(0).age };
         let received = Received { underlay: id, port };
-        let left = self.take_batch(received, Place::default(), now);
+        let left = self.take_batch(received, Place::default(), now, now);
         // Joined datagrams are many: a batch that is not full may hold more than a turn takes.
-        self.data.notes.shares.received(port, is_full || left, now);
+        self.data.notes.shares.received(port, waited, is_full || left, now);
         left || !last
     }
 

@@ -14,7 +14,7 @@ use dataplane::{
         tcp::{self, TcpForward, TcpId},
         tun::TunSide,
     },
-    hand_off::{HandOff, Outgoing},
+    hand_off::Outgoing,
     lanes::{LaneId, Lanes, UnderlayId, Underlays},
     sockets::SocketFactory,
 };
@@ -31,6 +31,7 @@ use crate::{
         driver::{Control, Event},
     },
     health::Health,
+    hub::Seen,
     mtu_table::MtuTable,
     worker::{
         decoys::Decoys, keepalive::Keepalives, routed::RoutedPeers, sight::Sight, stats::Snapshots,
@@ -57,8 +58,8 @@ pub(super) struct DataPlane {
     pub(super) rests: Rests,
     /// Batches for other workers, sent at the end of the turn.
     pub(super) outgoing: Outgoing,
-    /// Batches from other workers that have not been handled.
-    pub(super) hand_offs: VecDeque<HandOff>,
+    /// Which batches from other workers may be taken in this turn.
+    pub(super) handed: Seen,
     /// Datagrams of unauthenticated senders that came in this turn.
     pub(super) unauthenticated: Unauthenticated,
     /// Peers to which the current batch of the TUN device has packets.

@@ -16,7 +16,8 @@ impl Worker {
             return;
         }
         let due = lanes.iter().filter(|touched| touched.is_due);
-        let mut shares = DueShares::of(due.map(|touched| touched.peer));
+        let notes = &self.data.notes;
+        let mut shares = DueShares::of(due.map(|touched| touched.peer), |peer| notes.shares.left(peer));
         self.downlink(now, |downlink, _| {
             for TouchedRepair { peer, lane, .. } in lanes {
                 // What finds its peer's share used up is due in the next turn: the lane's timer says so.
@@ -68,12 +69,14 @@ struct DueShares {
 }
 
 impl DueShares {
-    fn of(peers: impl Iterator<Item = PeerId>) -> Self {
+    /// Shares for `peers`, each at most what is `left` of its allowance in this turn.
+    fn of(peers: impl Iterator<Item = PeerId>, left: impl Fn(PeerId) -> Option<u64>) -> Self {
         let mut peers: Vec<PeerId> = peers.collect();
         peers.sort_unstable();
         peers.dedup();
         let share = DUE_PER_TURN / peers.len().max(1) as u64;
-        Self { left: peers.into_iter().map(|peer| (peer, share.max(LEAST_SHARE))).collect() }
+        let of = |peer| left(peer).map_or(share, |left| share.min(left)).max(LEAST_SHARE);
+        Self { left: peers.into_iter().map(|peer| (peer, of(peer))).collect() }
     }
 
     /// Does a peer's work within what is left of its share; it returns its cost.

@@ -16,6 +16,7 @@ use std::{sync::Arc, time::Instant};
 
 use base::ids::{PeerId, SessionRef};
 use dataplane::{
+    datapath::work::PER_TURN,
     lanes::{Openings, pool},
     peer::Suspicion,
     relay::FlowEnd,
@@ -57,7 +58,7 @@ const SPARE_EVENTS: usize = 256;
 impl Worker {
     /// Polls the control connections until they have no more events.
     pub(super) fn poll_control(&mut self, now: Instant) {
-        self.data.notes.work.begin_share();
+        self.data.notes.work.begin_share(PER_TURN);
         self.take_waiting_plain(now);
         self.take_plain(now);
         loop {
@@ -96,7 +97,7 @@ impl Worker {
             self.cx.hub.stopped();
         }
         let telling = self.sessions.control.iter().any(|connection| connection.key.is_some());
-        self.ended |= all_stopped && !telling && self.data.hand_offs.is_empty();
+        self.ended |= all_stopped && !telling && !self.cx.hub.has_hand_offs(self.cx.id.index);
     }
 
     fn control_event(&mut self, handle: ConnectionHandle, event: Event, now: Instant) {

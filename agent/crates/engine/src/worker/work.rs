@@ -3,6 +3,8 @@
 //! A turn takes no virtual time, however much it does. Therefore it counts its work, and tests bound the counts:
 //! `inspection.rs`.
 
+use std::time::Instant;
+
 use dataplane::{
     datapath::{
         downlink::{Place, Received},
@@ -23,6 +25,8 @@ const MOST_RESTS: usize = 4;
 pub(super) struct Rest {
     pub(super) batch: Box<ReceiveBatch>,
     pub(super) received: Received,
+    /// When the batch was received.
+    pub(super) since: Instant,
     /// The position in the batch at which the next turn continues.
     pub(super) from: Place,
 }

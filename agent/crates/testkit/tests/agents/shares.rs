@@ -2,7 +2,11 @@
 
 use std::{net::SocketAddr, time::Duration};
 
-use base::clock::Clock;
+use base::{
+    clock::Clock,
+    ids::{LaneRef, PeerId},
+};
+use net::batch::Meta;
 use wire::context::Context;
 
 use crate::{
@@ -122,6 +126,55 @@ fn work_without_end_in_standard_mode_leaves_the_datagrams_of_another_without_los
     assert!(flood.metric("culvert_refused_datagrams_total{reason=\"unopened\"}") > 0);
     flood.assert_no_turn_was_too_long();
     flood.assert_innocent_is_unharmed();
+}
+
+#[test]
+fn what_another_worker_hands_over_of_one_peer_holds_up_nothing_of_the_others() {
+    let mut flood = GateFlood::plain(2_406);
+    for flow in 0..64 {
+        let opening = flood.open(flow, ECHO);
+        flood.malicious.send_plain(&opening);
+    }
+    flood.run(50);
+    flood.slow_exit();
+    let (entry, exit) = (flood.pair.entry, flood.pair.exit);
+    let mut client = flood.pair.client(9_300);
+    client.send(INGRESS, &numbered(1_000));
+    flood.run(50);
+    drop(client.receive());
+    let of_client =
+        flood.pair.world.agent(entry).workers[0].peers()[0].data.relay.flows.iter().next().unwrap().2.number;
+    let frame = |number, payload: &[u8]| {
+        [Context::Flow { number, payload_at: 0 }.encode().as_slice(), payload].concat()
+    };
+    let (mut echoed, mut late) = (0, [0; 2]);
+    for round in 0..500 {
+        let beside_rogue = usize::from(round >= 100);
+        let most = 2_000 * beside_rogue as u64;
+        let of_rogue: Vec<_> = (0..most).map(|place| frame(flood.malicious.flow(place % 64), &[0])).collect();
+        flood.pair.hand_over(exit, Duration::ZERO, |outgoing| {
+            // As a worker that has the lanes of both.
+            for frame in &of_rogue {
+                outgoing.frame(0, LaneRef { peer: PeerId(1), lane: 0 }, Some(1), Meta::EMPTY, frame);
+            }
+            let frame = frame(of_client, &numbered(round));
+            let payload = Some(numbered(round).len());
+            outgoing.frame(0, LaneRef { peer: PeerId(0), lane: 0 }, payload, Meta::EMPTY, &frame);
+        });
+        flood.run(1);
+        for (_, payload) in client.receive() {
+            echoed += 1;
+            late[beside_rogue] = late[beside_rogue].max(round - number_of(&payload));
+        }
+    }
+    flood.run(100);
+    assert_eq!(echoed + client.receive().len(), 500);
+    assert!(
+        late[1] <= late[0] + 4,
+        "an answer came after {late:?} ms: beside the rogue a turn later at most"
+    );
+    assert!(flood.dropped("hand_over_full") > 100_000, "the rogue's do not fit");
+    flood.assert_no_turn_was_too_long();
 }
 
 #[test]
