@@ -64,7 +64,7 @@ use base::{
 };
 use dataplane::{
     datapath::{
-        downlink::{Downlink, Place, Received},
+        downlink::{Downlink, Position, Received},
         shares,
         work::{FRAMES_PER_UNIT, Work},
     },
@@ -408,7 +408,7 @@ impl Worker {
 
     /// Handles the received batch as far as the turn's share of work allows, and keeps the rest for the next turn; returns whether
     /// there is one.
-    fn take_batch(&mut self, received: Received, from: Place, now: Instant) -> bool {
+    fn take_batch(&mut self, received: Received, from: Position, now: Instant) -> bool {
         let mut left = None;
         self.downlink(now, |downlink, batch| left = downlink.batch(batch, received, from));
         let Some(from) = left else { return false };
@@ -444,7 +444,7 @@ impl Worker {
         }
         let last = self.data.batch.last;
         let received = Received { underlay: id, port };
-        let left = self.take_batch(received, Place::default(), now);
+        let left = self.take_batch(received, Position::default(), now);
         // Joined datagrams are many: a batch that is not full may hold more than a turn takes.
         self.data.notes.shares.received(port, is_full || left, now);
         left || !last
@@ -562,7 +562,7 @@ impl Worker {
             self.settle_effects(now);
             let Some(slot) = self.host.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path());
-            if slot.exhausted {
+            if slot.is_exhausted() {
                 self.host.end_lane(&mut self.cx, id, LaneLoss::Ended(None), now);
                 self.settle_effects(now);
                 continue;

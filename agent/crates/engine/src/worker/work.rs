@@ -5,7 +5,7 @@
 
 use dataplane::{
     datapath::{
-        downlink::{Place, Received},
+        downlink::{Position, Received},
         work::Work,
     },
     lanes::UnderlayId,
@@ -24,7 +24,7 @@ pub(super) struct Rest {
     pub(super) batch: Box<ReceiveBatch>,
     pub(super) received: Received,
     /// The position in the batch at which the next turn continues.
-    pub(super) from: Place,
+    pub(super) from: Position,
 }
 
 /// Rests of batches, at most one for each socket, so that no datagram overtakes an earlier one.
