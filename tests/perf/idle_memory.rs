@@ -27,7 +27,7 @@ use culvert_tests::{
     ports,
     process::Running,
 };
-use dataplane::lanes::{LaneSlot, Lanes, OpeningId, UnderlayId};
+use dataplane::lanes::{LaneSlot, Lanes, OpeningId, PacketSize, UnderlayId};
 use gate::identity::Identity;
 use quic_core::{AckProfile, ConnectionId, HEADER_LEN, Lane, LaneConfig, Suite, TAG_LEN, TRANSMIT_CAPACITY};
 
@@ -68,7 +68,15 @@ fn lanes() {
             let owner = SessionRef { peer: PeerId(0), session: SessionId(1) };
             let opening = OpeningId { index: 0, epoch: 1 };
             let core = used_lane(cid, packets);
-            let slot = LaneSlot::new(core, owner, opening, cid, UnderlayId(0), 1200, clock::now());
+            let slot = LaneSlot::new(
+                core,
+                owner,
+                opening,
+                cid,
+                UnderlayId(0),
+                PacketSize::new(1200, 1200),
+                clock::now(),
+            );
             lanes.insert(slot);
         }
         let bytes = (dhat::HeapStats::get().curr_bytes - before) / LANES;

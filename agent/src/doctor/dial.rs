@@ -12,7 +12,7 @@ use std::{
 
 use base::clock::{Clock, SystemClock};
 use config::{Config, Transport, defaults};
-use dataplane::peer::SETTLE_TIME;
+use dataplane::budget::SETTLE_TIME;
 use engine::{status::PeerStatus, worker};
 use gate::identity::{self, Identity};
 use wire::context::INNER_OVERHEAD;

@@ -3,7 +3,7 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
-use std::{collections::BTreeMap, fs, path::Path, time::Duration};
+use std::{collections::BTreeMap, fs, path::Path, sync::Arc, time::Duration};
 
 use culvert_tests::clock;
 use data_encoding::HEXLOWER;
@@ -322,8 +322,8 @@ fn packets(input: Input<'_>) -> impl FnMut(Vec<u8>) -> Outcome {
 }
 
 fn pieces() -> impl FnMut(Vec<u8>) -> Outcome {
-    const LIMIT_BYTES: usize = 1 << 20;
-    let (mut reassembler, mut account, now) = (Reassembler::default(), Account::default(), clock::now());
+    let mut reassembler = Reassembler::within(1 << 20, &Arc::default());
+    let (mut account, now) = (Account::default(), clock::now());
     move |bytes| {
         let Some(Context::Piece { datagram, total, offset, payload_at, .. }) = Context::decode(&bytes) else {
             return Outcome::of("malformed");
@@ -332,7 +332,7 @@ fn pieces() -> impl FnMut(Vec<u8>) -> Outcome {
         let malformed = |account: &Account| account.dropped[DropReason::Malformed];
         let before = malformed(&account);
         let mut joined = Vec::new();
-        match reassembler.take(&piece, &bytes[payload_at..], LIMIT_BYTES, now, &mut account, &mut joined) {
+        match reassembler.take(&piece, &bytes[payload_at..], now, &mut account, &mut joined) {
             Some(whole) => {
                 Outcome { verdict: "complete", output: Fields::from([("datagram", hex(&joined[whole]))]) }
             }

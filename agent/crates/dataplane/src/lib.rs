@@ -7,9 +7,10 @@
 //! | lanes: their sockets, paths, packets that are being filled | [`lanes`] |
 //! | sockets of clients and services, the TUN device's queue, TCP forwards | [`forward`] |
 //! | what opens sockets, and what they counted | [`sockets`], [`socket_stats`] |
-//! | a peer, as the data plane sees it | [`peer`] |
+//! | a peer, as the data plane sees it; how large its packets may be | [`peer`], [`budget`] |
 //! | what goes to another worker | [`hand_off`] |
 
+pub mod budget;
 pub mod datapath;
 pub mod forward;
 pub mod hand_off;

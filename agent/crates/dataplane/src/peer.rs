@@ -1,20 +1,18 @@
 //! A peer, as the data plane of one worker sees it.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{sync::Arc, time::Instant};
 
 use base::{
     ids::{PeerId, SessionId},
     token_bucket::{Allowance, Pace},
 };
 use wire::{
-    context::{Context, INNER_OVERHEAD, REPAIR_OVERHEAD},
-    messages::{self, Features},
+    context::{Context, REPAIR_OVERHEAD},
+    messages::Features,
 };
 
 use crate::{
+    budget::{Budget, Room},
     forward::peer_routes::Readiness,
     lanes::{Plain, Pool},
     relay::{DatagramRelay, DropReason},
@@ -58,28 +56,15 @@ pub struct Link {
     /// True if this end dialled the session's connection.
     pub dialled: bool,
     pub pool: Pool,
-    /// The largest packet to the peer on any of its lanes, in bytes of UDP payload.
-    pub budget: usize,
-    /// Whether `budget` is what the lanes' paths were found to carry, rather than what is sent until that is known.
-    pub measured: bool,
-    /// The most that may come of measuring, in bytes of UDP payload.
-    pub ceiling: usize,
-    /// Whether IP packets that may fit wait until the paths have been measured, for the first time.
-    pub holds: bool,
+    pub budget: Budget,
     /// The frames for the control connection, at the session owner in standard mode: one of the ends has no lanes.
     pub plain: Option<Plain>,
-    /// Whether the session is in standard mode, so that its owner alone reaches the peer.
-    pub standard: bool,
     /// What the peer is able to do.
     pub features: Features,
     /// Whether the peer wants reports about what arrives on its lanes.
     pub reports: bool,
-    /// The time from which `budget` is relied on even if it is not `measured`.
-    pub settles_at: Instant,
     /// The reasons to suspect this session.
     pub suspicions: Suspicions,
-    /// The services that the peer offers.
-    pub services: Vec<messages::Service>,
     /// The name that stream connections use for this session.
     pub name: [u8; 16],
     /// How many connections carry its TCP forwards, the control connection included; 1 if the peer knows no others.
@@ -91,6 +76,13 @@ impl Link {
     #[must_use]
     pub fn has(&self, feature: Features) -> bool {
         self.features.contains(feature)
+    }
+
+    /// Whether the session is in standard mode, so that its owner alone reaches the peer.
+    #[inline]
+    #[must_use]
+    pub fn is_standard(&self) -> bool {
+        self.pool.wanted == 0
     }
 }
 
@@ -208,31 +200,6 @@ pub struct TooLarge {
     pub wanted: bool,
 }
 
-/// How long after a peer connected its packet budget is not relied on unless its lanes have measured their paths, which takes
-/// them a round trip. In standard mode nothing says when the search of the control connection has ended.
-pub const SETTLE_TIME: Duration = Duration::from_secs(3);
-
-/// The same after a path has shrunk: the search starts again from the smallest size, which must not be reported to anyone.
-pub const RESETTLE_TIME: Duration = Duration::from_millis(1_500);
-
-/// How large an IP packet to a peer may be, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Room {
-    /// What fits into one packet to the peer now.
-    pub fits: u16,
-    /// What may fit once its path has been measured: senders of larger packets are told this. The same as `fits` from then on.
-    pub may_fit: u16,
-}
-
-impl Link {
-    /// Whether an IP packet of `bytes` bytes, which fits into no packet yet, is to wait because it may soon.
-    #[must_use]
-    pub fn holds_back(&self, bytes: usize, is_repaired: bool, now: Instant) -> bool {
-        let needs = bytes + INNER_OVERHEAD + if is_repaired { REPAIR_OVERHEAD } else { 0 };
-        self.holds && now < self.settles_at && (self.budget + 1..=self.ceiling).contains(&needs)
-    }
-}
-
 impl PeerData {
     /// Whether `context` opens a flow of the peer, which has used up its allowance of openings.
     #[must_use]
@@ -268,13 +235,7 @@ impl PeerData {
         let link = self.link.as_ref()?;
         // Whether anything is lost just now makes no difference to the MTU.
         let reserve = if self.packet_repair().is_some() { REPAIR_OVERHEAD } else { 0 };
-        let inside = |packet: usize| {
-            let bytes = packet.saturating_sub(INNER_OVERHEAD + reserve);
-            u16::try_from(bytes).unwrap_or(u16::MAX).min(most)
-        };
-        let settled = link.measured || now >= link.settles_at;
-        let fits = inside(link.budget);
-        Some(Room { fits, may_fit: if settled { fits } else { inside(link.ceiling).max(fits) } })
+        Some(link.budget.room(reserve, most, now))
     }
 
     /// The largest IP packet that fits into one packet to the peer, at most `most` bytes; `None` while it is not connected, or
@@ -320,7 +281,7 @@ impl PeerData {
             |link: &&Link| self.is_live() && link.has(Features::PACKETS) && !link.suspicions.unresponsive;
         match self.link.as_ref().filter(usable) {
             Some(link) if link.suspicions.late || link.suspicions.leaving => Readiness::Late,
-            Some(link) if link.standard || link.pool.up != 0 => Readiness::Ready,
+            Some(link) if link.is_standard() || link.pool.up != 0 => Readiness::Ready,
             Some(_) => Readiness::Late,
             None => Readiness::Away,
         }

@@ -74,8 +74,6 @@ pub struct Session {
 #[derive(Debug)]
 pub struct Peer {
     pub data: PeerData,
-    /// The name in logs and metrics.
-    pub name: Arc<str>,
     /// Whether the configuration, the state file or open mode added the peer.
     pub origin: PeerOrigin,
     /// Number of earlier peers in this slot.
@@ -186,6 +184,12 @@ impl Failure {
 }
 
 impl Peer {
+    /// The name in logs and metrics.
+    #[must_use]
+    pub fn name(&self) -> &Arc<str> {
+        &self.data.config.name
+    }
+
     /// Whether `key` is one of the keys that this peer may prove.
     #[must_use]
     pub fn has_key(&self, key: &[u8; 32]) -> bool {
@@ -246,7 +250,7 @@ impl Peers {
     /// The name of a peer, for logs.
     #[must_use]
     pub fn name(&self, id: PeerId) -> &str {
-        self.get(id).map_or("?", |peer| &*peer.name)
+        self.get(id).map_or("?", |peer| &**peer.name())
     }
 
     /// The session with `id`, if this worker owns it.

@@ -348,7 +348,7 @@ impl Run {
     fn due(&mut self) {
         let now = self.clock.now();
         let Self { came, receiver, .. } = self;
-        receiver.follow(self.counts.rtt);
+        receiver.set_rtt(self.counts.rtt);
         receiver.expire(now, &mut |delivered| {
             if let Delivered::Other(frame) = delivered {
                 take(came, frame);

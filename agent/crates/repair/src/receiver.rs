@@ -93,7 +93,7 @@ impl Receiver {
     }
 
     /// The path has this round trip now, or zero if nobody knows it.
-    pub fn follow(&mut self, rtt: Duration) {
+    pub fn set_rtt(&mut self, rtt: Duration) {
         let deadline = self.terms.deadline.on(rtt);
         if deadline != self.deadline {
             self.deadline = deadline;

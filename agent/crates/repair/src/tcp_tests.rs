@@ -549,7 +549,7 @@ impl World {
 
     fn ask(&mut self) {
         let mut asks = Vec::new();
-        self.receiver.follow(self.counts.rtt);
+        self.receiver.set_rtt(self.counts.rtt);
         self.receiver.ask(self.counts.rtt, self.clock.now(), &mut asks);
         if !asks.is_empty() {
             self.back(Event::Asks(asks.clone()));

@@ -134,7 +134,7 @@ struct Recent {
     lane: LaneRef,
     /// The header that precedes the lane's payloads.
     header: Header,
-    way: Way,
+    target: LocalTarget,
     /// The buffer of the last payload, and where it ends there.
     slot: usize,
     end: usize,
@@ -142,15 +142,15 @@ struct Recent {
 
 /// The local end of a flow, for payloads.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Way {
+pub(super) struct LocalTarget {
     pub(super) socket: LocalId,
     pub(super) destination: Option<SocketAddr>,
     pub(super) source: Option<IpAddr>,
     burst: u16,
 }
 
-impl Way {
-    /// Where payloads of `peer` that take this way go.
+impl LocalTarget {
+    /// Where payloads of `peer` go.
     #[inline]
     pub(super) fn recipient(&self, peer: PeerId) -> Recipient {
         Recipient { destination: self.destination, source: self.source, owner: peer.0 }
@@ -203,7 +203,7 @@ pub enum Outcome<'a> {
 
 /// The position of a datagram in a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Place {
+pub struct Position {
     slot: usize,
     datagram: usize,
 }
@@ -211,13 +211,18 @@ pub struct Place {
 impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// Takes a received batch of one underlay socket, beginning at `from`, until the turn has had its share of work; returns where it goes
     /// on in the next turn. Payloads are listed for delivery, not yet delivered.
-    pub fn batch(&mut self, batch: &mut ReceiveBatch, received: Received, from: Place) -> Option<Place> {
+    pub fn batch(
+        &mut self,
+        batch: &mut ReceiveBatch,
+        received: Received,
+        from: Position,
+    ) -> Option<Position> {
         self.batch_from(batch, received, from, false)
     }
 
     /// Takes all of a batch that another worker received.
     pub fn whole_batch(&mut self, batch: &mut ReceiveBatch, received: Received) {
-        let rest = self.batch_from(batch, received, Place::default(), true);
+        let rest = self.batch_from(batch, received, Position::default(), true);
         debug_assert_eq!(rest, None, "nothing of it is left");
     }
 
@@ -225,15 +230,15 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         &mut self,
         batch: &mut ReceiveBatch,
         received: Received,
-        from: Place,
+        from: Position,
         whole: bool,
-    ) -> Option<Place> {
+    ) -> Option<Position> {
         self.notes.recent = None;
         let mut rest = None;
         for slot in from.slot..batch.len() {
             let datagram = if slot == from.slot { from.datagram } else { 0 };
-            if let Some(datagram) = self.buffer(batch, received, Place { slot, datagram }, whole) {
-                rest = Some(Place { slot, datagram });
+            if let Some(datagram) = self.buffer(batch, received, Position { slot, datagram }, whole) {
+                rest = Some(Position { slot, datagram });
                 break;
             }
         }
@@ -244,7 +249,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     /// Confirms the openings of a batch.
     pub(super) fn confirm(&mut self) {
         while let Some((lane, number)) = self.notes.confirm.pop() {
-            self.say(lane, Context::Confirmed(number));
+            self.send_flow_message(lane, Context::Confirmed(number));
         }
     }
 
@@ -265,7 +270,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 PayloadKind::Repair => {
                     self.notes.recent = None;
                     // Other workers hand over what is inside only.
-                    let source = Source { way: uplink::Way::Plain, lane };
+                    let source = Source { hop: uplink::NextHop::Plain, lane };
                     self.repaired_frame(batch, FrameAt { slot, range }, source, late);
                 }
                 PayloadKind::Packet { .. } | PayloadKind::Report(_) | PayloadKind::Other => {
@@ -283,10 +288,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         &mut self,
         batch: &mut ReceiveBatch,
         received: Received,
-        from: Place,
+        from: Position,
         whole: bool,
     ) -> Option<usize> {
-        let Place { slot, datagram: first } = from;
+        let Position { slot, datagram: first } = from;
         let meta = *batch.meta(slot);
         let origins = Origins {
             underlay: received.underlay,
@@ -397,7 +402,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 PayloadKind::Repair => {
                     self.notes.recent = None;
                     let frame = FrameAt { slot: origins.slot, range: first.clone() };
-                    self.repaired_frame(batch, frame, Source { way: uplink::Way::Lane(id), lane }, late);
+                    self.repaired_frame(batch, frame, Source { hop: uplink::NextHop::Lane(id), lane }, late);
                 }
                 PayloadKind::Other => match self.run(batch, origins.slot, rest, lane) {
                     0 => self.frame(batch, origins.slot, first.clone(), lane),
@@ -479,13 +484,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             return 0;
         }
         (recent.slot, recent.end) = (slot, end);
-        let (way, peer) = (recent.way, lane.peer);
+        let (target, peer) = (recent.target, lane.peer);
         if let Some(state) = self.peers.data_mut(peer) {
             state.relay.downlink.receive(count as u64, (end - start) as u64);
             state.relay.stats.downlink_bytes += (end - start) as u64;
         }
-        match self.locals.delivery(way.socket) {
-            Some(list) => list.push_run(way.recipient(peer), slot, start..end, segment, way.burst),
+        match self.locals.delivery(target.socket) {
+            Some(list) => list.push_run(target.recipient(peer), slot, start..end, segment, target.burst),
             None => {
                 if let Some(state) = self.peers.data_mut(peer) {
                     state.relay.downlink.drop(DropReason::SocketOpen, count as u64);
@@ -540,13 +545,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 match known {
                     Some(flow) => {
                         let end = payload.end;
-                        let way = self.deliver(lane, flow, slot, payload);
+                        let target = self.deliver(lane, flow, slot, payload);
                         let header = confirmed_header(number);
-                        self.notes.recent = way.map(|way| Recent { lane, header, way, slot, end });
+                        self.notes.recent = target.map(|target| Recent { lane, header, target, slot, end });
                     }
                     None => {
                         account.drop(DropReason::UnknownFlow, 1);
-                        self.say_unknown(lane, number);
+                        self.answer_unknown(lane, number);
                     }
                 }
             }
@@ -592,26 +597,32 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     }
 
     /// Lists a payload for delivery to its flow's socket, and says where that is.
-    fn deliver(&mut self, lane: LaneRef, id: FlowId, slot: usize, payload: Range<usize>) -> Option<Way> {
-        let way = self.way_to(lane, id)?;
+    fn deliver(
+        &mut self,
+        lane: LaneRef,
+        id: FlowId,
+        slot: usize,
+        payload: Range<usize>,
+    ) -> Option<LocalTarget> {
+        let target = self.local_target(lane, id)?;
         self.peers.data_mut(lane.peer)?.relay.stats.downlink_bytes += payload.len() as u64;
-        self.list(lane.peer, &way, slot, payload);
-        Some(way)
+        self.list(lane.peer, &target, slot, payload);
+        Some(target)
     }
 
     /// Where the payloads of a flow go, one of which has come on `lane`: it is confirmed, if it was not yet.
     #[inline]
-    pub(super) fn way_to(&mut self, lane: LaneRef, id: FlowId) -> Option<Way> {
+    pub(super) fn local_target(&mut self, lane: LaneRef, id: FlowId) -> Option<LocalTarget> {
         let peer = lane.peer;
         let state = self.peers.data_mut(peer)?;
         let flow = state.relay.flows.get_mut(id)?;
         flow.last_active = self.now;
-        let way = match flow.origin {
+        let target = match flow.origin {
             Origin::Upstream { socket, service } => {
                 // Answers take the lane that the flow came by.
                 flow.lane = lane.lane;
                 let burst = self.config.services.get(service).map_or(1, |service| service.burst);
-                Way { socket, destination: None, source: None, burst }
+                LocalTarget { socket, destination: None, source: None, burst }
             }
             Origin::Ingress { client, .. } => {
                 let newly_confirmed = flow.standing != Standing::Confirmed;
@@ -620,35 +631,35 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     uplink.confirmed(id);
                 }
                 let destination = Some(client.address);
-                Way { socket: client.socket, destination, source: client.local, burst: INGRESS_BURST }
+                LocalTarget { socket: client.socket, destination, source: client.local, burst: INGRESS_BURST }
             }
         };
-        Some(Way { burst: self.locals.burst(way.burst), ..way })
+        Some(LocalTarget { burst: self.locals.burst(target.burst), ..target })
     }
 
     /// Lists a payload for delivery to its local socket.
     #[inline]
-    pub(super) fn list(&mut self, peer: PeerId, way: &Way, slot: usize, payload: Range<usize>) {
+    pub(super) fn list(&mut self, peer: PeerId, target: &LocalTarget, slot: usize, payload: Range<usize>) {
         self.notes.work.charge(work::DELIVERY);
-        match self.locals.delivery(way.socket) {
-            Some(list) => list.push(way.recipient(peer), slot, payload, way.burst),
+        match self.locals.delivery(target.socket) {
+            Some(list) => list.push(target.recipient(peer), slot, payload, target.burst),
             None => self.drop(peer, DropReason::SocketOpen),
         }
     }
 
-    pub(super) fn say(&mut self, LaneRef { peer, lane }: LaneRef, message: Context) {
+    pub(super) fn send_flow_message(&mut self, LaneRef { peer, lane }: LaneRef, message: Context) {
         if let Some(mut uplink) = self.uplink(peer) {
             // A message that finds no room is sent when the peer repeats its opening or its datagram.
-            uplink.say(lane, message);
+            uplink.send_flow_message(lane, message);
         }
     }
 
     /// Tells the peer that a flow is not known, within its allowance of answers.
-    pub(super) fn say_unknown(&mut self, lane: LaneRef, number: FlowNumber) {
+    pub(super) fn answer_unknown(&mut self, lane: LaneRef, number: FlowNumber) {
         let Some(state) = self.peers.data_mut(lane.peer) else { return };
         if state.allowances.answers.take(1, self.now) {
             self.notes.work.charge(work::ANSWER);
-            self.say(lane, Context::Unknown(number));
+            self.send_flow_message(lane, Context::Unknown(number));
         }
     }
 

@@ -56,7 +56,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 Ok(flow)
             }
             Err(Unopened::Refused(refusal, reason)) => {
-                self.say(lane, Context::Refused(number, refusal));
+                self.send_flow_message(lane, Context::Refused(number, refusal));
                 Err(reason)
             }
             Err(Unopened::TooFast) => Err(DropReason::FlowRate),

@@ -19,9 +19,10 @@ use wire::{
 };
 
 use crate::{
+    budget::Room,
     datapath::{
         segments::{CountedHeader, Segments, Sending},
-        uplink::{Uplink, Way},
+        uplink::{NextHop, Uplink},
     },
     forward::{
         multicast::is_group,
@@ -29,8 +30,8 @@ use crate::{
     },
     hand_off::Outgoing,
     lanes::{Lanes, Payloads, Underlays},
-    peer::{PeerTable, Room},
-    relay::{Belongs, DropReason, PacketClass, Stripes},
+    peer::PeerTable,
+    relay::{DropReason, PacketClass, QueueClass, Stripes},
 };
 
 /// The parts of a worker that the uplink from the TUN device uses.
@@ -248,7 +249,7 @@ impl Uplink<'_> {
                 cut.append(index, &mut rest);
             }
             let segment = cut.header().len() + cut.segment();
-            self.relay.enqueue(Belongs::Packets(class), &rest, segment, self.now, self.now);
+            self.relay.enqueue(QueueClass::Packets(class), &rest, segment, self.now, self.now);
         }
         lane
     }
@@ -275,8 +276,8 @@ impl Uplink<'_> {
             let ahead = view.is_some_and(|view| goes_ahead(view.traffic_class));
             let (tos, repair) = (sending.tos, sending.repair.map(|class| class.terms));
             let class = PacketClass { turn, partial, tos, lane: Some(lane), ahead, repair };
-            let (belongs, arrived) = (Belongs::Packets(class), sending.arrived(self.now));
-            self.relay.enqueue(belongs, rest.data, rest.segment, arrived, self.now);
+            let (class, arrived) = (QueueClass::Packets(class), sending.arrived(self.now));
+            self.relay.enqueue(class, rest.data, rest.segment, arrived, self.now);
         }
     }
 
@@ -306,13 +307,13 @@ impl Uplink<'_> {
         sending: &Sending,
         hand_over: impl FnOnce(&mut Outgoing, u8, LaneRef),
     ) -> usize {
-        let Some(way) = self.way(lane) else { return 0 };
-        if let Way::Worker { worker, lane } = way {
+        let Some(hop) = self.next_hop(lane) else { return 0 };
+        if let NextHop::Worker { worker, lane } = hop {
             hand_over(self.outgoing, worker, LaneRef { peer: self.peer, lane });
             self.relay.uplink.handed_over += payloads.count() as u64;
             return payloads.count();
         }
-        let (done, _) = self.send_all(way, payloads, sending, |uplink, _, _| {
+        let (done, _) = self.send_all(hop, payloads, sending, |uplink, _, _| {
             uplink.relay.uplink.drop(DropReason::TooLarge, 1);
             1
         });
@@ -322,7 +323,7 @@ impl Uplink<'_> {
     /// Whether an IP packet of `bytes` bytes is to wait until it is known that it does not fit.
     fn holds_back(&self, bytes: usize, sending: &Sending) -> bool {
         let is_repaired = sending.repair.is_some();
-        self.link.as_deref().is_some_and(|link| link.holds_back(bytes, is_repaired, self.now))
+        self.link.as_deref().is_some_and(|link| link.budget.holds_back(bytes, is_repaired, self.now))
     }
 
     /// The lane for the packets of a bucket.

@@ -14,7 +14,7 @@ use crate::{
     datapath::{
         downlink::{Downlink, Outside},
         segments::{CountedHeader, Cutting, Segments, Sending},
-        uplink::{Uplink, Way, not_sent},
+        uplink::{NextHop, Uplink, not_sent},
     },
     lanes::{Frame, PushError},
     peer::{PeerTable, TooLarge},
@@ -45,23 +45,23 @@ impl Uplink<'_> {
     pub(super) fn wants_pieces(&self, origin: &Origin) -> bool {
         match *origin {
             Origin::Ingress { ingress, .. } => {
-                self.relay.service(ingress).is_some_and(|service| service.fragment)
+                self.relay.services.of(ingress).is_some_and(|service| service.fragment)
             }
-            Origin::Upstream { service, .. } => self.relay.fragments_of(service),
+            Origin::Upstream { service, .. } => self.relay.fragmenter.is_for(service),
         }
     }
 
     /// The start of cutting the datagram `data` of a flow; `None` if it is too large to travel in pieces.
     pub(super) fn cutting(&mut self, number: FlowNumber, data: &[u8]) -> Option<Cutting> {
         let total = u16::try_from(data.len()).ok().filter(|total| usize::from(*total) <= MOST_DATAGRAM)?;
-        Some(Cutting { number, datagram: self.relay.name_datagram(), total, offset: 0 })
+        Some(Cutting { number, datagram: self.relay.fragmenter.number(), total, offset: 0 })
     }
 
     /// Puts the rest of a datagram into packets. Only its last piece is counted: the datagram shares the fate of that packet.
-    fn cut(&mut self, way: Way, mut cutting: Cutting, mut left: &[u8], sending: &Sending) -> Progress {
+    fn cut(&mut self, hop: NextHop, mut cutting: Cutting, mut left: &[u8], sending: &Sending) -> Progress {
         loop {
             let header = cutting.header();
-            let room = match self.room(way, header.as_slice().len(), sending) {
+            let room = match self.room(hop, header.as_slice().len(), sending) {
                 Ok(room) => room,
                 Err(error) => return Progress::Stopped(error, cutting),
             };
@@ -71,7 +71,7 @@ impl Uplink<'_> {
                 return Progress::TooSmall { most: room.empty };
             }
             let frame = Frame { header: header.as_slice(), payload: piece, counted, tos: sending.tos };
-            if let Err(error) = self.push(way, frame, sending) {
+            if let Err(error) = self.push(hop, frame, sending) {
                 return Progress::Stopped(error, cutting);
             }
             self.relay.stats.fragmented.pieces += 1;
@@ -89,7 +89,7 @@ impl Uplink<'_> {
     /// or none if it has to wait, and then `partly_sent` is how far it has come.
     pub(super) fn go_on(
         &mut self,
-        way: Way,
+        hop: NextHop,
         number: FlowNumber,
         data: &[u8],
         partly_sent: &mut Option<PartlySent>,
@@ -101,7 +101,7 @@ impl Uplink<'_> {
         };
         let cutting = new.resumed(begun);
         let rest = data.get(usize::from(cutting.offset)..).unwrap_or_default();
-        match self.cut(way, cutting, rest, sending) {
+        match self.cut(hop, cutting, rest, sending) {
             Progress::Done => 1,
             Progress::Stopped(_, Cutting { datagram, offset, .. }) => {
                 *partly_sent = Some(PartlySent { datagram, offset });
@@ -146,15 +146,15 @@ impl Uplink<'_> {
     }
 
     /// Takes over the rest of a datagram from another worker; if that is all of it, it goes out uncut if it fits.
-    pub(super) fn take_over_large(&mut self, way: Way, cutting: Cutting, rest: &[u8], sending: &Sending) {
+    pub(super) fn take_over_large(&mut self, hop: NextHop, cutting: Cutting, rest: &[u8], sending: &Sending) {
         if cutting.offset == 0 {
             let header = confirmed_header(cutting.number);
             let whole = Frame { header: header.as_slice(), payload: rest, counted: true, tos: sending.tos };
-            if self.push(way, whole, sending).is_ok() {
+            if self.push(hop, whole, sending).is_ok() {
                 return self.note_sent(1, rest.len(), sending);
             }
         }
-        match self.cut(way, cutting, rest, sending) {
+        match self.cut(hop, cutting, rest, sending) {
             Progress::Done => {}
             Progress::Stopped(error, _) => self.relay.uplink.drop(not_sent(error), 1),
             Progress::TooSmall { most } => {
@@ -183,11 +183,11 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             // The datagram is counted and answered once, with its first piece.
             if offset == 0 {
                 self.refuse(peer, Some(bytes.len()), DropReason::UnknownFlow);
-                self.say_unknown(lane, number);
+                self.answer_unknown(lane, number);
             }
             return;
         };
-        let Some(way) = self.way_to(lane, flow) else { return };
+        let Some(target) = self.local_target(lane, flow) else { return };
         if batch.joined_bytes() + usize::from(total) > MOST_JOINED {
             self.locals.flush(batch);
             batch.forget_joined();
@@ -196,8 +196,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let relay = &mut state.relay;
         let piece = Piece { flow, datagram, total: total.into(), offset: offset.into() };
         let (buffer, joined) = batch.buffer_and_joined(slot);
-        let (limit, account) = (relay.reassembly_bytes, &mut relay.downlink);
-        let taken = relay.reassembly.take(&piece, &buffer[bytes], limit, self.now, account, joined);
+        let account = &mut relay.downlink;
+        let taken = relay.reassembly.take(&piece, &buffer[bytes], self.now, account, joined);
         let Some(whole) = taken else {
             if self.notes.incomplete.last() != Some(&peer) {
                 self.notes.incomplete.push(peer);
@@ -206,7 +206,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         };
         relay.stats.reassembled.datagrams += 1;
         relay.stats.downlink_bytes += whole.len() as u64;
-        self.list(peer, &way, ReceiveBatch::JOINED, whole);
+        self.list(peer, &target, ReceiveBatch::JOINED, whole);
     }
 
     /// Drops a piece that has waited for too long, and its datagram with it; false if that is put together at another worker.

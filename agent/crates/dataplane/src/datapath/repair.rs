@@ -27,7 +27,7 @@ use crate::{
     datapath::{
         downlink::{Downlink, Outside},
         segments::Sending,
-        uplink::{Uplink, Way},
+        uplink::{NextHop, Uplink},
         work,
     },
     lanes::{Frame, LaneId, LaneState, Lanes, Payloads},
@@ -45,7 +45,7 @@ const MOST_ASKED: u16 = 256;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Source {
     /// A lane, or the control connection.
-    pub(super) way: Way,
+    pub(super) hop: NextHop,
     pub(super) lane: LaneRef,
 }
 
@@ -166,7 +166,7 @@ impl Uplink<'_> {
     pub(super) fn repair_of(&self, origin: &Origin, number: FlowNumber) -> Option<RepairClass> {
         let (terms, stream) = match *origin {
             Origin::Ingress { ingress, .. } => {
-                let service = self.relay.service(ingress)?;
+                let service = self.relay.services.of(ingress)?;
                 let known = u16::try_from(service.number.0).ok()?;
                 (service.repair?, StreamOf::ReceiversService(known))
             }
@@ -182,29 +182,29 @@ impl Uplink<'_> {
     /// Begins a run of payloads for repair: whether they get numbers now.
     pub(super) fn begin_repair(
         &mut self,
-        way: Way,
+        hop: NextHop,
         class: &RepairClass,
         payloads: usize,
     ) -> Option<Repaired> {
         let RepairClass { stream, bucket, terms } = *class;
         let (tos, now) = (self.tos, self.now);
         let memory = &self.relay.flows.registry.repair;
-        let (repair, counts) = match way {
-            Way::Lane(lane) => {
+        let (repair, counts) = match hop {
+            NextHop::Lane(lane) => {
                 let slot = self.lanes.get_mut(lane)?;
                 let counts = slot.path_counts(self.relay.share.account.congested());
                 (&mut slot.repair, Some(counts))
             }
-            Way::Plain => {
+            NextHop::Plain => {
                 let plain = self.link.as_deref_mut()?.plain.as_mut()?;
                 (&mut plain.repair, plain.path)
             }
-            Way::Worker { .. } => return None,
+            NextHop::Worker { .. } => return None,
         };
         let streams = repair.get_or_insert_with(|| Box::new(LaneRepair::new(memory)));
         let numbered = streams.sender_for(stream, &terms, payloads).is_some_and(|sender| {
             sender.tos = tos;
-            sender.on_lane = matches!(way, Way::Lane(_));
+            sender.on_lane = matches!(hop, NextHop::Lane(_));
             sender.begin(&terms, payloads, || counts, now)
         });
         Some(Repaired { stream, bucket, numbered })
@@ -213,7 +213,12 @@ impl Uplink<'_> {
     /// Whether the next payload is to be dropped instead of sent, so that its flow learns that the path is full: only of IP packets, whose
     /// TCP slows down for that.
     #[inline]
-    pub(super) fn signals_congestion(&mut self, way: Way, left: &Payloads<'_>, sending: &Sending) -> bool {
+    pub(super) fn signals_congestion(
+        &mut self,
+        hop: NextHop,
+        left: &Payloads<'_>,
+        sending: &Sending,
+    ) -> bool {
         /// Nobody slows down for the loss of an acknowledgement.
         const LEAST_BYTES: usize = 500;
         let is_held = |class: &RepairClass| {
@@ -221,14 +226,14 @@ impl Uplink<'_> {
         };
         let Some(class) = sending.repair.filter(is_held) else { return false };
         let now = self.now;
-        let streams = self.streams(way).filter(|_| left.bytes_of(1) >= LEAST_BYTES).and_then(Option::as_mut);
+        let streams = self.streams(hop).filter(|_| left.bytes_of(1) >= LEAST_BYTES).and_then(Option::as_mut);
         let sender = streams.and_then(|streams| streams.sender(class.stream));
         sender.is_some_and(|sender| sender.signals(class.bucket, now))
     }
 
     /// Answers requests for payloads of a stream of ours.
-    fn answer(&mut self, way: Way, stream: StreamNumber, requests: &[u8]) -> u64 {
-        let Some(mut streams) = self.streams(way).and_then(Option::take) else { return 0 };
+    fn answer(&mut self, hop: NextHop, stream: StreamNumber, requests: &[u8]) -> u64 {
+        let Some(mut streams) = self.streams(hop).and_then(Option::take) else { return 0 };
         let (mut work, unrepaired) = (0, self.unrepaired());
         if let Some(sender) = streams.sender(stream) {
             let (tos, next) = (sender.tos, sender.next());
@@ -242,32 +247,32 @@ impl Uplink<'_> {
                     work += work::ANSWER;
                     let frame = Frame { header, payload: frame, counted: false, tos };
                     // One that finds no room is asked for again.
-                    let _sent = self.push(way, frame, &unrepaired).is_ok();
+                    let _sent = self.push(hop, frame, &unrepaired).is_ok();
                 });
             }
         }
-        if let Some(place) = self.streams(way) {
+        if let Some(place) = self.streams(hop) {
             *place = Some(streams);
         }
         work
     }
 
     /// Sends the requests that are due, and repair symbols after a silence; returns how many frames it sent.
-    fn repair_due(&mut self, way: Way, streams: &mut LaneRepair, rtt: Duration) -> u64 {
+    fn repair_due(&mut self, hop: NextHop, streams: &mut LaneRepair, rtt: Duration) -> u64 {
         let (now, unrepaired, mut sent) = (self.now, self.unrepaired(), 0);
         for sender in &mut streams.senders {
             sender.forget(now);
             let tos = sender.tos;
             while let Some((header, symbol)) = sender.repair(now) {
                 let frame = Frame { header: header.as_slice(), payload: symbol, counted: false, tos };
-                if self.push(way, frame, &unrepaired).is_err() {
+                if self.push(hop, frame, &unrepaired).is_err() {
                     break;
                 }
                 sent += 1;
             }
             sender.repeat(now, |header, frame| {
                 let frame = Frame { header, payload: frame, counted: false, tos };
-                sent += u64::from(self.push(way, frame, &unrepaired).is_ok());
+                sent += u64::from(self.push(hop, frame, &unrepaired).is_ok());
             });
         }
         let (mut asks, mut requests) = (Vec::new(), Vec::new());
@@ -284,17 +289,17 @@ impl Uplink<'_> {
         for _ in 0..if requests.is_empty() { 0 } else { 2 } {
             for (header, asks) in &requests {
                 let frame = Frame { header: header.as_slice(), payload: asks, counted: false, tos: self.tos };
-                sent += u64::from(self.push(way, frame, &unrepaired).is_ok());
+                sent += u64::from(self.push(hop, frame, &unrepaired).is_ok());
             }
-            if let Way::Lane(_) = way {
+            if let NextHop::Lane(_) = hop {
                 self.underlays.finish(self.lanes, now);
             }
         }
         sent
     }
 
-    fn streams(&mut self, way: Way) -> Option<&mut Option<Box<LaneRepair>>> {
-        streams_of(way, self.lanes, self.link.as_deref_mut())
+    fn streams(&mut self, hop: NextHop) -> Option<&mut Option<Box<LaneRepair>>> {
+        streams_of(hop, self.lanes, self.link.as_deref_mut())
     }
 }
 
@@ -308,7 +313,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         late: bool,
     ) {
         let FrameAt { slot, range } = frame;
-        let Source { way, lane } = source;
+        let Source { hop, lane } = source;
         let data = &batch.buffer(slot)[range.clone()];
         match Context::decode(data) {
             Some(Context::Numbered { stream, number, distance, payload_at }) => {
@@ -328,7 +333,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             }
             Some(Context::Ask { stream, payload_at }) => {
                 let requests = &data[payload_at..];
-                let work = self.uplink(lane.peer).map(|mut uplink| uplink.answer(way, stream, requests));
+                let work = self.uplink(lane.peer).map(|mut uplink| uplink.answer(hop, stream, requests));
                 self.notes.work.charge(work.unwrap_or(0));
             }
             // A context that is cut off.
@@ -448,22 +453,22 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         }
         let lane = LaneRef { peer: slot.peer, lane: slot.index };
         let (sends, rtt) = (slot.is_up(), slot.core.rtt().smoothed());
-        self.repair_streams(Source { way: Way::Lane(id), lane }, sends, rtt, most)
+        self.repair_streams(Source { hop: NextHop::Lane(id), lane }, sends, rtt, most)
     }
 
     /// Does the same for a peer in standard mode, whose control connection has the round trip `rtt`.
     pub fn repair_plain(&mut self, peer: PeerId, rtt: Duration, most: u64) -> u64 {
         let lane = LaneRef { peer, lane: 0 };
-        self.repair_streams(Source { way: Way::Plain, lane }, true, rtt, most)
+        self.repair_streams(Source { hop: NextHop::Plain, lane }, true, rtt, most)
     }
 
     fn repair_streams(&mut self, source: Source, sends: bool, rtt: Duration, most: u64) -> u64 {
-        let Source { way, lane } = source;
+        let Source { hop, lane } = source;
         let Some(mut streams) = self.streams(source).and_then(Option::take) else { return 0 };
         let before = self.notes.work.done;
         let mut payloads = usize::try_from(most / work::RELEASE).unwrap_or(usize::MAX);
         for receiver in &mut streams.receivers {
-            receiver.follow(rtt);
+            receiver.set_rtt(rtt);
             receiver.allow(payloads);
             let waiting = self.notes.released.len();
             receiver.expire(self.now, &mut self.notes.released.keep(lane));
@@ -471,7 +476,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             self.notes.work.charge((self.notes.released.len() - waiting) as u64 * work::RELEASE);
         }
         if sends && let Some(mut uplink) = self.uplink(lane.peer) {
-            let packets = uplink.repair_due(way, &mut streams, rtt);
+            let packets = uplink.repair_due(hop, &mut streams, rtt);
             self.notes.work.charge(packets * work::ANSWER);
         }
         let cost = self.notes.work.done - before;
@@ -487,9 +492,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         cost
     }
 
-    fn streams(&mut self, Source { way, lane }: Source) -> Option<&mut Option<Box<LaneRepair>>> {
+    fn streams(&mut self, Source { hop, lane }: Source) -> Option<&mut Option<Box<LaneRepair>>> {
         let link = self.peers.data_mut(lane.peer).and_then(|state| state.link.as_mut());
-        streams_of(way, self.lanes, link)
+        streams_of(hop, self.lanes, link)
     }
 }
 
@@ -502,14 +507,14 @@ struct Numbers {
 
 /// Where the streams of a lane, or of the control connection, are kept.
 fn streams_of<'a>(
-    way: Way,
+    hop: NextHop,
     lanes: &'a mut Lanes,
     link: Option<&'a mut Link>,
 ) -> Option<&'a mut Option<Box<LaneRepair>>> {
-    match way {
-        Way::Lane(lane) => Some(&mut lanes.get_mut(lane)?.repair),
-        Way::Plain => Some(&mut link?.plain.as_mut()?.repair),
-        Way::Worker { .. } => None,
+    match hop {
+        NextHop::Lane(lane) => Some(&mut lanes.get_mut(lane)?.repair),
+        NextHop::Plain => Some(&mut link?.plain.as_mut()?.repair),
+        NextHop::Worker { .. } => None,
     }
 }
 
@@ -517,13 +522,13 @@ fn streams_of<'a>(
 fn receiver_of<'a, P: PeerTable>(
     peers: &'a mut P,
     lanes: &'a mut Lanes,
-    Source { way, lane }: Source,
+    Source { hop, lane }: Source,
     stream: StreamNumber,
 ) -> Option<&'a mut Receiver> {
     let state = peers.data_mut(lane.peer)?;
     let terms = state.relay.repairs.of_stream(stream);
     let memory = &state.relay.flows.registry.repair;
-    let streams = streams_of(way, lanes, state.link.as_mut())?;
+    let streams = streams_of(hop, lanes, state.link.as_mut())?;
     let streams = streams.get_or_insert_with(|| Box::new(LaneRepair::new(memory)));
     streams.receiver_for(stream, terms.as_ref())
 }

@@ -23,7 +23,6 @@ impl Segments<'_> {
         self.data.len().div_ceil(self.segment.max(1)).max(1)
     }
 
-    /// The first datagram.
     pub(super) fn first(&self) -> &[u8] {
         &self.data[..self.data.len().min(self.segment)]
     }

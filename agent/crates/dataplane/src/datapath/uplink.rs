@@ -12,10 +12,10 @@ use wire::context::{Context, Header, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumb
 use crate::{
     datapath::segments::{CountedHeader, Cutting, Segments, Sending},
     hand_off::Outgoing,
-    lanes::{Frame, LaneId, Lanes, Payloads, Place, PushError, Room, Underlays},
+    lanes::{Frame, LaneId, Lanes, Payloads, PickedLane, PushError, Room, Underlays},
     peer::{Link, PeerData, TooLarge},
     relay::{
-        Belongs, Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, Run, Standing,
+        Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, QueueClass, Run, Standing,
         flow::confirmed_header, fragments::LEAST_PIECE,
     },
 };
@@ -40,7 +40,6 @@ pub struct Uplink<'a> {
 /// The state of the queue after a call of [`Uplink::drain`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Drained {
-    /// Nothing waits any more.
     Empty,
     /// More waits, and there may be room for it.
     More,
@@ -52,7 +51,7 @@ pub enum Drained {
 
 /// What carries a frame to the peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
+pub(super) enum NextHop {
     Lane(LaneId),
     /// The control connection carries the payload: standard mode.
     Plain,
@@ -137,7 +136,7 @@ impl Uplink<'_> {
         if sent < datagrams {
             let rest = run.skip(sent).data;
             let arrived = now.checked_sub(meta.age).unwrap_or(now);
-            let taken = self.relay.enqueue(Belongs::Flow(id), rest, run.segment, arrived, now);
+            let taken = self.relay.enqueue(QueueClass::Flow(id), rest, run.segment, arrived, now);
             if partly_sent.is_some()
                 && taken == datagrams - sent
                 && let Some(run) = self.relay.queue.newest_of(id)
@@ -198,9 +197,9 @@ impl Uplink<'_> {
         let (data, segment) = (run.data(), run.segment);
         let data = data.get(..data.len().min(portion * segment)).unwrap_or(data);
         let first = Segments { data, segment };
-        match run.belongs {
-            Belongs::Flow(flow) => self.seal(flow, first, age, partly_sent),
-            Belongs::Packets(class) => self.waiting_packets(class, first, age),
+        match run.class {
+            QueueClass::Flow(flow) => self.seal(flow, first, age, partly_sent),
+            QueueClass::Packets(class) => self.waiting_packets(class, first, age),
         }
     }
 
@@ -209,7 +208,7 @@ impl Uplink<'_> {
         if !self.relay.share.is_limited() {
             return 0;
         }
-        let budget = self.link.as_deref().map_or(0, |link| link.budget);
+        let budget = self.link.as_deref().map_or(0, |link| link.budget.bytes());
         let frame = run.segment.min(run.data().len()) + FRAME_OVERHEAD;
         let room = budget.saturating_sub(PACKET_OVERHEAD);
         let payload = run.data().len().min(portion * run.segment) + portion * FRAME_OVERHEAD;
@@ -239,19 +238,19 @@ impl Uplink<'_> {
         }
     }
 
-    /// Sends a message about a flow, on lane `index` if it is up; false if there is no way or no room now.
-    pub fn say(&mut self, index: u8, message: Context) -> bool {
-        let Some(way) = self.way(index) else { return false };
+    /// Sends a message about a flow, on lane `index` if it is up; false if there is no lane or no room now.
+    pub fn send_flow_message(&mut self, index: u8, message: Context) -> bool {
+        let Some(hop) = self.next_hop(index) else { return false };
         let header = message.encode();
-        let sent = match way {
-            Way::Worker { worker, lane } => {
+        let sent = match hop {
+            NextHop::Worker { worker, lane } => {
                 let lane = LaneRef { peer: self.peer, lane };
                 let header = CountedHeader { header, counted: 0 };
                 let nothing = Segments { data: &[], segment: 1 };
                 self.outgoing.payloads(worker, lane, header, nothing, self.unrepaired());
                 true
             }
-            Way::Lane(_) | Way::Plain => self.send_message(way, header.as_slice()).is_ok(),
+            NextHop::Lane(_) | NextHop::Plain => self.send_message(hop, header.as_slice()).is_ok(),
         };
         if sent {
             self.relay.stats.count_sent(&message);
@@ -281,7 +280,7 @@ impl Uplink<'_> {
         if self.relay.awaiting.holds(id) {
             return self.await_confirmation(id, run, age);
         }
-        let Some(way) = self.way(index) else {
+        let Some(hop) = self.next_hop(index) else {
             *partly_sent = begun;
             return 0;
         };
@@ -289,13 +288,13 @@ impl Uplink<'_> {
             return self.drop_run(DropReason::UnknownService, run);
         };
         let (header, short) = (flow.header(service), confirmed_header(number));
-        self.note_move(id, way);
+        self.note_move(id, hop);
         let sending = Sending { tos: self.tos, age, repair: self.repair_of(&origin, number) };
         if standing == Standing::Opening {
             // The far end has forgotten the flow, and with it the first part of the datagram.
             begun = None;
         }
-        if let Way::Worker { worker, lane } = way {
+        if let NextHop::Worker { worker, lane } = hop {
             let lane = LaneRef { peer: self.peer, lane };
             // Smaller ones fit into any packet.
             if run.segment >= LEAST_PIECE && self.may_fragment(&origin) {
@@ -314,13 +313,13 @@ impl Uplink<'_> {
         let mut payloads = Payloads::new(header.as_slice(), run.data, run.segment, sending.tos);
         if begun.is_some() {
             *partly_sent = begun;
-            if self.go_on(way, number, run.first(), partly_sent, &sending) == 0 {
+            if self.go_on(hop, number, run.first(), partly_sent, &sending) == 0 {
                 return 0;
             }
             let Some(rest) = payloads.after(1) else { return 1 };
             payloads = rest;
         }
-        let (sent, _) = self.send_all(way, payloads, &sending, |uplink, left, most| {
+        let (sent, _) = self.send_all(hop, payloads, &sending, |uplink, left, most| {
             let size = left.first().len();
             let most_confirmed = (most + header.as_slice().len()).saturating_sub(short.as_slice().len());
             let pieces = size <= MOST_DATAGRAM && uplink.may_fragment(&origin);
@@ -329,7 +328,7 @@ impl Uplink<'_> {
                 // confirmation.
                 uplink.await_confirmation(id, left, age)
             } else if pieces {
-                uplink.go_on(way, number, left.first(), partly_sent, &sending)
+                uplink.go_on(hop, number, left.first(), partly_sent, &sending)
             } else {
                 let wanted = size <= MOST_DATAGRAM && uplink.wants_pieces(&origin);
                 uplink.drop_too_large(size, most_confirmed, wanted)
@@ -348,7 +347,7 @@ impl Uplink<'_> {
     /// the number of payload bytes that would fit, and returns how many it dealt with; none if they have to wait.
     pub(super) fn send_all(
         &mut self,
-        way: Way,
+        hop: NextHop,
         mut left: Payloads<'_>,
         sending: &Sending,
         mut too_large: impl FnMut(&mut Self, Segments<'_>, usize) -> usize,
@@ -356,10 +355,10 @@ impl Uplink<'_> {
         let mut done = 0;
         loop {
             let mut dealt = 1;
-            if self.signals_congestion(way, &left, sending) {
+            if self.signals_congestion(hop, &left, sending) {
                 self.relay.uplink.drop(DropReason::Aqm, 1);
             } else {
-                let (sent, result) = self.send(way, &left, sending);
+                let (sent, result) = self.send(hop, &left, sending);
                 self.note_sent(sent, left.bytes_of(sent), sending);
                 done += sent;
                 let Err(PushError::TooLarge { most }) = result else { return (done, result) };
@@ -388,7 +387,7 @@ impl Uplink<'_> {
         if counted > 0 && sending.age > self.relay.time_limit() {
             return self.relay.uplink.drop(DropReason::Expired, counted);
         }
-        let Some(way @ (Way::Lane(_) | Way::Plain)) = self.way(index) else {
+        let Some(hop @ (NextHop::Lane(_) | NextHop::Plain)) = self.next_hop(index) else {
             // They were handed over once already: the lane went down meanwhile.
             return self.relay.uplink.drop(DropReason::LaneClosed, counted);
         };
@@ -397,10 +396,10 @@ impl Uplink<'_> {
                 self.take_over_packets(index, header, partial, run, &sending)
             }
             Some(Context::Piece { number, datagram, total, offset, .. }) => {
-                self.take_over_large(way, Cutting { number, datagram, total, offset }, run.data, &sending);
+                self.take_over_large(hop, Cutting { number, datagram, total, offset }, run.data, &sending);
             }
             Some(Context::Open { .. } | Context::Flow { .. }) => {
-                self.take_over_datagrams(way, header, run, &sending);
+                self.take_over_datagrams(hop, header, run, &sending);
             }
             Some(
                 Context::OpenEmpty { .. }
@@ -410,7 +409,7 @@ impl Uplink<'_> {
                 | Context::Closed(_),
             ) => {
                 // A message that finds no room is sent again when the peer repeats its datagram.
-                let _said = self.send_message(way, header.as_slice()).is_ok();
+                let _said = self.send_message(hop, header.as_slice()).is_ok();
             }
             // Lane hosts make these themselves.
             Some(
@@ -425,9 +424,9 @@ impl Uplink<'_> {
     }
 
     /// Takes over datagrams of a flow from another worker.
-    fn take_over_datagrams(&mut self, way: Way, header: Header, run: Segments<'_>, sending: &Sending) {
+    fn take_over_datagrams(&mut self, hop: NextHop, header: Header, run: Segments<'_>, sending: &Sending) {
         let payloads = Payloads::new(header.as_slice(), run.data, run.segment, sending.tos);
-        let (done, result) = self.send_all(way, payloads, sending, |uplink, left, most| {
+        let (done, result) = self.send_all(hop, payloads, sending, |uplink, left, most| {
             let size = left.first().len();
             if let Some(Context::Open { number, .. }) = Context::decode(header.as_slice())
                 && let Some(worker) = uplink.relay.flows.elsewhere(number)
@@ -471,35 +470,35 @@ impl Uplink<'_> {
         Sending { tos: self.tos, age: Duration::ZERO, repair: None }
     }
 
-    /// The way to the peer for a flow that prefers lane `index`; `None` if no lane is up.
+    /// The next hop for a flow that prefers lane `index`; `None` if no lane is up.
     #[inline]
-    pub(super) fn way(&self, index: u8) -> Option<Way> {
+    pub(super) fn next_hop(&self, index: u8) -> Option<NextHop> {
         let link = self.link.as_deref()?;
-        if link.standard {
-            let owner = Way::Worker { worker: link.pool.owner, lane: 0 };
-            return Some(if link.plain.is_some() { Way::Plain } else { owner });
+        if link.is_standard() {
+            let owner = NextHop::Worker { worker: link.pool.owner, lane: 0 };
+            return Some(if link.plain.is_some() { NextHop::Plain } else { owner });
         }
         Some(match link.pool.pick(self.lanes, index)? {
-            Place::Here(lane) => Way::Lane(lane),
-            Place::There(worker, lane) => Way::Worker { worker, lane },
+            PickedLane::Here(lane) => NextHop::Lane(lane),
+            PickedLane::There(worker, lane) => NextHop::Worker { worker, lane },
         })
     }
 
     /// Puts datagrams into packets.
-    fn send(&mut self, way: Way, payloads: &Payloads<'_>, sending: &Sending) -> Sent {
+    fn send(&mut self, hop: NextHop, payloads: &Payloads<'_>, sending: &Sending) -> Sent {
         let numbered;
         let payloads = match sending.repair {
             None => payloads,
             Some(class) => {
-                let repair = self.begin_repair(way, &class, payloads.count());
+                let repair = self.begin_repair(hop, &class, payloads.count());
                 numbered = Payloads { repair, ..*payloads };
                 &numbered
             }
         };
-        match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
-            (Way::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
-            (Way::Plain, Some(plain)) => plain.push_all(payloads, sending.arrived(self.now), self.now),
-            (Way::Plain, None) | (Way::Worker { .. }, _) => (0, Err(PushError::NotUp)),
+        match (hop, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
+            (NextHop::Lane(lane), _) => self.underlays.push_all(self.lanes, lane, payloads, self.now),
+            (NextHop::Plain, Some(plain)) => plain.push_all(payloads, sending.arrived(self.now), self.now),
+            (NextHop::Plain, None) | (NextHop::Worker { .. }, _) => (0, Err(PushError::NotUp)),
         }
     }
 
@@ -514,27 +513,32 @@ impl Uplink<'_> {
     }
 
     /// Puts a message about a flow into a packet.
-    fn send_message(&mut self, way: Way, header: &[u8]) -> Result<(), PushError> {
+    fn send_message(&mut self, hop: NextHop, header: &[u8]) -> Result<(), PushError> {
         let sending = self.unrepaired();
-        self.push(way, Frame { header, payload: &[], counted: false, tos: sending.tos }, &sending)
+        self.push(hop, Frame { header, payload: &[], counted: false, tos: sending.tos }, &sending)
     }
 
     /// The payloads that packets take now behind a header of `header` bytes.
-    pub(super) fn room(&self, way: Way, header: usize, sending: &Sending) -> Result<Room, PushError> {
+    pub(super) fn room(&self, hop: NextHop, header: usize, sending: &Sending) -> Result<Room, PushError> {
         // As `push` leaves free for repair.
         let header = header + sending.repair.map_or(0, |_| REPAIR_OVERHEAD);
-        match (way, self.link.as_deref().and_then(|link| link.plain.as_ref())) {
-            (Way::Lane(lane), _) => self.underlays.room(self.lanes, lane, header, sending.tos),
-            (Way::Plain, Some(plain)) => Ok(plain.room(header)),
-            (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
+        match (hop, self.link.as_deref().and_then(|link| link.plain.as_ref())) {
+            (NextHop::Lane(lane), _) => self.underlays.room(self.lanes, lane, header, sending.tos),
+            (NextHop::Plain, Some(plain)) => Ok(plain.room(header)),
+            (NextHop::Plain, None) | (NextHop::Worker { .. }, _) => Err(PushError::NotUp),
         }
     }
 
     /// Puts one frame into a packet.
-    pub(super) fn push(&mut self, way: Way, frame: Frame<'_>, sending: &Sending) -> Result<(), PushError> {
-        let repair = sending.repair.and_then(|class| self.begin_repair(way, &class, 1));
-        match (way, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
-            (Way::Lane(lane), _) => {
+    pub(super) fn push(
+        &mut self,
+        hop: NextHop,
+        frame: Frame<'_>,
+        sending: &Sending,
+    ) -> Result<(), PushError> {
+        let repair = sending.repair.and_then(|class| self.begin_repair(hop, &class, 1));
+        match (hop, self.link.as_deref_mut().and_then(|link| link.plain.as_mut())) {
+            (NextHop::Lane(lane), _) => {
                 let pushed = self.underlays.push(self.lanes, lane, frame, repair, self.now);
                 if let Some(repair) = repair.filter(|repair| repair.numbered) {
                     self.underlays.push_repairs(self.lanes, lane, repair.stream, self.now);
@@ -542,28 +546,28 @@ impl Uplink<'_> {
                 pushed
             }
             // A piece is as old as its datagram; a message begins to wait here.
-            (Way::Plain, Some(plain)) => plain.push(frame, repair, sending.arrived(self.now), self.now),
-            (Way::Plain, None) | (Way::Worker { .. }, _) => Err(PushError::NotUp),
+            (NextHop::Plain, Some(plain)) => plain.push(frame, repair, sending.arrived(self.now), self.now),
+            (NextHop::Plain, None) | (NextHop::Worker { .. }, _) => Err(PushError::NotUp),
         }
     }
 
     /// The number by which the peer knows the service of a flow; an accepted flow needs none.
     fn service_of(&self, origin: &Origin) -> Option<ServiceNumber> {
         match *origin {
-            Origin::Ingress { ingress, .. } => self.relay.service(ingress).map(|service| service.number),
+            Origin::Ingress { ingress, .. } => self.relay.services.of(ingress).map(|service| service.number),
             Origin::Upstream { .. } => Some(ServiceNumber(0)),
         }
     }
 
     /// Notes the lane that a flow takes, which may be another one than before.
-    fn note_move(&mut self, id: FlowId, way: Way) {
-        let index = match way {
-            Way::Lane(lane) => match self.lanes.get(lane) {
+    fn note_move(&mut self, id: FlowId, hop: NextHop) {
+        let index = match hop {
+            NextHop::Lane(lane) => match self.lanes.get(lane) {
                 Some(slot) => slot.index,
                 None => return,
             },
-            Way::Worker { lane, .. } => lane,
-            Way::Plain => return,
+            NextHop::Worker { lane, .. } => lane,
+            NextHop::Plain => return,
         };
         let Some(flow) = self.relay.flows.get_mut(id) else { return };
         if index != flow.on {
@@ -581,14 +585,14 @@ impl Uplink<'_> {
         let arrived = now.checked_sub(age).unwrap_or(now);
         let (awaiting, account) = (&mut self.relay.awaiting, &mut self.relay.uplink);
         awaiting.expire(None, now, account);
-        awaiting.push(Belongs::Flow(id), run.data, run.segment, arrived, None, account);
+        awaiting.push(QueueClass::Flow(id), run.data, run.segment, arrived, None, account);
         let Some(flow) = self.relay.flows.get(id) else { return count };
         let (number, lane, origin) = (flow.number, flow.lane, flow.origin);
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
             return count;
         }
         if let Some(service) = self.service_of(&origin)
-            && self.say(lane, Context::OpenEmpty { number, service })
+            && self.send_flow_message(lane, Context::OpenEmpty { number, service })
             && let Some(flow) = self.relay.flows.get_mut(id)
         {
             flow.asked = Some(now);
@@ -601,7 +605,7 @@ impl Uplink<'_> {
         if self.relay.is_full(limits.flows) {
             return Err(DropReason::FlowLimit);
         }
-        let idle = match (self.relay.service(ingress), &self.link) {
+        let idle = match (self.relay.services.of(ingress), &self.link) {
             (Some(service), _) => service.idle,
             (None, Some(_)) => return Err(DropReason::UnknownService),
             // Not connected yet: the peer has not said for how long its flows live.

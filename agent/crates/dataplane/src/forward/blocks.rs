@@ -7,7 +7,6 @@ use std::collections::VecDeque;
 
 use bytes::{Bytes, BytesMut};
 
-/// Bytes of a block.
 pub(super) const BLOCK: usize = 64 * 1024;
 
 /// The least number of bytes that are handed over with their block.

@@ -69,7 +69,6 @@ pub struct Locals {
     pub unreachable: Vec<LocalId>,
     /// When a fresh socket in place of one of those was last of no use.
     pub renewed: Option<Instant>,
-    /// What became of payloads.
     pub settlements: Settlements,
     /// The number of payloads that the kernel takes in one message.
     most_segments: u16,

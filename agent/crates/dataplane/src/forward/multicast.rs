@@ -63,7 +63,6 @@ impl Multicast {
         }
     }
 
-    /// Notes whether `peer` gets copies.
     pub fn set_receiver(&mut self, peer: PeerId, receives: bool) {
         if receives {
             self.receivers.insert(peer);
@@ -72,7 +71,6 @@ impl Multicast {
         }
     }
 
-    /// The peers that get copies.
     pub fn receivers(&self) -> impl Iterator<Item = PeerId> {
         self.receivers.iter().copied()
     }

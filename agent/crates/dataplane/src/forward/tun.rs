@@ -130,9 +130,7 @@ pub struct TunSide {
     pub whole: Vec<u8>,
     merger: Merger,
     list: PacketDelivery,
-    /// What became of packets.
     pub settlements: Settlements,
-    /// The allowances for ICMP answers.
     allowances: PerKind<AnswerKind, Allowance>,
     /// With `tun.icmp_errors`: the allowance for errors of routers that are in no peer's prefix.
     pub errors: Option<Allowance>,

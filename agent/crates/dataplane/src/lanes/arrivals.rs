@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use base::token_bucket::Pace;
+use base::token_bucket::{Allowance, Pace};
 use quic_core::{HEADER_LEN, LaneStats, PacketNumber, TAG_LEN, frame::datagram};
 use rate::auto::Sample;
 use wire::{context, report::Report};
@@ -20,14 +20,35 @@ const LEAST_BYTES: u64 = 1_200;
 const SPARSE_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Reports of the far end that are taken about a lane: one comes in 25 ms, but several may come at once.
-pub(super) const TAKEN: Pace = Pace { per_second: 100, at_once: 10 };
+const TAKEN: Pace = Pace { per_second: 100, at_once: 10 };
 
 /// Room for a packet with a report.
 pub const REPORT_PACKET: usize = HEADER_LEN + 1 + 1 + Report::MOST_BYTES + TAG_LEN;
 
+/// Reports about a lane, in both directions.
+#[derive(Debug)]
+pub(super) struct Reports {
+    /// `None` while the far end wants none.
+    arrivals: Option<Box<Arrivals>>,
+    /// How many of the far end's are taken.
+    taken: Allowance,
+}
+
+impl Reports {
+    pub(super) fn new(now: Instant) -> Self {
+        Self { arrivals: None, taken: Allowance::new(TAKEN, now) }
+    }
+
+    /// When the next report to the far end is due; `None` if there is nothing to report on.
+    #[inline]
+    pub(super) fn due(&self, stats: &LaneStats) -> Option<Instant> {
+        self.arrivals.as_deref()?.due(stats)
+    }
+}
+
 /// Arrivals on one lane, while the far end wants reports.
 #[derive(Debug)]
-pub(super) struct Arrivals {
+struct Arrivals {
     /// The zero of the clock of all reports of this agent.
     base: Instant,
     /// The highest number, and when it arrived.
@@ -48,28 +69,27 @@ struct Reported {
 
 impl Arrivals {
     /// Begins with what arrives from `now` on; `stats` is the lane's.
-    pub(super) fn new(base: Instant, stats: &LaneStats, now: Instant) -> Self {
+    fn new(base: Instant, stats: &LaneStats, now: Instant) -> Self {
         let reported = Reported { at: now, datagrams: stats.datagrams_received, bytes: stats.opened_bytes };
         Self { base, highest: None, marked: 0, reports: 0, reported }
     }
 
     #[inline]
-    pub(super) fn note(&mut self, number: u64, at: Instant) {
+    fn note(&mut self, number: u64, at: Instant) {
         if self.highest.is_none_or(|(highest, _)| number > highest) {
             self.highest = Some((number, at));
         }
     }
 
-    /// When the next report is due; `None` if there is nothing to report on.
     #[inline]
-    pub(super) fn due(&self, stats: &LaneStats) -> Option<Instant> {
+    fn due(&self, stats: &LaneStats) -> Option<Instant> {
         let has_more = stats.datagrams_received.saturating_sub(self.reports) > self.reported.datagrams;
         let bytes = stats.opened_bytes - self.reported.bytes;
         has_more.then(|| self.reported.at + if bytes >= LEAST_BYTES { INTERVAL } else { SPARSE_INTERVAL })
     }
 
     /// The report that is due by `now`; `headers` are those of each packet, in bytes.
-    pub(super) fn take(&mut self, stats: &LaneStats, headers: u64, now: Instant) -> Option<Report> {
+    fn take(&mut self, stats: &LaneStats, headers: u64, now: Instant) -> Option<Report> {
         self.due(stats).filter(|at| *at <= now)?;
         let (highest, at) = self.highest?;
         let datagrams = stats.datagrams_received.saturating_sub(self.reports);
@@ -87,30 +107,30 @@ impl Arrivals {
 impl LaneSlot {
     /// Begins to collect what the far end wants to know about arrivals, by a clock whose zero is `base`; `None` ends it.
     pub fn set_reports(&mut self, base: Option<Instant>, now: Instant) {
-        if base.is_some() != self.arrivals.is_some() {
-            self.arrivals = base.map(|base| Box::new(Arrivals::new(base, self.core.stats(), now)));
+        if base.is_some() != self.reports.arrivals.is_some() {
+            self.reports.arrivals = base.map(|base| Box::new(Arrivals::new(base, self.core.stats(), now)));
         }
     }
 
     /// Notes that packet `number` arrived, `age` before `now`.
     #[inline]
     pub(crate) fn note_arrival(&mut self, number: PacketNumber, now: Instant, age: Duration) {
-        if let Some(arrivals) = self.arrivals.as_deref_mut() {
+        if let Some(arrivals) = self.reports.arrivals.as_deref_mut() {
             arrivals.note(number.0, now.checked_sub(age).unwrap_or(now));
         }
     }
 
     /// Notes packets that the path has marked.
     pub(crate) fn note_marked(&mut self, packets: u64) {
-        if let Some(arrivals) = self.arrivals.as_deref_mut() {
+        if let Some(arrivals) = self.reports.arrivals.as_deref_mut() {
             arrivals.marked += packets;
         }
     }
 
     /// The report to the far end that is due.
     pub fn due_report(&mut self, now: Instant) -> Option<Report> {
-        let headers = self.outer_headers();
-        let arrivals = self.arrivals.as_deref_mut().filter(|_| self.state == LaneState::Up)?;
+        let headers = self.paths.outer_headers();
+        let arrivals = self.reports.arrivals.as_deref_mut().filter(|_| self.state == LaneState::Up)?;
         arrivals.take(self.core.stats(), headers, now)
     }
 
@@ -128,16 +148,16 @@ impl LaneSlot {
     /// Takes a report of the far end; `None` if it came too early, if the lane is about to end, or if it names packets that were not
     /// sent or are long forgotten.
     pub(crate) fn take_report(&mut self, report: &Report, now: Instant) -> Option<Sample> {
-        if let Some(arrivals) = self.arrivals.as_deref_mut() {
+        if let Some(arrivals) = self.reports.arrivals.as_deref_mut() {
             arrivals.reports += 1;
         }
-        if !self.is_up() || !self.reports.take(1, now) || report.packets > report.highest + 1 {
+        if !self.is_up() || !self.reports.taken.take(1, now) || report.packets > report.highest + 1 {
             return None;
         }
         let rtt = self.core.rtt();
         Some(Sample {
             lane: self.index,
-            epoch: u64::from_be_bytes(self.local_cid.0).wrapping_add(self.moves),
+            epoch: u64::from_be_bytes(self.local_cid.0).wrapping_add(self.paths.changes()),
             sent_at: self.core.sent_at(report.highest, now)?,
             arrived_micros: report.arrived_micros,
             packets_sent: report.highest + 1,

@@ -10,6 +10,8 @@
 //! | which lanes a peer has, and which worker hosts each | `pool.rs` |
 //! | how they are opened, and opened again | `openings.rs` |
 //! | where a lane's packets go, and when to another address | `paths.rs` |
+//! | how large its packets may be | `packet_size.rs` |
+//! | what it has carried | `meter.rs` |
 //! | what arrives on a lane, for reports to the far end, and its reports | `arrivals.rs` |
 //!
 //! ```text
@@ -26,24 +28,24 @@ use std::time::{Duration, Instant};
 use base::{
     hash::{Issued, IssuedMap},
     ids::{PeerId, SessionId, SessionRef},
-    sampler::Sampler,
-    token_bucket::Allowance,
 };
 use net::Path;
-use quic_core::{ConnectionId, Lane, PacketNumber, TRANSMIT_CAPACITY};
+use quic_core::{ConnectionId, Lane, PacketNumber};
 use rate::RateAccount;
 use repair::{LaneRepair, PathCounts};
 use slab::Slab;
 
 use self::{
-    arrivals::Arrivals,
+    arrivals::Reports,
     paths::{Paths, Turn},
 };
 
 mod arrivals;
 pub mod frame;
+mod meter;
 mod numbers;
 pub mod openings;
+mod packet_size;
 pub mod paths;
 pub mod plain;
 pub mod pool;
@@ -51,9 +53,11 @@ pub mod send_buffer;
 
 pub use arrivals::REPORT_PACKET;
 pub use frame::{Frame, Payloads};
+pub use meter::{LaneTraffic, Meter};
 pub use openings::{Opening, Openings};
+pub use packet_size::{PacketSize, PathPacket};
 pub use plain::{Plain, PlainFrame};
-pub use pool::{Place, Pool};
+pub use pool::{PickedLane, Pool};
 pub use send_buffer::{Expiry, PushError, Room, UNAUTHENTICATED, UnderlayId, Underlays, Waiting};
 
 /// A lane that is not validated after this long is opened again (design: "within 3 s").
@@ -112,54 +116,8 @@ impl LaneState {
     }
 }
 
-/// What a lane has carried, sampled for its rates.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct LaneTraffic {
-    pub sent_packets: u64,
-    pub sent_bytes: u64,
-    pub received_packets: u64,
-    pub received_bytes: u64,
-    /// Packets that were declared lost, without spuriously lost ones.
-    pub lost_packets: u64,
-}
-
 /// Bytes that may be sent to an address that is not validated, for each byte that came from it (RFC 9000 §8.1).
 pub const AMPLIFICATION_LIMIT: usize = 3;
-
-/// The largest packet that a path carries, or those of all lanes do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PathPacket {
-    /// Its bytes of UDP payload.
-    pub bytes: usize,
-    /// Whether that was found out, rather than what is sent until it is.
-    pub measured: bool,
-    /// The most that may be found yet, in bytes of UDP payload.
-    pub most: usize,
-}
-
-/// A local socket that refuses packets as small as the least of QUIC (RFC 9000 §14): the interface's MTU is too small.
-#[derive(Clone, Copy, Debug)]
-struct Narrow {
-    /// The smallest packet that it has refused, in bytes of UDP payload.
-    refused: usize,
-    since: Instant,
-    /// When it last refused one.
-    last: Instant,
-}
-
-impl Narrow {
-    /// The packets that an interface with an MTU of 1200, and over IPv6, takes.
-    const FIRST: usize = 1200 - 48;
-
-    /// The largest packet that is tried next, in bytes of UDP payload. Each that is too large costs a packet.
-    fn fits(self) -> usize {
-        if self.refused > Self::FIRST { Self::FIRST } else { self.refused * 7 / 8 }
-    }
-}
-
-/// A local socket is asked once a second whether it takes the least packets of QUIC again; it does if it has not refused one for so
-/// long.
-const NARROW_LASTS: Duration = Duration::from_millis(2_500);
 
 /// A touched lane on which payloads are repaired.
 #[derive(Clone, Copy, Debug)]
@@ -188,32 +146,12 @@ pub struct LaneSlot {
     /// The socket that it sends on.
     pub underlay: UnderlayId,
     pub paths: Paths,
-    /// The largest packet to send, in bytes of UDP payload: the least that fits through any of the peer's lanes.
-    pub packet_budget: usize,
-    /// The upper end of the search for its path's MTU, in bytes of UDP payload.
-    pub largest_packet: usize,
-    /// The time at which the lane was opened.
-    pub opened: Instant,
-    /// The data of the far end's first PATH_CHALLENGE, and when a later one was last reported.
-    challenged: (Option<[u8; 8]>, Option<Instant>),
-    /// True once its keys have sealed as much as they may.
-    pub exhausted: bool,
-    /// When its owner was last told to replace it because its key limit is near.
-    near_limit_since: Option<Instant>,
-    pub sampler: Sampler<LaneTraffic>,
-    /// The packets and bytes that the account of the peer's rate was last charged with, while there is a rate.
-    charged: Option<(u64, u64)>,
+    pub size: PacketSize,
+    key_limit: KeyLimit,
+    pub meter: Meter,
     touched: bool,
-    /// What arrives, while the far end wants reports.
-    arrivals: Option<Box<Arrivals>>,
-    /// How many reports of the far end are taken.
-    reports: Allowance,
-    /// How often its path changed.
-    moves: u64,
-    /// The largest packet that its own search last found; `None` before the search began.
-    path_packet: Option<PathPacket>,
-    /// Set while the local socket refuses the least packets of QUIC.
-    narrow: Option<Narrow>,
+    /// What arrives, for the far end, and its reports to us.
+    reports: Reports,
     /// The streams of payloads that are repaired; made with the first of them.
     pub repair: Option<Box<LaneRepair>>,
 }
@@ -227,7 +165,7 @@ impl LaneSlot {
         opening: OpeningId,
         local_cid: ConnectionId,
         underlay: UnderlayId,
-        packet_budget: usize,
+        size: PacketSize,
         opened: Instant,
     ) -> Self {
         Self {
@@ -240,20 +178,11 @@ impl LaneSlot {
             state: LaneState::Validating,
             underlay,
             paths: Paths::default(),
-            packet_budget,
-            largest_packet: packet_budget,
-            opened,
-            challenged: (None, None),
-            exhausted: false,
-            near_limit_since: None,
-            sampler: Sampler::new(opened),
-            charged: None,
+            size,
+            key_limit: KeyLimit::default(),
+            meter: Meter::new(opened),
             touched: false,
-            arrivals: None,
-            reports: Allowance::new(arrivals::TAKEN, opened),
-            moves: 0,
-            path_packet: None,
-            narrow: None,
+            reports: Reports::new(opened),
             repair: None,
         }
     }
@@ -299,20 +228,6 @@ impl LaneSlot {
         (!self.is_draining()).then(|| self.paths.answer_bytes(source, len))
     }
 
-    /// The far end sent a PATH_CHALLENGE: whether it does so because it hears the lane from another address, which was not
-    /// reported within `interval`. A far end sends one at first, and repeats it with the same data.
-    pub fn is_challenged_anew(&mut self, data: [u8; 8], interval: Duration, now: Instant) -> bool {
-        let (first, told) = &mut self.challenged;
-        let is_first = *first.get_or_insert(data) == data;
-        let is_due = told.is_none_or(|at| now.saturating_duration_since(at) >= interval);
-        if is_first || !is_due {
-            return false;
-        }
-        *told = Some(now);
-        self.path_changed();
-        true
-    }
-
     /// The far end answered a challenge: true if the lane came up or moved because of it.
     pub fn on_path_response(&mut self, data: [u8; 8], now: Instant) -> bool {
         let turn = self.paths.on_response(data, now);
@@ -320,9 +235,6 @@ impl LaneSlot {
     }
 
     fn take_turn(&mut self, turn: Turn) -> Due {
-        if turn == Turn::Moved {
-            self.path_changed();
-        }
         match (turn, self.state) {
             (Turn::Moved, LaneState::Validating) => {
                 self.state = LaneState::Up;
@@ -337,74 +249,31 @@ impl LaneSlot {
     /// Whether its owner is to be told that its key limit is near: once, and again if the lane was not replaced since.
     #[inline]
     pub fn note_near_limit(&mut self, now: Instant) -> bool {
-        let told = |since| now.saturating_duration_since(since) < VALIDATION_TIMEOUT;
-        if !self.is_up() || !self.core.is_near_key_limit() || self.near_limit_since.is_some_and(told) {
-            return false;
-        }
-        self.near_limit_since = Some(now);
-        true
+        self.is_up() && self.core.is_near_key_limit() && self.key_limit.is_to_be_told(now)
+    }
+
+    /// Its keys have sealed as much as they may.
+    pub(crate) fn exhaust(&mut self) {
+        self.key_limit.is_exhausted = true;
+    }
+
+    /// Whether it can seal nothing more.
+    #[must_use]
+    pub fn is_exhausted(&self) -> bool {
+        self.key_limit.is_exhausted
     }
 
     /// Whether it carries payloads, and both of its directions have worked within `time`.
     #[must_use]
     pub fn works(&self, time: Duration, now: Instant) -> bool {
         let heard = self.core.last_heard().is_some_and(|at| now.saturating_duration_since(at) < time);
-        self.is_up() && !self.exhausted && heard && self.core.probe_count() == 0
-    }
-
-    /// Starts the search for the MTU of a validated path, from the budget, or from what the path before it carried.
-    pub fn search_mtu(&mut self) {
-        let start = self.path_packet.map_or(self.packet_budget, |found| found.bytes);
-        self.core.start_mtu_search(self.largest_packet, start);
+        self.is_up() && !self.is_exhausted() && heard && self.core.probe_count() == 0
     }
 
     /// The largest packet that its path carries, in bytes of UDP payload, if that has changed. A smaller one applies at once.
     #[inline]
     pub fn take_path_packet(&mut self) -> Option<PathPacket> {
-        let (bytes, most) = (self.core.max_packet(), self.core.most_packet());
-        let found = match self.narrow.map(Narrow::fits) {
-            Some(fits) => PathPacket { bytes: fits.min(bytes), measured: true, most: fits.min(most) },
-            None => PathPacket { bytes, measured: self.core.is_mtu_measured(), most },
-        };
-        if !self.is_up() || self.path_packet == Some(found) {
-            return None;
-        }
-        self.path_packet = Some(found);
-        self.packet_budget = self.packet_budget.min(found.bytes);
-        Some(found)
-    }
-
-    /// The local socket has refused a packet of `bytes` bytes: none as large is sent, or promised, from now on.
-    pub fn packet_refused(&mut self, bytes: usize, now: Instant) {
-        self.core.packet_refused(bytes.max(TRANSMIT_CAPACITY + 1), now);
-        if bytes <= TRANSMIT_CAPACITY {
-            let narrow = self.narrow.get_or_insert(Narrow { refused: bytes, since: now, last: now });
-            (narrow.refused, narrow.last) = (narrow.refused.min(bytes), now);
-        }
-    }
-
-    /// Whether the local socket refuses the least packets of QUIC.
-    #[must_use]
-    pub fn is_narrow(&self) -> bool {
-        self.narrow.is_some()
-    }
-
-    /// Since when the local socket has refused the least packets of QUIC, if it does. To be called once a second, because it has the
-    /// socket asked again.
-    pub fn narrow_since(&mut self, now: Instant) -> Option<Instant> {
-        let narrow = self.narrow?;
-        if now.saturating_duration_since(narrow.last) >= NARROW_LASTS {
-            self.narrow = None;
-            self.search_mtu();
-            return None;
-        }
-        self.core.check_base();
-        Some(narrow.since)
-    }
-
-    /// Applies the packet size of all of the peer's lanes, unless this path carries less.
-    pub fn set_budget(&mut self, bytes: usize) {
-        self.packet_budget = self.path_packet.map_or(bytes, |own| own.bytes.min(bytes));
+        if self.is_up() { self.size.take_found(&self.core) } else { None }
     }
 
     /// When [`LaneSlot::on_timeout`] is to be called.
@@ -415,8 +284,7 @@ impl LaneSlot {
             return repair.into_iter().chain([until]).min();
         }
         let core = self.core.poll_timeout().map(|(at, _)| at);
-        let arrivals = self.arrivals.as_deref().filter(|_| self.is_up());
-        let report = arrivals.and_then(|arrivals| arrivals.due(self.core.stats()));
+        let report = if self.is_up() { self.reports.due(self.core.stats()) } else { None };
         self.paths.poll_timeout().into_iter().chain(core).chain(report).chain(repair).min()
     }
 
@@ -444,29 +312,8 @@ impl LaneSlot {
 
     /// Charges `account` with the packets that were sealed since the last call, if it limits the rate.
     pub fn charge(&mut self, account: &RateAccount, now: Instant) {
-        if account.rate().is_none() {
-            self.charged = None;
-            return;
-        }
-        let stats = self.core.stats();
-        let sealed = (stats.sealed_packets, stats.sealed_bytes);
-        let (packets, bytes) = self
-            .charged
-            .replace(sealed)
-            .map_or((0, 0), |(packets, bytes)| (sealed.0 - packets, sealed.1 - bytes));
-        if packets > 0 {
-            account.charge(bytes + packets * self.outer_headers(), packets, now);
-        }
-    }
-
-    /// Bytes of the IP and UDP headers around each packet.
-    fn outer_headers(&self) -> u64 {
-        self.path().map_or(0, |path| if path.destination.is_ipv4() { 20 + 8 } else { 40 + 8 })
-    }
-
-    /// The path is another one: what is known of its delay is not known any more.
-    pub fn path_changed(&mut self) {
-        self.moves += 1;
+        let Self { meter, core, paths, .. } = self;
+        meter.charge(core.stats(), || paths.outer_headers(), account, now);
     }
 
     /// Does what is due at `now`, and returns what the caller has to do.
@@ -487,6 +334,24 @@ impl LaneSlot {
             self.core.handle_timeout(now);
         }
         Due::Transmit
+    }
+}
+
+/// What is known of the end of a lane's keys.
+#[derive(Debug, Default)]
+struct KeyLimit {
+    is_exhausted: bool,
+    /// When the owner was last told to replace the lane because its limit is near.
+    told: Option<Instant>,
+}
+
+impl KeyLimit {
+    fn is_to_be_told(&mut self, now: Instant) -> bool {
+        let is_due = self.told.is_none_or(|at| now.saturating_duration_since(at) >= VALIDATION_TIMEOUT);
+        if is_due {
+            self.told = Some(now);
+        }
+        is_due
     }
 }
 

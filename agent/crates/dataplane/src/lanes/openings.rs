@@ -54,7 +54,6 @@ struct Lane {
 }
 
 impl Lane {
-    /// The lanes that carry payloads.
     fn carrying(&self) -> impl Iterator<Item = &Placed> {
         self.placed.iter().chain(&self.replaced).filter(|placed| placed.up)
     }

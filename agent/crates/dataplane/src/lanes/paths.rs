@@ -85,6 +85,12 @@ pub struct Paths {
     newest: u64,
     /// The address of the path before, until it has been reported.
     moved: Option<SocketAddr>,
+    /// The data of the far end's first PATH_CHALLENGE.
+    first_challenge: Option<[u8; 8]>,
+    /// When a later one was last reported.
+    challenge_told: Option<Instant>,
+    /// How often the path, or what the far end sees of it, changed.
+    changes: u64,
 }
 
 /// The effect of a received packet, an answer or a timeout.
@@ -102,6 +108,33 @@ impl Paths {
     /// Takes the address of the path before, which is returned only once after a move.
     pub fn take_moved(&mut self) -> Option<SocketAddr> {
         self.moved.take()
+    }
+
+    /// The path is another one: what is known of its delay is not known any more.
+    pub fn changed(&mut self) {
+        self.changes += 1;
+    }
+
+    pub(super) fn changes(&self) -> u64 {
+        self.changes
+    }
+
+    /// Bytes of the IP and UDP headers around each packet.
+    pub(super) fn outer_headers(&self) -> u64 {
+        self.present.map_or(0, |path| if path.destination.is_ipv4() { 20 + 8 } else { 40 + 8 })
+    }
+
+    /// The far end sent a PATH_CHALLENGE: whether it does so because it hears the lane from another address, which was not
+    /// reported within `interval`. A far end sends one at first, and repeats it with the same data.
+    pub fn is_challenged_anew(&mut self, data: [u8; 8], interval: Duration, now: Instant) -> bool {
+        let is_first = *self.first_challenge.get_or_insert(data) == data;
+        let is_due = self.challenge_told.is_none_or(|at| now.saturating_duration_since(at) >= interval);
+        if is_first || !is_due {
+            return false;
+        }
+        self.challenge_told = Some(now);
+        self.changed();
+        true
     }
 
     /// Starts to validate a path that we chose.
@@ -227,6 +260,7 @@ impl Paths {
         self.moved = previous.map(|path| path.destination);
         self.previous = previous.filter(|_| !trial.returns);
         self.trial = None;
+        self.changed();
         Turn::Moved
     }
 

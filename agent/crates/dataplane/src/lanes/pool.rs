@@ -46,7 +46,7 @@ pub fn derive_secret(
 
 /// The worker that hosts a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
+pub enum PickedLane {
     /// This worker hosts the lane.
     Here(LaneId),
     /// The other worker that hosts the lane, and the lane's index.
@@ -156,32 +156,32 @@ impl Pool {
     /// first.
     #[inline]
     #[must_use]
-    pub fn pick(&self, lanes: &Lanes, index: u8) -> Option<Place> {
-        self.place_if_up(lanes, index)
-            .or_else(|| self.place_if_up(lanes, 0))
-            .or_else(|| self.lanes().find(|id| is_up(lanes, *id)).map(Place::Here))
-            .or_else(|| (0..self.wanted).find_map(|index| self.place_if_up(lanes, index)))
+    pub fn pick(&self, lanes: &Lanes, index: u8) -> Option<PickedLane> {
+        self.if_up(lanes, index)
+            .or_else(|| self.if_up(lanes, 0))
+            .or_else(|| self.lanes().find(|id| is_up(lanes, *id)).map(PickedLane::Here))
+            .or_else(|| (0..self.wanted).find_map(|index| self.if_up(lanes, index)))
     }
 
     /// True if lane `index` is up and so carries payloads.
     #[inline]
     #[must_use]
     pub fn is_up(&self, lanes: &Lanes, index: u8) -> bool {
-        self.place_if_up(lanes, index).is_some()
+        self.if_up(lanes, index).is_some()
     }
 
     #[inline]
-    fn place_if_up(&self, lanes: &Lanes, index: u8) -> Option<Place> {
+    fn if_up(&self, lanes: &Lanes, index: u8) -> Option<PickedLane> {
         if let Some(id) = self.get(index).filter(|id| is_up(lanes, *id)) {
-            return Some(Place::Here(id));
+            return Some(PickedLane::Here(id));
         }
         // Even if its replacement has failed.
         if let Some((_, id)) = self.replaced.iter().find(|(of, id)| *of == index && is_up(lanes, *id)) {
-            return Some(Place::Here(*id));
+            return Some(PickedLane::Here(*id));
         }
         let there = self.lane_host(index);
         let up = index < MAX_LANES && self.up & 1 << index != 0;
-        (up && there != self.own).then_some(Place::There(there, index))
+        (up && there != self.own).then_some(PickedLane::There(there, index))
     }
 }
 
@@ -242,10 +242,10 @@ mod tests {
         let mut pool = Pool::new(1, WorkerId { index: 0, count: 2 }, 3);
         assert_eq!(pool.pick(&lanes, 1), None, "none is up");
         pool.up = 0b101;
-        assert_eq!(pool.pick(&lanes, 1), Some(Place::There(1, 0)));
-        assert_eq!(pool.pick(&lanes, 2), Some(Place::There(1, 2)));
+        assert_eq!(pool.pick(&lanes, 1), Some(PickedLane::There(1, 0)));
+        assert_eq!(pool.pick(&lanes, 2), Some(PickedLane::There(1, 2)));
         pool.up = 0b100;
-        assert_eq!(pool.pick(&lanes, 0), Some(Place::There(1, 2)), "any that is up");
-        assert_eq!(pool.pick(&lanes, crate::relay::NO_LANE), Some(Place::There(1, 2)));
+        assert_eq!(pool.pick(&lanes, 0), Some(PickedLane::There(1, 2)), "any that is up");
+        assert_eq!(pool.pick(&lanes, crate::relay::NO_LANE), Some(PickedLane::There(1, 2)));
     }
 }

@@ -180,7 +180,6 @@ pub struct Underlays {
     pub refusals: Vec<(UnderlayId, SendRefusal)>,
     /// Those that found no room since this was last asked.
     pub newly_blocked: Vec<UnderlayId>,
-    /// What became of payloads.
     pub settlements: Settlements,
 }
 
@@ -299,7 +298,7 @@ impl Underlays {
         now: Instant,
     ) -> Result<(), PushError> {
         let slot = lanes.get(lane).ok_or(PushError::NotUp)?;
-        let (id, budget, peer) = (slot.underlay, slot.packet_budget, slot.peer);
+        let (id, budget, peer) = (slot.underlay, slot.size.budget(), slot.peer);
         let inner_len = frame.header.len() + frame.payload.len();
         let alone = HEADER_LEN + datagram::encoded_len_to_end(inner_len + reserve) + TAG_LEN;
         let data_len = number.header().len() + inner_len;
@@ -332,7 +331,7 @@ impl Underlays {
     /// [`PushError::NotUp`].
     pub fn room(&self, lanes: &Lanes, lane: LaneId, header: usize, tos: u8) -> Result<Room, PushError> {
         let slot = lanes.get(lane).filter(|slot| slot.is_up()).ok_or(PushError::NotUp)?;
-        let budget = slot.packet_budget;
+        let budget = slot.size.budget();
         let underlay = self.get(slot.underlay).ok_or(PushError::NotUp)?;
         let open = underlay.open.filter(|open| open.lane == lane && open.tos == tos);
         // A frame that is to fill the rest of the packet has at least the length of the rest, so that its prefix is no shorter.
@@ -380,7 +379,7 @@ impl Underlays {
         let Some(underlay) = self.sockets.get_mut(slot.underlay.0 as usize) else { return 0 };
         match underlay.open {
             Some(open) => {
-                let budget = slot.packet_budget;
+                let budget = slot.size.budget();
                 underlay.append_same_size(open, budget, payloads, &mut Number::of(payloads.repair, slot, now))
             }
             None => {

@@ -149,7 +149,7 @@ impl Underlay {
             slot.core.count_datagrams_sent(u64::from(open.frames));
             batch.commit(&path, open.peer.0, len, open.payloads);
         } else {
-            slot.exhausted = true;
+            slot.exhaust();
             open.drop(settlements);
         }
         lanes.touch(open.lane);

@@ -18,7 +18,7 @@ use quic_core::{AckProfile, ConnectionId, Lane, LaneConfig, Suite};
 use wire::context::{Context, FlowNumber};
 
 use super::*;
-use crate::lanes::{LaneSlot, OpeningId};
+use crate::lanes::{LaneSlot, OpeningId, PacketSize};
 
 /// Segment size, segments and payloads of each message, and the bytes of its packets.
 type Sent = Rc<RefCell<Vec<(usize, u16, u32, Vec<Vec<u8>>)>>>;
@@ -88,7 +88,15 @@ fn fixture_with(now: Instant, full: &Rc<Cell<bool>>) -> (Underlays, Lanes, LaneI
     .unwrap();
     let owner = SessionRef { peer: PeerId(3), session: SessionId(1) };
     let opening = OpeningId { index: 0, epoch: 1 };
-    let mut slot = LaneSlot::new(core, owner, opening, ConnectionId([2; 8]), underlay, 1_452, now);
+    let mut slot = LaneSlot::new(
+        core,
+        owner,
+        opening,
+        ConnectionId([2; 8]),
+        underlay,
+        PacketSize::new(1_452, 1_452),
+        now,
+    );
     let path = Path { destination: SocketAddr::from(([192, 0, 2, 2], 2)), source: None, tos: 0 };
     slot.paths.validate(path, [1; 8], now);
     assert!(slot.on_path_response([1; 8], now) && slot.is_up());

@@ -17,7 +17,7 @@ use std::{
 };
 
 use base::memory::SharedMemory;
-use wire::context::MOST_DATAGRAM;
+use wire::context::{DATAGRAM_NUMBERS, MOST_DATAGRAM};
 
 use crate::relay::{
     accounting::{Account, DropReason},
@@ -224,13 +224,47 @@ impl Memory {
     }
 }
 
-/// The datagrams of one peer at one worker that are not complete.
+/// Which datagrams of our services travel in pieces, and their numbers.
 #[derive(Debug, Default)]
+pub struct Fragmenter {
+    /// The number of the next datagram. All flows share the count, so that by the time a flow gets a number again, nothing of the
+    /// datagram that had it before is under way.
+    next: u32,
+    /// For each of our services, by index, whether datagrams that fit into no packet travel in pieces.
+    services: Box<[bool]>,
+}
+
+impl Fragmenter {
+    /// Notes which of our services want that.
+    pub(super) fn set_own(&mut self, services: &[config::Service]) {
+        let fragments = |service: &config::Service| service.oversize == config::Oversize::Fragment;
+        // Usually none, and then no memory is held for it.
+        let most = services.iter().rposition(fragments).map_or(0, |last| last + 1);
+        self.services = services[..most].iter().map(fragments).collect();
+    }
+
+    /// Whether datagrams from our service with this index travel in pieces if they fit into no packet.
+    #[must_use]
+    pub fn is_for(&self, service: usize) -> bool {
+        self.services.get(service).copied().unwrap_or(false)
+    }
+
+    /// A number for a datagram that travels in pieces.
+    pub fn number(&mut self) -> u32 {
+        let number = self.next;
+        self.next = (number + 1) % DATAGRAM_NUMBERS;
+        number
+    }
+}
+
+/// The datagrams of one peer at one worker that are not complete.
+#[derive(Debug)]
 pub struct Reassembler {
     /// In the order of their first pieces.
     incomplete: VecDeque<Incomplete>,
     /// The sum of the incomplete datagrams' costs, in bytes.
     held: usize,
+    most: usize,
     /// The memory of the incomplete datagrams of all peers at all workers.
     memory: Arc<SharedMemory>,
     /// The number of datagrams that were given up because newer ones needed their room, or had none themselves.
@@ -241,17 +275,23 @@ pub struct Reassembler {
 }
 
 impl Reassembler {
-    /// One whose memory is part of that of all peers.
+    /// One that holds at most `most` bytes, which are part of those of all peers.
     #[must_use]
-    pub fn within(memory: &Arc<SharedMemory>) -> Self {
+    pub fn within(most: usize, memory: &Arc<SharedMemory>) -> Self {
         Self {
             incomplete: VecDeque::new(),
             held: 0,
+            most,
             memory: Arc::clone(memory),
             evicted: 0,
             ended: Memory::default(),
             spare: Vec::new(),
         }
+    }
+
+    /// Changes the limit on the memory of the incomplete datagrams; what waits already stays.
+    pub fn set_most(&mut self, bytes: usize) {
+        self.most = bytes;
     }
 
     #[must_use]
@@ -278,14 +318,13 @@ impl Reassembler {
     }
 
     /// Takes a piece in. Once its datagram is complete, appends that to `joined`, and returns where it lies there. The oldest datagrams
-    /// give way, so that the others take at most `limit_bytes`; or at most [`OWN_BYTES`], if all peers together have no more.
+    /// give way, so that the others take at most the limit; or at most [`OWN_BYTES`], if all peers together have no more.
     ///
     /// A datagram is received with its first piece that comes here, and in `account` it is delivered or dropped once.
     pub fn take(
         &mut self,
         piece: &Piece,
         bytes: &[u8],
-        limit_bytes: usize,
         now: Instant,
         account: &mut Account,
         joined: &mut Vec<u8>,
@@ -300,7 +339,7 @@ impl Reassembler {
             None if self.ended.has(piece.flow, piece.datagram, now) => return None,
             None => {
                 account.receive(1, 0);
-                let reserved = if fits { self.reserve(piece, limit_bytes, now, account) } else { None };
+                let reserved = if fits { self.reserve(piece, now, account) } else { None };
                 let Some(index) = reserved else {
                     let reason = if fits { DropReason::Incomplete } else { DropReason::Malformed };
                     account.receive(0, bytes.len() as u64);
@@ -382,26 +421,20 @@ impl Reassembler {
     pub fn clear(&mut self, account: &mut Account) {
         account.drop(DropReason::Incomplete, self.incomplete.len() as u64);
         let evicted = self.evicted;
-        *self = Self::within(&self.memory);
+        *self = Self::within(self.most, &self.memory);
         self.evicted = evicted;
     }
 
     /// Makes room for the datagram of a piece and begins it; `None` if it does not fit at all.
-    fn reserve(
-        &mut self,
-        piece: &Piece,
-        limit_bytes: usize,
-        now: Instant,
-        account: &mut Account,
-    ) -> Option<usize> {
+    fn reserve(&mut self, piece: &Piece, now: Instant, account: &mut Account) -> Option<usize> {
         let &Piece { flow, datagram, total, .. } = piece;
         let cost = total + OVERHEAD_BYTES;
-        if cost > limit_bytes {
+        if cost > self.most {
             self.evicted += 1;
             return None;
         }
         let is_full = |it: &Self| {
-            let most = if it.memory.spare() < cost { OWN_BYTES.min(limit_bytes) } else { limit_bytes };
+            let most = if it.memory.spare() < cost { OWN_BYTES.min(it.most) } else { it.most };
             it.held + cost > most || it.len() >= MOST_INCOMPLETE
         };
         while !self.is_empty() && is_full(self) {

@@ -11,16 +11,14 @@ struct Bench {
     reassembler: Reassembler,
     account: Account,
     clock: ManualClock,
-    limit: usize,
 }
 
 impl Bench {
     fn new() -> Self {
         Self {
-            reassembler: Reassembler::default(),
+            reassembler: Reassembler::within(LIMIT, &Arc::default()),
             account: Account::default(),
             clock: ManualClock::default(),
-            limit: LIMIT,
         }
     }
 
@@ -43,12 +41,12 @@ impl Bench {
         let piece = Piece { flow, datagram, total, offset };
         let now = self.clock.now();
         let mut joined = vec![0; 7];
-        let taken = self.reassembler.take(&piece, bytes, self.limit, now, &mut self.account, &mut joined);
+        let taken = self.reassembler.take(&piece, bytes, now, &mut self.account, &mut joined);
         if taken.is_some() {
             self.account.delivered += 1;
         }
         let taken = taken.map(|range| joined[range].to_vec());
-        assert!(self.reassembler.held_bytes() <= self.limit);
+        assert!(self.reassembler.held_bytes() <= self.reassembler.most);
         assert!(self.reassembler.len() <= MOST_INCOMPLETE);
         assert!(self.account.balances(self.reassembler.len() as u64), "{:?}", self.account);
         taken
@@ -203,12 +201,13 @@ fn a_peer_that_only_begins_datagrams_holds_no_more_than_its_limit() {
     assert!(reserved <= LIMIT, "{reserved}");
     assert_eq!(bench.take((FLOW, 999), &whole, 1024..MOST_DATAGRAM), Some(whole.clone()), "the newest stay");
     // Small ones are bounded in number.
-    bench.limit = 1 << 30;
+    bench.reassembler.set_most(1 << 30);
     for datagram in 1000..2000 {
         assert_eq!(bench.take_of((FLOW, datagram, 1025), 1024, b"x"), None);
     }
     assert_eq!(bench.reassembler.len(), MOST_INCOMPLETE);
-    let mut bench = Bench { limit: 10_000, ..Bench::new() };
+    let mut bench = Bench::new();
+    bench.reassembler.set_most(10_000);
     assert_eq!(bench.take_of((FLOW, 0, 3000), 0, &whole[..1024]), None);
     assert_eq!(bench.take((FLOW, 1), &whole, 0..1024), None);
     assert_eq!((bench.counts(), bench.reassembler.len()), ([2, 0, 1, 0], 1), "it drives nothing out");
@@ -223,7 +222,7 @@ fn peers_whose_datagrams_fill_the_memory_of_all_leave_each_other_its_own() {
         datagrams.for_each(|datagram| assert_eq!(bench.take((FLOW, datagram), &whole, 0..1024), None));
         bench.reassembler.held_bytes()
     };
-    let bench = || Bench { reassembler: Reassembler::within(&memory), ..Bench::new() };
+    let bench = || Bench { reassembler: Reassembler::within(LIMIT, &memory), ..Bench::new() };
     let mut greedy: Vec<Bench> = (0..10).map(|_| bench()).collect();
     let held: Vec<usize> = greedy.iter_mut().map(|bench| begun(bench, 0..9)).collect();
     let one = MOST_DATAGRAM + OVERHEAD_BYTES;
@@ -357,7 +356,7 @@ proptest! {
         fates in proptest::collection::vec((any::<u32>(), 0..20_u8), 400),
     ) {
         let mut bench = Bench::new();
-        bench.limit = 1 << 20;
+        bench.reassembler.set_most(1 << 20);
         let wholes: Vec<Vec<u8>> = sizes.iter().enumerate().map(|(n, len)| pattern(*len, n as u8)).collect();
         let mut pieces = Vec::new();
         let mut lost = std::collections::BTreeSet::new();

@@ -12,7 +12,8 @@
 //! | what waits at all peers together | `base/src/memory.rs` |
 //! | what is repaired | `repairs.rs` |
 //! | which lane IP packets take | `stripes.rs` |
-//! | the peer's services; what is outstanding | this one |
+//! | the peer's services | `services.rs` |
+//! | what is outstanding | this one |
 
 use std::{
     io,
@@ -20,12 +21,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::{counts::Counts, ids::IngressId};
+use base::counts::Counts;
 use rate::Share;
 use wire::{
-    context::{Context, DATAGRAM_NUMBERS, FlowMessage, ServiceNumber},
+    context::{Context, FlowMessage},
     messages,
-    repair_terms::Terms,
 };
 
 pub mod accounting;
@@ -39,44 +39,18 @@ pub mod queue;
 pub mod registry;
 pub mod repairs;
 mod run;
+mod services;
 pub mod stripes;
 mod turns;
 
 pub use accounting::{Account, Direction, DropCounts, DropReason, Settlement, Settlements};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Numbering, Origin, Standing};
-pub use fragments::{PartlySent, Piece, Reassembler};
-pub use queue::{Belongs, PacketClass, Queue, Run};
+pub use fragments::{Fragmenter, PartlySent, Piece, Reassembler};
+pub use queue::{PacketClass, Queue, QueueClass, Run};
 pub use registry::{AgentTotals, FlowRegistry};
 pub use repairs::Repairs;
+pub use services::{MOST_IDLE, RemoteService, Services};
 pub use stripes::Stripes;
-
-/// The longest that a flow to a peer's service may be silent here, whatever the peer allows: the flow counts against our limits.
-pub const MOST_IDLE: Duration = Duration::from_secs(3600);
-
-/// A service that the peer offers to us.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RemoteService {
-    /// The service's number on the wire.
-    pub number: ServiceNumber,
-    /// How long a flow to it may be silent, at most [`MOST_IDLE`].
-    pub idle: Duration,
-    /// Whether datagrams to it that fit into no packet travel in pieces.
-    pub fragment: bool,
-    /// How datagrams to it are repaired.
-    pub repair: Option<Terms>,
-}
-
-impl RemoteService {
-    /// The service as the peer describes it, within our limits.
-    fn of(service: &messages::Service) -> Self {
-        Self {
-            number: ServiceNumber(service.number),
-            idle: service.idle.min(MOST_IDLE),
-            fragment: service.fragment,
-            repair: service.repair,
-        }
-    }
-}
 
 /// The counts of flows that were refused at a ceiling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -88,7 +62,6 @@ pub struct FlowsRefused {
 }
 
 base::labelled! {
-    /// Why a flow was forgotten.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum FlowEnd {
         /// It had no traffic for as long as its service allows.
@@ -97,7 +70,6 @@ base::labelled! {
         Closed => "closed",
         /// The process that opened it is gone.
         Orphaned => "orphaned",
-        /// Its peer was removed.
         PeerRemoved => "peer_removed",
         /// The configuration has changed: the port or the service is no more, or leads elsewhere.
         Reconfigured => "reconfigured",
@@ -216,13 +188,7 @@ pub struct DatagramRelay {
     pub in_send_buffer: u64,
     /// Datagrams from the peer of which some pieces have come.
     pub reassembly: Reassembler,
-    /// The limit on the memory of those, in bytes.
-    pub reassembly_bytes: usize,
-    /// The number of the next datagram that travels in pieces. All flows share the count, so that by the time a flow gets a
-    /// number again, nothing of the datagram that had it before is under way.
-    next_datagram: u32,
-    /// For each of our services, by index, whether datagrams that fit into no packet travel in pieces.
-    fragmenting: Box<[bool]>,
+    pub fragmenter: Fragmenter,
     /// What is repaired, and what came of it.
     pub repairs: Repairs,
     /// The lanes that the peer's IP packets take; made with the first packet.
@@ -232,10 +198,7 @@ pub struct DatagramRelay {
     pub socket_error: Option<io::Error>,
     /// The ceiling on flows at all workers.
     pub max_flows: usize,
-    /// For each ingress, the name of the service that its datagrams are for, and what the peer says of that service.
-    services: Vec<(Arc<str>, Option<RemoteService>)>,
-    /// The services that the peer offered last.
-    offered: Vec<messages::Service>,
+    pub services: Services,
 }
 
 impl DatagramRelay {
@@ -253,25 +216,24 @@ impl DatagramRelay {
         let (queue, awaiting) = bounds(peer, limits);
         let agent = &registry.agent;
         agent.set_limits(limits);
+        let mut services = Services::default();
+        services.set_ingresses(ingresses);
         Self {
             uplink: Account::default(),
             downlink: Account::default(),
             queue: Queue::new(queue, &agent.memory),
             awaiting: Queue::new(awaiting, &agent.memory),
             share,
-            reassembly: Reassembler::within(&agent.reassembly),
+            reassembly: Reassembler::within(limits.reassembly_bytes, &agent.reassembly),
             flows: Flows::new(numbering, registry),
             in_send_buffer: 0,
-            reassembly_bytes: limits.reassembly_bytes,
-            next_datagram: 0,
-            fragmenting: Box::default(),
+            fragmenter: Fragmenter::default(),
             repairs: Repairs::default(),
             stripes: None,
             stats: RelayStats::default(),
             socket_error: None,
             max_flows: limits.flows_per_peer,
-            services: ingresses.iter().map(|name| (Arc::clone(name), None)).collect(),
-            offered: Vec::new(),
+            services,
         }
     }
 
@@ -281,47 +243,26 @@ impl DatagramRelay {
         self.queue.set_limits(queue);
         self.awaiting.set_limits(awaiting);
         self.max_flows = limits.flows_per_peer;
-        self.reassembly_bytes = limits.reassembly_bytes;
+        self.reassembly.set_most(limits.reassembly_bytes);
         self.flows.registry.agent.set_limits(limits);
     }
 
     /// Notes which of our services have datagrams that fit into no packet travel in pieces, and which are repaired.
     pub fn set_own_services(&mut self, services: &[config::Service]) {
         self.repairs.set_own(services);
-        let fragments = |service: &config::Service| service.oversize == config::Oversize::Fragment;
-        // Usually none, and then no memory is held for it.
-        let most = services.iter().rposition(fragments).map_or(0, |last| last + 1);
-        self.fragmenting = services[..most].iter().map(fragments).collect();
-    }
-
-    /// Whether datagrams from our service with this index travel in pieces if they fit into no packet.
-    #[must_use]
-    pub fn fragments_of(&self, service: usize) -> bool {
-        self.fragmenting.get(service).copied().unwrap_or(false)
-    }
-
-    /// A number for a datagram that travels in pieces.
-    pub fn name_datagram(&mut self) -> u32 {
-        let name = self.next_datagram;
-        self.next_datagram = (name + 1) % DATAGRAM_NUMBERS;
-        name
+        self.fragmenter.set_own(services);
     }
 
     /// Changes the ingresses as the operator wants: `ingresses` names the service of each.
     pub fn set_ingresses(&mut self, ingresses: &[Arc<str>]) {
-        self.services = ingresses.iter().map(|name| (Arc::clone(name), None)).collect();
-        let offered = std::mem::take(&mut self.offered);
-        self.set_services(&offered);
+        self.services.set_ingresses(ingresses);
+        self.flows.ask_again();
     }
 
     /// Learns what the peer offers. Returns the number of flows that it looked at.
     pub fn set_services(&mut self, offered: &[messages::Service]) -> usize {
-        self.offered = offered.to_vec();
+        self.services.learn(offered);
         self.repairs.set_theirs(offered);
-        for (name, known) in &mut self.services {
-            let found = offered.iter().find(|service| service.udp && *service.name == **name);
-            *known = found.map(RemoteService::of);
-        }
         // What was refused may be granted now, whatever the order in which a flow and the news of it crossed.
         self.flows.ask_again()
     }
@@ -329,15 +270,7 @@ impl DatagramRelay {
     /// Has flows that were opened here live as long as the peer says of their services; returns those that are to end earlier,
     /// because they were opened before the peer had said so.
     pub fn learn_idle(&mut self) -> Vec<FlowId> {
-        let services = &self.services;
-        self.flows.set_idle(|ingress| services.get(ingress.0 as usize)?.1.map(|known| known.idle))
-    }
-
-    /// The service that an ingress's datagrams are for, if the peer offers it.
-    #[inline]
-    #[must_use]
-    pub fn service(&self, ingress: IngressId) -> Option<RemoteService> {
-        self.services.get(ingress.0 as usize).and_then(|(_, known)| *known)
+        self.flows.set_idle(|ingress| self.services.of(ingress).map(|known| known.idle))
     }
 
     /// Whether the ceiling on this peer's flows, or on all flows (`in_total`), is reached. The caller refuses a flow if it is, so
@@ -373,7 +306,7 @@ impl DatagramRelay {
     /// Has datagrams that came to this host at `arrived` wait for their turn; returns how many were taken in.
     pub fn enqueue(
         &mut self,
-        belongs: Belongs,
+        class: QueueClass,
         data: &[u8],
         segment: usize,
         arrived: Instant,
@@ -381,7 +314,7 @@ impl DatagramRelay {
     ) -> usize {
         let rate = self.share.account.rate();
         self.queue.expire(rate, now, &mut self.uplink);
-        self.queue.push(belongs, data, segment, arrived, rate, &mut self.uplink)
+        self.queue.push(class, data, segment, arrived, rate, &mut self.uplink)
     }
 
     /// Whether datagrams wait that a rate limits.
@@ -475,27 +408,4 @@ fn share(whole: usize, quota: f64) -> usize {
     )]
     let part = (whole as f64 * quota) as usize;
     part.max(1)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_peer_does_not_have_our_flows_live_for_weeks() {
-        let says = |idle| messages::Service {
-            number: 1,
-            name: "dns".to_owned(),
-            udp: true,
-            tcp: false,
-            idle,
-            fragment: false,
-            repair: None,
-        };
-        let minute = Duration::from_secs(60);
-        assert_eq!(RemoteService::of(&says(minute)).idle, minute);
-        assert_eq!(RemoteService::of(&says(MOST_IDLE)).idle, MOST_IDLE);
-        let most = Duration::from_millis(u32::MAX.into());
-        assert_eq!(RemoteService::of(&says(most)).idle, MOST_IDLE);
-    }
 }

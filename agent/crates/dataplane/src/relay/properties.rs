@@ -1,6 +1,6 @@
 //! Properties of any pieces in any order: what a fuzz target and a test check.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use base::clock::{Clock, ManualClock};
 use wire::context::MOST_DATAGRAM;
@@ -21,7 +21,7 @@ pub fn reassembly(input: &[u8]) {
     let Some((&limit, steps)) = input.split_first() else { return };
     let limit = (64 << 10) + (usize::from(limit) << 12);
     let (clock, mut account) = (ManualClock::default(), Account::default());
-    let mut reassembler = Reassembler::default();
+    let mut reassembler = Reassembler::within(limit, &Arc::default());
     for step in steps.chunks_exact(STEP) {
         let &[kind, name, total_high, total_low, offset_high, offset_low, len] = step else { return };
         let now = clock.now();
@@ -39,7 +39,7 @@ pub fn reassembly(input: &[u8]) {
                 let bytes: Vec<u8> = (offset..offset + len).map(|at| byte(at) as u8).collect();
                 let piece = Piece { flow, datagram, total, offset };
                 let mut joined = b"before it".to_vec();
-                let taken = reassembler.take(&piece, &bytes, limit, now, &mut account, &mut joined);
+                let taken = reassembler.take(&piece, &bytes, now, &mut account, &mut joined);
                 assert!(joined.starts_with(b"before it") && (taken.is_some() || joined.len() == 9));
                 if let Some(whole) = taken.map(|range| &joined[range]) {
                     account.delivered += 1;

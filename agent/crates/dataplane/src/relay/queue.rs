@@ -32,10 +32,10 @@ use base::{
 };
 use config::{Aqm, DropPolicy};
 
-pub use super::run::{Belongs, PacketClass, Run};
+pub use super::run::{PacketClass, QueueClass, Run};
 use super::{
     codel::{Codel, SMALL},
-    run::Holder,
+    run::FlowKey,
     turns::{List, Turns},
 };
 use crate::relay::{
@@ -82,7 +82,7 @@ const MOST_QUANTUM: usize = 64 * 1024;
 
 /// The datagrams of one flow in the queue.
 #[derive(Debug)]
-struct Held {
+struct FlowQueue {
     datagrams: usize,
     bytes: usize,
     /// Oldest first.
@@ -97,17 +97,17 @@ struct Held {
 struct Arrival {
     sequence: u64,
     at: Instant,
-    holder: Holder,
+    key: FlowKey,
 }
 
 #[derive(Debug)]
 pub struct Queue {
     limits: Limits,
     /// The flows that have, or just had, datagrams here.
-    held: IssuedMap<Holder, Held>,
+    flows: IssuedMap<FlowKey, FlowQueue>,
     turns: Turns,
     /// The same flows by the part of the queue that they take, greatest last.
-    by_part: BTreeSet<(u64, Holder)>,
+    by_part: BTreeSet<(u64, FlowKey)>,
     /// The runs by sequence number. The first one is always in the queue; among the others some are gone.
     arrivals: VecDeque<Arrival>,
     /// The number of runs in the queue.
@@ -129,7 +129,7 @@ impl Queue {
     pub fn new(limits: Limits, memory: &Arc<SharedMemory>) -> Self {
         Self {
             limits,
-            held: IssuedMap::default(),
+            flows: IssuedMap::default(),
             turns: Turns::default(),
             by_part: BTreeSet::new(),
             arrivals: VecDeque::new(),
@@ -147,9 +147,9 @@ impl Queue {
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
         // The parts depend on the limits.
-        let waiting = self.held.iter().filter(|(_, held)| held.datagrams > 0);
+        let waiting = self.flows.iter().filter(|(_, queued)| queued.datagrams > 0);
         self.by_part =
-            waiting.map(|(holder, held)| (limits.part(held.datagrams, held.bytes), *holder)).collect();
+            waiting.map(|(key, queued)| (limits.part(queued.datagrams, queued.bytes), *key)).collect();
     }
 
     /// How long a datagram may wait.
@@ -201,7 +201,7 @@ impl Queue {
     /// Returns how many of the run's datagrams were taken in.
     pub fn push(
         &mut self,
-        belongs: Belongs,
+        class: QueueClass,
         data: &[u8],
         segment: usize,
         arrived: Instant,
@@ -210,7 +210,7 @@ impl Queue {
     ) -> usize {
         // In order of arrival: the age of a batch is an estimate between two stamped ones.
         let arrived = self.arrivals.back().map_or(arrived, |last| arrived.max(last.at));
-        let mut run = Run::new(belongs, data, segment, arrived);
+        let mut run = Run::new(class, data, segment, arrived);
         match self.limits.policy {
             DropPolicy::Newest => {
                 let allowed = self.allowed(&run);
@@ -220,7 +220,7 @@ impl Queue {
             }
             DropPolicy::Oldest => {
                 while self.allowed(&run) < run.count() {
-                    self.evict(belongs.holder(), &mut run, DropReason::FlowQuota, account);
+                    self.evict(class.key(), &mut run, DropReason::FlowQuota, account);
                 }
                 while self.fitting(&run) < run.count() {
                     let victim = self.victim(&run);
@@ -241,7 +241,7 @@ impl Queue {
     }
 
     pub fn newest_of(&mut self, flow: FlowId) -> Option<&mut Run> {
-        self.held.get_mut(&Holder::Flow(flow))?.runs.back_mut()
+        self.flows.get_mut(&FlowKey::Flow(flow))?.runs.back_mut()
     }
 
     /// Takes out the run whose turn it is, and says how many of its datagrams may go in this turn; [`Queue::put_back`] takes the others.
@@ -255,40 +255,40 @@ impl Queue {
         account: &mut Account,
     ) -> Option<(Run, usize)> {
         loop {
-            let (holder, list) = self.turn(sparse, rate)?;
+            let (key, list) = self.turn(sparse, rate)?;
             let (small, limit) = (self.bytes <= SMALL, self.time_limit(rate));
             let aqm = rate.map(|_| self.limits.aqm);
-            let held = self.held.get_mut(&holder)?;
-            let run = held.runs.front_mut()?;
+            let queued = self.flows.get_mut(&key)?;
+            let run = queued.runs.front_mut()?;
             let sojourn = now.saturating_duration_since(run.arrived);
             if sojourn > limit {
                 // A run from another queue stands behind younger ones.
-                let late = self.remove_first(holder)?;
+                let late = self.remove_first(key)?;
                 account.drop(DropReason::Expired, late.count() as u64);
                 continue;
             }
-            if aqm.is_some_and(|aqm| held.codel.signals(aqm, sojourn, small, now)) {
+            if aqm.is_some_and(|aqm| queued.codel.signals(aqm, sojourn, small, now)) {
                 if run.mark() {
                     self.marked += 1;
                 } else {
                     account.drop(DropReason::Aqm, 1);
-                    self.drop_first(holder);
+                    self.drop_first(key);
                     continue;
                 }
             }
-            let held = self.held.get_mut(&holder)?;
-            let run = held.runs.front()?;
+            let queued = self.flows.get_mut(&key)?;
+            let run = queued.runs.front()?;
             // Without a rate nothing waits for a turn's sake: runs stay whole.
-            let turn = usize::try_from(held.deficit).unwrap_or(1);
+            let turn = usize::try_from(queued.deficit).unwrap_or(1);
             let portion = aqm.map_or_else(|| run.count(), |_| run.portion(turn));
             let cost = run.cost(portion);
             if aqm.is_some() {
                 let delays = self.delays.get_or_insert_with(|| Box::new(Delays::new(now)));
                 delays.record(sojourn, portion, now);
             }
-            held.deficit -= cost as i64;
+            queued.deficit -= cost as i64;
             self.turns.sent(list, cost);
-            return Some((self.remove_first(holder)?, portion));
+            return Some((self.remove_first(key)?, portion));
         }
     }
 
@@ -297,14 +297,14 @@ impl Queue {
         if run.count() == 0 {
             return;
         }
-        let arrival = Arrival { sequence: run.sequence, at: run.arrived, holder: run.belongs.holder() };
+        let arrival = Arrival { sequence: run.sequence, at: run.arrived, key: run.class.key() };
         // Unless it was the first, it is still listed.
         if self.arrivals.front().is_none_or(|first| first.sequence > run.sequence) {
             self.arrivals.push_front(arrival);
         }
         self.remember(&run, rate);
-        if let Some(held) = self.held.get_mut(&arrival.holder) {
-            held.runs.push_front(run);
+        if let Some(queued) = self.flows.get_mut(&arrival.key) {
+            queued.runs.push_front(run);
         }
     }
 
@@ -319,12 +319,12 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn holds(&self, flow: FlowId) -> bool {
-        self.held.get(&Holder::Flow(flow)).is_some_and(|held| held.datagrams > 0)
+        self.flows.get(&FlowKey::Flow(flow)).is_some_and(|queued| queued.datagrams > 0)
     }
 
     /// Takes all runs of `flow` out, oldest first.
     pub fn take_flow(&mut self, flow: FlowId) -> Vec<Run> {
-        std::iter::from_fn(|| self.remove_first(Holder::Flow(flow))).collect()
+        std::iter::from_fn(|| self.remove_first(FlowKey::Flow(flow))).collect()
     }
 
     /// Drops datagrams that have waited too long; returns their number.
@@ -332,7 +332,7 @@ impl Queue {
         let mut expired = 0;
         while let Some(first) = self.arrivals.front().copied()
             && now.saturating_duration_since(first.at) > self.time_limit(rate)
-            && let Some(run) = self.remove_first(first.holder)
+            && let Some(run) = self.remove_first(first.key)
         {
             account.drop(DropReason::Expired, run.count() as u64);
             expired += run.count();
@@ -343,39 +343,39 @@ impl Queue {
     /// Empties the queue, and counts what waited as dropped for `reason`.
     pub fn clear(&mut self, reason: DropReason, account: &mut Account) {
         while let Some(first) = self.arrivals.front().copied()
-            && let Some(run) = self.remove_first(first.holder)
+            && let Some(run) = self.remove_first(first.key)
         {
             account.drop(reason, run.count() as u64);
         }
     }
 
-    /// The holder whose turn it is, and its list.
-    fn turn(&mut self, sparse: bool, rate: Option<u64>) -> Option<(Holder, List)> {
+    /// The flow whose turn it is, and its list.
+    fn turn(&mut self, sparse: bool, rate: Option<u64>) -> Option<(FlowKey, List)> {
         let quantum = quantum(rate);
         loop {
-            let (holder, list) = self.turns.first(sparse)?;
-            let Some(held) = self.held.get_mut(&holder) else {
+            let (key, list) = self.turns.first(sparse)?;
+            let Some(queued) = self.flows.get_mut(&key) else {
                 // Nobody is listed without an entry.
                 self.turns.leave(list);
                 continue;
             };
-            if held.runs.is_empty() {
+            if queued.runs.is_empty() {
                 if self.turns.leave(list) {
-                    self.held.remove(&holder);
+                    self.flows.remove(&key);
                 }
-            } else if held.deficit <= 0 {
-                held.deficit += quantum as i64;
+            } else if queued.deficit <= 0 {
+                queued.deficit += quantum as i64;
                 self.turns.next(list);
             } else {
-                return Some((holder, list));
+                return Some((key, list));
             }
         }
     }
 
     /// How many datagrams of `run` its flow may still hold.
     fn allowed(&self, run: &Run) -> usize {
-        let held = self.held.get(&run.belongs.holder());
-        let (datagrams, bytes) = held.map_or((0, 0), |held| (held.datagrams, held.bytes));
+        let queued = self.flows.get(&run.class.key());
+        let (datagrams, bytes) = queued.map_or((0, 0), |queued| (queued.datagrams, queued.bytes));
         let free = self.limits.per_flow.saturating_sub(datagrams);
         let free_bytes = self.limits.per_flow_bytes.saturating_sub(bytes);
         fitting(run, free, free_bytes)
@@ -389,19 +389,19 @@ impl Queue {
     }
 
     /// The flow that gives way to `run`: the one with the greatest part, the run counted in.
-    fn victim(&self, run: &Run) -> Holder {
-        let own = run.belongs.holder();
-        let held = self.held.get(&own);
-        let (datagrams, bytes) = held.map_or((0, 0), |held| (held.datagrams, held.bytes));
+    fn victim(&self, run: &Run) -> FlowKey {
+        let own = run.class.key();
+        let queued = self.flows.get(&own);
+        let (datagrams, bytes) = queued.map_or((0, 0), |queued| (queued.datagrams, queued.bytes));
         let part = self.limits.part(datagrams + run.count(), bytes + run.data().len());
-        match self.by_part.iter().rfind(|(_, holder)| *holder != own) {
+        match self.by_part.iter().rfind(|(_, key)| *key != own) {
             Some((most, other)) if *most >= part => *other,
             Some(_) | None => own,
         }
     }
 
     /// Drops the oldest datagram of `victim`; its own newest ones are those of `run`, which is to be added.
-    fn evict(&mut self, victim: Holder, run: &mut Run, reason: DropReason, account: &mut Account) {
+    fn evict(&mut self, victim: FlowKey, run: &mut Run, reason: DropReason, account: &mut Account) {
         account.drop(reason, 1);
         if !self.drop_first(victim) {
             // It holds nothing yet.
@@ -409,25 +409,25 @@ impl Queue {
         }
     }
 
-    /// Removes the oldest datagram of `holder`, which is dropped; false if it has none.
-    fn drop_first(&mut self, holder: Holder) -> bool {
-        let Some(oldest) = self.held.get_mut(&holder).and_then(|held| held.runs.front_mut()) else {
+    /// Removes the oldest datagram of a flow, which is dropped; false if it has none.
+    fn drop_first(&mut self, key: FlowKey) -> bool {
+        let Some(oldest) = self.flows.get_mut(&key).and_then(|queued| queued.runs.front_mut()) else {
             return false;
         };
         if oldest.count() == 1 {
-            self.remove_first(holder);
+            self.remove_first(key);
         } else {
             let bytes = oldest.advance(1);
-            self.forget(holder, 1, bytes);
+            self.forget(key, 1, bytes);
         }
         true
     }
 
-    /// Removes the oldest run of `holder`.
-    fn remove_first(&mut self, holder: Holder) -> Option<Run> {
-        let run = self.held.get_mut(&holder)?.runs.pop_front()?;
+    /// Removes the oldest run of a flow.
+    fn remove_first(&mut self, key: FlowKey) -> Option<Run> {
+        let run = self.flows.get_mut(&key)?.runs.pop_front()?;
         self.runs -= 1;
-        self.forget(holder, run.count(), run.data().len());
+        self.forget(key, run.count(), run.data().len());
         while let Some(first) = self.arrivals.front()
             && !self.is_here(first)
         {
@@ -436,9 +436,9 @@ impl Queue {
         Some(run)
     }
 
-    /// Whether the run of `arrival` has not been taken out. Runs leave a holder from the front only.
+    /// Whether the run of `arrival` has not been taken out. Runs leave a flow from the front only.
     fn is_here(&self, arrival: &Arrival) -> bool {
-        let first = self.held.get(&arrival.holder).and_then(|held| held.runs.front());
+        let first = self.flows.get(&arrival.key).and_then(|queued| queued.runs.front());
         first.is_some_and(|first| first.sequence <= arrival.sequence)
     }
 
@@ -446,11 +446,11 @@ impl Queue {
         self.sweep();
         run.sequence = self.next_sequence;
         self.next_sequence += 1;
-        let holder = run.belongs.holder();
-        self.arrivals.push_back(Arrival { sequence: run.sequence, at: run.arrived, holder });
+        let key = run.class.key();
+        self.arrivals.push_back(Arrival { sequence: run.sequence, at: run.arrived, key });
         self.remember(&run, rate);
-        if let Some(held) = self.held.get_mut(&holder) {
-            held.runs.push_back(run);
+        if let Some(queued) = self.flows.get_mut(&key) {
+            queued.runs.push_back(run);
         }
     }
 
@@ -461,24 +461,24 @@ impl Queue {
             arrivals.retain(|arrival| self.is_here(arrival));
             self.arrivals = arrivals;
         }
-        if self.held.len() > 2 * self.by_part.len() + 16 {
-            self.held.retain(|_, held| held.datagrams > 0);
-            let held = &self.held;
-            self.turns.retain(|holder| held.contains_key(holder));
+        if self.flows.len() > 2 * self.by_part.len() + 16 {
+            self.flows.retain(|_, queued| queued.datagrams > 0);
+            let queued = &self.flows;
+            self.turns.retain(|key| queued.contains_key(key));
         }
     }
 
-    /// Counts a run that is about to be among those of its holder.
+    /// Counts a run that is about to be among those of its flow.
     fn remember(&mut self, run: &Run, rate: Option<u64>) {
-        let (holder, bytes) = (run.belongs.holder(), run.data().len());
+        let (key, bytes) = (run.class.key(), run.data().len());
         self.runs += 1;
         self.datagrams += run.count();
         self.bytes += bytes;
         self.memory.add(bytes);
         let (quantum, turns) = (quantum(rate), &mut self.turns);
-        let held = self.held.entry(holder).or_insert_with(|| {
-            turns.begin(holder);
-            Held {
+        let queued = self.flows.entry(key).or_insert_with(|| {
+            turns.begin(key);
+            FlowQueue {
                 datagrams: 0,
                 bytes: 0,
                 runs: VecDeque::new(),
@@ -486,23 +486,23 @@ impl Queue {
                 codel: Codel::default(),
             }
         });
-        self.by_part.remove(&(self.limits.part(held.datagrams, held.bytes), holder));
-        held.datagrams += run.count();
-        held.bytes += bytes;
-        self.by_part.insert((self.limits.part(held.datagrams, held.bytes), holder));
+        self.by_part.remove(&(self.limits.part(queued.datagrams, queued.bytes), key));
+        queued.datagrams += run.count();
+        queued.bytes += bytes;
+        self.by_part.insert((self.limits.part(queued.datagrams, queued.bytes), key));
     }
 
-    /// Counts datagrams of `holder` that are gone.
-    fn forget(&mut self, holder: Holder, datagrams: usize, bytes: usize) {
+    /// Counts datagrams of a flow that are gone.
+    fn forget(&mut self, key: FlowKey, datagrams: usize, bytes: usize) {
         self.datagrams -= datagrams;
         self.bytes -= bytes;
         self.memory.remove(bytes);
-        let Some(held) = self.held.get_mut(&holder) else { return };
-        self.by_part.remove(&(self.limits.part(held.datagrams, held.bytes), holder));
-        held.datagrams -= datagrams;
-        held.bytes -= bytes;
-        if held.datagrams > 0 {
-            self.by_part.insert((self.limits.part(held.datagrams, held.bytes), holder));
+        let Some(queued) = self.flows.get_mut(&key) else { return };
+        self.by_part.remove(&(self.limits.part(queued.datagrams, queued.bytes), key));
+        queued.datagrams -= datagrams;
+        queued.bytes -= bytes;
+        if queued.datagrams > 0 {
+            self.by_part.insert((self.limits.part(queued.datagrams, queued.bytes), key));
         }
     }
 }

@@ -19,7 +19,7 @@ fn push(
 ) -> usize {
     let data: Vec<u8> = (first..first + datagrams).flat_map(|number| [number; 10]).collect();
     account.receive(datagrams.into(), data.len() as u64);
-    queue.push(Belongs::Flow(FlowId(flow)), &data, 10, now, None, account)
+    queue.push(QueueClass::Flow(FlowId(flow)), &data, 10, now, None, account)
 }
 
 /// Flow and number of everything that waits, oldest first.
@@ -27,7 +27,7 @@ fn drain(queue: &mut Queue, now: Instant) -> Vec<(u32, u8)> {
     let mut account = Account::default();
     let runs = std::iter::from_fn(|| Some(queue.take(false, None, now, &mut account)?.0));
     let numbered = runs.flat_map(|run| {
-        let Belongs::Flow(FlowId(flow)) = run.belongs else { panic!("flows went in") };
+        let QueueClass::Flow(FlowId(flow)) = run.class else { panic!("flows went in") };
         run.data().chunks(10).map(|datagram| (flow, datagram[0])).collect::<Vec<_>>()
     });
     numbered.collect()
@@ -62,8 +62,8 @@ fn drop_newest_keeps_the_oldest() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Newest), &Arc::default());
-    queue.push(Belongs::Flow(FlowId(1)), &[1; 600], 100, clock.now(), None, &mut account);
-    let taken = queue.push(Belongs::Flow(FlowId(2)), &[2; 650], 100, clock.now(), None, &mut account);
+    queue.push(QueueClass::Flow(FlowId(1)), &[1; 600], 100, clock.now(), None, &mut account);
+    let taken = queue.push(QueueClass::Flow(FlowId(2)), &[2; 650], 100, clock.now(), None, &mut account);
     assert_eq!(taken, 4);
     assert_eq!(account.dropped[DropReason::QueueFull], 3);
 }
@@ -94,7 +94,7 @@ fn large_datagrams_are_held_to_the_share_in_bytes() {
     for policy in [DropPolicy::Oldest, DropPolicy::Newest] {
         let mut account = Account::default();
         let mut queue = Queue::new(limits(policy), &Arc::default());
-        queue.push(Belongs::Flow(FlowId(1)), &[1; 900], 300, clock.now(), None, &mut account);
+        queue.push(QueueClass::Flow(FlowId(1)), &[1; 900], 300, clock.now(), None, &mut account);
         assert_eq!((queue.datagrams(), queue.bytes()), (2, 600));
         assert_eq!(account.dropped[DropReason::FlowQuota], 1);
     }
@@ -134,9 +134,9 @@ fn what_waited_too_long_is_dropped_not_sent() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
-    queue.push(Belongs::Flow(FlowId(1)), &[1; 200], 100, clock.now(), None, &mut account);
+    queue.push(QueueClass::Flow(FlowId(1)), &[1; 200], 100, clock.now(), None, &mut account);
     clock.advance(Duration::from_millis(60));
-    queue.push(Belongs::Flow(FlowId(1)), &[2; 100], 100, clock.now(), None, &mut account);
+    queue.push(QueueClass::Flow(FlowId(1)), &[2; 100], 100, clock.now(), None, &mut account);
     clock.advance(Duration::from_millis(60));
     assert_eq!(queue.expire(None, clock.now(), &mut account), 2);
     assert_eq!(queue.datagrams(), 1);
@@ -147,7 +147,7 @@ fn an_empty_datagram_waits_like_any_other() {
     let clock = ManualClock::default();
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
-    assert_eq!(queue.push(Belongs::Flow(FlowId(1)), &[], 1, clock.now(), None, &mut account), 1);
+    assert_eq!(queue.push(QueueClass::Flow(FlowId(1)), &[], 1, clock.now(), None, &mut account), 1);
     let (run, _) = queue.take(false, None, clock.now(), &mut account).unwrap();
     assert_eq!((run.count(), run.data().len()), (1, 0));
 }
@@ -158,7 +158,7 @@ fn a_flow_is_taken_out_whole_and_in_order() {
     let mut account = Account::default();
     let mut queue = Queue::new(limits(DropPolicy::Oldest), &Arc::default());
     for (flow, byte) in [(1, 1), (2, 2), (1, 3)] {
-        queue.push(Belongs::Flow(FlowId(flow)), &[byte; 10], 10, clock.now(), None, &mut account);
+        queue.push(QueueClass::Flow(FlowId(flow)), &[byte; 10], 10, clock.now(), None, &mut account);
     }
     let taken = queue.take_flow(FlowId(1));
     assert_eq!(taken.iter().map(|run| run.data()[0]).collect::<Vec<_>>(), [1, 3]);
@@ -217,7 +217,7 @@ proptest! {
                     let data = vec![0; datagrams * size];
                     account.receive(datagrams as u64, data.len() as u64);
                     queue.expire(rate, clock.now(), &mut account);
-                    queue.push(Belongs::Flow(FlowId(flow)), &data, size, clock.now(), rate, &mut account);
+                    queue.push(QueueClass::Flow(FlowId(flow)), &data, size, clock.now(), rate, &mut account);
                 }
                 Step::Take { keep, sparse } => {
                     let waited = queue.datagrams();
@@ -239,15 +239,15 @@ proptest! {
                 }
             }
             prop_assert!(queue.datagrams() <= 10 && queue.bytes() <= 1000);
-            let held = |flow| {
-                let runs = queue.held.get(&Holder::Flow(FlowId(flow))).into_iter().flat_map(|held| &held.runs);
+            let queued = |flow| {
+                let runs = queue.flows.get(&FlowKey::Flow(FlowId(flow))).into_iter().flat_map(|queued| &queued.runs);
                 runs.fold((0, 0), |(count, bytes), run| (count + run.count(), bytes + run.data().len()))
             };
-            prop_assert!((0..4).map(held).all(|(count, bytes)| count <= 8 && bytes <= 700));
-            let all = || queue.held.values().flat_map(|held| &held.runs);
+            prop_assert!((0..4).map(queued).all(|(count, bytes)| count <= 8 && bytes <= 700));
+            let all = || queue.flows.values().flat_map(|queued| &queued.runs);
             let memory: usize = all().map(Run::memory).sum();
             prop_assert!(memory <= 2 * queue.bytes(), "{memory} bytes for {}", queue.bytes());
-            prop_assert_eq!(queue.by_part.len(), queue.held.values().filter(|held| held.datagrams > 0).count());
+            prop_assert_eq!(queue.by_part.len(), queue.flows.values().filter(|queued| queued.datagrams > 0).count());
             prop_assert_eq!(queue.runs, all().count());
             prop_assert!(queue.oldest().is_none_or(|oldest| all().any(|run| run.arrived == oldest)));
             prop_assert_eq!(queue.oldest().is_none(), queue.is_empty());
@@ -347,12 +347,12 @@ fn at_a_rate(clock: &ManualClock) -> Queue {
 }
 
 /// Takes what goes next, and returns whose it is and its bytes.
-fn next(queue: &mut Queue, sparse: bool, now: Instant, account: &mut Account) -> Option<(Belongs, usize)> {
+fn next(queue: &mut Queue, sparse: bool, now: Instant, account: &mut Account) -> Option<(QueueClass, usize)> {
     let (run, portion) = queue.take(sparse, RATE, now, account)?;
     let bytes = run.data().len().min(portion * run.segment);
-    let belongs = run.belongs;
+    let class = run.class;
     queue.put_back(run.rest(portion, None), RATE);
-    Some((belongs, bytes))
+    Some((class, bytes))
 }
 
 #[test]
@@ -362,12 +362,13 @@ fn flows_share_a_rate_by_bytes_whatever_their_packets() {
     let now = clock.now();
     for (flow, size) in [(1, 1_400), (2, 300), (3, 1_400)] {
         for _ in 0..40 {
-            queue.push(Belongs::Flow(FlowId(flow)), &vec![0; 30 * size], size, now, RATE, &mut account);
+            queue.push(QueueClass::Flow(FlowId(flow)), &vec![0; 30 * size], size, now, RATE, &mut account);
         }
     }
     let mut sent = [0; 4];
     while sent.iter().sum::<usize>() < 600_000 {
-        let (Belongs::Flow(FlowId(flow)), bytes) = next(&mut queue, false, now, &mut account).unwrap() else {
+        let (QueueClass::Flow(FlowId(flow)), bytes) = next(&mut queue, false, now, &mut account).unwrap()
+        else {
             panic!("flows went in")
         };
         sent[flow as usize] += bytes;
@@ -381,12 +382,12 @@ fn a_flow_that_sends_less_than_its_share_goes_before_the_others() {
     let (clock, mut account) = (ManualClock::default(), Account::default());
     let mut queue = at_a_rate(&clock);
     let now = clock.now();
-    queue.push(Belongs::Flow(FlowId(1)), &[0; 60_000], 1_400, now, RATE, &mut account);
+    queue.push(QueueClass::Flow(FlowId(1)), &[0; 60_000], 1_400, now, RATE, &mut account);
     next(&mut queue, false, now, &mut account);
     next(&mut queue, false, now, &mut account);
     assert!(queue.take(true, RATE, now, &mut account).is_none(), "it had its turn");
-    queue.push(Belongs::Flow(FlowId(2)), &[0; 100], 100, now, RATE, &mut account);
-    assert_eq!(next(&mut queue, true, now, &mut account), Some((Belongs::Flow(FlowId(2)), 100)));
+    queue.push(QueueClass::Flow(FlowId(2)), &[0; 100], 100, now, RATE, &mut account);
+    assert_eq!(next(&mut queue, true, now, &mut account), Some((QueueClass::Flow(FlowId(2)), 100)));
     assert!(queue.take(true, RATE, now, &mut account).is_none());
 }
 
@@ -399,8 +400,8 @@ fn ip_packet(class: u8, len: u16) -> Vec<u8> {
 }
 
 /// IP packets of one flow.
-fn packets(turn: u16, ahead: bool) -> Belongs {
-    Belongs::Packets(PacketClass { turn, partial: false, tos: 0, lane: None, ahead, repair: None })
+fn packets(turn: u16, ahead: bool) -> QueueClass {
+    QueueClass::Packets(PacketClass { turn, partial: false, tos: 0, lane: None, ahead, repair: None })
 }
 
 #[test]
@@ -413,9 +414,9 @@ fn classes_ahead_of_others_take_a_quarter_at_most() {
             queue.push(packets(turn, ahead), &ip_packet(0, 1_000), 1_000, now, RATE, &mut account);
         }
     }
-    let taken: Vec<(Belongs, usize)> =
+    let taken: Vec<(QueueClass, usize)> =
         (0..400).filter_map(|_| next(&mut queue, false, now, &mut account)).collect();
-    let ahead = |(belongs, _): &&(Belongs, usize)| *belongs == packets(2, true);
+    let ahead = |(class, _): &&(QueueClass, usize)| *class == packets(2, true);
     assert_eq!(taken[..10].iter().filter(ahead).count(), 10, "they go first");
     let of_all = taken.iter().filter(ahead).count();
     assert!((100..=130).contains(&of_all), "{of_all} of 400 went ahead");

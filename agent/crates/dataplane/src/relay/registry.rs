@@ -67,7 +67,6 @@ impl AgentTotals {
 /// The flows of one peer, as part of the agent's totals.
 #[derive(Debug, Default)]
 pub struct FlowRegistry {
-    /// The totals of the agent.
     pub agent: Arc<AgentTotals>,
     /// The number of this peer's flows.
     count: AtomicUsize,

@@ -13,9 +13,9 @@ use crate::relay::{Stripes, flow::FlowId, fragments::PartlySent};
 /// flow's turn beside its payload.
 const OVERHEAD: usize = 60;
 
-/// The owner of queued datagrams: a flow, or IP packets of one.
+/// What queued datagrams are: those of a flow, or IP packets of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Belongs {
+pub enum QueueClass {
     /// A flow of an ingress or a service.
     Flow(FlowId),
     /// The IP packets whose addresses and ports have the same hash.
@@ -54,9 +54,9 @@ impl PacketClass {
     }
 }
 
-/// Whose share of a queue datagrams take.
+/// Whose queue datagrams wait in, each with a share of the whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) enum Holder {
+pub(super) enum FlowKey {
     Flow(FlowId),
     /// IP packets by [`PacketClass::turn`].
     Packets(u16),
@@ -64,14 +64,14 @@ pub(super) enum Holder {
     Ahead(u16),
 }
 
-impl Issued for Holder {}
+impl Issued for FlowKey {}
 
-impl Belongs {
-    pub(super) fn holder(self) -> Holder {
+impl QueueClass {
+    pub(super) fn key(self) -> FlowKey {
         match self {
-            Self::Flow(flow) => Holder::Flow(flow),
-            Self::Packets(class) if class.ahead => Holder::Ahead(class.turn),
-            Self::Packets(class) => Holder::Packets(class.turn),
+            Self::Flow(flow) => FlowKey::Flow(flow),
+            Self::Packets(class) if class.ahead => FlowKey::Ahead(class.turn),
+            Self::Packets(class) => FlowKey::Packets(class.turn),
         }
     }
 }
@@ -79,8 +79,7 @@ impl Belongs {
 /// Consecutive datagrams of one flow, each `segment` bytes long, the last one at most.
 #[derive(Debug)]
 pub struct Run {
-    /// The flow or class that the datagrams belong to.
-    pub belongs: Belongs,
+    pub class: QueueClass,
     /// The time at which the datagrams arrived at this host.
     pub arrived: Instant,
     /// The size of each datagram but the last, in bytes.
@@ -97,10 +96,10 @@ pub struct Run {
 }
 
 impl Run {
-    pub(super) fn new(belongs: Belongs, data: &[u8], segment: usize, arrived: Instant) -> Self {
+    pub(super) fn new(class: QueueClass, data: &[u8], segment: usize, arrived: Instant) -> Self {
         let count = if data.is_empty() { 1 } else { data.len().div_ceil(segment.max(1)) };
         Self {
-            belongs,
+            class,
             arrived,
             segment: segment.max(1),
             partly_sent: None,
@@ -173,7 +172,7 @@ impl Run {
     pub(super) fn mark(&mut self) -> bool {
         let end = self.data.len().min(self.start + self.segment);
         let first = &mut self.data[self.start..end];
-        let is_packet = matches!(self.belongs, Belongs::Packets(_));
+        let is_packet = matches!(self.class, QueueClass::Packets(_));
         is_packet && ecn::mark(first)
     }
 }

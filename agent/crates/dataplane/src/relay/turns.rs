@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 
-use super::run::Holder;
+use super::run::FlowKey;
 
-/// The bytes that holders may send ahead of all others, when nobody has for a while.
+/// The bytes that flows may send ahead of all others, when nobody has for a while.
 const MOST_AHEAD: i64 = 16 * 1024;
 
 /// Bytes of others for each byte ahead of them: a quarter of the rate at most goes ahead.
 const OTHERS_PER_AHEAD: i64 = 3;
 
-/// The lists in which holders wait for their turn.
+/// The lists in which flows wait for their turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum List {
     /// Classes that go ahead of others, within bounds.
@@ -21,12 +21,12 @@ pub(super) enum List {
     Ring,
 }
 
-/// The order of the holders that wait.
+/// The order of the flows that wait.
 #[derive(Debug)]
 pub(super) struct Turns {
-    ahead: VecDeque<Holder>,
-    fresh: VecDeque<Holder>,
-    ring: VecDeque<Holder>,
+    ahead: VecDeque<FlowKey>,
+    fresh: VecDeque<FlowKey>,
+    ring: VecDeque<FlowKey>,
     /// Bytes that may still go ahead of the others.
     credit: i64,
 }
@@ -38,7 +38,7 @@ impl Default for Turns {
 }
 
 impl Turns {
-    fn list(&mut self, list: List) -> &mut VecDeque<Holder> {
+    fn list(&mut self, list: List) -> &mut VecDeque<FlowKey> {
         match list {
             List::Ahead => &mut self.ahead,
             List::Fresh => &mut self.fresh,
@@ -46,18 +46,18 @@ impl Turns {
         }
     }
 
-    /// Adds a holder that begins to wait.
-    pub(super) fn begin(&mut self, holder: Holder) {
-        let list = if matches!(holder, Holder::Ahead(_)) { List::Ahead } else { List::Fresh };
-        self.list(list).push_back(holder);
+    /// Adds a flow that begins to wait.
+    pub(super) fn begin(&mut self, key: FlowKey) {
+        let list = if matches!(key, FlowKey::Ahead(_)) { List::Ahead } else { List::Fresh };
+        self.list(list).push_back(key);
     }
 
-    /// The holder whose turn it is, and its list; `sparse` asks only for those that send less than their share or go ahead.
-    pub(super) fn first(&self, sparse: bool) -> Option<(Holder, List)> {
+    /// The flow whose turn it is, and its list; `sparse` asks only for those that send less than their share or go ahead.
+    pub(super) fn first(&self, sparse: bool) -> Option<(FlowKey, List)> {
         let others = !self.fresh.is_empty() || !self.ring.is_empty();
         let list = match self.ahead.front() {
-            Some(holder) if self.credit > 0 || !others => {
-                return (self.credit > 0 || !sparse).then_some((*holder, List::Ahead));
+            Some(key) if self.credit > 0 || !others => {
+                return (self.credit > 0 || !sparse).then_some((*key, List::Ahead));
             }
             _ if !self.fresh.is_empty() => (*self.fresh.front()?, List::Fresh),
             _ if sparse => return None,
@@ -69,8 +69,8 @@ impl Turns {
     /// The turn of the first of `list` is over: it waits for the next one.
     pub(super) fn next(&mut self, list: List) {
         let to = if list == List::Ahead { List::Ahead } else { List::Ring };
-        if let Some(holder) = self.list(list).pop_front() {
-            self.list(to).push_back(holder);
+        if let Some(key) = self.list(list).pop_front() {
+            self.list(to).push_back(key);
         }
     }
 
@@ -85,7 +85,7 @@ impl Turns {
         true
     }
 
-    /// Counts `bytes` that left from a holder of `list`.
+    /// Counts `bytes` that left from a flow of `list`.
     pub(super) fn sent(&mut self, list: List, bytes: usize) {
         let bytes = bytes as i64;
         self.credit = match list {
@@ -94,8 +94,8 @@ impl Turns {
         };
     }
 
-    /// Keeps the holders that `waits` is true of.
-    pub(super) fn retain(&mut self, mut waits: impl FnMut(&Holder) -> bool) {
+    /// Keeps the flows that `waits` is true of.
+    pub(super) fn retain(&mut self, mut waits: impl FnMut(&FlowKey) -> bool) {
         for list in [List::Ahead, List::Fresh, List::Ring] {
             self.list(list).retain(&mut waits);
         }

@@ -17,7 +17,7 @@ use wire::messages::CloseReason;
 
 use crate::control::{
     congestion::Congestion,
-    driver::{Begun, Control, ControlConnection},
+    driver::{Begun, Control, ControlConnection, Identity},
 };
 
 /// How long a connection that a far end started may take to become a session: handshake and hello, with losses.
@@ -54,9 +54,9 @@ pub struct Acceptance {
 #[derive(Debug)]
 pub struct Pending {
     /// The handshakes, oldest first, each with the key that its client knocked with.
-    pub begun: Vec<(ConnectionHandle, Option<[u8; 32]>)>,
+    begun: Vec<(ConnectionHandle, Option<[u8; 32]>)>,
     /// The limit on their number, beside the first of each known peer. Each costs some 20 KiB until it is a session or ends.
-    pub most: usize,
+    most: usize,
 }
 
 impl Pending {
@@ -64,6 +64,11 @@ impl Pending {
     #[must_use]
     pub fn new(most: usize) -> Self {
         Self { begun: Vec::new(), most }
+    }
+
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.begun.len()
     }
 
     /// Counts a handshake of a client that knocked with the key `agreement`.
@@ -76,7 +81,6 @@ impl Pending {
         self.begun.retain(|(begun, _)| *begun != handle);
     }
 
-    /// The room for further ones.
     #[must_use]
     pub fn room(&self) -> Room {
         match self.begun.len() {
@@ -107,57 +111,56 @@ impl Pending {
     }
 }
 
-impl Control {
-    /// Decides about a handshake that a far end starts; returns whether it began.
-    pub(super) fn incoming(
-        &mut self,
-        incoming: Incoming,
-        underlay: UnderlayId,
-        local: Option<IpAddr>,
-        admission: Option<Admission>,
-        now: Instant,
-    ) -> bool {
-        let known = admission.as_ref().filter(|admission| admission.known);
-        let full = self.closed || self.pending.is_full_for(known.map(|admission| &admission.agreement));
-        if !full
-            && self.acceptance.as_ref().is_some_and(|acceptance| !acceptance.knock)
+/// The part of an endpoint that accepts handshakes.
+pub struct Acceptor {
+    /// `None` if the endpoint only dials.
+    acceptance: Option<Acceptance>,
+    pending: Pending,
+    /// Retry packets that are still to be sent.
+    retries: Vec<(UnderlayId, Path, Box<[u8]>)>,
+    is_closed: bool,
+    key_exchange: KeyExchange,
+}
+
+impl Acceptor {
+    pub(super) fn new(acceptance: Option<Acceptance>, most: usize) -> Self {
+        let (pending, key_exchange) = (Pending::new(most), KeyExchange::default());
+        Self { acceptance, pending, retries: Vec::new(), is_closed: false, key_exchange }
+    }
+
+    /// Sets the limit on handshakes under way, and the key exchanges of those that begin.
+    pub fn configure(&mut self, most: usize, key_exchange: KeyExchange) {
+        (self.pending.most, self.key_exchange) = (most, key_exchange);
+    }
+
+    /// Accepts no further connection.
+    pub(crate) fn close(&mut self) {
+        self.is_closed = true;
+    }
+
+    pub(crate) fn is_closed(&self) -> bool {
+        self.is_closed
+    }
+
+    #[must_use]
+    pub fn pending(&self) -> &Pending {
+        &self.pending
+    }
+
+    /// Forgets a connection that is a session now, or over.
+    pub(super) fn end(&mut self, handle: ConnectionHandle) {
+        self.pending.end(handle);
+    }
+
+    pub(super) fn take_retries(&mut self) -> impl Iterator<Item = (UnderlayId, Path, Box<[u8]>)> + '_ {
+        self.retries.drain(..)
+    }
+
+    /// Whether a client must prove its address before its handshake begins.
+    fn asks_for_address(&self, incoming: &Incoming) -> bool {
+        self.acceptance.as_ref().is_some_and(|acceptance| !acceptance.knock)
             && self.pending.must_validate()
             && !incoming.remote_address_validated()
-        {
-            self.retry(incoming, underlay, local);
-            return false;
-        }
-        // The TLS of each client is made last: it costs more than all checks before.
-        let congestion = Arc::default();
-        let config = if full { None } else { self.own_config(&incoming, admission.as_ref(), &congestion) };
-        let Some(config) = config else {
-            self.stats.handshakes_ignored += 1;
-            self.endpoint.ignore(incoming);
-            return false;
-        };
-        let agreement = admission.map(|admission| admission.agreement);
-        if let Some(oldest) = agreement.and_then(|agreement| self.pending.surplus(&agreement)) {
-            self.close(oldest, CloseReason::Replaced, now);
-        }
-        self.scratch.clear();
-        match self.endpoint.accept(incoming, now, &mut self.scratch, Some(config)) {
-            Ok((handle, quinn)) => {
-                self.stats.handshakes_accepted += 1;
-                self.pending.begin(handle, agreement);
-                let by = Some(now + ESTABLISH_TIMEOUT);
-                let own = admission.map(|admission| admission.own).unwrap_or_default();
-                let begun = Begun { peer: None, admission, own, congestion, establish_by: by, at: now };
-                self.insert(handle, ControlConnection::new(quinn, underlay, begun, &self.memory));
-                true
-            }
-            Err(refused) => {
-                self.stats.handshakes_ignored += 1;
-                if refused.response.is_some() {
-                    self.stats.answers_suppressed += 1;
-                }
-                false
-            }
-        }
     }
 
     /// The configuration for one client, if it may begin a handshake at all.
@@ -180,6 +183,59 @@ impl Control {
         own.transport_config(Arc::new(transport));
         Some(Arc::new(own))
     }
+}
+
+impl Control {
+    /// Decides about a handshake that a far end starts; returns whether it began.
+    pub(super) fn incoming(
+        &mut self,
+        incoming: Incoming,
+        underlay: UnderlayId,
+        local: Option<IpAddr>,
+        admission: Option<Admission>,
+        now: Instant,
+    ) -> bool {
+        let known = admission.as_ref().filter(|admission| admission.known);
+        let acceptor = &self.acceptor;
+        let full =
+            acceptor.is_closed || acceptor.pending.is_full_for(known.map(|admission| &admission.agreement));
+        if !full && acceptor.asks_for_address(&incoming) {
+            self.retry(incoming, underlay, local);
+            return false;
+        }
+        // The TLS of each client is made last: it costs more than all checks before.
+        let congestion = Arc::default();
+        let config =
+            if full { None } else { acceptor.own_config(&incoming, admission.as_ref(), &congestion) };
+        let Some(config) = config else {
+            self.stats.handshakes_ignored += 1;
+            self.endpoint.ignore(incoming);
+            return false;
+        };
+        let agreement = admission.map(|admission| admission.agreement);
+        if let Some(oldest) = agreement.and_then(|agreement| self.acceptor.pending.surplus(&agreement)) {
+            self.close(oldest, CloseReason::Replaced, now);
+        }
+        self.scratch.clear();
+        match self.endpoint.accept(incoming, now, &mut self.scratch, Some(config)) {
+            Ok((handle, quinn)) => {
+                self.stats.handshakes_accepted += 1;
+                self.acceptor.pending.begin(handle, agreement);
+                let by = Some(now + ESTABLISH_TIMEOUT);
+                let identity = Identity::of_client(admission);
+                let begun = Begun { identity, congestion, establish_by: by, at: now };
+                self.insert(handle, ControlConnection::new(quinn, underlay, begun, &self.memory));
+                true
+            }
+            Err(refused) => {
+                self.stats.handshakes_ignored += 1;
+                if refused.response.is_some() {
+                    self.stats.answers_suppressed += 1;
+                }
+                false
+            }
+        }
+    }
 
     /// Asks a client to prove its address.
     fn retry(&mut self, incoming: Incoming, underlay: UnderlayId, local: Option<IpAddr>) {
@@ -188,7 +244,7 @@ impl Control {
             Ok(transmit) => {
                 let path = Path { destination: transmit.destination, source: local, tos: 0 };
                 self.stats.retries_sent += 1;
-                self.retries.push((underlay, path, self.scratch[..transmit.size].into()));
+                self.acceptor.retries.push((underlay, path, self.scratch[..transmit.size].into()));
             }
             Err(refused) => {
                 self.stats.handshakes_ignored += 1;

@@ -17,15 +17,17 @@ const OVERHEAD_BYTES: usize = size_of::<Bytes>();
 /// The frames of one connection that quinn-proto holds, oldest first.
 #[derive(Debug, Default)]
 pub(super) struct Ahead {
-    frames: VecDeque<Held>,
+    frames: VecDeque<Queued>,
     /// The memory that the frames take, in bytes.
     bytes: usize,
     /// The count of sent frames as of the last look.
     sent: u64,
+    /// The count of received frames as of the last look.
+    received: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Held {
+struct Queued {
     len: usize,
     /// Whether it carries a datagram, which the peer's account settles.
     counted: bool,
@@ -61,7 +63,13 @@ impl Ahead {
     /// Notes that quinn-proto took a frame of `len` bytes.
     pub(super) fn push(&mut self, len: usize, counted: bool) {
         self.bytes += len + OVERHEAD_BYTES;
-        self.frames.push_back(Held { len, counted });
+        self.frames.push_back(Queued { len, counted });
+    }
+
+    /// Notes that `taken` of the `received` frames were taken from quinn-proto, which holds none now; returns the number of further ones
+    /// for which it had no room.
+    pub(super) fn taken(&mut self, taken: u64, received: u64) -> u64 {
+        received.saturating_sub(std::mem::replace(&mut self.received, received) + taken)
     }
 
     /// True if quinn-proto holds no frame.
@@ -96,7 +104,7 @@ impl Ahead {
 
     /// The memory in bytes that would be left if frames longer than `most` were dropped and the `newly` oldest of the others sent.
     fn left_after(&self, newly: usize, most: usize) -> usize {
-        let cost = |frame: &Held| frame.len + OVERHEAD_BYTES;
+        let cost = |frame: &Queued| frame.len + OVERHEAD_BYTES;
         if most == usize::MAX {
             return self.bytes - self.frames.iter().take(newly).map(cost).sum::<usize>();
         }

@@ -21,6 +21,8 @@ pub(super) struct Answers {
     counts: Counts,
     /// Whether probes were sent since an ACK came, and are not reported yet.
     in_vain: bool,
+    /// Whether the next packet is to be followed by another PING.
+    asks_again: bool,
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +45,16 @@ impl Answers {
 
     pub(super) fn heard(&mut self, now: Instant) {
         self.heard = Some(now);
+    }
+
+    /// Has a PING followed by another one.
+    pub(super) fn ask_twice(&mut self) {
+        self.asks_again = true;
+    }
+
+    /// Whether a PING is to follow the packet that has just left; true once.
+    pub(super) fn take_second(&mut self) -> bool {
+        std::mem::take(&mut self.asks_again)
     }
 
     /// Takes in the counts after a timer of the connection has fired, if forwards have used it.

@@ -30,7 +30,6 @@ impl Default for Arena {
 }
 
 impl Arena {
-    /// A copy of `packet`.
     pub(super) fn copy(&mut self, packet: &[u8]) -> BytesMut {
         if self.rest.capacity() < packet.len() && !self.renew(packet.len()) {
             return BytesMut::from(packet);

@@ -136,7 +136,6 @@ impl Frames {
 /// What a packet carries.
 #[derive(Clone, Copy, Debug)]
 enum Content {
-    /// Data of streams.
     Data,
     /// Nothing but an acknowledgement, while stream data comes or goes.
     Acknowledgement,

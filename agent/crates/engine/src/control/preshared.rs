@@ -6,10 +6,31 @@ use wire::messages::KeyProof;
 /// The preshared keys of a control connection.
 #[derive(Debug, Default)]
 pub struct Preshared {
+    agreed: Option<Agreed>,
+    shown: Vec<KeyProof>,
+}
+
+impl Preshared {
     /// The key that both ends use; `None` if neither end has any.
-    pub agreed: Option<Agreed>,
+    pub(crate) fn agreed(&self) -> Option<&Agreed> {
+        self.agreed.as_ref()
+    }
+
+    /// Sets the key that both ends use; returns whether it is another one than before.
+    pub(crate) fn agree(&mut self, agreed: Option<Agreed>) -> bool {
+        let before = std::mem::replace(&mut self.agreed, agreed);
+        before.map(|before| before.key) != self.agreed.as_ref().map(|agreed| agreed.key.clone())
+    }
+
     /// The proofs of our keys that the far end was shown last.
-    pub shown: Vec<KeyProof>,
+    pub(crate) fn shown(&self) -> &[KeyProof] {
+        &self.shown
+    }
+
+    /// Notes that the far end is shown these proofs of our keys.
+    pub(crate) fn show(&mut self, proofs: Vec<KeyProof>) {
+        self.shown = proofs;
+    }
 }
 
 /// The preshared key that both ends use.

@@ -112,7 +112,7 @@ impl StreamsTold {
 
     /// Keeps what the far end says of a stream that is not known here, if it is one that it may open: `side` is ours, and `granted`
     /// how many it may have. Otherwise the stream has ended.
-    pub fn say_early(&mut self, side: Side, stream: u64, granted: u64) -> Option<&mut Said> {
+    pub fn note_early(&mut self, side: Side, stream: u64, granted: u64) -> Option<&mut Said> {
         let id = quinn_proto::VarInt::from_u64(stream).ok().map(StreamId::from)?;
         let is_far = id.initiator() != side && id.dir() == quinn_proto::Dir::Bi;
         let may_come = id.index() >= self.accepted && id.index() - self.accepted < granted;
@@ -165,11 +165,11 @@ mod tests {
     fn what_is_said_of_a_stream_before_it_comes_waits_for_it_and_of_others_is_ignored() {
         let mut told = StreamsTold::default();
         told.accepted(stream(0));
-        told.say_early(Side::Server, stream(2).into(), 4).unwrap().abort = Some(5);
-        assert!(told.say_early(Side::Server, stream(0).into(), 4).is_none(), "it has ended");
-        assert!(told.say_early(Side::Server, stream(5).into(), 4).is_none(), "it cannot be opened");
-        assert!(told.say_early(Side::Client, stream(2).into(), 4).is_none(), "it is ours");
-        assert!(told.say_early(Side::Server, u64::MAX, 4).is_none());
+        told.note_early(Side::Server, stream(2).into(), 4).unwrap().abort = Some(5);
+        assert!(told.note_early(Side::Server, stream(0).into(), 4).is_none(), "it has ended");
+        assert!(told.note_early(Side::Server, stream(5).into(), 4).is_none(), "it cannot be opened");
+        assert!(told.note_early(Side::Client, stream(2).into(), 4).is_none(), "it is ours");
+        assert!(told.note_early(Side::Server, u64::MAX, 4).is_none());
         assert_eq!(told.accepted(stream(1)), Said::default());
         assert_eq!(told.accepted(stream(2)), Said { abort: Some(5), limit: None });
         assert_eq!(told.accepted(stream(2)), Said::default());

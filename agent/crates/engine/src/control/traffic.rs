@@ -33,18 +33,34 @@ pub struct Traffic {
     pub copied: Copied,
 }
 
-/// Which readers of a connection's counts have not read them since it was last polled. Reading them all costs a dozen cache misses,
-/// and of a thousand idle connections few have changed within a second.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Changed {
-    /// The look at its liveness.
-    pub(super) liveness: bool,
-    /// The sum of all traffic.
-    pub(super) traffic: bool,
+/// What was read of a connection's counts, and which of their readers have not read them since it was last polled. Reading them all costs
+/// a dozen cache misses, and of a thousand idle connections few have changed within a second.
+#[derive(Debug, Default)]
+pub(super) struct Counted {
+    /// Whether the look at its liveness has read them.
+    liveness: bool,
+    /// The connection's traffic, if the sum of all traffic has read it.
+    traffic: Option<Traffic>,
 }
 
-impl Changed {
-    pub(super) const ALL: Self = Self { liveness: true, traffic: true };
+impl Counted {
+    /// The counts may have changed.
+    pub(super) fn polled(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Whether the look at liveness has not read them; true once.
+    pub(super) fn take_for_liveness(&mut self) -> bool {
+        !std::mem::replace(&mut self.liveness, true)
+    }
+
+    pub(super) fn read(&mut self, traffic: Traffic) {
+        self.traffic = Some(traffic);
+    }
+
+    pub(super) fn traffic(&self) -> Option<Traffic> {
+        self.traffic
+    }
 }
 
 impl Traffic {

@@ -12,7 +12,7 @@ use crate::control::windows;
 pub const DATAGRAM_BUFFER_BYTES: usize = 1 << 20;
 
 /// The number of TCP forwards that the other end may open at first. quinn-proto sets each up at once, which takes 200 bytes, so the
-/// number grows as it is used (`ControlConnection::grant_streams`).
+/// number grows as it is used (`driver/forwards.rs`).
 pub const FIRST_STREAMS: u32 = 128;
 
 /// The transport parameters of a control connection.

@@ -63,10 +63,8 @@ impl TcpForwards {
         let forward = cx.config.tcp.get(port)?;
         let id = self.forward_peer(forward);
         let peer = cx.peers.get(id)?;
-        let link = peer.data.link.as_ref()?;
-        if !link.services.iter().any(|service| service.tcp && *service.name == *forward.service) {
-            return None;
-        }
+        peer.data.link.as_ref()?;
+        peer.data.relay.services.of_tcp(&forward.service)?;
         let is_full = cx.is_full() || peer.forwards.total() >= cx.config.limits.tcp_streams_per_peer;
         let Some(handle) = sessions.carrier(cx, id) else { return Some(Obstacle::Suspect) };
         (is_full || !sessions.control.has_stream(handle)).then_some(Obstacle::Room)

@@ -32,7 +32,7 @@ impl Context {
         let Some(state) = self.peers.get(peer) else { return };
         throttled!(
             warn, self.stats.ceilings.count(Ceiling::TcpStreamsPerPeer, now),
-            { peer = &*state.name, open = state.tcp_streams },
+            { peer = &**state.name(), open = state.tcp_streams },
             "limits.tcp_streams_per_peer is reached: a TCP connection was refused (remedy: a higher one, or see what \
             opens so many)"
         );
@@ -58,7 +58,8 @@ impl Context {
         let refused = refused(&peer.data.relay);
         let before = std::mem::replace(&mut peer.refused, refused);
         let more = |ceiling: Ceiling| refused[ceiling] > before[ceiling];
-        let (name, limits, ceilings) = (&*peer.name, &self.config.limits, &mut self.stats.ceilings);
+        let (name, limits, ceilings) =
+            (&*peer.data.config.name, &self.config.limits, &mut self.stats.ceilings);
         let mut allow = |ceiling| if more(ceiling) { ceilings.allow(ceiling, now) } else { None };
         throttled!(
             warn, allow(Ceiling::Flows), { peer = name, limit = limits.flows },

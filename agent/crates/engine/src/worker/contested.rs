@@ -32,7 +32,7 @@ impl Context {
         let Some(peer) = self.peers.get_mut(new.peer) else { return };
         let [one, other] = contested.addresses;
         throttled!(
-            warn, peer.throttles.contested.allow(now), { peer = &*peer.name, %one, %other },
+            warn, peer.throttles.contested.allow(now), { peer = &**peer.name(), %one, %other },
             "two agents use the key of this peer, and take each other's place (remedy: a key of its own for each: remove \
              identity.key_file on one of them, culvert init there, and culvert peer add here)"
         );
@@ -53,7 +53,9 @@ impl Sessions {
             return false;
         };
         let newer = |connection: &crate::control::driver::ControlConnection| {
-            connection.peer == Some(id) && connection.stream_number.is_none() && !connection.is_over()
+            connection.identity.peer() == Some(id)
+                && connection.identity.stream_number().is_none()
+                && !connection.is_over()
         };
         let mut others = self.control.handles().into_iter().filter(|other| *other != handle);
         why == Some(CloseReason::Replaced)
@@ -73,7 +75,7 @@ impl Context {
         throttled!(
             warn,
             peer.throttles.contested.allow(now),
-            { peer = &*peer.name },
+            { peer = &**peer.name() },
             "the peer has replaced our session by a connection that is not ours (remedy: a key of its own for each agent). Likely cause: {}",
             OUSTED.join("; ")
         );

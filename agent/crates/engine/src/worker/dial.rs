@@ -96,7 +96,7 @@ impl Sessions {
     ) {
         let Some(client) = self.client_config(cx, id, None, fallback, now) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let name = Arc::clone(&peer.name);
+        let name = Arc::clone(peer.name());
         let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, remote) {
             Ok(underlay) => underlay,
             Err(error) => {
@@ -153,7 +153,7 @@ impl Sessions {
         now: Instant,
     ) -> Option<Dial> {
         let peer = cx.peers.get_mut(id)?;
-        let name = Arc::clone(&peer.name);
+        let name = Arc::clone(peer.name());
         let keys: Vec<[u8; 32]> = match stream {
             // A stream connection expects the key that the session has proved.
             Some(stream) => vec![stream.key],
@@ -220,7 +220,7 @@ impl Sessions {
         now: Instant,
     ) {
         let Some(connection) = self.control.get(handle) else { return };
-        let (peer, side) = (connection.peer, connection.side());
+        let (peer, side) = (connection.identity.peer(), connection.side());
         let words = causes::in_words(reason);
         if let Some(id) = peer
             && self.stream_connection_lost(cx, id, handle, Some(reason), now)
@@ -267,8 +267,10 @@ impl Sessions {
     ) {
         let attempt = self.control.iter().find(|connection| connection.underlay == underlay);
         let Some(id) = attempt
-            .filter(|connection| connection.key.is_none() && connection.stream_number.is_none())
-            .and_then(|connection| connection.peer)
+            .filter(|connection| {
+                connection.identity.key().is_none() && connection.identity.stream_number().is_none()
+            })
+            .and_then(|connection| connection.identity.peer())
         else {
             return;
         };
@@ -337,7 +339,7 @@ impl Context {
         let reason = format!("cannot resolve {endpoint}: {error}");
         peer.failure = Some(Failure::at(now, reason, &[]));
         throttled!(
-            warn, self.logs.resolve.allow(now), { peer = &*peer.name, %endpoint, %error },
+            warn, self.logs.resolve.allow(now), { peer = &**peer.name(), %endpoint, %error },
             "cannot resolve the peer's endpoint (remedy: {remedy})"
         );
     }
@@ -352,7 +354,7 @@ impl Context {
     fn report_failure(&mut self, id: PeerId, failure: Failure, now: Instant) {
         if let Some(peer) = self.peers.get_mut(id) {
             throttled!(
-                warn, peer.throttles.attempts.allow(now), { peer = &*peer.name, reason = &*failure.reason },
+                warn, peer.throttles.attempts.allow(now), { peer = &**peer.name(), reason = &*failure.reason },
                 "could not connect. Likely causes: {}", failure.causes.join("; ")
             );
         }
@@ -368,7 +370,7 @@ impl Context {
         if state.dialler.is_scheduled() || state.data.config.endpoints.is_empty() {
             return;
         }
-        throttled!(warn, state.throttles.unresponsive.allow(now), { peer = &*state.name }, "{why}");
+        throttled!(warn, state.throttles.unresponsive.allow(now), { peer = &**state.name() }, "{why}");
         state.dialler.restart(Some(delay), now, &mut self.rng);
         self.arm_dial(id);
     }
@@ -387,7 +389,11 @@ impl Context {
         peer.asked_to_leave = Some(now);
         peer.dialler.restart_elsewhere(peer.dialled, earliest);
         if let Some(suppressed) = peer.throttles.connections.allow(now) {
-            tracing::info!(peer = &*peer.name, suppressed, "the peer is about to stop; dialling elsewhere");
+            tracing::info!(
+                peer = &**peer.name(),
+                suppressed,
+                "the peer is about to stop; dialling elsewhere"
+            );
         }
         self.arm_dial(id);
     }

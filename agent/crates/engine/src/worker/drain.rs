@@ -23,7 +23,7 @@ impl Worker {
         if cx.stopping {
             return;
         }
-        sessions.control.closed = true;
+        sessions.control.acceptor.close();
         sessions.refusals.drain();
         if cx.id.index == 0 {
             tracing::info!(?within, "draining: no new peers, and those that are here are asked to leave");
@@ -38,7 +38,7 @@ impl Worker {
 impl Sessions {
     /// Asks a peer to leave if this agent drains, the peer has dialled it, and knows what that means.
     pub(super) fn ask_to_leave(&mut self, cx: &Context, id: PeerId) {
-        if !self.control.closed || cx.stopping {
+        if !self.control.acceptor.is_closed() || cx.stopping {
             return;
         }
         let session = cx.peers.session(id).filter(|session| !session.dialled);
@@ -68,7 +68,7 @@ impl Sessions {
 
     /// How far this worker has come with draining; nothing if it does not.
     pub(super) fn drained(&self, cx: &Context) -> Drained {
-        if !self.control.closed {
+        if !self.control.acceptor.is_closed() {
             return Drained::default();
         }
         let inbound = |id: &PeerId| cx.peers.session(*id).is_some_and(|session| !session.dialled);

@@ -30,7 +30,7 @@ impl Worker {
             return;
         }
         cx.stopping = true;
-        sessions.control.closed = true;
+        sessions.control.acceptor.close();
         if cx.id.index == 0 {
             tracing::info!("shutting down");
         }
@@ -87,9 +87,9 @@ impl Sessions {
         peer.failure = Some(Failure::at(now, words, &[]));
         if let Some(suppressed) = peer.throttles.connections.allow(now) {
             if planned {
-                tracing::info!(peer = &*peer.name, reason = words, suppressed, "connection ended");
+                tracing::info!(peer = &**peer.name(), reason = words, suppressed, "connection ended");
             } else {
-                tracing::warn!(peer = &*peer.name, reason = words, suppressed, "connection lost");
+                tracing::warn!(peer = &**peer.name(), reason = words, suppressed, "connection lost");
             }
         }
     }
@@ -150,7 +150,7 @@ impl Sessions {
         reason: CloseReason,
         now: Instant,
     ) {
-        if let Some(peer) = self.control.open(handle).and_then(|connection| connection.peer) {
+        if let Some(peer) = self.control.open(handle).and_then(|connection| connection.identity.peer()) {
             cx.registry.pause(peer, now);
         }
         self.close_connection(cx, handle, reason, now);
@@ -180,7 +180,7 @@ impl DataPlane {
         let Some(state) = cx.peers.get_mut(id) else { return };
         let Some(flow) = state.data.relay.remove_flow(flow) else { return };
         if let Some(mut uplink) = self.uplink(cx, host, id, now) {
-            uplink.say(flow.lane, context::Context::Closed(flow.number));
+            uplink.send_flow_message(flow.lane, context::Context::Closed(flow.number));
         }
         if let Origin::Upstream { socket, .. } = flow.origin {
             cx.sockets.factory.close_later(socket);

@@ -113,7 +113,7 @@ pub(super) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
     // The operator's limit is for all workers together.
     let handshakes = config.limits.handshakes.div_ceil(usize::from(ids.workers()));
     let mut control = Control::new(endpoint, acceptance, handshakes, Arc::clone(&hub.streams));
-    control.key_exchange = config.transport.key_exchange;
+    control.acceptor.configure(handshakes, config.transport.key_exchange);
     Ok(control)
 }
 

@@ -67,7 +67,7 @@ impl Context {
             };
             throttled!(
                 warn, self.logs.too_large.allow(now),
-                { peer = &*state.name, bytes = too_large.size, largest = too_large.most },
+                { peer = &**state.name(), bytes = too_large.size, largest = too_large.most },
                 "a datagram is too large for the path and was dropped; the largest that fits is given (remedy: {remedy})"
             );
         }

@@ -54,7 +54,7 @@ impl TcpForwards {
         from: usize,
         now: Instant,
     ) -> ForwardRows {
-        let named = cx.peers.iter().find(|peer| peer.data.is_live() && peer.name == portion.peer);
+        let named = cx.peers.iter().find(|peer| peer.data.is_live() && *peer.name() == portion.peer);
         let Some(peer) = named.map(|peer| peer.data.id) else { return ForwardRows::default() };
         let end = (from + MOST_LOOKED_AT).min(self.open.capacity());
         let row = |open: &OpenForward| cx.forward_row(open, &sessions.instance, now);
@@ -100,7 +100,7 @@ impl TcpForwards {
         let service = peer.zip(service).and_then(|(peer, place)| peer.tcp.at(place));
         let age = now.saturating_duration_since(sight.since);
         tracing::info!(
-            %id, peer = peer.map(|peer| &*peer.name), service = service.map(|counts| &*counts.service),
+            %id, peer = peer.map(|peer| &**peer.name()), service = service.map(|counts| &*counts.service),
             client = sight.client.map(tracing::field::display), ?age, "an operator ended a TCP forward"
         );
         if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {

@@ -21,7 +21,7 @@ use dataplane::{
         peer_routes::{Holder, HolderState, PrefixState, Readiness},
         tun::TunTraffic,
     },
-    lanes::{LaneSlot, LaneTraffic},
+    lanes::LaneSlot,
     relay::{Flow, NO_LANE, Origin, Standing},
     socket_stats::role,
 };
@@ -57,7 +57,7 @@ impl Worker {
         }
         let asks = &inspection.asks;
         let chosen = asks.peer.as_ref().map(|name| {
-            let named = |peer: &&Peer| peer.data.is_live() && peer.name == *name;
+            let named = |peer: &&Peer| peer.data.is_live() && peer.name() == name;
             self.cx.peers.iter().find(named).map(|peer| peer.data.id)
         });
         let (lanes, lanes_left_out) = self.host.lane_rows(&self.cx, chosen, asks.lane, now);
@@ -80,7 +80,7 @@ impl Worker {
 }
 
 fn peer_row(cx: &Context, Holder { peer, priority, weight }: Holder, state: HolderState) -> RoutePeerStatus {
-    let name = cx.peers.get(peer).map(|peer| Arc::clone(&peer.name)).unwrap_or_default();
+    let name = cx.peers.get(peer).map(|peer| Arc::clone(peer.name())).unwrap_or_default();
     RoutePeerStatus { name, state: state.label().into(), priority, weight }
 }
 
@@ -95,14 +95,7 @@ impl Tunnel {
             if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
                 add_lane(sum, stats);
             }
-            let traffic = LaneTraffic {
-                sent_packets: stats.sealed_packets,
-                sent_bytes: stats.sealed_bytes,
-                received_packets: stats.opened_packets,
-                received_bytes: stats.opened_bytes,
-                lost_packets: stats.missing_packets(),
-            };
-            slot.sampler.sample(traffic, now);
+            slot.meter.sample(stats, now);
         }
         for (peer, lanes) in cx.peers.iter_mut().zip(&sums) {
             let (relay, stats) = (&peer.data.relay, &peer.data.relay.stats);
@@ -219,11 +212,11 @@ impl Context {
             epoch: slot.epoch,
             worker: self.id.index,
             state: slot.state.stage().label().into(),
-            age_seconds: since(slot.opened),
+            age_seconds: since(slot.meter.opened()),
             heard_seconds: slot.core.last_heard().map(since),
             local_address: socket.map(|socket| socket.local_addr()),
             remote_address: remote,
-            rates: slot.sampler.last().map(|last| LaneRates {
+            rates: slot.meter.growth().map(|last| LaneRates {
                 sent_bytes_per_second: last.per_second(|it| it.sent_bytes),
                 sent_packets_per_second: last.per_second(|it| it.sent_packets),
                 received_bytes_per_second: last.per_second(|it| it.received_bytes),
@@ -245,7 +238,7 @@ impl Context {
             key_phase: u8::from(!key_updates.is_multiple_of(2)),
             key_update_under_way: view.key_update_under_way,
             sealed_with_keys: view.sealed_with_keys,
-            packet_bytes: slot.packet_budget,
+            packet_bytes: slot.size.budget(),
             path_packet_bytes: slot.core.max_packet(),
             mtu_search: view.mtu_search,
             gso: match offload.map_or(Gso::Off, |offload| offload.gso) {

@@ -50,11 +50,11 @@ impl Worker {
         let lanes: Vec<(LaneId, PeerId)> = lanes.map(|(id, slot)| (id, slot.peer)).collect();
         let connection =
             self.sessions.control.iter().find(|it| it.underlay == underlay && it.path().destination == to);
-        let peer = lanes.first().map(|(_, peer)| *peer).or_else(|| connection?.peer);
+        let peer = lanes.first().map(|(_, peer)| *peer).or_else(|| connection?.identity.peer());
         if refusal.by() == RefusedBy::Mtu {
             for (lane, _) in lanes {
                 if let Some(slot) = self.host.lanes.get_mut(lane) {
-                    slot.packet_refused(refusal.bytes, now);
+                    slot.size.refused(&mut slot.core, refusal.bytes, now);
                     self.host.lanes.touch(lane);
                 }
                 self.host.note_path_packet(&mut self.cx, lane, now);
@@ -71,11 +71,12 @@ impl Worker {
     /// Once a second: has sockets asked that refused the least packets of QUIC, and ends sessions for which they have done so for
     /// long.
     pub(super) fn look_at_narrow(&mut self, now: Instant) {
-        let narrow = self.host.lanes.iter().filter(|(_, slot)| slot.is_narrow() && slot.is_up());
+        let narrow = self.host.lanes.iter().filter(|(_, slot)| slot.size.is_narrow() && slot.is_up());
         let narrow: Vec<LaneId> = narrow.map(|(id, _)| id).collect();
         for lane in narrow {
             let Some(slot) = self.host.lanes.get_mut(lane) else { continue };
-            let (since, peer, session) = (slot.narrow_since(now), slot.peer, slot.session);
+            let (since, peer, session) =
+                (slot.size.narrow_since(&mut slot.core, now), slot.peer, slot.session);
             self.host.lanes.touch(lane);
             let is_over = since.is_some_and(|since| now.saturating_duration_since(since) >= NARROW_LIMIT);
             if is_over && self.cx.peers.link_named(peer, session).is_some() {
@@ -85,8 +86,8 @@ impl Worker {
         // Standard mode has no lanes, and TCP forwards have connections of their own.
         let is_over = |since| now.saturating_duration_since(since) >= NARROW_LIMIT;
         let connections = self.sessions.control.iter().filter(|it| !it.is_over());
-        let over = connections.filter(|it| it.narrow.since(now).is_some_and(is_over));
-        let peers: BTreeSet<PeerId> = over.filter_map(|it| it.peer).collect();
+        let over = connections.filter(|it| it.narrow().since(now).is_some_and(is_over));
+        let peers: BTreeSet<PeerId> = over.filter_map(|it| it.identity.peer()).collect();
         for peer in peers {
             if self.cx.peers.get(peer).is_some_and(|peer| peer.data.link.is_some()) {
                 self.end_narrow(peer, now);
@@ -108,7 +109,7 @@ impl Context {
         let SendRefusal { destination, bytes, .. } = refusal;
         throttled!(
             warn, peer.throttles.kernel_refusals.allow(now),
-            { peer = &*peer.name, %destination, bytes, error = %refusal.error() },
+            { peer = &**peer.name(), %destination, bytes, error = %refusal.error() },
             "this host refuses to send packets to the peer (remedy: {})", remedy(refusal)
         );
     }
@@ -121,7 +122,7 @@ impl Context {
         throttled!(
             warn,
             peer.throttles.connections.allow(now),
-            { peer = &*peer.name },
+            { peer = &**peer.name() },
             "this host has refused the smallest packets of QUIC for {} s: the session ends, and a peer with endpoints is dialled again \
              (remedy: {})",
             NARROW_LIMIT.as_secs(),

@@ -9,8 +9,7 @@ use base::ids::{LaneRef, PeerId, SessionRef};
 use config::Profile;
 use dataplane::{
     datapath::downlink,
-    lanes::{DRAIN_TIME, Due, LaneId, LaneSlot, LaneState, OpeningId, PathPacket, UnderlayId},
-    peer::RESETTLE_TIME,
+    lanes::{DRAIN_TIME, Due, LaneId, LaneSlot, LaneState, OpeningId, PacketSize, PathPacket, UnderlayId},
 };
 use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig};
@@ -109,8 +108,8 @@ impl LaneHost {
         };
         let owner = SessionRef { peer, session };
         let opening = OpeningId { index, epoch: request.name.epoch };
-        let mut slot = LaneSlot::new(core, owner, opening, request.local_cid, underlay, request.budget, now);
-        slot.largest_packet = request.largest;
+        let size = PacketSize::new(request.budget, request.largest);
+        let mut slot = LaneSlot::new(core, owner, opening, request.local_cid, underlay, size, now);
         if let Some(destination) = remote {
             slot.paths.validate(
                 Path { destination, source: None, tos: 0 },
@@ -187,7 +186,7 @@ impl LaneHost {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         let rate = cx.peers.get(slot.peer).and_then(|peer| peer.data.relay.share.account.rate());
         slot.core.allow_mtu_bursts(rate.is_none_or(|rate| rate >= LEAST_BURST_RATE));
-        slot.search_mtu();
+        slot.size.search(&mut slot.core);
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
         let from = slot.paths.take_moved();
         self.lanes.touch(id);
@@ -360,28 +359,27 @@ impl LaneHost {
         &mut self,
         cx: &mut Context,
         SessionRef { peer, session }: SessionRef,
-        PathPacket { bytes, measured, most }: PathPacket,
+        largest: PathPacket,
         now: Instant,
     ) {
         let Some(link) = cx.peers.link_named(peer, session) else { return };
-        let before = std::mem::replace(&mut link.budget, bytes);
-        link.measured = measured;
-        if bytes < before && !measured {
-            link.settles_at = link.settles_at.max(now + RESETTLE_TIME);
-            link.ceiling = before;
-        }
-        link.ceiling = link.ceiling.min(most);
-        if measured && std::mem::take(&mut link.holds) {
+        let before = link.budget.bytes();
+        if link.budget.set(largest, now) {
             cx.effects.push_back(Effect::Drain(peer));
         }
         let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.replaced()).collect();
         for lane in lanes {
             if let Some(slot) = self.lanes.get_mut(lane) {
-                slot.set_budget(bytes);
+                slot.size.set_budget(largest.bytes);
             }
         }
-        if before != bytes {
-            throttled!(debug, cx.debug_lines.allow(now), { peer = cx.peers.name(peer), bytes }, "packet size");
+        if before != largest.bytes {
+            throttled!(
+                debug,
+                cx.debug_lines.allow(now),
+                { peer = cx.peers.name(peer), bytes = largest.bytes },
+                "packet size"
+            );
         }
     }
 

@@ -9,7 +9,7 @@ use dataplane::{
         OpeningId, PathPacket, VALIDATION_TIMEOUT,
         pool::{self, MAX_LANES},
     },
-    peer::{Link, Suspicion},
+    peer::Suspicion,
 };
 use gate::{preshared::PresharedKey, suite};
 use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN, TRANSMIT_CAPACITY};
@@ -53,7 +53,7 @@ impl Sessions {
         let cid = self.ids.next_for_lane(lane_host);
         let Some(session) = cx.peers.session_mut(id) else { return };
         let handle = session.handle;
-        let agreed = self.control.get(handle).and_then(|connection| connection.preshared.agreed.clone());
+        let agreed = self.control.get(handle).and_then(|connection| connection.preshared.agreed().cloned());
         let (key, preshared_key) = agreed.map(|agreed| (agreed.key, agreed.named)).unzip();
         let epoch = session.openings.ask(index, cid, key, now);
         // Until the answer comes, the timer checks whether the peer is alive.
@@ -454,11 +454,8 @@ impl Sessions {
         let Some(mut largest) = self.packet_budget(cx, peer) else { return false };
         largest.bytes = self.plain_budget(cx, peer).map_or(largest.bytes, |most| most.min(largest.bytes));
         let Some(session) = cx.peers.session(peer).map(|session| session.id) else { return false };
-        let is_other = |link: &mut Link| {
-            let promises_more = !largest.measured && link.ceiling > largest.most;
-            promises_more || (link.budget, link.measured) != (largest.bytes, largest.measured)
-        };
-        let changed = cx.peers.link_named(peer, session).is_some_and(is_other);
+        let link = cx.peers.link_named(peer, session);
+        let changed = link.is_some_and(|link| link.budget.differs(&largest));
         if changed {
             cx.broadcast(|| WorkerMessage::Budget { peer, session, largest });
         }

@@ -4,9 +4,10 @@ use std::{sync::Arc, time::Instant};
 
 use base::ids::{PeerId, SessionRef};
 use dataplane::{
+    budget::Budget,
     hand_off::Kind,
     lanes::{LaneId, Plain, Pool},
-    peer::{Link, SETTLE_TIME, Suspicions},
+    peer::{Link, Suspicions},
     relay::{DropReason, NO_LANE, Origin},
 };
 use wire::{join, messages::Features};
@@ -64,22 +65,17 @@ impl Sessions {
         let same_process = peer.data.instance == Some(hello.instance);
         peer.data.instance = Some(hello.instance);
         let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
+        let most = largest_packet(&cx.config).min(hello.max_datagram_packet);
         peer.data.link = Some(Link {
             session,
             key: *key,
             dialled,
             pool,
-            budget: quic_core::TRANSMIT_CAPACITY,
-            measured: false,
-            ceiling: largest_packet(&cx.config).min(hello.max_datagram_packet).into(),
-            holds: !standard,
+            budget: Budget::new(most.into(), !standard, now),
             plain,
-            standard,
             features: hello.features,
             reports: false,
-            settles_at: now + SETTLE_TIME,
             suspicions: Suspicions::default(),
-            services: hello.services.clone(),
             name,
             connections: if knows_streams { join::connections_for(cx.id.count, hello.workers) } else { 1 },
         });
@@ -167,7 +163,7 @@ impl Context {
         let more = up & !link.pool.up != 0;
         let resized = wanted != link.pool.wanted;
         link.pool.up = up;
-        if !link.standard {
+        if !link.is_standard() {
             link.pool.wanted = wanted;
         }
         if resized {

@@ -115,7 +115,7 @@ impl Sessions {
         if let Some(interval) = peer.data.config.keepalive {
             for lane in link.pool.lanes() {
                 let Some(slot) = host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
-                let last = slot.core.last_heard().unwrap_or(slot.opened);
+                let last = slot.core.last_heard().unwrap_or_else(|| slot.meter.opened());
                 if now.saturating_duration_since(last) >= early(interval) {
                     slot.core.request_ping();
                     host.lanes.touch(lane);
@@ -164,7 +164,7 @@ impl Sessions {
                     && let Some(state) = cx.peers.get_mut(id)
                     && let Some(suppressed) = state.throttles.heard.allow(now)
                 {
-                    tracing::info!(peer = &*state.name, suppressed, "the peer is heard again");
+                    tracing::info!(peer = &**state.name(), suppressed, "the peer is heard again");
                 }
                 if is_well {
                     self.stop_dialling(cx, id, now);
@@ -193,7 +193,7 @@ impl LaneHost {
     /// the far end from another address: most likely a NAT has forgotten all of our ports, not only this one.
     pub(super) fn lane_challenged(&mut self, cx: &mut Context, id: LaneId, data: [u8; 8], now: Instant) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
-        if !slot.is_challenged_anew(data, TELL_INTERVAL, now) {
+        if !slot.paths.is_challenged_anew(data, TELL_INTERVAL, now) {
             return;
         }
         let (peer, session) = (slot.peer, slot.session);

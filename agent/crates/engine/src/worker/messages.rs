@@ -88,9 +88,6 @@ impl Worker {
                     && let Some(state) = cx.peers.get_mut(peer)
                 {
                     cx.stats.work.walked += state.data.relay.set_services(&services) as u64;
-                    if let Some(link) = state.data.link.as_mut() {
-                        link.services = services;
-                    }
                 }
             }
             WorkerMessage::ReportsWanted { peer, session, wanted } => {

@@ -64,7 +64,7 @@ use base::{
 };
 use dataplane::{
     datapath::{
-        downlink::{Downlink, Place, Received},
+        downlink::{Downlink, Position, Received},
         shares,
         work::{FRAMES_PER_UNIT, PER_TURN, Work},
     },
@@ -410,7 +410,7 @@ impl Worker {
 
     /// Handles the received batch as far as the turn's share of work allows, and keeps the rest for the next turn; returns whether
     /// there is one.
-    fn take_batch(&mut self, received: Received, from: Place, since: Instant, now: Instant) -> bool {
+    fn take_batch(&mut self, received: Received, from: Position, since: Instant, now: Instant) -> bool {
         let mut left = None;
         self.downlink(now, |downlink, batch| left = downlink.batch(batch, received, from));
         let Some(from) = left else { return false };
@@ -447,7 +447,7 @@ impl Worker {
         let last = self.data.batch.last;
         let waited = if self.data.batch.is_empty() { Duration::ZERO } else { self.data.batch.meta(0).age };
         let received = Received { underlay: id, port };
-        let left = self.take_batch(received, Place::default(), now, now);
+        let left = self.take_batch(received, Position::default(), now, now);
         // Joined datagrams are many: a batch that is not full may hold more than a turn takes.
         self.data.notes.shares.received(port, waited, is_full || left, now);
         left || !last
@@ -565,7 +565,7 @@ impl Worker {
             self.settle_effects(now);
             let Some(slot) = self.host.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path());
-            if slot.exhausted {
+            if slot.is_exhausted() {
                 self.host.end_lane(&mut self.cx, id, LaneLoss::Ended(None), now);
                 self.settle_effects(now);
                 continue;

@@ -57,13 +57,16 @@ impl Outside for Gateway<'_> {
             self.unauthenticated.push(port, *meta, datagram);
             return Outcome::Taken;
         }
-        let arrival =
-            Arrival { source: meta.source, listening: port.is_some(), room: self.control.pending.room() };
+        let arrival = Arrival {
+            source: meta.source,
+            listening: port.is_some(),
+            room: self.control.acceptor.pending().room(),
+        };
         let admission = match self.gate.check(datagram, arrival, now) {
             Verdict::Pass => None,
             Verdict::Admit(admission) => Some(admission),
             // A drained agent is silent to who dials it.
-            Verdict::Retry if self.control.closed => return Outcome::Taken,
+            Verdict::Retry if self.control.acceptor.is_closed() => return Outcome::Taken,
             Verdict::Retry => return Outcome::Reply(self.gate.retry_packet()),
             Verdict::Taken => return Outcome::Taken,
             Verdict::Unauthenticated => {

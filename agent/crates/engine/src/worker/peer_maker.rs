@@ -55,7 +55,6 @@ impl PeerMaker<'_> {
         let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
         self.hub.rate(id).set_limit(limit_of(&peer), peer.rate_overhead, now);
         Peer {
-            name: Arc::clone(&peer.name),
             origin,
             generation: 0,
             idle_since: None,

@@ -173,9 +173,9 @@ impl Sessions {
         if dials {
             match peer.origin {
                 PeerOrigin::Config | PeerOrigin::State => {
-                    tracing::info!(peer = &*peer.name, origin = peer.origin.label(), "peer removed");
+                    tracing::info!(peer = &**peer.name(), origin = peer.origin.label(), "peer removed");
                 }
-                PeerOrigin::Open => tracing::debug!(peer = &*peer.name, "peer of open mode removed"),
+                PeerOrigin::Open => tracing::debug!(peer = &**peer.name(), "peer of open mode removed"),
             }
         }
         let session = peer.data.link.as_ref().map(|link| link.session);
@@ -243,7 +243,7 @@ impl Sessions {
             // Datagrams to ports that name the peer are counted under it, until a peer of that name is added.
             && !tcp.forwards_lead_to(cx, peer.data.id)
             && !host.lanes.iter().any(|(_, slot)| slot.peer == peer.data.id)
-            && !self.control.iter().any(|connection| connection.peer == Some(peer.data.id))
+            && !self.control.iter().any(|connection| connection.identity.peer() == Some(peer.data.id))
     }
 }
 

@@ -60,7 +60,7 @@ impl Worker {
     /// Handles the frames that have come on a control connection, as far as the turn's share of work allows.
     pub(super) fn plain_datagrams(&mut self, handle: ConnectionHandle, now: Instant) {
         let Some(connection) = self.sessions.control.get(handle) else { return };
-        let (peer, source) = (connection.peer, connection.path().destination);
+        let (peer, source) = (connection.identity.peer(), connection.path().destination);
         // Before the peer's hello its flows are not known. Frames wait in quinn-proto, which bounds them.
         let Some(peer) = peer.filter(|id| self.cx.peers.is_session(*id, handle)) else { return };
         if self.sessions.refuses_plain(handle) {

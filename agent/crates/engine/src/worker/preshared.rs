@@ -42,8 +42,9 @@ impl Sessions {
             let end = Prover::new(connection.side() == Side::Client);
             Holder { keys, exported: &exported, end }.shows()
         });
-        connection.preshared.shown = shown.unwrap_or_default();
-        connection.preshared.shown.clone()
+        let shown = shown.unwrap_or_default();
+        connection.preshared.show(shown.clone());
+        shown
     }
 
     /// Finds the key that both ends have, by what the far end's hello says; returns whether it is another one than before.
@@ -61,10 +62,7 @@ impl Sessions {
         } else {
             agree(connection, keys, hello)?
         };
-        let key = |agreed: &Option<Agreed>| agreed.as_ref().map(|agreed| agreed.key.clone());
-        let changed = key(&connection.preshared.agreed) != key(&agreed);
-        connection.preshared.agreed = agreed;
-        Ok(changed)
+        Ok(connection.preshared.agree(agreed))
     }
 
     /// Closes a connection because of a preshared key. If it is the session, the stream connections end with it.
@@ -97,7 +95,7 @@ impl Sessions {
     pub(super) fn keys_changed(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(session) = cx.peers.session(id) else { return };
         let (handle, knows) = (session.handle, session.hello.features.contains(Features::PRESHARED_KEYS));
-        let before = self.control.get(handle).map(|connection| connection.preshared.shown.clone());
+        let before = self.control.get(handle).map(|connection| connection.preshared.shown().to_vec());
         let shown = self.show_keys(cx, handle, id);
         if knows && before.is_some_and(|before| before != shown) {
             self.control.send(handle, &Message::PresharedKeys(shown));
@@ -117,7 +115,7 @@ impl Sessions {
                 throttled!(
                     info,
                     peer.throttles.preshared.allow(now),
-                    { peer = &*peer.name },
+                    { peer = &**peer.name() },
                     "another preshared key is in use: lanes are opened again with it"
                 );
                 if let Some(session) = peer.session.as_mut() {
@@ -161,7 +159,7 @@ impl Sessions {
         let keys = keys_for(cx, id);
         let Some(named) = named else { return if keys.is_empty() { Ok(None) } else { Err(()) } };
         let connection = self.control.get(handle).ok_or(())?;
-        if let Some(agreed) = connection.preshared.agreed.as_ref().filter(|agreed| agreed.named == *named) {
+        if let Some(agreed) = connection.preshared.agreed().filter(|agreed| agreed.named == *named) {
             return Ok(Some(agreed.key.clone()));
         }
         let exported = connection.exported_for_keys().ok_or(())?;
@@ -173,7 +171,7 @@ impl Sessions {
     pub(super) fn refuses_plain(&self, handle: ConnectionHandle) -> bool {
         let connection = self.control.get(handle);
         connection.is_some_and(|connection| {
-            connection.preshared.agreed.as_ref().is_some_and(|agreed| !agreed.post_quantum)
+            connection.preshared.agreed().is_some_and(|agreed| !agreed.post_quantum)
         })
     }
 }
@@ -220,6 +218,6 @@ impl Context {
             PeerOrigin::Config | PeerOrigin::State => &mut peer.throttles.preshared,
         };
         let remedy = remedies.join("; ");
-        throttled!(warn, throttle.allow(now), { peer = &*peer.name }, "{reason} (remedy: {remedy})");
+        throttled!(warn, throttle.allow(now), { peer = &**peer.name() }, "{reason} (remedy: {remedy})");
     }
 }

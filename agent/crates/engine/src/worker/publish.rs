@@ -110,7 +110,7 @@ impl Worker {
         let publishes_shared = cx.id.index == 0;
         let stream_bytes = if publishes_shared { cx.hub.streams.taken() } else { 0 };
         let in_use = InUse {
-            handshakes: sessions.control.pending.begun.len(),
+            handshakes: sessions.control.acceptor.pending().count(),
             used_tokens: sessions.gate.remembered(),
             incomplete: sessions.gate.partials(),
             decoy_flows: decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len()),
@@ -170,7 +170,7 @@ impl Sessions {
     fn by_previous_key(&self, cx: &Context) -> u64 {
         let sessions = cx.peers.iter().filter_map(|peer| peer.session.as_ref());
         let controls = sessions.filter_map(|session| self.control.get(session.handle));
-        controls.filter(|control| control.own == OwnKey::Previous).count() as u64
+        controls.filter(|control| control.identity.own() == OwnKey::Previous).count() as u64
     }
 
     /// Samples values that are not counted as they change: the flows of each lane, the traffic of control connections, and the
@@ -200,7 +200,9 @@ impl Sessions {
     fn stream_snapshots(&self, cx: &Context) -> Vec<OfPeer> {
         let mut of_peers = vec![OfPeer::default(); cx.peers.len()];
         for connection in self.control.iter().filter(|connection| !connection.is_over()) {
-            let Some(id) = connection.peer.filter(|_| connection.key.is_some()) else { continue };
+            let Some(id) = connection.identity.peer().filter(|_| connection.identity.key().is_some()) else {
+                continue;
+            };
             let (congestion, quinn) = (connection.congestion(), connection.quinn());
             if let Some(sum) = of_peers.get_mut(id.0 as usize) {
                 let one = StreamsStatus {
@@ -243,7 +245,7 @@ impl Sessions {
         let link = peer.data.link.as_ref();
         let session = peer.session.as_ref().filter(|_| peer.data.is_reachable());
         let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
-        let standard = link.is_some_and(|link| link.standard);
+        let standard = link.is_some_and(|link| link.is_standard());
         let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
         let of_lane = rtt(peer, &host.lanes);
         let rtt = of_lane.map(|(smoothed, _)| smoothed).or_else(plain_rtt);
@@ -252,7 +254,7 @@ impl Sessions {
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
         let remote = session.and(control).map(|control| control.path().destination);
         PeerStatus {
-            name: Arc::clone(&peer.name),
+            name: Arc::clone(peer.name()),
             origin: peer.origin,
             state: match session {
                 Some(_) => PeerState::Connected,
@@ -265,9 +267,11 @@ impl Sessions {
             preshared_keys: peer.data.config.preshared_keys.len(),
             preshared_key_in_use: session
                 .and(control)
-                .and_then(|control| control.preshared.agreed.as_ref())
+                .and_then(|control| control.preshared.agreed())
                 .map(|agreed| agreed.place + 1),
-            uses_previous_key: session.and(control).is_some_and(|control| control.own == OwnKey::Previous),
+            uses_previous_key: session
+                .and(control)
+                .is_some_and(|control| control.identity.own() == OwnKey::Previous),
             mode: session.map(|_| if standard { "standard" } else { "lanes" }.into()),
             key_exchange: session.and_then(|session| session.key_exchange).map(|group| group.label().into()),
             rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),
@@ -458,7 +462,7 @@ fn of_index(indices: &mut Vec<IndexCounts>, index: usize) -> &mut IndexCounts {
 /// The largest packet of a peer's lanes, in bytes of UDP payload; 0 without lanes.
 fn packet_bytes(peer: &Peer, lanes: &Lanes) -> usize {
     let lanes = peer.data.link.iter().flat_map(|link| link.pool.lanes()).filter_map(|id| lanes.get(id));
-    lanes.map(|slot| slot.packet_budget).min().unwrap_or(0)
+    lanes.map(|slot| slot.size.budget()).min().unwrap_or(0)
 }
 
 /// The round-trip time of a peer's first lane, once it has a sample: the smoothed one, and the least.

@@ -65,8 +65,8 @@ impl Worker {
         cx.hub.streams.set_most(config.limits.stream_bytes);
         sessions.gate.set_window(config.access.clock_window);
         sessions.gate.set_key_exchange(config.transport.key_exchange);
-        sessions.control.key_exchange = config.transport.key_exchange;
-        sessions.control.pending.most = config.limits.handshakes.div_ceil(usize::from(cx.id.count));
+        let handshakes = config.limits.handshakes.div_ceil(usize::from(cx.id.count));
+        sessions.control.acceptor.configure(handshakes, config.transport.key_exchange);
         for handle in sessions.control.handles() {
             sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
         }
@@ -173,14 +173,16 @@ impl Sessions {
         let is_other =
             |key: Option<[u8; 32]>| key.is_some_and(|key| !config.public_keys.contains(&PublicKey(key)));
         let session = cx.peers.session(id).map(|session| session.handle);
-        let proved =
-            session.and_then(|handle| self.control.get(handle)).and_then(|connection| connection.key);
+        let proved = session
+            .and_then(|handle| self.control.get(handle))
+            .and_then(|connection| connection.identity.key());
         if is_other(proved) {
             self.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
         }
         for handle in self.control.handles() {
-            let of_peer = self.control.get(handle).filter(|connection| connection.peer == Some(id));
-            if of_peer.is_some_and(|connection| is_other(connection.key)) {
+            let of_peer =
+                self.control.get(handle).filter(|connection| connection.identity.peer() == Some(id));
+            if of_peer.is_some_and(|connection| is_other(connection.identity.key())) {
                 self.close_connection(cx, handle, CloseReason::KeyRemoved, now);
             }
         }
@@ -190,7 +192,7 @@ impl Sessions {
     pub(super) fn offer_services(&mut self, cx: &Context, id: PeerId) {
         let services = cx.services_for(id);
         let Some(handle) = cx.peers.session(id).map(|session| session.handle) else { return };
-        if self.control.get(handle).is_some_and(|connection| connection.told != services) {
+        if self.control.get(handle).is_some_and(|connection| !connection.has_told(&services)) {
             self.control.send(handle, &Message::ServicesChanged(services));
         }
     }
@@ -225,7 +227,7 @@ impl TcpForwards {
     /// Finds the peer for each entry of [`Config::peers`] by its name. An entry without one gets an invalid id until the peer is added.
     fn name_forward_peers(&mut self, cx: &Context) {
         let id_of = |named: &config::Peer| {
-            let has_name = |peer: &&Peer| *peer.name == *named.name && peer.origin != PeerOrigin::Open;
+            let has_name = |peer: &&Peer| **peer.name() == *named.name && peer.origin != PeerOrigin::Open;
             let same_name = || cx.peers.iter().filter(has_name);
             let live = same_name().find(|peer| peer.data.is_live());
             // Datagrams for a removed peer are counted under it.

@@ -25,7 +25,7 @@ impl Sessions {
         let account = cx.hub.rate(id);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let (Some(session), Some(link)) = (&mut peer.session, &peer.data.link) else { return };
-        let is_able = !link.standard && session.hello.features.contains(Features::REPORTS);
+        let is_able = !link.is_standard() && session.hello.features.contains(Features::REPORTS);
         account.set_measurable(is_able, now);
         let wanted = peer.data.config.rate == Some(Rate::Auto);
         if is_able && wanted != session.wants_reports {
@@ -33,11 +33,14 @@ impl Sessions {
             session.wants_reports = wanted;
         }
         if wanted && !is_able {
-            let why =
-                if link.standard { "the session has no lanes" } else { "the peer's version reports nothing" };
+            let why = if link.is_standard() {
+                "the session has no lanes"
+            } else {
+                "the peer's version reports nothing"
+            };
             throttled!(
                 warn, peer.throttles.unmeasured.allow(now),
-                { peer = &*peer.name, why, rate_max = peer.data.config.rate_max },
+                { peer = &**peer.name(), why, rate_max = peer.data.config.rate_max },
                 "peer.rate = \"auto\" cannot be measured; only peer.rate_max limits what is sent (remedy: lanes and this version at \
                  both ends, or a number as peer.rate)"
             );

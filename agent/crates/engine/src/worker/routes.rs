@@ -34,7 +34,7 @@ impl Sessions {
             let lane = host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
             let of_lane = lane.map(|(_, slot)| slot.peer);
             let connection = || self.control.iter().find(|connection| connection.underlay == underlay);
-            if let Some(peer) = of_lane.or_else(|| connection()?.peer) {
+            if let Some(peer) = of_lane.or_else(|| connection()?.identity.peer()) {
                 self.follow_route(cx, host, peer, now);
             }
         }
@@ -71,7 +71,7 @@ impl Sessions {
         if let Some(peer) = cx.peers.get_mut(id) {
             let (from, to) = (from.ip(), to.ip());
             throttled!(
-                info, peer.throttles.moved.allow(now), { peer = &*peer.name, %from, %to, sockets = moves },
+                info, peer.throttles.moved.allow(now), { peer = &**peer.name(), %from, %to, sockets = moves },
                 "packets to the peer leave from another address now; its session goes on from there"
             );
         }
@@ -107,7 +107,7 @@ impl Sessions {
         for lane in lanes {
             if let Some(slot) = host.lanes.get_mut(lane) {
                 slot.core.request_ping();
-                slot.path_changed();
+                slot.paths.changed();
             }
             host.lanes.touch(lane);
         }
@@ -127,7 +127,7 @@ impl Sessions {
         if let Some(peer) = cx.peers.get_mut(id)
             && let Some(suppressed) = peer.throttles.moved.allow(now)
         {
-            tracing::info!(peer = &*peer.name, %from, %to, suppressed, "the peer's address changed");
+            tracing::info!(peer = &**peer.name(), %from, %to, suppressed, "the peer's address changed");
         }
     }
 }
@@ -171,7 +171,7 @@ impl Context {
         let reason = format!("no way to {remote}: {error}");
         peer.failure = Some(Failure::at(now, reason, &[]));
         throttled!(
-            warn, peer.throttles.no_route.allow(now), { peer = &*peer.name, %remote, %error },
+            warn, peer.throttles.no_route.allow(now), { peer = &**peer.name(), %remote, %error },
             "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"
         );
     }

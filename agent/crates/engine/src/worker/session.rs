@@ -96,7 +96,7 @@ impl Worker {
             self.stopped = true;
             self.cx.hub.stopped();
         }
-        let telling = self.sessions.control.iter().any(|connection| connection.key.is_some());
+        let telling = self.sessions.control.iter().any(|connection| connection.identity.key().is_some());
         self.ended |= all_stopped && !telling && !self.cx.hub.has_hand_offs(self.cx.id.index);
     }
 
@@ -147,7 +147,7 @@ impl Worker {
             return;
         }
         let Some(connection) = self.sessions.control.open(handle) else { return };
-        let (side, dialled) = (connection.side(), connection.peer);
+        let (side, dialled) = (connection.side(), connection.identity.peer());
         let found = match dialled {
             Some(id) if self.cx.knows(id, key) => Ok(id),
             Some(_) => Err(CloseReason::KeyRemoved),
@@ -184,8 +184,7 @@ impl Worker {
             return;
         }
         if let Some(connection) = sessions.control.get_mut(handle) {
-            connection.peer = Some(peer);
-            connection.key = Some(*key);
+            connection.identity.prove(peer, *key);
         }
         if let Some(state) = cx.peers.get(peer) {
             sessions.control.set_congestion(
@@ -199,7 +198,7 @@ impl Worker {
         if side == Side::Client {
             let possession = sessions.control.get(handle).and_then(|connection| {
                 let exported = connection.exported()?;
-                cx.identity.of(connection.own).sign(&messages::possession(&exported))
+                cx.identity.of(connection.identity.own()).sign(&messages::possession(&exported))
             });
             let hello = sessions.hello(cx, tunnel, peer, handle, possession);
             sessions.control.send(handle, &hello);
@@ -209,8 +208,8 @@ impl Worker {
     /// Checks a suspect session that has had its time to be heard, then completes the connection that was to replace it.
     pub(super) fn send_deferred_hello(&mut self, handle: ConnectionHandle, now: Instant) {
         let Some(connection) = self.sessions.control.get(handle) else { return };
-        let peer = connection.peer;
-        if let Some(key) = connection.held.filter(|_| connection.key.is_none() && !connection.is_over()) {
+        let peer = connection.identity.peer();
+        if let Some(key) = connection.identity.key_of_held_hello().filter(|_| !connection.is_over()) {
             if let Some(peer) = peer {
                 self.sessions.check_control(&mut self.cx, peer, now);
                 self.settle_effects(now);
@@ -222,7 +221,9 @@ impl Worker {
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
         let Self { cx, sessions, tunnel, tcp, .. } = self;
         let Some(connection) = sessions.control.open(handle) else { return };
-        let (Some(peer), Some(key), side) = (connection.peer, connection.key, connection.side()) else {
+        let (Some(peer), Some(key), side) =
+            (connection.identity.peer(), connection.identity.key(), connection.side())
+        else {
             return;
         };
         // Of both kinds of connections.
@@ -232,7 +233,7 @@ impl Worker {
         if let Message::StreamCredit { initial, limits } = &message {
             return tcp.streams_limited(cx, sessions, handle, *initial, limits, now);
         }
-        if connection.stream_number.is_some() {
+        if connection.identity.stream_number().is_some() {
             return sessions.stream_message(cx, handle, peer, &message, now);
         }
         let established = cx.peers.session(peer).is_some_and(|session| session.handle == handle);
@@ -337,7 +338,8 @@ impl Worker {
         // A connection without a name is closing, so no stream connection can join it.
         let name = sessions.control.get(handle).and_then(ControlConnection::session_name);
         let name = name.unwrap_or_else(|| cx.rng.random());
-        let own = sessions.control.get(handle).map(|connection| connection.own).unwrap_or_default();
+        let own =
+            sessions.control.get(handle).map(|connection| connection.identity.own()).unwrap_or_default();
         let connected = Arc::new(Connected {
             peer: id,
             session,
@@ -348,7 +350,7 @@ impl Worker {
             name,
             hello,
             wanted,
-            begun: sessions.control.get(handle).map_or(now, |connection| connection.begun),
+            begun: sessions.control.get(handle).map_or(now, ControlConnection::begun),
             since: now,
             remote: sessions.control.get(handle).map(|connection| connection.path().destination),
         });
@@ -377,7 +379,7 @@ impl Worker {
         let hello = connected.hello.clone();
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
-        let (peer_name, remote) = (&*peer.name, connected.remote.map(tracing::field::display));
+        let (peer_name, remote) = (&*peer.data.config.name, connected.remote.map(tracing::field::display));
         let software = &*hello.software;
         match peer.origin {
             PeerOrigin::Open => {
@@ -489,7 +491,7 @@ impl Sessions {
     /// false.
     fn charge(&mut self, cx: &mut Context, handle: ConnectionHandle, units: u32, now: Instant) -> bool {
         let Some(connection) = self.control.open(handle) else { return false };
-        let peer = connection.peer.and_then(|id| cx.peers.get_mut(id));
+        let peer = connection.identity.peer().and_then(|id| cx.peers.get_mut(id));
         if peer.is_none_or(|peer| peer.data.allowances.messages.take(units, now)) {
             return true;
         }
@@ -507,11 +509,10 @@ impl Sessions {
         key: &[u8; 32],
         now: Instant,
     ) -> bool {
-        let Some(connection) = self.control.get_mut(handle).filter(|connection| connection.held.is_none())
-        else {
+        let Some(connection) = self.control.get_mut(handle) else { return false };
+        if !connection.identity.hold_hello(*key) {
             return false;
-        };
-        connection.held = Some(*key);
+        }
         let delay = hello_delay(connection.quinn().rtt());
         cx.timers.arm(Timer::Hello(handle), now + delay);
         cx.ask_the_session(peer);
@@ -520,7 +521,8 @@ impl Sessions {
 
     /// Tells the gate that an admitted handshake is over, so that its token is forgotten.
     pub(super) fn admission_ended(&mut self, handle: ConnectionHandle) {
-        if let Some(admission) = self.control.get(handle).and_then(|connection| connection.admission.as_ref())
+        if let Some(admission) =
+            self.control.get(handle).and_then(|connection| connection.identity.admission())
         {
             self.gate.handshake_ended(admission);
         }
@@ -537,7 +539,7 @@ impl Sessions {
         proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
     ) -> bool {
         let Some(connection) = self.control.get(handle) else { return false };
-        match (proof, &connection.admission) {
+        match (proof, connection.identity.admission()) {
             (None, admission) => admission.is_none(),
             (Some(signature), _) => connection.exported().is_some_and(|exported| {
                 PublicKey(*named).verify(&messages::possession(&exported), signature)
@@ -632,7 +634,7 @@ impl Sessions {
     pub(super) fn stop_dialling(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for attempt in peer.dialler.stop() {
-            if self.control.get(attempt).is_some_and(|connection| connection.key.is_none()) {
+            if self.control.get(attempt).is_some_and(|connection| connection.identity.key().is_none()) {
                 self.control.close(attempt, CloseReason::Replaced, now);
             }
         }
@@ -645,7 +647,7 @@ impl Sessions {
 
     /// The peer behind a connection, once it is known.
     pub(super) fn peer_of(&self, handle: ConnectionHandle) -> Option<PeerId> {
-        self.control.get(handle)?.peer
+        self.control.get(handle)?.identity.peer()
     }
 }
 
@@ -680,7 +682,7 @@ impl Context {
         }
         throttled!(
             warn, peer.throttles.no_repair.allow(now),
-            { peer = &*peer.name, software = &*session.software, services, packets },
+            { peer = &**peer.name(), software = &*session.software, services, packets },
             "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
         );
     }
@@ -756,7 +758,7 @@ impl TcpForwards {
         let offers = base::throttle::list(offered.iter().take(MOST_NAMED).map(|service| &*service.name));
         let offers = if offered.is_empty() { "nothing" } else { &*offers };
         tracing::warn!(
-            peer = &*peer.name,
+            peer = &**peer.name(),
             missing = missing.len(),
             services = base::throttle::list(named),
             offers,

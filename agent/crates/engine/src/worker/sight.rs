@@ -130,7 +130,7 @@ impl Context {
         throttled!(
             warn, self.logs.service.allow(now),
             {
-                peer = &*state.name, service = known.map(|known| &*known.name), number = service,
+                peer = &**state.name(), service = known.map(|known| &*known.name), number = service,
                 upstream = known.map(|known| tracing::field::display(known.upstream)),
                 reason = TcpRefusal::from(answer).label(), error = error.map(tracing::field::display)
             },
@@ -151,7 +151,7 @@ impl Context {
         throttled!(
             warn, self.logs.stalled.allow(now),
             {
-                peer = &*state.name, service = service.map(|counts| &*counts.service), forward = sight.number,
+                peer = &**state.name(), service = service.map(|counts| &*counts.service), forward = sight.number,
                 client = sight.client.map(tracing::field::display), ?stopped_for
             },
             "a TCP forward whose reader has stopped was ended so that others go on (remedy: `culvert status PEER` shows who does not read)"
@@ -167,7 +167,7 @@ impl Context {
         throttled!(
             debug,
             self.debug_lines.allow(now),
-            { peer = &*state.name, service = service.map(|counts| &*counts.service), reason },
+            { peer = &**state.name(), service = service.map(|counts| &*counts.service), reason },
             "the peer refused a TCP forward"
         );
     }

@@ -179,8 +179,10 @@ impl Sessions {
         let (Some(link), Some(session)) = (&peer.data.link, &peer.session) else { return };
         let (name, workers, server) = (session.id, session.hello.workers, session.server);
         let connection = self.control.get(session.handle).filter(|_| session.dialled);
-        let Some((connection, key)) = connection.and_then(|it| Some((it, it.key?))) else { return };
-        let own = connection.own;
+        let Some((connection, key)) = connection.and_then(|it| Some((it, it.identity.key()?))) else {
+            return;
+        };
+        let own = connection.identity.own();
         let remote = connection.path().destination;
         let Some(number) = peer.streams.plan.next(link.connections, now) else { return };
         let lane_host = pool::lane_host(cx.id.index, number, cx.id.count);
@@ -225,7 +227,7 @@ impl Sessions {
             return None;
         };
         if let Some(connection) = self.control.get_mut(handle) {
-            connection.stream_number = Some(number);
+            connection.identity.join(number);
         }
         let peer = cx.peers.get_mut(id)?;
         self.control.set_congestion(
@@ -237,7 +239,7 @@ impl Sessions {
         );
         let instance = peer.data.instance.unwrap_or_default();
         peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
-        tracing::debug!(peer = &*peer.name, number, remote = %request.remote, "dialling a stream connection");
+        tracing::debug!(peer = &**peer.name(), number, remote = %request.remote, "dialling a stream connection");
         Some(())
     }
 
@@ -266,9 +268,9 @@ impl Sessions {
         now: Instant,
     ) -> bool {
         let Some(connection) = self.control.get_mut(handle) else { return false };
-        let Some(number) = connection.stream_number else { return false };
-        connection.key = Some(*key);
-        let own = cx.identity.of(connection.own);
+        let Some(number) = connection.identity.stream_number() else { return false };
+        connection.identity.prove(id, *key);
+        let own = cx.identity.of(connection.identity.own());
         let exported = connection.exported();
         let possession = exported.and_then(|exported| own.sign(&messages::possession(&exported)));
         let instance = self.instance;
@@ -317,7 +319,7 @@ impl Sessions {
         }
         self.control.established(handle, now);
         if let Some(connection) = self.control.get_mut(handle) {
-            connection.stream_number = Some(number);
+            connection.identity.join(number);
         }
         if let Some(peer) = cx.peers.get_mut(id) {
             let connection = stream_connection(number, handle, instance, Stage::Up, now);
@@ -404,7 +406,7 @@ impl Sessions {
         reason: Option<&ConnectionError>,
         now: Instant,
     ) -> bool {
-        let number = self.control.get(handle).and_then(|connection| connection.stream_number);
+        let number = self.control.get(handle).and_then(|connection| connection.identity.stream_number());
         let Some(peer) = cx.peers.get_mut(id) else { return number.is_some() };
         peer.streams.early.retain(|early| early.handle != handle);
         if number.is_none() {

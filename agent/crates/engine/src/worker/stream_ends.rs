@@ -158,7 +158,7 @@ impl Sessions {
     /// Keeps what the peer says of a stream that it has opened and that has not come.
     fn keep_early(&mut self, handle: ConnectionHandle, stream: u64, keep: impl FnOnce(&mut Said)) {
         let Some(connection) = self.control.get_mut(handle) else { return };
-        if let Some(said) = connection.say_early(stream) {
+        if let Some(said) = connection.note_early(stream) {
             keep(said);
         }
     }

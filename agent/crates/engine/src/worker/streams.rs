@@ -132,12 +132,9 @@ impl TcpForwards {
         let forward = cx.config.tcp.get(port).ok_or(TcpRefusal::UnknownService)?;
         let id = self.forward_peer(forward);
         let peer = cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
-        let link = peer.data.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
-        let mut offered = link.services.iter();
-        let service = offered
-            .find(|service| service.tcp && *service.name == *forward.service)
-            .ok_or(TcpRefusal::UnknownService)?
-            .number;
+        peer.data.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
+        let service = peer.data.relay.services.of_tcp(&forward.service);
+        let service = service.ok_or(TcpRefusal::UnknownService)?.number;
         let forwards = Arc::clone(&peer.forwards);
         let handle = sessions.carrier(cx, id).ok_or(TcpRefusal::NotConnected)?;
         if cx.is_full() || !forwards.open(cx.id.index, cx.config.limits.tcp_streams_per_peer) {

@@ -255,7 +255,7 @@ impl Tunnel {
         {
             throttled!(
                 warn, peer.throttles.no_tunnel.allow(now),
-                { peer = &*peer.name, software = &*session.software },
+                { peer = &**peer.name(), software = &*session.software },
                 "the peer has no [tun]: IP packets for it are dropped (remedy: add [tun] there)"
             );
         }
@@ -265,7 +265,7 @@ impl Tunnel {
     pub(super) fn warn_of_source(&self, cx: &mut Context, spoofed: Spoofed, now: Instant) {
         let Spoofed { peer: id, source, multicast } = spoofed;
         let Some(Tun { side: tun, .. }) = &self.device else { return };
-        let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
+        let named = |id: PeerId| cx.peers.get(id).map(|peer| &**peer.name());
         let log = &mut cx.logs.source;
         let is_by_route = |tun: &config::Tun| tun.follows_routes() && tun.source_check == SourceCheck::Route;
         let by_route = cx.config.tun.as_ref().is_some_and(is_by_route);
@@ -294,8 +294,9 @@ impl Tunnel {
     /// Checks incoming handshakes for routing loops. A handshake takes a round trip, so one seen here may be one whose answers do not
     /// arrive.
     fn look_for_loops(&self, cx: &mut Context, sessions: &Sessions, now: Instant) {
-        let unfinished =
-            |connection: &&ControlConnection| connection.peer.is_none() && connection.side() == Side::Server;
+        let unfinished = |connection: &&ControlConnection| {
+            connection.identity.peer().is_none() && connection.side() == Side::Server
+        };
         for connection in sessions.control.iter().filter(unfinished) {
             self.warn_of_loop(cx, None, connection.path().destination, now);
         }
@@ -312,7 +313,7 @@ impl Tunnel {
     ) {
         let (Some(Tun { side: tun, .. }), Some(config)) = (&self.device, &cx.config.tun) else { return };
         let address = remote.ip().to_canonical();
-        let named = |id: PeerId| cx.peers.get(id).map(|peer| &*peer.name);
+        let named = |id: PeerId| cx.peers.get(id).map(|peer| &**peer.name());
         let routed = (config.sets_routes() || config.follows_routes()) && cx.config.transport.mark == 0;
         let (held_by, remedy) = if config.addresses.iter().any(|net| net.contains(&address)) {
             (Some("tun.address"), INNER_REMEDY)

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use dataplane::{
     datapath::{
-        downlink::{Place, Received},
+        downlink::{Position, Received},
         work::Work,
     },
     lanes::UnderlayId,
@@ -28,7 +28,7 @@ pub(super) struct Rest {
     /// When the batch was received.
     pub(super) since: Instant,
     /// The position in the batch at which the next turn continues.
-    pub(super) from: Place,
+    pub(super) from: Position,
 }
 
 /// Rests of batches, at most one for each socket, so that no datagram overtakes an earlier one.

@@ -117,7 +117,7 @@ impl World {
                 ("lanes", worker.lanes().iter().count()),
                 ("underlays", worker.underlays().iter().count()),
                 ("connections", worker.control().len()),
-                ("handshakes", worker.control().pending.begun.len()),
+                ("handshakes", worker.control().acceptor.pending().count()),
                 ("forwards", worker.forwards()),
             ];
             for (what, count) in entries {
@@ -139,7 +139,7 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
         };
         let pool = peer.data.link.as_ref().map(|link| &link.pool);
         PeerBooks {
-            name: Arc::clone(&peer.name),
+            name: Arc::clone(peer.name()),
             uplink: direction(Direction::Uplink),
             downlink: direction(Direction::Downlink),
             waiting: [&relay.queue, &relay.awaiting].map(|queue| (queue.datagrams(), queue.bytes())),

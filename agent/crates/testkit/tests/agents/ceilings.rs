@@ -126,7 +126,7 @@ fn held(crowd: &mut Crowd) -> BTreeMap<&'static str, usize> {
         ("underlay sockets", worker.underlays().iter().count()),
         ("lanes", worker.lanes().iter().count()),
         ("connections", worker.control().len()),
-        ("handshakes", worker.control().pending.begun.len()),
+        ("handshakes", worker.control().acceptor.pending().count()),
         ("peers", worker.peers().len()),
         ("flows", worker.peers().iter().map(|peer| peer.data.relay.flows.len()).sum()),
         ("flows of all", worker.peers()[0].data.relay.flows.registry.total()),

@@ -116,7 +116,7 @@ fn destinations(pair: &mut Pair) -> Vec<SocketAddr> {
             worker
                 .control()
                 .iter()
-                .filter(|control| !control.is_over() && control.key.is_some())
+                .filter(|control| !control.is_over() && control.identity.key().is_some())
                 .map(|control| control.path()),
         );
     }

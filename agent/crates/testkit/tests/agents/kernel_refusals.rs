@@ -25,7 +25,7 @@ impl Pair {
     /// The budget of packets to the exit at the entry.
     fn budget(&mut self) -> usize {
         let workers = &self.world.agent(self.entry).workers;
-        workers[0].peers().iter().find_map(|peer| Some(peer.data.link.as_ref()?.budget)).unwrap_or(0)
+        workers[0].peers().iter().find_map(|peer| Some(peer.data.link.as_ref()?.budget.bytes())).unwrap_or(0)
     }
 }
 

@@ -50,7 +50,7 @@ fn every_lane_searches_and_the_least_holds_for_all() {
         assert!((1392..=1400).contains(&found), "{found}");
         for worker in &pair.world.agent(pair.entry).workers {
             let budgets: Vec<usize> =
-                worker.peers().iter().map(|peer| peer.data.link.as_ref().unwrap().budget).collect();
+                worker.peers().iter().map(|peer| peer.data.link.as_ref().unwrap().budget.bytes()).collect();
             assert_eq!(budgets, [found as usize]);
         }
         assert_eq!(pair.world.metric(pair.entry, BLACK_HOLES), 0);
@@ -125,7 +125,7 @@ fn the_ceiling_of_either_end_holds() {
     pair.hub(&mut client, &numbered(1), SECOND);
     assert_eq!(pair.packet(), 1452);
     let lanes = pair.world.agent(pair.entry).workers[0].lanes().iter();
-    assert_eq!(lanes.map(|(_, slot)| slot.largest_packet).collect::<Vec<_>>(), [1452]);
+    assert_eq!(lanes.map(|(_, slot)| slot.size.largest()).collect::<Vec<_>>(), [1452]);
 }
 
 #[test]

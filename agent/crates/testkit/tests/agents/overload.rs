@@ -10,7 +10,7 @@ use std::{
 };
 
 use base::clock::Clock;
-use dataplane::relay::{Belongs, DropReason, PacketClass};
+use dataplane::relay::{DropReason, PacketClass, QueueClass};
 use gate::identity::Identity;
 use net::{
     Delivery, DeliveryMessage, KernelQueue, ReceiveBatch, SendBatch, SendOutcome, UdpSocket, UdpStats,
@@ -313,7 +313,7 @@ fn assert_equal_shares(seed: u64, more: &str) {
         let class = PacketClass { turn: 0, partial: false, tos: 0, lane: None, ahead: false, repair: None };
         let relay = &mut peer.data.relay;
         relay.uplink.receive(1, 100);
-        relay.enqueue(Belongs::Packets(class), &[0; 100], 100, now, now);
+        relay.enqueue(QueueClass::Packets(class), &[0; 100], 100, now, now);
     }
     // A send buffer that fits nobody's time is all that is in the way.
     let mut carried = [0; 2];

@@ -75,7 +75,6 @@ impl Direction {
         self.ended
     }
 
-    /// Whether nothing more passes.
     pub(super) fn is_closed(&self) -> bool {
         self.closed
     }

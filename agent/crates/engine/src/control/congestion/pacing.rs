@@ -92,6 +92,11 @@ impl Pace {
         }
     }
 
+    /// When this end dialled the connection, or its first packet came.
+    pub(in crate::control) fn begun(&self) -> Instant {
+        self.begun
+    }
+
     /// The state that it shares with the controllers of the connection.
     #[must_use]
     pub fn congestion(&self) -> &Congestion {
@@ -105,7 +110,7 @@ impl Pace {
     }
 
     /// Follows a change of the account's rate.
-    pub fn follow_account(&mut self) {
+    pub fn apply_account(&mut self) {
         if let Some(share) = &self.share {
             self.congestion.set(self.congestion.control(), share.account.rate());
         }

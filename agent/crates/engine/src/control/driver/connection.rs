@@ -3,8 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use dataplane::{
-    datapath::shares,
-    forward::tcp::Order,
+    datapath::shares::Price,
     lanes::UnderlayId,
     relay::{DropReason, Settlements},
 };
@@ -13,29 +12,24 @@ use gate::{
     suite::{self, Group},
 };
 use net::Path;
-use quinn_proto::{Connection, Dir, Side, VarInt};
-use wire::messages::POSSESSION_LABEL;
+use quinn_proto::{Connection, Side};
+use wire::messages::{POSSESSION_LABEL, Service};
 use zeroize::Zeroizing;
 
 use crate::control::{
     Traffic,
     ahead::{Ahead, Told},
-    answers::Answers,
     congestion::{Congestion, pacing::Pace},
     copies::Copies,
-    driver::{Begun, ControlConnection, Event, Portion},
-    in_order::InOrder,
-    inward::Inward,
+    driver::{
+        Begun, ControlConnection, Event, control_stream::ControlStream, forwards::Forwards, inbound::Inbound,
+        lifetime::Lifetime, lists::Listed, path_watch::PathWatch,
+    },
     narrow::Narrow,
     preshared::Preshared,
-    streams_told::{Said, StreamsTold},
-    traffic::Changed,
-    transport::{FIRST_STREAMS, streams_for},
-    windows::{Change, Shown, StreamMemory},
+    traffic::Counted,
+    windows::StreamMemory,
 };
-
-/// With fewer bytes of control messages that wait to be written, messages about streams are added to them.
-const LITTLE_OUTGOING: usize = 16 * 1024;
 
 /// The label under which TLS exports the name of a session (RFC 8446 §7.5).
 const SESSION_LABEL: &[u8] = b"EXPORTER culvert session";
@@ -48,48 +42,21 @@ impl ControlConnection {
         memory: &Arc<StreamMemory>,
     ) -> Self {
         Self {
-            remote: quinn.remote_address(),
+            path_watch: PathWatch::new(quinn.remote_address()),
             quinn,
             underlay,
-            peer: begun.peer,
-            key: None,
-            held: None,
-            admission: begun.admission,
-            own: begun.own,
-            begun: begun.at,
-            pace: Pace::new(begun.congestion, begun.at),
-            pings_twice: false,
-            control: None,
-            in_order: InOrder::default(),
-            numbers: None,
-            copies: Copies::default(),
-            inward: Inward::new(memory),
-            portion: Portion::default(),
-            has_more: false,
-            streams: None,
-            outgoing: Vec::new(),
-            streams_told: StreamsTold::default(),
-            told: Vec::new(),
+            identity: begun.identity,
             preshared: Preshared::default(),
-            stream_number: None,
-            establish_by: begun.establish_by,
-            price: shares::Price::default(),
+            lifetime: Lifetime::new(begun.establish_by),
+            control: ControlStream::new(memory),
+            forwards: Forwards::default(),
+            inbound: Inbound::default(),
+            pace: Pace::new(begun.congestion, begun.at),
+            copies: Copies::default(),
             ahead: Ahead::default(),
-            frames_taken: 0,
-            mtu: 0,
-            narrow: Narrow::default(),
-            dirty: false,
-            changed: Changed::ALL,
-            traffic: Traffic::default(),
-            fed: false,
-            lost: false,
-            established: false,
-            forgotten: false,
-            spare: None,
-            order: Order::default(),
-            most_forwards: FIRST_STREAMS,
-            windows: None,
-            answers: Answers::default(),
+            price: Price::default(),
+            counted: Counted::default(),
+            listed: Listed::default(),
         }
     }
 
@@ -97,25 +64,49 @@ impl ControlConnection {
     pub(super) fn deadline(&mut self) -> Option<Instant> {
         let deadlines = [
             self.quinn.poll_timeout(),
-            self.establish_by,
+            self.lifetime.deadline(),
             self.pace.deadline(),
-            self.streams.map(|later| later.at),
-            self.in_order.deadline(),
+            self.forwards.deadline(),
+            self.inbound.deadline(),
             self.copies.deadline(),
         ];
         deadlines.into_iter().flatten().min()
     }
 
-    /// Adds what was sent and received on it.
-    pub(super) fn add_traffic(&self, sum: &mut Traffic) {
-        sum.add(&self.quinn.stats());
-        sum.add_own(self.in_order.counts, self.copies.counts);
+    /// What was sent and received on it.
+    pub(super) fn traffic(&self) -> Traffic {
+        self.counted.traffic().unwrap_or_else(|| {
+            let mut traffic = Traffic::default();
+            traffic.add(&self.quinn.stats());
+            traffic.add_own(self.inbound.counts(), self.copies.counts);
+            traffic
+        })
+    }
+
+    /// Remembers that until it is polled again.
+    pub(super) fn read_traffic(&mut self) {
+        self.counted.read(self.traffic());
+    }
+
+    /// When this end dialled it, or its first packet came.
+    pub(crate) fn begun(&self) -> Instant {
+        self.pace.begun()
+    }
+
+    /// What the socket makes of packets that every path carries.
+    pub(crate) fn narrow(&self) -> &Narrow {
+        self.path_watch.narrow()
+    }
+
+    /// Whether the far end was last told of these services of ours.
+    pub(crate) fn has_told(&self, services: &[Service]) -> bool {
+        self.control.has_told(services)
     }
 
     /// Whether it was closed by either end, or lost.
     #[must_use]
     pub fn is_over(&self) -> bool {
-        self.lost
+        self.lifetime.is_over()
     }
 
     /// The side of this end: `Client` if it dialled.
@@ -180,7 +171,7 @@ impl ControlConnection {
             return;
         }
         let fates = self.ahead.settle(Told::by(&mut self.quinn));
-        let Some(peer) = self.peer else { return };
+        let Some(peer) = self.identity.peer() else { return };
         let blocked = (fates.sent * refused).div_ceil(packets.max(1));
         settlements.note(peer, fates.sent - blocked, None);
         settlements.note(peer, blocked, Some(DropReason::SendBlocked));
@@ -191,79 +182,37 @@ impl ControlConnection {
     pub(super) fn end_ahead(&mut self, settlements: &mut Settlements) {
         self.settle_ahead(0, 1, settlements);
         let left = self.ahead.end();
-        if let Some(peer) = self.peer {
+        if let Some(peer) = self.identity.peer() {
             settlements.note(peer, left, Some(DropReason::LaneClosed));
         }
     }
 
-    /// Lets the far end open twice the streams that it has open, within what the operator allows.
-    pub(super) fn grant_streams(&mut self) {
-        let open = u32::try_from(self.quinn.streams().remote_open_streams(Dir::Bi)).unwrap_or(u32::MAX);
-        let wanted = open.saturating_mul(2).max(FIRST_STREAMS).checked_next_power_of_two();
-        let most = streams_for(wanted.unwrap_or(u32::MAX).min(self.most_forwards));
-        if self.quinn.max_concurrent_streams(Dir::Bi) != u64::from(most) {
-            self.quinn.set_max_concurrent_streams(Dir::Bi, most);
-        }
+    /// Ends it, as either end may, or the path.
+    pub(super) fn end(&mut self, settlements: &mut Settlements) {
+        self.lifetime.end();
+        self.copies.cancel();
+        self.end_ahead(settlements);
     }
 
-    /// What the far end has said of a stream that has not come; `None` if none can come with this number.
-    pub fn say_early(&mut self, stream: u64) -> Option<&mut Said> {
-        let granted = self.quinn.max_concurrent_streams(Dir::Bi);
-        self.streams_told.say_early(self.quinn.side(), stream, granted)
+    /// Whether an unauthenticated client did not become a session.
+    pub(super) fn is_failed_handshake(&self) -> bool {
+        self.is_over() && !self.lifetime.is_session() && self.quinn.side() == Side::Server
     }
 
-    pub(super) fn set_windows(&mut self, change: Change) {
-        if let Some(receive) = change.receive.and_then(|bytes| VarInt::from_u64(bytes).ok()) {
-            self.quinn.set_receive_window(receive);
-        }
-        if let Some(send) = change.send {
-            self.quinn.set_send_window(send);
-        }
+    /// What has changed about its path since the last call.
+    pub(super) fn path_events(&mut self) -> [Option<Event>; 2] {
+        let is_known = self.identity.peer().is_some();
+        [self.path_watch.take_mtu(&self.quinn, is_known), self.path_watch.take_move(&self.quinn)]
     }
 
     /// Adapts the windows to what the connection has shown; returns what forwards are to do about others whose readers
     /// have stopped.
     pub(super) fn look_at_windows(&mut self, now: Instant) -> Option<Event> {
-        let windows = self.windows.as_mut().filter(|_| !self.lost)?;
-        let mut event = None;
-        self.streams_told.limit_new(windows.credit_of_new());
-        let least_rtt = self.quinn.min_rtt();
-        if windows.is_due(least_rtt, now) {
-            let stats = self.quinn.stats();
-            let change = windows.look(
-                &Shown {
-                    least_rtt,
-                    rtt: stats.path.rtt,
-                    sent: stats.udp_tx.bytes,
-                    lost: stats.path.lost_bytes,
-                    blocked: stats.frame_rx.data_blocked,
-                },
-                now,
-            );
-            event = match (change.starved, change.crowded) {
-                (true, _) => Some(Event::Starved),
-                (false, true) => Some(Event::Crowded),
-                (false, false) => None,
-            };
-            self.set_windows(change);
-        }
-        event
+        if self.is_over() { None } else { self.forwards.look_at_windows(&mut self.quinn, now) }
     }
 
     /// Writes as much of the queued control messages as the stream takes.
     pub(super) fn write_control(&mut self) {
-        while self.outgoing.len() < LITTLE_OUTGOING
-            && let Some(message) = self.streams_told.next()
-        {
-            message.encode(&mut self.outgoing);
-        }
-        let Some(id) = self.control.filter(|_| !self.outgoing.is_empty()) else { return };
-        let mut stream = self.quinn.send_stream(id);
-        while !self.outgoing.is_empty() {
-            match stream.write(&self.outgoing) {
-                Ok(written) => drop(self.outgoing.drain(..written)),
-                Err(_) => return,
-            }
-        }
+        self.control.write(&mut self.quinn, self.forwards.told());
     }
 }

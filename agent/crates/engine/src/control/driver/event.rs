@@ -1,8 +1,8 @@
 //! What the driver tells the worker: what happened on a connection, and counts.
 
-use std::net::SocketAddr;
+use std::{collections::HashSet, net::SocketAddr};
 
-use quinn_proto::{ConnectionError, StreamId};
+use quinn_proto::{ConnectionError, ConnectionHandle, StreamId};
 use wire::messages::{Message, MessageError};
 
 use crate::control::inward::TooMuch;
@@ -40,6 +40,39 @@ pub enum Event {
     Starved,
     /// quinn-proto has forgotten the connection: [`Control::remove`](super::Control::remove) is to follow.
     Drained,
+}
+
+/// The number of events for which memory is kept: usually more than a turn has.
+const SPARE_EVENTS: usize = 256;
+
+/// What the worker is to be told at the end of a poll.
+#[derive(Debug, Default)]
+pub(super) struct Events {
+    list: Vec<(ConnectionHandle, Event)>,
+    /// Streams of the connection that is being polled for which there is an event already.
+    named: HashSet<StreamId>,
+}
+
+impl Events {
+    pub(super) fn begin(&mut self) {
+        self.named.clear();
+    }
+
+    pub(super) fn push(&mut self, handle: ConnectionHandle, event: Event) {
+        self.list.push((handle, event));
+    }
+
+    /// Something happened to a stream of the connection that is being polled; quinn-proto says so for each frame.
+    pub(super) fn stream(&mut self, handle: ConnectionHandle, stream: StreamId) {
+        if self.named.insert(stream) {
+            self.push(handle, Event::Stream(stream));
+        }
+    }
+
+    pub(super) fn append_to(&mut self, events: &mut Vec<(ConnectionHandle, Event)>) {
+        events.append(&mut self.list);
+        self.list.shrink_to(SPARE_EVENTS);
+    }
 }
 
 /// Counts of the control plane; monotonic.

@@ -1,14 +1,14 @@
 //! The input of quinn-proto and from it: datagrams in order, its events, and the messages of the control stream.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
-use gate::{suite::packet_numbers, tls::peer_key};
-use quinn_proto::{ConnectionEvent, ConnectionHandle, Dir, Event as QuinnEvent, Side, StreamEvent};
+use gate::{numbers::PacketNumbers, suite::packet_numbers, tls::peer_key};
+use quinn_proto::{Connection, ConnectionEvent, ConnectionHandle, Event as QuinnEvent, StreamEvent};
 use wire::cid::CONNECTION_ID_BYTES;
 
 use crate::control::{
-    driver::{Control, ControlConnection, Event, Portion, UNITS_PER_TURN},
-    in_order::{Held, Releases},
+    driver::{Control, ControlConnection, Event},
+    in_order::{Buffered, InOrder, Overtaking, Releases},
     inward::Pulled,
     windows::StreamMemory,
 };
@@ -16,29 +16,43 @@ use crate::control::{
 /// The memory that a held datagram takes beside its bytes: quinn-proto's event, its place in the map, and what the allocator adds.
 const HELD_BYTES: usize = 384;
 
-impl ControlConnection {
-    /// Takes a datagram, of which quinn-proto's endpoint made `event`: at once, or once those before it have come. Returns whether
-    /// datagrams that waited are left to the next turn.
+/// A datagram of which quinn-proto's endpoint made `event`.
+pub(super) struct Received<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) event: ConnectionEvent,
+    pub(super) arrived: Instant,
+}
+
+/// Received packets on their way to quinn-proto.
+#[derive(Default)]
+pub(super) struct Inbound {
+    in_order: InOrder<ConnectionEvent>,
+    /// The numbers of the far end's packets, once the handshake is complete.
+    numbers: Option<Arc<PacketNumbers>>,
+}
+
+impl Inbound {
+    /// Takes a datagram: at once, or once those before it have come. Returns whether datagrams that waited are left to the next turn.
     pub(super) fn receive(
         &mut self,
-        datagram: &[u8],
-        event: ConnectionEvent,
-        arrived: Instant,
+        quinn: &mut Connection,
+        received: Received<'_>,
         memory: &StreamMemory,
         releases: &mut Releases,
     ) -> bool {
+        let Received { bytes, event, arrived } = received;
         let before = self.in_order.held_bytes();
         let number = match &self.numbers {
             Some(numbers) if self.in_order.needs_numbers() => {
-                numbers.read(datagram, CONNECTION_ID_BYTES, self.in_order.expected())
+                numbers.read(bytes, CONNECTION_ID_BYTES, self.in_order.expected())
             }
             Some(_) | None => None,
         };
-        let (bytes, most) = (HELD_BYTES + datagram.len(), memory.most_out_of_order());
-        if let Some(event) = self.in_order.admit(event, number, arrived, bytes, most) {
-            self.pass(event, arrived);
+        let (held, most) = (HELD_BYTES + bytes.len(), memory.most_out_of_order());
+        if let Some(event) = self.in_order.admit(event, number, arrived, held, most) {
+            self.pass(quinn, event, arrived);
         }
-        let has_more = self.pass_held(releases);
+        let has_more = self.pass_held(quinn, releases);
         memory.hold(before, self.in_order.held_bytes());
         has_more
     }
@@ -46,6 +60,8 @@ impl ControlConnection {
     /// Takes the datagrams that have waited for others for long enough; returns whether some are left to the next turn.
     pub(super) fn receive_held(
         &mut self,
+        quinn: &mut Connection,
+        is_over: bool,
         now: Instant,
         memory: &StreamMemory,
         releases: &mut Releases,
@@ -54,34 +70,52 @@ impl ControlConnection {
             return false;
         }
         let before = self.in_order.held_bytes();
-        self.in_order.bound_patience(self.quinn.rtt());
-        if self.lost {
+        self.in_order.bound_patience(quinn.rtt());
+        if is_over {
             self.in_order.turn_off();
         }
         self.in_order.give_up(now);
-        let has_more = self.pass_held(releases);
+        let has_more = self.pass_held(quinn, releases);
         memory.hold(before, self.in_order.held_bytes());
         has_more
     }
 
-    fn pass_held(&mut self, releases: &mut Releases) -> bool {
+    fn pass_held(&mut self, quinn: &mut Connection, releases: &mut Releases) -> bool {
         while self.in_order.has_due() {
             if !releases.take() {
                 return true;
             }
-            if let Some(Held { packet, arrived, .. }) = self.in_order.pop_due() {
-                self.pass(packet, arrived);
+            if let Some(Buffered { packet, arrived, .. }) = self.in_order.pop_due() {
+                self.pass(quinn, packet, arrived);
             }
         }
         self.in_order.has_released();
         false
     }
 
-    fn pass(&mut self, event: ConnectionEvent, arrived: Instant) {
-        self.quinn.handle_event(event);
+    fn pass(&mut self, quinn: &mut Connection, event: ConnectionEvent, arrived: Instant) {
+        quinn.handle_event(event);
         if let Some(number) = self.numbers.as_ref().and_then(|numbers| numbers.take_opened()) {
             self.in_order.opened(number, arrived);
         }
+    }
+
+    /// Lets no packet wait for others any more.
+    pub(super) fn turn_off(&mut self) {
+        self.in_order.turn_off();
+    }
+
+    /// When [`Inbound::receive_held`] is to be called.
+    pub(super) fn deadline(&self) -> Option<Instant> {
+        self.in_order.deadline()
+    }
+
+    pub(super) fn counts(&self) -> Overtaking {
+        self.in_order.counts
+    }
+
+    pub(super) fn end(&self, memory: &StreamMemory) {
+        memory.hold(self.in_order.held_bytes(), 0);
     }
 }
 
@@ -99,24 +133,22 @@ impl Control {
     }
 
     pub(super) fn read_events(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
-        self.named.clear();
+        self.events.begin();
         while let Some(event) = connection.quinn.poll() {
             match event {
                 QuinnEvent::Connected => {
-                    connection.numbers = packet_numbers(connection.quinn.crypto_session());
+                    connection.inbound.numbers = packet_numbers(connection.quinn.crypto_session());
                     if let Some(key) = peer_key(connection.quinn.crypto_session()) {
-                        self.events.push((handle, Event::Connected { key }));
+                        self.events.push(handle, Event::Connected { key });
                     }
                 }
                 QuinnEvent::ConnectionLost { reason } => {
-                    self.pending.end(handle);
-                    connection.lost = true;
-                    connection.copies.cancel();
-                    connection.end_ahead(&mut self.settlements);
-                    self.events.push((handle, Event::Lost(reason)));
+                    self.acceptor.end(handle);
+                    connection.end(&mut self.settlements);
+                    self.events.push(handle, Event::Lost(reason));
                 }
                 QuinnEvent::Stream(event) => self.stream_event(handle, connection, event),
-                QuinnEvent::DatagramReceived => self.events.push((handle, Event::Datagrams)),
+                QuinnEvent::DatagramReceived => self.events.push(handle, Event::Datagrams),
                 // The worker offers waiting datagrams in every turn.
                 QuinnEvent::HandshakeDataReady | QuinnEvent::DatagramsUnblocked => {}
             }
@@ -131,58 +163,36 @@ impl Control {
     ) {
         match event {
             StreamEvent::Opened { .. } => {
-                // The dialler's first stream is the control stream.
-                if connection.control.is_none() && connection.quinn.side() == Side::Server {
-                    connection.control = connection.quinn.streams().accept(Dir::Bi);
+                if connection.control.accept(&mut connection.quinn) {
                     self.read_control(handle, connection);
                 }
-                // If streams wait for a later turn already, these wait with them.
-                if connection.streams.is_none() {
-                    self.events.push((handle, Event::Opened));
+                if connection.forwards.opened(&mut connection.quinn) {
+                    self.events.push(handle, Event::Opened);
                 }
-                connection.grant_streams();
             }
-            StreamEvent::Readable { id } if connection.control == Some(id) => {
+            StreamEvent::Readable { id } if connection.control.is(id) => {
                 self.read_control(handle, connection)
             }
-            StreamEvent::Writable { id } if connection.control == Some(id) => connection.write_control(),
+            StreamEvent::Writable { id } if connection.control.is(id) => connection.write_control(),
             StreamEvent::Readable { id }
             | StreamEvent::Writable { id }
             | StreamEvent::Finished { id }
-            | StreamEvent::Stopped { id, .. } => {
-                // quinn-proto has an event for each frame.
-                if self.named.insert(id) {
-                    self.events.push((handle, Event::Stream(id)));
-                }
-            }
-            StreamEvent::Available { .. } => self.events.push((handle, Event::MoreStreams)),
+            | StreamEvent::Stopped { id, .. } => self.events.stream(handle, id),
+            StreamEvent::Available { .. } => self.events.push(handle, Event::MoreStreams),
         }
     }
 
-    /// Takes the data that has come on the control stream.
-    pub(super) fn read_control(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
-        let Some(id) = connection.control else { return };
-        let mut stream = connection.quinn.recv_stream(id);
-        let Ok(mut chunks) = stream.read(false) else { return };
-        while let Ok(Some(chunk)) = chunks.next(usize::MAX) {
-            if let Err(excess) = connection.inward.add(chunk.offset, chunk.bytes) {
-                self.events.push((handle, Event::Flooded(excess)));
-            }
-        }
-        // Flow control updates are sent anyway: the connection is being polled.
-        let _transmit = chunks.finalize();
+    fn read_control(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
+        let flooded = |excess| self.events.push(handle, Event::Flooded(excess));
+        connection.control.read(&mut connection.quinn, flooded);
         self.take_messages(handle, connection);
     }
 
     /// Takes the messages of a connection, as many as a turn allows.
     pub(super) fn take_messages(&mut self, handle: ConnectionHandle, connection: &mut ControlConnection) {
-        let Portion { turn, left } = connection.portion;
-        let mut left = if turn == self.turn { left } else { UNITS_PER_TURN };
-        while left > 0
-            && !connection.lost
-            && let Some(Pulled { message, units }) = connection.inward.pull()
+        while !connection.is_over()
+            && let Some(Pulled { message, units }) = connection.control.pull(self.turn)
         {
-            left = left.saturating_sub(units);
             let event = match message {
                 Ok(message) => {
                     self.stats.messages_received += 1;
@@ -190,12 +200,10 @@ impl Control {
                 }
                 Err(error) => Event::Violation { error, units },
             };
-            self.events.push((handle, event));
+            self.events.push(handle, event);
         }
-        connection.portion = Portion { turn: self.turn, left };
-        let waits = !connection.lost && connection.inward.has_more();
-        if waits && !std::mem::replace(&mut connection.has_more, true) {
-            self.unread.push(handle);
+        if !connection.is_over() && connection.control.has_more() {
+            self.lists.defer(handle, &mut connection.listed);
         }
     }
 }

@@ -4,17 +4,14 @@ use std::{net::SocketAddr, time::Instant};
 
 use dataplane::lanes::{Lanes, UnderlayId, Underlays};
 use net::{Burst, Path};
-use quinn_proto::{ConnectionHandle, Dir, Side};
-use wire::messages::{Hello, Message};
+use quinn_proto::ConnectionHandle;
+use wire::messages::Message;
 
 use crate::control::{
     congestion::pacing::Congested,
     copies::Copy,
     driver::{Control, ControlConnection},
 };
-
-/// The limit on control messages that wait for the far end to read them, in bytes: every lane opened several times over.
-const MAX_OUTGOING: usize = 64 * 1024;
 
 /// Packets that quinn-proto writes in one call: as many as one send of the kernel carries.
 const MOST_SEGMENTS: usize = 44;
@@ -26,19 +23,11 @@ impl Control {
     /// Queues a control message; the dialler's first opens the control stream.
     pub fn send(&mut self, handle: ConnectionHandle, message: &Message) {
         let Some(connection) = self.connections.get_mut(&handle) else { return };
-        if connection.control.is_none() && connection.quinn.side() == Side::Client {
-            connection.control = connection.quinn.streams().open(Dir::Bi);
-        }
-        message.encode(&mut connection.outgoing);
-        if let Message::Hello(Hello { services, .. }) | Message::ServicesChanged(services) = message {
-            connection.told.clone_from(services);
+        if !connection.control.queue(&mut connection.quinn, message) {
+            self.lists.overflow(handle);
         }
         self.stats.messages_sent += 1;
         self.touch(handle);
-        if self.connections.get(&handle).is_some_and(|connection| connection.outgoing.len() > MAX_OUTGOING) {
-            // The far end asks and does not read the answers.
-            self.overflowing.push(handle);
-        }
     }
 
     /// Notes that a packet of this size on the path to `destination` was too large for the interface.
@@ -53,7 +42,7 @@ impl Control {
             it.underlay == underlay && it.path().destination == destination
         };
         if let Some(connection) = self.connections.values_mut().find(is_it) {
-            connection.narrow.refused(bytes, now);
+            connection.path_watch.narrow_mut().refused(bytes, now);
         }
     }
 
@@ -70,7 +59,7 @@ impl Control {
             self.scratch.clear();
             let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };
             let Some(most) = connection.pace.packets(&connection.quinn, room, now) else { return };
-            let received = connection.in_order.counts.copies;
+            let received = connection.inbound.counts().copies;
             connection.copies.before_packet(&connection.quinn, received, now);
             let transmit = connection.quinn.poll_transmit(now, most, &mut self.scratch);
             let Some(transmit) = transmit.or_else(|| {
@@ -85,20 +74,20 @@ impl Control {
                 return;
             };
             connection.pace.sent(&connection.quinn, &transmit, now);
-            if std::mem::take(&mut connection.pings_twice) {
+            if connection.forwards.answers().take_second() {
                 connection.quinn.ping();
             }
             let ecn = transmit.ecn.map_or(0, |codepoint| codepoint as u8);
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let segment = transmit.segment_size.unwrap_or(transmit.size).max(1);
             let burst = Burst { path, bytes: &self.scratch[..transmit.size], segment };
-            connection.narrow.sent(segment.min(transmit.size), now);
+            connection.path_watch.narrow_mut().sent(segment.min(transmit.size), now);
             let refused = underlays.packets(lanes, connection.underlay, &burst, now) as u64;
             self.stats.packets_blocked += refused;
             let all = transmit.size.div_ceil(segment) as u64;
             self.stats.quic_packets += all;
             connection.settle_ahead(refused, all, &mut self.settlements);
-            if all == 1 && refused == 0 && connection.established && !connection.lost {
+            if all == 1 && refused == 0 && connection.lifetime.is_session() && !connection.is_over() {
                 let Congested { in_flight, rate } = connection.pace.congested();
                 connection.copies.sent(&connection.quinn, burst.bytes, path, in_flight, rate, now);
             }

@@ -73,7 +73,7 @@ struct Position {
 
 /// A packet that waits for others.
 #[derive(Debug)]
-pub(super) struct Held<T> {
+pub(super) struct Buffered<T> {
     pub(super) packet: T,
     pub(super) arrived: Instant,
     bytes: usize,
@@ -99,7 +99,6 @@ pub struct Overtaking {
     pub copies: u64,
 }
 
-/// The packets of one connection.
 #[derive(Debug)]
 pub(super) struct InOrder<T> {
     /// One above the highest number that was opened.
@@ -110,7 +109,7 @@ pub(super) struct InOrder<T> {
     complete_at: Option<Instant>,
     /// `None` while nothing is late.
     lateness: Option<Box<Lateness>>,
-    held: BTreeMap<Position, Held<T>>,
+    held: BTreeMap<Position, Buffered<T>>,
     /// The times of arrival of held packets, of which the first waits, and of some that have gone on since.
     arrivals: VecDeque<(Instant, Position)>,
     /// Packets that were ever held.
@@ -179,7 +178,7 @@ impl<T> InOrder<T> {
         self.counts.held += 1;
         let place = Position { number, serial: self.serial };
         self.bytes += bytes;
-        self.held.insert(place, Held { packet, arrived, bytes });
+        self.held.insert(place, Buffered { packet, arrived, bytes });
         self.arrivals.push_back((arrived, place));
         if (self.bytes > most || self.held.len() as u64 > MOST_AHEAD)
             && let Some((lowest, _)) = self.held.first_key_value()
@@ -257,7 +256,7 @@ impl<T> InOrder<T> {
     }
 
     /// Takes the first of the held packets, if [`InOrder::has_due`].
-    pub(super) fn pop_due(&mut self) -> Option<Held<T>> {
+    pub(super) fn pop_due(&mut self) -> Option<Buffered<T>> {
         if !self.has_due() {
             return None;
         }

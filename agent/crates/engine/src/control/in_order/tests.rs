@@ -40,7 +40,7 @@ impl Bed {
     }
 
     fn pass_held(&mut self) {
-        while let Some(Held { packet, arrived, .. }) = self.packets.pop_due() {
+        while let Some(Buffered { packet, arrived, .. }) = self.packets.pop_due() {
             self.longest_wait = self.longest_wait.max(self.now - arrived);
             self.pass(packet, packet, arrived);
         }
