@@ -206,26 +206,60 @@ impl PeerTable for Peers {
     }
 }
 
+/// The identifier of no peer.
+const NOBODY: PeerId = PeerId(u32::MAX);
+
 /// Peers of an agent at one worker, indexed by [`PeerId`].
 #[derive(Debug, Default)]
-pub struct Peers(Vec<Peer>);
+pub struct Peers {
+    table: Vec<Peer>,
+    /// The peer that has the name of each entry of [`config::Config::peers`] now.
+    of_entries: Vec<PeerId>,
+}
 
 impl Peers {
     /// The table of `peers`, whose identifiers count from 0.
     #[must_use]
-    pub fn new(peers: Vec<Peer>) -> Self {
-        Self(peers)
+    pub fn new(table: Vec<Peer>) -> Self {
+        let of_entries = table.iter().map(|peer| peer.data.id).collect();
+        Self { table, of_entries }
+    }
+
+    /// The peer that a `[[udp]]` or `[[tcp]]` entry leads to now.
+    #[must_use]
+    pub fn of_forward(&self, forward: &config::Forward) -> PeerId {
+        self.of_entries.get(forward.peer).copied().unwrap_or(NOBODY)
+    }
+
+    /// Finds the peer of each entry of the configuration by its name. An entry without one leads to nobody until the peer is added.
+    pub fn follow_entries(&mut self, entries: &[config::Peer]) {
+        let id_of = |entry: &config::Peer| {
+            let has_name = |peer: &&Peer| *peer.name == *entry.name && peer.origin != PeerOrigin::Open;
+            let same_name = || self.table.iter().filter(has_name);
+            let live = same_name().find(|peer| peer.data.is_live());
+            // Datagrams for a removed peer are counted under it.
+            live.or_else(|| same_name().next_back()).map_or(NOBODY, |peer| peer.data.id)
+        };
+        self.of_entries = entries.iter().map(id_of).collect();
+    }
+
+    /// Has the entries called `name` lead to `id`.
+    pub fn entries_lead_to(&mut self, entries: &[config::Peer], name: &str, id: PeerId) {
+        for (_, current) in entries.iter().zip(&mut self.of_entries).filter(|(entry, _)| *entry.name == *name)
+        {
+            *current = id;
+        }
     }
 
     #[inline]
     #[must_use]
     pub fn get(&self, id: PeerId) -> Option<&Peer> {
-        self.0.get(id.0 as usize)
+        self.table.get(id.0 as usize)
     }
 
     #[inline]
     pub fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
-        self.0.get_mut(id.0 as usize)
+        self.table.get_mut(id.0 as usize)
     }
 
     /// Puts `peer` into its slot and returns the peer that had the slot before.
@@ -233,7 +267,7 @@ impl Peers {
         match self.get_mut(peer.data.id) {
             Some(slot) => Some(std::mem::replace(slot, peer)),
             None => {
-                self.0.push(peer);
+                self.table.push(peer);
                 None
             }
         }
@@ -241,7 +275,7 @@ impl Peers {
 
     /// The identifiers of all peers, in ascending order.
     pub fn ids(&self) -> impl Iterator<Item = PeerId> + use<> {
-        (0..u32::try_from(self.0.len()).unwrap_or(u32::MAX)).map(PeerId)
+        (0..u32::try_from(self.table.len()).unwrap_or(u32::MAX)).map(PeerId)
     }
 
     /// The name of a peer, for logs.
@@ -295,13 +329,13 @@ impl Deref for Peers {
     type Target = [Peer];
 
     fn deref(&self) -> &[Peer] {
-        &self.0
+        &self.table
     }
 }
 
 impl DerefMut for Peers {
     fn deref_mut(&mut self) -> &mut [Peer] {
-        &mut self.0
+        &mut self.table
     }
 }
 

@@ -21,7 +21,7 @@
 //! | what do control connections count? | `driver/`, `traffic.rs` |
 //!
 //! What the two ends say is in the crate `wire` (`wire/src/messages.rs`), TLS and the knock are in the crate `gate`. What the messages
-//! lead to, sessions and lanes, is in `engine/src/worker/session.rs`.
+//! lead to, sessions and lanes, is in `engine/src/worker/session/hello.rs`.
 
 pub mod accept;
 mod ahead;
