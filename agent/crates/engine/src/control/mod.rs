@@ -4,7 +4,7 @@
 //! |---|---|
 //! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver/` |
 //! | which handshakes that others start are accepted, and how many? | `accept.rs` |
-//! | when is a peer dialled, and where? | `dial.rs` |
+//! | when is a peer dialled, and where? | `dial/` |
 //! | which transport parameters does a connection have? | `transport.rs` |
 //! | how much may be in flight on a connection, and how fast does it leave? | `congestion/` |
 //! | which packets are sent again before anybody misses them? | `copies.rs` |

@@ -15,7 +15,7 @@ use net::{RefusedBy, SendRefusal};
 use quinn_proto::ConnectionError;
 use wire::messages::CloseReason;
 
-use crate::{peer::Failure, worker::context::Context};
+use crate::{reach::Failure, worker::context::Context};
 
 /// Packets that the kernel refused so recently are why an attempt fails: an attempt sends at least one within that time.
 const RECENT: Duration = Duration::from_secs(15);
@@ -151,7 +151,7 @@ impl Context {
     /// Why a peer may be silent. Says so in `words`.
     pub(crate) fn no_answer(&self, id: PeerId, words: &str, now: Instant) -> Failure {
         let Some(peer) = self.peers.get(id) else { return Failure::new(words, &[]) };
-        let proved = peer.last_session.filter(|_| !peer.shut_out);
+        let proved = peer.reach.proved();
         let since = proved.map(|at| now.saturating_duration_since(at));
         let mut failure = match since {
             Some(since) => {
@@ -161,7 +161,7 @@ impl Context {
             }
             None => Failure::new(words, likely_causes(&ConnectionError::TimedOut)),
         };
-        let refused = peer.kernel_refusal.filter(|it| now.saturating_duration_since(it.at) < RECENT);
+        let refused = peer.reach.kernel_refusal().filter(|it| now.saturating_duration_since(it.at) < RECENT);
         if let Some(refused) = refused {
             failure.reason = format!("{}; {}", refused_in_words(refused.last), failure.reason);
             failure.causes.insert(0, Cow::Borrowed(remedy(refused.last)));

@@ -12,12 +12,9 @@ use base::{
 };
 use net::process::is_out_of_descriptors;
 
-use crate::{
-    peer::refused,
-    worker::{
-        context::{Context, timer::LOG_INTERVAL},
-        report::stats::Ceiling,
-    },
+use crate::worker::{
+    context::{Context, timer::LOG_INTERVAL},
+    report::stats::Ceiling,
 };
 
 /// Throttles of the log lines about limits, and counts of refusals that no other part has.
@@ -67,7 +64,7 @@ impl Context {
         let Some(state) = self.peers.get(peer) else { return };
         throttled!(
             warn, self.stats.ceilings.count(Ceiling::TcpStreamsPerPeer, now),
-            { peer = &*state.name, open = state.tcp_streams },
+            { peer = &*state.name, open = state.forwards.here },
             "limits.tcp_streams_per_peer is reached: a TCP connection was refused (remedy: a higher one, or see what \
             opens so many)"
         );
@@ -90,8 +87,7 @@ impl Context {
     /// Logs the limits that a peer has reached since the last report.
     pub(crate) fn report_ceilings(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let refused = refused(&peer.data.relay);
-        let before = std::mem::replace(&mut peer.refused, refused);
+        let [before, refused] = peer.reported.follow(&peer.data.relay);
         let more = |ceiling: Ceiling| refused[ceiling] > before[ceiling];
         let (name, limits, ceilings) = (&*peer.name, &self.config.limits, &mut self.stats.ceilings);
         let mut allow = |ceiling| if more(ceiling) { ceilings.allow(ceiling, now) } else { None };

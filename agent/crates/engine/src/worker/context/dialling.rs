@@ -1,9 +1,6 @@
 //! When a peer is dialled, and what is noted of failures.
 
-use std::{
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use base::ids::{PeerId, WorkerId};
 use dataplane::sockets::Source;
@@ -12,7 +9,7 @@ use gate::{identity::Endpoint, tls::KeyExchange};
 use crate::{
     control::dial::{IDLE_INTERVAL, Step},
     hub::WorkerMessage,
-    peer::Failure,
+    reach::Failure,
     worker::context::{Context, timer::Timer},
 };
 
@@ -45,7 +42,7 @@ impl Context {
     pub(crate) fn next_step(&mut self, id: PeerId, now: Instant) -> Option<Step> {
         let peer = self.peers.get_mut(id)?;
         let suspicions = peer.data.link.as_ref().map(|link| link.suspicions).unwrap_or_default();
-        let awaited = peer.awaited_until.is_some_and(|until| until > now);
+        let awaited = peer.demand.is_awaited(now);
         let waiting =
             suspicions.control_dead || suspicions.leaving || awaited || peer.data.relay.oldest().is_some();
         // With a keepalive, a peer that is back is found within the keepalive interval.
@@ -62,7 +59,7 @@ impl Context {
     /// Notes why a peer is not reached, for status.
     pub(crate) fn fail(&mut self, id: PeerId, failure: Failure, now: Instant) {
         if let Some(peer) = self.peers.get_mut(id) {
-            peer.failure = Some((now, Arc::new(failure)));
+            peer.reach.fail_with(failure, now);
         }
     }
 
@@ -100,9 +97,8 @@ impl Context {
         if peer.data.config.endpoints.is_empty() {
             return;
         }
-        let earliest = peer.asked_to_leave.map_or(now, |asked| now.max(asked + LEAVE_INTERVAL));
-        peer.asked_to_leave = Some(now);
-        peer.dialler.restart_elsewhere(peer.dialled, earliest);
+        let earliest = peer.demand.leave(now);
+        peer.dialler.restart_elsewhere(peer.reach.dialled(), earliest);
         if let Some(suppressed) = peer.throttles.connections.allow(now) {
             tracing::info!(peer = &*peer.name, suppressed, "the peer is about to stop; dialling elsewhere");
         }
@@ -136,11 +132,17 @@ impl Context {
         if dialler == self.id.index {
             peer.dialler.dial_soon(now);
             self.arm_dial(id);
-        } else if peer.asked_to_dial.is_none_or(|at| now.saturating_duration_since(at) >= DIAL_SOON_INTERVAL)
-        {
-            peer.asked_to_dial = Some(now);
+        } else if peer.demand.tells_dialler(now) {
             self.hub.send(dialler, WorkerMessage::DialSoon { peer: id });
         }
+    }
+
+    /// Has an unreachable peer dialled soon, and often for a while, because something waits for it elsewhere than in its queue here.
+    pub(crate) fn await_soon(&mut self, id: PeerId, now: Instant) {
+        if let Some(peer) = self.peers.get_mut(id) {
+            peer.demand.wait(now);
+        }
+        self.dial_soon(id, now);
     }
 }
 
@@ -148,12 +150,3 @@ impl Context {
 pub(crate) fn dials(peer: PeerId, worker: WorkerId) -> bool {
     peer.0 % u32::from(worker.count) == u32::from(worker.index)
 }
-
-/// The least time between two requests of a peer to be left that are followed.
-const LEAVE_INTERVAL: Duration = Duration::from_secs(5);
-
-/// The minimum interval between messages to the dialling worker that datagrams wait at another worker.
-const DIAL_SOON_INTERVAL: Duration = Duration::from_millis(100);
-
-/// How long such a message holds.
-pub(crate) const DIAL_SOON_LASTS: Duration = Duration::from_secs(1);

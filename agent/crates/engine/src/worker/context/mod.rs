@@ -26,7 +26,6 @@ use dataplane::{
     sockets::SocketFactory,
 };
 use gate::tls::{self, TlsIdentity};
-use net::Ready;
 use quinn_proto::ConnectionHandle;
 use rand::rngs::StdRng;
 
@@ -61,7 +60,6 @@ pub(crate) struct Context {
     pub(crate) peers: Peers,
     pub(crate) rng: StdRng,
     pub(crate) timers: Timers<Timer>,
-    pub(crate) ready: Ready,
     /// Sources that have, or may have, something to read.
     pub(crate) sources: Sources,
     pub(crate) logs: Logs,

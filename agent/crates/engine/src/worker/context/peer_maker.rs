@@ -6,7 +6,6 @@ use std::{
 };
 
 use base::{
-    counts::Counts,
     ids::{PeerId, WorkerId},
     sampler::Sampler,
     throttle::Throttle,
@@ -22,8 +21,8 @@ use crate::{
     control::{connections::StreamConnections, dial::Dialler},
     hub::Hub,
     origin::PeerOrigin,
-    peer::{Peer, Throttles},
-    status::TcpStatus,
+    peer::{Forwards, Peer, Reported, Throttles},
+    reach::{Demand, Reach},
     worker::context::{dialling::dials, parity, timer::LOG_INTERVAL},
 };
 
@@ -72,21 +71,11 @@ impl PeerMaker<'_> {
             },
             dialler: Dialler::new(endpoints, now),
             session: None,
-            asked_to_dial: None,
-            asked_to_leave: None,
-            awaited_until: None,
-            tcp_streams: 0,
-            tcp: TcpStatus::default(),
-            forwards: self.hub.forwards(id),
+            forwards: Forwards::new(self.hub.forwards(id)),
             streams: StreamConnections::default(),
-            refused: Counts::default(),
-            known_services: None,
-            route_asked: None,
-            dialled: None,
-            failure: None,
-            kernel_refusal: None,
-            last_session: None,
-            shut_out: false,
+            reported: Reported::default(),
+            demand: Demand::default(),
+            reach: Reach::default(),
             rates: Sampler::new(now),
             throttles: Throttles {
                 connected: Throttle::new(Duration::from_secs(1)),

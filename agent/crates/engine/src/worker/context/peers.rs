@@ -5,13 +5,14 @@
 //! ```
 
 use std::{
+    mem,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use base::{counts::Counts, ids::PeerId};
-use config::{self};
-use dataplane::peer::Suspicions;
+use config;
+use dataplane::peer::{PeerStanding, Suspicions};
 use wire::messages;
 
 use crate::{
@@ -123,6 +124,18 @@ impl Context {
             (udp || tcp).then_some(messages::Service { number, name, udp, tcp, idle, fragment, repair })
         });
         services.collect()
+    }
+
+    /// Empties the slot of a removed peer, and takes over its counts; false if there is no such slot.
+    pub(crate) fn vacate(&mut self, id: PeerId, now: Instant) -> bool {
+        let Some(peer) = self.peers.get(id) else { return false };
+        let empty = self.maker().relay(id, &peer.data.config, 0, now);
+        let Some(peer) = self.peers.get_mut(id) else { return false };
+        peer.data.standing = PeerStanding::Vacant;
+        self.stats.totals.take_over(&mem::replace(&mut peer.data.relay, empty));
+        self.stats.retired.merge(id);
+        self.stats.unpublished = true;
+        true
     }
 }
 

@@ -58,8 +58,8 @@ impl Tunnel {
                 uplink_bytes: stats.uplink_bytes,
                 downlink_datagrams: relay.downlink.delivered,
                 downlink_bytes: stats.downlink_bytes,
-                tcp_uplink_bytes: peer.tcp.uplink_bytes,
-                tcp_downlink_bytes: peer.tcp.downlink_bytes,
+                tcp_uplink_bytes: peer.forwards.carried.uplink_bytes,
+                tcp_downlink_bytes: peer.forwards.carried.downlink_bytes,
                 lane_packets: lanes.sealed_packets,
                 lost_packets: lanes.missing_packets(),
             };

@@ -252,11 +252,12 @@ impl Tunnel {
         let Some(peer) = cx.peers.get_mut(id).filter(|_| self.device.is_some()) else { return };
         let takes = |features: Features| features.contains(Features::PACKETS);
         if !peer.data.config.allowed_ips.is_empty()
-            && let Some(session) = peer.session.as_ref().filter(|session| !takes(session.hello.features))
+            && let Some(session) =
+                peer.session.as_ref().filter(|session| !takes(session.agreed.hello.features))
         {
             throttled!(
                 warn, peer.throttles.no_tunnel.allow(now),
-                { peer = &*peer.name, software = &*session.software },
+                { peer = &*peer.name, software = &*session.agreed.software },
                 "the peer has no [tun]: IP packets for it are dropped (remedy: add [tun] there)"
             );
         }

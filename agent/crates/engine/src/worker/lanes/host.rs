@@ -222,6 +222,9 @@ impl LaneHost {
 
     /// Looks at quiet lanes again, after the sockets were served: a worker that stood still finds there what was sent meanwhile.
     pub(crate) fn look_at_quiet(&mut self, cx: &mut Context, now: Instant) {
+        if self.quiet.is_empty() {
+            return;
+        }
         let has_unread = cx.sources.count(Class::Underlay) > 0;
         for QuietLane { lane, since } in std::mem::take(&mut self.quiet) {
             if has_unread && now.saturating_duration_since(since) < MOST_UNREAD {

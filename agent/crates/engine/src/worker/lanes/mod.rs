@@ -13,34 +13,34 @@ use dataplane::lanes::{LaneId, Lanes};
 
 use crate::capture::Capture;
 
-pub(crate) mod capture;
+mod capture;
 pub(crate) mod host;
 pub(crate) mod inspect;
 pub(crate) mod publish;
-pub(crate) mod reports;
+mod reports;
 
 /// The lanes that this worker hosts, whichever worker owns their session.
 #[derive(Default)]
 pub(crate) struct LaneHost {
     pub(crate) lanes: Lanes,
     /// Captures of lanes for an operator; almost always none.
-    pub(crate) captures: Vec<Armed>,
-    pub(crate) limits: LaneLimits,
+    captures: Vec<Armed>,
+    limits: LaneLimits,
     /// Lanes to look at after the sockets were served; almost always none.
-    pub(crate) quiet: Vec<QuietLane>,
+    quiet: Vec<QuietLane>,
 }
 
 /// A lane on which nothing was heard for long when its timer fired, while its socket may have had something unread.
-pub(crate) struct QuietLane {
-    pub(crate) lane: LaneId,
+struct QuietLane {
+    lane: LaneId,
     /// When the timer fired.
-    pub(crate) since: Instant,
+    since: Instant,
 }
 
 /// A capture of a lane, and the lane if this worker hosts it.
-pub(crate) struct Armed {
-    pub(crate) capture: Arc<Capture>,
-    pub(crate) lane: Option<LaneId>,
+struct Armed {
+    capture: Arc<Capture>,
+    lane: Option<LaneId>,
 }
 
 /// Limits of a lane that tests set below the limits of its cipher suite (RFC 9001 §6.6).
@@ -50,4 +50,16 @@ pub struct LaneLimits {
     pub sealed: Option<u64>,
     /// Packets that may fail authentication.
     pub failed: Option<u64>,
+}
+
+#[cfg(feature = "inspection")]
+impl LaneHost {
+    /// The number of captures that are armed.
+    pub(crate) fn armed(&self) -> usize {
+        self.captures.len()
+    }
+
+    pub(crate) fn set_limits(&mut self, limits: LaneLimits) {
+        self.limits = limits;
+    }
 }

@@ -12,7 +12,7 @@ use repair::LaneRepair;
 use wire::messages::Features;
 
 use crate::{
-    contest::Contested,
+    hub::Contested,
     peer::Peer,
     status::{
         AutoRateStatus, OwnedLanes, PeerFigures, RateFrom, RateStatus, RepairState, RepairStatus,

@@ -95,7 +95,7 @@ pub(crate) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
         let transport = captured(transport, registry, hub, clock);
         let (identity, registry, refusals, clock) =
             (Arc::clone(identity), Arc::clone(registry), Arc::clone(refusals), Arc::clone(clock));
-        let refused = Arc::clone(&metrics.refused_keys);
+        let refused = Arc::clone(metrics.refused_keys());
         let tls = move |admission: Option<&Admission>, source, key_exchange| {
             let client = Client {
                 registry: Arc::clone(&registry),

@@ -11,7 +11,12 @@ use std::{
     time::Instant,
 };
 
-use crate::{health::Health, worker::report::stats::Snapshots};
+use base::ids::PeerId;
+
+use crate::{
+    health::Health,
+    worker::report::stats::{RECENT, Snapshots, WorkerSnapshot},
+};
 
 pub(crate) mod answers;
 pub(crate) mod families;
@@ -23,14 +28,14 @@ pub(crate) mod stats;
 
 /// Publishes the snapshots of one worker and its signs of life.
 pub struct Publisher {
-    pub(crate) worker: usize,
-    pub(crate) health: Arc<Health>,
+    worker: usize,
+    health: Arc<Health>,
     /// The newest snapshots of all workers.
-    pub(crate) snapshots: Arc<Snapshots>,
-    pub(crate) refused_keys: Arc<AtomicU64>,
-    pub(crate) beats: u64,
+    snapshots: Arc<Snapshots>,
+    refused_keys: Arc<AtomicU64>,
+    beats: u64,
     /// When this worker last published.
-    pub(crate) published: Option<Instant>,
+    published: Option<Instant>,
 }
 
 impl Publisher {
@@ -44,5 +49,36 @@ impl Publisher {
     pub(crate) fn beat(&mut self, now: Instant) {
         self.beats += 1;
         self.health.beat(self.worker, now);
+    }
+
+    /// How many handshakes were refused for their key.
+    pub(crate) fn refused_keys(&self) -> &Arc<AtomicU64> {
+        &self.refused_keys
+    }
+
+    pub(crate) fn beats(&self) -> u64 {
+        self.beats
+    }
+
+    /// Publishes a snapshot.
+    pub(crate) fn publish(&mut self, snapshot: WorkerSnapshot, now: Instant) {
+        self.snapshots.set(snapshot);
+        self.published = Some(now);
+    }
+
+    /// Whether a reader that asks for a new snapshot gets one: unless another reader has asked since.
+    pub(crate) fn is_renewed(&self, now: Instant) -> bool {
+        // The reader's clock may be ahead of this turn's time, which must not make an old snapshot a recent one.
+        self.published.is_none_or(|at| now.saturating_duration_since(at) > RECENT / 2)
+    }
+
+    /// Ends the series of a peer that is gone from `worker`; its counts stay in the sums.
+    pub(crate) fn retire(&self, worker: u8, peer: PeerId) {
+        self.snapshots.retire(worker, peer);
+    }
+
+    /// Ends the series of a peer that is gone from all workers.
+    pub(crate) fn forget(&self, name: &str) {
+        self.snapshots.forget(name);
     }
 }

@@ -104,7 +104,7 @@ mod tests {
 
     use super::*;
     use crate::{
-        peer::Failure,
+        reach::Failure,
         status::{LastError, PeerFigures, PeerRates, PeerState, QueueStatus},
     };
 

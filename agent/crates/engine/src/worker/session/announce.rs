@@ -15,8 +15,8 @@ impl Sessions {
         if !self.control.closed || cx.stopping {
             return;
         }
-        let session = cx.peers.session(id).filter(|session| !session.dialled);
-        let able = session.filter(|session| session.hello.features.contains(Features::LEAVE));
+        let session = cx.peers.session(id).filter(|session| !session.agreed.dialled);
+        let able = session.filter(|session| session.agreed.hello.features.contains(Features::LEAVE));
         if let Some(session) = able {
             self.control.send(session.handle, &Message::Leave);
         }
@@ -36,7 +36,7 @@ impl Sessions {
         let account = cx.hub.rate(id);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let (Some(session), Some(link)) = (&mut peer.session, &peer.data.link) else { return };
-        let is_able = !link.standard && session.hello.features.contains(Features::REPORTS);
+        let is_able = !link.standard && session.agreed.hello.features.contains(Features::REPORTS);
         account.set_measurable(is_able, now);
         let wanted = peer.data.config.rate == Some(Rate::Auto);
         if is_able && wanted != session.wants_reports {
@@ -67,7 +67,7 @@ impl Sessions {
         let Some(peer) = cx.peers.get(id) else { return };
         let terms = peer.data.config.repair.terms.in_use();
         let session =
-            peer.session.as_ref().filter(|session| session.hello.features.contains(Features::REPAIR));
+            peer.session.as_ref().filter(|session| session.agreed.hello.features.contains(Features::REPAIR));
         if let Some(session) = session.filter(|_| always || terms.is_some()) {
             self.control.send(session.handle, &Message::PacketRepair(terms));
         }
@@ -87,8 +87,8 @@ impl Context {
     /// Warns once, and again after a change, about services that our forwards need and the peer does not offer.
     pub(crate) fn warn_of_missing_services(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get(id) else { return };
-        let Some(offered) = peer.session.as_ref().map(|session| &session.hello.services) else { return };
-        if Some(offered) == peer.known_services.as_ref() {
+        let Some(offered) = peer.session.as_ref().map(|session| &session.services) else { return };
+        if Some(offered) == peer.reported.services.as_ref() {
             return;
         }
         let offered = offered.clone();
@@ -104,12 +104,12 @@ impl Context {
         let missing: Vec<_> = missing.collect();
         let Some(peer) = self.peers.get_mut(id) else { return };
         if missing.is_empty() {
-            peer.known_services = Some(offered);
+            peer.reported.services = Some(offered);
             return;
         }
         // A suppressed line is repeated when the peer connects again.
         let Some(suppressed) = peer.throttles.no_service.allow(now) else { return };
-        peer.known_services = Some(offered.clone());
+        peer.reported.services = Some(offered.clone());
         let named = missing.iter().take(MOST_NAMED).map(|(forward, udp)| {
             let protocol = if *udp { "udp" } else { "tcp" };
             format!("{} ({protocol} {})", forward.service, forward.listen)
@@ -138,13 +138,13 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let packets = peer.data.config.repair.terms.in_use().is_some();
         let Some(session) = &peer.session else { return };
-        let able = session.hello.features.contains(Features::REPAIR);
+        let able = session.agreed.hello.features.contains(Features::REPAIR);
         if able || services == 0 && !packets {
             return;
         }
         throttled!(
             warn, peer.throttles.no_repair.allow(now),
-            { peer = &*peer.name, software = &*session.software, services, packets },
+            { peer = &*peer.name, software = &*session.agreed.software, services, packets },
             "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
         );
     }

@@ -7,9 +7,7 @@ use quinn_proto::{ConnectionHandle, Side};
 use wire::messages::CloseReason;
 
 use crate::{
-    contest::Contender,
-    hub::Connected,
-    peer::Failure,
+    hub::{Connected, Contender},
     worker::{context::Context, session::Sessions},
 };
 
@@ -57,7 +55,7 @@ impl Sessions {
         };
         let mut others = self.control.handles().into_iter().filter(|other| *other != handle);
         why == Some(CloseReason::Replaced)
-            && session.dialled
+            && session.agreed.dialled
             && !session.leaving
             && self.control.get(handle).is_some_and(|connection| connection.side() == Side::Client)
             && !others.any(|other| self.control.get(other).is_some_and(newer))
@@ -68,8 +66,7 @@ impl Context {
     /// Says that another agent has probably taken the place of our session.
     pub(crate) fn report_ousted(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.failure =
-            Some(Failure::at(now, "closed by the peer: replaced by a connection that is not ours", OUSTED));
+        peer.reach.fail("closed by the peer: replaced by a connection that is not ours", OUSTED, now);
         throttled!(
             warn,
             peer.throttles.contested.allow(now),

@@ -20,7 +20,8 @@ use zeroize::Zeroizing;
 use crate::{
     control::{dial::Step, driver::Dial, liveness::LEAST_SILENCE, transport},
     hub::StreamRequest,
-    peer::{Failure, Peer},
+    peer::Peer,
+    reach::Failure,
     worker::{
         context::{Context, Effect, causes, max_packet, timer::Timer},
         session::{Sessions, liveness::IN_USE},
@@ -87,7 +88,7 @@ impl Sessions {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
-                peer.failure = Some(Failure::at(now, reason, causes::NO_ROUTE));
+                peer.reach.fail(reason, causes::NO_ROUTE, now);
                 // The host may lack one address family and have the other.
                 peer.dialler.failed(now);
                 if let Some(suppressed) = peer.throttles.attempts.allow(now) {
@@ -96,7 +97,7 @@ impl Sessions {
                 return;
             }
         };
-        peer.dialled = Some(remote);
+        peer.reach.dials(remote);
         let Some(handle) = self.control.dial(id, remote, underlay, client, now) else {
             cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
             return;
@@ -232,7 +233,7 @@ impl Sessions {
         if close == Some(CloseReason::KeyRemoved)
             && let Some(peer) = cx.peers.get_mut(id)
         {
-            peer.shut_out = true;
+            peer.reach.shut_out();
         }
         self.lose(cx, handle, &words, close.is_some_and(CloseReason::is_planned), now);
         if is_ousted {
@@ -279,7 +280,7 @@ impl Context {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(endpoint) = peer.dialler.looked_up(token) else { return };
         let reason = format!("cannot resolve {endpoint}: {error}");
-        peer.failure = Some(Failure::at(now, reason, &[]));
+        peer.reach.fail(reason, &[], now);
         throttled!(
             warn, self.logs.resolve.allow(now), { peer = &*peer.name, %endpoint, %error },
             "cannot resolve the peer's endpoint (remedy: {remedy})"

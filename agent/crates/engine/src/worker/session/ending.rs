@@ -17,7 +17,6 @@ use wire::messages::CloseReason;
 use crate::{
     hub::WorkerMessage,
     origin::PeerOrigin,
-    peer::Failure,
     worker::{
         context::{Context, Effect, timer::Timer},
         lanes::LaneHost,
@@ -41,7 +40,7 @@ impl Sessions {
             if dialled {
                 continue;
             }
-            if cx.peers.session(id).is_some_and(|session| !session.dialled) {
+            if cx.peers.session(id).is_some_and(|session| !session.agreed.dialled) {
                 cx.stats.totals.drain_closed += 1;
                 self.end_session(cx, id, Some(CloseReason::Shutdown), now);
             }
@@ -54,7 +53,7 @@ impl Sessions {
         if !self.control.closed {
             return Drained::default();
         }
-        let inbound = |id: &PeerId| cx.peers.session(*id).is_some_and(|session| !session.dialled);
+        let inbound = |id: &PeerId| cx.peers.session(*id).is_some_and(|session| !session.agreed.dialled);
         let waiting = cx.peers.ids().filter(inbound).count() as u64;
         Drained { waiting, closed: cx.stats.totals.drain_closed }
     }
@@ -84,7 +83,7 @@ impl Sessions {
         }
         self.end_session(cx, id, None, now);
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        peer.failure = Some(Failure::at(now, words, &[]));
+        peer.reach.fail(words, &[], now);
         if let Some(suppressed) = peer.throttles.connections.allow(now) {
             if planned {
                 tracing::info!(peer = &*peer.name, reason = words, suppressed, "connection ended");
@@ -121,6 +120,11 @@ impl Sessions {
         if self.has_left(handle) {
             self.close_connection(cx, handle, CloseReason::Replaced, now);
         }
+    }
+
+    /// Whether the session of a connection was left.
+    pub(crate) fn is_left(&self, handle: ConnectionHandle) -> bool {
+        self.left.contains(&handle)
     }
 
     /// Forgets that a connection was left; returns whether it was.

@@ -76,7 +76,7 @@ impl Sessions {
                 .is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE);
             // Replaced lanes linger: at most one complete set of them beside the new ones.
             let full = openings.held(now).max(hosted) >= 2 * usize::from(MAX_LANES);
-            if young || full || session.hello.max_lanes == 0 {
+            if young || full || session.agreed.hello.max_lanes == 0 {
                 Some(LaneRefusal::TooMany)
             } else {
                 match self.key_of_lane(cx, handle, id, offer.preshared_key.as_ref()) {
@@ -191,7 +191,7 @@ impl Sessions {
         now: Instant,
     ) {
         let Some(session) = cx.peers.session_mut(id) else { return };
-        let dialled = session.dialled;
+        let dialled = session.agreed.dialled;
         let lane = LaneName { peer: id, session: session.id, index: end.lane, epoch: end.epoch };
         if dialled && end.reason == LaneCloseCause::WornOut {
             // Young lanes are exempt, so that a peer cannot have lanes replaced without end. It repeats a true report.
@@ -248,7 +248,7 @@ impl Sessions {
     /// Handles a lane that could not go on: tells the peer, and requests the lane again with new keys if this end dialled.
     pub(crate) fn lane_lost(&mut self, cx: &mut Context, lane: LaneName, why: LaneLoss, now: Instant) {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
-        let (handle, dialled) = (session.handle, session.dialled);
+        let (handle, dialled) = (session.handle, session.agreed.dialled);
         let since = session.openings.since(lane.index);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             // The lane ended before its host heard of the replacement.
@@ -294,7 +294,7 @@ impl Sessions {
     /// until then.
     pub(crate) fn lane_nears_limit(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
-        let (handle, dialled) = (session.handle, session.dialled);
+        let (handle, dialled) = (session.handle, session.agreed.dialled);
         if !session.openings.is_placed(lane.index, lane.epoch) || session.openings.is_asked(lane.index) {
             return;
         }
@@ -370,7 +370,7 @@ impl Sessions {
     /// asks the dialler to, which does not notice if it has no packets outstanding on the lane.
     fn lane_is_dead(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
         let Some(session) = cx.peers.session_named(lane.peer, lane.session) else { return };
-        let (handle, dialled) = (session.handle, session.dialled);
+        let (handle, dialled) = (session.handle, session.agreed.dialled);
         if !session.openings.lost(lane.index, lane.epoch, now) {
             return;
         }
@@ -395,7 +395,7 @@ impl Sessions {
         self.check_openings(cx, id, now);
         let Some(session) = cx.peers.session_mut(id) else { return };
         session.openings.expire(now);
-        let missing = if session.dialled { session.openings.missing() } else { Vec::new() };
+        let missing = if session.agreed.dialled { session.openings.missing() } else { Vec::new() };
         for index in missing {
             self.ask_for_lane(cx, id, index, now);
         }
@@ -501,7 +501,8 @@ impl Context {
 
     /// The limit on packets to `peer` that both ends agree to, in bytes of UDP payload.
     fn largest_to(&self, peer: PeerId) -> u16 {
-        let accepted = self.peers.session(peer).map_or(u16::MAX, |session| session.hello.max_datagram_packet);
+        let accepted =
+            self.peers.session(peer).map_or(u16::MAX, |session| session.agreed.hello.max_datagram_packet);
         accepted.min(largest_packet(&self.config))
     }
 }

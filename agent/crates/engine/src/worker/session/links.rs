@@ -9,7 +9,11 @@ use dataplane::{
     peer::{Link, SETTLE_TIME, Suspicions},
     relay::{DropReason, NO_LANE, Origin},
 };
-use wire::{join, messages::Features};
+use wire::{
+    join,
+    messages::{self, Features},
+    repair_terms::Terms,
+};
 
 use crate::{
     hub::Connected,
@@ -55,8 +59,7 @@ impl Sessions {
         }
         let pool = Pool::new(owner, cx.id, wanted);
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        peer.last_session = Some(now);
-        peer.shut_out = false;
+        peer.reach.session_began(now);
         // The peer says so after its hello.
         peer.data.relay.repairs.packets = None;
         cx.stats.work.walked +=
@@ -121,7 +124,7 @@ impl Sessions {
         let SessionRef { peer: id, session } = of;
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.take_if(|link| link.session == session) else { return };
-        peer.last_session = Some(now);
+        peer.reach.session_ended(now);
         let lanes: Vec<LaneId> = link.pool.lanes().collect();
         for lane in lanes.into_iter().chain(link.pool.replaced()) {
             host.drain_lane(cx, lane, now);
@@ -175,6 +178,27 @@ impl Context {
         }
         if more {
             self.effects.push_back(Effect::Drain(peer));
+        }
+    }
+
+    /// The peer offers other services.
+    pub(crate) fn services_changed(&mut self, of: SessionRef, services: Vec<messages::Service>) {
+        if self.peers.link_named(of.peer, of.session).is_some()
+            && let Some(peer) = self.peers.get_mut(of.peer)
+        {
+            self.stats.work.walked += peer.data.relay.set_services(&services) as u64;
+            if let Some(link) = peer.data.link.as_mut() {
+                link.services = services;
+            }
+        }
+    }
+
+    /// The peer says how it repairs the IP packets that it sends.
+    pub(crate) fn packet_repair_changed(&mut self, of: SessionRef, terms: Option<Terms>) {
+        if self.peers.link_named(of.peer, of.session).is_some()
+            && let Some(peer) = self.peers.get_mut(of.peer)
+        {
+            peer.data.relay.repairs.packets = terms;
         }
     }
 }

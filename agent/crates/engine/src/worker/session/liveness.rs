@@ -14,7 +14,7 @@ use crate::{
     control::liveness::{Finding, FrameCounts, LEAST_SILENCE, Look},
     hub::WorkerMessage,
     worker::{
-        context::{Context, Effect, dialling::DIAL_SOON_LASTS, timer::HOUSEKEEPING_INTERVAL},
+        context::{Context, Effect, timer::HOUSEKEEPING_INTERVAL},
         lanes::{LaneHost, host::TELL_INTERVAL},
         session::Sessions,
     },
@@ -34,13 +34,12 @@ impl Sessions {
 
     /// Once a second while a peer is unresponsive: has it dialled soon if bytes of forwards at this worker wait for it.
     pub(crate) fn await_for_forwards(&self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.tcp_streams > 0) else { return };
+        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.forwards.here > 0) else { return };
         let control = peer.session.as_ref().map(|session| (session.handle, session.forwards));
         let streams = peer.streams.all.iter().map(|stream| (stream.handle, stream.forwards));
         let mut carriers = control.into_iter().chain(streams).filter(|(_, forwards)| *forwards > 0);
         if carriers.any(|(handle, _)| self.control.forwards_wait(handle)) {
-            peer.awaited_until = Some(now + DIAL_SOON_LASTS);
-            cx.dial_soon(id, now);
+            cx.await_soon(id, now);
         }
     }
 }
@@ -60,7 +59,7 @@ impl Sessions {
         let (name, handle) = (session.id, session.handle);
         let of = SessionRef { peer: id, session: name };
         let has_lanes = session.openings.wanted > 0;
-        let is_laneless = session.dialled && has_lanes && session.openings.mask() == 0;
+        let is_laneless = session.agreed.dialled && has_lanes && session.openings.mask() == 0;
         let (waits, was_laneless) = (session.liveness.waits, session.laneless_since.is_some());
         if !self.control.take_changed(handle) && !waits && !is_laneless && !was_laneless {
             // Nothing was sent since the last look, which found that the far end answers.
@@ -72,7 +71,7 @@ impl Sessions {
         let Some(session) = cx.peers.session_mut(id) else { return };
         let waited = session.liveness.waits;
         let finding = session.liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now);
-        let (begins, dialled) = (session.liveness.waits && !waited, session.dialled);
+        let (begins, dialled) = (session.liveness.waits && !waited, session.agreed.dialled);
         let since = is_laneless.then(|| session.laneless_since.unwrap_or(now));
         session.laneless_since = since;
         let answered = session.liveness.silence(now);

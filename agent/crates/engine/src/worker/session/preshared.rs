@@ -22,7 +22,6 @@ use crate::{
     },
     hub::WorkerMessage,
     origin::PeerOrigin,
-    peer::Failure,
     worker::{
         context::{Context, timer::Timer},
         report::stats::LaneReopening,
@@ -57,14 +56,12 @@ impl Sessions {
         handle: ConnectionHandle,
         peer: PeerId,
         hello: &Hello,
+        proofs: &[KeyProof],
     ) -> Result<bool, KeyRefusal> {
         let keys = keys_for(cx, peer);
         let Some(connection) = self.control.get_mut(handle) else { return Ok(false) };
-        let agreed = if keys.is_empty() && hello.preshared_keys.is_empty() {
-            None
-        } else {
-            agree(connection, keys, hello)?
-        };
+        let agreed =
+            if keys.is_empty() && proofs.is_empty() { None } else { agree(connection, keys, hello, proofs)? };
         let key = |agreed: &Option<Agreed>| agreed.as_ref().map(|agreed| agreed.key.clone());
         let changed = key(&connection.preshared.agreed) != key(&agreed);
         connection.preshared.agreed = agreed;
@@ -92,7 +89,7 @@ impl Sessions {
     /// Takes the proofs that a connected peer shows in place of those of its hello.
     pub(crate) fn keys_shown(&mut self, cx: &mut Context, id: PeerId, proofs: Vec<KeyProof>, now: Instant) {
         if let Some(session) = cx.peers.session_mut(id) {
-            session.hello.preshared_keys = proofs;
+            session.proofs = proofs;
             self.settle_key(cx, id, now);
         }
     }
@@ -100,7 +97,8 @@ impl Sessions {
     /// Shows a connected peer our keys, if they are others than it was shown, and settles on the one in common.
     pub(crate) fn keys_changed(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(session) = cx.peers.session(id) else { return };
-        let (handle, knows) = (session.handle, session.hello.features.contains(Features::PRESHARED_KEYS));
+        let (handle, knows) =
+            (session.handle, session.agreed.hello.features.contains(Features::PRESHARED_KEYS));
         let before = self.control.get(handle).map(|connection| connection.preshared.shown.clone());
         let shown = self.show_keys(cx, handle, id);
         if knows && before.is_some_and(|before| before != shown) {
@@ -114,7 +112,7 @@ impl Sessions {
     fn settle_key(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(session) = cx.peers.session(id) else { return };
         let handle = session.handle;
-        match self.agree_on_key(cx, handle, id, &session.hello) {
+        match self.agree_on_key(cx, handle, id, &session.agreed.hello, &session.proofs) {
             Ok(false) => {}
             Ok(true) => {
                 let Some(peer) = cx.peers.get_mut(id) else { return };
@@ -136,7 +134,7 @@ impl Sessions {
     /// Opens lanes again whose preshared key is not the one in use, at the dialler. Each carries payloads until the lane that replaces
     /// it does.
     pub(crate) fn rekey_lanes(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(session) = cx.peers.session(id).filter(|session| session.dialled) else { return };
+        let Some(session) = cx.peers.session(id).filter(|session| session.agreed.dialled) else { return };
         let mut waits = false;
         for index in session.openings.outdated() {
             let Some(session) = cx.peers.session(id) else { return };
@@ -190,13 +188,14 @@ fn agree(
     connection: &ControlConnection,
     keys: &[PresharedKey],
     hello: &Hello,
+    proofs: &[KeyProof],
 ) -> Result<Option<Agreed>, KeyRefusal> {
     // Without an exporter the connection is closing.
     let Some(exported) = connection.exported_for_keys() else { return Err(KeyRefusal::Different) };
     let end = Prover::new(connection.side() == Side::Client);
     let holder = Holder { keys, exported: &exported, end };
     let knows_keys = hello.features.contains(Features::PRESHARED_KEYS);
-    let place = holder.agree(&hello.preshared_keys).map_err(|why| KeyRefusal::new(why, knows_keys))?;
+    let place = holder.agree(proofs).map_err(|why| KeyRefusal::new(why, knows_keys))?;
     let agreed = place.and_then(|place| {
         let key = keys.get(place)?.clone();
         let named = key.proof(&exported, Prover::Dialler);
@@ -217,7 +216,7 @@ impl Context {
 
     fn report_key(&mut self, id: PeerId, reason: &str, remedies: &[&'static str], now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        peer.failure = Some(Failure::at(now, reason, remedies));
+        peer.reach.fail(reason, remedies, now);
         let throttle = match peer.origin {
             // They come and go as they like, each with a throttle of its own.
             PeerOrigin::Open => &mut self.logs.violation,

@@ -119,7 +119,7 @@ impl Sessions {
         let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
         let of_lane = rtt(peer, &host.lanes);
         let rtt = of_lane.map(|(smoothed, _)| smoothed).or_else(plain_rtt);
-        let most_mtu = tunnel.device.as_ref().map(|tun| tun.side.most_mtu);
+        let most_mtu = tunnel.side().map(|side| side.most_mtu);
         let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.has(Features::PACKETS)));
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
         let remote = session.and(control).map(|control| control.path().destination);
@@ -131,9 +131,9 @@ impl Sessions {
                 None if peer.data.config.endpoints.is_empty() => PeerState::Waiting,
                 None => PeerState::Dialling,
             },
-            address: remote.or(peer.dialled),
-            since_seconds: session.map(|session| since(session.since)),
-            software: session.map(|session| Arc::clone(&session.software)),
+            address: remote.or_else(|| peer.reach.dialled()),
+            since_seconds: session.map(|session| since(session.agreed.since)),
+            software: session.map(|session| Arc::clone(&session.agreed.software)),
             preshared_keys: peer.data.config.preshared_keys.len(),
             preshared_key_in_use: session
                 .and(control)
@@ -146,8 +146,8 @@ impl Sessions {
             rtt_min_seconds: of_lane.map(|(_, least)| least.as_secs_f64()),
             lanes_up: of_peer.lanes_up,
             flows: relay.flows.len(),
-            tcp_streams: peer.tcp_streams,
-            tcp: peer.tcp.clone(),
+            tcp_streams: peer.forwards.here,
+            tcp: peer.forwards.carried.clone(),
             streams: of_peer.streams.clone(),
             inner_mtu: most_mtu.and_then(|most| peer.data.inner_mtu(most, now)),
             largest_datagram: peer.data.largest_datagram(now),
@@ -176,14 +176,14 @@ impl Sessions {
                 ..Accounting::default()
             },
             last_error: peer
-                .failure
-                .as_ref()
+                .reach
+                .failure()
                 .map(|(at, failure)| LastError { age_seconds: since(*at), failure: Arc::clone(failure) }),
             contested: of_peer.contested.map(|found| ContestedStatus {
                 addresses: found.addresses.map(|address| address.to_string()).into(),
                 age_seconds: since(found.at),
             }),
-            send_error: peer.kernel_refusal.map(|refused| SendError {
+            send_error: peer.reach.kernel_refusal().map(|refused| SendError {
                 age_seconds: since(refused.at),
                 reason: refused_in_words(refused.last),
                 remedy: remedy(refused.last).into(),

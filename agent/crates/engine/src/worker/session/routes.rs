@@ -12,13 +12,7 @@ use base::ids::PeerId;
 use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
 use quinn_proto::ConnectionHandle;
 
-use crate::{
-    peer::Failure,
-    worker::{context::Context, lanes::LaneHost, report::stats::PathMove, session::Sessions},
-};
-
-/// The minimum interval between questions to the kernel about the route to a peer, each of which takes a socket.
-const ROUTE_INTERVAL: Duration = Duration::from_millis(250);
+use crate::worker::{context::Context, lanes::LaneHost, report::stats::PathMove, session::Sessions};
 
 /// After a socket to a service was replaced in vain, none is replaced for this long.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -46,11 +40,9 @@ impl Sessions {
         now: Instant,
     ) -> bool {
         let Some(peer) = cx.peers.get_mut(id) else { return false };
-        let recently = peer.route_asked.is_some_and(|at| now.saturating_duration_since(at) < ROUTE_INTERVAL);
-        if recently || !peer.data.link.as_ref().is_some_and(|link| link.dialled) {
+        if !peer.data.link.as_ref().is_some_and(|link| link.dialled) || !peer.reach.asks_route(now) {
             return false;
         }
-        peer.route_asked = Some(now);
         let (mut moves, mut moved) = (0, None);
         for (underlay, remote) in self.sockets_towards(cx, host, id) {
             match cx.sockets.factory.redial(&mut cx.sockets.underlays, underlay, remote) {
@@ -165,7 +157,7 @@ impl Context {
     fn report_no_route(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let reason = format!("no way to {remote}: {error}");
-        peer.failure = Some(Failure::at(now, reason, &[]));
+        peer.reach.fail(reason, &[], now);
         throttled!(
             warn, peer.throttles.no_route.allow(now), { peer = &*peer.name, %remote, %error },
             "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"

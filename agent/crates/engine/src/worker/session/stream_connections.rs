@@ -114,14 +114,14 @@ impl Sessions {
     pub(crate) fn note_carrier(&self, cx: &Context, id: PeerId) {
         let takes = !cx.stopping && self.carrier(cx, id).is_some();
         if let Some(peer) = cx.peers.get(id) {
-            peer.forwards.set_takes(cx.id.index, takes);
+            peer.forwards.of_all.set_takes(cx.id.index, takes);
         }
     }
 
     /// Handles a worker's request for stream connections of a session that this worker owns.
     pub(crate) fn streams_wanted(&mut self, cx: &mut Context, id: PeerId, name: SessionId, now: Instant) {
         let Some(session) = cx.peers.session_named(id, name) else { return };
-        if session.dialled {
+        if session.agreed.dialled {
             self.peer_wants_streams(cx, id, now);
         } else {
             let handle = session.handle;
@@ -145,8 +145,8 @@ impl Sessions {
             return;
         }
         let (Some(link), Some(session)) = (&peer.data.link, &peer.session) else { return };
-        let (name, workers, server) = (session.id, session.hello.workers, session.server);
-        let connection = self.control.get(session.handle).filter(|_| session.dialled);
+        let (name, workers, server) = (session.id, session.agreed.hello.workers, session.server);
+        let connection = self.control.get(session.handle).filter(|_| session.agreed.dialled);
         let Some((connection, key)) = connection.and_then(|it| Some((it, it.key?))) else { return };
         let own = connection.own;
         let remote = connection.path().destination;
@@ -276,7 +276,7 @@ impl Sessions {
         }
         let is_same = |other: &&StreamConnection| other.number == number && !other.dialled;
         let replaced: Vec<_> = peer.streams.all.iter().filter(is_same).map(|other| other.handle).collect();
-        let forwards = Arc::clone(&peer.forwards);
+        let forwards = Arc::clone(&peer.forwards.of_all);
         for old in replaced {
             self.end_stream_connection(cx, id, old, CloseReason::Replaced, now);
         }
@@ -322,7 +322,7 @@ impl Sessions {
         now: Instant,
     ) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
-        let forwards = Arc::clone(&peer.forwards);
+        let forwards = Arc::clone(&peer.forwards.of_all);
         let Some(stream) = peer.streams.find_mut(handle) else { return };
         let (number, stage, dialled) = (stream.number, stream.stage, stream.dialled);
         match message {
@@ -413,7 +413,7 @@ impl Sessions {
         let stream = peer.streams.take(handle)?;
         match stream.stage {
             Stage::Handshake | Stage::Joining => {}
-            Stage::Up | Stage::Releasing => peer.forwards.connection_down(),
+            Stage::Up | Stage::Releasing => peer.forwards.of_all.connection_down(),
         }
         self.note_carrier(cx, id);
         cx.stats.unpublished = true;
@@ -564,7 +564,7 @@ impl Context {
     pub(crate) fn want_stream_connections(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.as_ref() else { return };
-        if peer.forwards.connections() + 1 >= u32::from(link.connections)
+        if peer.forwards.of_all.connections() + 1 >= u32::from(link.connections)
             || peer.streams.asked.is_some_and(|at| now.saturating_duration_since(at) < ASK_INTERVAL)
         {
             return;

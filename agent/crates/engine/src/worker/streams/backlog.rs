@@ -9,10 +9,10 @@ use base::ids::PeerId;
 
 use crate::{
     hub::WorkerMessage,
+    reach::DIAL_SOON_LASTS,
     worker::{
         context::{
             Context,
-            dialling::DIAL_SOON_LASTS,
             sources::{Class, Party},
             timer::Timer,
         },
@@ -46,9 +46,9 @@ impl TcpForwards {
         sessions.note_carrier(cx, id);
         let carries = sessions.carrier(cx, id).is_some();
         let other = match (carries, has_streams) {
-            (true, _) => peer.forwards.less_busy_than(cx.id.index),
+            (true, _) => peer.forwards.of_all.less_busy_than(cx.id.index),
             (false, true) => {
-                let beside = peer.forwards.least_busy_beside(cx.id.index);
+                let beside = peer.forwards.of_all.least_busy_beside(cx.id.index);
                 beside.or_else(|| (owner != cx.id.index).then_some(owner))
             }
             (false, false) => None,
@@ -70,7 +70,7 @@ impl TcpForwards {
         if !link.services.iter().any(|service| service.tcp && *service.name == *forward.service) {
             return None;
         }
-        let is_full = cx.is_full() || peer.forwards.total() >= cx.config.limits.tcp_streams_per_peer;
+        let is_full = cx.is_full() || peer.forwards.of_all.total() >= cx.config.limits.tcp_streams_per_peer;
         let Some(handle) = sessions.carrier(cx, id) else { return Some(Obstacle::Suspect) };
         (is_full || !sessions.control.has_stream(handle)).then_some(Obstacle::Room)
     }
@@ -108,10 +108,7 @@ impl TcpForwards {
     /// Has the peer of a `[[tcp]]` port dialled soon, because a connection waits or was refused.
     pub(crate) fn await_peer(&self, cx: &mut Context, port: usize, now: Instant) {
         let Some(id) = self.port_peer(cx, port) else { return };
-        if let Some(peer) = cx.peers.get_mut(id) {
-            peer.awaited_until = Some(now + DIAL_SOON_LASTS);
-        }
-        cx.dial_soon(id, now);
+        cx.await_soon(id, now);
     }
 
     /// Checks all ports of a peer, after a change in which worker accepts their connections.

@@ -220,7 +220,7 @@ impl TcpForwards {
 
 impl Context {
     /// Notes that the client or the service of a forward has vanished: why it ends.
-    pub(crate) fn note_vanished(&self, opened: &mut OpenForward) {
+    pub(super) fn note_vanished(&self, opened: &mut OpenForward) {
         let OpenForward { peer, forward, sight, .. } = opened;
         let end = if forward.service().is_some() { TcpEnd::ServiceVanished } else { TcpEnd::ClientVanished };
         sight.end = Some(end);

@@ -9,9 +9,11 @@
 //! | what is noted of forwards for operators | `sight.rs`; their list, and the end of one: `rows.rs` |
 //! | the ports of `[[tcp]]` after a reload, services that are missed | `reload.rs` |
 
+use std::net::SocketAddr;
+
 use base::{hash::PeerMap, ids::PeerId};
 use dataplane::forward::tcp::{self, TcpForward, TcpId};
-use net::{TcpListener, Token};
+use net::{Ready, TcpListener, Token};
 use slab::Slab;
 
 use crate::{
@@ -19,20 +21,20 @@ use crate::{
     worker::streams::{keepalive::Keepalives, sight::Sight},
 };
 
-pub(crate) mod backlog;
-pub(crate) mod ends;
-pub(crate) mod keepalive;
-pub(crate) mod reload;
-pub(crate) mod rows;
-pub(crate) mod serve;
-pub(crate) mod sight;
+mod backlog;
+mod ends;
+mod keepalive;
+mod reload;
+mod rows;
+mod serve;
+mod sight;
 
 /// A TCP forward and the stream that carries it.
-pub(crate) struct OpenForward {
-    pub(crate) key: StreamKey,
-    pub(crate) peer: PeerId,
-    pub(crate) forward: TcpForward,
-    pub(crate) sight: Sight,
+struct OpenForward {
+    key: StreamKey,
+    peer: PeerId,
+    forward: TcpForward,
+    sight: Sight,
 }
 
 // A fifth of what an idle forward costs its agent (tests/perf/idle_forwards): what few forwards have is boxed.
@@ -41,15 +43,50 @@ const _: () = assert!(size_of::<OpenForward>() <= 392);
 /// The TCP forwards of this worker and the ports at which it accepts them.
 #[derive(Default)]
 pub(crate) struct TcpForwards {
+    /// The queue in which a forward that has more to do marks itself.
+    ready: Ready,
     /// Indexed as [`config::Config::tcp`]; `None` where the port is closed.
-    pub(crate) listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
-    pub(crate) open: Slab<OpenForward>,
+    listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
+    open: Slab<OpenForward>,
     /// Keyed by stream numbers, which a peer chooses: the map has a keyed hasher.
-    pub(crate) by_stream: PeerMap<StreamKey, TcpId>,
+    by_stream: PeerMap<StreamKey, TcpId>,
     /// Forwards whose streams have events, each once.
-    pub(crate) stirred: Vec<TcpId>,
+    stirred: Vec<TcpId>,
     /// Number of times that any forward was served, which orders them by when they sent something last.
-    pub(crate) passes: u64,
-    pub(crate) keepalives: Keepalives,
-    pub(crate) scratch: tcp::Scratch,
+    passes: u64,
+    keepalives: Keepalives,
+    scratch: tcp::Scratch,
+}
+
+impl TcpForwards {
+    pub(crate) fn new(ready: Ready) -> Self {
+        Self { ready, ..Self::default() }
+    }
+
+    /// Accepts connections at a port, the next one of the configuration.
+    pub(crate) fn listen(&mut self, listener: (Box<dyn TcpListener>, Token)) {
+        self.listeners.push(Some(listener));
+    }
+
+    pub(crate) fn addresses(&self) -> impl Iterator<Item = SocketAddr> {
+        self.listeners.iter().flatten().map(|(listener, _)| listener.local_addr())
+    }
+
+    /// Closes the ports.
+    pub(crate) fn close_ports(&mut self) {
+        self.listeners.clear();
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.open.len()
+    }
+
+    pub(crate) fn peer_of(&self, id: TcpId) -> Option<PeerId> {
+        Some(self.open.get(id.0 as usize)?.peer)
+    }
+
+    /// Gives memory back that nothing uses.
+    pub(crate) fn give_back(&mut self) {
+        self.scratch.blocks.release();
+    }
 }

@@ -41,7 +41,7 @@ impl TcpForwards {
         let named = cx.peers.iter().find(|peer| peer.data.is_live() && peer.name == portion.peer);
         let Some(peer) = named.map(|peer| peer.data.id) else { return ForwardRows::default() };
         let end = (from + MOST_LOOKED_AT).min(self.open.capacity());
-        let row = |open: &OpenForward| cx.forward_row(open, &sessions.instance, now);
+        let row = |open: &OpenForward| cx.forward_row(open, sessions.instance(), now);
         let mut places = (from..end).filter_map(|place| Some((place, self.open.get(place)?)));
         let mut of_peer = places.by_ref().filter(|(_, open)| open.peer == peer);
         let (rows, reached) = if portion.whole {
@@ -78,7 +78,7 @@ impl TcpForwards {
         id: ForwardId,
         now: Instant,
     ) -> bool {
-        if !id.is_of(&sessions.instance) {
+        if !id.is_of(sessions.instance()) {
             return false;
         }
         let mut all = self.open.iter_mut();
@@ -87,7 +87,7 @@ impl TcpForwards {
         };
         let OpenForward { key, peer, forward, sight } = opened;
         let (peer, service) = (cx.peers.get(*peer), sight.service);
-        let service = peer.zip(service).and_then(|(peer, place)| peer.tcp.at(place));
+        let service = peer.zip(service).and_then(|(peer, place)| peer.forwards.carried.at(place));
         let age = now.saturating_duration_since(sight.since);
         tracing::info!(
             %id, peer = peer.map(|peer| &*peer.name), service = service.map(|counts| &*counts.service),
@@ -107,7 +107,8 @@ impl Context {
     fn forward_row(&self, open: &OpenForward, instance: &[u8; 16], now: Instant) -> ForwardStatus {
         let OpenForward { peer, forward, sight, .. } = open;
         let Sight { number, client, since, service, .. } = *sight;
-        let counts = self.peers.get(*peer).zip(service).and_then(|(peer, place)| peer.tcp.at(place));
+        let counts =
+            self.peers.get(*peer).zip(service).and_then(|(peer, place)| peer.forwards.carried.at(place));
         let upstream = || Some(self.config.services.get(forward.service()? as usize)?.upstream);
         let (uplink_bytes, downlink_bytes) = forward.bytes();
         let seconds = |since: Instant| now.saturating_duration_since(since).as_secs_f64();

@@ -139,7 +139,7 @@ impl TcpForwards {
             .find(|service| service.tcp && *service.name == *forward.service)
             .ok_or(TcpRefusal::UnknownService)?
             .number;
-        let forwards = Arc::clone(&peer.forwards);
+        let forwards = Arc::clone(&peer.forwards.of_all);
         let handle = sessions.carrier(cx, id).ok_or(TcpRefusal::NotConnected)?;
         if cx.is_full() || !forwards.open(cx.id.index, cx.config.limits.tcp_streams_per_peer) {
             return Err(TcpRefusal::Limit);
@@ -189,7 +189,7 @@ impl TcpForwards {
         let most = cx.config.limits.tcp_streams_per_peer;
         let full = cx.is_full()
             || !cx.takes_streams(peer, handle, now)
-            || cx.peers.get(peer).is_none_or(|state| !state.forwards.open(cx.id.index, most));
+            || cx.peers.get(peer).is_none_or(|state| !state.forwards.of_all.open(cx.id.index, most));
         let mut forward = TcpForward::accepted(key.stream, cx.known_by(peer), now);
         if full {
             cx.stats.totals.tcp.refused[TcpRefusal::Limit] += 1;
@@ -285,7 +285,7 @@ impl TcpForwards {
             Pumped::Waiting => {}
             Pumped::Busy => {
                 if let Some(token) = token {
-                    cx.ready.mark(token);
+                    self.ready.mark(token);
                 }
             }
             Pumped::Wants(open) => self.connect_service(cx, sessions, id, &open, now),
@@ -410,13 +410,13 @@ impl TcpForwards {
                 sight.end = Some(TcpEnd::Reconfigured);
             }
         }
-        self.abort_forwards(cx, sessions, |open| {
+        self.abort_where(cx, sessions, |open| {
             open.forward.service().is_some_and(|service| ends(open.peer, service as usize))
         });
     }
 
     /// Resets the TCP side of the forwards for which `ends` is true.
-    pub(crate) fn abort_forwards(
+    fn abort_where(
         &mut self,
         cx: &mut Context,
         sessions: &mut Sessions,
@@ -439,7 +439,7 @@ impl TcpForwards {
         cx.hub.streams.enter(held);
         cx.stats.totals.tcp.opened += 1;
         if let Some(state) = cx.peers.get_mut(peer) {
-            state.tcp_streams += 1;
+            state.forwards.here += 1;
         }
         self.watch_opening(cx, id);
         self.limit_new(sessions, key, now);
@@ -466,13 +466,23 @@ impl TcpForwards {
             sessions.control.forward_moved(ConnectionHandle(key.connection), 0, Some(false));
         }
         if let Some(state) = cx.peers.get_mut(peer) {
-            state.tcp_streams = state.tcp_streams.saturating_sub(1);
-            state.forwards.close(cx.id.index);
+            state.forwards.here = state.forwards.here.saturating_sub(1);
+            state.forwards.of_all.close(cx.id.index);
         }
         if let Some(forwards) = cx.forwards_on(peer, ConnectionHandle(key.connection)) {
             *forwards = forwards.saturating_sub(1);
         }
         self.retry_listeners(cx);
+    }
+
+    /// Resets the forwards on a connection that is gone.
+    pub(crate) fn abort_forwards(
+        &mut self,
+        cx: &mut Context,
+        sessions: &mut Sessions,
+        connection: ConnectionHandle,
+    ) {
+        self.abort_where(cx, sessions, |open| open.key.connection == connection.0);
     }
 }
 

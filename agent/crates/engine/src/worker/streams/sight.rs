@@ -69,8 +69,8 @@ impl Context {
     /// Counts a forward for `service`.
     pub(crate) fn forward_serves(&mut self, peer: PeerId, sight: &mut Sight, service: &Arc<str>) {
         if let Some(state) = self.peers.get_mut(peer) {
-            let place = state.tcp.place_of(service);
-            if let Some(counts) = state.tcp.at_mut(place) {
+            let place = state.forwards.carried.place_of(service);
+            if let Some(counts) = state.forwards.carried.at_mut(place) {
                 counts.open += 1;
             }
             sight.service = Some(place);
@@ -91,7 +91,7 @@ impl Context {
         self.stats.totals.tcp.bytes_outward += out;
         self.stats.totals.tcp.bytes_inward += back;
         let Some(state) = self.peers.get_mut(peer).filter(|_| out + back > 0) else { return };
-        let tcp = &mut state.tcp;
+        let tcp = &mut state.forwards.carried;
         tcp.uplink_bytes += out;
         tcp.downlink_bytes += back;
         if let Some(counts) = sight.service.and_then(|place| tcp.at_mut(place)) {
@@ -101,14 +101,14 @@ impl Context {
     }
 
     /// Counts that a forward has ended, and why.
-    pub(crate) fn forward_ended(&mut self, OpenForward { peer, forward, sight, .. }: &OpenForward) {
+    pub(super) fn forward_ended(&mut self, OpenForward { peer, forward, sight, .. }: &OpenForward) {
         let by_itself = if forward.ended_in_order() { TcpEnd::Finished } else { TcpEnd::Reset };
         // One that was never open was refused, and is counted as such.
         if forward.was_open() || sight.end.is_some() {
             self.stats.totals.tcp.ended[sight.end.unwrap_or(by_itself)] += 1;
         }
         if let Some(state) = self.peers.get_mut(*peer)
-            && let Some(counts) = sight.service.and_then(|place| state.tcp.at_mut(place))
+            && let Some(counts) = sight.service.and_then(|place| state.forwards.carried.at_mut(place))
         {
             counts.open = counts.open.saturating_sub(1);
         }
@@ -146,7 +146,7 @@ impl Context {
         now: Instant,
     ) {
         let Some(state) = self.peers.get(peer) else { return };
-        let service = sight.service.and_then(|place| state.tcp.at(place));
+        let service = sight.service.and_then(|place| state.forwards.carried.at(place));
         throttled!(
             warn, self.logs.stalled.allow(now),
             {
@@ -160,7 +160,7 @@ impl Context {
     /// Logs that the peer did not open a forward to its service.
     pub(crate) fn report_refused(&mut self, peer: PeerId, sight: &Sight, answer: StreamAnswer, now: Instant) {
         let Some(state) = self.peers.get(peer) else { return };
-        let service = sight.service.and_then(|place| state.tcp.at(place));
+        let service = sight.service.and_then(|place| state.forwards.carried.at(place));
         let known = TcpRefusal::from(answer);
         let reason = if known == TcpRefusal::Other { "unknown to this version" } else { known.label() };
         throttled!(
@@ -176,13 +176,13 @@ impl TcpForwards {
     /// Once a second: counts the stalled forwards of each peer.
     pub(crate) fn count_stalled(&self, cx: &mut Context, now: Instant) {
         for peer in cx.peers.iter_mut() {
-            peer.tcp.stalled = 0;
+            peer.forwards.carried.stalled = 0;
         }
         for (_, OpenForward { peer, sight, .. }) in &self.open {
             if sight.stalled(now).is_some()
                 && let Some(state) = cx.peers.get_mut(*peer)
             {
-                state.tcp.stalled += 1;
+                state.forwards.carried.stalled += 1;
             }
         }
     }

@@ -12,7 +12,7 @@ use crate::{
     control::{TooMuch, connections::EarlyJoin, driver::Event},
     hub::WorkerMessage,
     worker::{
-        context::timer::{Timer, coarse},
+        context::timer::Timer,
         report::stats::Ceiling,
         session::stream_connections::{EARLY_JOIN_TIMEOUT, MOST_EARLY, waits},
         turn::Worker,
@@ -44,20 +44,14 @@ impl Worker {
         loop {
             let Self { cx, data, sessions, host, .. } = self;
             let moved = data.send_plain(cx, sessions, host, now);
-            let mut events = std::mem::take(&mut sessions.events);
-            let (base, timers) = (cx.hub.base, &mut cx.timers);
-            let arm = |handle: ConnectionHandle, at| {
-                timers.arm(Timer::Connection(handle.0), coarse(base, at, now));
-            };
-            sessions.control.poll(&mut host.lanes, &mut cx.sockets.underlays, now, arm, &mut events);
+            let mut events = sessions.poll(cx, host, now);
             let quiet = events.is_empty();
             self.cx.stats.work.events(&events);
             for (handle, event) in events.drain(..) {
                 self.control_event(handle, event, now);
                 self.settle_effects(now);
             }
-            events.shrink_to(SPARE_EVENTS);
-            self.sessions.events = events;
+            self.sessions.reuse(events);
             self.tcp.pump_stirred(&mut self.cx, &mut self.sessions, now);
             // Frames that quinn-proto has sent have made room for more.
             if quiet && !moved {
@@ -212,17 +206,17 @@ impl Worker {
                     sessions.close_offender(cx, handle, CloseReason::ProtocolViolation, now);
                     return;
                 }
-                if let Err(why) = sessions.agree_on_key(cx, handle, peer, &hello) {
+                if let Err(why) = sessions.agree_on_key(cx, handle, peer, &hello, &hello.preshared_keys) {
                     return sessions.refuse_for_key(cx, handle, peer, why, now);
                 }
                 if side == Side::Server {
                     let answer = sessions.hello(cx, tunnel, peer, handle, None);
                     sessions.control.send(handle, &answer);
                 }
-                self.establish(peer, handle, side, key, hello, now);
+                self.establish(handle, hello, now);
             }
             // Its sender does not know yet that we have another session.
-            _ if !established && sessions.left.contains(&handle) => {}
+            _ if !established && sessions.is_left(handle) => {}
             // The message came before the hello, or on a connection that has been replaced.
             _ if !established => sessions.out_of_order(cx, handle, now),
             Message::Hello(_) => sessions.out_of_order(cx, handle, now),
@@ -272,10 +266,10 @@ impl Worker {
             Message::ServicesChanged(services) => {
                 let Some(state) = cx.peers.get_mut(peer) else { return };
                 let Some(session) = state.session.as_mut() else { return };
-                if session.hello.services == services {
+                if session.services == services {
                     return;
                 }
-                session.hello.services.clone_from(&services);
+                session.services.clone_from(&services);
                 let session = session.id;
                 cx.broadcast(|| WorkerMessage::Services { peer, session, services: services.clone() });
             }
@@ -312,9 +306,6 @@ impl Worker {
         }
     }
 }
-
-/// Events for which memory is kept, usually more than a turn has.
-const SPARE_EVENTS: usize = 256;
 
 /// The lowest limit of a peer that counts, in bytes a second: the least that the configuration allows.
 const LEAST_GRANTED: u64 = 8_000;

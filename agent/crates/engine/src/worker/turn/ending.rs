@@ -23,8 +23,7 @@ impl Worker {
         if cx.stopping {
             return;
         }
-        sessions.control.closed = true;
-        sessions.refusals.drain();
+        sessions.refuse_all();
         if cx.id.index == 0 {
             tracing::info!(?within, "draining: no new peers, and those that are here are asked to leave");
         }
@@ -45,7 +44,7 @@ impl Worker {
         if cx.id.index == 0 {
             tracing::info!("shutting down");
         }
-        tcp.listeners.clear();
+        tcp.close_ports();
         data.drain_queues(cx, host, now);
         cx.sockets.underlays.finish(&mut host.lanes, now);
         cx.sockets.underlays.flush(&mut host.lanes, now);

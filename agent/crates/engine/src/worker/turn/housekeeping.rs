@@ -36,7 +36,7 @@ impl Worker {
             self.publish(now);
         }
         for id in gone {
-            self.metrics.vacate(&mut self.cx, id, now);
+            self.vacate(id, now);
         }
         self.tunnel.check_tun(&mut self.cx, &self.sessions.control, now);
         self.reconcile(now);
@@ -46,17 +46,13 @@ impl Worker {
         self.tunnel.sample_rates(&mut self.cx, &mut self.host, now);
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);
-        self.sessions.gate.expire(now);
+        self.sessions.expire_gate(&mut self.cx, now);
         self.cx.hub.taps().expire(now);
-        if let Some(error) = self.sessions.gate.take_replay_log_error() {
-            self.cx.stats.totals.replay_log_errors += 1;
-            self.cx.warn_of_replay_log(&error, now);
-        }
         self.data.rests.tidy();
         self.data.batch.give_back();
         self.data.notes.shrink();
         self.sessions.control.give_back();
-        self.tcp.scratch.blocks.release();
+        self.tcp.give_back();
         self.cx.shrink();
         self.cx.sockets.underlays.free_spare();
         self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
@@ -89,11 +85,20 @@ impl Worker {
     /// Whether nothing at this worker refers to a removed peer.
     fn is_gone(&self, peer: &Peer) -> bool {
         peer.data.relay.in_send_buffer == 0
-            && peer.tcp_streams == 0
+            && peer.forwards.here == 0
             && !peer.dialler.is_resolving()
             // Datagrams to ports that name the peer are counted under it, until a peer of that name is added.
             && !self.cx.forwards_lead_to(peer.data.id)
             && !self.host.lanes.iter().any(|(_, slot)| slot.peer == peer.data.id)
             && !self.sessions.control.iter().any(|connection| connection.peer == Some(peer.data.id))
+    }
+
+    /// Gives up the slot of a removed peer. Its counts stay in the sums; its own series end.
+    fn vacate(&mut self, id: PeerId, now: Instant) {
+        let Self { cx, metrics, .. } = self;
+        if cx.vacate(id, now) {
+            metrics.retire(cx.id.index, id);
+            cx.registry.left(id, cx.id.index, |name| metrics.forget(name));
+        }
     }
 }

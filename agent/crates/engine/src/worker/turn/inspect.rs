@@ -49,7 +49,7 @@ impl Worker {
             lane_flows: self.cx.flows_by_lane(chosen),
             stream_connections: self.cx.stream_connection_rows(chosen),
             flows,
-            sockets: self.cx.socket_rows(&mut self.decoy),
+            sockets: self.cx.socket_rows(&self.decoy),
             routes: asks.routes.map_or_else(Vec::new, |asked| self.tunnel.route_rows(&self.cx, asked)),
             tun: self.tunnel.tun_row(),
         };
@@ -73,13 +73,13 @@ impl Worker {
 }
 
 impl Context {
-    fn socket_rows(&mut self, decoy: &mut Decoy) -> PerKind<UdpRole, SocketStatus> {
+    fn socket_rows(&self, decoy: &Decoy) -> PerKind<UdpRole, SocketStatus> {
         let mut open = PerKind::<UdpRole, usize>::default();
         let locals = self.sockets.locals.iter().map(|socket| role(&socket.local));
         for role in self.sockets.underlays.iter().map(|underlay| underlay.role).chain(locals) {
             open[role] += 1;
         }
-        open[UdpRole::Decoy] = decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len());
+        open[UdpRole::Decoy] = decoy.open_flows();
         let by_role = self.sockets.factory.stats;
         let row = |role: UdpRole| {
             let Booked { stats, kernel_drops, .. } = by_role.0[role];

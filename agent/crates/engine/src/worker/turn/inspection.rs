@@ -17,7 +17,7 @@ use crate::{
     control::driver::{Control, Event, UNITS_PER_TURN},
     hub::Hub,
     peer::Peers,
-    worker::{context::work::TurnWork, decoy::decoys::Decoys, device::Tun, lanes::LaneLimits, turn::Worker},
+    worker::{context::work::TurnWork, lanes::LaneLimits, turn::Worker},
 };
 
 impl Worker {
@@ -53,7 +53,7 @@ impl Worker {
     /// The number of captures of lanes that are armed.
     #[must_use]
     pub fn captures(&self) -> usize {
-        self.host.captures.len()
+        self.host.armed()
     }
 
     #[must_use]
@@ -83,7 +83,7 @@ impl Worker {
     /// Capacity of the scratch space for events of control connections.
     #[must_use]
     pub fn events_capacity(&self) -> usize {
-        self.sessions.events.capacity()
+        self.sessions.events_capacity()
     }
 
     /// The memory that peers and unauthenticated senders make this worker hold.
@@ -100,30 +100,30 @@ impl Worker {
             hand_offs: ring + data.hand_offs.iter().map(HandOff::ring_bytes).sum::<usize>(),
             unauthenticated: data.unauthenticated.waiting.bytes(),
             messages,
-            events: self.sessions.events.capacity() * size_of::<(ConnectionHandle, Event)>(),
+            events: self.sessions.events_capacity() * size_of::<(ConnectionHandle, Event)>(),
             streams: usize::try_from(cx.hub.streams.taken()).unwrap_or(usize::MAX),
         }
     }
 
     #[must_use]
     pub fn forwards(&self) -> usize {
-        self.tcp.open.len()
+        self.tcp.len()
     }
 
     /// The worker's queue of the TUN device.
     #[must_use]
     pub fn tun(&self) -> Option<&TunSide> {
-        self.tunnel.device.as_ref().map(|tun| &tun.side)
+        self.tunnel.side()
     }
 
     pub fn set_tun(&mut self, side: TunSide) {
-        self.tunnel.device = Some(Tun { side, mtu_table: Arc::default(), routed: None });
+        self.tunnel.set_side(side);
     }
 
     /// The number of flows to the decoy, and the largest size of any of the decoy's other tables.
     #[must_use]
     pub fn decoys(&self) -> Option<(usize, usize)> {
-        self.decoy.flows.as_ref().map(Decoys::sizes)
+        self.decoy.sizes()
     }
 
     /// Sets the budget of a class of sources in one turn, in datagrams.
@@ -138,7 +138,7 @@ impl Worker {
 
     /// Spends the gate's budget for clients that have not proved their address.
     pub fn exhaust_gate_budget(&mut self, now: Instant) {
-        self.sessions.gate.exhaust_budget(now);
+        self.sessions.exhaust_gate_budget(now);
     }
 
     /// Sends the hand-off batches for other workers that `fill` collects.
@@ -149,17 +149,17 @@ impl Worker {
 
     /// Lowers the limits of lanes opened from now on, so that a test reaches them.
     pub fn set_lane_limits(&mut self, limits: LaneLimits) {
-        self.host.limits = limits;
+        self.host.set_limits(limits);
     }
 
     /// Leaves `features` out of the hello, as an older version does.
     pub fn withhold(&mut self, features: Features) {
-        self.sessions.withheld = features;
+        self.sessions.withhold(features);
     }
 
     /// Has sessions be without lanes, like those with other implementations.
     pub fn withhold_lanes(&mut self) {
-        self.sessions.most_lanes = 0;
+        self.sessions.withhold_lanes();
     }
 
     /// The work of the last turn.

@@ -14,15 +14,12 @@ use net::{RefusedBy, SendRefusal};
 use quic_core::TRANSMIT_CAPACITY;
 use wire::messages::CloseReason;
 
-use crate::{
-    peer::{Failure, KernelRefusal},
-    worker::{
-        context::{
-            Context,
-            causes::{refused_in_words, remedy},
-        },
-        turn::Worker,
+use crate::worker::{
+    context::{
+        Context,
+        causes::{refused_in_words, remedy},
     },
+    turn::Worker,
 };
 
 /// Limit on refusals that are looked at in a turn; others come again with the next packets.
@@ -105,8 +102,7 @@ impl Worker {
 impl Context {
     fn note_kernel_refusal(&mut self, id: PeerId, refusal: SendRefusal, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let count = peer.kernel_refusal.map_or(0, |before| before.count) + 1;
-        peer.kernel_refusal = Some(KernelRefusal { last: refusal, at: now, count });
+        peer.reach.refuse(refusal, now);
         let SendRefusal { destination, bytes, .. } = refusal;
         throttled!(
             warn, peer.throttles.kernel_refusals.allow(now),
@@ -117,9 +113,9 @@ impl Context {
 
     fn report_narrow(&mut self, id: PeerId, now: Instant) {
         let Some(peer) = self.peers.get_mut(id) else { return };
-        let Some(refused) = peer.kernel_refusal else { return };
+        let Some(refused) = peer.reach.kernel_refusal() else { return };
         let reason = format!("{} for {} s", refused_in_words(refused.last), NARROW_LIMIT.as_secs());
-        peer.failure = Some(Failure::at(now, reason, &[remedy(refused.last)]));
+        peer.reach.fail(reason, &[remedy(refused.last)], now);
         throttled!(
             warn,
             peer.throttles.connections.allow(now),

@@ -7,10 +7,7 @@ use wire::messages::CloseReason;
 
 use crate::{
     hub::WorkerMessage,
-    worker::{
-        context::{Effect, dialling::DIAL_SOON_LASTS},
-        turn::Worker,
-    },
+    worker::{context::Effect, turn::Worker},
 };
 
 impl Worker {
@@ -39,7 +36,7 @@ impl Worker {
                 Effect::Drain(peer) => data.drain_queue(cx, host, peer, now),
                 Effect::WakeListeners(peer) => tcp.wake_listeners(cx, peer),
                 Effect::AbortForwards(handle) => {
-                    tcp.abort_forwards(cx, sessions, |open| open.key.connection == handle.0);
+                    tcp.abort_forwards(cx, sessions, handle);
                 }
                 Effect::EndStream { peer, handle } => {
                     sessions.end_stream_connection(cx, peer, handle, CloseReason::Replaced, now);
@@ -85,24 +82,13 @@ impl Worker {
                 tunnel.link_changed(cx, peer, now);
             }
             WorkerMessage::Services { peer, session, services } => {
-                if cx.peers.link_named(peer, session).is_some()
-                    && let Some(state) = cx.peers.get_mut(peer)
-                {
-                    cx.stats.work.walked += state.data.relay.set_services(&services) as u64;
-                    if let Some(link) = state.data.link.as_mut() {
-                        link.services = services;
-                    }
-                }
+                cx.services_changed(SessionRef { peer, session }, services);
             }
             WorkerMessage::ReportsWanted { peer, session, wanted } => {
                 host.reports_wanted(cx, SessionRef { peer, session }, wanted, now);
             }
             WorkerMessage::PacketRepair { peer, session, terms } => {
-                if cx.peers.link_named(peer, session).is_some()
-                    && let Some(state) = cx.peers.get_mut(peer)
-                {
-                    state.data.relay.repairs.packets = terms;
-                }
+                cx.packet_repair_changed(SessionRef { peer, session }, terms);
             }
             WorkerMessage::EndStreams { peer, reason } => {
                 sessions.end_stream_connections(cx, peer, reason, now);
@@ -129,10 +115,7 @@ impl Worker {
                 }
             }
             WorkerMessage::DialSoon { peer } => {
-                if let Some(state) = cx.peers.get_mut(peer) {
-                    state.awaited_until = Some(now + DIAL_SOON_LASTS);
-                    cx.dial_soon(peer, now);
-                }
+                cx.await_soon(peer, now);
             }
             WorkerMessage::StreamsWanted { peer, session } => sessions.streams_wanted(cx, peer, session, now),
             WorkerMessage::DialStream(request) => sessions.dial_stream(cx, &request, now),

@@ -36,7 +36,7 @@ use crate::{
             Context,
             timer::{Timer, coarse, index_u32},
         },
-        decoy::{Decoy, decoys},
+        decoy::Decoy,
         device::Tunnel,
         lanes::{LaneHost, host as lane_host},
         local::DataPlane,
@@ -109,6 +109,7 @@ pub struct Worker {
     tunnel: Tunnel,
     decoy: Decoy,
     metrics: Publisher,
+    ready: Ready,
     /// Scratch space for sources that have become ready since the last turn.
     fresh: Vec<Token>,
     /// Scratch space for timers that are due in this turn.
@@ -129,13 +130,13 @@ impl Worker {
     /// The queue in which sources report that they are ready.
     #[must_use]
     pub fn ready(&self) -> &Ready {
-        &self.cx.ready
+        &self.ready
     }
 
     /// Runs one turn: serves everything that is due and ready at `now`, with at most one batch from each source.
     pub fn turn(&mut self, now: Instant) -> Turn {
         // A source that is marked after this comes in the next turn.
-        self.cx.ready.drain(&mut self.fresh);
+        self.ready.drain(&mut self.fresh);
         let mut fresh = std::mem::take(&mut self.fresh);
         for token in fresh.drain(..) {
             self.cx.add_source(&self.tcp, token);
@@ -171,10 +172,8 @@ impl Worker {
             self.timeout(self.due[index], now);
         }
         self.due.clear();
-        if !self.host.quiet.is_empty() {
-            self.host.look_at_quiet(&mut self.cx, now);
-            self.settle_effects(now);
-        }
+        self.host.look_at_quiet(&mut self.cx, now);
+        self.settle_effects(now);
         let Self { cx, data, host, decoy, .. } = self;
         decoy.serve_decoys(cx, data, host, batches, now);
         decoy.serve_unauthenticated(cx, data, now);
@@ -196,15 +195,14 @@ impl Worker {
             let interval = publish_interval(index_u32(self.cx.peers.len()));
             self.cx.timers.arm(Timer::Publish, now + interval);
         }
-        let decoys_busy = self.decoy.flows.as_ref().is_some_and(decoys::Decoys::is_busy);
         let quic_packets = self.sessions.control.stats.quic_packets;
         self.cx.stats.work.end(&self.data.notes.work, self.cx.sockets.factory.opened, quic_packets);
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
-        let busy = decoys_busy
+        let busy = self.decoy.is_busy()
             || waits
             || !self.cx.sources.is_empty()
             || !self.data.hand_offs.is_empty()
-            || !self.cx.ready.is_empty();
+            || !self.ready.is_empty();
         Turn { busy, deadline: self.cx.timers.next(), ended: self.ended }
     }
 

@@ -6,11 +6,11 @@ use base::{counts::Counts, ids::PeerId};
 use gate::Step;
 
 use crate::{
-    peer::{Peer, refused},
+    peer::Peer,
     status::add_lane,
     worker::{
         lanes::publish::OfPeer,
-        report::stats::{InUse, RECENT, WorkerSnapshot},
+        report::stats::{InUse, WorkerSnapshot},
         turn::Worker,
     },
 };
@@ -29,7 +29,7 @@ impl Worker {
         self.data.settle(&mut self.cx, self.sessions.control.settlements(), self.tunnel.settlements());
         self.cx.sockets.read_sockets(false);
         self.decoy.read_sockets(&mut self.cx.sockets, false);
-        let reached = |peer: &&Peer| refused(&peer.data.relay) != peer.refused;
+        let reached = |peer: &&Peer| peer.reported.is_behind(&peer.data.relay);
         let reached: Vec<PeerId> = self.cx.peers.iter().filter(reached).map(|peer| peer.data.id).collect();
         for peer in reached {
             self.cx.report_ceilings(peer, now);
@@ -38,15 +38,12 @@ impl Worker {
         self.cx.report_decoy_flows(self.data.unauthenticated.stats.evicted, now);
         self.metrics.beat(now);
         let snapshot = self.snapshot(now);
-        self.metrics.snapshots.set(snapshot);
-        self.metrics.published = Some(now);
+        self.metrics.publish(snapshot, now);
     }
 
     /// Publishes for a reader that found the last snapshot too old, unless another reader has asked since.
     pub(crate) fn renew(&mut self, now: Instant) {
-        // The reader's clock may be ahead of this turn's time, which must not make an old snapshot a recent one.
-        let recent = RECENT / 2;
-        if self.metrics.published.is_none_or(|at| now.saturating_duration_since(at) > recent) {
+        if self.metrics.is_renewed(now) {
             self.publish(now);
         }
     }
@@ -93,7 +90,7 @@ impl Worker {
             }
         }
         for (peer, of_peer) in
-            cx.peers.iter().zip(&mut of_peers).filter(|(peer, _)| peer.last_session.is_some())
+            cx.peers.iter().zip(&mut of_peers).filter(|(peer, _)| peer.reach.has_had_session())
         {
             of_peer.contested = cx.hub.contested(peer.data.id, now);
         }
@@ -104,7 +101,7 @@ impl Worker {
             relays.add(&peer.data.relay);
             peers.push(sessions.peer_status(host, tunnel, peer, of_peer, now));
         }
-        let mut gate = sessions.gate.stats.ended;
+        let mut gate = sessions.gate().stats.ended;
         // Without required knocks, quinn-proto sends the Retry packets.
         gate[Step::Retry] += sessions.control.stats.retries_sent;
         let carriers = cx.peers.iter().map(|peer| peer.streams.carriers().count());
@@ -113,19 +110,18 @@ impl Worker {
         let stream_bytes = if publishes_shared { cx.hub.streams.taken() } else { 0 };
         let in_use = InUse {
             handshakes: sessions.control.pending.begun.len(),
-            used_tokens: sessions.gate.remembered(),
-            incomplete: sessions.gate.partials(),
-            decoy_flows: decoy.flows.as_ref().map_or(0, |decoys| decoys.flows.len()),
+            used_tokens: sessions.gate().remembered(),
+            incomplete: sessions.gate().partials(),
+            decoy_flows: decoy.open_flows(),
             stream_bytes,
             repair_bytes: if publishes_shared { cx.hub.totals.repair.used() as u64 } else { 0 },
             flow_sockets: if publishes_shared { cx.hub.totals.flow_sockets() } else { 0 },
         };
-        let tun = tunnel.device.as_ref().map(|tun| (tun.side.queue.stats(), tun.side.totals.clone()));
-        let (tun, tun_totals) = tun.unwrap_or_default();
+        let (tun, tun_totals) = tunnel.totals();
         WorkerSnapshot {
             worker: cx.id.index,
             at: Some(now),
-            beats: metrics.beats,
+            beats: metrics.beats(),
             peers,
             known: if publishes_shared { cx.by_origin() } else { Counts::default() },
             lane_states,
@@ -136,9 +132,9 @@ impl Worker {
             sockets: cx.sockets.factory.stats,
             totals: cx.stats.totals.clone(),
             control: sessions.control.stats,
-            refused_keys: metrics.refused_keys.load(Ordering::Relaxed),
+            refused_keys: metrics.refused_keys().load(Ordering::Relaxed),
             gate,
-            incomplete_expired: sessions.gate.stats.partials_expired,
+            incomplete_expired: sessions.gate().stats.partials_expired,
             sessions: cx.sessions_by_key_exchange(),
             previous_key_sessions: sessions.by_previous_key(cx),
             in_use,
@@ -146,7 +142,7 @@ impl Worker {
             message_bytes: sessions.control.message_bytes(),
             drained: sessions.drained(cx),
             connections: sessions.control.len(),
-            tcp_streams: tcp.open.len(),
+            tcp_streams: tcp.len(),
             stream_connections: carriers.sum(),
             unopened: data.notes.shares.dropped.saturating_sub(sessions.control.stats.unopened),
             tun,

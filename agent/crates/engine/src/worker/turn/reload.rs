@@ -14,7 +14,7 @@ use base::{
     throttle::Throttle,
 };
 use config::{self, Service};
-use dataplane::{lanes::LaneId, peer::PeerStanding, relay::Origin};
+use dataplane::{lanes::LaneId, relay::Origin};
 use wire::messages::CloseReason;
 
 use crate::{
@@ -26,26 +26,10 @@ use crate::{
             timer::{LOG_INTERVAL, Timer},
         },
         lanes::LaneHost,
-        report::Publisher,
         session::Sessions,
         turn::Worker,
     },
 };
-
-impl Publisher {
-    /// Gives up the slot of a removed peer. Its counts stay in the sums; its own series end.
-    pub(crate) fn vacate(&self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(peer) = cx.peers.get(id) else { return };
-        let empty = cx.maker().relay(id, &peer.data.config, 0, now);
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        peer.data.standing = PeerStanding::Vacant;
-        cx.stats.totals.take_over(&mem::replace(&mut peer.data.relay, empty));
-        cx.stats.retired.merge(id);
-        self.snapshots.retire(cx.id.index, id);
-        cx.registry.left(id, cx.id.index, |name| self.snapshots.forget(name));
-        cx.stats.unpublished = true;
-    }
-}
 
 impl Worker {
     pub(crate) fn configured(&mut self, new: NewConfig, now: Instant) {
@@ -68,20 +52,14 @@ impl Worker {
             peer.data.relay.set_own_services(&config.services);
             if forwards_differ {
                 // Missing services of new forwards are to be reported.
-                peer.known_services = None;
+                peer.reported.services = None;
                 peer.throttles.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
         data.follow_udp(cx, host, &old, now);
         tcp.follow_tcp(cx, &old, &config, now);
         cx.hub.streams.set_most(config.limits.stream_bytes);
-        sessions.gate.set_window(config.access.clock_window);
-        sessions.gate.set_key_exchange(config.transport.key_exchange);
-        sessions.control.key_exchange = config.transport.key_exchange;
-        sessions.control.pending.most = config.limits.handshakes.div_ceil(usize::from(cx.id.count));
-        for handle in sessions.control.handles() {
-            sessions.control.set_most_forwards(handle, config.limits.tcp_streams_per_peer);
-        }
+        sessions.follow(cx);
         decoy.follow_decoy(cx, data, now);
         for id in cx.peers.ids() {
             sessions.offer_services(cx, id);

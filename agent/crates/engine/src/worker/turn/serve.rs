@@ -29,7 +29,7 @@ use crate::{
             sources::{Class, Party, Served},
             work::Rest,
         },
-        outside::{Gateway, WorkerDownlink},
+        outside::WorkerDownlink,
         streams::TcpForwards,
         turn::Worker,
     },
@@ -161,9 +161,7 @@ impl Worker {
                 false
             }
             Some(Source::Decoy(id)) => {
-                if let Some(decoys) = &mut decoy.flows {
-                    decoys.mark(id);
-                }
+                decoy.mark(id);
                 false
             }
             // Commands are read in every turn; a source without an entry has been closed meanwhile.
@@ -256,16 +254,11 @@ impl Worker {
     ) {
         let mut downlink = Downlink {
             peers: &mut self.cx.peers,
-            outside: Gateway {
-                gate: &mut self.sessions.gate,
-                control: &mut self.sessions.control,
-                unauthenticated: &mut self.data.unauthenticated,
-                worker: self.cx.id,
-            },
+            outside: self.sessions.gateway(&mut self.data.unauthenticated, self.cx.id),
             lanes: &mut self.host.lanes,
             underlays: &mut self.cx.sockets.underlays,
             locals: &mut self.cx.sockets.locals,
-            tun: self.tunnel.device.as_mut().map(|tun| &mut tun.side),
+            tun: self.tunnel.side_mut(),
             factory: &mut self.cx.sockets.factory,
             rng: &mut self.cx.rng,
             config: &self.cx.config,
@@ -277,8 +270,8 @@ impl Worker {
         pass(&mut downlink, &mut self.data.batch);
         self.cx.sockets.locals.flush(&self.data.batch);
         self.data.batch.forget_joined();
-        if let Some(tun) = &mut self.tunnel.device {
-            tun.side.flush(&self.data.batch);
+        if let Some(tun) = self.tunnel.side_mut() {
+            tun.flush(&self.data.batch);
         }
         self.cx.sockets.factory.close_now(&mut self.cx.sockets.locals);
         self.cx.renew_upstreams(now);
@@ -321,8 +314,8 @@ impl Context {
                 Some(Local::Ingress { peer, .. } | Local::Upstream { peer, .. }) => of_peer(peer),
                 None => return,
             },
-            Some(Source::Tcp(id)) => match tcp.open.get(id.0 as usize) {
-                Some(opened) => of_peer(opened.peer),
+            Some(Source::Tcp(id)) => match tcp.peer_of(id) {
+                Some(peer) => of_peer(peer),
                 None => return,
             },
             Some(Source::Tun) => (Class::Device, Party::Source(token)),

@@ -5,20 +5,19 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 use base::{
     ids::{IngressId, PeerId, WorkerId},
     timers::Timers,
-    token_bucket::{Allowance, Lines},
+    token_bucket::Lines,
 };
-use config::{self, Config, OwnRoutes};
+use config::{self};
 use dataplane::{
-    forward::{Local, Locals, multicast::Multicast, peer_routes::PeerRoutes, tun::TunSide},
-    lanes::{Underlays, pool},
+    forward::{Local, Locals},
+    lanes::Underlays,
     sockets::{SocketFactory, Source},
 };
 use gate::{Gate, GateParts, budget::Budget, tls};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
-use wire::{cid::ConnectionIds, messages::Features};
+use wire::cid::ConnectionIds;
 
 use crate::{
-    mtu_table::MtuTable,
     peer::{Peer, Peers},
     registry::PeerRegistry,
     worker::{
@@ -31,8 +30,8 @@ use crate::{
             timer::{HOUSEKEEPING_INTERVAL, LOG_INTERVAL, Timer, index_u32},
             work::TurnWork,
         },
-        decoy::{Decoy, decoys::Decoys},
-        device::{Tun, Tunnel, routed::RoutedPeers, tun},
+        decoy::Decoy,
+        device::Tunnel,
         lanes::LaneHost,
         local::{DataPlane, unauthenticated::Unauthenticated},
         outside::endpoint::{self, StartError},
@@ -52,33 +51,6 @@ pub struct Addresses {
     pub udp: Vec<SocketAddr>,
     /// The addresses of the `[[tcp]]` ports.
     pub tcp: Vec<SocketAddr>,
-}
-
-/// Opens the worker's queue of the TUN device, if the agent has a device.
-fn tun_side(
-    mtu_table: Option<Arc<MtuTable>>,
-    factory: &mut SocketFactory,
-    config: &Config,
-    registry: &PeerRegistry,
-    peers: &[Peer],
-    now: Instant,
-) -> Result<Option<Tun>, StartError> {
-    let Some((mtu_table, (queue, token))) = mtu_table.zip(factory.tun().map_err(StartError::Tun)?) else {
-        return Ok(None);
-    };
-    let mut side = TunSide::new(queue, token, tun::most_mtu(config), now);
-    if let Some(tun) = &config.tun {
-        side.routes = PeerRoutes::new(tun.spread, tun.hold, tun.follows_routes());
-        let own = || registry.device_addresses(tun).into_iter().map(|net| net.addr());
-        side.errors = tun.icmp_errors.then(|| Allowance::new(TunSide::ERRORS, now));
-        side.multicast = tun.copies_multicast().then(|| Box::new(Multicast::new(own(), now)));
-    }
-    for peer in peers {
-        tun::set_prefixes(&mut side.routes, peer.data.id, &peer.data.config);
-    }
-    let follows = config.tun.as_ref().filter(|tun| tun.sets_routes() && tun.routes == OwnRoutes::Connected);
-    let routed = follows.map(|tun| RoutedPeers::new(tun.hold));
-    Ok(Some(Tun { side, mtu_table, routed }))
 }
 
 impl Worker {
@@ -121,7 +93,8 @@ impl Worker {
             maker.make(PeerId(id), Arc::new(peer.clone()), peer.origin.into(), now)
         };
         let peers: Vec<Peer> = (0..).zip(&config.peers).map(make).collect();
-        let tun = tun_side(tun, &mut factory, &config, &registry, &peers, now)?;
+        let tunnel =
+            Tunnel::open(tun, &mut factory, &config, &registry, &peers, now).map_err(StartError::Tun)?;
         let mut made = Self {
             cx: Context {
                 id,
@@ -131,7 +104,6 @@ impl Worker {
                 peers: Peers::new(peers),
                 rng,
                 timers: Timers::default(),
-                ready,
                 sources: Sources::new(),
                 logs: Logs::new(LOG_INTERVAL),
                 debug_lines: Lines::new(now),
@@ -156,24 +128,13 @@ impl Worker {
                 unauthenticated: Unauthenticated::new(config.access.decoy),
                 ..DataPlane::default()
             },
-            sessions: Sessions {
-                control,
-                gate,
-                own,
-                ids,
-                instance,
-                refusals,
-                clock,
-                events: Vec::new(),
-                left: Vec::new(),
-                withheld: Features::default(),
-                most_lanes: pool::MAX_LANES,
-            },
+            sessions: Sessions::new(control, gate, own, ids, instance, refusals, clock),
             host: LaneHost::default(),
-            tcp: TcpForwards::default(),
-            tunnel: Tunnel { device: tun },
-            decoy: Decoy { flows: Decoys::of_worker(id.index, &config, now) },
+            tcp: TcpForwards::new(ready.clone()),
+            tunnel,
+            decoy: Decoy::new(id.index, &config, now),
             metrics,
+            ready,
             fresh: Vec::new(),
             due: Vec::new(),
             inbox: Arc::new(inbox),
@@ -200,7 +161,7 @@ impl Worker {
                 .map(|underlay| underlay.socket.local_addr())
                 .collect(),
             udp: ingress.map(|socket| socket.socket.local_addr()).collect(),
-            tcp: self.tcp.listeners.iter().flatten().map(|(listener, _)| listener.local_addr()).collect(),
+            tcp: self.tcp.addresses().collect(),
         }
     }
 }
@@ -243,7 +204,7 @@ impl Context {
                 .factory
                 .tcp_listen(forward.listen, index)
                 .map_err(failed(forward.listen, "tcp.listen"))?;
-            tcp.listeners.push(Some(listener));
+            tcp.listen(listener);
         }
         Ok(())
     }

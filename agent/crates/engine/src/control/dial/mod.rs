@@ -471,5 +471,4 @@ fn jittered(interval: Duration, rng: &mut impl Rng) -> Duration {
 }
 
 #[cfg(test)]
-#[path = "dial_tests.rs"]
 mod tests;
