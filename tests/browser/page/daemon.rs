@@ -18,7 +18,7 @@ use culvert_tests::clock;
 use engine::{
     brief::PeerBrief,
     health::Health,
-    peer::Failure,
+    reach::Failure,
     status::{
         Accounting, FlowStatus, ForwardStatus, LanePackets, LaneRates, LaneStatus, LastError, PeerRates,
         PeerState, PeerStatus, TcpServiceStatus, TcpStatus,

@@ -5,7 +5,7 @@
 //! | one worker: its loop, its sockets, sessions, lanes and forwards | [`worker`] |
 //! | messages and hand-off batches between workers | [`hub`] |
 //! | control connections: quinn-proto, dialling, congestion control, windows | [`control`] |
-//! | one peer, as a worker sees it | [`peer`] |
+//! | one peer, as a worker sees it | [`peer`]; the way to it: [`reach`] |
 //! | all peers, and who may connect | [`registry`], [`origin`] |
 //! | how a reload reaches the workers | [`follow`] |
 //! | the TUN device, its addresses and routes; the packet size to each peer | [`tunnel`], [`mtu_table`] |
@@ -34,7 +34,6 @@ macro_rules! throttles {
 
 pub mod brief;
 pub mod capture;
-mod contest;
 pub mod control;
 pub mod follow;
 pub mod health;
@@ -43,6 +42,7 @@ pub mod metrics;
 pub mod mtu_table;
 pub mod origin;
 pub mod peer;
+pub mod reach;
 pub mod registry;
 pub mod status;
 pub mod tunnel;

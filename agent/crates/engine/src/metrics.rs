@@ -1,6 +1,6 @@
 //! Metrics: families, and samples with the values of their labels.
 //!
-//! `worker/families.rs` has the families of the workers, one line each; `ops::metrics` adds its own and has `prometheus` write the text.
+//! `worker/report/families.rs` has the families of the workers, one line each; `ops::metrics` adds its own and has `prometheus` write the text.
 
 use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
 

@@ -1,8 +1,6 @@
 //! A peer at one worker, and the table of all peers.
 
 use std::{
-    borrow::Cow,
-    net::SocketAddr,
     ops::{Deref, DerefMut},
     sync::Arc,
     time::Instant,
@@ -19,10 +17,8 @@ use dataplane::{
     relay::{DatagramRelay, DropReason},
 };
 use gate::{identity::PublicKey, suite::Group};
-use net::SendRefusal;
 use quinn_proto::ConnectionHandle;
-use serde::{Deserialize, Serialize};
-use wire::messages::{self, Hello};
+use wire::messages::{self, KeyProof};
 
 use crate::{
     control::{
@@ -30,7 +26,9 @@ use crate::{
         dial::Dialler,
         liveness::Liveness,
     },
+    hub::Connected,
     origin::PeerOrigin,
+    reach::{Demand, Reach},
     status::TcpStatus,
     worker::Ceiling,
 };
@@ -41,18 +39,16 @@ pub struct Session {
     /// The identifier that messages between workers use.
     pub id: SessionId,
     pub handle: ConnectionHandle,
-    /// True if this end dialled the connection.
-    pub dialled: bool,
-    /// The peer's hello, with its current services.
-    pub hello: Hello,
-    /// The name and version that the peer's software reports.
-    pub software: Arc<str>,
+    /// What both ends said of themselves when it was established.
+    pub(crate) agreed: Arc<Connected>,
+    /// The services that the peer offers now.
+    pub services: Vec<messages::Service>,
+    /// The proofs of preshared keys that the peer shows now.
+    pub(crate) proofs: Vec<KeyProof>,
     /// The key exchange of the handshake.
     pub key_exchange: Option<Group>,
     /// The lanes of the session, whichever workers host them.
     pub openings: Openings,
-    /// The time at which the session was established.
-    pub since: Instant,
     /// When the control connection was last pinged to keep it alive, together with lanes, which quinn-proto knows nothing of.
     pub pinged: Instant,
     /// When we last sent on every path to show the peer our address, because it received a lane from another address.
@@ -84,39 +80,56 @@ pub struct Peer {
     pub dialler: Dialler,
     /// The session with the peer, if this worker owns it.
     pub session: Option<Session>,
-    /// Number of TCP forwards at this worker.
-    pub tcp_streams: u32,
-    /// What TCP forwards of this worker have carried.
-    pub tcp: TcpStatus,
-    /// Counts of TCP forwards and stream connections at all workers.
-    pub forwards: Arc<PeerForwards>,
+    pub forwards: Forwards,
     /// The stream connections at this worker.
     pub streams: StreamConnections,
-    /// The relay's counts of refusals when they were last reported.
-    pub refused: Counts<Ceiling>,
-    /// The services that the peer offered when missing ones were last reported.
-    pub known_services: Option<Vec<messages::Service>>,
-    /// When this worker last told the dialling worker that datagrams wait here.
-    pub asked_to_dial: Option<Instant>,
-    /// When the peer last asked to be left.
-    pub asked_to_leave: Option<Instant>,
-    /// The time until which datagrams are assumed to wait for the peer at another worker.
-    pub awaited_until: Option<Instant>,
-    /// When this worker last asked the kernel for the source address of packets to the peer.
-    pub route_asked: Option<Instant>,
-    /// The address that was dialled last.
-    pub dialled: Option<SocketAddr>,
-    /// Why the last attempt or connection ended, and when.
-    pub failure: Option<(Instant, Arc<Failure>)>,
-    /// What the kernel of this host last refused to send to the peer, at this worker.
-    pub kernel_refusal: Option<KernelRefusal>,
-    /// When the last session with the peer in this run began or ended, at any worker: it has proved what a handshake proves.
-    pub last_session: Option<Instant>,
-    /// Whether the peer has ended the last session because our key was removed there: what was proved holds no more.
-    pub shut_out: bool,
+    pub reported: Reported,
+    pub demand: Demand,
+    pub reach: Reach,
     pub rates: Sampler<PeerTraffic>,
     /// Throttles of the log lines about the peer.
     pub throttles: Throttles,
+}
+
+/// The TCP forwards of a peer.
+#[derive(Debug)]
+pub struct Forwards {
+    /// Number of those at this worker.
+    pub here: u32,
+    /// What those of this worker have carried.
+    pub carried: TcpStatus,
+    /// Counts of TCP forwards and stream connections at all workers.
+    pub of_all: Arc<PeerForwards>,
+}
+
+impl Forwards {
+    #[must_use]
+    pub fn new(of_all: Arc<PeerForwards>) -> Self {
+        Self { here: 0, carried: TcpStatus::default(), of_all }
+    }
+}
+
+/// What was last reported in the log about a peer.
+#[derive(Debug, Default)]
+pub struct Reported {
+    /// The relay's counts of refusals.
+    refused: Counts<Ceiling>,
+    /// The services that the peer offered when missing ones were reported.
+    pub services: Option<Vec<messages::Service>>,
+}
+
+impl Reported {
+    /// Whether a relay has refused more.
+    #[must_use]
+    pub fn is_behind(&self, relay: &DatagramRelay) -> bool {
+        refused(relay) != self.refused
+    }
+
+    /// Takes over the counts of a relay; returns those before and now.
+    pub fn follow(&mut self, relay: &DatagramRelay) -> [Counts<Ceiling>; 2] {
+        let now = refused(relay);
+        [std::mem::replace(&mut self.refused, now), now]
+    }
 }
 
 throttles! {
@@ -153,36 +166,6 @@ throttles! {
     }
 }
 
-/// What the kernel of this host refuses to send to a peer.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct KernelRefusal {
-    pub last: SendRefusal,
-    pub at: Instant,
-    /// Refusals so far, those of one turn counted as one.
-    pub count: u64,
-}
-
-/// Why an attempt or a connection ended.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Failure {
-    pub reason: String,
-    /// Likely causes for an operator to check, the likeliest first.
-    #[serde(rename = "likely_causes")]
-    pub causes: Vec<Cow<'static, str>>,
-}
-
-impl Failure {
-    #[must_use]
-    pub fn new(reason: impl Into<String>, causes: &[&'static str]) -> Self {
-        Self { reason: reason.into(), causes: causes.iter().copied().map(Cow::Borrowed).collect() }
-    }
-
-    /// Makes a failure at `now`, as [`Peer::failure`] holds it.
-    pub fn at(now: Instant, reason: impl Into<String>, causes: &[&'static str]) -> (Instant, Arc<Self>) {
-        (now, Arc::new(Self::new(reason, causes)))
-    }
-}
-
 impl Peer {
     /// The name in logs and metrics.
     #[must_use]
@@ -209,26 +192,60 @@ impl PeerTable for Peers {
     }
 }
 
+/// The identifier of no peer.
+const NOBODY: PeerId = PeerId(u32::MAX);
+
 /// Peers of an agent at one worker, indexed by [`PeerId`].
 #[derive(Debug, Default)]
-pub struct Peers(Vec<Peer>);
+pub struct Peers {
+    table: Vec<Peer>,
+    /// The peer that has the name of each entry of [`config::Config::peers`] now.
+    of_entries: Vec<PeerId>,
+}
 
 impl Peers {
     /// The table of `peers`, whose identifiers count from 0.
     #[must_use]
-    pub fn new(peers: Vec<Peer>) -> Self {
-        Self(peers)
+    pub fn new(table: Vec<Peer>) -> Self {
+        let of_entries = table.iter().map(|peer| peer.data.id).collect();
+        Self { table, of_entries }
+    }
+
+    /// The peer that a `[[udp]]` or `[[tcp]]` entry leads to now.
+    #[must_use]
+    pub fn of_forward(&self, forward: &config::Forward) -> PeerId {
+        self.of_entries.get(forward.peer).copied().unwrap_or(NOBODY)
+    }
+
+    /// Finds the peer of each entry of the configuration by its name. An entry without one leads to nobody until the peer is added.
+    pub fn follow_entries(&mut self, entries: &[config::Peer]) {
+        let id_of = |entry: &config::Peer| {
+            let has_name = |peer: &&Peer| **peer.name() == *entry.name && peer.origin != PeerOrigin::Open;
+            let same_name = || self.table.iter().filter(has_name);
+            let live = same_name().find(|peer| peer.data.is_live());
+            // Datagrams for a removed peer are counted under it.
+            live.or_else(|| same_name().next_back()).map_or(NOBODY, |peer| peer.data.id)
+        };
+        self.of_entries = entries.iter().map(id_of).collect();
+    }
+
+    /// Has the entries called `name` lead to `id`.
+    pub fn entries_lead_to(&mut self, entries: &[config::Peer], name: &str, id: PeerId) {
+        for (_, current) in entries.iter().zip(&mut self.of_entries).filter(|(entry, _)| *entry.name == *name)
+        {
+            *current = id;
+        }
     }
 
     #[inline]
     #[must_use]
     pub fn get(&self, id: PeerId) -> Option<&Peer> {
-        self.0.get(id.0 as usize)
+        self.table.get(id.0 as usize)
     }
 
     #[inline]
     pub fn get_mut(&mut self, id: PeerId) -> Option<&mut Peer> {
-        self.0.get_mut(id.0 as usize)
+        self.table.get_mut(id.0 as usize)
     }
 
     /// Puts `peer` into its slot and returns the peer that had the slot before.
@@ -236,7 +253,7 @@ impl Peers {
         match self.get_mut(peer.data.id) {
             Some(slot) => Some(std::mem::replace(slot, peer)),
             None => {
-                self.0.push(peer);
+                self.table.push(peer);
                 None
             }
         }
@@ -244,7 +261,7 @@ impl Peers {
 
     /// The identifiers of all peers, in ascending order.
     pub fn ids(&self) -> impl Iterator<Item = PeerId> + use<> {
-        (0..u32::try_from(self.0.len()).unwrap_or(u32::MAX)).map(PeerId)
+        (0..u32::try_from(self.table.len()).unwrap_or(u32::MAX)).map(PeerId)
     }
 
     /// The name of a peer, for logs.
@@ -298,13 +315,13 @@ impl Deref for Peers {
     type Target = [Peer];
 
     fn deref(&self) -> &[Peer] {
-        &self.0
+        &self.table
     }
 }
 
 impl DerefMut for Peers {
     fn deref_mut(&mut self) -> &mut [Peer] {
-        &mut self.0
+        &mut self.table
     }
 }
 

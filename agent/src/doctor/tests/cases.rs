@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use engine::peer::Failure;
+use engine::reach::Failure;
 use gate::identity::PublicKey;
 
 use super::*;

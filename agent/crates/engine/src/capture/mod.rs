@@ -5,7 +5,7 @@
 //! | what a worker and the control thread share of one | this one: [`Capture`] |
 //! | how a lane's records wait for the control thread | `feed.rs` |
 //! | how the text that quinn-proto writes of a control connection waits | `tap.rs` |
-//! | where it is armed at a worker | `engine/src/worker/capture.rs` |
+//! | where it is armed at a worker | `engine/src/worker/lanes/capture.rs` |
 //! | which captures run, and how records become a qlog file | `ops/src/qlog/` |
 //!
 //! ```text

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver/` |
 //! | which handshakes that others start are accepted, and how many? | `accept.rs` |
-//! | when is a peer dialled, and where? | `dial.rs` |
+//! | when is a peer dialled, and where? | `dial/` |
 //! | which transport parameters does a connection have? | `transport.rs` |
 //! | how much may be in flight on a connection, and how fast does it leave? | `congestion/` |
 //! | which packets are sent again before anybody misses them? | `copies.rs` |
@@ -21,7 +21,7 @@
 //! | what do control connections count? | `driver/`, `traffic.rs` |
 //!
 //! What the two ends say is in the crate `wire` (`wire/src/messages.rs`), TLS and the knock are in the crate `gate`. What the messages
-//! lead to, sessions and lanes, is in `engine/src/worker/session.rs`.
+//! lead to, sessions and lanes, is in `engine/src/worker/session/hello.rs`.
 
 pub mod accept;
 mod ahead;

@@ -126,6 +126,8 @@ pub(crate) struct Connected {
     pub(crate) own: OwnKey,
     /// The name of the session, by which stream connections join it.
     pub(crate) name: [u8; 16],
+    /// The name and version that the peer's software reports.
+    pub(crate) software: Arc<str>,
     pub(crate) hello: Hello,
     /// The number of lanes that are wanted; 0 in standard mode.
     pub(crate) wanted: u8,

@@ -9,10 +9,12 @@
 //! their sockets belong to one worker.
 
 mod backlogs;
+mod contest;
 mod mailbox;
 mod message;
 
 pub(crate) use backlogs::Backlogs;
+pub(crate) use contest::{Contender, Contested};
 pub(crate) use mailbox::Seen;
 pub(crate) use message::{
     Connected, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, NewConfig, StreamRequest,
@@ -45,9 +47,11 @@ use wire::messages::CloseReason;
 
 use crate::{
     capture::{Capture, Taps},
-    contest::{Contender, Contest, Contested},
     control::{connections::PeerForwards, windows::StreamMemory},
-    hub::mailbox::{Mailbox, Party, Size},
+    hub::{
+        contest::Contest,
+        mailbox::{Mailbox, Party, Size},
+    },
     origin::PeerOrigin,
 };
 
@@ -454,6 +458,7 @@ mod tests {
             key,
             own: OwnKey::Current,
             name: [instance; 16],
+            software: "".into(),
             hello,
             wanted: 1,
             begun: since,

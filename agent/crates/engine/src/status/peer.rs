@@ -12,13 +12,14 @@ use dataplane::relay::{Account, PacketCount, PieceCount};
 use quic_core::LaneStats;
 use serde::{Deserialize, Serialize};
 
-use crate::status::{
-    Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, OwnedLanes, RateStatus, RepairStatus,
-    StreamConnectionStatus, TcpStatus, Word, add_lane, add_some, not_zero,
-};
 use crate::{
     origin::PeerOrigin,
-    peer::{Failure, PeerTraffic},
+    peer::PeerTraffic,
+    reach::Failure,
+    status::{
+        Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, OwnedLanes, RateStatus, RepairStatus,
+        StreamConnectionStatus, TcpStatus, Word, add_lane, add_some, not_zero,
+    },
 };
 
 /// A peer of a running agent.

@@ -10,7 +10,7 @@ use std::{
 use base::clock::Clock;
 use net::alarm::Alarm;
 
-use crate::worker::Worker;
+use crate::worker::turn::Worker;
 
 /// Deadlines are met at whole ticks, so that those which lie close together share a turn.
 const TICK: Duration = Duration::from_millis(1);

@@ -2,7 +2,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | which metrics of the workers exist, with which labels? | `engine/src/worker/families.rs`: one line each |
+//! | which metrics of the workers exist, with which labels? | `engine/src/worker/report/families.rs`: one line each |
 //! | and of the daemon? | [`FAMILIES`] here |
 //! | what about the process itself? | `process.rs` |
 //! | and the configuration: its limits, its reloads? | `configured.rs` |

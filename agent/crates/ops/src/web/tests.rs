@@ -4,7 +4,7 @@ use std::sync::Mutex;
 
 use base::clock::{Clock, ManualClock};
 use engine::{
-    peer::Failure,
+    reach::Failure,
     status::{LastError, PeerRates, PeerState},
 };
 use serde_json::{Value, json};

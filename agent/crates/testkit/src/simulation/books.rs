@@ -150,7 +150,7 @@ fn books(worker: &Worker, excess: &Option<String>) -> WorkerBooks {
             moved: relay.stats.flows_moved + relay.stripes.as_ref().map_or(0, |stripes| stripes.moved),
             is_owner: peer.session.is_some(),
             lanes: pool.map(|pool| (u32::from(pool.wanted), pool.up.count_ones())),
-            tcp_streams: peer.tcp_streams,
+            tcp_streams: peer.forwards.here,
             repair: repair_books(worker, &peer.data, id),
         }
     });

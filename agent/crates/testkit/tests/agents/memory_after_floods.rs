@@ -57,7 +57,7 @@ impl Measured {
         println!("before {:?}\nat most {:?}\nafter {after:?}", self.before, self.most);
         for (what, held) in &after {
             let before = self.before[what];
-            // Room for 256 events is kept (`engine/src/worker/session.rs`), 184 bytes each.
+            // Room for 256 events is kept (`engine/src/worker/turn/control.rs`), 184 bytes each.
             // Of send buffers, of 288 KiB each, those are kept that were of use in the last second, one at each worker.
             let most = match *what {
                 "events" => before.max(256 * 184),

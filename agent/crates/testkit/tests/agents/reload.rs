@@ -387,7 +387,7 @@ fn what_is_reloaded_while_a_handshake_is_under_way_reaches_the_peer_all_the_same
         pair.world.run(Duration::from_millis(30));
         let entry = pair.entry;
         let offered = pair.world.agent(entry).workers[0].peers()[0].session.as_ref().unwrap();
-        let names: Vec<&str> = offered.hello.services.iter().map(|service| &*service.name).collect();
+        let names: Vec<&str> = offered.services.iter().map(|service| &*service.name).collect();
         assert_eq!(names, ["echo", "other"], "{after} ms after the start");
     }
 }

@@ -195,7 +195,7 @@ fn an_interface_that_is_away_is_the_peers_last_error() {
         crowd.step(&mut pair, true);
     }
     let peers: Vec<_> = pair.world.agent(pair.entry).workers[0].peers().iter().collect();
-    let (_, failure) = peers[0].failure.clone().unwrap();
+    let (_, failure) = peers[0].reach.failure().cloned().unwrap();
     let reason = &failure.reason;
     assert!(reason.contains("198.51.100.1:4433") && reason.contains("unreachable"), "{reason}");
 }

@@ -394,7 +394,7 @@ fn they_end_with_the_peer_and_with_the_agent() {
                 assert_eq!(connections(pair, agent).iter().sum::<usize>(), 0, "{side}");
                 assert_eq!(shares(pair, agent).iter().sum::<usize>(), 0, "{side}");
                 assert_eq!(pair.world.metric(agent, "culvert_tcp_streams"), 0);
-                let forwards = &pair.world.agent(agent).workers[0].peers()[0].forwards;
+                let forwards = &pair.world.agent(agent).workers[0].peers()[0].forwards.of_all;
                 assert_eq!((forwards.total(), forwards.connections()), (0, 0), "{side}");
             }
         } else {

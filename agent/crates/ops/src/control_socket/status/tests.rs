@@ -6,7 +6,7 @@ use std::{
 };
 
 use dataplane::relay::Account;
-use engine::{origin::PeerOrigin, peer::Failure, status::PeerFigures};
+use engine::{origin::PeerOrigin, reach::Failure, status::PeerFigures};
 use serde_json::Value;
 
 use super::*;

@@ -1,0 +1,94 @@
+//! The initial state of a peer at a worker.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use base::{
+    ids::{PeerId, WorkerId},
+    sampler::Sampler,
+    throttle::Throttle,
+};
+use config::{self, Config, Rate};
+use dataplane::{
+    peer::{Allowances, PeerData, PeerStanding},
+    relay::{DatagramRelay, Numbering},
+};
+use rate::{AutoLimits, Limit, Share};
+
+use crate::{
+    control::{connections::StreamConnections, dial::Dialler},
+    hub::Hub,
+    origin::PeerOrigin,
+    peer::{Forwards, Peer, Reported, Throttles},
+    reach::{Demand, Reach},
+    worker::context::{dialling::dials, parity, timer::LOG_INTERVAL},
+};
+
+/// The limit that a peer's settings put on what is sent to it.
+pub(crate) fn limit_of(peer: &config::Peer) -> Limit {
+    match peer.rate {
+        None => Limit::None,
+        Some(Rate::Fixed(bits)) => Limit::Fixed(bits / 8),
+        Some(Rate::Auto) => {
+            Limit::Auto(AutoLimits { min: peer.least_rate() / 8, max: peer.rate_max.map(|bits| bits / 8) })
+        }
+    }
+}
+
+/// Makes the peers of a worker.
+pub(crate) struct PeerMaker<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) hub: &'a Hub,
+    pub(crate) own_key: &'a [u8; 32],
+    pub(crate) worker: WorkerId,
+}
+
+impl PeerMaker<'_> {
+    /// Makes a peer without flows, ready to be dialled by the worker that dials it.
+    pub(crate) fn make(&self, id: PeerId, peer: Arc<config::Peer>, origin: PeerOrigin, now: Instant) -> Peer {
+        // If the peer has several keys, the key that it proves will count. Until then no flow number leaves this agent.
+        let parity = peer.public_keys.first().map_or(0, |key| parity(self.own_key, &key.0));
+        // Exactly one worker dials a peer.
+        let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
+        self.hub.rate(id).set_limit(limit_of(&peer), peer.rate_overhead, now);
+        Peer {
+            origin,
+            generation: 0,
+            idle_since: None,
+            data: PeerData {
+                id,
+                standing: PeerStanding::Live,
+                relay: self.relay(id, &peer, parity, now),
+                config: peer,
+                link: None,
+                instance: None,
+                too_large: None,
+                allowances: Allowances::new(&self.config.limits, now),
+                is_watched: false,
+            },
+            dialler: Dialler::new(endpoints, now),
+            session: None,
+            forwards: Forwards::new(self.hub.forwards(id)),
+            streams: StreamConnections::default(),
+            reported: Reported::default(),
+            demand: Demand::default(),
+            reach: Reach::default(),
+            rates: Sampler::new(now),
+            throttles: Throttles {
+                connected: Throttle::new(Duration::from_secs(1)),
+                ..Throttles::new(LOG_INTERVAL)
+            },
+        }
+    }
+
+    pub(crate) fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64, now: Instant) -> DatagramRelay {
+        let names: Vec<_> = self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
+        let numbering = Numbering { parity, worker: self.worker };
+        let (registry, share) = (self.hub.flows(id), Share::new(self.hub.rate(id), now));
+        let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, registry, share, &names);
+        relay.set_own_services(&self.config.services);
+        relay
+    }
+}

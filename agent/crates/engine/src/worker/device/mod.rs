@@ -1,0 +1,103 @@
+//! The TUN side of a worker.
+//!
+//! | question | file |
+//! |---|---|
+//! | packets from the device, inner addresses, the MTU towards each peer | `tun.rs` |
+//! | which peers have routes | `routed.rs` |
+//! | routes and traffic for an operator | `inspect.rs` |
+
+use std::{io, sync::Arc, time::Instant};
+
+use base::token_bucket::Allowance;
+use config::{Config, OwnRoutes};
+use dataplane::{
+    forward::{
+        multicast::Multicast,
+        peer_routes::PeerRoutes,
+        tun::{TunSide, TunTotals},
+    },
+    sockets::SocketFactory,
+};
+use net::TunStats;
+
+use crate::{
+    mtu_table::MtuTable,
+    peer::Peer,
+    registry::PeerRegistry,
+    worker::device::{
+        routed::RoutedPeers,
+        tun::{most_mtu, set_prefixes},
+    },
+};
+
+mod inspect;
+mod routed;
+pub(crate) mod tun;
+
+/// The TUN side of a worker.
+#[derive(Default)]
+pub(crate) struct Tunnel {
+    /// The worker's queue of the device, if the agent has one.
+    device: Option<Tun>,
+}
+
+/// The TUN device, and the table from which the tunnel's thread reads the MTU towards each peer and who has routes.
+struct Tun {
+    side: TunSide,
+    mtu_table: Arc<MtuTable>,
+    /// With `tun.routes = "connected"`.
+    routed: Option<RoutedPeers>,
+}
+
+impl Tunnel {
+    /// Opens the worker's queue of the TUN device, if the agent has a device.
+    ///
+    /// # Errors
+    /// The queue cannot be used.
+    pub(crate) fn open(
+        mtu_table: Option<Arc<MtuTable>>,
+        factory: &mut SocketFactory,
+        config: &Config,
+        registry: &PeerRegistry,
+        peers: &[Peer],
+        now: Instant,
+    ) -> io::Result<Self> {
+        let Some((mtu_table, (queue, token))) = mtu_table.zip(factory.tun()?) else {
+            return Ok(Self::default());
+        };
+        let mut side = TunSide::new(queue, token, most_mtu(config), now);
+        if let Some(tun) = &config.tun {
+            side.routes = PeerRoutes::new(tun.spread, tun.hold, tun.follows_routes());
+            let own = || registry.device_addresses(tun).into_iter().map(|net| net.addr());
+            side.errors = tun.icmp_errors.then(|| Allowance::new(TunSide::ERRORS, now));
+            side.multicast = tun.copies_multicast().then(|| Box::new(Multicast::new(own(), now)));
+        }
+        for peer in peers {
+            set_prefixes(&mut side.routes, peer.data.id, &peer.data.config);
+        }
+        let follows =
+            config.tun.as_ref().filter(|tun| tun.sets_routes() && tun.routes == OwnRoutes::Connected);
+        let routed = follows.map(|tun| RoutedPeers::new(tun.hold));
+        Ok(Self { device: Some(Tun { side, mtu_table, routed }) })
+    }
+
+    #[inline]
+    pub(crate) fn side_mut(&mut self) -> Option<&mut TunSide> {
+        self.device.as_mut().map(|tun| &mut tun.side)
+    }
+
+    pub(crate) fn side(&self) -> Option<&TunSide> {
+        self.device.as_ref().map(|tun| &tun.side)
+    }
+
+    /// The counts of the queue, and of the packets in it.
+    pub(crate) fn totals(&self) -> (TunStats, TunTotals) {
+        self.side().map(|side| (side.queue.stats(), side.totals.clone())).unwrap_or_default()
+    }
+
+    /// Has the worker have a device, for tests.
+    #[cfg(feature = "inspection")]
+    pub(crate) fn set_side(&mut self, side: TunSide) {
+        self.device = Some(Tun { side, mtu_table: Arc::default(), routed: None });
+    }
+}

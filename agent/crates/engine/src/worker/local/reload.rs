@@ -1,0 +1,98 @@
+//! The ports of `[[udp]]`, and the flows that a reload ends.
+
+use std::{sync::Arc, time::Instant};
+
+use base::ids::{IngressId, PeerId};
+use config::Config;
+use dataplane::{
+    forward::Local,
+    relay::{FlowEnd, FlowId, Origin},
+};
+
+use crate::worker::{
+    context::{Context, Sockets, timer::index_u32},
+    lanes::LaneHost,
+    local::DataPlane,
+};
+
+impl Context {
+    /// Has the forwards whose peer is called `name` lead to `id`.
+    pub(crate) fn point_forwards(&mut self, name: &str, id: PeerId) {
+        self.peers.entries_lead_to(&self.config.peers, name, id);
+        self.point_ingresses();
+    }
+
+    /// Points the local UDP ports to the peers that their forwards name.
+    fn point_ingresses(&mut self) {
+        for local in self.sockets.locals.iter_mut() {
+            if let Local::Ingress { ingress, peer } = local
+                && let Some(forward) = self.config.udp.get(ingress.0 as usize)
+            {
+                *peer = self.peers.of_forward(forward);
+            }
+        }
+    }
+}
+
+impl DataPlane {
+    /// Opens and closes the ports of `[[udp]]`. A port that now leads to another peer or service keeps its socket.
+    pub(crate) fn follow_udp(&mut self, cx: &mut Context, host: &mut LaneHost, old: &Config, now: Instant) {
+        let new = Arc::clone(&cx.config);
+        for (index, forward) in new.udp.iter().enumerate() {
+            let ingress = IngressId(index_u32(index));
+            let before = old.udp.get(index).filter(|before| before.open);
+            let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
+            let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
+            let same = forward.open
+                && before.is_some_and(|before| before.service == forward.service)
+                && led_to == leads_to;
+            if before.is_some() && !same {
+                let ends =
+                    |origin: &Origin| matches!(origin, Origin::Ingress { ingress: of, .. } if *of == ingress);
+                for id in cx.peers.ids() {
+                    self.end_flows_where(cx, host, id, now, ends);
+                }
+            }
+            let Sockets { factory, locals, .. } = &mut cx.sockets;
+            match (before, forward.open) {
+                (None, true) => {
+                    let local = Local::Ingress { ingress, peer: cx.peers.of_forward(forward) };
+                    // The kernel's port itself is bound already.
+                    if let Err(error) = factory.ingress(locals, forward.listen, local) {
+                        tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
+                    }
+                }
+                (Some(_), false) => {
+                    let is_it =
+                        |local: &Local| matches!(local, Local::Ingress { ingress: of, .. } if *of == ingress);
+                    for id in locals.find(is_it) {
+                        factory.close_later(id);
+                    }
+                    factory.close_now(locals);
+                }
+                (Some(_), true) | (None, false) => {}
+            }
+        }
+        cx.point_ingresses();
+    }
+
+    /// Ends the flows of a peer for whose local side `ends` is true, and tells the far end.
+    pub(crate) fn end_flows_where(
+        &mut self,
+        cx: &mut Context,
+        host: &mut LaneHost,
+        id: PeerId,
+        now: Instant,
+        ends: impl Fn(&Origin) -> bool,
+    ) {
+        let Some(peer) = cx.peers.get(id) else { return };
+        let ending = peer.data.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
+        let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
+        for flow in ending {
+            if let Some(peer) = cx.peers.get_mut(id) {
+                peer.data.relay.stats.flows_ended[FlowEnd::Reconfigured] += 1;
+            }
+            self.close_flow(cx, host, id, flow, now);
+        }
+    }
+}

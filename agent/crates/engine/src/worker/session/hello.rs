@@ -1,0 +1,232 @@
+//! From control connection to session: which keys may connect, which of two connections stays, and control messages.
+//!
+//! ```text
+//!   dialler                                       listener
+//!   handshake, both keys pinned ◄───────────────► handshake, key on the allowlist
+//!   Hello ──────────────────────────────────────► session established
+//!   session established ◄──────────────────────── Hello
+//!   LaneOpen 0 … n ─────────────────────────────► lanes (see lanes.rs)
+//! ```
+//!
+//! A peer has one session, at the worker that has its control connection; the other workers are told (`turn/messages.rs`). If both ends
+//! dialled, the connection dialled by the end with the smaller key stays. Of two dialled by the same end, the one begun later stays.
+//! A session of an earlier process (another instance) never stays.
+
+use std::time::Instant;
+
+use base::ids::PeerId;
+use dataplane::{lanes::pool, relay::FlowEnd};
+use gate::{
+    OwnKey,
+    identity::PublicKey,
+    refusals::{Refusal, Why},
+};
+use quinn_proto::ConnectionHandle;
+use wire::messages::{self, CloseReason, Hello, Message, MessageError, MessageFault};
+
+use crate::{
+    control::liveness::{MOST_CROSSING, hello_delay},
+    hub::Connected,
+    worker::{
+        context::{Context, largest_packet, parity, timer::Timer},
+        device::Tunnel,
+        report::stats::Ceiling,
+        session::Sessions,
+    },
+};
+
+impl Sessions {
+    /// The number of lanes that a session with a peer that sent this hello is to have.
+    pub(crate) fn wanted_lanes(&self, cx: &Context, id: PeerId, hello: &Hello, dialled: bool) -> u8 {
+        let most = hello.max_lanes.min(self.most_lanes);
+        if !dialled {
+            // The dialler decides, and its requests will tell.
+            return u8::from(most > 0);
+        }
+        let configured = cx.peers.get(id).map_or(0, |peer| peer.data.config.lanes);
+        pool::wanted(configured, u32::from(cx.id.count), u32::from(hello.workers), u32::from(most))
+    }
+
+    /// Charges the peer behind a connection for a control message. Beyond its allowance the connection is closed, and the result is
+    /// false.
+    pub(crate) fn charge(
+        &mut self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        units: u32,
+        now: Instant,
+    ) -> bool {
+        let Some(connection) = self.control.open(handle) else { return false };
+        let peer = connection.identity.peer().and_then(|id| cx.peers.get_mut(id));
+        if peer.is_none_or(|peer| peer.data.allowances.messages.take(units, now)) {
+            return true;
+        }
+        self.flooded(cx, handle, Ceiling::ControlMessages, now);
+        false
+    }
+
+    /// Holds back the hello that would replace a suspect session: the path works again, so the session may be heard, and its TCP
+    /// forwards survive. Returns false if the hello was held back before.
+    pub(crate) fn defer_hello(
+        &mut self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        peer: PeerId,
+        key: &[u8; 32],
+        now: Instant,
+    ) -> bool {
+        let Some(connection) = self.control.get_mut(handle) else { return false };
+        if !connection.identity.hold_hello(*key) {
+            return false;
+        }
+        let delay = hello_delay(connection.quinn().rtt());
+        cx.timers.arm(Timer::Hello(handle), now + delay);
+        cx.ask_the_session(peer);
+        true
+    }
+
+    /// Tells the gate that an admitted handshake is over, so that its token is forgotten.
+    pub(crate) fn admission_ended(&mut self, handle: ConnectionHandle) {
+        if let Some(admission) =
+            self.control.get(handle).and_then(|connection| connection.identity.admission())
+        {
+            self.gate.handshake_ended(admission);
+        }
+    }
+
+    /// Whether the dialler of a connection has proved, with its hello or join, that it holds the private key of `named`.
+    ///
+    /// TLS has checked a signature already. But a knock can be forged with our own private key, so a client that was admitted by a
+    /// knock must sign once more, bound to this connection.
+    pub(crate) fn possesses(
+        &self,
+        handle: ConnectionHandle,
+        named: &[u8; 32],
+        proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
+    ) -> bool {
+        let Some(connection) = self.control.get(handle) else { return false };
+        match (proof, connection.identity.admission()) {
+            (None, admission) => admission.is_none(),
+            (Some(signature), _) => connection.exported().is_some_and(|exported| {
+                PublicKey(*named).verify(&messages::possession(&exported), signature)
+            }),
+        }
+    }
+
+    /// Makes our hello to `peer`.
+    pub(crate) fn hello(
+        &mut self,
+        cx: &Context,
+        tunnel: &Tunnel,
+        peer: PeerId,
+        handle: ConnectionHandle,
+        possession: Option<[u8; messages::SIGNATURE_BYTES]>,
+    ) -> Message {
+        let services = cx.services_for(peer);
+        Message::Hello(Hello {
+            instance: self.instance,
+            software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
+            workers: u16::from(cx.id.count),
+            max_lanes: self.most_lanes,
+            max_datagram_packet: largest_packet(&cx.config),
+            services,
+            features: tunnel.features().without(self.withheld),
+            possession,
+            preshared_keys: self.show_keys(cx, handle, peer),
+        })
+    }
+
+    /// Adds the client of a connection to the list of refusals.
+    pub(crate) fn note_refusal(&self, handle: ConnectionHandle, why: Why, now: Instant) {
+        if let Some(connection) = self.control.get(handle) {
+            let (at, source) = (self.clock.unix_seconds(), connection.path().destination);
+            self.refusals.note(Refusal { at, source, why }, now);
+        }
+    }
+
+    /// Closes the connection of a peer that does not read the answers to its messages.
+    pub(crate) fn overflowed(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
+        throttled!(
+            warn,
+            cx.logs.violation.allow(now),
+            { peer = self.name_of(cx, handle) },
+            "the peer asks and does not read the answers; closing the connection"
+        );
+        self.close_connection(cx, handle, CloseReason::LimitReached, now);
+    }
+
+    /// Closes a connection on which a control message came out of order.
+    pub(crate) fn out_of_order(&mut self, cx: &mut Context, handle: ConnectionHandle, now: Instant) {
+        cx.stats.totals.message_errors[MessageFault::OutOfOrder] += 1;
+        throttled!(
+            warn,
+            cx.logs.violation.allow(now),
+            { peer = self.name_of(cx, handle) },
+            "a control message came out of order; closing the connection"
+        );
+        self.close_offender(cx, handle, CloseReason::ProtocolViolation, now);
+    }
+
+    pub(crate) fn control_violation(
+        &mut self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        error: &MessageError,
+        now: Instant,
+    ) {
+        cx.stats.totals.message_errors[error.fault()] += 1;
+        match error.close_reason() {
+            Some(reason) => {
+                throttled!(
+                    warn, cx.logs.violation.allow(now), { peer = self.name_of(cx, handle), %error },
+                    "bad control message; closing the connection"
+                );
+                if reason == CloseReason::VersionMismatch {
+                    self.close_connection(cx, handle, reason, now);
+                } else {
+                    self.close_offender(cx, handle, reason, now);
+                }
+            }
+            None => {
+                if let Some(suppressed) = cx.debug_lines.allow(now) {
+                    tracing::debug!(peer = self.name_of(cx, handle), %error, suppressed, "control message ignored");
+                }
+            }
+        }
+    }
+}
+
+impl Context {
+    /// Whether a peer's existing session stays and the new connection is closed.
+    ///
+    /// A peer dials only if it has lost the session, or suspects that we have, so the new connection usually stays. The exceptions are
+    /// attempts older than the session: one that the session overtook, or one that crossed ours because both ends dialled at once.
+    /// The time at which an attempt began counts, not the time of its hello. Of two connections that the peer dialled, only the
+    /// listener decides.
+    pub(crate) fn old_session_stays(&self, new: &Connected, old: &Connected) -> bool {
+        // During a rotation they may prove two keys of an end: both ends compare the smaller ones.
+        let ours = self.identity.of(old.own).public_key().min(self.identity.of(new.own).public_key());
+        let we_are_smaller = *ours < old.key.min(new.key);
+        let same_process = old.hello.instance == new.hello.instance;
+        let overtaken = !new.dialled && !old.dialled && new.begun < old.begun;
+        let is_twin = old.dialled != new.dialled && new.begun < old.since + MOST_CROSSING;
+        same_process && (overtaken || is_twin && old.dialled == we_are_smaller)
+    }
+
+    /// Ends the flows that an earlier process of the peer had opened; flows that we opened start anew.
+    pub(crate) fn orphan_flows(&mut self, id: PeerId, key: [u8; 32], own: OwnKey) {
+        let parity = parity(self.identity.of(own).public_key(), &key);
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        for flow in peer.data.relay.flows.accepted() {
+            if let Some(flow) = peer.data.relay.remove_flow(flow) {
+                peer.data.relay.stats.flows_ended[FlowEnd::Orphaned] += 1;
+                self.sockets.factory.close_flow_later(flow.origin);
+            }
+        }
+        // The flows that stay: the new process numbers its datagrams anew.
+        peer.data.relay.reassembly.clear(&mut peer.data.relay.downlink);
+        // Afterwards, because it may reuse the numbers of the flows removed above.
+        peer.data.relay.flows.reopen_all(parity);
+        self.sockets.factory.close_now(&mut self.sockets.locals);
+    }
+}

@@ -1,0 +1,226 @@
+//! Preshared keys: what each end shows of its own, the one that both use, and what happens when an operator changes them.
+//!
+//! ```text
+//!   hello, or a reload: both ends show proofs of their keys ──► both find the same one (gate/src/preshared.rs), or part
+//!   the key in common is another one ──► the dialler opens its lanes again with it, one after the other; none is without a lane
+//! ```
+
+use std::time::Instant;
+
+use base::ids::PeerId;
+use gate::{
+    preshared::{Holder, PresharedKey, Prover},
+    suite::Group,
+};
+use quinn_proto::{ConnectionHandle, Side};
+use wire::messages::{CloseReason, Features, Hello, KeyProof, Message};
+
+use crate::{
+    control::{
+        driver::ControlConnection,
+        preshared::{Agreed, KeyRefusal, REFUSED_BY_PEER, refused_by_peer},
+    },
+    hub::WorkerMessage,
+    origin::PeerOrigin,
+    worker::{
+        context::{Context, timer::Timer},
+        report::stats::LaneReopening,
+        session::{Sessions, lanes::LEAST_LANE_AGE},
+    },
+};
+
+impl Sessions {
+    /// The proofs of our keys for `peer` on a connection, which the far end is shown now.
+    pub(crate) fn show_keys(
+        &mut self,
+        cx: &Context,
+        handle: ConnectionHandle,
+        peer: PeerId,
+    ) -> Vec<KeyProof> {
+        let keys = keys_for(cx, peer);
+        let Some(connection) = self.control.get_mut(handle).filter(|_| !keys.is_empty()) else {
+            return Vec::new();
+        };
+        let shown = connection.exported_for_keys().map(|exported| {
+            let end = Prover::new(connection.side() == Side::Client);
+            Holder { keys, exported: &exported, end }.shows()
+        });
+        let shown = shown.unwrap_or_default();
+        connection.preshared.show(shown.clone());
+        shown
+    }
+
+    /// Finds the key that both ends have, by what the far end's hello says; returns whether it is another one than before.
+    pub(crate) fn agree_on_key(
+        &mut self,
+        cx: &Context,
+        handle: ConnectionHandle,
+        peer: PeerId,
+        hello: &Hello,
+        proofs: &[KeyProof],
+    ) -> Result<bool, KeyRefusal> {
+        let keys = keys_for(cx, peer);
+        let Some(connection) = self.control.get_mut(handle) else { return Ok(false) };
+        let agreed =
+            if keys.is_empty() && proofs.is_empty() { None } else { agree(connection, keys, hello, proofs)? };
+        Ok(connection.preshared.agree(agreed))
+    }
+
+    /// Closes a connection because of a preshared key. If it is the session, the stream connections end with it.
+    pub(crate) fn refuse_for_key(
+        &mut self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        id: PeerId,
+        why: KeyRefusal,
+        now: Instant,
+    ) {
+        cx.stats.totals.preshared_refused[why] += 1;
+        let reason = CloseReason::PresharedKey;
+        if cx.peers.is_session(id, handle) {
+            cx.broadcast(|| WorkerMessage::EndStreams { peer: id, reason });
+        }
+        self.close_connection(cx, handle, reason, now);
+        cx.report_key(id, why.words(), &[why.remedy()], now);
+    }
+
+    /// Takes the proofs that a connected peer shows in place of those of its hello.
+    pub(crate) fn keys_shown(&mut self, cx: &mut Context, id: PeerId, proofs: Vec<KeyProof>, now: Instant) {
+        if let Some(session) = cx.peers.session_mut(id) {
+            session.proofs = proofs;
+            self.settle_key(cx, id, now);
+        }
+    }
+
+    /// Shows a connected peer our keys, if they are others than it was shown, and settles on the one in common.
+    pub(crate) fn keys_changed(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(session) = cx.peers.session(id) else { return };
+        let (handle, knows) =
+            (session.handle, session.agreed.hello.features.contains(Features::PRESHARED_KEYS));
+        let before = self.control.get(handle).map(|connection| connection.preshared.shown().to_vec());
+        let shown = self.show_keys(cx, handle, id);
+        if knows && before.is_some_and(|before| before != shown) {
+            self.control.send(handle, &Message::PresharedKeys(shown));
+        }
+        self.settle_key(cx, id, now);
+    }
+
+    /// Finds the key that both ends of a session have now. If it is another one, the dialler opens its lanes again; if there is none,
+    /// the session ends.
+    fn settle_key(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(session) = cx.peers.session(id) else { return };
+        let handle = session.handle;
+        match self.agree_on_key(cx, handle, id, &session.agreed.hello, &session.proofs) {
+            Ok(false) => {}
+            Ok(true) => {
+                let Some(peer) = cx.peers.get_mut(id) else { return };
+                throttled!(
+                    info,
+                    peer.throttles.preshared.allow(now),
+                    { peer = &**peer.name() },
+                    "another preshared key is in use: lanes are opened again with it"
+                );
+                if let Some(session) = peer.session.as_mut() {
+                    session.openings.rekey();
+                }
+                self.rekey_lanes(cx, id, now);
+            }
+            Err(why) => self.refuse_for_key(cx, handle, id, why, now),
+        }
+    }
+
+    /// Opens lanes again whose preshared key is not the one in use, at the dialler. Each carries payloads until the lane that replaces
+    /// it does.
+    pub(crate) fn rekey_lanes(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let Some(session) = cx.peers.session(id).filter(|session| session.agreed.dialled) else { return };
+        let mut waits = false;
+        for index in session.openings.outdated() {
+            let Some(session) = cx.peers.session(id) else { return };
+            let since = session.openings.since(index);
+            let is_young = since.is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE);
+            if is_young || session.openings.is_asked(index) {
+                waits = true;
+            } else {
+                cx.stats.totals.lanes_reopened[LaneReopening::Rekeyed] += 1;
+                self.ask_for_lane(cx, id, index, now);
+            }
+        }
+        if waits {
+            cx.timers.arm(Timer::Pool(id), now + LEAST_LANE_AGE);
+        }
+    }
+
+    /// The key of a lane that the dialler asks for with `named`; `Err`: the lane cannot be opened.
+    pub(crate) fn key_of_lane(
+        &self,
+        cx: &Context,
+        handle: ConnectionHandle,
+        id: PeerId,
+        named: Option<&KeyProof>,
+    ) -> Result<Option<PresharedKey>, ()> {
+        let keys = keys_for(cx, id);
+        let Some(named) = named else { return if keys.is_empty() { Ok(None) } else { Err(()) } };
+        let connection = self.control.get(handle).ok_or(())?;
+        if let Some(agreed) = connection.preshared.agreed().filter(|agreed| agreed.named == *named) {
+            return Ok(Some(agreed.key.clone()));
+        }
+        let exported = connection.exported_for_keys().ok_or(())?;
+        let place = Holder { keys, exported: &exported, end: Prover::Listener }.find(named).ok_or(())?;
+        keys.get(place).cloned().map(Some).ok_or(())
+    }
+
+    /// Whether payloads on a control connection are dropped, because its peer has a preshared key and TLS alone protects them.
+    pub(crate) fn refuses_plain(&self, handle: ConnectionHandle) -> bool {
+        let connection = self.control.get(handle);
+        connection.is_some_and(|connection| {
+            connection.preshared.agreed().is_some_and(|agreed| !agreed.post_quantum)
+        })
+    }
+}
+
+fn keys_for(cx: &Context, peer: PeerId) -> &[PresharedKey] {
+    cx.peers.get(peer).map_or(&[], |peer| &peer.data.config.preshared_keys)
+}
+
+fn agree(
+    connection: &ControlConnection,
+    keys: &[PresharedKey],
+    hello: &Hello,
+    proofs: &[KeyProof],
+) -> Result<Option<Agreed>, KeyRefusal> {
+    // Without an exporter the connection is closing.
+    let Some(exported) = connection.exported_for_keys() else { return Err(KeyRefusal::Different) };
+    let end = Prover::new(connection.side() == Side::Client);
+    let holder = Holder { keys, exported: &exported, end };
+    let knows_keys = hello.features.contains(Features::PRESHARED_KEYS);
+    let place = holder.agree(proofs).map_err(|why| KeyRefusal::new(why, knows_keys))?;
+    let agreed = place.and_then(|place| {
+        let key = keys.get(place)?.clone();
+        let named = key.proof(&exported, Prover::Dialler);
+        Some(Agreed { key, named, place, post_quantum: connection.key_exchange() == Some(Group::Hybrid) })
+    });
+    if hello.max_lanes == 0 && agreed.as_ref().is_some_and(|agreed| !agreed.post_quantum) {
+        return Err(KeyRefusal::NoLanes);
+    }
+    Ok(agreed)
+}
+
+impl Context {
+    /// Reports that the peer closed a connection because of a preshared key.
+    pub(crate) fn key_refused_by_peer(&mut self, id: PeerId, now: Instant) {
+        let causes = refused_by_peer(!keys_for(self, id).is_empty());
+        self.report_key(id, REFUSED_BY_PEER, causes, now);
+    }
+
+    fn report_key(&mut self, id: PeerId, reason: &str, remedies: &[&'static str], now: Instant) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        peer.reach.fail(reason, remedies, now);
+        let throttle = match peer.origin {
+            // They come and go as they like, each with a throttle of its own.
+            PeerOrigin::Open => &mut self.logs.violation,
+            PeerOrigin::Config | PeerOrigin::State => &mut peer.throttles.preshared,
+        };
+        let remedy = remedies.join("; ");
+        throttled!(warn, throttle.allow(now), { peer = &**peer.name() }, "{reason} (remedy: {remedy})");
+    }
+}

@@ -1,0 +1,200 @@
+//! What is published of sessions, and rows of stream connections for an operator.
+
+use std::{sync::Arc, time::Instant};
+
+use base::{counts::Counts, ids::PeerId};
+use dataplane::relay::Direction;
+use gate::{OwnKey, refusals::AtCeilings, suite::Group};
+use wire::messages::Features;
+
+use crate::{
+    control::connections::StreamConnection,
+    peer::Peer,
+    status::{
+        Accounting, ContestedStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, SendError,
+        StreamConnectionStatus, StreamsStatus, add_some,
+    },
+    worker::{
+        context::{
+            Context,
+            causes::{refused_in_words, remedy},
+        },
+        device::Tunnel,
+        lanes::{
+            LaneHost,
+            inspect::MOST_LANES,
+            publish::{OfPeer, rate_of, rtt},
+        },
+        report::stats::{Ceiling, RelaySums},
+        session::Sessions,
+    },
+};
+
+impl Context {
+    /// The number of sessions that this worker owns.
+    pub(crate) fn sessions_by_key_exchange(&self) -> Counts<Group> {
+        let mut sessions = Counts::default();
+        for group in self.peers.iter().filter_map(|peer| peer.session.as_ref()?.key_exchange) {
+            sessions[group] += 1;
+        }
+        sessions
+    }
+
+    pub(crate) fn stream_connection_rows(
+        &self,
+        chosen: Option<Option<PeerId>>,
+    ) -> Vec<(PeerId, StreamConnectionStatus)> {
+        let wanted = |peer: &&Peer| chosen.is_none_or(|chosen| chosen == Some(peer.data.id));
+        let of_peer = |peer: &Peer| {
+            let (id, worker) = (peer.data.id, self.id.index);
+            let row = move |stream: &StreamConnection| StreamConnectionStatus {
+                number: stream.number,
+                worker,
+                state: stream.stage.label().into(),
+                dialled_by: if stream.dialled { "here" } else { "peer" }.into(),
+                forwards: stream.forwards,
+            };
+            peer.streams.all.iter().map(move |stream| (id, row(stream))).collect::<Vec<_>>()
+        };
+        self.peers.iter().filter(wanted).flat_map(of_peer).take(MOST_LANES).collect()
+    }
+}
+
+impl Sessions {
+    /// The number of sessions that this worker owns whose peer knows us by our previous key.
+    pub(crate) fn by_previous_key(&self, cx: &Context) -> u64 {
+        let sessions = cx.peers.iter().filter_map(|peer| peer.session.as_ref());
+        let controls = sessions.filter_map(|session| self.control.get(session.handle));
+        controls.filter(|control| control.identity.own() == OwnKey::Previous).count() as u64
+    }
+
+    /// The congestion control of this worker's connections, by peer.
+    pub(crate) fn stream_snapshots(&self, cx: &Context) -> Vec<OfPeer> {
+        let mut of_peers = vec![OfPeer::default(); cx.peers.len()];
+        for connection in self.control.iter().filter(|connection| !connection.is_over()) {
+            let Some(id) = connection.identity.peer().filter(|_| connection.identity.key().is_some()) else {
+                continue;
+            };
+            let (congestion, quinn) = (connection.congestion(), connection.quinn());
+            if let Some(sum) = of_peers.get_mut(id.0 as usize) {
+                let one = StreamsStatus {
+                    congestion: congestion.control().label().into(),
+                    connections: 1,
+                    window_bytes: quinn.congestion_state().window(),
+                    pacing_bytes_per_second: congestion.pacing_rate().unwrap_or(0),
+                    delivery_bytes_per_second: congestion.delivery_rate().unwrap_or(0),
+                };
+                add_some(&mut sum.streams, Some(&one), StreamsStatus::add);
+            }
+        }
+        of_peers
+    }
+
+    /// The number of refusals at each limit. Those of flows to the decoy and of send buffers were reported just before.
+    pub(crate) fn limit_reached(&self, cx: &Context, sums: &RelaySums) -> Counts<Ceiling> {
+        let mut reached = cx.stats.ceilings.counts;
+        reached += &sums.refused;
+        // All workers share these values, so only worker 0 publishes them.
+        if cx.id.index == 0 {
+            let AtCeilings { handshakes, open_peers, used_tokens } = self.refusals.at_ceilings();
+            reached[Ceiling::StreamBytes] = cx.hub.streams.refused();
+            reached[Ceiling::Handshakes] = handshakes;
+            reached[Ceiling::OpenPeers] = open_peers;
+            reached[Ceiling::UsedTokens] = used_tokens;
+        }
+        reached
+    }
+
+    pub(crate) fn peer_status(
+        &self,
+        host: &LaneHost,
+        tunnel: &Tunnel,
+        peer: &Peer,
+        of_peer: &OfPeer,
+        now: Instant,
+    ) -> PeerStatus {
+        let relay = &peer.data.relay;
+        let link = peer.data.link.as_ref();
+        let session = peer.session.as_ref().filter(|_| peer.data.is_reachable());
+        let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
+        let standard = link.is_some_and(|link| link.is_standard());
+        let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
+        let of_lane = rtt(peer, &host.lanes);
+        let rtt = of_lane.map(|(smoothed, _)| smoothed).or_else(plain_rtt);
+        let most_mtu = tunnel.side().map(|side| side.most_mtu);
+        let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.has(Features::PACKETS)));
+        let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
+        let remote = session.and(control).map(|control| control.path().destination);
+        PeerStatus {
+            name: Arc::clone(peer.name()),
+            origin: peer.origin,
+            state: match session {
+                Some(_) => PeerState::Connected,
+                None if peer.data.config.endpoints.is_empty() => PeerState::Waiting,
+                None => PeerState::Dialling,
+            },
+            address: remote.or_else(|| peer.reach.dialled()),
+            since_seconds: session.map(|session| since(session.agreed.since)),
+            software: session.map(|session| Arc::clone(&session.agreed.software)),
+            preshared_keys: peer.data.config.preshared_keys.len(),
+            preshared_key_in_use: session
+                .and(control)
+                .and_then(|control| control.preshared.agreed())
+                .map(|agreed| agreed.place + 1),
+            uses_previous_key: session
+                .and(control)
+                .is_some_and(|control| control.identity.own() == OwnKey::Previous),
+            mode: session.map(|_| if standard { "standard" } else { "lanes" }.into()),
+            key_exchange: session.and_then(|session| session.key_exchange).map(|group| group.label().into()),
+            rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),
+            rtt_min_seconds: of_lane.map(|(_, least)| least.as_secs_f64()),
+            lanes_up: of_peer.lanes_up,
+            flows: relay.flows.len(),
+            tcp_streams: peer.forwards.here,
+            tcp: peer.forwards.carried.clone(),
+            streams: of_peer.streams.clone(),
+            inner_mtu: most_mtu.and_then(|most| peer.data.inner_mtu(most, now)),
+            largest_datagram: peer.data.largest_datagram(now),
+            rates: PeerRates::of(&peer.rates),
+            queue: QueueStatus {
+                datagrams: relay.queue.datagrams() + relay.awaiting.datagrams(),
+                bytes: relay.queue.bytes() + relay.awaiting.bytes(),
+                age_seconds: relay.oldest().map_or(0.0, since),
+            },
+            rate: rate_of(relay, peer.session.is_some(), now),
+            repair: host.repair_of(peer, now),
+            uplink: Accounting {
+                account: relay.uplink,
+                queued: relay.queued(Direction::Uplink),
+                delivered_bytes: relay.stats.uplink_bytes,
+                packets: relay.stats.tun_uplink,
+                pieces: relay.stats.fragmented,
+                ..Accounting::default()
+            },
+            downlink: Accounting {
+                account: relay.downlink,
+                queued: relay.queued(Direction::Downlink),
+                delivered_bytes: relay.stats.downlink_bytes,
+                packets: relay.stats.tun_downlink,
+                pieces: relay.stats.reassembled,
+                ..Accounting::default()
+            },
+            last_error: peer
+                .reach
+                .failure()
+                .map(|(at, failure)| LastError { age_seconds: since(*at), failure: Arc::clone(failure) }),
+            contested: of_peer.contested.map(|found| ContestedStatus {
+                addresses: found.addresses.map(|address| address.to_string()).into(),
+                age_seconds: since(found.at),
+            }),
+            send_error: peer.reach.kernel_refusal().map(|refused| SendError {
+                age_seconds: since(refused.at),
+                reason: refused_in_words(refused.last),
+                remedy: remedy(refused.last).into(),
+                count: refused.count,
+            }),
+            more: host.peer_figures(peer, of_peer),
+            ..PeerStatus::default()
+        }
+    }
+}

@@ -1,0 +1,166 @@
+//! Changes of addresses: the far end's, which quinn-proto and the lanes have validated, and our own.
+//!
+//! A dialled socket is connected, so its local address is fixed. If packets to a peer leave from another address now (the host has
+//! moved, an interface is gone), a fresh socket replaces it, and the session continues from there.
+
+use std::{
+    net::SocketAddr,
+    time::{Duration, Instant},
+};
+
+use base::ids::PeerId;
+use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
+use quinn_proto::ConnectionHandle;
+
+use crate::worker::{context::Context, lanes::LaneHost, report::stats::PathMove, session::Sessions};
+
+/// After a socket to a service was replaced in vain, none is replaced for this long.
+const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
+
+impl Sessions {
+    /// Looks for another route to peers for whose packets the kernel had none.
+    pub(crate) fn follow_unreachable(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
+        while let Some(underlay) = cx.sockets.underlays.unreachable.pop() {
+            let lane = host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
+            let of_lane = lane.map(|(_, slot)| slot.peer);
+            let connection = || self.control.iter().find(|connection| connection.underlay == underlay);
+            if let Some(peer) = of_lane.or_else(|| connection()?.identity.peer()) {
+                self.follow_route(cx, host, peer, now);
+            }
+        }
+    }
+
+    /// Replaces the sockets of a dialled session if packets to the peer leave from another address now. Returns whether it
+    /// replaced any.
+    pub(crate) fn follow_route(
+        &mut self,
+        cx: &mut Context,
+        host: &mut LaneHost,
+        id: PeerId,
+        now: Instant,
+    ) -> bool {
+        let Some(peer) = cx.peers.get_mut(id) else { return false };
+        if !peer.data.link.as_ref().is_some_and(|link| link.dialled) || !peer.reach.asks_route(now) {
+            return false;
+        }
+        let (mut moves, mut moved) = (0, None);
+        for (underlay, remote) in self.sockets_towards(cx, host, id) {
+            match cx.sockets.factory.redial(&mut cx.sockets.underlays, underlay, remote) {
+                Ok(None) => {}
+                Ok(Some(addresses)) => {
+                    (moves, moved) = (moves + 1, Some(addresses));
+                    self.socket_moved(host, underlay);
+                }
+                Err(error) => cx.report_no_route(id, remote, &error, now),
+            }
+        }
+        cx.stats.totals.path_moves[PathMove::Socket] += moves;
+        let Some((from, to)) = moved else { return false };
+        if let Some(peer) = cx.peers.get_mut(id) {
+            let (from, to) = (from.ip(), to.ip());
+            throttled!(
+                info, peer.throttles.moved.allow(now), { peer = &**peer.name(), %from, %to, sockets = moves },
+                "packets to the peer leave from another address now; its session goes on from there"
+            );
+        }
+        true
+    }
+
+    /// The sockets of a peer's session at this worker, and the address to which each sends.
+    fn sockets_towards(&self, cx: &Context, host: &LaneHost, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
+        let session = cx.peers.session(id).and_then(|session| self.control.get(session.handle));
+        let control = session.map(|connection| (connection.underlay, connection.path().destination));
+        let lanes = host.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
+        let lanes = lanes.filter_map(|(_, slot)| Some((slot.underlay, slot.path()?.destination)));
+        let streams = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
+        let streams = streams.filter_map(|stream| self.control.get(stream.handle));
+        let streams = streams.map(|connection| (connection.underlay, connection.path().destination));
+        let mut sockets: Vec<_> = control.into_iter().chain(lanes).chain(streams).collect();
+        sockets.sort_unstable_by_key(|(underlay, _)| *underlay);
+        sockets.dedup_by_key(|(underlay, _)| *underlay);
+        sockets
+    }
+
+    /// Sends a packet on everything that uses a socket whose local address has changed, so that the far end learns it.
+    fn socket_moved(&mut self, host: &mut LaneHost, underlay: UnderlayId) {
+        for handle in self.control.handles() {
+            if self.control.get(handle).is_some_and(|connection| connection.underlay == underlay)
+                && let Some(quinn) = self.control.quinn(handle)
+            {
+                quinn.local_address_changed();
+            }
+        }
+        let lanes: Vec<_> =
+            host.lanes.iter().filter(|(_, slot)| slot.underlay == underlay).map(|(lane, _)| lane).collect();
+        for lane in lanes {
+            if let Some(slot) = host.lanes.get_mut(lane) {
+                slot.core.request_ping();
+                slot.paths.changed();
+            }
+            host.lanes.touch(lane);
+        }
+    }
+
+    /// Counts and logs that the far end of a control connection is at another address.
+    pub(crate) fn control_moved(
+        &self,
+        cx: &mut Context,
+        handle: ConnectionHandle,
+        from: SocketAddr,
+        to: SocketAddr,
+        now: Instant,
+    ) {
+        cx.stats.totals.path_moves[PathMove::Control] += 1;
+        let Some(id) = self.peer_of(handle) else { return };
+        if let Some(peer) = cx.peers.get_mut(id)
+            && let Some(suppressed) = peer.throttles.moved.allow(now)
+        {
+            tracing::info!(peer = &**peer.name(), %from, %to, suppressed, "the peer's address changed");
+        }
+    }
+}
+
+impl Context {
+    /// Replaces sockets to services whose local address this host has lost.
+    pub(crate) fn renew_upstreams(&mut self, now: Instant) {
+        while let Some(socket) = self.sockets.locals.unreachable.pop() {
+            if self
+                .sockets
+                .locals
+                .renewed
+                .is_some_and(|at| now.saturating_duration_since(at) < RENEWAL_INTERVAL)
+            {
+                continue;
+            }
+            let Some(Local::Upstream { peer, flow }) =
+                self.sockets.locals.get(socket).map(|socket| socket.local)
+            else {
+                continue;
+            };
+            let flow = self.peers.get(peer).and_then(|peer| peer.data.relay.flows.get(flow));
+            let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
+            let Some(upstream) = self.config.services.get(service).map(|service| service.upstream) else {
+                continue;
+            };
+            // Replacing the other sockets would most likely not help either.
+            if !self
+                .sockets
+                .factory
+                .renew_upstream(&mut self.sockets.locals, socket, upstream)
+                .unwrap_or(false)
+            {
+                self.sockets.locals.renewed = Some(now);
+            }
+        }
+    }
+
+    fn report_no_route(&mut self, id: PeerId, remote: SocketAddr, error: &std::io::Error, now: Instant) {
+        let Some(peer) = self.peers.get_mut(id) else { return };
+        let reason = format!("no way to {remote}: {error}");
+        peer.reach.fail(reason, &[], now);
+        throttled!(
+            warn, peer.throttles.no_route.allow(now), { peer = &**peer.name(), %remote, %error },
+            "no way to the peer; its session goes on when there is one again (remedy: this host's interfaces and routes)"
+        );
+    }
+}

@@ -1,0 +1,45 @@
+//! The ports of `[[tcp]]` after a reload, and the services that forwards miss.
+
+use std::time::Instant;
+
+use config::{self, Config};
+
+use crate::worker::{
+    context::{
+        Context,
+        sources::{Class, Party},
+        timer::Timer,
+    },
+    streams::TcpForwards,
+};
+
+impl TcpForwards {
+    /// Opens and closes the ports of `[[tcp]]`; existing connections stay.
+    pub(crate) fn follow_tcp(&mut self, cx: &mut Context, old: &Config, new: &Config, now: Instant) {
+        self.listeners.resize_with(new.tcp.len(), || None);
+        for (port, forward) in new.tcp.iter().enumerate() {
+            let was_open = old.tcp.get(port).is_some_and(|before| before.open);
+            match (was_open, forward.open) {
+                (false, true) => match cx.sockets.factory.tcp_listen(forward.listen, port) {
+                    Ok((listener, token)) => {
+                        self.listeners[port] = Some((listener, token));
+                        cx.sources.add(token, Class::Other, Party::Source(token));
+                    }
+                    Err(error) => {
+                        tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
+                    }
+                },
+                (true, false) => {
+                    if let Some((listener, token)) = self.listeners[port].take() {
+                        drop(listener);
+                        cx.sockets.factory.release(token);
+                        cx.hub.backlogs.end(port);
+                    }
+                }
+                // The worker that accepts may have changed.
+                (true, true) => cx.timers.arm(Timer::Listener(port), now),
+                (false, false) => {}
+            }
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! A reload at one worker: everything that has not changed goes on without losing a datagram.
+//!
+//! ```text
+//!   reload: ports opened → registry revised ──► PeerRemoved, PeerChanged, PeerAdded ──► Configured, with this worker's ports
+//! ```
+//!
+//! The messages come in this order, in one mailbox. Services and forwards keep their indexes in the new configuration, so an index in
+//! a message, in a flow or at the far end still means the same.
+
+use std::{mem, sync::Arc, time::Instant};
+
+use base::{
+    ids::{PeerId, SessionRef},
+    throttle::Throttle,
+};
+use config::{self, Service};
+use dataplane::{lanes::LaneId, relay::Origin};
+use wire::messages::CloseReason;
+
+use crate::{
+    hub::NewConfig,
+    worker::{
+        context::{
+            Context,
+            peer_maker::limit_of,
+            timer::{LOG_INTERVAL, Timer},
+        },
+        lanes::LaneHost,
+        session::Sessions,
+        turn::Worker,
+    },
+};
+
+impl Worker {
+    pub(crate) fn configured(&mut self, new: NewConfig, now: Instant) {
+        if self.cx.stopping {
+            return;
+        }
+        let NewConfig { config, ports } = new;
+        self.cx.sockets.factory.adopt(ports);
+        let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
+        self.cx.peers.follow_entries(&self.cx.config.peers);
+        self.follow_services(&old.services, &config.services, now);
+        let Self { cx, data, sessions, host, tcp, decoy, .. } = self;
+        let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
+        let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
+        for peer in cx.peers.iter_mut() {
+            let wanted = Arc::clone(&peer.data.config);
+            peer.data.relay.set_bounds(&wanted, &config.limits);
+            peer.data.allowances.set(&config.limits);
+            peer.data.relay.set_ingresses(&names);
+            peer.data.relay.set_own_services(&config.services);
+            if forwards_differ {
+                // Missing services of new forwards are to be reported.
+                peer.reported.services = None;
+                peer.throttles.no_service = Throttle::new(LOG_INTERVAL);
+            }
+        }
+        data.follow_udp(cx, host, &old, now);
+        tcp.follow_tcp(cx, &old, &config, now);
+        cx.hub.streams.set_most(config.limits.stream_bytes);
+        sessions.follow(cx);
+        decoy.follow_decoy(cx, data, now);
+        for id in cx.peers.ids() {
+            sessions.offer_services(cx, id);
+            cx.warn_of_missing_repair(id, now);
+            cx.warn_of_missing_services(id, now);
+        }
+        cx.stats.unpublished = true;
+    }
+
+    /// Applies changed settings of a peer. Its connections stay, unless the key that they proved is no longer one of its keys.
+    pub(crate) fn peer_changed(&mut self, id: PeerId, wanted: Arc<config::Peer>, now: Instant) {
+        let Self { cx, data, sessions, host, tcp, tunnel, .. } = self;
+        let is_well = cx.peers.get(id).is_some_and(|peer| peer.data.is_well());
+        let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
+        let old = mem::replace(&mut peer.data.config, Arc::clone(&wanted));
+        peer.data.relay.set_bounds(&wanted, &cx.config.limits);
+        peer.data.allowances.set(&cx.config.limits);
+        if old.public_keys != wanted.public_keys {
+            sessions.end_connections_of_other_keys(cx, id, now);
+            host.remove_lanes_of_other_keys(cx, sessions, id, now);
+        }
+        if old.preshared_keys != wanted.preshared_keys {
+            sessions.keys_changed(cx, id, now);
+        }
+        if old.services != wanted.services {
+            let revoked = |service: usize| !wanted.services.contains(&service);
+            let ends =
+                |origin: &Origin| matches!(origin, Origin::Upstream { service, .. } if revoked(*service));
+            data.end_flows_where(cx, host, id, now, ends);
+            tcp.end_served(cx, sessions, |peer, service| peer == id && revoked(service));
+            sessions.offer_services(cx, id);
+        }
+        if cx.dialler_of(id) == cx.id.index {
+            let Some(peer) = cx.peers.get_mut(id) else { return };
+            let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
+            cx.watch_dialler(id);
+            for attempt in surplus {
+                sessions.close_connection(cx, attempt, CloseReason::Replaced, now);
+            }
+            tracing::info!(peer = &*wanted.name, "peer changed");
+        }
+        let limit = limit_of(&wanted);
+        if (limit_of(&old), old.rate_overhead) != (limit, wanted.rate_overhead) {
+            cx.hub.rate(id).set_limit(limit, wanted.rate_overhead, now);
+            sessions.control.rate_changed(id);
+            if old.rate != wanted.rate {
+                sessions.ask_for_reports(cx, id, now);
+            }
+            data.drain_queue(cx, host, id, now);
+        }
+        if old.rate_receive != wanted.rate_receive {
+            sessions.rate_receive_changed(cx, id);
+        }
+        if old.repair != wanted.repair {
+            sessions.tell_packet_repair(cx, id, true);
+            cx.warn_of_missing_repair(id, now);
+            tunnel.budget_changed(cx, id, now);
+        }
+        let routed = |peer: &config::Peer| {
+            (peer.allowed_ips.clone(), peer.addresses.clone(), peer.priority, peer.weight)
+        };
+        if routed(&old) != routed(&wanted) {
+            tunnel.route_peer(cx, id, now);
+        }
+        cx.stats.unpublished = true;
+    }
+
+    /// Ends the flows and connections to services that were removed or have another upstream, and applies new idle times.
+    fn follow_services(&mut self, old: &[Service], new: &[Service], now: Instant) {
+        let Self { cx, data, sessions, host, tcp, .. } = self;
+        let unmoved = |index: usize| {
+            let (old, new) = (old.get(index)?, new.get(index)?);
+            (old.upstream == new.upstream).then_some(new)
+        };
+        for id in cx.peers.ids() {
+            data.end_flows_where(cx, host, id, now, |origin| match origin {
+                Origin::Upstream { service, .. } => unmoved(*service).is_none_or(|service| !service.udp),
+                Origin::Ingress { .. } => false,
+            });
+            let Some(peer) = cx.peers.get_mut(id) else { continue };
+            for flow in peer.data.relay.flows.accepted() {
+                let Some(flow_state) = peer.data.relay.flows.get_mut(flow) else { continue };
+                if let Origin::Upstream { service, .. } = flow_state.origin
+                    && let Some(Service { idle, .. }) = unmoved(service)
+                {
+                    if *idle < flow_state.idle {
+                        cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + *idle);
+                    }
+                    flow_state.idle = *idle;
+                }
+            }
+        }
+        tcp.end_served(cx, sessions, |_, service| unmoved(service).is_none_or(|service| !service.tcp));
+    }
+}
+
+impl LaneHost {
+    /// Ends the lanes of sessions whose key is no longer the peer's at once, so that no packet under way delivers anything. Draining
+    /// lanes of earlier sessions end too.
+    fn remove_lanes_of_other_keys(
+        &mut self,
+        cx: &mut Context,
+        sessions: &Sessions,
+        id: PeerId,
+        now: Instant,
+    ) {
+        let Some(peer) = cx.peers.get(id) else { return };
+        let session = peer.data.link.as_ref().map(|link| link.session);
+        let stays = peer.data.link.as_ref().filter(|link| peer.has_key(&link.key)).map(|link| link.session);
+        if let Some(session) = session.filter(|_| stays.is_none()) {
+            // Whichever worker owns the session.
+            sessions.link_down(cx, self, SessionRef { peer: id, session }, now);
+        }
+        let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
+        let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
+        for lane in of_others {
+            self.remove_lane(cx, lane, now);
+        }
+    }
+}
