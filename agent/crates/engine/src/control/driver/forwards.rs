@@ -167,7 +167,7 @@ impl Control {
         Some((stream, connection.forwards.told.accepted(stream)))
     }
 
-    /// Leaves the other streams that the far end opened for a later turn, at `at`; [`Event::Opened`](super::Event::Opened) comes again then.
+    /// Leaves the other streams that the far end opened for a later turn, at `at`; [`Event::Opened`] comes again then.
     pub fn accept_later(&mut self, handle: ConnectionHandle, at: Instant, now: Instant) {
         self.touch(handle);
         let Some(connection) = self.connections.get_mut(&handle) else { return };

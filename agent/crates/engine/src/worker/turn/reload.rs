@@ -13,7 +13,7 @@ use base::{
     ids::{PeerId, SessionRef},
     throttle::Throttle,
 };
-use config::{self, Service};
+use config::{self, Config, Limits, Service};
 use dataplane::{lanes::LaneId, relay::Origin};
 use wire::messages::CloseReason;
 
@@ -39,17 +39,41 @@ impl Worker {
         let NewConfig { config, ports } = new;
         self.cx.sockets.factory.adopt(ports);
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
-        self.cx.peers.follow_entries(&self.cx.config.peers);
-        self.follow_services(&old.services, &config.services, now);
+        // Every key is named, so that the compiler asks what a reload does with a new one.
+        #[rustfmt::skip]
+        let Config {
+            peers, services, udp, tcp: _, limits,
+            // Of the sessions and the gate (`Sessions::follow`), and of the decoy.
+            access: _, transport: _,
+            // With the routes of each peer.
+            tun: _,
+            // Of the daemon around the workers.
+            path: _, identity_key_file: _, identity_previous_key_file: _, state_dir: _, admin: _, control: _, log: _, directory: _,
+            closed: _, notes: _,
+        } = &*config;
+        #[rustfmt::skip]
+        let Limits {
+            stream_bytes,
+            // By the relay and the allowances of each peer.
+            flows_per_peer: _, flows: _, pending_open_packets: _, reassembly_bytes: _, queue_bytes: _, repair_bytes: _,
+            // By the sessions.
+            handshakes: _, tcp_streams_per_peer: _,
+            // Read where something is opened.
+            tcp_streams: _, peers: _, open_peers: _, decoy_flows: _,
+            // At a restart.
+            receive_buffer: _, receive_rate: _,
+        } = limits;
+        self.cx.peers.follow_entries(peers);
+        self.follow_services(&old.services, services, now);
         let Self { cx, data, sessions, host, tcp, decoy, .. } = self;
-        let forwards_differ = old.udp != config.udp || old.tcp != config.tcp;
-        let names: Vec<Arc<str>> = config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
+        let forwards_differ = old.udp != *udp || old.tcp != config.tcp;
+        let names: Vec<Arc<str>> = udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         for peer in cx.peers.iter_mut() {
             let wanted = Arc::clone(&peer.data.config);
-            peer.data.relay.set_bounds(&wanted, &config.limits);
-            peer.data.allowances.set(&config.limits);
+            peer.data.relay.set_bounds(&wanted, limits);
+            peer.data.allowances.set(limits);
             peer.data.relay.set_ingresses(&names);
-            peer.data.relay.set_own_services(&config.services);
+            peer.data.relay.set_own_services(services);
             if forwards_differ {
                 // Missing services of new forwards are to be reported.
                 peer.reported.services = None;
@@ -58,7 +82,7 @@ impl Worker {
         }
         data.follow_udp(cx, host, &old, now);
         tcp.follow_tcp(cx, &old, &config, now);
-        cx.hub.streams.set_most(config.limits.stream_bytes);
+        cx.hub.streams.set_most(*stream_bytes);
         sessions.follow(cx);
         decoy.follow_decoy(cx, data, now);
         for id in cx.peers.ids() {
@@ -75,17 +99,29 @@ impl Worker {
         let is_well = cx.peers.get(id).is_some_and(|peer| peer.data.is_well());
         let Some(peer) = cx.peers.get_mut(id).filter(|peer| peer.data.is_live()) else { return };
         let old = mem::replace(&mut peer.data.config, Arc::clone(&wanted));
+        // As in `configured`.
+        #[rustfmt::skip]
+        let config::Peer {
+            public_keys, preshared_keys, endpoints, services, rate, rate_receive, rate_overhead, repair, allowed_ips, addresses, priority,
+            weight,
+            // Limits of `rate` (`limit_of`).
+            rate_min: _, rate_max: _,
+            // Bounds of the relay, or read where they are used.
+            name: _, origin: _, preshared_key_files: _, keepalive: _, drop: _, quota: _, queue: _, aqm: _, dscp: _,
+            // At the next connection.
+            lanes: _, profile: _, congestion: _, thin: _,
+        } = &*wanted;
         peer.data.relay.set_bounds(&wanted, &cx.config.limits);
         peer.data.allowances.set(&cx.config.limits);
-        if old.public_keys != wanted.public_keys {
+        if old.public_keys != *public_keys {
             sessions.end_connections_of_other_keys(cx, id, now);
             host.remove_lanes_of_other_keys(cx, sessions, id, now);
         }
-        if old.preshared_keys != wanted.preshared_keys {
+        if old.preshared_keys != *preshared_keys {
             sessions.keys_changed(cx, id, now);
         }
-        if old.services != wanted.services {
-            let revoked = |service: usize| !wanted.services.contains(&service);
+        if old.services != *services {
+            let revoked = |service: usize| !services.contains(&service);
             let ends =
                 |origin: &Origin| matches!(origin, Origin::Upstream { service, .. } if revoked(*service));
             data.end_flows_where(cx, host, id, now, ends);
@@ -94,7 +130,7 @@ impl Worker {
         }
         if cx.dialler_of(id) == cx.id.index {
             let Some(peer) = cx.peers.get_mut(id) else { return };
-            let surplus = peer.dialler.set_endpoints(wanted.endpoints.clone(), !is_well, now);
+            let surplus = peer.dialler.set_endpoints(endpoints.clone(), !is_well, now);
             cx.watch_dialler(id);
             for attempt in surplus {
                 sessions.close_connection(cx, attempt, CloseReason::Replaced, now);
@@ -102,26 +138,25 @@ impl Worker {
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
         let limit = limit_of(&wanted);
-        if (limit_of(&old), old.rate_overhead) != (limit, wanted.rate_overhead) {
-            cx.hub.rate(id).set_limit(limit, wanted.rate_overhead, now);
+        if (limit_of(&old), old.rate_overhead) != (limit, *rate_overhead) {
+            cx.hub.rate(id).set_limit(limit, *rate_overhead, now);
             sessions.control.rate_changed(id);
-            if old.rate != wanted.rate {
+            if old.rate != *rate {
                 sessions.ask_for_reports(cx, id, now);
             }
             data.drain_queue(cx, host, id, now);
         }
-        if old.rate_receive != wanted.rate_receive {
+        if old.rate_receive != *rate_receive {
             sessions.rate_receive_changed(cx, id);
         }
-        if old.repair != wanted.repair {
+        if old.repair != *repair {
             sessions.tell_packet_repair(cx, id, true);
             cx.warn_of_missing_repair(id, now);
             tunnel.budget_changed(cx, id, now);
         }
-        let routed = |peer: &config::Peer| {
-            (peer.allowed_ips.clone(), peer.addresses.clone(), peer.priority, peer.weight)
-        };
-        if routed(&old) != routed(&wanted) {
+        if (&old.allowed_ips, &old.addresses, old.priority, old.weight)
+            != (allowed_ips, addresses, *priority, *weight)
+        {
             tunnel.route_peer(cx, id, now);
         }
         cx.stats.unpublished = true;
