@@ -15,7 +15,7 @@
 //!
 //! A peer that is alone is never heavy: packets of it that the worker does not take wait in the kernel, and are lost there. Where many
 //! packets of one peer stand before those of the others, it looks alone; so it counts as such only after a quarter of a second. Where packets
-//! wait for 50 ms, an idle peer's lanes would look silent; they send something each 20 s, so there it takes 25 s.
+//! wait for 150 ms, an idle peer's lanes would look silent; they send something each 20 s, so there it takes 25 s.
 
 use std::time::{Duration, Instant};
 
@@ -34,15 +34,18 @@ const PATIENCE_UNDER_LOAD: Duration = Duration::from_millis(4);
 /// The time over which the work that peers ask for is added up.
 const WINDOW: Duration = Duration::from_millis(10);
 
-/// The number of windows for which others that asked for something count although nothing of them comes.
-const OTHERS_COUNT_FOR: u64 = 25;
+/// How long others that asked for something count although nothing of them comes.
+const OTHERS_COUNT_FOR: Duration = Duration::from_millis(250);
 
 /// The same while packets wait for [`LATE`]: more than the default of `peer.keepalive`.
-const IDLE_OTHERS_COUNT_FOR: u64 = 2_500;
+const IDLE_OTHERS_COUNT_FOR: Duration = Duration::from_secs(25);
 
-/// How long packets have waited in the kernel where a peer that is alone is no matter of its own: a tenth of the time after which a lane
-/// without an answer is silent.
-const LATE: Duration = Duration::from_millis(50);
+/// How long packets have waited where a peer that is alone is no matter of its own: well below the 500 ms after which a lane without an
+/// answer is silent, and above what the rest of a large batch takes.
+const LATE: Duration = Duration::from_millis(150);
+
+/// For how long that counts.
+const LATE_LASTS: Duration = Duration::from_secs(5);
 
 /// The time between two changes of the allowance: about as long as a turn under load.
 const STEP: Duration = Duration::from_millis(2);
@@ -139,10 +142,10 @@ pub struct Shares {
     peers: Vec<Asked>,
     /// The peers that asked for something in this window.
     active: Vec<PeerId>,
-    /// The last window in which packets had waited for [`LATE`].
-    late_in: u64,
-    /// The two peers that asked for something last, the latest first, and the windows after which they did.
-    latest: [(PeerId, u64); 2],
+    /// When packets had last waited for [`LATE`].
+    late_at: Option<Instant>,
+    /// The two peers that asked for something last, the latest first, and when that was seen.
+    latest: [Option<(PeerId, Instant)>; 2],
     /// Whether that is not long ago.
     contended: bool,
     /// The number of packets that were dropped unopened, those of control connections included.
@@ -178,8 +181,8 @@ impl Default for Shares {
             window_begun: None,
             peers: Vec::new(),
             active: Vec::new(),
-            late_in: 0,
-            latest: [(PeerId(u32::MAX), 0); 2],
+            late_at: None,
+            latest: [None; 2],
             contended: false,
             dropped: 0,
         }
@@ -191,7 +194,7 @@ impl Shares {
         self.turn += 1;
         if now >= *self.window_begun.get_or_insert(now) + WINDOW {
             self.window_begun = Some(now);
-            self.begin_window();
+            self.begin_window(now);
         }
         let steps = (now - *self.changed.get_or_insert(now)).as_nanos() / STEP.as_nanos();
         if steps == 0 {
@@ -235,7 +238,7 @@ impl Shares {
     pub fn received(&mut self, port: Option<usize>, waited: Duration, is_full: bool, now: Instant) {
         let Some(port) = port else { return };
         if waited >= LATE {
-            self.late_in = self.window;
+            self.late_at = Some(now);
         }
         if self.full_since.len() <= port {
             self.full_since.resize(port + 1, None);
@@ -274,6 +277,20 @@ impl Shares {
         let asked = self.peers.get(peer.0 as usize).filter(|asked| asked.heavy_in == self.window)?;
         let spent = if asked.turn == self.turn { asked.in_turn } else { 0 };
         Some(self.allowance.saturating_sub(spent))
+    }
+
+    /// Whether what another worker hands over of `peer` is to wait for another turn: the other half is for its own packets here.
+    #[must_use]
+    pub fn has_spent_half(&self, peer: PeerId) -> bool {
+        self.left(peer).is_some_and(|left| left <= self.allowance - self.allowance / 2)
+    }
+
+    /// Charges a peer for frames that another worker handed over, before any other packets of the turn.
+    pub fn charge_handed(&mut self, peer: PeerId, frames: u64) {
+        self.charge_later(peer, frames);
+        let asked = &mut self.peers[peer.0 as usize];
+        // A batch is taken as a whole.
+        asked.in_turn = asked.in_turn.min(self.allowance / 2);
     }
 
     /// Whether what `peer` asked for earlier is to wait for another turn.
@@ -315,18 +332,18 @@ impl Shares {
         asked.in_turn += frames;
     }
 
-    fn begin_window(&mut self) {
+    fn begin_window(&mut self, now: Instant) {
         self.window += 1;
         let total: u64 = self.active.iter().map(|peer| self.peers[peer.0 as usize].in_window).sum();
         for peer in &self.active {
-            if self.latest[0].0 != *peer {
+            if self.latest[0].is_none_or(|(latest, _)| latest != *peer) {
                 self.latest[1] = self.latest[0];
             }
-            self.latest[0] = (*peer, self.window);
+            self.latest[0] = Some((*peer, now));
         }
-        let is_late = self.late_in > 0 && self.window - self.late_in < IDLE_OTHERS_COUNT_FOR;
+        let is_late = self.late_at.is_some_and(|late| now < late + LATE_LASTS);
         let others = if is_late { IDLE_OTHERS_COUNT_FOR } else { OTHERS_COUNT_FOR };
-        self.contended = self.latest.iter().all(|(_, window)| *window > 0 && self.window - window < others);
+        self.contended = self.latest.iter().all(|it| it.is_some_and(|(_, asked)| now < asked + others));
         let average = total / (self.active.len() as u64).max(if self.contended { 2 } else { 1 });
         for peer in self.active.drain(..) {
             let asked = &mut self.peers[peer.0 as usize];
@@ -506,10 +523,38 @@ mod tests {
         assert_eq!(turns(&mut shares, &clock, 100, [1_000, 0], true), [100_000, 0], "alone");
         shares.received(Some(0), LATE, true, clock.now());
         turns(&mut shares, &clock, 100, [1_000, 0], true);
-        let [heavy, _] = turns(&mut shares, &clock, 20_000, [1_000, 0], true);
-        assert!(heavy < 400_000, "{heavy} of 20,000,000");
-        turns(&mut shares, &clock, 5_000, [1_000, 0], true);
+        let [heavy, _] = turns(&mut shares, &clock, 4_000, [1_000, 0], true);
+        assert!(heavy < 80_000, "{heavy} of 4,000,000");
+        turns(&mut shares, &clock, 10_000, [1_000, 0], true);
+        assert_eq!(turns(&mut shares, &clock, 100, [1_000, 0], true), [100_000, 0], "in time for 5 s");
+        turns(&mut shares, &clock, 20_000, [1_000, 0], true);
+        shares.received(Some(0), LATE, true, clock.now());
         assert_eq!(turns(&mut shares, &clock, 100, [1_000, 0], true), [100_000, 0], "no other for 25 s");
+    }
+
+    #[test]
+    fn what_is_handed_over_leaves_a_peers_own_packets_half_of_its_allowance() {
+        let (mut shares, clock) = (Shares::default(), ManualClock::default());
+        turns(&mut shares, &clock, 200, [1_000, 10], true);
+        let mut admitted = 0;
+        for _ in 0..10 {
+            clock.advance(Duration::from_millis(1));
+            shares.begin_turn(clock.now());
+            shares.received(Some(0), Duration::ZERO, true, clock.now());
+            assert!(!shares.has_spent_half(HEAVY));
+            shares.charge_handed(HEAVY, 1_024);
+            assert!(shares.has_spent_half(HEAVY) && !shares.is_spent(HEAVY));
+            shares.charge(LIGHT, 1);
+            while shares.admits(HEAVY) {
+                shares.charge(HEAVY, 100);
+                admitted += 1;
+            }
+        }
+        assert_eq!(
+            admitted,
+            10 * (LEAST / 2).div_ceil(100 + PACKET),
+            "each turn what half of the least takes"
+        );
     }
 
     #[test]

@@ -22,8 +22,9 @@ pub(super) struct Ahead {
     bytes: usize,
     /// The count of sent frames as of the last look.
     sent: u64,
-    /// The count of received frames as of the last look.
+    /// The count of received frames as of the last look, and the frames that were taken since.
     received: u64,
+    pub(super) taken: u64,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -66,9 +67,9 @@ impl Ahead {
         self.frames.push_back(Queued { len, counted });
     }
 
-    /// Notes that `taken` of the `received` frames were taken from quinn-proto, which holds none now; returns the number of further ones
-    /// for which it had no room.
-    pub(super) fn taken(&mut self, taken: u64, received: u64) -> u64 {
+    /// The number of the `received` frames for which quinn-proto had no room: it holds none now, and those that were taken came first.
+    pub(super) fn lost(&mut self, received: u64) -> u64 {
+        let taken = std::mem::take(&mut self.taken);
         received.saturating_sub(std::mem::replace(&mut self.received, received) + taken)
     }
 
@@ -179,5 +180,15 @@ mod tests {
             prop_assert_eq!(sum.sent + sum.too_large + last, pushed);
             prop_assert!(ahead.is_empty());
         }
+    }
+
+    #[test]
+    fn frames_that_were_taken_in_several_turns_are_not_counted_as_lost() {
+        let mut ahead = Ahead::default();
+        ahead.taken += 300;
+        ahead.taken += 200;
+        assert_eq!(ahead.lost(510), 10);
+        ahead.taken += 40;
+        assert_eq!(ahead.lost(550), 0);
     }
 }

@@ -151,9 +151,11 @@ impl<M, H> Mailbox<M, H> {
 pub(super) enum Party {
     /// A peer uses at most half of what the others leave of a ring, so that there is always room for one more.
     Peer(PeerId),
+    /// The same for payloads on their way to a peer: they do not wait for what it sends.
+    To(PeerId),
     /// All unauthenticated senders together use at most a quarter of a ring.
     Unauthenticated,
-    /// A batch whose peer is not known yet is limited by the capacity of the ring alone.
+    /// Batches whose peers are not known yet use at most three quarters of a ring.
     Unknown,
 }
 
@@ -164,7 +166,7 @@ impl Party {
     pub(super) fn has_turn(self, spent: impl Fn(PeerId) -> bool) -> bool {
         match self {
             Self::Peer(peer) => !spent(peer),
-            Self::Unauthenticated | Self::Unknown => true,
+            Self::To(_) | Self::Unauthenticated | Self::Unknown => true,
         }
     }
 }
@@ -253,11 +255,12 @@ impl<H> Inside<H> {
         let (held_bytes, held) =
             self.parties.get(&party).map_or((0, 0), |waiting| (waiting.bytes, waiting.hand_offs.len()));
         let (most_bytes, most) = match party {
-            Party::Peer(_) => {
-                ((RING_BYTES - (self.bytes - held_bytes)) / 2, (RING_HAND_OFFS - (self.hand_offs - held)) / 2)
-            }
+            Party::Peer(_) | Party::To(_) => (
+                (RING_BYTES - (self.bytes - held_bytes)) / 2,
+                (RING_HAND_OFFS - (self.hand_offs - held)).div_ceil(2),
+            ),
             Party::Unauthenticated => (UNAUTHENTICATED_BYTES, UNAUTHENTICATED_HAND_OFFS),
-            Party::Unknown => (RING_BYTES, RING_HAND_OFFS),
+            Party::Unknown => (RING_BYTES / 4 * 3, RING_HAND_OFFS / 4 * 3),
         };
         held_bytes + bytes <= most_bytes
             && held < most

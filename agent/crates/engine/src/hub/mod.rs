@@ -255,10 +255,12 @@ impl Hub {
         self.mailboxes.get(usize::from(worker))?.next(seen, |party| party.has_turn(&spent))
     }
 
-    /// Whether a hand-off batch that was `seen` waits for `worker`, but for those of peers that are `spent`.
+    /// Whether a hand-off batch that was `seen` waits for `worker`, but for those of peers that are `spent`, and of unauthenticated senders.
     pub(crate) fn has_seen(&self, worker: u8, seen: Seen, spent: impl Fn(PeerId) -> bool) -> bool {
         let mailbox = self.mailboxes.get(usize::from(worker));
-        mailbox.is_some_and(|mailbox| mailbox.has_seen(seen, |party| party.has_turn(&spent)))
+        mailbox.is_some_and(|mailbox| {
+            mailbox.has_seen(seen, |party| party != Party::Unauthenticated && party.has_turn(&spent))
+        })
     }
 
     /// Whether hand-off batches wait for `worker`.
@@ -423,9 +425,8 @@ fn party(hand_off: &HandOff) -> Party {
     match hand_off.kind {
         Kind::Packets { .. } => Party::Unknown,
         Kind::Unauthenticated { .. } => Party::Unauthenticated,
-        Kind::Frames { peer, .. } | Kind::Payloads { peer, .. } | Kind::Returned { peer } => {
-            Party::Peer(peer)
-        }
+        Kind::Frames { peer, .. } => Party::Peer(peer),
+        Kind::Payloads { peer, .. } | Kind::Returned { peer } => Party::To(peer),
     }
 }
 

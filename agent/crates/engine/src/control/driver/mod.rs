@@ -442,11 +442,12 @@ impl Control {
         Ok(())
     }
 
-    /// Notes that the worker took `taken` frames of standard mode from quinn-proto, which holds none now; returns the number of
-    /// further frames for which quinn-proto had no room.
-    pub fn frames_taken(&mut self, handle: ConnectionHandle, taken: u64) -> u64 {
+    /// Notes that the worker took `taken` frames of standard mode from quinn-proto; returns, if that `is_all`, the number of further
+    /// frames for which quinn-proto had no room.
+    pub fn frames_taken(&mut self, handle: ConnectionHandle, taken: u64, is_all: bool) -> u64 {
         let Some(connection) = self.connections.get_mut(&handle) else { return 0 };
-        connection.ahead.taken(taken, connection.quinn.stats().frame_rx.datagram)
+        connection.ahead.taken += taken;
+        if is_all { connection.ahead.lost(connection.quinn.stats().frame_rx.datagram) } else { 0 }
     }
 
     /// What became of datagrams that quinn-proto held since the last call.

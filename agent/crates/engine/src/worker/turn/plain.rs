@@ -48,12 +48,12 @@ impl Worker {
             return self.drop_plain(handle, peer);
         }
         let mut taken = 0;
-        loop {
+        let is_all = loop {
             if self.data.notes.work.is_over() || self.data.notes.shares.is_spent(peer) {
                 if !self.data.plain_waiting.contains(&handle) {
                     self.data.plain_waiting.push_back(handle);
                 }
-                return;
+                break false;
             }
             self.data.batch.clear();
             let Some(quinn) = self.sessions.control.quinn(handle) else { return };
@@ -66,19 +66,21 @@ impl Worker {
                 full = self.data.batch.len() == self.data.batch.slots();
             }
             if self.data.batch.is_empty() {
-                break;
+                break true;
             }
             taken += self.data.batch.len() as u64;
             let mut cost = 0;
             self.downlink(now, |downlink, batch| cost = downlink.frames(batch, LaneRef { peer, lane: 0 }));
             self.charge_plain(handle, peer, cost, false);
+        };
+        if is_all {
+            self.charge_plain(handle, peer, 0, true);
         }
-        self.charge_plain(handle, peer, 0, true);
         if taken > 0 {
             self.drive_plain_repair(peer, now);
         }
         // Frames are dropped only to make room for others.
-        let lost = if taken > 0 { self.sessions.control.frames_taken(handle, taken) } else { 0 };
+        let lost = self.sessions.control.frames_taken(handle, taken, is_all);
         if lost > 0
             && let Some(state) = self.cx.peers.get_mut(peer)
         {
@@ -95,7 +97,7 @@ impl Worker {
             frames += 1;
             bytes += data.len() as u64;
         }
-        let lost = self.sessions.control.frames_taken(handle, frames);
+        let lost = self.sessions.control.frames_taken(handle, frames, true);
         if let Some(state) = self.cx.peers.get_mut(peer) {
             state.data.relay.downlink.receive(frames + lost, bytes);
             state.data.relay.downlink.drop(DropReason::NotAllowed, frames + lost);

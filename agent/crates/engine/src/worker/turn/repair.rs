@@ -30,7 +30,8 @@ impl Worker {
         let Some(rtt) = self.cx.plain_repair(id).map(|(_, path)| path.unwrap_or_default().rtt) else {
             return;
         };
-        let most = (DUE_PER_TURN.saturating_sub(self.data.notes.work.due) / 4).max(LEAST_SHARE);
+        let left = self.data.notes.shares.left(id).unwrap_or(u64::MAX);
+        let most = (DUE_PER_TURN.saturating_sub(self.data.notes.work.due) / 4).min(left).max(LEAST_SHARE);
         let mut cost = 0;
         self.downlink(now, |downlink, _| cost = downlink.repair_plain(id, rtt, most));
         self.data.notes.work.due += cost;

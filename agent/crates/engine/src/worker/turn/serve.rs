@@ -48,7 +48,7 @@ impl Worker {
             if notes.work.is_over() {
                 break;
             }
-            let next = self.cx.hub.next_hand_off(worker, seen, |peer| notes.shares.is_spent(peer));
+            let next = self.cx.hub.next_hand_off(worker, seen, |peer| notes.shares.has_spent_half(peer));
             let Some(hand_off) = next else { break };
             self.cx.stats.unpublished = true;
             self.cx.stats.totals.handed_in[hand_off.kind.content()] += hand_off.datagrams();
@@ -73,7 +73,7 @@ impl Worker {
                             cost += downlink.frames(batch, LaneRef { peer, lane });
                         });
                     });
-                    self.data.notes.shares.charge_later(peer, cost);
+                    self.data.notes.shares.charge_handed(peer, cost);
                 }
                 Kind::Returned { peer } => {
                     if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
@@ -99,7 +99,7 @@ impl Worker {
             }
         }
         let shares = &mut self.data.notes.shares;
-        let left = self.cx.hub.has_seen(worker, seen, |peer| shares.is_spent(peer));
+        let left = self.cx.hub.has_seen(worker, seen, |peer| shares.has_spent_half(peer));
         shares.handed(left, now);
     }
 
