@@ -94,6 +94,18 @@ impl Database {
         let query = "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory'";
         self.ask(query).unwrap().parse().unwrap()
     }
+
+    /// How many connections of the server have sent what is not acknowledged. The kernel repeats that for minutes, and sends no keepalive
+    /// meanwhile.
+    fn unanswered(&self) -> usize {
+        let table = self.place.enter(|| fs::read_to_string("/proc/thread-self/net/tcp")).unwrap();
+        let port = format!(":{:04X}", self.port);
+        table
+            .lines()
+            .map(|line| line.split_whitespace().collect::<Vec<_>>())
+            .filter(|fields| fields[1].ends_with(&port) && !fields[4].starts_with("00000000"))
+            .count()
+    }
 }
 
 /// A client in the middle of its session, with a lock.
@@ -145,6 +157,10 @@ fn the_lock_of_a_client_that_vanishes_is_free_as_soon_over_a_forward_as_directly
     clock::until("both have their locks", PATIENCE, || match database.holders() {
         2 => Ok(()),
         other => Err(format!("{other}")),
+    });
+    clock::until("the clients have read their answers", PATIENCE, || match database.unanswered() {
+        0 => Ok(()),
+        other => Err(format!("{other} have not")),
     });
     there.tell(&["ip", "link", "set", "veth0", "down"]);
     let begin: Instant = clock::now();

@@ -29,7 +29,7 @@ pub enum RefusedBy {
     Memory,
     /// EINVAL: the source address or the route does not suit the socket.
     Address,
-    /// An error of a send that is none of these.
+    /// The error of a send that fails for another reason.
     Other,
 }
 
