@@ -4,8 +4,8 @@
 //! times as much as another. So frames are counted as they are taken, and a turn takes no more of them than [`PER_TURN`].
 
 /// The cost of the frames that a worker takes in one turn from its sockets, in frames; as much again from peers in standard mode, and
-/// [`HANDED_PER_TURN`] from other workers. Each may exceed it by the last packet, hand-off batch or batch. A frame takes 0.05 to 0.3 µs: 1 to 5 ms in all. A
-/// full batch of GRO buffers, 1,500 packets with eleven small datagrams each, is taken completely.
+/// [`HANDED_PER_TURN`] from other workers. Each may exceed it by the last packet, hand-off batch or batch. A frame takes 0.05 to 0.3 µs:
+/// 1 to 5 ms in all. A full batch of GRO buffers, 1,500 packets with eleven small datagrams each, is taken completely.
 pub const PER_TURN: u64 = 16_384;
 
 /// The same for frames from other workers. What is left waits in the ring, where its peer takes turns with others; packets in a socket

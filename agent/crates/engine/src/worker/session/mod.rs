@@ -21,7 +21,7 @@ use base::{
     clock::Clock,
     ids::{PeerId, WorkerId},
 };
-use config::Config;
+use config::{Access, Config, Transport};
 use dataplane::lanes::pool;
 use gate::{Gate, Own, refusals::Refusals};
 use quinn_proto::ConnectionHandle;
@@ -150,10 +150,27 @@ impl Sessions {
     /// Follows a new configuration.
     pub(crate) fn follow(&mut self, cx: &Context) {
         let Config { access, transport, limits, .. } = &*cx.config;
-        self.gate.set_window(access.clock_window);
-        self.gate.set_key_exchange(transport.key_exchange);
+        // As in `Worker::configured`.
+        #[rustfmt::skip]
+        let Access {
+            clock_window,
+            // Read where a handshake or a sender comes; the decoy follows its own.
+            mode: _, services: _, decoy: _,
+            // At a restart.
+            knock: _,
+        } = access;
+        #[rustfmt::skip]
+        let Transport {
+            key_exchange,
+            // Of the daemon around the workers.
+            advertise: _,
+            // At a restart.
+            listen: _, workers: _, pin_cpus: _, gso: _, mark: _, max_packet: _, server_id: _,
+        } = transport;
+        self.gate.set_window(*clock_window);
+        self.gate.set_key_exchange(*key_exchange);
         let handshakes = limits.handshakes.div_ceil(usize::from(cx.id.count));
-        self.control.acceptor.configure(handshakes, transport.key_exchange);
+        self.control.acceptor.configure(handshakes, *key_exchange);
         for handle in self.control.handles() {
             self.control.set_most_forwards(handle, limits.tcp_streams_per_peer);
         }

@@ -43,7 +43,7 @@ impl Worker {
         #[rustfmt::skip]
         let Config {
             peers, services, udp, tcp: _, limits,
-            // Of the sessions and the gate (`Sessions::follow`), and of the decoy.
+            // Of the sessions and the gate (`Sessions::follow`, which names their keys), and of the decoy.
             access: _, transport: _,
             // With the routes of each peer.
             tun: _,
