@@ -19,8 +19,8 @@ use base::{
     ids::PeerId,
 };
 use engine::control::{
-    accept::Pending,
     dial::{Dialler, IDLE_INTERVAL, Step},
+    driver::accept::Pending,
     liveness::{LEAST_SILENCE, hello_delay},
 };
 use gate::{

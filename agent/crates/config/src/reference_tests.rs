@@ -77,6 +77,24 @@ fn effect_words(effect: Effect) -> &'static str {
     }
 }
 
+/// The workers and the daemon ask the compiler for each key of the other sections where they follow a reload. These are read at the
+/// start, but for the keys named here, each with who follows it.
+#[test]
+fn sections_that_no_reload_follows_have_keys_of_a_restart_only() {
+    const FOLLOWED: [&str; 2] = [
+        // `log::set_level`.
+        "log.level",
+        // `Config::load_beside`, which reads the folder.
+        "identity.peers_dir",
+    ];
+    let read_once = ["identity.", "tun.", "metrics.", "control.", "log."];
+    for Row { key, effect, .. } in rows() {
+        if read_once.iter().any(|section| key.starts_with(section)) && effect != Effect::Restart {
+            assert!(FOLLOWED.contains(&&*key), "who follows {key}?");
+        }
+    }
+}
+
 /// The tables of keys in `docs/configuration.md` are made of the declarations. `CULVERT_WRITE_REFERENCE=1` writes them.
 #[test]
 fn the_reference_is_what_is_declared() {

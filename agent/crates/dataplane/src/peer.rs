@@ -9,6 +9,7 @@ use base::{
 use wire::{
     context::{Context, REPAIR_OVERHEAD},
     messages::Features,
+    repair_terms::Terms,
 };
 
 use crate::{
@@ -226,6 +227,17 @@ impl PeerData {
             }
             None => self.relay.stats.count_received(context),
         }
+    }
+
+    /// How we repair IP packets that we send to the peer; `None` also if it cannot.
+    #[inline]
+    #[must_use]
+    pub fn packet_repair(&self) -> Option<Terms> {
+        self.config
+            .repair
+            .terms
+            .in_use()
+            .filter(|_| self.link.as_ref().is_some_and(|link| link.has(Features::REPAIR)))
     }
 
     /// How large an IP packet to the peer may be, at most `most` bytes; `None` while it is not connected.

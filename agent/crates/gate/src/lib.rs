@@ -77,7 +77,6 @@ pub mod properties;
 pub mod refusals;
 pub mod replay_log;
 pub mod retry;
-mod secret_file;
 mod session;
 pub mod suite;
 mod system;

@@ -21,7 +21,7 @@ use subtle::ConstantTimeEq;
 use wire::messages::{KeyProof, MAX_PRESHARED_KEYS};
 use zeroize::Zeroizing;
 
-use crate::secret_file::{self, SecretError};
+use crate::identity::secret_file::{self, SecretError};
 
 /// The label under which TLS exports the bytes that a proof of a preshared key is bound to (RFC 8446 §7.5).
 pub const EXPORTER_LABEL: &[u8] = b"EXPORTER culvert psk";

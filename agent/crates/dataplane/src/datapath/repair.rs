@@ -141,18 +141,7 @@ impl PeerData {
         }
     }
 
-    /// How we repair IP packets that we send to the peer; `None` also if it cannot.
-    #[inline]
-    #[must_use]
-    pub fn packet_repair(&self) -> Option<Terms> {
-        self.config
-            .repair
-            .terms
-            .in_use()
-            .filter(|_| self.link.as_ref().is_some_and(|link| link.has(Features::REPAIR)))
-    }
-
-    /// The same for packets with this traffic class.
+    /// How we repair IP packets with this traffic class that we send to the peer; `None` also if it cannot.
     #[inline]
     #[must_use]
     pub fn repair_of_packets(&self, traffic_class: u8) -> Option<Terms> {

@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver/` |
-//! | which handshakes that others start are accepted, and how many? | `accept.rs` |
+//! | which handshakes that others start are accepted, and how many? | `driver/accept.rs` |
 //! | when is a peer dialled, and where? | `dial/` |
 //! | which transport parameters does a connection have? | `transport.rs` |
 //! | how much may be in flight on a connection, and how fast does it leave? | `congestion/` |
@@ -23,7 +23,6 @@
 //! What the two ends say is in the crate `wire` (`wire/src/messages.rs`), TLS and the knock are in the crate `gate`. What the messages
 //! lead to, sessions and lanes, is in `engine/src/worker/session/hello.rs`.
 
-pub mod accept;
 mod ahead;
 mod answers;
 mod arena;

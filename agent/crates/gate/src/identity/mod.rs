@@ -18,14 +18,13 @@ use ring::signature::{Ed25519KeyPair, KeyPair};
 use rustls_pki_types::pem::{PemObject, SectionKind};
 use zeroize::Zeroizing;
 
-use crate::secret_file;
-
 mod agreement;
 mod link;
+pub(crate) mod secret_file;
 
-pub use crate::secret_file::SecretError;
 pub use agreement::AgreementKey;
 pub use link::{Endpoint, EndpointError, ShareLink, ShareLinkError};
+pub use secret_file::SecretError;
 
 /// The Ed25519 public key by which an agent is known.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]

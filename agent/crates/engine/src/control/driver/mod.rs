@@ -10,6 +10,7 @@
 //! | question | file |
 //! |---|---|
 //! | dialling, polling | this one |
+//! | which handshakes that others start are accepted, and how many | `accept.rs` |
 //! | one connection; its parts are in the files below | `connection.rs` |
 //! | who is at its far end, and whether it is a session, or over | `identity.rs`, `lifetime.rs` |
 //! | what comes in: packets, events of quinn-proto | `inbound.rs` |
@@ -47,7 +48,6 @@ use wire::messages::CloseReason;
 
 use crate::control::{
     Traffic,
-    accept::{Acceptance, Acceptor},
     ahead::Ahead,
     arena::Arena,
     congestion::{Congestion, pacing::Pace},
@@ -57,6 +57,7 @@ use crate::control::{
     traffic::Counted,
     windows::StreamMemory,
 };
+use accept::{Acceptance, Acceptor};
 use control_stream::ControlStream;
 use event::Events;
 use forwards::Forwards;
@@ -69,6 +70,7 @@ pub use control_stream::UNITS_PER_TURN;
 pub use event::{ControlStats, Event};
 pub use identity::Identity;
 
+pub mod accept;
 mod connection;
 mod control_stream;
 mod event;

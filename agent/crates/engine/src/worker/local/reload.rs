@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use base::ids::{IngressId, PeerId};
-use config::Config;
+use config::{Config, Forward};
 use dataplane::{
     forward::Local,
     relay::{FlowEnd, FlowId, Origin},
@@ -40,12 +40,12 @@ impl DataPlane {
         let new = Arc::clone(&cx.config);
         for (index, forward) in new.udp.iter().enumerate() {
             let ingress = IngressId(index_u32(index));
+            // Every key is named, so that the compiler asks what a reload does with a new one.
+            let Forward { listen, peer, service, open, tcp: _ } = forward;
             let before = old.udp.get(index).filter(|before| before.open);
             let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
-            let leads_to = new.peers.get(forward.peer).map(|peer| &peer.name);
-            let same = forward.open
-                && before.is_some_and(|before| before.service == forward.service)
-                && led_to == leads_to;
+            let leads_to = new.peers.get(*peer).map(|peer| &peer.name);
+            let same = *open && before.is_some_and(|before| before.service == *service) && led_to == leads_to;
             if before.is_some() && !same {
                 let ends =
                     |origin: &Origin| matches!(origin, Origin::Ingress { ingress: of, .. } if *of == ingress);
@@ -54,12 +54,12 @@ impl DataPlane {
                 }
             }
             let Sockets { factory, locals, .. } = &mut cx.sockets;
-            match (before, forward.open) {
+            match (before, *open) {
                 (None, true) => {
                     let local = Local::Ingress { ingress, peer: cx.peers.of_forward(forward) };
                     // The kernel's port itself is bound already.
-                    if let Err(error) = factory.ingress(locals, forward.listen, local) {
-                        tracing::error!(listen = %forward.listen, %error, "a UDP port of the new configuration cannot be used");
+                    if let Err(error) = factory.ingress(locals, *listen, local) {
+                        tracing::error!(%listen, %error, "a UDP port of the new configuration cannot be used");
                     }
                 }
                 (Some(_), false) => {

@@ -24,8 +24,10 @@ use wire::cid::ConnectionIds;
 
 use crate::{
     control::{
-        accept::{Acceptance, OwnTransport},
-        driver::Control,
+        driver::{
+            Control,
+            accept::{Acceptance, OwnTransport},
+        },
         transport,
     },
     hub::Hub,

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use config::{self, Config};
+use config::{Config, Forward, TcpKeys};
 
 use crate::worker::{
     context::{
@@ -18,15 +18,22 @@ impl TcpForwards {
     pub(crate) fn follow_tcp(&mut self, cx: &mut Context, old: &Config, new: &Config, now: Instant) {
         self.listeners.resize_with(new.tcp.len(), || None);
         for (port, forward) in new.tcp.iter().enumerate() {
+            // Every key is named, so that the compiler asks what a reload does with a new one.
+            #[rustfmt::skip]
+            let Forward {
+                listen, open,
+                // Read when a connection comes.
+                peer: _, service: _, tcp: TcpKeys { keepalive: _ },
+            } = forward;
             let was_open = old.tcp.get(port).is_some_and(|before| before.open);
-            match (was_open, forward.open) {
-                (false, true) => match cx.sockets.factory.tcp_listen(forward.listen, port) {
+            match (was_open, *open) {
+                (false, true) => match cx.sockets.factory.tcp_listen(*listen, port) {
                     Ok((listener, token)) => {
                         self.listeners[port] = Some((listener, token));
                         cx.sources.add(token, Class::Other, Party::Source(token));
                     }
                     Err(error) => {
-                        tracing::error!(listen = %forward.listen, %error, "a TCP port of the new configuration cannot be used");
+                        tracing::error!(%listen, %error, "a TCP port of the new configuration cannot be used");
                     }
                 },
                 (true, false) => {

@@ -177,14 +177,23 @@ impl Worker {
             let Some(peer) = cx.peers.get_mut(id) else { continue };
             for flow in peer.data.relay.flows.accepted() {
                 let Some(flow_state) = peer.data.relay.flows.get_mut(flow) else { continue };
-                if let Origin::Upstream { service, .. } = flow_state.origin
-                    && let Some(Service { idle, .. }) = unmoved(service)
-                {
-                    if *idle < flow_state.idle {
-                        cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + *idle);
-                    }
-                    flow_state.idle = *idle;
+                let Origin::Upstream { service, .. } = flow_state.origin else { continue };
+                let Some(service) = unmoved(service) else { continue };
+                // As in `configured`.
+                #[rustfmt::skip]
+                let Service {
+                    idle,
+                    // A flow or forward to another upstream, or of a protocol that is not served any more, has ended.
+                    name: _, upstream: _, udp: _, tcp: _, protocol: _,
+                    // By the relay (`set_own_services`), and by `Sessions::offer_services`.
+                    burst: _, oversize: _, repair: _,
+                    // Of connections that begin.
+                    keepalive: _,
+                } = service;
+                if *idle < flow_state.idle {
+                    cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + *idle);
                 }
+                flow_state.idle = *idle;
             }
         }
         tcp.end_served(cx, sessions, |_, service| unmoved(service).is_none_or(|service| !service.tcp));
