@@ -90,6 +90,12 @@ impl<T> Pages<T> {
         PAGE * self.pages.iter().flatten().count()
     }
 
+    /// One above the last place that may have a member.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        PAGE * self.pages.len()
+    }
+
     /// The place that [`Pages::insert`] will give the next member.
     #[must_use]
     pub fn next_place(&self) -> usize {
@@ -203,10 +209,10 @@ mod tests {
         (0..24_999).for_each(|place| assert_eq!(pages.remove(place), Some(place)));
         pages.shrink();
         assert_eq!((pages.len(), pages.get(24_999)), (1, Some(&24_999)));
-        assert_eq!(pages.capacity(), PAGE);
+        assert_eq!((pages.capacity(), pages.end()), (PAGE, 25_008));
         pages.remove(24_999);
         pages.shrink();
-        assert_eq!((pages.capacity(), pages.len()), (0, 0));
+        assert_eq!((pages.capacity(), pages.end(), pages.len()), (0, 0, 0));
     }
 
     #[test]

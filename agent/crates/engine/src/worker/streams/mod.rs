@@ -11,10 +11,9 @@
 
 use std::net::SocketAddr;
 
-use base::{hash::PeerMap, ids::PeerId};
+use base::{hash::PeerMap, ids::PeerId, pages::Pages};
 use dataplane::forward::tcp::{self, TcpForward, TcpId};
 use net::{Ready, TcpListener, Token};
-use slab::Slab;
 
 use crate::{
     control::StreamKey,
@@ -47,7 +46,7 @@ pub(crate) struct TcpForwards {
     ready: Ready,
     /// Indexed as [`config::Config::tcp`]; `None` where the port is closed.
     listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
-    open: Slab<OpenForward>,
+    open: Pages<OpenForward>,
     /// Keyed by stream numbers, which a peer chooses: the map has a keyed hasher.
     by_stream: PeerMap<StreamKey, TcpId>,
     /// Forwards whose streams have events, each once.
@@ -88,5 +87,9 @@ impl TcpForwards {
     /// Gives memory back that nothing uses.
     pub(crate) fn give_back(&mut self) {
         self.scratch.blocks.release();
+        self.open.shrink();
+        if self.by_stream.capacity() > 8 * self.open.len().max(16) {
+            self.by_stream.shrink_to(2 * self.open.len());
+        }
     }
 }

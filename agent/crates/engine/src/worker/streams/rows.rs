@@ -40,7 +40,7 @@ impl TcpForwards {
     ) -> ForwardRows {
         let named = cx.peers.iter().find(|peer| peer.data.is_live() && *peer.name() == portion.peer);
         let Some(peer) = named.map(|peer| peer.data.id) else { return ForwardRows::default() };
-        let end = (from + MOST_LOOKED_AT).min(self.open.capacity());
+        let end = (from + MOST_LOOKED_AT).min(self.open.end());
         let row = |open: &OpenForward| cx.forward_row(open, sessions.instance(), now);
         let mut places = (from..end).filter_map(|place| Some((place, self.open.get(place)?)));
         let mut of_peer = places.by_ref().filter(|(_, open)| open.peer == peer);
@@ -67,7 +67,7 @@ impl TcpForwards {
             }
             (most.into_iter().filter_map(|(_, _, place)| self.open.get(place)).map(row).collect(), end)
         };
-        ForwardRows { rows, next: (reached < self.open.capacity()).then_some(reached) }
+        ForwardRows { rows, next: (reached < self.open.end()).then_some(reached) }
     }
 
     /// Resets both sides of the forward that `id` names; returns whether it is here.
@@ -81,10 +81,9 @@ impl TcpForwards {
         if !id.is_of(sessions.instance()) {
             return false;
         }
-        let mut all = self.open.iter_mut();
-        let Some((place, opened)) = all.find(|(_, opened)| opened.sight.number == id.number) else {
-            return false;
-        };
+        let named = self.open.iter().find(|(_, opened)| opened.sight.number == id.number);
+        let Some(place) = named.map(|(place, _)| place) else { return false };
+        let Some(opened) = self.open.get_mut(place) else { return false };
         let OpenForward { key, peer, forward, sight } = opened;
         let (peer, service) = (cx.peers.get(*peer), sight.service);
         let service = peer.zip(service).and_then(|(peer, place)| peer.forwards.carried.at(place));

@@ -64,7 +64,7 @@ impl TcpForwards {
                 Some(_) => {}
                 None => cx.hub.backlogs.end(port),
             }
-            let id = TcpId(index_u32(self.open.vacant_key()));
+            let id = TcpId(index_u32(self.open.next_place()));
             let token = cx.sockets.factory.token(Source::Tcp(id));
             let Some(Some((listener, _))) = self.listeners.get_mut(port) else {
                 cx.sockets.factory.release(token);
@@ -399,7 +399,7 @@ impl TcpForwards {
         sessions: &mut Sessions,
         ends: impl Fn(PeerId, usize) -> bool,
     ) {
-        for (_, OpenForward { key, peer, forward, sight }) in &mut self.open {
+        for (_, OpenForward { key, peer, forward, sight }) in self.open.iter_mut() {
             if forward.service().is_some_and(|service| ends(*peer, service as usize))
                 && let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection))
             {
@@ -447,7 +447,7 @@ impl TcpForwards {
     }
 
     pub(crate) fn remove_tcp(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId) {
-        let Some(mut opened) = self.open.try_remove(id.0 as usize) else { return };
+        let Some(mut opened) = self.open.remove(id.0 as usize) else { return };
         if opened.forward.tcp().is_some_and(|tcp| tcp.is_lost()) {
             cx.note_vanished(&mut opened);
         }

@@ -178,7 +178,7 @@ impl TcpForwards {
         for peer in cx.peers.iter_mut() {
             peer.forwards.carried.stalled = 0;
         }
-        for (_, OpenForward { peer, sight, .. }) in &self.open {
+        for (_, OpenForward { peer, sight, .. }) in self.open.iter() {
             if sight.stalled(now).is_some()
                 && let Some(state) = cx.peers.get_mut(*peer)
             {
